@@ -51,7 +51,7 @@ def answers(request: pytest.FixtureRequest, data_dir: Path) -> Answers:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_mobilenet_gives_its_golden_output(data_dir: Path, answers: Answers, case: str) -> None:
+def test_a_mobilenet_returns_its_golden_output(data_dir: Path, answers: Answers, case: str) -> None:
     found = answers[case]
     expected = np.fromfile(data_dir / "models" / CASES[case][2], found.dtype).reshape(found.shape)
     if case.startswith("mobilenet_v1_0.25_128-"):

@@ -63,19 +63,19 @@ def count(n: int) -> Any:
 
 
 @pytest.mark.parametrize(("condition", "expected"), [(1, [11, 22]), (255, [11, 22]), (0, [10, 40])])
-def test_CF_1_the_condition_decides_which_branch_runs(condition: int, expected: list[float]) -> None:
+def test_CF_1_the_condition_selects_the_branch(condition: int, expected: list[float]) -> None:
     program = prepared(branching())
 
     assert result(program, np.array([condition], np.uint8), X, Y) == expected
 
 
-def test_one_program_takes_each_branch_as_its_requests_say() -> None:
+def test_one_program_runs_the_branch_that_each_request_selects() -> None:
     program = prepared(branching())
 
     assert [result(program, c, X, Y) for c in (YES, NO, YES)] == [[11, 22], [10, 40], [11, 22]]
 
 
-def test_CF_6_a_constant_condition_and_constant_operands_go_into_a_branch() -> None:
+def test_CF_6_a_branch_receives_constants() -> None:
     parts = Parts()
     branches = [named(parts.binary(ADD)), named(parts.binary(OperationType.MUL))]
     operands = [TRUTH, *branches, *inputs(REAL), REAL, output(REAL)]
@@ -106,7 +106,7 @@ def test_CF_2_a_loop_runs_while_its_condition_is_true(n: int, expected: list[flo
     assert result(prepared(counting()), Y, count(n), X) == expected
 
 
-def test_a_loop_hands_out_the_first_operands_only_or_all_that_its_body_gives() -> None:
+def test_a_loop_returns_as_many_of_its_state_operands_as_it_has_outputs() -> None:
     model = counting()
     operands = (*model.main.operands, output(COUNT))
     model = with_main(
@@ -153,16 +153,16 @@ def test_results_of_control_flow_feed_later_operations_and_are_released() -> Non
 FOREVER = count(2**31 - 1)
 
 
-def test_CF_4_a_loop_that_runs_longer_than_the_timeout_misses_its_deadline() -> None:
+def test_CF_4_a_loop_longer_than_the_timeout_raises_missed_deadline() -> None:
     with pytest.raises(MissedDeadlineTransient, match="1000000 ns"):
         result(prepared(counting()), Y, FOREVER, X, loop_timeout_ns=1_000_000)
 
 
-def test_CF_4_the_timeout_does_not_end_a_loop_that_is_over_by_then() -> None:
+def test_CF_4_a_loop_shorter_than_the_timeout_completes() -> None:
     assert result(prepared(counting()), Y, count(0), X, loop_timeout_ns=0) == [10, 20]
 
 
-def test_CF_4_without_a_word_of_the_request_a_loop_has_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_CF_4_the_default_timeout_of_a_loop_is_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0, 1_999_999_999, 2_000_000_000])
     monkeypatch.setattr(control_flow, "time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
 
@@ -171,7 +171,7 @@ def test_CF_4_without_a_word_of_the_request_a_loop_has_two_seconds(monkeypatch: 
 
 
 @pytest.mark.parametrize("timeout", [15_000_000_001, -1])
-def test_CF_5_a_timeout_above_the_maximum_is_refused(timeout: int) -> None:
+def test_CF_5_a_timeout_above_the_maximum_is_rejected(timeout: int) -> None:
     with pytest.raises(InvalidArgument, match=str(timeout)):
         result(prepared(counting()), Y, count(1), X, loop_timeout_ns=timeout)
 
@@ -221,7 +221,7 @@ def concatenating() -> Model:
 
 
 @pytest.mark.parametrize("n", [0, 1, 4])
-def test_CF_3_the_shape_of_a_state_may_change_with_each_round(n: int) -> None:
+def test_CF_3_the_shape_of_a_state_may_change_with_each_iteration(n: int) -> None:
     program = prepared(concatenating(), allow_unspecified_boundaries=True)
     out = np.zeros(2 + 2 * n, np.float32)
 
@@ -238,7 +238,7 @@ def test_R4_an_output_that_contradicts_its_declaration_fails() -> None:
         program.execute([Y, count(2), X], [None])
 
 
-def test_C1_a_condition_that_comes_with_several_elements_fails() -> None:
+def test_C1_a_condition_with_several_elements_fails() -> None:
     program = prepared(with_operand(branching(), 0, dimensions=(0,)), allow_unspecified_boundaries=True)
 
     assert result(program, YES, X, Y) == [11, 22]
@@ -246,7 +246,7 @@ def test_C1_a_condition_that_comes_with_several_elements_fails() -> None:
         result(program, np.ones(2, np.uint8), X, Y)
 
 
-def test_C2_what_a_subgraph_cannot_take_fails() -> None:
+def test_C2_an_argument_that_does_not_fit_the_subgraph_fails() -> None:
     model = with_operand(with_operand(branching(), 3, dimensions=(0,)), 5, dimensions=())
     program = prepared(model, allow_unspecified_boundaries=True)
 
@@ -283,7 +283,7 @@ def test_an_input_that_the_request_omits_is_omitted_in_the_branch(given: Any) ->
     assert result(prepared(squeezing()), YES, X.reshape(2, 1), given) == [1, 2]
 
 
-def test_an_operand_without_a_value_goes_into_a_branch() -> None:
+def test_a_branch_receives_an_operand_without_a_value() -> None:
     model = with_operand(squeezing(), 4, lifetime=LifeTime.NO_VALUE)
     model = with_main(model, input_indexes=(0, 3))
 
@@ -305,7 +305,7 @@ def test_the_condition_may_not_be_omitted() -> None:
 # -- what cannot run --------------------------------------------------------------------------------------------------
 
 
-def test_SUP_4_control_flow_is_supported_if_all_that_it_calls_is() -> None:
+def test_SUP_4_control_flow_is_supported_if_all_called_subgraphs_are() -> None:
     model = nested()
     body = model.referenced[1]
     broken = replace(
@@ -319,7 +319,7 @@ def test_SUP_4_control_flow_is_supported_if_all_that_it_calls_is() -> None:
         interpreter.prepare(spoilt)
 
 
-def test_SUP_4_a_subgraph_that_nothing_calls_does_not_matter() -> None:
+def test_SUP_4_uncalled_subgraphs_are_ignored() -> None:
     model = branching()
     other = replace(model.referenced[0].operations[0], type=OperationType.OEM_OPERATION)
     unused = replace(model.referenced[0], operations=(other,))
@@ -327,7 +327,7 @@ def test_SUP_4_a_subgraph_that_nothing_calls_does_not_matter() -> None:
     interpreter.prepare(replace(model, referenced=(*model.referenced, unused)))
 
 
-def test_subgraphs_that_nest_too_deep_are_refused_and_not_a_crash() -> None:
+def test_too_deeply_nested_subgraphs_raise_an_error() -> None:
     parts = Parts()
     inner = parts.binary(ADD)
     for _ in range(2000):
@@ -341,7 +341,7 @@ def test_subgraphs_that_nest_too_deep_are_refused_and_not_a_crash() -> None:
         interpreter.prepare(model)
 
 
-def test_a_condition_in_anothers_memory_is_read_once() -> None:
+def test_a_condition_in_client_memory_is_read_once() -> None:
     class Flickering(np.ndarray[Any, Any]):
         reads = 0
 
@@ -353,7 +353,7 @@ def test_a_condition_in_anothers_memory_is_read_once() -> None:
     assert Flickering.reads == 1
 
 
-def test_EXT_5_SUP_4_an_operand_of_an_unknown_type_cannot_be_handed_on() -> None:
+def test_EXT_5_SUP_4_an_operand_of_an_unknown_type_cannot_be_passed_to_a_subgraph() -> None:
     """An extension's operand that no operation reads: nothing but IF says that it is not supported."""
     parts, foreign = Parts(), Operand(OperandType(7 << 16))
     none, raw = scalar(0)

@@ -28,7 +28,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("model", "input_file", "output_file"), CASES)
-def test_a_mobilenet_gives_its_golden_output(data_dir: Path, model: str, input_file: str, output_file: str) -> None:
+def test_a_mobilenet_returns_its_golden_output(data_dir: Path, model: str, input_file: str, output_file: str) -> None:
     loaded = tflite.load(data_dir / "models" / f"{model}.tflite")
     validate_model(loaded.model)
     program = interpreter.prepare(loaded.model)

@@ -62,7 +62,7 @@ def test_models_json_names_these_sequences(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("number", SEQUENCES)
-def test_a_sequence_is_within_the_limits_of_mlts(
+def test_a_sequence_is_within_the_error_limits_of_mlts(
     folder: Path, results: dict[int, tuple[Array, Array]], number: int
 ) -> None:
     found, expected = (frames(folder, outputs) for outputs in results[number])
@@ -74,14 +74,14 @@ def test_a_sequence_is_within_the_limits_of_mlts(
 
 
 @pytest.mark.parametrize("number", SEQUENCES)
-def test_a_sequence_is_golden_within_the_tolerance_of_floats(
+def test_a_sequence_matches_the_golden_outputs_within_float_tolerance(
     results: dict[int, tuple[Array, Array]], number: int
 ) -> None:
     found, expected = results[number]
     np.testing.assert_allclose(found, expected, rtol=0, atol=FLOAT_TOLERANCE)
 
 
-def test_states_that_are_not_carried_show(folder: Path) -> None:
+def test_outputs_are_wrong_without_carried_states(folder: Path) -> None:
     loaded = load(folder.with_suffix(".tflite"))
     forgetful = [Ours(loaded)([step[np.newaxis]])[0] for step in golden(folder, 1, "input", 334)[:10]]
     expected = golden(folder, 1, "output", 196)[:10]

@@ -71,7 +71,7 @@ def test_an_output_may_be_any_writable_buffer_and_a_longer_one(make: Any) -> Non
 
 
 @pytest.mark.parametrize("extents", [(2, 2), (0, 0)], ids=["known", "unknown"])
-def test_DOM_11_a_growing_output_is_told_the_shape_and_filled(extents: tuple[int, ...]) -> None:
+def test_DOM_11_a_dynamic_output_is_allocated_with_the_shape_and_filled(extents: tuple[int, ...]) -> None:
     made: list[Array] = []
 
     def allocate(shape: tuple[int, ...]) -> Array:
@@ -83,7 +83,7 @@ def test_DOM_11_a_growing_output_is_told_the_shape_and_filled(extents: tuple[int
     assert [array.tolist() for array in made] == [[[3.0] * 2] * 2]
 
 
-def test_DOM_14_an_output_that_refuses_to_grow_leaves_the_others_as_they_were() -> None:
+def test_DOM_14_nothing_is_written_if_a_dynamic_output_cannot_be_allocated() -> None:
     def refuse(shape: tuple[int, ...]) -> Array:
         raise GeneralFailure(f"no room for {shape}")
 
@@ -96,11 +96,11 @@ def test_DOM_14_an_output_that_refuses_to_grow_leaves_the_others_as_they_were() 
     assert first == bytes(16)
 
 
-def test_an_output_that_is_not_wanted_may_be_left_out() -> None:
+def test_an_unwanted_output_may_be_omitted() -> None:
     assert prepared(two_adds()).execute([ONES, ONES], [None]) == (OutputShape((2, 2), True),)
 
 
-def test_SHP_4_a_short_buffer_is_refused_and_nothing_is_written() -> None:
+def test_SHP_4_a_short_buffer_is_rejected_and_nothing_is_written() -> None:
     buffer = bytearray(b"\x07" * 15)
 
     with pytest.raises(OutputInsufficientSize) as caught:
@@ -112,17 +112,17 @@ def test_SHP_4_a_short_buffer_is_refused_and_nothing_is_written() -> None:
 @pytest.mark.parametrize(
     "inputs", [[], [ONES], [ONES, ONES.astype(np.float64)], [ONES, ONES[0]], [ONES, None], [ONES, ONES, ONES]]
 )
-def test_inputs_that_do_not_fit_the_model_are_refused(inputs: list[Any]) -> None:
+def test_inputs_that_do_not_fit_the_model_are_rejected(inputs: list[Any]) -> None:
     with pytest.raises(InvalidArgument):
         prepared(two_adds()).execute(inputs, [None])
 
 
-def test_a_wrong_count_of_outputs_is_refused() -> None:
+def test_a_wrong_number_of_outputs_is_rejected() -> None:
     with pytest.raises(InvalidArgument, match="2 outputs"):
         prepared(two_adds()).execute([ONES, ONES], [None, None])
 
 
-def test_a_deadline_that_has_passed_ends_the_execution() -> None:
+def test_an_execution_after_its_deadline_fails() -> None:
     with pytest.raises(MissedDeadlineTransient):
         prepared(two_adds()).execute([ONES, ONES], [None], deadline_ns=time.monotonic_ns() - 1)
 
@@ -154,7 +154,7 @@ def test_N_OPF_2_a_shape_that_comes_with_the_request_is_checked() -> None:
         reshape_by_request().execute([np.zeros((2, 3), np.float32), np.array([4, 2], np.int32)], [None])
 
 
-def test_SHP_1_an_input_of_unknown_extent_takes_each_requests_shape() -> None:
+def test_SHP_1_an_input_of_unknown_shape_takes_each_requests_shape() -> None:
     model = with_operand(with_operand(two_adds(), 0, dimensions=(0, 2)), 1, dimensions=(1, 2))
     for index in (3, 4):
         model = with_operand(model, index, dimensions=())
@@ -165,28 +165,28 @@ def test_SHP_1_an_input_of_unknown_extent_takes_each_requests_shape() -> None:
     assert shapes == [(1, 2), (5, 2), (2, 2)]
 
 
-def test_an_input_that_contradicts_a_known_extent_is_refused() -> None:
+def test_an_input_that_contradicts_a_known_dimension_is_rejected() -> None:
     program = prepared(with_operand(two_adds(), 0, dimensions=(0, 2)))
 
     with pytest.raises(InvalidArgument):
         program.execute([np.ones((2, 3), np.float32), ONES], [None])
 
 
-def test_R4_a_result_that_contradicts_the_declared_output_is_refused() -> None:
+def test_R4_a_result_that_contradicts_the_declared_output_is_rejected() -> None:
     program = prepared(with_operand(with_operand(two_adds(), 0, dimensions=(0, 2)), 1, dimensions=(1, 2)))
 
     with pytest.raises(GeneralFailure, match="R4"):
         program.execute([np.ones((3, 2), np.float32), ONES[:1]], [None])
 
 
-def test_N_OPF_10_a_zero_sized_input_is_refused_where_the_operation_does_not_allow_it() -> None:
+def test_N_OPF_10_an_empty_input_is_rejected_unless_the_operation_allows_it() -> None:
     model = one_operation(OperationType.SQUEEZE, [Operand(F32, (0, 1)), None], Operand(F32, (0,)))
 
     with pytest.raises(GeneralFailure, match="R3"):
         prepared(model).execute([np.empty((0, 1), np.float32)], [None])
 
 
-def test_a_zero_sized_batch_goes_through_a_convolution() -> None:
+def test_a_convolution_accepts_an_empty_batch() -> None:
     filter = (Operand(F32, (3, 2, 2, 1)), bytes(48))
     bias = (Operand(F32, (3,)), bytes(12))
     arguments = [Operand(F32, (0, 4, 4, 1)), filter, bias, 2, 1, 1, 0]
@@ -197,7 +197,7 @@ def test_a_zero_sized_batch_goes_through_a_convolution() -> None:
     assert shapes[0].dimensions == (0, 3, 3, 3)
 
 
-def test_an_optional_input_may_come_or_be_omitted_with_each_request() -> None:
+def test_each_request_may_omit_an_optional_input() -> None:
     model = one_operation(
         OperationType.SQUEEZE, [Operand(F32, (1, 2, 1)), replace(Operand(I32, (1,)), lifetime=INPUT)], Operand(F32)
     )
@@ -207,7 +207,7 @@ def test_an_optional_input_may_come_or_be_omitted_with_each_request() -> None:
     assert program.execute([values, np.array([0], np.int32)], [None])[0].dimensions == (2, 1)
 
 
-def test_one_program_may_be_executed_by_several_threads_at_once() -> None:
+def test_several_threads_may_execute_one_program_concurrently() -> None:
     program, wrong = prepared(two_adds()), []
 
     def work(value: int) -> None:
@@ -226,7 +226,7 @@ def test_one_program_may_be_executed_by_several_threads_at_once() -> None:
     assert wrong == []
 
 
-def test_constants_are_copied_out_of_the_clients_pools() -> None:
+def test_constants_are_copied_from_the_clients_pools() -> None:
     shared = bytearray(np.ones((2, 2), np.float32).tobytes())
 
     class Changing(BytesPool):
@@ -271,7 +271,7 @@ def test_large_images_are_computed_in_bands_with_the_same_result() -> None:
     np.testing.assert_array_equal(out, np.clip(away + 10, 10, 255))
 
 
-def test_a_product_too_large_for_float32_is_exact() -> None:
+def test_accumulators_too_large_for_float32_are_exact() -> None:
     weights = np.full((1, 4096), 255, np.uint8)
     weights[0, 0] = 1
     image = np.full((1, 4096), 255, np.uint8)

@@ -99,13 +99,13 @@ def rounded_twice(value: int, mantissa: int, shift: int) -> int:
     return (high + half) >> shift if high >= 0 else -((-high + half) >> shift)
 
 
-def test_hello_world_in_float_is_litert_s(read: Callable[[str], bytes]) -> None:
+def test_float_hello_world_matches_litert(read: Callable[[str], bytes]) -> None:
     mine, theirs = ours(read("hello_world_float")), Theirs(read("hello_world_float"))
     for value in np.linspace(0, 2 * np.pi, 100, dtype=np.float32):
         np.testing.assert_allclose(mine([value.reshape(1, 1)]), theirs([value.reshape(1, 1)]), atol=FLOAT_TOLERANCE)
 
 
-def test_hello_world_in_codes_is_the_hal_s_for_every_code_and_a_code_from_litert_s(
+def test_quantized_hello_world_follows_the_hal_and_differs_from_litert_by_one(
     read: Callable[[str], bytes],
 ) -> None:
     layers, theirs = Layers(read("hello_world_int8")), Theirs(read("hello_world_int8"), keep_all=True)
@@ -121,13 +121,13 @@ def test_hello_world_in_codes_is_the_hal_s_for_every_code_and_a_code_from_litert
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_micro_speech_is_litert_s(read: Callable[[str], bytes], seed: int) -> None:
+def test_micro_speech_matches_litert(read: Callable[[str], bytes], seed: int) -> None:
     spectrogram = codes(seed, (1, 1960))
     content = read("micro_speech_quantized")
     np.testing.assert_array_equal(ours(content)([spectrogram]), Theirs(content)([spectrogram]))
 
 
-def test_the_trained_lstm_is_litert_s_over_several_executions(read: Callable[[str], bytes]) -> None:
+def test_the_trained_lstm_matches_litert_over_several_executions(read: Callable[[str], bytes]) -> None:
     mine, theirs = ours(read("trained_lstm")), Theirs(read("trained_lstm"))
     rng = np.random.default_rng(3)
     for _ in range(5):
@@ -135,18 +135,18 @@ def test_the_trained_lstm_is_litert_s_over_several_executions(read: Callable[[st
         np.testing.assert_allclose(mine([digit]), theirs([digit]), rtol=0, atol=FLOAT_TOLERANCE)
 
 
-def test_litert_refuses_person_detect_and_says_why(read: Callable[[str], bytes]) -> None:
+def test_litert_rejects_person_detect_with_a_reason(read: Callable[[str], bytes]) -> None:
     with pytest.raises(ValueError, match="quantized_dimension must be in range"):
         Theirs(read(PERSON))
 
 
-def test_person_detect_is_the_model_that_its_file_means(read: Callable[[str], bytes]) -> None:
+def test_person_detect_is_loaded_despite_its_bias_dimensions(read: Callable[[str], bytes]) -> None:
     # What is out of range is the dimension of biases, which NNAPI does not take from the file.
     assert load(read(PERSON)) == load(with_dimensions_in_range(read(PERSON)))
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_person_detect_decides_as_litert(read: Callable[[str], bytes], seed: int) -> None:
+def test_person_detect_classifies_as_litert(read: Callable[[str], bytes], seed: int) -> None:
     image = codes(seed, (1, 96, 96, 1))
     (found,), (expected,) = ours(read(PERSON))([image]), Theirs(with_dimensions_in_range(read(PERSON)))([image])
     np.testing.assert_array_equal(found, expected)
@@ -154,7 +154,7 @@ def test_person_detect_decides_as_litert(read: Callable[[str], bytes], seed: int
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", [MOBILENET, PERSON])
-def test_every_layer_that_both_define_alike_is_litert_s(
+def test_every_layer_that_the_hal_and_tflite_define_alike_matches_litert(
     read: Callable[[str], bytes], name: str, seed: int, tflite_multipliers: None
 ) -> None:
     different = [
@@ -167,7 +167,7 @@ def test_every_layer_that_both_define_alike_is_litert_s(
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", [MOBILENET, PERSON])
-def test_the_multiplier_s_float32_moves_hardly_a_code_of_a_convolution_and_by_one(
+def test_float32_multipliers_change_few_quantized_values_of_a_convolution_by_one(
     read: Callable[[str], bytes], name: str, seed: int
 ) -> None:
     results = [
@@ -180,7 +180,7 @@ def test_the_multiplier_s_float32_moves_hardly_a_code_of_a_convolution_and_by_on
     assert sum(moved) <= sum(total) * 1e-6
 
 
-def test_the_mean_is_the_hal_s(read: Callable[[str], bytes]) -> None:
+def test_the_mean_follows_the_hal(read: Callable[[str], bytes]) -> None:
     ((operator, found, _, theirs),) = (each for each in compared(read(MOBILENET), 0) if each[0].name == "MEAN")
     file = tflite_file.read(read(MOBILENET))
     x, y = file.tensor(operator.inputs[0]), file.tensor(operator.outputs[0])
@@ -191,7 +191,7 @@ def test_the_mean_is_the_hal_s(read: Callable[[str], bytes]) -> None:
     np.testing.assert_array_equal(found.reshape(-1), expected.reshape(-1))
 
 
-def test_the_logits_differ_by_what_the_mean_makes(read: Callable[[str], bytes], tflite_multipliers: None) -> None:
+def test_the_logits_differ_only_because_of_the_mean(read: Callable[[str], bytes], tflite_multipliers: None) -> None:
     content = read(MOBILENET)
     image = codes(0, (1, 3, 224, 224))
     theirs = Theirs(content, keep_all=True)

@@ -72,7 +72,7 @@ def judge(test: SpoiltTest) -> None:
 
 
 @pytest.mark.parametrize("code", REGISTRY, ids=lambda code: code.name)
-def test_VAL_1_spoilt_arguments_are_refused_or_computed(code: OperationType, data_dir: Path) -> None:
+def test_VAL_1_mutated_arguments_are_rejected_or_computed(code: OperationType, data_dir: Path) -> None:
     @given(spoilt_tests([code]))
     @settings(
         max_examples=EXAMPLES,
@@ -88,9 +88,7 @@ def test_VAL_1_spoilt_arguments_are_refused_or_computed(code: OperationType, dat
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,) * 5, (1,) * 32], ids=str)
-def test_VAL_1_inputs_of_ranks_that_nobody_expects_are_refused_or_computed(
-    shape: tuple[int, ...], data_dir: Path
-) -> None:
+def test_VAL_1_inputs_of_unexpected_ranks_are_rejected_or_computed(shape: tuple[int, ...], data_dir: Path) -> None:
     for test in one_of_each():
         for index in sorted(Draft.of(test).arrays):
             if not is_scalar(test.model.main.operands[index].type):

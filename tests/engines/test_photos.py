@@ -60,12 +60,12 @@ def best(scores: Array, count: int) -> Array:
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_the_best_classes_of_photos_are_litert_s(scores: tuple[Array, Array], count: int) -> None:
+def test_the_best_classes_of_photos_match_litert(scores: tuple[Array, Array], count: int) -> None:
     mine, theirs = scores
     np.testing.assert_array_equal(best(mine, count), best(theirs, count))
 
 
-def test_every_score_is_litert_s(scores: tuple[Array, Array]) -> None:
+def test_every_score_matches_litert(scores: tuple[Array, Array]) -> None:
     np.testing.assert_array_equal(*scores)
 
 

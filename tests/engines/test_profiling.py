@@ -81,7 +81,7 @@ def measured(clock: Clock, runs: int) -> tuple[Any, TwoLaunches, list[Any]]:
     return measure(SimpleNamespace(steps=steps), execution, runs), partition, seen  # type: ignore[arg-type]
 
 
-def test_each_step_is_timed_less_what_a_call_costs(clock: Clock) -> None:
+def test_the_overhead_of_a_call_is_subtracted_from_each_step(clock: Clock) -> None:
     profile, _, _ = measured(clock, runs=4)
 
     assert [[launch.p50_ns for launch in step] for step in profile.steps] == [[500, 300], [1000]]
@@ -89,44 +89,44 @@ def test_each_step_is_timed_less_what_a_call_costs(clock: Clock) -> None:
     assert profile.output_copy.p50_ns == 40
 
 
-def test_whole_runs_are_timed_as_they_are(clock: Clock) -> None:
+def test_whole_runs_are_timed_without_subtracting_overhead(clock: Clock) -> None:
     profile, _, _ = measured(clock, runs=4)
 
     assert profile.runs == [800 + 1000 + 40 + 10] * 4
 
 
-def test_a_pass_goes_through_the_steps_in_order_each_behind_two_empty_calls(clock: Clock) -> None:
+def test_a_pass_runs_the_launches_in_order_each_after_two_empty_calls(clock: Clock) -> None:
     _, partition, _ = measured(clock, runs=1)
 
     ranges = [entry for entry in partition.log if entry != "leave"]
     assert ranges == [(0, 0), (0, 0), (0, 1), (1, 1), (1, 1), (1, 2)]
 
 
-def test_the_next_part_reads_what_a_partition_one_leaves_and_temporaries_go(clock: Clock) -> None:
+def test_outputs_of_a_partition_are_published_and_temporaries_released(clock: Clock) -> None:
     _, _, seen = measured(clock, runs=1)
 
     assert [None if array is None else array.shape for array in seen[-2:]] == [(2, 3), None]
 
 
-def test_shapes_that_come_between_parts_are_kept(clock: Clock) -> None:
+def test_shapes_of_operands_between_steps_are_recorded(clock: Clock) -> None:
     profile, _, _ = measured(clock, runs=1)
 
     assert profile.shapes == {0: (2, 3)}
 
 
-def test_samples_are_less_their_empty_ones_and_never_negative() -> None:
+def test_overhead_is_subtracted_from_timings_which_are_never_negative() -> None:
     assert Timings([900, 700, 800], [100, 300, 200]).p50_ns == 600
     assert Timings([900, 700, 800], [100, 300, 200]).min_ns == 600
     assert (Timings([5, 5], [9, 9]).p50_ns, Timings([5, 5], [9, 9]).min_ns) == (0, 0)
 
 
-def test_samples_are_added_run_by_run() -> None:
+def test_timings_are_added_run_by_run() -> None:
     total = Timings.sum([Timings([1, 20], [0, 2]), Timings([300, 4], [5, 6])])
 
     assert (total.elapsed, total.overhead) == ([301, 24], [5, 8])
 
 
-def test_the_interpreter_s_steps_are_not_divisible_and_its_results_stay_right() -> None:
+def test_profiling_the_interpreter_does_not_change_its_results() -> None:
     program = interpreter.prepare(one_operation(OperationType.RELU, [Operand(F32, (4,))], Operand(F32, (4,))))
     output = np.empty(4, np.float32)
     execution = program.bind([np.float32([-1, 2, -3, 4])], [output])
@@ -138,7 +138,7 @@ def test_the_interpreter_s_steps_are_not_divisible_and_its_results_stay_right() 
     assert output.tolist() == [0, 2, 0, 4]
 
 
-def test_a_shape_that_comes_with_the_request_is_found() -> None:
+def test_a_shape_that_comes_with_the_request_is_recorded() -> None:
     model = one_operation(OperationType.RESHAPE, [Operand(F32, (6,)), Operand(vector([1, 1])[0].type, (2,))], F32_2D)
     program = interpreter.prepare(model)
     rooms: list[Any] = []

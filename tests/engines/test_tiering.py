@@ -41,7 +41,7 @@ def run(execution: Any, output: np.ndarray) -> float:
     return float(output[0])
 
 
-def test_an_execution_goes_over_at_its_next_run_and_a_new_one_at_once(program: TieredProgram) -> None:
+def test_an_execution_switches_at_its_next_run_and_a_new_one_immediately(program: TieredProgram) -> None:
     output = np.zeros(1, np.float32)
     execution = program.bind([ONE], [output])
     assert run(execution, output) == 1
@@ -49,7 +49,7 @@ def test_an_execution_goes_over_at_its_next_run_and_a_new_one_at_once(program: T
     assert run(execution, output) == run(execution, output) == run(program.bind([ONE], [output]), output) == 101
 
 
-def test_what_was_bound_but_never_run_goes_over_too(program: TieredProgram) -> None:
+def test_an_execution_that_has_never_run_switches_too(program: TieredProgram) -> None:
     output = np.zeros(1, np.float32)
     execution = program.bind([ONE], [output])
     tier_up(weakref.ref(program))
@@ -57,7 +57,7 @@ def test_what_was_bound_but_never_run_goes_over_too(program: TieredProgram) -> N
 
 
 @pytest.mark.parametrize("error", [GeneralFailure("too wide"), RuntimeError("of the generator")])
-def test_where_the_better_one_cannot_be_made_the_program_stays_and_the_log_says_why(
+def test_if_compilation_fails_the_baseline_stays_and_the_reason_is_logged(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> PreparedProgram:
@@ -72,13 +72,13 @@ def test_where_the_better_one_cannot_be_made_the_program_stays_and_the_log_says_
     assert program.compile_program is None
 
 
-def test_for_a_program_that_is_gone_nothing_is_made() -> None:
+def test_nothing_is_compiled_for_a_released_program() -> None:
     gone = weakref.ref(TieredProgram(interpreter.prepare(MODEL), never))
     assert gone() is None
     tier_up(gone)
 
 
-def test_a_program_that_is_released_meanwhile_goes_at_once() -> None:
+def test_a_program_released_during_compilation_is_freed_immediately() -> None:
     begun, go = threading.Event(), threading.Event()
 
     def held() -> PreparedProgram:
@@ -99,7 +99,7 @@ def test_a_program_that_is_released_meanwhile_goes_at_once() -> None:
         thread.join()
 
 
-def test_replaced_it_keeps_neither_the_old_program_nor_memory_of_executions_that_are_gone() -> None:
+def test_after_the_switch_neither_the_baseline_nor_buffers_of_released_executions_are_kept() -> None:
     gc.collect()
     gc.disable()  # so that a cycle would show
     try:

@@ -31,7 +31,7 @@ def lines(spec: str) -> Iterator[dict[str, Any]]:
     return (line for _, line in testmodels.lines(FOLDER / f"{spec}.jsonl.gz"))
 
 
-def test_the_suite_runs_the_models_that_it_should(data_dir: Path) -> None:
+def test_the_suite_runs_the_expected_number_of_models(data_dir: Path) -> None:
     found = [testmodels.operation_types(line) for spec in SPECS for line in lines(spec)]
 
     assert len(found) == sum(entry["testModels"] for entry in INDEX.values()) >= 1000
@@ -60,12 +60,12 @@ def test_SHP_1_outputs_of_unknown_shape_are_computed_and_reported(spec: str) -> 
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_SHP_4_a_buffer_that_is_one_byte_short_is_refused_with_all_shapes(spec: str) -> None:
+def test_SHP_4_a_buffer_that_is_one_byte_short_is_rejected_with_all_shapes(spec: str) -> None:
     assert not_passed(spec, variants.INSUFFICIENT_OUTPUT) == []
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_TST_12_uint8_models_pass_as_int8_models_with_the_same_outputs_128_lower(spec: str) -> None:
+def test_TST_12_uint8_models_pass_as_int8_models_with_outputs_128_lower(spec: str) -> None:
     assert not_passed(spec, variants.INT8_COUPLING) == []
 
 
@@ -77,7 +77,9 @@ def refusal(model: Model) -> str:
     return ""
 
 
-def test_N_VAL_20_models_with_unknown_sizes_at_boundaries_are_refused_at_the_hal_s_level(data_dir: Path) -> None:
+def test_N_VAL_20_models_with_unknown_shapes_at_subgraph_boundaries_are_rejected_by_the_hals_version(
+    data_dir: Path,
+) -> None:
     specs = [spec for spec in INDEX if spec.startswith("V1_3_cts_only/")]
     tests = [testmodels.read(line) for spec in specs for line in lines(spec)]
 

@@ -67,7 +67,7 @@ def pair(
     ("code", "kind"),
     [*product(("ADD", "SUB", "MUL"), ("float", "int32", *CODES)), ("DIV", "float")],
 )
-def test_arithmetic_is_the_interpreter_s(code: str, kind: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_arithmetic_matches_the_interpreter(code: str, kind: str, shapes: tuple[tuple[int, ...], ...]) -> None:
     activation = 0 if kind == "int32" else (PAIRS.index(shapes) % 4)
     assert_kernels_agree(pair(code, kind, shapes, activation))
 
@@ -88,7 +88,7 @@ def every_pair(model: Model) -> list[np.ndarray]:
         *product(("MAXIMUM", "MINIMUM", "PRELU", "LESS", "EQUAL"), ([],)),
     ],
 )
-def test_every_pair_of_codes_gives_what_the_interpreter_gives(
+def test_every_pair_of_quantized_values_matches_the_interpreter(
     code: str, rest: list[int], kind: str, scales: int
 ) -> None:
     out = "bool" if code in ("LESS", "EQUAL") else kind
@@ -106,7 +106,7 @@ def test_every_pair_of_codes_gives_what_the_interpreter_gives(
     ("code", "kind"),
     [*product(("MAXIMUM", "MINIMUM"), ("float", "int32", *CODES)), *product(("PRELU",), ("float", *CODES))],
 )
-def test_choices_and_prelu_are_the_interpreter_s(code: str, kind: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_min_max_and_prelu_match_the_interpreter(code: str, kind: str, shapes: tuple[tuple[int, ...], ...]) -> None:
     assert_kernels_agree(pair(code, kind, shapes))
 
 
@@ -120,11 +120,11 @@ def test_choices_and_prelu_are_the_interpreter_s(code: str, kind: str, shapes: t
         *product(("LOGICAL_AND", "LOGICAL_OR"), ("bool",)),
     ],
 )
-def test_comparisons_are_the_interpreter_s(code: str, kind: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_comparisons_match_the_interpreter(code: str, kind: str, shapes: tuple[tuple[int, ...], ...]) -> None:
     assert_kernels_agree(pair(code, kind, shapes, out="bool"))
 
 
-def test_quotients_of_int32_are_the_interpreter_s() -> None:
+def test_int32_quotients_match_the_interpreter() -> None:
     least, most = -(2**31), 2**31 - 1
     values = np.array([0, 1, -1, 2, -2, 7, -7, 3, least, least + 1, most, most - 1, 12345, -46341], np.int32)
     model = pair("DIV", "int32", ((14, 1), (1, 14)), 0)
@@ -137,7 +137,7 @@ def test_quotients_of_int32_are_the_interpreter_s() -> None:
     np.testing.assert_array_equal(ours, expected)
 
 
-def test_powers_are_the_interpreter_s() -> None:
+def test_powers_match_the_interpreter() -> None:
     model = pair("POW", "float", ((300, 1), (1, 9)))
     bases = np.random.default_rng(5).uniform(0.01, 50, (300, 1)).astype(np.float32)
     exponents = np.float32([[0, 1, -1, 0.5, 2, -3.3, 7, 1e-3, -0.0]])
@@ -150,7 +150,7 @@ def test_powers_are_the_interpreter_s() -> None:
 
 @pytest.mark.parametrize("shape", [(5,), (3, 41), (2, 9000)])
 @pytest.mark.parametrize("kind", ["float", "int32", *CODES])
-def test_select_is_the_interpreter_s(kind: str, shape: tuple[int, ...]) -> None:
+def test_select_matches_the_interpreter(kind: str, shape: tuple[int, ...]) -> None:
     operands = [tensor("bool", shape), tensor(kind, shape, 0.02, 9), tensor(kind, shape, 0.07, 200)]
     assert_kernels_agree(one_operation(OperationType.SELECT, operands, tensor(kind, shape, 0.07, 200)))
 
@@ -165,7 +165,7 @@ def test_select_is_the_interpreter_s(kind: str, shape: tuple[int, ...]) -> None:
         ("LOGICAL_NOT", "bool", "bool"),
     ],
 )
-def test_conversions_are_the_interpreter_s(code: str, source: str, out: str, shape: tuple[int, ...]) -> None:
+def test_conversions_match_the_interpreter(code: str, source: str, out: str, shape: tuple[int, ...]) -> None:
     model = one_operation(OperationType[code], [tensor(source, shape, 0.031, 77)], tensor(out, shape, 0.017, 120))
     assert_kernels_agree(model)
 
@@ -194,7 +194,7 @@ def of_floats(code: str, values: Any) -> Model:
 
 
 @pytest.mark.parametrize("code", RIGHT)
-def test_functions_of_floats_are_within_the_last_bits_of_the_right_value(code: str) -> None:
+def test_float_functions_are_within_three_units_in_the_last_place(code: str) -> None:
     values = special_and_random()
     model = of_floats(code, values)
     program = prepare(model)
@@ -209,7 +209,7 @@ def test_functions_of_floats_are_within_the_last_bits_of_the_right_value(code: s
 @pytest.mark.parametrize(
     "code", ["MAXIMUM", "MINIMUM", "ADD", "MUL", "DIV", "PRELU", "EQUAL", "NOT_EQUAL", "LESS_EQUAL"]
 )
-def test_pairs_of_special_floats_give_what_the_interpreter_gives(code: str) -> None:
+def test_pairs_of_special_floats_match_the_interpreter(code: str) -> None:
     values = np.float32(SPECIAL)
     rest, out = ([3] if code in ("ADD", "MUL", "DIV") else []), ("bool" if "EQUAL" in code else "float")
     model = pair(code, "float", ((16, 1), (1, 16)), *rest, out=out)
@@ -221,7 +221,7 @@ def test_pairs_of_special_floats_give_what_the_interpreter_gives(code: str) -> N
 
 
 @pytest.mark.parametrize("code", EXACT)
-def test_functions_of_floats_that_are_exact_are_the_interpreter_s(code: str) -> None:
+def test_exact_float_functions_match_the_interpreter(code: str) -> None:
     values = special_and_random()
     model = of_floats(code, values)
     compiled, reference = prepare(model), interpreter.prepare(model)
@@ -234,7 +234,7 @@ def test_functions_of_floats_that_are_exact_are_the_interpreter_s(code: str) -> 
 
 @pytest.mark.parametrize("quantize", [(0.031, 77), (1.3, 0), (0.0009, 255)])
 @pytest.mark.parametrize("kind", CODES)
-def test_what_floats_quantize_to_is_the_interpreter_s(kind: str, quantize: tuple[float, int]) -> None:
+def test_quantization_of_floats_matches_the_interpreter(kind: str, quantize: tuple[float, int]) -> None:
     """Special values, all ties and their neighbours."""
     scale = np.float32(quantize[0])
     ties = (np.arange(-600, 600) / 2).astype(np.float32) * scale
@@ -250,7 +250,7 @@ def test_what_floats_quantize_to_is_the_interpreter_s(kind: str, quantize: tuple
 
 
 @pytest.mark.parametrize("out", ["int32", "uint8"])
-def test_what_floats_are_cast_to_is_the_interpreter_s(out: str) -> None:
+def test_casts_of_floats_match_the_interpreter(out: str) -> None:
     values = np.float32([*SPECIAL, 255.5, 256, -0.99, 2**31, -(2**31), 2147483520, -3e9])
     model = one_operation(OperationType.CAST, [tensor("float", values.shape)], tensor(out, values.shape))
     ours, expected = (outputs_of(engine(model), model, [values])[0] for engine in (prepare, interpreter.prepare))
@@ -261,7 +261,7 @@ def test_what_floats_are_cast_to_is_the_interpreter_s(out: str) -> None:
 @pytest.mark.parametrize("shape", [(256,), (3, 1001), (7,), (1, 130, 130, 1)])
 @pytest.mark.parametrize("kind", CODES)
 @pytest.mark.parametrize("code", ["HARD_SWISH", "LOGISTIC", "RELU", "RELU1", "RELU6", "RSQRT", "TANH"])
-def test_functions_of_codes_are_the_interpreter_s(code: str, kind: str, shape: tuple[int, ...]) -> None:
+def test_functions_of_quantized_values_match_the_interpreter(code: str, kind: str, shape: tuple[int, ...]) -> None:
     fixed = {"LOGISTIC": (1 / 256, 0), "TANH": (1 / 128, 128), "HARD_SWISH": (0.05, 10), "RSQRT": (0.02, 3)}
     out = fixed.get(code, (0.0473, 101))
     model = one_operation(OperationType[code], [tensor(kind, shape, 0.0473, 101)], tensor(kind, shape, *out))
@@ -270,7 +270,7 @@ def test_functions_of_codes_are_the_interpreter_s(code: str, kind: str, shape: t
 
 
 @pytest.mark.parametrize("code", ["ABS", "NEG"])
-def test_functions_of_int32_wrap_around_as_the_interpreter_s(code: str) -> None:
+def test_int32_functions_wrap_around_as_the_interpreter_does(code: str) -> None:
     values = np.array([0, 1, -1, 2**31 - 1, -(2**31), 12345, -9], np.int32)
     model = one_operation(OperationType[code], [tensor("int32", (7,))], tensor("int32", (7,)))
     ours, expected = (outputs_of(engine(model), model, [values])[0] for engine in (prepare, interpreter.prepare))

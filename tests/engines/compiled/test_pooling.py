@@ -56,7 +56,7 @@ def windows(extent: int, size: int, stride: int, padding: int, explicit: tuple[i
 @pytest.mark.parametrize(
     ("code", "kind"), [*product(["AVERAGE_POOL_2D", "MAX_POOL_2D"], KINDS), ("L2_POOL_2D", "float")]
 )
-def test_pools_are_the_interpreter_s(code: str, kind: str, image: tuple[int, ...], filter: tuple[Any, ...]) -> None:
+def test_pools_match_the_interpreter(code: str, kind: str, image: tuple[int, ...], filter: tuple[Any, ...]) -> None:
     height, width, stride, padding, activation = filter
     explicit = padding if isinstance(padding, tuple) else None
     arguments = list(explicit) if explicit else [padding]
@@ -72,7 +72,7 @@ def test_pools_are_the_interpreter_s(code: str, kind: str, image: tuple[int, ...
     assert_kernels_agree(model)
 
 
-def test_a_pool_over_a_whole_image_has_exact_means_of_codes() -> None:
+def test_the_quantized_mean_over_a_whole_image_is_exact() -> None:
     """Sums of more than 16 bits, and more than float32 holds."""
     for size in (21, 300):
         source, out = tensor("int8", (1, size, size, 5)), tensor("int8", (1, 1, 1, 5))
@@ -83,7 +83,7 @@ def test_a_pool_over_a_whole_image_has_exact_means_of_codes() -> None:
 @pytest.mark.parametrize(
     ("code", "kind"), [*product(["MEAN", "REDUCE_MAX", "REDUCE_MIN"], KINDS), ("REDUCE_SUM", "float")]
 )
-def test_reductions_are_the_interpreter_s(
+def test_reductions_match_the_interpreter(
     code: str, kind: str, shape: tuple[tuple[int, ...], tuple[int, ...], int]
 ) -> None:
     extents, axes, keep = shape

@@ -41,7 +41,7 @@ def segment_of(program: Program) -> CompiledPartition:
     return step.function
 
 
-def test_each_kernel_knows_its_operation() -> None:
+def test_each_launch_has_the_number_of_its_operation() -> None:
     model = digits()
     calls = segment_of(prepare(model)).plan.source_launches
 
@@ -50,7 +50,7 @@ def test_each_kernel_knows_its_operation() -> None:
     assert [call.operation for call in calls] == sorted(call.operation for call in calls)
 
 
-def test_kernels_that_turn_an_image_are_its_operation_s() -> None:
+def test_layout_conversions_belong_to_the_operation_that_needs_them() -> None:
     image = Operand(OperandType.TENSOR_FLOAT32, (1, 4, 6, 6))
     output = Operand(OperandType.TENSOR_FLOAT32, (1, 1, 12, 12))
     calls = segment_of(
@@ -61,7 +61,7 @@ def test_kernels_that_turn_an_image_are_its_operation_s() -> None:
 
 
 @pytest.mark.parametrize("name", ["digits.tflite", "digits_quant.tflite"])
-def test_steps_one_by_one_give_what_a_run_gives(name: str) -> None:
+def test_launches_one_by_one_return_the_results_of_a_run(name: str) -> None:
     model = digits(name)
     program, inputs = prepare(model), random_inputs(digits(name), 3)
     (expected,) = outputs_of(program, model, inputs)
@@ -92,7 +92,7 @@ def overlapping(places: tuple[Allocation, ...]) -> Iterator[tuple[Allocation, Al
 
 
 @pytest.mark.parametrize("model", ["mobilenet_v1_0.25_128_quant", "mobilenet_v2_1.0_224_quant", "tts_float"])
-def test_what_lives_at_the_same_time_has_places_of_its_own_in_the_arena(data_dir: Path, model: str) -> None:
+def test_simultaneously_live_allocations_do_not_overlap_in_the_arena(data_dir: Path, model: str) -> None:
     loaded = tflite.load(data_dir / "models" / f"{model}.tflite").model
     plan = segment_of(prepare(loaded)).plan
 
@@ -102,7 +102,7 @@ def test_what_lives_at_the_same_time_has_places_of_its_own_in_the_arena(data_dir
     assert kept == {(offset, value.bytes) for _, offset, value in plan.outputs}
 
 
-def test_a_team_can_be_limited_and_has_all_again() -> None:
+def test_the_worker_count_of_a_pool_can_be_reduced_and_restored() -> None:
     team = ThreadPool(1)
     team.set_worker_count(0)
     alone = team.worker_count
@@ -128,7 +128,7 @@ def run_once(kernel: Kernel, source: np.ndarray[Any, Any], output_bytes: int) ->
     return made
 
 
-def test_float_multiply_adds_compute_what_they_count() -> None:
+def test_float_multiply_adds_compute_the_counted_operations() -> None:
     lanes, accumulators, iterations = host_target().lanes, 5, 40
     source = np.linspace(-0.5, 0.5, lanes, dtype=np.float32)
     expected = source.astype(np.float64)
@@ -140,7 +140,7 @@ def test_float_multiply_adds_compute_what_they_count() -> None:
     np.testing.assert_allclose(made.view(np.float32).reshape(2, lanes), [accumulators * expected] * 2, rtol=1e-5)
 
 
-def test_dot2_multiply_adds_compute_what_they_count() -> None:
+def test_dot2_multiply_adds_compute_the_counted_operations() -> None:
     lanes, accumulators, iterations = host_target().lanes, 3, 11
     source = np.arange(1, 2 * lanes + 1, dtype=np.int16)
     value = source.view(np.int32).astype(np.int64)
@@ -153,7 +153,7 @@ def test_dot2_multiply_adds_compute_what_they_count() -> None:
     np.testing.assert_array_equal(made.view(np.uint32), (accumulators * value & 0xFFFFFFFF).astype(np.uint32))
 
 
-def test_dot4_multiply_adds_compute_what_they_count() -> None:
+def test_dot4_multiply_adds_compute_the_counted_operations() -> None:
     lanes, accumulators, iterations = host_target().lanes, 3, 11
     source = np.arange(1, 4 * lanes + 1, dtype=np.int64).astype(np.int8)
     value = source.view(np.int32).astype(np.int64)
@@ -167,7 +167,7 @@ def test_dot4_multiply_adds_compute_what_they_count() -> None:
 
 
 @pytest.mark.skipif(host_target().pmaddubsw is None, reason="the target has no pmaddubsw")
-def test_acc16_multiply_adds_compute_what_they_count() -> None:
+def test_acc16_multiply_adds_compute_the_counted_operations() -> None:
     lanes, accumulators, iterations = host_target().lanes, 3, 11
     source = (np.arange(8 * lanes, dtype=np.int64) % 17 - 8).astype(np.int8)  # four products fit 16 bits
     factors = source.reshape(2, lanes, 4).sum(axis=0, dtype=np.int64)

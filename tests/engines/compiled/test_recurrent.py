@@ -93,26 +93,26 @@ def lstm_model(variant: frozenset[str], size: tuple[int, int, int, int], **attri
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
-def test_every_variant_of_an_lstm_step_is_the_interpreter_s(
+def test_every_variant_of_an_lstm_step_matches_the_interpreter(
     variant: frozenset[str], size: tuple[int, int, int, int]
 ) -> None:
     assert_kernels_agree(lstm_model(variant, size))
 
 
 @pytest.mark.parametrize("variant", [frozenset(), frozenset(PARTS[:3]), frozenset(PARTS)], ids=name_of)
-def test_a_large_lstm_step_is_the_interpreter_s(variant: frozenset[str]) -> None:
+def test_a_large_lstm_step_matches_the_interpreter(variant: frozenset[str]) -> None:
     assert_kernels_agree(lstm_model(variant, LARGE))
 
 
 @pytest.mark.parametrize("variant", [frozenset(["projection"]), frozenset(["norm", "projection"])], ids=name_of)
 @pytest.mark.parametrize("activation", [0, 1, 3, 4, 6])
-def test_activations_and_clips_of_an_lstm_step_are_the_interpreter_s(variant: frozenset[str], activation: int) -> None:
+def test_activations_and_clips_of_an_lstm_step_match_the_interpreter(variant: frozenset[str], activation: int) -> None:
     attributes = {"activation": activation, "cell_clip": 0.3, "projection_clip": 0.2}
 
     assert_kernels_agree(lstm_model(variant, (2, 5, 19, 3), **attributes))
 
 
-def test_a_projection_without_a_bias_is_the_interpreter_s() -> None:
+def test_a_projection_without_a_bias_matches_the_interpreter() -> None:
     assert_kernels_agree(lstm_model(frozenset(["projection"]), (2, 5, 19, 3), projection_bias=None))
 
 
@@ -130,12 +130,12 @@ def lstm_sequence(
 
 @pytest.mark.parametrize("time_major", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
-def test_every_variant_of_an_lstm_sequence_is_the_interpreter_s(variant: frozenset[str], time_major: bool) -> None:
+def test_every_variant_of_an_lstm_sequence_matches_the_interpreter(variant: frozenset[str], time_major: bool) -> None:
     assert_kernels_agree(lstm_sequence(variant, (3, 5, 19, 4), 4, time_major))
 
 
 @pytest.mark.parametrize("variant", [frozenset(), frozenset(PARTS)], ids=name_of)
-def test_a_large_lstm_sequence_without_states_is_the_interpreter_s(variant: frozenset[str]) -> None:
+def test_a_large_lstm_sequence_without_states_matches_the_interpreter(variant: frozenset[str]) -> None:
     assert_kernels_agree(lstm_sequence(variant, (3, 20, 70, 33), 12, False, states=False))
 
 
@@ -147,7 +147,7 @@ def basic_cell(size: tuple[int, int, int]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("size", [(1, 1, 1), (3, 5, 9), (1, 64, 196)])
 @pytest.mark.parametrize("activation", [0, 1, 2, 3, 4, 6])
-def test_a_step_of_an_rnn_is_the_interpreter_s(activation: int, size: tuple[int, int, int]) -> None:
+def test_an_rnn_step_matches_the_interpreter(activation: int, size: tuple[int, int, int]) -> None:
     batch, inputs, units = size
     values = basic_cell(size) | {"input": np.zeros((batch, inputs)), "activation": activation}
 
@@ -157,7 +157,7 @@ def test_a_step_of_an_rnn_is_the_interpreter_s(activation: int, size: tuple[int,
 @pytest.mark.parametrize("states", [False, True])
 @pytest.mark.parametrize("time_major", [0, 1])
 @pytest.mark.parametrize("size", [(1, 1, 1), (3, 5, 9), (2, 20, 70)])
-def test_a_sequence_of_an_rnn_is_the_interpreter_s(size: tuple[int, int, int], time_major: int, states: bool) -> None:
+def test_an_rnn_sequence_matches_the_interpreter(size: tuple[int, int, int], time_major: int, states: bool) -> None:
     time, (batch, inputs, units) = 4, size
     steps = (time, batch) if time_major else (batch, time)
     values = basic_cell(size) | {"input": np.zeros((*steps, inputs)), "activation": 4, "time_major": time_major}
@@ -194,7 +194,7 @@ def both_outputs(steps: tuple[int, ...], sizes: tuple[int, int], merged: bool) -
 @pytest.mark.parametrize("time_major", [False, True])
 @pytest.mark.parametrize("linking", LINKINGS)
 @pytest.mark.parametrize("variants", [((), ()), (("cifg", "norm"), ("projection", "peephole"))], ids=["plain", "parts"])
-def test_both_directions_of_lstm_are_the_interpreter_s(
+def test_bidirectional_lstm_matches_the_interpreter(
     variants: tuple[tuple[str, ...], tuple[str, ...]], linking: str, time_major: bool, merged: bool, states: bool
 ) -> None:
     time, batch, inputs, aux, weights, read = 3, 2, 5, *LINKINGS[linking]
@@ -215,9 +215,7 @@ def test_both_directions_of_lstm_are_the_interpreter_s(
 @pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize("time_major", [False, True])
 @pytest.mark.parametrize("linking", LINKINGS)
-def test_both_directions_of_rnn_are_the_interpreter_s(
-    linking: str, time_major: bool, merged: bool, states: bool
-) -> None:
+def test_bidirectional_rnn_matches_the_interpreter(linking: str, time_major: bool, merged: bool, states: bool) -> None:
     time, batch, inputs, aux, weights, read = 3, 2, 5, *LINKINGS[linking]
     steps = (time, batch) if time_major else (batch, time)
     values = prefixed("fw_", basic_cell((batch, inputs, 9))) | prefixed("bw_", basic_cell((batch, read, 17)))
@@ -233,7 +231,7 @@ def test_both_directions_of_rnn_are_the_interpreter_s(
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("memory", [1, 2, 3, 10, 64])
 @pytest.mark.parametrize(("batch", "inputs", "cells", "rank"), [(1, 1, 1, 1), (2, 7, 5, 2), (1, 20, 70, 3)])
-def test_svdf_is_the_interpreter_s(batch: int, inputs: int, cells: int, rank: int, memory: int, bias: bool) -> None:
+def test_svdf_matches_the_interpreter(batch: int, inputs: int, cells: int, rank: int, memory: int, bias: bool) -> None:
     filters = cells * rank
     shapes = {
         "weights_feature": (filters, inputs),
@@ -248,7 +246,7 @@ def test_svdf_is_the_interpreter_s(batch: int, inputs: int, cells: int, rank: in
 
 
 @pytest.mark.parametrize("activation", [0, 1, 2, 3, 6])
-def test_activations_of_svdf_are_the_interpreter_s(activation: int) -> None:
+def test_activations_of_svdf_match_the_interpreter(activation: int) -> None:
     shapes = {"weights_feature": (6, 4), "weights_time": (6, 5), "bias": None, "state_in": (2, 30)}
     values = drawn(3, shapes) | {"rank": 2, "activation": activation, "input": np.zeros((2, 4))}
 
@@ -294,7 +292,7 @@ def with_constant_weights(test: TestModel) -> tuple[Model, list[Any]]:
     return replace(test.model, main=graph, operand_values=bytes(values)), list(given.values())
 
 
-def test_the_vectors_with_constant_weights_pass_by_kernels(data_dir: Path) -> None:
+def test_the_hals_vectors_with_constant_weights_pass_with_kernels(data_dir: Path) -> None:
     compiled_ops = []
     for test in vectors(data_dir / "vts"):
         model, inputs = with_constant_weights(test)

@@ -28,7 +28,7 @@ SIZES = [
 @pytest.mark.parametrize(("aligned", "half"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize(("old", "new"), SIZES)
 @pytest.mark.parametrize("kind", TYPES)
-def test_bilinear_pixels_are_the_interpreter_s(
+def test_resize_bilinear_matches_the_interpreter(
     kind: str, old: tuple[int, int], new: tuple[int, int], aligned: bool, half: bool, channels: int
 ) -> None:
     type, scale, zero_point = TYPES[kind]

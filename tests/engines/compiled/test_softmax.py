@@ -43,25 +43,25 @@ def softmax(kind: str, shape: tuple[int, ...], axis: int, beta: float, scale: fl
 @pytest.mark.parametrize("scale", [0.007, 0.1, 2.0])
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 @pytest.mark.parametrize("kind", ["uint8", "int8"])
-def test_softmax_of_codes_is_the_interpreter_s(kind: str, shape: tuple[int, ...], axis: int, scale: float) -> None:
+def test_quantized_softmax_matches_the_interpreter(kind: str, shape: tuple[int, ...], axis: int, scale: float) -> None:
     assert_kernels_agree(softmax(kind, shape, axis, 1.0, scale))
 
 
 @pytest.mark.parametrize("beta", [0.1, 1.0, 30.0])
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
-def test_softmax_of_floats_is_the_interpreter_s(shape: tuple[int, ...], axis: int, beta: float) -> None:
+def test_float_softmax_matches_the_interpreter(shape: tuple[int, ...], axis: int, beta: float) -> None:
     assert_kernels_agree(softmax("float", shape, axis, beta, 0.0))
 
 
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
-def test_logarithms_of_softmax_are_the_interpreter_s(shape: tuple[int, ...], axis: int) -> None:
+def test_log_softmax_matches_the_interpreter(shape: tuple[int, ...], axis: int) -> None:
     assert_kernels_agree(
         one_operation(OperationType.LOG_SOFTMAX, [Operand(F32, shape), 1.5, axis], Operand(F32, shape))
     )
 
 
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
-def test_norms_are_the_interpreter_s(shape: tuple[int, ...], axis: int) -> None:
+def test_float_l2_normalization_matches_the_interpreter(shape: tuple[int, ...], axis: int) -> None:
     assert_kernels_agree(
         one_operation(OperationType.L2_NORMALIZATION, [Operand(F32, shape), axis], Operand(F32, shape))
     )
@@ -70,7 +70,7 @@ def test_norms_are_the_interpreter_s(shape: tuple[int, ...], axis: int) -> None:
 @pytest.mark.parametrize("zero_point", [0, 128, 251])
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 @pytest.mark.parametrize("code", [Q8, Q8S])
-def test_norms_of_codes_are_the_interpreter_s(
+def test_quantized_l2_normalization_matches_the_interpreter(
     code: OperandType, shape: tuple[int, ...], axis: int, zero_point: int
 ) -> None:
     least = -128 if code == Q8S else 0
@@ -79,7 +79,7 @@ def test_norms_of_codes_are_the_interpreter_s(
 
 
 @pytest.mark.parametrize("code", [Q8, Q8S])
-def test_every_length_of_few_codes_is_the_interpreter_s(code: OperandType) -> None:
+def test_l2_normalization_of_short_slices_matches_the_interpreter(code: OperandType) -> None:
     """Sums from 0 on, whose norms take other shifts."""
     least = -128 if code == Q8S else 0
     rows = np.zeros((600, 7), np.int64)
@@ -93,7 +93,7 @@ def test_every_length_of_few_codes_is_the_interpreter_s(code: OperandType) -> No
 
 
 @pytest.mark.parametrize("values", [[0.0, -0.0, 0.0], [1e-9, 0.0, 0.0], [np.nan, 1.0, 2.0], [3e38, 3e38, 1.0]])
-def test_norms_of_special_rows_are_the_interpreter_s(values: list[float]) -> None:
+def test_l2_normalization_of_special_floats_matches_the_interpreter(values: list[float]) -> None:
     model = one_operation(OperationType.L2_NORMALIZATION, [Operand(F32, (1, 3)), 1], Operand(F32, (1, 3)))
     with np.errstate(all="ignore"):
         ours, expected = (outputs_of(engine(model), model, [np.float32([values])])[0] for engine in ENGINES)
@@ -112,7 +112,7 @@ INDEXED = {
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 @pytest.mark.parametrize("kind", INDEXED)
 @pytest.mark.parametrize("code", [OperationType.ARGMAX, OperationType.ARGMIN])
-def test_indexes_of_extremes_are_the_interpreter_s(
+def test_argmin_and_argmax_match_the_interpreter(
     code: OperationType, kind: str, shape: tuple[int, ...], axis: int
 ) -> None:
     left = tuple(n for place, n in enumerate(shape) if place != axis % len(shape)) or (1,)
@@ -120,7 +120,7 @@ def test_indexes_of_extremes_are_the_interpreter_s(
 
 
 @pytest.mark.parametrize("code", [OperationType.ARGMAX, OperationType.ARGMIN])
-def test_the_first_of_equal_floats_and_of_nans_is_the_extreme(code: OperationType) -> None:
+def test_the_first_of_equal_floats_or_of_nans_is_the_result(code: OperationType) -> None:
     rows = np.ones((6, 37), np.float32)
     rows[0], rows[1, 5:], rows[2, [9, 20]], rows[3, [30, 36]] = np.inf, -0.0, np.nan, -np.inf
     rows[1, :5], rows[4, 2], rows[5, 36] = 0.0, -np.nan, 1 if code is OperationType.ARGMAX else 0.5
@@ -131,7 +131,7 @@ def test_the_first_of_equal_floats_and_of_nans_is_the_extreme(code: OperationTyp
 
 
 @pytest.mark.parametrize("kind", ["uint8", "int8"])
-def test_rows_of_equal_and_of_extreme_codes_are_the_interpreter_s(kind: str) -> None:
+def test_softmax_of_equal_and_of_extreme_values_matches_the_interpreter(kind: str) -> None:
     """The least and the greatest sums that a row can have."""
     model = softmax(kind, (3, 4000), -1, 1.0, 0.5)
     codes = np.full((3, 4000), 7, "u1" if kind == "uint8" else "i1")

@@ -96,7 +96,7 @@ MOVES: dict[str, tuple[OperationType, tuple[int, ...], list[Any], tuple[int, ...
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("name", MOVES)
-def test_what_moves_elements_is_the_interpreter_s(name: str, kind: str) -> None:
+def test_data_movement_matches_the_interpreter(name: str, kind: str) -> None:
     code, shape, arguments, result = MOVES[name]
 
     assert_kernels_agree(one_operation(code, [tensor(kind, *shape), *arguments], tensor(kind, *result)))
@@ -121,7 +121,7 @@ def test_pad_v2_fills_with_any_value(kind: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_embedding_lookup_is_the_interpreter_s(kind: str) -> None:
+def test_embedding_lookup_matches_the_interpreter(kind: str) -> None:
     arguments = [vector([3, 3, 0, 6, 1]), tensor(kind, 7, 9)]
 
     assert_kernels_agree(one_operation(OperationType.EMBEDDING_LOOKUP, arguments, tensor(kind, 5, 9)))
@@ -129,7 +129,7 @@ def test_embedding_lookup_is_the_interpreter_s(kind: str) -> None:
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("kind", TYPES)
-def test_concatenation_is_the_interpreter_s(kind: str, axis: int) -> None:
+def test_concatenation_matches_the_interpreter(kind: str, axis: int) -> None:
     shapes = [[3, 40, 16], [3, 40, 16], [3, 40, 16]]
     for shape, extent in zip(shapes, (1, 5, 33), strict=True):
         shape[axis] = extent
@@ -153,7 +153,7 @@ def test_concatenation_requantizes_other_scales(kind: str, scales: tuple[float, 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("kind", TYPES)
-def test_pack_is_the_interpreter_s(kind: str, axis: int) -> None:
+def test_pack_matches_the_interpreter(kind: str, axis: int) -> None:
     result = [4, 9]
     result.insert(axis, 3)
 
@@ -179,7 +179,7 @@ def placed(operand: Operand, lifetime: LifeTime) -> Operand:
 
 @pytest.mark.parametrize(("axis", "count"), [(0, 2), (1, 1), (1, 3), (-1, 5)])
 @pytest.mark.parametrize("kind", TYPES)
-def test_split_is_the_interpreter_s(kind: str, axis: int, count: int) -> None:
+def test_split_matches_the_interpreter(kind: str, axis: int, count: int) -> None:
     assert_kernels_agree(split_model(kind, axis, count))
 
 
@@ -194,7 +194,7 @@ NEAREST = [  # old height and width, new ones, aligned corners, half pixels
 @pytest.mark.parametrize("channels", [1, 3, 40])
 @pytest.mark.parametrize(("old", "new", "aligned", "half"), NEAREST)
 @pytest.mark.parametrize("kind", TYPES)
-def test_nearest_neighbours_are_the_interpreter_s(
+def test_resize_nearest_neighbor_matches_the_interpreter(
     kind: str, old: tuple[int, int], new: tuple[int, int], aligned: bool, half: bool, channels: int
 ) -> None:
     arguments = [tensor(kind, 2, *old, channels), new[1], new[0], False, aligned, half]
