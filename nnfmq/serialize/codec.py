@@ -7,16 +7,11 @@ choice. Callers import the functions from here, and the types of their values fr
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from nnfmq.core_selection import CorePair
-from nnfmq.serialize.packets import BytesLike
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = [
-    "Decoder",
     "available",
     "codec_name",
     "codec_path",
@@ -54,24 +49,3 @@ if TYPE_CHECKING:
 else:
     decode_request, decode_result = _active.decode_request, _active.decode_result
     encode_request, encode_result = _active.encode_request, _active.encode_result
-
-
-PacketT = TypeVar("PacketT")
-
-
-class Decoder(Generic[PacketT]):
-    """A decoder that returns the same object as long as it gets equal bytes; it keeps no packet above 4 KiB."""
-
-    def __init__(self, decode: Callable[[BytesLike], PacketT]) -> None:
-        self._decode = decode
-        self._last: tuple[bytes, PacketT] | None = None  # one attribute: a signal cannot separate bytes and packet
-
-    def decode(self, data: BytesLike) -> PacketT:
-        """Return the packet in `data`."""
-        copied, last = bytes(data), self._last
-        if last is not None and copied == last[0]:
-            return last[1]
-        packet = self._decode(copied)
-        if len(copied) <= 4096:
-            self._last = (copied, packet)
-        return packet

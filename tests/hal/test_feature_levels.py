@@ -1,4 +1,4 @@
-"""Feature levels, extension codes and result codes: the tables of docs/contributing/requirements.md, sections 0 and 2."""
+"""Feature levels, extension codes and result codes, as in docs/contributing/requirements.md, sections 0 and 2."""
 
 from __future__ import annotations
 
