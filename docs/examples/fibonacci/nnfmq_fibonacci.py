@@ -1,13 +1,13 @@
 """An extension for nnfmq's driver, `com.example.fibonacci`: FIBONACCI(n) is the first n Fibonacci numbers.
 
 type 0 INT64           a scalar of 8 bytes
-type 1 QUANT64_ASYMM   a tensor of 8 bytes: real value = scale * (code - zero_point); the operand carries both as
-                       16 bytes, a double and an int64
+type 1 QUANT64_ASYMM   a tensor of 8-byte quantized values, real = scale * (q - zero_point); the operand's extension
+                       data has scale and zero point: a double and an int64, 16 bytes
 operation 0 FIBONACCI  n: INT64, or a TENSOR_FLOAT32 of one element -> QUANT64_ASYMM or TENSOR_FLOAT32 of shape [n]
 
-C1 n is one whole number from 1 to 186 (the next Fibonacci number is beyond float32)
-C2 the output's scale is positive and finite, and it carries 16 bytes
-C3 every code fits 64 bits
+C1 n is one whole number from 1 to 186 (the 187th Fibonacci number exceeds float32)
+C2 the output's extension data has 16 bytes, and the scale is positive and finite
+C3 every quantized value fits 64 bits
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ INT64, QUANT64_ASYMM = define_type(0, "INT64"), define_type(1, "QUANT64_ASYMM")
 
 
 def fibonacci_shape(n: Any) -> Shape:
-    """Return [n]. `n` is an int where the argument is a scalar, an array where it is a tensor."""
+    """Return [n]. `n` is an int if the argument is a scalar, an array if it is a tensor."""
     return (count_of(n),)
 
 
 def count_of(n: Any) -> int:
-    """Return n, which is the client's: whatever is allocated depends on it."""
+    """Return n as an int. It comes from the client and determines the size of the output, so it is checked."""
     require(np.size(n) == 1, "C1", f"n has {np.size(n)} elements")
     value = np.asarray(n).item()
     require(value in range(1, N_MAX + 1), "C1", f"n is {value}, allowed are whole numbers from 1 to {N_MAX}")
@@ -54,19 +54,19 @@ def plan_float(*, output: Tensor, n: Any) -> Run:
 
 
 def plan_quantized(*, output: Tensor, n: Any) -> Run:
-    """Compute codes of the output's scale and zero point."""
+    """Compute quantized values with the output's scale and zero point."""
     scale, zero_point = quantization(output.extension_data)
     reals = [number / scale for number in fibonacci(count_of(n))]
-    require(all(map(math.isfinite, reals)), "C3", f"a number of scale {scale} has no code of 64 bits")
-    codes = [round(real) + zero_point for real in reals]
-    fits = all(code in range(-(2**63), 2**63) for code in codes)
-    require(fits, "C3", f"codes from {codes[0]} to {codes[-1]} do not fit 64 bits")
-    result = np.array(codes, output.dtype)
+    require(all(map(math.isfinite, reals)), "C3", f"a number of scale {scale} does not fit 64 bits")
+    values = [round(real) + zero_point for real in reals]
+    fits = all(value in range(-(2**63), 2**63) for value in values)
+    require(fits, "C3", f"values from {values[0]} to {values[-1]} do not fit 64 bits")
+    result = np.array(values, output.dtype)
     return lambda: result
 
 
 def quantization(data: bytes) -> tuple[float, int]:
-    """Return scale and zero point of an operand's extension data, which is the client's."""
+    """Return scale and zero point from an operand's extension data. It comes from the client, so it is checked."""
     require(len(data) == 16, "C2", f"a QUANT64_ASYMM carries {len(data)} bytes, not 16")
     scale, zero_point = struct.unpack("<dq", data)
     require(math.isfinite(scale) and scale > 0, "C2", f"the scale is {scale}")
