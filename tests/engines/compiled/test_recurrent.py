@@ -17,7 +17,7 @@ from support.by_name import Use
 from support.compiled import assert_kernels_agree, outputs_of
 
 from nnfmq.conformance import testmodels
-from nnfmq.conformance.criteria import value_complaints
+from nnfmq.conformance.criteria import value_mismatches
 from nnfmq.conformance.testmodels import TestModel
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.types import DataLocation, LifeTime, Model, OperationType
@@ -298,7 +298,7 @@ def test_the_hals_vectors_with_constant_weights_pass_with_kernels(data_dir: Path
         model, inputs = with_constant_weights(test)
         program = prepare(model)
 
-        assert value_complaints(test, outputs_of(program, model, inputs)) == [], test.name
+        assert value_mismatches(test, outputs_of(program, model, inputs)) == [], test.name
         assert program.compiled_ops == {0}, test.name
         compiled_ops.append(model.main.operations[0].type.name)
 
