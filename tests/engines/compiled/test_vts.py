@@ -13,7 +13,7 @@ from support import places
 
 from nnfmq.conformance import testmodels
 from nnfmq.conformance.cases import FAILED, run_test
-from nnfmq.conformance.targets import Target, open_target
+from nnfmq.conformance.targets import ExecutionTarget, open_target
 
 FOLDER = places.data_path() / "vts"
 SPECS = sorted(FOLDER.glob("*/*.jsonl.gz"))
@@ -22,7 +22,7 @@ SPECS = sorted(FOLDER.glob("*/*.jsonl.gz"))
 @pytest.fixture(
     params=[("compiled", ""), ("burst", "compiled")], ids=["in this process", "over a burst"], scope="module"
 )
-def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+def target(request: pytest.FixtureRequest) -> Iterator[ExecutionTarget]:
     """Yield where models run; one driver is started for all of them."""
     path, device = request.param
     with closing(open_target(path, device, "embedded")) as opened:
@@ -32,7 +32,7 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
 
 @pytest.mark.skipif(not SPECS, reason=f"no test data in {FOLDER}; $NNFMQ_DATA can say where it is")
 @pytest.mark.parametrize("first", range(0, 80, 8))
-def test_test_models_pass_with_their_variants(first: int, target: Target) -> None:
+def test_test_models_pass_with_their_variants(first: int, target: ExecutionTarget) -> None:
     """Ten tests of as many specs each."""
     specs = SPECS[first::80]
     results = [run_test(testmodels.read(next(testmodels.lines(spec))[1]), target) for spec in specs]
