@@ -1,6 +1,6 @@
-"""One copy of a program's constants for all workers of a daemon, whoever of them is killed, and when.
+"""One copy of a program's constants for all workers of a daemon, also if workers or the daemon are killed.
 
-A worker stops itself where a test orders it to, at one of the labels of `shared_cache_client`, or publishes altered
+A worker stops itself where a test orders it to, at a function of `shared_cache_client`, or publishes altered
 memory in place of its own. Which process maps which memory is read as the inode in /proc/PID/maps.
 """
 
@@ -71,11 +71,11 @@ def altered(memory, seals):
     return fd
 
 def publishing(self, name, memory):
-    if at("offer what is spoilt"):
-        with Memory.adopt_constant(altered(memory, CONSTANT_SEALS)) as spoilt:
-            publish(self, name, spoilt)
-            self.kept = spoilt.view
-    elif at("offer what is not sealed"):
+    if at("publish corrupt memory"):
+        with Memory.adopt_constant(altered(memory, CONSTANT_SEALS)) as corrupt:
+            publish(self, name, corrupt)
+            self.kept = corrupt.view
+    elif at("publish unsealed memory"):
         with Memory.adopt(altered(memory, CONSTANT_SEALS & ~fcntl.F_SEAL_WRITE)) as unsealed:
             publish(self, name, unsealed)
     else:
@@ -105,18 +105,18 @@ sys.stdin.readline()
 
 @dataclass
 class Held:
-    """A daemon whose workers follow an order, and its cache."""
+    """A daemon whose workers follow an order in a file, and its cache directory."""
 
     daemon: Daemon
     order_file: Path
     cache: Path
 
     def order(self, what: str) -> None:
-        """Say where workers stop from now on, or what they offer."""
+        """Set where workers stop from now on, or what they publish."""
         self.order_file.write_text(what)
 
     def forget_files(self) -> None:
-        """Let the next worker find no file."""
+        """Remove all files of the cache."""
         for path in self.cache.glob("*"):
             path.unlink()
 
@@ -141,7 +141,7 @@ def _held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
 
 @pytest.fixture
 def held(_held: Held) -> Iterator[Held]:
-    """Return the daemon without files, orders and programs; it must have none afterwards."""
+    """Return the daemon without files, orders and programs; it must have no programs afterwards."""
     _held.forget_files()
     _held.order("")
     before = _held.daemon.process.descriptors()
@@ -163,7 +163,7 @@ def kept_by(daemon: Daemon) -> int:
 
 
 def assert_kept(daemon: Daemon, count: int) -> None:
-    """Fail unless the supervisor has so many programs once it has heard of them."""
+    """Fail unless the supervisor has so many programs once it has received the messages."""
     until(lambda: kept_by(daemon) == count, f"the supervisor has {count} programs")
 
 
@@ -297,7 +297,7 @@ def test_a_program_read_from_its_file_is_shared(held: Held, user: Callable[[], U
 def test_PREP_4_a_program_compiled_in_the_background_is_shared(held: Held, user: Callable[[], User]) -> None:
     first, second = user(), user()
     model = first.prepare(preference=FAST)
-    until(lambda: len(first.programs()) == 1, "machine code has taken over")
+    until(lambda: len(first.programs()) == 1, "the compiled program is in use")
     assert_computes(model)
     assert_computes(second.prepare(preference=FAST))
     assert second.programs() == first.programs()
@@ -364,7 +364,7 @@ def test_LIFE_4_a_worker_killed_while_it_publishes_leaves_no_program(
     with ExitStack() as stack:
         victim = User(held.daemon, stack)
         call = stopped_at(point, held, victim)
-        until(lambda: kept_by(held.daemon) == (point == "offered"), "the supervisor has heard it")
+        until(lambda: kept_by(held.daemon) == (point == "offered"), "the supervisor has received it")
         victim.worker.kill()
         assert isinstance(call.wait().error, nnfmq.DeadObject)
     until(lambda: kept_by(held.daemon) == 0, "nobody has it")
@@ -375,7 +375,7 @@ def test_LIFE_4_a_worker_killed_while_it_publishes_leaves_no_program(
 def test_LIFE_4_a_copy_of_the_link_keeps_no_reference_of_a_worker_that_exited(
     held: Held, user: Callable[[], User]
 ) -> None:
-    """As one whose client has taken it over, and got the connection from it."""
+    """As a worker that is controlled by its client, which has a copy of the link."""
     victim, second = user(), user()
     before = set(victim.worker.children())
     held.order("leave a copy")
@@ -416,23 +416,23 @@ def test_a_stopped_supervisor_delays_a_preparation_by_one_timeout(held: Held, us
         assert_computes(first.prepare())
     second = user()
     assert_computes(second.prepare())
-    assert first.programs() == second.programs()  # what was offered meanwhile was heard later
+    assert first.programs() == second.programs()  # what was published meanwhile was received later
 
 
-# ---------------------------------------------------------------------------------------------------------- taken over
+# -------------------------------------------------------------------------------------------------- compromised workers
 
 
 def test_CACHE_12_a_worker_that_publishes_corrupt_memory_affects_no_other(held: Held, user: Callable[[], User]) -> None:
     bad, good, third = user(), user(), user()
-    held.order("offer what is spoilt")
+    held.order("publish corrupt memory")
     assert_computes(bad.prepare())
     held.order("")
-    spoilt = bad.programs()
+    corrupt = bad.programs()
     assert_kept(held.daemon, 1)
     model = good.prepare()
     assert_computes(model)
     assert_computes(third.prepare())
-    assert third.programs() == good.programs() and not good.programs() & spoilt
+    assert third.programs() == good.programs() and not good.programs() & corrupt
     errors = held.daemon.program.errors()
     assert "a program that another worker shares is not used" in errors
     assert f"worker {good.worker.pid} found a shared program corrupt" in errors
@@ -440,7 +440,7 @@ def test_CACHE_12_a_worker_that_publishes_corrupt_memory_affects_no_other(held: 
 
 def test_a_worker_that_publishes_unsealed_memory_is_disconnected(held: Held, user: Callable[[], User]) -> None:
     bad, good, third = user(), user(), user()
-    held.order("offer what is not sealed")
+    held.order("publish unsealed memory")
     assert_computes(bad.prepare())
     held.order("")
     until(

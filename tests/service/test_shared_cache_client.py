@@ -88,12 +88,12 @@ def resources() -> Iterator[ExitStack]:
 @pytest.fixture
 def supervisor(monkeypatch: pytest.MonkeyPatch, resources: ExitStack) -> Supervisor:
     """Return the supervisor's end of this process's connection to the shared cache."""
-    ours, theirs = Channel.pair()
-    resources.callback(ours.close)
-    worker = SharedCacheClient(theirs)
+    local, remote = Channel.pair()
+    resources.callback(local.close)
+    worker = SharedCacheClient(remote)
     resources.callback(worker.close)
     monkeypatch.setattr(shared_cache_client, "_client", worker)
-    return Supervisor(ours)
+    return Supervisor(local)
 
 
 @pytest.fixture
@@ -213,12 +213,12 @@ def test_a_lookup_ends_when_the_supervisor_exits(supervisor: Supervisor, worker:
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"\xff", shared_cache_protocol.encode(Lookup(1, NAME)), shared_cache_protocol.encode(Found(1))]
+    "reply", [b"", b"\xff", shared_cache_protocol.encode(Lookup(1, NAME)), shared_cache_protocol.encode(Found(1))]
 )
 def test_an_invalid_reply_closes_the_connection(
-    answer: bytes, supervisor: Supervisor, worker: SharedCacheClient
+    reply: bytes, supervisor: Supervisor, worker: SharedCacheClient
 ) -> None:
-    supervisor.channel.send(answer, (), NO_WAIT)
+    supervisor.channel.send(reply, (), NO_WAIT)
     assert worker.look_up(NAME) is None
     assert worker.is_closed
 

@@ -68,8 +68,8 @@ class Worker:
         """Look an entry up; return the inode of its memory, or None."""
         assert self.send(Lookup(number, name))
         with self.channel.receive(NO_WAIT) as frame:
-            answer = shared_cache_protocol.decode(frame.data, sender=Sender.SUPERVISOR, fds=len(frame.fds))
-            assert answer == (Found(number) if frame.fds else NotFound(number))
+            reply = shared_cache_protocol.decode(frame.data, sender=Sender.SUPERVISOR, fds=len(frame.fds))
+            assert reply == (Found(number) if frame.fds else NotFound(number))
             return os.fstat(frame.fds[0]).st_ino if frame.fds else None
 
     def close(self) -> None:
@@ -246,13 +246,13 @@ def test_publishing_unsealed_memory_closes_that_link_only(
 
 VIOLATIONS: dict[str, tuple[bytes, int]] = {
     "nothing": (b"", 0),
-    "no message": (b"\xff" * 100, 0),
-    "a supervisor's": (shared_cache_protocol.encode(NotFound(1)), 0),
-    "an offer without memory": (shared_cache_protocol.encode(Publish(1, NAME)), 0),
-    "an offer of two": (shared_cache_protocol.encode(Publish(1, NAME)), 2),
-    "a question with memory": (shared_cache_protocol.encode(Lookup(1, NAME)), 1),
+    "not a message": (b"\xff" * 100, 0),
+    "a supervisor's message": (shared_cache_protocol.encode(NotFound(1)), 0),
+    "publishing without memory": (shared_cache_protocol.encode(Publish(1, NAME)), 0),
+    "publishing two fds": (shared_cache_protocol.encode(Publish(1, NAME)), 2),
+    "a lookup with memory": (shared_cache_protocol.encode(Lookup(1, NAME)), 1),
     "a body in a file": (bytes(INLINE_BYTES + 1), 0),
-    "spoilt, and not held": (shared_cache_protocol.encode(Invalidate(1)), 0),
+    "invalidating an unknown reference": (shared_cache_protocol.encode(Invalidate(1)), 0),
 }
 
 
