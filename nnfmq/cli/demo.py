@@ -95,7 +95,7 @@ def classify(images: Array, name: str, screen: Console | None) -> Classification
     begin = time.monotonic_ns()
     with (
         connect(embedded=True) as client,
-        client.device("reference").prepare(load(example_path(name))) as model,
+        client.prepare(load(example_path(name))) as model,
         model.burst() as burst,
     ):
         inputs = as_inputs(images, model.inputs[0])

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top", metavar="N", type=at_least_one, default=5, help="number of classes to print (default: 5)"
     )
-    parser.add_argument("--device", metavar="NAME", default="reference", help="default: reference")
+    parser.add_argument("--device", metavar="NAME", help="default: compiled if it is available, else reference")
     parser.add_argument(
         "--repeat",
         metavar="N",
@@ -93,13 +93,13 @@ def execute(arguments: argparse.Namespace) -> int:
     model = nnfmq.load(arguments.model)
     inputs = read_inputs(arguments.input, model.inputs)
     labels = None if arguments.labels is None else read_labels(arguments.labels)
-    outputs, times = _burst(arguments, model, inputs)
+    device, outputs, times = _burst(arguments, model, inputs)
     results = [pair for pair in zip(outputs, model.outputs, strict=True) if not pair[1].is_state]
     if arguments.output is not None:
         _save(arguments.output, outputs, len(results))
     report = {
         "model": str(arguments.model),
-        "device": arguments.device,
+        "device": device,
         "outputs": [_output(array, info, labels, arguments.top) for array, info in results],
         "repeat": arguments.repeat,
         "p50_ns": times,
@@ -125,20 +125,20 @@ def read_labels(path: Path) -> list[str]:
 
 def _burst(
     arguments: argparse.Namespace, model: Any, inputs: Sequence[Array]
-) -> tuple[tuple[Array, ...], dict[str, int]]:
-    """Return the last outputs, and the p50 of each stage over all executions."""
+) -> tuple[str, tuple[Array, ...], dict[str, int]]:
+    """Return the device's name, the last outputs, and the p50 of each stage over all executions."""
     from contextlib import ExitStack
 
     from nnfmq.hal.types import ExecutionPreference
 
     with ExitStack() as stack:
         client = stack.enter_context(open_client(arguments.connect))
-        device = client.device(arguments.device)
+        target = client if arguments.device is None else client.device(arguments.device)
         once, repeated = ExecutionPreference.FAST_SINGLE_ANSWER, ExecutionPreference.SUSTAINED_SPEED
         preference = once if arguments.repeat == 1 else repeated
         with compiling(arguments.no_color) as progress:
             prepared = stack.enter_context(
-                device.prepare(model, progress=progress, preference=preference, timeout=arguments.timeout)
+                target.prepare(model, progress=progress, preference=preference, timeout=arguments.timeout)
             )
         burst = stack.enter_context(prepared.burst())
         executions, states = [], sum(info.is_state for info in model.inputs)
@@ -147,6 +147,7 @@ def _burst(
             executions.append(burst.last)
             inputs = [*inputs[: len(inputs) - states], *outputs[len(outputs) - states :]]
     return (
+        prepared.device,
         outputs,
         {name: median_low(getattr(last, f"{name}_ns") for last in executions) for name in _STAGES},
     )

@@ -41,7 +41,7 @@ def connect(
         server_uid: The driver may also run as this user.
         wait: Whether to wait for a driver that does not listen yet; none is started then (DEV-11).
         interface: The HAL version of this connection: "HIDL 1.0" to "HIDL 1.3", "AIDL v1" to "AIDL v4". An older one
-            has fewer calls, and rejects newer models (docs/dialects.md).
+            has fewer calls, and rejects newer models (docs/reference/hal-versions.md).
 
     Raises:
         DeviceUnavailable: If no driver can be reached, or it runs as another user.

@@ -64,6 +64,21 @@ class Managed:
 
 
 @dataclass
+class FakePreparedModel(Managed):
+    """A model that the fake has prepared on `device`."""
+
+    fake: Fake
+    device: str
+
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]:
+        return self.fake.inputs
+
+    def burst(self) -> Fake:
+        return self.fake
+
+
+@dataclass
 class Fake(Managed):
     """Driver, client, device, model and burst in one: each asks the same object on."""
 
@@ -109,8 +124,8 @@ class Fake(Managed):
             uniform_capabilities(CPU_PERFORMANCE), [OperandType.TENSOR_FLOAT32], PerformanceInfo(0.25, 2.0)
         )
 
-    def prepare(self, model: object, **_: object) -> Self:
-        return self
+    def prepare(self, model: object, **_: object) -> FakePreparedModel:
+        return FakePreparedModel(self, "compiled" if self.asked is None else self.asked.name)
 
     def burst(self) -> Self:
         return self
