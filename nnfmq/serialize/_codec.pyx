@@ -2,8 +2,8 @@
 """The compiled packet codec. `_pycodec` is the same in Python and specifies it; `datum` documents the records.
 
 It pays if consecutive requests of a burst differ, so that each has to be decoded: with the null model over two or eight
-memories in turn a round trip takes 57 µs instead of 91 µs (docs/explanation/performance.md). If all requests are
-equal, as in `Burst.execute`, client and driver compare bytes and neither codec runs.
+memories in turn, the p50 of a round trip is 57 µs instead of 91 µs (docs/explanation/performance.md). If all requests
+are equal, as in `Burst.execute`, client and driver compare bytes and neither codec runs.
 
 Everything out of the ordinary is left to the Python codec, so that there is one specification of it: numbers that are
 not exactly int, sequences other than tuple and list, and every error. An encoder that meets such a value calls the
