@@ -1,20 +1,19 @@
-"""Switch off each check of the validator and of the operations in turn; the tests must fail each time.
+"""Mutation testing of the validator and the operations: disable each check in turn; a test must fail each time.
 
     python tools/constraint_mutants.py                             # all: 3 to 6 minutes
-    python tools/constraint_mutants.py --only '^validation/'       # a part: checks whose FILE:LINE:COLUMN matches
-    python tools/constraint_mutants.py --only shapes.py:85 --json  # what was tried, and which test missed it
-    python tools/constraint_mutants.py --every 20                  # each twentieth: a sample
+    python tools/constraint_mutants.py --only '^validation/'       # the checks whose FILE:LINE:COLUMN matches
+    python tools/constraint_mutants.py --only shapes.py:85 --json  # each mutant and the test that kills it, as JSON
+    python tools/constraint_mutants.py --every 20                  # a sample: every twentieth check
 
 A check is a call of a function whose name begins with `require` or `_require`, or a `raise` of InvalidArgument or
-GeneralFailure. Of a check that requires several things at once (`and`, a chain of comparisons), each of them is
-switched off alone as well: a part.
+GeneralFailure. If a check has several conditions (`and`, a chain of comparisons), each of them is also disabled by
+itself; that is a *part* of the check.
 
-The modules are changed as they are imported, no file is: each check is there behind a switch. The tests are collected
-once, and run once in a fork, to learn in which of them a check refuses something: a check that refuses nothing in a
-test is not missed by it. Then each mutant gets a fork of its own, with its switch off and the tests in which it
-refused, the quickest first, until one fails. A test that fails so must pass alone with all checks on. There is a limit
-of time and of memory: a check may be what ends a loop. What no test misses is printed; exit status 0 only if there is
-none.
+The modules are rewritten when they are imported, with each check behind a switch; no file changes. The tests are
+collected once and run once in a fork, to record the tests in which each check rejects something: other tests cannot
+kill its mutant. Each mutant then runs in a fork, with its check disabled and these tests, fastest first, until one
+fails. A failing test must pass by itself with all checks enabled. Time and memory are limited, because a check may be
+what ends a loop. Surviving mutants are printed; the exit status is 0 if there are none.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("validation", "operations")
 _RUN = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header", "--tb=line", "--hypothesis-seed=0"]
 _ERRORS = ("InvalidArgument", "GeneralFailure")
-_LEFT_OUT = "tests/validation/test_model_mutations.py"  # takes minutes; its rules have tests of their own
+_EXCLUDED = "tests/validation/test_model_mutations.py"  # takes minutes; other tests cover its rules
 _SWITCHES = "__switches__"
-_LIMIT_S = 10  # of a mutant, beyond ten times what its tests take; one that takes longer is missed
+_LIMIT_S = 10  # for each mutant, plus ten times its tests' time; a timeout kills the mutant
 _LIMIT_BYTES = 4 << 30
 
 T = TypeVar("T")
@@ -58,7 +57,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check, or a part of one: where it is, and what it says."""
+    """A check or a part of one: its location and its source text."""
 
     path: Path
     line: int
@@ -67,8 +66,8 @@ class Check:
     is_part: bool
 
     @property
-    def place(self) -> str:
-        """Where it is, as `--only` sees it."""
+    def location(self) -> str:
+        """FILE:LINE:COLUMN, which `--only` matches."""
         return f"{self.path.parent.name}/{self.path.name}:{self.line}:{self.column}"
 
 
@@ -84,21 +83,21 @@ def _is_requirement(node: ast.AST) -> bool:
     return isinstance(call, ast.Call) and _name(call.func).lstrip("_").startswith("require")
 
 
-def _is_refusal(node: ast.AST) -> bool:
+def _is_rejection(node: ast.AST) -> bool:
     return isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and _name(node.exc.func) in _ERRORS
 
 
-class _Switched(ast.NodeTransformer):
-    """Puts each check of a module behind a switch, whose number is the check's in `checks`."""
+class _SwitchInserter(ast.NodeTransformer):
+    """Puts each check of a module behind a switch; the switch's index is the check's in `checks`, plus `first`."""
 
     def __init__(self, path: Path, first: int) -> None:
         self.checks: list[Check] = []
         self._path, self._first = path, first
-        self._conditions: set[str] = set()  # the names of this function's requirements
+        self._conditions: set[str] = set()  # names of this function's conditions
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         if node.name in ("_require", "require"):
-            return node  # raises for all others
+            return node  # the function that raises for all checks
         outer = self._conditions
         calls = (inner.value for inner in ast.walk(node) if isinstance(inner, ast.Expr) and _is_requirement(inner))
         firsts = (call.args[0] for call in calls if isinstance(call, ast.Call) and call.args)
@@ -108,26 +107,26 @@ class _Switched(ast.NodeTransformer):
         return visited
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
-        return node  # says the same in other words
+        return node  # only adds context to another check's message
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         if not _is_requirement(node):
             return self.generic_visit(node)
-        number = self._add(node)
+        index = self._add(node)
         call = node.value
         assert isinstance(call, ast.Call)
         if call.args:
             call.args[0] = self._in_parts(call.args[0])
-        refused = ast.parse(f"{_SWITCHES}.refuses({number})").body
-        handler = ast.ExceptHandler(ast.Name("BaseException", ast.Load()), None, [*refused, ast.Raise()])
+        rejected = ast.parse(f"{_SWITCHES}.rejects({index})").body
+        handler = ast.ExceptHandler(ast.Name("BaseException", ast.Load()), None, [*rejected, ast.Raise()])
         body = ast.Try(body=[node], handlers=[handler], orelse=[], finalbody=[])
-        return ast.copy_location(ast.If(self._expression(f"is_on({number})"), [body], []), node)
+        return ast.copy_location(ast.If(self._expression(f"is_enabled({index})"), [body], []), node)
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
-        if not _is_refusal(node):
+        if not _is_rejection(node):
             return node
-        number = self._add(node)
-        return ast.copy_location(ast.If(self._expression(f"refuses({number})"), [node], []), node)
+        index = self._add(node)
+        return ast.copy_location(ast.If(self._expression(f"rejects({index})"), [node], []), node)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         if len(node.targets) == 1 and isinstance(node.targets[0], ast.Name) and node.targets[0].id in self._conditions:
@@ -135,7 +134,7 @@ class _Switched(ast.NodeTransformer):
         return node
 
     def _in_parts(self, condition: ast.expr) -> ast.expr:
-        """Put what a condition joins by `and`, and each comparison of a chain, behind switches; into `all` as well."""
+        """Put the operands of `and`, and each comparison of a chain, behind switches, within `all(...)` too."""
         if isinstance(condition, ast.Call) and _name(condition.func) == "all":
             (each,) = condition.args
             if isinstance(each, ast.GeneratorExp):
@@ -147,8 +146,8 @@ class _Switched(ast.NodeTransformer):
         return ast.copy_location(ast.BoolOp(ast.And(), [self._part(part) for part in parts]), condition)
 
     def _part(self, part: ast.expr) -> ast.expr:
-        number = self._add(part)
-        call = self._expression(f"holds({number})")
+        index = self._add(part)
+        call = self._expression(f"holds({index})")
         assert isinstance(call, ast.Call)
         call.args.append(part)
         return ast.copy_location(call, part)
@@ -172,35 +171,35 @@ def _parts(condition: ast.expr) -> list[ast.expr]:
     return [condition]
 
 
-def switched(path: Path, first: int = 0) -> tuple[ast.Module, list[Check]]:
-    """Return a file's tree with all checks behind switches from number `first` on, and the checks."""
-    transformer = _Switched(path, first)
+def insert_switches(path: Path, first: int = 0) -> tuple[ast.Module, list[Check]]:
+    """Return a file's syntax tree with all checks behind switches, with indexes from `first`, and the checks."""
+    transformer = _SwitchInserter(path, first)
     tree = transformer.visit(ast.parse(path.read_text()))
     return ast.fix_missing_locations(tree), transformer.checks
 
 
-# -- their switches, in the modules -----------------------------------------------------------------------------------
+# -- switches in the imported modules ---------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Switches:
-    """Which check is off (None: none is), and which have refused something. The modules call its methods."""
+    """The disabled check (None: none), and the checks that have rejected something. The modules call its methods."""
 
-    off: int | None = None
-    refused: set[int] = field(default_factory=set)
+    disabled: int | None = None
+    rejected: set[int] = field(default_factory=set)
 
-    def is_on(self, number: int) -> bool:
-        """Return whether a check is to be made."""
-        return number != self.off
+    def is_enabled(self, index: int) -> bool:
+        """Return True unless the check is disabled."""
+        return index != self.disabled
 
-    def refuses(self, number: int) -> bool:
-        """Note that a check refuses something, and return whether it may."""
-        self.refused.add(number)
-        return number != self.off
+    def rejects(self, index: int) -> bool:
+        """Record that a check rejects something; return True unless it is disabled."""
+        self.rejected.add(index)
+        return index != self.disabled
 
-    def holds(self, number: int, part: T) -> T | bool:
-        """Return a part's value, noting that it refuses something; True where it is off."""
-        return part or not self.refuses(number)
+    def holds(self, index: int, part: T) -> T | bool:
+        """Return a part's value, or True if the part is disabled; record that it rejects if the value is false."""
+        return part or not self.rejects(index)
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -217,14 +216,14 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of the packages, with switches."""
+    """Imports the packages' modules with switches."""
 
     def __init__(self, switches: Switches) -> None:
         self.checks: list[Check] = []
         self._switches = switches
         self._trees: dict[str, tuple[Path, ast.Module]] = {}
         for path in sorted(path for package in PACKAGES for path in (ROOT / "nnfmq" / package).glob("*.py")):
-            tree, checks = switched(path, len(self.checks))
+            tree, checks = insert_switches(path, len(self.checks))
             if checks:
                 self.checks += checks
                 self._trees[".".join(path.relative_to(ROOT).with_suffix("").parts)] = path, tree
@@ -242,30 +241,30 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one test did in a fork."""
+class TestResult:
+    """The result of one test in a fork, and the checks that rejected something during it."""
 
     test: str
     passed: bool
     skipped: bool
     seconds: float
-    refused: list[int]
+    rejected: list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What became of a mutant: the test that missed the check, and how many have it refuse something."""
+class MutantResult:
+    """The result of one mutant: the test that kills it (None: it survived), and the count of candidate tests."""
 
-    place: str
+    location: str
     text: str
     is_part: bool
     tests: int
-    missed_by: str | None
+    killed_by: str | None
     seconds: float
 
 
 class _Reports:
-    """Collects what pytest says of one test."""
+    """Collects pytest's reports of one test."""
 
     def __init__(self) -> None:
         self.reports: list[pytest.TestReport] = []
@@ -274,88 +273,92 @@ class _Reports:
         self.reports.append(report)
 
 
-class Judge:
-    """A pytest plugin that tries mutants in place of running the tests."""
+class MutationRunner:
+    """A pytest plugin that runs mutants instead of the tests."""
 
     def __init__(self, finder: _Finder, switches: Switches, chosen: Sequence[int], console: Console) -> None:
-        self.verdicts: list[Verdict] = []
+        self.results: list[MutantResult] = []
         self.skipped = 0
-        self.complaint: str | None = "the tests cannot be collected"
+        self.error: str | None = "the tests cannot be collected"
         self._checks, self._switches, self._chosen, self._console = finder.checks, switches, chosen, console
         self._items: dict[str, pytest.Item] = {}
-        self._known: dict[str, Outcome] = {}
+        self._baseline: dict[str, TestResult] = {}
         self._pass_alone: set[str] = set()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Learn what the tests do, then try each mutant; True tells pytest that the tests have been run."""
+        """Run the baseline, then each mutant. Returns True: pytest then does not run the tests itself."""
         self._items = {item.nodeid: item for item in session.items}
-        self.complaint = None
+        self.error = None
         gc.freeze()
-        self._learn()
-        for number in track(self._chosen, "switched off", console=self._console, disable=not self._console.is_terminal):
-            if self.complaint is None:
-                self._try(number)
+        self._run_baseline()
+        for index in track(
+            self._chosen, "running mutants", console=self._console, disable=not self._console.is_terminal
+        ):
+            if self.error is None:
+                self._run_mutant(index)
         return True
 
-    def _learn(self) -> None:
-        with self._console.status(f"running {len(self._items)} tests as they are"):
-            outcomes = self._outcomes(list(self._items), None, limit_s=0)
-        self._known = {outcome.test: outcome for outcome in outcomes}
-        self.skipped = sum(outcome.skipped for outcome in outcomes)
-        failed = [test for test in self._items if test not in self._known or not self._known[test].passed]
+    def _run_baseline(self) -> None:
+        with self._console.status(f"running {len(self._items)} tests without a disabled check"):
+            test_results = self._run_in_fork(list(self._items), None, limit_s=0)
+        self._baseline = {test_result.test: test_result for test_result in test_results}
+        self.skipped = sum(test_result.skipped for test_result in test_results)
+        failed = [test for test in self._items if test not in self._baseline or not self._baseline[test].passed]
         if failed:
-            self.complaint = f"fails as it is, nothing can be said of mutants: {failed[0]}"
+            self.error = f"this test fails without a disabled check: {failed[0]}"
 
-    def _try(self, number: int) -> None:
+    def _run_mutant(self, index: int) -> None:
         began = time.monotonic()
-        tests = sorted((o for o in self._known.values() if number in o.refused), key=lambda outcome: outcome.seconds)
-        names = [outcome.test for outcome in tests]
-        missed_by = self._first_failure(names, number)
-        if missed_by is None:  # a fixture's refusal counts for the first test that wants the fixture
+        tests = sorted(
+            (o for o in self._baseline.values() if index in o.rejected), key=lambda test_result: test_result.seconds
+        )
+        names = [test_result.test for test_result in tests]
+        killed_by = self._first_failure(names, index)
+        if killed_by is None:  # a rejection within a fixture is recorded for the first test that uses the fixture
             files = {name.partition("::")[0] for name in names}
-            missed_by = self._first_failure([name for name in self._items if name.partition("::")[0] in files], number)
-        check, seconds = self._checks[number], round(time.monotonic() - began, 3)
-        self.verdicts.append(Verdict(check.place, check.text, check.is_part, len(names), missed_by, seconds))
-        if missed_by is None:
-            self._console.print(f"[red]no test misses[/] {check.place}: {check.text}", highlight=False, soft_wrap=True)
+            killed_by = self._first_failure([name for name in self._items if name.partition("::")[0] in files], index)
+        check, seconds = self._checks[index], round(time.monotonic() - began, 3)
+        self.results.append(MutantResult(check.location, check.text, check.is_part, len(names), killed_by, seconds))
+        if killed_by is None:
+            self._console.print(f"[red]survived[/] {check.location}: {check.text}", highlight=False, soft_wrap=True)
 
-    def _first_failure(self, tests: list[str], number: int) -> str | None:
+    def _first_failure(self, tests: list[str], index: int) -> str | None:
         if not tests:
             return None
-        limit_s = _LIMIT_S + int(10 * sum(self._known[test].seconds for test in tests))
-        outcomes = self._outcomes(tests, number, limit_s)
-        if all(outcome.passed for outcome in outcomes) and len(outcomes) == len(tests):
+        limit_s = _LIMIT_S + int(10 * sum(self._baseline[test].seconds for test in tests))
+        test_results = self._run_in_fork(tests, index, limit_s)
+        if all(test_result.passed for test_result in test_results) and len(test_results) == len(tests):
             return None
-        passed = [outcome.test for outcome in outcomes if outcome.passed]
+        passed = [test_result.test for test_result in test_results if test_result.passed]
         failed = tests[len(passed)]  # the first that failed, or did not end
         if failed not in self._pass_alone:
-            alone = self._outcomes([failed], None, limit_s)
+            alone = self._run_in_fork([failed], None, limit_s)
             if not (alone and alone[0].passed):
-                self.complaint = f"fails when it runs alone, whatever is switched off: {failed}"
+                self.error = f"this test fails by itself without a disabled check: {failed}"
             self._pass_alone.add(failed)
         return failed
 
-    def _outcomes(self, tests: Sequence[str], off: int | None, limit_s: int) -> list[Outcome]:
-        """Run tests in a fork, with a check off until the first fails, and return what it told of them; blocks."""
+    def _run_in_fork(self, tests: Sequence[str], disabled: int | None, limit_s: int) -> list[TestResult]:
+        """Run tests in a fork until the first fails, with a check disabled, and return their results. Blocks."""
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(reader)
             resource.setrlimit(resource.RLIMIT_AS, (_LIMIT_BYTES, _LIMIT_BYTES))
             signal.alarm(limit_s)
-            self._switches.off = off
+            self._switches.disabled = disabled
             with os.fdopen(writer, "w", buffering=1) as pipe:
-                self._run([self._items[test] for test in tests], off is not None, pipe.write)
+                self._run([self._items[test] for test in tests], disabled is not None, pipe.write)
             os._exit(0)
         os.close(writer)
         with os.fdopen(reader) as pipe:
             lines = pipe.read().splitlines()
         os.waitpid(child, 0)
-        return [Outcome(**json.loads(line)) for line in lines]
+        return [TestResult(**json.loads(line)) for line in lines]
 
-    def _run(self, items: Sequence[pytest.Item], stops: bool, tell: Callable[[str], Any]) -> None:
+    def _run(self, items: Sequence[pytest.Item], stops: bool, write: Callable[[str], Any]) -> None:
         for item, following in zip(items, [*items[1:], None], strict=True):
-            self._switches.refused.clear()
+            self._switches.rejected.clear()
             reports, began = _Reports(), time.monotonic()
             item.config.pluginmanager.register(reports)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
@@ -363,70 +366,80 @@ class Judge:
             passed = not any(report.failed for report in reports.reports)
             skipped = any(report.skipped for report in reports.reports)
             seconds = time.monotonic() - began
-            tell(json.dumps(asdict(Outcome(item.nodeid, passed, skipped, seconds, sorted(self._switches.refused)))))
-            tell("\n")
+            write(
+                json.dumps(asdict(TestResult(item.nodeid, passed, skipped, seconds, sorted(self._switches.rejected))))
+            )
+            write("\n")
             if stops and not passed:
                 return
 
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Send what this process and its forks write to descriptors 1 and 2 nowhere."""
+    """Discard what this process and its forks write to fds 1 and 2."""
     kept = os.dup(1), os.dup(2)
     nothing = os.open(os.devnull, os.O_WRONLY)
     try:
-        for number in (1, 2):
-            os.dup2(nothing, number)
+        for index in (1, 2):
+            os.dup2(nothing, index)
         yield
     finally:
-        for number, copy in zip((1, 2), kept, strict=True):
-            os.dup2(copy, number)
-        for number in (nothing, *kept):
-            os.close(number)
+        for index, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, index)
+        for index in (nothing, *kept):
+            os.close(index)
 
 
-def judged(only: str, every: int, tests: Collection[str], console: Console) -> Judge:
-    """Try each `every`th check whose place matches `only`. Raises SystemExit where nothing can be said of them."""
+def run_mutants(only: str, every: int, tests: Collection[str], console: Console) -> MutationRunner:
+    """Run a mutant for each `every`th check whose location matches `only`.
+
+    Raises:
+        SystemExit: If no check matches, or if the tests do not pass without a disabled check.
+    """
     switches = Switches()
     finder = _Finder(switches)
-    chosen = [number for number, check in enumerate(finder.checks) if re.search(only, check.place)][::every]
+    chosen = [index for index, check in enumerate(finder.checks) if re.search(only, check.location)][::every]
     if not chosen:
         raise SystemExit(f"no check matches {only}")
     if any(f"nnfmq.{package}" in sys.modules for package in PACKAGES):
-        raise SystemExit("the modules were imported before the switches were there")
-    folders = sorted({f"tests/{finder.checks[number].path.parent.name}" for number in chosen})
-    selected = tests or [*folders, f"--ignore={_LEFT_OUT}"]
+        raise SystemExit("nnfmq was imported before its checks could be instrumented")
+    folders = sorted({f"tests/{finder.checks[index].path.parent.name}" for index in chosen})
+    selected = tests or [*folders, f"--ignore={_EXCLUDED}"]
     sys.meta_path.insert(0, finder)
     os.chdir(ROOT)
-    judge = Judge(finder, switches, chosen, console)
+    runner = MutationRunner(finder, switches, chosen, console)
     with tempfile.TemporaryDirectory() as folder, _silence():
-        pytest.main([*_RUN, f"--basetemp={folder}/tests", *selected], plugins=[judge])
-    if judge.complaint:
-        raise SystemExit(judge.complaint)
-    return judge
+        pytest.main([*_RUN, f"--basetemp={folder}/tests", *selected], plugins=[runner])
+    if runner.error:
+        raise SystemExit(runner.error)
+    return runner
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try every check."""
+    """Run every selected mutant; return the exit status."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", metavar="REGEX", default="", help="checks whose place matches (default: all)")
-    parser.add_argument("--every", metavar="N", type=int, default=1, help="each Nth of them alone (default: 1)")
-    parser.add_argument("--tests", metavar="PATH", nargs="+", default=[], help="run these (default: the packages')")
-    parser.add_argument("--json", action="store_true", help="print JSON: each mutant, and the test that missed it")
+    parser.add_argument(
+        "--only", metavar="REGEX", default="", help="only checks whose FILE:LINE:COLUMN matches (default: all)"
+    )
+    parser.add_argument("--every", metavar="N", type=int, default=1, help="only every Nth of them (default: 1)")
+    parser.add_argument(
+        "--tests", metavar="PATH", nargs="+", default=[], help="run these tests (default: those of the packages)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON: each mutant and the test that kills it")
     options = parser.parse_args(arguments)
     with os.fdopen(os.dup(2 if options.json else 1), "w") as terminal:
         console = Console(file=terminal)
         began = time.monotonic()
-        judge = judged(options.only, options.every, options.tests, console)
-        verdicts, spent = judge.verdicts, time.monotonic() - began
-        survivors = sum(verdict.missed_by is None for verdict in verdicts)
-        checks = sum(not verdict.is_part for verdict in verdicts)
-        numbers = f"{checks} checks and {len(verdicts) - checks} parts of checks switched off"
-        skipped = f"; {judge.skipped} tests skipped" if judge.skipped else ""
-        console.print(f"{numbers}, {survivors} not missed{skipped}; {spent:.0f} s", highlight=False, soft_wrap=True)
+        runner = run_mutants(options.only, options.every, options.tests, console)
+        results, spent = runner.results, time.monotonic() - began
+        survivors = sum(result.killed_by is None for result in results)
+        checks = sum(not result.is_part for result in results)
+        numbers = f"{checks} checks and {len(results) - checks} parts of checks disabled"
+        skipped = f"; {runner.skipped} tests skipped" if runner.skipped else ""
+        console.print(f"{numbers}, {survivors} survived{skipped}; {spent:.0f} s", highlight=False, soft_wrap=True)
     if options.json:
-        print(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
+        print(json.dumps([asdict(result) for result in results], indent=1))
     return 1 if survivors else 0
 
 

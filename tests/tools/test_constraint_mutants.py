@@ -1,4 +1,4 @@
-"""`tools/constraint_mutants.py`: a check that is switched off is missed by the tests, and only then.
+"""`tools/constraint_mutants.py`: tests kill the mutants of the checks that they cover, and no others.
 
 The full tier tries a sample of the checks, the deep tier all.
 """
@@ -82,7 +82,7 @@ def module(tmp_path: Path) -> Path:
 @pytest.fixture
 def names(module: Path) -> dict[str, Any]:
     """The module's functions, with `switches` to switch its checks off by."""
-    tree, _ = constraint_mutants.switched(module)
+    tree, _ = constraint_mutants.insert_switches(module)
     switches = Switches()
     names = {"InvalidArgument": InvalidArgument, "__switches__": switches, "switches": switches}
     exec(compile(tree, module, "exec"), names)
@@ -90,7 +90,7 @@ def names(module: Path) -> dict[str, Any]:
 
 
 def test_checks_and_their_parts_are_found_and_helpers_left_alone(module: Path) -> None:
-    _, checks = constraint_mutants.switched(module)
+    _, checks = constraint_mutants.insert_switches(module)
     assert [(check.line, check.is_part, check.text) for check in checks] == FOUND
 
 
@@ -98,23 +98,27 @@ def test_checks_and_their_parts_are_found_and_helpers_left_alone(module: Path) -
 def test_what_refuses_is_noted(names: dict[str, Any], function: str, value: object, refusing: set[int]) -> None:
     with pytest.raises(InvalidArgument):
         names[function](value)
-    assert names["switches"].refused == refusing
+    assert names["switches"].rejected == refusing
 
 
 @pytest.mark.parametrize(
-    ("function", "value", "off"),
-    [(function, value, off) for function, value, refusing in REFUSED for off in set(range(len(FOUND))) - refusing],
+    ("function", "value", "disabled"),
+    [
+        (function, value, disabled)
+        for function, value, refusing in REFUSED
+        for disabled in set(range(len(FOUND))) - refusing
+    ],
 )
-def test_other_checks_refuse_what_one_that_is_off_would_not(
-    names: dict[str, Any], function: str, value: object, off: int
+def test_the_other_checks_reject_while_one_is_disabled(
+    names: dict[str, Any], function: str, value: object, disabled: int
 ) -> None:
-    names["switches"].off = off
+    names["switches"].disabled = disabled
     with pytest.raises(InvalidArgument):
         names[function](value)
 
 
 @pytest.mark.parametrize(
-    ("function", "value", "off"),
+    ("function", "value", "disabled"),
     [
         ("small", -1, SMALL),
         ("small", -1, FROM_0),
@@ -124,26 +128,26 @@ def test_other_checks_refuse_what_one_that_is_off_would_not(
         ("known", (7,), OTHER),
     ],
 )
-def test_what_is_off_refuses_nothing(names: dict[str, Any], function: str, value: object, off: int) -> None:
-    names["switches"].off = off
+def test_a_disabled_check_rejects_nothing(names: dict[str, Any], function: str, value: object, disabled: int) -> None:
+    names["switches"].disabled = disabled
     names[function](value)
 
 
-def test_a_sample_of_checks_is_missed_by_their_tests_and_by_no_others() -> None:
+def test_a_sample_of_mutants_is_killed_by_their_tests_and_by_no_others() -> None:
     tests = [f"tests/validation/test_{name}.py" for name in ("buffer_desc", "request")]
     only = "^validation/(buffer_desc|subgraph_boundaries|request)"
     done = run("--only", only, "--every", "6", "--json", "--tests", *tests)
-    missed = {verdict["place"]: verdict["missed_by"] for verdict in json.loads(done.stdout)}
-    other = {place: test for place, test in missed.items() if "subgraph_boundaries" in place}
+    killed = {result["location"]: result["killed_by"] for result in json.loads(done.stdout)}
+    other = {location: test for location, test in killed.items() if "subgraph_boundaries" in location}
 
     assert done.returncode == 1
     assert other
     assert not any(other.values())
-    assert all(test for place, test in missed.items() if place not in other)
-    assert all(f"no test misses {place}: " in done.stderr for place in other)
+    assert all(test for location, test in killed.items() if location not in other)
+    assert all(f"survived {location}: " in done.stderr for location in other)
 
 
-def test_what_is_no_check_is_refused() -> None:
+def test_a_pattern_that_matches_no_check_is_rejected() -> None:
     with pytest.raises(SystemExit, match=r"^no check matches model.py:1:$"):
         constraint_mutants.main(["--only", "model.py:1:"])
 
