@@ -205,7 +205,7 @@ def test_closing_a_frame_twice_does_no_harm() -> None:
     assert frame.fds == []
 
 
-def test_more_descriptors_than_a_frame_carries_are_refused(pair: tuple[Channel, Channel]) -> None:
+def test_more_descriptors_than_a_frame_carries_are_rejected(pair: tuple[Channel, Channel]) -> None:
     with pytest.raises(InvalidArgument, match=f"at most {FDS_MAX} fds, not {FDS_MAX + 1}"):
         pair[0].send(b"", [0] * (FDS_MAX + 1))
 
@@ -222,7 +222,7 @@ def refused(channel: Channel) -> ProtocolError:
     return caught.value
 
 
-def test_a_datagram_longer_than_a_frame_is_refused(raw: tuple[socket.socket, Channel]) -> None:
+def test_a_datagram_longer_than_a_frame_is_rejected(raw: tuple[socket.socket, Channel]) -> None:
     raw[0].send(bytes(INLINE_BYTES + 2))
     assert "cut short" in str(refused(raw[1]))
 
@@ -232,7 +232,7 @@ def test_the_descriptors_of_a_datagram_longer_than_a_frame_are_closed(raw: tuple
     assert "cut short" in str(refused(raw[1]))
 
 
-def test_more_descriptors_than_a_frame_carries_are_refused_and_closed(raw: tuple[socket.socket, Channel]) -> None:
+def test_more_descriptors_than_a_frame_carries_are_rejected_and_closed(raw: tuple[socket.socket, Channel]) -> None:
     sendmsg(raw[0], b"\0", [0] * 253)  # all that Linux passes at a time
     assert "cut short" in str(refused(raw[1]))
 
@@ -244,7 +244,7 @@ def test_a_channel_is_usable_after_a_frame_was_cut_short(raw: tuple[socket.socke
     assert raw[1].receive(soon()).data == b"next"
 
 
-def test_a_message_whose_descriptors_find_no_room_comes_without_them(raw: tuple[socket.socket, Channel]) -> None:
+def test_a_message_whose_fds_do_not_fit_arrives_without_them(raw: tuple[socket.socket, Channel]) -> None:
     before = open_descriptors()
     with no_more_descriptors(but=1):
         sendmsg(raw[0], b"\0said", [0, 1, 2])
@@ -253,14 +253,14 @@ def test_a_message_whose_descriptors_find_no_room_comes_without_them(raw: tuple[
     assert open_descriptors() == before
 
 
-def test_a_body_whose_file_finds_no_room_is_refused(raw: tuple[socket.socket, Channel]) -> None:
+def test_a_body_whose_fd_does_not_fit_is_rejected(raw: tuple[socket.socket, Channel]) -> None:
     with no_more_descriptors(but=1):
         sendmsg(raw[0], struct.pack("<BQ", 1, INLINE_BYTES + 1), [0, 1, 2])
         assert "cut short" in str(refused(raw[1]))
 
 
 @pytest.mark.parametrize("kind", [2, 255])
-def test_a_frame_of_an_unknown_kind_is_refused(kind: int, raw: tuple[socket.socket, Channel]) -> None:
+def test_a_frame_of_an_unknown_kind_is_rejected(kind: int, raw: tuple[socket.socket, Channel]) -> None:
     sendmsg(raw[0], bytes([kind, 1, 2, 3]), [0])
     error = refused(raw[1])
     assert f"kind {kind}" in str(error)
@@ -268,25 +268,25 @@ def test_a_frame_of_an_unknown_kind_is_refused(kind: int, raw: tuple[socket.sock
 
 
 @pytest.mark.parametrize("size", [0, 7, 9, 100], ids=lambda size: f"{size} bytes instead of 8")
-def test_a_body_length_of_the_wrong_size_is_refused(size: int, raw: tuple[socket.socket, Channel]) -> None:
+def test_a_body_length_of_the_wrong_size_is_rejected(size: int, raw: tuple[socket.socket, Channel]) -> None:
     sendmsg(raw[0], b"\1" + bytes(size), [0])
     assert "malformed" in str(refused(raw[1]))
 
 
-def test_a_body_without_its_file_is_refused(raw: tuple[socket.socket, Channel]) -> None:
+def test_a_body_without_its_file_is_rejected(raw: tuple[socket.socket, Channel]) -> None:
     raw[0].send(struct.pack("<BQ", 1, INLINE_BYTES + 1))
     assert "0 fds" in str(refused(raw[1]))
 
 
 @pytest.mark.parametrize("length", [0, INLINE_BYTES, BODY_BYTES_MAX + 1, 2**64 - 1])
-def test_a_body_length_out_of_range_is_refused(length: int, raw: tuple[socket.socket, Channel]) -> None:
+def test_a_body_length_out_of_range_is_rejected(length: int, raw: tuple[socket.socket, Channel]) -> None:
     sendmsg(raw[0], struct.pack("<BQ", 1, length), [0, 0])
     error = refused(raw[1])
     assert str(length) in str(error)
     assert error.offset == 1
 
 
-def test_a_body_in_a_file_is_refused_unread_where_none_is_taken(pair: tuple[Channel, Channel]) -> None:
+def test_a_body_in_a_file_is_rejected_unread_where_none_is_taken(pair: tuple[Channel, Channel]) -> None:
     ours, theirs = pair
     ours.send(bytes(INLINE_BYTES + 1))
     with pytest.raises(ProtocolError, match="a body in a file is not taken here"):
@@ -296,14 +296,14 @@ def test_a_body_in_a_file_is_refused_unread_where_none_is_taken(pair: tuple[Chan
         assert len(frame.data) == INLINE_BYTES
 
 
-def test_a_body_longer_than_its_file_is_refused(
+def test_a_body_longer_than_its_file_is_rejected(
     raw: tuple[socket.socket, Channel], files: Callable[[int], list[int]]
 ) -> None:
     sendmsg(raw[0], struct.pack("<BQ", 1, INLINE_BYTES + 1), files(3))
     assert "ends early" in str(refused(raw[1]))
 
 
-def test_a_body_in_a_pipe_is_refused(raw: tuple[socket.socket, Channel], resources: ExitStack) -> None:
+def test_a_body_in_a_pipe_is_rejected(raw: tuple[socket.socket, Channel], resources: ExitStack) -> None:
     read, write = os.pipe()
     resources.callback(os.close, read)
     resources.callback(os.close, write)
@@ -311,7 +311,9 @@ def test_a_body_in_a_pipe_is_refused(raw: tuple[socket.socket, Channel], resourc
     assert "cannot be read" in str(refused(raw[1]))
 
 
-def test_a_body_in_an_ordinary_file_is_refused_unread(raw: tuple[socket.socket, Channel], resources: ExitStack) -> None:
+def test_a_body_in_an_ordinary_file_is_rejected_unread(
+    raw: tuple[socket.socket, Channel], resources: ExitStack
+) -> None:
     """Its file system may be the sender's own, and keep the reader waiting."""
     fd = os.open(os.__file__, os.O_RDONLY | os.O_CLOEXEC)
     resources.callback(os.close, fd)
@@ -411,7 +413,7 @@ def test_closing_one_of_two_copies_does_not_hang_up_the_other(resources: ExitSta
     assert theirs.receive(soon()).data == b"still here"
 
 
-def test_a_receive_that_may_not_wait_returns_at_once(pair: tuple[Channel, Channel]) -> None:
+def test_a_receive_that_may_not_wait_returns_immediately(pair: tuple[Channel, Channel]) -> None:
     with pytest.raises(MissedDeadlineTransient):
         pair[1].receive(NO_WAIT)
 
@@ -529,7 +531,9 @@ def test_the_peer_is_the_process_that_connected(client: tuple[subprocess.Popen[b
     assert channel.peer() == (process.pid, os.getuid(), os.getgid())
 
 
-def test_the_peer_s_pidfd_tells_its_end(client: tuple[subprocess.Popen[bytes], Channel], resources: ExitStack) -> None:
+def test_the_peers_pidfd_reports_its_exit(
+    client: tuple[subprocess.Popen[bytes], Channel], resources: ExitStack
+) -> None:
     process, channel = client
     pidfd = channel.open_peer_pidfd()
     assert pidfd is not None
@@ -572,7 +576,7 @@ def test_a_peer_that_ended_and_was_reaped_has_no_pidfd_or_an_ended_one(
     ("family", "kind"),
     [(socket.AF_UNIX, socket.SOCK_STREAM), (socket.AF_UNIX, socket.SOCK_DGRAM), (socket.AF_INET, socket.SOCK_STREAM)],
 )
-def test_another_kind_of_socket_is_refused_and_closed(family: int, kind: int) -> None:
+def test_another_kind_of_socket_is_rejected_and_closed(family: int, kind: int) -> None:
     before = open_descriptors()
     with pytest.raises(InvalidArgument, match="SEQPACKET"):
         Channel.adopt(socket.socket(family, kind).detach())
@@ -603,7 +607,7 @@ def test_a_client_connects_to_a_listener(tmp_path: Path) -> None:
             assert not os.get_inheritable(accepted.fileno())
 
 
-def test_nobody_to_accept_is_no_error(tmp_path: Path) -> None:
+def test_accept_without_a_connection_returns_none(tmp_path: Path) -> None:
     with Listener.create(tmp_path / "socket") as listener:
         assert listener.accept() is None
 
@@ -639,7 +643,7 @@ def test_a_path_that_a_killed_driver_left_is_replaced(tmp_path: Path) -> None:
         pass
 
 
-def test_a_second_listener_is_refused_and_the_first_lives_on(tmp_path: Path) -> None:
+def test_a_second_listener_is_rejected_and_the_first_lives_on(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with Listener.create(path):
         with pytest.raises(DeviceUnavailable, match="another driver already listens"):

@@ -64,7 +64,7 @@ def test_another_name_is_an_import_error_with_the_choice(tree: Path, report: str
 
 
 @each_part
-def test_the_python_core_on_request_says_so(tree: Path, report: str) -> None:
+def test_the_python_core_on_request_reports_it(tree: Path, report: str) -> None:
     done = run(tree, core="python", code=report)
     assert done.stdout == f"python | {tree}/nnfmq/{WHERE[report][1]}.py | $NNFMQ_CORE asks for it\n"
     assert done.stderr == ""
@@ -85,7 +85,7 @@ def test_the_python_core_on_request_wins_over_a_built_core(tmp_path: Path, repor
 
 
 @needs_compiled
-def test_unset_a_part_that_was_not_built_runs_on_its_twin_and_says_so(tmp_path: Path) -> None:
+def test_unset_a_part_that_was_not_built_runs_on_its_python_core_and_reports_it(tmp_path: Path) -> None:
     tree = copy_package(tmp_path, compiled=True)
     next((tree / "nnfmq" / "serialize").glob("_codec*.so")).unlink()
     done = run(tree, core=None, code=CODEC)

@@ -67,7 +67,7 @@ def test_every_holder_sees_the_same_and_as_often_as_it_likes(fence: Fence, resou
     assert {holder.state for holder in holders} == {SIGNALED}
 
 
-def test_a_fence_for_which_there_are_no_descriptors_is_refused() -> None:
+def test_a_fence_for_which_there_are_no_descriptors_is_rejected() -> None:
     with no_more_descriptors(but=1), pytest.raises(ResourceExhaustedTransient, match="ulimit -n"):
         Fence.create()
 
@@ -89,7 +89,7 @@ def test_a_wait_ends_when_another_thread_signals(fence: Fence) -> None:
     assert states == [SIGNALED]
 
 
-def test_FEN_11_a_fence_whose_creator_lets_go_is_in_error(fence: Fence, resources: ExitStack) -> None:
+def test_FEN_11_a_fence_whose_creator_closes_it_is_in_error(fence: Fence, resources: ExitStack) -> None:
     holder = resources.enter_context(Fence.adopt(os.dup(fence.fileno())))
     fence.close()
     fence.close()
@@ -185,7 +185,7 @@ class FakeSyncFile:
 
 
 @pytest.mark.parametrize(("status", "state"), [(1, SIGNALED), (-22, ERROR), (None, SIGNALED)])
-def test_FEN_11_a_sync_file_says_by_its_status_whether_it_failed(
+def test_FEN_11_the_status_of_a_sync_file_shows_whether_it_failed(
     status: int | None, state: FenceState, resources: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fd = os.eventfd(0, os.EFD_CLOEXEC)

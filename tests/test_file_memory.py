@@ -88,24 +88,24 @@ def test_memory_that_was_never_closed_is_complained_about(fd: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "offset"), [(101, 0), (1, 100), (100, 1), (10, -1), (1 << 62, 1 << 62)])
-def test_N_RQX_16_bytes_that_the_file_does_not_have_are_refused(fd: int, size: int, offset: int) -> None:
+def test_N_RQX_16_bytes_that_the_file_does_not_have_are_rejected(fd: int, size: int, offset: int) -> None:
     with pytest.raises(InvalidArgument, match="N-RQX-16"):
         FileMemory.from_fd(fd, size, offset=offset)
 
 
 @pytest.mark.parametrize("size", [0, -1])
-def test_N_VAL_13_memory_of_no_size_is_refused(fd: int, size: int) -> None:
+def test_N_VAL_13_memory_of_no_size_is_rejected(fd: int, size: int) -> None:
     with pytest.raises(InvalidArgument, match="N-VAL-13"):
         FileMemory.from_fd(fd, size)
 
 
-def test_N_VAL_13_a_number_that_is_no_descriptor_is_refused() -> None:
+def test_N_VAL_13_a_number_that_is_no_descriptor_is_rejected() -> None:
     with pytest.raises(InvalidArgument, match="N-VAL-13"):
         FileMemory.from_fd(-1, 1)
 
 
 @pytest.mark.parametrize("kind", [os.O_DIRECTORY, os.O_DIRECTORY | os.O_PATH])
-def test_N_RQX_16_what_has_no_bytes_in_places_is_refused_and_closed(tmp_path: Path, kind: int) -> None:
+def test_N_RQX_16_what_has_no_bytes_in_places_is_rejected_and_closed(tmp_path: Path, kind: int) -> None:
     fd = os.open(tmp_path, kind)
     with pytest.raises(InvalidArgument, match="N-RQX-16"):
         FileMemory.adopt(fd, 1, 0, Protection.READ)
@@ -142,7 +142,7 @@ def test_MEM_4_it_allows_what_is_asked_for_and_the_descriptor_can_do(
         assert memory.is_writable == bool(allowed & asked & Protection.WRITE)
 
 
-def test_a_file_that_cannot_be_read_or_written_says_so(path: Path) -> None:
+def test_a_file_that_cannot_be_read_or_written_raises(path: Path) -> None:
     with FileMemory.adopt(os.open(path, os.O_WRONLY), 10, 0, Protection.READ_WRITE) as memory:
         with pytest.raises(InvalidArgument, match="N-RQX-12"):
             _ = memory.view

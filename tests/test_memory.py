@@ -80,7 +80,7 @@ def test_nobody_can_add_a_seal_to_created_memory() -> None:
         fcntl.fcntl(memory.fileno(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
 
 
-def test_the_pages_of_created_memory_are_allocated_at_once() -> None:
+def test_the_pages_of_created_memory_are_allocated_immediately() -> None:
     with Memory.create(1 << 20) as memory:
         assert os.fstat(memory.fileno()).st_blocks * 512 == 1 << 20
 
@@ -91,7 +91,7 @@ def test_created_memory_is_not_inherited_by_other_programs() -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [0, -1])
-def test_memory_of_no_size_is_refused(size_bytes: int) -> None:
+def test_memory_of_no_size_is_rejected(size_bytes: int) -> None:
     with pytest.raises(InvalidArgument, match="at least 1 byte"):
         Memory.create(size_bytes)
 
@@ -119,7 +119,7 @@ def test_memory_with_one_writer_can_be_written_here_and_only_read_by_the_peer() 
         assert bytes(theirs.view) == b"hello\0\0\0"
 
 
-def test_memory_with_one_writer_refuses_every_other_way_to_write() -> None:
+def test_memory_with_one_writer_rejects_every_other_way_to_write() -> None:
     with Memory.create(8, one_writer=True) as memory:
         assert fcntl.fcntl(memory.fileno(), fcntl.F_GET_SEALS) & F_SEAL_FUTURE_WRITE
         with pytest.raises(PermissionError):
@@ -182,7 +182,7 @@ def test_constant_memory_that_cannot_be_filled_leaves_nothing() -> None:
     assert mappings_named("constant") == 0
 
 
-def test_a_pool_that_is_constant_may_be_lent_as_any_other() -> None:
+def test_constant_memory_may_be_a_pool() -> None:
     with constant() as ours, Memory.adopt(os.dup(ours.fileno())) as theirs:
         assert bytes(theirs.view) == b"content" and not theirs.is_writable
 
@@ -215,7 +215,7 @@ def test_received_memory_through_a_read_only_descriptor_is_read_only(descriptors
 
 
 @pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_SEAL])
-def test_memory_that_its_sender_could_resize_is_refused_and_closed(seals: int) -> None:
+def test_memory_that_its_sender_could_resize_is_rejected_and_closed(seals: int) -> None:
     fd = memfd(4096, seals)
     with pytest.raises(InvalidArgument, match="lacks the seals SHRINK and GROW"):
         Memory.adopt(fd)
@@ -223,7 +223,7 @@ def test_memory_that_its_sender_could_resize_is_refused_and_closed(seals: int) -
 
 
 @pytest.mark.parametrize(("actual", "announced"), [(4096, 4097), (4096, 0), (4096, -1), (0, None), (0, 1)])
-def test_memory_shorter_than_announced_is_refused_and_closed(actual: int, announced: int | None) -> None:
+def test_memory_shorter_than_announced_is_rejected_and_closed(actual: int, announced: int | None) -> None:
     fd = memfd(actual)
     with pytest.raises(InvalidArgument, match=f"has {actual} bytes"):
         Memory.adopt(fd, announced)
@@ -256,7 +256,7 @@ def device(_folder: Path) -> int:
 
 
 @pytest.mark.parametrize("make", [regular_file, read_end, end_of_a_socketpair, folder_itself, device])
-def test_what_is_no_memfd_is_refused_and_closed(make: object, tmp_path: Path) -> None:
+def test_what_is_no_memfd_is_rejected_and_closed(make: object, tmp_path: Path) -> None:
     assert callable(make)
     fd = make(tmp_path)
     with pytest.raises(InvalidArgument):
@@ -264,7 +264,7 @@ def test_what_is_no_memfd_is_refused_and_closed(make: object, tmp_path: Path) ->
     assert not is_open(fd)
 
 
-def test_memory_in_huge_pages_is_refused_and_closed() -> None:
+def test_memory_in_huge_pages_is_rejected_and_closed() -> None:
     try:
         fd = os.memfd_create("huge", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
     except OSError as error:
@@ -335,14 +335,14 @@ def test_the_mapping_goes_with_the_last_array_even_where_the_closed_memory_is_st
     assert memory.closed
 
 
-def test_a_view_that_was_lent_before_close_is_never_pulled_away() -> None:
+def test_a_view_stays_valid_after_close() -> None:
     memory = Memory.create(4)
     view = memory.view
     memory.close()
     assert bytes(view[1:3]) == b"\0\0"
 
 
-def test_whoever_keeps_account_learns_of_the_close_once() -> None:
+def test_on_close_is_called_once() -> None:
     memory = Memory.create(1)
     told: list[bool] = []
     memory.on_close = lambda: told.append(memory.closed)
@@ -351,7 +351,7 @@ def test_whoever_keeps_account_learns_of_the_close_once() -> None:
     assert told == [True]
 
 
-def test_memory_that_nobody_closed_says_so_and_is_closed() -> None:
+def test_memory_that_was_not_closed_warns_and_is_closed() -> None:
     forgotten = [Memory.create(123)]
     fd = forgotten[0].fileno()
     with pytest.warns(ResourceWarning, match="123 bytes was never closed"):

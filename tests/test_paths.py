@@ -85,7 +85,7 @@ def test_a_runtime_directory_that_is_there_and_safe_is_kept(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701, 0o1700])
-def test_a_directory_that_others_may_enter_is_refused_with_the_remedy(mode: int, tmp_path: Path) -> None:
+def test_a_directory_that_others_may_enter_is_rejected_with_the_remedy(mode: int, tmp_path: Path) -> None:
     directory = tmp_path / "open"
     directory.mkdir()
     directory.chmod(mode)
@@ -95,7 +95,7 @@ def test_a_directory_that_others_may_enter_is_refused_with_the_remedy(mode: int,
         paths.check_directory(directory)
 
 
-def test_a_link_to_a_directory_is_refused(tmp_path: Path) -> None:
+def test_a_link_to_a_directory_is_rejected(tmp_path: Path) -> None:
     """Whoever made the link decides where it leads."""
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -103,20 +103,20 @@ def test_a_link_to_a_directory_is_refused(tmp_path: Path) -> None:
         paths.check_directory(tmp_path / "link")
 
 
-def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_the_directory_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").touch(0o700)
     with pytest.raises(DeviceUnavailable, match="must be a directory"):
         paths.check_directory(tmp_path / "file")
 
 
-def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_of_another_user_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "theirs").mkdir(mode=0o700)
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(DeviceUnavailable, match="directory of uid 12345"):
         paths.check_directory(tmp_path / "theirs")
 
 
-def test_state_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     assert paths.state_directory() == Path("/state/nnfmq")
 

@@ -83,7 +83,7 @@ def queue(resources: ExitStack) -> MessageQueue:
 # ------------------------------------------------------------------------------------------------ watching
 
 
-def test_a_readable_descriptor_is_told_to_its_owner_on_the_watcher_s_thread(pipe: tuple[int, int]) -> None:
+def test_the_callback_of_a_readable_fd_is_called_on_the_watcher_thread(pipe: tuple[int, int]) -> None:
     read, write = pipe
     reader = Reader(read)
     watch = watcher.add_reader(read, reader)
@@ -96,7 +96,7 @@ def test_a_readable_descriptor_is_told_to_its_owner_on_the_watcher_s_thread(pipe
     os.close(write)
 
 
-def test_a_descriptor_is_told_again_each_time_it_has_something(pipe: tuple[int, int]) -> None:
+def test_the_callback_is_called_each_time_the_fd_is_readable(pipe: tuple[int, int]) -> None:
     read, write = pipe
     reader = Reader(read)
     watch = watcher.add_reader(read, reader)
@@ -110,7 +110,7 @@ def test_a_descriptor_is_told_again_each_time_it_has_something(pipe: tuple[int, 
     os.close(write)
 
 
-def test_a_hang_up_is_told(resources: ExitStack) -> None:
+def test_a_hang_up_is_reported(resources: ExitStack) -> None:
     ours, theirs = Channel.pair()
     resources.callback(ours.close)
     hung_up = threading.Event()
@@ -120,7 +120,7 @@ def test_a_hang_up_is_told(resources: ExitStack) -> None:
     watcher.remove_reader(watch)
 
 
-def test_the_end_of_a_process_is_told_through_its_pidfd(resources: ExitStack) -> None:
+def test_the_exit_of_a_process_is_reported_by_its_pidfd(resources: ExitStack) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     resources.callback(process.communicate)
     pidfd = os.pidfd_open(process.pid)
@@ -132,7 +132,7 @@ def test_the_end_of_a_process_is_told_through_its_pidfd(resources: ExitStack) ->
     watcher.remove_reader(watch)
 
 
-def test_what_is_no_longer_watched_is_no_longer_told(pipe: tuple[int, int], resources: ExitStack) -> None:
+def test_after_remove_reader_the_callback_is_not_called(pipe: tuple[int, int], resources: ExitStack) -> None:
     read, write = pipe
     resources.callback(os.close, write)
     called = threading.Event()
@@ -161,7 +161,7 @@ def test_ending_a_watch_twice_does_no_harm(pipe: tuple[int, int]) -> None:
     os.close(write)
 
 
-def test_a_callback_may_end_its_own_watch(pipe: tuple[int, int]) -> None:
+def test_a_callback_may_remove_its_own_reader(pipe: tuple[int, int]) -> None:
     read, write = pipe
     watches: list[watcher.ReaderHandle] = []
     done = threading.Event()
@@ -179,7 +179,7 @@ def test_a_callback_may_end_its_own_watch(pipe: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("error", [ProtocolError("broken"), OSError("broken")])
-def test_a_callback_that_fails_ends_its_own_watch_only(
+def test_a_callback_that_raises_loses_only_its_own_reader(
     error: Exception, pipe: tuple[int, int], resources: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
@@ -201,7 +201,7 @@ def test_a_callback_that_fails_ends_its_own_watch_only(
     os.close(write)
 
 
-def test_what_cannot_be_watched_is_refused_and_keeps_no_thread() -> None:
+def test_an_fd_that_epoll_rejects_keeps_no_thread() -> None:
     fd = os.open("/etc/passwd", os.O_RDONLY)
     with pytest.raises(PermissionError):
         watcher.add_reader(fd, lambda: None)
@@ -243,7 +243,7 @@ def test_the_thread_ends_with_the_last_watch_and_starts_again(pipe: tuple[int, i
     os.close(write)
 
 
-def test_starting_and_ending_many_times_at_once_loses_nothing(start: Callable[..., Future[Any]]) -> None:
+def test_starting_and_ending_many_times_concurrently_loses_nothing(start: Callable[..., Future[Any]]) -> None:
     def watch_once(_number: int) -> bytes:
         read, write = os.pipe()
         reader = Reader(read)
@@ -371,7 +371,9 @@ def peer(queue: MessageQueue) -> watcher.DeathRecipients:
     return peer
 
 
-def test_a_dead_peer_s_flag_is_up_when_bury_returns(peer: watcher.DeathRecipients, queue: MessageQueue) -> None:
+def test_the_peer_death_flag_is_set_when_notify_peer_death_returns(
+    peer: watcher.DeathRecipients, queue: MessageQueue
+) -> None:
     watcher.notify_peer_death(peer)
     assert queue.peer_death.is_set()
     with pytest.raises(DeadObject):
@@ -392,7 +394,7 @@ def test_a_thread_that_waits_for_a_dead_peer_is_woken(
 
 
 @pytest.mark.parametrize("window_ns", [0, 20_000], ids=["asleep", "polling a little"])
-def test_a_peer_that_dies_at_any_moment_of_a_wait_leaves_nobody_asleep(
+def test_a_peer_that_dies_at_any_moment_of_a_wait_leaves_no_thread_asleep(
     window_ns: int, resources: ExitStack, start: Callable[..., Future[Any]]
 ) -> None:
     for round in range(100):
@@ -465,12 +467,12 @@ def test_a_queue_that_was_discarded_is_not_woken() -> None:
     assert sleepy.woken == 0
 
 
-def test_burying_twice_does_no_harm(peer: watcher.DeathRecipients) -> None:
+def test_notify_peer_death_is_idempotent(peer: watcher.DeathRecipients) -> None:
     buried(peer)
     buried(peer)
 
 
-def test_a_peer_can_be_buried_from_the_watcher_s_own_thread(
+def test_notify_peer_death_can_be_called_on_the_watcher_thread(
     peer: watcher.DeathRecipients, queue: MessageQueue, resources: ExitStack, start: Callable[..., Future[Any]]
 ) -> None:
     ours, theirs = Channel.pair()
@@ -491,7 +493,7 @@ def test_a_peer_can_be_buried_from_the_watcher_s_own_thread(
 # ------------------------------------------------------------------------------------------------ alarms
 
 
-def test_an_alarm_goes_off_on_the_watcher_s_thread_not_before_its_time() -> None:
+def test_a_timer_expires_on_the_watcher_thread_not_before_its_time() -> None:
     rung, seen = threading.Event(), list[tuple[int, threading.Thread]]()
 
     def action() -> None:
@@ -506,7 +508,7 @@ def test_an_alarm_goes_off_on_the_watcher_s_thread_not_before_its_time() -> None
     until(lambda: watcher.thread() is None)
 
 
-def test_alarms_go_off_in_the_order_of_their_times_whenever_they_were_set() -> None:
+def test_timers_expire_in_the_order_of_their_times() -> None:
     rung, order = threading.Event(), list[int]()
     now = time.monotonic_ns()
     watcher.call_at(now + 60_000_000, rung.set)
@@ -516,13 +518,13 @@ def test_alarms_go_off_in_the_order_of_their_times_whenever_they_were_set() -> N
     assert order == [20, 30, 40]
 
 
-def test_an_alarm_that_is_due_already_goes_off_at_once() -> None:
+def test_a_timer_that_is_due_expires_immediately() -> None:
     rung = threading.Event()
     watcher.call_at(0, rung.set)
     assert rung.wait(LIMIT_S)
 
 
-def test_a_cancelled_alarm_does_not_go_off_and_keeps_no_thread() -> None:
+def test_a_cancelled_timer_does_not_expire_and_keeps_no_thread() -> None:
     rung, later = threading.Event(), threading.Event()
     alarm = watcher.call_at(time.monotonic_ns() + 10_000_000, rung.set)
     watcher.cancel_timer(alarm)
@@ -537,7 +539,7 @@ def test_a_cancelled_alarm_does_not_go_off_and_keeps_no_thread() -> None:
     assert not thread.is_alive()
 
 
-def test_an_alarm_with_a_bug_is_logged_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_timer_whose_callback_raises_is_logged_and_others_expire(caplog: pytest.LogCaptureFixture) -> None:
     rung = threading.Event()
 
     def action() -> None:

@@ -195,7 +195,7 @@ def from_trailer(data: bytes) -> MQDescriptor:
     if version != TRAILER_VERSION:
         raise QueueCorrupted(f"record of a named queue: version {version}; this nnfmq reads version {TRAILER_VERSION}")
     if flavor not in (SYNCHRONIZED, UNSYNCHRONIZED):
-        raise QueueCorrupted(f"record of a named queue: flavour is {flavor}; allowed are 1 and 2")
+        raise QueueCorrupted(f"record of a named queue: flavor is {flavor}; allowed are 1 and 2")
     if parts[5] != quantum * count:
         raise QueueCorrupted(f"record of a named queue: {count} records of {quantum} bytes in {parts[5]} bytes of ring")
     grantors = [Grantor(0, offset, extent) for offset, extent in zip(parts[::2], parts[1::2], strict=True)]
@@ -207,7 +207,7 @@ def from_trailer(data: bytes) -> MQDescriptor:
 
 def _of_flavor(descriptor: MQDescriptor, flavor: int) -> MQDescriptor:
     if descriptor.flags != flavor:
-        raise QueueCorrupted(f"queue descriptor: flavour is {descriptor.flags}; expected is {flavor}")
+        raise QueueCorrupted(f"queue descriptor: flavor is {descriptor.flags}; expected is {flavor}")
     return descriptor
 
 

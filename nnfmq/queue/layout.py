@@ -196,7 +196,7 @@ _MIN_BYTES = (COUNTER_BYTES, COUNTER_BYTES, 1, EVENT_FLAG_BYTES)
 
 def _check_kind(descriptor: MQDescriptor, flavor: int) -> None:
     if descriptor.flags != flavor:
-        raise QueueCorrupted(f"queue descriptor: flavour is {descriptor.flags}; expected is {flavor}")
+        raise QueueCorrupted(f"queue descriptor: flavor is {descriptor.flags}; expected is {flavor}")
     if not 1 <= descriptor.quantum <= MAX_QUANTUM:
         raise QueueCorrupted(f"queue descriptor: quantum is {descriptor.quantum}; allowed are 1 to {MAX_QUANTUM} bytes")
     if len(descriptor.grantors) <= RING:

@@ -491,7 +491,7 @@ def _check_flavor(flavor: int, one_writer: bool = False) -> None:
     if flavor not in (SYNCHRONIZED, UNSYNCHRONIZED):
         raise InvalidArgument(f"flavor is {flavor}; allowed are 1 (synchronized) and 2 (unsynchronized)")
     if one_writer and flavor == SYNCHRONIZED:
-        raise InvalidArgument("both sides of a synchronized queue write counters: one_writer is for the other flavour")
+        raise InvalidArgument("both sides of a synchronized queue write counters: one_writer is for the other flavor")
 
 
 def _close_all(memories: Sequence[Memory]) -> None:

@@ -26,7 +26,7 @@ from nnfmq.queue import UNSYNCHRONIZED, MessageQueue, create_named, open_named
 ACTIONS = ["create", "list", "info", "write", "read", "watch", "bench", "remove"]
 Capture = pytest.CaptureFixture[str]
 
-# 4 records of 8 bytes as libfmq lays them out (FMQ_FACTS 1.2), in one page.
+# 4 records of 8 bytes as libfmq lays them out, in one page.
 FOUR_OF_EIGHT = {
     "flavor": "synchronized",
     "record_bytes": 8,

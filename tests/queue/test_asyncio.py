@@ -178,7 +178,7 @@ def test_a_read_waits_for_all_its_records(queue: MessageQueue) -> None:
     assert run(main()) == number(0) + number(1) + number(2)
 
 
-def test_a_read_that_can_be_met_at_once_starts_no_thread(queue: MessageQueue) -> None:
+def test_a_read_that_can_be_met_immediately_starts_no_thread(queue: MessageQueue) -> None:
     queue.send(number(7))
     before = waiter_threads()
     assert run(queue.read_async()) == number(7)
@@ -224,7 +224,7 @@ def test_a_time_out_ends_a_write(queue: MessageQueue) -> None:
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan")])
-def test_a_time_out_below_0_is_refused(queue: MessageQueue, timeout: float) -> None:
+def test_a_time_out_below_0_is_rejected(queue: MessageQueue, timeout: float) -> None:
     with pytest.raises(InvalidArgument, match="0 or more seconds"):
         run(queue.read_async(timeout=timeout))
 
@@ -239,7 +239,7 @@ def test_a_time_out_beyond_all_clocks_is_no_limit(queue: MessageQueue) -> None:
     assert run(main()) == number(1)
 
 
-def test_more_records_than_fit_are_refused_at_once(queue: MessageQueue) -> None:
+def test_more_records_than_fit_are_rejected_immediately(queue: MessageQueue) -> None:
     assert run(queue.read_async(5)) is None
     assert run(queue.write_async(bytes(40))) is False
 
@@ -261,7 +261,7 @@ def test_a_queue_can_be_read_after_a_time_out_and_then_less_is_enough(queue: Mes
 # ---- cancelling ----
 
 
-def test_a_cancelled_read_takes_nothing_and_leaves_nobody_waiting(queue: MessageQueue) -> None:
+def test_a_cancelled_read_takes_nothing_and_leaves_no_waiter(queue: MessageQueue) -> None:
     async def main() -> bytes | None:
         task = asyncio.create_task(queue.read_async())
         await is_waiting(queue)
@@ -326,7 +326,7 @@ def test_cancelling_at_any_point_loses_nothing(queue: MessageQueue, seed: int) -
 # ---- death, closing, misuse ----
 
 
-def test_the_dead_flag_ends_a_wait(queue: MessageQueue) -> None:
+def test_the_peer_death_flag_ends_a_wait(queue: MessageQueue) -> None:
     async def main() -> None:
         task = asyncio.create_task(queue.read_async())
         await is_waiting(queue)
@@ -408,7 +408,7 @@ def test_impossible_counters_end_a_wait(queue: MessageQueue) -> None:
         run(main())
 
 
-def test_a_second_reader_is_refused_and_the_first_goes_on(queue: MessageQueue) -> None:
+def test_a_second_reader_is_rejected_and_the_first_goes_on(queue: MessageQueue) -> None:
     async def main() -> bytes | None:
         task = asyncio.create_task(queue.read_async())
         await is_waiting(queue)
@@ -420,10 +420,10 @@ def test_a_second_reader_is_refused_and_the_first_goes_on(queue: MessageQueue) -
     assert run(main()) == number(9)
 
 
-def test_a_closed_queue_and_one_without_waits_refuse(make_queue: MakeQueue, has_waitv: bool) -> None:
-    closed, lossy, bare = make_queue(), make_queue(flavor=UNSYNCHRONIZED), make_queue(event_flag=False)
+def test_a_closed_queue_and_one_without_waits_reject(make_queue: MakeQueue, has_waitv: bool) -> None:
+    closed, unsynchronized, bare = make_queue(), make_queue(flavor=UNSYNCHRONIZED), make_queue(event_flag=False)
     closed.close()
-    for queue, why in [(closed, "closed"), (lossy, "unsynchronized"), (bare, "no event flag word")]:
+    for queue, why in [(closed, "closed"), (unsynchronized, "unsynchronized"), (bare, "no event flag word")]:
         with pytest.raises(InvalidArgument, match=why):
             run(queue.read_async())
 
@@ -451,7 +451,7 @@ def test_a_peer_that_scribbles_on_the_event_word_cannot_stretch_a_time_out(queue
 # ---- many queues, many loops ----
 
 
-def test_300_queues_are_awaited_at_once(make_queue: MakeQueue, has_waitv: bool) -> None:
+def test_300_queues_are_awaited_concurrently(make_queue: MakeQueue, has_waitv: bool) -> None:
     queues = [make_queue(8, 4) for _ in range(300)]
 
     async def main() -> list[bytes | None]:
@@ -483,7 +483,9 @@ def test_two_loops_in_two_threads_wait_at_a_time(make_queue: MakeQueue, has_wait
     assert echoing.result()
 
 
-def test_a_loop_that_is_closed_with_a_wait_outstanding_harms_nobody(queue: MessageQueue, until: Until) -> None:
+def test_a_loop_that_is_closed_with_a_wait_outstanding_does_not_affect_others(
+    queue: MessageQueue, until: Until
+) -> None:
     loop = asyncio.new_event_loop()
     abandoned = loop.create_task(queue.read_async())
     loop.run_until_complete(is_waiting(queue))
@@ -513,7 +515,7 @@ def test_another_loop_may_read_after_one_that_was_closed(queue: MessageQueue) ->
 # ---- the thread ----
 
 
-def test_the_thread_ends_when_nobody_waits(queue: MessageQueue, until: Until) -> None:
+def test_the_thread_ends_when_no_task_waits(queue: MessageQueue, until: Until) -> None:
     assert run(queue.read_async(timeout=0.001)) is None
     until(lambda: not waiter_threads())
     assert queue.waiters == 0
@@ -570,7 +572,7 @@ def test_waiting_costs_no_cpu_and_no_wake_ups(queue: MessageQueue, until: Until)
     assert before == after
 
 
-def test_a_forked_child_has_no_waiter_and_can_wait_anew(queue: MessageQueue, until: Until) -> None:
+def test_a_forked_child_has_no_waiter_and_can_wait_again(queue: MessageQueue, until: Until) -> None:
     async def main() -> None:
         task = asyncio.create_task(queue.read_async())
         await is_waiting(queue)
@@ -649,7 +651,7 @@ def test_a_queue_awaited_just_before_the_thread_sleeps_is_not_forgotten(
     assert run(main()) == number(4)
 
 
-def test_a_read_cancelled_just_before_the_thread_sleeps_leaves_nobody_waiting(
+def test_a_read_cancelled_just_before_the_thread_sleeps_leaves_no_waiter(
     queue: MessageQueue, before_sleep: Stop
 ) -> None:
     here, go = before_sleep()

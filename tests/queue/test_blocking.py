@@ -83,7 +83,7 @@ def test_a_deadline_beyond_all_clocks_is_no_limit(make_queue: MakeQueue, start: 
     assert future.result() == bytes(8)
 
 
-def test_more_records_than_fit_are_refused_at_once(make_queue: MakeQueue) -> None:
+def test_more_records_than_fit_are_rejected_immediately(make_queue: MakeQueue) -> None:
     queue = make_queue(8, 4)
     assert queue.read_blocking(5, None) is None
     assert queue.write_blocking(bytes(40), None) is False
@@ -192,7 +192,7 @@ def test_one_core_reads_what_the_other_sent(core_pair: tuple[Core, Core], attach
 # ---- death and closing ----
 
 
-def test_the_dead_flag_ends_every_wait(waiting: tuple[MessageQueue, Wait], start: Start, until: Until) -> None:
+def test_the_peer_death_flag_ends_every_wait(waiting: tuple[MessageQueue, Wait], start: Start, until: Until) -> None:
     queue, wait = waiting
     future = start(wait, queue, None)
     until(lambda: queue.waiters)
@@ -328,7 +328,7 @@ def test_bits_are_set_by_wake_and_consumed_by_wait(flag: tuple[EventFlag, memory
     assert word[0] == 4
 
 
-def test_waking_nobody_wakes_nobody(flag: tuple[EventFlag, memoryview]) -> None:
+def test_an_empty_mask_wakes_no_thread(flag: tuple[EventFlag, memoryview]) -> None:
     event_flag, word = flag
     assert (event_flag.wake(0), word[0]) == (0, 0)
     assert (event_flag.wake(6), word[0]) == (0, 6)
@@ -359,7 +359,7 @@ def test_a_mask_has_32_bits(flag: tuple[EventFlag, memoryview], mask: int) -> No
         flag[0].wake(mask)
 
 
-def test_a_wait_for_no_bit_is_refused(flag: tuple[EventFlag, memoryview]) -> None:
+def test_a_wait_for_no_bit_is_rejected(flag: tuple[EventFlag, memoryview]) -> None:
     with pytest.raises(InvalidArgument, match="no bit"):
         flag[0].wait(0, 0)
 

@@ -1,4 +1,4 @@
-"""Counters that a peer has spoilt (FMQ_FACTS 1.11): libfmq's answers, and never a crash, a stray copy or a hang."""
+"""Counters that a peer has corrupted: libfmq's results, and never a crash, a copy outside of the ring, or a hang."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ READERS: list[Callable[[MessageQueue], object]] = [
 
 @pytest.mark.parametrize("state", [row[0] for row in STATES.values()], ids=STATES.keys())
 @pytest.mark.parametrize("call", READERS, ids=["receive", "read_blocking", "drain"])
-def test_N_BUX_3_a_waiting_read_says_so_instead_of_waiting_for_ever(
+def test_N_BUX_3_a_blocking_read_raises_instead_of_waiting_indefinitely(
     make_queue: MakeQueue, call: Callable[[MessageQueue], object], state: tuple[int, int]
 ) -> None:
     queue = make_queue(8, 4)
@@ -75,9 +75,7 @@ def test_N_BUX_3_a_waiting_read_says_so_instead_of_waiting_for_ever(
 
 @pytest.mark.parametrize("state", [(16, 8), (0, 40), (0, 2**64 - 8), (8, 17)])
 @pytest.mark.parametrize("call", ["send", "write_blocking"])
-def test_N_BUX_3_a_burst_write_says_so_and_writes_nothing(
-    make_queue: MakeQueue, call: str, state: tuple[int, int]
-) -> None:
+def test_N_BUX_3_send_raises_and_writes_nothing(make_queue: MakeQueue, call: str, state: tuple[int, int]) -> None:
     queue = make_queue(8, 4)
     poke(queue, *state)
     options = (None,) if call == "write_blocking" else ()
@@ -145,11 +143,11 @@ def test_fmq_fuzzer_random_counters_never_crash_nor_leave_the_ring(make_queue: M
         with suppress(QueueCorrupted):
             chance.choice(actions)()
         behind = bytes(place[52:54]) + bytes(place[56:])  # but for the CPU hint
-        assert behind == bytes(len(place) - 54), "a byte behind the event word was written"
+        assert behind == bytes(len(place) - 54), "a byte behind the event flag word was written"
     place.release()
 
 
 @pytest.mark.parametrize("offset", [-4, 2, 61, 64, 2**40])
-def test_a_core_refuses_an_event_word_outside_its_memory(core: Core, offset: int) -> None:
+def test_a_core_rejects_an_event_flag_word_outside_its_memory(core: Core, offset: int) -> None:
     with pytest.raises(InvalidArgument, match="outside or misaligned"):
         core.EventFlagWord(memoryview(bytearray(64)), offset, bytearray(4))

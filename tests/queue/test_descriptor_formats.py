@@ -22,8 +22,8 @@ MakeQueue = Callable[..., MessageQueue]
 
 DESCRIPTOR = MQDescriptor((Grantor(0, 0, 8), Grantor(0, 8, 8), Grantor(1, 0, 24576), Grantor(0, 16, 4)), 24, 1)
 
-# Written by hand from the offsets of FMQ_FACTS 1.2: vector (pointer, size, owner), handle, quantum, flags; then the
-# grantors with flags at 0, fdIndex at 4, offset at 8, extent at 16.
+# Written by hand from the offsets of libfmq's HIDL MQDescriptor: vector (pointer, size, owner), handle, quantum, flags;
+# then the grantors with flags at 0, fdIndex at 4, offset at 8, extent at 16.
 HIDL = bytes.fromhex(
     "0000000000000000 04000000 00 000000 0000000000000000 18000000 01000000"
     "00000000 00000000 00000000 00000000 0800000000000000"
@@ -60,13 +60,13 @@ def test_pointers_and_flags_of_another_process_mean_nothing() -> None:
 
 
 @pytest.mark.parametrize("length", [*range(len(HIDL)), len(HIDL) + 1, len(HIDL) + 24])
-def test_a_hidl_form_that_is_cut_short_or_too_long_is_refused(length: int) -> None:
+def test_a_hidl_form_that_is_cut_short_or_too_long_is_rejected(length: int) -> None:
     with pytest.raises(QueueCorrupted, match="bytes"):
         descriptor_formats.from_hidl((HIDL + bytes(24))[:length])
 
 
 @pytest.mark.parametrize("count", [17, 2**32 - 1])
-def test_more_grantors_than_anybody_needs_are_refused(count: int) -> None:
+def test_more_grantors_than_anybody_needs_are_rejected(count: int) -> None:
     with pytest.raises(QueueCorrupted, match="grantors"):
         descriptor_formats.from_hidl(struct.pack("<QIB3xQII", 0, count, 0, 0, 24, 1) + bytes(24 * 17))
 
@@ -79,7 +79,7 @@ def test_more_grantors_than_anybody_needs_are_refused(count: int) -> None:
         replace(DESCRIPTOR, grantors=(Grantor(0, 0, 2**64),)), replace(DESCRIPTOR, grantors=(Grantor(0, 0, 8),) * 17),
     ],
 )  # fmt: skip
-def test_what_hidl_cannot_hold_is_refused(descriptor: MQDescriptor) -> None:
+def test_what_hidl_cannot_hold_is_rejected(descriptor: MQDescriptor) -> None:
     with pytest.raises(QueueCorrupted):
         descriptor_formats.to_hidl(descriptor)
 
@@ -107,7 +107,7 @@ def changed(path: tuple[str | int, ...], value: Any) -> Any:
 
 @pytest.mark.parametrize("path", [("quantum",), ("flags",), *(("grantors", 2, f) for f in AIDL["grantors"][0])])
 @pytest.mark.parametrize("value", [-1, -10, -(2**63), 2**63, 1.0, "8", None, True, [8]])
-def test_an_aidl_field_that_is_negative_too_large_or_no_number_is_refused(
+def test_an_aidl_field_that_is_negative_too_large_or_no_number_is_rejected(
     path: tuple[str | int, ...], value: Any
 ) -> None:
     with pytest.raises(QueueCorrupted, match="allowed are 0 to"):
@@ -126,7 +126,7 @@ def test_int32_fields_end_at_2_to_the_31(path: tuple[str | int, ...]) -> None:
     [None, [], "text", {}, {**AIDL, "more": 1}, {"grantors": [], "quantum": 1}, {**AIDL, "grantors": None},
      {**AIDL, "grantors": [[0, 0, 8]]}, {**AIDL, "grantors": [{}]}, {**AIDL, "grantors": AIDL["grantors"] * 5}],
 )  # fmt: skip
-def test_what_is_no_aidl_descriptor_is_refused(data: Any) -> None:
+def test_what_is_no_aidl_descriptor_is_rejected(data: Any) -> None:
     with pytest.raises(QueueCorrupted):
         descriptor_formats.from_aidl(data)
 
@@ -139,10 +139,10 @@ def test_hidl_and_aidl_convert_into_each_other() -> None:
     assert descriptor_formats.aidl_to_hidl(AIDL, SYNCHRONIZED) == HIDL
 
 
-def test_a_conversion_refuses_the_other_flavour() -> None:
-    with pytest.raises(QueueCorrupted, match="flavour is 1; expected is 2"):
+def test_a_conversion_rejects_the_other_flavor() -> None:
+    with pytest.raises(QueueCorrupted, match="flavor is 1; expected is 2"):
         descriptor_formats.hidl_to_aidl(HIDL, UNSYNCHRONIZED)
-    with pytest.raises(QueueCorrupted, match="flavour is 1; expected is 2"):
+    with pytest.raises(QueueCorrupted, match="flavor is 1; expected is 2"):
         descriptor_formats.aidl_to_hidl(AIDL, UNSYNCHRONIZED)
 
 
@@ -154,7 +154,7 @@ def test_a_conversion_refuses_the_other_flavour() -> None:
         replace(DESCRIPTOR, grantors=(Grantor(0, 0, 2**63),)),
     ],
 )  # fmt: skip
-def test_a_conversion_refuses_what_would_turn_negative(descriptor: MQDescriptor) -> None:
+def test_a_conversion_rejects_what_would_turn_negative(descriptor: MQDescriptor) -> None:
     hidl = descriptor_formats.to_hidl(descriptor)
     with pytest.raises(QueueCorrupted, match="allowed are 0 to"):
         descriptor_formats.hidl_to_aidl(hidl, SYNCHRONIZED)
@@ -171,7 +171,7 @@ def test_json_is_the_aidl_form_as_text() -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "null", "[" * 100_000, b"\xff\xfe\xfd", '{"grantors":[],"quantum":NaN,"flags":1}', "1" * 5000]
 )
-def test_what_is_no_json_descriptor_is_refused(text: str | bytes) -> None:
+def test_what_is_no_json_descriptor_is_rejected(text: str | bytes) -> None:
     with pytest.raises(QueueCorrupted):
         descriptor_formats.from_json(text)
 
@@ -215,12 +215,12 @@ def test_adopting_memory_that_is_not_sealed_closes_all_fds(make_queue: MakeQueue
     assert open_fds() == before
 
 
-def test_adopting_nothing_is_refused(make_queue: MakeQueue, core: Core) -> None:
+def test_adopting_nothing_is_rejected(make_queue: MakeQueue, core: Core) -> None:
     with pytest.raises(InvalidArgument, match="no memory"):
         MessageQueue.adopt([], make_queue(24, 4).to_json(), core=core)
 
 
-def test_a_short_second_memory_is_refused(make_queue: MakeQueue, core: Core) -> None:
+def test_a_short_second_memory_is_rejected(make_queue: MakeQueue, core: Core) -> None:
     queue = make_queue(8, 600, ring_memory=Memory.create(8192))
     memories = Memory.adopt(os.dup(queue.memory.fileno())), Memory.create(4096)
     with pytest.raises(QueueCorrupted, match="ring ends at byte 4800 of memory of 4096"):

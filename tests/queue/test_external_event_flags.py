@@ -1,4 +1,4 @@
-"""Long blocking calls: bits of one's own, and an event word that belongs to another queue or to nobody."""
+"""Long blocking calls: bits of one's own, and an event flag word that belongs to another queue or to nobody."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOM, DATA = 0x100, 0x200
 
 @pytest.fixture
 def queues(make_queue: MakeQueue) -> tuple[MessageQueue, MessageQueue]:
-    """A queue of 4 records of 8 bytes without event word, and another one that has a word."""
+    """A queue of 4 records of 8 bytes without event flag word, and another one that has a word."""
     return make_queue(8, 4, event_flag=False), make_queue(8, 4)
 
 
@@ -77,7 +77,7 @@ def test_a_queue_without_any_word_cannot_wait(queues: tuple[MessageQueue, Messag
         queues[0].read_blocking(1, 0, read_notification=ROOM, write_notification=DATA)
 
 
-def test_more_records_than_fit_are_refused_at_once(
+def test_more_records_than_fit_are_rejected_immediately(
     queues: tuple[MessageQueue, MessageQueue], bits: dict[str, Any]
 ) -> None:
     assert queues[0].read_blocking(5, None, **bits) is None

@@ -65,7 +65,7 @@ def queue(name: str, core: cores.Core) -> Iterator[MessageQueue]:
 
 
 @pytest.fixture
-def lossy_queue(name: str, core: cores.Core) -> Iterator[MessageQueue]:
+def unsynchronized_queue(name: str, core: cores.Core) -> Iterator[MessageQueue]:
     with create_named(name, 8, 4, flavor=UNSYNCHRONIZED, core=core) as made:
         yield made
 
@@ -151,12 +151,12 @@ def test_full_and_empty_are_answers_and_nothing_is_split(queue: MessageQueue, na
 
 @pytest.mark.usefixtures("queue")
 @pytest.mark.parametrize("line", ["r 5", "w 1 2 3 4 5", "R 1 5", "W 1 1 2 3 4 5"])
-def test_more_than_the_ring_holds_is_refused_at_once(name: str, attach: Attach, line: str) -> None:
+def test_more_than_the_ring_holds_is_rejected_immediately(name: str, attach: Attach, line: str) -> None:
     assert attach(name).ask(line) == str(-errno.EMSGSIZE)
 
 
 @pytest.mark.parametrize(("counter", "value"), [(8, 12), (8, 80), (0, 8)])
-def test_impossible_counters_are_refused(
+def test_impossible_counters_are_rejected(
     queue: MessageQueue, name: str, attach: Attach, counter: int, value: int
 ) -> None:
     queue.memory.view[counter : counter + 8] = value.to_bytes(8, "little")
@@ -268,30 +268,36 @@ def test_a_stream_through_a_small_ring_arrives_in_order(
 # ---- unsynchronized ----
 
 
-def test_several_readers_each_get_what_was_written(lossy_queue: MessageQueue, name: str, attach: Attach) -> None:
+def test_several_readers_each_get_what_was_written(
+    unsynchronized_queue: MessageQueue, name: str, attach: Attach
+) -> None:
     peers = [attach(name), attach(name)]
-    assert lossy_queue.write(records(1, 2))
+    assert unsynchronized_queue.write(records(1, 2))
     assert [peer.ask("r 2") for peer in peers] == ["1 1 2", "1 1 2"]
 
 
-def test_a_reader_that_was_overtaken_is_told_and_goes_on(lossy_queue: MessageQueue, name: str, attach: Attach) -> None:
+def test_a_reader_gets_an_error_after_an_overflow_and_continues(
+    unsynchronized_queue: MessageQueue, name: str, attach: Attach
+) -> None:
     peer = attach(name)
-    assert lossy_queue.write(records(1, 2, 3, 4)) and lossy_queue.write(records(5))
+    assert unsynchronized_queue.write(records(1, 2, 3, 4)) and unsynchronized_queue.write(records(5))
     assert peer.ask("a") == "5"
     assert peer.ask("r 1") == str(-errno.EOVERFLOW)
-    assert lossy_queue.write(records(6))
+    assert unsynchronized_queue.write(records(6))
     assert peer.ask("r 1") == "1 6"
 
 
-def test_it_overwrites_what_this_process_has_not_read(lossy_queue: MessageQueue, name: str, attach: Attach) -> None:
+def test_it_overwrites_what_this_process_has_not_read(
+    unsynchronized_queue: MessageQueue, name: str, attach: Attach
+) -> None:
     peer = attach(name)
     assert [peer.ask("w 1 2 3"), peer.ask("w 4 5 6")] == ["1", "1"]
-    assert lossy_queue.read(1) is None
+    assert unsynchronized_queue.read(1) is None
     assert peer.ask("w 7") == "1"
-    assert lossy_queue.read(1) == records(7)
+    assert unsynchronized_queue.read(1) == records(7)
 
 
-@pytest.mark.usefixtures("lossy_queue")
+@pytest.mark.usefixtures("unsynchronized_queue")
 @pytest.mark.parametrize("line", ["R 1 1", "W 1 1"])
 def test_an_unsynchronized_queue_has_no_calls_that_wait(name: str, attach: Attach, line: str) -> None:
     assert attach(name).ask(line) == str(-errno.EINVAL)
@@ -300,7 +306,7 @@ def test_an_unsynchronized_queue_has_no_calls_that_wait(name: str, attach: Attac
 # ---- what is no queue ----
 
 
-def test_what_does_not_exist_is_refused(name: str, attach: Attach) -> None:
+def test_what_does_not_exist_is_rejected(name: str, attach: Attach) -> None:
     assert attach(name).opened == -errno.ENOENT
 
 
@@ -314,7 +320,7 @@ def test_what_does_not_exist_is_refused(name: str, attach: Attach) -> None:
     ],
     ids=["half-made", "bit by bit", "another's", "short"],
 )
-def test_what_is_no_queue_is_refused(
+def test_what_is_no_queue_is_rejected(
     name: str, attach: Attach, size_bytes: int, at: int, data: bytes, expected: int
 ) -> None:
     with posix_shm.create(name, size_bytes) as memory:
@@ -326,7 +332,7 @@ def test_what_is_no_queue_is_refused(
     ("at", "value"),
     [(12, 0), (16, 5), (16, 2**64 - 1), (24, 4), (32, 4), (40, 4096), (56, 2**64 - 8), (56, 4096 - 128), (72, 4092)],
 )
-def test_a_record_that_leads_outside_is_refused(
+def test_a_record_that_leads_outside_is_rejected(
     queue: MessageQueue, name: str, attach: Attach, at: int, value: int
 ) -> None:
     size = 4 if at == 12 else 8

@@ -1,4 +1,4 @@
-"""The Python core's ground: both ways to change an event word, and the machines on which it refuses to share."""
+"""The Python core's ground: both ways to change an event flag word, and the machines on which it refuses to share."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_queue_works_on_the_kernels_atomics(
 
 
 class DiesMeanwhile(futex.LibAtomic):
-    """The peer dies between a waiter's first look at the dead flag and its look at the word."""
+    """The peer dies between a waiter's first look at the peer death flag and its look at the word."""
 
     def __init__(self, flag: PeerDeathFlag) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class DiesMeanwhile(futex.LibAtomic):
 
 
 @pytest.mark.parametrize("wait", [lambda q, e: e.wait(4), lambda q, e: q.receive(None, 0)], ids=["event", "receive"])
-def test_the_bits_of_a_death_are_not_taken_for_news(
+def test_the_bits_set_after_a_death_are_not_returned(
     wait: Callable[[_pycore.Ring, _pycore.EventFlagWord], object],
 ) -> None:
     flag, place = PeerDeathFlag(), compute_layout(8, 4)
@@ -118,7 +118,7 @@ def test_the_bits_of_a_death_are_not_taken_for_news(
         wait(_pycore.Ring(memory, place, event), event)
 
 
-def test_off_x86_64_the_python_core_refuses_to_share_and_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_x86_64_the_python_core_rejects_to_share_and_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(InvalidArgument, match=r"on aarch64.*C compiler.*reinstall"):
         MessageQueue.create(8, 4, core=load("python"))
@@ -134,7 +134,7 @@ def test_off_x86_64_the_python_core_serves_one_process(monkeypatch: pytest.Monke
 
 
 @needs_waitv
-def test_waitv_returns_at_once_where_a_word_is_not_as_expected() -> None:
+def test_waitv_returns_immediately_where_a_word_is_not_as_expected() -> None:
     word = ctypes.c_uint32(5)
     assert futex.futex_waitv([(ctypes.addressof(word), 4)], None) is None
 
@@ -147,7 +147,7 @@ def test_waitv_ends_at_its_deadline() -> None:
 
 
 @needs_waitv
-def test_waitv_tells_which_word_was_woken(start: Callable[..., Future[Any]], until: Callable[..., None]) -> None:
+def test_waitv_returns_which_word_was_woken(start: Callable[..., Future[Any]], until: Callable[..., None]) -> None:
     words = [ctypes.c_uint32(i) for i in range(futex.WAITV_MAX)]
     places = [(ctypes.addressof(word), word.value) for word in words]
     woken = start(futex.futex_waitv, places, None)
@@ -156,6 +156,6 @@ def test_waitv_tells_which_word_was_woken(start: Callable[..., Future[Any]], unt
 
 
 @needs_waitv
-def test_waitv_refuses_more_words_than_it_can() -> None:
+def test_waitv_rejects_more_words_than_it_can() -> None:
     with pytest.raises(OSError, match="futex_waitv"):
         futex.futex_waitv([(0, 0)] * (futex.WAITV_MAX + 1), None)

@@ -34,7 +34,7 @@ def used_to(*waits: int) -> WaitEstimator:
     return estimator
 
 
-def test_a_stranger_is_polled_for_from_the_beginning() -> None:
+def test_without_samples_the_receiver_polls() -> None:
     assert used_to(200 * US, 200 * US, 200 * US).next_action(0, WINDOW) == POLL
 
 
@@ -47,7 +47,7 @@ def test_equal_waits_beyond_the_window_are_slept_through_until_shortly_before_th
     assert 7 * MS + 150 * US <= nap < 7 * MS + 200 * US
 
 
-def test_naps_that_end_late_begin_to_end_earlier_but_never_more_than_a_window() -> None:
+def test_after_late_wakeups_sleeps_end_earlier_but_never_by_more_than_a_window() -> None:
     estimator = used_to(*[200 * US] * 50)
     for _ in range(20):
         estimator.add_wakeup(1000, 1000 + 30 * US, False)
@@ -57,14 +57,14 @@ def test_naps_that_end_late_begin_to_end_earlier_but_never_more_than_a_window() 
     assert 145 * US <= estimator.next_action(0, WINDOW) <= 150 * US
 
 
-def test_a_record_that_was_there_already_makes_the_next_nap_shorter() -> None:
+def test_an_early_arrival_makes_the_next_sleep_shorter() -> None:
     estimator = used_to(*[200 * US] * 50)
     before = estimator.next_action(0, WINDOW)
     estimator.add_wakeup(before, before + 1, True)
     assert estimator.next_action(0, WINDOW) < before - 20 * US
 
 
-def test_a_rhythm_that_becomes_much_quicker_is_noticed_within_a_dozen_naps() -> None:
+def test_much_shorter_waits_are_learnt_within_a_dozen_sleeps() -> None:
     estimator = used_to(*[33 * MS] * 50)
     naps = 0
     while estimator.next_action(0, WINDOW) > 0:
@@ -83,7 +83,7 @@ def test_waits_of_any_length_beyond_the_window_are_slept_through() -> None:
     assert used_to(*[chance.randrange(60 * US, 2 * MS) for _ in range(200)]).next_action(0, WINDOW) == SLEEP
 
 
-def test_who_slept_through_long_waits_polls_again_when_they_become_short() -> None:
+def test_a_receiver_polls_again_when_long_waits_become_short() -> None:
     chance = random.Random(5)
     estimator = used_to(*[chance.randrange(60 * US, 2 * MS) for _ in range(200)])
     for _ in range(30):
@@ -91,7 +91,7 @@ def test_who_slept_through_long_waits_polls_again_when_they_become_short() -> No
     assert estimator.next_action(0, WINDOW) == POLL
 
 
-def test_after_a_second_of_silence_nobody_is_expected() -> None:
+def test_waits_of_a_second_are_polled_for_as_in_android() -> None:
     assert used_to(*[1000 * MS] * 200).next_action(0, WINDOW) == POLL
 
 
@@ -106,7 +106,7 @@ def test_a_habit_that_changes_is_learnt_again() -> None:
     assert 350 * US <= estimator.next_action(0, WINDOW) < 400 * US
 
 
-def test_a_window_of_zero_sleeps_at_once() -> None:
+def test_a_window_of_zero_sleeps_immediately() -> None:
     assert used_to(*[5 * US] * 10).next_action(0, 0) == SLEEP
 
 
@@ -227,7 +227,7 @@ def accustom(queue: MessageQueue, sender: ThreadPoolExecutor, wait_s: float, win
     return seen
 
 
-def test_a_thread_naps_with_exact_timers_and_gets_its_own_back(
+def test_a_timed_sleep_has_exact_timers_and_restores_the_timer_slack(
     make_queue: Callable[..., MessageQueue], sender: ThreadPoolExecutor
 ) -> None:
     queue, own = make_queue(8, 4), status_of(threading.get_native_id())
@@ -248,7 +248,7 @@ def test_waits_of_any_length_beyond_the_window_take_no_core(
     assert min(spent[6:]) < spent[0] // 5, "a stranger is polled for, for 15 ms where this thread has a core"
 
 
-def test_a_deadline_ends_a_nap() -> None:
+def test_a_deadline_ends_a_timed_sleep() -> None:
     queue: Any = MessageQueue.create(8, 4, core=cores.load("python"), shared=False)
     with queue:
         assert late_by(queue, used_to(*[90 * MS] * 50)) < 15 * MS, "to the end of the nap it is 85 ms"
@@ -265,7 +265,7 @@ def late_by(queue: Any, habit: WaitEstimator) -> int:
     return min(late)
 
 
-def test_a_signal_handler_that_raises_out_of_a_nap_leaves_the_timer_slack_as_it_was() -> None:
+def test_a_signal_handler_that_raises_during_a_timed_sleep_leaves_the_timer_slack_unchanged() -> None:
     queue: Any = MessageQueue.create(8, 4, core=cores.load("python"), shared=False)
     own = status_of(threading.get_native_id())
 
@@ -299,7 +299,7 @@ def test_the_python_core_yields_to_a_writer_on_its_own_cpu(monkeypatch: pytest.M
     assert yields
 
 
-def test_a_python_core_in_the_habit_of_long_waits_naps_and_then_gets_what_came_meanwhile() -> None:
+def test_the_python_core_sleeps_through_long_waits_and_then_reads_what_arrived() -> None:
     queue: Any = MessageQueue.create(8, 4, core=cores.load("python"), shared=False)
     with queue, ThreadPoolExecutor(1) as pool:
         estimator = queue._ring._estimator = used_to(*[30 * MS] * 50)

@@ -12,7 +12,7 @@ from nnfmq.queue.layout import Grantor, MQDescriptor, compute_layout, resolve, t
 
 PAGE = 4096
 
-# What libfmq itself lays down for a burst channel: 1024 records of 24 bytes (FMQ_FACTS 1.2).
+# What libfmq itself lays down for a burst channel: 1024 records of 24 bytes.
 BURST = MQDescriptor((Grantor(0, 0, 8), Grantor(0, 8, 8), Grantor(0, 16, 24576), Grantor(0, 24592, 4)), 24, 1)
 
 
@@ -55,7 +55,7 @@ def test_what_was_described_resolves_to_the_same_place(quantum: int, count: int)
     ("quantum", "count"),
     [(0, 1), (-10, 1), (2**31, 1), (1, 0), (1, -1), (2, (2**64 - 1) // 2 + 1), (2, (2**63 - 1) // 2 + 1), (1, 2**31)],
 )
-def test_QueueSizeTooLarge_sizes_that_no_descriptor_can_express_are_refused(quantum: int, count: int) -> None:
+def test_QueueSizeTooLarge_sizes_that_no_descriptor_can_express_are_rejected(quantum: int, count: int) -> None:
     with pytest.raises(InvalidArgument, match="allowed are"):
         compute_layout(quantum, count)
 
@@ -68,8 +68,8 @@ def changed(position: int, **fields: int) -> MQDescriptor:
 
 
 HOSTILE = {
-    "N_BUX_3 wrong flavour": (replace(BURST, flags=2), "flavour is 2"),
-    "N_BUX_3 no flavour": (replace(BURST, flags=0), "flavour is 0"),
+    "N_BUX_3 wrong flavor": (replace(BURST, flags=2), "flavor is 2"),
+    "N_BUX_3 no flavor": (replace(BURST, flags=0), "flavor is 0"),
     "NegativeAidlDescriptor": (replace(BURST, quantum=-10), "quantum is -10"),
     "quantum 0": (replace(BURST, quantum=0), "quantum is 0"),
     "N_BUX_3 ring no multiple of the quantum": (replace(BURST, quantum=25), "no multiple of the quantum 25"),
@@ -84,16 +84,19 @@ HOSTILE = {
     "ring shorter than a record": (changed(2, extent=10), "no multiple of the quantum"),
     "short read counter": (changed(0, extent=4), "read counter has extent 4"),
     "short write counter": (changed(1, extent=7), "write counter has extent 7"),
-    "short event word": (changed(3, extent=3), "event word has extent 3"),
+    "short event flag word": (changed(3, extent=3), "event flag word has extent 3"),
     "misaligned write counter": (changed(1, offset=12), "write counter at offset 12"),
     "misaligned event flag word": (changed(3, offset=24596), "event flag word at offset 24596"),
     "negative offset": (changed(2, offset=-8), "ring at offset -8"),
     "huge offset": (changed(3, offset=2**31), "event flag word at offset 2147483648"),
     "N_BUX_3 ring out of the region": (changed(2, extent=24 * 1194), "ring ends at byte 28672.*|overlaps|ends at byte"),
-    "N_BUX_3 event word out of the region": (changed(3, offset=28672), "event word ends at byte 28676 of memory"),
+    "N_BUX_3 event flag word out of the region": (
+        changed(3, offset=28672),
+        "event flag word ends at byte 28676 of memory",
+    ),
     "counter inside the ring": (changed(1, offset=800), "overlaps ring"),
     "both counters in one place": (changed(1, offset=0), "overlaps"),
-    "event word on a counter": (changed(3, offset=8), "overlaps"),
+    "event flag word on a counter": (changed(3, offset=8), "overlaps"),
     "HidlOnlyBadQueueConfig_SanityCheck": (
         MQDescriptor((Grantor(0, 0, 4096),) * 3, 4096, 1),
         "overlaps",
@@ -102,7 +105,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("descriptor", "message"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_hostile_descriptor_is_refused(descriptor: MQDescriptor, message: str) -> None:
+def test_a_hostile_descriptor_is_rejected(descriptor: MQDescriptor, message: str) -> None:
     with pytest.raises(QueueCorrupted, match=message):
         resolve(descriptor, 28672)
 
@@ -116,7 +119,7 @@ def test_a_counter_may_claim_more_than_its_eight_bytes() -> None:
     assert resolve(changed(0, extent=4096), 28672).read_counter == 0
 
 
-# The burst's queue with its ring in a second descriptor, as libfmq lays that out (FMQ_FACTS 1.2).
+# The burst's queue with its ring in a second descriptor, as libfmq lays that out.
 TWO_FDS = MQDescriptor((Grantor(0, 0, 8), Grantor(0, 8, 8), Grantor(1, 0, 24576), Grantor(0, 16, 4)), 24, 1)
 
 
@@ -135,13 +138,13 @@ def test_ranges_at_one_offset_of_different_descriptors_do_not_overlap() -> None:
     [
         (TWO_FDS, (PAGE,), "ring is in descriptor 1; the last one is 0"),
         (TWO_FDS, (PAGE, 24575), "ring ends at byte 24576 of memory of 24575 bytes"),
-        (TWO_FDS, (16, 24576), "event word ends at byte 20 of memory of 16 bytes"),
+        (TWO_FDS, (16, 24576), "event flag word ends at byte 20 of memory of 16 bytes"),
         (replace(TWO_FDS, grantors=(*TWO_FDS.grantors[:3], Grantor(1, 8, 4))), (PAGE, PAGE * 8), "overlaps ring"),
         (replace(TWO_FDS, grantors=(Grantor(1, 0, 8), *TWO_FDS.grantors[1:])), (PAGE, PAGE * 8), "overlaps"),
         (replace(TWO_FDS, grantors=(Grantor(2, 0, 8), *TWO_FDS.grantors[1:])), (PAGE, PAGE * 8), "in descriptor 2"),
     ],
 )
-def test_a_hostile_descriptor_of_two_fds_is_refused(
+def test_a_hostile_descriptor_of_two_fds_is_rejected(
     descriptor: MQDescriptor, sizes: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(QueueCorrupted, match=message):
@@ -149,8 +152,8 @@ def test_a_hostile_descriptor_of_two_fds_is_refused(
 
 
 @pytest.mark.parametrize(("flags", "expected"), [(1, 2), (2, 1), (0, 1), (3, 2)])
-def test_a_descriptor_of_another_flavour_than_expected_is_refused(flags: int, expected: int) -> None:
-    with pytest.raises(QueueCorrupted, match=f"flavour is {flags}; expected is {expected}"):
+def test_a_descriptor_of_another_flavor_than_expected_is_rejected(flags: int, expected: int) -> None:
+    with pytest.raises(QueueCorrupted, match=f"flavor is {flags}; expected is {expected}"):
         resolve(replace(BURST, flags=flags), 28672, flavor=expected)
 
 

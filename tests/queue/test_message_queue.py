@@ -1,4 +1,4 @@
-"""One queue, no waiting: what libfmq's own unit tests check (FMQ_FACTS 4.1), and the bytes in memory."""
+"""One queue, no waiting: what libfmq's own unit tests check, and the bytes in memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_send_sets_not_empty_and_receive_sets_not_full(make_queue: MakeQueue) ->
     assert (after_send, bytes(queue.memory.view[24592:24598])) == (b"\2\0\0\0\0\0", b"\3\0\0\0\0\0")
 
 
-def test_send_says_beside_the_event_word_on_which_cpu_the_writer_runs(make_queue: MakeQueue) -> None:
+def test_send_stores_the_cpu_hint_of_the_writer(make_queue: MakeQueue) -> None:
     queue, allowed = make_queue(24, 1024), os.sched_getaffinity(0)
     cpu = max(allowed)
     os.sched_setaffinity(0, {cpu})
@@ -93,7 +93,7 @@ def test_ReadWhenEmpty1_reading_an_empty_queue_answers_none(make_queue: MakeQueu
     assert queue.read(2) is None
 
 
-def test_WriteWhenFull1_a_full_queue_refuses_and_keeps_its_content(make_queue: MakeQueue) -> None:
+def test_WriteWhenFull1_a_full_queue_rejects_and_keeps_its_content(make_queue: MakeQueue) -> None:
     queue = make_queue()
     assert queue.write(pattern(2048))
     assert queue.available_to_write() == 0
@@ -107,13 +107,13 @@ def test_LargeInputTest1_the_whole_ring_is_usable(make_queue: MakeQueue) -> None
     assert queue.read(2048) == pattern(2048)
 
 
-def test_LargeInputTest2_more_than_the_ring_is_refused_and_nothing_is_written(make_queue: MakeQueue) -> None:
+def test_LargeInputTest2_more_than_the_ring_is_rejected_and_nothing_is_written(make_queue: MakeQueue) -> None:
     queue = make_queue()
     assert queue.write(pattern(4096)) is False
     assert (queue.available_to_read(), queue.read(1)) == (0, None)
 
 
-def test_LargeInputTest3_a_refused_write_leaves_the_data_intact(make_queue: MakeQueue) -> None:
+def test_LargeInputTest3_a_rejected_write_leaves_the_data_intact(make_queue: MakeQueue) -> None:
     queue = make_queue()
     queue.write(pattern(2000))
     assert queue.write(pattern(49)) is False
@@ -126,7 +126,7 @@ def test_MultipleRead_one_write_is_read_in_parts(make_queue: MakeQueue) -> None:
     assert b"".join(queue.read(100) or b"" for _ in range(5)) == pattern(500)
 
 
-def test_MultipleWrite_several_writes_are_read_at_once(make_queue: MakeQueue) -> None:
+def test_MultipleWrite_several_writes_are_read_in_one_call(make_queue: MakeQueue) -> None:
     queue = make_queue()
     for part in range(5):
         queue.write(pattern(500)[part * 100 : part * 100 + 100])
@@ -190,7 +190,7 @@ def test_receive_takes_all_records_that_are_there(make_queue: MakeQueue) -> None
     assert queue.receive(None, 0) == pattern(24) + pattern(16)
 
 
-def test_BUR_5_send_refuses_a_packet_that_does_not_fit_and_writes_nothing(make_queue: MakeQueue) -> None:
+def test_BUR_5_send_rejects_a_packet_that_does_not_fit_and_writes_nothing(make_queue: MakeQueue) -> None:
     queue = make_queue(8, 4)
     queue.send(pattern(24))
     assert queue.send(pattern(16)) is False
@@ -222,12 +222,12 @@ def test_any_contiguous_buffer_can_be_written(make_queue: MakeQueue, data: bytes
 
 
 @pytest.mark.parametrize("call", ["write", "send"])
-def test_a_part_of_a_record_is_refused(make_queue: MakeQueue, call: str) -> None:
+def test_a_part_of_a_record_is_rejected(make_queue: MakeQueue, call: str) -> None:
     with pytest.raises(InvalidArgument, match="13 bytes are no whole number of records of 8 bytes"):
         getattr(make_queue(8, 4), call)(bytes(13))
 
 
-def test_a_negative_count_is_refused(make_queue: MakeQueue) -> None:
+def test_a_negative_count_is_rejected(make_queue: MakeQueue) -> None:
     with pytest.raises(InvalidArgument, match="-1 records"):
         make_queue().read(-1)
 
@@ -247,7 +247,7 @@ def test_what_is_no_buffer_is_a_type_error(make_queue: MakeQueue) -> None:
         lambda queue: queue.event_flag.wait(1, 0),
     ],
 )  # fmt: skip
-def test_a_closed_queue_refuses_every_call(make_queue: MakeQueue, call: Callable[[MessageQueue], object]) -> None:
+def test_a_closed_queue_rejects_every_call(make_queue: MakeQueue, call: Callable[[MessageQueue], object]) -> None:
     queue = make_queue()
     queue.close()
     queue.close()
@@ -314,17 +314,17 @@ def refused(descriptor: MQDescriptor, memory: Memory, core: Core, **options: int
     return str(caught.value)
 
 
-def test_MismatchedPayloadSize_other_records_than_expected_are_refused(make_queue: MakeQueue, core: Core) -> None:
+def test_MismatchedPayloadSize_other_records_than_expected_are_rejected(make_queue: MakeQueue, core: Core) -> None:
     queue = make_queue(8, 4)
     memory = Memory.adopt(os.dup(queue.memory.fileno()))
     assert "quantum is 8, expected are 24" in refused(queue.descriptor, memory, core, quantum=24)
 
 
-def test_N_BUX_3_memory_shorter_than_the_descriptor_is_refused(make_queue: MakeQueue, core: Core) -> None:
+def test_N_BUX_3_memory_shorter_than_the_descriptor_is_rejected(make_queue: MakeQueue, core: Core) -> None:
     assert "of memory of 4096 bytes" in refused(make_queue(24, 1024).descriptor, Memory.create(4096), core)
 
 
-def test_LookForLeakedFds_refused_attachments_leave_no_descriptor(core: Core) -> None:
+def test_LookForLeakedFds_rejected_attachments_leave_no_descriptor(core: Core) -> None:
     bad = MQDescriptor((Grantor(5, 0, 8),) * 3, 8)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(100):
@@ -332,7 +332,7 @@ def test_LookForLeakedFds_refused_attachments_leave_no_descriptor(core: Core) ->
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_memory_mapped_for_reading_only_is_refused(core: Core) -> None:
+def test_memory_mapped_for_reading_only_is_rejected(core: Core) -> None:
     with Memory.create(4096, one_writer=True) as ours:
         memory = Memory.adopt(os.dup(ours.fileno()))
         descriptor = MQDescriptor((Grantor(0, 0, 8), Grantor(0, 8, 8), Grantor(0, 16, 64)), 8)

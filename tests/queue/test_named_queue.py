@@ -83,7 +83,7 @@ def test_the_name_is_enough_to_attach(name: str, core_pair: tuple[cores.Core, co
     assert reader.receive(None, 0) == b"12345678"
 
 
-def test_an_unsynchronized_queue_says_so_itself(name: str, core: cores.Core, keep: Any) -> None:
+def test_an_unsynchronized_queue_keeps_its_flavor(name: str, core: cores.Core, keep: Any) -> None:
     writer = keep(create_named(name, 8, 4, flavor=UNSYNCHRONIZED, core=core))
     readers = [keep(open_named(name, core=core, overflow=Overflow.KEEP_HALF)) for _ in range(2)]
     assert writer.write(b"12345678")
@@ -128,7 +128,7 @@ def test_a_queue_without_event_word_cannot_wait(name: str, keep: Any) -> None:
     assert queue.write(bytes(8))
 
 
-def test_records_of_another_size_than_expected_are_refused(name: str, keep: Any) -> None:
+def test_records_of_another_size_than_expected_are_rejected(name: str, keep: Any) -> None:
     keep(create_named(name, 8, 4))
     with pytest.raises(QueueCorrupted, match="quantum is 8, expected are 24"):
         open_named(name, quantum=24)
@@ -153,7 +153,7 @@ def test_the_longest_name_is_taken(keep: Any) -> None:
         remove_named(name)
 
 
-def test_a_name_that_is_taken_is_refused_and_keeps_what_it_has(name: str, keep: Any) -> None:
+def test_a_name_that_is_taken_is_rejected_and_keeps_what_it_has(name: str, keep: Any) -> None:
     keep(create_named(name, 8, 4)).write(b"12345678")
     with pytest.raises(InvalidArgument, match=r"already.*queue remove"):
         create_named(name, 16, 2)
@@ -167,7 +167,7 @@ def test_what_does_not_exist_comes_with_the_remedy(name: str, call: Callable[[st
 
 
 @pytest.mark.parametrize(("quantum", "count", "flavor"), [(0, 1, 1), (8, 0, 1), (1, 2**31, 1), (8, 4, 3)])
-def test_a_creation_that_is_refused_leaves_no_name(name: str, quantum: int, count: int, flavor: int) -> None:
+def test_a_creation_that_is_rejected_leaves_no_name(name: str, quantum: int, count: int, flavor: int) -> None:
     with pytest.raises(InvalidArgument):
         create_named(name, quantum, count, flavor=flavor)
     assert not is_there(name)
@@ -188,7 +188,7 @@ def test_a_creation_without_room_leaves_no_name(name: str, monkeypatch: pytest.M
     [
         pytest.param(changed(0, "<I", 0x12345678), "begins with 0x12345678", id="magic"),
         pytest.param(changed(4, "<I", 2), "version 2", id="version"),
-        pytest.param(changed(8, "<I", 3), "flavour is 3", id="flavour"),
+        pytest.param(changed(8, "<I", 3), "flavor is 3", id="flavor"),
         pytest.param(changed(12, "<I", 0), "0 bytes in 32", id="quantum"),
         pytest.param(changed(16, "<Q", 5), "5 records of 8 bytes in 32", id="count"),
         pytest.param(changed(16, "<Q", 2**64 - 1), "in 32 bytes", id="count huge"),
@@ -197,11 +197,11 @@ def test_a_creation_without_room_leaves_no_name(name: str, monkeypatch: pytest.M
         pytest.param(changed(48, "<Q", 4), "extent 4", id="write counter short"),
         pytest.param(changed(56, "<Q", 2**63), "ring at offset", id="ring far away"),
         pytest.param(changed(56, "<Q", TRAILER_AT - 24), "ring ends at byte", id="ring upon record"),
-        pytest.param(changed(72, "<Q", TRAILER_AT), "event word ends", id="event word upon record"),
-        pytest.param(changed(72, "<Q", 16), "overlaps", id="event word upon ring"),
+        pytest.param(changed(72, "<Q", TRAILER_AT), "event flag word ends", id="event flag word upon record"),
+        pytest.param(changed(72, "<Q", 16), "overlaps", id="event flag word upon ring"),
     ],
 )
-def test_an_impossible_record_is_refused(name: str, record: bytes, complaint: str) -> None:
+def test_an_impossible_record_is_rejected(name: str, record: bytes, complaint: str) -> None:
     forged(name, record)
     with pytest.raises(QueueCorrupted, match=complaint):
         open_named(name)
@@ -251,7 +251,7 @@ def test_no_permission_is_said_with_the_file(name: str, keep: Any, monkeypatch: 
         open_named(name)
 
 
-def test_a_synchronized_queue_that_may_only_be_read_is_refused(
+def test_a_synchronized_queue_that_may_only_be_read_is_rejected(
     name: str, keep: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(create_named(name, 8, 4))
@@ -287,7 +287,7 @@ def test_queues_are_listed_and_nothing_else_is(name: str, keep: Any) -> None:
     assert mine == [name]
 
 
-def test_who_is_attached_keeps_a_removed_queue(name: str, core: cores.Core, keep: Any) -> None:
+def test_an_attached_process_keeps_a_removed_queue(name: str, core: cores.Core, keep: Any) -> None:
     writer, reader = keep(create_named(name, 8, 4, core=core)), keep(open_named(name, core=core))
     remove_named(name)
     assert not is_there(name)
@@ -295,7 +295,7 @@ def test_who_is_attached_keeps_a_removed_queue(name: str, core: cores.Core, keep
     assert reader.receive(None, 0) == b"12345678"
 
 
-def test_a_removed_name_can_be_taken_anew(name: str, keep: Any) -> None:
+def test_a_removed_name_can_be_used_again(name: str, keep: Any) -> None:
     keep(create_named(name, 8, 4))
     remove_named(name)
     keep(create_named(name, 16, 2))
@@ -344,7 +344,7 @@ def test_what_a_killed_creator_leaves_is_no_queue_and_can_be_removed(name: str, 
     assert not is_there(name)
 
 
-def test_looking_for_queues_touches_no_memory_of_others(name: str) -> None:
+def test_listing_queues_maps_no_memory(name: str) -> None:
     path = Path("/dev/shm", name[1:])
     with path.open("xb") as file:
         file.truncate(1 << 20)  # all hole: a mapping's access would allocate it, or be a SIGBUS where there is no room

@@ -46,7 +46,7 @@ def test_BUR_4_a_window_that_is_given_wins(
     assert window[1](2.5).ns == 2500
 
 
-def test_on_a_machine_with_one_cpu_nobody_spins(
+def test_on_a_machine_with_one_cpu_the_window_is_0(
     window: tuple[str, Callable[..., PollingWindow]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
@@ -61,7 +61,7 @@ def test_a_process_that_is_pinned_to_one_cpu_of_several_polls(
     assert window[1](100).ns == 100_000
 
 
-def test_a_dead_flag_goes_up_once_and_stays() -> None:
+def test_a_peer_death_flag_is_set_once_and_stays_set() -> None:
     flag = PeerDeathFlag()
     before = flag.is_set()
     flag.set()

@@ -50,12 +50,12 @@ def test_read_into_fills_any_writable_buffer(make_queue: MakeQueue) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 9])
-def test_read_into_refuses_a_buffer_of_no_whole_number_of_records(make_queue: MakeQueue, size: int) -> None:
+def test_read_into_rejects_a_buffer_of_no_whole_number_of_records(make_queue: MakeQueue, size: int) -> None:
     with pytest.raises(InvalidArgument, match=f"{size} bytes are no whole number of records of 8 bytes"):
         make_queue(8, 4).read_into(bytearray(size))
 
 
-def test_read_into_refuses_a_buffer_that_cannot_be_written(make_queue: MakeQueue) -> None:
+def test_read_into_rejects_a_buffer_that_cannot_be_written(make_queue: MakeQueue) -> None:
     queue = make_queue(8, 4)
     queue.write(RECORDS[:8])
     with pytest.raises((BufferError, TypeError, InvalidArgument)):
@@ -63,7 +63,7 @@ def test_read_into_refuses_a_buffer_that_cannot_be_written(make_queue: MakeQueue
     assert queue.available_to_read() == 1
 
 
-def test_read_into_tells_that_a_reader_was_overtaken(make_queue: MakeQueue) -> None:
+def test_read_into_reports_an_overflow(make_queue: MakeQueue) -> None:
     queue = make_queue(8, 2, flavor=UNSYNCHRONIZED)
     queue.write(RECORDS[:16])
     queue.write(RECORDS[16:24])
@@ -94,12 +94,12 @@ def test_receive_into_gives_0_at_the_deadline(make_queue: MakeQueue) -> None:
     assert make_queue(8, 4).receive_into(bytearray(8), 0, 50_000) == 0
 
 
-def test_receive_into_refuses_a_buffer_without_room_for_a_record(make_queue: MakeQueue) -> None:
+def test_receive_into_rejects_a_buffer_without_room_for_a_record(make_queue: MakeQueue) -> None:
     with pytest.raises(InvalidArgument, match="7 bytes have no room for a record of 8 bytes"):
         make_queue(8, 4).receive_into(bytearray(7), 0, 0)
 
 
-def test_receive_into_refuses_a_buffer_that_cannot_be_written_before_it_takes_anything(make_queue: MakeQueue) -> None:
+def test_receive_into_rejects_a_buffer_that_cannot_be_written_before_it_takes_anything(make_queue: MakeQueue) -> None:
     queue = make_queue(8, 4)
     queue.send(RECORDS[:8])
     with pytest.raises((BufferError, TypeError, InvalidArgument)):

@@ -62,7 +62,7 @@ def test_slots_number_the_records_across_both_regions(queue: MessageQueue) -> No
 
 
 @pytest.mark.parametrize("index", [-1, 3, 4, 2**70])
-def test_a_slot_that_is_not_there_is_refused(queue: MessageQueue, index: int) -> None:
+def test_a_slot_that_is_not_there_is_rejected(queue: MessageQueue, index: int) -> None:
     """libfmq lets index 3 of 3 pass."""
     with pytest.raises(InvalidArgument, match="of a transaction of 3"):
         begun_write(queue, 3).get_slot(index)
@@ -79,7 +79,7 @@ def test_copies_may_start_at_any_record(queue: MessageQueue, start: int) -> None
 
 
 @pytest.mark.parametrize(("size", "start"), [(32, 0), (8, 3), (16, 2), (8, -1), (7, 0)])
-def test_copies_beyond_the_transaction_are_refused(queue: MessageQueue, size: int, start: int) -> None:
+def test_copies_beyond_the_transaction_are_rejected(queue: MessageQueue, size: int, start: int) -> None:
     write = begun_write(queue, 3)
     with pytest.raises(InvalidArgument, match="the transaction has 3 records of 8 bytes"):
         write.copy_to(bytes(size), start)
@@ -130,14 +130,14 @@ def test_an_abandoned_transaction_changes_nothing(queue: MessageQueue) -> None:
 
 
 @pytest.mark.parametrize("n", [5, 2**62, 2**70])
-def test_more_than_there_is_or_fits_is_refused_with_none(queue: MessageQueue, n: int) -> None:
+def test_more_than_there_is_or_fits_is_rejected_with_none(queue: MessageQueue, n: int) -> None:
     assert (queue.begin_write(n), queue.begin_read(n)) == (None, None)
 
 
 # ---- misuse and hostile peers ----
 
 
-def test_a_commit_without_a_begin_is_refused(queue: MessageQueue) -> None:
+def test_a_commit_without_a_begin_is_rejected(queue: MessageQueue) -> None:
     queue.write(bytes(8))
     with pytest.raises(InvalidArgument, match="without a begin_write"):
         queue.commit_write(1)
@@ -145,7 +145,7 @@ def test_a_commit_without_a_begin_is_refused(queue: MessageQueue) -> None:
         queue.commit_read(1)
 
 
-def test_a_begin_that_was_refused_takes_back_the_one_before(queue: MessageQueue) -> None:
+def test_a_begin_that_was_rejected_takes_back_the_one_before(queue: MessageQueue) -> None:
     begun_write(queue, 1)
     queue.begin_write(5)
     with pytest.raises(InvalidArgument, match="without a begin_write"):

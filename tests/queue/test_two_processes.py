@@ -1,4 +1,4 @@
-"""A queue between two processes, on every pair of cores: libfmq's msgq_test_client in short (FMQ_FACTS 4.2)."""
+"""A queue between two processes, on every pair of cores: libfmq's msgq_test_client in short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The unsynchronized flavour: many readers, private positions, overwriting, reading from memory that is read-only."""
+"""The unsynchronized flavor: many readers, private positions, overwriting, reading from memory that is read-only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write(writer: MessageQueue, *numbers: int) -> None:
 # ---- readers ----
 
 
-def test_each_reader_has_a_position_of_its_own(setup: Setup) -> None:
+def test_each_reader_has_its_own_position(setup: Setup) -> None:
     writer, first = setup.unsync(8, 4)
     second = setup.attach(writer, reset_pointers=False)
     write(writer, 0, 1)
@@ -72,7 +72,9 @@ def test_a_late_reader_of_a_ring_that_went_round_fails_once(setup: Setup) -> Non
 @pytest.mark.parametrize(
     ("overflow", "left"), [(Overflow.SKIP_ALL, b""), (Overflow.KEEP_HALF, RECORDS[5] + RECORDS[6])]
 )
-def test_after_overflow_a_reader_goes_on_as_its_rule_says(setup: Setup, overflow: Overflow, left: bytes) -> None:
+def test_after_overflow_a_reader_continues_as_its_option_specifies(
+    setup: Setup, overflow: Overflow, left: bytes
+) -> None:
     writer, reader = setup.unsync(8, 5, overflow=overflow)
     write(writer, *range(7))
     assert reader.read(1) is None
@@ -87,7 +89,7 @@ def test_a_reader_exactly_one_ring_behind_can_still_read(setup: Setup) -> None:
     assert reader.read(4) == b"".join(RECORDS[1:5])
 
 
-def test_a_writer_that_begins_anew_is_found_out_and_followed(setup: Setup) -> None:
+def test_a_writer_that_resets_its_counter_is_detected_and_followed(setup: Setup) -> None:
     writer = setup.create(8, 4, flavor=UNSYNCHRONIZED)
     reader = setup.attach(writer, reset_pointers=False)
     write(writer, 0, 1)
@@ -114,7 +116,7 @@ def test_N_BUX_3_a_counter_that_jumps_is_an_overflow(setup: Setup, counter: int)
     assert (reader.read(1), reader.available_to_read()) == (None, 2)
 
 
-def test_the_writer_overwrites_the_oldest_in_place_and_says_before_how_far(setup: Setup) -> None:
+def test_the_writer_reserves_before_it_overwrites_the_oldest_records(setup: Setup) -> None:
     writer = setup.create(8, 3, flavor=UNSYNCHRONIZED)
     write(writer, 0, 1, 2, 3)
     assert bytes(writer.memory.view[:40]) == struct.pack("<QQ", 32, 32) + RECORDS[3] + RECORDS[1] + RECORDS[2]
@@ -127,7 +129,7 @@ def test_a_record_that_is_being_overwritten_is_not_believed(setup: Setup) -> Non
     assert reader.read(1) is None
 
 
-def test_of_a_foreign_writer_only_what_its_counter_says_is_known(setup: Setup) -> None:
+def test_a_libfmq_writer_is_checked_by_its_counter_only(setup: Setup) -> None:
     writer, reader = setup.unsync(8, 2)
     write(writer, 0, 1)
     writer.memory.view[0:8] = bytes(8)  # libfmq leaves this word alone
@@ -141,7 +143,7 @@ def test_resetting_forgets_how_far_a_writer_would_have_written(setup: Setup) -> 
     assert bytes(writer.memory.view[:16]) == struct.pack("<QQ", 8, 8)
 
 
-def test_a_transaction_that_was_overtaken_is_not_committed(setup: Setup) -> None:
+def test_a_transaction_that_was_overwritten_is_not_committed(setup: Setup) -> None:
     writer, reader = setup.unsync(8, 2)
     write(writer, 0, 1)
     read = reader.begin_read(2)
@@ -171,26 +173,26 @@ def test_readers_can_be_kept_from_writing(setup: Setup) -> None:
             call()
 
 
-def test_a_reset_of_memory_that_is_mapped_for_reading_is_refused(setup: Setup) -> None:
+def test_a_reset_of_memory_that_is_mapped_for_reading_is_rejected(setup: Setup) -> None:
     writer = setup.create(8, 4, flavor=UNSYNCHRONIZED, one_writer=True)
     with pytest.raises(InvalidArgument, match="mapped for reading only"):
         setup.attach(writer, reset_pointers=True)
 
 
 def test_a_synchronized_queue_has_no_side_that_only_reads(setup: Setup) -> None:
-    with pytest.raises(InvalidArgument, match="one_writer is for the other flavour"):
+    with pytest.raises(InvalidArgument, match="one_writer is for the other flavor"):
         setup.create(8, 4, one_writer=True)
 
 
 @pytest.mark.parametrize(("made", "expected"), [(SYNCHRONIZED, UNSYNCHRONIZED), (UNSYNCHRONIZED, SYNCHRONIZED)])
-def test_N_BUX_3_a_queue_of_the_other_flavour_is_refused(setup: Setup, made: int, expected: int) -> None:
+def test_N_BUX_3_a_queue_of_the_other_flavor_is_rejected(setup: Setup, made: int, expected: int) -> None:
     queue = setup.create(8, 4, flavor=made)
-    with pytest.raises(QueueCorrupted, match=f"flavour is {made}; expected is {expected}"):
+    with pytest.raises(QueueCorrupted, match=f"flavor is {made}; expected is {expected}"):
         setup.attach(queue, flavor=expected)
 
 
 @pytest.mark.parametrize("flavor", [0, 3, -1])
-def test_there_are_two_flavours(setup: Setup, flavor: int) -> None:
+def test_there_are_two_flavors(setup: Setup, flavor: int) -> None:
     with pytest.raises(InvalidArgument, match="allowed are 1"):
         setup.create(8, 4, flavor=flavor)
 
@@ -238,7 +240,7 @@ def test_memory_that_is_mapped_for_reading_has_no_event_flag(setup: Setup) -> No
     assert setup.unsync(8, 4)[1].event_flag is None
 
 
-def test_a_queue_on_the_same_memory_twice_is_refused(setup: Setup) -> None:
+def test_a_queue_on_the_same_memory_twice_is_rejected(setup: Setup) -> None:
     queue = setup.create(8, 4)
     memories = [Memory.adopt(os.dup(queue.memory.fileno())) for _ in range(2)]
     with pytest.raises(QueueCorrupted, match="one twice"):

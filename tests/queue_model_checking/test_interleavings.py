@@ -185,7 +185,9 @@ def test_a_reader_a_whole_ring_behind_libfmqs_writer_may_get_a_torn_record(in_pl
     ],
     ids=name,
 )
-def test_a_nap_before_the_expected_record_loses_nothing(scenario: Scenario, model: Model, explored: Explored) -> None:
+def test_a_timed_sleep_before_the_expected_record_loses_nothing(
+    scenario: Scenario, model: Model, explored: Explored
+) -> None:
     explored(scenario, model)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.explorer.instrumented_runtime import Bench, QueueShape
+from support.explorer.instrumented_runtime import ProcessQueues, QueueShape
 from support.explorer.models import Model
 from support.explorer.program import Call, Thread
 from support.explorer.search import Scenario, outcomes
@@ -35,13 +35,13 @@ def allowing(outcome: tuple[Any, Any], first: Call, second: Call) -> set[Model]:
     return {model for model in Model if wanted in outcomes(threads(first, second), model)}
 
 
-def write_flag_see_other(bench: Bench) -> object:
+def write_flag_see_other(bench: ProcessQueues) -> object:
     ring = bench.rings[0]
     ring._write_counter[0] = 1
     return ring._read_counter[0]
 
 
-def write_other_see_flag(bench: Bench) -> object:
+def write_other_see_flag(bench: ProcessQueues) -> object:
     ring = bench.rings[0]
     ring._read_counter[0] = 1
     return ring._write_counter[0]
@@ -51,19 +51,19 @@ def test_a_load_passes_an_earlier_store_wherever_stores_are_delayed() -> None:
     assert allowing((0, 0), write_flag_see_other, write_other_see_flag) == {Model.TSO, Model.WEAK}
 
 
-def swap_flag_see_other(bench: Bench) -> object:
+def swap_flag_see_other(bench: ProcessQueues) -> object:
     bench.events[0]._atomics.fetch_or(bench.events[0]._word, bench.events[0]._address, 1)
     return write_flag_see_other(bench)
 
 
-def barrier_between(bench: Bench) -> object:
+def barrier_between(bench: ProcessQueues) -> object:
     ring, event = bench.rings[0], bench.events[0]
     ring._write_counter[0] = 1
     event.fetch_clear(4)
     return ring._read_counter[0]
 
 
-def barrier_between_the_others(bench: Bench) -> object:
+def barrier_between_the_others(bench: ProcessQueues) -> object:
     ring, event = bench.rings[0], bench.events[0]
     ring._read_counter[0] = 1
     event.fetch_clear(4)
@@ -78,27 +78,27 @@ def test_a_barrier_before_the_store_does_not_help() -> None:
     assert allowing((0, 0), swap_flag_see_other, write_other_see_flag) == {Model.TSO, Model.WEAK}
 
 
-def publish(bench: Bench) -> object:
+def publish(bench: ProcessQueues) -> object:
     ring = bench.rings[0]
     ring._ring[DATA] = b"\7"
     ring._write_counter[0] = 1  # SYNC
     return None
 
 
-def publish_relaxed(bench: Bench) -> object:
+def publish_relaxed(bench: ProcessQueues) -> object:
     ring = bench.rings[0]
     ring._ring[DATA] = b"\7"
     ring._write_counter[0] = 1
     return None
 
 
-def look(bench: Bench) -> object:
+def look(bench: ProcessQueues) -> object:
     ring = bench.rings[0]
     seen = ring._write_counter[0]  # SYNC
     return bytes(ring._ring[DATA]) if seen else None
 
 
-def look_relaxed(bench: Bench) -> object:
+def look_relaxed(bench: ProcessQueues) -> object:
     ring = bench.rings[0]
     seen = ring._write_counter[0]
     return bytes(ring._ring[DATA]) if seen else None
@@ -120,21 +120,21 @@ def test_a_message_needs_a_release_and_an_acquire_where_accesses_are_reordered(
     assert allowing((None, b"\7"), writer, reader) == ALL
 
 
-def overwrite_when_told(bench: Bench) -> object:
+def overwrite_when_told(bench: ProcessQueues) -> object:
     ring = bench.rings[0]
     if ring._read_counter[0]:  # SYNC
         ring._ring[DATA] = b"\7"
     return None
 
 
-def read_and_tell(bench: Bench) -> object:
+def read_and_tell(bench: ProcessQueues) -> object:
     ring = bench.rings[0]
     data = bytes(ring._ring[DATA])
     ring._read_counter[0] = 1  # SYNC
     return data
 
 
-def read_and_tell_relaxed(bench: Bench) -> object:
+def read_and_tell_relaxed(bench: ProcessQueues) -> object:
     ring = bench.rings[0]
     data = bytes(ring._ring[DATA])
     ring._read_counter[0] = 1
@@ -146,14 +146,14 @@ def test_a_payload_load_passes_a_later_store_only_if_that_is_relaxed_and_accesse
     assert allowing((None, b"\7"), overwrite_when_told, read_and_tell_relaxed) == {Model.WEAK}
 
 
-def write_data_twice(bench: Bench) -> object:
+def write_data_twice(bench: ProcessQueues) -> object:
     ring = bench.rings[0]
     ring._ring[DATA] = b"\1"
     ring._ring[DATA] = b"\2"
     return bytes(ring._ring[DATA])
 
 
-def nothing(bench: Bench) -> object:
+def nothing(bench: ProcessQueues) -> object:
     return None
 
 

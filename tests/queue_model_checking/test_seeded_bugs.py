@@ -34,7 +34,7 @@ def wake_then_raise(peer: DeathRecipients) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "scenario", "why"),
+    ("bug", "scenario", "why"),
     [
         (seeded_bugs.PUBLISH_BEFORE_PAYLOAD, SENT, WRONG_DATA),
         (seeded_bugs.READ_COUNTER_BEFORE_COPY, STREAMED, WRONG_DATA),
@@ -71,9 +71,9 @@ def wake_then_raise(peer: DeathRecipients) -> None:
     ],
 )
 def test_a_fault_in_the_algorithm_is_found(
-    fault: SeededBug, scenario: Scenario, why: str, record: Callable[[object], None]
+    bug: SeededBug, scenario: Scenario, why: str, record: Callable[[object], None]
 ) -> None:
-    violation = found(scenario, Model.SEQUENTIAL, fault)
+    violation = found(scenario, Model.SEQUENTIAL, bug)
     assert why in violation.what
     assert violation.schedule
     record(f"found after {len(violation.schedule):3} steps: {violation.what[:110]}")
@@ -88,7 +88,7 @@ def test_a_flag_that_is_raised_after_the_wake_is_missed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "scenario"),
+    ("bug", "scenario"),
     [
         (seeded_bugs.RECORDS_RELAXED, SENT),
         (seeded_bugs.SPACE_RELAXED, STREAMED),
@@ -97,10 +97,10 @@ def test_a_flag_that_is_raised_after_the_wake_is_missed() -> None:
     ids=["records", "space", "acquire"],
 )
 def test_an_order_that_becomes_relaxed_is_found_only_where_stores_are_reordered(
-    fault: SeededBug, scenario: Scenario
+    bug: SeededBug, scenario: Scenario
 ) -> None:
-    explore(scenario, Model.TSO, (fault,))  # x86-64 keeps the order anyway: this is why the Python core may run there
-    assert WRONG_DATA in found(scenario, Model.WEAK, fault).what
+    explore(scenario, Model.TSO, (bug,))  # x86-64 keeps the order anyway: this is why the Python core may run there
+    assert WRONG_DATA in found(scenario, Model.WEAK, bug).what
 
 
 @pytest.mark.parametrize("model", [Model.TSO, Model.WEAK])
@@ -108,12 +108,12 @@ def test_an_event_word_changed_by_plain_accesses_loses_wake_ups_where_stores_are
     assert NO_END in found(streaming([1, 1], 2, how="send", window_ns=0, quantum=1, atomics="plain"), model).what
 
 
-def test_a_violation_tells_its_schedule_step_by_step() -> None:
+def test_a_violation_reports_its_schedule_step_by_step() -> None:
     schedule = found(SENT, Model.SEQUENTIAL, seeded_bugs.PUBLISH_BEFORE_PAYLOAD).schedule
     assert any(step.startswith("writer: store q0.w") for step in schedule)
     assert schedule[-1].startswith("reader: ")
 
 
-def test_a_fault_that_no_longer_fits_the_source_says_so() -> None:
-    with pytest.raises(AssertionError, match="adapt the fault"):
+def test_a_seeded_bug_that_does_not_fit_the_source_fails_with_a_message() -> None:
+    with pytest.raises(AssertionError, match="adapt the bug"):
         explore(SENT, Model.SEQUENTIAL, (SeededBug("no such line", ""),))

@@ -376,7 +376,7 @@ def test_a_client_that_reads_no_results_loses_them_and_can_go_on(serve: Serve) -
 
 
 def padding(record: bytes) -> bytes:
-    """The bytes of a result's record that no field uses, by its kind (FMQ_FACTS 2)."""
+    """The bytes of a result's record that no field uses, by its kind."""
     used = {0: [(0, 1), (8, 20)], 1: [(0, 1), (8, 9), (12, 16)], 2: [(0, 1), (8, 12)], 3: [(0, 1), (8, 24)]}
     kept = {i for start, end in used[record[0]] for i in range(start, end)}
     return bytes(byte for i, byte in enumerate(record) if i not in kept)

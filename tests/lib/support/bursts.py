@@ -24,7 +24,7 @@ from support import models
 RECORD_BYTES = 24
 LIMIT_NS = 20_000_000_000
 
-# One bad record of each kind, as VTS' ValidateBurst makes them (FMQ_FACTS 3.9), by the specification's layout.
+# One bad record of each kind, as VTS' ValidateBurst makes them, by the specification's layout.
 BAD_RECORDS = (
     struct.pack("<B3xIIII4x", 0, 10, 10, 10, 10),
     struct.pack("<B3xB3xIIII", 1, 0, 0, 0, 0, 10),

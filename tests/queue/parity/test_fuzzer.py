@@ -1,4 +1,4 @@
-"""fmq_fuzzer in small (FMQ_FACTS 4.4): random peers. No crash, no hang, no byte outside the ring; only typed errors."""
+"""fmq_fuzzer in small: random peers. No crash, no hang, no byte outside the ring; only typed errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def poke(memory: Memory, chance: random.Random) -> None:
 
 
 def outside(memory: Memory) -> bytes:
-    """Return what no call may change: all but counters, event word and ring."""
+    """Return what no call may change: all but counters, event flag word and ring."""
     view = memory.view
     return bytes(view[16:24]) + bytes(view[28 : RING.start]) + bytes(view[RING.stop :])
 

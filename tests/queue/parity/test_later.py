@@ -1,4 +1,4 @@
-"""Tests of libfmq's later versions (FMQ_FACTS 4.3): an overtaken reader keeps half of the ring; the error handler."""
+"""Tests of libfmq's later versions: after an overflow half of the ring is readable; the error handler."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_SynchronizedReadWriteClient_MisalignedWriteCounterClientSide(setup: Set
 
 
 @pytest.mark.parametrize("writes", [1, COUNT - 1, COUNT, 3 * COUNT + 5])
-def test_the_earlier_rule_leaves_an_overtaken_reader_nothing(plain: Setup, writes: int) -> None:
+def test_with_the_earlier_rule_nothing_is_readable_after_an_overflow(plain: Setup, writes: int) -> None:
     writer, reader = plain.unsync(2)
     assert writer.write(WORDS)
     for _ in range(writes):

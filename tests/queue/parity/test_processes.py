@@ -1,4 +1,4 @@
-"""libfmq's msgq_test_client, row by row (FMQ_FACTS 4.2): 34 names, 143 instances, each on every core.
+"""libfmq's msgq_test_client, test by test: 34 names, 143 instances, each on every core.
 
 The client is this process, the service another, on the same core. The synchronized queue is the client's, of
 (page − 16) / 4 records of 4 bytes; the unsynchronized one is the service's, of 1024, and where the client does not

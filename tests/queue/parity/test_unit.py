@@ -1,4 +1,4 @@
-"""libfmq's fmq_unit_tests, row by row (FMQ_FACTS 4.1): 45 names, 135 instances, each on every core.
+"""libfmq's fmq_unit_tests, test by test: 45 names, 135 instances, each on every core.
 
 Where libfmq writes and reads through one object, here the reader is a second one, attached through the set-up's form of
 the descriptor. Where nnfmq is stricter the row keeps its name and shows the refusal.
@@ -179,7 +179,7 @@ def test_DoubleFdFailures_LargerFdSize(plain: Setup) -> None:
     assert (queue.count, queue.write(pattern(2048)), queue.write(pattern(2))) == (1024, True, False)
 
 
-# ---- BlockingReadWrites: an event word that is not the queue's ----
+# ---- BlockingReadWrites: an event flag word that is not the queue's ----
 
 
 @pytest.fixture

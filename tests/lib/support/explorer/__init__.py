@@ -1,7 +1,8 @@
-"""An interleaving explorer for the queue's algorithm: every schedule of a few threads, one memory step at a time.
+"""A model checker for the queue's algorithm: it explores every interleaving of a few threads, one access at a time.
 
-What runs is `nnfmq.queue._pycore` itself, over memory whose every access stops the program (`bench`). A program that
-stopped is a node of its local behaviour, found again by running the call from its start with the answers it has had
-so far (`program`). A memory model says what each access may do (`models`); `search` walks all states of all threads and
-judges them; `scenarios` says who calls what, `faults` how the Python core can be broken so that the search must notice.
+It executes `nnfmq.queue._pycore` itself. `instrumented_runtime` gives it memory, atomic operations, a futex and a clock
+that stop the program at each access. `program` finds a stopped program again by running the call from its start with
+the values that it has loaded so far. `models` defines how far a machine may delay accesses, `search` visits all states
+and checks them, `scenarios` defines what the threads do, and `seeded_bugs` changes the source so that the search must
+fail.
 """

@@ -32,7 +32,7 @@ _WORD_BYTES = {"B": 1, "H": 2, "I": 4, "Q": 8}
 
 
 class Stopped(BaseException):
-    """The program has come to an operation that the history has no answer to."""
+    """The program has reached an operation whose result is not in the history."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class QueueShape:
 
 
 class Run:
-    """One run of a call: answers from `history`, and stops where that ends."""
+    """One run of a call: operations return the results in `history`, and the next one stops the program."""
 
     __slots__ = ("copies", "expired", "has_deadline", "history", "position", "ticks", "waits_for")
 
@@ -71,7 +71,7 @@ class Run:
         self.waits_for: Op | None = None
 
     def perform(self, op: Op) -> Any:
-        """Return what the operation gave, or stop."""
+        """Return the operation's result from the history, or stop."""
         if self.waits_for is not None:
             raise Stopped  # a `finally` on the way out
         if self.position == len(self.history):
@@ -81,25 +81,25 @@ class Run:
         return self.history[self.position - 1]
 
     def copy(self, place: int) -> int:
-        """Return a payload byte, or the number under which it will be known later."""
+        """Return a byte of a record, or the index of a load that is done later."""
         self.copies += 1
         return int(self.perform(("copy", place)))
 
     def clock(self) -> int:
-        """Return the time: readings so far, so that polling ends, and LIMIT_NS more once a deadline has passed."""
+        """Return the time: the number of readings, so that polling ends, plus LIMIT_NS after the deadline."""
         self.ticks += 1
         if self.has_deadline and not self.expired:
             self.expired = self.perform(("clock",))
         return self.ticks + LIMIT_NS * self.expired
 
     def slept(self, error: int) -> int:
-        """Note how a sleep ended."""
+        """Record how a sleep ended, and return it."""
         self.expired = self.expired or error == ETIMEDOUT
         return error
 
 
 class View:
-    """What a memoryview of shared memory is to the Python core; each item that is touched is a step."""
+    """Stands in for a memoryview of shared memory; each access of an item is a step."""
 
     __slots__ = ("region", "size", "start", "stop")
     readonly = False
@@ -111,7 +111,7 @@ class View:
         return View(self.region, self.start, self.stop, _WORD_BYTES[kind])
 
     def release(self) -> None:
-        """Forget nothing: closing is not explored."""
+        """Do nothing: closing is not explored."""
 
     def __len__(self) -> int:
         return (self.stop - self.start) // self.size
@@ -126,7 +126,7 @@ class View:
         run, is_release = self.region.run, _has_label()
         if isinstance(key, slice):
             target = self[key]
-            assert len(target) == len(value), "memoryview refuses this"
+            assert len(target) == len(value), "memoryview rejects this"
             for at, byte in zip(range(target.start, target.stop), value, strict=True):
                 run.perform(("store", self.region.places[at, 1], byte, is_release))
             return
@@ -161,7 +161,7 @@ class Region(View):
 
 
 def _has_label() -> bool:
-    """Return True where the Python core's line that is being executed carries a SYNC label."""
+    """Return whether the line of the Python core that is being executed has a SYNC label."""
     frame = sys._getframe(2)
     return "# SYNC" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
 
@@ -170,7 +170,7 @@ class Machine:
     """Shared memory and the private words of processes, and the queue's code compiled to run on them."""
 
     def __init__(
-        self, shapes: Sequence[QueueShape], processes: Sequence[str], faults: Sequence[SeededBug] = (),
+        self, shapes: Sequence[QueueShape], processes: Sequence[str], bugs: Sequence[SeededBug] = (),
         atomics: str = "libatomic",
     ) -> None:  # fmt: skip
         self.run = Run((), False)
@@ -189,7 +189,7 @@ class Machine:
         self.making: View | None = None  # what a private counter is made of, while a ring is being made
         self.waiters = {(p, i): self._waiters(f"{p}.waiters{i}") for p in processes for i in range(len(shapes))}
         self._events = {self._address(i): self._event_place(i) for i in range(len(shapes))}
-        self._load_code(faults, atomics)
+        self._load_code(bugs, atomics)
 
     # ---- places ----
 
@@ -233,10 +233,10 @@ class Machine:
 
     # ---- code ----
 
-    def _load_code(self, faults: Sequence[SeededBug], atomics: str) -> None:
-        self.futex = _compiled(futex, faults)
+    def _load_code(self, bugs: Sequence[SeededBug], atomics: str) -> None:
+        self.futex = _compiled(futex, bugs)
         self.futex._blocking_call = self.futex._quick_call = self._system_call
-        self.pycore = _compiled(_pycore, faults)
+        self.pycore = _compiled(_pycore, bugs)
         for name in set(vars(self.pycore)) & {name for name in vars(futex) if not name.startswith("_")} - {"ctypes"}:
             setattr(self.pycore, name, getattr(self.futex, name))
         self.pycore.monotonic_ns = self._clock
@@ -272,7 +272,7 @@ class Machine:
         return atomics
 
     def _change(self, kind: str, address: int, operand: int, order: int) -> int:
-        assert order == 5, "the event word is changed with sequential consistency"
+        assert order == 5, "the event flag word is changed with sequential consistency"
         return int(self.run.perform((kind, self._events[address], operand)))
 
     def _system_call(self, number: int, *arguments: Any) -> int:
@@ -307,7 +307,7 @@ class Machine:
 
 
 class PlainAtomic:
-    """A fault: the event word changed by a load and a store."""
+    """A seeded bug: the event flag word is changed by a load and a store."""
 
     def fetch_or(self, word: View, address: int, mask: int) -> int:
         old = word[0]
@@ -320,14 +320,14 @@ class PlainAtomic:
         return int(old)
 
 
-def _compiled(module: ModuleType, faults: Sequence[SeededBug]) -> Any:
-    """Compile a module's own source anew, with the faults that concern it."""
+def _compiled(module: ModuleType, bugs: Sequence[SeededBug]) -> Any:
+    """Compile a module's source with the seeded bugs for it."""
     name, path = module.__name__.rpartition(".")[2], str(module.__file__)
     source = Path(path).read_text(encoding="utf-8")
-    for fault in faults:
-        if fault.module == name:
-            assert source.count(fault.old) == 1, f"{name}.py has changed: adapt the fault that replaces {fault.old!r}"
-            source = source.replace(fault.old, fault.new)
+    for bug in bugs:
+        if bug.module == name:
+            assert source.count(bug.old) == 1, f"{name}.py has changed: adapt the bug that replaces {bug.old!r}"
+            source = source.replace(bug.old, bug.new)
     shown = f"<explored {name} {hash(source):x}>"
     linecache.cache[shown] = (len(source), None, source.splitlines(keepends=True), shown)
     compiled = ModuleType(module.__name__)
@@ -335,8 +335,8 @@ def _compiled(module: ModuleType, faults: Sequence[SeededBug]) -> Any:
     return compiled
 
 
-class Bench:
-    """What one thread finds at the beginning of a call: its process's ends of the queues."""
+class ProcessQueues:
+    """The queue objects that one thread uses in a call: those of its process."""
 
     def __init__(self, machine: Machine, process: str, is_watched: bool) -> None:
         pycore = machine.pycore
@@ -371,7 +371,7 @@ class Bench:
         return first, ring[: size - len(first)]
 
     def await_death(self, process: str) -> None:
-        """Stop until the process is dead."""
+        """Block until the process is dead."""
         self.machine.run.perform(("death", process))
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nnfmq.hal.errors import NnfmqError
-from support.explorer.instrumented_runtime import Bench, Machine, Op, Run, Stopped
+from support.explorer.instrumented_runtime import Machine, Op, ProcessQueues, Run, Stopped
 
-Call = Callable[[Bench], object]
+Call = Callable[[ProcessQueues], object]
 MAX_STEPS = 120  # of one call; far more than any that ends
 
 END: Op = ("end",)
@@ -97,7 +97,7 @@ class Program:
 
     def _result(self, call: Call, run: Run) -> object:
         try:
-            result = call(Bench(self.machine, self.thread.process, self.thread.is_watched))
+            result = call(ProcessQueues(self.machine, self.thread.process, self.thread.is_watched))
         except NnfmqError as error:
             return error
         if self.defers and run.copies:

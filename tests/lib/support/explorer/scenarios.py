@@ -11,7 +11,7 @@ from typing import Any
 
 from nnfmq.hal.errors import DeadObject
 from nnfmq.watcher import DeathRecipients
-from support.explorer.instrumented_runtime import LIMIT_NS, Bench, QueueShape
+from support.explorer.instrumented_runtime import LIMIT_NS, ProcessQueues, QueueShape
 from support.explorer.program import Call, Thread, Violation
 from support.explorer.search import Scenario
 
@@ -86,7 +86,7 @@ def _receive(ring: Any, window_ns: int, naps: bool) -> object:
     return ring.receive(None, window_ns)
 
 
-def _read_async(bench: Bench, queue: int, n: int) -> object:
+def _read_async(bench: ProcessQueues, queue: int, n: int) -> object:
     """Try, and sleep in between as the thread of `nnfmq.queue.aio` does, for one queue."""
     ring, size = bench.rings[queue], n * bench.machine.shapes[queue].quantum
     while (data := ring.read_blocking(n, 0)) is None:
@@ -161,15 +161,15 @@ def trying(
     )
 
 
-def _write_copy(bench: Bench, data: bytes) -> object:
+def _write_copy(bench: ProcessQueues, data: bytes) -> object:
     return bench.rings[0].write(data)
 
 
-def _read_copy(bench: Bench, n: int, quantum: int) -> object:
+def _read_copy(bench: ProcessQueues, n: int, quantum: int) -> object:
     return bench.rings[0].read(n)
 
 
-def _write_in_place(bench: Bench, data: bytes) -> object:
+def _write_in_place(bench: ProcessQueues, data: bytes) -> object:
     ring, n = bench.rings[0], len(data) // bench.machine.shapes[0].quantum
     at = ring.begin_write(n)
     if at is None:
@@ -180,7 +180,7 @@ def _write_in_place(bench: Bench, data: bytes) -> object:
     return True
 
 
-def _read_in_place(bench: Bench, n: int, quantum: int) -> object:
+def _read_in_place(bench: ProcessQueues, n: int, quantum: int) -> object:
     ring = bench.rings[0]
     at = ring.begin_read(n)
     if at is None:
@@ -205,7 +205,7 @@ def overwriting(
     def next_write(done: int) -> Call | None:
         return None if done == len(data) else lambda bench: bench.rings[0].write(data[done])
 
-    def believed(bench: Bench) -> object:
+    def believed(bench: ProcessQueues) -> object:
         record = read(bench, 1, quantum)
         return None if margin and bench.rings[0].available_to_read() + 1 + margin > count else record
 
@@ -283,7 +283,7 @@ def ping_pong(rounds: int, quantum: int = 1, window_ns: int = 0, naps: bool = Fa
 
 
 def sharing_a_word(rounds: int, count: int = 1) -> Scenario:
-    """Move records through two queues whose sides all wait on the event word of the first, each with its own bits."""
+    """Move records through two queues whose sides wait on the event flag word of the first, each with its own bits."""
     records = batches([1] * rounds, 1)
 
     def writing(queue: int) -> Thread:
@@ -306,10 +306,12 @@ def sharing_a_word(rounds: int, count: int = 1) -> Scenario:
         return done + 1
 
     threads = (writing(0), writing(1), Thread("reader", "reader", next_read, fold_read, reads=True))
-    return Scenario(f"two queues on one event word, {rounds} rounds of {count}", (QueueShape(1, count),) * 2, threads)
+    return Scenario(
+        f"two queues on one event flag word, {rounds} rounds of {count}", (QueueShape(1, count),) * 2, threads
+    )
 
 
-def _long_form(bench: Bench, queue: int, data: bytes | None) -> object:
+def _long_form(bench: ProcessQueues, queue: int, data: bytes | None) -> object:
     ring, word = bench.rings[queue], bench.events[0]
     not_full, not_empty = 1 << 2 * queue, 2 << 2 * queue
     if data is None:
@@ -372,7 +374,7 @@ def watcher(
     return Thread("watcher", survivor, next_call, fold, first, is_watched=True, needed=False)
 
 
-def _peer(bench: Bench) -> DeathRecipients:
+def _peer(bench: ProcessQueues) -> DeathRecipients:
     peer = DeathRecipients(bench.flag)
     peer.add(*bench.events)
     return peer

@@ -72,10 +72,10 @@ class Report:
         )
 
 
-def explore(scenario: Scenario, model: Model, faults: tuple[SeededBug, ...] = (), limit: int = 5_000_000) -> Report:
+def explore(scenario: Scenario, model: Model, bugs: tuple[SeededBug, ...] = (), limit: int = 5_000_000) -> Report:
     """Walk all schedules of `scenario`; raises Violation with the schedule of the first one that breaks a promise."""
     with _no_collections():
-        return _explored(scenario, model, faults, limit)
+        return _explored(scenario, model, bugs, limit)
 
 
 @contextmanager
@@ -90,9 +90,9 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _explored(scenario: Scenario, model: Model, faults: tuple[SeededBug, ...], limit: int) -> Report:
+def _explored(scenario: Scenario, model: Model, bugs: tuple[SeededBug, ...], limit: int) -> Report:
     start = time.perf_counter()
-    search = _Search(scenario, model, faults)
+    search = _Search(scenario, model, bugs)
     search.walk(limit)
     search.check_that_all_can_end()
     return Report(
@@ -115,10 +115,10 @@ def outcomes(scenario: Scenario, model: Model) -> set[tuple[Any, ...]]:
 
 
 class _Search:
-    def __init__(self, scenario: Scenario, model: Model, faults: tuple[SeededBug, ...]) -> None:
+    def __init__(self, scenario: Scenario, model: Model, bugs: tuple[SeededBug, ...]) -> None:
         processes = tuple(dict.fromkeys(thread.process for thread in scenario.threads))
         self.scenario, self.model = scenario, model
-        self.machine = Machine(scenario.shapes, processes, faults, scenario.atomics)
+        self.machine = Machine(scenario.shapes, processes, bugs, scenario.atomics)
         self.programs = [Program(self.machine, thread, model.defers) for thread in scenario.threads]
         self.states: list[State] = []
         self.after: list[tuple[int, ...]] = []
