@@ -32,7 +32,7 @@ def test_DEV_5_the_names_of_extensions_are_listed(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.usefixtures("extended")
-def test_DEV_5_json_holds_the_types_of_extensions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_DEV_5_json_contains_the_types_of_extensions(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices", "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)["devices"][0]["extensions"]
     int64 = {"type": 0, "is_tensor": False, "byte_size": 8, "dtype": "int64"}
@@ -40,7 +40,7 @@ def test_DEV_5_json_holds_the_types_of_extensions(capsys: pytest.CaptureFixture[
     assert second["name"] == "org.example.more"
 
 
-def test_json_holds_every_field(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_contains_every_field(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices", "--json"]) == 0
     expected: dict[str, Any] = {"name": "reference", "type": "CPU", "version": "0.1.0", "feature_level": 8}
     expected |= {
@@ -52,22 +52,20 @@ def test_json_holds_every_field(fake: Any, capsys: pytest.CaptureFixture[str]) -
     assert json.loads(capsys.readouterr().out) == {"devices": [expected]}
 
 
-def test_a_number_without_a_name_stays_a_number(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_code_is_printed_as_a_number(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     fake.known[0].type = 77
     assert main(["devices", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["devices"][0]["type"] == "77"
 
 
-def test_CAP_3_capabilities_are_told_together_where_they_are_equal(
-    fake: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_CAP_3_equal_capabilities_are_printed_in_one_row(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices", "--capabilities"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["reference", "1", "1", "everything", "else"] in lines
     assert ["reference", "0.25", "2", "TENSOR_FLOAT32"] in lines
 
 
-def test_CAP_5_json_holds_every_figure(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_CAP_5_json_contains_all_performance_info(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices", "--capabilities", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)["devices"][0]["capabilities"]
     assert figures["TENSOR_FLOAT32"] == {"exec_time": 0.25, "power_usage": 2.0}
@@ -101,9 +99,7 @@ def test_the_reason_why_a_device_is_offline_is_printed(
 
 
 @pytest.mark.parametrize("text", ["reference", "=BUSY", "reference=UNKNOWN", "reference=ASLEEP"])
-def test_what_is_no_status_of_a_device_is_a_wrong_command(
-    fake: Any, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_invalid_status_is_a_usage_error(fake: Any, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices", "--set", text]) == 2
     assert "is not DEVICE=STATUS with a status of AVAILABLE, BUSY, OFFLINE" in capsys.readouterr().err
     assert fake.made == []

@@ -1,4 +1,4 @@
-"""`nnfmq doctor`: what it says of machines that lack something."""
+"""`nnfmq doctor` on machines where something is missing or limited."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ class TestReport:
         assert named("codec from").value == codec.codec_path
 
     @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-    def test_the_plain_codec_is_slower_and_no_more_on_any_machine(
-        self, monkeypatch: pytest.MonkeyPatch, machine: str
-    ) -> None:
+    def test_the_python_codec_is_limited_on_any_machine(self, monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
         from nnfmq.serialize import codec
 
         monkeypatch.setattr(codec, "codec_name", "python")
@@ -62,7 +60,7 @@ class TestReport:
         assert named("packet codec").state is FindingState.LIMITED
         assert "build_ext" in named("packet codec").remedy
 
-    def test_the_table_says_that_it_is_usable(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_table_ends_with_usable(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["doctor", "--no-color"]) == 0
         printed = capsys.readouterr().out
         assert "nnfmq is usable here." in printed
@@ -88,7 +86,7 @@ class TestReport:
             ("5.15.0+", {"SO_PEERPIDFD", "futex_waitv"}),
         ],
     )
-    def test_what_an_older_kernel_lacks_is_limited(
+    def test_features_missing_in_an_older_kernel_are_limited(
         self, monkeypatch: pytest.MonkeyPatch, release: str, limited: set[str]
     ) -> None:
         monkeypatch.setattr(platform, "release", lambda: release)
@@ -127,7 +125,7 @@ class TestReport:
         assert (finding.state, finding.value) == (FindingState.LIMITED, "not installed")
         assert finding.remedy.endswith("pip install 'nnfmq[compiled]'")
 
-    def test_no_driver_is_no_fault(self, tmp_path: Path) -> None:
+    def test_no_running_driver_is_ok(self, tmp_path: Path) -> None:
         finding = named("running driver")
         assert (finding.state, finding.value) == (FindingState.OK, f"none at {tmp_path / 'nnfmq.sock'}")
 
@@ -139,7 +137,7 @@ class TestReport:
         (tmp_path / "nnfmq" / "entry").write_bytes(bytes(3 << 20))
         assert named("cached programs").value == "1, 3.0 MiB of 7 at most"
 
-    def test_a_cache_that_others_may_enter_is_limited_and_says_what_to_do(
+    def test_a_cache_that_others_can_access_is_limited_and_has_a_remedy(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -150,7 +148,9 @@ class TestReport:
         assert named("cached programs").state is FindingState.OK
 
 
-def test_a_running_driver_is_named_with_its_devices(fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_running_driver_is_listed_with_its_devices(
+    fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("NNFMQ_SOCKET", str(tmp_path / "nnfmq.sock"))
     assert named("running driver").value == f"at {tmp_path / 'nnfmq.sock'}, devices: reference"
 
