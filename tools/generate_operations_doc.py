@@ -2,14 +2,13 @@
 
     python tools/generate_operations_doc.py
 
-Forms, types and levels are the declaration's; the shape rule is the first sentence of its function's docstring.
-Which constraints an operation has is read from the code that checks them: the ids in everything that its shape rule
-and its plans can call (so a cell that several operations share brings all of its own). What an id says is in the
-docstring of the operation's family, of the file that checks it, or of a file that the family's docstring names, as
-``C1 text`` with two spaces before the next id; where a line starts with an operation's name, it and the deeper
-indented lines under it are about that one only. So there is no second list.
+Overloads, types and levels come from the declaration; the shape rule is the first paragraph of its function's
+docstring. An operation's constraints are the ids in the code that its shape rule and plans can call, so there is no
+second list. The text of an id is in the docstring of the operation's module, of the module that checks it, or of a
+module that the operation's module names in backticks, as ``C1 text`` with two spaces before the next id. If a line
+starts with an operation's name, that line and the deeper indented lines after it apply to this operation only.
 
-Operations of a family that differ in nothing but the name share a section. Not on the page: what is computed.
+Operations of a module that differ in their names only share a section. The page does not describe the computation.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ SHARED = (
     "fixed_point",
     "prepare",
     "bounding_boxes",
-)  # their ids are explained at the page's end
+)  # their ids are explained at the end of the page
 EVERYWHERE = ("R2", "R3", "R4", "R5")
 ID = re.compile(r"[A-Z]\d{1,2}")
 ENTRY = re.compile(r"(?:^|(?<=\s\s))([A-Z]\d{1,2})\s+(\S.*?)(?=\s{2,}|$)")
@@ -56,6 +55,8 @@ SHORT = {
     "TENSOR_QUANT16_ASYMM": "q16",
 }
 
+ACRONYMS = {"lrn", "lstm", "rnn", "roi", "svdf"}
+
 Texts = dict[tuple[str, str], str]  # (operation's name, or "" for all of the file; id) -> what it says
 
 HEAD = f"""# Operations
@@ -64,13 +65,13 @@ HEAD = f"""# Operations
 
 The {{count}} operations of the HAL, by family. Each section has the same parts:
 
-* **Form**: the arguments in order, and since which version how many of them may be given. `name: type`; without a type
-  it is an `INT32`. *Italic*: may be omitted (NO_VALUE). A `…` stands for one or more of the kind. A capital such as
-  `T` is a column of the types. Forms are told apart by the count and types of the arguments.
+* **Overload**: the arguments in order, and the accepted counts of arguments with the version that introduced each.
+  `name: type`; `INT32` if there is no type. *Italic*: may be omitted (NO_VALUE). `…`: one or more arguments. A capital
+  such as `T` is a type variable. Count and types of the arguments select the overload.
 * **Outputs**: their types.
-* **Types**: the allowed values of the columns, by the version that brought them (1.0 to 1.3: HIDL; AIDL v1 to v4).
-* **Shape**: what comes out.
-* **Constraints**: by the numbers that are in the messages. A linked number is explained
+* **Types**: the allowed types of the variables, by the version that introduced them (1.0 to 1.3: HIDL; AIDL v1 to v4).
+* **Shape**: the shape of the outputs.
+* **Constraints**: by the ids at the end of messages. A linked id is explained
   [at the end](#shared-constraints). {", ".join(EVERYWHERE)} hold everywhere and are not repeated, and so do S1 to S5
   ([arguments and types](engine.md#constraints)).
 
@@ -99,21 +100,22 @@ def page() -> str:
 
 
 def families() -> dict[str, list[Declaration]]:
-    """Return the declarations by the name of the file that they are in."""
+    """Return the declarations by the name of their module."""
     return {name: list(declarations) for name, declarations in operations.FAMILIES.items()}
 
 
 def constraints(family: str, declaration: Declaration) -> dict[str, str | None]:
-    """Return what each constraint of an operation says, by id; None where the page's end says it.
+    """Return the text of each constraint of an operation by id; None if it is explained at the end of the page.
 
-    Raises LookupError for an id that is checked and explained nowhere.
+    Raises:
+        LookupError: If an id is checked but explained nowhere.
     """
     found = dict(sorted(_checked(declaration), key=lambda pair: (pair[0][0], int(pair[0][1:]))))
-    return {id: _said(id, declaration.name, family, origin) for id, origin in found.items() if id not in EVERYWHERE}
+    return {id: _text_of(id, declaration.name, family, origin) for id, origin in found.items() if id not in EVERYWHERE}
 
 
 def texts(module: ModuleType) -> Texts:
-    """Return what the constraints in a file's docstring say."""
+    """Return the texts of the constraints in a module's docstring."""
     result: Texts = {}
     subject = ""
     for line in (inspect.getdoc(module) or "").splitlines():
@@ -124,7 +126,7 @@ def texts(module: ModuleType) -> Texts:
     return result
 
 
-def _said(id: str, operation: str, family: str, origin: str) -> str | None:
+def _text_of(id: str, operation: str, family: str, origin: str) -> str | None:
     for place in (family, origin, *_named(family)):
         known = texts(file_of(place))
         text = known.get((operation, id)) or known.get(("", id))
@@ -146,15 +148,15 @@ def file_of(name: str) -> ModuleType:
 
 
 def shared_texts() -> dict[str, str]:
-    """Return what the constraints say that several families have."""
+    """Return the texts of the shared constraints by id."""
     return {id: text for name in SHARED for (_, id), text in texts(file_of(name)).items()}
 
 
-# -- which constraints the code checks ---------------------------------------------------------------------------------
+# -- constraints that the code checks ----------------------------------------------------------------------------------
 
 
 def _checked(declaration: Declaration) -> Iterator[tuple[str, str]]:
-    """Yield (id, file) for each constraint that the shape rule or a plan can find violated."""
+    """Yield (id, module) for each constraint that the shape rule or a plan checks."""
     if declaration.same_quantization:
         yield "Q7", "prepare"
     seen: set[int] = set()
@@ -176,7 +178,7 @@ def _reachable(value: Any, seen: set[int]) -> Iterator[tuple[str, str]]:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Return what a value that is no function holds: tables of functions, partial functions, our classes."""
+    """Return the members of a value that is not a function: tables of functions, partial functions, package classes."""
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, Mapping):
@@ -231,9 +233,9 @@ def _section(group: list[Declaration], body: str) -> str:
 
 def _body(family: str, declaration: Declaration) -> str:
     remarks = [f"; since {VERSIONS[declaration.since]}"]
-    remarks += [f"; NHWC, or NCHW where `nchw` is set: {_names(declaration.images)}"] * bool(declaration.images)
+    remarks += [f"; NHWC, or NCHW if `nchw` is set: {_names(declaration.images)}"] * bool(declaration.images)
     remarks += ["; tensors may be empty"] * declaration.zero_sized
-    parts = [f"* **Form**: {_overload(overload)}" for overload in declaration.overloads]
+    parts = [f"* **Overload**: {_overload(overload)}" for overload in declaration.overloads]
     parts += [f"* **Outputs**: {_outputs(declaration)}", *_types(declaration)]
     parts += [f"* **Shape**: {_shape(declaration)}", f"* **Constraints**: {_constraints(family, declaration)}"]
     return "".join(remarks) + ".\n\n" + "\n".join(parts) + "\n"
@@ -254,23 +256,23 @@ def _parameter(parameter: Parameter) -> str:
 
 
 def _outputs(declaration: Declaration) -> str:
-    listed = ", ".join(f"`{_short(column)}`" for column in declaration.outputs)
+    listed = ", ".join(f"`{_short(type)}`" for type in declaration.outputs)
     counts = ", ".join(f"{n} since {VERSIONS[level]}" for n, level in sorted(declaration.output_counts.items()))
     return listed + (" …" if declaration.repeated_outputs else "") + (f" ({counts})" if counts else "")
 
 
 def _types(declaration: Declaration) -> list[str]:
-    columns = list(declaration.variants[0].types)
-    if not columns:
+    variables = list(declaration.variants[0].types)
+    if not variables:
         return []
     levels = sorted({variant.level for variant in declaration.variants})
-    listed = "; ".join(f"{VERSIONS[level]}: {_combinations(declaration, level, columns)}" for level in levels)
-    return [f"* **Types** ({', '.join(f'`{c}`' for c in columns)}): {listed}"]
+    listed = "; ".join(f"{VERSIONS[level]}: {_combinations(declaration, level, variables)}" for level in levels)
+    return [f"* **Types** ({', '.join(f'`{v}`' for v in variables)}): {listed}"]
 
 
-def _combinations(declaration: Declaration, level: int, columns: list[str]) -> str:
+def _combinations(declaration: Declaration, level: int, variables: list[str]) -> str:
     found = [v.types for v in declaration.variants if v.level == level]
-    return ", ".join(dict.fromkeys("`" + " ".join(_short(types[c]) for c in columns) + "`" for types in found))
+    return ", ".join(dict.fromkeys("`" + " ".join(_short(types[v]) for v in variables) + "`" for types in found))
 
 
 def _shape(declaration: Declaration) -> str:
@@ -287,8 +289,8 @@ def _constraints(family: str, declaration: Declaration) -> str:
 
 
 def _shared() -> str:
-    said = sorted(shared_texts().items(), key=lambda pair: (pair[0][0], int(pair[0][1:])))
-    rows = "\n".join(f'| <a id="{id.lower()}"></a>{id} | {text} |' for id, text in said)
+    texts_by_id = sorted(shared_texts().items(), key=lambda pair: (pair[0][0], int(pair[0][1:])))
+    rows = "\n".join(f'| <a id="{id.lower()}"></a>{id} | {text} |' for id, text in texts_by_id)
     return f"## Shared constraints\n\n| id | rule |\n|---|---|\n{rows}\n"
 
 
@@ -298,7 +300,8 @@ def _type_table() -> str:
 
 
 def _title(family: str) -> str:
-    return family.replace("_", " ").capitalize().replace("Lstm", "LSTM").replace("lstm", "LSTM")
+    words = [word.upper() if word in ACRONYMS else word for word in family.split("_")]
+    return " ".join([words[0][:1].upper() + words[0][1:], *words[1:]])
 
 
 def _link(declaration: Declaration) -> str:
@@ -309,10 +312,10 @@ def _names(names: tuple[str, ...]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _short(column: Any) -> str:
-    if column is ANY:
+def _short(type: Any) -> str:
+    if type is ANY:
         return "any"
-    return column if isinstance(column, str) else SHORT.get(column.name, column.name)
+    return type if isinstance(type, str) else SHORT.get(type.name, type.name)
 
 
 if __name__ == "__main__":
