@@ -21,7 +21,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-_CLAIM = 0
+CLAIM = 0
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,14 +51,14 @@ def exclusive(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S,
     def wrapper(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         claims, claim = self._claims, object()
         try:
-            if claims.setdefault(_CLAIM, claim) is not claim:
+            if claims.setdefault(CLAIM, claim) is not claim:
                 raise self._busy_error()
             return method(self, *args, **kwargs)
         finally:
             # No calls here: see the module's docstring.
             try:
-                if claims[_CLAIM] is claim:
-                    del claims[_CLAIM]
+                if claims[CLAIM] is claim:
+                    del claims[CLAIM]
             except KeyError:  # this call was rejected, and the other one has ended since
                 pass
 
