@@ -1,4 +1,4 @@
-"""IF and WHILE in the interpreter: which subgraph runs, what goes in and out, and what ends a loop."""
+"""IF and WHILE in the interpreter: the selected subgraph, its inputs and outputs, and the end of loops."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_loop_returns_as_many_of_its_state_operands_as_it_has_outputs() -> Non
 
 
 def nested() -> Model:
-    """Return IF(condition, sum, n, x): the loop of `counting` as its then-model, the sum plus x as its else-model."""
+    """Return IF(condition, sum, n, x): `counting`'s loop in the then-subgraph, sum + x in the else-subgraph."""
     parts = Parts()
     loop = counting(parts)
     parts.subgraphs.append(loop.main)
@@ -148,7 +148,7 @@ def test_results_of_control_flow_feed_later_operations_and_are_released() -> Non
     assert result(prepared(model), Y, count(2), X) == [13, 26]
 
 
-# -- what ends an execution -------------------------------------------------------------------------------------------
+# -- timeout and cancellation ----------------------------------------------------------------------------------------
 
 FOREVER = count(2**31 - 1)
 
@@ -203,7 +203,7 @@ def test_a_cancelled_loop_ends() -> None:
 
 
 def concatenating() -> Model:
-    """Return a WHILE whose state grows by x in each round: operands of unknown extents at its boundary."""
+    """Return a WHILE whose state grows by x in each iteration, with operands of unknown shape at its boundary."""
     parts = Parts()
     grown = replace(REAL, dimensions=(0,))
     condition = parts.add(
@@ -269,7 +269,7 @@ def test_a_failure_inside_a_subgraph_names_both_operations() -> None:
 
 
 def squeezing() -> Model:
-    """Return IF(condition, x, axes): SQUEEZE in one branch, where axes may be omitted, and in the other."""
+    """Return IF(condition, x, axes) with SQUEEZE in both branches; axes may be omitted."""
     parts = Parts()
     wide, axes = replace(REAL, dimensions=(2, 1)), COUNT
     operands = [*inputs(wide, axes), output(REAL)]
@@ -302,7 +302,7 @@ def test_the_condition_may_not_be_omitted() -> None:
         result(prepared(branching()), None, X, Y)
 
 
-# -- what cannot run --------------------------------------------------------------------------------------------------
+# -- unsupported models------------------------------------------------------------------------------------------------
 
 
 def test_SUP_4_control_flow_is_supported_if_all_called_subgraphs_are() -> None:
@@ -354,7 +354,7 @@ def test_a_condition_in_client_memory_is_read_once() -> None:
 
 
 def test_EXT_5_SUP_4_an_operand_of_an_unknown_type_cannot_be_passed_to_a_subgraph() -> None:
-    """An extension's operand that no operation reads: nothing but IF says that it is not supported."""
+    """No operation but IF has the extension's operand, so IF alone makes the model unsupported."""
     parts, foreign = Parts(), Operand(OperandType(7 << 16))
     none, raw = scalar(0)
     operands = [*inputs(REAL, REAL, foreign), none, output(REAL)]

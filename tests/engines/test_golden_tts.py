@@ -35,7 +35,7 @@ def folder(data_dir: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def results(folder: Path) -> dict[int, tuple[Array, Array]]:
-    """Our outputs and the golden ones, each (steps, 196)."""
+    """The outputs of the interpreter and the golden ones, each (steps, 196)."""
     loaded = load(folder.with_suffix(".tflite"))
     return {number: (spoken(Ours(loaded), golden(folder, number, "input", 334)), golden(folder, number, "output", 196))
             for number in SEQUENCES}  # fmt: skip

@@ -40,7 +40,7 @@ def read(data_dir: Path) -> Callable[[str], bytes]:
 
 @pytest.fixture
 def tflite_multipliers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let convolutions multiply the scales of input and filter as TFLite does: in double, not in float32."""
+    """Make convolutions multiply the scales of input and filter in float64, as TFLite does, instead of float32."""
 
     def multipliers(input: Tensor, filter: Tensor, bias: Tensor, output: Tensor) -> list[float]:
         scales = [filter.scale] if filter.channel_quant is None else filter.channel_quant.scales
@@ -55,7 +55,7 @@ def codes(seed: int, shape: tuple[int, ...]) -> Array:
 
 
 def with_dimensions_in_range(content: bytes) -> bytes:
-    """Return the file with the quantized dimension 0 where it was out of range, as LiteRT demands."""
+    """Return the file with every quantized dimension that is out of range set to 0, as LiteRT requires."""
     data = bytearray(content)
     graph = tflite.Model.GetRootAs(content, 0).Subgraphs(0)
     tensors = (graph.Tensors(index) for index in range(graph.TensorsLength()))
@@ -66,7 +66,7 @@ def with_dimensions_in_range(content: bytes) -> bytes:
 
 
 def compared(content: bytes, seed: int) -> Iterator[tuple[tflite_file.TfliteOperator, Array, Array, Theirs]]:
-    """Yield each operator with our result and LiteRT's, on LiteRT's inputs."""
+    """Yield each operator with the interpreter's and LiteRT's result for LiteRT's inputs."""
     theirs, layers = Theirs(content, keep_all=True), Layers(content)
     theirs([codes(seed, load(content).inputs[0].shape)])
     for operator in layers.operators:
@@ -79,7 +79,7 @@ def distance(found: Array, expected: Array) -> int:
 
 
 def connected_by_the_hal(file: tflite_file.TfliteFile, operator: tflite_file.TfliteOperator, values: Array) -> Array:
-    """FULLY_CONNECTED of one row as the HAL defines it, in whole numbers: both steps of the multiplier round."""
+    """Return FULLY_CONNECTED of one row as the HAL defines it, in integers: both steps of the multiplier round."""
     x, weights, bias, y = (file.tensor(index) for index in (*operator.inputs, *operator.outputs))
     assert weights.data is not None
     assert bias.data is not None
@@ -93,7 +93,7 @@ def connected_by_the_hal(file: tflite_file.TfliteFile, operator: tflite_file.Tfl
 
 
 def rounded_twice(value: int, mantissa: int, shift: int) -> int:
-    """value · mantissa / 2^31 rounded, halves up; then divided by 2^shift and rounded, halves away from zero."""
+    """Return value · mantissa / 2^31 rounded half up, then divided by 2^shift and rounded half away from zero."""
     high = (value * mantissa + (1 << 30)) >> 31
     half = (1 << shift) >> 1
     return (high + half) >> shift if high >= 0 else -((-high + half) >> shift)
@@ -141,7 +141,7 @@ def test_litert_rejects_person_detect_with_a_reason(read: Callable[[str], bytes]
 
 
 def test_person_detect_is_loaded_despite_its_bias_dimensions(read: Callable[[str], bytes]) -> None:
-    # What is out of range is the dimension of biases, which NNAPI does not take from the file.
+    # The dimension of biases is out of range; NNAPI does not take it from the file.
     assert load(read(PERSON)) == load(with_dimensions_in_range(read(PERSON)))
 
 
@@ -186,7 +186,7 @@ def test_the_mean_follows_the_hal(read: Callable[[str], bytes]) -> None:
     x, y = file.tensor(operator.inputs[0]), file.tensor(operator.outputs[0])
     image = theirs.tensor(x.index).astype(np.float64)
     assert (x.scale, x.zero_point) == (y.scale, y.zero_point)
-    # Signed codes are computed as unsigned ones: the sum over the count, what is behind the point cut off.
+    # int8 values are computed as unsigned ones: the sum over the count, truncated.
     expected = np.trunc((image + 128).mean(axis=(1, 2))) - 128
     np.testing.assert_array_equal(found.reshape(-1), expected.reshape(-1))
 
@@ -204,6 +204,6 @@ def test_the_logits_differ_only_because_of_the_mean(read: Callable[[str], bytes]
     assert weights.data is not None
     filter = np.frombuffer(weights.data, np.int8).reshape(weights.shape).astype(int)
     shift = filter @ moved * (x.scale * weights.scale / y.scale)
-    # Both sides round once more, and clamp.
+    # Both sides round a second time, and clamp.
     assert np.all(np.abs(found.astype(int) - expected - shift) <= 2)
     assert np.abs(shift).max() > 0

@@ -1,4 +1,4 @@
-"""Every operation with random arguments spoilt: refused with a status of the HAL or computed, never anything else.
+"""Every operation with mutated random arguments: rejected with a HAL status or computed, never anything else.
 
 Nothing warns (that would be an error), and no execution may take more memory than a driver of a small machine has.
 """
@@ -32,25 +32,25 @@ from nnfmq.operations import REGISTRY
 from nnfmq.validation import validate_model
 
 EXAMPLES = 500 if IS_DEEP else 20
-ROOM_BYTES = 2 << 30  # of addresses, over what the process has
+ADDRESS_SPACE_BYTES = 2 << 30  # more than the process uses at the start
 LOOP_NS = 5_000_000
 OUTPUT_BYTES = 1 << 18
 
 
 @contextmanager
 def limited_memory() -> Iterator[None]:
-    """Let an allocation over ROOM_BYTES fail in this process instead of taking the machine's memory."""
+    """Make allocations beyond ADDRESS_SPACE_BYTES fail in this process, instead of using up the machine's memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ROOM_BYTES, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ADDRESS_SPACE_BYTES, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def judge(test: SpoiltTest) -> None:
-    """Take the model through all steps, as far as it comes: each has its own errors."""
+def run_all_steps(test: SpoiltTest) -> None:
+    """Validate, prepare and execute the model until a step rejects it; each step has its own errors."""
     try:
         validate_model(test.model, allow_unspecified_boundaries=True)
     except InvalidArgument:
@@ -81,7 +81,7 @@ def test_VAL_1_mutated_arguments_are_rejected_or_computed(code: OperationType, d
         suppress_health_check=[HealthCheck.too_slow],
     )
     def run(test: SpoiltTest) -> None:
-        judge(test)
+        run_all_steps(test)
 
     with limited_memory():
         run()
@@ -92,14 +92,14 @@ def test_VAL_1_inputs_of_unexpected_ranks_are_rejected_or_computed(shape: tuple[
     for test in one_of_each():
         for index in sorted(Draft.of(test).arrays):
             if not is_scalar(test.model.main.operands[index].type):
-                judge(with_shape(test, index, shape))
+                run_all_steps(with_shape(test, index, shape))
 
 
 def with_shape(test: TestModel, index: int, shape: tuple[int, ...]) -> SpoiltTest:
-    """Return the test with one argument an input of unknown rank that the request gives `shape`."""
+    """Return the test with one argument as an input of unknown rank, which the request gives the shape `shape`."""
     draft = Draft.of(test)
     operand = draft.operands[index]
-    is_open = operand.channel_quant is None  # scales of channels need a known rank
+    is_open = operand.channel_quant is None  # per-channel scales need a known rank
     for other in test.model.main.output_indexes:
         draft.operands[other] = replace(draft.operands[other], dimensions=())
     draft.operands[index] = replace(

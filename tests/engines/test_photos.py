@@ -1,4 +1,4 @@
-"""Photos through the quantized MobileNet, prepared as MLTS does: what it sees in them is what LiteRT sees.
+"""Photos through the quantized MobileNet, preprocessed as MLTS does: classes and scores match LiteRT's.
 
 MLTS judges classification by the share of photos whose label is the best class (top 1), or one of the best five. A
 usual run takes every fifth photo; `pytest --all-photos` takes all 300.
@@ -37,7 +37,7 @@ def numbers(request: pytest.FixtureRequest) -> range:
 
 @pytest.fixture(scope="module")
 def scores(folder: Path, numbers: range) -> tuple[Array, Array]:
-    """Our scores and LiteRT's: (photos, classes)."""
+    """The interpreter's scores and LiteRT's, each (photos, classes)."""
     content = (folder.parent / "mobilenet_v1_0.25_128_quant.tflite").read_bytes()
     mine, theirs = ours(content), Theirs(content)
     photos = [read_image(folder / f"image-{number}.jpeg", SHAPE, np.dtype(np.uint8)) for number in numbers]
@@ -55,7 +55,7 @@ def truth(folder: Path, numbers: range) -> Array:
 
 
 def best(scores: Array, count: int) -> Array:
-    """Return the best classes of each photo, best first; equal ones in the order of their numbers."""
+    """Return the `count` best classes of each photo, best first, equal ones by number."""
     return (-scores.astype(int)).argsort(axis=1, kind="stable")[:, :count]
 
 
@@ -73,4 +73,4 @@ def test_every_score_matches_litert(scores: tuple[Array, Array]) -> None:
 def test_as_many_photos_are_recognized_as_by_litert(scores: tuple[Array, Array], truth: Array, count: int) -> None:
     mine, theirs = (np.count_nonzero((best(s, count) == truth[:, np.newaxis]).any(axis=1)) for s in scores)
     assert mine == theirs
-    assert mine > len(truth) / 4  # of 1,001 classes: the photos were prepared as the model expects
+    assert mine > len(truth) / 4  # of 1,001 classes: the photos are preprocessed correctly

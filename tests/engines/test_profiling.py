@@ -1,4 +1,4 @@
-"""Timing a program part by part: what is run in which order, and what is made of the clock."""
+"""Profiling: the order of timed calls, and timings computed from a fake clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ F32 = OperandType.TENSOR_FLOAT32
 
 
 class Clock:
-    """Every look takes 10 ns, and work what it says."""
+    """A fake clock: each reading takes 10 ns; fake work advances `now_ns`."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -32,7 +32,7 @@ class Clock:
 
 
 class TwoLaunches:
-    """Two steps of 500 and 300 ns; each call costs 70. `log` has the ranges that were run."""
+    """A partition with launches of 500 and 300 ns and a call overhead of 70. `log` has the ranges that were run."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -63,7 +63,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def measured(clock: Clock, runs: int) -> tuple[Any, TwoLaunches, list[Any]]:
-    """Measure a partition step, and another one of 1000 ns that reads what the first leaves."""
+    """Measure a partition, and another step of 1000 ns that reads its output."""
     partition, seen = TwoLaunches(clock), []
 
     def other(frame: ExecutionFrame) -> None:

@@ -1,4 +1,4 @@
-"""A program that another one replaces: executions go over at their next run, and nothing is kept that nobody needs."""
+"""Tiered programs: executions switch at their next run, and the baseline is released."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ONE = np.ones(1, np.float32)
 
 
 def hundred() -> PreparedProgram:
-    """Return a program that answers 100 more than the model's own."""
+    """Return a program whose result is 100 more than the model's."""
     return FunctionProgram(MODEL, lambda inputs: [inputs[0] + 100])
 
 
 def never() -> PreparedProgram:
-    raise AssertionError("made although nobody wants it")
+    raise AssertionError("compiled although the program was released")
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_program_released_during_compilation_is_freed_immediately() -> None:
 
 def test_after_the_switch_neither_the_baseline_nor_buffers_of_released_executions_are_kept() -> None:
     gc.collect()
-    gc.disable()  # so that a cycle would show
+    gc.disable()  # a reference cycle would keep the objects alive
     try:
         program = TieredProgram(interpreter.prepare(MODEL), hundred)
         old, output = weakref.ref(program.program), np.zeros(1, np.float32)

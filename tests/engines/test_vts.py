@@ -1,4 +1,4 @@
-"""The HAL's own test models through the interpreter: every one, no exceptions, with the variants that AOSP derives.
+"""The HAL's test models in the interpreter: all of them, with the variants that AOSP derives.
 
 What passes is `nnfmq.conformance`'s to say, which has tests of its own; here every spec has to pass by it.
 """
@@ -40,7 +40,7 @@ def test_the_suite_runs_the_expected_number_of_models(data_dir: Path) -> None:
 
 @cache
 def results(spec: str) -> tuple[Result, ...]:
-    """Run a spec once for all that is asked about it."""
+    """Return the results of a spec, which runs once for all tests."""
     return tuple(run_test(testmodels.read(line), Interpreter()) for line in lines(spec))
 
 
@@ -89,7 +89,7 @@ def test_N_VAL_20_models_with_unknown_shapes_at_subgraph_boundaries_are_rejected
 
 
 SPELLED_OUT_DEFAULTS = ("_nhwc", "_neg", "_default_values")
-"""Models that spell out NHWC, the last axis or flags that are off: the argument needs HAL 1.2 or 1.3, the vectors name
+"""Models with an explicit NHWC flag, last axis or unset flag: the argument needs HAL 1.2 or 1.3, the vectors name
 what can do without."""
 
 

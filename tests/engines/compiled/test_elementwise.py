@@ -1,4 +1,4 @@
-"""Functions of elements by generated kernels, against the interpreter."""
+"""Elementwise kernels, compared with the interpreter."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_arithmetic_matches_the_interpreter(code: str, kind: str, shapes: tuple[
 
 
 def every_pair(model: Model) -> list[np.ndarray]:
-    """Return operands of shapes (256, 1) and (1, 256) with every code."""
+    """Return operands of shapes (256, 1) and (1, 256) with every quantized value."""
     dtype = np.uint8 if model.main.operands[0].type == Q8 else np.int8
     ones = np.arange(256, dtype=np.uint8).view(dtype)
     return [ones.reshape(256, 1), ones.reshape(1, 256)]
@@ -171,7 +171,7 @@ def test_conversions_match_the_interpreter(code: str, source: str, out: str, sha
 
 
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 3e38, -3e38, 88.8, -88.8, -104.5, 0.5, -0.5, 1e-5, -1e-5]
-NEAR = 3 * 2.0**-23  # three units of the last place
+NEAR = 3 * 2.0**-23  # three units in the last place
 RIGHT: dict[str, Callable[[Any], Any]] = {  # in float64
     "ELU": lambda x: np.where(x < 0, 0.75 * np.expm1(x), x),
     "EXP": np.exp,
@@ -202,7 +202,7 @@ def test_float_functions_are_within_three_units_in_the_last_place(code: str) -> 
         right = RIGHT[code](values.astype(np.float64)).astype(np.float32)
 
     assert program.compiled_ops == {0}
-    least = np.finfo(np.float32).tiny if code == "LOGISTIC" else 3e-45  # where e^-x is infinite LOGISTIC is 0
+    least = np.finfo(np.float32).tiny if code == "LOGISTIC" else 3e-45  # LOGISTIC is 0 if e^-x is infinite
     np.testing.assert_allclose(outputs_of(program, model, [values])[0], right, rtol=NEAR, atol=least)
 
 

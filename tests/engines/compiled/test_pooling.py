@@ -1,4 +1,4 @@
-"""Pooling and reductions by generated kernels, against the interpreter."""
+"""Pooling and reduction kernels, compared with the interpreter."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_pools_match_the_interpreter(code: str, kind: str, image: tuple[int, ...
 
 
 def test_the_quantized_mean_over_a_whole_image_is_exact() -> None:
-    """Sums of more than 16 bits, and more than float32 holds."""
+    """The sums exceed 16 bits, and the integers that float32 represents exactly."""
     for size in (21, 300):
         source, out = tensor("int8", (1, size, size, 5)), tensor("int8", (1, 1, 1, 5))
         assert_kernels_agree(one_operation(OperationType.AVERAGE_POOL_2D, [source, 2, size, size, size, size, 0], out))

@@ -1,4 +1,4 @@
-"""What the compiling engine shows of itself: whose kernel is whose, steps by themselves, places in the arena; peaks."""
+"""The compiling engine's data for the profiler: launches by operation, arena allocations; roofline ceilings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def digits(name: str = "digits.tflite") -> Model:
     return tflite.load(example_path(name)).model
 
 
-def segment_of(program: Program) -> CompiledPartition:
+def partition_of(program: Program) -> CompiledPartition:
     (step,) = program.steps
     assert isinstance(step.function, CompiledPartition)
     return step.function
@@ -43,7 +43,7 @@ def segment_of(program: Program) -> CompiledPartition:
 
 def test_each_launch_has_the_number_of_its_operation() -> None:
     model = digits()
-    calls = segment_of(prepare(model)).plan.source_launches
+    calls = partition_of(prepare(model)).plan.source_launches
 
     made = {call.outputs[-1]: call.operation for call in calls}
     assert made == {o.outputs[0]: n for n, o in enumerate(model.main.operations) if o.outputs[0] in made}
@@ -53,7 +53,7 @@ def test_each_launch_has_the_number_of_its_operation() -> None:
 def test_layout_conversions_belong_to_the_operation_that_needs_them() -> None:
     image = Operand(OperandType.TENSOR_FLOAT32, (1, 4, 6, 6))
     output = Operand(OperandType.TENSOR_FLOAT32, (1, 1, 12, 12))
-    calls = segment_of(
+    calls = partition_of(
         prepare(one_operation(OperationType.DEPTH_TO_SPACE, [image, 2, True], output))
     ).plan.source_launches
 
@@ -68,22 +68,22 @@ def test_launches_one_by_one_return_the_results_of_a_run(name: str) -> None:
     found = np.zeros_like(expected)
     execution = program.bind(inputs, [np.empty_like(expected)])
     execution.run()
-    segment, frame = segment_of(program), execution.frame
-    for index, *_ in segment.plan.outputs:
+    partition, frame = partition_of(program), execution.frame
+    for index, *_ in partition.plan.outputs:
         frame[index] = None
 
-    run = segment.range_runner(frame)
-    for number in range(segment.launch_count):
+    run = partition.range_runner(frame)
+    for number in range(partition.launch_count):
         run(number, number)
         run(number, number + 1)
-    segment.publish_outputs(frame)
+    partition.publish_outputs(frame)
     found[...] = frame[model.main.output_indexes[0]]
 
     np.testing.assert_array_equal(found, expected)
 
 
 def overlapping(places: tuple[Allocation, ...]) -> Iterator[tuple[Allocation, Allocation]]:
-    """Yield the pairs of places that some byte and some call have in common."""
+    """Yield the pairs of allocations that share a byte during some launch."""
     for one, other in combinations(places, 2):
         in_time = one.begin <= other.end and other.begin <= one.end
         in_space = one.offset < other.offset + other.spec.bytes and other.offset < one.offset + one.spec.bytes
@@ -94,7 +94,7 @@ def overlapping(places: tuple[Allocation, ...]) -> Iterator[tuple[Allocation, Al
 @pytest.mark.parametrize("model", ["mobilenet_v1_0.25_128_quant", "mobilenet_v2_1.0_224_quant", "tts_float"])
 def test_simultaneously_live_allocations_do_not_overlap_in_the_arena(data_dir: Path, model: str) -> None:
     loaded = tflite.load(data_dir / "models" / f"{model}.tflite").model
-    plan = segment_of(prepare(loaded)).plan
+    plan = partition_of(prepare(loaded)).plan
 
     assert list(overlapping(plan.allocations)) == []
     assert max(place.offset + place.spec.bytes for place in plan.allocations) <= plan.arena_bytes
@@ -103,27 +103,27 @@ def test_simultaneously_live_allocations_do_not_overlap_in_the_arena(data_dir: P
 
 
 def test_the_worker_count_of_a_pool_can_be_reduced_and_restored() -> None:
-    team = ThreadPool(1)
-    team.set_worker_count(0)
-    alone = team.worker_count
-    team.set_worker_count(1)
+    pool = ThreadPool(1)
+    pool.set_worker_count(0)
+    without_workers = pool.worker_count
+    pool.set_worker_count(1)
 
-    assert (alone, team.worker_count) == (0, 1)
+    assert (without_workers, pool.worker_count) == (0, 1)
 
 
 # -- ceilings ---------------------------------------------------------------------------------------------------------
 
 
 def run_once(kernel: Kernel, source: np.ndarray[Any, Any], output_bytes: int) -> np.ndarray[Any, Any]:
-    """Run a kernel of one input and return the bytes that it made."""
+    """Run a kernel with one input and return its output as bytes."""
     target = host_target()
     values = {1: ArraySpec(np.dtype(np.uint8), (output_bytes,))}
     plan = plan_partition([PartitionLaunch(kernel, (0,), (1,), (), 0)], values, {}, [0], [1], target)
-    segment = CompiledPartition(
+    partition = CompiledPartition(
         plan, np.zeros(1, np.uint8), LoadedCode([compile_kernels([kernel], target)], target), default_thread_pool(), 2
     )
     frame: list[Any] = [source, None, None, DEFAULT_RUN_OPTIONS]
-    segment(frame)
+    partition(frame)
     made: np.ndarray[Any, Any] = frame[1].copy()
     return made
 

@@ -1,4 +1,4 @@
-"""RNN, LSTM, their sequences and SVDF by generated kernels, against the interpreter and the HAL's vectors.
+"""RNN, LSTM, sequence and SVDF kernels, compared with the interpreter and with the HAL's vectors.
 
 The vectors' weights come with the request, which no kernel is generated for: here they are constants.
 """
@@ -38,8 +38,8 @@ LSTM, RNN, SVDF, LSTMS, RNNS, LSTM2, RNN2 = (
 GATES = ("input", "forget", "cell", "output")
 PARTS = ("cifg", "peephole", "projection", "norm")
 VARIANTS = [frozenset(names) for count in range(5) for names in itertools.combinations(PARTS, count)]
-SIZES = [(1, 3, 1, 1), (3, 1, 17, 40), (1, 9, 70, 8)]  # batch, input, cells, output with a projection
-LARGE = (2, 60, 160, 64)  # threads share it
+SIZES = [(1, 3, 1, 1), (3, 1, 17, 40), (1, 9, 70, 8)]  # batch, input, units, output with a projection
+LARGE = (2, 60, 160, 64)  # large enough for several threads
 PLAIN: dict[str, Any] = {"activation": 4, "cell_clip": 0.0, "projection_clip": 0.0}
 
 
@@ -55,7 +55,7 @@ def drawn(seed: int, shapes: dict[str, tuple[int, ...] | None]) -> dict[str, Any
 
 
 def cell_of(variant: frozenset[str], size: tuple[int, int, int, int], seed: int = 0) -> dict[str, Any]:
-    """Return all tensors of an LSTM cell, and its states; None for what the variant lacks."""
+    """Return all tensors and states of an LSTM cell; None for tensors that the variant does not have."""
     batch, inputs, cells, output = size
     output = output if "projection" in variant else cells
     shapes: dict[str, tuple[int, ...] | None] = {}
@@ -74,7 +74,7 @@ def cell_of(variant: frozenset[str], size: tuple[int, int, int, int], seed: int 
 
 
 def model_of(code: OperationType, values: dict[str, Any], *outputs: tuple[int, ...]) -> Model:
-    """Return a model of one operation whose weights are constants, and what a request could leave out."""
+    """Return a model of one operation with constant weights; optional tensors are constants, too."""
     data = {p.name for p in REGISTRY[code].overloads[0].parameters if p.role is Role.DATA and not p.optional}
     constants = [name for name, value in values.items() if value is not None and name not in data]
     use = Use(code, values, len(outputs), constants=constants)
@@ -167,7 +167,7 @@ def test_an_rnn_sequence_matches_the_interpreter(size: tuple[int, int, int], tim
 
 
 LINKINGS = {"none": (0, 0, 5), "parallel": (4, 0, 4), "cross": (4, 4, 5)}
-"""The size of the auxiliary input, of the weights for it, and of what the backward direction reads; inputs have 5."""
+"""Sizes of the auxiliary input, of its weights, and of the backward direction's input; inputs have 5 elements."""
 
 
 def prefixed(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def prefixed(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def weights_for_aux(way: str, variant: tuple[str, ...], cells: int, size: int) -> dict[str, Any]:
-    """Return an LSTM's weights for an auxiliary input; none for a size of 0."""
+    """Return an LSTM's weights for an auxiliary input of this size, none for size 0."""
     gates = GATES[1:] if "cifg" in variant else GATES
     shapes = {gate: (cells, size) if size and gate in gates else None for gate in GATES}
     return drawn(6, {f"{way}_aux_input_to_{gate}_weights": shape for gate, shape in shapes.items()})
@@ -257,7 +257,7 @@ RECURRENT = {code.name for code in (LSTM, RNN, SVDF, LSTMS, RNNS, LSTM2, RNN2)}
 
 
 def is_recurrent(line: testmodels.Line) -> bool:
-    """Return True for a test model of one recurrent operation of float32 that is computed."""
+    """Return True for a test model that is one recurrent float32 operation and is not expected to fail."""
     main = line["main"]
     if len(main["operations"]) != 1 or line["expectFailure"]:
         return False
@@ -271,7 +271,7 @@ def vectors(folder: Path) -> Iterator[TestModel]:
 
 
 def with_constant_weights(test: TestModel) -> tuple[Model, list[Any]]:
-    """Return a vector's model with its weights in it and the inputs left."""
+    """Return a test model with its weights as constants, and the remaining inputs."""
     main, values = test.model.main, bytearray(test.model.operand_values)
     (operation,), operands = main.operations, list(main.operands)
     declared = [[operands[i] for i in indexes] for indexes in (operation.inputs, operation.outputs)]

@@ -1,4 +1,4 @@
-"""RESIZE_BILINEAR by generated kernels, equal to the interpreter's to the last bit: floats, too."""
+"""RESIZE_BILINEAR kernels: bit-exact with the interpreter, floats included."""
 
 from __future__ import annotations
 

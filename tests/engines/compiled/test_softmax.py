@@ -1,4 +1,4 @@
-"""What goes along one axis by generated kernels, against the interpreter: SOFTMAX, norms, indexes of extremes."""
+"""Kernels along one axis, compared with the interpreter: SOFTMAX, L2_NORMALIZATION, ARGMAX and ARGMIN."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_quantized_l2_normalization_matches_the_interpreter(
 
 @pytest.mark.parametrize("code", [Q8, Q8S])
 def test_l2_normalization_of_short_slices_matches_the_interpreter(code: OperandType) -> None:
-    """Sums from 0 on, whose norms take other shifts."""
+    """The sums of squares start at 0, and their norms need different shifts."""
     least = -128 if code == Q8S else 0
     rows = np.zeros((600, 7), np.int64)
     rows[:, 0], rows[:, 3] = np.arange(600) % 31, np.arange(600) // 31
@@ -132,7 +132,7 @@ def test_the_first_of_equal_floats_or_of_nans_is_the_result(code: OperationType)
 
 @pytest.mark.parametrize("kind", ["uint8", "int8"])
 def test_softmax_of_equal_and_of_extreme_values_matches_the_interpreter(kind: str) -> None:
-    """The least and the greatest sums that a row can have."""
+    """Slices with the smallest and the largest sum of exponentials."""
     model = softmax(kind, (3, 4000), -1, 1.0, 0.5)
     codes = np.full((3, 4000), 7, "u1" if kind == "uint8" else "i1")
     codes[1], codes[2] = np.iinfo(codes.dtype).min, np.iinfo(codes.dtype).max

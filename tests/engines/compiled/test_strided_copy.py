@@ -1,4 +1,4 @@
-"""Operations that only move elements, by generated kernels, against the interpreter."""
+"""Strided copies, transposes and gathers, compared with the interpreter."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ MOVES: dict[str, tuple[OperationType, tuple[int, ...], list[Any], tuple[int, ...
     "transpose of a matrix": (OperationType.TRANSPOSE, (37, 21), [None], (21, 37)),
     "transpose of a small matrix": (OperationType.TRANSPOSE, (5, 7), [None], (7, 5)),
     "transpose of a narrow matrix": (OperationType.TRANSPOSE, (1000, 3), [None], (3, 1000)),
-    "two planes woven": (OperationType.TRANSPOSE, (2, 2, 77), [vector([0, 2, 1])], (2, 77, 2)),
-    "three planes woven": (OperationType.TRANSPOSE, (3, 1111), [None], (1111, 3)),
+    "two planes interleaved": (OperationType.TRANSPOSE, (2, 2, 77), [vector([0, 2, 1])], (2, 77, 2)),
+    "three planes interleaved": (OperationType.TRANSPOSE, (3, 1111), [None], (1111, 3)),
     "three short planes": (OperationType.TRANSPOSE, (3, 7), [None], (7, 3)),
     "two planes taken apart": (OperationType.TRANSPOSE, (2, 300, 2), [vector([0, 2, 1])], (2, 2, 300)),
     "shuffle of two groups": (OperationType.CHANNEL_SHUFFLE, (2, 3, 5, 58), [2, 3], (2, 3, 5, 58)),

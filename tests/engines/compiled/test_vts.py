@@ -23,17 +23,17 @@ SPECS = sorted(FOLDER.glob("*/*.jsonl.gz"))
     params=[("compiled", ""), ("burst", "compiled")], ids=["in this process", "over a burst"], scope="module"
 )
 def target(request: pytest.FixtureRequest) -> Iterator[ExecutionTarget]:
-    """Yield where models run; one driver is started for all of them."""
+    """Yield the execution target; one driver serves all tests."""
     path, device = request.param
     with closing(open_target(path, device, "embedded")) as opened:
-        assert opened.feature_level  # connects here: a test would answer for what that takes
+        assert opened.feature_level  # connects now, so that the first test does not include the time it takes
         yield opened
 
 
 @pytest.mark.skipif(not SPECS, reason=f"no test data in {FOLDER}; $NNFMQ_DATA can say where it is")
 @pytest.mark.parametrize("first", range(0, 80, 8))
 def test_test_models_pass_with_their_variants(first: int, target: ExecutionTarget) -> None:
-    """Ten tests of as many specs each."""
+    """Run every 80th spec from `first` on; the ten tests together run every eighth."""
     specs = SPECS[first::80]
     results = [run_test(testmodels.read(next(testmodels.lines(spec))[1]), target) for spec in specs]
     assert len(results) > 4
