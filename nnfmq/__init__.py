@@ -1,13 +1,12 @@
-"""Run neural networks in a driver process of its own, a few microseconds away.
+"""Run neural networks in a separate driver process, with a round trip of a few microseconds.
 
     import nnfmq
     with nnfmq.connect() as client:
-        model = client.device("reference").prepare(nnfmq.load("model.tflite"))
+        model = client.prepare(nnfmq.load("model.tflite"))
         with model.burst() as burst:
             scores, = burst.execute(image)
 
-Importing this is cheap: all but the errors is imported when its name is first used, and what is heavy by the call that
-needs it.
+Importing this package is fast: all names except the errors are imported when they are first used.
 """
 
 from importlib import import_module
@@ -61,8 +60,8 @@ __all__ = [
 __all__ += _errors.__all__
 __all__.sort()
 
-if not TYPE_CHECKING:  # a checker would take any name that is asked of a module with a `__getattr__`
-    _PLACES = {
+if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__getattr__`
+    _MODULES = {
         **dict.fromkeys(("Burst", "ExecutionInfo"), "nnfmq.runtime.burst_controller"),
         **dict.fromkeys(("Device", "DeviceInfo"), "nnfmq.runtime.device"),
         **dict.fromkeys(("LoadedModel", "example_path", "load"), "nnfmq.importers"),
@@ -83,12 +82,12 @@ if not TYPE_CHECKING:  # a checker would take any name that is asked of a module
     }
 
     def __getattr__(name):
-        """Import a public name at its first use, and keep it."""
-        if name not in _PLACES:
+        """Import a public name when it is first used, and store it in the module."""
+        if name not in _MODULES:
             raise AttributeError(f"module 'nnfmq' has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(_PLACES[name]), name)
+        value = globals()[name] = getattr(import_module(_MODULES[name]), name)
         return value
 
     def __dir__():
-        """Return what is here, or can be."""
+        """Return the names that are imported, and those that can be."""
         return sorted({*globals(), *__all__})

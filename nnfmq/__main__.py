@@ -1,7 +1,7 @@
-"""`python -m nnfmq`: the command line, and the way in for an embedded driver (`--embedded FD`).
+"""`python -m nnfmq`: the command line (`nnfmq.cli`), or an embedded driver (`--embedded FD`).
 
-`--embedded` is looked at before anything else is imported: an application that waits for its first result pays for
-every module that this process loads. The command line itself lives in `nnfmq.cli`.
+`--embedded` is checked before any other import: each module that this process loads delays the application's first
+result.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The application's process: connect to a driver, prepare models, execute them. Never imports `service`."""
+"""The client library: connect to a driver, prepare models, execute them. Never imports `service`."""

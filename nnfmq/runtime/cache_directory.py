@@ -1,9 +1,9 @@
-"""Compilation caches in a folder of the application's: which files, under which token, and when they are made anew.
+"""Compilation caches in a directory of the application: the files of one compilation, and its token.
 
-The token that the driver gets, and the files' names, come from a hash of the application's token and all that makes two
-compilations of one model differ. Files are opened for a try; for a fresh compilation they are made anew rather than
-emptied, so that another process which uses the same ones keeps what it has opened. Nothing here is trusted by anybody:
-the driver refuses files that are not what it saved. (REQUIREMENTS CACHE-10, CACHE-11; docs/how-to/caching.md)
+The token that the driver gets, and the files' names, are a hash of the application's token and of everything in which
+two compilations of one model differ. For a new compilation the files are created again instead of truncated, so that
+another process that has them open keeps their content. The driver rejects files that it did not save
+(CACHE-10, CACHE-11; docs/caching.md).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Files(NamedTuple):
 
 
 def model_token(prepare: PrepareModel, pools: Sequence[Pool]) -> bytes:
-    """Return a token that stands for a model by its content."""
+    """Return a token that identifies a model by its content."""
     digest = hashlib.sha256(prepare.model)
     for pool in pools:
         digest.update(pool.view)
@@ -43,7 +43,7 @@ def model_token(prepare: PrepareModel, pools: Sequence[Pool]) -> bytes:
 
 
 def compilation_token(token: bytes, device: DeviceInfo, prepare: PrepareModel) -> bytes:
-    """Return the token of one compilation: a SHA-256 of the application's and what the compilation depends on."""
+    """Return the token of one compilation: a SHA-256 of the application's token and the compilation's options."""
     digest = hashlib.sha256()
     fields = [token, device.name.encode(), device.version.encode()]
     fields.append(struct.pack("<iiI", prepare.preference, prepare.priority, len(prepare.hints)))
@@ -57,9 +57,10 @@ def compilation_token(token: bytes, device: DeviceInfo, prepare: PrepareModel) -
 
 
 def file_names(token: bytes, model_count: int, data_count: int) -> tuple[list[str], list[str]]:
-    """Return the names of the model's and the data's files, as Android's runtime forms them.
+    """Return the names of the model cache and data cache files, as Android's runtime forms them.
 
-    Each byte is two letters, the low half first, counted from A; then 1 for the model or 2 for data, and a number.
+    Each byte of the token is two letters counted from A, the low half first; then 1 for model or 2 for data, and an
+    index.
     """
     letters = "".join(chr(ord("A") + half) for byte in token for half in (byte & 15, byte >> 4))
     return [f"{letters}1{i}" for i in range(model_count)], [f"{letters}2{i}" for i in range(data_count)]
@@ -67,7 +68,7 @@ def file_names(token: bytes, model_count: int, data_count: int) -> tuple[list[st
 
 @dataclass(frozen=True, slots=True)
 class CacheDirectory:
-    """The files of one compilation in a folder."""
+    """The files of one compilation in a directory."""
 
     token: bytes
     model: tuple[Path, ...]
@@ -77,7 +78,7 @@ class CacheDirectory:
     def of(
         cls, folder: str | os.PathLike[str], device: DeviceInfo, prepare: PrepareModel, token: bytes
     ) -> CacheDirectory:
-        """Return the place of a compilation. Raises InvalidArgument for a token that has not 32 bytes."""
+        """Return the files of a compilation. Raises InvalidArgument if the token does not have 32 bytes."""
         validate_cache_token(token)
         hashed = compilation_token(token, device, prepare)
         model, data = file_names(hashed, device.model_cache_files, device.data_cache_files)
@@ -85,13 +86,13 @@ class CacheDirectory:
 
     @contextmanager
     def open_saved_files(self) -> Iterator[Files | None]:
-        """Open the files for a block; None where the device saves nothing, or one is not there."""
+        """Open the files for a `with` block; yield None if the device saves nothing, or a file is missing."""
         with ExitStack() as stack:
             yield self._open(os.O_RDWR, stack) if self.model or self.data else None
 
     @contextmanager
     def create_files(self) -> Iterator[Files]:
-        """Make the files anew for a block, after which those that nothing was written to are removed."""
+        """Create the files for a `with` block. Afterwards all are removed if one of them is empty."""
         with ExitStack() as stack:
             self._remove()
             files = self._open(os.O_RDWR | os.O_CREAT | os.O_EXCL, stack) or Files([], [])
@@ -109,14 +110,14 @@ class CacheDirectory:
                 stack.callback(os.close, opened[-1])
         except FileNotFoundError:
             if flags & os.O_CREAT:
-                _log.warning("nothing is cached: there is no folder %s", path.parent)
+                _log.warning("nothing is cached: there is no directory %s", path.parent)
             return None
         except OSError as error:
-            _log.warning("cache files cannot be %s: %s", "made" if flags & os.O_CREAT else "opened", error)
+            _log.warning("cache files cannot be %s: %s", "created" if flags & os.O_CREAT else "opened", error)
             return None
         return Files(opened[: len(self.model)], opened[len(self.model) :])
 
     def _remove(self) -> None:
         for path in (*self.model, *self.data):
-            with suppress(OSError):  # what cannot be removed cannot be made anew either, which is logged then
+            with suppress(OSError):  # creating the file again then fails, too, and is logged
                 path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""What a driver says of its devices is judged before an application sees it (DEV-10).
+"""Validation of the driver's device list (DEV-10).
 
-The application trusts no driver: a device whose description cannot be true is left out. It is looked at here and not
-by `validation`, for whose import every application would wait.
+The driver is not trusted: a device with an invalid description is left out. The checks are here and not in
+`validation`, whose import would make every application start slower.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from nnfmq.serialize.messages import DeviceInfo
 _log = logging.getLogger("nnfmq.client")
 
 
-def valid_devices(stated: Sequence[DeviceInfo]) -> list[DeviceInfo]:
-    """Return the devices that can be as they are described; the others are logged (DEV-10)."""
+def valid_devices(devices: Sequence[DeviceInfo]) -> list[DeviceInfo]:
+    """Return the devices with a valid description, and log the others (DEV-10)."""
     found = []
-    for info in stated:
-        wrong = next(_impossible(info), None)
-        if wrong is None:
+    for info in devices:
+        problem = next(_problems(info), None)
+        if problem is None:
             found.append(info)
         else:
-            _log.warning("device %r of the driver is left out: %s", info.name, wrong)
+            _log.warning("device %r of the driver is left out: %s", info.name, problem)
     return found
 
 
-def _impossible(info: DeviceInfo) -> Iterator[str]:
+def _problems(info: DeviceInfo) -> Iterator[str]:
     if not info.version:
         yield "its version string is empty (DEV-4)"
     for count in (info.model_cache_files, info.data_cache_files):

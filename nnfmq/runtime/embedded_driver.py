@@ -1,8 +1,8 @@
-"""Start an embedded driver: a private process of this application's own, over a socketpair.
+"""Start and end an embedded driver: a private process of this application, connected by a socketpair.
 
-`subprocess` and not `multiprocess`, which would import the application's `__main__` again and fail in an unguarded
-script. No PR_SET_PDEATHSIG either: it fires when the *thread* that created the child ends. The child ends by itself
-when our end of the socketpair is closed, or when this process ends.
+It is started with `subprocess`, because `multiprocess` would import the application's `__main__` again and fail in a
+script without a `__main__` guard. PR_SET_PDEATHSIG is not used: it fires when the *thread* that created the child exits
+(prctl(2)). The child exits when this end of the socketpair is closed, also by the exit of this process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ END_SECONDS = 2.0
 
 
 def _environment() -> dict[str, str]:
-    """Return the child's environment: BLAS with one thread (its idle threads spin), and this very nnfmq importable."""
+    """Return the child's environment: one BLAS thread (idle ones spin), and this copy of nnfmq importable."""
     environment = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1")}
     root = str(Path(__file__).parents[2])
     if root not in (*site.getsitepackages(), site.getusersitepackages()):
@@ -30,26 +30,26 @@ def _environment() -> dict[str, str]:
 
 
 def start_embedded_driver() -> tuple[Channel, subprocess.Popen[bytes]]:
-    """Start the driver and return our end of its control channel, and the process; the caller owns both."""
-    ours, theirs = Channel.pair()
+    """Start the driver; return the client's end of the control channel and the process. The caller owns both."""
+    client_end, driver_end = Channel.pair()
     try:
-        with theirs:
-            # -P: the child must not import from whatever directory the application happens to run in.
+        with driver_end:
+            # -P: the child must not import modules from the application's working directory.
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "nnfmq", "--embedded", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", "-m", "nnfmq", "--embedded", str(driver_end.fileno())],
+                pass_fds=[driver_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 env=_environment(),
             )
     except BaseException:
-        ours.close()
+        client_end.close()
         raise
-    return ours, process
+    return client_end, process
 
 
 def end_embedded_driver(process: subprocess.Popen[bytes]) -> None:
-    """Reap a driver whose connection is closed; one that does not end in time is killed."""
+    """Wait for a driver whose connection is closed, up to 2 s; then kill it."""
     try:
         process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:

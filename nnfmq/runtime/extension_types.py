@@ -1,7 +1,6 @@
-"""The types of an extension's operands, as the device that supports it states them.
+"""The operand types of extensions, as the device that supports them reports them.
 
-The client library has no plug-ins: what it must know of a type to make arrays for it comes from the driver, and is
-checked like everything that does.
+The client library has no plug-ins: the element types that it needs for arrays come from the driver, and are validated.
 """
 
 from __future__ import annotations
@@ -16,20 +15,21 @@ from nnfmq.serialize.messages import DeviceInfo, OperandTypeData
 
 __all__ = ["extension_types"]
 
-_NUMBERS = "biufc"  # numpy's kinds of elements that are a number: no pointers, no structures
+_NUMERIC_KINDS = "biufc"  # NumPy's kinds of numeric elements: no pointers, no structures
 
 
 def extension_types(model: Model, device: DeviceInfo) -> dict[OperandType, ElementInfo]:
-    """Return what `device` states of the types of the extensions that a model names, under the model's numbers.
+    """Return the element types of a model's extensions by the model's type codes, as `device` reports them.
 
-    Raises GeneralFailure where an input or output is of an extension's type that the device has not, ProtocolError
-    where the device states something that cannot be.
+    Raises:
+        GeneralFailure: If an input or output has an extension's type that the device does not have.
+        ProtocolError: If the device reports an invalid type.
     """
     stated = {extension.name: extension.operand_types for extension in device.extensions}
     known = {
         OperandType(extension_code(entry.prefix, kind.type, prefix_bits=HIDL_PREFIX_BITS)): _element(entry.name, kind)
         for entry in model.extensions
-        if entry.prefix  # what is wrong with the model, the driver says
+        if entry.prefix  # the driver rejects a prefix of 0
         for kind in stated.get(entry.name, ())
     }
     _require_known(model, known, device)
@@ -51,7 +51,7 @@ def _element(extension: str, kind: OperandTypeData) -> ElementInfo:
         dtype = np.dtype(kind.dtype)
     except (TypeError, ValueError, SyntaxError):
         dtype = None
-    if dtype is None or dtype.kind not in _NUMBERS or dtype.itemsize != kind.byte_size:
+    if dtype is None or dtype.kind not in _NUMERIC_KINDS or dtype.itemsize != kind.byte_size:
         text = f"elements of {kind.dtype!r} in {kind.byte_size} bytes"
-        raise ProtocolError(f"the driver states {text} for type {kind.type} of {extension}")
+        raise ProtocolError(f"the driver reports {text} for type {kind.type} of {extension}")
     return ElementInfo(kind.dtype, not kind.is_tensor)

@@ -169,7 +169,7 @@ def test_CACHE_4_a_folder_in_which_no_file_can_be_made_changes_nothing(
         path.mkdir()  # in the file's place: cannot be opened, unlinked or made
     assert served.prepare(cache_dir=folder, token=TOKEN) == 101.0
     assert "cannot be opened" in caplog.text
-    assert "cannot be made" in caplog.text
+    assert "cannot be created" in caplog.text
 
 
 @pytest.mark.parametrize("token", [b"", TOKEN[1:], TOKEN + b"x"])

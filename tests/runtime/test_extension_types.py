@@ -38,7 +38,7 @@ def test_EXT_3_types_are_known_under_the_models_own_numbers() -> None:
      ("<M8[s]", 8), ("no such", 8), ("", 8), ("{", 8), ("(99999999999999,)i8", 8)],
 )  # fmt: skip
 def test_N_a_type_that_cannot_be_is_the_drivers_fault(dtype: str, size: int) -> None:
-    with pytest.raises(ProtocolError, match="the driver states elements of"):
+    with pytest.raises(ProtocolError, match="the driver reports elements of"):
         extension_types(Fibonacci().model(), device(replace_dtype(dtype, size), CODES))
 
 
