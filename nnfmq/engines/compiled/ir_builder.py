@@ -398,11 +398,11 @@ def for_each_vector(kb: KernelBuilder, count: int, lanes: int, body: Callable[[I
     elements than a vector are covered by powers of two. `body` must be idempotent.
     """
     if count >= lanes:
-        whole = count - count % lanes
-        if whole == lanes:
+        aligned_count = count - count % lanes
+        if aligned_count == lanes:
             body(0, lanes)
         else:
-            with kb.loop(0, whole, lanes) as offset:
+            with kb.loop(0, aligned_count, lanes) as offset:
                 body(offset, lanes)
         if count % lanes:
             body(count - lanes, lanes)

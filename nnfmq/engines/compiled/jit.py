@@ -1,6 +1,6 @@
 """JIT compilation: kernels to LLVM IR, object code and functions in this process.
 
-The kernels of a program are compiled in shards, modules of their own that do not refer to each other. A driver's
+The kernels of a program are compiled in shards, separate modules that do not refer to each other. A driver's
 compile processes take one shard after the other (`service.compile_jobs`), and progress is counted in them. Shards cost
 about the same by an estimate for each kernel class. The estimate may be rough, because a process takes the next shard
 when it has finished one.

@@ -88,8 +88,8 @@ def prepare(
 class _LoweredOp:
     """A lowered operation, in place of its step.
 
-    Kernels only know NHWC: `inputs_nchw` and `outputs_nchw` tell which operands are NCHW in the model. `reference` is
-    the interpreter's step of a view, for a view of memory outside of an arena.
+    Kernels only know NHWC: `inputs_nchw` and `outputs_nchw` mark the operands that are NCHW in the model. `reference`
+    is the interpreter's step of a view, for a view of memory outside of an arena.
     """
 
     lowered: KernelLaunch | KernelSequence | ViewOp
@@ -155,7 +155,7 @@ class CompiledPreparation(SubgraphPreparation):
         program.prepacked = (self._artifact.to_arrays(required, self._shapes),)
         return program
 
-    # -- lowering -----------------------------------------------------------------------------------------------------
+    # -- lowering ------------------------------------------------------------------------------------------------------
 
     def static_step(self, resolved: ResolvedOp, arguments: Sequence[Tensor | None], shaped: ShapedOp) -> Any:
         """Return the lowered operation, or the interpreter's step if no rule lowers it."""
@@ -195,7 +195,7 @@ class CompiledPreparation(SubgraphPreparation):
     def _is_omitted(self, index: int) -> bool:
         return self.subgraph.operands[index].lifetime == LifeTime.NO_VALUE
 
-    # -- partitioning -------------------------------------------------------------------------------------------------
+    # -- partitioning --------------------------------------------------------------------------------------------------
 
     def group_steps(self, steps: Sequence[Any]) -> list[tuple[int, StepFunction]]:
         """Merge consecutive lowered operations into partitions; return each step with its last operation's number."""
@@ -254,7 +254,7 @@ class CompiledPreparation(SubgraphPreparation):
         assert shape is not None, "only static operations are lowered"
         return ArraySpec(NUMPY_TYPES[self.subgraph.operands[index].type], shape)
 
-    # -- launches -----------------------------------------------------------------------------------------------------
+    # -- launches ------------------------------------------------------------------------------------------------------
 
     def _launches_of(
         self, op: _LoweredOp, specs: dict[int, ArraySpec], nchw_readers: AbstractSet[int]

@@ -121,7 +121,7 @@ def sleepers(pool: ThreadPool) -> int:
     return int(pool._words.view(np.int32)[2 * 32])
 
 
-def test_a_sleeping_worker_joins_a_launch_under_way(
+def test_a_sleeping_worker_joins_a_launch_in_progress(
     kernels: LoadedCode, make_pool: Callable[[int], ThreadPool]
 ) -> None:
     pool = make_pool(1)

@@ -14,7 +14,7 @@ class ConvShape:
     """An NHWC input, the windows over its height and width, and the number of output channels.
 
     With `groups`, output channels read only the input channels of their group. With `has_batched_rhs` each image has
-    weights of its own, which are the second input, packed by `PackRhs`; for pointwise windows only.
+    separate weights, which are the second input, packed by `PackRhs`; for pointwise windows only.
     """
 
     batch: int

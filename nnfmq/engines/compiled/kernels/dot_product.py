@@ -279,10 +279,10 @@ def dot2(kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
     """Return int32 `acc` plus the sums of two adjacent int16 products: vpdpwssd, or pmaddwd and an addition."""
     if kb.target.vpdpwssd is not None and acc.type.count == kb.target.lanes:
         return kb.call(kb.target.vpdpwssd, acc.type, acc, *(kb.ir.bitcast(v, acc.type) for v in (lhs, weights)))
-    return kb.ir.add(acc, _products_of_pairs(kb, lhs, weights))
+    return kb.ir.add(acc, _pmaddwd(kb, lhs, weights))
 
 
-def _products_of_pairs(kb: KernelBuilder, lhs: Value, weights: Value) -> Value:
+def _pmaddwd(kb: KernelBuilder, lhs: Value, weights: Value) -> Value:
     lanes = weights.type.count // 2
     if kb.target.pmaddwd is not None and lanes == kb.target.lanes:
         return kb.call(kb.target.pmaddwd, vector(I32, lanes), lhs, weights)

@@ -196,15 +196,15 @@ class DwConvKernel:
         image, out, weights, epilogue = map(kb.argument, range(4))
         params = kb.argument(4)
         buffer = load_params(kb, params, RowBufferParams, len(DwConvParams._fields))
-        emitter = _DwConvEmitter(self, kb, load_params(kb, params, DwConvParams), buffer, weights, epilogue)
+        builder = _DwConvBuilder(self, kb, load_params(kb, params, DwConvParams), buffer, weights, epilogue)
         with kb.loop(kb.begin, kb.end) as work_item:
-            emitter.emit_work_item(image, out, work_item)
+            builder.emit_work_item(image, out, work_item)
         kb.return_void()
 
 
 @dataclass(frozen=True, slots=True)
-class _DwConvEmitter:
-    """Emits a kernel's function. The code depends only on the fields of `kernel` that are in its repr."""
+class _DwConvBuilder:
+    """Builds a kernel's function. The code depends only on the fields of `kernel` that are in its repr."""
 
     kernel: DwConvKernel
     kb: KernelBuilder
@@ -269,7 +269,7 @@ class _DwConvEmitter:
     # -- tiles ---------------------------------------------------------------------------------------------------------
 
     def _emit_row(self, lhs: Value, out: Value, first: Value, channels: Value) -> None:
-        """Emit the tiles of an output row: all channels of mr positions, then the next, as they lie in memory."""
+        """Emit the tiles of an output row: all channels of mr positions, then the next, in the order of memory."""
         kb, n, k = self.kb, self.n, self.kernel
         last = kb.ir.sub(n.positions, kb.i64(k.mr))
         with kb.loop(0, n.positions, k.mr) as position:

@@ -8,7 +8,7 @@ The last tile of a row starts early and recomputes positions, so there is no M r
 store. Both write equal bytes twice, by one thread or by two, which is harmless. Shapes and strides are loaded at run
 time (`GemmParams`): layers with equal tiles share one function.
 
-Long because emission of one kernel is one class.
+Long because the loops of one kernel are built by one class.
 """
 
 from __future__ import annotations
@@ -241,9 +241,9 @@ class GemmKernel:
     def emit(self, kb: KernelBuilder) -> None:
         """Args: input, output, weights, epilogue constant, params; a batched RHS comes before the output."""
         image, out, weights, epilogue = map(kb.argument, (0, 2, 1, 3) if self.has_batched_rhs else range(4))
-        emitter = _GemmEmitter(self, kb, load_params(kb, kb.argument(4), GemmParams), weights, epilogue)
+        builder = _GemmBuilder(self, kb, load_params(kb, kb.argument(4), GemmParams), weights, epilogue)
         with kb.loop(kb.begin, kb.end) as work_item:
-            emitter.emit_work_item(image, out, work_item)
+            builder.emit_work_item(image, out, work_item)
         kb.return_void()
 
 
@@ -261,8 +261,8 @@ _EmitTile: TypeAlias = Callable[[Value, Sequence[Value]], Sequence[Value]]
 
 
 @dataclass(frozen=True, slots=True)
-class _GemmEmitter:
-    """Emits a GEMM's function. The code depends only on the fields of `kernel` that are in its repr."""
+class _GemmBuilder:
+    """Builds a GEMM's function. The code depends only on the fields of `kernel` that are in its repr."""
 
     kernel: GemmKernel
     kb: KernelBuilder
@@ -375,7 +375,7 @@ class _GemmEmitter:
         return [kb.ir.add(bias, correction) for correction in corrections for bias in biases]
 
     def _dense_tile(self, panel: Value) -> _EmitTile:
-        """Return the emission of a tile over all K groups of all taps."""
+        """Return a function that emits a tile's loop over all K groups of all taps."""
         k, kb, n = self.kernel, self.kb, self.n
         kr_bytes = self._mk.kr * self._mk.lhs_bytes
         weight_bytes = k.nr * kr_bytes
@@ -442,7 +442,7 @@ class _GemmEmitter:
         return results
 
     def _group_list_tile(self, weights: Value, entry: Value) -> _EmitTile:
-        """Return the emission of a tile over the K groups in a panel's list (`packing.pack_group_lists`).
+        """Return a function that emits a tile's loop over the groups in a panel's list (`packing.pack_group_lists`).
 
         No register is free for weights beside the accumulators of several rows: pmaddubsw takes them from memory.
         """
@@ -504,7 +504,7 @@ class _GemmEmitter:
             kb.store_partial(corrections, mr, row_sums, kb.mul(position, 4))
 
     def _row_sum_tap(self, mk: DotU8S8x4) -> _EmitTap:
-        """Return the emission of a tap's contribution to the row sums.
+        """Return a function that emits a tap's contribution to the row sums.
 
         A tap has `sum_vectors` whole vectors and a tail of 1 to a whole vector's elements. The tail is a masked load of
         the K groups that begin in the tap, multiplied by 1 for the tap's own elements and by 0 for the rest.

@@ -9,7 +9,7 @@ because an input may end at the end of a mapping. Shapes are run-time values, so
 **RHS for acc16** (u8 * s8 products summed in int16, without saturation). A K group is 8 inputs x0..x7. Two pmaddubsw
 and a paddw leave x0*w0 + x1*w1 + x4*w4 + x5*w5 in one int16 lane and the products 2, 3, 6, 7 in the next; pmaddwd by
 ones widens to int32. As x <= 255, a lane cannot overflow while the weights of either sign in its four sum to at most
-128 in magnitude: every partial sum lies between -255 * 128 and 255 * 128 = 32640. Groups that break the bound are split
+128 in magnitude: every partial sum is between -255 * 128 and 255 * 128 = 32640. Groups that break the bound are split
 into terms that keep it, and are listed once per term; all-zero groups are dropped. Run time therefore depends on the
 weights. Compare FBGEMM's outlier-aware acc16 kernels.
 """
@@ -292,11 +292,11 @@ class PackRhs:
     def _packed(self, kb: KernelBuilder, source: Value, column: Value, count: int, is_odd: bool) -> Value:
         if self.is_float:
             return kb.load(vector(F32, count), source, kb.mul(column, 4))
-        first = self._widened(kb, source, column, count)
-        second = kb.splat(I16, 0, count) if is_odd else self._widened(kb, kb.at(source, self.n), column, count)
+        first = self._minus_zero_point(kb, source, column, count)
+        second = kb.splat(I16, 0, count) if is_odd else self._minus_zero_point(kb, kb.at(source, self.n), column, count)
         return kb.shuffle(first, second, [lane for n in range(count) for lane in (n, count + n)])
 
-    def _widened(self, kb: KernelBuilder, source: Value, column: Value, count: int) -> Value:
+    def _minus_zero_point(self, kb: KernelBuilder, source: Value, column: Value, count: int) -> Value:
         """Return (value - zero_point) * weight_prescale in int16: at most 2 * 255 in magnitude."""
         wide = kb.ir.sext(kb.load(vector(I8, count), source, column), vector(I16, count))
         difference = kb.ir.sub(wide, kb.splat(I16, self.zero_point, count))
