@@ -144,7 +144,7 @@ class _Verifier:
         at = slots[field.slot]
         size_bytes = field.kind.size_bytes if isinstance(field.kind, Scalar) else _OFFSET_BYTES
         if at - table_at < _OFFSET_BYTES or at - table_at + size_bytes > table_bytes:
-            self.fail(path, f"lies outside its table of {table_bytes} bytes", at)
+            self.fail(path, f"is outside its table of {table_bytes} bytes", at)
         match field.kind:
             case Table():
                 self.table(self.follow(at, path), field.kind, path)
@@ -170,7 +170,7 @@ class _Verifier:
         length = self.unpack(_U32, at, path)
         self.need(at + _OFFSET_BYTES, length + 1, path)
         if self._buffer[at + _OFFSET_BYTES + length]:
-            self.fail(path, f"a string of {length} bytes without a NUL behind it", at)
+            self.fail(path, f"a string of {length} bytes without a terminating NUL", at)
 
     def _union(self, at: int, union: Union, slots: dict[int, int], path: str) -> None:
         # The type's field precedes the union in the table's field list, so it has been checked already.

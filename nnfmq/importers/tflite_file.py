@@ -148,7 +148,7 @@ class TfliteFile:
         if opcode_index >= self._model.OperatorCodesLength():
             raise InvalidArgument(f"operator {index}: operator code index {opcode_index} is out of range")
         code = self._model.OperatorCodes(opcode_index)
-        # The code outgrew its byte; files carry it in either field, the other being 0 or the byte's maximum.
+        # Newer codes do not fit the deprecated byte: a file has the code in either field, and 0 or 127 in the other.
         number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
         name = names.get(number, f"code {number}")
         return f"CUSTOM {self._text(code.CustomCode())!r}" if name == "CUSTOM" else name
@@ -168,11 +168,11 @@ class TfliteFile:
         scales, zero_points, dimension = self._quantization(raw.Quantization())
         data = self._constant(raw.Buffer())
         if data is not None and raw.IsVariable():
-            raise InvalidArgument("a variable tensor with a value: not supported, it starts from zeros")
+            raise InvalidArgument("a variable tensor with an initial value is not supported: it must start from zeros")
         rank, is_int64 = len(shape), type_name == "INT64"
         kind, scale, zero_point, channels = _operand_type(type_name, shape, scales, zero_points, dimension)
         if data is not None:
-            shape = shape or (1,)  # a constant of rank 0: for an operand, () would be "unknown rank"
+            shape = shape or (1,)  # a constant of rank 0: shape () of an operand means unknown rank
         _check_size(kind, shape, data, 8 if is_int64 else element_bytes(kind))
         file_scale = scales[0] if len(scales) == 1 else 0.0
         number, is_variable = raw.Buffer(), bool(raw.IsVariable())
@@ -184,7 +184,7 @@ class TfliteFile:
         if raw is None:
             return (), (), 0
         if raw.DetailsType():
-            raise InvalidArgument(f"quantization of its own kind (details type {raw.DetailsType()}) is not supported")
+            raise InvalidArgument(f"custom quantization (details type {raw.DetailsType()}) is not supported")
         scales = self._ints(raw.ScaleLength(), raw.ScaleAsNumpy)
         zero_points = self._ints(raw.ZeroPointLength(), raw.ZeroPointAsNumpy)
         return tuple(float(scale) for scale in scales), zero_points, raw.QuantizedDimension()
@@ -193,8 +193,8 @@ class TfliteFile:
         if index >= self._model.BuffersLength():
             raise InvalidArgument(f"buffer index {index} is not in 0..{self._model.BuffersLength() - 1}")
         buffer = self._model.Buffers(index)
-        if buffer.Offset() > 1 or buffer.Size() > 1:  # 1 is what writers leave where they meant to fill it in later
-            raise InvalidArgument("external buffers (data behind the flatbuffer) are not supported")
+        if buffer.Offset() > 1 or buffer.Size() > 1:  # writers use 1 as a placeholder
+            raise InvalidArgument("external buffers (data after the FlatBuffer) are not supported")
         return memoryview(buffer.DataAsNumpy()).cast("B") if buffer.DataLength() else None
 
 
@@ -212,7 +212,7 @@ def _type_name(number: int) -> str:
 
 
 def _options(operator: Any) -> tuple[str, Any]:
-    """Return name and generated object of the operator's options; ("", None) where there are none that we read."""
+    """Return name and generated object of the operator's options; ("", None) if there are none that are read."""
     import tflite
 
     table = tflite_schema.OPTIONS.get(operator.BuiltinOptionsType())

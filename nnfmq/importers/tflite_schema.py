@@ -1,8 +1,8 @@
-"""The tables of a TFLite file that the importer reads, for the bounded walk: the fields, their slots and their sizes.
+"""The tables of a TFLite file that the importer reads, for `flatbuffer_verifier`: fields, vtable slots and sizes.
 
-A table here must list every field that `tflite_file` and `tflite_operators` read through the `tflite` package;
-what is not listed is never looked at. A test compares each slot with the package's generated accessors. Source:
-schema.fbs of TensorFlow Lite (version 3), as the `tflite` package 2.18 has it.
+A table must list every field that `tflite_file` and `tflite_operators` read through the `tflite` package; the verifier
+does not check other fields. A test compares each slot with the package's generated accessors. Source: schema.fbs of
+TensorFlow Lite (version 3), as in the `tflite` package 2.18.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _activated(name: str) -> Table:
     return Table(name, (Field(4, "FusedActivationFunction", _BYTE),))
 
 
-# By the number of the member in the union BuiltinOptions.
+# By the code of the member in the union BuiltinOptions.
 OPTIONS: dict[int, Table] = {
     1: _CONV_2D,
     2: _DEPTHWISE_CONV_2D,

@@ -7,7 +7,7 @@ operation:
     R2 the output's size fits 32 bits
     R3 no input has a dimension of 0, unless the declaration allows it
     R4 the declared output dimensions are equal to the computed ones, as far as they are known
-    Q7 outputs have the input's scale and zero point, if the declaration says so
+    Q7 outputs have the input's scale and zero point, if the declaration requires it
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("a variable that is written", writer.write([VECTOR, Tensor("v", (1, 2), extra={"IsVariable": 1})],
         [Operator("RELU", (0,), (1,))], (0,), (1,)), r"tensor 1 \('v'\) cannot be written"),
     ("a variable with a value", single("MUL", [VECTOR, Tensor("v", (2,), data=bytes(8), extra={"IsVariable": 1}),
-        VECTOR]), r"a variable tensor with a value"),
+        VECTOR]), r"a variable tensor with an initial value"),
     ("a rank of nine", single("RELU", [Tensor("x", (1,) * 9), VECTOR]), r"rank 9"),
     ("a negative extent", single("RELU", [Tensor("x", (-1, 2)), VECTOR]), r"shape \[-1, 2\] has a negative extent"),
     ("more than 32 bits", single("RELU", [Tensor("x", (0, 1 << 16, 1 << 15)), VECTOR]), r"more than 4294967295 bytes"),

@@ -30,12 +30,12 @@ _STORAGE_DTYPES = {
     PER_CHANNEL: "i1",
     OperandType.TENSOR_QUANT16_SYMM: "<i2",
 }
-_MAX_ATTRIBUTE_ELEMENTS = 16  # elements of an argument that is read here: paddings of rank 8
+_MAX_ATTRIBUTE_ELEMENTS = 16  # the largest attribute: paddings of rank 8
 
 
 @dataclass(frozen=True, slots=True)
 class OpConverter:
-    """How one operator is translated: how many inputs and outputs it may have, which options it needs or may have."""
+    """The converter of one operator, with the allowed counts of inputs and outputs, and its options table if any."""
 
     input_counts: range
     convert: Callable[[ConversionContext, TfliteOperator], None]
@@ -53,7 +53,7 @@ class State:
 
 
 class ConversionContext:
-    """The state of one translation: the file's tensors, the builder, and the operand of each tensor seen so far."""
+    """The state of one conversion: the file, the builder, and the operand of each tensor so far."""
 
     def __init__(self, file: TfliteFile, builder: GraphBuilder) -> None:
         self.file = file
@@ -149,10 +149,10 @@ class ConversionContext:
         )
 
     def dequantized_constant(self, tensor: TfliteTensor) -> int:
-        """Add a FLOAT32 operand with the real numbers that a constant of codes or halves stands for."""
+        """Add a FLOAT32 operand with the values of a constant that is quantized or FLOAT16."""
         data, kind = self._data(tensor), OperandType.TENSOR_FLOAT32
         size_bytes = 4 * len(data) // element_bytes(tensor.type)
-        with np.errstate(all="ignore"):  # a scale may be so large that codes become infinite
+        with np.errstate(all="ignore"):  # a large scale may give infinities
             location = self.builder.converted((tensor.index, kind), size_bytes, lambda: _to_float32(tensor, data))
         return self.builder.operand(Operand(kind, tensor.shape, lifetime=LifeTime.CONSTANT_COPY, location=location))
 
@@ -168,7 +168,7 @@ class ConversionContext:
             raise InvalidArgument(f"{tensor} must be a constant of type INT32 or INT64")
         count = len(tensor.data) // (8 if tensor.is_int64 else 4)
         if count > max_count:
-            raise InvalidArgument(f"{tensor} has {count} elements: at most {max_count} make sense here")
+            raise InvalidArgument(f"{tensor} has {count} elements: at most {max_count} are allowed")
         return [int(value) for value in np.frombuffer(tensor.data, "<i8" if tensor.is_int64 else "<i4")]
 
     def one_int(self, index: int) -> int:
@@ -209,7 +209,7 @@ def _to_int32(tensor: TfliteTensor, data: memoryview) -> bytes:
     wide = np.frombuffer(data, "<i8")
     narrow = wide.astype("<i4")
     if not np.array_equal(wide, narrow):
-        raise InvalidArgument(f"{tensor} is INT64 and does not fit INT32, the widest that NNAPI has")
+        raise InvalidArgument(f"{tensor} is INT64 and does not fit INT32, the largest integer type of the HAL")
     return narrow.tobytes()
 
 
@@ -217,7 +217,7 @@ def _to_float32(tensor: TfliteTensor, data: memoryview) -> bytes:
     if tensor.type == OperandType.TENSOR_FLOAT16:
         return np.frombuffer(data, "<f2").astype("<f4").tobytes()
     if tensor.type not in _STORAGE_DTYPES:
-        raise InvalidArgument(f"{tensor} is {tensor.type.name}: only codes and FLOAT16 are turned into FLOAT32")
+        raise InvalidArgument(f"{tensor} is {tensor.type.name}: only quantized tensors and FLOAT16 convert to FLOAT32")
     quantized = np.frombuffer(data, _STORAGE_DTYPES[tensor.type]).astype("<f4").reshape(tensor.shape)
     if tensor.channel_quant is None:
         return ((quantized - np.float32(tensor.zero_point)) * np.float32(tensor.scale)).tobytes()

@@ -40,7 +40,7 @@ def _dequantizing(operation_type: OperationType) -> Apply:
 
 
 def _intermediate(context: ConversionContext, operator: TfliteOperator) -> int:
-    """Return an operand for an intermediate result, of real numbers where the output has codes."""
+    """Return an operand for an intermediate result; FLOAT32 if the output is quantized."""
     y = context.file.tensor(operator.outputs[0])
     kind = OperandType.TENSOR_FLOAT32 if y.type in QUANTIZED_TYPES else y.type
     return context.builder.operand(Operand(kind, y.shape))
@@ -111,7 +111,7 @@ def _add_n(context: ConversionContext, operator: TfliteOperator) -> None:
 
 
 def _leaky_relu(context: ConversionContext, operator: TfliteOperator) -> None:
-    """Write it as PRELU with one slope; of codes it is one step from the zero point, as large as the slope."""
+    """Convert to PRELU with one slope; if quantized, a value one step from the zero point, with the slope as scale."""
     x, slope = context.file.tensor(operator.inputs[0]), float(operator.options.Alpha())
     if not math.isfinite(slope):
         raise InvalidArgument(f"the slope is {slope}: it must be a finite number")
@@ -175,12 +175,12 @@ def _select(context: ConversionContext, operator: TfliteOperator) -> None:
 
 
 def _quantize(context: ConversionContext, operator: TfliteOperator) -> None:
-    """Quantize floats; other codes by way of the real numbers that they stand for."""
+    """Quantize floats; dequantize other quantized tensors first."""
     context.emit(OperationType.QUANTIZE, operator, dequantized(context, operator.inputs[0]))
 
 
 def _dequantize(context: ConversionContext, operator: TfliteOperator) -> None:
-    """Constants become floats here and now: compressed weights are kept so in files. Halves are widened by CAST."""
+    """Dequantize constants at import (files store compressed weights this way); convert FLOAT16 with CAST."""
     x, y = context.file.tensor(operator.inputs[0]), context.file.tensor(operator.outputs[0])
     is_wide = y.type == OperandType.TENSOR_FLOAT32
     if x.data is not None and is_wide and not context.is_model_output(y.index):

@@ -47,7 +47,7 @@ def _block(operation_type: OperationType) -> Callable[[ConversionContext, Tflite
 
 
 def _batch_to_space_nd(context: ConversionContext, operator: TfliteOperator) -> None:
-    """NNAPI's has no crops: what TFLite would crop, a SLICE behind it cuts off."""
+    """Convert crops, which the HAL's operation does not have, to a SLICE after it."""
     x = context.file.tensor(operator.inputs[0])
     value, block = map(context.value, operator.inputs[:2])
     crops = context.ints(operator.inputs[2])
@@ -63,7 +63,7 @@ def _batch_to_space_nd(context: ConversionContext, operator: TfliteOperator) -> 
 def _uncropped(
     shape: tuple[int, ...], block: list[int], crops: list[int]
 ) -> tuple[tuple[int, ...], tuple[list[int], list[int]]]:
-    """Return the shape before the crops, and begin and size of what is left of it."""
+    """Return the shape before the crops, and begin and size of the remaining slice."""
     if len(shape) != 4 or len(block) != 2 or len(crops) != 4 or min(*block, *crops, 1) < 0 or 0 in block:
         raise InvalidArgument(f"blocks {block} and crops {crops} for shape {list(shape)}: only images can be cropped")
     batch, height, width, depth = shape

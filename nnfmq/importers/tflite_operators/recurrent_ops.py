@@ -29,7 +29,7 @@ def _input(context: ConversionContext, operator: TfliteOperator) -> TfliteTensor
 
 
 def _weights(context: ConversionContext, operator: TfliteOperator, x: TfliteTensor, positions: range) -> list[int]:
-    """Return weights and biases; which of them may be omitted is validation's business."""
+    """Return weights and biases; validation checks which of them may be omitted."""
     return [_weight(context, operator, x, position) for position in positions]
 
 

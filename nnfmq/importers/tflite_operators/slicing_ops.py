@@ -17,7 +17,7 @@ _FEW = 8  # TFLite's highest rank
 
 @dataclass(slots=True)
 class _Strides:
-    """The arguments of a STRIDED_SLICE, one for each dimension; of the masks, the bits."""
+    """The arguments of a STRIDED_SLICE: one element, and one bit of the masks, for each dimension."""
 
     begin: list[int]
     end: list[int]
@@ -26,14 +26,14 @@ class _Strides:
     end_mask: int
 
     def take_whole(self, rank: int) -> None:
-        """Add the dimensions that the arguments do not reach."""
+        """Append the dimensions for which there are no arguments."""
         rest = rank - len(self.begin)
         added = ((1 << rest) - 1) << len(self.begin)
         self.begin, self.end, self.strides = self.begin + [0] * rest, self.end + [0] * rest, self.strides + [1] * rest
         self.begin_mask, self.end_mask = self.begin_mask | added, self.end_mask | added
 
     def take_one(self, axis: int, dimension: int) -> None:
-        """Take only the element at `begin`: what TFLite means by a shrunk dimension, whatever its end says."""
+        """Select only the element at `begin`: TFLite's meaning of a shrunk dimension, regardless of its end."""
         begin = 0 if self.begin_mask & (1 << axis) else self.begin[axis]
         begin += dimension if begin < 0 else 0
         self.begin[axis], self.end[axis], self.strides[axis] = begin, begin + 1, 1
@@ -71,7 +71,7 @@ def _equal_parts(context: ConversionContext, x: TfliteTensor, axis: int, parts: 
 
 
 def _split_v(context: ConversionContext, operator: TfliteOperator) -> None:
-    """Write it as one SLICE for each part; one of the sizes may be -1, for what is left."""
+    """Convert to one SLICE for each part; one of the sizes may be -1, for the remainder."""
     x = context.file.tensor(operator.inputs[0])
     sizes = context.ints(operator.inputs[1], len(operator.outputs))
     axis = normalized_axis(context.one_int(operator.inputs[2]), len(x.shape))
@@ -111,7 +111,7 @@ def _gather(context: ConversionContext, operator: TfliteOperator) -> None:
     arguments = [context.value(x.index), context.builder.int32(axis), context.value(indices.index)]
     if indices.rank:
         return context.emit(OperationType.GATHER, operator, *arguments)
-    # One index of rank 0 takes a dimension away; an operand has at least one, so the gathered extent of 1 goes after.
+    # An index of rank 0 removes a dimension. An operand has at least one, so a RESHAPE removes the gathered dimension.
     before, after = x.shape[:axis], x.shape[axis + 1 :]
     row = context.temporary(x, (*before, 1, *after))
     context.builder.operation(OperationType.GATHER, arguments, row)
