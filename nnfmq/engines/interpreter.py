@@ -378,8 +378,8 @@ def _static_step(
 ) -> StepFunction:
     """Return the step that calls `run` on the operands `inputs`.
 
-    Errors are labelled by `try`, which costs nothing if none is raised. One input and one output, the most frequent
-    case, has a step of its own without argument lists.
+    Errors are labelled by `try`, which costs nothing if none is raised. One input and one output is the most frequent
+    case: its step has no argument lists.
     """
     if len(outputs) > 1:
 

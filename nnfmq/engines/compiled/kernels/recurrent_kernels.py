@@ -1,7 +1,7 @@
 """Recurrent kernels: one step of a cell, a whole sequence, and SVDF.
 
 `CellKernel` splits a step into blocks of units. `SequenceKernel` takes batch rows through all time steps, because rows
-are independent and units are not. Both copy a row's inputs and states to scratch, which has room for whole blocks, and
+are independent and units are not. Both copy a row's inputs and states to scratch, padded to whole blocks, and
 copy the results from there. `SvdfKernel` computes SVDF from the features' matrix product on.
 """
 

@@ -3,7 +3,7 @@
 Float kernels keep the exponentials (or the exponents, for LOG_SOFTMAX) in scratch until the sum is known. Quantized
 kernels use two tables of the reference, indexed by the difference to the slice's maximum: exponentials as Q0.31, and
 the same as Q12.19 for the sum. A slice then takes one fixed-point reciprocal, with the reference's steps, and a
-multiplication for each element; long slices tabulate the latter.
+multiplication for each element; for long slices, these products are tabulated.
 """
 
 from __future__ import annotations
