@@ -1,7 +1,7 @@
-"""`nnfmq profile`: where a model's time goes, operation by operation, beside what the machine could do.
+"""`nnfmq profile`: time each operation of a model and compare it with the machine's measured ceilings.
 
-The engine runs in this process: no driver, no queue, nothing is copied. Files are read and judged before anything is
-timed. Inputs that are not given are random numbers, whole ones 0 (they may be indices), states their zero point.
+The engine runs in this process, without a driver or queue. Files are read and checked before anything is timed. Without
+--input, inputs are random; integers without a scale are 0 because they may be indices, and states their zero point.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ examples:
   nnfmq profile mobilenet.tflite --input photo.jpg --runs 500 --json
   nnfmq profile speech.tflite --device reference --arena
 
-The engine runs in this process, without a driver. Times are of whole passes over the model, each operation timed in
-its place. Without --input: random numbers.
+The engine runs in this process, without a driver. Each operation is timed in place during passes over the whole model.
+Without --input, inputs are random.
 """
 
 DEVICES = ("compiled", "reference")
 _RUNS = {"compiled": 100, "reference": 10}
-_INSTALL = "llvmlite is not installed: pip install 'nnfmq[compiled]', or profile --device reference"
+_INSTALL = "llvmlite is not installed; run pip install 'nnfmq[compiled]', or profile --device reference"
 _WIDE = 110
 _BLAS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -50,26 +50,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [options] MODEL.tflite"
     parser.add_argument("model", metavar="MODEL.tflite", type=Path)
     parser.add_argument("--device", choices=DEVICES, default=DEVICES[0], help="default: compiled")
-    parser.add_argument("--threads", metavar="N", type=at_least_one, help="of compiled (default: all processors)")
-    parser.add_argument("--runs", metavar="N", type=at_least_one, help="default: 100, for reference 10")
+    parser.add_argument(
+        "--threads", metavar="N", type=at_least_one, help="threads of the device compiled (default: all CPUs)"
+    )
+    parser.add_argument("--runs", metavar="N", type=at_least_one, help="number of runs (default: 100; reference: 10)")
     parser.add_argument(
         "--input", metavar="FILE", type=Path, action="append", default=[],
-        help="photo, .npy array, or raw elements; once per input of the model",
+        help="photo, .npy array, or raw elements; once for each input of the model",
     )  # fmt: skip
-    parser.add_argument("--seed", metavar="N", type=from_zero, default=0, help="of random inputs (default: 0)")
-    parser.add_argument("--sort", choices=("order", "time"), default="order", help="of the table (default: order)")
-    parser.add_argument("--arena", action="store_true", help="print where values lie, too")
-    parser.add_argument("--html", metavar="FILE", type=new_file, help="write a page with charts")
+    parser.add_argument("--seed", metavar="N", type=from_zero, default=0, help="seed of random inputs (default: 0)")
+    parser.add_argument(
+        "--sort", choices=("order", "time"), default="order", help="order of the table (default: the model's order)"
+    )
+    parser.add_argument("--arena", action="store_true", help="also print the memory plan")
+    parser.add_argument("--html", metavar="FILE", type=new_file, help="write an HTML page with charts")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Read, prepare, measure, write, print."""
+    """Read the files, measure, write and print the report; return the exit status."""
     if problem := _misuse(arguments):
         print(f"nnfmq: error: {problem}", file=sys.stderr)
         return 2
     if "numpy" not in sys.modules:
-        os.environ.update(dict.fromkeys(_BLAS, "1"))  # as the driver has it
+        os.environ.update(dict.fromkeys(_BLAS, "1"))  # as in the driver
     import nnfmq
     from nnfmq.validation import validate_model
 
@@ -93,13 +97,13 @@ def _misuse(arguments: argparse.Namespace) -> str:
     if arguments.threads is None:
         return ""
     if arguments.device != "compiled":
-        return f"--threads are the compiling engine's; {arguments.device} runs on one: leave it out"
+        return f"--threads applies to the device compiled only; {arguments.device} uses one thread: omit it"
     if arguments.threads > available:
-        return f"--threads {arguments.threads}: this process may use {available} processors, so 1 to {available}"
+        return f"--threads {arguments.threads}: this process may use {available} CPUs, so give 1 to {available}"
     return ""
 
 
-def _is_there(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     from importlib.util import find_spec
 
     return find_spec(package) is not None
@@ -117,7 +121,11 @@ def _inputs(arguments: argparse.Namespace, tensors: Sequence[TensorInfo]) -> lis
 
 
 def random_inputs(tensors: Sequence[TensorInfo], seed: int) -> list[Array]:
-    """Return an array for each input, the same for the same seed. Raises InvalidArgument for an unknown shape."""
+    """Return an array for each input, the same for the same seed.
+
+    Raises:
+        InvalidArgument: If the shape of an input is unknown.
+    """
     import numpy as np
 
     random = np.random.default_rng(seed)
@@ -129,9 +137,9 @@ def _random(random: Any, tensor: TensorInfo) -> Array:
 
     dtype = np.dtype(tensor.dtype)
     if 0 in tensor.shape or not (tensor.shape or tensor.is_scalar):
-        given = "x".join(str(extent or "?") for extent in tensor.shape) or "an unknown shape"
+        shape = "x".join(str(size or "?") for size in tensor.shape) or "unknown"
         raise InvalidArgument(
-            f"input {tensor.name} is {given}: only models whose inputs have known shapes are profiled"
+            f"the shape of input {tensor.name} is {shape}; only models with known input shapes can be profiled"
         )
     if tensor.is_state:
         return np.full(tensor.shape, tensor.zero_point, dtype)
@@ -149,44 +157,44 @@ def _random(random: Any, tensor: TensorInfo) -> Array:
 def _report(arguments: argparse.Namespace, model: LoadedModel, inputs: Sequence[Array]) -> dict[str, Any]:
     from nnfmq.cli.profile_report import build
 
-    has_generator = _is_there("llvmlite")
-    if arguments.device == "compiled" and not has_generator:
+    has_llvmlite = _is_installed("llvmlite")
+    if arguments.device == "compiled" and not has_llvmlite:
         raise InvalidArgument(_INSTALL)
     runs = arguments.runs or _RUNS[arguments.device]
-    known = {
+    conditions = {
         "model": str(arguments.model),
         "device": arguments.device,
         "where": "in this process",
         "runs": runs,
         "inputs": [str(path) for path in arguments.input] or f"random, seed {arguments.seed}",
     }
-    if not has_generator:
+    if not has_llvmlite:
         program, times = _measured(arguments.device, model, inputs, runs)
-        return build(model.model.main, program, times, None, {**known, "threads": 1, "target": None})
+        return build(model.model.main, program, times, None, {**conditions, "threads": 1, "target": None})
     from nnfmq.engines.compiled.jit import host_target
     from nnfmq.engines.compiled.roofline import measure_ceilings
 
-    with _team(arguments.threads) as team:
-        peaks = measure_ceilings(team)
+    with _limited_pool(arguments.threads) as pool:
+        ceilings = measure_ceilings(pool)
         program, times = _measured(arguments.device, model, inputs, runs)
-        threads = team.worker_count + 1 if arguments.device == "compiled" else 1
-        known |= {"threads": threads, "team": team.worker_count + 1, "target": host_target().name}
-        return build(model.model.main, program, times, peaks, known)
+        threads = pool.worker_count + 1 if arguments.device == "compiled" else 1
+        conditions |= {"threads": threads, "ceiling_threads": pool.worker_count + 1, "target": host_target().name}
+        return build(model.model.main, program, times, ceilings, conditions)
 
 
 @contextmanager
-def _team(threads: int | None) -> Iterator[Any]:
-    """Let this process's team have so many threads; afterwards it has none but this one, and may have all again."""
+def _limited_pool(threads: int | None) -> Iterator[Any]:
+    """Yield the process's thread pool, limited to `threads` threads meanwhile."""
     from nnfmq.engines.compiled.thread_pool import default_thread_pool
 
-    team = default_thread_pool()
-    usual = team.worker_count
+    pool = default_thread_pool()
+    usual = pool.worker_count
     if threads is not None:
-        team.set_worker_count(threads - 1)
+        pool.set_worker_count(threads - 1)
     try:
-        yield team
+        yield pool
     finally:
-        team.set_worker_count(usual)
+        pool.set_worker_count(usual)
 
 
 def _measured(device: str, model: LoadedModel, inputs: Sequence[Array], runs: int) -> tuple[Program, Profile]:
@@ -198,9 +206,9 @@ def _measured(device: str, model: LoadedModel, inputs: Sequence[Array], runs: in
     program, main = _prepared(device, model), model.model.main
     dtypes = [NUMPY_TYPES[main.operands[index].type] for index in (*main.input_indexes, *main.output_indexes)]
     arrays = [array.view(dtype) for array, dtype in zip(inputs, dtypes, strict=False)]  # booleans are bytes
-    rooms = [_room(program.shapes[index], dtypes[len(inputs) + n]) for n, index in enumerate(main.output_indexes)]
+    outputs = [_output(program.shapes[index], dtypes[len(inputs) + n]) for n, index in enumerate(main.output_indexes)]
     with np.errstate(all="ignore"):
-        return program, measure(program, program.bind(arrays, rooms), runs)
+        return program, measure(program, program.bind(arrays, outputs), runs)
 
 
 def _prepared(device: str, model: LoadedModel) -> Program:
@@ -213,8 +221,8 @@ def _prepared(device: str, model: LoadedModel) -> Program:
     return prepare(model.model)
 
 
-def _room(shape: Shape | None, dtype: Any) -> Any:
-    """Return an array for an output; one whose shape comes with the execution gets a new one each time."""
+def _output(shape: Shape | None, dtype: Any) -> Any:
+    """Return an array for an output, or a `DynamicOutput` if its shape is not known before the execution."""
     import numpy as np
 
     from nnfmq.engines.execution import DynamicOutput

@@ -1,6 +1,6 @@
-"""The pictures of `nnfmq profile`'s page, as SVG: the arena, and operations under the machine's roofs.
+"""SVG charts of `nnfmq profile`'s page: the arena, and the roofline.
 
-Colours are CSS classes of the page. Whatever is drawn has a `<title>`, which browsers show beside the pointer.
+Colours are CSS classes of the page. Each shape has a `<title>`, which browsers show as a tooltip.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROOFS = {"memory": "memory", "cache": "cache"}
 
 
 def colours_of(names: Iterable[str]) -> dict[str, int]:
-    """Return a colour for each different name, in the order in which they come; those behind the last share it."""
+    """Return a colour for each name, in order of first occurrence; names beyond the last colour share it."""
     return {name: min(number, COLOURS - 1) for number, name in enumerate(dict.fromkeys(names))}
 
 
@@ -37,7 +37,7 @@ def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
 
 
 def arena(one: Mapping[str, Any], colours: Mapping[str, int]) -> str:
-    """Return the map of an arena: to the right the operations, each as wide as the others, upwards the offset."""
+    """Return the chart of an arena: operations on the x axis, offsets on the y axis."""
     first, last, size = one["first_operation"], one["last_operation"], max(1, one["bytes"])
     column = (_WIDTH - _LEFT - _RIGHT) / (last - first + 1)
     unit = (_ARENA_HEIGHT - _TOP - _BOTTOM) / size
@@ -58,13 +58,13 @@ def arena(one: Mapping[str, Any], colours: Mapping[str, int]) -> str:
             end = last + 1 if value["is_read_later"] else end
             x, width = _LEFT + (begin - first) * column, (end - begin) * column
             y, height = floor - (value["offset"] + value["bytes"]) * unit, max(1.0, value["bytes"] * unit)
-            yield from _block(value, (x, y, width, height), colours[value["made_by"]])
+            yield from _block(value, (x, y, width, height), colours[value["producer"]])
 
-    return _svg(_ARENA_HEIGHT, "where values lie in the arena", body())
+    return _svg(_ARENA_HEIGHT, "memory of the arena over the operations", body())
 
 
 def _edges(kernels: Sequence[int]) -> list[tuple[float, float]]:
-    """Return where each kernel begins and ends: those of one operation share its column."""
+    """Return the x range of each kernel; the kernels of an operation share its column."""
     edges = []
     for number, operation in enumerate(kernels):
         first, count = kernels.index(operation), kernels.count(operation)
@@ -98,11 +98,11 @@ def _ticks(size: int) -> list[int]:
 # -- the roofline -----------------------------------------------------------------------------------------------------
 
 
-def roofline(operations: Sequence[Mapping[str, Any]], peaks: Mapping[str, Any], colours: Mapping[str, int]) -> str:
-    """Return operations by what they compute for each byte and how fast, under what the machine can do at most."""
+def roofline(operations: Sequence[Mapping[str, Any]], ceilings: Mapping[str, Any], colours: Mapping[str, int]) -> str:
+    """Return the roofline chart: operations by arithmetic intensity and rate, below the measured ceilings."""
     points = [(one["multiply_adds"] * 2 / one["bytes"], one["giga_operations_per_s"], one) for one in operations]
-    roofs = {kind: peaks[kind]["all_threads"] for kind in dict.fromkeys(one["arithmetic"] for one in operations)}
-    slopes = {name: peaks[key]["all_threads"] for key, name in _ROOFS.items()}
+    roofs = {kind: ceilings[kind]["all_threads"] for kind in dict.fromkeys(one["arithmetic"] for one in operations)}
+    slopes = {name: ceilings[key]["all_threads"] for key, name in _ROOFS.items()}
     x_range = _powers([x for x, *_ in points] + [roof / slope for roof in roofs.values() for slope in slopes.values()])
     y_range = _powers([y for _, y, _ in points] + list(roofs.values()))
 
@@ -121,7 +121,7 @@ def roofline(operations: Sequence[Mapping[str, Any]], peaks: Mapping[str, Any], 
         for x, y, one in points:
             yield from _point(place(x, y), one, colours[one["operation"]])
 
-    return _svg(_ROOF_HEIGHT, "operations under the machine's roofs", body())
+    return _svg(_ROOF_HEIGHT, "roofline", body())
 
 
 def _powers(values: Iterable[float]) -> tuple[int, int]:
@@ -140,7 +140,7 @@ def _log_grid(x_range: tuple[int, int], y_range: tuple[int, int], place: Any) ->
         _, y = place(10.0 ** x_range[0], 10.0**power)
         yield f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>'
         yield _text(_LEFT - 6, y + 4, f"{10.0**power:g}", "end")
-    yield _text((_LEFT + _WIDTH) / 2, _ROOF_HEIGHT - 8, "operations for each byte of inputs, outputs and constants")
+    yield _text((_LEFT + _WIDTH) / 2, _ROOF_HEIGHT - 8, "operations per byte of inputs, outputs and constants")
     yield f'<g transform="rotate(-90 16 {_ROOF_HEIGHT / 2:.0f})">{_text(16, _ROOF_HEIGHT / 2, "Gop/s")}</g>'
 
 
@@ -158,8 +158,8 @@ def _slanted_roof(
     yield f'<path class="roof" d="M{x:.1f} {y:.1f}L{end:.1f} {top:.1f}"/>'
     middle, height = x + (end - x) / 4, y + (top - y) / 4
     angle = math.degrees(math.atan2(top - y, end - x))
-    turned = f"rotate({angle:.1f} {middle:.1f} {height:.1f})"
-    yield f'<g transform="{turned}">{_text(middle, height - 5, f"{name}: {slope:.0f} GB/s")}</g>'
+    rotation = f"rotate({angle:.1f} {middle:.1f} {height:.1f})"
+    yield f'<g transform="{rotation}">{_text(middle, height - 5, f"{name}: {slope:.0f} GB/s")}</g>'
 
 
 def _point(at: tuple[float, float], one: Mapping[str, Any], colour: int) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""A profile as one self-contained page: its summary, a bar for each operation, arena and roofline drawn.
+"""A profile as one self-contained HTML page: summary, a bar for each operation, charts of arenas and the roofline.
 
-No script and nothing that is loaded from elsewhere. Bars are p50 times, the longest as wide as its column.
+The page has no scripts and loads nothing. Bars are p50 times relative to the longest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from nnfmq.cli.console import microseconds, shape_text
 from nnfmq.cli.profile_charts import arena, colours_of, roofline
-from nnfmq.cli.profile_tables import computed_by, figure, kilobytes, percent, summary
+from nnfmq.cli.profile_tables import computed_by, kilobytes, percent, rate, summary
 
 __all__ = ["render"]
 
@@ -52,11 +52,11 @@ def _summary(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _operations(report: Mapping[str, Any]) -> Iterator[str]:
-    texts = "".join(f'<th class="text">{head}</th>' for head in ("operation", "makes", "time"))
+    texts = "".join(f'<th class="text">{head}</th>' for head in ("operation", "output", "time"))
     heads = ("p50 µs", "min µs", "share", "Gop/s", "of peak", "KB", "GB/s", "threads")
-    figures = "".join(f"<th>{head}</th>" for head in heads)
+    numbers = "".join(f"<th>{head}</th>" for head in heads)
     yield "<h2>Operations</h2>"
-    yield f'<table><thead><tr><th></th>{texts}{figures}<th class="text">computed by</th></tr></thead><tbody>'
+    yield f'<table><thead><tr><th></th>{texts}{numbers}<th class="text">computed by</th></tr></thead><tbody>'
     longest = max((row["p50_ns"] for row in report["operations"]), default=0) or 1
     yield from (_row(row, longest) for row in report["operations"])
     yield "</tbody></table>"
@@ -64,16 +64,16 @@ def _operations(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _row(row: Mapping[str, Any], longest: int) -> str:
     bar = f'<div style="width:{100 * row["p50_ns"] / longest:.1f}%"></div>' if row["p50_ns"] else ""
-    makes = ", ".join("?" if shape is None else shape_text(shape) for shape in row["shapes"])
-    figures = (
+    output = ", ".join("?" if shape is None else shape_text(shape) for shape in row["shapes"])
+    numbers = (
         *(microseconds(row["p50_ns"]), microseconds(row["min_ns"]), percent(row["share"])),
-        *(figure(row["giga_operations_per_s"]), percent(row["share_of_peak"])),
-        *(kilobytes(row["bytes"]), figure(row["gigabytes_per_s"]), str(row["threads"])),
+        *(rate(row["giga_operations_per_s"]), percent(row["share_of_peak"])),
+        *(kilobytes(row["bytes"]), rate(row["gigabytes_per_s"]), str(row["threads"])),
     )
-    cells = "".join(f"<td>{escape(text)}</td>" for text in figures)
+    cells = "".join(f"<td>{escape(text)}</td>" for text in numbers)
     return (
         f'<tr class="{row["computed_by"]}"><td>{row["number"]}</td><td class="text">{escape(row["operation"])}</td>'
-        f'<td class="text">{escape(makes)}</td><td class="bar">{bar}</td>{cells}'
+        f'<td class="text">{escape(output)}</td><td class="bar">{bar}</td>{cells}'
         f'<td class="text">{escape(computed_by(row))}</td></tr>'
     )
 
@@ -90,25 +90,24 @@ def _types(report: Mapping[str, Any]) -> Iterator[str]:
 def _arenas(report: Mapping[str, Any]) -> Iterator[str]:
     for one in report["arenas"]:
         if one["values"]:
-            colours = colours_of(value["made_by"] for value in one["values"])
+            colours = colours_of(value["producer"] for value in one["values"])
             yield f"<h2>Arena of operations {one['first_operation']} to {one['last_operation']}</h2>"
-            yield "<p>Each value from the operation that makes it to the last that reads it; upwards its offset.</p>"
+            yield "<p>Each value from the operation that produces it to the last that reads it, at its offset.</p>"
             yield arena(one, colours)
             yield _legend(colours)
 
 
 def _roofline(report: Mapping[str, Any]) -> Iterator[str]:
-    products = [one for one in report["operations"] if one["giga_operations_per_s"]]
-    if not products or report["peaks"] is None:
+    counted = [one for one in report["operations"] if one["giga_operations_per_s"]]
+    if not counted or report["ceilings"] is None:
         return
-    colours = colours_of(one["operation"] for one in products)
+    colours = colours_of(one["operation"] for one in counted)
     yield "<h2>Roofline</h2>"
     yield (
-        "<p>Each product by what it computes for each byte, and how fast; larger circles take more of the time. No "
-        "product can be above the lines: where they slant, bytes are the limit (from memory, or from a cache, where "
-        "most of an arena stays), where they are level, the units that multiply.</p>"
+        "<p>Each circle is an operation; its size is its share of the time. The lines are measured ceilings: sloped "
+        "ones are bandwidth (memory, or cache, where most of an arena stays), level ones are arithmetic.</p>"
     )
-    yield roofline(products, report["peaks"], colours)
+    yield roofline(counted, report["ceilings"], colours)
     yield _legend(colours)
 
 

@@ -1,7 +1,7 @@
-"""What `nnfmq profile` found, as one object of plain values: what --json prints, and table and page are made of.
+"""The report of `nnfmq profile` as a JSON-compatible dict, from which tables and page are made as well.
 
-Times of an operation are sums over its kernels, run by run. Its bytes are those of its tensors in the model: inputs,
-outputs and constants, once each. Rates are of p50.
+The time of an operation in a run is the sum over its kernels. Its bytes are its inputs, outputs and constants, once
+each. Rates are computed from p50.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
 
 @dataclass(slots=True)
 class _Row:
-    """One operation's samples, and the kernels that computed it; `computed_by` is kernel, reference or view."""
+    """Timings of one operation, and its kernels; `computed_by` is "kernel", "reference" or "view"."""
 
     samples: Timings
     kernels: list[dict[str, Any]]
@@ -42,35 +42,39 @@ class _Row:
 
 
 def build(
-    subgraph: Subgraph, program: Program, times: Profile, peaks: Mapping[str, Ceiling] | None, known: Mapping[str, Any]
+    subgraph: Subgraph,
+    program: Program,
+    times: Profile,
+    ceilings: Mapping[str, Ceiling] | None,
+    conditions: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the report; `known` comes first in it."""
+    """Return the report; it begins with `conditions`. Without `ceilings` there are no shares of the peak."""
     rows = _rows(program, times)
     total_ns = sum(row.samples.p50_ns for row in rows.values())
     shapes = {index: shape for index, shape in enumerate(program.shapes) if shape is not None} | {
         index: shape for index, shape in times.shapes.items() if program.shapes[index] is None
     }
-    every_empty = [cost for step in times.steps for launch in step for cost in launch.overhead]
-    operations = [_operation(number, subgraph, shapes, rows[number], total_ns, peaks) for number in range(len(rows))]
+    overheads = [cost for step in times.steps for launch in step for cost in launch.overhead]
+    operations = [_operation(number, subgraph, shapes, rows[number], total_ns, ceilings) for number in range(len(rows))]
     return {
-        **known,
-        "whole_ns": {"p50": median_low(times.runs), "min": min(times.runs)},
-        "parts_ns": _summary(*(row.samples for row in rows.values()), times.output_copy),
-        "storing_ns": _summary(times.output_copy),
-        "overhead_ns": median_low(every_empty),
-        "peaks": None if peaks is None else {name: asdict(peak) for name, peak in peaks.items()},
+        **conditions,
+        "run_ns": {"p50": median_low(times.runs), "min": min(times.runs)},
+        "steps_ns": _summary(*(row.samples for row in rows.values()), times.output_copy),
+        "output_copy_ns": _summary(times.output_copy),
+        "overhead_ns": median_low(overheads),
+        "ceilings": None if ceilings is None else {name: asdict(ceiling) for name, ceiling in ceilings.items()},
         "operations": operations,
         "types": _types(operations),
         "arenas": list(_arenas(subgraph, program)),
     }
 
 
-def _summary(*parts: Timings) -> dict[str, int]:
-    """Return the parts' medians and leasts, added: a pause in one of them says nothing of the others."""
-    return {"p50": sum(samples.p50_ns for samples in parts), "min": sum(samples.min_ns for samples in parts)}
+def _summary(*steps: Timings) -> dict[str, int]:
+    """Return the sums of the steps' medians and minima; a pause during one step does not affect the others."""
+    return {"p50": sum(samples.p50_ns for samples in steps), "min": sum(samples.min_ns for samples in steps)}
 
 
-# -- who computed what, and how long it took --------------------------------------------------------------------------
+# -- timings by operation ---------------------------------------------------------------------------------------------
 
 
 def _rows(program: Program, times: Profile) -> dict[int, _Row]:
@@ -88,7 +92,7 @@ def _rows(program: Program, times: Profile) -> dict[int, _Row]:
 def _segment(step: SteppedPartition) -> CompiledPartition:
     from nnfmq.engines.compiled.executor import CompiledPartition
 
-    assert isinstance(step, CompiledPartition), "nothing else is divisible"
+    assert isinstance(step, CompiledPartition), "no other step has launches"
     return step
 
 
@@ -129,7 +133,7 @@ def _operation(
     shapes: Mapping[int, Shape],
     row: _Row,
     total_ns: int,
-    peaks: Mapping[str, Ceiling] | None,
+    ceilings: Mapping[str, Ceiling] | None,
 ) -> dict[str, Any]:
     operation = subgraph.operations[number]
     work = _work(subgraph, operation, shapes)
@@ -138,7 +142,7 @@ def _operation(
     counts = None if work is None else work.arithmetic_operations
     rate = None if counts is None or not p50_ns else counts / p50_ns
     arithmetic = _arithmetic(subgraph.operands[operation.outputs[0]])
-    peak = None if peaks is None else peaks[arithmetic].all_threads
+    peak = None if ceilings is None else ceilings[arithmetic].all_threads
     return {
         "number": number,
         "operation": operation.type.name,
@@ -164,7 +168,7 @@ def _arithmetic(output: Operand) -> str:
 
 
 def _work(subgraph: Subgraph, operation: Operation, shapes: Mapping[int, Shape]) -> OpCost | None:
-    """Return the work, None where shapes are unknown; what IF and WHILE do is not counted."""
+    """Return the cost, None if shapes are unknown. Operations in the subgraphs of IF and WHILE are not counted."""
     outputs = [shapes.get(index) for index in operation.outputs]
     known = [shape for shape in outputs if shape is not None]
     if len(known) != len(outputs):
@@ -177,8 +181,8 @@ def _work(subgraph: Subgraph, operation: Operation, shapes: Mapping[int, Shape])
         found = match(declaration, [operands[i] for i in operation.inputs], [operands[i] for i in operation.outputs])
     except InvalidArgument:
         return None
-    given = [None if operands[i].lifetime == LifeTime.NO_VALUE else shapes.get(i) for i in operation.inputs]
-    return compute_op_cost(found, given, known)
+    shapes_in = [None if operands[i].lifetime == LifeTime.NO_VALUE else shapes.get(i) for i in operation.inputs]
+    return compute_op_cost(found, shapes_in, known)
 
 
 def _moved(subgraph: Subgraph, operation: Operation, shapes: Mapping[int, Shape]) -> int | None:
@@ -194,7 +198,7 @@ def _moved(subgraph: Subgraph, operation: Operation, shapes: Mapping[int, Shape]
 
 
 def _types(operations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what each operation type takes together, the longest first."""
+    """Return the totals of each operation type, the longest first."""
     found: dict[str, dict[str, Any]] = {}
     for one in operations:
         entry = found.setdefault(one["operation"], {"operation": one["operation"], "count": 0, "p50_ns": 0, "share": 0})
@@ -225,14 +229,14 @@ def _arenas(subgraph: Subgraph, program: Program) -> Iterator[dict[str, Any]]:
 
 
 def _value(subgraph: Subgraph, calls: Sequence[PartitionLaunch], place: Allocation) -> dict[str, Any]:
-    made_by, last = calls[place.begin].operation, min(place.end, len(calls) - 1)
+    producer, last = calls[place.begin].operation, min(place.end, len(calls) - 1)
     return {
         "operand": _operand_of(place.index, len(subgraph.operands)),
-        "form": "nhwc" if place.index < 0 else "operand" if place.index < len(subgraph.operands) else "between",
-        "made_by": subgraph.operations[made_by].type.name,
+        "layout": "nhwc" if place.index < 0 else "operand" if place.index < len(subgraph.operands) else "intermediate",
+        "producer": subgraph.operations[producer].type.name,
         "bytes": place.spec.bytes,
         "offset": place.offset,
-        "from_operation": made_by,
+        "from_operation": producer,
         "to_operation": calls[last].operation,
         "from_kernel": place.begin,
         "to_kernel": last,
@@ -241,7 +245,7 @@ def _value(subgraph: Subgraph, calls: Sequence[PartitionLaunch], place: Allocati
 
 
 def _operand_of(index: int, count: int) -> int | None:
-    """Return the model's operand; None for what kernels of one operation make for each other."""
+    """Return the model's operand; None for an intermediate between kernels of one operation."""
     if index < 0:
         return ~index
     return index if index < count else None

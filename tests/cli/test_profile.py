@@ -113,11 +113,11 @@ def test_rates_are_those_of_p50_and_shares_of_the_sum(report: Any) -> None:
         assert row["min_ns"] > 0
         if row["multiply_adds"] is not None:
             rate = 2 * row["multiply_adds"] / row["p50_ns"]
-            peak = found["peaks"]["float32"]["all_threads"]
+            peak = found["ceilings"]["float32"]["all_threads"]
             assert (row["giga_operations_per_s"], row["share_of_peak"]) == pytest.approx((rate, rate / peak))
     assert math.fsum(row["share"] for row in found["operations"]) == pytest.approx(1)
     assert sum(one["p50_ns"] for one in found["types"]) == total_ns
-    assert found["parts_ns"]["p50"] == total_ns + found["storing_ns"]["p50"]
+    assert found["steps_ns"]["p50"] == total_ns + found["output_copy_ns"]["p50"]
     assert {one["operation"]: one["count"] for one in found["types"]}["CONV_2D"] == 2
 
 
@@ -127,7 +127,7 @@ def test_quantized_products_are_compared_with_the_peak_of_codes(report: Any) -> 
 
     assert row["arithmetic"] == "quantized"
     assert row["share_of_peak"] == pytest.approx(
-        row["giga_operations_per_s"] / found["peaks"]["quantized"]["all_threads"]
+        row["giga_operations_per_s"] / found["ceilings"]["quantized"]["all_threads"]
     )
 
 
@@ -141,7 +141,7 @@ def test_kernels_are_named_with_their_tiles_and_threads(report: Any) -> None:
 def test_the_arena_holds_every_value_and_is_smaller_than_their_sum(report: Any) -> None:
     (arena,) = report(DIGITS)["arenas"]
 
-    assert [value["made_by"] for value in arena["values"]] == OPERATIONS
+    assert [value["producer"] for value in arena["values"]] == OPERATIONS
     assert [value["bytes"] for value in arena["values"]] == [3072, 768, 1536, 384, 40, 40]
     assert arena["values_bytes"] == 5840 > arena["bytes"]
     assert [value["is_read_later"] for value in arena["values"]] == [False] * 5 + [True]
@@ -162,7 +162,7 @@ def test_one_thread_is_one_thread(report: Any) -> None:
     found = report(DIGITS, "--threads", 1)
 
     assert (found["threads"], {row["threads"] for row in found["operations"]}) == (1, {1})
-    assert all(peak["one_thread"] == peak["all_threads"] for peak in found["peaks"].values())
+    assert all(peak["one_thread"] == peak["all_threads"] for peak in found["ceilings"].values())
 
 
 def test_control_flow_is_one_row_without_work(given: Any, report: Any) -> None:
@@ -312,7 +312,7 @@ def test_the_page_draws_each_value_and_each_product(tmp_path: Path, monkeypatch:
     assert run(DIGITS, "--device", "compiled", "--runs", 2, "--html", tmp_path / "page.html") == 0
     pictures = drawings((tmp_path / "page.html").read_text())
     values = [picture for picture in pictures if "arena" in picture.get("aria-label", "")]
-    roofs = [picture for picture in pictures if "roofs" in picture.get("aria-label", "")]
+    roofs = [picture for picture in pictures if "roofline" in picture.get("aria-label", "")]
 
     assert [len(picture.findall("rect")) for picture in values] == [6]
     assert [len(picture.findall("circle")) for picture in roofs] == [3]
@@ -327,7 +327,7 @@ def test_the_page_draws_each_value_and_each_product(tmp_path: Path, monkeypatch:
 def test_a_value_is_drawn_from_its_kernel_to_its_last_reader_at_its_offset(
     kernels: list[int], left: float, right: float
 ) -> None:
-    value = {"operand": 7, "form": "operand", "made_by": "ADD", "bytes": 250, "offset": 500, "is_read_later": False}
+    value = {"operand": 7, "layout": "operand", "producer": "ADD", "bytes": 250, "offset": 500, "is_read_later": False}
     value |= {"from_operation": 12, "to_operation": kernels[3], "from_kernel": 2, "to_kernel": 3}
     one = {"first_operation": 10, "last_operation": 19, "bytes": 1000, "kernels": kernels, "values": [value]}
     (picture,) = drawings(arena(one, colours_of(["ADD"])))
@@ -356,23 +356,23 @@ def test_a_name_with_markup_is_escaped(tmp_path: Path) -> None:
 def test_without_llvmlite_it_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(profile, "_is_there", lambda package: False)
+    monkeypatch.setattr(profile, "_is_installed", lambda package: False)
     assert run(DIGITS) == 1
     assert error(capsys) == (
-        "nnfmq: error: llvmlite is not installed: pip install 'nnfmq[compiled]', or profile --device reference"
+        "nnfmq: error: llvmlite is not installed; run pip install 'nnfmq[compiled]', or profile --device reference"
     )
 
 
 def test_without_llvmlite_the_reference_has_no_peaks(
     monkeypatch: pytest.MonkeyPatch, report: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(profile, "_is_there", lambda package: False)
+    monkeypatch.setattr(profile, "_is_installed", lambda package: False)
     found = report(DIGITS, "--device", "reference")
     assert run(DIGITS, "--device", "reference", "--runs", 1, "--html", tmp_path / "page.html") == 0
 
-    assert (found["peaks"], found["operations"][0]["share_of_peak"]) == (None, None)
+    assert (found["ceilings"], found["operations"][0]["share_of_peak"]) == (None, None)
     assert found["operations"][0]["giga_operations_per_s"] > 0
-    assert "No peaks of this machine: they are measured by generated code" in capsys.readouterr().out
+    assert "The machine's peaks were not measured" in capsys.readouterr().out
     assert "Roofline" not in (tmp_path / "page.html").read_text()
 
 
@@ -380,13 +380,15 @@ def test_more_threads_than_processors_are_wrong_usage(capsys: pytest.CaptureFixt
     available = len(os.sched_getaffinity(0))
     assert run(DIGITS, "--threads", available + 1) == 2
     assert error(capsys) == (
-        f"nnfmq: error: --threads {available + 1}: this process may use {available} processors, so 1 to {available}"
+        f"nnfmq: error: --threads {available + 1}: this process may use {available} CPUs, so give 1 to {available}"
     )
 
 
 def test_threads_of_the_reference_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(DIGITS, "--device", "reference", "--threads", 1) == 2
-    assert error(capsys) == ("nnfmq: error: --threads are the compiling engine's; reference runs on one: leave it out")
+    assert error(capsys) == (
+        "nnfmq: error: --threads applies to the device compiled only; reference uses one thread: omit it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -396,13 +398,13 @@ def test_what_is_not_allowed_is_wrong_usage(words: list[object]) -> None:
     assert run(DIGITS, *words) == 2
 
 
-@pytest.mark.parametrize(("dimensions", "shown"), [((0, 3), "?x3"), ((), "an unknown shape")])
+@pytest.mark.parametrize(("dimensions", "shown"), [((0, 3), "?x3"), ((), "unknown")])
 def test_an_input_of_unknown_shape_is_refused(
     dimensions: tuple[int, ...], shown: str, given: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given(one_operation(OperationType.RELU, [Operand(F32, dimensions)], Operand(F32, dimensions)))
     assert run("any.tflite") == 1
-    assert f"input operand 0 is {shown}: only models whose inputs have known shapes" in error(capsys)
+    assert f"the shape of input operand 0 is {shown}; only models with known input shapes" in error(capsys)
 
 
 def test_a_file_that_is_no_model_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -415,7 +417,7 @@ def test_a_file_that_is_no_model_is_an_error(tmp_path: Path, capsys: pytest.Capt
 def test_an_input_that_does_not_fit_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(tmp_path / "image.npy", np.zeros((1, 9), np.float32))
     assert run(DIGITS, "--input", tmp_path / "image.npy") == 1
-    assert "an array of 1x9 float32; the model takes 1x8x8x1 float32" in error(capsys)
+    assert "an array of 1x9 float32; the input needs 1x8x8x1 float32" in error(capsys)
 
 
 def test_a_process_of_its_own_prints_one_json_object() -> None:
