@@ -42,7 +42,7 @@ def trim_memory() -> None:
     Takes about a millisecond, during which glibc holds the locks of its arenas.
     """
     with _lock:
-        owners = list(_registered)  # copied: `trim` takes locks of its own
+        owners = list(_registered)  # copied: `trim` takes other locks
     for owner in owners:
         owner.trim()
     malloc_trim = _malloc_trim()

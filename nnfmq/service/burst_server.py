@@ -178,7 +178,7 @@ class BurstServer:
             _log.debug("burst ended: the client has exited, or has closed it")
 
     def _receive_and_handle(self) -> None:
-        # A function of its own, so that while the next `receive` blocks no local variable keeps a freed slot mapped.
+        # A separate function, so that while the next `receive` blocks no local variable keeps a freed slot mapped.
         try:
             packet = self._requests.receive(None, self._window_ns)
         except QueueCorrupted as error:

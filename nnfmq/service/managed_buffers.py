@@ -164,7 +164,7 @@ class ManagedBuffer:
             self._content = None
 
     def release(self) -> None:
-        """Drop the memory. Running executions keep theirs and finish; no further execution can use the buffer."""
+        """Drop the memory. Running executions keep it and finish; no further execution can use the buffer."""
         with self._lock:
             self._is_released = True
             self._content = self._storage = None

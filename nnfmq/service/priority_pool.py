@@ -54,7 +54,7 @@ class PriorityThreadPool:
     def _run_next(self) -> bool:
         """Run one piece of work, or return False after `shutdown`.
 
-        A function of its own, so that no local variable of an idle thread keeps the work's objects alive.
+        A separate function, so that no local variable of an idle thread keeps the work's objects alive.
         """
         work = self._pop()
         if work is None:

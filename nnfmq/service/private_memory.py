@@ -42,7 +42,7 @@ class ConstantPool:
         return memoryview(self.data).toreadonly()
 
 
-def copy_to_private_pools(memories: Sequence[ReceivedMemory], quota: MemoryQuota) -> tuple[ConstantPool, ...]:
+def copy_constant_pools(memories: Sequence[ReceivedMemory], quota: MemoryQuota) -> tuple[ConstantPool, ...]:
     """Copy the memories and close them.
 
     Raises:

@@ -9,7 +9,7 @@ import pytest
 from nnfmq.hal.errors import ResourceExhaustedTransient
 from nnfmq.memory import Memory
 from nnfmq.service.memory_quota import MemoryQuota
-from nnfmq.service.private_memory import copy_to_private_pools
+from nnfmq.service.private_memory import copy_constant_pools
 
 
 class Huge(Memory):
@@ -23,7 +23,7 @@ class Huge(Memory):
 def test_memories_are_copied_and_closed(resources: ExitStack) -> None:
     memories = [resources.enter_context(Memory.create(size)) for size in (3, 5)]
     memories[1].view[:] = b"later"
-    pools = copy_to_private_pools(memories, MemoryQuota())
+    pools = copy_constant_pools(memories, MemoryQuota())
     assert [bytes(pool.view) for pool in pools] == [bytes(3), b"later"]
     assert [memory.closed for memory in memories] == [True, True]
 
@@ -31,5 +31,5 @@ def test_memories_are_copied_and_closed(resources: ExitStack) -> None:
 def test_memory_that_cannot_be_copied_is_refused_and_all_are_closed(resources: ExitStack) -> None:
     memories = [resources.enter_context(kind.create(3)) for kind in (Memory, Huge, Memory)]
     with pytest.raises(ResourceExhaustedTransient, match="not enough memory"):
-        copy_to_private_pools(memories, MemoryQuota())
+        copy_constant_pools(memories, MemoryQuota())
     assert [memory.closed for memory in memories] == [True, True, True]

@@ -33,7 +33,7 @@ class BlockingHandler:
         run: Handles the call; its last argument is the time at which the message was received, in ns.
         error_replies: Returns the replies to a call that failed, from its id, the status and the text.
         priority: Returns the call's priority; MEDIUM for calls that belong to no model.
-        is_launch: Whether `run` only starts work and does not block. Such calls have a thread of their own, so that
+        is_launch: Whether `run` only starts work and does not block. Such calls run on a separate thread, so that
             they are replied to immediately while the pool is busy.
     """
 

@@ -34,7 +34,7 @@ from nnfmq.service.error_translation import errors_to_status
 from nnfmq.service.handle_table import NO_ID
 from nnfmq.service.handlers.base import BlockingHandler, InlineHandler, reply
 from nnfmq.service.memory_quota import MemoryQuota, QuotaCharge
-from nnfmq.service.private_memory import copy_to_private_pools
+from nnfmq.service.private_memory import copy_constant_pools
 from nnfmq.service.session_context import SessionContext
 
 
@@ -157,7 +157,7 @@ def _receive_model(
         InvalidArgument: If a memory or the model's encoding is invalid.
         ResourceExhaustedTransient: If the quota is exhausted.
     """
-    pools = copy_to_private_pools(quota.adopt_all(fds, message.pools), quota)
+    pools = copy_constant_pools(quota.adopt_all(fds, message.pools), quota)
     charge = quota.charge(len(message.model) + sum(pool.size_bytes for pool in pools))
     with ExitStack() as undo:
         undo.callback(charge.close)

@@ -52,8 +52,8 @@ def _run(context: SessionContext, message: RunExecution, _fds: list[int], receiv
             options = execution_options(execution.config, deadline_ns)
             raise_if_deadline_passed(deadline_ns)
         result = run_bound(execution.bound, execution.config.measure, received_ns, options)
-        answer = result_message(Executed, message.call, result)
-    context.send(answer)  # after `exclusive_run`: the client may run it again as soon as it gets this
+        executed = result_message(Executed, message.call, result)
+    context.send(executed)  # after `exclusive_run`: the client may run it again as soon as it gets this
 
 
 def _priority(context: SessionContext, message: RunExecution) -> int:
