@@ -156,7 +156,7 @@ def test_CACHE_4_a_folder_that_is_not_there_changes_nothing(
     served: Counting, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert served.prepare(cache_dir=folder / "none") == 101.0
-    assert "no folder" in caplog.text
+    assert "no directory" in caplog.text
     assert not (folder / "none").exists()
 
 
