@@ -76,7 +76,7 @@ def _block(value: Mapping[str, Any], box: tuple[float, float, float, float], col
     x, y, width, height = box
     stays = ", and later" if value["is_read_later"] else ""
     title = (
-        f"{value_name(value)} of {value['made_by']}: {value['bytes']:,} bytes at {value['offset']:,}, "
+        f"{value_name(value)} of {value['producer']}: {value['bytes']:,} bytes at {value['offset']:,}, "
         f"operations {value['from_operation']} to {value['to_operation']}{stays}"
     )
     yield (
