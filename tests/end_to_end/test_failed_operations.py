@@ -105,12 +105,12 @@ def test_what_an_operation_cannot_work_with_fails_one_execution(
         execute(device, code, arguments, outputs, unknown=unknown)
 
 
-def test_N_OPF_6_an_output_of_another_shape_is_refused(device: nnfmq.Device) -> None:
+def test_N_OPF_6_an_output_of_another_shape_is_rejected(device: nnfmq.Device) -> None:
     with pytest.raises(nnfmq.GeneralFailure, match="R4"):
         device.prepare(one_operation(Op.ADD, [TWO, TWO, 0], replace(F32, dimensions=(3,))))
 
 
-def test_N_OPF_9_an_omitted_operand_that_is_required_is_refused(device: nnfmq.Device, resources: ExitStack) -> None:
+def test_N_OPF_9_an_omitted_operand_that_is_required_is_rejected(device: nnfmq.Device, resources: ExitStack) -> None:
     model = one_operation(Op.ADD, [TWO, TWO, 0], TWO)
     omitted = with_main(with_operand(model, 1, lifetime=LifeTime.NO_VALUE), input_indexes=(0,))
     with pytest.raises(nnfmq.InvalidArgument, match="S5"):

@@ -284,7 +284,7 @@ def test_a_model_that_the_hal_forbids_is_refused_and_the_client_goes_on(name: st
     assert goes_on(client)
 
 
-def test_N_VAL_17_a_subgraph_that_nobody_calls_is_legal(client: Speaker) -> None:
+def test_N_VAL_17_a_subgraph_that_no_operation_calls_is_legal(client: Speaker) -> None:
     model = branching()
     prepare(client, replace(model, referenced=(*model.referenced, model.referenced[0])))
     assert goes_on(client)

@@ -201,7 +201,7 @@ def test_a_request_that_the_hal_forbids_is_refused_and_the_client_goes_on(
 
 
 @every_way
-def test_N_RQX_7_an_input_of_unknown_shape_is_refused(way: Way, device: nnfmq.Device, resources: ExitStack) -> None:
+def test_N_RQX_7_an_input_of_unknown_shape_is_rejected(way: Way, device: nnfmq.Device, resources: ExitStack) -> None:
     with device.prepare(with_operand(relu_model(), 0, dimensions=(0,))) as model:
         request = lent(resources, relu_model(), [-1, 2, -3, 4])
         with pytest.raises(nnfmq.InvalidArgument, match="N-RQX-7"):

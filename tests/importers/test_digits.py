@@ -1,4 +1,4 @@
-"""The demo's model and digits: small, free of pickles, and as good as the training tool said."""
+"""The demo's model and digits: small, free of pickles, and as good as the training tool message."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_what_fits_is_accepted(field: int, body: bytes) -> None:
     ("field", "body"),
     [(4, struct.pack("<I", 3) + b"abc\0"), (6, struct.pack("<Iii", 2, 5, 6)), (8, leaves(2))],
 )
-def test_a_file_cut_at_any_byte_is_refused(field: int, body: bytes) -> None:
+def test_a_file_cut_at_any_byte_is_rejected(field: int, body: bytes) -> None:
     whole = root_file(field, body)
     accepted = [length for length in range(len(whole)) if _is_accepted(whole[:length])]
     assert accepted == []

@@ -18,7 +18,7 @@ def test_numpys_element_has_the_size_of_the_hals(operand_type: OperandType) -> N
 
 
 @pytest.mark.parametrize("operand_type", WITHOUT)
-def test_a_type_without_a_numpy_element_is_refused(operand_type: OperandType) -> None:
+def test_a_type_without_a_numpy_element_is_rejected(operand_type: OperandType) -> None:
     with pytest.raises(InvalidArgument, match="no NumPy element type"):
         dtype_name(operand_type)
 
@@ -28,7 +28,7 @@ def test_an_operand_is_described_with_its_quantization() -> None:
     assert operand_info(operand, "scores") == TensorInfo("scores", (1, 2), "uint8", 0.5, 128)
 
 
-def test_a_scalar_is_told_from_a_tensor_of_unknown_rank() -> None:
+def test_a_scalar_is_distinguished_from_a_tensor_of_unknown_rank() -> None:
     assert operand_info(Operand(OperandType.INT32)) == TensorInfo("", (), "int32", is_scalar=True)
     assert operand_info(Operand(OperandType.TENSOR_INT32)) == TensorInfo("", (), "int32")
 

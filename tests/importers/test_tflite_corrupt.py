@@ -60,7 +60,7 @@ def test_the_unspoiled_files_are_accepted(make: Callable[[], bytes]) -> None:
 
 
 @pytest.mark.parametrize("make", TINY.values(), ids=TINY)
-def test_a_file_cut_at_any_byte_is_refused(make: Callable[[], bytes]) -> None:
+def test_a_file_cut_at_any_byte_is_rejected(make: Callable[[], bytes]) -> None:
     data = make()
     # The writer puts nothing behind the last string's NUL and its padding: what is missing there is not needed.
     accepted = [length for length in range(len(data) - 8) if attempt(data[:length])]
@@ -100,7 +100,7 @@ def test_a_spoiled_real_model_does_no_harm(data_dir: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_a_truncated_real_model_is_refused(data_dir: Path, name: str) -> None:
+def test_a_truncated_real_model_is_rejected(data_dir: Path, name: str) -> None:
     whole = (data_dir / "models" / name).read_bytes()
     rng = random.Random(SEED)
     assert not any(attempt(whole[: rng.randrange(len(whole) - 64)]) for _ in range(30))
@@ -113,7 +113,7 @@ def test_the_message_names_the_file_and_the_byte(tmp_path: Path) -> None:
         load(path)
 
 
-def test_a_file_that_is_no_tflite_file_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_tflite_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "photo.tflite"
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
     with pytest.raises(InvalidArgument, match=r"identifier is .*, not b'TFL3'"):
@@ -130,7 +130,7 @@ def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
         load(tmp_path / "absent.tflite")
 
 
-def test_another_schema_version_is_refused() -> None:
+def test_another_schema_version_is_rejected() -> None:
     data = bytearray(everything())
     root = struct.unpack_from("<I", data)[0]
     vtable = root - struct.unpack_from("<i", data, root)[0]

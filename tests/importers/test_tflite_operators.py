@@ -115,7 +115,7 @@ FORMS: list[tuple[str, bytes, Op, list[object]]] = [
 
 
 @pytest.mark.parametrize(("data", "operation", "inputs"), [f[1:] for f in FORMS], ids=[f[0] for f in FORMS])
-def test_an_operator_gets_its_nnapi_form(data: bytes, operation: Op, inputs: list[object]) -> None:
+def test_an_operator_gets_its_nnapi_overload(data: bytes, operation: Op, inputs: list[object]) -> None:
     assert translated(data) == (operation, inputs)
 
 
@@ -334,7 +334,7 @@ REFUSED: list[tuple[str, bytes, str]] = [
 
 
 @pytest.mark.parametrize(("data", "message"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
-def test_what_is_not_supported_is_refused_by_name(data: bytes, message: str) -> None:
+def test_unsupported_features_are_rejected_by_name(data: bytes, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         load(data)
 

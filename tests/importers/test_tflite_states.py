@@ -48,7 +48,7 @@ def test_a_state_is_an_input_and_an_output_of_its_operation() -> None:
         assert lifetimes == [LifeTime.SUBGRAPH_INPUT, LifeTime.SUBGRAPH_OUTPUT]
 
 
-def test_a_carried_state_is_what_the_cell_remembers() -> None:
+def test_a_carried_state_continues_the_cell() -> None:
     run, x = Ours(load(two_rnns())), np.float32([[1, 2]])
     weights, bias = np.arange(4, dtype=np.float32).reshape(2, 2), np.float32([0, 1])
     early = late = np.zeros((1, 2), np.float32)
@@ -58,7 +58,7 @@ def test_a_carried_state_is_what_the_cell_remembers() -> None:
         np.testing.assert_allclose(run([x]), [late], rtol=1e-6)
 
 
-def test_a_state_of_two_operators_is_refused() -> None:
+def test_a_state_of_two_operators_is_rejected() -> None:
     with pytest.raises(
         InvalidArgument, match=r"operator 1 \(RNN\): tensor 4 \('early'\) is the state of two operators"
     ):

@@ -40,7 +40,7 @@ def reals(scale: float, zero_point: int) -> Any:
         (OperationType.LOGISTIC, lambda x: 1 / (1 + np.exp(-np.clip(x, -700, 700))), 256, 0),
     ],
 )
-def test_a_sigmoid_of_codes_is_the_rounded_real_one(
+def test_a_sigmoid_of_quantized_values_is_the_rounded_real_one(
     code: OperationType, function: Any, steps: int, middle: int, scale: float, dtype: str
 ) -> None:
     found = of_all_codes(code, dtype, (scale, 100), (1 / steps, middle))
@@ -53,7 +53,9 @@ def test_a_sigmoid_of_codes_is_the_rounded_real_one(
 @pytest.mark.parametrize(
     ("scale", "output_scale"), [(0.0625, 0.0625), (0.1, 0.03), (0.01, 0.05), (3.0, 0.3), (0.5, 9.0)]
 )
-def test_hard_swish_of_codes_is_within_a_unit_of_the_real_one(scale: float, output_scale: float, dtype: str) -> None:
+def test_hard_swish_of_quantized_values_is_within_a_unit_of_the_real_one(
+    scale: float, output_scale: float, dtype: str
+) -> None:
     found = of_all_codes(OperationType.HARD_SWISH, dtype, (scale, 100), (output_scale, 20))
 
     x = reals(scale, 100)
@@ -68,7 +70,7 @@ def test_hard_swish_saturates_at_3_and_vanishes_at_minus_3() -> None:
 
 
 @pytest.mark.parametrize("dtype", KINDS)
-def test_prelu_of_codes_passes_what_is_not_negative_and_slopes_the_rest(dtype: str) -> None:
+def test_quantized_prelu_keeps_non_negative_inputs_and_scales_negative_ones(dtype: str) -> None:
     kind, zero = KINDS[dtype]
     input = tensor(np.array([0, 90, 100, 101, 250]) + zero, dtype, 0.5, zero + 100)  # -50, -5, 0, 0.5, 75
     alpha = tensor(np.array([[14], [6]]) + zero, dtype, 0.125, zero + 10)  # 0.5, -0.5
@@ -79,7 +81,7 @@ def test_prelu_of_codes_passes_what_is_not_negative_and_slopes_the_rest(dtype: s
 
 
 @pytest.mark.parametrize("dtype", KINDS)
-def test_prelu_of_codes_takes_multipliers_of_any_size(dtype: str) -> None:
+def test_prelu_of_quantized_values_takes_multipliers_of_any_size(dtype: str) -> None:
     kind, zero = KINDS[dtype]
     input = tensor(np.array([99, 100, 101]) + zero, dtype, 1000.0, zero + 100)
     alpha = tensor(np.array([11]) + zero, dtype, 1000.0, zero + 10)
@@ -89,7 +91,7 @@ def test_prelu_of_codes_takes_multipliers_of_any_size(dtype: str) -> None:
     assert (found.astype(int) - zero).tolist() == [0, 20, 255]
 
 
-def test_prelu_of_floats_slopes_what_is_negative() -> None:
+def test_float_prelu_scales_negative_inputs() -> None:
     found = result_of(OperationType.PRELU, [tensor([[-2.0, 3.0]]), tensor([[0.5], [-1.0]])], Operand(F32))
 
     assert found.tolist() == [[-1.0, 3.0], [2.0, 3.0]]
@@ -109,7 +111,7 @@ def test_elu_is_exact_near_0_and_tends_to_minus_alpha(dtype: str, kind: OperandT
 
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("scale", [15.9, 16.0, 20.0, 40.0, 1e4])
-def test_softmax_of_codes_takes_scales_at_which_only_the_largest_is_left(scale: float, dtype: str) -> None:
+def test_softmax_of_quantized_values_takes_scales_at_which_only_the_largest_is_left(scale: float, dtype: str) -> None:
     kind, zero = KINDS[dtype]
     codes = np.array([[9, 8, 7, 0], [9, 9, 8, 0]]) + zero
 

@@ -45,7 +45,7 @@ class Draw:
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize(("name", "steps", "middle"), [("HARD_SWISH", 0, 0), ("TANH", 128, 128), ("LOGISTIC", 256, 0)])
-def test_a_function_of_codes_is_litert_s(name: str, steps: int, middle: int, seed: int, dtype: str) -> None:
+def test_a_function_of_quantized_values_is_litert_s(name: str, steps: int, middle: int, seed: int, dtype: str) -> None:
     draw = Draw(seed, dtype)
     scale = draw.scale(1e-3, 1)
     input = tensor(ALL_CODES.view(dtype), dtype, scale, draw.zero_point())

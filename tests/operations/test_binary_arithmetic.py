@@ -61,7 +61,7 @@ def test_an_activation_clamps_the_result(code: OperationType, activation: int, e
 
 
 @pytest.mark.parametrize("zero", [0, -128])
-def test_a_difference_of_codes_rounds_ties_away_from_zero(zero: int) -> None:
+def test_a_difference_of_quantized_values_rounds_ties_away_from_zero(zero: int) -> None:
     kind, dtype = (UINT8, "uint8") if zero == 0 else (INT8, "int8")
     first = tensor([zero, zero + 5, zero + 250], dtype, 1.0, zero)
     second = tensor([zero + 5, zero, zero + 5], dtype, 1.0, zero)
@@ -71,7 +71,7 @@ def test_a_difference_of_codes_rounds_ties_away_from_zero(zero: int) -> None:
     assert [int(code) - zero for code in found] == [119, 121, 145]  # -0.5, 0.5 and 24.5 about 120
 
 
-def test_a_difference_of_codes_of_different_scales_is_the_rounded_difference_of_their_values() -> None:
+def test_a_difference_of_quantized_values_of_different_scales_is_the_rounded_difference_of_their_values() -> None:
     rng = np.random.default_rng(5)
     first, second = rng.integers(0, 256, (2, 500)).astype(np.uint8)
     reals = (first.astype(float) - 7) * 0.25 - (second.astype(float) - 200) * 0.03125
@@ -135,7 +135,9 @@ def test_sine_is_accurate_far_from_the_origin() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "zero"), [("uint8", 0), ("int8", -128)])
-def test_rsqrt_of_codes_rounds_and_gives_the_largest_code_where_there_is_no_root(dtype: str, zero: int) -> None:
+def test_rsqrt_of_quantized_values_rounds_and_gives_the_largest_code_where_there_is_no_root(
+    dtype: str, zero: int
+) -> None:
     kind = UINT8 if dtype == "uint8" else INT8
     input = tensor([zero + code for code in (9, 10, 11, 14, 26)], dtype, 1.0, zero + 10)
 

@@ -146,7 +146,7 @@ def test_of_boxes_with_equal_scores_the_first_goes_first() -> None:
 
 
 @pytest.mark.parametrize("unknown", [False, True])
-def test_no_detections_give_outputs_of_extent_0(unknown: bool) -> None:
+def test_no_detections_give_outputs_of_dimension_0(unknown: bool) -> None:
     arguments = [floats(one_class([0.5])), floats(np.tile(BOXES[:1], 2)), integers([0])]
 
     found = executed(NMS, [*arguments, *scalars(0.9, -1, 0, 0.5, 0.5, 0.1)], NMS_OUTPUTS, unknown=unknown)
@@ -154,7 +154,7 @@ def test_no_detections_give_outputs_of_extent_0(unknown: bool) -> None:
     assert [array.shape for array in found] == [(0,), (0, 4), (0,), (0,)]
 
 
-def test_R4_a_declared_count_that_the_data_does_not_give_is_refused() -> None:
+def test_R4_a_declared_count_that_the_data_does_not_give_is_rejected() -> None:
     arguments = [floats(one_class([0.5, 0.4])), floats(np.tile(BOXES[[0, 2]], 2)), integers([0, 0])]
     arguments = [(Operand(o.type, a.shape), a) for o, a in arguments] + scalars(0.1, -1, 0, 0.5, 0.5, 0.1)
     outputs = [Operand(F32, (3,)), Operand(F32, (0, 4)), Operand(I32, (0,)), Operand(I32, (0,))]
@@ -190,7 +190,7 @@ def proposals(scores: Any, deltas: Any, anchors: Any, **changes: Any) -> list[Ar
 ANCHORS = np.array([[0.0, 0.0, 4.0, 8.0], [-8, -8, 8, 8]])
 
 
-def test_anchors_lie_at_every_cell_and_are_cut_off_at_the_image() -> None:
+def test_anchors_are_at_every_pixel_and_clipped_to_the_image() -> None:
     scores = np.linspace(0.9, 0.1, 12).reshape(1, 2, 3, 2)
 
     rated, boxes, batches = proposals(scores, np.zeros((1, 2, 3, 8)), ANCHORS, iou=1.1)
@@ -275,7 +275,7 @@ def test_deltas_are_divided_by_their_scales() -> None:
         ("C2", {"scores": np.full((2, 2), 0.5), "boxes": np.tile(BOXES[:2], 2), "batches": [1, 0]}),
     ],
 )
-def test_N_OPF_7_malformed_boxes_are_refused(constraint: str, changes: dict[str, Any]) -> None:
+def test_N_OPF_7_malformed_boxes_are_rejected(constraint: str, changes: dict[str, Any]) -> None:
     given = {"scores": one_class([0.5]), "boxes": np.tile(BOXES[:1], 2), "batches": [0], **changes}
 
     with pytest.raises(GeneralFailure, match=rf"\({constraint}\)$"):
@@ -285,13 +285,13 @@ def test_N_OPF_7_malformed_boxes_are_refused(constraint: str, changes: dict[str,
 @pytest.mark.parametrize(
     ("constraint", "boxes", "batch"), [("X2", [4, 0, 2, 4], 0), ("X3", [0, 0, 4, 4], 1), ("X3", [0, 0, 4, 4], -1)]
 )
-def test_N_OPF_7_a_transform_of_malformed_boxes_is_refused(constraint: str, boxes: list[float], batch: int) -> None:
+def test_N_OPF_7_a_transform_of_malformed_boxes_is_rejected(constraint: str, boxes: list[float], batch: int) -> None:
     arguments = [floats([boxes]), floats(np.zeros((1, 4))), integers([batch]), floats([[9, 9]])]
 
     with pytest.raises(GeneralFailure, match=rf"\({constraint}\)$"):
         executed(TRANSFORM, arguments, [FLOATS])
 
 
-def test_N_OPF_7_malformed_anchors_are_refused() -> None:
+def test_N_OPF_7_malformed_anchors_are_rejected() -> None:
     with pytest.raises(GeneralFailure, match=r"\(X2\)$"):
         proposals(np.ones((1, 1, 1, 1)), np.zeros((1, 1, 1, 4)), np.array([[4, 0, 2, 4]]))

@@ -141,7 +141,7 @@ def test_fill_c1_dimensions_that_come_with_the_request_are_checked(dimensions: l
 
 
 @pytest.mark.parametrize("code", ["RELU1", "RELU6"])
-def test_a_scale_next_to_nothing_leaves_the_whole_range_to_an_activation(code: str) -> None:
+def test_a_denormal_scale_leaves_the_full_range_to_an_activation(code: str) -> None:
     scale = 2.0**-149
     input = tensor([0, 100, 255], "uint8", scale, 100)
 
@@ -172,6 +172,6 @@ def test_argmax_a1_an_axis_that_comes_with_the_request_is_checked(axis: int) -> 
         ("RANK", [Operand(OperandType.INT32)], Operand(OperandType.INT32)),
     ],
 )
-def test_S_types_that_the_hal_does_not_have_are_refused(code: str, arguments: list[Any], output: Operand) -> None:
+def test_S_types_that_the_hal_does_not_have_are_rejected(code: str, arguments: list[Any], output: Operand) -> None:
     with pytest.raises(InvalidArgument, match=r"\(S[24]\)$"):
         validate_model(one_operation(OperationType[code], arguments, output))

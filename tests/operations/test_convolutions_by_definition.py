@@ -181,7 +181,7 @@ def test_the_given_output_shape_decides_the_padding(
     np.testing.assert_array_equal(result, transposed(image, filter, (stride[0], stride[1]), padding))
 
 
-def test_C4_an_output_shape_without_dimensions_is_refused() -> None:
+def test_C4_an_output_shape_without_dimensions_is_rejected() -> None:
     packed = [floats(np.ones((1, 4, 5, 2))), floats(np.ones((1, 3, 3, 2))), floats(np.zeros(1))]
     arguments = [*packed, (Operand(I32), np.array(7, np.int32)), *i32(SAME, 1, 1, 0), layout()]
 
@@ -225,7 +225,7 @@ def test_an_int32_matrix_product_wraps_around() -> None:
     assert found.tolist() == [[15]]
 
 
-def test_an_l2_pool_is_the_root_of_the_mean_square_of_the_cells_inside() -> None:
+def test_an_l2_pool_is_the_root_of_the_mean_square_of_the_pixels_inside() -> None:
     image = np.random.default_rng(5).standard_normal((2, 5, 4, 3))
     arguments = [floats(image), *i32(1, 1, 1, 0, 2, 1, 3, 2, 0)]
 

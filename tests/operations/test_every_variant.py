@@ -183,14 +183,16 @@ def test_the_result_has_the_shape_of_the_rule_and_the_type_that_is_declared(
 
 
 @pytest.mark.parametrize(("declaration", "variant"), VARIANTS)
-def test_SHP_1_shapes_and_controls_that_come_with_the_request_change_nothing(
+def test_SHP_1_shapes_and_attributes_that_come_with_the_request_change_nothing(
     declaration: Declaration, variant: Variant
 ) -> None:
     np.testing.assert_array_equal(result(declaration, variant, known=False), result(declaration, variant), strict=True)
 
 
 @pytest.mark.parametrize(("declaration", "variant"), VARIANTS)
-def test_N_OPF_10_an_empty_input_is_computed_or_refused_as_declared(declaration: Declaration, variant: Variant) -> None:
+def test_N_OPF_10_an_empty_input_is_computed_or_rejected_as_declared(
+    declaration: Declaration, variant: Variant
+) -> None:
     shapes = EXAMPLES[declaration.name].shapes
     empty = [(0, *shape[1:]) if len(shape) == max(map(len, shapes)) else shape for shape in shapes]
 

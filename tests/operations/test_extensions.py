@@ -106,7 +106,7 @@ def test_EXT_4_a_plan_finds_the_bytes_of_its_operands() -> None:
     assert out.tolist() == [1 + 16 + 3, 2**40 + 16 + 3]
 
 
-def test_EXT_4_a_plan_refuses_bytes_that_it_does_not_like() -> None:
+def test_EXT_4_a_plan_rejects_invalid_extension_data() -> None:
     model = to_local_prefixes(shift(byte=b""))
     assert load_devices()["reference"]._supported(model) == [True]
     with pytest.raises(GeneralFailure, match=r"operation 0 \(com\.example\.wide\.SHIFT\): one byte \(C1\)$"):
@@ -120,7 +120,7 @@ def test_EXT_1_types_of_an_extension_have_sizes_where_it_is_installed() -> None:
     assert operand_bytes(Operand(kinds[1])) == 2
 
 
-def test_VAL_5_a_constant_scalar_of_another_size_is_refused_by_its_owner() -> None:
+def test_VAL_5_a_constant_scalar_of_another_size_is_rejected_by_its_owner() -> None:
     assert validate_model(shift(by=b"\x10\0\0")) == 3  # as the generic validator has it
     with pytest.raises(InvalidArgument, match="N-VAL-3"):
         validate_model(to_local_prefixes(shift(by=b"\x10\0\0")))
@@ -168,7 +168,7 @@ def test_MOD_15_names_that_clients_make_up_fill_no_table() -> None:
 
 
 @pytest.mark.parametrize("prefix", [1, 2, 7, 0xFFFF])
-def test_N_VAL_11_a_prefix_that_the_model_does_not_name_is_refused(prefix: int) -> None:
+def test_N_VAL_11_a_prefix_that_the_model_does_not_name_is_rejected(prefix: int) -> None:
     model = Fibonacci().model(FLOAT_N, FLOATS)
     foreign = Operand(OperandType(extension_code(prefix, 7, prefix_bits=16)), (2,))
     named = ExtensionNameAndPrefix(NAME, 3)
@@ -178,7 +178,7 @@ def test_N_VAL_11_a_prefix_that_the_model_does_not_name_is_refused(prefix: int) 
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"name": NAME}, rf"extension {NAME} is already installed"),
         (
@@ -189,8 +189,8 @@ def test_N_VAL_11_a_prefix_that_the_model_does_not_name_is_refused(prefix: int) 
         ({"types": (ExtensionType(WIDE, "U4"),), "declarations": ()}, "WIDE has elements of .*, not numeric"),
     ],
 )
-def test_EXT_1_a_plug_in_that_is_not_sound_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidArgument, match=said):
+def test_EXT_1_a_plug_in_that_is_not_sound_is_rejected(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
         install(replace(EXTENSION, **({"name": "com.example.broken"} | changes)))
 
 

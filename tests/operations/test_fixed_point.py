@@ -75,19 +75,19 @@ def test_quantize_multiplier_carries_when_the_fraction_rounds_up_to_one() -> Non
 
 
 @pytest.mark.parametrize("real", [-1.0, math.nan, math.inf, 2.0**40])
-def test_q1_a_multiplier_that_cannot_be_quantized_is_refused(real: float) -> None:
+def test_q1_a_multiplier_that_cannot_be_quantized_is_rejected(real: float) -> None:
     with pytest.raises(GeneralFailure, match=r"\(Q1\)$"):
         fixed_point.quantize_multiplier(real)
 
 
 @pytest.mark.parametrize("real", [0.0, 1.0, 1.5, -0.5, math.nan, 1 - 2**-40])
-def test_q2_a_multiplier_outside_0_to_1_is_refused(real: float) -> None:
+def test_q2_a_multiplier_outside_0_to_1_is_rejected(real: float) -> None:
     with pytest.raises(GeneralFailure, match=r"\(Q2\)$"):
         fixed_point.quantize_multiplier_below_one(real)
 
 
 @pytest.mark.parametrize("real", [1.0, 0.5, math.inf, math.nan])
-def test_q3_a_multiplier_of_1_or_less_is_refused(real: float) -> None:
+def test_q3_a_multiplier_of_1_or_less_is_rejected(real: float) -> None:
     with pytest.raises(GeneralFailure, match=r"\(Q3\)$"):
         fixed_point.quantize_multiplier_above_one(real)
 

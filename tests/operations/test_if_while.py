@@ -41,7 +41,7 @@ def test_any_number_of_operands_of_any_type_is_handed_on(make: Callable[[], Mode
         (with_operation(counting(), 0, inputs=(0, 2, 2, 3, 4, 5)), r"operation 0 \(WHILE\): .*\(S2\)$"),
     ],
 )
-def test_S2_arguments_in_another_order_are_refused(model: Model, message: str) -> None:
+def test_S2_arguments_in_another_order_are_rejected(model: Model, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         validate_model(model)
 

@@ -116,7 +116,7 @@ def test_every_activation_and_both_clips_are_applied(activation: int) -> None:
     close(cells, expected[2])
 
 
-def test_the_form_of_1_0_has_no_layer_normalization_and_needs_level_1() -> None:
+def test_the_overload_of_1_0_has_no_layer_normalization_and_needs_level_1() -> None:
     rng = np.random.default_rng(1)
     cell, state, x = cell_values(rng, frozenset()), states(rng, frozenset()), steps(rng)[:1]
     values = {name: value for name, value in cell.items() if "norm" not in name} | state | PLAIN | {"input": x[0]}
@@ -169,7 +169,7 @@ def test_VAL_2_state_outputs_of_a_sequence_need_1_3(output_count: int, level: in
     assert validate_model(use.model) == level
 
 
-def test_S3_a_sequence_with_one_of_the_two_states_is_refused() -> None:
+def test_S3_a_sequence_with_one_of_the_two_states_is_rejected() -> None:
     rng = np.random.default_rng(7)
     values = (
         cell_values(rng, frozenset()) | states(rng, frozenset()) | PLAIN | {"input": steps(rng), "time_major": True}
@@ -258,7 +258,7 @@ def test_the_two_cells_may_have_different_variants_and_sizes() -> None:
 
 @pytest.mark.parametrize("time_major", [True, False])
 @pytest.mark.parametrize("output_count", [1, 5])
-def test_merged_outputs_are_joined_along_their_last_extent(output_count: int, time_major: bool) -> None:
+def test_merged_outputs_are_joined_along_their_last_dimension(output_count: int, time_major: bool) -> None:
     values, forward, backward = both((frozenset(["projection"]), frozenset()), "cross")
     values |= {"merge_outputs": True, "time_major": time_major}
     for name in ("input", "aux_input"):
@@ -319,7 +319,7 @@ def test_N_OPF_9_lstm_c2_to_c10_a_violated_constraint_is_named(rule: str, change
         Use(LSTM, values, 4).run()
 
 
-def test_N_OPF_9_lstm_c6_a_projection_bias_without_weights_is_refused() -> None:
+def test_N_OPF_9_lstm_c6_a_projection_bias_without_weights_is_rejected() -> None:
     rng = np.random.default_rng(0)
     values = cell_values(rng, frozenset()) | states(rng, frozenset()) | PLAIN | {"input": zeros(BATCH, INPUT)}
 
@@ -328,7 +328,7 @@ def test_N_OPF_9_lstm_c6_a_projection_bias_without_weights_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("code", "count"), [(LSTM, 4), (UNI, 1)])
-def test_lstm_c1_an_input_of_another_rank_is_refused(code: OperationType, count: int) -> None:
+def test_lstm_c1_an_input_of_another_rank_is_rejected(code: OperationType, count: int) -> None:
     rng = np.random.default_rng(0)
     values = cell_values(rng, FULL) | states(rng, FULL) | PLAIN | {"input": zeros(INPUT)}
     values |= {"time_major": True} if code == UNI else {}
@@ -360,7 +360,7 @@ def test_bidirectional_lstm_c11_and_c12_linking_and_merging_are_checked(
         Use(BIDI, values | changes, count).run()
 
 
-def test_R3_a_sequence_without_steps_is_refused() -> None:
+def test_R3_a_sequence_without_steps_is_rejected() -> None:
     rng = np.random.default_rng(0)
     values = cell_values(rng, FULL) | states(rng, FULL) | PLAIN | {"input": zeros(0, BATCH, INPUT), "time_major": True}
 
@@ -369,7 +369,7 @@ def test_R3_a_sequence_without_steps_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["input_to_forget_weights", "cell_gate_bias", "cell_state_in"])
-def test_S5_what_every_cell_has_may_not_be_omitted(name: str) -> None:
+def test_S5_required_tensors_of_a_cell_must_not_be_omitted(name: str) -> None:
     rng = np.random.default_rng(0)
     values = cell_values(rng, FULL) | states(rng, FULL) | PLAIN | {"input": zeros(BATCH, INPUT), name: None}
 

@@ -60,7 +60,7 @@ def test_a_matrix_is_transposed_without_a_permutation() -> None:
     np.testing.assert_array_equal(with_second_omitted("TRANSPOSE", COUNTED[0]), COUNTED[0].T)
 
 
-def test_all_extents_of_1_are_squeezed_without_axes() -> None:
+def test_all_dimensions_of_1_are_squeezed_without_axes() -> None:
     assert with_second_omitted("SQUEEZE", COUNTED.reshape(1, 6, 1, 4)).shape == (6, 4)
 
 
@@ -134,7 +134,7 @@ def test_N_OPF_10_no_index_at_all_is_an_empty_input(code: str, before: list[Any]
 
 
 @pytest.mark.parametrize(("shape", "block"), [((4, 2, 1, 1), [1, 4]), ((4, 1, 3, 1), [2, 1]), ((4, 1, 1, 2), [1, 2])])
-def test_elements_of_a_result_lie_in_order_whatever_extents_are_1(shape: tuple[int, ...], block: list[int]) -> None:
+def test_elements_of_a_result_lie_in_order_whatever_dimensions_are_1(shape: tuple[int, ...], block: list[int]) -> None:
     image = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
     assert batch_to_space(image, block=np.array(block)).flags.c_contiguous
@@ -206,7 +206,7 @@ def test_a_mirrored_border_may_be_as_wide_as_the_array() -> None:
     assert flat("MIRROR_PAD", tensor([1.0, 2.0]), matrix([[1, 1]]), 0).tolist() == [2, 1, 2, 1]
 
 
-def test_a_part_of_a_split_may_be_the_whole() -> None:
+def test_a_split_may_have_a_single_part() -> None:
     found = executed(OperationType.SPLIT, [tensor(COUNTED), *(number(value) for value in (1, 1))], [ANY_F32])
 
     np.testing.assert_array_equal(found[0], COUNTED)

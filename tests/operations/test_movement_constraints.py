@@ -209,7 +209,7 @@ def test_N_OPF_an_image_of_another_rank_cannot_be_in_nchw(image: Operand) -> Non
 
 @pytest.mark.parametrize(("code", "constraint"), [("TRANSPOSE", "C1"), ("RESHAPE", "C2")])
 @pytest.mark.parametrize("given", [1, [[0, 1]]])
-def test_N_OPF_a_vector_that_comes_with_another_rank_is_refused(code: str, constraint: str, given: Any) -> None:
+def test_N_OPF_a_vector_that_comes_with_another_rank_is_rejected(code: str, constraint: str, given: Any) -> None:
     with pytest.raises(GeneralFailure, match=rf"operation 0 \({code}\): .*\({constraint}\)$"):
         result_of(OperationType[code], [tensor([[1, 2]]), tensor(given, "int32")], f(), known=False)
 
@@ -236,7 +236,7 @@ def test_N_OPF_a_vector_that_comes_with_another_rank_is_refused(code: str, const
         ("PAD", "S5", [f(2), NO_VECTOR], [f(2)]),
     ],
 )
-def test_VAL_1_arguments_that_fit_no_form_are_refused(
+def test_VAL_1_arguments_that_fit_no_overload_are_rejected(
     code: str, rule: str, arguments: list[Any], outputs: list[Operand]
 ) -> None:
     with pytest.raises(InvalidArgument, match=rf"\({code}\): .*\({rule}\)$"):

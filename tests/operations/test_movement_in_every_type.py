@@ -193,7 +193,7 @@ def test_the_result_is_the_definition(declaration: Declaration, variant: Variant
 
 
 @pytest.mark.parametrize(("declaration", "variant"), VARIANTS)
-def test_SHP_1_shapes_and_controls_that_come_with_the_request_change_nothing(
+def test_SHP_1_shapes_and_attributes_that_come_with_the_request_change_nothing(
     declaration: Declaration, variant: Variant
 ) -> None:
     assert_equal(result(declaration, variant, unknown=True), expected_of(declaration, variant))
@@ -216,7 +216,7 @@ def test_the_result_has_the_shape_of_the_rule(declaration: Declaration, variant:
 @pytest.mark.parametrize(
     ("declaration", "variant"), [(d, v) for d in DECLARATIONS.values() for v in d.variants if not d.zero_sized]
 )
-def test_N_OPF_10_an_empty_input_is_refused(declaration: Declaration, variant: Variant) -> None:
+def test_N_OPF_10_an_empty_input_is_rejected(declaration: Declaration, variant: Variant) -> None:
     arguments, outputs = arguments_of(declaration, variant, zero_sized=True), outputs_of(declaration, variant)
 
     with pytest.raises(GeneralFailure, match=r"an input has a dimension of 0 \(R3\)$"):

@@ -96,7 +96,7 @@ def test_a_multiply_add_is_two_operations() -> None:
     assert OpCost(multiply_adds=None, elements=3).arithmetic_operations is None
 
 
-def test_what_is_no_product_has_the_elements_that_it_makes() -> None:
+def test_an_operation_without_a_matrix_product_has_its_output_elements() -> None:
     work = compute_op_cost(matched(OperationType.TOPK_V2), [(3, 9), None], [(3, 2), (3, 2)])
 
     assert (work.multiply_adds, work.elements) == (None, 12)

@@ -29,7 +29,7 @@ def test_groups_come_back_in_their_order_and_are_not_computed_again() -> None:
     assert found == first.groups == computed
 
 
-def test_a_group_that_the_cache_has_not_is_refused() -> None:
+def test_a_group_that_the_cache_has_not_is_rejected() -> None:
     with PrepackedWeights([group(1)]).in_use():
         cached_prepack(never)
         with pytest.raises(GeneralFailure, match="the cache has 1 groups of prepacked weights, the model needs more"):

@@ -90,6 +90,6 @@ def test_halves_round_away_from_zero() -> None:
     assert [quantize(real, tensor(INT8, 1.0, 0)) for real in (0.5, 1.5, -0.5, -1.5)] == [1, 2, -1, -2]
 
 
-def test_q5_an_unknown_activation_is_refused() -> None:
+def test_q5_an_unknown_activation_is_rejected() -> None:
     with pytest.raises(GeneralFailure, match=r"\(Q5\)$"):
         quantized_activation_range(4, tensor(UINT8, 1.0, 0))

@@ -66,7 +66,7 @@ def spoilt_examples(draw: Any) -> tuple[Any, list[Argument], list[Operand], bool
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # spoilt values of float16
 @given(spoilt_examples())
 @settings(max_examples=400, deadline=None, derandomize=not IS_DEEP)  # the deep run searches at random
-def test_spoilt_arguments_are_refused_or_computed(example: tuple[Any, list[Argument], list[Operand], bool]) -> None:
+def test_spoilt_arguments_are_rejected_or_computed(example: tuple[Any, list[Argument], list[Operand], bool]) -> None:
     code, arguments, outputs, unknown = example
     try:
         found = executed(code, arguments, outputs, unknown=unknown)

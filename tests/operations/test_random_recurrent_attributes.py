@@ -103,7 +103,7 @@ def spoilt_uses(draw: Any) -> Use:
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # spoilt values of float16
 @given(spoilt_uses())
 @settings(max_examples=400, deadline=None, derandomize=not IS_DEEP)  # the deep run searches at random
-def test_spoilt_arguments_are_refused_or_computed(use: Use) -> None:
+def test_spoilt_arguments_are_rejected_or_computed(use: Use) -> None:
     try:
         found = use.run()
     except NnfmqError:

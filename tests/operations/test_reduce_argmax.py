@@ -63,7 +63,7 @@ def test_no_axes_leave_the_input_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "kind", "zero"), [("uint8", UINT8, 0), ("int8", INT8, -128)])
-def test_a_mean_of_codes_is_truncated_as_the_unsigned_one(dtype: str, kind: OperandType, zero: int) -> None:
+def test_a_mean_of_quantized_values_is_truncated_as_the_unsigned_one(dtype: str, kind: OperandType, zero: int) -> None:
     codes = [[zero + 126, zero + 127], [zero + 0, zero + 255], [zero + 2, zero + 2]]
 
     found = reduced(OperationType.MEAN, tensor(codes, dtype, 0.5, zero + 3), [1], kind=kind)

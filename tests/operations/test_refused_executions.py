@@ -32,7 +32,7 @@ def test_what_an_operation_cannot_work_with_fails_the_execution(
         executed(code, arguments, outputs, unknown=unknown)
 
 
-def test_N_OPF_6_an_output_of_another_type_is_refused() -> None:
+def test_N_OPF_6_an_output_of_another_type_is_rejected() -> None:
     model = one_operation(Op.ADD, [TWO, TWO, 0], replace(Q8, dimensions=(2,)))
 
     with pytest.raises(InvalidArgument, match=r"\(S4\)$"):
@@ -40,7 +40,7 @@ def test_N_OPF_6_an_output_of_another_type_is_refused() -> None:
 
 
 @pytest.mark.parametrize("dimensions", [(3,), (2, 1), (1,)])
-def test_N_OPF_6_an_output_of_another_shape_is_refused(dimensions: tuple[int, ...]) -> None:
+def test_N_OPF_6_an_output_of_another_shape_is_rejected(dimensions: tuple[int, ...]) -> None:
     model = one_operation(Op.ADD, [TWO, TWO, 0], replace(F32, dimensions=dimensions))
     validate_model(model)
 
@@ -48,7 +48,7 @@ def test_N_OPF_6_an_output_of_another_shape_is_refused(dimensions: tuple[int, ..
         interpreter.prepare(model)
 
 
-def test_N_OPF_9_an_omitted_operand_that_is_required_is_refused() -> None:
+def test_N_OPF_9_an_omitted_operand_that_is_required_is_rejected() -> None:
     model = one_operation(Op.ADD, [TWO, TWO, 0], TWO)
     omitted = with_main(with_operand(model, 1, lifetime=LifeTime.NO_VALUE), input_indexes=(0,))
 
@@ -63,7 +63,7 @@ def test_N_OPF_9_a_request_may_not_leave_out_what_the_operation_needs() -> None:
         program.execute([np.ones(2, np.float32), None], [bytearray(8)])
 
 
-def test_N_OPF_11_a_constant_of_more_dimensions_than_an_array_can_have_is_refused() -> None:
+def test_N_OPF_11_a_constant_of_more_dimensions_than_an_array_can_have_is_rejected() -> None:
     model = one_operation(Op.RELU, [(replace(F32, dimensions=(1,) * 65), bytes(4))], F32)
     validate_model(model)  # the HAL knows no limit
 
@@ -77,7 +77,7 @@ SOFTMAX = one_operation(Op.SOFTMAX, [replace(F32, dimensions=(1, 2)), Operand(Op
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 5])
-def test_N_OPF_12_a_constant_scalar_of_too_few_bytes_is_refused(length: int) -> None:
+def test_N_OPF_12_a_constant_scalar_of_too_few_bytes_is_rejected(length: int) -> None:
     model = one_operation(Op.SOFTMAX, [replace(F32, dimensions=(1, 2)), 1.0], F32)
     place = DataLocation(0, 0, length)
 
@@ -86,7 +86,7 @@ def test_N_OPF_12_a_constant_scalar_of_too_few_bytes_is_refused(length: int) -> 
 
 
 @pytest.mark.parametrize("length", [1, 3, 5])
-def test_N_OPF_12_a_request_s_scalar_of_too_few_bytes_is_refused(length: int) -> None:
+def test_N_OPF_12_a_request_s_scalar_of_too_few_bytes_is_rejected(length: int) -> None:
     inputs = [RequestArgument(location=DataLocation(0, at, size)) for at, size in ((0, 8), (8, length))]
     outputs = (RequestArgument(location=DataLocation(0, 16, 8)),)
     validate_model(SOFTMAX)

@@ -274,7 +274,7 @@ def test_recurrent_c1_to_c12_a_violated_constraint_is_named(
 
 
 @pytest.mark.parametrize("code", [RNN, UNI])
-def test_S5_nothing_of_a_simple_cell_may_be_omitted(code: OperationType) -> None:
+def test_S5_no_tensor_of_an_rnn_cell_may_be_omitted(code: OperationType) -> None:
     values = (RNN_VALUES if code == RNN else UNI_VALUES) | {"bias": None}
 
     with pytest.raises(InvalidArgument, match=r"\(S5\)$"):

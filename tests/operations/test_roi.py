@@ -88,7 +88,7 @@ def sample_count(region: Array, extents: tuple[int, int], ratios: tuple[int, int
 
 @pytest.mark.parametrize("extents", [(1, 1), (2, 3), (7, 4)])
 @pytest.mark.parametrize("ratios", [(0, 0), (2, 1), (3, 0)])
-def test_aligned_cells_are_averages_of_bilinear_samples(extents: tuple[int, int], ratios: tuple[int, int]) -> None:
+def test_aligned_bins_are_averages_of_bilinear_samples(extents: tuple[int, int], ratios: tuple[int, int]) -> None:
     image = np.random.default_rng(1).standard_normal((2, 5, 7, 3)).astype(np.float32)
     given = arguments(floats(image), floats(REGIONS), BATCHES, extents, ratios)
 
@@ -120,7 +120,7 @@ def test_aligned_codes_are_exact(extents: tuple[int, int], ratios: tuple[int, in
 
 
 @pytest.mark.parametrize("extents", [(1, 1), (2, 3), (7, 4)])
-def test_pooled_cells_are_maxima_of_the_pixels_below(extents: tuple[int, int]) -> None:
+def test_pooled_bins_are_maxima_of_their_pixels(extents: tuple[int, int]) -> None:
     image = np.random.default_rng(3).standard_normal((2, 5, 7, 3)).astype(np.float32)
     given = arguments(floats(image), floats(REGIONS), BATCHES, extents, ())
 
@@ -138,7 +138,7 @@ def test_pooled_cells_are_maxima_of_the_pixels_below(extents: tuple[int, int]) -
     np.testing.assert_array_equal(found, expected)
 
 
-def test_a_pooled_cell_beyond_the_image_has_the_zero_point() -> None:
+def test_a_pooled_bin_beyond_the_image_has_the_zero_point() -> None:
     image = (Operand(UINT8, (), 0.5, 7), np.full((1, 5, 7, 1), 9, np.uint8))
     regions = (Operand(UINT16, (), 0.125), np.array([[112, 80, 112, 80]], np.uint16))
 
@@ -163,7 +163,7 @@ def test_a_pooled_cell_beyond_the_image_has_the_zero_point() -> None:
         ("X3", [0, 0, 4, 4], -1),
     ],
 )
-def test_N_OPF_7_a_malformed_region_is_refused(
+def test_N_OPF_7_a_malformed_region_is_rejected(
     code: OperationType, constraint: str, region: list[float], batch: int
 ) -> None:
     ratios = (0, 0) if code == ALIGN else ()
@@ -175,14 +175,14 @@ def test_N_OPF_7_a_malformed_region_is_refused(
 
 
 @pytest.mark.parametrize("ratios", [(1 << 30, 1), (1 << 15, 1 << 15)])
-def test_C6_a_region_of_too_many_samples_is_refused(ratios: tuple[int, int]) -> None:
+def test_C6_a_region_of_too_many_samples_is_rejected(ratios: tuple[int, int]) -> None:
     given = arguments(floats(np.ones((1, 5, 7, 3))), floats(REGIONS[:1]), np.zeros(1, np.int32), (2, 2), ratios)
 
     with pytest.raises(GeneralFailure, match=r"\(C6\)$"):
         executed(ALIGN, given, [Operand(F32)])
 
 
-def test_no_regions_give_no_cells() -> None:
+def test_no_regions_give_no_bins() -> None:
     image, none = floats(np.ones((2, 5, 7, 3))), floats(np.empty((0, 4)))
 
     (found,) = executed(
@@ -209,7 +209,7 @@ def test_a_keypoint_is_the_top_of_the_parabola() -> None:
     np.testing.assert_allclose(place[0], expected, rtol=1e-5)
 
 
-def test_N_OPF_7_a_malformed_box_of_a_heatmap_is_refused() -> None:
+def test_N_OPF_7_a_malformed_box_of_a_heatmap_is_rejected() -> None:
     layout = (Operand(OperandType.BOOL), np.array(0, np.uint8))
     heatmap, boxes = floats(np.ones((1, 3, 3, 1))), floats([[4, 0, 2, 4]])
 
@@ -224,7 +224,7 @@ def test_a_flat_heatmap_is_not_refined() -> None:
     assert (shift.tolist(), value.tolist()) == ([[0, 0]], [2])
 
 
-def test_a_shift_is_cut_to_one_and_a_half_cells() -> None:
+def test_a_shift_is_limited_to_one_and_a_half_pixels() -> None:
     grid = np.array([[0, 0, 0], [0.9, 1, 1.099], [0, 0, 0]], np.float32)[..., None]  # almost a slope along x
 
     shift, _ = refine_maximum(grid, np.float32(1e-5))

@@ -219,7 +219,7 @@ def test_N_DOM_6_an_impossible_probability_is_refused(driver: Driver, kind: str,
 
 @each_type
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
-def test_N_DOM_7_a_role_given_twice_is_refused(driver: Driver, tensor: Operand, kind: str) -> None:
+def test_N_DOM_7_a_role_given_twice_is_rejected(driver: Driver, tensor: Operand, kind: str) -> None:
     number = driver.prepare(relus(tensor)).model_id
     driver.refuses("N-DOM-7", [number], **{kind: [(0, 0), (0, 0)]})
     driver.refuses("N-DOM-7", [number, number], **{kind: [(0, 0), (1, 0)]})
@@ -288,7 +288,7 @@ def scalar_model() -> Model:
     return one_operation(OperationType.ADD, [tensor, tensor, Operand(OperandType.INT32)], tensor)
 
 
-def test_N_DOM_15_dimensions_of_a_scalar_are_refused(driver: Driver) -> None:
+def test_N_DOM_15_dimensions_of_a_scalar_are_rejected(driver: Driver) -> None:
     driver.refuses("N-DOM-15", [driver.prepare(scalar_model()).model_id], [(0, 2)], dimensions=(1,))
 
 

@@ -59,18 +59,18 @@ def test_MOD_15_VAL_5_extension_types_and_operations_are_let_through_and_need_1_
 
 @pytest.mark.parametrize("names", [(), (ExtensionNameAndPrefix("com.example.fibonacci", 8),)])
 @pytest.mark.parametrize("model", [with_extension(), with_vendor_operation(two_adds())], ids=["operand", "operation"])
-def test_N_VAL_11_an_extension_that_the_model_does_not_name_is_refused(model: Model, names: Any) -> None:
+def test_N_VAL_11_an_extension_that_the_model_does_not_name_is_rejected(model: Model, names: Any) -> None:
     with pytest.raises(InvalidArgument, match="N-VAL-11"):
         validate_model(replace(model, extensions=names))
 
 
 @pytest.mark.parametrize("fields", [{"scale": 1.0}, {"zero_point": 1}])
-def test_N_VAL_10_quantization_of_an_extensions_type_is_refused(fields: dict[str, Any]) -> None:
+def test_N_VAL_10_quantization_of_an_extensions_type_is_rejected(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="N-VAL-10"):
         validate_model(with_extension(**fields))
 
 
-def test_N_VAL_10_MOD_6_extension_data_on_a_base_type_is_refused() -> None:
+def test_N_VAL_10_MOD_6_extension_data_on_a_base_type_is_rejected() -> None:
     main = two_adds().main
     first = replace(main.operands[0], extension_data=b"\0")
 
@@ -78,7 +78,7 @@ def test_N_VAL_10_MOD_6_extension_data_on_a_base_type_is_refused() -> None:
         validate_model(with_main(two_adds(), operands=(first, *main.operands[1:])))
 
 
-def test_N_VAL_12_a_model_that_names_an_extension_twice_is_refused() -> None:
+def test_N_VAL_12_a_model_that_names_an_extension_twice_is_rejected() -> None:
     with pytest.raises(InvalidArgument, match="N-VAL-12"):
         validate_model(replace(two_adds(), extensions=NAMED * 2))
 
@@ -96,7 +96,7 @@ def test_MOD_15_a_prefix_of_16_bits_goes_to_HIDL_only() -> None:
 @pytest.mark.parametrize(
     ("code", "level"), [(OperationType.TANH, 1), (OperationType.ABS, 3), (OperationType.HARD_SWISH, 4)]
 )
-def test_N_VAL_21_a_model_is_refused_below_the_level_of_its_operations(code: OperationType, level: int) -> None:
+def test_N_VAL_21_a_model_is_rejected_below_the_level_of_its_operations(code: OperationType, level: int) -> None:
     model = one_operation(code, [Operand(F32, (2, 2))], Operand(F32, (2, 2)))
 
     assert [compliant_with(model, each) for each in L] == [each >= level for each in L]
@@ -105,7 +105,7 @@ def test_N_VAL_21_a_model_is_refused_below_the_level_of_its_operations(code: Ope
             convert_to(model, L(older))
 
 
-def test_VAL_2_what_a_model_may_do_without_is_dropped_and_told() -> None:
+def test_VAL_2_optional_properties_of_a_model_are_dropped_and_reported() -> None:
     model = replace(two_adds(), relax_computation_float32_to_float16=True, extensions=NAMED)
 
     assert convert_to(model, L.V1_2).value == model
@@ -114,7 +114,7 @@ def test_VAL_2_what_a_model_may_do_without_is_dropped_and_told() -> None:
     assert [len(convert_to(model, level).lost) for level in (L.V1_2, L.V1_1, L.V1_0)] == [0, 1, 2]
 
 
-def test_MOD_13_a_relaxed_model_needs_1_1_and_a_strict_one_is_what_is_left_of_it() -> None:
+def test_MOD_13_a_relaxed_model_needs_1_1_and_becomes_strict_below() -> None:
     relaxed = replace(two_adds(), relax_computation_float32_to_float16=True)
 
     assert [compliant_with(relaxed, level) for level in L] == [level >= L.V1_1 for level in L]

@@ -37,7 +37,7 @@ def accepted(name: str, model: Model, *rules: str, first: int = 0, step: int = 1
 
 
 @pytest.mark.parametrize("rule", FAMILIES)
-def test_every_operation_spoilt_as_the_hal_s_suite_spoils_it_is_refused(rule: str, data_dir: Path) -> None:
+def test_every_operation_spoilt_as_the_hal_s_suite_spoils_it_is_rejected(rule: str, data_dir: Path) -> None:
     step = 4 if rule == "N-MOD-10" else 1
     found = [
         what
@@ -50,7 +50,7 @@ def test_every_operation_spoilt_as_the_hal_s_suite_spoils_it_is_refused(rule: st
 
 @pytest.mark.deep
 @pytest.mark.parametrize("spec", SPECS)
-def test_N_MOD_1_to_20_every_test_model_spoilt_as_the_hal_s_suite_spoils_it_is_refused(spec: str) -> None:
+def test_N_MOD_1_to_20_every_test_model_spoilt_as_the_hal_s_suite_spoils_it_is_rejected(spec: str) -> None:
     tests = [testmodels.read(line) for _, line in testmodels.lines(FOLDER / f"{spec}.jsonl.gz")]
     found = [what for test in tests if not is_refused(test) for what in accepted(test.name, test.model)]
 

@@ -54,7 +54,7 @@ ADD = OperationType.ADD
 REALS = np.array([1, 2], np.float32)
 
 
-def refused(model: Model, rule: str) -> None:
+def rejected(model: Model, rule: str) -> None:
     with pytest.raises(InvalidArgument, match=rf"\({rule}\)$"):
         validate_model(model)
 
@@ -84,7 +84,7 @@ def test_MOD_1_names_and_prefixes_of_extensions_are_part_of_a_model() -> None:
     listed = (ExtensionNameAndPrefix("com.example.one", 1), ExtensionNameAndPrefix("com.example.two", 2))
 
     assert validate_model(replace(two_adds(), extensions=listed)) == 3
-    refused(replace(two_adds(), extensions=(*listed, listed[0])), "N-VAL-12")
+    rejected(replace(two_adds(), extensions=(*listed, listed[0])), "N-VAL-12")
 
 
 def test_MOD_2_a_subgraph_has_operands_operations_and_two_lists() -> None:
@@ -114,8 +114,8 @@ def test_MOD_2_operations_stand_in_any_order_in_which_every_read_comes_after_its
 
 
 @pytest.mark.parametrize("order", [(2, 0, 1), (0, 2, 1), (1, 2, 0)])
-def test_MOD_2_a_read_before_its_write_is_refused(order: Any) -> None:
-    refused(two_sums(order), "N-MOD-1")
+def test_MOD_2_a_read_before_its_write_is_rejected(order: Any) -> None:
+    rejected(two_sums(order), "N-MOD-1")
 
 
 def test_MOD_3_an_operand_has_these_fields_and_its_readers_are_counted_for_HIDL() -> None:
@@ -144,7 +144,7 @@ PLACE = DataLocation(0, 0, 16)
     ],
 )
 def test_MOD_4_each_lifetime_has_its_own_rule_for_the_location(index: int, changes: Any, rule: str) -> None:
-    refused(with_operand(two_adds(), index, **changes), rule)
+    rejected(with_operand(two_adds(), index, **changes), rule)
 
 
 EXTENDED = OperandType(extension_code(1, 7))
@@ -162,10 +162,10 @@ EXTENDED = OperandType(extension_code(1, 7))
         ({"type": EXTENDED, "scale": 1.0, "zero_point": 1}, "N-VAL-10"),
     ],
 )
-def test_MOD_6_what_is_said_besides_goes_with_the_type(fields: dict[str, Any], rule: str) -> None:
+def test_MOD_6_extra_parameters_match_the_type(fields: dict[str, Any], rule: str) -> None:
     model = replace(two_adds(), extensions=(ExtensionNameAndPrefix("com.example.one", 1),))
 
-    refused(with_operand(model, 3, **fields), rule)
+    rejected(with_operand(model, 3, **fields), rule)
 
 
 def test_MOD_6_bytes_besides_are_an_extension_type_s() -> None:
@@ -221,7 +221,7 @@ def test_MOD_9_a_pool_that_is_overwritten_afterwards_changes_no_prepared_model(p
     assert buffer.tolist() == [1, 3]
 
 
-def test_N_VAL_13_a_pool_that_was_closed_is_refused(pool: Memory) -> None:
+def test_N_VAL_13_a_pool_that_was_closed_is_rejected(pool: Memory) -> None:
     model = in_a_pool(added(2), pool, 64)
     pool.close()
 
@@ -235,8 +235,8 @@ def test_N_VAL_13_a_number_that_is_no_descriptor_is_no_pool(fd: int) -> None:
         Memory.adopt(fd)
 
 
-def test_N_VAL_13_a_pool_of_no_bytes_is_refused() -> None:
-    refused(replace(two_adds(), pools=(BytesPool(b"x"), BytesPool(b""))), "N-VAL-13")
+def test_N_VAL_13_a_pool_of_no_bytes_is_rejected() -> None:
+    rejected(replace(two_adds(), pools=(BytesPool(b"x"), BytesPool(b""))), "N-VAL-13")
 
 
 def test_MOD_10_the_first_dimension_is_the_slowest_and_rows_have_no_gaps() -> None:
