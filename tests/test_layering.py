@@ -31,6 +31,10 @@ def test_what_is_beside_the_package_keeps_the_limits(folder: str) -> None:
     assert not found, "\n".join(found)
 
 
+def test_the_package_has_no_import_cycle() -> None:
+    assert layering.cycles(layering.sources(places.ROOT / "nnfmq")) == []
+
+
 def test_every_part_of_the_package_is_in_the_table() -> None:
     parts = {source.module.split(".")[0] for source in layering.sources(places.ROOT / "nnfmq")}
     assert parts <= set(layering.LAYERS)

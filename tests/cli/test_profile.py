@@ -257,7 +257,7 @@ def test_it_says_where_it_ran_and_how_the_sum_compares(capsys: pytest.CaptureFix
     assert "Whole model: " in text
     assert "Measured peaks, 1 thread: float32 " in text
     assert "Arena of operations 0 to 5: " in text
-    assert "arena of operations 0 to 5 value made by offset bytes from to" in text
+    assert "arena of operations 0 to 5 value producer offset bytes from to" in text
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
