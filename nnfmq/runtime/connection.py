@@ -266,7 +266,7 @@ class Connection:
         try:
             send()
         except NnfmqError:
-            # If the call is no longer pending, the driver has just exited and `_end` has told the handler.
+            # If the call is no longer pending, the driver has just exited and `_end` has called the handler.
             if self._pending_calls.pop(key, None) is not None:
                 raise
         except BaseException:

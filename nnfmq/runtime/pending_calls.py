@@ -1,4 +1,4 @@
-"""Pending calls of a connection: who receives a reply, and what releases the object of a reply that nobody awaits."""
+"""Pending calls of a connection: handlers of replies, and release of objects whose reply came too late."""
 
 from __future__ import annotations
 

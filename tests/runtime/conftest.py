@@ -1,4 +1,4 @@
-"""Drivers for the application's side: a fake one that says what a test wants, and a real session in this process."""
+"""Drivers for tests of the client: a fake one that sends what a test wants, and a real session in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An AIDL burst, by the client library and message by message, against a real session in this process."""
+"""An AIDL burst, through the client library and message by message, against a real session in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A burst as the application sees it, against a real session over a socketpair in the same process."""
+"""A burst as the application uses it, against a real session over a socketpair in the same process."""
 
 from __future__ import annotations
 

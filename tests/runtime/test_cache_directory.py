@@ -1,4 +1,4 @@
-"""Caching as an application has it: a folder, a token, and a driver that is asked to prepare from it first."""
+"""Caching in a directory of the application: files, tokens, and preparing from the cache first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application's end of the control channel against a driver that says whatever a test makes it say."""
+"""The client's end of the control channel, against a driver that sends whatever a test wants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a driver says of its devices is judged before an application sees it (DEV-10)."""
+"""The driver's device list is validated before an application gets it (DEV-10)."""
 
 from __future__ import annotations
 

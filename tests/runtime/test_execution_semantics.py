@@ -1,4 +1,4 @@
-"""What the HAL promises of executions in general: the client library against a real session over a socketpair."""
+"""The HAL's general rules of executions: the client library against a real session over a socketpair."""
 
 from __future__ import annotations
 

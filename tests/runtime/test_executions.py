@@ -1,4 +1,4 @@
-"""Executions that wait, are waited for, or are used again, as the application sees them, against a real session."""
+"""Asynchronous, fenced and reusable executions as the application uses them, against a real session."""
 
 from __future__ import annotations
 

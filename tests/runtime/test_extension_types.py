@@ -1,4 +1,4 @@
-"""What a driver states of an extension's types is checked before arrays are made of it."""
+"""The types of extensions that a driver reports are validated before arrays are made of them."""
 
 from __future__ import annotations
 

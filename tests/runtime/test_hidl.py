@@ -1,4 +1,4 @@
-"""HIDL's call forms, as a test of a driver would call them, against a real session in this process."""
+"""HIDL's methods, as a test of a driver would call them, against a real session in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A driver that rests gives back what executions left in the allocator, once, and then sleeps (EXE-13)."""
+"""An idle driver trims the memory that executions left in the allocator, once, and then sleeps (EXE-13)."""
 
 from __future__ import annotations
 

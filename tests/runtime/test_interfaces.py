@@ -1,4 +1,4 @@
-"""The eight interfaces through a connection: what a real session, in this process, refuses and answers at each."""
+"""The eight interface versions over a connection: what a real session in this process rejects and replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many objects a client may have in a driver, which each cost it what no account counts."""
+"""Limits on a client's number of objects in a driver, which have costs that no quota counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices and prepared models as the application sees them, against a real session over a socketpair."""
+"""Devices and prepared models as the application uses them, against a real session over a socketpair."""
 
 from __future__ import annotations
 

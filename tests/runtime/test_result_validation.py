@@ -1,4 +1,4 @@
-"""What a driver answers is held against the model and the request before it is used (VAL-7)."""
+"""A driver's result is validated against the model and the request before it is used (VAL-7)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_answers_that_can_be_true_are_believed(
         (OPEN, PLACE, SHORT, (shape(2**31, 3, short=True),), "reports the shape"),
     ],
 )
-def test_VAL_7_answers_that_cannot_be_true_break_the_protocol(
+def test_VAL_7_invalid_results_are_protocol_errors(
     info: TensorInfo, place: RequestArgument, status: ErrorStatus, shapes: tuple[OutputShape, ...], said: str
 ) -> None:
     with pytest.raises(ProtocolError, match=said):
@@ -89,11 +89,11 @@ def test_TIM_4_times_that_can_be_true_are_believed(times: Any) -> None:
 
 
 @pytest.mark.parametrize("times", [(9, 3), (-2, 3), (3, -2)])
-def test_VAL_7_TIM_4_times_that_cannot_be_true_break_the_protocol(times: Any) -> None:
+def test_VAL_7_TIM_4_invalid_times_are_protocol_errors(times: Any) -> None:
     with pytest.raises(ProtocolError, match="invalid times"):
         validate_result([KNOWN], [PLACE], NONE, (), Timing(*times), True)
 
 
-def test_VAL_7_TIM_3_times_that_were_not_asked_for_break_the_protocol() -> None:
+def test_VAL_7_TIM_3_times_that_were_not_requested_are_protocol_errors() -> None:
     with pytest.raises(ProtocolError, match="not requested"):
         validate_result([KNOWN], [PLACE], NONE, (), Timing(1, 2), False)

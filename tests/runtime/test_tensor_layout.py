@@ -1,4 +1,4 @@
-"""Between arrays and byte ranges: where arguments lie, which arrays are taken, and what the refusals say."""
+"""Layout of arguments in memory, checks of arrays and reported shapes, and their error messages."""
 
 from __future__ import annotations
 

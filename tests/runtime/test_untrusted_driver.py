@@ -1,4 +1,4 @@
-"""VAL-7 on every path: a driver that lies about an execution is not believed, however it was asked."""
+"""Invalid results of a driver are rejected in every execution mode (VAL-7)."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_VAL_7_TIM_7_impossible_times_of_a_fenced_execution_break_the_protocol(
 
 @on_every_launch
 @pytest.mark.parametrize("times", [(3, 9, 3, 4), (-1, 9, -1, 9), (3, -1, 3, 9), (-1, -1, -1, -1)])
-def test_TIM_7_times_that_can_be_true_are_believed(liar: Liar, launch: Launch, times: tuple[int, ...]) -> None:
+def test_TIM_7_valid_times_are_accepted(liar: Liar, launch: Launch, times: tuple[int, ...]) -> None:
     assert ended(liar, launch, True, NONE, "", *times).exception(LIMIT_S) is None
 
 
