@@ -1,4 +1,4 @@
-"""What the driver's tests share: a burst in each of its forms, and what it needs."""
+"""Fixtures of the driver's tests: a burst's client, servers and executors, and a running session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Executions with a callback, spoken message by message: the order of the answers, each once, and what they say."""
+"""Asynchronous executions, with messages over a socketpair: the order of reply and callback, and their contents."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The driver's end of a burst: what a client may send, what it gets, and that nothing it sends ends the server.
+"""The driver's end of a burst: valid and malformed packets, results, slots, and the listener's end.
 
-The client's side is `support.bursts`, in the same process; expected packets are packed by hand from the specification.
+The client's end is `support.bursts`, in the same process. Expected packets are packed by hand from the specification.
 """
 
 from __future__ import annotations

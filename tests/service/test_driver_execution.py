@@ -1,4 +1,4 @@
-"""Reusable executions, spoken message by message: bound once, run often, one run at a time, and what they keep."""
+"""Reusable executions, with messages over a socketpair: binding once, exclusive runs, and what they keep alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fenced executions, spoken message by message: what they wait for, how their fence ends, and what is refused."""
+"""Fenced executions, with messages over a socketpair: waiting, states of their fence, and rejected launches."""
 
 from __future__ import annotations
 

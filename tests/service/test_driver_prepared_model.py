@@ -1,4 +1,4 @@
-"""The driver's prepared model: what a request may ask of it, and what an execution answers."""
+"""The driver's prepared model: valid and invalid requests, and the results of executions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of the interfaces, and a session that is greeted in words it does not know."""
+"""The tables of the interface versions, and handshakes with unknown versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler: the order in which work runs, on how many threads, and that nothing is lost or kept."""
+"""The priority thread pool: order and concurrency of work, and that none is lost or kept alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Private copies of a client's memory, and what happens where there is no room for them."""
+"""Private copies of client memory, also when the quota or the memory is exhausted."""
 
 from __future__ import annotations
 

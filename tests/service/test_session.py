@@ -1,4 +1,4 @@
-"""One client's session, spoken to message by message over a socketpair: the answers, their order, and the end."""
+"""One client's session, with messages over a socketpair: the replies, their order, and the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of drivers that run in threads of the tests' own process: what would end a driver process is noted instead."""
+"""Internal errors of drivers that run in threads of the tests' process: recorded instead of ending the process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A burst client of the barest kind: two queues, numbered memories, and packets as bytes, well-formed or not.
+"""A minimal burst client: two queues, numbered memories, and packets as bytes, well-formed or not.
 
-It stands for the application's side in tests of the driver's: nothing of `nnfmq.runtime` is in it, so it can send
-what no client library would. The server's ends are attached through mappings of their own, as in another process.
+It uses nothing of `nnfmq.runtime`, so it can send what no client library would. The server's ends are attached through
+separate mappings, as in another process.
 """
 
 from __future__ import annotations

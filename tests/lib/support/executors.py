@@ -1,4 +1,4 @@
-"""What executes in tests of the driver: prepared models, programs that stop where a test wants, strange executors."""
+"""Executors for tests of the driver: prepared models, programs that block until released, and burst executors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A driver's session that runs in a thread of this process, spoken to message by message."""
+"""A driver's session in a thread of this process, for tests that exchange messages with it."""
 
 from __future__ import annotations
 
