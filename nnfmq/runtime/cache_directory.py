@@ -3,7 +3,7 @@
 The token that the driver gets, and the files' names, are a hash of the application's token and of everything in which
 two compilations of one model differ. For a new compilation the files are created again instead of truncated, so that
 another process that has them open keeps their content. The driver rejects files that it did not save
-(CACHE-10, CACHE-11; docs/caching.md).
+(CACHE-10, CACHE-11; docs/how-to/caching.md).
 """
 
 from __future__ import annotations
