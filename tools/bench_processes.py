@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import platform
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
@@ -16,16 +17,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-Target = tuple[Callable[..., None], tuple[Any, ...]]
+ProcessEntry = tuple[Callable[..., None], tuple[Any, ...]]
 """What a process runs, and its arguments after where it reports."""
 
 
-class Failed(Exception):
+class BenchmarkFailed(Exception):
     """A child process reported an error, or ended without a word."""
 
 
 @contextmanager
-def started(targets: Sequence[Target], *, duplex: bool = False) -> Iterator[list[Connection]]:
+def started_processes(entries: Sequence[ProcessEntry], *, duplex: bool = False) -> Iterator[list[Connection]]:
     """Start a process for each target; yields where each one reports; afterwards all are gone.
 
     `duplex`: they are told something over the same connection, too.
@@ -33,37 +34,44 @@ def started(targets: Sequence[Target], *, duplex: bool = False) -> Iterator[list
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         connections = []
-        for target, more in targets:
-            ours, theirs = context.Pipe(duplex)
-            process = context.Process(target=target, args=(theirs, *more))
+        for function, arguments in entries:
+            parent_end, child_end = context.Pipe(duplex)
+            process = context.Process(target=function, args=(child_end, *arguments))
             process.start()
-            stack.callback(end, process, ours)
-            theirs.close()
-            connections.append(ours)
+            stack.callback(end_process, process, parent_end)
+            child_end.close()
+            connections.append(parent_end)
         yield connections
 
 
-def end(process: multiprocessing.process.BaseProcess, connection: Connection, patience_s: float = 10) -> None:
+def set_time_limit(seconds: int) -> None:
+    """End the calling process with SIGALRM after `seconds`; 0 cancels that."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def end_process(process: multiprocessing.process.BaseProcess, connection: Connection, timeout_s: float = 10) -> None:
     """Close the connection, give the process `patience_s` to end by itself, then kill it; it is reaped."""
     connection.close()
-    process.join(patience_s)
+    process.join(timeout_s)
     if process.is_alive():
         process.kill()
         process.join()
     process.close()
 
 
-def received(connection: Connection, limit_s: int) -> Any:
+def receive_result(connection: Connection, limit_s: int) -> Any:
     """Return what a child reports, within its limit and a little more. Raises what it reports, or Failed."""
     if not connection.poll(limit_s + 5):
-        raise Failed(f"a child process gave no answer for {limit_s} seconds")
+        raise BenchmarkFailed(f"a child process gave no answer for {limit_s} seconds")
     try:
-        answer = connection.recv()
+        result = connection.recv()
     except EOFError:
-        raise Failed(f"a child process ended without an answer (its limit is {limit_s} seconds: --limit)") from None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+        raise BenchmarkFailed(
+            f"a child process ended without an answer (its limit is {limit_s} seconds: --limit)"
+        ) from None
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def package_version(name: str) -> str | None:

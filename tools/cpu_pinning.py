@@ -38,7 +38,7 @@ def choose(placement: str, client_number: int) -> Cpus:
     return Cpus(allowed[first % len(allowed)], allowed[(first + 1) % len(allowed)])
 
 
-def two_cores() -> Cpus | None:
+def two_cpus() -> Cpus | None:
     """Return two different cores, or None where only one may be used."""
     allowed = sorted(ALLOWED)
     return Cpus(allowed[0], allowed[1]) if len(allowed) > 1 else None

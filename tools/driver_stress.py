@@ -40,7 +40,7 @@ PATIENCE_S = 120.0
 GROWTH_KIB = 32 * 1024  # of the witness's worker: what malloc keeps for later differs from run to run
 
 
-class Failed(Exception):
+class StressFailed(Exception):
     """The run says nothing: the driver or a client did not even start."""
 
 
@@ -96,7 +96,7 @@ def driver(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
             assert process.stdout is not None
             ready, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
             if not ready or "listening" not in process.stdout.readline():
-                raise Failed(f"no driver: {(folder / 'log').read_text()}")
+                raise StressFailed(f"no driver: {(folder / 'log').read_text()}")
             yield process, path
         finally:
             process.send_signal(signal.SIGTERM)
@@ -165,7 +165,7 @@ def _run_clients(options: argparse.Namespace, path: str, witness: Actor) -> Sum:
         for client in clients.values():
             output, errors = client.communicate(timeout=PATIENCE_S)
             if client.returncode:
-                raise Failed(f"a client ended with status {client.returncode}: {errors[-2000:]}")
+                raise StressFailed(f"a client ended with status {client.returncode}: {errors[-2000:]}")
             total.add(json.loads(output))
     finally:
         for client in clients.values():
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         report = stress(options)
-    except (Failed, nnfmq.NnfmqError) as error:
+    except (StressFailed, nnfmq.NnfmqError) as error:
         print(f"driver_stress: error: {error}", file=sys.stderr)
         return 1
     if options.json:

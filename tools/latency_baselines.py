@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
-import signal
 import statistics
 import subprocess
 import time
@@ -20,7 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
-import cpu_pinning as placement
+import cpu_pinning
+from bench_processes import set_time_limit
 
 import nnfmq.queue
 from nnfmq.cli.console import distribution
@@ -31,7 +31,7 @@ _C_SOURCE = Path(__file__).with_name("c_pingpong.c")
 _C_HEADERS = Path(nnfmq.queue.__file__).parent
 
 
-class PeerMissing(Exception):
+class BaselineUnavailable(Exception):
     """A peer cannot run here; the message says why."""
 
 
@@ -52,22 +52,22 @@ class Comparison:
 
 
 def compare(
-    burst: Callable[[], list[int]], *, count: int, warm_up: int, rounds: int, cpus: placement.Cpus, folder: Path,
+    burst: Callable[[], list[int]], *, count: int, warm_up: int, rounds: int, cpus: cpu_pinning.Cpus, folder: Path,
     limit_s: int,
 ) -> Comparison:  # fmt: skip
     """Run `rounds` rounds of burst, C and pipe in turn. `burst` runs one round and returns its round trips in ns."""
-    parties: dict[str, Callable[[], list[int]]] = {"nnfmq": burst}
+    candidates: dict[str, Callable[[], list[int]]] = {"nnfmq": burst}
     missing = ""
     try:
-        parties["c"] = _c_party(folder, count, warm_up, limit_s)
-    except PeerMissing as reason:
+        candidates["c"] = _c_candidate(folder, count, warm_up, limit_s)
+    except BaselineUnavailable as reason:
         missing = str(reason)
-    with PipePeer.start(cpus.driver, limit_s) as pipe:
-        parties["pipe"] = lambda: pipe.round(count, warm_up)
-        p50_ns: dict[str, list[int]] = {name: [] for name in parties}
+    with PipeServer.start(cpus.driver, limit_s) as pipe:
+        candidates["pipe"] = lambda: pipe.round(count, warm_up)
+        p50_ns: dict[str, list[int]] = {name: [] for name in candidates}
         for _ in range(rounds):
-            for name, party in parties.items():
-                p50_ns[name].append(distribution(party())["p50"])
+            for name, candidate in candidates.items():
+                p50_ns[name].append(distribution(candidate())["p50"])
     return _comparison(p50_ns, rounds, missing)
 
 
@@ -77,30 +77,30 @@ def _comparison(p50_ns: dict[str, list[int]], rounds: int, missing: str) -> Comp
     return Comparison(rounds, p50_ns, medians, over_c, medians["pipe"] / medians["nnfmq"], missing)
 
 
-def _c_party(folder: Path, count: int, warm_up: int, limit_s: int) -> Callable[[], list[int]]:
+def _c_candidate(folder: Path, count: int, warm_up: int, limit_s: int) -> Callable[[], list[int]]:
     """Return a function that runs the C program once, on a core of its own for each side. Raises PeerMissing."""
-    program = compile_c(folder)
-    cpus = placement.two_cores()
+    program = compile_c_pingpong(folder)
+    cpus = cpu_pinning.two_cpus()
     if cpus is None:
-        raise PeerMissing("the C ping-pong spins on two cores; one is allowed here")
-    return lambda: c_round(program, count, warm_up, cpus, limit_s)
+        raise BaselineUnavailable("the C ping-pong spins on two cores; one is allowed here")
+    return lambda: run_c_pingpong(program, count, warm_up, cpus, limit_s)
 
 
-def compile_c(folder: Path) -> Path:
+def compile_c_pingpong(folder: Path) -> Path:
     """Compile the C ping-pong into `folder`. Raises PeerMissing without a compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise PeerMissing("no C compiler (cc, gcc, clang) for the C ping-pong")
+        raise BaselineUnavailable("no C compiler (cc, gcc, clang) for the C ping-pong")
     program = folder / "c_pingpong"
     command = [compiler, "-O3", "-std=gnu11", "-I", str(_C_HEADERS), "-o", str(program), str(_C_SOURCE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
-        raise PeerMissing(f"{compiler} failed: {done.stderr.strip()}")
+        raise BaselineUnavailable(f"{compiler} failed: {done.stderr.strip()}")
     return program
 
 
-def c_round(
-    program: Path, count: int, warm_up: int, cpus: placement.Cpus, limit_s: int, mode: str = "spin"
+def run_c_pingpong(
+    program: Path, count: int, warm_up: int, cpus: cpu_pinning.Cpus, limit_s: int, mode: str = "spin"
 ) -> list[int]:  # fmt: skip
     """Run the C ping-pong once and return its round trips in ns. Raises PeerMissing when it fails.
 
@@ -110,26 +110,26 @@ def c_round(
     command = [str(program), *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s + 5, check=False)
     if done.returncode:
-        raise PeerMissing(f"the C ping-pong ended with {done.returncode}: {done.stderr.strip()}")
+        raise BaselineUnavailable(f"the C ping-pong ended with {done.returncode}: {done.stderr.strip()}")
     return [int(line) for line in done.stdout.split()]
 
 
-class PipePeer:
+class PipeServer:
     """A process that answers 512 bytes with 64 over a multiprocessing.Pipe. Close it, or use `with`."""
 
-    def __init__(self, process: multiprocessing.process.BaseProcess, ours: Connection) -> None:
+    def __init__(self, process: multiprocessing.process.BaseProcess, connection: Connection) -> None:
         self._process = process
-        self._ours = ours
+        self._connection = connection
 
     @classmethod
     def start(cls, cpu: int | None, limit_s: int) -> Self:
         """Start the answering process on `cpu` (None: anywhere); it ends with its pipe, or after `limit_s`."""
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_answer, args=(theirs, cpu, limit_s), daemon=True)
+        connection, server_end = context.Pipe()
+        process = context.Process(target=_serve_pipe, args=(server_end, cpu, limit_s), daemon=True)
         process.start()
-        theirs.close()
-        return cls(process, ours)
+        server_end.close()
+        return cls(process, connection)
 
     def round(self, count: int, warm_up: int) -> list[int]:
         """Return `count` round trips in ns, after `warm_up` that are not kept."""
@@ -139,13 +139,13 @@ class PipePeer:
 
     def _trip(self) -> int:
         begin = time.perf_counter_ns()
-        self._ours.send_bytes(_REQUEST)
-        self._ours.recv_bytes()
+        self._connection.send_bytes(_REQUEST)
+        self._connection.recv_bytes()
         return time.perf_counter_ns() - begin
 
     def close(self) -> None:
         """End the process and reap it."""
-        self._ours.close()
+        self._connection.close()
         self._process.join(5)
         if self._process.is_alive():
             self._process.kill()
@@ -163,9 +163,9 @@ _REQUEST = bytes(REQUEST_BYTES)
 _REPLY = bytes(REPLY_BYTES)
 
 
-def _answer(connection: Connection, cpu: int | None, limit_s: int) -> None:
-    signal.alarm(limit_s)
-    placement.pin_process(0, cpu)
+def _serve_pipe(connection: Connection, cpu: int | None, limit_s: int) -> None:
+    set_time_limit(limit_s)
+    cpu_pinning.pin_process(0, cpu)
     try:
         while True:
             connection.recv_bytes()

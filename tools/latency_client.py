@@ -7,7 +7,6 @@ made before anything is pinned, since a process that may use one core only does 
 from __future__ import annotations
 
 import os
-import signal
 import struct
 import tempfile
 import time
@@ -19,10 +18,10 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cpu_pinning as placement
-import latency_baselines as peers
+import cpu_pinning
+import latency_baselines
 import numpy as np
-from bench_processes import Failed
+from bench_processes import BenchmarkFailed, set_time_limit
 
 from nnfmq.cli.console import open_client
 from nnfmq.hal.errors import NnfmqError
@@ -48,7 +47,7 @@ SERVER_WINDOW = "NNFMQ_BURST_SERVER_POLLING_WINDOW"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LatencyPlan:
     """What to measure, and under which conditions; sent to every client process."""
 
     connect: str | None
@@ -65,7 +64,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class LatencySeries:
     """One client's share of a series: every round trip, and what it cost."""
 
     model: str
@@ -88,34 +87,34 @@ def null_model() -> Model:
 
 
 @contextmanager
-def _reporting(plan: Plan, results: Connection) -> Iterator[None]:
+def _reporting(plan: LatencyPlan, results: Connection) -> Iterator[None]:
     """Prepare a client process: its alarm, its windows; and send what nnfmq raises to the parent."""
-    signal.alarm(plan.limit_s)
+    set_time_limit(plan.limit_s)
     if plan.window_us is not None:
         os.environ[CLIENT_WINDOW] = os.environ[SERVER_WINDOW] = str(plan.window_us)
     try:
         yield
-    except (NnfmqError, OSError, peers.PeerMissing) as error:
-        results.send(Failed(f"{type(error).__name__}: {error}"))
+    except (NnfmqError, OSError, latency_baselines.BaselineUnavailable) as error:
+        results.send(BenchmarkFailed(f"{type(error).__name__}: {error}"))
     finally:
         results.close()
 
 
-def client_main(results: Connection, plan: Plan, number: int, barrier: Barrier) -> None:
+def client_main(results: Connection, plan: LatencyPlan, number: int, barrier: Barrier) -> None:
     """Send this client's own conditions and its series."""
     with _reporting(plan, results), open_client(plan.connect) as client:
-        cpus = placement.choose(plan.placement, number)
+        cpus = cpu_pinning.choose(plan.placement, number)
         own = _own_conditions(plan, client)
         series = [
-            share
+            part
             for model in ("null", "real")
             if plan.only in (None, model)
-            for share in _measure_model(plan, client, model, cpus, barrier)
+            for part in _measure_model(plan, client, model, cpus, barrier)
         ]
         results.send((own, series))
 
 
-def _own_conditions(plan: Plan, client: Client) -> dict[str, Any]:
+def _own_conditions(plan: LatencyPlan, client: Client) -> dict[str, Any]:
     from nnfmq.queue import core
     from nnfmq.queue.hybrid_polling import PollingWindow
 
@@ -128,7 +127,9 @@ def _own_conditions(plan: Plan, client: Client) -> dict[str, Any]:
     }
 
 
-def _measure_model(plan: Plan, client: Client, name: str, cpus: placement.Cpus, barrier: Barrier) -> Iterator[Series]:
+def _measure_model(
+    plan: LatencyPlan, client: Client, name: str, cpus: cpu_pinning.Cpus, barrier: Barrier
+) -> Iterator[LatencySeries]:
     with _ready_burst(plan, client, name, cpus) as (prepared, burst):
         inputs = [_some_input(info) for info in prepared.inputs]
         calls: dict[str, Callable[[], Any]] = {
@@ -142,20 +143,20 @@ def _measure_model(plan: Plan, client: Client, name: str, cpus: placement.Cpus, 
 
 
 @contextmanager
-def _ready_burst(plan: Plan, client: Client, name: str, cpus: placement.Cpus) -> Iterator[tuple[Any, Any]]:
+def _ready_burst(plan: LatencyPlan, client: Client, name: str, cpus: cpu_pinning.Cpus) -> Iterator[tuple[Any, Any]]:
     """Prepare a model and its burst, then put both processes on their cores.
 
     Not before: a process that may use one core only does not poll, and that is decided when a burst is made.
     """
     import nnfmq
 
-    placement.pin_process(0, None)
-    placement.pin_process(client.driver_pid, None)
+    cpu_pinning.pin_process(0, None)
+    cpu_pinning.pin_process(client.driver_pid, None)
     model: Any = null_model() if name == "null" else nnfmq.load(plan.model or nnfmq.example_path("digits.tflite"))
     device, sustained = client.device(plan.device), ExecutionPreference.SUSTAINED_SPEED
     with device.prepare(model, preference=sustained, timeout=plan.limit_s) as prepared, prepared.burst() as burst:
-        placement.pin_process(0, cpus.client)
-        placement.pin_process(client.driver_pid, cpus.driver)
+        cpu_pinning.pin_process(0, cpus.client)
+        cpu_pinning.pin_process(client.driver_pid, cpus.driver)
         yield prepared, burst
 
 
@@ -166,12 +167,12 @@ def _some_input(info: TensorInfo) -> np.ndarray[Any, Any]:
 
 def _series(
     model: str, path: str, call: Callable[[], Any], count: int, warm_up: int, driver_pid: int
-) -> Series:  # fmt: skip
+) -> LatencySeries:  # fmt: skip
     _round_trips(call, min(warm_up, count))
-    began = (time.perf_counter_ns(), placement.cpu_ns(0), placement.cpu_ns(driver_pid))
+    began = (time.perf_counter_ns(), cpu_pinning.cpu_ns(0), cpu_pinning.cpu_ns(driver_pid))
     samples = _round_trips(call, count)
-    ended = (time.perf_counter_ns(), placement.cpu_ns(0), placement.cpu_ns(driver_pid))
-    return Series(model, path, samples, *(after - before for before, after in zip(began, ended, strict=True)))
+    ended = (time.perf_counter_ns(), cpu_pinning.cpu_ns(0), cpu_pinning.cpu_ns(driver_pid))
+    return LatencySeries(model, path, samples, *(after - before for before, after in zip(began, ended, strict=True)))
 
 
 def _round_trips(call: Callable[[], Any], count: int) -> list[int]:
@@ -184,7 +185,7 @@ def _round_trips(call: Callable[[], Any], count: int) -> list[int]:
     return samples
 
 
-def null_burst(plan: Plan, path: str, count: int, cpus: placement.Cpus) -> list[int]:
+def null_burst(plan: LatencyPlan, path: str, count: int, cpus: cpu_pinning.Cpus) -> list[int]:
     """Return `count` round trips of the null model in ns over one of the burst's two paths; connects and closes."""
     with open_client(plan.connect) as client, _ready_burst(plan, client, "null", cpus) as (prepared, burst):
         inputs = [_some_input(info) for info in prepared.inputs]
@@ -196,9 +197,9 @@ def null_burst(plan: Plan, path: str, count: int, cpus: placement.Cpus) -> list[
         return _round_trips(calls[path], count)
 
 
-def compare_main(results: Connection, plan: Plan) -> None:
+def compare_main(results: Connection, plan: LatencyPlan) -> None:
     """Alternate the null burst with the peers, on the cores of the first client."""
-    cpus = placement.choose(plan.placement, 0)
+    cpus = cpu_pinning.choose(plan.placement, 0)
     count, folder = max(1, plan.counts["null"] // plan.rounds), tempfile.TemporaryDirectory(prefix="nnfmq-stress-")
     with (
         _reporting(plan, results),
@@ -212,7 +213,7 @@ def compare_main(results: Connection, plan: Plan) -> None:
             _round_trips(lambda: burst.execute(*inputs, timeout=plan.limit_s), min(plan.warm_up, count))
             return _round_trips(lambda: burst.execute(*inputs, timeout=plan.limit_s), count)
 
-        comparison = peers.compare(
+        comparison = latency_baselines.compare(
             one_round, count=count, warm_up=min(plan.warm_up, count), rounds=plan.rounds, cpus=cpus,
             folder=Path(name), limit_s=plan.limit_s,
         )  # fmt: skip

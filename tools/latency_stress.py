@@ -3,10 +3,10 @@
 The null model is one RESHAPE of one float: what is left is what nnfmq itself costs. Paths: `burst` (arrays in, new
 arrays out), `in-place` (the burst's own shared arrays, no copies), `ordinary` (one control message for each execution).
 Every client is a process of its own; all begin each series together. Each round trip is recorded; times are those of
-the application, around the call. With --peers, rounds of the null burst, of a C ping-pong and of a multiprocessing.Pipe
+the application, around the call. With --baselines, rounds of the null burst, a C ping-pong and a multiprocessing.Pipe
 alternate. Nothing waits without limit: each process has an alarm.
 
-    python tools/latency_stress.py --placement apart --peers
+    python tools/latency_stress.py --placement apart --baselines
     python tools/latency_stress.py --clients 2 --only null --json
 """
 
@@ -22,9 +22,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning as placement
-from bench_processes import Failed, cpu_model, received, started
-from latency_client import Plan, Series, client_main, compare_main
+import cpu_pinning
+from bench_processes import BenchmarkFailed, cpu_model, receive_result, started_processes
+from latency_client import LatencyPlan, LatencySeries, client_main, compare_main
 
 from nnfmq.cli.console import PERCENTILES, console, distribution, print_json, table
 from nnfmq.hal.errors import NnfmqError
@@ -34,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure as asked and print; 0 done, 1 failed, 2 usage, 130 interrupted."""
     arguments = _parser().parse_args(argv)
     try:
-        report = measure(_plan(arguments), with_peers=arguments.peers)
-    except (Failed, NnfmqError, OSError) as error:
+        report = measure(_parse_plan(arguments), with_baselines=arguments.baselines)
+    except (BenchmarkFailed, NnfmqError, OSError) as error:
         print(f"latency_stress: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -59,8 +59,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, choices=range(1, 5), default=1, help="processes at once, 1 to 4")
     parser.add_argument("--placement", type=_placement, default="apart", metavar="apart|same|free", help="of cores")
     parser.add_argument("--window", type=int, metavar="US", help="polling window of client and embedded driver in µs")
-    parser.add_argument("--peers", action="store_true", help="alternate with a C ping-pong and a multiprocessing.Pipe")
-    parser.add_argument("--rounds", type=_positive, default=5, help="rounds of --peers")
+    parser.add_argument(
+        "--baselines", action="store_true", help="alternate with a C ping-pong and a multiprocessing.Pipe"
+    )
+    parser.add_argument("--rounds", type=_positive, default=5, help="rounds of --baselines")
     parser.add_argument("--limit", type=_positive, default=300, metavar="S", help="seconds until everything ends")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--no-color", action="store_true")
@@ -76,14 +78,14 @@ def _positive(text: str) -> int:
 
 def _placement(text: str) -> str:
     name = text.removeprefix("cores=")
-    if name not in placement.PLACEMENTS:
-        raise argparse.ArgumentTypeError(f"one of {', '.join(placement.PLACEMENTS)}")
+    if name not in cpu_pinning.PLACEMENTS:
+        raise argparse.ArgumentTypeError(f"one of {', '.join(cpu_pinning.PLACEMENTS)}")
     return name
 
 
-def _plan(arguments: argparse.Namespace) -> Plan:
+def _parse_plan(arguments: argparse.Namespace) -> LatencyPlan:
     real_count = arguments.real_count or min(arguments.count, 2000)
-    return Plan(
+    return LatencyPlan(
         connect=arguments.connect,
         device=arguments.device,
         model=arguments.model,
@@ -98,27 +100,27 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     )
 
 
-def measure(plan: Plan, *, with_peers: bool) -> dict[str, Any]:
+def measure(plan: LatencyPlan, *, with_baselines: bool) -> dict[str, Any]:
     """Run the plan and return the report, as --json prints it. Blocks until done or plan.limit_s. Raises Failed."""
-    parties = _run_clients(plan)
+    clients = _run_clients(plan)
     report = {
-        "conditions": _conditions(plan) | parties[0][0],
-        "series": [_merged(shares) for shares in zip(*(series for _, series in parties), strict=True)],
+        "conditions": _conditions(plan) | clients[0][0],
+        "series": [_merge(parts) for parts in zip(*(series for _, series in clients), strict=True)],
     }
-    if with_peers:
-        with started([(compare_main, (plan,))]) as connections:
-            report["peers"] = received(connections[0], plan.limit_s)
+    if with_baselines:
+        with started_processes([(compare_main, (plan,))]) as connections:
+            report["baselines"] = receive_result(connections[0], plan.limit_s)
     return report
 
 
-def _conditions(plan: Plan) -> dict[str, Any]:
+def _conditions(plan: LatencyPlan) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "kernel": platform.release(),
         "cpu": cpu_model(),
         "cpus_allowed": sorted(os.sched_getaffinity(0)),
         "placement": plan.placement,
-        "cpus": [asdict(placement.choose(plan.placement, number)) for number in range(plan.clients)],
+        "cpus": [asdict(cpu_pinning.choose(plan.placement, number)) for number in range(plan.clients)],
         "connect": plan.connect,
         "clients": plan.clients,
         "warm_up": plan.warm_up,
@@ -126,29 +128,29 @@ def _conditions(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _merged(shares: Sequence[Series]) -> dict[str, Any]:
+def _merge(parts: Sequence[LatencySeries]) -> dict[str, Any]:
     """Return one series of all clients, for the report."""
-    times = distribution(sample for share in shares for sample in share.samples_ns)
+    times = distribution(sample for part in parts for sample in part.samples_ns)
     return {
-        "model": shares[0].model,
-        "path": shares[0].path,
-        "executions": sum(len(share.samples_ns) for share in shares),
+        "model": parts[0].model,
+        "path": parts[0].path,
+        "executions": sum(len(part.samples_ns) for part in parts),
         "latency_us": {name: value / 1000 for name, value in times.items()},
-        "wall_s": max(share.wall_ns for share in shares) / 1e9,
-        "client_cpu_s": sum(share.client_cpu_ns for share in shares) / 1e9,
-        "driver_cpu_s": sum(share.driver_cpu_ns for share in shares) / 1e9,
+        "wall_s": max(part.wall_ns for part in parts) / 1e9,
+        "client_cpu_s": sum(part.client_cpu_ns for part in parts) / 1e9,
+        "driver_cpu_s": sum(part.driver_cpu_ns for part in parts) / 1e9,
     }
 
 
 # Processes
 
 
-def _run_clients(plan: Plan) -> list[tuple[dict[str, Any], list[Series]]]:
+def _run_clients(plan: LatencyPlan) -> list[tuple[dict[str, Any], list[LatencySeries]]]:
     """Return, for each client, its own conditions and its series."""
     barrier = multiprocessing.get_context("spawn").Barrier(plan.clients)
     targets = [(client_main, (plan, number, barrier)) for number in range(plan.clients)]
-    with started(targets) as connections:
-        return [received(connection, plan.limit_s) for connection in connections]
+    with started_processes(targets) as connections:
+        return [receive_result(connection, plan.limit_s) for connection in connections]
 
 
 # What is printed
@@ -158,26 +160,26 @@ def _print(report: dict[str, Any], no_color: bool) -> None:
     screen = console(no_color, at_least=100)
     for name, value in report["conditions"].items():
         screen.print(f"{name}: {value}")
-    figures = table("model", "path", *(f">{name} µs" for name in PERCENTILES), ">CPU s", ">driver")
+    rows = table("model", "path", *(f">{name} µs" for name in PERCENTILES), ">CPU s", ">driver")
     for series in report["series"]:
-        times = [_figure(series["latency_us"][name]) for name in PERCENTILES]
+        times = [_format_us(series["latency_us"][name]) for name in PERCENTILES]
         cpu = [f"{series[name]:.2f}" for name in ("client_cpu_s", "driver_cpu_s")]
-        figures.add_row(series["model"], series["path"], *times, *cpu)
-    screen.print(figures)
-    if "peers" in report:
-        _print_peers(screen, report["peers"])
+        rows.add_row(series["model"], series["path"], *times, *cpu)
+    screen.print(rows)
+    if "baselines" in report:
+        _print_baselines(screen, report["baselines"])
 
 
-def _figure(time_us: float) -> str:
+def _format_us(time_us: float) -> str:
     return f"{time_us:,.1f}" if time_us < 1000 else f"{time_us:,.0f}"
 
 
-def _print_peers(screen: Any, found: dict[str, Any]) -> None:
-    figures = table("party", ">median of p50, µs", ">p50 of each round, µs")
+def _print_baselines(screen: Any, found: dict[str, Any]) -> None:
+    rows = table("party", ">median of p50, µs", ">p50 of each round, µs")
     for name, median_ns in found["median_ns"].items():
         rounds = "  ".join(f"{value / 1000:.2f}" for value in found["p50_ns"][name])
-        figures.add_row(name, f"{median_ns / 1000:.2f}", rounds)
-    screen.print(figures)
+        rows.add_row(name, f"{median_ns / 1000:.2f}", rounds)
+    screen.print(rows)
     over_c = f"{found['nnfmq_over_c']:.1f} times the C ping-pong" if found["nnfmq_over_c"] else found["missing"]
     screen.print(f"The null burst takes: {over_c}.")
     screen.print(f"A multiprocessing.Pipe takes: {found['pipe_over_nnfmq']:.1f} times the null burst.")

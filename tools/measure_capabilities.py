@@ -98,7 +98,7 @@ def files_in(folder: Path, patterns: Iterable[str], *, quantized: bool) -> list[
     return sorted(path for path in found if path.stem.endswith("_quant") == quantized)
 
 
-def made_up(info: TensorInfo, random: np.random.Generator) -> Array:
+def random_input(info: TensorInfo, random: np.random.Generator) -> Array:
     """Return an input: codes of all values, or floats in [0, 1)."""
     dtype = np.dtype(info.dtype)
     if dtype.kind == "f":
@@ -113,7 +113,7 @@ def compare_on(
     """Compare both devices of a driver on one model; None where `device` does not support all of it."""
     if not all(client.device(device).supported_operations(model)):
         return None
-    inputs = [made_up(info, np.random.default_rng(1)) for info in model.inputs]
+    inputs = [random_input(info, np.random.default_rng(1)) for info in model.inputs]
     with ExitStack() as stack:
 
         def running(name: str) -> Run:

@@ -19,21 +19,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning as placement
-from bench_processes import Failed, cpu_model, package_version
-from model_bench_metrics import MODELS, Benchmark, counted, goals_of
+import cpu_pinning
+from bench_processes import BenchmarkFailed, cpu_model, package_version
+from model_bench_metrics import MODELS, ModelBenchmark, format_threads, targets_of
 from model_bench_scheduler import progress
 from model_bench_suites import (
-    NEEDS_TWO_CORES,
+    NEEDS_TWO_CPUS,
     SECTIONS,
-    Plan,
-    client_cores,
-    cores,
-    most_threads,
+    BenchmarkPlan,
+    client_cpu_set,
+    compute_cpus,
+    count_trials,
+    max_threads,
     polling_windows,
-    turns_of,
 )
-from queue_bench_cases import shown
+from queue_bench_cases import format_metric
 
 from nnfmq.cli.console import at_least_one, console, print_json, table
 from nnfmq.hal.errors import NnfmqError
@@ -43,11 +43,11 @@ QUICK_DIVISOR = 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; 0 measured, 1 failed (or what --judge and --require-all ask for), 2 usage, 130 interrupted."""
+    """Measure and print; return the exit status that the module docstring lists."""
     arguments = _parser().parse_args(argv)
     try:
         report = measure(arguments)
-    except (Failed, NnfmqError, OSError) as error:
+    except (BenchmarkFailed, NnfmqError, OSError) as error:
         print(f"model_bench: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_json(report)
     else:
         _print(report, arguments.no_color)
-    is_missed = arguments.judge and report["missed"]
+    is_missed = arguments.check_targets and report["missed"]
     is_missing = arguments.require_all and report["not_compared"]
     return 1 if is_missed or is_missing else 0
 
@@ -76,14 +76,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=at_least_one, help="rounds in which the parties alternate (5, --quick: 1)")
     parser.add_argument("--quick", action="store_true", help="a hundredth of the steps: a trial, no measurement")
     parser.add_argument("--limit", type=at_least_one, default=120, metavar="S", help="seconds that a turn may take")
-    parser.add_argument("--judge", action="store_true", help="status 1 where a goal is missed")
+    parser.add_argument("--check-targets", action="store_true", help="status 1 where a goal is missed")
     parser.add_argument("--require-all", action="store_true", help="status 1 where something is not compared")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--no-color", action="store_true")
     return parser
 
 
-def _models(text: str) -> tuple[Benchmark, ...]:
+def _models(text: str) -> tuple[ModelBenchmark, ...]:
     known = {model.name: model for model in MODELS}
     return tuple(known[name] for name in _known(text, known, "model"))
 
@@ -108,31 +108,33 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # idle threads of a BLAS would spin beside what is measured
     rounds = arguments.rounds or (1 if arguments.quick else 5)
     divisor = QUICK_DIVISOR if arguments.quick else 1
-    plan = Plan(arguments.models, arguments.only, rounds, divisor, arguments.limit, lambda _: None)
-    chosen, left_out = _possible(arguments.sections)
-    with progress(sum(turns_of(name, plan) for name in chosen), arguments.no_color) as advance:
-        plan = Plan(arguments.models, arguments.only, rounds, divisor, arguments.limit, advance)
+    plan = BenchmarkPlan(arguments.models, arguments.only, rounds, divisor, arguments.limit, lambda _: None)
+    chosen, skipped = _supported_sections(arguments.sections)
+    with progress(sum(count_trials(name, plan) for name in chosen), arguments.no_color) as advance:
+        plan = BenchmarkPlan(arguments.models, arguments.only, rounds, divisor, arguments.limit, advance)
         report: dict[str, Any] = {"conditions": _conditions(load, arguments.quick)}
         report |= {name: SECTIONS[name](plan) for name in chosen}
-    missed = [f"{label}: {goal['goal']}" for label, goal in goals_of(report) if goal["met"] is False]
+    missed = [f"{label}: {target['target']}" for label, target in targets_of(report) if target["met"] is False]
     missing = [
-        f"{row['model']}: {party}: {why}" for row in report.get("models", []) for party, why in row["missing"].items()
+        f"{row['model']}: {runner}: {reason}"
+        for row in report.get("models", [])
+        for runner, reason in row["missing"].items()
     ]
-    return report | {"missed": missed, "not_compared": [*left_out, *missing]}
+    return report | {"missed": missed, "not_compared": [*skipped, *missing]}
 
 
-def _possible(sections: Sequence[str]) -> tuple[list[str], list[str]]:
-    if placement.two_cores() is not None:
+def _supported_sections(sections: Sequence[str]) -> tuple[list[str], list[str]]:
+    if cpu_pinning.two_cpus() is not None:
         return list(sections), []
-    left_out = [f"{name}: one core allowed, both ends poll" for name in sections if name in NEEDS_TWO_CORES]
-    return [name for name in sections if name not in NEEDS_TWO_CORES], left_out
+    skipped = [f"{name}: one core allowed, both ends poll" for name in sections if name in NEEDS_TWO_CPUS]
+    return [name for name in sections if name not in NEEDS_TWO_CPUS], skipped
 
 
 def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, Any]:
     from nnfmq.engines.compiled.jit import host_target
     from nnfmq.queue import core
 
-    threads = most_threads()
+    threads = max_threads()
     return {
         "cpu": cpu_model(),
         "target": host_target().name,
@@ -140,9 +142,11 @@ def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, A
         "python": platform.python_version(),
         "packages": {name: package_version(name) for name in PACKAGES},
         "core": core.core_name,
-        "cpus_allowed": sorted(placement.ALLOWED),
-        "cpus_used": {counted(n): {"computing": cores(n), "client": client_cores(n)} for n in sorted({1, threads})},
-        "client_shares_cores": len(placement.ALLOWED) <= threads,
+        "cpus_allowed": sorted(cpu_pinning.ALLOWED),
+        "cpus_used": {
+            format_threads(n): {"computing": compute_cpus(n), "client": client_cpu_set(n)} for n in sorted({1, threads})
+        },
+        "client_shares_cpus": len(cpu_pinning.ALLOWED) <= threads,
         "polling_window": polling_windows(),
         "load_before": [round(value, 2) for value in load],
         "clock": "time.perf_counter_ns, around: write the input, execute, read the output",
@@ -158,7 +162,7 @@ def _print(report: dict[str, Any], no_color: bool) -> None:
     for name in SECTIONS:
         if name in report:
             screen.print(f"{name}", style="bold")
-            _PRINTED[name](screen, report[name])
+            _PRINTERS[name](screen, report[name])
     for name, value in report["conditions"].items():
         screen.print(f"{name}: {value}")
     screen.print(f"\ngoals missed: {'; '.join(report['missed']) or 'none'}")
@@ -168,71 +172,73 @@ def _print(report: dict[str, Any], no_color: bool) -> None:
 def _print_models(screen: Any, rows: Sequence[dict[str, Any]]) -> None:
     ratios = table("model", ">burst / best peer", ">goal", "", "best peer")
     for row in rows:
-        ratios.add_row(row["model"], *_verdict(row["goals"][0]), row["best_peer"] or "-")
+        ratios.add_row(row["model"], *_target_columns(row["targets"][0]), row["best_baseline"] or "-")
     screen.print(ratios)
     for row in rows:
-        parties = table(row["model"], ">p50 µs", ">p99", ">p99.9", ">threads", ">apart", "way")
-        for name, party in row["parties"].items():
-            times = [shown(party[figure], "") for figure in ("p50", "p99", "p99.9")]
-            parties.add_row(name, *times, str(party["threads"]), f"{party['apart']:.2g}", party["way"])
-        screen.print(parties)
-        for party, reason in row["missing"].items():
-            screen.print(f"  {party}: missing: {reason}")
+        runners = table(row["model"], ">p50 µs", ">p99", ">p99.9", ">threads", ">apart", "API variant")
+        for name, runner in row["runners"].items():
+            times = [format_metric(runner[metric], "") for metric in ("p50", "p99", "p99.9")]
+            runners.add_row(
+                name, *times, str(runner["threads"]), f"{runner['output_difference']:.2g}", runner["api_variant"]
+            )
+        screen.print(runners)
+        for runner, reason in row["missing"].items():
+            screen.print(f"  {runner}: missing: {reason}")
 
 
-def _verdict(goal: dict[str, Any]) -> tuple[str, str, str]:
-    verdict = {True: "met", False: "missed", None: "not compared"}[goal["met"]]
-    return shown(goal["value"], goal["unit"]), shown(goal["limit"], goal["unit"]), verdict
+def _target_columns(target: dict[str, Any]) -> tuple[str, str, str]:
+    outcome = {True: "met", False: "missed", None: "not compared"}[target["met"]]
+    return format_metric(target["value"], target["unit"]), format_metric(target["limit"], target["unit"]), outcome
 
 
 def _print_cost(screen: Any, rows: Sequence[dict[str, Any]]) -> None:
     made = table("model", ">threads", ">cost", ">goal", "", ">burst µs", ">in process µs")
     for row in rows:
-        times = (shown(row[name], "") for name in ("burst_us", "in_process_us"))
-        made.add_row(row["model"], str(row["threads"]), *_verdict(row["goals"][0]), *times)
+        times = (format_metric(row[name], "") for name in ("burst_us", "in_process_us"))
+        made.add_row(row["model"], str(row["threads"]), *_target_columns(row["targets"][0]), *times)
     screen.print(made)
 
 
 def _print_compiling(screen: Any, rows: Sequence[dict[str, Any]]) -> None:
     made = table("burst of", "while this is compiled", ">p99 / p99 alone", ">goal", "", ">p99 µs", ">alone µs")
     for row in rows:
-        times = (shown(row["figures"][name]["p99"], "") for name in ("beside", "alone"))
-        made.add_row(row["model"], row["compiled"], *_verdict(row["goals"][0]), *times)
+        times = (format_metric(row["metrics"][name]["p99"], "") for name in ("under_load", "unloaded"))
+        made.add_row(row["model"], row["compiled"], *_target_columns(row["targets"][0]), *times)
     screen.print(made)
 
 
-def _print_growth(screen: Any, found: dict[str, Any]) -> None:
+def _print_scaling(screen: Any, found: dict[str, Any]) -> None:
     for what in ("size", "channels"):
         made = table("operation", "type", f">{what}", ">burst µs", ">in process µs")
         for series in found[what]:
             for point in series["points"]:
-                times = (shown(point[name], "") for name in ("burst_us", "in_process_us"))
+                times = (format_metric(point[name], "") for name in ("burst_us", "in_process_us"))
                 made.add_row(series["operation"], series["type"], str(point[what]), *times)
         screen.print(made)
     made = table("model", ">threads", ">burst µs", ">in process µs")
     for series in found["threads"]:
         for point in series["points"]:
-            times = (shown(point[name], "") for name in ("burst_us", "in_process_us"))
+            times = (format_metric(point[name], "") for name in ("burst_us", "in_process_us"))
             made.add_row(series["model"], str(point["threads"]), *times)
     screen.print(made)
 
 
 def _print_roofline(screen: Any, found: dict[str, Any]) -> None:
-    for name, peak in found["peaks"].items():
-        screen.print(f"  {name}: {'-' if peak is None else f'{peak / 1e9:.1f} G'}")
+    for name, ceiling in found["ceilings"].items():
+        screen.print(f"  {name}: {'-' if ceiling is None else f'{ceiling / 1e9:.1f} G'}")
     made = table("model", ">operations M", ">MB", ">operations / byte", ">G operations / s", ">share of roof")
     for row in found["models"]:
-        share = "-" if row["share_of_roof"] is None else f"{row['share_of_roof']:.0%}"
-        figures = (row["operations"] / 1e6, row["bytes"] / 1e6, row["intensity"], row["operations_per_s"] / 1e9)
-        made.add_row(row["model"], *(shown(value, "") for value in figures), share)
+        share = "-" if row["roofline_share"] is None else f"{row['roofline_share']:.0%}"
+        metrics = (row["operations"] / 1e6, row["bytes"] / 1e6, row["intensity"], row["operations_per_s"] / 1e9)
+        made.add_row(row["model"], *(format_metric(value, "") for value in metrics), share)
     screen.print(made)
 
 
-_PRINTED: dict[str, Callable[[Any, Any], None]] = {
+_PRINTERS: dict[str, Callable[[Any, Any], None]] = {
     "models": _print_models,
     "cost": _print_cost,
     "compiling": _print_compiling,
-    "growth": _print_growth,
+    "scaling": _print_scaling,
     "roofline": _print_roofline,
 }
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from model_bench_metrics import goals_of
+from model_bench_metrics import targets_of
 from model_bench_plots import draw
-from queue_bench_cases import shown
+from queue_bench_cases import format_metric
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BEGIN, END = "<!-- results: written by tools/model_bench_page.py -->", "<!-- end of results -->"
@@ -66,10 +66,10 @@ def results(report: Mapping[str, Any], plots: Mapping[str, str]) -> str:
 
 
 def _conditions(report: Mapping[str, Any]) -> str:
-    given, goals = report["conditions"], goals_of(report)
+    given, targets = report["conditions"], targets_of(report)
     packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in given["packages"].items())
     used = "; ".join(f"{name}: {_placed(cpus)}" for name, cpus in given["cpus_used"].items())
-    shares = ", which has no core of its own then" if given["client_shares_cores"] else ""
+    shares = ", which has no core of its own then" if given["client_shares_cpus"] else ""
     lines = [
         *(["**A trial with few steps: no measurement.**\n"] if given["quick"] else []),
         f"* {given['cpu']}, {len(given['cpus_allowed'])} cores, code for {given['target']}; Linux {given['kernel']}, "
@@ -78,7 +78,7 @@ def _conditions(report: Mapping[str, Any]) -> str:
         f"* computing on, and the burst's client: {used}{shares}",
         *(f"* polling window, {name}: {window}" for name, window in given["polling_window"].items()),
         f"* load before: {', '.join(map(str, given['load_before']))}",
-        f"* goals: {sum(goal['met'] is True for _, goal in goals)} of {len(goals)} met; which, the tables say",
+        f"* goals: {sum(target['met'] is True for _, target in targets)} of {len(targets)} met; which, the tables say",
         f"* not compared: {'; '.join(report['not_compared']) or 'nothing'}\n",
     ]
     return "\n".join(lines)
@@ -100,10 +100,10 @@ def _plot(plots: Mapping[str, str], name: str, text: str) -> Table:
     return [f"![{text}]({plots[name]})\n"] if name in plots else []
 
 
-def _goal(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    goal = row["goals"][0]
-    verdict = {True: "met", False: "**missed**", None: "not compared"}[goal["met"]]
-    return shown(goal["value"], goal["unit"]), shown(goal["limit"], goal["unit"]), verdict
+def _target(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    target = row["targets"][0]
+    outcome = {True: "met", False: "**missed**", None: "not compared"}[target["met"]]
+    return format_metric(target["value"], target["unit"]), format_metric(target["limit"], target["unit"]), outcome
 
 
 def _models(rows: Sequence[Mapping[str, Any]], plots: Mapping[str, str]) -> Iterator[str]:
@@ -112,25 +112,27 @@ def _models(rows: Sequence[Mapping[str, Any]], plots: Mapping[str, str]) -> Iter
     yield from _plot(plots, "models", "p50 of each party over the best peer's")
     for row in rows:
         unit = "codes" if row["is_quantized"] else "relative"
-        heads = (f"{row['model']}", ">p50 µs", ">p99", ">p99.9", f">apart ({unit})", "way")
-        yield table(heads, [_party_row(name, party) for name, party in row["parties"].items()])
+        heads = (f"{row['model']}", ">p50 µs", ">p99", ">p99.9", f">apart ({unit})", "API variant")
+        yield table(heads, [_runner_row(name, runner) for name, runner in row["runners"].items()])
         yield f"{row['rounds']} rounds of {row['count']} executions.\n"
 
 
 def _ratio_row(row: Mapping[str, Any]) -> list[str]:
-    times = (shown(row["p50_us"][name], "") for name in ("ours", "theirs"))
-    return [row["model"], *_goal(row), *times, row["best_peer"] or "-"]
+    times = (format_metric(row["p50_us"][name], "") for name in ("subject", "baseline"))
+    return [row["model"], *_target(row), *times, row["best_baseline"] or "-"]
 
 
-def _party_row(name: str, party: Mapping[str, Any]) -> list[str]:
-    times = (shown(party[figure], "") for figure in ("p50", "p99", "p99.9"))
-    return [name, *times, f"{party['apart']:.2g}", party["way"]]
+def _runner_row(name: str, runner: Mapping[str, Any]) -> list[str]:
+    times = (format_metric(runner[metric], "") for metric in ("p50", "p99", "p99.9"))
+    return [name, *times, f"{runner['output_difference']:.2g}", runner["api_variant"]]
 
 
 def _cost(rows: Sequence[Mapping[str, Any]], plots: Mapping[str, str]) -> Iterator[str]:
     headings = ("model", ">threads", ">cost", ">goal", "", ">burst µs", ">in process µs")
     times = ("burst_us", "in_process_us")
-    lines = [[r["model"], str(r["threads"]), *_goal(r), *(shown(r[name], "") for name in times)] for r in rows]
+    lines = [
+        [r["model"], str(r["threads"]), *_target(r), *(format_metric(r[name], "") for name in times)] for r in rows
+    ]
     yield table(headings, lines)
     yield from _plot(plots, "cost", "cost of the burst over the model, in µs")
 
@@ -141,26 +143,26 @@ def _compiling(rows: Sequence[Mapping[str, Any]], _: Mapping[str, str]) -> Itera
 
 
 def _compiling_row(row: Mapping[str, Any]) -> list[str]:
-    times = (shown(row["figures"][name]["p99"], "") for name in ("beside", "alone"))
-    return [row["model"], row["compiled"], *_goal(row), *times]
+    times = (format_metric(row["metrics"][name]["p99"], "") for name in ("under_load", "unloaded"))
+    return [row["model"], row["compiled"], *_target(row), *times]
 
 
-def _growth(found: Mapping[str, Any], plots: Mapping[str, str]) -> Iterator[str]:
+def _scaling(found: Mapping[str, Any], plots: Mapping[str, str]) -> Iterator[str]:
     at = found["at"]
     for what, title in (("size", f"{at['channels']} channels"), ("channels", f"{at['size']} × {at['size']} pixels")):
-        yield _growth_table(found[what], what, title)
+        yield _scaling_table(found[what], what, title)
         yield from _plot(plots, what, f"latency against {what}, {title}")
     for series in found["threads"]:
         headings = (f"{series['model']}: threads", ">burst µs", ">in process µs")
         yield table(headings, [[str(p["threads"]), *_point(p)] for p in series["points"]])
 
 
-def _growth_table(rows: Sequence[Mapping[str, Any]], what: str, title: str) -> str:
+def _scaling_table(rows: Sequence[Mapping[str, Any]], what: str, title: str) -> str:
     values = [str(point[what]) for point in rows[0]["points"]]
     of = "pixels" if what == "size" else what
     headings = (f"burst µs, {title}; {what}:", *(f">{value}" for value in values), f">power of the {of}")
     lines = [
-        [f"{row['operation']}, {row['type']}", *(shown(p["burst_us"], "") for p in row["points"]),
+        [f"{row['operation']}, {row['type']}", *(format_metric(p["burst_us"], "") for p in row["points"]),
          f"{row['exponents']['burst_us']:.2f}"]
         for row in rows
     ]  # fmt: skip
@@ -168,28 +170,32 @@ def _growth_table(rows: Sequence[Mapping[str, Any]], what: str, title: str) -> s
 
 
 def _point(point: Mapping[str, Any]) -> tuple[str, str]:
-    return shown(point["burst_us"], ""), shown(point["in_process_us"], "")
+    return format_metric(point["burst_us"], ""), format_metric(point["in_process_us"], "")
 
 
 def _roofline(found: Mapping[str, Any], plots: Mapping[str, str]) -> Iterator[str]:
-    peaks = ((name, "-" if peak is None else f"{peak / 1e9:.1f}") for name, peak in found["peaks"].items())
-    yield table(("one core", ">G / s"), [[name.removesuffix("_per_s").replace("_", " "), peak] for name, peak in peaks])
+    ceilings = (
+        (name, "-" if ceiling is None else f"{ceiling / 1e9:.1f}") for name, ceiling in found["ceilings"].items()
+    )
+    yield table(
+        ("one core", ">G / s"), [[name.removesuffix("_per_s").replace("_", " "), ceiling] for name, ceiling in ceilings]
+    )
     headings = ("model", ">M operations", ">MB", ">operations / byte", ">G operations / s", ">share of the roof")
     yield table(headings, [_roofline_row(row) for row in found["models"]])
     yield from _plot(plots, "roofline", "operations a second against operations for each byte")
 
 
 def _roofline_row(row: Mapping[str, Any]) -> list[str]:
-    figures = (row["operations"] / 1e6, row["bytes"] / 1e6, row["intensity"], row["operations_per_s"] / 1e9)
-    share = "-" if row["share_of_roof"] is None else f"{row['share_of_roof']:.0%}"
-    return [row["model"], *(shown(value, "") for value in figures), share]
+    metrics = (row["operations"] / 1e6, row["bytes"] / 1e6, row["intensity"], row["operations_per_s"] / 1e9)
+    share = "-" if row["roofline_share"] is None else f"{row['roofline_share']:.0%}"
+    return [row["model"], *(format_metric(value, "") for value in metrics), share]
 
 
 _SECTIONS: dict[str, tuple[str, Any]] = {
     "models": ("Models, beside the peers", _models),
     "cost": ("Cost over the model", _cost),
     "compiling": ("While another model is compiled", _compiling),
-    "growth": ("How cost grows", _growth),
+    "scaling": ("How cost grows", _scaling),
     "roofline": ("Roofline", _roofline),
 }
 

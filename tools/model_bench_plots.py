@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from model_bench_metrics import BURST, IN_PROCESS, PEERS
+from model_bench_metrics import BASELINES, BURST, IN_PROCESS
 
 WIDTH, HEIGHT = 9.0, 4.2
-COLORS = {BURST: "#0b6e99", IN_PROCESS: "#7fbcd2", PEERS[0]: "#d9822b", PEERS[1]: "#8a5fb0"}
-_GOAL = {"color": "#b03030", "linestyle": "--", "linewidth": 1.2}
+COLORS = {BURST: "#0b6e99", IN_PROCESS: "#7fbcd2", BASELINES[0]: "#d9822b", BASELINES[1]: "#8a5fb0"}
+_TARGET_LINE = {"color": "#b03030", "linestyle": "--", "linewidth": 1.2}
 _KINDS = ("#0b6e99", "#d9822b", "#8a5fb0", "#4f8f4f")
 
 _SETTINGS: Any = {
@@ -36,20 +36,20 @@ def draw(report: Mapping[str, Any], folder: Path, form: str) -> dict[str, str]:
     files = {}
     with mpl.rc_context(_SETTINGS):
         for name, make in _PLOTS.items():
-            figure = make(report)
-            if figure is not None:
+            chart = make(report)
+            if chart is not None:
                 files[name] = f"{name}.{form}"
                 metadata = {"Date": None} if form == "svg" else {"Software": None}
-                figure.savefig(folder / files[name], format=form, metadata=metadata, bbox_inches="tight", dpi=110)
+                chart.savefig(folder / files[name], format=form, metadata=metadata, bbox_inches="tight", dpi=110)
     return files
 
 
 def _axes(columns: int = 1, height: float = HEIGHT) -> tuple[Any, list[Any]]:
     from matplotlib.figure import Figure  # without pyplot nothing is kept
 
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    made = figure.subplots(1, columns, squeeze=False)
-    return figure, list(made[0])
+    chart = Figure(figsize=(WIDTH, height), layout="constrained")
+    made = chart.subplots(1, columns, squeeze=False)
+    return chart, list(made[0])
 
 
 def _short(name: str) -> str:
@@ -59,11 +59,11 @@ def _short(name: str) -> str:
 
 def _models(report: Mapping[str, Any]) -> Any:
     """Bars of p50 over the best peer's with as many threads as the ratio has; the goal of each model."""
-    rows = [row for row in report.get("models", []) if row["best_peer"]]
+    rows = [row for row in report.get("models", []) if row["best_baseline"]]
     if not rows:
         return None
     names = _compared(rows)
-    figure, (axes,) = _axes()
+    chart, (axes,) = _axes()
     width = 0.8 / len(names)
     for number, name in enumerate(names):
         kind = name.partition(",")[0]
@@ -76,48 +76,50 @@ def _models(report: Mapping[str, Any]) -> Any:
         for label in labels:  # readable where the goal's line crosses it
             label.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.3})
     for place, row in enumerate(rows):
-        axes.hlines(row["goals"][0]["limit"], place - 0.4, place + 0.4, label="goal" if not place else None, **_GOAL)
+        axes.hlines(
+            row["targets"][0]["limit"], place - 0.4, place + 0.4, label="target" if not place else None, **_TARGET_LINE
+        )
     axes.set_xticks(range(len(rows)), [_short(row["model"]) for row in rows])
     axes.set_ylabel("p50 / best peer's p50 (less is faster)")
     axes.grid(axis="x", visible=False)
-    figure.legend(loc="outside upper center", ncols=len(names) + 1, frameon=False)
-    return figure
+    chart.legend(loc="outside upper center", ncols=len(names) + 1, frameon=False)
+    return chart
 
 
 def _compared(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    threads = rows[0]["best_peer"].partition(",")[2]
-    kinds = (BURST, IN_PROCESS, *PEERS)
-    return [name for name in (f"{kind},{threads}" for kind in kinds) if any(name in row["parties"] for row in rows)]
+    threads = rows[0]["best_baseline"].partition(",")[2]
+    kinds = (BURST, IN_PROCESS, *BASELINES)
+    return [name for name in (f"{kind},{threads}" for kind in kinds) if any(name in row["runners"] for row in rows)]
 
 
 def _relative(row: Mapping[str, Any], name: str) -> float:
-    return row["parties"][name]["p50"] / row["p50_us"]["theirs"] if name in row["parties"] else 0.0
+    return row["runners"][name]["p50"] / row["p50_us"]["baseline"] if name in row["runners"] else 0.0
 
 
 def _cost(report: Mapping[str, Any]) -> Any:
     rows = report.get("cost", [])
     if not rows:
         return None
-    figure, (axes,) = _axes(height=0.5 + 0.42 * len(rows))
+    chart, (axes,) = _axes(height=0.5 + 0.42 * len(rows))
     labels = [f"{row['model']}, {row['threads']} thr." for row in rows]
-    bars = axes.barh(labels, [row["goals"][0]["value"] for row in rows], color=COLORS[BURST], height=0.6)
+    bars = axes.barh(labels, [row["targets"][0]["value"] for row in rows], color=COLORS[BURST], height=0.6)
     axes.bar_label(bars, fmt=" %.1f µs", fontsize=8)
     axes.margins(x=0.15)  # room for the label of a bar to the left of 0 as well
-    axes.axvline(rows[0]["goals"][0]["limit"], label="goal", **_GOAL)
+    axes.axvline(rows[0]["targets"][0]["limit"], label="target", **_TARGET_LINE)
     axes.invert_yaxis()
     axes.set_xlabel("burst p50 less p50 of the same engine in process, µs")
     axes.grid(axis="y", visible=False)
-    return figure
+    return chart
 
 
-def _growing(what: str) -> Callable[[Mapping[str, Any]], Any]:
+def _latency_against(what: str) -> Callable[[Mapping[str, Any]], Any]:
     """Return what draws latency against `what`: the burst, and below it the engine alone."""
 
     def make(report: Mapping[str, Any]) -> Any:
-        found = report.get("growth")
+        found = report.get("scaling")
         if not found:
             return None
-        figure, (axes,) = _axes()
+        chart, (axes,) = _axes()
         for color, series in zip(_KINDS, found[what], strict=False):
             values = [point[what] for point in series["points"]]
             name = f"{series['operation']}, {series['type']}"
@@ -130,8 +132,8 @@ def _growing(what: str) -> Callable[[Mapping[str, Any]], Any]:
             f"pixels each way, {fixed} channels" if what == "size" else f"channels, {fixed} × {fixed} pixels"
         )
         axes.set_ylabel("p50, µs")
-        figure.legend(loc="outside right upper", frameon=False)
-        return figure
+        chart.legend(loc="outside right upper", frameon=False)
+        return chart
 
     return make
 
@@ -147,17 +149,17 @@ def _roofline(report: Mapping[str, Any]) -> Any:
     found = report.get("roofline")
     if not found:
         return None
-    figure, (axes,) = _axes()
+    chart, (axes,) = _axes()
     intensities = [row["intensity"] for row in found["models"]]
     low, high = min(intensities) / 2, max(intensities) * 3
-    peaks = found["peaks"]
-    roofs = (("float32", peaks["float32_operations_per_s"], _KINDS[0]),
-             ("codes", peaks["code_operations_per_s"], _KINDS[1]))  # fmt: skip
-    for name, peak, color in roofs:
-        if peak is not None:
-            axes.axhline(peak / 1e9, color=color, linewidth=1.2, label=f"{name}, from registers")
+    ceilings = found["ceilings"]
+    roofs = (("float32", ceilings["float32_operations_per_s"], _KINDS[0]),
+             ("codes", ceilings["quantized_operations_per_s"], _KINDS[1]))  # fmt: skip
+    for name, ceiling, color in roofs:
+        if ceiling is not None:
+            axes.axhline(ceiling / 1e9, color=color, linewidth=1.2, label=f"{name}, from registers")
     for name, style in (("cache", "-."), ("memory", ":")):
-        slope = peaks[f"{name}_bytes_per_s"] / 1e9
+        slope = ceilings[f"{name}_bytes_per_s"] / 1e9
         axes.plot([low, high], [low * slope, high * slope], style, color="#777777", label=f"from {name}")
     for number, row in enumerate(found["models"], 1):
         color = _KINDS[1] if row["is_quantized"] else _KINDS[0]
@@ -166,20 +168,20 @@ def _roofline(report: Mapping[str, Any]) -> Any:
         axes.plot(*place, "o", color=color, markersize=12, label=label)
         axes.annotate(str(number), place, ha="center", va="center", color="white", fontsize=8, fontweight="bold")
     rates = [row["operations_per_s"] / 1e9 for row in found["models"]]
-    tops = [peak / 1e9 for _, peak, _ in roofs if peak is not None]
+    tops = [ceiling / 1e9 for _, ceiling, _ in roofs if ceiling is not None]
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(min(rates) / 3, max(tops) * 2))
     axes.set_xlabel("operations for each byte")
     axes.set_ylabel("G operations / s, one thread")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:g}")
-    figure.legend(loc="outside right upper", frameon=False)
-    return figure
+    chart.legend(loc="outside right upper", frameon=False)
+    return chart
 
 
 _PLOTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "models": _models,
     "cost": _cost,
-    "size": _growing("size"),
-    "channels": _growing("channels"),
+    "size": _latency_against("size"),
+    "channels": _latency_against("channels"),
     "roofline": _roofline,
 }

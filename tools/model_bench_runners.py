@@ -9,7 +9,6 @@ A party is pinned to its cores before it makes its threads, so their number is k
 from __future__ import annotations
 
 import os
-import signal
 import statistics
 import tempfile
 import time
@@ -20,13 +19,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-import cpu_pinning as placement
+import cpu_pinning
 import numpy as np
 import numpy.typing as npt
-from bench_processes import Failed
-from latency_baselines import PeerMissing
+from bench_processes import BenchmarkFailed, set_time_limit
+from latency_baselines import BaselineUnavailable
 from latency_client import CLIENT_WINDOW, SERVER_WINDOW
-from measure_capabilities import made_up
+from measure_capabilities import random_input
 
 import nnfmq
 from nnfmq.cli.console import open_client
@@ -40,12 +39,12 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Step = Callable[[], Sequence[Array]]
 SUSTAINED = ExecutionPreference.SUSTAINED_SPEED  # the machine code at once, and nothing else at first
-_TRIALS = 20  # of each way, to see which is the quickest
+_TRIALS_PER_VARIANT = 20  # of each way, to see which is the quickest
 _SEED = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class GeneratedModel:
     """A model that comes from no file, as `nnfmq.LoadedModel` has it."""
 
     model: Model
@@ -54,11 +53,11 @@ class Described:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RunnerJob:
     """One party; sent to its process. `cpus` are where it computes, one for each thread."""
 
     kind: str
-    source: Path | Described
+    source: Path | GeneratedModel
     cpus: tuple[int, ...]
     client_cpus: tuple[int, ...] = ()
     window_us: float | None = None  # None: the default window
@@ -67,7 +66,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Trial:
     """What a party is told to do: so many steps that are timed, after some that are not."""
 
     count: int
@@ -84,56 +83,56 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Party:
+class Runner:
     """A loaded model. `ways` are steps by name, of which the quickest is taken."""
 
-    ways: Mapping[str, Step]
+    variants: Mapping[str, Step]
     pids: tuple[int, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def child_main(connection: Connection, job: Job) -> None:
+def child_main(connection: Connection, job: RunnerJob) -> None:
     """Say that the party is ready, then answer each Turn with its times in ns, until the connection ends."""
-    signal.alarm(job.limit_s)
+    set_time_limit(job.limit_s)
     try:
-        placement.pin_to(0, job.client_cpus or job.cpus)
-        with PARTIES[job.kind](job) as party:
-            _serve(connection, job, party)
-    except PeerMissing as missing:
+        cpu_pinning.pin_to(0, job.client_cpus or job.cpus)
+        with RUNNERS[job.kind](job) as runner:
+            _serve(connection, job, runner)
+    except BaselineUnavailable as missing:
         connection.send(missing)
-    except (Failed, NnfmqError, ImportError, OSError) as error:
-        connection.send(Failed(f"{job.kind}: {type(error).__name__}: {error}"))
+    except (BenchmarkFailed, NnfmqError, ImportError, OSError) as error:
+        connection.send(BenchmarkFailed(f"{job.kind}: {type(error).__name__}: {error}"))
     finally:
         connection.close()
 
 
-def _serve(connection: Connection, job: Job, party: Party) -> None:
-    outputs = [np.array(array) for array in next(iter(party.ways.values()))()]
-    connection.send(Ready((os.getpid(), *party.pids), party.details, outputs))
+def _serve(connection: Connection, job: RunnerJob, runner: Runner) -> None:
+    outputs = [np.array(array) for array in next(iter(runner.variants.values()))()]
+    connection.send(Ready((os.getpid(), *runner.pids), runner.details, outputs))
     step = None
     while True:
-        signal.alarm(0)  # others may take long; when the benchmark ends, so does the connection
+        set_time_limit(0)  # others may take long; when the benchmark ends, so does the connection
         try:
-            turn = connection.recv()
+            trial = connection.recv()
         except EOFError:
             return
-        signal.alarm(job.limit_s)
+        set_time_limit(job.limit_s)
         with np.errstate(all="ignore"):
             if step is None:
-                step, party.details["way"] = quickest(party.ways)
-            timed(step, turn.warm_up)
-            connection.send((timed(step, turn.count), party.details))
+                step, runner.details["variant"] = fastest_variant(runner.variants)
+            timed(step, trial.warm_up)
+            connection.send((timed(step, trial.count), runner.details))
 
 
-def quickest(ways: Mapping[str, Step]) -> tuple[Step, str]:
+def fastest_variant(variants: Mapping[str, Step]) -> tuple[Step, str]:
     """Return the way whose median is the least, and its name. Several are tried, in turns."""
-    if len(ways) == 1:
-        return next((step, name) for name, step in ways.items())
-    times: dict[str, list[int]] = {name: [] for name in ways}
-    for name, step in [*ways.items()] * _TRIALS:
+    if len(variants) == 1:
+        return next((step, name) for name, step in variants.items())
+    times: dict[str, list[int]] = {name: [] for name in variants}
+    for name, step in [*variants.items()] * _TRIALS_PER_VARIANT:
         times[name] += timed(step, 1)
     best = min(times, key=lambda name: statistics.median(times[name]))
-    return ways[best], best
+    return variants[best], best
 
 
 def timed(step: Step, count: int) -> list[int]:
@@ -149,28 +148,31 @@ def timed(step: Step, count: int) -> list[int]:
 # ---- ours
 
 
-def loaded(source: Path | Described) -> Any:
+def load_source(source: Path | GeneratedModel) -> Any:
     """Return what a job's source is."""
-    return source if isinstance(source, Described) else nnfmq.load(source)
+    return source if isinstance(source, GeneratedModel) else nnfmq.load(source)
 
 
 def inputs_for(infos: Sequence[TensorInfo]) -> list[Array]:
     """Return the same random arrays to every party; states begin as zeros."""
     random = np.random.default_rng(_SEED)
-    return [np.zeros(i.shape, i.dtype) if i.is_state else made_up(i, random) for i in infos]
+    return [np.zeros(i.shape, i.dtype) if i.is_state else random_input(i, random) for i in infos]
 
 
-def _stepping(given: Sequence[Array], infos: Sequence[TensorInfo], targets: Sequence[Array],
-              results: Sequence[Array], run: Callable[[], object]) -> Step:  # fmt: skip
+def make_step(inputs: Sequence[Array], infos: Sequence[TensorInfo], input_buffers: Sequence[Array],
+              output_buffers: Sequence[Array], run: Callable[[], object]) -> Step:  # fmt: skip
     """Return the step of what reads `targets` and writes `results` in place."""
-    writes = [(target, array) for target, array, i in zip(targets, given, infos, strict=True) if not i.is_state]
-    states = [target for target, info in zip(targets, infos, strict=True) if info.is_state]
-    fresh, kept = results[: len(results) - len(states)], results[len(results) - len(states) :]
+    writes = [(buffer, array) for buffer, array, i in zip(input_buffers, inputs, infos, strict=True) if not i.is_state]
+    states = [buffer for buffer, info in zip(input_buffers, infos, strict=True) if info.is_state]
+    fresh, kept = (
+        output_buffers[: len(output_buffers) - len(states)],
+        output_buffers[len(output_buffers) - len(states) :],
+    )
     moves = list(zip(states, kept, strict=True))
 
     def step() -> list[Array]:
-        for target, array in writes:
-            target[...] = array
+        for buffer, array in writes:
+            buffer[...] = array
         run()
         outputs = [array.copy() for array in fresh]
         for state, made in moves:
@@ -181,125 +183,130 @@ def _stepping(given: Sequence[Array], infos: Sequence[TensorInfo], targets: Sequ
 
 
 @contextmanager
-def _in_process(job: Job) -> Iterator[Party]:
+def _in_process(job: RunnerJob) -> Iterator[Runner]:
     """The compiling engine, called directly."""
     from nnfmq.engines.compiled.partition import prepare
     from nnfmq.engines.compiled.thread_pool import default_thread_pool
 
-    model = loaded(job.source)
-    given = inputs_for(model.inputs)
-    targets, results = [array.copy() for array in given], [np.zeros(i.shape, i.dtype) for i in model.outputs]
+    model = load_source(job.source)
+    inputs = inputs_for(model.inputs)
+    input_buffers, output_buffers = (
+        [array.copy() for array in inputs],
+        [np.zeros(i.shape, i.dtype) for i in model.outputs],
+    )
     begin = time.perf_counter()
     program = prepare(model.model)
     details = {"prepare_s": time.perf_counter() - begin, "threads": default_thread_pool().worker_count + 1}
-    execution = program.bind(targets, results)
+    execution = program.bind(input_buffers, output_buffers)
     try:
-        yield Party({"bound": _stepping(given, model.inputs, targets, results, execution.run)}, (), details)
+        yield Runner(
+            {"bound": make_step(inputs, model.inputs, input_buffers, output_buffers, execution.run)}, (), details
+        )
     finally:
         default_thread_pool().stop()
 
 
 @contextmanager
-def _burst(job: Job) -> Iterator[Party]:
+def _burst(job: RunnerJob) -> Iterator[Runner]:
     """The device `compiled` of a driver process, over a burst; arrays are written to and read from its memory."""
     if job.window_us is not None:
         os.environ[CLIENT_WINDOW] = os.environ[SERVER_WINDOW] = str(job.window_us)
-    model = loaded(job.source)
+    model = load_source(job.source)
     with ExitStack() as stack:
         client = stack.enter_context(open_client(job.connect))
-        placement.pin_to(client.driver_pid, job.cpus)  # its team is as large as that
+        cpu_pinning.pin_to(client.driver_pid, job.cpus)  # its team is as large as that
         device = client.device("compiled")
         begin = time.perf_counter()
         prepared = stack.enter_context(device.prepare(model, preference=SUSTAINED, timeout=job.limit_s))
         details = {"prepare_s": time.perf_counter() - begin, "threads": len(job.cpus)}
         # Whether a process polls is decided when a burst is made, by the number of cores that it may use.
         for pid in (0, client.driver_pid):
-            placement.pin_process(pid, None)
+            cpu_pinning.pin_process(pid, None)
         burst = stack.enter_context(prepared.burst())
-        given = inputs_for(model.inputs)
-        for target, array in zip(burst.inputs, given, strict=True):
-            target[...] = array
-        placement.pin_to(client.driver_pid, job.cpus)
-        placement.pin_to(0, job.client_cpus)
+        inputs = inputs_for(model.inputs)
+        for buffer, array in zip(burst.inputs, inputs, strict=True):
+            buffer[...] = array
+        cpu_pinning.pin_to(client.driver_pid, job.cpus)
+        cpu_pinning.pin_to(0, job.client_cpus)
         outputs = burst.outputs
 
         def run() -> None:
             burst.execute(out=outputs, timeout=job.limit_s)
 
-        step = _stepping(given, model.inputs, burst.inputs, outputs, run)
-        yield Party({"in place": step}, (client.driver_pid,), details)
+        step = make_step(inputs, model.inputs, burst.inputs, outputs, run)
+        yield Runner({"in place": step}, (client.driver_pid,), details)
 
 
 # ---- peers
 
 
 @contextmanager
-def _litert(job: Job) -> Iterator[Party]:
+def _litert(job: RunnerJob) -> Iterator[Runner]:
     """LiteRT with its default delegate, XNNPACK; it keeps states itself."""
     try:
         from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
-        raise PeerMissing("ai-edge-litert is not installed: pip install 'nnfmq[bench]'") from None
-    with _said_on_stderr() as said:
-        runner = Interpreter(model_path=str(job.source), num_threads=len(job.cpus))
-        runner.allocate_tensors()
-    details = {"threads": len(job.cpus), "delegate": "XNNPACK" if "XNNPACK" in said[0] else "none"}
-    model = loaded(job.source)
+        raise BaselineUnavailable("ai-edge-litert is not installed: pip install 'nnfmq[bench]'") from None
+    with _captured_stderr() as captured:
+        interpreter = Interpreter(model_path=str(job.source), num_threads=len(job.cpus))
+        interpreter.allocate_tensors()
+    details = {"threads": len(job.cpus), "delegate": "XNNPACK" if "XNNPACK" in captured[0] else "none"}
+    model = load_source(job.source)
     fresh = [array for array, info in zip(inputs_for(model.inputs), model.inputs, strict=True) if not info.is_state]
-    places = [detail["index"] for detail in runner.get_input_details()]
-    results = [detail["index"] for detail in runner.get_output_details()]
-    writes = list(zip(places, fresh, strict=True))
+    input_indexes = [detail["index"] for detail in interpreter.get_input_details()]
+    output_buffers = [detail["index"] for detail in interpreter.get_output_details()]
+    writes = list(zip(input_indexes, fresh, strict=True))
 
     def step() -> list[Array]:
-        for place, array in writes:
-            runner.set_tensor(place, array)
-        runner.invoke()
-        return [runner.get_tensor(place) for place in results]
+        for index, array in writes:
+            interpreter.set_tensor(index, array)
+        interpreter.invoke()
+        return [interpreter.get_tensor(index) for index in output_buffers]
 
-    yield Party({"set, invoke, get": step}, (), details)
+    yield Runner({"set, invoke, get": step}, (), details)
 
 
 @contextmanager
-def _said_on_stderr() -> Iterator[list[str]]:
+def _captured_stderr() -> Iterator[list[str]]:
     """Catch what a library writes to stderr: LiteRT names its delegate nowhere else. It is let through on failure."""
-    said: list[str] = []
-    with tempfile.TemporaryFile() as caught:
+    captured: list[str] = []
+    with tempfile.TemporaryFile() as file:
         kept = os.dup(2)
-        os.dup2(caught.fileno(), 2)
+        os.dup2(file.fileno(), 2)
         try:
-            yield said
+            yield captured
         except BaseException:
-            os.write(kept, _all_of(caught))
+            os.write(kept, _read_all(file))
             raise
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-            said.append(_all_of(caught).decode(errors="replace"))
+            captured.append(_read_all(file).decode(errors="replace"))
 
 
-def _all_of(file: IO[bytes]) -> bytes:
+def _read_all(file: IO[bytes]) -> bytes:
     file.seek(0)
     return file.read()
 
 
 @contextmanager
-def _onnx_runtime(job: Job) -> Iterator[Party]:
+def _onnx_runtime(job: RunnerJob) -> Iterator[Runner]:
     """ONNX Runtime with the model's twin, all optimizations on, by `run` and by bound memory."""
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
         import onnxruntime as runtime  # type: ignore[import-not-found, import-untyped, unused-ignore]
         from tflite_to_onnx import twin_of
     except ImportError as error:
-        raise PeerMissing(f"{error.name} is not installed: pip install 'nnfmq[bench]'") from None
-    model = loaded(job.source)
-    ways: dict[str, Step] = {}
+        raise BaselineUnavailable(f"{error.name} is not installed: pip install 'nnfmq[bench]'") from None
+    model = load_source(job.source)
+    variants: dict[str, Step] = {}
     for weights in _weight_types(model):
-        twin = twin_of(model.model, weights)
-        session = _session(runtime, twin, len(job.cpus))
-        given = [twin.codes_in(array) for array in inputs_for(model.inputs)]
-        for name, make in {"run": _run_way, "bound": _bound_way}.items():
-            ways[f"{name}, weights {weights}"] = _coded(make(session, given, model.inputs), twin)
-    yield Party(ways, (), {"threads": len(job.cpus)})
+        exported = twin_of(model.model, weights)
+        session = _create_session(runtime, exported, len(job.cpus))
+        inputs = [exported.codes_in(array) for array in inputs_for(model.inputs)]
+        for name, make in {"run": _run_variant, "bound": _io_binding_variant}.items():
+            variants[f"{name}, weights {weights}"] = _restore_int8(make(session, inputs, model.inputs), exported)
+    yield Runner(variants, (), {"threads": len(job.cpus)})
 
 
 def _weight_types(model: Any) -> tuple[str, ...]:
@@ -309,22 +316,22 @@ def _weight_types(model: Any) -> tuple[str, ...]:
     return ("uint8", "int8") if is_quantized and has_vnni else ("uint8",)
 
 
-def _session(runtime: Any, twin: Any, threads: int) -> Any:
+def _create_session(runtime: Any, exported: Any, threads: int) -> Any:
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
-    return runtime.InferenceSession(twin.proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return runtime.InferenceSession(exported.proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def _coded(step: Step, twin: Any) -> Step:
+def _restore_int8(step: Step, exported: Any) -> Step:
     """Return the step, or one that gives int8 again: only a view, no work."""
-    return (lambda: [twin.codes_out(array) for array in step()]) if twin.is_shifted else step
+    return (lambda: [exported.codes_out(array) for array in step()]) if exported.is_shifted else step
 
 
-def _run_way(session: Any, given: Sequence[Array], infos: Sequence[TensorInfo]) -> Step:
+def _run_variant(session: Any, inputs: Sequence[Array], infos: Sequence[TensorInfo]) -> Step:
     names = [described.name for described in session.get_inputs()]
-    feeds, run = dict(zip(names, given, strict=True)), session.run
+    feeds, run = dict(zip(names, inputs, strict=True)), session.run
     states = [name for name, info in zip(names, infos, strict=True) if info.is_state]
 
     def step() -> list[Array]:
@@ -335,18 +342,18 @@ def _run_way(session: Any, given: Sequence[Array], infos: Sequence[TensorInfo]) 
     return step
 
 
-def _bound_way(session: Any, given: Sequence[Array], infos: Sequence[TensorInfo]) -> Step:
+def _io_binding_variant(session: Any, inputs: Sequence[Array], infos: Sequence[TensorInfo]) -> Step:
     binding = session.io_binding()
-    targets = [array.copy() for array in given]
-    results = [np.zeros(o.shape, targets[0].dtype) for o in session.get_outputs()]
-    for described, array in zip(session.get_inputs(), targets, strict=True):
+    input_buffers = [array.copy() for array in inputs]
+    output_buffers = [np.zeros(o.shape, input_buffers[0].dtype) for o in session.get_outputs()]
+    for described, array in zip(session.get_inputs(), input_buffers, strict=True):
         binding.bind_input(described.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-    for described, array in zip(session.get_outputs(), results, strict=True):
+    for described, array in zip(session.get_outputs(), output_buffers, strict=True):
         binding.bind_output(described.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-    return _stepping(given, infos, targets, results, lambda: session.run_with_iobinding(binding))
+    return make_step(inputs, infos, input_buffers, output_buffers, lambda: session.run_with_iobinding(binding))
 
 
-PARTIES: dict[str, Callable[[Job], Any]] = {
+RUNNERS: dict[str, Callable[[RunnerJob], Any]] = {
     "nnfmq burst": _burst,
     "nnfmq in process": _in_process,
     "LiteRT": _litert,

@@ -17,23 +17,23 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-import cpu_pinning as placement
-from bench_processes import Failed, received, started
-from latency_baselines import PeerMissing
-from model_bench_runners import Job, Turn, child_main
+import cpu_pinning
+from bench_processes import BenchmarkFailed, receive_result, started_processes
+from latency_baselines import BaselineUnavailable
+from model_bench_runners import RunnerJob, Trial, child_main
 
 from nnfmq.cli.console import percentile
 
-SHOWN = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
-LOOK_S, QUIET_NS, QUIET_LOOKS, PATIENCE_S = 0.01, 200_000, 2, 10
+REPORTED_PERCENTILES = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
+IDLE_POLL_S, IDLE_CPU_NS, IDLE_POLLS, IDLE_TIMEOUT_S = 0.01, 200_000, 2, 10
 Advance = Callable[[str], object]
 Samples = list[list[int]]
 """Times in ns, by turn, or by round."""
-TURNS = 5  # of each party in a round
+TRIALS_PER_ROUND = 5  # of each party in a round
 
 
 @dataclass(slots=True)
-class Gathered:
+class Measurements:
     """What the parties' turns gave: times in ns by party and turn, what they say of themselves, who is missing."""
 
     samples: dict[str, Samples] = field(default_factory=dict)
@@ -41,9 +41,9 @@ class Gathered:
     outputs: dict[str, list[Any]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
-    def figures(self) -> dict[str, dict[str, float]]:
+    def metrics(self) -> dict[str, dict[str, float]]:
         """Return the figures of each party, in µs."""
-        return {name: figures_of(_by_round(turns)) for name, turns in self.samples.items()}
+        return {name: metrics_of(_by_round(trials)) for name, trials in self.samples.items()}
 
     def differences_us(self, first: str, second: str) -> list[float]:
         """Return p50 of one party's turns less p50 of another's, each beside the one nearest to it in time."""
@@ -51,46 +51,51 @@ class Gathered:
         return [(percentile(sorted(a), 50) - percentile(sorted(b), 50)) / 1000 for a, b in pairs]
 
 
-def _by_round(turns: Samples) -> Samples:
-    return [[*itertools.chain(*turns[first : first + TURNS])] for first in range(0, len(turns), TURNS)]
+def _by_round(trials: Samples) -> Samples:
+    return [
+        [*itertools.chain(*trials[first : first + TRIALS_PER_ROUND])]
+        for first in range(0, len(trials), TRIALS_PER_ROUND)
+    ]
 
 
-def figures_of(rounds: Samples) -> dict[str, float]:
+def metrics_of(rounds: Samples) -> dict[str, float]:
     """Return the median over the rounds of each round's percentiles, in µs."""
     ordered = [sorted(times) for times in rounds]
     return {
         name: statistics.median(percentile(times, percent) for times in ordered) / 1000
-        for name, percent in SHOWN.items()
+        for name, percent in REPORTED_PERCENTILES.items()
     }
 
 
-def take_turns(jobs: Mapping[str, Job], turns: Mapping[str, Turn] | Turn, rounds: int, advance: Advance) -> Gathered:
+def run_interleaved(
+    jobs: Mapping[str, RunnerJob], trials: Mapping[str, Trial] | Trial, rounds: int, advance: Advance
+) -> Measurements:
     """Run `rounds` rounds of TURNS turns of all parties. Raises Failed where one fails or does not become quiet."""
-    gathered, present = Gathered(), {}
+    measured, present = Measurements(), {}
     with ExitStack() as stack:
         for name, job in jobs.items():  # one after the other: preparing takes a core, and its time is reported
-            (connection,) = stack.enter_context(started([(child_main, (job,))], duplex=True))
+            (connection,) = stack.enter_context(started_processes([(child_main, (job,))], duplex=True))
             try:
-                present[name] = connection, received(connection, job.limit_s)
-            except PeerMissing as reason:
-                gathered.missing[name] = str(reason)
+                present[name] = connection, receive_result(connection, job.limit_s)
+            except BaselineUnavailable as reason:
+                measured.missing[name] = str(reason)
         pids = [pid for _, ready in present.values() for pid in ready.pids]
         for name, (_, ready) in present.items():
-            gathered.outputs[name], gathered.samples[name] = ready.outputs, []
-        for number in range(rounds * TURNS):
+            measured.outputs[name], measured.samples[name] = ready.outputs, []
+        for number in range(rounds * TRIALS_PER_ROUND):
             for name in rotated(list(jobs), number):
                 advance(name)
                 if name in present:
-                    turn = turns if isinstance(turns, Turn) else turns[name]
-                    wait_until_quiet(pids)
-                    times, gathered.details[name] = _turn(present[name][0], turn, jobs[name].limit_s)
-                    gathered.samples[name].append(times)
-    return gathered
+                    trial = trials if isinstance(trials, Trial) else trials[name]
+                    wait_until_idle(pids)
+                    times, measured.details[name] = _run_trial(present[name][0], trial, jobs[name].limit_s)
+                    measured.samples[name].append(times)
+    return measured
 
 
-def _turn(connection: Connection, turn: Turn, limit_s: int) -> Any:
-    connection.send(turn)
-    return received(connection, limit_s)
+def _run_trial(connection: Connection, trial: Trial, limit_s: int) -> Any:
+    connection.send(trial)
+    return receive_result(connection, limit_s)
 
 
 def rotated(names: Sequence[str], number: int) -> list[str]:
@@ -99,15 +104,15 @@ def rotated(names: Sequence[str], number: int) -> list[str]:
     return [*names[first:], *names[:first]]
 
 
-def wait_until_quiet(pids: Sequence[int], patience_s: float = PATIENCE_S) -> None:
+def wait_until_idle(pids: Sequence[int], timeout_s: float = IDLE_TIMEOUT_S) -> None:
     """Return when none of these processes has computed for two looks in a row. Raises Failed."""
-    deadline, quiet, before = time.monotonic() + patience_s, 0, [placement.cpu_ns(pid) for pid in pids]
-    while quiet < QUIET_LOOKS:
+    deadline, idle_polls, before = time.monotonic() + timeout_s, 0, [cpu_pinning.cpu_ns(pid) for pid in pids]
+    while idle_polls < IDLE_POLLS:
         if time.monotonic() > deadline:
-            raise Failed(f"a party still computes {patience_s:g} s after its turn")
-        time.sleep(LOOK_S)
-        now = [placement.cpu_ns(pid) for pid in pids]
-        quiet = quiet + 1 if all(b - a < QUIET_NS for a, b in zip(before, now, strict=True)) else 0
+            raise BenchmarkFailed(f"a party still computes {timeout_s:g} s after its turn")
+        time.sleep(IDLE_POLL_S)
+        now = [cpu_pinning.cpu_ns(pid) for pid in pids]
+        idle_polls = idle_polls + 1 if all(b - a < IDLE_CPU_NS for a, b in zip(before, now, strict=True)) else 0
         before = now
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from model_bench_runners import Described
+from model_bench_runners import GeneratedModel
 
 from nnfmq.engines.interpreter import prepare
 from nnfmq.hal.tensor_info import TensorInfo
@@ -55,7 +55,7 @@ class ModelCost:
         return self.operations / self.bytes
 
 
-def model_cost(model: Model) -> ModelCost:
+def count_model_cost(model: Model) -> ModelCost:
     """Return the work of a model. What has no shape of its own before the execution is not counted among the bytes."""
     main = model.main
     shapes = prepare(model).shapes
@@ -82,7 +82,7 @@ KINDS = {"convolution 3×3": OperationType.CONV_2D, "depthwise 3×3": OperationT
 TYPES = {"float32": OperandType.TENSOR_FLOAT32, "uint8": OperandType.TENSOR_QUANT8_ASYMM}
 
 
-def generated(kind: str, dtype: str, size: int, channels: int) -> Described:
+def generate_model(kind: str, dtype: str, size: int, channels: int) -> GeneratedModel:
     """Return a model of one operation: `size` x `size` pixels of `channels` channels, to as many."""
     builder, tensor = GraphBuilder(_CONSTANT_BYTES), TYPES[dtype]
     shape, code = (1, size, size, channels), KINDS[kind]
@@ -99,7 +99,7 @@ def generated(kind: str, dtype: str, size: int, channels: int) -> Described:
     builder.operation(code, [source, filters, bias, *map(builder.int32, controls)], output)
     model = builder.build([source], [output])
     infos = [TensorInfo(name, shape, dtype, _SCALE, 0) for name in ("input", "output")]
-    return Described(model, (infos[0],), (infos[1],))
+    return GeneratedModel(model, (infos[0],), (infos[1],))
 
 
 def _value(tensor: OperandType, shape: tuple[int, ...], lifetime: LifeTime) -> Operand:

@@ -21,28 +21,28 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning as placement
-from bench_processes import Failed, cpu_model, package_version, received, started
-from latency_baselines import PeerMissing
+import cpu_pinning
+from bench_processes import BenchmarkFailed, cpu_model, package_version, receive_result, started_processes
+from latency_baselines import BaselineUnavailable
 from queue_bench_candidates import child_main
-from queue_bench_cases import ROWS, SLOWER, Row, report_row, shown
+from queue_bench_cases import ROWS, SLOWER, Row, format_metric, report_row
 from queue_bench_html import page
-from queue_bench_server import DEFAULT_NS, POLLING_NS, Job, Sample
+from queue_bench_server import DEFAULT_NS, POLLING_NS, RoundJob, Sample
 
 from nnfmq.cli.console import console, new_file, print_json, table
 
-PEERS = ("iceoryx2", "pyzmq", "grpcio")
+BASELINE_PACKAGES = ("iceoryx2", "pyzmq", "grpcio")
 Rounds = dict[str, list[Sample]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; 0 measured, 1 failed (or what --judge and --require-all ask for), 2 usage, 130 interrupted."""
+    """Measure and print; return the exit status that the module docstring lists."""
     arguments = _parser().parse_args(argv)
     try:
         report, samples = measure(arguments)
         if arguments.html:
             arguments.html.write_text(page(report, samples), encoding="utf-8")
-    except (Failed, OSError) as error:
+    except (BenchmarkFailed, OSError) as error:
         print(f"queue_bench: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=_positive, help="rounds in which the parties alternate (5, --quick: 2)")
     parser.add_argument("--quick", action="store_true", help="a hundredth of the round trips: a trial, no measurement")
     parser.add_argument("--limit", type=_positive, default=120, metavar="S", help="seconds that a party may take")
-    parser.add_argument("--judge", action="store_true", help="status 1 where a goal is missed")
+    parser.add_argument("--check-targets", action="store_true", help="status 1 where a goal is missed")
     parser.add_argument("--require-all", action="store_true", help="status 1 where a peer is missing")
     parser.add_argument("--html", type=new_file, metavar="FILE", help="also write a page with the distributions drawn")
     parser.add_argument("--json", action="store_true")
@@ -85,7 +85,7 @@ def _rows(text: str) -> tuple[Row, ...]:
 
 
 def _status(report: dict[str, Any], arguments: argparse.Namespace) -> int:
-    is_missed = arguments.judge and report["missed"]
+    is_missed = arguments.check_targets and report["missed"]
     is_missing = arguments.require_all and report["not_compared"]
     return 1 if is_missed or is_missing else 0
 
@@ -103,8 +103,12 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Ro
         for row in arguments.rows:
             samples[row.name], missing = _run_row(row, arguments, Path(folder), advance)
             rows.append(report_row(row, samples[row.name], missing))
-    missed = [f"{row['name']}: {goal['goal']}" for row in rows for goal in row["goals"] if goal["met"] is False]
-    not_compared = [f"{row['name']}: {party}: {why}" for row in rows for party, why in row["missing"].items()]
+    missed = [
+        f"{row['name']}: {target['target']}" for row in rows for target in row["targets"] if target["met"] is False
+    ]
+    not_compared = [
+        f"{row['name']}: {candidate}: {reason}" for row in rows for candidate, reason in row["missing"].items()
+    ]
     conditions = _conditions(load, arguments.quick)
     return {"conditions": conditions, "rows": rows, "missed": missed, "not_compared": not_compared}, samples
 
@@ -117,34 +121,34 @@ def _run_row(row: Row, arguments: argparse.Namespace, folder: Path, advance: Any
     rounds: Rounds = {}
     missing: dict[str, str] = {}
     for number in range(_rounds(row, arguments)):
-        for party in row.parties:
-            advance(f"{row.name}: {party}")
-            if party in missing:
+        for candidate in row.candidates:
+            advance(f"{row.name}: {candidate}")
+            if candidate in missing:
                 continue
             try:
-                sample = _run(_job(row, party, arguments, folder, number))
-            except PeerMissing as reason:
-                missing[party] = str(reason)
+                sample = _run(_job(row, candidate, arguments, folder, number))
+            except BaselineUnavailable as reason:
+                missing[candidate] = str(reason)
             else:
-                rounds.setdefault(party, []).append(sample)
+                rounds.setdefault(candidate, []).append(sample)
     return rounds, missing
 
 
-def _run(job: Job) -> Sample:
+def _run(job: RoundJob) -> Sample:
     job.folder.mkdir()
-    with started([(child_main, (job,))]) as connections:
-        sample: Sample = received(connections[0], job.limit_s)
+    with started_processes([(child_main, (job,))]) as connections:
+        sample: Sample = receive_result(connections[0], job.limit_s)
     return sample
 
 
-def _job(row: Row, party: str, arguments: argparse.Namespace, folder: Path, number: int) -> Job:
-    count = row.count // SLOWER.get(party, 1) // (100 if arguments.quick else 1)
-    return Job(
-        party=party,
+def _job(row: Row, candidate: str, arguments: argparse.Namespace, folder: Path, number: int) -> RoundJob:
+    count = row.count // SLOWER.get(candidate, 1) // (100 if arguments.quick else 1)
+    return RoundJob(
+        candidate=candidate,
         count=count,
         warm_up=min(500, max(count // 4, 5)),
-        cpus=placement.choose(row.placement, 0),
-        folder=folder / f"{row.name}-{number}-{row.parties.index(party)}",
+        cpus=cpu_pinning.choose(row.placement, 0),
+        folder=folder / f"{row.name}-{number}-{row.candidates.index(candidate)}",
         limit_s=arguments.limit,
         window_ns=row.window_ns,
         work_ns=row.work_ns,
@@ -159,7 +163,7 @@ def _progress(arguments: argparse.Namespace) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import Progress
 
-    total = sum(_rounds(row, arguments) * len(row.parties) for row in arguments.rows)
+    total = sum(_rounds(row, arguments) * len(row.candidates) for row in arguments.rows)
     screen = Console(stderr=True, no_color=arguments.no_color or None)
     with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task("", total=total)
@@ -171,11 +175,11 @@ def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, A
 
     return {
         "cpu": cpu_model(),
-        "cpus_allowed": sorted(placement.ALLOWED),
-        "cpus_used": {name: asdict(placement.choose(name, 0)) for name in placement.PLACEMENTS},
+        "cpus_allowed": sorted(cpu_pinning.ALLOWED),
+        "cpus_used": {name: asdict(cpu_pinning.choose(name, 0)) for name in cpu_pinning.PLACEMENTS},
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "peers": {name: package_version(name) for name in PEERS},
+        "peers": {name: package_version(name) for name in BASELINE_PACKAGES},
         "core": core.core_name,
         "polling_window_us": {"default": DEFAULT_NS / 1000, "polling": POLLING_NS / 1000},
         "load_before": [round(value, 2) for value in load],
@@ -199,20 +203,22 @@ def _print(report: dict[str, Any], no_color: bool) -> None:
 
 
 def _print_row(screen: Any, row: dict[str, Any]) -> None:
-    goals = table("goal", ">measured", ">allowed", "")
-    for goal in row["goals"]:
-        verdict = {True: "met", False: "missed", None: "not compared"}[goal["met"]]
-        goals.add_row(goal["goal"], shown(goal["value"], goal["unit"]), _allowed(goal), verdict)
-    screen.print(goals)
-    for party, figures in row["parties"].items():
-        screen.print(f"  {party}: " + ", ".join(f"{name} {shown(value, '')}" for name, value in figures.items()))
-    for party, reason in row["missing"].items():
-        screen.print(f"  {party}: missing: {reason}")
+    targets = table("target", ">measured", ">allowed", "")
+    for target in row["targets"]:
+        outcome = {True: "met", False: "missed", None: "not compared"}[target["met"]]
+        targets.add_row(target["target"], format_metric(target["value"], target["unit"]), _allowed(target), outcome)
+    screen.print(targets)
+    for candidate, metrics in row["candidates"].items():
+        screen.print(
+            f"  {candidate}: " + ", ".join(f"{name} {format_metric(value, '')}" for name, value in metrics.items())
+        )
+    for candidate, reason in row["missing"].items():
+        screen.print(f"  {candidate}: missing: {reason}")
     screen.print()
 
 
-def _allowed(goal: dict[str, Any]) -> str:
-    return f"{goal['sense']} {shown(goal['limit'], goal['unit'])}"
+def _allowed(target: dict[str, Any]) -> str:
+    return f"{target['sense']} {format_metric(target['limit'], target['unit'])}"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ left as users have it. The server dies with this process, and this process by it
 from __future__ import annotations
 
 import os
-import signal
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,11 +16,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning as placement
-import latency_baselines as peers
-from bench_processes import Failed
-from queue_bench_server import POLLING_NS, Job, Sample, answer_of, forked
-from queue_bench_transports import EXCHANGES, REPLY, REQUEST, Calls, Exchange
+import cpu_pinning
+import latency_baselines
+from bench_processes import BenchmarkFailed, set_time_limit
+from queue_bench_server import POLLING_NS, RoundJob, Sample, forked, receive_report
+from queue_bench_transports import REPLY, REQUEST, TRANSPORTS, SendReceive, Transport
 
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.queue import MessageQueue
@@ -30,15 +29,15 @@ from nnfmq.queue import core as cores
 RECORD_BYTES, BATCH = 24, 64
 
 
-def child_main(results: Connection, job: Job) -> None:
+def child_main(results: Connection, job: RoundJob) -> None:
     """Run the job and send its Sample, or why there is none."""
-    signal.alarm(job.limit_s)
+    set_time_limit(job.limit_s)
     try:
-        results.send(PARTIES[job.party](job))
-    except peers.PeerMissing as missing:
+        results.send(CANDIDATES[job.candidate](job))
+    except latency_baselines.BaselineUnavailable as missing:
         results.send(missing)
-    except (Failed, NnfmqError, ImportError, OSError) as error:
-        results.send(Failed(f"{job.party}: {type(error).__name__}: {error}"))
+    except (BenchmarkFailed, NnfmqError, ImportError, OSError) as error:
+        results.send(BenchmarkFailed(f"{job.candidate}: {type(error).__name__}: {error}"))
     finally:
         results.close()
 
@@ -76,7 +75,7 @@ class Queues:
                 pass
             send(worked.to_bytes(8, "little") + REPLY[8:])
 
-    def connect(self) -> Calls:
+    def connect(self) -> SendReceive:
         """Return the queue's own send and receive."""
         return self._requests.send, self._replies.receive
 
@@ -92,24 +91,24 @@ def _force_atomics(name: str) -> None:
     try:
         _pycore._atomics = getattr(futex, name)()
     except OSError as error:
-        raise peers.PeerMissing(f"{name} cannot be had: {error} (install libatomic1)") from None
+        raise latency_baselines.BaselineUnavailable(f"{name} cannot be had: {error} (install libatomic1)") from None
 
 
 _clock = time.perf_counter_ns
 
 
-def _exchange(make: Callable[[Job], Exchange]) -> Callable[[Job], Sample]:
+def _round_trip_candidate(make: Callable[[RoundJob], Transport]) -> Callable[[RoundJob], Sample]:
     """Return the party that makes round trips over such an exchange."""
 
-    def run(job: Job) -> Sample:
-        exchange = make(job)
-        with forked(job, job.cpus.driver, lambda ready, _: exchange.serve(ready)) as (process, _):
-            placement.pin_process(0, job.cpus.client)
-            send, receive = exchange.connect()
+    def run(job: RoundJob) -> Sample:
+        transport = make(job)
+        with forked(job, job.cpus.driver, lambda ready, _: transport.serve(ready)) as (process, _):
+            cpu_pinning.pin_process(0, job.cpus.client)
+            send, receive = transport.connect()
             _round_trips(send, receive, job.window_ns, job.warm_up)
             samples = _round_trips(send, receive, job.window_ns, job.count)
-            exchange.end()
-            if job.party.startswith("iceoryx2"):
+            transport.end()
+            if job.candidate.startswith("iceoryx2"):
                 process.join(5)  # it removes its files
         return Sample(samples)
 
@@ -126,27 +125,27 @@ def _round_trips(send: Any, receive: Any, window_ns: int, count: int) -> list[in
     return samples
 
 
-def _c(mode: str) -> Callable[[Job], Sample]:
-    def run(job: Job) -> Sample:
+def _c(mode: str) -> Callable[[RoundJob], Sample]:
+    def run(job: RoundJob) -> Sample:
         program = job.folder.parent / "c_pingpong"
         if not program.exists():
-            program = peers.compile_c(job.folder.parent)
-        return Sample(peers.c_round(program, job.count, job.warm_up, job.cpus, job.limit_s, mode))
+            program = latency_baselines.compile_c_pingpong(job.folder.parent)
+        return Sample(latency_baselines.run_c_pingpong(program, job.count, job.warm_up, job.cpus, job.limit_s, mode))
 
     return run
 
 
-def _multiprocessing_pipe(job: Job) -> Sample:
-    with peers.PipePeer.start(job.cpus.driver, job.limit_s) as pipe:
-        placement.pin_process(0, job.cpus.client)
+def _multiprocessing_pipe(job: RoundJob) -> Sample:
+    with latency_baselines.PipeServer.start(job.cpus.driver, job.limit_s) as pipe:
+        cpu_pinning.pin_process(0, job.cpus.client)
         return Sample(pipe.round(job.count, job.warm_up))
 
 
-def _working(job: Job) -> Sample:
+def _working(job: RoundJob) -> Sample:
     """Return the overhead: each round trip minus the work in it, as the server measured that."""
     queues = Queues(job.window_ns)
     with forked(job, job.cpus.driver, lambda ready, _: queues.serve_working(ready, job.work_ns)):
-        placement.pin_process(0, job.cpus.client)
+        cpu_pinning.pin_process(0, job.cpus.client)
         _overheads(queues, job, job.warm_up)
         wall, cpu = _clock(), time.process_time_ns()
         samples = _overheads(queues, job, job.count)
@@ -155,7 +154,7 @@ def _working(job: Job) -> Sample:
     return Sample(samples, {"client_cpu_percent": 100 * share})
 
 
-def _overheads(queues: Queues, job: Job, count: int) -> list[int]:
+def _overheads(queues: Queues, job: RoundJob, count: int) -> list[int]:
     (send, receive), clock, window_ns, samples = queues.connect(), _clock, job.window_ns, []
     for _ in range(count):
         begin = clock()
@@ -171,10 +170,10 @@ def _overheads(queues: Queues, job: Job, count: int) -> list[int]:
 # ---- streams ----
 
 
-def _stream(quantum: int, count: int, batch: int, has_checksum: bool) -> Callable[[Job], Sample]:
+def _stream(quantum: int, count: int, batch: int, has_checksum: bool) -> Callable[[RoundJob], Sample]:
     """Return the party that sends messages one way through a queue of `count` records; both sides poll."""
 
-    def run(job: Job) -> Sample:
+    def run(job: RoundJob) -> Sample:
         queue, total = MessageQueue.create(quantum, count), job.count * batch * quantum
 
         def read(ready: Callable[[], None], results: Connection) -> None:
@@ -189,7 +188,7 @@ def _stream(quantum: int, count: int, batch: int, has_checksum: bool) -> Callabl
 
         batches = [os.urandom(batch * quantum) for _ in range(16)]
         with queue, forked(job, job.cpus.driver, read) as (_, results):
-            placement.pin_process(0, job.cpus.client)
+            cpu_pinning.pin_process(0, job.cpus.client)
             send, crc, begin = queue.send, 0, _clock()
             for index in range(job.count):
                 data = batches[index & 15]
@@ -197,52 +196,52 @@ def _stream(quantum: int, count: int, batch: int, has_checksum: bool) -> Callabl
                     pass
                 if has_checksum:
                     crc = zlib.crc32(data, crc)
-            ended, got_crc = answer_of(results, job.party)
-        figures = {"per_second": job.count * batch / (ended - begin) * 1e9}
-        return Sample(figures=figures | ({"checksums_equal": float(got_crc == crc)} if has_checksum else {}))
+            ended, got_crc = receive_report(results, job.candidate)
+        metrics = {"per_second": job.count * batch / (ended - begin) * 1e9}
+        return Sample(metrics=metrics | ({"checksums_equal": float(got_crc == crc)} if has_checksum else {}))
 
     return run
 
 
-def _stream_os_pipe(job: Job) -> Sample:
-    take, give = os.pipe()
+def _stream_os_pipe(job: RoundJob) -> Sample:
+    read_end, write_end = os.pipe()
     total = job.count * len(REQUEST)
 
     def read(ready: Callable[[], None], results: Connection) -> None:
         got = 0
         ready()
         while got < total:
-            got += len(os.read(take, 1 << 16))
+            got += len(os.read(read_end, 1 << 16))
         results.send(_clock())
 
     with forked(job, job.cpus.driver, read) as (_, results):
-        placement.pin_process(0, job.cpus.client)
+        cpu_pinning.pin_process(0, job.cpus.client)
         begin = _clock()
         for _ in range(job.count):
-            os.write(give, REQUEST)
-        seconds = (answer_of(results, job.party) - begin) / 1e9
-    return Sample(figures={"per_second": job.count / seconds})
+            os.write(write_end, REQUEST)
+        seconds = (receive_report(results, job.candidate) - begin) / 1e9
+    return Sample(metrics={"per_second": job.count / seconds})
 
 
 # ---- idle ----
 
 
-def _idle(job: Job) -> Sample:
+def _idle(job: RoundJob) -> Sample:
     """Watch from outside a process that waits in receive, after its window has passed."""
     queues = Queues(job.window_ns)
     with forked(job, job.cpus.driver, lambda ready, _: queues.serve(ready)) as (process, _):
-        placement.pin_process(0, job.cpus.client)
+        cpu_pinning.pin_process(0, job.cpus.client)
         send, receive = queues.connect()
         _round_trips(send, receive, job.window_ns, job.warm_up)
         time.sleep(0.2 + job.window_ns / 1e9)
-        before = _cost_of(process.pid)
+        before = _cpu_cost(process.pid)
         time.sleep(job.idle_s)
-        after = _cost_of(process.pid)
+        after = _cpu_cost(process.pid)
         queues.end()
-    return Sample(figures={name: after[name] - value for name, value in before.items()} | {"seconds": job.idle_s})
+    return Sample(metrics={name: after[name] - value for name, value in before.items()} | {"seconds": job.idle_s})
 
 
-def _cost_of(pid: int) -> dict[str, float]:
+def _cpu_cost(pid: int) -> dict[str, float]:
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     run_ns = int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
     return {"cpu_seconds": run_ns / 1e9, "wake_ups": float(status["voluntary_ctxt_switches"])}
@@ -251,12 +250,12 @@ def _cost_of(pid: int) -> dict[str, float]:
 # ---- model and codec ----
 
 
-def _burst(path: str) -> Callable[[Job], Sample]:
-    def run(job: Job) -> Sample:
+def _burst(path: str) -> Callable[[RoundJob], Sample]:
+    def run(job: RoundJob) -> Sample:
         import latency_client as client
 
         os.environ[client.CLIENT_WINDOW] = os.environ[client.SERVER_WINDOW] = str(job.window_ns // 1000)
-        plan = client.Plan(
+        plan = client.LatencyPlan(
             connect="embedded", device="reference", model=None, only="null", counts={}, warm_up=job.warm_up, clients=1,
             placement="apart", window_us=None, rounds=1, limit_s=job.limit_s,
         )  # fmt: skip
@@ -265,7 +264,7 @@ def _burst(path: str) -> Callable[[Job], Sample]:
     return run
 
 
-def _codec(job: Job) -> Sample:
+def _codec(job: RoundJob) -> Sample:
     """Return medians in µs of what codec_bench.py measures with the compiled codec."""
     import statistics
 
@@ -276,19 +275,21 @@ def _codec(job: Job) -> Sample:
 
         compiled = codecs.load("compiled")
     except ImportError:
-        raise peers.PeerMissing("the compiled codec and tools/codec_bench.py are not built here") from None
-    placement.pin_process(0, job.cpus.client)
+        raise latency_baselines.BaselineUnavailable(
+            "the compiled codec and tools/codec_bench.py are not built here"
+        ) from None
+    cpu_pinning.pin_process(0, job.cpus.client)
     found = codec_bench.samples(compiled)
-    return Sample(figures={f"{name} µs": statistics.median(times) / 1000 for name, times in found.items()})
+    return Sample(metrics={f"{name} µs": statistics.median(times) / 1000 for name, times in found.items()})
 
 
 # ---- beside others ----
 
 
 @contextmanager
-def eaten_core(limit_s: int, cpu: int | None) -> Iterator[None]:
+def busy_cpu(limit_s: int, cpu: int | None) -> Iterator[None]:
     """Have a process eat the core `cpu` meanwhile. In a process that may fork."""
-    job = Job("eater", 0, 0, placement.Cpus(None, None), Path(), limit_s)
+    job = RoundJob("eater", 0, 0, cpu_pinning.Cpus(None, None), Path(), limit_s)
 
     def eat(ready: Callable[[], None], _: Connection) -> None:
         ready()
@@ -299,34 +300,34 @@ def eaten_core(limit_s: int, cpu: int | None) -> Iterator[None]:
         yield
 
 
-def _beside_eater(party: Callable[[Job], Sample]) -> Callable[[Job], Sample]:
-    def run(job: Job) -> Sample:
-        with eaten_core(job.limit_s, placement.choose("apart", 0).client):
-            return party(job)
+def _under_load(candidate: Callable[[RoundJob], Sample]) -> Callable[[RoundJob], Sample]:
+    def run(job: RoundJob) -> Sample:
+        with busy_cpu(job.limit_s, cpu_pinning.choose("apart", 0).client):
+            return candidate(job)
 
     return run
 
 
-_QUEUES = _exchange(lambda job: Queues(job.window_ns))
-_PIPES = _exchange(lambda job: EXCHANGES["os.pipe"](job.folder))
+_QUEUES = _round_trip_candidate(lambda job: Queues(job.window_ns))
+_PIPES = _round_trip_candidate(lambda job: TRANSPORTS["os.pipe"](job.folder))
 
 
-def _twin(atomics: str) -> Callable[[Job], Sample]:
-    return _exchange(lambda job: Queues(job.window_ns, "python", atomics))
+def _python_core_candidate(atomics: str) -> Callable[[RoundJob], Sample]:
+    return _round_trip_candidate(lambda job: Queues(job.window_ns, "python", atomics))
 
 
-def _peer(name: str) -> Callable[[Job], Sample]:
-    return _exchange(lambda job: EXCHANGES[name](job.folder))
+def _transport_candidate(name: str) -> Callable[[RoundJob], Sample]:
+    return _round_trip_candidate(lambda job: TRANSPORTS[name](job.folder))
 
 
-PARTIES: dict[str, Callable[[Job], Sample]] = {
+CANDIDATES: dict[str, Callable[[RoundJob], Sample]] = {
     "nnfmq": _QUEUES,
     "C spin": _c("spin"),
     "C futex": _c("futex"),
     "multiprocessing.Pipe": _multiprocessing_pipe,
-    **{name: _peer(name) for name in EXCHANGES},
-    "nnfmq beside an eater": _beside_eater(_QUEUES),
-    "os.pipe beside an eater": _beside_eater(_PIPES),
+    **{name: _transport_candidate(name) for name in TRANSPORTS},
+    "nnfmq beside an eater": _under_load(_QUEUES),
+    "os.pipe beside an eater": _under_load(_PIPES),
     "nnfmq stream": _stream(len(REQUEST), 256, 1, False),
     "os.pipe stream": _stream_os_pipe,
     "nnfmq batches": _stream(RECORD_BYTES, 4096, BATCH, True),
@@ -335,6 +336,6 @@ PARTIES: dict[str, Callable[[Job], Sample]] = {
     "burst in place": _burst("in-place"),
     "burst copied": _burst("burst"),
     "codec": _codec,
-    "python, libatomic": _twin("LibAtomic"),
-    "python, FUTEX_WAKE_OP": _twin("KernelAtomic"),
+    "python, libatomic": _python_core_candidate("LibAtomic"),
+    "python, FUTEX_WAKE_OP": _python_core_candidate("KernelAtomic"),
 }

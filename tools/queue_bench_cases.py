@@ -16,39 +16,39 @@ from queue_bench_server import DEFAULT_NS, POLLING_NS, Sample
 
 from nnfmq.cli.console import percentile
 
-SHOWN = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
+REPORTED_PERCENTILES = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 ICEORYX = ("iceoryx2 pub-sub", "iceoryx2 request-response")
-Figures = dict[str, float]
+Metrics = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class Target:
     """`figure` of `party`, divided by `per_figure` (default: the same) of the fastest of `per`, against a limit."""
 
     text: str
-    party: str
-    figure: str
+    candidate: str
+    metric: str
     limit: float
     unit: str
     per: tuple[str, ...] = ()
-    per_figure: str = ""
+    per_metric: str = ""
     is_at_least: bool = False
     is_strict: bool = False
 
-    def value(self, figures: Mapping[str, Figures]) -> float | None:
+    def value(self, metrics: Mapping[str, Metrics]) -> float | None:
         """Return what was reached; None where a party of it was not measured."""
-        if self.party not in figures:
+        if self.candidate not in metrics:
             return None
-        value = figures[self.party][self.figure]
+        value = metrics[self.candidate][self.metric]
         if not self.per:
             return value
-        below = [figures[name][self.per_figure or self.figure] for name in self.per if name in figures]
+        below = [metrics[name][self.per_metric or self.metric] for name in self.per if name in metrics]
         return _ratio(value, min(below), self.is_inverse) if below else None
 
     @property
     def is_inverse(self) -> bool:
         """True where the ratio says how many times faster we are: theirs divided by ours."""
-        return bool(self.per) and self.is_at_least and self.figure in SHOWN
+        return bool(self.per) and self.is_at_least and self.metric in REPORTED_PERCENTILES
 
     def is_met(self, value: float) -> bool:
         """Return whether `value` is within the limit."""
@@ -63,8 +63,8 @@ class Row:
 
     name: str
     title: str
-    parties: tuple[str, ...]
-    goals: tuple[Goal, ...]
+    candidates: tuple[str, ...]
+    targets: tuple[Target, ...]
     placement: str = "apart"
     window_ns: int = POLLING_NS
     count: int = 20_000
@@ -78,12 +78,12 @@ SLOWER = {"os.pipe": 10, "multiprocessing.Pipe": 10, "pyzmq": 10, "grpc": 20, "o
 """Parties that make fewer round trips in a round, by so many times."""
 
 
-def _faster(party: str, times: float, per: tuple[str, ...]) -> Goal:
-    return Goal(f"faster than {party}", "nnfmq", "p50", times, "×", per, is_at_least=True)
+def _faster(candidate: str, times: float, per: tuple[str, ...]) -> Target:
+    return Target(f"faster than {candidate}", "nnfmq", "p50", times, "×", per, is_at_least=True)
 
 
-def _at_most(text: str, party: str, figure: str, limit: float, unit: str) -> Goal:
-    return Goal(text, party, figure, limit, unit)
+def _at_most(text: str, candidate: str, metric: str, limit: float, unit: str) -> Target:
+    return Target(text, candidate, metric, limit, unit)
 
 
 ROWS = (
@@ -91,7 +91,7 @@ ROWS = (
         "round-trip", "round trip 512 B + 64 B, one core each, polling",
         ("nnfmq", "C spin", *ICEORYX, "multiprocessing.Pipe", "pyzmq", "grpc"),
         (
-            Goal("p50 against the same ring in C", "nnfmq", "p50", 1.4, "×", ("C spin",)),
+            Target("p50 against the same ring in C", "nnfmq", "p50", 1.4, "×", ("C spin",)),
             _faster("iceoryx2, the faster of its two kinds", 5.5, ICEORYX),
             _faster("multiprocessing.Pipe", 60, ("multiprocessing.Pipe",)),
             _faster("pyzmq ipc://", 60, ("pyzmq",)),
@@ -100,32 +100,32 @@ ROWS = (
     ),
     Row(
         "tail", "p99 beside p50, one core each, polling", ("nnfmq",),
-        (Goal("p99 / p50", "nnfmq", "p99", 1.5, "×", ("nnfmq",), "p50"),),
+        (Target("p99 / p50", "nnfmq", "p99", 1.5, "×", ("nnfmq",), "p50"),),
     ),
     Row(
         "one-core", "round trip, both on one core, default window", ("nnfmq", "C futex", "os.pipe"),
-        (Goal("p50 against C futex", "nnfmq", "p50", 1.1, "×", ("C futex",)), _faster("os.pipe", 1.3, ("os.pipe",))),
+        (Target("p50 against C futex", "nnfmq", "p50", 1.1, "×", ("C futex",)), _faster("os.pipe", 1.3, ("os.pipe",))),
         placement="same", window_ns=DEFAULT_NS, count=4_000,
     ),
     Row(
         "eater", "round trip beside a process that eats one core, default window, both sides where the kernel likes",
         ("nnfmq beside an eater", "os.pipe beside an eater"),
         (
-            Goal("p99 against os.pipe's", "nnfmq beside an eater", "p99", 1, "×", ("os.pipe beside an eater",),
+            Target("p99 against os.pipe's", "nnfmq beside an eater", "p99", 1, "×", ("os.pipe beside an eater",),
                  is_strict=True),
         ),
         placement="free", window_ns=DEFAULT_NS, count=4_000,
     ),
     Row(
         "stream", "messages of 512 bytes one way, one core each", ("nnfmq stream", "os.pipe stream"),
-        (Goal("as many as os.pipe", "nnfmq stream", "per_second", 2.5, "×", ("os.pipe stream",), is_at_least=True),),
+        (Target("as many as os.pipe", "nnfmq stream", "per_second", 2.5, "×", ("os.pipe stream",), is_at_least=True),),
         count=200_000,
     ),
     Row(
         "batches", "records of 24 bytes in batches of 64 one way, one core each", ("nnfmq batches",),
         (
-            Goal("records a second", "nnfmq batches", "per_second", 5e6, "/s", is_at_least=True),
-            Goal("checksums equal at both ends (1 = yes)", "nnfmq batches", "checksums_equal", 1, "", is_at_least=True),
+            Target("records a second", "nnfmq batches", "per_second", 5e6, "/s", is_at_least=True),
+            Target("checksums are equal (1 = yes)", "nnfmq batches", "checksums_equal", 1, "", is_at_least=True),
         ),
         count=20_000,
     ),
@@ -165,53 +165,55 @@ ROWS = (
         ("burst in place", "burst copied", *ICEORYX),
         (
             _at_most("p50, arrays in place", "burst in place", "p50", 4, "µs"),
-            Goal("against iceoryx2's bare message", "burst in place", "p50", 1, "×", ICEORYX, is_strict=True),
+            Target("against iceoryx2's bare message", "burst in place", "p50", 1, "×", ICEORYX, is_strict=True),
         ),
     ),
     Row(
         "python", "the Python core, one core each, polling", ("python, libatomic", "python, FUTEX_WAKE_OP", "C spin"),
         (
-            Goal("with libatomic, against C", "python, libatomic", "p50", 4, "×", ("C spin",)),
-            Goal("with FUTEX_WAKE_OP, against C", "python, FUTEX_WAKE_OP", "p50", 8, "×", ("C spin",)),
+            Target("with libatomic, against C", "python, libatomic", "p50", 4, "×", ("C spin",)),
+            Target("with FUTEX_WAKE_OP, against C", "python, FUTEX_WAKE_OP", "p50", 8, "×", ("C spin",)),
         ),
     ),
 )  # fmt: skip
 
 
-def medians(rounds: Sequence[Sample]) -> Figures:
+def medians(rounds: Sequence[Sample]) -> Metrics:
     """Return the median over the rounds of each figure; percentiles in µs."""
-    each = [_figures_of(sample) for sample in rounds]
-    return {name: statistics.median(figures[name] for figures in each) for name in each[0]}
+    each = [_metrics_of(sample) for sample in rounds]
+    return {name: statistics.median(metrics[name] for metrics in each) for name in each[0]}
 
 
-def _figures_of(sample: Sample) -> Figures:
+def _metrics_of(sample: Sample) -> Metrics:
     ordered = sorted(sample.times_ns)
-    times = {name: percentile(ordered, percent) / 1000 for name, percent in SHOWN.items()} if ordered else {}
-    return times | sample.figures
+    times = (
+        {name: percentile(ordered, percent) / 1000 for name, percent in REPORTED_PERCENTILES.items()} if ordered else {}
+    )
+    return times | sample.metrics
 
 
 def report_row(row: Row, rounds: Mapping[str, Sequence[Sample]], missing: Mapping[str, str]) -> dict[str, Any]:
     """Return a row of the report, as --json prints it: ratios first."""
-    figures = {party: medians(samples) for party, samples in rounds.items()}
+    metrics = {candidate: medians(samples) for candidate, samples in rounds.items()}
     return {
         "name": row.name,
         "title": row.title,
-        "goals": [judged(goal, figures) for goal in row.goals],
-        "parties": {party: values | {"rounds": len(rounds[party])} for party, values in figures.items()},
+        "targets": [evaluate_target(target, metrics) for target in row.targets],
+        "candidates": {candidate: values | {"rounds": len(rounds[candidate])} for candidate, values in metrics.items()},
         "missing": dict(missing),
     }
 
 
-def judged(goal: Goal, figures: Mapping[str, Figures]) -> dict[str, Any]:
+def evaluate_target(target: Target, metrics: Mapping[str, Metrics]) -> dict[str, Any]:
     """Return a goal of the report: what was reached, what is allowed, and whether it is met."""
-    value = goal.value(figures)
+    value = target.value(metrics)
     return {
-        "goal": goal.text,
+        "target": target.text,
         "value": value,
-        "unit": goal.unit,
-        "limit": goal.limit,
-        "sense": "at least" if goal.is_at_least else "below" if goal.is_strict else "at most",
-        "met": None if value is None else goal.is_met(value),
+        "unit": target.unit,
+        "limit": target.limit,
+        "sense": "at least" if target.is_at_least else "below" if target.is_strict else "at most",
+        "met": None if value is None else target.is_met(value),
     }
 
 
@@ -219,7 +221,7 @@ def _ratio(value: float, per: float, is_inverse: bool) -> float:
     return per / value if is_inverse else value / per
 
 
-def shown(value: float | None, unit: str) -> str:
+def format_metric(value: float | None, unit: str) -> str:
     """Return a figure as people read it; None stands for what was not measured."""
     if value is None:
         return "-"

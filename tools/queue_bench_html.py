@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from queue_bench_cases import shown
+from queue_bench_cases import format_metric
 from queue_bench_server import Sample
 
 WIDTH, HEIGHT, MARGIN = 760, 260, 40
@@ -34,32 +34,38 @@ def page(report: Mapping[str, Any], samples: Mapping[str, Mapping[str, Sequence[
 
 
 def _section(row: Mapping[str, Any], rounds: Mapping[str, Sequence[Sample]]) -> str:
-    goals = "".join(_goal(goal) for goal in row["goals"])
-    missing = "".join(f"<p>{escape(f'{party}: missing: {why}')}</p>" for party, why in row["missing"].items())
+    targets = "".join(_target(target) for target in row["targets"])
+    missing = "".join(
+        f"<p>{escape(f'{candidate}: missing: {reason}')}</p>" for candidate, reason in row["missing"].items()
+    )
     head = "<tr><th>goal<th>measured<th>allowed<th></tr>"
-    parties = "".join(f"<li>{escape(_party(name, figures))}" for name, figures in row["parties"].items())
-    return f"<h2>{escape(row['title'])}</h2><table>{head}{goals}</table>{missing}<ul>{parties}</ul>{_plot(rounds)}"
+    candidates = "".join(f"<li>{escape(_candidate(name, metrics))}" for name, metrics in row["candidates"].items())
+    return f"<h2>{escape(row['title'])}</h2><table>{head}{targets}</table>{missing}<ul>{candidates}</ul>{_plot(rounds)}"
 
 
-def _party(name: str, figures: Mapping[str, float]) -> str:
-    return f"{name}: " + ", ".join(f"{figure} {shown(value, '')}" for figure, value in figures.items())
+def _candidate(name: str, metrics: Mapping[str, float]) -> str:
+    return f"{name}: " + ", ".join(f"{metric} {format_metric(value, '')}" for metric, value in metrics.items())
 
 
-def _goal(goal: Mapping[str, Any]) -> str:
-    verdict = {True: "met", False: "missed", None: "not compared"}[goal["met"]]
-    allowed = f"{goal['sense']} {shown(goal['limit'], goal['unit'])}"
-    cells = (goal["goal"], shown(goal["value"], goal["unit"]), allowed, verdict)
+def _target(target: Mapping[str, Any]) -> str:
+    outcome = {True: "met", False: "missed", None: "not compared"}[target["met"]]
+    allowed = f"{target['sense']} {format_metric(target['limit'], target['unit'])}"
+    cells = (target["target"], format_metric(target["value"], target["unit"]), allowed, outcome)
     return "<tr>" + "".join(f"<td>{escape(cell)}" for cell in cells) + "</tr>"
 
 
 def _plot(rounds: Mapping[str, Sequence[Sample]]) -> str:
-    curves = {party: sorted(max(1, t) for sample in some for t in sample.times_ns) for party, some in rounds.items()}
-    curves = {party: times for party, times in curves.items() if times}
+    curves = {
+        candidate: sorted(max(1, t) for sample in some for t in sample.times_ns) for candidate, some in rounds.items()
+    }
+    curves = {candidate: times for candidate, times in curves.items() if times}
     if not curves:
         return ""
     low = math.floor(math.log10(min(times[0] for times in curves.values())))
     high = math.ceil(math.log10(max(times[-1] for times in curves.values()) + 1))
-    drawn = "".join(_curve(number, party, times, low, high) for number, (party, times) in enumerate(curves.items()))
+    drawn = "".join(
+        _curve(number, candidate, times, low, high) for number, (candidate, times) in enumerate(curves.items())
+    )
     height = HEIGHT + 18 * len(curves)
     return f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img">{_axes(low, high)}{drawn}</svg>'
 
@@ -87,12 +93,12 @@ def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="12">{escape(text)}</text>'
 
 
-def _curve(number: int, party: str, times: Sequence[int], low: int, high: int) -> str:
+def _curve(number: int, candidate: str, times: Sequence[int], low: int, high: int) -> str:
     color, y = COLORS[number % len(COLORS)], HEIGHT + 18 * number
     points = " ".join(f"{_x(time, low, high):.1f},{_y(share):.1f}" for share, time in _quantiles(times))
     line = f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>'
     mark = f'<rect x="{MARGIN}" y="{y - 10}" width="12" height="12" fill="{color}"/>'
-    return line + mark + _text(MARGIN + 20, y, party, "start")
+    return line + mark + _text(MARGIN + 20, y, candidate, "start")
 
 
 def _quantiles(ordered: Sequence[int]) -> Iterable[tuple[float, int]]:

@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning as placement
-from bench_processes import Failed, end
+import cpu_pinning
+from bench_processes import BenchmarkFailed, end_process, set_time_limit
 
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.queue.hybrid_polling import DEFAULT_WINDOW_US
@@ -31,13 +31,13 @@ Serve = Callable[[Callable[[], None], Connection], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RoundJob:
     """One round of one party; sent to the child process."""
 
-    party: str
+    candidate: str
     count: int
     warm_up: int
-    cpus: placement.Cpus
+    cpus: cpu_pinning.Cpus
     folder: Path
     limit_s: int
     window_ns: int = DEFAULT_NS
@@ -51,45 +51,45 @@ class Sample:
     """What a round measured."""
 
     times_ns: list[int] = field(default_factory=list)
-    figures: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @contextmanager
-def forked(job: Job, cpu: int | None, serve: Serve) -> Iterator[Any]:
+def forked(job: RoundJob, cpu: int | None, serve: Serve) -> Iterator[Any]:
     """Run `serve` in a process of its own on `cpu`; yields its process and connection once it is ready."""
     context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, job.limit_s, cpu, os.getpid(), serve))
+    subject, baseline = context.Pipe()
+    process = context.Process(target=_serve, args=(baseline, job.limit_s, cpu, os.getpid(), serve))
     process.start()
-    theirs.close()
+    baseline.close()
     try:
-        if not ours.poll(job.limit_s):
-            raise Failed(f"the server of {job.party} was not ready within {job.limit_s} seconds")
-        answer_of(ours, job.party)
-        yield process, ours
+        if not subject.poll(job.limit_s):
+            raise BenchmarkFailed(f"the server of {job.candidate} was not ready within {job.limit_s} seconds")
+        receive_report(subject, job.candidate)
+        yield process, subject
     finally:
         process.kill()
-        end(process, ours)
+        end_process(process, subject)
 
 
 def _serve(results: Connection, limit_s: int, cpu: int | None, parent: int, serve: Serve) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.alarm(limit_s)
+    set_time_limit(limit_s)
     if os.getppid() != parent:
         return
-    placement.pin_process(0, cpu)
+    cpu_pinning.pin_process(0, cpu)
     try:
         serve(lambda: results.send(None), results)
     except (NnfmqError, ImportError, OSError) as error:
-        results.send(Failed(f"{type(error).__name__}: {error}"))
+        results.send(BenchmarkFailed(f"{type(error).__name__}: {error}"))
 
 
-def answer_of(results: Connection, party: str) -> Any:
+def receive_report(results: Connection, candidate: str) -> Any:
     """Return what the server reports. Raises what it raised, or Failed."""
     try:
-        answer = results.recv()
+        report = results.recv()
     except EOFError:
-        raise Failed(f"the server of {party} ended") from None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+        raise BenchmarkFailed(f"the server of {candidate} ended") from None
+    if isinstance(report, Exception):
+        raise report
+    return report

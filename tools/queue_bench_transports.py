@@ -15,22 +15,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-from latency_baselines import REPLY_BYTES, REQUEST_BYTES, PeerMissing
+from latency_baselines import REPLY_BYTES, REQUEST_BYTES, BaselineUnavailable
 
 REQUEST, REPLY = bytes(REQUEST_BYTES), bytes(REPLY_BYTES)
 LAST = b"\xff" * REQUEST_BYTES
 INSTALL = "pip install 'nnfmq[bench]'"
-Calls = tuple[Callable[[Any], Any], Callable[[Any, int], Any]]
+SendReceive = tuple[Callable[[Any], Any], Callable[[Any, int], Any]]
 
 
-class Exchange(Protocol):
+class Transport(Protocol):
     """One way to exchange messages. `folder` is for sockets."""
 
     def serve(self, ready: Callable[[], None]) -> None:
         """In the server: call `ready` once requests may come, then answer them."""
         ...
 
-    def connect(self) -> Calls:
+    def connect(self) -> SendReceive:
         """In the client, once the server is ready: return (send, receive)."""
         ...
 
@@ -42,7 +42,7 @@ class Exchange(Protocol):
 def require(module: str) -> None:
     """Raise PeerMissing with the remedy where `module` is not installed."""
     if importlib.util.find_spec(module) is None:
-        raise PeerMissing(f"{module} is not installed: {INSTALL}")
+        raise BaselineUnavailable(f"{module} is not installed: {INSTALL}")
 
 
 class OsPipes:
@@ -54,15 +54,15 @@ class OsPipes:
     def serve(self, ready: Callable[[], None]) -> None:
         """Answer each 512 bytes with 64."""
         ready()
-        take, give = self._requests[0], self._replies[1]
+        read_end, write_end = self._requests[0], self._replies[1]
         while True:
-            os.read(take, REQUEST_BYTES)
-            os.write(give, REPLY)
+            os.read(read_end, REQUEST_BYTES)
+            os.write(write_end, REPLY)
 
-    def connect(self) -> Calls:
+    def connect(self) -> SendReceive:
         """Return write and read of the client's two ends."""
-        give, take = self._requests[1], self._replies[0]
-        return lambda data: os.write(give, data), lambda deadline_ns, window_ns: os.read(take, REPLY_BYTES)
+        write_end, read_end = self._requests[1], self._replies[0]
+        return lambda data: os.write(write_end, data), lambda deadline_ns, window_ns: os.read(read_end, REPLY_BYTES)
 
     def end(self) -> None:
         """Nothing is left behind."""
@@ -91,7 +91,7 @@ class Zmq:
             socket.recv()
             socket.send(REPLY)
 
-    def connect(self) -> Calls:
+    def connect(self) -> SendReceive:
         """Return send and recv of a connected socket."""
         self._client = self._socket("REQ")
         self._client.connect(self._address)
@@ -121,7 +121,7 @@ class Grpc:
         ready()
         server.wait_for_termination()
 
-    def connect(self) -> Calls:
+    def connect(self) -> SendReceive:
         """Return the call as `send`, which has the answer already; nothing is left for `receive`."""
         import grpc
 
@@ -181,7 +181,7 @@ class IceoryxPubSub(_Iceoryx):
                 is_last = sample.payload().contents.data[0] == LAST[0]
                 publisher.send_copy(reply)
 
-    def connect(self) -> Calls:
+    def connect(self) -> SendReceive:
         """Return send_copy, and a receive that polls."""
         publisher, subscriber = self._ports(("-requests", _Message512), ("-replies", _Message64))
         request = _Message512()
@@ -212,7 +212,7 @@ class IceoryxRequestResponse(_Iceoryx):
                 is_last = request.payload().contents.data[0] == LAST[0]
                 request.send_copy(reply)
 
-    def connect(self) -> Calls:
+    def connect(self) -> SendReceive:
         """Return a send that keeps what is pending, and a receive that polls it."""
         client = self._service().client_builder().create()
         request = _Message512()
@@ -230,7 +230,7 @@ class IceoryxRequestResponse(_Iceoryx):
         return send, receive
 
 
-EXCHANGES: dict[str, Callable[[Path], Exchange]] = {
+TRANSPORTS: dict[str, Callable[[Path], Transport]] = {
     "os.pipe": OsPipes,
     "pyzmq": Zmq,
     "grpc": Grpc,

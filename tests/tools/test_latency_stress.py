@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning as placement
+import cpu_pinning
 import latency_baselines
 import latency_client
 import latency_stress
@@ -22,8 +22,8 @@ from support.places import ROOT
 from nnfmq.hal.types import LifeTime
 
 LIMIT_S = 60
-FIGURES = ["p50", "p90", "p99", "p99.9", "max"]
-needs_two_cores = pytest.mark.skipif(placement.two_cores() is None, reason="one core allowed: both sides spin")
+PERCENTILES = ["p50", "p90", "p99", "p99.9", "max"]
+needs_two_cpus = pytest.mark.skipif(cpu_pinning.two_cpus() is None, reason="one core allowed: both sides spin")
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
 
@@ -53,7 +53,7 @@ def test_both_models_take_every_path() -> None:
     taken = [(series["model"], series["path"]) for series in report["series"]]
     assert taken == [(model, path) for model in ("null", "real") for path in ("burst", "in-place", "ordinary")]
     for series in report["series"]:
-        assert list(series["latency_us"]) == FIGURES
+        assert list(series["latency_us"]) == PERCENTILES
         assert sorted(series["latency_us"].values()) == list(series["latency_us"].values())
         assert series["executions"] == 20
         assert series["client_cpu_s"] > 0
@@ -79,19 +79,19 @@ def test_the_core_of_the_run_is_the_one_named(monkeypatch: pytest.MonkeyPatch) -
     assert (conditions["core"], conditions["driver_core"]) == ("python", "python")
 
 
-@needs_two_cores
+@needs_two_cpus
 @needs_cc
-def test_peers_alternate_with_the_burst() -> None:
-    peers = reported("--only", "null", "--peers", "--rounds", "2")["peers"]
-    assert {name: len(p50) for name, p50 in peers["p50_ns"].items()} == {"nnfmq": 2, "c": 2, "pipe": 2}
-    assert peers["nnfmq_over_c"] == peers["median_ns"]["nnfmq"] / peers["median_ns"]["c"]
-    assert peers["pipe_over_nnfmq"] == peers["median_ns"]["pipe"] / peers["median_ns"]["nnfmq"]
+def test_baselines_alternate_with_the_burst() -> None:
+    baselines = reported("--only", "null", "--baselines", "--rounds", "2")["baselines"]
+    assert {name: len(p50) for name, p50 in baselines["p50_ns"].items()} == {"nnfmq": 2, "c": 2, "pipe": 2}
+    assert baselines["nnfmq_over_c"] == baselines["median_ns"]["nnfmq"] / baselines["median_ns"]["c"]
+    assert baselines["pipe_over_nnfmq"] == baselines["median_ns"]["pipe"] / baselines["median_ns"]["nnfmq"]
 
 
-def test_the_table_holds_every_figure() -> None:
+def test_the_table_has_every_percentile() -> None:
     done = stress("--count", "20", "--warm-up", "5", "--only", "null", "--no-color")
     assert (done.returncode, done.stderr) == (0, "")
-    assert all(f"{name} µs" in done.stdout for name in FIGURES)
+    assert all(f"{name} µs" in done.stdout for name in PERCENTILES)
 
 
 def test_no_driver_is_one_line_and_status_1(tmp_path: Path) -> None:
@@ -117,11 +117,11 @@ def test_the_null_model_reshapes_one_float() -> None:
 
 class TestPlacement:
     @pytest.fixture(autouse=True)
-    def _four_cores(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(placement, "ALLOWED", frozenset((4, 5, 6, 7)))
+    def _four_cpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cpu_pinning, "ALLOWED", frozenset((4, 5, 6, 7)))
 
     @pytest.mark.parametrize(
-        ("name", "number", "cores"),
+        ("name", "number", "cpus"),
         [
             ("apart", 0, (4, 5)),
             ("apart", 1, (6, 7)),
@@ -131,60 +131,62 @@ class TestPlacement:
             ("free", 3, (None, None)),
         ],
     )
-    def test_clients_take_the_cores_in_turn(self, name: str, number: int, cores: tuple[int | None, int | None]) -> None:
-        assert placement.choose(name, number) == placement.Cpus(*cores)
+    def test_clients_get_the_cpus_round_robin(
+        self, name: str, number: int, cpus: tuple[int | None, int | None]
+    ) -> None:
+        assert cpu_pinning.choose(name, number) == cpu_pinning.Cpus(*cpus)
 
-    def test_one_core_is_not_two(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(placement, "ALLOWED", frozenset((4,)))
-        assert placement.two_cores() is None
-        assert placement.choose("apart", 0) == placement.Cpus(4, 4)
+    def test_one_cpu_is_not_two(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cpu_pinning, "ALLOWED", frozenset((4,)))
+        assert cpu_pinning.two_cpus() is None
+        assert cpu_pinning.choose("apart", 0) == cpu_pinning.Cpus(4, 4)
 
 
 @pytest.mark.usefixtures("affinity")
-def test_a_pinned_process_may_be_let_go_again() -> None:
-    core = min(placement.ALLOWED)
-    placement.pin_process(0, core)
-    assert os.sched_getaffinity(0) == {core}
-    placement.pin_process(0, None)
-    assert os.sched_getaffinity(0) == placement.ALLOWED
+def test_a_pinned_process_can_be_unpinned() -> None:
+    cpu = min(cpu_pinning.ALLOWED)
+    cpu_pinning.pin_process(0, cpu)
+    assert os.sched_getaffinity(0) == {cpu}
+    cpu_pinning.pin_process(0, None)
+    assert os.sched_getaffinity(0) == cpu_pinning.ALLOWED
 
 
 def test_cpu_time_of_another_process_is_the_same_clock() -> None:
     before = time.process_time_ns()
-    assert before <= placement.cpu_ns(os.getpid()) <= placement.cpu_ns(0)
+    assert before <= cpu_pinning.cpu_ns(os.getpid()) <= cpu_pinning.cpu_ns(0)
 
 
-@needs_two_cores
+@needs_two_cpus
 @needs_cc
 @pytest.mark.parametrize("mode", ["spin", "futex"])
 def test_the_c_ping_pong_prints_every_round_trip(tmp_path: Path, mode: str) -> None:
-    program = latency_baselines.compile_c(tmp_path)
-    found = latency_baselines.c_round(program, 200, 10, placement.choose("apart", 0), LIMIT_S, mode)
+    program = latency_baselines.compile_c_pingpong(tmp_path)
+    found = latency_baselines.run_c_pingpong(program, 200, 10, cpu_pinning.choose("apart", 0), LIMIT_S, mode)
     assert len(found) == 200
     assert min(found) > 0
 
 
 @needs_cc
 def test_the_c_ping_pong_ends_at_its_limit(tmp_path: Path) -> None:
-    program = latency_baselines.compile_c(tmp_path)
-    with pytest.raises(latency_baselines.PeerMissing, match="ended with -14"):
-        latency_baselines.c_round(program, 10**8, 10, placement.choose("apart", 0), 1)
+    program = latency_baselines.compile_c_pingpong(tmp_path)
+    with pytest.raises(latency_baselines.BaselineUnavailable, match="ended with -14"):
+        latency_baselines.run_c_pingpong(program, 10**8, 10, cpu_pinning.choose("apart", 0), 1)
 
 
-def in_a_process_of_its_own(code: str) -> str:
+def in_another_process(code: str) -> str:
     """Run code with the tools on its path: `multiprocessing` leaves a tracker behind wherever it is used."""
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT / 'tools')!r})\n{code}"]
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
 
 
-def test_the_pipe_peer_answers_and_ends() -> None:
+def test_the_pipe_server_replies_and_ends() -> None:
     code = """
 import latency_client
 import latency_baselines
-with latency_baselines.PipePeer.start(None, 30) as pipe:
+with latency_baselines.PipeServer.start(None, 30) as pipe:
     print(len(pipe.round(10, 2)))
 """
-    assert in_a_process_of_its_own(code) == "10\n"
+    assert in_another_process(code) == "10\n"
 
 
 def test_without_a_compiler_the_reason_is_kept() -> None:
@@ -199,4 +201,4 @@ found = latency_baselines.compare(
 print(found.nnfmq_over_c, sorted(found.p50_ns), found.missing)
 """
     expected = "None ['nnfmq', 'pipe'] no C compiler (cc, gcc, clang) for the C ping-pong\n"
-    assert in_a_process_of_its_own(code) == expected
+    assert in_another_process(code) == expected

@@ -86,8 +86,8 @@ def test_CAP_7_float_and_quantized_models_are_told_apart_by_their_files(tool: An
 @pytest.mark.parametrize(
     ("dtype", "low", "high"), [("float32", 0, 1), ("uint8", 0, 255), ("int8", -128, 127), ("int32", 0, 1)]
 )
-def test_inputs_are_made_up_of_values_that_their_type_has(tool: Any, dtype: str, low: int, high: int) -> None:
-    made = tool.made_up(TensorInfo("x", (50, 50), dtype), np.random.default_rng(1))
+def test_inputs_are_random_input_of_values_that_their_type_has(tool: Any, dtype: str, low: int, high: int) -> None:
+    made = tool.random_input(TensorInfo("x", (50, 50), dtype), np.random.default_rng(1))
     assert (made.dtype, made.shape) == (np.dtype(dtype), (50, 50))
     assert low <= made.min() < made.max() <= high
 

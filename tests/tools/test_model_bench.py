@@ -12,32 +12,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning as placement
+import cpu_pinning
 import model_bench
 import model_bench_page as pages
 import model_bench_suites as sections
 import numpy as np
 import pytest
-from bench_processes import Failed
+from bench_processes import BenchmarkFailed
 from model_bench_metrics import (
+    BASELINES,
     IN_PROCESS,
     MODELS,
-    PEERS,
-    Benchmark,
-    apart,
+    ModelBenchmark,
     compiling_row,
     cost_row,
-    goals_of,
-    growth_exponent,
+    max_output_difference,
     model_row,
-    named,
     roofline_row,
+    runner_name,
+    scaling_exponent,
+    targets_of,
 )
-from model_bench_runners import PARTIES, Job, Turn, inputs_for, quickest, timed
-from model_bench_runners import _stepping as stepping
-from model_bench_scheduler import TURNS, Gathered, figures_of, rotated, wait_until_quiet
-from model_bench_suites import SECTIONS, Plan, client_cores, cores, turns_of
-from model_work import KINDS, TYPES, ModelCost, generated, model_cost
+from model_bench_runners import RUNNERS, RunnerJob, Trial, fastest_variant, inputs_for, timed
+from model_bench_runners import make_step as make_step
+from model_bench_scheduler import TRIALS_PER_ROUND, Measurements, metrics_of, rotated, wait_until_idle
+from model_bench_suites import SECTIONS, BenchmarkPlan, client_cpu_set, compute_cpus, count_trials
+from model_work import KINDS, TYPES, ModelCost, count_model_cost, generate_model
 from support.compiled import assert_kernels_agree
 from support.places import ROOT
 from support.small_models import F32, one_operation
@@ -47,7 +47,7 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import Operand, OperationType
 
 LIMIT_S = 300
-needs_two_cores = pytest.mark.skipif(placement.two_cores() is None, reason="one core allowed: both sides poll")
+needs_two_cpus = pytest.mark.skipif(cpu_pinning.two_cpus() is None, reason="one core allowed: both sides poll")
 needs_llvmlite = pytest.mark.skipif(importlib.util.find_spec("llvmlite") is None, reason="llvmlite is not installed")
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
@@ -81,7 +81,7 @@ def one_core() -> Iterator[None]:
 
 
 @needs_llvmlite
-@needs_two_cores
+@needs_two_cpus
 def test_models_and_cost_are_reported(data_dir: Path) -> None:
     words = ("--quick", "--json", "--only", "tts_float", "--sections", "models,cost,roofline")
     done = bench(*words, "--models", str(data_dir / "models"))
@@ -89,14 +89,14 @@ def test_models_and_cost_are_reported(data_dir: Path) -> None:
     report = json.loads(done.stdout)
     assert set(report) == {"conditions", "models", "cost", "roofline", "missed", "not_compared"}
     (row,) = report["models"]
-    assert row["parties"].keys() | row["missing"].keys() == {named(kind, n) for kind in PARTIES for n in (1, 2)}
-    for party in row["parties"].values():
-        assert {"p50", "p99", "p99.9", "threads", "way", "apart"} <= set(party)
-        assert party["apart"] < 1e-5  # all have executed the same model on the same input
-    if "LiteRT, 1 thread" in row["parties"]:
-        assert row["parties"]["LiteRT, 1 thread"]["delegate"] == "XNNPACK"
-    assert [cost["threads"] for cost in report["cost"]] == list(range(1, min(2, len(placement.ALLOWED) - 1) + 1))
-    assert {"target", "cpus_used", "polling_window", "client_shares_cores"} <= set(report["conditions"])
+    assert row["runners"].keys() | row["missing"].keys() == {runner_name(kind, n) for kind in RUNNERS for n in (1, 2)}
+    for runner in row["runners"].values():
+        assert {"p50", "p99", "p99.9", "threads", "api_variant", "output_difference"} <= set(runner)
+        assert runner["output_difference"] < 1e-5  # all have executed the same model on the same input
+    if "LiteRT, 1 thread" in row["runners"]:
+        assert row["runners"]["LiteRT, 1 thread"]["delegate"] == "XNNPACK"
+    assert [cost["threads"] for cost in report["cost"]] == list(range(1, min(2, len(cpu_pinning.ALLOWED) - 1) + 1))
+    assert {"target", "cpus_used", "polling_window", "client_shares_cpus"} <= set(report["conditions"])
 
 
 @needs_llvmlite
@@ -110,15 +110,15 @@ def test_a_peer_that_is_not_installed_is_named_and_not_compared(data_dir: Path, 
     assert (done.returncode, done.stderr) == (1, "")
     report = json.loads(done.stdout)
     (row,) = report["models"]
-    assert row["best_peer"] is None
-    assert row["goals"][0]["met"] is None
+    assert row["best_baseline"] is None
+    assert row["targets"][0]["met"] is None
     assert row["missing"]["LiteRT, 1 thread"] == "ai-edge-litert is not installed: pip install 'nnfmq[bench]'"
     assert row["missing"]["ONNX Runtime, 1 thread"] == "onnxruntime is not installed: pip install 'nnfmq[bench]'"
     assert len(report["not_compared"]) == len(row["missing"])
 
 
 @needs_llvmlite
-@needs_two_cores
+@needs_two_cpus
 def test_a_burst_is_measured_while_another_client_compiles(data_dir: Path) -> None:
     code = f"""
 import sys
@@ -130,7 +130,7 @@ sys.exit(model_bench.main(["--quick", "--json", "--sections", "compiling", "--mo
     done = _python("-P", "-c", code)
     assert (done.returncode, done.stderr) == (0, "")
     (row,) = json.loads(done.stdout)["compiling"]
-    assert set(row["figures"]) == {"beside", "alone"}
+    assert set(row["metrics"]) == {"under_load", "unloaded"}
     assert row["preparations"] >= 1
 
 
@@ -154,11 +154,11 @@ def test_a_turn_does_not_begin_while_a_process_computes() -> None:
     with busy, busy.stdout:
         busy.stdout.readline()
         try:
-            with pytest.raises(Failed, match=r"still computes 0\.3 s after"):
-                wait_until_quiet([busy.pid], 0.3)
+            with pytest.raises(BenchmarkFailed, match=r"still computes 0\.3 s after"):
+                wait_until_idle([busy.pid], 0.3)
         finally:
             busy.kill()
-    wait_until_quiet([])
+    wait_until_idle([])
 
 
 # ---- steps
@@ -172,7 +172,7 @@ def test_a_step_writes_executes_reads_and_moves_states() -> None:
         results[0] = targets[0] + targets[1]
         results[1] = targets[1] + 1
 
-    step = stepping([np.array([3, 4], np.float32), np.zeros(2, np.float32)], infos, targets, results, run)
+    step = make_step([np.array([3, 4], np.float32), np.zeros(2, np.float32)], infos, targets, results, run)
     first, second, third = (step()[0].tolist() for _ in range(3))
     assert (first, second, third) == ([3, 4], [4, 5], [5, 6])
 
@@ -188,8 +188,8 @@ def test_the_only_way_is_the_quickest() -> None:
     def step() -> list[Any]:
         return []
 
-    assert quickest({"one": step}) == (step, "one")
-    assert quickest({"one": step, "two": step})[1] in ("one", "two")
+    assert fastest_variant({"one": step}) == (step, "one")
+    assert fastest_variant({"one": step, "two": step})[1] in ("one", "two")
     assert len(timed(step, 5)) == 5
 
 
@@ -198,16 +198,16 @@ def test_the_only_way_is_the_quickest() -> None:
 
 def test_a_figure_is_the_median_over_rounds_of_each_round_s_percentile() -> None:
     rounds = [[1000] * 98 + [9000, 9000], [2000] * 100, [4000] * 100]
-    assert figures_of(rounds) == {"p50": 2.0, "p99": 4.0, "p99.9": 4.0}
+    assert metrics_of(rounds) == {"p50": 2.0, "p99": 4.0, "p99.9": 4.0}
 
 
 def test_all_turns_of_a_round_are_one_sample() -> None:
-    found = Gathered({"a": [[1000]] * (TURNS - 1) + [[5000]] + [[3000]] * TURNS})
-    assert found.figures() == {"a": {"p50": 2.0, "p99": 4.0, "p99.9": 4.0}}
+    found = Measurements({"a": [[1000]] * (TRIALS_PER_ROUND - 1) + [[5000]] + [[3000]] * TRIALS_PER_ROUND})
+    assert found.metrics() == {"a": {"p50": 2.0, "p99": 4.0, "p99.9": 4.0}}
 
 
 def test_turns_side_by_side_differ_by_their_medians() -> None:
-    found = Gathered({"a": [[1000, 7000, 9000], [20000]], "b": [[4000], [5000, 6000, 99000]]})
+    found = Measurements({"a": [[1000, 7000, 9000], [20000]], "b": [[4000], [5000, 6000, 99000]]})
     assert found.differences_us("a", "b") == [3.0, 14.0]
 
 
@@ -220,120 +220,130 @@ def test_each_round_begins_with_another_party() -> None:
     ]
 
 
-def _figures(p50: float) -> dict[str, float]:
+def _metrics(p50: float) -> dict[str, float]:
     return {"p50": p50, "p99": 2 * p50, "p99.9": 3 * p50}
 
 
-MODEL = Benchmark("folder/net", 0.5, 100)
-FIGURES = {
-    "nnfmq burst, 2 threads": _figures(40), "nnfmq in process, 2 threads": _figures(35),
-    "LiteRT, 1 thread": _figures(10), "LiteRT, 2 threads": _figures(100), "ONNX Runtime, 2 threads": _figures(80),
+MODEL = ModelBenchmark("folder/net", 0.5, 100)
+METRICS = {
+    "nnfmq burst, 2 threads": _metrics(40), "nnfmq in process, 2 threads": _metrics(35),
+    "LiteRT, 1 thread": _metrics(10), "LiteRT, 2 threads": _metrics(100), "ONNX Runtime, 2 threads": _metrics(80),
 }  # fmt: skip
 
 
 def test_a_model_s_ratio_is_over_the_best_peer_with_as_many_threads() -> None:
-    row = model_row(MODEL, FIGURES, 2)
-    assert (row["model"], row["best_peer"]) == ("net", "ONNX Runtime, 2 threads")
-    assert row["p50_us"] == {"ours": 40, "theirs": 80}
-    (goal,) = row["goals"]
-    assert (goal["value"], goal["limit"], goal["met"]) == (0.5, 0.5, True)
-    slower = model_row(MODEL, FIGURES | {"nnfmq burst, 2 threads": _figures(41)}, 2)
-    assert slower["goals"][0]["met"] is False
+    row = model_row(MODEL, METRICS, 2)
+    assert (row["model"], row["best_baseline"]) == ("net", "ONNX Runtime, 2 threads")
+    assert row["p50_us"] == {"subject": 40, "baseline": 80}
+    (target,) = row["targets"]
+    assert (target["value"], target["limit"], target["met"]) == (0.5, 0.5, True)
+    slower = model_row(MODEL, METRICS | {"nnfmq burst, 2 threads": _metrics(41)}, 2)
+    assert slower["targets"][0]["met"] is False
 
 
 def test_a_model_without_peers_is_not_compared() -> None:
-    row = model_row(MODEL, {"nnfmq burst, 2 threads": _figures(40)}, 2)
-    assert (row["best_peer"], row["p50_us"]["theirs"], row["goals"][0]["met"]) == (None, None, None)
+    row = model_row(MODEL, {"nnfmq burst, 2 threads": _metrics(40)}, 2)
+    assert (row["best_baseline"], row["p50_us"]["baseline"], row["targets"][0]["met"]) == (None, None, None)
 
 
 def test_the_cost_is_a_difference_beside_5_us() -> None:
-    assert cost_row("net", 1, _figures(45), _figures(41), 4)["goals"][0]["value"] == 4
-    assert cost_row("net", 1, _figures(45), _figures(41), 4)["goals"][0]["met"] is True
-    assert cost_row("net", 1, _figures(45), _figures(39), 6)["goals"][0]["met"] is False
+    assert cost_row("net", 1, _metrics(45), _metrics(41), 4)["targets"][0]["value"] == 4
+    assert cost_row("net", 1, _metrics(45), _metrics(41), 4)["targets"][0]["met"] is True
+    assert cost_row("net", 1, _metrics(45), _metrics(39), 6)["targets"][0]["met"] is False
 
 
 def test_p99_beside_a_compilation_is_over_p99_alone() -> None:
-    (goal,) = compiling_row("net", "other", alone=_figures(10), beside=_figures(16))["goals"]
-    assert (goal["value"], goal["met"]) == (1.6, False)
+    (target,) = compiling_row("net", "other", unloaded=_metrics(10), under_load=_metrics(16))["targets"]
+    assert (target["value"], target["met"]) == (1.6, False)
 
 
 def test_growth_is_the_power_between_the_last_two_sizes() -> None:
-    assert growth_exponent([4, 8, 16], [1, 1, 4]) == pytest.approx(2)
-    assert growth_exponent([64, 256], [10, 40]) == pytest.approx(1)
+    assert scaling_exponent([4, 8, 16], [1, 1, 4]) == pytest.approx(2)
+    assert scaling_exponent([64, 256], [10, 40]) == pytest.approx(1)
 
 
 def test_outputs_are_apart_by_codes_or_relative_to_the_largest_float() -> None:
     codes, floats = np.array([250, 3], np.uint8), np.array([2.0, -8.0], np.float32)
-    assert apart([np.array([247, 4], np.uint8)], [codes]) == 3
-    assert apart([np.array([2.0, -7.0], np.float32)], [floats]) == 1 / 8
-    assert apart([codes, floats], [codes, floats]) == 0
-    assert apart([floats + 1], [np.zeros(2, np.float32)]) == 7
+    assert max_output_difference([np.array([247, 4], np.uint8)], [codes]) == 3
+    assert max_output_difference([np.array([2.0, -7.0], np.float32)], [floats]) == 1 / 8
+    assert max_output_difference([codes, floats], [codes, floats]) == 0
+    assert max_output_difference([floats + 1], [np.zeros(2, np.float32)]) == 7
 
 
 def test_the_roof_is_the_lower_of_cache_and_registers() -> None:
-    peaks = {"float32_operations_per_s": 80e9, "code_operations_per_s": 180e9, "memory_bytes_per_s": 10e9,
+    ceilings = {"float32_operations_per_s": 80e9, "quantized_operations_per_s": 180e9, "memory_bytes_per_s": 10e9,
              "cache_bytes_per_s": 50e9}  # fmt: skip
-    low = roofline_row("low", ModelCost(500, 2000, False), 1, peaks)  # half an operation a byte: 25 G/s
+    low = roofline_row("low", ModelCost(500, 2000, False), 1, ceilings)  # half an operation a byte: 25 G/s
     assert low["operations_per_s"] == 1e9
-    assert low["share_of_roof"] == pytest.approx(1 / 25)
-    high = roofline_row("high", ModelCost(9000, 1000, True), 1, peaks)  # 18 operations a byte: 180 G/s
-    assert high["share_of_roof"] == pytest.approx(18 / 180)
+    assert low["roofline_share"] == pytest.approx(1 / 25)
+    high = roofline_row("high", ModelCost(9000, 1000, True), 1, ceilings)  # 18 operations a byte: 180 G/s
+    assert high["roofline_share"] == pytest.approx(18 / 180)
     assert (
-        roofline_row("none", ModelCost(1, 1, True), 1, peaks | {"code_operations_per_s": None})["share_of_roof"] is None
+        roofline_row("none", ModelCost(1, 1, True), 1, ceilings | {"quantized_operations_per_s": None})[
+            "roofline_share"
+        ]
+        is None
     )
 
 
 def test_goals_are_listed_with_what_they_are_of() -> None:
-    report = {"models": [model_row(MODEL, FIGURES, 2)], "cost": [cost_row("net", 2, _figures(9), _figures(1), 8)]}
-    assert [(label, goal["met"]) for label, goal in goals_of(report)] == [("net", True), ("net, 2 threads", False)]
+    report = {"models": [model_row(MODEL, METRICS, 2)], "cost": [cost_row("net", 2, _metrics(9), _metrics(1), 8)]}
+    assert [(label, target["met"]) for label, target in targets_of(report)] == [
+        ("net", True),
+        ("net, 2 threads", False),
+    ]
 
 
 def test_the_client_of_a_burst_has_a_core_of_its_own_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "ALLOWED", frozenset((2, 3, 5)))
-    assert (cores(2), client_cores(2)) == ((2, 3), (5,))
-    assert (cores(3), client_cores(3)) == ((2, 3, 5), (2, 3, 5))
+    monkeypatch.setattr(cpu_pinning, "ALLOWED", frozenset((2, 3, 5)))
+    assert (compute_cpus(2), client_cpu_set(2)) == ((2, 3), (5,))
+    assert (compute_cpus(3), client_cpu_set(3)) == ((2, 3, 5), (2, 3, 5))
 
 
 @pytest.fixture
-def made_up_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let parties answer at once, without processes: each step takes as many ns as the party's name is long."""
 
-    def take(jobs: dict[str, Job], turns: object, rounds: int, advance: Callable[[str], object]) -> Gathered:
-        for name in [*jobs] * rounds * TURNS:
+    def take(jobs: dict[str, RunnerJob], trials: object, rounds: int, advance: Callable[[str], object]) -> Measurements:
+        for name in [*jobs] * rounds * TRIALS_PER_ROUND:
             advance(name)
         outputs = {name: [np.zeros(1, np.uint8)] for name in jobs}
-        return Gathered({name: [[len(name)]] * rounds * TURNS for name in jobs}, {name: {} for name in jobs}, outputs)
+        return Measurements(
+            {name: [[len(name)]] * rounds * TRIALS_PER_ROUND for name in jobs}, {name: {} for name in jobs}, outputs
+        )
 
     digits = nnfmq.load(nnfmq.example_path("digits.tflite"))
-    rates = {f"{name}_per_s": 1e9 for name in ("float32_operations", "code_operations", "memory_bytes", "cache_bytes")}
-    monkeypatch.setattr(sections, "take_turns", take)
-    monkeypatch.setattr(sections, "loaded", lambda _: digits)
-    monkeypatch.setattr(sections, "_peaks", lambda _: rates)
+    rates = {
+        f"{name}_per_s": 1e9 for name in ("float32_operations", "quantized_operations", "memory_bytes", "cache_bytes")
+    }
+    monkeypatch.setattr(sections, "run_interleaved", take)
+    monkeypatch.setattr(sections, "load_source", lambda _: digits)
+    monkeypatch.setattr(sections, "_measure_ceilings", lambda _: rates)
 
 
 @pytest.mark.parametrize("section", [name for name in SECTIONS if name != "compiling"])
 @pytest.mark.parametrize("divisor", [1, 100])
 @pytest.mark.parametrize("cpus", [2, 4])
 def test_the_bar_knows_how_many_turns_there_will_be(
-    section: str, divisor: int, cpus: int, made_up_turns: None, monkeypatch: pytest.MonkeyPatch
+    section: str, divisor: int, cpus: int, fake_trials: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "ALLOWED", frozenset(range(cpus)))
+    monkeypatch.setattr(cpu_pinning, "ALLOWED", frozenset(range(cpus)))
     seen: list[str] = []
-    plan = Plan(Path(), MODELS, 3, divisor, 1, seen.append)
+    plan = BenchmarkPlan(Path(), MODELS, 3, divisor, 1, seen.append)
     SECTIONS[section](plan)
-    assert len(seen) == turns_of(section, plan)
+    assert len(seen) == count_trials(section, plan)
 
 
 def test_the_cost_is_measured_wherever_the_client_has_a_core(
-    made_up_turns: None, monkeypatch: pytest.MonkeyPatch
+    fake_trials: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "ALLOWED", frozenset(range(3)))
-    rows = SECTIONS["cost"](Plan(Path(), MODELS[:2], 1, 1, 1, lambda _: None))
+    monkeypatch.setattr(cpu_pinning, "ALLOWED", frozenset(range(3)))
+    rows = SECTIONS["cost"](BenchmarkPlan(Path(), MODELS[:2], 1, 1, 1, lambda _: None))
     assert [(row["model"], row["threads"]) for row in rows] == [(m.name, n) for m in MODELS[:2] for n in (1, 2)]
 
 
-def test_growth_has_a_point_for_each_size(made_up_turns: None) -> None:
-    found = SECTIONS["growth"](Plan(Path(), MODELS, 1, 1, 1, lambda _: None))
+def test_growth_has_a_point_for_each_size(fake_trials: None) -> None:
+    found = SECTIONS["scaling"](BenchmarkPlan(Path(), MODELS, 1, 1, 1, lambda _: None))
     assert [point["size"] for point in found["size"][0]["points"]] == list(sections.SIZES)
     assert [(series["operation"], series["type"]) for series in found["channels"]] == [
         (k, t) for k in KINDS for t in TYPES
@@ -341,8 +351,8 @@ def test_growth_has_a_point_for_each_size(made_up_turns: None) -> None:
 
 
 def test_a_trial_has_fewer_steps() -> None:
-    assert Plan(Path(), MODELS, 3, 1, 1, lambda _: None).turn(2000) == Turn(2000 // TURNS, 40)
-    assert Plan(Path(), MODELS, 3, 100, 1, lambda _: None).turn(2000, turns=1) == Turn(20, 3)
+    assert BenchmarkPlan(Path(), MODELS, 3, 1, 1, lambda _: None).trial(2000) == Trial(2000 // TRIALS_PER_ROUND, 40)
+    assert BenchmarkPlan(Path(), MODELS, 3, 100, 1, lambda _: None).trial(2000, trials=1) == Trial(20, 3)
 
 
 # ---- work, and models made to size
@@ -350,12 +360,12 @@ def test_a_trial_has_fewer_steps() -> None:
 
 def test_the_work_of_known_models(data_dir: Path) -> None:
     # The papers have 14 and 300 million multiply-adds.
-    small = model_cost(nnfmq.load(data_dir / "models" / "mobilenet_v1_0.25_128_quant.tflite").model)
-    large = model_cost(nnfmq.load(data_dir / "models" / "mobilenet_v2_1.0_224_quant.tflite").model)
+    small = count_model_cost(nnfmq.load(data_dir / "models" / "mobilenet_v1_0.25_128_quant.tflite").model)
+    large = count_model_cost(nnfmq.load(data_dir / "models" / "mobilenet_v2_1.0_224_quant.tflite").model)
     assert (small.is_quantized, large.is_quantized) == (True, True)
     assert round(small.multiply_adds / 1e6) == 14
     assert round(large.multiply_adds / 1e6) == 301
-    speech = model_cost(nnfmq.load(data_dir / "models" / "tts_float.tflite").model)
+    speech = count_model_cost(nnfmq.load(data_dir / "models" / "tts_float.tflite").model)
     assert not speech.is_quantized
     assert speech.multiply_adds * 4 == pytest.approx(speech.bytes, rel=0.03)  # each weight is used once
 
@@ -363,13 +373,13 @@ def test_the_work_of_known_models(data_dir: Path) -> None:
 def test_the_work_of_a_product_of_several_rows() -> None:
     weights, bias = (Operand(F32, (5, 6)), bytes(120)), (Operand(F32, (5,)), bytes(20))
     model = one_operation(OperationType.FULLY_CONNECTED, [Operand(F32, (3, 6)), weights, bias, 0], Operand(F32, (3, 5)))
-    work = model_cost(model)
+    work = count_model_cost(model)
     assert work.multiply_adds == 3 * 5 * 6
     assert work.bytes == 4 * (3 * 6 + 5 * 6 + 5 + 1 + 3 * 5)
 
 
 @pytest.fixture
-def team() -> Iterator[None]:
+def stop_thread_pool() -> Iterator[None]:
     yield
     from nnfmq.engines.compiled.thread_pool import default_thread_pool
 
@@ -379,42 +389,42 @@ def team() -> Iterator[None]:
 @needs_llvmlite
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", TYPES)
-def test_models_made_to_size_are_computed_by_kernels(kind: str, dtype: str, team: None) -> None:
-    made = generated(kind, dtype, 6, 12)
+def test_models_made_to_size_are_computed_by_kernels(kind: str, dtype: str, stop_thread_pool: None) -> None:
+    made = generate_model(kind, dtype, 6, 12)
     assert_kernels_agree(made.model)
     assert (made.inputs[0].shape, made.inputs[0].dtype) == ((1, 6, 6, 12), dtype)
     depth = 12 if kind.startswith("convolution") else 1
-    assert model_cost(made.model).multiply_adds == 6 * 6 * 9 * 12 * depth
+    assert count_model_cost(made.model).multiply_adds == 6 * 6 * 9 * 12 * depth
 
 
 # ---- the page
 
 
-def _party(p50: float) -> dict[str, Any]:
-    return _figures(p50) | {"threads": 2, "way": "some", "apart": 0.0}
+def _runner(p50: float) -> dict[str, Any]:
+    return _metrics(p50) | {"threads": 2, "api_variant": "series_values", "output_difference": 0.0}
 
 
 @pytest.fixture
 def report() -> dict[str, Any]:
-    row = model_row(MODEL, FIGURES, 2) | {"count": 7, "rounds": 3, "is_quantized": True, "missing": {}}
-    row["parties"] = {name: _party(figures["p50"]) for name, figures in FIGURES.items()}
-    peaks = {"float32_operations_per_s": 80e9, "code_operations_per_s": None, "memory_bytes_per_s": 10e9,
+    row = model_row(MODEL, METRICS, 2) | {"count": 7, "rounds": 3, "is_quantized": True, "missing": {}}
+    row["runners"] = {name: _runner(metrics["p50"]) for name, metrics in METRICS.items()}
+    ceilings = {"float32_operations_per_s": 80e9, "quantized_operations_per_s": None, "memory_bytes_per_s": 10e9,
              "cache_bytes_per_s": 50e9}  # fmt: skip
     points = [{"size": n, "channels": n, "threads": n, "burst_us": 3.0 * n, "in_process_us": 2.0 * n} for n in (8, 16)]
     series = {"operation": "op", "type": "uint8", "points": points, "exponents": {"burst_us": 1.5, "in_process_us": 1}}
     conditions = {
         "cpu": "a processor", "target": "avx2", "kernel": "6", "python": "3", "packages": {"onnx": None}, "core": "c",
         "cpus_allowed": [0, 1], "cpus_used": {"1 threads": {"computing": [0], "client": [1]}},
-        "client_shares_cores": True, "polling_window": {"all": "50 µs"}, "load_before": [0.1], "quick": False,
+        "client_shares_cpus": True, "polling_window": {"all": "50 µs"}, "load_before": [0.1], "quick": False,
     }  # fmt: skip
     return {
         "conditions": conditions,
         "models": [row],
-        "cost": [cost_row("net", 1, _figures(45), _figures(41), 4)],
-        "compiling": [compiling_row("net", "other", _figures(10), _figures(16))],
-        "growth": {"size": [series], "channels": [series], "at": {"size": 16, "channels": 32},
+        "cost": [cost_row("net", 1, _metrics(45), _metrics(41), 4)],
+        "compiling": [compiling_row("net", "other", _metrics(10), _metrics(16))],
+        "scaling": {"size": [series], "channels": [series], "at": {"size": 16, "channels": 32},
                    "threads": [{"model": "net", "points": points}]},
-        "roofline": {"peaks": peaks, "models": [roofline_row("net", ModelCost(500, 2000, False), 1, peaks)]},
+        "roofline": {"ceilings": ceilings, "models": [roofline_row("net", ModelCost(500, 2000, False), 1, ceilings)]},
         "missed": ["net: something"],
         "not_compared": [],
     }  # fmt: skip
@@ -472,7 +482,7 @@ def test_the_page_of_the_repository_has_the_marks() -> None:
     page = (ROOT / "docs" / "explanation" / "performance.md").read_text(encoding="utf-8")
     assert pages.replaced(page, "x").count("x") >= 1
     for model in MODELS:
-        assert f"| `{model.file}` | {model.goal:.2f} |" in page or f"| `{model.file}` | {model.goal:g} |" in page
+        assert f"| `{model.file}` | {model.target:.2f} |" in page or f"| `{model.file}` | {model.target:g} |" in page
 
 
 def test_a_file_that_is_no_report_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -485,7 +495,7 @@ def test_a_file_that_is_no_report_is_refused_in_one_line(tmp_path: Path, capsys:
 
 
 def test_the_parties_of_the_table_can_be_run() -> None:
-    assert {IN_PROCESS, *PEERS} < set(PARTIES)
+    assert {IN_PROCESS, *BASELINES} < set(RUNNERS)
 
 
 def test_the_tables_name_ratios_first_and_every_party(
@@ -494,9 +504,9 @@ def test_the_tables_name_ratios_first_and_every_party(
     model_bench._print(report, True)
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     ratio = next(number for number, line in enumerate(lines) if "burst / best peer" in line)
-    party = next(number for number, line in enumerate(lines) if line.startswith("nnfmq burst, 2 threads"))
-    assert ratio < party
+    runner = next(number for number, line in enumerate(lines) if line.startswith("nnfmq burst, 2 threads"))
+    assert ratio < runner
     assert lines[ratio + 2].split()[:6] == ["net", "0.50", "×", "0.50", "×", "met"]
-    assert lines[party].split()[4:8] == ["40", "80", "120", "2"]
+    assert lines[runner].split()[4:8] == ["40", "80", "120", "2"]
     assert "goals missed: net: something" in lines
     assert "not compared: nothing" in lines

@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning as placement
+import cpu_pinning
 import pytest
 import queue_bench
-from latency_baselines import PeerMissing
-from queue_bench_candidates import PARTIES
-from queue_bench_cases import ROWS, Goal, Row, medians, report_row
+from latency_baselines import BaselineUnavailable
+from queue_bench_candidates import CANDIDATES
+from queue_bench_cases import ROWS, Row, Target, medians, report_row
 from queue_bench_html import page
 from queue_bench_server import Sample
 from queue_bench_transports import require
@@ -24,7 +24,7 @@ from support.places import ROOT
 from support.under_test import core_name
 
 LIMIT_S = 120
-needs_two_cores = pytest.mark.skipif(placement.two_cores() is None, reason="one core allowed: both sides poll")
+needs_two_cpus = pytest.mark.skipif(cpu_pinning.two_cpus() is None, reason="one core allowed: both sides poll")
 needs_compiled = pytest.mark.skipif(core_name() != "compiled", reason="measures the compiled core")
 
 
@@ -44,25 +44,25 @@ def reported(*words: str, **environment: str) -> Any:
 
 
 @needs_compiled
-@needs_two_cores
+@needs_two_cpus
 def test_every_row_that_is_asked_for_is_reported() -> None:
     names = ["tail", "eater", "stream", "batches", "work", "think", "idle"]
     report = reported("--rows", ",".join(names))
     assert [row["name"] for row in report["rows"]] == names
     assert set(report) == {"conditions", "rows", "missed", "not_compared"}
     for row in report["rows"]:
-        assert set(row) == {"name", "title", "goals", "parties", "missing"}
+        assert set(row) == {"name", "title", "targets", "candidates", "missing"}
         assert row["missing"] == {}
-        for goal in row["goals"]:
-            assert set(goal) == {"goal", "value", "unit", "limit", "sense", "met"}
-            assert goal["value"] is not None
+        for target in row["targets"]:
+            assert set(target) == {"target", "value", "unit", "limit", "sense", "met"}
+            assert target["value"] is not None
     rows = {row["name"]: row for row in report["rows"]}
-    assert set(rows["tail"]["parties"]["nnfmq"]) == {"p50", "p99", "p99.9", "rounds"}
-    assert rows["batches"]["parties"]["nnfmq batches"]["checksums_equal"] == 1
+    assert set(rows["tail"]["candidates"]["nnfmq"]) == {"p50", "p99", "p99.9", "rounds"}
+    assert rows["batches"]["candidates"]["nnfmq batches"]["checksums_equal"] == 1
 
 
 @needs_compiled
-@needs_two_cores
+@needs_two_cpus
 def test_the_conditions_are_part_of_the_report() -> None:
     conditions = reported("--rows", "tail")["conditions"]
     assert {
@@ -71,10 +71,10 @@ def test_the_conditions_are_part_of_the_report() -> None:
 
 
 @needs_compiled
-@needs_two_cores
+@needs_two_cpus
 def test_the_burst_of_the_null_model_runs_both_ways() -> None:
-    parties = reported("--rows", "burst")["rows"][0]["parties"]
-    assert {"burst in place", "burst copied"} <= set(parties)
+    candidates = reported("--rows", "burst")["rows"][0]["candidates"]
+    assert {"burst in place", "burst copied"} <= set(candidates)
 
 
 @needs_compiled
@@ -82,7 +82,7 @@ def test_a_missing_peer_is_named_and_not_compared() -> None:
     report = reported("--rows", "one-core", PATH="")
     row = report["rows"][0]
     assert row["missing"] == {"C futex": "no C compiler (cc, gcc, clang) for the C ping-pong"}
-    assert [goal["met"] is None for goal in row["goals"]] == [True, False]
+    assert [target["met"] is None for target in row["targets"]] == [True, False]
     assert report["not_compared"] == ["one-core: C futex: no C compiler (cc, gcc, clang) for the C ping-pong"]
 
 
@@ -93,15 +93,17 @@ def test_a_missing_peer_is_an_error_where_all_are_required() -> None:
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 @needs_compiled
-@needs_two_cores
+@needs_two_cpus
 def test_the_twin_is_compared_with_c_over_both_atomics() -> None:
     row = reported("--rows", "python")["rows"][0]
-    assert set(row["parties"]) | set(row["missing"]) == {"python, libatomic", "python, FUTEX_WAKE_OP", "C spin"}
-    assert "C spin" in row["parties"]
+    assert set(row["candidates"]) | set(row["missing"]) == {"python, libatomic", "python, FUTEX_WAKE_OP", "C spin"}
+    assert "C spin" in row["candidates"]
 
 
 def test_a_package_that_is_not_installed_is_named_with_the_remedy() -> None:
-    with pytest.raises(PeerMissing, match=re.escape("no_such_peer is not installed: pip install 'nnfmq[bench]'")):
+    with pytest.raises(
+        BaselineUnavailable, match=re.escape("no_such_peer is not installed: pip install 'nnfmq[bench]'")
+    ):
         require("no_such_peer")
 
 
@@ -123,13 +125,13 @@ def test_a_server_that_is_never_ready_fails_its_party(server: str, reason: str) 
 import sys
 sys.path.insert(0, {str(ROOT / "tools")!r})
 from pathlib import Path
-import cpu_pinning as placement
+import cpu_pinning
 import queue_bench_server as server
-job = server.Job("it", 1, 1, placement.Cpus(None, None), Path("."), 30)
+job = server.RoundJob("it", 1, 1, cpu_pinning.Cpus(None, None), Path("."), 30)
 try:
     with server.forked(job, None, {server}):
         print("it went on")
-except server.Failed as error:
+except server.BenchmarkFailed as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True)
@@ -137,7 +139,7 @@ except server.Failed as error:
 
 
 @needs_compiled
-@needs_two_cores
+@needs_two_cpus
 def test_the_table_names_goals_and_what_was_not_compared() -> None:
     done = bench("--quick", "--rounds", "1", "--rows", "tail", "--no-color")
     assert (done.returncode, done.stderr) == (0, "")
@@ -154,52 +156,52 @@ def test_wrong_usage_is_status_2(words: list[str]) -> None:
 
 # ---- arithmetic ----
 
-OURS = [Sample([1000] * 98 + [9000, 9000]), Sample([2000] * 100), Sample([4000] * 100)]
-THEIRS = [Sample([10_000]), Sample([12_000]), Sample([80_000])]
+SUBJECT = [Sample([1000] * 98 + [9000, 9000]), Sample([2000] * 100), Sample([4000] * 100)]
+BASELINE = [Sample([10_000]), Sample([12_000]), Sample([80_000])]
 OTHERS = [Sample([20_000])] * 3
 
 
 def test_a_figure_is_the_median_over_rounds_of_each_round_s_percentile() -> None:
-    assert medians(OURS) == {"p50": 2.0, "p99": 4.0, "p99.9": 4.0}
-    assert medians([Sample(figures={"per_second": value}) for value in (1, 7, 5)]) == {"per_second": 5}
+    assert medians(SUBJECT) == {"p50": 2.0, "p99": 4.0, "p99.9": 4.0}
+    assert medians([Sample(metrics={"per_second": value}) for value in (1, 7, 5)]) == {"per_second": 5}
 
 
 @pytest.mark.parametrize(
-    ("goal", "value", "is_met"),
+    ("target", "value", "is_met"),
     [
-        (Goal("", "us", "p50", 0.1, "×", ("them",)), 2 / 12, False),
-        (Goal("", "us", "p50", 6.0, "×", ("them",), is_at_least=True), 6.0, True),
-        (Goal("", "us", "p50", 7.0, "×", ("others", "them"), is_at_least=True), 6.0, False),
-        (Goal("", "us", "p50", 1.0, "×", ("others", "them"), is_strict=True), 2 / 12, True),
-        (Goal("", "us", "p99", 2.0, "×", ("us",), "p50"), 2.0, True),
-        (Goal("", "us", "p99", 2.0, "×", ("us",), "p50", is_strict=True), 2.0, False),
-        (Goal("", "us", "p50", 1.9, "µs"), 2.0, False),
+        (Target("", "us", "p50", 0.1, "×", ("them",)), 2 / 12, False),
+        (Target("", "us", "p50", 6.0, "×", ("them",), is_at_least=True), 6.0, True),
+        (Target("", "us", "p50", 7.0, "×", ("others", "them"), is_at_least=True), 6.0, False),
+        (Target("", "us", "p50", 1.0, "×", ("others", "them"), is_strict=True), 2 / 12, True),
+        (Target("", "us", "p99", 2.0, "×", ("us",), "p50"), 2.0, True),
+        (Target("", "us", "p99", 2.0, "×", ("us",), "p50", is_strict=True), 2.0, False),
+        (Target("", "us", "p50", 1.9, "µs"), 2.0, False),
     ],
 )
-def test_a_goal_is_a_ratio_of_medians_beside_its_limit(goal: Goal, value: float, is_met: bool) -> None:
-    row = Row("r", "", ("us", "them", "others"), (goal,))
-    judged = report_row(row, {"us": OURS, "them": THEIRS, "others": OTHERS}, {})["goals"][0]
-    assert judged["value"] == pytest.approx(value)
-    assert judged["met"] is is_met
+def test_a_goal_is_a_ratio_of_medians_beside_its_limit(target: Target, value: float, is_met: bool) -> None:
+    row = Row("r", "", ("us", "them", "others"), (target,))
+    evaluate_target = report_row(row, {"us": SUBJECT, "them": BASELINE, "others": OTHERS}, {})["targets"][0]
+    assert evaluate_target["value"] == pytest.approx(value)
+    assert evaluate_target["met"] is is_met
 
 
 def test_rates_are_compared_ours_over_theirs() -> None:
-    goal = Goal("", "us", "per_second", 2.5, "×", ("them",), is_at_least=True)
-    rounds = {"us": [Sample(figures={"per_second": 30.0})], "them": [Sample(figures={"per_second": 10.0})]}
-    assert report_row(Row("r", "", (), (goal,)), rounds, {})["goals"][0]["value"] == pytest.approx(3.0)
+    target = Target("", "us", "per_second", 2.5, "×", ("them",), is_at_least=True)
+    rounds = {"us": [Sample(metrics={"per_second": 30.0})], "them": [Sample(metrics={"per_second": 10.0})]}
+    assert report_row(Row("r", "", (), (target,)), rounds, {})["targets"][0]["value"] == pytest.approx(3.0)
 
 
 def test_every_party_of_the_table_can_be_run() -> None:
-    assert {party for row in ROWS for party in row.parties} <= set(PARTIES)
+    assert {candidate for row in ROWS for candidate in row.candidates} <= set(CANDIDATES)
     for row in ROWS:
-        assert {goal.party for goal in row.goals} | {name for goal in row.goals for name in goal.per} <= set(
-            row.parties
-        )
+        assert {target.candidate for target in row.targets} | {
+            name for target in row.targets for name in target.per
+        } <= set(row.candidates)
 
 
 def test_the_page_draws_a_curve_for_each_party_and_loads_nothing(tmp_path: Path) -> None:
-    rounds = {"us": OURS, "<them>": THEIRS}
-    row = report_row(Row("r", "a & b", ("us", "<them>"), (Goal("g", "us", "p50", 3, "µs"),)), rounds, {})
+    rounds = {"us": SUBJECT, "<them>": BASELINE}
+    row = report_row(Row("r", "a & b", ("us", "<them>"), (Target("g", "us", "p50", 3, "µs"),)), rounds, {})
     made = page({"conditions": {"cpu": "x"}, "rows": [row]}, {"r": rounds})
     assert made.count("<polyline") == 2
     assert "&lt;them&gt;" in made and "a &amp; b" in made and "<them>" not in made

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from measure_capabilities import made_up
+from measure_capabilities import random_input
 from support.litert_models import reference
 from support.oracles import Array
 from support.small_models import F32, I32, Q8, Q8S, one_operation
@@ -83,8 +83,8 @@ def inputs_of(loaded: nnfmq.LoadedModel, folder: Path) -> list[Array]:
     random = np.random.default_rng(11)
     names = {"uint8": "mobilenet_quantized", "float32": "mobilenet_float"}
     golden = folder / names.get(first.dtype, "") / f"cup_{first.shape[1]}.input"
-    image = np.fromfile(golden, first.dtype).reshape(first.shape) if golden.is_file() else made_up(first, random)
-    return [image, *(made_up(state, random) for state in states)]
+    image = np.fromfile(golden, first.dtype).reshape(first.shape) if golden.is_file() else random_input(first, random)
+    return [image, *(random_input(state, random) for state in states)]
 
 
 @pytest.mark.parametrize("name", CODES_APART)
