@@ -181,14 +181,16 @@ def test_the_sockets_are_close_on_exec(pair: tuple[Channel, Channel]) -> None:
     assert [os.get_inheritable(channel.fileno()) for channel in pair] == [False, False]
 
 
-def test_sent_descriptors_stay_the_sender_s(pair: tuple[Channel, Channel], files: Callable[[int], list[int]]) -> None:
+def test_sent_descriptors_remain_open_in_the_sender(
+    pair: tuple[Channel, Channel], files: Callable[[int], list[int]]
+) -> None:
     made = files(2)
     pair[0].send(bytes(INLINE_BYTES + 1), made)
     pair[1].receive(soon()).close()
     assert [os.fstat(fd).st_size for fd in made] == [0, 1]
 
 
-def test_what_was_taken_from_a_frame_is_not_closed_with_it(
+def test_a_descriptor_taken_from_a_frame_is_not_closed_with_it(
     pair: tuple[Channel, Channel], files: Callable[[int], list[int]]
 ) -> None:
     pair[0].send(b"", files(1))
@@ -198,7 +200,7 @@ def test_what_was_taken_from_a_frame_is_not_closed_with_it(
     os.close(taken[0])
 
 
-def test_closing_a_frame_twice_does_no_harm() -> None:
+def test_closing_a_frame_is_idempotent() -> None:
     frame = Frame(bytearray(), [os.open("/dev/null", os.O_RDONLY)])
     frame.close()
     frame.close()
@@ -273,7 +275,7 @@ def test_a_body_length_of_the_wrong_size_is_rejected(size: int, raw: tuple[socke
     assert "malformed" in str(refused(raw[1]))
 
 
-def test_a_body_without_its_file_is_rejected(raw: tuple[socket.socket, Channel]) -> None:
+def test_a_body_without_its_fd_is_rejected(raw: tuple[socket.socket, Channel]) -> None:
     raw[0].send(struct.pack("<BQ", 1, INLINE_BYTES + 1))
     assert "0 fds" in str(refused(raw[1]))
 
@@ -286,7 +288,7 @@ def test_a_body_length_out_of_range_is_rejected(length: int, raw: tuple[socket.s
     assert error.offset == 1
 
 
-def test_a_body_in_a_file_is_rejected_unread_where_none_is_taken(pair: tuple[Channel, Channel]) -> None:
+def test_a_body_in_a_file_is_rejected_unread_if_bodies_are_not_accepted(pair: tuple[Channel, Channel]) -> None:
     ours, theirs = pair
     ours.send(bytes(INLINE_BYTES + 1))
     with pytest.raises(ProtocolError, match="a body in a file is not taken here"):
@@ -322,7 +324,7 @@ def test_a_body_in_an_ordinary_file_is_rejected_unread(
     assert "no memfd" in str(refused(raw[1]))
 
 
-def test_the_limits_of_a_frame_are_those_of_a_message() -> None:
+def test_frames_and_messages_have_the_same_limits() -> None:
     assert (FDS_MAX, BODY_BYTES_MAX) == (messages.MAX_FDS, control_protocol.MAX_BODY_BYTES)
 
 
@@ -335,7 +337,7 @@ def test_receiving_after_a_hang_up_is_a_dead_object(pair: tuple[Channel, Channel
         pair[1].receive(soon())
 
 
-def test_what_was_sent_before_a_hang_up_still_arrives(pair: tuple[Channel, Channel]) -> None:
+def test_frames_sent_before_a_hang_up_still_arrive(pair: tuple[Channel, Channel]) -> None:
     pair[0].send(b"last words")
     pair[0].close()
     assert pair[1].receive(soon()).data == b"last words"
@@ -385,7 +387,7 @@ def test_using_a_closed_channel_is_a_dead_object(pair: tuple[Channel, Channel]) 
         pair[0].receive(NO_WAIT)
 
 
-def test_hanging_up_ends_our_own_send_that_waits(
+def test_hanging_up_ends_the_caller_s_own_blocked_send(
     pair: tuple[Channel, Channel], start: Callable[..., Future[Any]]
 ) -> None:
     fill(pair[0])
@@ -395,7 +397,7 @@ def test_hanging_up_ends_our_own_send_that_waits(
     assert pair[0].fileno() == -1
 
 
-def test_hanging_up_twice_does_no_harm(pair: tuple[Channel, Channel]) -> None:
+def test_hanging_up_is_idempotent(pair: tuple[Channel, Channel]) -> None:
     pair[0].hang_up()
     pair[0].hang_up()
     with pytest.raises(DeadObject):
@@ -413,12 +415,12 @@ def test_closing_one_of_two_copies_does_not_hang_up_the_other(resources: ExitSta
     assert theirs.receive(soon()).data == b"still here"
 
 
-def test_a_receive_that_may_not_wait_returns_immediately(pair: tuple[Channel, Channel]) -> None:
+def test_a_nonblocking_receive_returns_immediately(pair: tuple[Channel, Channel]) -> None:
     with pytest.raises(MissedDeadlineTransient):
         pair[1].receive(NO_WAIT)
 
 
-def test_a_receive_that_may_not_wait_takes_what_is_there(pair: tuple[Channel, Channel]) -> None:
+def test_a_nonblocking_receive_returns_a_frame_that_has_arrived(pair: tuple[Channel, Channel]) -> None:
     pair[0].send(b"there")
     assert pair[1].receive(NO_WAIT).data == b"there"
 
@@ -439,7 +441,7 @@ def test_a_send_ends_at_its_deadline_and_not_before(pair: tuple[Channel, Channel
 
 
 @pytest.mark.parametrize("left_ns", [None, SHORT_NS], ids=["one try", "a little"])
-def test_a_send_waits_no_longer_for_another_thread_s_than_its_own_deadline(
+def test_a_send_waits_for_another_thread_s_send_until_its_own_deadline(
     left_ns: int | None,
     pair: tuple[Channel, Channel],
     start: Callable[..., Future[Any]],
@@ -463,7 +465,9 @@ def test_a_send_waits_no_longer_for_another_thread_s_than_its_own_deadline(
         pair[0].hang_up()
 
 
-def test_a_send_goes_on_when_the_peer_reads(pair: tuple[Channel, Channel], start: Callable[..., Future[Any]]) -> None:
+def test_a_blocked_send_continues_when_the_peer_reads(
+    pair: tuple[Channel, Channel], start: Callable[..., Future[Any]]
+) -> None:
     frames = fill(pair[0])
     waiting = start(pair[0].send, b"at last", (), soon())
     for _ in range(frames):
@@ -543,7 +547,7 @@ def test_the_peers_pidfd_reports_its_exit(
 
 
 @pytest.mark.parametrize("code", [errno.ENOPROTOOPT, errno.EINVAL])
-def test_an_older_kernel_s_pidfd_comes_by_number(
+def test_on_an_older_kernel_the_pidfd_is_opened_by_pid(
     code: int,
     client: tuple[subprocess.Popen[bytes], Channel],
     resources: ExitStack,
@@ -583,7 +587,7 @@ def test_another_kind_of_socket_is_rejected_and_closed(family: int, kind: int) -
     assert open_descriptors() == before
 
 
-def test_a_detached_socket_is_the_caller_s(resources: ExitStack) -> None:
+def test_the_caller_owns_a_detached_socket(resources: ExitStack) -> None:
     ours, theirs = Channel.pair()
     resources.callback(theirs.close)
     fd = ours.detach()
@@ -623,7 +627,7 @@ def test_only_this_user_may_connect(tmp_path: Path) -> None:
         os.umask(before)
 
 
-def test_the_path_goes_with_the_listener(tmp_path: Path) -> None:
+def test_closing_a_listener_removes_its_path(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     listener = Listener.create(path)
     listener.close()
@@ -633,7 +637,7 @@ def test_the_path_goes_with_the_listener(tmp_path: Path) -> None:
         Channel.connect(path, soon())
 
 
-def test_a_path_that_a_killed_driver_left_is_replaced(tmp_path: Path) -> None:
+def test_the_path_of_a_killed_driver_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as killed:
         killed.bind(str(path))
@@ -643,7 +647,7 @@ def test_a_path_that_a_killed_driver_left_is_replaced(tmp_path: Path) -> None:
         pass
 
 
-def test_a_second_listener_is_rejected_and_the_first_lives_on(tmp_path: Path) -> None:
+def test_a_second_listener_is_rejected_and_the_first_is_not_affected(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with Listener.create(path):
         with pytest.raises(DeviceUnavailable, match="another driver already listens"):
@@ -660,7 +664,7 @@ def test_a_listener_can_follow_one_that_was_closed(tmp_path: Path) -> None:
         pass
 
 
-def test_a_file_that_is_no_socket_is_not_removed(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_socket_is_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "thesis.txt"
     path.write_text("years of work")
     with pytest.raises(DeviceUnavailable, match="no socket"):
@@ -675,12 +679,12 @@ def test_a_listener_that_cannot_be_made_leaves_nothing_open(tmp_path: Path) -> N
     assert open_descriptors() == before
 
 
-def test_no_driver_at_all_is_unavailable(tmp_path: Path) -> None:
+def test_connecting_without_a_driver_raises_unavailable(tmp_path: Path) -> None:
     with pytest.raises(DeviceUnavailable, match="no driver listens"):
         Channel.connect(tmp_path / "nothing", soon())
 
 
-def test_a_crowd_of_clients_waits_for_its_turn(tmp_path: Path, resources: ExitStack) -> None:
+def test_clients_beyond_the_backlog_wait_until_they_are_accepted(tmp_path: Path, resources: ExitStack) -> None:
     """A full backlog is no absent driver: a client waits there until its deadline."""
     path = tmp_path / "socket"
     listener = resources.enter_context(Listener.create(path))
@@ -697,7 +701,7 @@ def test_a_crowd_of_clients_waits_for_its_turn(tmp_path: Path, resources: ExitSt
         resources.enter_context(late.result(20))
 
 
-def test_a_signal_does_not_make_a_waiting_client_a_connected_one(tmp_path: Path, resources: ExitStack) -> None:
+def test_a_signal_does_not_make_a_waiting_client_connected(tmp_path: Path, resources: ExitStack) -> None:
     """Python takes an AF_UNIX connect that a signal interrupts for done."""
     path = tmp_path / "socket"
     resources.enter_context(Listener.create(path))
@@ -732,7 +736,7 @@ def test_a_forked_child_has_no_copy_of_any_channel_or_listener(tmp_path: Path, r
         pass
 
 
-def test_closing_in_a_forked_child_does_no_harm(pair: tuple[Channel, Channel], tmp_path: Path) -> None:
+def test_closing_in_a_forked_child_has_no_effect(pair: tuple[Channel, Channel], tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with Listener.create(path) as listener:
 

@@ -49,7 +49,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 @each_part
-def test_the_compiled_core_where_it_is_not_built_is_an_import_error_with_the_remedy(tree: Path, report: str) -> None:
+def test_a_compiled_core_that_is_not_built_is_an_import_error_with_the_remedy(tree: Path, report: str) -> None:
     done = run(tree, core="compiled", code=report)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
@@ -58,7 +58,7 @@ def test_the_compiled_core_where_it_is_not_built_is_an_import_error_with_the_rem
 
 
 @each_part
-def test_another_name_is_an_import_error_with_the_choice(tree: Path, report: str) -> None:
+def test_an_unknown_name_is_an_import_error_that_lists_the_choices(tree: Path, report: str) -> None:
     refused = run(tree, core="fast", code=report).stderr
     assert "ImportError: $NNFMQ_CORE is 'fast'; allowed are compiled and python" in refused
 
@@ -72,7 +72,7 @@ def test_the_python_core_on_request_reports_it(tree: Path, report: str) -> None:
 
 @needs_compiled
 @each_part
-def test_unset_the_compiled_core_is_taken_where_it_is_built(tmp_path: Path, report: str) -> None:
+def test_by_default_the_compiled_core_is_used_if_it_is_built(tmp_path: Path, report: str) -> None:
     done = run(copy_package(tmp_path, compiled=True), core=None, code=report)
     assert done.stdout.startswith(f"compiled | {tmp_path}/nnfmq/{WHERE[report][0]}.")
     assert "it is built" in done.stdout
@@ -85,14 +85,14 @@ def test_the_python_core_on_request_wins_over_a_built_core(tmp_path: Path, repor
 
 
 @needs_compiled
-def test_unset_a_part_that_was_not_built_runs_on_its_python_core_and_reports_it(tmp_path: Path) -> None:
+def test_by_default_a_part_that_is_not_built_runs_on_its_python_core_and_reports_it(tmp_path: Path) -> None:
     tree = copy_package(tmp_path, compiled=True)
     next((tree / "nnfmq" / "serialize").glob("_codec*.so")).unlink()
     done = run(tree, core=None, code=CODEC)
     assert done.stdout.startswith("python |") and f"is not built in {tree}/nnfmq" in done.stdout
 
 
-def test_a_source_tree_that_hides_an_installed_nnfmq_is_warned_about(tree: Path, tmp_path: Path) -> None:
+def test_a_source_tree_that_shadows_an_installed_nnfmq_causes_a_warning(tree: Path, tmp_path: Path) -> None:
     installed = copy_package(tmp_path / "site", compiled=True)
     done = run(installed, core=None, cwd=tree)  # `python -c` looks into the current directory first
     assert f"RuntimeWarning: nnfmq is imported from the source tree {tree}/nnfmq" in done.stderr
@@ -100,31 +100,31 @@ def test_a_source_tree_that_hides_an_installed_nnfmq_is_warned_about(tree: Path,
     assert done.stdout.startswith("python |")
 
 
-def test_a_python_core_that_was_asked_for_is_not_warned_about(tree: Path, tmp_path: Path) -> None:
+def test_a_python_core_on_request_causes_no_warning(tree: Path, tmp_path: Path) -> None:
     installed = copy_package(tmp_path / "site", compiled=True)
     done = run(installed, core="python", cwd=tree)
     assert (done.stderr, done.stdout[:8]) == ("", "python |")
 
 
-def test_the_same_package_twice_on_the_path_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_package_twice_on_the_path_causes_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = tmp_path / "link"
     link.symlink_to(SOURCE.parent)
     monkeypatch.setattr(sys, "path", [str(link), str(SOURCE.parent)])
     assert list(core_selection.hidden_installations()) == []
 
 
-def test_the_running_core_is_the_one_this_run_is_about() -> None:
+def test_the_active_core_is_the_one_under_test() -> None:
     wanted = os.environ.get("NNFMQ_CORE")
     assert core.core_name == (wanted or core.available()[0])
     assert Path(core.core_path).is_file() and core.core_reason
 
 
-def test_the_running_codec_is_the_one_this_run_is_about() -> None:
+def test_the_active_codec_is_the_one_under_test() -> None:
     assert codec.codec_name == core.core_name
     assert Path(codec.codec_path).is_file() and codec.codec_reason
 
 
-def test_an_installation_that_is_hidden_is_warned_about_once_for_all_parts(tree: Path, tmp_path: Path) -> None:
+def test_a_shadowed_installation_causes_one_warning_for_all_parts(tree: Path, tmp_path: Path) -> None:
     installed = copy_package(tmp_path / "site", compiled=True)
     done = run(installed, core=None, cwd=tree, code=f"{QUEUE}\n{CODEC}")
     assert done.stderr.count("RuntimeWarning") == 1

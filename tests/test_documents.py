@@ -65,7 +65,7 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_block_names_a_language_that_is_run_or_is_no_code(page: Path) -> None:
+def test_every_block_names_a_language_that_is_run_or_is_not_code(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     languages = set(re.findall(r"^```([\w-]+)$", text, re.MULTILINE))
     assert languages <= {"python", "sh", *_NOT_CODE}

@@ -38,7 +38,7 @@ def fence(resources: ExitStack) -> Fence:
     return resources.enter_context(Fence.create())
 
 
-def test_FEN_11_a_fence_is_active_until_it_is_signalled(fence: Fence) -> None:
+def test_FEN_11_a_fence_is_active_until_it_is_signaled(fence: Fence) -> None:
     assert fence.state is ACTIVE
     assert fence.wait(timeout=0) is ACTIVE
     assert fence.wait(timeout=0.01) is ACTIVE
@@ -52,13 +52,13 @@ def test_FEN_11_a_fence_that_failed_is_in_error(fence: Fence) -> None:
     assert fence.wait() is ERROR
 
 
-def test_the_first_word_counts(fence: Fence) -> None:
+def test_only_the_first_signal_or_failure_counts(fence: Fence) -> None:
     fence.signal()
     fence.fail()
     assert fence.state is SIGNALED
 
 
-def test_every_holder_sees_the_same_and_as_often_as_it_likes(fence: Fence, resources: ExitStack) -> None:
+def test_every_holder_reads_the_same_state_repeatedly(fence: Fence, resources: ExitStack) -> None:
     holders = [resources.enter_context(Fence.adopt(os.dup(fence.fileno()))) for _ in range(3)]
     assert {holder.state for holder in holders} == {ACTIVE}
     fence.signal()
@@ -96,7 +96,7 @@ def test_FEN_11_a_fence_whose_creator_closes_it_is_in_error(fence: Fence, resour
     assert holder.wait(LIMIT_S) is ERROR
 
 
-def test_FEN_11_a_fence_passes_between_processes_and_a_dead_signaller_is_an_error(resources: ExitStack) -> None:
+def test_FEN_11_a_fence_passes_between_processes_and_a_dead_signaler_is_an_error(resources: ExitStack) -> None:
     code = "import sys; from nnfmq.channel import Channel; from nnfmq.fence import Fence\n"
     code += "f = Fence.create(); Channel.adopt(int(sys.argv[1])).send(b'f', [f.fileno()]); sys.stdin.read()"
     ours, theirs = Channel.pair()
@@ -128,7 +128,7 @@ def test_a_forked_child_does_not_keep_its_parent_s_fences_from_failing(fence: Fe
         os.waitpid(pid, 0)
 
 
-def test_a_holder_cannot_speak_for_the_signaller(fence: Fence) -> None:
+def test_a_holder_cannot_signal_for_the_signaler(fence: Fence) -> None:
     with socket.socket(fileno=os.dup(fence.fileno())) as holder, contextlib.suppress(OSError):
         holder.send(b"\x01")
     assert fence.state is ACTIVE
@@ -136,7 +136,7 @@ def test_a_holder_cannot_speak_for_the_signaller(fence: Fence) -> None:
     assert fence.state is SIGNALED
 
 
-def test_an_adopted_fence_can_only_be_waited_for(fence: Fence, resources: ExitStack) -> None:
+def test_an_adopted_fence_can_be_waited_for_and_not_signaled(fence: Fence, resources: ExitStack) -> None:
     holder = resources.enter_context(Fence.adopt(os.dup(fence.fileno())))
     for say in (holder.signal, holder.fail):
         with pytest.raises(InvalidArgument, match="only its creator"):
@@ -151,7 +151,7 @@ def test_a_closed_fence_cannot_be_used(fence: Fence) -> None:
             use()
 
 
-def test_a_fence_that_is_dropped_open_is_a_warning() -> None:
+def test_a_fence_that_is_collected_open_warns() -> None:
     fences_ = [Fence.create()]
     with pytest.warns(ResourceWarning, match="never closed"):
         fences_.clear()
@@ -229,7 +229,7 @@ NO_FENCES = [pipe_end, stream_socket, unconnected_socket, chattering_socket, fil
 
 
 @pytest.mark.parametrize("make", NO_FENCES, ids=["pipe", "stream", "unconnected", "chattering", "file", "memfd"])
-def test_N_RQX_15_any_other_descriptor_is_no_fence(make: Callable[[], int]) -> None:
+def test_N_RQX_15_an_fd_of_another_kind_is_rejected(make: Callable[[], int]) -> None:
     fd = make()
     assert sync_wait(fd, timeout=0) is UNKNOWN
     assert sync_wait(fd) is UNKNOWN  # at once, not for ever
@@ -240,7 +240,7 @@ def test_N_RQX_15_any_other_descriptor_is_no_fence(make: Callable[[], int]) -> N
 
 
 @pytest.mark.parametrize("fd", [-1, 999_999, 2**40])
-def test_N_RQX_15_a_number_that_is_no_descriptor_is_no_fence(fd: int) -> None:
+def test_N_RQX_15_a_number_that_is_not_an_fd_is_rejected(fd: int) -> None:
     assert sync_wait(fd) is UNKNOWN
     with pytest.raises(InvalidArgument, match="no fence"):
         Fence.adopt(fd)

@@ -33,7 +33,7 @@ def is_open(fd: int) -> bool:
     return Path(f"/proc/self/fd/{fd}").is_symlink()
 
 
-def test_MEM_1_it_keeps_a_duplicate_of_the_descriptor(path: Path) -> None:
+def test_MEM_1_file_memory_keeps_a_duplicate_of_the_fd(path: Path) -> None:
     fd = os.open(path, os.O_RDWR)
     with FileMemory.from_fd(fd, 10, offset=5) as memory:
         os.close(fd)
@@ -42,7 +42,7 @@ def test_MEM_1_it_keeps_a_duplicate_of_the_descriptor(path: Path) -> None:
         assert bytes(memory.view) == CONTENT[5:15]
 
 
-def test_its_view_is_a_copy_that_nobody_writes(fd: int) -> None:
+def test_the_view_of_file_memory_is_a_read_only_copy(fd: int) -> None:
     with FileMemory.from_fd(fd, 10) as memory:
         view = memory.view
         os.pwrite(fd, b"x", 0)
@@ -50,7 +50,7 @@ def test_its_view_is_a_copy_that_nobody_writes(fd: int) -> None:
         assert view.readonly
 
 
-def test_a_range_is_read_and_written_where_it_lies(fd: int, path: Path) -> None:
+def test_a_range_is_read_and_written_in_the_file(fd: int, path: Path) -> None:
     with FileMemory.from_fd(fd, 50, offset=20) as memory:
         part, target = memory.range(10, 8), bytearray(8)
         part.read_into(memoryview(target))
@@ -59,7 +59,7 @@ def test_a_range_is_read_and_written_where_it_lies(fd: int, path: Path) -> None:
     assert path.read_bytes() == CONTENT[:30] + b"12345678" + CONTENT[38:]
 
 
-def test_a_range_keeps_the_file_open_and_nothing_else_does(fd: int) -> None:
+def test_only_a_range_keeps_the_file_open(fd: int) -> None:
     memory = FileMemory.from_fd(fd, 50)
     number, part = memory.fileno(), memory.range(0, 8)
     memory.close()
@@ -71,7 +71,7 @@ def test_a_range_keeps_the_file_open_and_nothing_else_does(fd: int) -> None:
     assert not is_open(number)
 
 
-def test_closed_memory_lends_nothing(fd: int) -> None:
+def test_closed_memory_returns_no_view_fd_or_range(fd: int) -> None:
     memory = FileMemory.from_fd(fd, 50)
     memory.close()
     for use in (memory.fileno, lambda: memory.range(0, 1), lambda: memory.view):
@@ -79,7 +79,7 @@ def test_closed_memory_lends_nothing(fd: int) -> None:
             use()
 
 
-def test_memory_that_was_never_closed_is_complained_about(fd: int) -> None:
+def test_memory_that_was_never_closed_warns(fd: int) -> None:
     memory = FileMemory.from_fd(fd, 50)
     number = memory.fileno()
     with pytest.warns(ResourceWarning, match="memory of 50 bytes was never closed"):
@@ -99,20 +99,20 @@ def test_N_VAL_13_memory_of_no_size_is_rejected(fd: int, size: int) -> None:
         FileMemory.from_fd(fd, size)
 
 
-def test_N_VAL_13_a_number_that_is_no_descriptor_is_rejected() -> None:
+def test_N_VAL_13_a_number_that_is_not_an_fd_is_rejected() -> None:
     with pytest.raises(InvalidArgument, match="N-VAL-13"):
         FileMemory.from_fd(-1, 1)
 
 
 @pytest.mark.parametrize("kind", [os.O_DIRECTORY, os.O_DIRECTORY | os.O_PATH])
-def test_N_RQX_16_what_has_no_bytes_in_places_is_rejected_and_closed(tmp_path: Path, kind: int) -> None:
+def test_N_RQX_16_a_file_without_random_access_is_rejected_and_closed(tmp_path: Path, kind: int) -> None:
     fd = os.open(tmp_path, kind)
     with pytest.raises(InvalidArgument, match="N-RQX-16"):
         FileMemory.adopt(fd, 1, 0, Protection.READ)
     assert not is_open(fd)
 
 
-def test_N_RQX_16_a_file_that_became_short_is_no_end_and_grows_no_more(fd: int, path: Path) -> None:
+def test_N_RQX_16_access_beyond_a_truncated_file_raises_and_does_not_extend_it(fd: int, path: Path) -> None:
     with FileMemory.from_fd(fd, 100) as memory:
         os.ftruncate(fd, 60)
         with pytest.raises(InvalidArgument, match="ends after 60 bytes of 100"):
@@ -133,7 +133,7 @@ MODES = [
 
 @pytest.mark.parametrize(("flags", "allowed"), MODES)
 @pytest.mark.parametrize("asked", [Protection.READ, Protection.WRITE, Protection.READ_WRITE, Protection.NONE])
-def test_MEM_4_it_allows_what_is_asked_for_and_the_descriptor_can_do(
+def test_MEM_4_file_memory_has_the_requested_access_that_the_fd_allows(
     path: Path, flags: int, allowed: Protection, asked: Protection
 ) -> None:
     with FileMemory.adopt(os.open(path, flags), 10, 0, asked) as memory:

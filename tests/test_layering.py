@@ -20,13 +20,13 @@ def complaints(rule: Rule, found: list[Source]) -> list[str]:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_the_package_keeps(rule: Rule) -> None:
+def test_the_package_follows_the_rules(rule: Rule) -> None:
     found = complaints(rule, layering.sources(places.ROOT / "nnfmq"))
     assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("folder", ["tools", "tests/lib"])
-def test_what_is_beside_the_package_keeps_the_limits(folder: str) -> None:
+def test_tools_and_tests_keep_the_size_limits(folder: str) -> None:
     found = complaints(layering.over_the_limits, layering.sources(places.ROOT / folder))
     assert not found, "\n".join(found)
 
@@ -40,7 +40,7 @@ def test_every_part_of_the_package_is_in_the_table() -> None:
     assert parts <= set(layering.LAYERS)
 
 
-def test_the_two_sides_never_see_each_other() -> None:
+def test_client_and_driver_do_not_import_each_other() -> None:
     assert "service" not in layering.LAYERS["runtime"]
     assert "runtime" not in layering.LAYERS["service"]
 
@@ -141,7 +141,7 @@ def test_a_package_that_imports_its_modules_is_no_cycle() -> None:
         ("memory", "import ctypes"),
     ],
 )
-def test_a_back_door_is_found(module: str, text: str) -> None:
+def test_an_import_of_a_private_module_is_found(module: str, text: str) -> None:
     assert complaints(layering.back_doors, [Source(module, text)]) != []
 
 
@@ -156,7 +156,7 @@ def test_a_back_door_is_found(module: str, text: str) -> None:
         ("runtime.embedded_driver", "import subprocess"),
     ],
 )
-def test_the_one_door_is_allowed(module: str, text: str) -> None:
+def test_an_import_of_the_public_module_is_allowed(module: str, text: str) -> None:
     assert complaints(layering.back_doors, [Source(module, text)]) == []
 
 
@@ -171,7 +171,7 @@ def test_the_one_door_is_allowed(module: str, text: str) -> None:
     ],
     ids=["no docstring", "long function", "long module", "swallowed", "swallowed bare"],
 )
-def test_a_breach_of_the_house_limits_is_found(text: str) -> None:
+def test_a_violation_of_the_size_limits_is_found(text: str) -> None:
     assert len(complaints(layering.over_the_limits, [Source("hal.types", text)])) == 1
 
 
@@ -184,5 +184,5 @@ def test_a_breach_of_the_house_limits_is_found(text: str) -> None:
     ],
     ids=["docstring does not count", "reason given", "named error"],
 )
-def test_what_the_house_limits_allow_is_left_alone(text: str) -> None:
+def test_code_within_the_size_limits_is_accepted(text: str) -> None:
     assert complaints(layering.over_the_limits, [Source("hal.types", text)]) == []

@@ -50,7 +50,7 @@ def mappings_named(label: str) -> int:
 # ------------------------------------------------------------------------------------------------ created
 
 
-def test_created_memory_has_the_size_asked_for_and_is_zeroed() -> None:
+def test_created_memory_has_the_requested_size_and_is_zeroed() -> None:
     with Memory.create(10_000) as memory:
         assert memory.size_bytes == 10_000
         assert memory.view.format == "B"
@@ -70,12 +70,12 @@ def test_created_memory_is_sealed_against_resizing_and_against_more_seals() -> N
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 4096, 10_000])
-def test_nobody_can_resize_created_memory(size_bytes: int) -> None:
+def test_created_memory_cannot_be_resized(size_bytes: int) -> None:
     with Memory.create(5000) as memory, pytest.raises(PermissionError):
         os.ftruncate(memory.fileno(), size_bytes)
 
 
-def test_nobody_can_add_a_seal_to_created_memory() -> None:
+def test_no_seal_can_be_added_to_created_memory() -> None:
     with Memory.create(100) as memory, pytest.raises(PermissionError):
         fcntl.fcntl(memory.fileno(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
 
@@ -119,7 +119,7 @@ def test_memory_with_one_writer_can_be_written_here_and_only_read_by_the_peer() 
         assert bytes(theirs.view) == b"hello\0\0\0"
 
 
-def test_memory_with_one_writer_rejects_every_other_way_to_write() -> None:
+def test_memory_with_one_writer_rejects_all_other_writes() -> None:
     with Memory.create(8, one_writer=True) as memory:
         assert fcntl.fcntl(memory.fileno(), fcntl.F_GET_SEALS) & F_SEAL_FUTURE_WRITE
         with pytest.raises(PermissionError):
@@ -135,14 +135,14 @@ def constant(data: bytes = b"content") -> Memory:
     return Memory.create_constant(len(data), lambda fd: os.pwrite(fd, data, 0), "constant")
 
 
-def test_constant_memory_has_what_it_was_filled_with_and_is_only_read() -> None:
+def test_constant_memory_contains_its_data_and_is_read_only() -> None:
     with constant() as memory:
         assert bytes(memory.view) == b"content" and memory.view.readonly and not memory.is_writable
         assert fcntl.fcntl(memory.fileno(), fcntl.F_GET_SEALS) == CONSTANT_SEALS
         assert sealed_size(memory.fileno()) == memory.size_bytes == 7
 
 
-def test_nobody_can_write_to_constant_memory_nor_resize_it() -> None:
+def test_constant_memory_cannot_be_written_or_resized() -> None:
     with constant() as memory:
         for change in (
             lambda: os.pwrite(memory.fileno(), b"x", 0),
@@ -256,7 +256,7 @@ def device(_folder: Path) -> int:
 
 
 @pytest.mark.parametrize("make", [regular_file, read_end, end_of_a_socketpair, folder_itself, device])
-def test_what_is_no_memfd_is_rejected_and_closed(make: object, tmp_path: Path) -> None:
+def test_an_fd_that_is_not_a_memfd_is_rejected_and_closed(make: object, tmp_path: Path) -> None:
     assert callable(make)
     fd = make(tmp_path)
     with pytest.raises(InvalidArgument):
@@ -286,7 +286,7 @@ def test_memory_too_large_for_the_address_space_is_a_lack_of_resources_and_close
 # ------------------------------------------------------------------------------------------------ closed
 
 
-def test_closing_twice_does_no_harm() -> None:
+def test_closing_memory_is_idempotent() -> None:
     memory = Memory.create(1)
     fd = memory.fileno()
     memory.close()
@@ -299,7 +299,7 @@ def test_closing_twice_does_no_harm() -> None:
         os.close(successor)
 
 
-def test_closed_memory_lends_neither_view_nor_descriptor() -> None:
+def test_closed_memory_returns_neither_view_nor_fd() -> None:
     memory = Memory.create(1)
     assert not memory.closed
     memory.close()
@@ -310,7 +310,7 @@ def test_closed_memory_lends_neither_view_nor_descriptor() -> None:
         memory.fileno()
 
 
-def test_closing_unmaps() -> None:
+def test_closing_unmaps_the_memory() -> None:
     memory = Memory.create(4096, "unmapped")
     assert mappings_named("unmapped") == 1
     memory.close()
@@ -325,7 +325,7 @@ def test_an_array_over_the_view_survives_close() -> None:
     assert array.tolist() == [1, 2, 3, 4]
 
 
-def test_the_mapping_goes_with_the_last_array_even_where_the_closed_memory_is_still_held() -> None:
+def test_the_last_array_unmaps_closed_memory_even_if_the_memory_object_is_referenced() -> None:
     memory = Memory.create(4096, "outlived")
     array = np.frombuffer(memory.view, np.int32)
     memory.close()
@@ -411,7 +411,7 @@ def test_an_interrupt_while_memory_is_made_leaves_nothing_open() -> None:
     assert 10 < step < 99
 
 
-def test_memory_is_closed_once_wherever_two_threads_meet() -> None:
+def test_memory_closed_by_two_threads_concurrently_is_closed_once() -> None:
     for step in range(200):
         memory = Memory.create(1)
         told: list[bool] = []
@@ -428,20 +428,20 @@ def test_memory_is_closed_once_wherever_two_threads_meet() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 1000], ids=["empty", "one", "many"])
-def test_a_body_put_in_a_file_comes_back(data: bytes, descriptors: ExitStack) -> None:
+def test_a_body_written_to_a_memfd_is_read_back(data: bytes, descriptors: ExitStack) -> None:
     fd = write_to_memfd(data)
     descriptors.callback(os.close, fd)
     assert read_from_memfd(fd, len(data)) == data
 
 
-def test_a_body_is_read_from_its_start_wherever_the_file_stands(descriptors: ExitStack) -> None:
+def test_a_body_is_read_from_its_start_regardless_of_the_file_position(descriptors: ExitStack) -> None:
     fd = write_to_memfd(b"abcdef")
     descriptors.callback(os.close, fd)
     os.lseek(fd, 4, os.SEEK_SET)
     assert read_from_memfd(fd, 6) == b"abcdef"
 
 
-def test_a_body_that_ends_early_is_a_protocol_error_and_the_descriptor_stays_the_caller_s(
+def test_a_body_that_ends_early_is_a_protocol_error_and_the_caller_keeps_the_fd(
     descriptors: ExitStack,
 ) -> None:
     fd = write_to_memfd(b"abc")
@@ -453,7 +453,9 @@ def test_a_body_that_ends_early_is_a_protocol_error_and_the_descriptor_stays_the
 
 
 @pytest.mark.parametrize("make", [read_end, end_of_a_socketpair, folder_itself])
-def test_a_body_in_what_is_no_file_is_a_protocol_error(make: object, tmp_path: Path, descriptors: ExitStack) -> None:
+def test_a_body_in_an_fd_that_is_not_a_file_is_a_protocol_error(
+    make: object, tmp_path: Path, descriptors: ExitStack
+) -> None:
     assert callable(make)
     fd = make(tmp_path)
     descriptors.callback(os.close, fd)
@@ -477,7 +479,7 @@ def test_a_body_in_a_file_that_may_not_be_read_is_a_protocol_error(descriptors: 
         read_from_memfd(fd, 100)
 
 
-def test_a_new_file_for_a_body_leaves_nothing_when_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_does_not_fit_in_memory_leaves_no_fd_open(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, _offset: int, _size: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

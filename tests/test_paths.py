@@ -24,7 +24,7 @@ def no_run_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "is_dir", lambda path: not str(path).startswith("/run/user/") and is_dir(path))
 
 
-def test_a_socket_that_is_named_outright_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_explicitly_named_socket_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNFMQ_SOCKET", "/some/where")
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/xdg")
     assert paths.default_socket() == Path("/some/where")
@@ -41,31 +41,31 @@ def test_the_user_s_own_run_directory_comes_second(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("no_run_user")
-def test_a_directory_of_the_user_s_own_among_the_temporary_ones_comes_last() -> None:
+def test_the_user_s_directory_below_the_temporary_directory_comes_last() -> None:
     assert paths.default_socket() == Path(f"/tmp/nnfmq-{os.getuid()}/nnfmq.sock")
 
 
 @pytest.mark.usefixtures("no_run_user")
-def test_the_temporary_directory_is_the_one_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_the_temporary_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", "/scratch")
     assert paths.runtime_directory() == Path(f"/scratch/nnfmq-{os.getuid()}")
 
 
 @pytest.mark.parametrize("name", ["NNFMQ_SOCKET", "XDG_RUNTIME_DIR"])
 @pytest.mark.usefixtures("no_run_user")
-def test_a_variable_that_is_set_to_nothing_is_not_set(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_is_treated_as_unset(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "")
     assert paths.default_socket() == Path(f"/tmp/nnfmq-{os.getuid()}/nnfmq.sock")
 
 
-def test_asking_for_the_socket_creates_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_computing_the_socket_path_creates_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     paths.default_socket()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("mask", [0, 0o022, 0o077])
-def test_the_runtime_directory_is_made_for_its_owner_alone(
+def test_the_runtime_directory_is_created_for_its_owner_only(
     mask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -78,14 +78,14 @@ def test_the_runtime_directory_is_made_for_its_owner_alone(
     assert made.stat().st_mode & 0o7777 == 0o700
 
 
-def test_a_runtime_directory_that_is_there_and_safe_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_safe_runtime_directory_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (paths.make_runtime_directory() / "kept").touch()
     assert (paths.make_runtime_directory() / "kept").exists()
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701, 0o1700])
-def test_a_directory_that_others_may_enter_is_rejected_with_the_remedy(mode: int, tmp_path: Path) -> None:
+def test_a_directory_that_other_users_can_access_is_rejected_with_the_remedy(mode: int, tmp_path: Path) -> None:
     directory = tmp_path / "open"
     directory.mkdir()
     directory.chmod(mode)
@@ -103,7 +103,7 @@ def test_a_link_to_a_directory_is_rejected(tmp_path: Path) -> None:
         paths.check_directory(tmp_path / "link")
 
 
-def test_a_file_in_the_place_of_the_directory_is_rejected(tmp_path: Path) -> None:
+def test_a_file_instead_of_the_directory_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").touch(0o700)
     with pytest.raises(DeviceUnavailable, match="must be a directory"):
         paths.check_directory(tmp_path / "file")
@@ -122,7 +122,7 @@ def test_the_state_directory_follows_the_environment(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("named", ["", "relative/state"])
-def test_state_is_in_the_user_s_home_where_no_absolute_path_is_named(
+def test_state_is_in_the_user_s_home_if_the_environment_names_no_absolute_path(
     named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", named)
@@ -130,7 +130,7 @@ def test_state_is_in_the_user_s_home_where_no_absolute_path_is_named(
     assert paths.state_directory() == Path("/home/somebody/.local/state/nnfmq")
 
 
-def test_the_state_directory_is_made_for_this_user_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_state_directory_is_created_for_its_owner_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "new" / "state"))
     made = paths.make_state_directory()
     assert made.stat().st_mode & 0o777 == 0o700

@@ -70,7 +70,7 @@ def requirements() -> set[str]:
 
 
 @pytest.mark.parametrize(("document", "name"), [(document, name) for document in MARKED for name in MARKED[document]])
-def test_what_ci_runs_is_marked(document: str, name: str) -> None:
+def test_the_checks_that_ci_runs_are_marked(document: str, name: str) -> None:
     assert block(document, name).strip()
 
 
@@ -104,14 +104,14 @@ def test_readme_names_every_command() -> None:
 
 
 @pytest.mark.parametrize("pattern", OUTSIDE)
-def test_nothing_points_outside_the_project(pattern: str) -> None:
+def test_no_file_refers_to_paths_outside_the_project(pattern: str) -> None:
     binary = (".npz", ".npy", ".tflite", ".png", ".jpg", ".so")
     files = [path for path in project_files() if path.suffix not in binary]
     assert [str(path.relative_to(ROOT)) for path in files if re.search(pattern, read(path))] == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_links_of_a_document_lead_to_files_of_the_project(path: Path) -> None:
+def test_links_in_documents_refer_to_existing_files(path: Path) -> None:
     targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)]+)\)", read(path)) if "://" not in target]
     broken = [target for target in targets if target and not (path.parent / target).resolve().exists()]
     outside = [target for target in targets if ROOT not in (path.parent / target).resolve().parents]

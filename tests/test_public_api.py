@@ -94,7 +94,7 @@ def in_a_new_python(code: str, cwd: Path) -> Any:
     return json.loads(done.stdout)
 
 
-def test_the_public_names_are_the_ones_agreed() -> None:
+def test_the_public_names_are_as_agreed() -> None:
     assert list(nnfmq.__all__) == NAMES
 
 
@@ -102,7 +102,7 @@ def test_the_public_names_are_sorted() -> None:
     assert sorted(nnfmq.__all__) == list(nnfmq.__all__)
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_can_be_imported() -> None:
     assert [name for name in NAMES if not hasattr(nnfmq, name)] == []
 
 
@@ -122,24 +122,24 @@ def test_a_public_function_is_documented_and_typed(name: str, function: Callable
     assert signature.return_annotation is not signature.empty
 
 
-def test_importing_it_loads_nothing_heavy(tmp_path: Path) -> None:
+def test_importing_nnfmq_loads_no_heavy_module(tmp_path: Path) -> None:
     loaded = in_a_new_python("import json, sys, nnfmq; print(json.dumps(list(sys.modules)))", tmp_path)
     assert [name for name in HEAVY if name in loaded] == []
 
 
-def test_importing_it_loads_neither_numpy_nor_what_talks_to_drivers(tmp_path: Path) -> None:
+def test_importing_nnfmq_loads_neither_numpy_nor_client_modules(tmp_path: Path) -> None:
     loaded = in_a_new_python("import json, sys, nnfmq; print(json.dumps(list(sys.modules)))", tmp_path)
     assert [name for name in ("numpy", "msgspec", "nnfmq.channel", "nnfmq.runtime") if name in loaded] == []
 
 
-def test_what_is_not_imported_yet_is_listed_and_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_dir_lists_names_before_their_import_and_unknown_names_raise(tmp_path: Path) -> None:
     code = "import json, nnfmq; print(json.dumps([dir(nnfmq), hasattr(nnfmq, 'nothing')]))"
     listed, has_nothing = in_a_new_python(code, tmp_path)
     assert set(NAMES) <= set(listed)
     assert not has_nothing
 
 
-def test_importing_it_costs_little_beyond_numpy(tmp_path: Path) -> None:
+def test_importing_nnfmq_takes_little_longer_than_numpy(tmp_path: Path) -> None:
     code = (
         "import numpy, time; begin = time.thread_time_ns(); import nnfmq;print((time.thread_time_ns() - begin) / 1e6)"
     )

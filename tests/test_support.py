@@ -67,20 +67,20 @@ def unset_variable(after: ExitStack) -> None:
         (unset_variable, r"no variable PYTHONSAFEPATH=1"),
     ],
 )
-def test_what_is_left_behind_is_named(leave: object, said: str, after: ExitStack) -> None:
+def test_a_leak_is_named(leave: object, said: str, after: ExitStack) -> None:
     assert callable(leave)
     with pytest.raises(pytest.fail.Exception, match=said), leaks.watch(SHORT_NS):
         leave(after)
 
 
-def test_what_was_there_before_is_nobody_s_leak(after: ExitStack) -> None:
+def test_existing_resources_are_no_leak(after: ExitStack) -> None:
     start_child(after)
     open_descriptor(after)
     with leaks.watch(SHORT_NS):
         pass
 
 
-def test_what_only_a_cycle_keeps_is_no_leak() -> None:
+def test_an_object_in_a_reference_cycle_is_no_leak() -> None:
     with leaks.watch(SHORT_NS):
         descriptor = os.memfd_create("cycle")
         os.ftruncate(descriptor, mmap.PAGESIZE)
@@ -90,7 +90,7 @@ def test_what_only_a_cycle_keeps_is_no_leak() -> None:
         del cycle
 
 
-def test_a_source_tree_that_hides_the_installed_package_is_refused() -> None:
+def test_a_source_tree_that_shadows_the_installed_package_is_rejected() -> None:
     complaint = under_test.shadowing(Path("/tree/nnfmq/__init__.py"), [Path("/site/nnfmq/__init__.py")])
     assert complaint is not None
     assert "/tree/nnfmq" in complaint
@@ -106,5 +106,5 @@ def test_the_package_that_is_installed_may_be_tested(owned: list[Path]) -> None:
     ("wanted", "active", "fine"),
     [("python", "python", True), ("python", "compiled", False), ("compiled", "none", False), (None, "python", True)],
 )
-def test_the_core_must_be_the_one_named(wanted: str | None, active: str, fine: bool) -> None:
+def test_the_active_core_must_be_the_named_one(wanted: str | None, active: str, fine: bool) -> None:
     assert (under_test.wrong_core(wanted, active) is None) is fine

@@ -54,7 +54,7 @@ def test_every_slow_path_exists() -> None:
         ("tests/queue/test_layout.py", False),
     ],
 )
-def test_slow_files_are_known_by_their_paths(path: str, slow: bool) -> None:
+def test_slow_files_are_identified_by_their_paths(path: str, slow: bool) -> None:
     assert (ROOT / path).exists()
     assert tiers.is_slow(path) is slow
 

@@ -149,7 +149,7 @@ def test_after_remove_reader_the_callback_is_not_called(pipe: tuple[int, int], r
     assert not called.is_set()
 
 
-def test_ending_a_watch_twice_does_no_harm(pipe: tuple[int, int]) -> None:
+def test_removing_a_reader_is_idempotent(pipe: tuple[int, int]) -> None:
     read, write = pipe
     first = watcher.add_reader(read, lambda: None)
     watcher.remove_reader(first)
@@ -201,7 +201,7 @@ def test_a_callback_that_raises_loses_only_its_own_reader(
     os.close(write)
 
 
-def test_an_fd_that_epoll_rejects_keeps_no_thread() -> None:
+def test_an_fd_that_epoll_rejects_leaves_no_thread_running() -> None:
     fd = os.open("/etc/passwd", os.O_RDONLY)
     with pytest.raises(PermissionError):
         watcher.add_reader(fd, lambda: None)
@@ -209,7 +209,7 @@ def test_an_fd_that_epoll_rejects_keeps_no_thread() -> None:
     until(lambda: watcher.thread() is None)
 
 
-def test_a_descriptor_that_is_watched_already_stays_its_first_owner_s(pipe: tuple[int, int]) -> None:
+def test_an_fd_that_is_watched_already_keeps_its_first_callback(pipe: tuple[int, int]) -> None:
     read, write = pipe
     reader = Reader(read)
     watch = watcher.add_reader(read, reader)
@@ -224,11 +224,11 @@ def test_a_descriptor_that_is_watched_already_stays_its_first_owner_s(pipe: tupl
 # ------------------------------------------------------------------------------------------------ its thread
 
 
-def test_nothing_to_watch_means_no_thread() -> None:
+def test_without_readers_there_is_no_thread() -> None:
     until(lambda: watcher.thread() is None)
 
 
-def test_the_thread_ends_with_the_last_watch_and_starts_again(pipe: tuple[int, int]) -> None:
+def test_the_thread_ends_with_the_last_reader_and_starts_again(pipe: tuple[int, int]) -> None:
     read, write = pipe
     first = watcher.add_reader(read, lambda: None)
     second = watcher.add_reader(write, lambda: None)
@@ -243,7 +243,7 @@ def test_the_thread_ends_with_the_last_watch_and_starts_again(pipe: tuple[int, i
     os.close(write)
 
 
-def test_starting_and_ending_many_times_concurrently_loses_nothing(start: Callable[..., Future[Any]]) -> None:
+def test_concurrent_starts_and_ends_lose_no_callback(start: Callable[..., Future[Any]]) -> None:
     def watch_once(_number: int) -> bytes:
         read, write = os.pipe()
         reader = Reader(read)
@@ -282,7 +282,7 @@ def interrupted(thread: threading.Thread) -> None:
         (threading.Thread, "start", interrupted, KeyboardInterrupt),
     ],
 )
-def test_a_start_that_fails_half_way_leaves_nothing_and_the_next_one_works(
+def test_a_failed_start_leaves_nothing_open_and_the_next_one_succeeds(
     where: Any,
     name: str,
     failing: Callable[..., Any],
@@ -304,7 +304,7 @@ def test_a_start_that_fails_half_way_leaves_nothing_and_the_next_one_works(
     os.close(write)
 
 
-def test_the_thread_never_keeps_a_process_from_ending() -> None:
+def test_the_thread_does_not_delay_the_exit_of_the_process() -> None:
     script = "import os; from nnfmq import watcher; watcher.add_reader(os.pipe()[0], print)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=LIMIT_S)
 
@@ -381,7 +381,7 @@ def test_the_peer_death_flag_is_set_when_notify_peer_death_returns(
 
 
 @pytest.mark.parametrize("window_ns", [0, LONG_WINDOW_NS], ids=["asleep", "polling"])
-def test_a_thread_that_waits_for_a_dead_peer_is_woken(
+def test_a_thread_blocked_on_a_dead_peer_is_woken(
     window_ns: int, peer: watcher.DeathRecipients, queue: MessageQueue, start: Callable[..., Future[Any]]
 ) -> None:
     waiting = start(queue.receive, None, window_ns)
@@ -394,7 +394,7 @@ def test_a_thread_that_waits_for_a_dead_peer_is_woken(
 
 
 @pytest.mark.parametrize("window_ns", [0, 20_000], ids=["asleep", "polling a little"])
-def test_a_peer_that_dies_at_any_moment_of_a_wait_leaves_no_thread_asleep(
+def test_peer_death_at_any_moment_of_a_wait_leaves_no_thread_asleep(
     window_ns: int, resources: ExitStack, start: Callable[..., Future[Any]]
 ) -> None:
     for round in range(100):
@@ -410,7 +410,7 @@ def test_a_peer_that_dies_at_any_moment_of_a_wait_leaves_no_thread_asleep(
             peer.discard(queue)
 
 
-def test_waiting_to_write_ends_with_the_peer_too(
+def test_a_blocked_write_ends_on_peer_death_too(
     peer: watcher.DeathRecipients, queue: MessageQueue, start: Callable[..., Future[Any]]
 ) -> None:
     assert queue.write(bytes(8 * 16))
@@ -420,7 +420,7 @@ def test_waiting_to_write_ends_with_the_peer_too(
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
 
 
-def test_all_queues_of_a_peer_are_woken_and_no_others(resources: ExitStack, start: Callable[..., Future[Any]]) -> None:
+def test_only_the_queues_of_the_dead_peer_are_woken(resources: ExitStack, start: Callable[..., Future[Any]]) -> None:
     peer_death, alive = PeerDeathFlag(), PeerDeathFlag()
     doomed = [resources.enter_context(MessageQueue.create(8, 16, peer_death=peer_death)) for _ in range(3)]
     other = resources.enter_context(MessageQueue.create(8, 16, peer_death=alive))
@@ -449,7 +449,7 @@ class Sleepy:
         self.waiters = int(self.woken <= self._misses)
 
 
-def test_a_waiter_that_missed_its_wake_up_is_woken_again_until_it_is_gone() -> None:
+def test_a_waiter_that_missed_its_wake_up_is_woken_again_until_it_returns() -> None:
     flag, sleepy = PeerDeathFlag(), Sleepy(misses=5)
     peer = watcher.DeathRecipients(flag)
     peer.add(sleepy)

@@ -46,7 +46,7 @@ def test_a_failure_names_test_operand_index_expected_and_actual(
     assert f"FAILED add_<wrong> (model): {WRONG}" in capsys.readouterr().out.splitlines()
 
 
-def test_the_json_tells_the_data_s_models_from_their_variants(folder: Path, tmp_path: Path) -> None:
+def test_the_json_distinguishes_the_data_s_models_from_their_variants(folder: Path, tmp_path: Path) -> None:
     run(folder, "--json", tmp_path / "report.json")
     report: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
 
@@ -100,7 +100,7 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
-def test_the_page_stands_alone_and_shows_the_failure_with_its_diff(folder: Path, tmp_path: Path) -> None:
+def test_the_page_is_self_contained_and_shows_the_failure_with_its_diff(folder: Path, tmp_path: Path) -> None:
     run(folder, "--html", tmp_path / "report.html")
     content = (tmp_path / "report.html").read_text()
     page = Page(content)
@@ -128,7 +128,7 @@ def error(capsys: pytest.CaptureFixture[str]) -> str:
         (json.dumps({"format": 1, "name": "x"}), "x: there is no 'main'"),
     ],
 )
-def test_a_line_that_is_no_test_model_ends_with_status_2_file_and_line(
+def test_a_line_that_is_not_a_test_model_is_reported_with_file_and_line_and_status_2(
     tmp_path: Path, second: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = model_lines.write(tmp_path / "broken.jsonl", model_lines.add(), second)
@@ -145,7 +145,7 @@ def test_a_line_that_is_no_test_model_ends_with_status_2_file_and_line(
     ],
 )
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_an_operand_that_cannot_be_ends_with_status_2_file_and_line(
+def test_an_impossible_operand_is_reported_with_file_and_line_and_status_2(
     tmp_path: Path, change: dict[str, Any], message: str, jobs: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = model_lines.changed(lambda line: line["main"]["operands"][1].update(change))
@@ -157,7 +157,7 @@ def test_an_operand_that_cannot_be_ends_with_status_2_file_and_line(
     assert message in said.replace("Only b", "b").lower().replace("tensor_float31", "TENSOR_FLOAT31") or message in said
 
 
-def test_a_file_cut_short_is_not_in_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_truncated_file_is_not_in_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cut.jsonl.gz"
     path.write_bytes(bytes.fromhex("1f8b0800000000000003"))
     assert run(path) == 2
@@ -175,7 +175,7 @@ def test_a_filter_that_finds_nothing_is_an_error(folder: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("option", [["--device", "mine"], ["--connect", "embedded"]], ids=lambda option: option[0])
-def test_a_driver_that_the_path_would_not_ask_is_an_error(
+def test_a_driver_that_the_execution_path_does_not_use_is_an_error(
     option: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(folder, *option) == 2
@@ -191,7 +191,7 @@ def test_a_device_that_does_not_exist_is_an_error_and_no_failed_test(
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_ctrl_c_ends_with_130_and_leaves_nothing(tmp_path: Path, jobs: str) -> None:
+def test_ctrl_c_ends_with_status_130_and_leaves_no_process(tmp_path: Path, jobs: str) -> None:
     files = [model_lines.write(tmp_path / f"{n}.jsonl", *[model_lines.add()] * 3000) for n in range(2)]
     words = ["conformance", *map(str, files), "--path", "burst", "--connect", "embedded", "--jobs", jobs]
     marker = tmp_path / "running"
@@ -211,7 +211,7 @@ def wait_for_children(pid: int) -> None:
         assert time.monotonic_ns() < deadline_ns
 
 
-def test_a_job_that_dies_ends_the_run_with_the_file_it_was_at(
+def test_a_job_that_dies_ends_the_run_and_its_file_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")

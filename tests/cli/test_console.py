@@ -70,19 +70,19 @@ def compile_all() -> None:
             progress(done, 7)
 
 
-def test_what_compiles_for_long_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_compilation_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nnfmq.cli.console._PROGRESS_DELAY_S", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     screen = on_a_terminal(monkeypatch, compile_all)
     assert "compiling" in screen and "0/7" in screen and "7/7" in screen
 
 
-def test_what_compiles_soon_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_compilation_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nnfmq.cli.console._PROGRESS_DELAY_S", 60.0)
     assert on_a_terminal(monkeypatch, compile_all) == "."
 
 
-def test_into_a_file_no_progress_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_progress_is_requested_if_the_output_is_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with compiling(no_color=True) as progress:
         assert progress is None
@@ -92,7 +92,7 @@ def test_into_a_file_no_progress_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
     "command", [["profile", "model.tflite", "--html"], ["conformance", "--html"], ["conformance", "--json"]]
 )
 @pytest.mark.parametrize(("place", "said"), [("gone/report", "create it first"), (".", "give the name of a file")])
-def test_a_file_that_cannot_be_written_later_is_refused_before_anything_is_measured(
+def test_a_file_that_cannot_be_written_later_is_rejected_before_anything_is_measured(
     command: list[str], place: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, str(tmp_path / place)]) == 2

@@ -39,7 +39,7 @@ def one_seven(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("one_seven")
-def test_answers_are_compared_with_what_the_digits_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_compared_with_the_labels_of_the_digits(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["digits"], report["correct"], report["accuracy"]) == (4, 3, 0.75)
@@ -47,7 +47,7 @@ def test_answers_are_compared_with_what_the_digits_are(capsys: pytest.CaptureFix
 
 
 @pytest.mark.usefixtures("one_seven")
-def test_a_wrong_answer_is_shown_with_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_classification_is_shown_with_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo"]) == 0
     printed = capsys.readouterr().out
     assert "= 7, is 1" in printed
@@ -56,7 +56,7 @@ def test_a_wrong_answer_is_shown_with_the_right_one(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.usefixtures("one_seven")
-def test_the_demo_asks_for_a_driver_of_its_own(fake: Any) -> None:
+def test_the_demo_starts_an_embedded_driver(fake: Any) -> None:
     main(["demo", "--json"])
     assert fake.connected == [(None, True)]
 
@@ -71,7 +71,7 @@ def test_the_quantized_model_is_measured_beside_the_float_one(fake: Any, capsys:
 
 
 @pytest.mark.parametrize(("dtype", "zero_point"), [("int8", -128), ("uint8", 0)])
-def test_a_model_of_codes_is_given_the_nearest_codes(dtype: str, zero_point: int) -> None:
+def test_a_quantized_model_gets_the_nearest_quantized_values(dtype: str, zero_point: int) -> None:
     info = TensorInfo("image", (1, 2, 2, 1), dtype, 1 / 255, zero_point)
     given = demo.as_inputs(np.float32([[[0, 1], [0.55, 0.7 / 255]], [[2, -1], [0.2, 0.4]]]), info)
     expected = [0, 255, 140, 1, 255, 0, 51, 102]
@@ -80,7 +80,7 @@ def test_a_model_of_codes_is_given_the_nearest_codes(dtype: str, zero_point: int
     assert given.dtype == dtype
 
 
-def test_a_model_of_floats_is_given_the_images() -> None:
+def test_a_float_model_gets_the_images() -> None:
     given = demo.as_inputs(SQUARE[None], TensorInfo("image", (1, 4, 2, 1), "float32"))
     np.testing.assert_array_equal(given, SQUARE.reshape(1, 1, 4, 2, 1), strict=True)
 
@@ -102,7 +102,7 @@ def test_every_digit_is_classified_by_a_real_driver() -> None:
     assert 0 < report["latency_ns"]["p50"] <= report["latency_ns"]["p99"] <= report["latency_ns"]["max"]
 
 
-def test_the_demo_draws_and_ends_with_what_to_do_next() -> None:
+def test_the_demo_draws_and_ends_with_the_next_steps() -> None:
     command = [sys.executable, "-P", "-m", "nnfmq", "demo", "--no-color"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -106,7 +106,7 @@ def test_an_invalid_status_is_a_usage_error(fake: Any, text: str, capsys: pytest
 
 
 @pytest.mark.parametrize("option", [[], ["--capabilities"]], ids=["list", "capabilities"])
-def test_a_narrow_terminal_breaks_no_name_of_a_device(
+def test_a_narrow_terminal_breaks_no_device_name(
     option: list[str], fake: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")

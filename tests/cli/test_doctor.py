@@ -66,7 +66,7 @@ class TestReport:
         assert "nnfmq is usable here." in printed
         assert "\x1b[" not in printed
 
-    def test_something_missing_is_status_1(
+    def test_a_missing_feature_is_status_1(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         def refuse(**_: object) -> None:

@@ -40,13 +40,13 @@ def run(data_dir: Path, model: str, thing: str, folder: Path) -> np.ndarray[Any,
 
 @pytest.mark.parametrize("thing", OBJECTS)
 @pytest.mark.parametrize("model", QUANTIZED)
-def test_a_quantized_model_answers_the_golden_bytes(data_dir: Path, tmp_path: Path, model: str, thing: str) -> None:
+def test_a_quantized_model_returns_the_golden_bytes(data_dir: Path, tmp_path: Path, model: str, thing: str) -> None:
     expected = golden(data_dir, model, thing)["output"].read_bytes()
     assert run(data_dir, model, thing, tmp_path).tobytes() == expected
 
 
 @pytest.mark.parametrize("thing", OBJECTS)
-def test_a_float_model_answers_the_golden_scores(data_dir: Path, tmp_path: Path, thing: str) -> None:
+def test_a_float_model_returns_the_golden_scores(data_dir: Path, tmp_path: Path, thing: str) -> None:
     expected = np.fromfile(golden(data_dir, FLOAT, thing)["output"], "<f4")
     np.testing.assert_allclose(
         run(data_dir, FLOAT, thing, tmp_path).reshape(-1), expected, rtol=0, atol=FLOAT_TOLERANCE

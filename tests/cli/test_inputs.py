@@ -23,7 +23,7 @@ def stored(path: Path, array: np.ndarray[Any, Any]) -> Path:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", ">f4"])
 @pytest.mark.parametrize("shape", [(1, 2, 3), (2, 3)])
-def test_an_array_that_fits_is_taken(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+def test_an_array_of_the_input_s_shape_is_accepted(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     path = stored(tmp_path / "a.npy", np.arange(6, dtype=dtype).reshape(shape))
     read = read_input(path, SHAPE, FLOAT)
     assert (read.shape, read.dtype, read.flags.c_contiguous) == (SHAPE, FLOAT, True)
@@ -39,7 +39,7 @@ def test_an_array_that_fits_is_taken(tmp_path: Path, dtype: str, shape: tuple[in
         (np.float32(1), "scalar float32"),
     ],
 )
-def test_an_array_that_does_not_fit_is_refused_with_both_shapes(
+def test_an_array_that_does_not_fit_is_rejected_with_both_shapes(
     tmp_path: Path, array: np.ndarray[Any, Any], given: str
 ) -> None:
     path = stored(tmp_path / "a.npy", array)
@@ -47,7 +47,7 @@ def test_an_array_that_does_not_fit_is_refused_with_both_shapes(
         read_input(path, SHAPE, FLOAT)
 
 
-def test_a_fortran_array_keeps_its_elements_in_place(tmp_path: Path) -> None:
+def test_a_fortran_ordered_array_keeps_its_elements_positions(tmp_path: Path) -> None:
     array = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(SHAPE))
     np.testing.assert_array_equal(read_input(stored(tmp_path / "a.npy", array), SHAPE, FLOAT), array)
 
@@ -55,14 +55,14 @@ def test_a_fortran_array_keeps_its_elements_in_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"\x93NUMPY", b"\x93NUMPY\x01\x00\x10\x00{broken", b"something else entirely"]
 )
-def test_a_corrupt_npy_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_corrupt_npy_is_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.npy"
     path.write_bytes(content)
     with pytest.raises(InvalidArgument, match=r"not a complete \.npy array"):
         read_input(path, SHAPE, FLOAT)
 
 
-def test_a_truncated_npy_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_npy_is_rejected(tmp_path: Path) -> None:
     path = stored(tmp_path / "a.npy", np.zeros(SHAPE, np.float32))
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(InvalidArgument, match=r"not a complete \.npy array"):
@@ -81,14 +81,14 @@ def test_raw_elements_are_little_endian(tmp_path: Path) -> None:
     assert read_input(path, (2, 2), np.dtype("int16")).tolist() == [[1, 2], [-1, 0]]
 
 
-def test_raw_elements_of_another_size_are_refused_with_both_sizes(tmp_path: Path) -> None:
+def test_raw_elements_of_another_size_are_rejected_with_both_sizes(tmp_path: Path) -> None:
     path = tmp_path / "raw.bin"
     path.write_bytes(bytes(23))
     with pytest.raises(InvalidArgument, match=r"has 23 bytes of raw elements; the input needs 24 \(1x2x3 float32\)"):
         read_input(path, SHAPE, FLOAT)
 
 
-def test_another_number_of_files_than_inputs_is_refused(tmp_path: Path) -> None:
+def test_a_number_of_files_other_than_the_number_of_inputs_is_rejected(tmp_path: Path) -> None:
     tensors = [TensorInfo("left", SHAPE, "float32"), TensorInfo("right", SHAPE, "float32")]
     with pytest.raises(InvalidArgument, match="--input was given 1 times; the model has 2 inputs: left, right"):
         read_inputs([tmp_path / "a.npy"], tensors)

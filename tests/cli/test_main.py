@@ -31,7 +31,7 @@ def test_help_fits_one_screen_and_has_examples(words: list[str], capsys: pytest.
 
 
 @pytest.mark.parametrize("words", [[], ["fly"], ["devices", "--fly"], ["run", "model.tflite"], ["--fly", "devices"]])
-def test_wrong_usage_is_status_2_and_says_so_on_stderr(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_status_2_and_reported_on_stderr(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -44,7 +44,7 @@ def test_version_is_one_line(flag: str, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.startswith("nnfmq")
 
 
-def test_an_error_of_ours_is_one_line_and_status_1(
+def test_an_nnfmq_error_is_one_line_and_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(monkeypatch, InvalidArgument("operand 3\nis no operand"))
@@ -60,7 +60,7 @@ def test_a_system_error_names_the_file(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr().err == "nnfmq: error: model.tflite: No such file or directory\n"
 
 
-def test_an_error_that_is_ours_and_the_systems_keeps_our_words(
+def test_an_nnfmq_error_that_is_also_an_os_error_keeps_its_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(monkeypatch, MissedDeadlineTransient("no answer within 2 s"))
@@ -80,7 +80,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, bug: Excepti
         main(["devices"])
 
 
-def test_a_core_that_was_demanded_and_is_not_built_is_an_error_of_ours(
+def test_a_required_core_that_is_not_built_is_an_nnfmq_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NNFMQ_CORE", "compiled")
@@ -89,7 +89,7 @@ def test_a_core_that_was_demanded_and_is_not_built_is_an_error_of_ours(
     assert capsys.readouterr().err == "nnfmq: error: NNFMQ_CORE=compiled, but it is not built\n"
 
 
-def test_no_color_is_understood_before_and_after_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_is_accepted_before_and_after_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     monkeypatch.setattr(devices, "execute", lambda arguments: seen.append(arguments.no_color) or 0)
     statuses = [main(["--no-color", "devices"]), main(["devices", "--no-color"]), main(["devices"])]
@@ -105,7 +105,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stderr.strip() == ""
 
 
-def test_a_reader_that_went_away_is_no_traceback() -> None:
+def test_a_closed_output_pipe_prints_no_traceback() -> None:
     command = f"{sys.executable} -m nnfmq doctor --json | true"
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=30, check=False)
     assert done.stderr == ""

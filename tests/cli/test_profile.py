@@ -94,7 +94,7 @@ def test_every_operation_has_a_row_with_all_fields(report: Any, model: Path, dev
     assert {row["computed_by"] for row in rows} == {"kernel" if device == "compiled" else "reference"}
 
 
-def test_work_and_bytes_are_those_of_the_shapes(report: Any) -> None:
+def test_op_cost_follows_from_the_shapes(report: Any) -> None:
     first, pool = report(DIGITS)["operations"][:2]
 
     assert (first["multiply_adds"], first["elements"]) == (8 * 8 * 12 * 9, 8 * 8 * 12)
@@ -121,7 +121,7 @@ def test_rates_are_those_of_p50_and_shares_of_the_sum(report: Any) -> None:
     assert {one["operation"]: one["count"] for one in found["types"]}["CONV_2D"] == 2
 
 
-def test_quantized_products_are_compared_with_the_peak_of_codes(report: Any) -> None:
+def test_quantized_products_are_compared_with_the_8_bit_peak(report: Any) -> None:
     found = report(DIGITS_QUANT, "--device", "reference")
     row = found["operations"][0]
 
@@ -158,7 +158,7 @@ def test_the_reference_has_no_arena(report: Any) -> None:
     assert (found["arenas"], found["threads"], found["target"] is not None) == ([], 1, True)
 
 
-def test_one_thread_is_one_thread(report: Any) -> None:
+def test_with_one_thread_every_launch_uses_one(report: Any) -> None:
     found = report(DIGITS, "--threads", 1)
 
     assert (found["threads"], {row["threads"] for row in found["operations"]}) == (1, {1})
@@ -181,7 +181,7 @@ def test_a_view_takes_no_time_and_moves_nothing(report: Any, data_dir: Path) -> 
     assert sum(row["multiply_adds"] or 0 for row in found["operations"]) == pytest.approx(14e6, rel=0.05)
 
 
-def test_shapes_that_come_with_the_request_are_those_of_the_run(given: Any, report: Any, tmp_path: Path) -> None:
+def test_shapes_that_are_given_with_the_request_are_used(given: Any, report: Any, tmp_path: Path) -> None:
     given(one_operation(OperationType.RESHAPE, [Operand(F32, (6,)), Operand(I32, (2,))], Operand(F32, (0, 0))))
     np.save(tmp_path / "values.npy", np.arange(6, dtype=np.float32))
     np.save(tmp_path / "shape.npy", np.int32([3, 2]))
@@ -195,7 +195,7 @@ def test_shapes_that_come_with_the_request_are_those_of_the_run(given: Any, repo
 # -- inputs -----------------------------------------------------------------------------------------------------------
 
 
-def test_random_inputs_are_the_same_for_a_seed_and_of_each_input_s_kind() -> None:
+def test_random_inputs_depend_on_the_seed_and_have_each_input_s_type() -> None:
     tensors = [
         TensorInfo("image", (1, 4), "float32"),
         TensorInfo("codes", (500,), "int8", 0.5, 3),
@@ -225,7 +225,7 @@ def test_inputs_can_be_files(report: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_each_operation_is_one_line_that_fits(
+def test_each_operation_is_one_line_within_the_terminal_s_width(
     columns: int, data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -240,7 +240,7 @@ def test_each_operation_is_one_line_that_fits(
     assert not any(line.lstrip().startswith("V_2D") for line in lines)
 
 
-def test_the_longest_comes_first_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_operations_can_be_sorted_by_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(DIGITS, "--device", "reference", "--runs", 3, "--sort", "time") == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     times = [float(row[2]) for row in rows if len(row) > 3 and row[1] in OPERATIONS]
@@ -249,7 +249,7 @@ def test_the_longest_comes_first_when_asked(capsys: pytest.CaptureFixture[str]) 
     assert times == sorted(times, reverse=True)
 
 
-def test_it_says_where_it_ran_and_how_the_sum_compares(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_has_conditions_peaks_and_the_whole_model_s_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(DIGITS, "--threads", 1, "--runs", 2, "--arena") == 0
     text = " ".join(capsys.readouterr().out.split())
 
@@ -297,7 +297,7 @@ def drawings(content: str) -> list[xml.Element]:
     return [xml.fromstring("<svg " + piece.split("</svg>")[0] + "</svg>") for piece in pieces]
 
 
-def test_the_page_stands_alone_and_has_every_operation(tmp_path: Path) -> None:
+def test_the_page_is_self_contained_and_has_every_operation(tmp_path: Path) -> None:
     assert run(DIGITS, "--runs", 2, "--html", tmp_path / "page.html") == 0
     content = (tmp_path / "page.html").read_text()
     page = Page(content)
@@ -353,7 +353,7 @@ def test_a_name_with_markup_is_escaped(tmp_path: Path) -> None:
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
-def test_without_llvmlite_it_says_how_to_get_it(
+def test_without_llvmlite_the_error_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(profile, "_is_installed", lambda package: False)
@@ -394,12 +394,12 @@ def test_threads_of_the_reference_are_wrong_usage(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     "words", [["--runs", 0], ["--threads", 0], ["--device", "tpu"], ["--sort", "name"], ["--seed", "x"], ["--seed", -1]]
 )
-def test_what_is_not_allowed_is_wrong_usage(words: list[object]) -> None:
+def test_invalid_options_are_wrong_usage(words: list[object]) -> None:
     assert run(DIGITS, *words) == 2
 
 
 @pytest.mark.parametrize(("dimensions", "shown"), [((0, 3), "?x3"), ((), "unknown")])
-def test_an_input_of_unknown_shape_is_refused(
+def test_an_input_of_unknown_shape_is_rejected(
     dimensions: tuple[int, ...], shown: str, given: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given(one_operation(OperationType.RELU, [Operand(F32, dimensions)], Operand(F32, dimensions)))
@@ -407,7 +407,7 @@ def test_an_input_of_unknown_shape_is_refused(
     assert f"the shape of input operand 0 is {shown}; only models with known input shapes" in error(capsys)
 
 
-def test_a_file_that_is_no_model_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_a_model_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.tflite"
     path.write_bytes(b"no model")
     assert run(path) == 1
@@ -420,7 +420,7 @@ def test_an_input_that_does_not_fit_is_an_error(tmp_path: Path, capsys: pytest.C
     assert "an array of 1x9 float32; the input needs 1x8x8x1 float32" in error(capsys)
 
 
-def test_a_process_of_its_own_prints_one_json_object() -> None:
+def test_the_command_prints_one_json_object() -> None:
     with commands.started("profile", str(DIGITS_QUANT), "--runs", "5", "--json") as process:
         out, err = process.communicate(timeout=commands.LIMIT_S)
     found = json.loads(out)

@@ -75,7 +75,7 @@ def test_help_of_an_action_fits_one_screen(action: str, capsys: Capture) -> None
     assert len(capsys.readouterr().out.splitlines()) <= 36
 
 
-def test_help_says_who_must_be_trusted(capsys: Capture) -> None:
+def test_help_names_the_programs_that_must_be_trusted(capsys: Capture) -> None:
     assert main(["queue", "--help"]) == 0
     text = capsys.readouterr().out
     assert "trust each other" in text and "SIGBUS" in text
@@ -103,25 +103,25 @@ def test_create_prints_the_descriptor(name: str, capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out) == {"name": name, "path": f"/dev/shm{name}", **FOUR_OF_EIGHT}
 
 
-def test_create_as_tables_says_the_same(name: str, capsys: Capture) -> None:
+def test_create_prints_the_same_as_tables(name: str, capsys: Capture) -> None:
     assert create(name) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     expected = [f"path /dev/shm{name}", "records 4 of 8 bytes", "write counter 8 8", "ring 16 32", "event word 48 4"]
     assert [line for line in expected if line not in lines] == []
 
 
-def test_create_makes_the_flavour_that_is_asked_for(name: str) -> None:
+def test_create_makes_the_requested_flavor(name: str) -> None:
     assert create(name, "--unsynchronized") == 0
     with open_named(name) as queue:
         assert queue.flavor == UNSYNCHRONIZED
 
 
-def test_create_refuses_a_name_that_is_taken(name: str, capsys: Capture) -> None:
+def test_create_rejects_a_name_in_use(name: str, capsys: Capture) -> None:
     assert [create(name), create(name)] == [0, 1]
     assert "already" in complaint(capsys)
 
 
-def test_create_can_replace_and_users_keep_the_old_queue(name: str) -> None:
+def test_create_can_replace_a_queue_and_attached_processes_keep_the_old_one(name: str) -> None:
     with create_named(name, 16, 2) as old:
         assert create(name, "--replace") == 0
         assert old.write(bytes(16))
@@ -129,19 +129,19 @@ def test_create_can_replace_and_users_keep_the_old_queue(name: str) -> None:
             assert (new.quantum, new.available_to_read()) == (8, 0)
 
 
-def test_create_replaces_what_a_creator_left_half_made(name: str) -> None:
+def test_create_replaces_a_half_created_queue(name: str) -> None:
     posix_shm.create(name, 4096).close()
     assert create(name, "--replace") == 0
 
 
 @pytest.mark.parametrize("words", [["--record-bytes", "0", "--count", "4"], ["--record-bytes", "8", "--count", "-1"]])
-def test_create_says_which_sizes_are_allowed(name: str, words: list[str], capsys: Capture) -> None:
+def test_create_names_the_allowed_sizes(name: str, words: list[str], capsys: Capture) -> None:
     assert main(["queue", "create", name, *words]) == 1
     assert "allowed are" in complaint(capsys)
     assert not is_there(name)
 
 
-def test_info_has_the_descriptor_and_what_is_live(name: str, capsys: Capture) -> None:
+def test_info_has_the_descriptor_and_the_counters(name: str, capsys: Capture) -> None:
     create(name)
     with open_named(name) as queue:
         queue.send(bytes(24))
@@ -152,7 +152,7 @@ def test_info_has_the_descriptor_and_what_is_live(name: str, capsys: Capture) ->
     }  # fmt: skip
 
 
-def test_info_of_an_unsynchronized_queue_knows_no_reader(name: str, capsys: Capture) -> None:
+def test_info_of_an_unsynchronized_queue_has_no_reader(name: str, capsys: Capture) -> None:
     create(name, "--unsynchronized")
     with open_named(name) as queue:
         assert queue.write(bytes(32)) and queue.write(bytes(8))
@@ -161,7 +161,7 @@ def test_info_of_an_unsynchronized_queue_knows_no_reader(name: str, capsys: Capt
     assert (found["readable"], found["writable"], found["state"]) == (4, 4, "ok; records overwritten: 1")
 
 
-def test_info_judges_counters_that_cannot_be(name: str, capsys: Capture) -> None:
+def test_info_reports_impossible_counters(name: str, capsys: Capture) -> None:
     create(name)
     with open_named(name) as queue:
         queue.memory.view[8:16] = (40).to_bytes(8, "little")
@@ -191,7 +191,7 @@ def test_event_bits_have_names(bits: int | None, text: str) -> None:
     assert bits_text(bits) == text
 
 
-def test_list_names_queues_and_nothing_else(name: str, capsys: Capture) -> None:
+def test_list_prints_only_queues(name: str, capsys: Capture) -> None:
     create(name)
     posix_shm.create(f"{name}-other", 4096).close()
     found = [one for one in printed(capsys, "list")["queues"] if one["name"].startswith(name)]
@@ -207,7 +207,7 @@ def test_list_as_a_table_has_a_line_for_each(name: str, capsys: Capture) -> None
     assert line.split()[1:] == ["synchronized", "8", "4", "0", "ok"]
 
 
-def test_list_of_nothing_says_how_to_make_one(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_an_empty_list_names_the_create_command(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(posix_shm, "FOLDER", Path("/nowhere"))
     assert main(["queue", "list"]) == 0
     assert "nnfmq queue create" in capsys.readouterr().out
@@ -220,7 +220,7 @@ def test_remove_removes_the_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("action", [["info"], ["remove"], ["read"], ["write", "--hex"], ["watch"]])
-def test_what_does_not_exist_is_one_line_with_the_remedy(name: str, action: list[str], capsys: Capture) -> None:
+def test_a_missing_queue_is_one_line_with_the_remedy(name: str, action: list[str], capsys: Capture) -> None:
     assert main(["queue", *action, name]) == 1
     assert "nnfmq queue create" in complaint(capsys)
 
@@ -228,7 +228,7 @@ def test_what_does_not_exist_is_one_line_with_the_remedy(name: str, action: list
 # ---- watch ----
 
 
-def test_watch_tells_rates_fill_and_counters_and_changes_nothing(name: str, capsys: Capture) -> None:
+def test_watch_prints_rates_fill_and_counters_and_changes_nothing(name: str, capsys: Capture) -> None:
     with create_named(name, 8, 4) as queue:
         queue.send(bytes(16))
         assert main(["queue", "watch", name, "--count", "2", "--interval", "0.001", "--json"]) == 0
@@ -239,7 +239,7 @@ def test_watch_tells_rates_fill_and_counters_and_changes_nothing(name: str, caps
         assert queue.receive(None, 0) == bytes(16)
 
 
-def test_watch_into_a_file_is_a_line_for_each_look(name: str, capsys: Capture) -> None:
+def test_watch_writes_a_line_for_each_snapshot_to_a_file(name: str, capsys: Capture) -> None:
     create(name)
     capsys.readouterr()
     assert main(["queue", "watch", name, "--count", "3", "--interval", "0"]) == 0
@@ -313,11 +313,11 @@ class Silent:
         assert deadline_ns > time.monotonic_ns()
 
 
-def test_bench_ends_when_the_other_process_does_not_answer(name: str) -> None:
+def test_bench_ends_when_the_other_process_does_not_reply(name: str) -> None:
     with create_named(name, 8, 4) as one, pytest.raises(MissedDeadlineTransient, match="did not reply"):
         queue_bench._round_trips(one, cast(MessageQueue, Silent()), 1, 0)
 
 
-def test_bench_notices_another_s_answer(name: str) -> None:
+def test_bench_detects_a_reply_of_another_process(name: str) -> None:
     with pytest.raises(DeadObject, match="another program"):
         queue_bench._check(b"other", b"mine")

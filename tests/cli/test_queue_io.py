@@ -67,7 +67,7 @@ def test_hexadecimal_words_are_bytes(queue: MessageQueue, name: str, words: list
 
 
 @pytest.mark.parametrize("words", [["0g"], ["123"], ["ß0"]])
-def test_what_is_not_hexadecimal_is_refused(
+def test_text_that_is_not_hexadecimal_is_rejected(
     queue: MessageQueue, name: str, words: list[str], capsysbinary: Capture
 ) -> None:
     assert main(["queue", "write", name, "--hex", *words]) == 1
@@ -86,13 +86,13 @@ def test_a_file_that_is_missing_is_named(name: str, queue: MessageQueue, capsysb
     assert complaint(capsysbinary) == "/nowhere/records: No such file or directory"
 
 
-def test_words_and_a_file_are_one_too_many(name: str, queue: MessageQueue, capsysbinary: Capture) -> None:
+def test_words_together_with_a_file_are_rejected(name: str, queue: MessageQueue, capsysbinary: Capture) -> None:
     assert main(["queue", "write", name, "abcdefgh", "--file", "x"]) == 1
     assert "DATA and --file" in complaint(capsysbinary)
 
 
 @pytest.mark.parametrize("words", [["abc"], ["abcdefgh", "i"]])
-def test_a_part_of_a_record_is_refused_and_nothing_is_written(
+def test_a_part_of_a_record_is_rejected_and_nothing_is_written(
     queue: MessageQueue, name: str, words: list[str], capsysbinary: Capture
 ) -> None:
     size = len("".join(words))
@@ -104,7 +104,7 @@ def test_a_part_of_a_record_is_refused_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("limit", [["--no-wait"], ["--wait", "0.01"]])
-def test_no_room_is_status_1_and_one_line(
+def test_a_full_queue_is_status_1_and_one_line(
     queue: MessageQueue, name: str, limit: list[str], capsysbinary: Capture
 ) -> None:
     queue.write(bytes(24))
@@ -113,14 +113,14 @@ def test_no_room_is_status_1_and_one_line(
     assert queue.available_to_read() == 3
 
 
-def test_write_waits_for_room(queue: MessageQueue, name: str, limit_ns: int) -> None:
+def test_write_waits_for_space(queue: MessageQueue, name: str, limit_ns: int) -> None:
     with started("queue", "write", name, "0" * 8 + "1" * 8 + "2" * 8 + "3" * 8 + "4" * 8) as process:
         taken = b"".join(queue.read_blocking(1, limit_ns) or b"" for _ in range(5))
     assert taken == b"".join(digit * 8 for digit in (b"0", b"1", b"2", b"3", b"4"))
     assert process.returncode == 0
 
 
-def test_stdin_is_written_as_it_comes(queue: MessageQueue, name: str, limit_ns: int) -> None:
+def test_stdin_is_written_as_it_arrives(queue: MessageQueue, name: str, limit_ns: int) -> None:
     with started("queue", "write", name) as process:
         assert process.stdin is not None
         for piece in (b"\0\n\xff\r", b"5678ab", b"cdefgh"):
@@ -132,7 +132,7 @@ def test_stdin_is_written_as_it_comes(queue: MessageQueue, name: str, limit_ns: 
     assert process.returncode == 0
 
 
-def test_stdin_that_ends_within_a_record_says_what_is_left_over(queue: MessageQueue, name: str) -> None:
+def test_stdin_that_ends_within_a_record_is_reported_with_the_rest(queue: MessageQueue, name: str) -> None:
     with started("queue", "write", name) as process:
         _, errors = process.communicate(b"abcdefghijk", timeout=LIMIT_S)
     assert process.returncode == 1
@@ -160,7 +160,7 @@ def test_a_corrupted_counter_is_named(lossy_queue: MessageQueue, name: str, caps
 # ---- read ----
 
 
-def test_records_come_out_as_they_are(queue: MessageQueue, name: str, capsysbinary: Capture) -> None:
+def test_records_are_printed_unchanged(queue: MessageQueue, name: str, capsysbinary: Capture) -> None:
     queue.write(b"\0\n\xff\r5678abcdefgh")
     assert main(["queue", "read", name, "-n", "2"]) == 0
     assert capsysbinary.readouterr().out == b"\0\n\xff\r5678abcdefgh"
@@ -172,7 +172,7 @@ def test_hexadecimal_is_a_line_for_each_record(queue: MessageQueue, name: str, c
     assert capsysbinary.readouterr().out == b"000aff0d35363738\n6162636465666768\n"
 
 
-def test_one_record_is_taken_and_the_writer_is_told(queue: MessageQueue, name: str, capsysbinary: Capture) -> None:
+def test_one_record_is_read_and_the_writer_is_woken(queue: MessageQueue, name: str, capsysbinary: Capture) -> None:
     queue.write(bytes(24))
     assert main(["queue", "read", name]) == 0
     assert queue.counters() == (24, 8)
@@ -185,7 +185,7 @@ def test_nothing_to_read_is_status_1(queue: MessageQueue, name: str, limit: list
     assert complaint(capsysbinary).startswith("no record arrived within 0")
 
 
-def test_fewer_records_than_asked_for_are_printed_and_are_status_1(
+def test_fewer_records_than_requested_are_printed_with_status_1(
     queue: MessageQueue, name: str, capsysbinary: Capture
 ) -> None:
     queue.write(b"abcdefgh" * 3)
@@ -195,7 +195,7 @@ def test_fewer_records_than_asked_for_are_printed_and_are_status_1(
     assert printed.err == b"nnfmq: error: only 3 of 5 records arrived within 0 s\n"
 
 
-def test_more_records_than_the_ring_holds_can_be_asked_for(queue: MessageQueue, name: str, limit_ns: int) -> None:
+def test_more_records_than_the_ring_holds_can_be_requested(queue: MessageQueue, name: str, limit_ns: int) -> None:
     with started("queue", "read", name, "-n", "10") as process:
         assert all(queue.write_blocking(f"{i:08}".encode(), limit_ns) for i in range(10))
         printed, _ = process.communicate(timeout=LIMIT_S)
@@ -203,7 +203,7 @@ def test_more_records_than_the_ring_holds_can_be_asked_for(queue: MessageQueue, 
     assert process.returncode == 0
 
 
-def test_follow_prints_each_record_at_once_until_control_c(queue: MessageQueue, name: str, limit_ns: int) -> None:
+def test_follow_prints_each_record_immediately_until_control_c(queue: MessageQueue, name: str, limit_ns: int) -> None:
     with started("queue", "read", name, "--follow", "--hex") as process:
         assert process.stdout is not None and process.stderr is not None
         for i in range(3):
@@ -214,14 +214,16 @@ def test_follow_prints_each_record_at_once_until_control_c(queue: MessageQueue, 
         assert (process.returncode, process.stderr.read()) == (130, b"")
 
 
-def test_follow_with_a_limit_is_done_when_no_more_comes(queue: MessageQueue, name: str, capsysbinary: Capture) -> None:
+def test_follow_with_a_limit_ends_when_no_more_records_arrive(
+    queue: MessageQueue, name: str, capsysbinary: Capture
+) -> None:
     queue.write(b"abcdefgh" * 3)
     assert main(["queue", "read", name, "--follow", "--wait", "0.01"]) == 0
     assert capsysbinary.readouterr().out == b"abcdefgh" * 3
     assert main(["queue", "read", name, "--follow", "--wait", "0.01"]) == 1
 
 
-def test_a_reader_that_goes_away_ends_it_without_a_traceback(queue: MessageQueue, name: str, limit_ns: int) -> None:
+def test_a_closed_output_pipe_ends_read_without_a_traceback(queue: MessageQueue, name: str, limit_ns: int) -> None:
     ours, theirs = os.pipe()
     with started("queue", "read", name, "--follow", stdout=theirs) as process:
         os.close(theirs)
@@ -240,7 +242,7 @@ def test_impossible_counters_are_one_line(queue: MessageQueue, name: str, capsys
 # ---- read, unsynchronized ----
 
 
-def test_what_is_in_an_unsynchronized_queue_is_read_by_everybody(
+def test_every_reader_gets_all_records_of_an_unsynchronized_queue(
     lossy_queue: MessageQueue, name: str, capsysbinary: Capture
 ) -> None:
     lossy_queue.write(b"abcdefgh12345678")
@@ -248,9 +250,7 @@ def test_what_is_in_an_unsynchronized_queue_is_read_by_everybody(
     assert capsysbinary.readouterr().out == b"abcdefgh12345678" * 2
 
 
-def test_of_an_overwritten_queue_the_newest_half_is_read(
-    lossy_queue: MessageQueue, name: str, capsysbinary: Capture
-) -> None:
+def test_after_an_overflow_the_newest_half_is_read(lossy_queue: MessageQueue, name: str, capsysbinary: Capture) -> None:
     for i in range(6):
         lossy_queue.write(f"{i:08}".encode())
     assert main(["queue", "read", name, "-n", "2"]) == 0

@@ -49,7 +49,7 @@ def test_random_graphs_run_on_every_path(path: str, tmp_path: Path) -> None:
     assert (report["total"], report["passed"], report["failed"], report["dumped"]) == (4, 4, [], [])
 
 
-def test_files_and_random_graphs_run_in_one_go(tmp_path: Path) -> None:
+def test_files_and_random_graphs_run_together(tmp_path: Path) -> None:
     file = model_lines.write(tmp_path / "one.jsonl", model_lines.add("a_reverse_of_seed_0"))
     report = report_of(tmp_path / "report.json", file, *CHOSEN)
     assert report["total"] == 5
@@ -81,7 +81,7 @@ def test_TST_7_a_graph_that_fails_is_dumped_as_a_file_that_fails_the_same_way(
 
 
 @pytest.mark.usefixtures("off_by_a_lot")
-def test_TST_7_the_folder_is_a_temporary_one_that_the_output_names(
+def test_TST_7_the_output_names_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -92,7 +92,7 @@ def test_TST_7_the_folder_is_a_temporary_one_that_the_output_names(
     assert Path(said[1]).parent == tmp_path
 
 
-def test_TST_7_nothing_is_left_where_nothing_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_TST_7_no_files_are_left_if_no_graph_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert run(*CHOSEN) == 0
     assert list(tmp_path.iterdir()) == []
@@ -112,14 +112,14 @@ def test_nothing_to_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
         (("--seeds", "4294967296"), "at most 4294967295"),
     ],
 )
-def test_classes_and_seeds_that_do_not_exist_are_refused(
+def test_classes_and_seeds_that_do_not_exist_are_rejected(
     words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--random-graphs", *words) == 2
     assert message in capsys.readouterr().err
 
 
-def test_the_command_s_classes_are_those_that_there_are() -> None:
+def test_the_command_accepts_all_classes() -> None:
     from nnfmq.cli.conformance import _CLASSES, _USUAL_CLASSES
     from nnfmq.conformance.random_classes import FAMILIES, SEEDS, USUAL_FAMILIES
 

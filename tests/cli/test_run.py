@@ -60,7 +60,7 @@ def test_quantized_scores_are_printed_as_real_numbers(run: Run, fake: Any, capsy
     assert report(capsys)["outputs"][0]["top"] == [{"class": 1, "score": 1.0}]
 
 
-def test_an_output_that_is_no_row_of_classes_is_summarized(
+def test_an_output_that_is_not_a_row_of_scores_is_summarized(
     run: Run, fake: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake.answer = (np.float32([[1.5, 2.0], [-3.0, 0.0]]),)
@@ -82,7 +82,7 @@ def test_the_split_is_printed_in_microseconds(run: Run, capsys: pytest.CaptureFi
     assert [line for line in lines if line in expected] == expected
 
 
-def test_outputs_are_saved_as_they_came(run: Run, fake: Any, tmp_path: Path) -> None:
+def test_outputs_are_saved_unchanged(run: Run, fake: Any, tmp_path: Path) -> None:
     fake.answer = (np.uint8([[3, 4]]),)
     assert run("--output", str(tmp_path / "out.npy")) == 0
     saved = np.load(tmp_path / "out.npy")
@@ -105,24 +105,24 @@ def test_several_outputs_are_saved_together(run: Run, fake: Any, tmp_path: Path)
         (["--connect", "/run/x.sock"], ("/run/x.sock", None)),
     ],
 )
-def test_connect_says_which_driver(run: Run, fake: Any, words: list[str], connected: tuple[Any, Any]) -> None:
+def test_connect_selects_the_driver(run: Run, fake: Any, words: list[str], connected: tuple[Any, Any]) -> None:
     assert run(*words) == 0
     assert fake.connected == [connected]
 
 
-def test_labels_of_another_number_are_refused(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_number_of_labels_is_rejected(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*labels(tmp_path / "labels.txt", "cup", "banana")) == 1
     assert capsys.readouterr().err == "nnfmq: error: the label file has 2 lines; the model has 4 classes\n"
 
 
-def test_labels_that_are_no_text_are_refused(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_that_are_not_text_are_rejected(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "labels.txt"
     path.write_bytes(b"\xff\xfe")
     assert run("--labels", str(path)) == 1
     assert "is not a UTF-8 text file" in capsys.readouterr().err
 
 
-def test_no_driver_is_asked_when_the_input_does_not_fit(
+def test_no_driver_is_called_if_the_input_does_not_fit(
     fake: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.save(tmp_path / "input.npy", np.zeros((1, 3), np.float32))
@@ -131,7 +131,7 @@ def test_no_driver_is_asked_when_the_input_does_not_fit(
     assert fake.connected == []
 
 
-def test_outputs_that_do_not_fit_the_file_are_refused(
+def test_outputs_that_do_not_fit_the_file_are_rejected(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--output", str(tmp_path / "out.txt")) == 1
@@ -162,13 +162,13 @@ def test_a_state_may_be_given(run: Run, fake: Any, tmp_path: Path) -> None:
     assert fake.executed[0][1].tolist() == [1, 2]
 
 
-def test_a_state_is_no_output_to_be_shown(run: Run, fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_state_is_not_printed_as_an_output(run: Run, fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     remembers(fake)
     run("--json")
     assert [output["name"] for output in report(capsys)["outputs"]] == ["scores"]
 
 
-def test_states_are_saved_behind_the_outputs_or_left_out(run: Run, fake: Any, tmp_path: Path) -> None:
+def test_states_are_saved_after_the_outputs_or_not_saved(run: Run, fake: Any, tmp_path: Path) -> None:
     remembers(fake)
     assert (run("--output", str(tmp_path / "out.npz")), run("--output", str(tmp_path / "out.npy"))) == (0, 0)
     with np.load(tmp_path / "out.npz") as saved:
@@ -176,7 +176,7 @@ def test_states_are_saved_behind_the_outputs_or_left_out(run: Run, fake: Any, tm
     assert np.load(tmp_path / "out.npy").shape == (1, 4)
 
 
-def test_an_input_for_some_of_the_states_is_refused(
+def test_an_input_for_some_of_the_states_is_rejected(
     run: Run, fake: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     remembers(fake)

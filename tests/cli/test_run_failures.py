@@ -31,14 +31,18 @@ def stored(path: Path, shape: tuple[int, ...]) -> str:
     return str(path)
 
 
-def test_an_unknown_device_lists_the_known(digits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_for_an_unknown_device_lists_the_known_ones(
+    digits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [digits, "--input", stored(tmp_path / "x.npy", (1, 8, 8, 1)), "--device", "tpu"]
     line = error_of(words, capsys)
     assert "'tpu'" in line
     assert "reference" in line
 
 
-def test_a_wrong_shape_says_given_and_expected(digits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_for_a_wrong_shape_names_both_shapes(
+    digits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     line = error_of([digits, "--input", stored(tmp_path / "x.npy", (3, 3))], capsys)
     assert "3x3 float32" in line
     assert "1x8x8x1 float32" in line

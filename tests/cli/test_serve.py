@@ -53,7 +53,7 @@ def nnfmq(environment: dict[str, str], *words: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_cleanly(driver: subprocess.Popen[str], runtime: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_the_driver_cleanly(driver: subprocess.Popen[str], runtime: Path, number: signal.Signals) -> None:
     driver.send_signal(number)
     assert driver.wait(LIMIT_S) == 0
     assert driver.stderr is not None
@@ -62,27 +62,27 @@ def test_a_signal_ends_it_cleanly(driver: subprocess.Popen[str], runtime: Path, 
 
 
 @pytest.mark.usefixtures("driver")
-def test_clients_find_it_at_its_path(environment: dict[str, str], runtime: Path) -> None:
+def test_clients_connect_to_the_driver_s_path(environment: dict[str, str], runtime: Path) -> None:
     done = nnfmq(environment, "devices", "--json", "--connect", str(runtime / "nnfmq" / "nnfmq.sock"))
     assert (done.returncode, done.stderr) == (0, "")
     assert "reference" in [device["name"] for device in json.loads(done.stdout)["devices"]]
 
 
 @pytest.mark.usefixtures("driver")
-def test_doctor_finds_it_where_clients_look(environment: dict[str, str], runtime: Path) -> None:
+def test_doctor_finds_the_driver_at_the_default_path(environment: dict[str, str], runtime: Path) -> None:
     findings = json.loads(nnfmq(environment, "doctor", "--json").stdout)["findings"]
     (value,) = (finding["value"] for finding in findings if finding["name"] == "running driver")
     assert value.startswith(f"at {runtime / 'nnfmq' / 'nnfmq.sock'}, devices: reference, ")
 
 
 @pytest.mark.usefixtures("driver")
-def test_a_second_driver_at_the_same_place_is_refused(environment: dict[str, str]) -> None:
+def test_a_second_driver_at_the_same_path_is_rejected(environment: dict[str, str]) -> None:
     done = nnfmq(environment, "serve")
     assert done.returncode == 1
     assert done.stderr.startswith("nnfmq: error: another driver already listens at ")
 
 
-def test_commands_that_fail_leave_it_alive(
+def test_commands_that_fail_do_not_stop_the_driver(
     driver: subprocess.Popen[str], environment: dict[str, str], runtime: Path
 ) -> None:
     (runtime / "model.tflite").write_bytes(b"TFL3 but no more")

@@ -53,7 +53,7 @@ REASONS: list[Make] = [of_two_devices, of_two_drivers, over_an_interface_without
 
 
 @pytest.mark.parametrize("make", REASONS, ids=lambda make: make.__name__)
-def test_DOM_15_shared_memory_stands_in_where_no_one_device_can_hold_a_tensor(
+def test_DOM_15_shared_memory_is_used_if_no_single_device_can_hold_a_tensor(
     make: Make, daemon: Daemon, folder: Path, resources: ExitStack
 ) -> None:
     first, second = make(daemon, resources, folder)
@@ -71,7 +71,7 @@ def test_DOM_15_shared_memory_stands_in_where_no_one_device_can_hold_a_tensor(
         assert second.execute(one, FOUR)[0].tolist() == [4, 8, 12, 16]
 
 
-def test_DOM_15_shared_memory_stands_in_where_the_driver_has_no_room(folder: Path, resources: ExitStack) -> None:
+def test_DOM_15_shared_memory_is_used_if_the_driver_has_no_memory_left(folder: Path, resources: ExitStack) -> None:
     limit = {"NNFMQ_CLIENT_MEMORY_MIB": "6"}
     client = resources.enter_context(
         resources.enter_context(running_daemon(folder / "d.sock", environment=limit)).connect()
@@ -87,7 +87,7 @@ def test_DOM_15_shared_memory_stands_in_where_the_driver_has_no_room(folder: Pat
         assert not np.any(buffer.array() + 1)
 
 
-def test_DOM_15_a_device_that_can_hold_it_does(client: nnfmq.Client, resources: ExitStack) -> None:
+def test_DOM_15_a_device_that_can_hold_the_tensor_does(client: nnfmq.Client, resources: ExitStack) -> None:
     model = prepared(client, resources)
     with nnfmq.allocate(inputs=[(model, 0)], outputs=[(model, 0)]) as buffer, Process(client.driver_pid) as worker:
         assert not buffer.is_shared and buffer.token > 0
@@ -101,7 +101,7 @@ def buffer_of(model: nnfmq.PreparedModel, resources: ExitStack) -> nnfmq.Buffer:
     return resources.enter_context(nnfmq.allocate(outputs=[(model, 0)]))
 
 
-def test_DOM_15_the_caller_who_does_not_want_shared_memory_gets_none(daemon: Daemon, resources: ExitStack) -> None:
+def test_DOM_15_a_caller_can_exclude_shared_memory(daemon: Daemon, resources: ExitStack) -> None:
     client = resources.enter_context(daemon.connect())
     first, second = prepared(client, resources), prepared(client, resources, "sample-float_fast")
     with pytest.raises(nnfmq.InvalidArgument, match="N-DOM-3"):
@@ -109,7 +109,7 @@ def test_DOM_15_the_caller_who_does_not_want_shared_memory_gets_none(daemon: Dae
     client.device("reference").allocate(inputs=[(first, 0)]).close()
 
 
-def test_DOM_15_wrong_roles_are_no_reason_to_fall_back(daemon: Daemon, resources: ExitStack) -> None:
+def test_DOM_15_wrong_roles_raise_instead_of_falling_back(daemon: Daemon, resources: ExitStack) -> None:
     client = resources.enter_context(daemon.connect())
     first, second = prepared(client, resources), prepared(client, resources, "sample-float_fast")
     wide = prepared(client, resources, "sample-float_fast", (5,))
@@ -143,7 +143,9 @@ def test_DOM_15_shared_memory_has_a_fixed_shape(daemon: Daemon, resources: ExitS
         assert buffer.array().tolist() == [0] * 4
 
 
-def test_DOM_15_what_stands_in_is_judged_as_the_driver_judges(daemon: Daemon, resources: ExitStack) -> None:
+def test_DOM_15_shared_memory_is_validated_as_the_driver_validates_buffers(
+    daemon: Daemon, resources: ExitStack
+) -> None:
     client = resources.enter_context(daemon.connect())
     first, second = prepared(client, resources), prepared(client, resources, "sample-float_fast")
     with nnfmq.allocate(inputs=[(first, 0), (second, 1)], outputs=[(first, 0)]) as buffer, Memory.create(12) as short:

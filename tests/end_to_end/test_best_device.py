@@ -62,7 +62,7 @@ def test_the_options_are_those_of_a_device(client: nnfmq.Client, digits: nnfmq.L
         client.prepare(object())  # type: ignore[arg-type]
 
 
-def test_without_llvmlite_it_is_the_reference_device_with_exactly_one_warning(
+def test_without_llvmlite_the_reference_device_is_chosen_with_exactly_one_warning(
     bare_client: nnfmq.Client, digits: nnfmq.LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     with bare_client.prepare(digits) as first, bare_client.prepare(digits) as second:
@@ -72,7 +72,7 @@ def test_without_llvmlite_it_is_the_reference_device_with_exactly_one_warning(
     assert INSTALLATION in warning
 
 
-def test_while_the_compiling_device_is_busy_it_is_the_reference_device(
+def test_the_reference_device_is_chosen_while_the_compiling_device_is_busy(
     folder: Path, digits: nnfmq.LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (

@@ -74,7 +74,7 @@ def test_arrays_and_buffers_can_be_mixed(client: nnfmq.Client, adding: nnfmq.Pre
             adding.execute(buffer, FOUR)
 
 
-def test_LIFE_9_thousands_of_copies_and_executions_leave_nothing(
+def test_LIFE_9_thousands_of_copies_and_executions_leak_nothing(
     client: nnfmq.Client, adding: nnfmq.PreparedModel, tmp_path: Path
 ) -> None:
     device = client.device("reference")
@@ -126,7 +126,7 @@ def test_LIFE_3_SIGKILL_of_a_client_in_the_middle_of_a_copy_or_execution_ends_it
         worker.wait_for_end()
 
 
-def test_SIGKILL_of_a_client_ends_its_worker_while_that_copies(daemon: Daemon) -> None:
+def test_SIGKILL_of_a_client_ends_its_worker_during_a_copy(daemon: Daemon) -> None:
     with app("waits", daemon.path, "copies") as client, Process(int(client.line())) as worker:
         client.tell()
         assert client.line() == "waiting"
@@ -135,7 +135,7 @@ def test_SIGKILL_of_a_client_ends_its_worker_while_that_copies(daemon: Daemon) -
         worker.wait_for_end()
 
 
-def test_LIFE_4_the_driver_s_death_ends_a_copy_at_once_and_a_buffer_can_still_be_closed(
+def test_LIFE_4_driver_death_ends_a_copy_immediately_and_a_buffer_can_still_be_closed(
     client: nnfmq.Client, model: nnfmq.PreparedModel
 ) -> None:
     with Process(client.driver_pid) as worker:
@@ -150,7 +150,7 @@ def test_LIFE_4_the_driver_s_death_ends_a_copy_at_once_and_a_buffer_can_still_be
         buffer.close()
 
 
-def test_a_buffer_of_one_client_is_nothing_to_another(daemon: Daemon, model: nnfmq.PreparedModel) -> None:
+def test_a_client_cannot_use_another_client_s_buffer(daemon: Daemon, model: nnfmq.PreparedModel) -> None:
     with ExitStack() as stack:
         device = stack.enter_context(daemon.connect()).device("reference")
         theirs = stack.enter_context(device.prepare(null_model()))
@@ -164,7 +164,9 @@ def test_a_buffer_of_one_client_is_nothing_to_another(daemon: Daemon, model: nnf
             model.execute(buffer)
 
 
-def test_DOM_2_the_models_of_a_buffer_are_this_device_s(client: nnfmq.Client, adding: nnfmq.PreparedModel) -> None:
+def test_DOM_2_a_buffer_s_models_must_be_prepared_on_its_device(
+    client: nnfmq.Client, adding: nnfmq.PreparedModel
+) -> None:
     device, connection = client.device("reference"), client.connection
 
     def asked(name: str, *models: int) -> messages.Allocated:

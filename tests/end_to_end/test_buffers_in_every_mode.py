@@ -108,7 +108,7 @@ def is_lost(buffer: nnfmq.Buffer) -> bool:
 
 
 @on_every_way
-def test_DOM_5_DOM_6_a_new_buffer_is_an_output_alone_until_it_was_written(known: Setting, way: Way) -> None:
+def test_DOM_5_DOM_6_a_new_buffer_is_only_an_output_until_it_is_written(known: Setting, way: Way) -> None:
     buffer = known.buffer()
     with pytest.raises(GeneralFailure, match="DOM-5"):
         way(known.model, known.read(buffer))
@@ -121,7 +121,7 @@ def test_DOM_5_DOM_6_a_new_buffer_is_an_output_alone_until_it_was_written(known:
 
 
 @on_every_way
-def test_DOM_11_the_shape_of_what_was_written_is_known_on_this_side(opened: Setting, way: Way) -> None:
+def test_DOM_11_the_client_knows_the_shape_that_was_written(opened: Setting, way: Way) -> None:
     buffer = opened.buffer()
     buffer.copy_from(np.ones(6, np.float32))
     assert buffer.dimensions == (6,)
@@ -131,7 +131,7 @@ def test_DOM_11_the_shape_of_what_was_written_is_known_on_this_side(opened: Sett
 
 
 @on_every_way
-def test_DOM_6_a_tensor_goes_from_buffer_to_buffer(opened: Setting, way: Way) -> None:
+def test_DOM_6_a_tensor_is_copied_from_buffer_to_buffer(opened: Setting, way: Way) -> None:
     buffers = [opened.buffer(4), opened.buffer(4)]
     buffers[0].copy_from(FOUR)
     inside = RequestArgument(location=DataLocation(0)), RequestArgument(location=DataLocation(1), dimensions=(4,))
@@ -140,7 +140,7 @@ def test_DOM_6_a_tensor_goes_from_buffer_to_buffer(opened: Setting, way: Way) ->
 
 
 @on_every_way
-def test_DOM_9_a_buffer_is_nothing_but_what_it_was_allocated_for(
+def test_DOM_9_a_buffer_is_used_only_in_its_roles(
     known: Setting, client: nnfmq.Client, resources: ExitStack, way: Way
 ) -> None:
     other = resources.enter_context(known.device.prepare(relu_model()))
@@ -152,7 +152,7 @@ def test_DOM_9_a_buffer_is_nothing_but_what_it_was_allocated_for(
 
 
 @on_every_way
-def test_DOM_7_N_DXX_1_an_execution_that_fails_loses_what_its_output_held(
+def test_DOM_7_N_DXX_1_a_failed_execution_invalidates_its_output_buffer(
     client: nnfmq.Client, resources: ExitStack, way: Way
 ) -> None:
     device = client.device("reference")
@@ -168,7 +168,7 @@ def test_DOM_7_N_DXX_1_an_execution_that_fails_loses_what_its_output_held(
 
 
 @on_every_way
-def test_DOM_7_a_request_that_is_refused_loses_what_its_output_held(known: Setting, way: Way) -> None:
+def test_DOM_7_a_rejected_request_invalidates_its_output_buffer(known: Setting, way: Way) -> None:
     buffer = known.buffer()
     buffer.copy_from(FOUR)
     request = known.written(buffer)
@@ -202,7 +202,7 @@ of_both_kinds = pytest.mark.parametrize("is_reusable", [False, True], ids=["fenc
 
 
 @of_both_kinds
-def test_DOM_7_FEN_5_the_failure_of_a_fence_loses_what_the_output_held(
+def test_DOM_7_FEN_5_a_failed_fence_invalidates_the_output_buffer(
     known: Setting, resources: ExitStack, own: nnfmq.Fence, is_reusable: bool
 ) -> None:
     buffer, launch = launched(known, resources, is_reusable)
@@ -218,7 +218,7 @@ def test_DOM_7_FEN_5_the_failure_of_a_fence_loses_what_the_output_held(
 
 
 @of_both_kinds
-def test_DOM_7_FEN_6_a_deadline_that_passes_while_fences_are_waited_for_loses_it_too(
+def test_DOM_7_FEN_6_a_deadline_during_the_wait_for_fences_invalidates_the_output_buffer(
     known: Setting, resources: ExitStack, own: nnfmq.Fence, is_reusable: bool
 ) -> None:
     buffer, launch = launched(known, resources, is_reusable)
@@ -240,7 +240,7 @@ def late(known: Setting, request: Request, way: str, resources: ExitStack) -> No
 
 
 @pytest.mark.parametrize("way", ["EXE-3 synchronous", "EXE-5 asynchronous", "RUX-4 reusable"])
-def test_DOM_7_QOS_2_an_execution_that_comes_too_late_loses_it_too(
+def test_DOM_7_QOS_2_a_missed_deadline_invalidates_the_output_buffer(
     known: Setting, way: str, resources: ExitStack
 ) -> None:
     buffer = known.buffer()
@@ -251,7 +251,7 @@ def test_DOM_7_QOS_2_an_execution_that_comes_too_late_loses_it_too(
     until(lambda: is_lost(buffer), "the driver has refused what nobody waits for any more")
 
 
-def test_an_info_that_is_asked_for_too_early_is_no_failure(
+def test_reading_execution_info_too_early_does_not_fail_the_execution(
     opened: Setting, resources: ExitStack, own: nnfmq.Fence
 ) -> None:
     buffer = opened.buffer()

@@ -113,7 +113,7 @@ def to_cache(client: nnfmq.Client, files: Paths, model: Model = ADD) -> nnfmq.Pr
         return device.prepare(model, token=TOKEN, model_cache=model_cache, data_cache=data_cache)
 
 
-def test_N_CCH_16_what_one_worker_saved_another_loads(daemon: Daemon, tmp_path: Path) -> None:
+def test_N_CCH_16_a_worker_loads_the_cache_that_another_saved(daemon: Daemon, tmp_path: Path) -> None:
     files = Paths.new(tmp_path)
     with daemon.connect() as first, to_cache(first, files) as model:
         assert model.execute(ONE)[0][0] == 101.0
@@ -125,12 +125,12 @@ def test_N_CCH_16_what_one_worker_saved_another_loads(daemon: Daemon, tmp_path: 
         assert model.execute(ONE)[0][0] == 101.0
 
 
-def test_DEV_6_a_driver_says_how_many_files_its_devices_need(client: nnfmq.Client) -> None:
+def test_DEV_6_a_driver_reports_how_many_files_its_devices_need(client: nnfmq.Client) -> None:
     info = client.device("reference").info
     assert (info.model_cache_files, info.data_cache_files) == (1, 1)
 
 
-def test_N_CCX_1_a_driver_of_another_installation_refuses_the_cache(
+def test_N_CCX_1_a_driver_of_another_installation_rejects_the_cache(
     daemon: Daemon, folder: Path, tmp_path: Path
 ) -> None:
     files = Paths.new(tmp_path)
@@ -146,7 +146,7 @@ def test_N_CCX_1_a_driver_of_another_installation_refuses_the_cache(
         from_cache(client, files)
 
 
-def test_N_CCH_15_a_driver_that_can_have_no_key_announces_no_files(folder: Path, tmp_path: Path) -> None:
+def test_N_CCH_15_a_driver_that_cannot_have_a_key_declares_no_cache_files(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     state = {"XDG_STATE_HOME": str(tmp_path / "file")}
     files = Paths.new(tmp_path)
@@ -160,7 +160,7 @@ def test_N_CCH_15_a_driver_that_can_have_no_key_announces_no_files(folder: Path,
             from_cache(client, files)
 
 
-def test_CACHE_11_LIFE_4_a_driver_killed_while_it_saves_leaves_what_is_refused_and_made_afresh(
+def test_CACHE_11_LIFE_4_the_files_of_a_driver_killed_while_it_saves_are_rejected_and_replaced(
     stopping: Daemon, daemon: Daemon, tmp_path: Path
 ) -> None:
     files = Paths.new(tmp_path)
@@ -177,7 +177,7 @@ def test_CACHE_11_LIFE_4_a_driver_killed_while_it_saves_leaves_what_is_refused_a
             assert model.execute(ONE)[0][0] == 101.0
 
 
-def test_CACHE_11_LIFE_4_a_driver_killed_while_it_saves_to_a_folder_is_no_reason_to_prepare_wrongly(
+def test_CACHE_11_LIFE_4_a_driver_killed_while_it_saves_to_a_folder_causes_no_wrong_preparation(
     stopping: Daemon, daemon: Daemon, caches: Path
 ) -> None:
     def prepare(client: nnfmq.Client) -> nnfmq.PreparedModel:
@@ -199,7 +199,7 @@ def test_CACHE_11_LIFE_4_a_driver_killed_while_it_saves_to_a_folder_is_no_reason
     assert all(path.stat().st_size > 64 for path in sizes)
 
 
-def test_a_client_that_is_gone_while_its_model_is_saved_is_nobody_else_s_trouble(
+def test_a_client_that_exits_while_its_model_is_saved_affects_no_other_client(
     stopping: Daemon, daemon: Daemon, tmp_path: Path
 ) -> None:
     files = Paths.new(tmp_path)
@@ -214,7 +214,7 @@ def test_a_client_that_is_gone_while_its_model_is_saved_is_nobody_else_s_trouble
         from_cache(client, files).close()
 
 
-def test_DEV_6_CACHE_8_the_device_of_a_plug_in_saves_and_restores(folder: Path, caches: Path, tmp_path: Path) -> None:
+def test_DEV_6_CACHE_8_a_plug_in_s_device_saves_and_restores(folder: Path, caches: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
     add_plugin(site, "saving_device", SAVING_DEVICE, {"mine-saving": "saving_device:Saving"}, "nnfmq.devices")
@@ -310,7 +310,7 @@ def hidl_client(forms: Forms, daemon: Daemon, files: Paths) -> Iterator[HidlClie
         yield HidlClient(forms, hidl.IDevice(client, "reference"), files, stack)
 
 
-def test_N_CCH_16_DEV_6_DEV_13_what_hidl_s_forms_save_they_load(hidl_client: HidlClient, files: Paths) -> None:
+def test_N_CCH_16_DEV_6_DEV_13_caches_are_saved_and_loaded_over_hidl(hidl_client: HidlClient, files: Paths) -> None:
     assert hidl_client.device.getNumberOfCacheFilesNeeded() == (NONE, 1, 1)
     for handle in (*hidl_client.model, *hidl_client.data):
         os.lseek(handle[0], 1234, os.SEEK_SET)
@@ -335,7 +335,7 @@ each_handle = pytest.mark.parametrize(
 
 
 @each_handle
-def test_N_CCH_3_CACHE_4_saving_to_a_handle_that_has_not_one_descriptor_prepares_and_saves_nothing(
+def test_N_CCH_3_CACHE_4_with_a_handle_without_exactly_one_fd_the_model_is_prepared_and_not_saved(
     kind: str, count: int, hidl_client: HidlClient, files: Paths
 ) -> None:
     prepared = hidl_client.save(*spoilt(hidl_client, kind, count))
@@ -345,7 +345,7 @@ def test_N_CCH_3_CACHE_4_saving_to_a_handle_that_has_not_one_descriptor_prepares
 
 
 @each_handle
-def test_N_CCH_4_loading_from_a_handle_that_has_not_one_descriptor_is_refused(
+def test_N_CCH_4_loading_from_a_handle_without_exactly_one_fd_is_rejected(
     kind: str, count: int, hidl_client: HidlClient
 ) -> None:
     hidl_client.save(hidl_client.model, hidl_client.data)
@@ -354,7 +354,7 @@ def test_N_CCH_4_loading_from_a_handle_that_has_not_one_descriptor_is_refused(
 
 
 @pytest.mark.parametrize(("model", "data"), [(2, 1), (0, 1), (1, 2), (1, 0), (0, 0), (33, 1)])
-def test_N_CCH_1_N_CCH_2_CACHE_6_other_numbers_of_handles_save_nothing_and_load_nothing(
+def test_N_CCH_1_N_CCH_2_CACHE_6_with_a_wrong_number_of_handles_nothing_is_saved_or_loaded(
     model: int, data: int, hidl_client: HidlClient, files: Paths
 ) -> None:
     wrong = hidl_client.model * model, hidl_client.data * data
@@ -385,7 +385,9 @@ def test_PREP_6_CACHE_8_loading_has_a_deadline_since_1_3(hidl_client: HidlClient
     assert hidl_client.load(hidl_client.model, hidl_client.data, before=in_time)[0] is NONE
 
 
-def test_N_CCH_15_a_driver_without_a_key_says_so_in_hidl_s_forms(folder: Path, tmp_path: Path, files: Paths) -> None:
+def test_N_CCH_15_a_driver_without_a_key_declares_no_cache_files_over_hidl(
+    folder: Path, tmp_path: Path, files: Paths
+) -> None:
     (tmp_path / "file").touch()
     state = {"XDG_STATE_HOME": str(tmp_path / "file")}
     with running_daemon(folder / "d.sock", environment=state) as daemon, ExitStack() as stack:

@@ -21,7 +21,7 @@ def test_LIFE_3_N_BUX_4_SIGKILL_of_a_waiting_client_ends_its_worker(daemon: Daem
         worker.wait_for_end()
 
 
-def test_SIGKILL_of_a_client_ends_its_worker_in_the_middle_of_a_computation(daemon: Daemon) -> None:
+def test_SIGKILL_of_a_client_ends_its_worker_during_a_computation(daemon: Daemon) -> None:
     with app("waits", daemon.path, "computation") as client, Process(int(client.line())) as worker:
         client.tell()
         assert client.line() == "waiting"
@@ -38,7 +38,7 @@ def test_LIFE_3_SIGKILL_of_a_client_whose_own_fence_is_waited_for_ends_its_worke
         worker.wait_for_end()
 
 
-def test_SIGKILL_of_a_client_leaves_the_others_alone(daemon: Daemon, model: nnfmq.PreparedModel) -> None:
+def test_SIGKILL_of_a_client_does_not_affect_other_clients(daemon: Daemon, model: nnfmq.PreparedModel) -> None:
     with app("waits", daemon.path, "nothing") as client, Process(int(client.line())) as worker:
         client.popen.kill()
         worker.wait_for_end()
@@ -53,7 +53,7 @@ def test_a_stopped_client_keeps_its_worker(daemon: Daemon) -> None:
         assert client.line() == "waiting"
 
 
-def test_a_client_that_closes_in_good_order_ends_its_worker(daemon: Daemon) -> None:
+def test_a_client_that_closes_its_connection_ends_its_worker(daemon: Daemon) -> None:
     client = daemon.connect()
     with Process(client.driver_pid) as worker:
         client.close()

@@ -22,7 +22,7 @@ def nowhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_it_finds_the_driver_that_NNFMQ_SOCKET_names(
+def test_connect_finds_the_driver_that_NNFMQ_SOCKET_names(
     daemon: Daemon, nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NNFMQ_SOCKET", str(daemon.path))
@@ -30,7 +30,7 @@ def test_it_finds_the_driver_that_NNFMQ_SOCKET_names(
         assert not client.is_embedded
 
 
-def test_it_finds_the_driver_that_serves_in_the_runtime_directory(nowhere: Path) -> None:
+def test_connect_finds_the_driver_in_the_runtime_directory(nowhere: Path) -> None:
     path = nowhere / "nnfmq" / "nnfmq.sock"
     with running_daemon(path, arguments=["-P", "-m", "nnfmq", "serve"]), nnfmq.connect() as client:
         assert not client.is_embedded
@@ -38,7 +38,7 @@ def test_it_finds_the_driver_that_serves_in_the_runtime_directory(nowhere: Path)
         assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_without_a_driver_it_starts_an_embedded_one_and_logs_why(
+def test_without_a_driver_connect_starts_an_embedded_one_and_logs_why(
     nowhere: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "nnfmq.client"), nnfmq.connect() as client:
@@ -47,7 +47,7 @@ def test_without_a_driver_it_starts_an_embedded_one_and_logs_why(
     assert caplog.messages == [f"starting an embedded driver: no driver listens at {where}: No such file or directory"]
 
 
-def test_where_a_killed_driver_left_its_path_it_starts_an_embedded_one(
+def test_connect_starts_an_embedded_driver_if_only_a_killed_driver_s_path_exists(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running_daemon(folder / "d.sock") as daemon:
@@ -57,18 +57,18 @@ def test_where_a_killed_driver_left_its_path_it_starts_an_embedded_one(
             assert client.is_embedded
 
 
-def test_embedded_False_never_starts_one(nowhere: Path) -> None:
+def test_embedded_False_never_starts_a_driver(nowhere: Path) -> None:
     with pytest.raises(nnfmq.DeviceUnavailable, match="no driver listens at"):
         nnfmq.connect(embedded=False)
 
 
-def test_embedded_True_does_not_look_for_another(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedded_True_does_not_search_for_a_driver(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNFMQ_SOCKET", str(daemon.path))
     with nnfmq.connect(embedded=True) as client:
         assert client.is_embedded
 
 
-def test_a_path_that_is_named_is_the_only_one(nowhere: Path) -> None:
+def test_an_explicit_path_is_the_only_one_that_is_tried(nowhere: Path) -> None:
     with pytest.raises(nnfmq.DeviceUnavailable, match="no driver listens at /nowhere"):
         nnfmq.connect("/nowhere")
 
@@ -78,7 +78,7 @@ def test_a_path_and_embedded_exclude_each_other(nowhere: Path) -> None:
         nnfmq.connect("/nowhere", embedded=True)
 
 
-def test_a_runtime_directory_that_others_may_enter_is_refused_by_serve(nowhere: Path) -> None:
+def test_serve_rejects_a_runtime_directory_that_other_users_can_access(nowhere: Path) -> None:
     directory = nowhere / "nnfmq"
     directory.mkdir()
     directory.chmod(0o755)
@@ -89,7 +89,7 @@ def test_a_runtime_directory_that_others_may_enter_is_refused_by_serve(nowhere: 
     assert list(directory.iterdir()) == []
 
 
-def test_a_runtime_directory_that_is_a_link_is_refused_by_serve(nowhere: Path) -> None:
+def test_serve_rejects_a_runtime_directory_that_is_a_link(nowhere: Path) -> None:
     (nowhere / "elsewhere").mkdir(mode=0o700)
     (nowhere / "nnfmq").symlink_to("elsewhere")
     with Program.start(["-P", "-m", "nnfmq", "serve"]) as program:
@@ -97,7 +97,7 @@ def test_a_runtime_directory_that_is_a_link_is_refused_by_serve(nowhere: Path) -
     assert list((nowhere / "elsewhere").iterdir()) == []
 
 
-def test_an_embedded_driver_does_not_import_from_where_the_app_runs(folder: Path) -> None:
+def test_an_embedded_driver_does_not_import_from_the_app_s_working_directory(folder: Path) -> None:
     (folder / "msgspec.py").write_text("raise SystemExit('the wrong msgspec')")
     code = "import nnfmq; c = nnfmq.connect(embedded=True); print(c.devices()[0].name); c.close()"
     command = [sys.executable, "-P", "-c", code]
@@ -105,12 +105,12 @@ def test_an_embedded_driver_does_not_import_from_where_the_app_runs(folder: Path
     assert (done.stdout, done.stderr) == ("reference\n", "")
 
 
-def test_the_client_sees_the_same_devices_embedded_and_not(client: nnfmq.Client) -> None:
+def test_an_embedded_driver_has_the_same_devices_as_a_daemon(client: nnfmq.Client) -> None:
     with nnfmq.connect(embedded=True) as embedded:
         assert embedded.devices() == client.devices()
         assert client.devices()[0].name == "reference"
 
 
-def test_an_unknown_device_is_refused_with_the_known_ones(client: nnfmq.Client) -> None:
+def test_the_error_for_an_unknown_device_lists_the_known_devices(client: nnfmq.Client) -> None:
     with pytest.raises(nnfmq.InvalidArgument, match="no device 'gpu'; this driver has: compiled, reference"):
         client.device("gpu")

@@ -105,7 +105,7 @@ def saved(client: OverDaemon, files: Paths, model: Model | None = None, token: b
 
 @pytest.mark.parametrize("number", FILES)
 @pytest.mark.parametrize("mode", [os.O_WRONLY, os.O_RDONLY], ids=["write-only", "read-only"])
-def test_N_CCH_5_saving_to_a_file_that_is_not_open_for_both_prepares_and_saves_nothing(
+def test_N_CCH_5_a_model_is_prepared_and_not_saved_to_a_file_that_is_not_open_for_both(
     mode: int, number: int, client: OverDaemon, files: Paths
 ) -> None:
     assert_right(client, client.save(chain(ADD), files, modes={number: mode}))
@@ -115,7 +115,7 @@ def test_N_CCH_5_saving_to_a_file_that_is_not_open_for_both_prepares_and_saves_n
 
 @pytest.mark.parametrize("number", FILES)
 @pytest.mark.parametrize("mode", [os.O_WRONLY, os.O_RDONLY], ids=["write-only", "read-only"])
-def test_N_CCH_6_loading_from_a_file_that_is_not_open_for_both_is_refused(
+def test_N_CCH_6_loading_from_a_file_that_is_not_open_for_both_is_rejected(
     mode: int, number: int, client: OverDaemon, files: Paths
 ) -> None:
     saved(client, files)
@@ -139,7 +139,7 @@ def assert_refused_or_right(client: OverDaemon, loaded: Loaded) -> None:
         assert_right(client, loaded)
 
 
-def test_N_CCH_7_N_CCH_8_files_that_are_swapped_meanwhile_are_refused_or_right(
+def test_N_CCH_7_N_CCH_8_concurrently_swapped_files_are_rejected_or_correct(
     client: OverDaemon, files: Paths, tmp_path: Path
 ) -> None:
     others = saved(client, Paths.new(tmp_path, "mul"), chain(MUL), TOKEN[::-1])
@@ -158,7 +158,7 @@ def test_N_CCH_7_N_CCH_8_files_that_are_swapped_meanwhile_are_refused_or_right(
         assert client.load(files).status is FAILURE  # the swap is complete now
 
 
-def test_N_CCH_9_the_model_cache_of_another_model_is_refused(client: OverDaemon, files: Paths, tmp_path: Path) -> None:
+def test_N_CCH_9_the_model_cache_of_another_model_is_rejected(client: OverDaemon, files: Paths, tmp_path: Path) -> None:
     saved(client, files)
     others = saved(client, Paths.new(tmp_path, "mul"), chain(MUL), TOKEN[::-1])
     files.model[0].write_bytes(others.model[0].read_bytes())
@@ -170,7 +170,7 @@ def test_N_CCH_9_the_model_cache_of_another_model_is_refused(client: OverDaemon,
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("number", FILES, ids=["N-CCH-10", "N-CCH-12"])
-def test_a_flipped_bit_is_refused(number: int, seed: int, client: OverDaemon, files: Paths) -> None:
+def test_a_flipped_bit_is_rejected(number: int, seed: int, client: OverDaemon, files: Paths) -> None:
     path = saved(client, files).all[number]
     content, draw = bytearray(path.read_bytes()), random.Random(seed)
     content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
@@ -180,7 +180,7 @@ def test_a_flipped_bit_is_refused(number: int, seed: int, client: OverDaemon, fi
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("number", FILES, ids=["N-CCH-11", "N-CCH-13"])
-def test_appended_bytes_are_refused(number: int, seed: int, client: OverDaemon, files: Paths) -> None:
+def test_appended_bytes_are_rejected(number: int, seed: int, client: OverDaemon, files: Paths) -> None:
     path = saved(client, files).all[number]
     draw = random.Random(seed)
     path.write_bytes(path.read_bytes() + draw.randbytes(draw.randint(1, 256)))

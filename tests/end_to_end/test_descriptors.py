@@ -31,7 +31,7 @@ def fenced(model: nnfmq.PreparedModel, held: ExitStack) -> None:
 
 @pytest.mark.parametrize("count", range(FEW, FEW + 6))  # so that the last ones are missed at each of the call's steps
 @pytest.mark.parametrize("more", [reusable, burst, fenced])
-def test_LIFE_8_a_worker_without_descriptors_refuses_and_lives(
+def test_LIFE_8_a_worker_without_free_fds_rejects_calls_and_survives(
     more: Callable[[nnfmq.PreparedModel, ExitStack], Any],
     count: int,
     client: nnfmq.Client,
@@ -48,7 +48,7 @@ def test_LIFE_8_a_worker_without_descriptors_refuses_and_lives(
     assert (client.driver_pid, model.execute(one(3))) == (pid, (one(3),))
 
 
-def test_a_driver_allows_itself_all_the_descriptors_that_it_may_have() -> None:
+def test_a_driver_raises_its_fd_limit_to_the_hard_limit() -> None:
     with no_more_descriptors_than(0, 512), nnfmq.connect(embedded=True) as client:
         soft, hard = resource.prlimit(client.driver_pid, resource.RLIMIT_NOFILE)
         assert soft == hard > 512

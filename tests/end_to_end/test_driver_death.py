@@ -47,7 +47,7 @@ def test_LIFE_4_BUR_15_N_BUX_4_SIGKILL_of_the_worker_ends_a_wait_in_a_burst_with
     assert min(times_ns) < DEAD_WITHIN_NS  # the best of them: the other core may be anybody's
 
 
-def test_LIFE_4_SIGKILL_of_the_worker_ends_a_pending_ordinary_call(
+def test_LIFE_4_SIGKILL_of_the_worker_ends_a_pending_synchronous_call(
     client: nnfmq.Client, model: nnfmq.PreparedModel
 ) -> None:
     with Process(client.driver_pid) as worker:
@@ -79,7 +79,7 @@ CALLS: dict[str, Callable[[nnfmq.Client, nnfmq.PreparedModel, nnfmq.Burst], Any]
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-def test_after_the_death_of_the_worker_a_call_raises_at_once(
+def test_after_the_worker_s_death_a_call_raises_immediately(
     client: nnfmq.Client,
     model: nnfmq.PreparedModel,
     call: Callable[[nnfmq.Client, nnfmq.PreparedModel, nnfmq.Burst], Any],
@@ -92,7 +92,7 @@ def test_after_the_death_of_the_worker_a_call_raises_at_once(
             call(client, model, burst)
 
 
-def test_LIFE_4_SIGKILL_of_the_worker_in_the_middle_of_a_computation_ends_the_call(client: nnfmq.Client) -> None:
+def test_LIFE_4_SIGKILL_of_the_worker_during_a_computation_ends_the_call(client: nnfmq.Client) -> None:
     with client.device("reference").prepare(slow_model()) as model, Process(client.driver_pid) as worker:
         call = InThread.start(lambda: model.execute(np.zeros(model.inputs[0].shape, np.float32)))
         until(lambda: "R" in worker.states(), "the worker computes")
@@ -100,7 +100,7 @@ def test_LIFE_4_SIGKILL_of_the_worker_in_the_middle_of_a_computation_ends_the_ca
         assert isinstance(call.wait().error, nnfmq.DeadObject)
 
 
-def test_what_a_dead_worker_leaves_can_be_closed(client: nnfmq.Client, model: nnfmq.PreparedModel) -> None:
+def test_objects_of_a_dead_worker_can_be_closed(client: nnfmq.Client, model: nnfmq.PreparedModel) -> None:
     burst = model.burst()
     with Process(client.driver_pid) as worker:
         worker.kill()
@@ -110,14 +110,14 @@ def test_what_a_dead_worker_leaves_can_be_closed(client: nnfmq.Client, model: nn
     client.close()
 
 
-def test_LIFE_7_the_death_of_one_worker_is_not_another_clients(daemon: Daemon, model: nnfmq.PreparedModel) -> None:
+def test_LIFE_7_the_death_of_a_worker_does_not_affect_other_clients(daemon: Daemon, model: nnfmq.PreparedModel) -> None:
     with daemon.connect() as unlucky, Process(unlucky.driver_pid) as worker:
         worker.kill()
         worker.wait_for_end()
     assert model.execute(one(3)) == (one(3),)
 
 
-def test_an_embedded_driver_that_is_killed_is_dead_for_its_client_and_reaped() -> None:
+def test_a_killed_embedded_driver_is_dead_for_its_client_and_reaped() -> None:
     with nnfmq.connect(embedded=True) as client, Process(client.driver_pid) as driver:
         driver.stop()
         call = InThread.start(client.devices)

@@ -22,7 +22,7 @@ print(burst.execute(one(4.5))[0][0], flush=True)
 """
 
 
-def test_it_serves_an_unguarded_script() -> None:
+def test_an_embedded_driver_serves_a_script_without_main_guard() -> None:
     with Program.start([APPS / "plain.py"]) as script, Process(int(script.line())) as driver:
         assert script.line() == "4.5"
         script.tell()
@@ -30,7 +30,7 @@ def test_it_serves_an_unguarded_script() -> None:
         driver.wait_for_end()
 
 
-def test_it_serves_a_session_at_the_prompt() -> None:
+def test_an_embedded_driver_serves_an_interactive_session() -> None:
     with Program.start(["-P", "-i", "-q"]) as prompt:
         prompt.tell(REPL_SESSION)
         with Process(int(prompt.line())) as driver:
@@ -41,7 +41,7 @@ def test_it_serves_a_session_at_the_prompt() -> None:
             driver.wait_for_end()
 
 
-def test_it_outlives_the_thread_that_started_it() -> None:
+def test_an_embedded_driver_outlives_the_thread_that_started_it() -> None:
     starter = InThread.start(lambda: nnfmq.connect(embedded=True)).wait()
     until(lambda: thread_state(starter.thread_id) == "X", "the thread has left the kernel, too")
     with starter.value as client, Process(client.driver_pid) as driver:
@@ -50,7 +50,7 @@ def test_it_outlives_the_thread_that_started_it() -> None:
 
 
 @pytest.mark.parametrize("end", ["return", "_exit"])
-def test_it_ends_quietly_with_an_app_that_closes_nothing(end: str) -> None:
+def test_an_embedded_driver_ends_silently_with_an_app_that_closes_nothing(end: str) -> None:
     with app("plain") as script, Process(int(script.line())) as driver:
         assert script.line() == "4.5"
         script.tell(end)
@@ -59,7 +59,7 @@ def test_it_ends_quietly_with_an_app_that_closes_nothing(end: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
-def test_it_ends_with_an_app_that_a_signal_kills(number: signal.Signals) -> None:
+def test_an_embedded_driver_ends_with_an_app_that_a_signal_kills(number: signal.Signals) -> None:
     with app("plain") as script, Process(int(script.line())) as driver:
         script.line()
         script.popen.send_signal(number)
@@ -67,7 +67,7 @@ def test_it_ends_with_an_app_that_a_signal_kills(number: signal.Signals) -> None
         driver.wait_for_end()
 
 
-def test_it_ends_with_an_app_that_is_killed_while_the_driver_is_stopped() -> None:
+def test_a_stopped_embedded_driver_ends_with_a_killed_app() -> None:
     with app("plain") as script, Process(int(script.line())) as driver:
         script.line()
         with driver.stopped():
@@ -76,7 +76,7 @@ def test_it_ends_with_an_app_that_is_killed_while_the_driver_is_stopped() -> Non
         driver.wait_for_end()
 
 
-def test_closing_the_client_reaps_it() -> None:
+def test_closing_the_client_reaps_the_embedded_driver() -> None:
     client = nnfmq.connect(embedded=True)
     with Process(client.driver_pid) as driver:
         client.close()
@@ -84,7 +84,7 @@ def test_closing_the_client_reaps_it() -> None:
         assert driver.has_ended()
 
 
-def test_two_clients_have_a_driver_each() -> None:
+def test_two_clients_have_separate_embedded_drivers() -> None:
     with nnfmq.connect(embedded=True) as first, nnfmq.connect(embedded=True) as second:
         assert first.driver_pid != second.driver_pid
         assert first.is_embedded and second.is_embedded

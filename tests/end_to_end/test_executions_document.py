@@ -16,7 +16,7 @@ EXAMPLES = re.findall(
 )
 
 
-def test_there_are_examples() -> None:
+def test_the_document_contains_examples() -> None:
     assert len(EXAMPLES) == 2
 
 

@@ -113,11 +113,11 @@ def test_DEV_5_EXT_1_a_device_lists_its_extensions_with_their_types(device: nnfm
     assert (faulty.name, faulty.operand_types) == (FAULTY_NAME, ())
 
 
-def test_EXT_8_it_supports_the_operation(device: nnfmq.Device) -> None:
+def test_EXT_8_the_device_supports_the_operation(device: nnfmq.Device) -> None:
     assert device.supported_operations(Fibonacci().model()) == [True]
 
 
-def test_EXT_8_an_operation_of_another_number_is_unsupported(device: nnfmq.Device) -> None:
+def test_EXT_8_an_operation_with_another_code_is_unsupported(device: nnfmq.Device) -> None:
     model = Fibonacci().model(operation=1)
     assert device.supported_operations(model) == [False]
     error = refusal(device, model)
@@ -125,7 +125,7 @@ def test_EXT_8_an_operation_of_another_number_is_unsupported(device: nnfmq.Devic
     assert "com.example.fibonacci.1" in str(error)
 
 
-def test_EXT_5_VAL_5_a_driver_without_the_plug_in_says_unsupported(daemon: Daemon) -> None:
+def test_EXT_5_VAL_5_a_driver_without_the_plug_in_reports_the_operation_as_unsupported(daemon: Daemon) -> None:
     with daemon.connect() as client:
         device = client.device("reference")
         assert device.info.extensions == ()
@@ -142,26 +142,26 @@ def test_EXT_5_VAL_5_a_driver_without_the_plug_in_says_unsupported(daemon: Daemo
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 12])
-def test_EXT_8_an_INT64_gives_codes(device: nnfmq.Device, count: int) -> None:
+def test_EXT_8_an_INT64_input_yields_quantized_values(device: nnfmq.Device, count: int) -> None:
     with device.prepare(Fibonacci().model()) as model:
         (codes,) = model.execute(np.int64(count))
         assert (codes.dtype, codes.tolist()) == (np.int64, CODES[:count])
 
 
-def test_EXT_8_a_float_tensor_gives_floats(device: nnfmq.Device) -> None:
+def test_EXT_8_a_float_tensor_yields_floats(device: nnfmq.Device) -> None:
     with device.prepare(Fibonacci().model(FLOAT_N, FLOATS)) as model:
         (numbers,) = model.execute(np.float32([12]))
         assert (numbers.dtype, numbers.tolist()) == (np.float32, NUMBERS)
 
 
-def test_EXT_8_an_INT64_gives_floats_and_a_float_tensor_codes(device: nnfmq.Device) -> None:
+def test_EXT_8_an_INT64_yields_floats_and_a_float_tensor_quantized_values(device: nnfmq.Device) -> None:
     build = Fibonacci()
     with device.prepare(build.model(None, FLOATS)) as to_floats, device.prepare(build.model(FLOAT_N)) as to_codes:
         assert to_floats.execute(np.int64(4))[0].tolist() == NUMBERS[:4]
         assert to_codes.execute(np.float32([4]))[0].tolist() == CODES[:4]
 
 
-def test_EXT_8_codes_are_exact_in_64_bits(device: nnfmq.Device) -> None:
+def test_EXT_8_quantized_values_are_exact_in_64_bits(device: nnfmq.Device) -> None:
     build = Fibonacci()
     wide = build.codes(data=struct.pack("<dq", 1.0, 0))
     with device.prepare(build.model(output=wide)) as model:
@@ -176,7 +176,7 @@ def test_EXT_4_the_bytes_of_a_constant_model_are_read_when_it_is_prepared(device
         assert model.execute()[0].tolist() == CODES[:5]
 
 
-def test_MOD_15_each_model_has_prefixes_of_its_own(device: nnfmq.Device) -> None:
+def test_MOD_15_each_model_has_its_own_prefixes(device: nnfmq.Device) -> None:
     numbers = ExtensionCodes()
     numbers.prefix("org.example.unknown")  # gets prefix 1, which is FIBONACCI's in other models
     first, second = Fibonacci(), Fibonacci(numbers)
@@ -185,7 +185,7 @@ def test_MOD_15_each_model_has_prefixes_of_its_own(device: nnfmq.Device) -> None
         assert one_model.execute(np.int64(3))[0].tolist() == other.execute(np.int64(3))[0].tolist() == CODES[:3]
 
 
-def test_MOD_15_a_prefix_of_16_bits_is_taken_over_hidl(extended: Daemon) -> None:
+def test_MOD_15_a_prefix_of_16_bits_is_accepted_over_hidl(extended: Daemon) -> None:
     code = extension_code(0xFFFF, 0, prefix_bits=16)
     model = Fibonacci().model(FLOAT_N, FLOATS)
     operation = replace(model.main.operations[0], type=OperationType(code))
@@ -214,7 +214,7 @@ def test_MOD_15_an_operation_within_a_subgraph_is_the_extensions_too(device: nnf
 # -- bursts -----------------------------------------------------------------------------------------------------------
 
 
-def test_EXT_8_a_burst_takes_a_scalar_and_goes_on_after_a_refusal(device: nnfmq.Device) -> None:
+def test_EXT_8_a_burst_accepts_a_scalar_and_continues_after_a_rejection(device: nnfmq.Device) -> None:
     build = Fibonacci()
     with device.prepare(build.model(output=build.codes((5,)))) as model, model.burst() as burst:
         assert burst.execute(np.int64(5))[0].tolist() == CODES[:5]
@@ -224,12 +224,12 @@ def test_EXT_8_a_burst_takes_a_scalar_and_goes_on_after_a_refusal(device: nnfmq.
         assert burst.execute(np.int64(5))[0].tolist() == CODES[:5]
 
 
-def test_EXT_8_a_burst_takes_a_float_tensor(device: nnfmq.Device) -> None:
+def test_EXT_8_a_burst_accepts_a_float_tensor(device: nnfmq.Device) -> None:
     with device.prepare(Fibonacci().model(FLOAT_N, replace(FLOATS, dimensions=(3,)))) as model, model.burst() as burst:
         assert burst.execute(np.float32([3]))[0].tolist() == NUMBERS[:3]
 
 
-def test_EXT_8_a_burst_says_how_many_codes_came_out(device: nnfmq.Device) -> None:
+def test_EXT_8_a_burst_reports_the_output_shape(device: nnfmq.Device) -> None:
     with (
         device.prepare(Fibonacci().model()) as model,
         model.request_burst() as burst,
@@ -252,7 +252,7 @@ def place(pool: int, length: int) -> RequestArgument:
 
 
 @pytest.mark.parametrize("length", [4, 7, 9])
-def test_EXT_8_a_scalar_of_another_size_is_refused(device: nnfmq.Device, length: int) -> None:
+def test_EXT_8_a_scalar_of_another_size_is_rejected(device: nnfmq.Device, length: int) -> None:
     with (
         device.prepare(Fibonacci().model()) as model,
         Memory.create(64, "n") as source,
@@ -274,7 +274,7 @@ def test_EXT_8_C1_an_n_out_of_range_fails_the_execution(device: nnfmq.Device, n:
 
 
 @pytest.mark.parametrize("n", [0.0, 2.5, np.nan, np.inf, -np.inf])
-def test_EXT_8_C1_a_float_that_is_no_count_fails_the_execution(device: nnfmq.Device, n: float) -> None:
+def test_EXT_8_C1_a_float_that_is_not_an_integer_fails_the_execution(device: nnfmq.Device, n: float) -> None:
     with (
         device.prepare(Fibonacci().model(FLOAT_N)) as model,
         pytest.raises(nnfmq.GeneralFailure, match=r"n is .*\(C1\)$"),
@@ -310,7 +310,7 @@ def test_EXT_4_EXT_8_C2_wrong_extension_bytes_fail_the_preparation(device: nnfmq
 
 
 @pytest.mark.parametrize(("scale", "zero_point"), [(1e-300, 0), (5e-324, 0), (1.0, 2**63 - 1)])
-def test_EXT_8_C3_a_code_beyond_64_bits_fails(device: nnfmq.Device, scale: float, zero_point: int) -> None:
+def test_EXT_8_C3_a_value_beyond_64_bits_fails(device: nnfmq.Device, scale: float, zero_point: int) -> None:
     build = Fibonacci()
     error = refusal(device, build.model(build.constant(50), build.codes(data=struct.pack("<dq", scale, zero_point))))
     assert isinstance(error, nnfmq.GeneralFailure)
@@ -356,14 +356,14 @@ def with_inputs(model: Model, indexes: tuple[int, ...]) -> Model:
 
 
 @pytest.mark.parametrize("what", spoilt())
-def test_VAL_5_N_VAL_10_11_12_the_owner_of_an_extension_checks_its_operands(device: nnfmq.Device, what: str) -> None:
+def test_VAL_5_N_VAL_10_11_12_the_plug_in_validates_its_extension_s_operands(device: nnfmq.Device, what: str) -> None:
     rule, model = spoilt()[what]
     error = refusal(device, model)
     assert isinstance(error, nnfmq.InvalidArgument)
     assert f"({rule})" in str(error)
 
 
-def test_N_VAL_11_the_numbers_that_the_driver_gives_are_not_a_clients(device: nnfmq.Device) -> None:
+def test_N_VAL_11_a_client_cannot_use_the_driver_s_internal_prefixes(device: nnfmq.Device) -> None:
     """The driver gives its extensions prefixes from 1 up: a client that guesses them gets nothing."""
     model = Fibonacci().model(FLOAT_N, FLOATS)
     for prefix in (1, 2):
@@ -375,7 +375,7 @@ def test_N_VAL_11_the_numbers_that_the_driver_gives_are_not_a_clients(device: nn
 
 
 @pytest.mark.parametrize("array", [np.int64([3]), np.int64([[3]]), np.int64([])])
-def test_EXT_8_an_array_is_no_scalar(device: nnfmq.Device, array: Any) -> None:
+def test_EXT_8_an_array_is_rejected_as_a_scalar(device: nnfmq.Device, array: Any) -> None:
     with (
         device.prepare(Fibonacci().model()) as model,
         pytest.raises(nnfmq.InvalidArgument, match="has shape scalar"),
@@ -384,7 +384,7 @@ def test_EXT_8_an_array_is_no_scalar(device: nnfmq.Device, array: Any) -> None:
 
 
 @pytest.mark.parametrize(("operation", "extra"), [(0, [1]), (0, [2]), (1, [])], ids=["shape", "run", "plan"])
-def test_LIFE_8_whatever_a_plug_in_raises_is_a_general_failure(
+def test_LIFE_8_any_exception_of_a_plug_in_is_a_general_failure(
     site: Path, monkeypatch: pytest.MonkeyPatch, operation: int, extra: list[int]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", path_with(site)["PYTHONPATH"])
@@ -411,7 +411,7 @@ def test_LIFE_8_whatever_a_plug_in_raises_is_a_general_failure(
     [([], []), ([NAME], [NAME]), ([FAULTY_NAME, NAME], [FAULTY_NAME, NAME])],
     ids=["none", "one", "both"],
 )
-def test_EXT_7_a_driver_offers_what_it_is_allowed_to(
+def test_EXT_7_a_driver_offers_only_allowed_extensions(
     folder: Path, site: Path, words: list[str], offered: list[str]
 ) -> None:
     path = folder / "d.sock"
@@ -421,7 +421,7 @@ def test_EXT_7_a_driver_offers_what_it_is_allowed_to(
 
 
 @pytest.mark.parametrize(("allowed", "offered"), [(None, 2), ("", 0), (f" {NAME} ,", 1)])
-def test_EXT_7_the_environment_tells_an_embedded_driver(
+def test_EXT_7_the_environment_configures_an_embedded_driver(
     site: Path, monkeypatch: pytest.MonkeyPatch, allowed: str | None, offered: int
 ) -> None:
     for name, value in path_with(site).items():
@@ -449,19 +449,19 @@ def run(site: Path, *words: str | Path, **environment: str) -> subprocess.Comple
     )
 
 
-def test_EXT_3_EXT_8_the_application_of_the_documents_prints_what_they_say(extended: Daemon, site: Path) -> None:
+def test_EXT_3_EXT_8_the_documented_application_prints_the_documented_output(extended: Daemon, site: Path) -> None:
     done = run(site, "ask_fibonacci.py", "10", NNFMQ_SOCKET=str(extended.path))
     assert (done.stdout, done.stderr) == (" ".join(map(str, CODES[:10])) + "\n", "")
     assert f"    $ python ask_fibonacci.py 10\n    {done.stdout}" in DOCUMENT
 
 
-def test_EXT_8_the_tests_of_the_documents_pass(site: Path) -> None:
+def test_EXT_8_the_documented_tests_pass(site: Path) -> None:
     done = run(site, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--confcutdir", EXAMPLE, "test_fibonacci.py")
     assert done.returncode == 0, done.stdout
     assert "6 passed" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["nnfmq_fibonacci.py", "pyproject.toml", "ask_fibonacci.py", "test_fibonacci.py"])
-def test_EXT_8_the_documents_show_the_files_of_the_example(name: str) -> None:
+def test_EXT_8_the_documents_contain_the_example_s_files(name: str) -> None:
     shown = re.findall(r"^```(?:python|toml)\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
     assert (EXAMPLE / name).read_text() in shown

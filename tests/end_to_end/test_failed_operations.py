@@ -90,7 +90,7 @@ def execute(
 @pytest.mark.parametrize(
     ("rule", "code", "arguments", "outputs"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
-def test_what_an_operation_cannot_work_with_fails_one_execution(
+def test_invalid_arguments_of_an_operation_fail_the_execution(
     rule: str,
     code: OperationType,
     arguments: list[Argument],
@@ -125,9 +125,7 @@ def test_N_OPF_9_an_omitted_operand_that_is_required_is_rejected(device: nnfmq.D
 
 
 @pytest.mark.parametrize("length", [1, 3, 5])
-def test_N_OPF_12_a_scalar_of_other_bytes_than_its_type_s_is_refused(
-    length: int, device: nnfmq.Device, resources: ExitStack
-) -> None:
+def test_N_OPF_12_a_scalar_of_a_wrong_size_is_rejected(length: int, device: nnfmq.Device, resources: ExitStack) -> None:
     constant = one_operation(Op.SOFTMAX, [replace(F32, dimensions=(1, 2)), 1.0], replace(F32, dimensions=(1, 2)))
     short = with_operand(replace(constant, operand_values=bytes(8)), 1, location=DataLocation(0, 0, length))
     with pytest.raises(nnfmq.InvalidArgument, match="N-VAL-3"):

@@ -149,7 +149,7 @@ WAYS: dict[str, Callable[[nnfmq.PreparedModel, ExitStack], Callable[[], Any]]] =
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-def test_PREP_4_a_model_answers_at_once_and_goes_over_to_machine_code_on_every_way(
+def test_PREP_4_a_model_executes_immediately_and_tiers_up_in_every_execution_mode(
     way: Callable[[nnfmq.PreparedModel, ExitStack], Callable[[], Any]], held: Held
 ) -> None:
     with held.daemon.connect() as client, ExitStack() as resources:
@@ -169,7 +169,7 @@ def test_PREP_4_with_another_preference_a_model_is_ready_when_it_is_compiled(hel
             assert model.execute(one(1))[0][0] == 101
 
 
-def test_what_cannot_be_compiled_stays_on_the_reference_kernels_and_the_log_says_so(held: Held) -> None:
+def test_a_model_that_cannot_be_compiled_stays_on_the_reference_kernels_and_is_logged(held: Held) -> None:
     with held.daemon.connect() as client, client.device("compiled").prepare(NULL, preference=FAST) as model:
         held.order("fail")
         until(
@@ -179,7 +179,7 @@ def test_what_cannot_be_compiled_stays_on_the_reference_kernels_and_the_log_says
         assert model.execute(one(1))[0][0] == 1
 
 
-def test_a_model_that_is_released_meanwhile_does_not_keep_the_next_one_from_going_over(held: Held) -> None:
+def test_a_model_released_during_compilation_does_not_delay_the_next_tier_up(held: Held) -> None:
     with held.daemon.connect() as client:
         device = client.device("compiled")
         device.prepare(NULL, preference=FAST).close()
@@ -191,7 +191,7 @@ def test_a_model_that_is_released_meanwhile_does_not_keep_the_next_one_from_goin
             )
 
 
-def test_LIFE_2_a_client_that_dies_while_its_model_is_compiled_takes_its_worker_along(held: Held) -> None:
+def test_LIFE_2_a_client_that_dies_while_its_model_is_compiled_ends_its_worker(held: Held) -> None:
     with held.daemon.connect() as client:
         worker = Process(client.driver_pid)
         client.device("compiled").prepare(NULL, preference=FAST)
@@ -199,7 +199,7 @@ def test_LIFE_2_a_client_that_dies_while_its_model_is_compiled_takes_its_worker_
         worker.wait_for_end()
 
 
-def test_LIFE_4_a_worker_that_is_killed_while_it_compiles_leaves_nothing(held: Held) -> None:
+def test_LIFE_4_a_worker_killed_while_it_compiles_leaves_no_files(held: Held) -> None:
     before = entries(held.cache)
     with held.daemon.connect() as client, Process(client.driver_pid) as worker:
         model = client.device("compiled").prepare(NULL, preference=FAST)
@@ -209,7 +209,7 @@ def test_LIFE_4_a_worker_that_is_killed_while_it_compiles_leaves_nothing(held: H
     assert entries(held.cache) == before
 
 
-def test_a_quantized_classifier_answers_the_same_codes_before_and_after(
+def test_a_quantized_classifier_returns_the_same_values_before_and_after_tier_up(
     held: Held, model: Any, image: np.ndarray
 ) -> None:
     with held.daemon.connect() as client, ExitStack() as resources:
@@ -237,7 +237,7 @@ def only_entry(cache: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("preference", [FAST, SUSTAINED])
-def test_what_one_worker_compiled_another_does_not_compile_again(
+def test_a_program_that_one_worker_compiled_is_not_compiled_by_another(
     preference: ExecutionPreference, plain: Daemon, model: Any, image: np.ndarray, cache: Path
 ) -> None:
     with plain.connect() as client, client.device("compiled").prepare(model, preference=SUSTAINED) as prepared:
@@ -249,7 +249,7 @@ def test_what_one_worker_compiled_another_does_not_compile_again(
         assert np.array_equal(prepared.execute(image)[0], expected) and expected.any()
 
 
-def test_CACHE_12_a_changed_entry_is_compiled_afresh_and_replaced(
+def test_CACHE_12_a_corrupt_entry_is_compiled_again_and_replaced(
     plain: Daemon, model: Any, image: np.ndarray, cache: Path
 ) -> None:
     with plain.connect() as client:
@@ -266,7 +266,7 @@ def test_CACHE_12_a_changed_entry_is_compiled_afresh_and_replaced(
         assert path.read_bytes() != bytes(content) and len(path.read_bytes()) == len(content)
 
 
-def test_another_instruction_set_has_entries_of_its_own(
+def test_each_instruction_set_has_its_own_entries(
     plain: Daemon, tmp_path: Path, model: Any, image: np.ndarray, cache: Path
 ) -> None:
     forced = {"XDG_CACHE_HOME": str(cache.parent), "NNFMQ_TARGET": "sse4.1"}
@@ -279,7 +279,7 @@ def test_another_instruction_set_has_entries_of_its_own(
     assert np.array_equal(*found)
 
 
-def test_LIFE_4_a_worker_that_is_killed_while_it_writes_an_entry_leaves_none_and_the_next_clears_up(
+def test_LIFE_4_a_worker_killed_while_it_writes_an_entry_leaves_none_and_the_next_removes_its_file(
     folder: Path, tmp_path: Path, cache: Path
 ) -> None:
     environment = {"XDG_CACHE_HOME": str(cache.parent)}
@@ -302,7 +302,7 @@ def test_LIFE_4_a_worker_that_is_killed_while_it_writes_an_entry_leaves_none_and
     assert len(list(cache.iterdir())) == len(entries(cache)) == 1
 
 
-def test_a_cache_that_is_switched_off_is_not_made(folder: Path, cache: Path) -> None:
+def test_a_disabled_cache_is_not_created(folder: Path, cache: Path) -> None:
     environment = {"XDG_CACHE_HOME": str(cache.parent), "NNFMQ_CACHE_MIB": "0"}
     with (
         running_daemon(folder / "d.sock", environment=environment) as daemon,

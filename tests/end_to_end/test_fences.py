@@ -49,7 +49,7 @@ def test_FEN_12_an_execution_waits_for_another_process(model: nnfmq.PreparedMode
         assert launched.result(LIMIT_S) == (one(5),)
 
 
-def test_FEN_5_another_process_fails_its_fence(model: nnfmq.PreparedModel) -> None:
+def test_FEN_5_another_process_sets_its_fence_to_error(model: nnfmq.PreparedModel) -> None:
     with signaller() as (program, fence), model.execute_fenced(one(5), wait_for=[fence]) as launched:
         program.tell("fail")
         assert launched.wait(LIMIT_S) is ERROR
@@ -57,7 +57,7 @@ def test_FEN_5_another_process_fails_its_fence(model: nnfmq.PreparedModel) -> No
             launched.result()
 
 
-def test_FEN_5_N_FEN_6_SIGKILL_of_the_signaller_is_an_error_at_once(model: nnfmq.PreparedModel) -> None:
+def test_FEN_5_N_FEN_6_SIGKILL_of_the_signaler_is_an_error_immediately(model: nnfmq.PreparedModel) -> None:
     with (
         signaller() as (program, fence),
         Process(program.pid) as process,
@@ -87,7 +87,7 @@ def test_FEN_12_a_chain_runs_across_two_drivers(
     assert launched.result(LIMIT_S) == (one(5),)
 
 
-def test_FEN_12_the_death_of_a_driver_in_a_chain_fails_what_waits_for_it(
+def test_FEN_12_the_death_of_a_driver_in_a_chain_fails_the_dependent_executions(
     daemon: Daemon, model: nnfmq.PreparedModel, own: nnfmq.Fence, resources: ExitStack
 ) -> None:
     other = resources.enter_context(daemon.connect())
@@ -103,7 +103,7 @@ def test_FEN_12_the_death_of_a_driver_in_a_chain_fails_what_waits_for_it(
         second.result()
 
 
-def test_LIFE_4_SIGKILL_of_the_worker_while_an_execution_waits(
+def test_LIFE_4_SIGKILL_of_the_worker_fails_a_waiting_execution(
     client: nnfmq.Client, model: nnfmq.PreparedModel, own: nnfmq.Fence, resources: ExitStack
 ) -> None:
     launched = resources.enter_context(model.execute_fenced(one(1), wait_for=[own]))
@@ -130,7 +130,7 @@ RUNS: dict[str, Callable[[nnfmq.PreparedModel, np.ndarray[Any, Any], ExitStack],
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
-def test_LIFE_4_LIFE_5_SIGKILL_of_the_worker_in_the_middle_of_a_computation(
+def test_LIFE_4_LIFE_5_SIGKILL_of_the_worker_fails_a_running_computation(
     run: Callable[..., Callable[[], Any]], client: nnfmq.Client, resources: ExitStack
 ) -> None:
     model = resources.enter_context(client.device("reference").prepare(slow_model()))
@@ -141,7 +141,7 @@ def test_LIFE_4_LIFE_5_SIGKILL_of_the_worker_in_the_middle_of_a_computation(
         assert isinstance(waiting.wait().error, nnfmq.DeadObject)
 
 
-def test_LIFE_3_the_death_of_one_application_is_not_another_s(
+def test_LIFE_3_the_death_of_an_application_does_not_affect_another(
     model: nnfmq.PreparedModel, own: nnfmq.Fence, daemon: Daemon, resources: ExitStack
 ) -> None:
     launched = resources.enter_context(model.execute_fenced(one(4), wait_for=[own]))
@@ -153,7 +153,7 @@ def test_LIFE_3_the_death_of_one_application_is_not_another_s(
     assert launched.result(LIMIT_S) == (one(4),)
 
 
-def test_LIFE_9_a_thousand_executions_of_every_kind_leave_the_driver_as_it_was(
+def test_LIFE_9_a_thousand_executions_of_every_kind_leak_nothing_in_the_driver(
     client: nnfmq.Client, model: nnfmq.PreparedModel
 ) -> None:
     def some(count: int) -> None:

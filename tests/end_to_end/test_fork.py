@@ -32,7 +32,7 @@ def test_a_forked_child_does_not_keep_an_embedded_driver_when_the_app_is_killed(
         child.wait_for_end()
 
 
-def test_the_end_of_a_forked_child_is_not_the_end_of_the_app(daemon: Daemon) -> None:
+def test_the_exit_of_a_forked_child_does_not_end_the_app_s_connection(daemon: Daemon) -> None:
     with ExitStack() as stack:
         parent = stack.enter_context(app("forks", daemon.path))
         worker, child = (stack.enter_context(Process(int(parent.line()))) for _ in range(2))
@@ -52,7 +52,7 @@ def test_in_a_forked_child_every_call_raises_and_the_parent_gets_its_own_results
         assert (parent.wait(), parent.errors()) == (0, "")
 
 
-def test_a_fork_while_another_thread_waits_disturbs_neither_side(daemon: Daemon) -> None:
+def test_a_fork_while_another_thread_waits_affects_neither_side(daemon: Daemon) -> None:
     with app("forks_while_waiting", daemon.path) as parent, Process(int(parent.line())) as worker:
         with worker.stopped():
             parent.tell()

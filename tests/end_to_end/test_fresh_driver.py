@@ -50,7 +50,7 @@ def test_N_BAS_2_capabilities_are_sorted_positive_and_of_every_type_but_SUBGRAPH
         assert all(0 < figure <= LARGEST_FLOAT32 for info in figures for figure in (info.exec_time, info.power_usage))
 
 
-def test_N_BAS_3_names_versions_types_and_extensions_have_their_forms(devices: list[nnfmq.Device]) -> None:
+def test_N_BAS_3_names_versions_types_and_extensions_are_well_formed(devices: list[nnfmq.Device]) -> None:
     names = [device.info.name for device in devices]
     assert len(set(names)) == len(names)
     for info in (device.info for device in devices):

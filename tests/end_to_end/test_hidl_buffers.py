@@ -115,26 +115,26 @@ def driver(daemon: Daemon, resources: ExitStack) -> Driver:
 
 
 @pytest.mark.parametrize("interface", ["HIDL 1.0", "HIDL 1.1", "HIDL 1.2"])
-def test_DEV_13_there_are_no_buffers_before_1_3(interface: str, daemon: Daemon) -> None:
+def test_DEV_13_interfaces_before_1_3_have_no_buffers(interface: str, daemon: Daemon) -> None:
     with nnfmq.connect(daemon.path, timeout=LIMIT_S, interface=interface) as client:
         device = hidl.IDevice(client, "reference")
         with pytest.raises(AttributeError, match=f"IDevice of {interface} has no allocate"):
             device.allocate(BufferDesc(), [], [], [])
 
 
-def test_DOM_1_a_buffer_has_a_positive_token_of_its_own(driver: Driver) -> None:
+def test_DOM_1_a_buffer_has_a_unique_positive_token(driver: Driver) -> None:
     model = driver.prepare(ADD)
     tokens = [driver.buffer(model)[1] for _ in range(3)]
     assert len(set(tokens)) == 3 and min(tokens) > 0
 
 
-def test_N_DOM_1_a_buffer_without_a_role_is_refused(driver: Driver) -> None:
+def test_N_DOM_1_a_buffer_without_a_role_is_rejected(driver: Driver) -> None:
     assert driver.allocate([]) == NOTHING
     assert driver.allocate([driver.prepare(ADD)]) == NOTHING
 
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["input", "output"])
-def test_N_DOM_2_N_DOM_3_a_role_of_no_model_of_this_device_is_refused(
+def test_N_DOM_2_N_DOM_3_a_role_of_a_model_of_another_device_is_rejected(
     kind: int, driver: Driver, daemon: Daemon, resources: ExitStack
 ) -> None:
     roles: list[list[BufferRole]] = [[], []]
@@ -162,13 +162,13 @@ WRONG_ROLES = {
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["input", "output"])
 @pytest.mark.parametrize("wrong", WRONG_ROLES.values(), ids=WRONG_ROLES)
-def test_a_wrong_role_is_refused(wrong: list[BufferRole], kind: int, driver: Driver) -> None:
+def test_a_wrong_role_is_rejected(wrong: list[BufferRole], kind: int, driver: Driver) -> None:
     roles: list[list[BufferRole]] = [[], []]
     roles[kind] = wrong
     assert driver.allocate([driver.prepare(ADD)], *roles) == NOTHING
 
 
-def test_N_DOM_7_one_model_listed_twice_is_one_model(driver: Driver) -> None:
+def test_N_DOM_7_a_model_that_is_listed_twice_counts_once(driver: Driver) -> None:
     model = driver.prepare(ADD)
     assert driver.allocate([model, model], [FIRST, BufferRole(1, 0)]) == NOTHING
 
@@ -192,7 +192,7 @@ CONFLICTS = {
 
 @pytest.mark.parametrize("places", [([0, 1], []), ([0], [1]), ([], [0, 1])], ids=["two inputs", "both", "two outputs"])
 @pytest.mark.parametrize("models", CONFLICTS.values(), ids=CONFLICTS)
-def test_roles_that_disagree_are_refused(
+def test_roles_that_disagree_are_rejected(
     models: tuple[Model, Model], places: tuple[list[int], list[int]], driver: Driver
 ) -> None:
     prepared = [driver.prepare(model) for model in models]
@@ -200,7 +200,7 @@ def test_roles_that_disagree_are_refused(
     assert driver.allocate(prepared, *roles) == NOTHING
 
 
-def test_N_DOM_13_N_DOM_14_N_DOM_15_dimensions_that_contradict_a_role_are_refused(driver: Driver) -> None:
+def test_N_DOM_13_N_DOM_14_N_DOM_15_dimensions_that_contradict_a_role_are_rejected(driver: Driver) -> None:
     relu = driver.prepare(RELU)
     for dimensions in ((2, 2), (5,), (-1,)):
         assert driver.allocate([relu], [FIRST], [], *dimensions) == NOTHING
@@ -217,7 +217,7 @@ def test_N_DOM_13_N_DOM_14_N_DOM_15_dimensions_that_contradict_a_role_are_refuse
 # ------------------------------------------------------------------------------------------------ copying
 
 
-def test_DOM_6_DOM_12_what_is_copied_in_comes_out(driver: Driver) -> None:
+def test_DOM_6_DOM_12_copied_data_is_read_back(driver: Driver) -> None:
     buffer, _ = driver.buffer(driver.prepare(RELU))
     source, target = driver.memory(1, 2, 3, 4), driver.memory(0, 0, 0, 0)
     for dimensions in ([], [4]):
@@ -242,7 +242,7 @@ def test_N_DCP_1_N_DCP_3_N_DCP_5_N_DCX_1_a_failed_copy_leaves_a_buffer_uninitial
     assert buffer.copyFrom(None, []) is buffer.copyTo(None) is INVALID
 
 
-def test_N_DCP_2_N_DCP_4_N_DCP_7_a_buffer_of_an_open_shape_has_to_be_told_one(driver: Driver) -> None:
+def test_N_DCP_2_N_DCP_4_N_DCP_7_a_copy_to_a_buffer_of_dynamic_shape_needs_dimensions(driver: Driver) -> None:
     buffer, _ = driver.buffer(driver.prepare(OPEN))
     source, target = driver.memory(1, 2, 3, 4), driver.memory(0, 0, 0, 0)
     for dimensions in ([], [2, 2], [0], [2], [8]):
@@ -254,7 +254,7 @@ def test_N_DCP_2_N_DCP_4_N_DCP_7_a_buffer_of_an_open_shape_has_to_be_told_one(dr
     assert buffer.copyTo(target) is NONE and floats(target) == [1, 2, 3, 4]
 
 
-def test_N_DCP_6_a_target_of_another_size_is_refused(driver: Driver) -> None:
+def test_N_DCP_6_a_target_of_another_size_is_rejected(driver: Driver) -> None:
     buffer, _ = driver.buffer(driver.prepare(RELU))
     assert buffer.copyFrom(driver.memory(1, 2, 3, 4), []) is NONE
     for count in (2, 8):
@@ -297,7 +297,7 @@ def test_DOM_6_DOM_9_N_DEX_5_a_chain_of_executions_stays_in_the_driver(adding: A
     assert adding.buffer.copyTo(target) is NONE and floats(target) == [11, 22, 33, 44]
 
 
-def test_EXE_15_every_form_of_1_3_takes_a_token_and_none_before(adding: Adding) -> None:
+def test_EXE_15_every_call_of_1_3_accepts_a_token_and_no_earlier_call_does(adding: Adding) -> None:
     assert adding.buffer.copyFrom(adding.memories[0], []) is NONE
     request, model = adding.request(adding.token, None, None), adding.model
     shapes = [OutputShape((4,))]
@@ -317,11 +317,11 @@ def test_EXE_15_every_form_of_1_3_takes_a_token_and_none_before(adding: Adding) 
 
 
 @pytest.mark.parametrize("token", [0, 100, -1])
-def test_N_DEX_1_a_token_of_no_buffer_is_refused(token: int, adding: Adding) -> None:
+def test_N_DEX_1_an_unknown_token_is_rejected(token: int, adding: Adding) -> None:
     assert adding.executed(token, None, None) is adding.executed(None, None, token) is INVALID
 
 
-def test_N_DEX_2_N_DEX_3_N_DEX_4_a_buffer_is_used_for_its_roles_alone(adding: Adding, driver: Driver) -> None:
+def test_N_DEX_2_N_DEX_3_N_DEX_4_a_buffer_is_used_only_in_its_roles(adding: Adding, driver: Driver) -> None:
     assert adding.buffer.copyFrom(adding.memories[0], []) is NONE
     other = Adding(driver)
     assert other.executed(adding.token, None, None) is other.executed(None, None, adding.token) is INVALID
@@ -344,7 +344,7 @@ def test_N_DEX_6_DOM_10_a_buffer_is_one_output_or_several_inputs(adding: Adding,
     assert adding.executed(token, None, token) is INVALID
 
 
-def test_N_DEX_7_DOM_8_DOM_11_a_shape_that_a_buffer_has_not_is_refused(driver: Driver) -> None:
+def test_N_DEX_7_DOM_8_DOM_11_a_shape_other_than_the_buffer_s_is_rejected(driver: Driver) -> None:
     model = driver.prepare(OPEN)
     _, token = driver.buffer(model)
     four, two = driver.memory(-1, 2, -3, 4), driver.memory(5, 6)
@@ -362,7 +362,7 @@ def test_N_DEX_7_DOM_8_DOM_11_a_shape_that_a_buffer_has_not_is_refused(driver: D
     assert executed(in_buffer(1, 4), in_memory(0, four), four) is INVALID
 
 
-def test_DOM_14_a_result_that_is_not_of_a_buffer_s_shape_fails(driver: Driver) -> None:
+def test_DOM_14_a_result_of_another_shape_than_the_buffer_s_fails(driver: Driver) -> None:
     model = driver.prepare(OPEN)
     buffer, token = driver.buffer(model, 2)
     four = driver.memory(1, 2, 3, 4)
@@ -378,14 +378,14 @@ def test_N_DXX_1_DOM_7_a_failed_execution_leaves_its_output_uninitialized(adding
     assert adding.executed(adding.token, None, None) is FAILED
 
 
-def test_N_DXX_2_DOM_13_a_freed_buffer_is_gone(adding: Adding) -> None:
+def test_N_DXX_2_DOM_13_a_freed_buffer_cannot_be_used(adding: Adding) -> None:
     assert adding.buffer.copyFrom(adding.memories[0], []) is NONE
     adding.buffer.close()
     assert adding.executed(adding.token, None, None) is adding.executed(None, None, adding.token) is INVALID
     assert adding.buffer.copyTo(adding.memories[2]) is adding.buffer.copyFrom(adding.memories[0], []) is INVALID
 
 
-def test_N_BAS_5_DEV_14_a_busy_device_has_no_buffers_to_give(adding: Adding, driver: Driver) -> None:
+def test_N_BAS_5_DEV_14_a_busy_device_allocates_no_buffers(adding: Adding, driver: Driver) -> None:
     unavailable = ErrorStatus.DEVICE_UNAVAILABLE
     memory = adding.memories[0]
     driver.client.set_device_status("reference", DeviceStatus.BUSY)
@@ -397,7 +397,7 @@ def test_N_BAS_5_DEV_14_a_busy_device_has_no_buffers_to_give(adding: Adding, dri
     assert adding.buffer.copyFrom(memory, []) is NONE
 
 
-def test_LIFE_4_a_driver_that_is_killed_takes_its_buffers_with_it(adding: Adding, driver: Driver) -> None:
+def test_LIFE_4_buffers_are_freed_when_the_driver_is_killed(adding: Adding, driver: Driver) -> None:
     calls: list[Callable[[], Any]] = [
         lambda: adding.buffer.copyFrom(adding.memories[0], []),
         lambda: adding.buffer.copyTo(adding.memories[0]),

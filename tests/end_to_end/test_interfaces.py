@@ -73,7 +73,7 @@ def test_an_unknown_interface_starts_no_driver() -> None:
         nnfmq.connect(embedded=True, interface="HIDL 2")
 
 
-def test_DEV_13_EXE_15_hidl_s_forms_prepare_and_execute(daemon: Daemon, resources: ExitStack) -> None:
+def test_DEV_13_EXE_15_hidl_calls_prepare_and_execute(daemon: Daemon, resources: ExitStack) -> None:
     calls: Queue[tuple[Any, Any]] = Queue()
     with nnfmq.connect(daemon.path, timeout=LIMIT_S, interface="HIDL 1.2") as client:
         device = hidl.IDevice(client, "reference")

@@ -42,7 +42,7 @@ def test_Ctrl_C_ends_a_wait_within_50_ms_and_the_next_call_gets_its_own_result(
 
 
 @pytest.mark.parametrize("way", ["burst", "ordinary", "devices"])
-def test_a_storm_of_signals_neither_blocks_a_later_call_nor_mixes_up_answers(way: str) -> None:
+def test_many_signals_neither_block_a_later_call_nor_mix_up_results(way: str) -> None:
     """Each of the windows that this found once was a few instructions wide: a lock taken just before its `try`."""
     with app("storm", "embedded", way, "3000") as program:
         assert program.line() == "7.0"

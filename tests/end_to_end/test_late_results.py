@@ -39,7 +39,7 @@ def test_after_a_timeout_the_next_execution_gets_its_own_result(
     assert burst.execute(one(4)) == (one(4),)
 
 
-def test_while_a_result_is_outstanding_nothing_more_is_sent(worker: Process, burst: nnfmq.Burst) -> None:
+def test_nothing_is_sent_while_a_result_is_outstanding(worker: Process, burst: nnfmq.Burst) -> None:
     with worker.stopped():
         with pytest.raises(nnfmq.MissedDeadlineTransient):
             burst.execute(one(2), timeout=0)
@@ -52,7 +52,7 @@ def test_while_a_result_is_outstanding_nothing_more_is_sent(worker: Process, bur
     assert burst.execute(one(5)) == (one(5),)
 
 
-def test_a_call_without_limit_waits_for_the_late_result_and_for_its_own(worker: Process, burst: nnfmq.Burst) -> None:
+def test_a_call_without_timeout_waits_for_the_late_result_and_for_its_own(worker: Process, burst: nnfmq.Burst) -> None:
     with worker.stopped():
         with pytest.raises(nnfmq.MissedDeadlineTransient):
             burst.execute(one(2), timeout=0)
@@ -68,7 +68,7 @@ def test_a_late_result_is_not_measured_as_the_next_ones(worker: Process, burst: 
     assert burst.last.timing == nnfmq.ExecutionInfo(0, 0, 0, 0).timing
 
 
-def test_timeout_0_takes_a_result_that_is_there_already(worker: Process, burst: nnfmq.Burst) -> None:
+def test_timeout_0_returns_a_result_that_has_arrived(worker: Process, burst: nnfmq.Burst) -> None:
     with worker.stopped(), pytest.raises(nnfmq.MissedDeadlineTransient):
         burst.execute(one(2), timeout=0)
     until(lambda: burst._results.available_to_read() > 0, "the late result is there")
@@ -80,7 +80,7 @@ def test_timeout_0_takes_a_result_that_is_there_already(worker: Process, burst: 
     assert burst.execute(one(4)) == (one(4),)
 
 
-def test_a_second_thread_is_refused_while_one_waits(worker: Process, burst: nnfmq.Burst) -> None:
+def test_a_second_thread_is_rejected_while_one_waits(worker: Process, burst: nnfmq.Burst) -> None:
     with worker.stopped():
         call = InThread.start(lambda: burst.execute(one(2)))
         wait_until_waiting(burst)
@@ -90,7 +90,7 @@ def test_a_second_thread_is_refused_while_one_waits(worker: Process, burst: nnfm
 
 
 @pytest.mark.parametrize("timeout", [SOON_S, 0])
-def test_after_a_timeout_on_the_ordinary_path_the_next_call_gets_its_own_result(
+def test_after_a_timeout_on_the_synchronous_path_the_next_call_gets_its_own_result(
     worker: Process, model: nnfmq.PreparedModel, timeout: float
 ) -> None:
     with worker.stopped(), pytest.raises(nnfmq.MissedDeadline):
@@ -98,7 +98,7 @@ def test_after_a_timeout_on_the_ordinary_path_the_next_call_gets_its_own_result(
     assert model.execute(one(3)) == (one(3),)
 
 
-def test_a_preparation_that_timed_out_disturbs_nobody(
+def test_a_preparation_that_timed_out_affects_no_other_call(
     client: nnfmq.Client, model: nnfmq.PreparedModel, worker: Process
 ) -> None:
     device = client.device("reference")
@@ -114,7 +114,7 @@ CLOSERS: dict[str, Callable[[nnfmq.Client, nnfmq.Burst], Any]] = {
 
 
 @pytest.mark.parametrize("close", CLOSERS.values(), ids=CLOSERS.keys())
-def test_LIFE_2_what_has_a_result_outstanding_can_be_closed(
+def test_LIFE_2_a_burst_with_a_result_outstanding_can_be_closed(
     client: nnfmq.Client, worker: Process, burst: nnfmq.Burst, close: Callable[[nnfmq.Client, nnfmq.Burst], Any]
 ) -> None:
     with worker.stopped(), pytest.raises(nnfmq.MissedDeadlineTransient):
@@ -135,7 +135,7 @@ def test_after_closing_a_busy_burst_another_one_of_the_same_model_gets_its_own_r
 
 
 @pytest.mark.parametrize("timeout", [0, 0.0001, 0.001])
-def test_a_burst_may_be_closed_while_the_driver_asks_for_its_memory(
+def test_a_burst_may_be_closed_while_the_driver_requests_its_memory(
     client: nnfmq.Client, model: nnfmq.PreparedModel, timeout: float
 ) -> None:
     for _ in range(50):

@@ -85,7 +85,7 @@ def poked(record: bytes, offset: int, code: str, value: int) -> bytes:
     return bytes(changed)
 
 
-def test_the_packet_is_laid_out_as_this_file_believes(burst: nnfmq.Burst) -> None:
+def test_the_packet_has_the_layout_that_these_tests_assume(burst: nnfmq.Burst) -> None:
     records = records_of(burst)
     assert [record[0] for record in records] == [0, 1, 3, 5, 5, 6]
     assert answer_to(burst, records).status is ErrorStatus.NONE
@@ -93,7 +93,7 @@ def test_the_packet_is_laid_out_as_this_file_believes(burst: nnfmq.Burst) -> Non
 
 @pytest.mark.parametrize("index", range(RECORDS))
 @pytest.mark.parametrize("fixed", [False, True], ids=["size as it was", "size as it is"])
-def test_N_BUR_1_a_worker_refuses_a_request_without_one_of_its_records(
+def test_N_BUR_1_a_worker_rejects_a_request_without_one_of_its_records(
     burst: nnfmq.Burst, index: int, fixed: bool
 ) -> None:
     records = records_of(burst)
@@ -103,7 +103,7 @@ def test_N_BUR_1_a_worker_refuses_a_request_without_one_of_its_records(
 
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize("index", [0, 2, RECORDS])
-def test_N_BUR_2_a_worker_refuses_a_request_with_one_more_record(burst: nnfmq.Burst, index: int, kind: str) -> None:
+def test_N_BUR_2_a_worker_rejects_a_request_with_one_more_record(burst: nnfmq.Burst, index: int, kind: str) -> None:
     records = records_of(burst)
     records.insert(index, OTHERS[kind])
     check_refused(burst, resized(records), ErrorStatus.GENERAL_FAILURE)
@@ -111,7 +111,7 @@ def test_N_BUR_2_a_worker_refuses_a_request_with_one_more_record(burst: nnfmq.Bu
 
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize("index", [INFORMATION, INPUT, SECOND_POOL])
-def test_N_BUR_3_a_worker_refuses_a_request_with_another_record_in_its_place(
+def test_N_BUR_3_a_worker_rejects_a_request_with_another_record_in_its_place(
     burst: nnfmq.Burst, index: int, kind: str
 ) -> None:
     records = records_of(burst)
@@ -123,7 +123,7 @@ def test_N_BUR_3_a_worker_refuses_a_request_with_another_record_in_its_place(
     "offset", [4, 8, 12, 16], ids=["N-BUX-1 packet size", "N-BUX-2 inputs", "N-BUX-2 outputs", "N-BUX-2 pools"]
 )
 @pytest.mark.parametrize("value", [0, 1_000_000, 2**32 - 1])
-def test_a_worker_refuses_counts_that_are_not_those_of_the_packet(burst: nnfmq.Burst, offset: int, value: int) -> None:
+def test_a_worker_rejects_counts_that_do_not_match_the_packet(burst: nnfmq.Burst, offset: int, value: int) -> None:
     records = records_of(burst)
     records[INFORMATION] = poked(records[INFORMATION], offset, "<I", value)
     check_refused(burst, records, ErrorStatus.GENERAL_FAILURE)
@@ -131,7 +131,7 @@ def test_a_worker_refuses_counts_that_are_not_those_of_the_packet(burst: nnfmq.B
 
 @pytest.mark.parametrize("argument", [INPUT, OUTPUT], ids=["input", "output"])
 @pytest.mark.parametrize("count", [1, 5, 2**32 - 1])
-def test_N_BUX_2_a_worker_refuses_more_dimensions_than_the_packet_has(
+def test_N_BUX_2_a_worker_rejects_more_dimensions_than_the_packet_has(
     burst: nnfmq.Burst, argument: int, count: int
 ) -> None:
     records = records_of(burst)
@@ -145,7 +145,7 @@ def test_N_BUX_2_a_worker_refuses_more_dimensions_than_the_packet_has(
     [(8, 2), (8, 2**32 - 1), (12, 1), (12, 2**32 - 4), (16, 0), (16, 5), (16, 2**32 - 1)],
     ids=["pool 2", "last pool", "offset 1", "last offset", "length 0", "length 5", "greatest length"],
 )
-def test_a_worker_refuses_a_well_formed_request_that_its_model_or_memory_does_not_allow(
+def test_a_worker_rejects_a_well_formed_request_that_its_model_or_memory_does_not_allow(
     burst: nnfmq.Burst, argument: int, offset: int, value: int
 ) -> None:
     records = records_of(burst)
@@ -154,21 +154,21 @@ def test_a_worker_refuses_a_well_formed_request_that_its_model_or_memory_does_no
 
 
 @pytest.mark.parametrize("slot", [-1, 7, 2**31 - 1])
-def test_a_worker_refuses_a_slot_that_the_client_does_not_know(burst: nnfmq.Burst, slot: int) -> None:
+def test_a_worker_rejects_a_slot_that_the_client_did_not_assign(burst: nnfmq.Burst, slot: int) -> None:
     records = records_of(burst)
     records[SECOND_POOL] = poked(records[SECOND_POOL], 4, "<i", slot)
     check_refused(burst, records, ErrorStatus.INVALID_ARGUMENT)
 
 
-def test_two_requests_at_once_are_refused_as_one(burst: nnfmq.Burst) -> None:
+def test_two_requests_in_the_ring_together_are_rejected_as_one(burst: nnfmq.Burst) -> None:
     check_refused(burst, records_of(burst) * 2, ErrorStatus.GENERAL_FAILURE)
 
 
-def test_a_ring_full_of_noise_is_refused(burst: nnfmq.Burst) -> None:
+def test_a_ring_full_of_random_bytes_is_rejected(burst: nnfmq.Burst) -> None:
     check_refused(burst, [OTHERS["kind 255"]] * burst._requests.count, ErrorStatus.GENERAL_FAILURE)
 
 
-def test_BUR_17_a_packet_for_which_there_is_no_room_goes_the_ordinary_way(burst: nnfmq.Burst) -> None:
+def test_BUR_17_a_packet_that_does_not_fit_in_the_ring_uses_the_synchronous_path(burst: nnfmq.Burst) -> None:
     burst._requests.send = lambda _packet: False
     sent = burst._requests.counters()
     assert burst.execute(one(2)) == (one(2),)
@@ -182,7 +182,7 @@ READ_COUNTER, WRITE_COUNTER = slice(0, 8), slice(8, 16)  # where libfmq has them
 @pytest.mark.parametrize("counter", [READ_COUNTER, WRITE_COUNTER], ids=["read", "write"])
 @pytest.mark.parametrize("value", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
 @pytest.mark.parametrize("ring", ["_requests", "_results"])
-def test_N_BUX_3_impossible_counters_end_the_burst_and_not_the_worker(
+def test_N_BUX_3_impossible_counters_end_only_the_burst(
     model: nnfmq.PreparedModel, ring: str, counter: slice, value: int
 ) -> None:
     with model.burst() as burst:
@@ -263,7 +263,7 @@ def test_N_BUR_5_the_padding_of_every_result_record_is_zero(daemon: Daemon, reso
     assert made.queues.execute(packet_for(made.model)).status is ErrorStatus.NONE
 
 
-def test_N_REQ_4_freeing_a_slot_twice_or_one_that_never_was_has_no_effect(daemon: Daemon, resources: ExitStack) -> None:
+def test_N_REQ_4_freeing_a_slot_twice_or_an_unknown_slot_has_no_effect(daemon: Daemon, resources: ExitStack) -> None:
     made = Hidl(daemon, add_model(), 1024, resources)
     context = made.begin(resources)
     for slots in ((), (1, 1), (7, -1, 2**31 - 1), (0, 1, 0, 1)):
@@ -275,7 +275,7 @@ def test_N_REQ_4_freeing_a_slot_twice_or_one_that_never_was_has_no_effect(daemon
 # ------------------------------------------------------------------------------------------------ at the same time
 
 
-def test_N_BUX_6_slots_that_are_freed_all_the_time_break_nothing(client: nnfmq.Client, burst: nnfmq.Burst) -> None:
+def test_N_BUX_6_frequently_freed_slots_do_not_change_results(client: nnfmq.Client, burst: nnfmq.Burst) -> None:
     enough = threading.Event()
 
     def free() -> None:
@@ -293,7 +293,7 @@ def test_N_BUX_6_slots_that_are_freed_all_the_time_break_nothing(client: nnfmq.C
     assert burst.execute(one(2), timeout=LIMIT_S) == (one(2),)
 
 
-def test_N_BUX_7_two_writers_that_meet_are_found_out_and_the_burst_lives_on(
+def test_N_BUX_7_two_concurrent_writers_are_detected_and_the_burst_continues(
     burst: nnfmq.Burst, resources: ExitStack
 ) -> None:
     packet = b"".join(records_of(burst))

@@ -138,7 +138,7 @@ def floats_in(fd: int) -> bytes:
     return os.pread(fd, NEEDED_BYTES, 0)
 
 
-def test_MEM_1_an_input_in_memory_that_is_not_sealed_is_read(
+def test_MEM_1_an_input_in_unsealed_memory_is_read(
     client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, loose: Lent
 ) -> None:
     os.pwrite(loose.fd, one(7).tobytes(), 0)
@@ -146,7 +146,7 @@ def test_MEM_1_an_input_in_memory_that_is_not_sealed_is_read(
     assert bytes(good.view) == one(7).tobytes()
 
 
-def test_MEM_1_an_output_in_memory_that_is_not_sealed_is_written(
+def test_MEM_1_an_output_in_unsealed_memory_is_written(
     client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, loose: Lent
 ) -> None:
     good.view[:] = one(8).tobytes()
@@ -154,7 +154,7 @@ def test_MEM_1_an_output_in_memory_that_is_not_sealed_is_written(
     assert floats_in(loose.fd) == one(8).tobytes()
 
 
-def test_memory_that_is_not_sealed_is_never_mapped_and_leaves_nothing(
+def test_unsealed_memory_is_never_mapped_and_leaks_nothing(
     client: nnfmq.Client, model: nnfmq.PreparedModel, loose: Lent
 ) -> None:
     with Process(client.driver_pid) as worker:
@@ -170,7 +170,7 @@ def test_memory_that_is_not_sealed_is_never_mapped_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("position", [0, 1], ids=["input", "output"])
-def test_N_RQX_16_a_file_that_became_short_is_refused_and_kills_nobody(
+def test_N_RQX_16_a_truncated_file_is_rejected_and_the_worker_survives(
     client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, position: int
 ) -> None:
     fd = unsealed()
@@ -187,7 +187,7 @@ def test_N_RQX_16_a_file_that_became_short_is_refused_and_kills_nobody(
     os.close(fd)
 
 
-def test_BUR_21_a_file_whose_slot_was_freed_is_used_no_more(
+def test_BUR_21_a_file_is_not_used_after_its_slot_was_freed(
     client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory
 ) -> None:
     fds = unsealed(), unsealed()
@@ -220,7 +220,7 @@ OPENED = [("reading", os.O_RDONLY, 0), ("writing", os.O_WRONLY, 1), ("appending"
 
 @pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW], ids=["unsealed", "sealed"])
 @pytest.mark.parametrize(("flags", "right"), [row[1:] for row in OPENED], ids=[row[0] for row in OPENED])
-def test_N_RQX_12_memory_can_be_used_as_it_was_opened_and_not_otherwise(
+def test_N_RQX_12_memory_is_used_only_with_the_access_mode_of_its_fd(
     client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, flags: int, right: int, seals: int
 ) -> None:
     whole = unsealed()
@@ -238,7 +238,7 @@ def test_N_RQX_12_memory_can_be_used_as_it_was_opened_and_not_otherwise(
 
 @pytest.mark.parametrize("make", [unsealed, sealed], ids=["unsealed", "sealed"])
 @pytest.mark.parametrize(("protection", "allowed"), [(1, [0]), (2, [1]), (0, []), (3, [0, 1])])
-def test_MEM_4_memory_can_be_used_as_its_protection_says_and_not_otherwise(
+def test_MEM_4_memory_is_used_only_as_its_protection_allows(
     client: nnfmq.Client,
     model: nnfmq.PreparedModel,
     good: Memory,
@@ -258,7 +258,7 @@ def test_MEM_4_memory_can_be_used_as_its_protection_says_and_not_otherwise(
     os.close(fd)
 
 
-def test_N_VAL_13_protection_bits_of_no_meaning_are_refused(
+def test_N_VAL_13_unknown_protection_bits_are_rejected(
     client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory
 ) -> None:
     lent = Lent(good.fileno(), NEEDED_BYTES, 0, Protection(7))
@@ -287,7 +287,7 @@ def test_MEM_1_memory_may_begin_anywhere_in_its_file(
 
 
 @pytest.mark.parametrize("position", [0, 1], ids=["input", "output"])
-def test_N_VAL_13_what_is_no_memory_is_refused_on_the_ordinary_path(
+def test_N_VAL_13_fds_that_are_not_memory_are_rejected_on_the_synchronous_path(
     client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, bad: Lent, position: int
 ) -> None:
     pools: list[Memory | Lent] = [good, good]
@@ -298,7 +298,7 @@ def test_N_VAL_13_what_is_no_memory_is_refused_on_the_ordinary_path(
 
 
 @pytest.mark.parametrize("announced", [NEEDED_BYTES, 1 << 40, 0], ids=["needed", "huge", "none"])
-def test_memory_that_is_shorter_than_announced_is_refused_on_the_ordinary_path(
+def test_memory_that_is_shorter_than_announced_is_rejected_on_the_synchronous_path(
     client: nnfmq.Client, model: nnfmq.PreparedModel, short: Memory, good: Memory, announced: int
 ) -> None:
     with pytest.raises(nnfmq.InvalidArgument, match="received memory has 3 bytes"):
@@ -306,7 +306,7 @@ def test_memory_that_is_shorter_than_announced_is_refused_on_the_ordinary_path(
     assert model.execute(one(2)) == (one(2),)
 
 
-def test_a_request_beyond_its_memory_is_refused_on_the_ordinary_path(
+def test_a_request_beyond_its_memory_is_rejected_on_the_synchronous_path(
     client: nnfmq.Client, model: nnfmq.PreparedModel, short: Memory, good: Memory
 ) -> None:
     with pytest.raises(nnfmq.InvalidArgument):
@@ -314,7 +314,7 @@ def test_a_request_beyond_its_memory_is_refused_on_the_ordinary_path(
     assert model.execute(one(2)) == (one(2),)
 
 
-def test_LIFE_9_refused_memory_leaves_nothing_in_the_worker(
+def test_LIFE_9_rejected_memory_leaks_nothing_in_the_worker(
     client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, bad: Lent
 ) -> None:
     with Process(client.driver_pid) as worker:
@@ -346,7 +346,7 @@ def put_in_slot(client: nnfmq.Client, burst: nnfmq.Burst, memory: Memory | Lent)
     assert burst._slots.add(memory) == OUTPUT_SLOT  # type: ignore[arg-type]
 
 
-def test_the_same_packet_is_refused_when_its_slot_has_come_to_stand_for_smaller_memory(
+def test_the_same_packet_is_rejected_when_its_slot_names_smaller_memory(
     client: nnfmq.Client, burst: nnfmq.Burst, short: Memory
 ) -> None:
     packet = burst._cached_requests[MeasureTiming.NO].packet
@@ -358,7 +358,7 @@ def test_the_same_packet_is_refused_when_its_slot_has_come_to_stand_for_smaller_
     assert burst.execute(one(3)) == (one(3),)
 
 
-def test_the_same_packet_writes_to_the_memory_that_its_slot_stands_for_now(
+def test_the_same_packet_writes_to_the_memory_that_its_slot_names_now(
     client: nnfmq.Client, burst: nnfmq.Burst, good: Memory
 ) -> None:
     put_in_slot(client, burst, good)
@@ -367,7 +367,9 @@ def test_the_same_packet_writes_to_the_memory_that_its_slot_stands_for_now(
     assert burst.outputs == (one(1),)
 
 
-def test_N_BUX_5_what_is_no_memory_is_refused_over_a_burst(client: nnfmq.Client, burst: nnfmq.Burst, bad: Lent) -> None:
+def test_N_BUX_5_fds_that_are_not_memory_are_rejected_over_a_burst(
+    client: nnfmq.Client, burst: nnfmq.Burst, bad: Lent
+) -> None:
     put_in_slot(client, burst, bad)
     with pytest.raises(nnfmq.GeneralFailure, match="received memory"):
         burst.execute(one(2))
@@ -375,7 +377,7 @@ def test_N_BUX_5_what_is_no_memory_is_refused_over_a_burst(client: nnfmq.Client,
     assert burst.execute(one(3)) == (one(3),)
 
 
-def test_a_slot_that_the_client_does_not_know_is_refused(client: nnfmq.Client, burst: nnfmq.Burst) -> None:
+def test_a_slot_that_the_client_did_not_assign_is_rejected(client: nnfmq.Client, burst: nnfmq.Burst) -> None:
     burst._slots.free(OUTPUT_SLOT)
     client._connection._send(messages.FreeMemory(burst._burst_id, OUTPUT_SLOT), (), None)
     client.devices()
@@ -386,15 +388,13 @@ def test_a_slot_that_the_client_does_not_know_is_refused(client: nnfmq.Client, b
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_freeing_slots_again_and_again_gives_the_same_results(
-    client: nnfmq.Client, burst: nnfmq.Burst, times: int
-) -> None:
+def test_freeing_slots_repeatedly_does_not_change_results(client: nnfmq.Client, burst: nnfmq.Burst, times: int) -> None:
     for value in range(times):
         put_in_slot(client, burst, burst._arrays.memories[1])
         assert burst.execute(one(value)) == (one(value),)
 
 
-def test_memory_that_the_driver_may_only_read_is_refused_for_outputs(client: nnfmq.Client, burst: nnfmq.Burst) -> None:
+def test_read_only_memory_is_rejected_for_outputs(client: nnfmq.Client, burst: nnfmq.Burst) -> None:
     with Memory.create(NEEDED_BYTES, one_writer=True) as memory:
         put_in_slot(client, burst, memory)
         with pytest.raises(nnfmq.InvalidArgument, match="is read-only"):
@@ -403,7 +403,7 @@ def test_memory_that_the_driver_may_only_read_is_refused_for_outputs(client: nnf
     assert burst.execute(one(3)) == (one(3),)
 
 
-def test_queues_in_unsealed_memory_are_refused(client: nnfmq.Client, model: nnfmq.PreparedModel, loose: Lent) -> None:
+def test_queues_in_unsealed_memory_are_rejected(client: nnfmq.Client, model: nnfmq.PreparedModel, loose: Lent) -> None:
     with model.burst() as burst:
         described = messages.MQDescriptorData(
             tuple(messages.GrantorData(g.fd_index, g.offset, g.extent) for g in burst._requests.descriptor.grantors),
@@ -416,7 +416,7 @@ def test_queues_in_unsealed_memory_are_refused(client: nnfmq.Client, model: nnfm
     assert model.execute(one(2)) == (one(2),)
 
 
-def test_only_what_a_burst_shares_is_mapped_by_the_worker(client: nnfmq.Client, model: nnfmq.PreparedModel) -> None:
+def test_the_worker_maps_only_the_memory_that_a_burst_shares(client: nnfmq.Client, model: nnfmq.PreparedModel) -> None:
     with Process(client.driver_pid) as worker:
         before = worker.shared_mappings()
         with model.burst() as burst:

@@ -34,11 +34,11 @@ def test_the_document_contains_the_package_s_file() -> None:
     assert (EXAMPLE / "nnfmq_mine.py").read_text().rstrip() in DOCUMENT
 
 
-def test_it_has_about_forty_lines() -> None:
+def test_the_documented_device_has_about_forty_lines() -> None:
     assert len((EXAMPLE / "nnfmq_mine.py").read_text().splitlines()) <= 44
 
 
-def test_it_computes_on_both_paths(driver: Daemon) -> None:
+def test_the_documented_device_computes_on_both_paths(driver: Daemon) -> None:
     with (
         driver.connect() as client,
         client.device("mine").prepare(add_model()) as model,
@@ -49,7 +49,7 @@ def test_it_computes_on_both_paths(driver: Daemon) -> None:
             assert execute(*numbers)[0].tolist() == [11, 22, 33, 44]
 
 
-def test_a_model_with_unsupported_operations_is_rejected_and_the_device_goes_on(driver: Daemon) -> None:
+def test_a_model_with_unsupported_operations_is_rejected_and_the_device_continues(driver: Daemon) -> None:
     with driver.connect() as client:
         device = client.device("mine")
         assert device.supported_operations(relu_model()) == [True]
@@ -60,7 +60,7 @@ def test_a_model_with_unsupported_operations_is_rejected_and_the_device_goes_on(
 
 
 @pytest.mark.skipif(not (DATA / "vts").is_dir(), reason="no test models in $NNFMQ_DATA")
-def test_conformance_passes_for_what_it_supports(driver: Daemon, tmp_path: Path) -> None:
+def test_conformance_passes_for_the_supported_operations(driver: Daemon, tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "nnfmq", "conformance", str(DATA / "vts" / "V1_0")]
     options = ["--device", "mine", "--connect", str(driver.path), "--path", "burst", "--jobs", "1"]
     options += ["--filter", "^(add|relu)"]

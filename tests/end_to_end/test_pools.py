@@ -85,7 +85,7 @@ def test_MEM_2_one_anonymous_memory_may_hold_a_model_s_constants_and_a_request_s
         assert floats(memory) == TEN
 
 
-def test_MEM_2_what_is_shared_is_mapped_by_the_driver_and_has_no_name(
+def test_MEM_2_shared_memory_is_mapped_by_the_driver_and_has_no_name(
     client: nnfmq.Client, resources: ExitStack
 ) -> None:
     model = add_model()
@@ -103,7 +103,7 @@ def test_MEM_2_what_is_shared_is_mapped_by_the_driver_and_has_no_name(
 
 
 @pytest.mark.parametrize("offset", [0, 64, AT, AT + 64])
-def test_MEM_3_a_buffer_of_format_BLOB_is_bytes_as_any_pool(
+def test_MEM_3_a_buffer_of_format_BLOB_is_used_as_an_ordinary_pool(
     client: nnfmq.Client, resources: ExitStack, offset: int
 ) -> None:
     """BLOB: a descriptor whose bytes can be mapped, and where in it they begin."""
@@ -125,7 +125,7 @@ def opaque_handles() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("what", ["anonymous inode", "device", "pidfd"])
-def test_MEM_3_an_opaque_buffer_is_refused_for_constants_inputs_and_outputs(
+def test_MEM_3_an_opaque_buffer_is_rejected_for_constants_inputs_and_outputs(
     client: nnfmq.Client, resources: ExitStack, what: str
 ) -> None:
     handles = opaque_handles()
@@ -151,7 +151,7 @@ def test_MEM_3_an_opaque_buffer_is_refused_for_constants_inputs_and_outputs(
 
 @pytest.mark.parametrize("size_bytes", [0, -1, -(2**62)])
 @pytest.mark.parametrize("is_sealed", [False, True], ids=["file", "memfd"])
-def test_MEM_5_a_pool_of_no_bytes_is_refused(
+def test_MEM_5_an_empty_pool_is_rejected(
     client: nnfmq.Client, resources: ExitStack, size_bytes: int, is_sealed: bool
 ) -> None:
     memory = filled(resources, TEN)
@@ -164,9 +164,7 @@ def test_MEM_5_a_pool_of_no_bytes_is_refused(
 
 
 @pytest.mark.parametrize("what", ["a pipe", "a folder", "an empty file"])
-def test_MEM_5_a_handle_that_leads_to_no_bytes_is_refused(
-    client: nnfmq.Client, resources: ExitStack, what: str
-) -> None:
+def test_MEM_5_a_handle_without_memory_is_rejected(client: nnfmq.Client, resources: ExitStack, what: str) -> None:
     reader, writer = os.pipe()
     fds = {
         "a pipe": reader,
@@ -178,7 +176,7 @@ def test_MEM_5_a_handle_that_leads_to_no_bytes_is_refused(
     check_refused(client, resources, Lent(fds[what]))
 
 
-def test_MEM_5_a_handle_that_is_closed_is_refused_before_it_is_sent(client: nnfmq.Client, resources: ExitStack) -> None:
+def test_MEM_5_a_closed_handle_is_rejected_before_it_is_sent(client: nnfmq.Client, resources: ExitStack) -> None:
     memory = filled(resources, TEN)
     memory.close()
     with pytest.raises(nnfmq.InvalidArgument, match="closed"):
@@ -205,7 +203,7 @@ def check_refused(client: nnfmq.Client, resources: ExitStack, pool: Lent) -> Non
 # ------------------------------------------------------------------------------------------------ shared by many
 
 
-def test_MEM_7_memory_that_the_application_has_given_back_stays_valid_while_a_request_uses_it(
+def test_MEM_7_memory_that_the_application_closed_stays_valid_while_a_request_uses_it(
     client: nnfmq.Client, resources: ExitStack
 ) -> None:
     model = add_model()

@@ -48,7 +48,7 @@ def prepared(client: Speaker, model: Model, priority: Priority) -> int:
     return client.hear(messages.PreparedModelReady).model_id
 
 
-def test_PREP_5_of_what_waits_the_higher_priority_goes_first_among_the_models_of_one_client(
+def test_PREP_5_waiting_executions_of_one_client_run_in_order_of_priority(
     speaker: Speaker, daemon: Daemon, resources: ExitStack
 ) -> None:
     endless, lent_endless = lend_endless(resources)

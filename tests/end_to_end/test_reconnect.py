@@ -49,7 +49,7 @@ def only(folder: Path, name: str) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------ late
 
 
-def test_DEV_11_a_driver_that_does_not_listen_yet_is_waited_for(path: Path) -> None:
+def test_DEV_11_connect_waits_for_a_driver_that_does_not_listen_yet(path: Path) -> None:
     connecting = InThread.start(lambda: nnfmq.connect(path, wait=True, timeout=LIMIT_S))
     connecting.wait_until_asleep()
     with running_daemon(path), connecting.wait().value as client:
@@ -57,12 +57,12 @@ def test_DEV_11_a_driver_that_does_not_listen_yet_is_waited_for(path: Path) -> N
         assert answers(client)
 
 
-def test_DEV_11_none_that_listens_in_time_is_unavailable(path: Path) -> None:
+def test_DEV_11_no_driver_within_the_timeout_raises_unavailable(path: Path) -> None:
     with pytest.raises(nnfmq.DeviceUnavailable, match=f"no driver listens at {path}"):
         nnfmq.connect(path, wait=True, timeout=0.05)
 
 
-def test_DEV_11_whoever_waits_starts_no_driver_instead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_DEV_11_a_waiting_connect_starts_no_embedded_driver(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     monkeypatch.delenv("NNFMQ_SOCKET", raising=False)
     with pytest.raises(nnfmq.DeviceUnavailable):
@@ -74,7 +74,7 @@ def test_DEV_11_whoever_waits_starts_no_driver_instead(folder: Path, monkeypatch
 # ------------------------------------------------------------------------------------------------ again
 
 
-def test_LIFE_6_a_client_whose_worker_was_killed_reconnects_and_goes_on(ours: nnfmq.Client) -> None:
+def test_LIFE_6_a_client_whose_worker_was_killed_reconnects_and_continues(ours: nnfmq.Client) -> None:
     before = ours.driver_pid
     assert answers(ours)
     kill(ours)
@@ -83,7 +83,7 @@ def test_LIFE_6_a_client_whose_worker_was_killed_reconnects_and_goes_on(ours: nn
     assert answers(ours)
 
 
-def test_LIFE_6_models_bursts_and_devices_of_before_are_not_revived(ours: nnfmq.Client) -> None:
+def test_LIFE_6_earlier_models_bursts_and_devices_stay_dead_after_a_reconnect(ours: nnfmq.Client) -> None:
     device = ours.device("reference")
     model = device.prepare(null_model())
     burst = model.burst()
@@ -122,7 +122,7 @@ def test_LIFE_6_a_client_waits_for_the_next_daemon(path: Path) -> None:
         assert answers(client)
 
 
-def test_LIFE_6_a_device_that_the_next_driver_has_not_is_unavailable_for_good(folder: Path, path: Path) -> None:
+def test_LIFE_6_a_device_that_the_next_driver_lacks_stays_unavailable(folder: Path, path: Path) -> None:
     with running_daemon(path) as first:
         client = first.connect()
         client.device("reference")
@@ -145,7 +145,7 @@ def test_LIFE_6_a_device_that_the_next_driver_has_not_is_unavailable_for_good(fo
         client.close()
 
 
-def test_LIFE_6_another_status_is_no_other_device(daemon: Daemon, ours: nnfmq.Client) -> None:
+def test_LIFE_6_a_device_with_another_status_is_the_same_device(daemon: Daemon, ours: nnfmq.Client) -> None:
     ours.device("sample-partial")
     with daemon.connect() as administrator:
         administrator.set_device_status("sample-partial", DeviceStatus.BUSY)
@@ -155,7 +155,7 @@ def test_LIFE_6_another_status_is_no_other_device(daemon: Daemon, ours: nnfmq.Cl
         administrator.set_device_status("sample-partial", DeviceStatus.AVAILABLE)
 
 
-def test_LIFE_6_nothing_happens_while_the_driver_lives(ours: nnfmq.Client) -> None:
+def test_LIFE_6_reconnecting_to_a_living_driver_does_nothing(ours: nnfmq.Client) -> None:
     model = ours.device("reference").prepare(null_model())
     before = ours.driver_pid
     ours.reconnect()

@@ -104,7 +104,7 @@ SPOILT = [(rule, name) for rule in FAMILIES for name in LEGAL if any(mutants(LEG
 
 
 @pytest.mark.parametrize(("rule", "name"), SPOILT, ids=[f"{rule} {name}" for rule, name in SPOILT])
-def test_a_model_spoilt_as_the_hal_s_suite_spoils_it_is_refused_and_the_client_goes_on(
+def test_a_mutated_model_of_the_hal_s_suite_is_rejected_and_the_client_continues(
     rule: str, name: str, client: Speaker
 ) -> None:
     spoilt = [mutant for mutant in mutants(LEGAL[name], rule) if can_be_sent(mutant.model)]
@@ -118,20 +118,20 @@ def test_a_model_spoilt_as_the_hal_s_suite_spoils_it_is_refused_and_the_client_g
     [("preference", -1), ("preference", 3), ("priority", -1), ("priority", 3)],
     ids=["N-MOD-21 below", "N-MOD-21 above", "N-MOD-22 below", "N-MOD-22 above"],
 )
-def test_a_preference_or_a_priority_out_of_range_is_refused(field: str, code: int, client: Speaker) -> None:
+def test_a_preference_or_a_priority_out_of_range_is_rejected(field: str, code: int, client: Speaker) -> None:
     client.say(prepare_message(4, **{field: code}))
     ready, reply = client.hear(messages.PreparedModelReady), client.hear(messages.Reply)
     assert (ready.status, ready.model_id, reply.status) == (INVALID, 0, INVALID)
     assert goes_on(client)
 
 
-def test_N_MOD_23_operations_that_feed_each_other_are_refused(client: Speaker) -> None:
+def test_N_MOD_23_operations_that_feed_each_other_are_rejected(client: Speaker) -> None:
     assert answers(client, with_operation(two_adds(), 0, inputs=(0, 4, 2))) == REFUSED
     assert goes_on(client)
 
 
 @pytest.mark.parametrize("change", [1, -1], ids=["one more", "one less"])
-def test_N_MOD_8_a_wrong_number_of_consumers_is_refused(driver: Daemon, change: int) -> None:
+def test_N_MOD_8_a_wrong_number_of_consumers_is_rejected(driver: Daemon, change: int) -> None:
     data = encode_model(two_adds())[0]
     with speaking(driver, "HIDL 1.3") as client:
         for operand in range(5):
@@ -279,7 +279,7 @@ FORBIDDEN: dict[str, Callable[[], Model]] = {
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
-def test_a_model_that_the_hal_forbids_is_refused_and_the_client_goes_on(name: str, client: Speaker) -> None:
+def test_a_model_that_the_hal_forbids_is_rejected_and_the_client_continues(name: str, client: Speaker) -> None:
     assert answers(client, FORBIDDEN[name]()) == REFUSED
     assert goes_on(client)
 
@@ -301,7 +301,7 @@ HINTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", HINTS)
-def test_hints_that_cannot_be_are_refused(name: str, client: Speaker) -> None:
+def test_invalid_hints_are_rejected(name: str, client: Speaker) -> None:
     client.say(prepare_message(4, **HINTS[name]))
     ready, reply = client.hear(messages.PreparedModelReady), client.hear(messages.Reply)
     assert (ready.status, ready.model_id, reply.status) == (INVALID, 0, INVALID)
@@ -311,6 +311,6 @@ def test_hints_that_cannot_be_are_refused(name: str, client: Speaker) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\xc0", b"nonsense"], ids=["N-VAL-24 nothing", "N-VAL-24 null", "N-VAL-24 noise"]
 )
-def test_no_model_at_all_is_refused(data: bytes, client: Speaker) -> None:
+def test_a_missing_model_is_rejected(data: bytes, client: Speaker) -> None:
     assert judged(client, data) == REFUSED
     assert goes_on(client)

@@ -189,7 +189,7 @@ BOTH = [(name, way) for name in SPOILT for way in WAYS if not (name == "N-RQX-3 
 
 
 @pytest.mark.parametrize(("name", "way"), BOTH, ids=[f"{name} {way.__name__}" for name, way in BOTH])
-def test_a_request_that_the_hal_forbids_is_refused_and_the_client_goes_on(
+def test_a_request_that_the_hal_forbids_is_rejected_and_the_client_continues(
     name: str, way: Way, adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
     request = SPOILT[name](good(resources))
@@ -234,7 +234,7 @@ def test_N_REQ_5_an_index_out_of_range_is_an_error_without_shapes_and_times(
     "config", [{"loop_timeout_ns": -2}, {"loop_timeout_ns": 15_000_000_001}], ids=["below -1", "above the most"]
 )
 @every_way
-def test_N_RQX_14_a_loop_timeout_that_cannot_be_is_refused(
+def test_N_RQX_14_an_invalid_loop_timeout_is_rejected(
     way: Way, config: dict[str, int], adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
     with pytest.raises(nnfmq.InvalidArgument):
@@ -246,7 +246,7 @@ def test_N_RQX_14_a_loop_timeout_that_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize("tokens", [(-2, -1), (-1, -2), (-(2**63), -1)], ids=lambda tokens: f"N-REQ-6 {tokens}")
-def test_a_token_below_minus_one_is_refused(
+def test_a_token_below_minus_one_is_rejected(
     tokens: tuple[int, ...], adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
     with adding.aidl_burst() as made:
@@ -256,7 +256,7 @@ def test_a_token_below_minus_one_is_refused(
 
 
 @pytest.mark.parametrize("tokens", [(), (-1,), (-1, -1, -1)], ids=lambda tokens: f"N-REQ-7 {len(tokens)}")
-def test_not_one_token_for_each_pool_is_refused(
+def test_a_wrong_number_of_pool_tokens_is_rejected(
     tokens: tuple[int, ...], adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
     with adding.aidl_burst() as made:
@@ -265,7 +265,7 @@ def test_not_one_token_for_each_pool_is_refused(
         made.execute_synchronously(good(resources))
 
 
-def test_N_REQ_8_to_release_what_is_no_token_is_refused(adding: nnfmq.PreparedModel, resources: ExitStack) -> None:
+def test_N_REQ_8_releasing_an_invalid_token_is_rejected(adding: nnfmq.PreparedModel, resources: ExitStack) -> None:
     with adding.aidl_burst() as made:
         with pytest.raises(nnfmq.InvalidArgument):
             made.release_memory_resource(-2)
@@ -278,7 +278,7 @@ def test_N_REQ_8_to_release_what_is_no_token_is_refused(adding: nnfmq.PreparedMo
 @pytest.mark.parametrize(
     "what", ["a pipe", "a file", "N-RQX-15 a fence in error"], ids=["N-RQX-15 pipe", "N-RQX-15 file", "N-RQX-15 error"]
 )
-def test_what_is_no_fence_and_what_failed_already_is_refused(
+def test_fds_that_are_not_fences_and_failed_fences_are_rejected(
     what: str, adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
     reader, writer = os.pipe()
@@ -293,7 +293,7 @@ def test_what_is_no_fence_and_what_failed_already_is_refused(
     assert goes_on(fenced, adding, resources)
 
 
-def test_N_REQ_3_hidl_s_handle_without_a_fence_is_refused(driver: Daemon, resources: ExitStack) -> None:
+def test_N_REQ_3_a_hidl_handle_without_a_fence_is_rejected(driver: Daemon, resources: ExitStack) -> None:
     answers: list[Any] = []
     client = resources.enter_context(nnfmq.connect(driver.path, timeout=LIMIT_S, interface="HIDL 1.3"))
     device = hidl.IDevice(client, "reference")
@@ -319,7 +319,7 @@ OPEN = {
 
 
 @pytest.mark.parametrize("name", OPEN)
-def test_a_fenced_execution_whose_output_is_not_fully_specified_is_refused(
+def test_a_fenced_execution_whose_output_is_not_fully_specified_is_rejected(
     name: str, device: nnfmq.Device, adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
     request = lent(resources, relu_model(), [1, 2, 3, 4])
@@ -336,7 +336,7 @@ SHORT = [(padding, way) for padding in (0, 1) for way in WAYS if way is not fenc
 @pytest.mark.parametrize(
     ("padding", "way"), SHORT, ids=[f"{'N-FEN-4' if padding else 'N-FEN-3'} {way.__name__}" for padding, way in SHORT]
 )
-def test_an_output_that_is_a_byte_short_is_too_small_and_its_shape_is_told(
+def test_an_output_that_is_a_byte_short_is_insufficient_and_its_shape_is_reported(
     padding: int, way: Way, device: nnfmq.Device, resources: ExitStack
 ) -> None:
     request = lent(resources, relu_model(), [1, 2, 3, 4])
@@ -349,7 +349,7 @@ def test_an_output_that_is_a_byte_short_is_too_small_and_its_shape_is_told(
         assert np.frombuffer(request.pools[1].view, np.float32, 4).tolist() == [1, 2, 3, 4]  # type: ignore[union-attr]
 
 
-def test_N_FEN_5_a_fenced_execution_with_a_short_output_is_refused(
+def test_N_FEN_5_a_fenced_execution_with_a_short_output_is_rejected(
     adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
     with pytest.raises(nnfmq.InvalidArgument):
@@ -357,7 +357,7 @@ def test_N_FEN_5_a_fenced_execution_with_a_short_output_is_refused(
     assert goes_on(fenced, adding, resources)
 
 
-def test_N_FEN_7_what_is_asked_too_early_is_a_general_failure(
+def test_N_FEN_7_reading_execution_info_too_early_is_a_general_failure(
     adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
     with Fence.create() as own, adding.execute_request_fenced(good(resources), wait_for=[own]) as launched:
@@ -407,7 +407,7 @@ def test_N_QOS_4_a_deadline_for_executing_is_kept_or_missed(
 
 @every_way
 @pytest.mark.parametrize("timeout", [None, 9e9], ids=["none", "longest"])
-def test_N_QOS_5_without_a_limit_every_way_succeeds(
+def test_N_QOS_5_without_a_deadline_every_execution_mode_succeeds(
     timeout: float | None, way: Way, adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
     run(way, adding, good(resources), timeout)
@@ -415,7 +415,7 @@ def test_N_QOS_5_without_a_limit_every_way_succeeds(
 
 
 @every_way
-def test_N_QOS_6_an_endless_loop_misses_its_limit(
+def test_N_QOS_6_an_endless_loop_misses_its_loop_timeout(
     way: Way, device: nnfmq.Device, adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
     loop = counting()

@@ -37,7 +37,7 @@ def computed(execution: Execution, *inputs: list[int]) -> list[float]:
     return result
 
 
-def test_RUX_5_a_reusable_execution_runs_again_and_again_over_every_interface(
+def test_RUX_5_a_reusable_execution_runs_repeatedly_over_every_interface(
     spoken: nnfmq.Client, adding: nnfmq.PreparedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[type[messages.Message]] = []
@@ -54,7 +54,7 @@ def test_RUX_5_a_reusable_execution_runs_again_and_again_over_every_interface(
     assert sent == (kept if spoken.interface == "AIDL v4" else {messages.Execute})
 
 
-def test_RUX_5_what_is_not_reusable_is_computed_once(adding: nnfmq.PreparedModel) -> None:
+def test_RUX_5_an_execution_that_is_not_reusable_is_computed_once(adding: nnfmq.PreparedModel) -> None:
     with adding.create_execution() as execution:
         with pytest.raises(nnfmq.InvalidArgument, match="were given"):
             execution.compute(ONE)  # a mistake is not yet a computation
@@ -69,7 +69,7 @@ def test_RUX_5_what_is_not_reusable_is_computed_once(adding: nnfmq.PreparedModel
 
 
 @pytest.mark.parametrize("spoken", INTERFACES[:3], indirect=True)  # 1.0 has no deadlines
-def test_RUX_5_a_run_that_missed_its_deadline_was_the_one_that_there_is(adding: nnfmq.PreparedModel) -> None:
+def test_RUX_5_a_run_that_missed_its_deadline_counts_as_the_only_run(adding: nnfmq.PreparedModel) -> None:
     with adding.create_execution() as execution:
         with pytest.raises(nnfmq.MissedDeadline):
             execution.compute(ONE, TEN, timeout=0)
@@ -78,7 +78,7 @@ def test_RUX_5_a_run_that_missed_its_deadline_was_the_one_that_there_is(adding: 
 
 
 @pytest.mark.parametrize("reusable", [False, True], ids=["once", "reusable"])
-def test_RUX_5_what_runs_is_not_computed_again(
+def test_RUX_5_a_running_execution_is_not_computed_again(
     spoken: nnfmq.Client, adding: nnfmq.PreparedModel, reusable: bool
 ) -> None:
     with adding.create_reusable_execution() if reusable else adding.create_execution() as execution:
@@ -94,7 +94,7 @@ def test_RUX_5_what_runs_is_not_computed_again(
 
 @pytest.mark.parametrize("reusable", [False, True], ids=["once", "reusable"])
 @pytest.mark.parametrize("spoken", INTERFACES[:3], indirect=True)
-def test_RUX_5_a_fenced_run_is_one_too(adding: nnfmq.PreparedModel, reusable: bool) -> None:
+def test_RUX_5_a_fenced_run_counts_as_the_only_run_too(adding: nnfmq.PreparedModel, reusable: bool) -> None:
     with adding.create_reusable_execution() if reusable else adding.create_execution() as execution:
         with Fence.create() as own, execution.compute_fenced(ONE, TEN, wait_for=[own]) as launched:
             for call in (execution.compute, execution.compute_fenced):
@@ -109,7 +109,9 @@ def test_RUX_5_a_fenced_run_is_one_too(adding: nnfmq.PreparedModel, reusable: bo
                 execution.compute(TEN, TEN)
 
 
-def test_RUX_5_what_is_sent_anew_needs_its_model(spoken: nnfmq.Client, adding: nnfmq.PreparedModel) -> None:
+def test_RUX_5_an_execution_that_is_sent_again_needs_its_model(
+    spoken: nnfmq.Client, adding: nnfmq.PreparedModel
+) -> None:
     with adding.create_reusable_execution() as reusable, adding.create_execution() as single:
         adding.close()
         if spoken.interface == "AIDL v4":
@@ -121,7 +123,7 @@ def test_RUX_5_what_is_sent_anew_needs_its_model(spoken: nnfmq.Client, adding: n
             single.compute(ONE, TEN)
 
 
-def test_an_execution_of_unknown_shapes_is_refused(client: nnfmq.Client) -> None:
+def test_an_execution_of_unknown_shapes_is_rejected(client: nnfmq.Client) -> None:
     model = client.device("reference").prepare(unsized_relu_model())
     with model, pytest.raises(nnfmq.InvalidArgument, match="fixed shapes"):
         model.create_execution()

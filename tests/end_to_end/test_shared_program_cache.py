@@ -198,7 +198,7 @@ def assert_computes(model: nnfmq.PreparedModel, value: float = 1.0) -> None:
 # ---------------------------------------------------------------------------------------------------------- sharing
 
 
-def test_workers_map_one_copy_of_a_classifier_and_compute_what_the_reference_does(
+def test_workers_map_one_copy_of_a_classifier_and_compute_the_reference_s_results(
     held: Held, user: Callable[[], User], data_dir: Path
 ) -> None:
     classifier = nnfmq.load(data_dir / "models" / CLASSIFIER)
@@ -214,7 +214,7 @@ def test_workers_map_one_copy_of_a_classifier_and_compute_what_the_reference_doe
     assert_kept(held.daemon, 1)
 
 
-def test_a_program_is_counted_once_for_all_that_map_it(held: Held, user: Callable[[], User]) -> None:
+def test_the_memory_of_a_shared_program_is_counted_once(held: Held, user: Callable[[], User]) -> None:
     """PSS divides what several map: two workers that have used all of it have half of it each."""
     users = [user(), user()]
     for one_user in users:
@@ -245,7 +245,7 @@ def test_LIFE_2_a_program_outlives_the_client_that_published_it(held: Held, user
     assert second.programs() == third.programs() == inodes
 
 
-def test_LIFE_3_a_client_that_is_killed_leaves_its_program_to_the_others(held: Held, user: Callable[[], User]) -> None:
+def test_LIFE_3_the_program_of_a_killed_client_stays_available_to_others(held: Held, user: Callable[[], User]) -> None:
     with Program.start(["-P", "-c", CLIENT, held.daemon.path]) as program, Process(int(program.line())) as worker:
         inodes = programs_of(worker)
         second = user()
@@ -393,7 +393,7 @@ def test_LIFE_4_a_copy_of_the_link_keeps_no_reference_of_a_worker_that_exited(
 
 
 @pytest.mark.parametrize("point", ["before it asks", "held", "sealed"])
-def test_DEAD_workers_go_on_when_their_supervisor_is_killed(point: str, folder: Path, tmp_path: Path) -> None:
+def test_DEAD_workers_continue_when_their_supervisor_is_killed(point: str, folder: Path, tmp_path: Path) -> None:
     with holding(folder, tmp_path) as held, ExitStack() as stack:
         first, second = (User(held.daemon, stack) for _ in range(2))
         model = first.prepare()
@@ -455,7 +455,7 @@ def test_a_worker_that_publishes_unsealed_memory_is_disconnected(held: Held, use
     assert_computes(bad.prepare(weighty_model(2.0, SIDE)), 2.0)
 
 
-def test_a_supervisor_without_free_fds_shares_nothing_and_goes_on(held: Held, user: Callable[[], User]) -> None:
+def test_a_supervisor_without_free_fds_shares_nothing_and_continues(held: Held, user: Callable[[], User]) -> None:
     first, second = user(), user()
     pid = held.daemon.process.pid
     used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}

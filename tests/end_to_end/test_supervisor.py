@@ -67,7 +67,7 @@ def answers(client: nnfmq.Client, value: float) -> bool:
 # ---------------------------------------------------------------------------------------------------------- clients
 
 
-def test_without_a_free_descriptor_it_tries_again_ten_times_a_second_at_most(folder: Path) -> None:
+def test_without_a_free_fd_the_supervisor_retries_at_most_ten_times_a_second(folder: Path) -> None:
     """A client that waits would otherwise have it try without a pause, and log every try."""
     with serve(folder / "d.sock") as program:
         program.line()
@@ -166,7 +166,7 @@ def test_SIGTERM_ends_a_worker_that_is_stopped_as_well(own: Daemon) -> None:
         assert isinstance(call.wait().error, nnfmq.DeadObject)
 
 
-def test_Ctrl_C_in_its_terminal_ends_it_as_SIGTERM_does(own: Daemon) -> None:
+def test_Ctrl_C_in_its_terminal_ends_the_daemon_as_SIGTERM_does(own: Daemon) -> None:
     with own.connect() as client, Process(client.driver_pid) as worker:
         own.program.interrupt()
         assert own.program.wait() == 0

@@ -41,13 +41,13 @@ def test_every_error_is_a_hal_error_or_a_transport_error_and_is_public() -> None
 
 
 @pytest.mark.parametrize("status", [status for status in ErrorStatus if status is not ErrorStatus.NONE])
-def test_a_status_becomes_the_error_that_becomes_it(status: ErrorStatus) -> None:
+def test_the_mapping_of_statuses_to_errors_is_invertible(status: ErrorStatus) -> None:
     error = error_for_status(status, "why")
     assert status_for_error(error) is error.status is status
     assert str(error) == "why"
 
 
-def test_none_is_no_error() -> None:
+def test_the_status_none_is_no_error() -> None:
     with pytest.raises(KeyError):
         error_for_status(ErrorStatus.NONE, "")
 
@@ -64,7 +64,7 @@ def test_a_transport_error_has_no_status_in_its_class(kind: type[TransportError]
     assert status_for_error(kind("why")) is kind("why").status is expected
 
 
-def test_the_statuses_of_the_classes_that_share_one() -> None:
+def test_error_classes_that_share_a_status() -> None:
     assert BadState.status is ErrorStatus.INVALID_ARGUMENT
     assert MissedDeadline.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
     assert ResourceExhausted.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
@@ -75,7 +75,7 @@ def test_any_other_exception_is_a_general_failure(error: BaseException) -> None:
     assert status_for_error(error) is ErrorStatus.GENERAL_FAILURE
 
 
-def test_errors_are_builtin_ones_as_well() -> None:
+def test_errors_derive_from_builtin_exceptions() -> None:
     assert issubclass(errors.InvalidArgument, ValueError)
     assert issubclass(MissedDeadline, TimeoutError)
     assert issubclass(DeadObject, ConnectionError)

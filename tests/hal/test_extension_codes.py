@@ -36,7 +36,7 @@ def test_MOD_15_names_and_prefixes_are_one_to_one() -> None:
     assert validate_extensions(numbers.extensions) == 3
 
 
-def test_EXT_3_a_model_without_extensions_names_none() -> None:
+def test_EXT_3_a_model_without_extensions_has_no_prefixes() -> None:
     assert ExtensionCodes().extensions == ()
 
 
@@ -54,7 +54,7 @@ def test_MOD_15_a_type_beyond_16_bits_is_rejected(number: int) -> None:
         ExtensionCodes().operation_type(FIRST, number)
 
 
-def test_a_code_with_a_name_equals_the_one_without() -> None:
+def test_a_code_with_a_name_equals_the_code_without_one() -> None:
     plain = OperandType(7 << 16)
     shown = with_name(plain, "com.example.fibonacci.INT64")
     assert (shown, hash(shown), shown.name) == (plain, hash(plain), "com.example.fibonacci.INT64")

@@ -126,7 +126,7 @@ def peer(role: str, queue: MessageQueue, *options: object) -> Iterator[subproces
 # ---- records ----
 
 
-def test_records_of_a_thread_come_in_order(queue: MessageQueue, start: Start, limit_ns: int) -> None:
+def test_records_of_a_thread_arrive_in_order(queue: MessageQueue, start: Start, limit_ns: int) -> None:
     async def main() -> list[bytes | None]:
         return [await queue.read_async() for _ in range(10_000)]
 
@@ -135,7 +135,7 @@ def test_records_of_a_thread_come_in_order(queue: MessageQueue, start: Start, li
     assert written.result()
 
 
-def test_records_of_a_process_come_in_order(queue: MessageQueue) -> None:
+def test_records_of_a_process_arrive_in_order(queue: MessageQueue) -> None:
     async def main() -> list[bytes | None]:
         return [await queue.read_async() for _ in range(10_000)]
 
@@ -143,7 +143,7 @@ def test_records_of_a_process_come_in_order(queue: MessageQueue) -> None:
         assert run(main()) == [number(i) for i in range(10_000)]
 
 
-def test_writes_wait_for_room_and_come_in_order(queue: MessageQueue, start: Start, limit_ns: int) -> None:
+def test_writes_wait_for_space_and_arrive_in_order(queue: MessageQueue, start: Start, limit_ns: int) -> None:
     async def main() -> bool:
         return all([await queue.write_async(number(i)) for i in range(2000)])
 
@@ -178,14 +178,14 @@ def test_a_read_waits_for_all_its_records(queue: MessageQueue) -> None:
     assert run(main()) == number(0) + number(1) + number(2)
 
 
-def test_a_read_that_can_be_met_immediately_starts_no_thread(queue: MessageQueue) -> None:
+def test_a_read_that_succeeds_immediately_starts_no_thread(queue: MessageQueue) -> None:
     queue.send(number(7))
     before = waiter_threads()
     assert run(queue.read_async()) == number(7)
     assert waiter_threads() == before
 
 
-def test_the_loop_goes_on_meanwhile(queue: MessageQueue) -> None:
+def test_the_loop_runs_other_tasks_during_a_wait(queue: MessageQueue) -> None:
     async def main() -> int:
         task, turns = asyncio.create_task(queue.read_async()), 0
         await is_waiting(queue)
@@ -202,13 +202,13 @@ def test_the_loop_goes_on_meanwhile(queue: MessageQueue) -> None:
 # ---- time-outs ----
 
 
-def test_a_time_out_ends_a_read_and_not_before(queue: MessageQueue) -> None:
+def test_a_timeout_ends_a_read_and_not_before(queue: MessageQueue) -> None:
     begin = time.monotonic_ns()
     assert run(queue.read_async(timeout=0.03)) is None
     assert time.monotonic_ns() - begin >= 30_000_000
 
 
-def test_a_time_out_of_0_means_one_try(queue: MessageQueue) -> None:
+def test_a_timeout_of_0_means_one_try(queue: MessageQueue) -> None:
     before = waiter_threads()
     assert run(queue.read_async(timeout=0)) is None
     queue.send(number(1))
@@ -216,7 +216,7 @@ def test_a_time_out_of_0_means_one_try(queue: MessageQueue) -> None:
     assert waiter_threads() == before
 
 
-def test_a_time_out_ends_a_write(queue: MessageQueue) -> None:
+def test_a_timeout_ends_a_write(queue: MessageQueue) -> None:
     queue.write(bytes(32))
     assert run(queue.write_async(number(1), timeout=0.01)) is False
     assert run(queue.write_async(number(1), timeout=0)) is False
@@ -224,12 +224,12 @@ def test_a_time_out_ends_a_write(queue: MessageQueue) -> None:
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan")])
-def test_a_time_out_below_0_is_rejected(queue: MessageQueue, timeout: float) -> None:
+def test_a_negative_timeout_is_rejected(queue: MessageQueue, timeout: float) -> None:
     with pytest.raises(InvalidArgument, match="0 or more seconds"):
         run(queue.read_async(timeout=timeout))
 
 
-def test_a_time_out_beyond_all_clocks_is_no_limit(queue: MessageQueue) -> None:
+def test_a_timeout_beyond_the_clock_s_range_is_no_limit(queue: MessageQueue) -> None:
     async def main() -> bytes | None:
         task = asyncio.create_task(queue.read_async(timeout=float("inf")))
         await is_waiting(queue)
@@ -244,7 +244,7 @@ def test_more_records_than_fit_are_rejected_immediately(queue: MessageQueue) -> 
     assert run(queue.write_async(bytes(40))) is False
 
 
-def test_a_queue_can_be_read_after_a_time_out_and_then_less_is_enough(queue: MessageQueue) -> None:
+def test_after_a_timeout_a_smaller_read_succeeds(queue: MessageQueue) -> None:
     async def main() -> list[bytes | None]:
         answers = []
         for i in range(200):
@@ -339,7 +339,7 @@ def test_the_peer_death_flag_ends_a_wait(queue: MessageQueue) -> None:
         run(main())
 
 
-def test_after_death_the_ring_is_not_believed(queue: MessageQueue) -> None:
+def test_after_peer_death_the_ring_is_not_read(queue: MessageQueue) -> None:
     queue.send(number(1))
     queue.peer_death.set()
     with pytest.raises(DeadObject):
@@ -371,7 +371,7 @@ def test_the_watcher_ends_a_wait_when_the_writer_is_killed(queue: MessageQueue, 
         assert queue.waiters == 0
 
 
-def test_closing_ends_a_wait_and_the_thread_lets_go(queue: MessageQueue, until: Until) -> None:
+def test_closing_ends_a_wait_and_the_thread_releases_the_queue(queue: MessageQueue, until: Until) -> None:
     async def main() -> None:
         task = asyncio.create_task(queue.read_async())
         await is_waiting(queue)
@@ -383,7 +383,7 @@ def test_closing_ends_a_wait_and_the_thread_lets_go(queue: MessageQueue, until: 
     until(lambda: queue.memory.closed)
 
 
-def test_closing_after_a_cancelled_wait_lets_go(queue: MessageQueue, until: Until) -> None:
+def test_closing_after_a_cancelled_wait_unmaps_the_queue(queue: MessageQueue, until: Until) -> None:
     async def main() -> None:
         task = asyncio.create_task(queue.read_async())
         await is_waiting(queue)
@@ -408,7 +408,7 @@ def test_impossible_counters_end_a_wait(queue: MessageQueue) -> None:
         run(main())
 
 
-def test_a_second_reader_is_rejected_and_the_first_goes_on(queue: MessageQueue) -> None:
+def test_a_second_reader_is_rejected_and_the_first_is_not_affected(queue: MessageQueue) -> None:
     async def main() -> bytes | None:
         task = asyncio.create_task(queue.read_async())
         await is_waiting(queue)
@@ -428,7 +428,7 @@ def test_a_closed_queue_and_one_without_waits_reject(make_queue: MakeQueue, has_
             run(queue.read_async())
 
 
-def test_a_peer_that_scribbles_on_the_event_word_cannot_stretch_a_time_out(queue: MessageQueue, start: Start) -> None:
+def test_a_peer_that_overwrites_the_event_flag_word_cannot_extend_a_timeout(queue: MessageQueue, start: Start) -> None:
     word = queue.memory.view[queue.descriptor.grantors[3].offset :][:4].cast("I")
     over = threading.Event()
 
@@ -465,7 +465,7 @@ def test_300_queues_are_awaited_concurrently(make_queue: MakeQueue, has_waitv: b
     assert run(main()) == [number(i) for i in range(300)]
 
 
-def test_two_loops_in_two_threads_wait_at_a_time(make_queue: MakeQueue, has_waitv: bool, start: Start) -> None:
+def test_two_loops_in_two_threads_wait_concurrently(make_queue: MakeQueue, has_waitv: bool, start: Start) -> None:
     there, back = make_queue(8, 4), make_queue(8, 4)
 
     async def echo() -> bool:
@@ -589,7 +589,7 @@ def test_a_forked_child_has_no_waiter_and_can_wait_again(queue: MessageQueue, un
     run(main())
 
 
-def test_if_a_thread_cannot_sleep_its_tasks_get_the_error(
+def test_if_the_thread_cannot_sleep_its_tasks_get_the_error(
     queue: MessageQueue, monkeypatch: pytest.MonkeyPatch, until: Until
 ) -> None:
     def refuse(*_: object) -> int:
@@ -721,7 +721,7 @@ def test_a_wakeup_during_the_check_keeps_a_thread_of_one_queue_awake(
     run(main())
 
 
-def test_the_thread_is_no_waiter_any_more_when_the_loop_is_notified(
+def test_the_thread_has_stopped_waiting_when_the_loop_is_notified(
     queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiters = []
@@ -736,7 +736,7 @@ def test_the_thread_is_no_waiter_any_more_when_the_loop_is_notified(
     assert waiters == [0]
 
 
-def test_a_request_may_be_answered_twice(queue: MessageQueue) -> None:
+def test_completing_a_wait_twice_has_no_effect(queue: MessageQueue) -> None:
     complaints: list[object] = []
 
     async def main() -> None:

@@ -68,14 +68,14 @@ def test_a_deadline_that_has_passed_means_one_try(waiting: tuple[MessageQueue, W
     assert time.monotonic_ns() - start < 1000 * MS
 
 
-def test_one_try_succeeds_where_it_can(make_queue: MakeQueue) -> None:
+def test_one_try_succeeds_if_records_are_there(make_queue: MakeQueue) -> None:
     queue = make_queue(8, 4)
     assert queue.write_blocking(bytes(16), 0) is True
     assert queue.read_blocking(1, 0) == bytes(8)
     assert queue.receive(0, 0) == bytes(8)
 
 
-def test_a_deadline_beyond_all_clocks_is_no_limit(make_queue: MakeQueue, start: Start, until: Until) -> None:
+def test_a_deadline_beyond_the_clock_s_range_is_no_limit(make_queue: MakeQueue, start: Start, until: Until) -> None:
     queue = make_queue(8, 4)
     future = start(queue.receive, 2**70, 0)
     until(lambda: queue.waiters)
@@ -89,7 +89,7 @@ def test_more_records_than_fit_are_rejected_immediately(make_queue: MakeQueue) -
     assert queue.write_blocking(bytes(40), None) is False
 
 
-def test_BlockingReadWriteZeroMessages_nothing_never_waits(make_queue: MakeQueue) -> None:
+def test_BlockingReadWriteZeroMessages_moving_no_records_never_waits(make_queue: MakeQueue) -> None:
     queue = full(make_queue(8, 4))
     assert queue.write_blocking(b"", None) is True
     queue.drain()
@@ -123,7 +123,7 @@ def test_a_blocking_read_waits_for_all_its_records(
     assert future.result() == bytes(24)
 
 
-def test_a_receive_makes_room_for_a_blocking_write(
+def test_a_receive_frees_space_for_a_blocking_write(
     make_queue: MakeQueue, start: Start, until: Until, limit_ns: int
 ) -> None:
     queue = full(make_queue(8, 4))
@@ -134,7 +134,7 @@ def test_a_receive_makes_room_for_a_blocking_write(
     assert queue.read(4) == b"A" * 32
 
 
-def test_a_drain_makes_room_for_a_blocking_write(
+def test_a_drain_frees_space_for_a_blocking_write(
     make_queue: MakeQueue, start: Start, until: Until, limit_ns: int
 ) -> None:
     queue = full(make_queue(8, 4))
@@ -202,7 +202,7 @@ def test_the_peer_death_flag_ends_every_wait(waiting: tuple[MessageQueue, Wait],
         future.result()
 
 
-def test_after_death_no_wait_believes_the_ring(make_queue: MakeQueue) -> None:
+def test_after_peer_death_no_wait_reads_the_ring(make_queue: MakeQueue) -> None:
     queue = make_queue(8, 4)
     queue.send(bytes(16))
     queue.peer_death.set()
@@ -233,7 +233,7 @@ def test_the_flag_cannot_be_changed_under_a_waiter(
     future.result()
 
 
-def test_closing_ends_every_wait_and_the_last_waiter_lets_go(
+def test_closing_ends_every_wait_and_the_last_waiter_unmaps(
     waiting: tuple[MessageQueue, Wait], start: Start, until: Until
 ) -> None:
     queue, wait = waiting
@@ -347,7 +347,9 @@ def test_a_wait_gets_the_bits_it_waits_for_and_no_others(
     assert word[0] == NOT_EMPTY | 16
 
 
-def test_BlockingTimeOutTest_a_wait_for_a_bit_nobody_sets_ends_with_none(flag: tuple[EventFlag, memoryview]) -> None:
+def test_BlockingTimeOutTest_a_wait_for_a_bit_that_is_never_set_returns_none(
+    flag: tuple[EventFlag, memoryview],
+) -> None:
     deadline = time.monotonic_ns() + 20 * MS
     assert flag[0].wait(1, deadline) == 0
     assert time.monotonic_ns() >= deadline

@@ -38,7 +38,7 @@ def counters(queue: MessageQueue) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("state", "answers"), [(row[0], row[1]) for row in STATES.values()], ids=STATES.keys())
-def test_N_BUX_3_a_writer_answers_as_libfmq_does(
+def test_N_BUX_3_a_writer_s_calls_return_what_libfmq_s_do(
     make_queue: MakeQueue, state: tuple[int, int], answers: tuple[int, int, bool]
 ) -> None:
     queue = make_queue(8, 4)
@@ -47,7 +47,7 @@ def test_N_BUX_3_a_writer_answers_as_libfmq_does(
 
 
 @pytest.mark.parametrize(("state", "answers"), [(row[0], row[2]) for row in STATES.values()], ids=STATES.keys())
-def test_N_BUX_3_a_reader_answers_as_libfmq_does(
+def test_N_BUX_3_a_reader_s_calls_return_what_libfmq_s_do(
     make_queue: MakeQueue, state: tuple[int, int], answers: tuple[None, int]
 ) -> None:
     queue = make_queue(8, 4)
@@ -98,7 +98,7 @@ def test_an_overflowed_queue_works_again_after_the_read_that_found_it(make_queue
     assert queue.receive(None, 0) == b"A" * 16
 
 
-def test_counters_spoilt_during_a_wait_end_it(
+def test_counters_corrupted_during_a_wait_end_it(
     make_queue: MakeQueue, start: Callable[..., object], until: Callable[..., None], limit_ns: int
 ) -> None:
     queue = make_queue(8, 4)
@@ -111,7 +111,7 @@ def test_counters_spoilt_during_a_wait_end_it(
         future.result()
 
 
-def test_a_scribbled_event_word_costs_at_most_the_deadline(
+def test_an_overwritten_event_flag_word_delays_a_call_at_most_to_its_deadline(
     make_queue: MakeQueue, start: Callable[..., Any], until: Callable[..., None]
 ) -> None:
     queue, chance, deadline = make_queue(8, 4), random.Random(5), time.monotonic_ns() + 50 * 10**6

@@ -52,7 +52,7 @@ def test_the_hidl_form_is_read_back() -> None:
     assert descriptor_formats.from_hidl(HIDL) == DESCRIPTOR
 
 
-def test_pointers_and_flags_of_another_process_mean_nothing() -> None:
+def test_pointers_and_flags_of_another_process_are_ignored() -> None:
     data = bytearray(HIDL)
     data[0:8] = data[16:24] = b"\xff" * 8
     data[12], data[32] = 1, 9
@@ -66,7 +66,7 @@ def test_a_hidl_form_that_is_cut_short_or_too_long_is_rejected(length: int) -> N
 
 
 @pytest.mark.parametrize("count", [17, 2**32 - 1])
-def test_more_grantors_than_anybody_needs_are_rejected(count: int) -> None:
+def test_too_many_grantors_are_rejected(count: int) -> None:
     with pytest.raises(QueueCorrupted, match="grantors"):
         descriptor_formats.from_hidl(struct.pack("<QIB3xQII", 0, count, 0, 0, 24, 1) + bytes(24 * 17))
 
@@ -79,7 +79,7 @@ def test_more_grantors_than_anybody_needs_are_rejected(count: int) -> None:
         replace(DESCRIPTOR, grantors=(Grantor(0, 0, 2**64),)), replace(DESCRIPTOR, grantors=(Grantor(0, 0, 8),) * 17),
     ],
 )  # fmt: skip
-def test_what_hidl_cannot_hold_is_rejected(descriptor: MQDescriptor) -> None:
+def test_a_descriptor_that_hidl_cannot_express_is_rejected(descriptor: MQDescriptor) -> None:
     with pytest.raises(QueueCorrupted):
         descriptor_formats.to_hidl(descriptor)
 
@@ -126,7 +126,7 @@ def test_int32_fields_end_at_2_to_the_31(path: tuple[str | int, ...]) -> None:
     [None, [], "text", {}, {**AIDL, "more": 1}, {"grantors": [], "quantum": 1}, {**AIDL, "grantors": None},
      {**AIDL, "grantors": [[0, 0, 8]]}, {**AIDL, "grantors": [{}]}, {**AIDL, "grantors": AIDL["grantors"] * 5}],
 )  # fmt: skip
-def test_what_is_no_aidl_descriptor_is_rejected(data: Any) -> None:
+def test_values_that_are_not_aidl_descriptors_are_rejected(data: Any) -> None:
     with pytest.raises(QueueCorrupted):
         descriptor_formats.from_aidl(data)
 
@@ -154,7 +154,7 @@ def test_a_conversion_rejects_the_other_flavor() -> None:
         replace(DESCRIPTOR, grantors=(Grantor(0, 0, 2**63),)),
     ],
 )  # fmt: skip
-def test_a_conversion_rejects_what_would_turn_negative(descriptor: MQDescriptor) -> None:
+def test_a_conversion_rejects_numbers_that_would_become_negative(descriptor: MQDescriptor) -> None:
     hidl = descriptor_formats.to_hidl(descriptor)
     with pytest.raises(QueueCorrupted, match="allowed are 0 to"):
         descriptor_formats.hidl_to_aidl(hidl, SYNCHRONIZED)
@@ -171,7 +171,7 @@ def test_json_is_the_aidl_form_as_text() -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "null", "[" * 100_000, b"\xff\xfe\xfd", '{"grantors":[],"quantum":NaN,"flags":1}', "1" * 5000]
 )
-def test_what_is_no_json_descriptor_is_rejected(text: str | bytes) -> None:
+def test_text_that_is_not_a_json_descriptor_is_rejected(text: str | bytes) -> None:
     with pytest.raises(QueueCorrupted):
         descriptor_formats.from_json(text)
 

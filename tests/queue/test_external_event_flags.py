@@ -50,7 +50,7 @@ def test_custom_bits_are_set_in_the_queue_s_own_word(make_queue: MakeQueue, limi
     assert (after_write, word_of(queue)) == (DATA, DATA | ROOM)
 
 
-def test_a_call_may_wake_nobody(make_queue: MakeQueue, limit_ns: int) -> None:
+def test_a_call_may_wake_no_waiter(make_queue: MakeQueue, limit_ns: int) -> None:
     queue = make_queue(8, 4)
     assert queue.write_blocking(bytes(8), limit_ns, write_notification=0)
     assert queue.read_blocking(1, limit_ns, read_notification=0) == bytes(8)
@@ -187,14 +187,14 @@ def at(host: MessageQueue) -> dict[str, Any]:
     return {"read_notification": ROOM, "write_notification": DATA, "event_flag": host.event_flag}
 
 
-def test_it_ends_at_its_deadline(visitor: MessageQueue, host: MessageQueue, wait: Wait) -> None:
+def test_a_wait_on_another_word_ends_at_its_deadline(visitor: MessageQueue, host: MessageQueue, wait: Wait) -> None:
     deadline = time.monotonic_ns() + 20 * 10**6
     assert not wait(visitor, deadline, at(host))
     assert deadline <= time.monotonic_ns() < deadline + 2 * 10**9
     assert (visitor.waiters, host.waiters) == (0, 0)
 
 
-def test_it_ends_when_its_queue_is_closed(
+def test_a_wait_on_another_word_ends_when_its_queue_is_closed(
     visitor: MessageQueue, host: MessageQueue, wait: Wait, start: Start, until: Until
 ) -> None:
     future = start(wait, visitor, None, at(host))
@@ -206,7 +206,7 @@ def test_it_ends_when_its_queue_is_closed(
     assert not host.memory.closed and host.waiters == 0
 
 
-def test_it_ends_when_the_other_queue_is_closed(
+def test_a_wait_on_another_word_ends_when_the_other_queue_is_closed(
     visitor: MessageQueue, host: MessageQueue, wait: Wait, start: Start, until: Until
 ) -> None:
     future = start(wait, visitor, None, at(host))
@@ -218,7 +218,7 @@ def test_it_ends_when_the_other_queue_is_closed(
     assert visitor.waiters == 0 and visitor.available_to_read() >= 0
 
 
-def test_it_ends_when_the_peer_of_its_queue_dies(
+def test_a_wait_on_another_word_ends_when_the_peer_of_its_queue_dies(
     visitor: MessageQueue, host: MessageQueue, wait: Wait, start: Start, until: Until
 ) -> None:
     future = start(wait, visitor, None, at(host))
@@ -229,7 +229,7 @@ def test_it_ends_when_the_peer_of_its_queue_dies(
         future.result()
 
 
-def test_it_ends_when_the_peer_of_the_other_queue_dies(
+def test_a_wait_on_another_word_ends_when_the_peer_of_the_other_queue_dies(
     visitor: MessageQueue, host: MessageQueue, wait: Wait, start: Start, until: Until
 ) -> None:
     future = start(wait, visitor, None, at(host))
@@ -256,7 +256,9 @@ def alarm() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def test_a_signal_ends_it(visitor: MessageQueue, host: MessageQueue, wait: Wait, alarm: None, limit_ns: int) -> None:
+def test_a_signal_ends_a_wait_on_another_word(
+    visitor: MessageQueue, host: MessageQueue, wait: Wait, alarm: None, limit_ns: int
+) -> None:
     with pytest.raises(Ping):
         wait(visitor, limit_ns, at(host))
     assert (visitor.waiters, host.waiters) == (0, 0)

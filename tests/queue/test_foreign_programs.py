@@ -126,7 +126,7 @@ def is_asleep(peer: Peer) -> bool:
 
 
 @pytest.mark.usefixtures("queue")
-def test_it_attaches_by_name(name: str, attach: Attach) -> None:
+def test_a_c_program_attaches_by_name(name: str, attach: Attach) -> None:
     assert attach(name).opened == 0
 
 
@@ -140,7 +140,9 @@ def test_records_cross_the_end_of_the_ring_in_both_directions(queue: MessageQueu
         assert queue.read(3) == records(*values)
 
 
-def test_full_and_empty_are_answers_and_nothing_is_split(queue: MessageQueue, name: str, attach: Attach) -> None:
+def test_a_full_or_empty_queue_is_reported_and_no_batch_is_split(
+    queue: MessageQueue, name: str, attach: Attach
+) -> None:
     peer = attach(name)
     assert peer.ask("r 1") == "0"
     assert peer.ask("w 1 2 3") == "1"
@@ -151,7 +153,7 @@ def test_full_and_empty_are_answers_and_nothing_is_split(queue: MessageQueue, na
 
 @pytest.mark.usefixtures("queue")
 @pytest.mark.parametrize("line", ["r 5", "w 1 2 3 4 5", "R 1 5", "W 1 1 2 3 4 5"])
-def test_more_than_the_ring_holds_is_rejected_immediately(name: str, attach: Attach, line: str) -> None:
+def test_more_records_than_the_ring_holds_are_rejected_immediately(name: str, attach: Attach, line: str) -> None:
     assert attach(name).ask(line) == str(-errno.EMSGSIZE)
 
 
@@ -168,7 +170,7 @@ def test_impossible_counters_are_rejected(
 # ---- waiting ----
 
 
-def test_it_sleeps_until_this_process_writes(
+def test_a_c_reader_sleeps_until_this_process_writes(
     queue: MessageQueue, name: str, attach: Attach, until: Until, limit_ns: int
 ) -> None:
     peer = attach(name)
@@ -178,7 +180,7 @@ def test_it_sleeps_until_this_process_writes(
     assert peer.answer() == "1 7 8"
 
 
-def test_a_bit_that_was_left_set_does_not_keep_it_awake(
+def test_a_stale_bit_does_not_keep_a_c_reader_awake(
     queue: MessageQueue, name: str, attach: Attach, until: Until
 ) -> None:
     peer = attach(name)
@@ -190,7 +192,7 @@ def test_a_bit_that_was_left_set_does_not_keep_it_awake(
     assert peer.answer() == "1 7"
 
 
-def test_it_sleeps_until_this_process_makes_room(
+def test_a_c_writer_sleeps_until_this_process_frees_space(
     queue: MessageQueue, name: str, attach: Attach, until: Until, limit_ns: int
 ) -> None:
     peer = attach(name)
@@ -202,7 +204,7 @@ def test_it_sleeps_until_this_process_makes_room(
     assert queue.read(1) == records(5)
 
 
-def test_it_wakes_this_process_that_waits_for_records(
+def test_a_c_writer_wakes_this_process_that_waits_for_records(
     queue: MessageQueue, name: str, attach: Attach, start: Start, until: Until, limit_ns: int
 ) -> None:
     peer = attach(name)
@@ -212,7 +214,7 @@ def test_it_wakes_this_process_that_waits_for_records(
     assert waiting.result(LIMIT_S / 10) == records(7, 8)  # long before its deadline, when it would look once more
 
 
-def test_it_wakes_this_process_that_waits_for_room(
+def test_a_c_reader_wakes_this_process_that_waits_for_space(
     queue: MessageQueue, name: str, attach: Attach, start: Start, until: Until, limit_ns: int
 ) -> None:
     peer = attach(name)
@@ -226,14 +228,16 @@ def test_it_wakes_this_process_that_waits_for_room(
 
 @pytest.mark.usefixtures("queue")
 @pytest.mark.parametrize("line", [f"R {SOON_MS} 1", f"x {SOON_MS} 4"])
-def test_its_wait_ends_by_its_time_out(name: str, attach: Attach, line: str) -> None:
+def test_a_c_wait_ends_at_its_timeout(name: str, attach: Attach, line: str) -> None:
     peer = attach(name)
     begin = time.monotonic_ns()
     assert peer.ask(line) == str(-errno.ETIMEDOUT)
     assert time.monotonic_ns() - begin >= SOON_MS * 10**6
 
 
-def test_time_out_0_is_for_ever_as_in_libfmq(queue: MessageQueue, name: str, attach: Attach, until: Until) -> None:
+def test_timeout_0_waits_indefinitely_as_in_libfmq(
+    queue: MessageQueue, name: str, attach: Attach, until: Until
+) -> None:
     peer = attach(name)
     peer.tell("R 0 1")
     until(lambda: is_asleep(peer))
@@ -241,7 +245,9 @@ def test_time_out_0_is_for_ever_as_in_libfmq(queue: MessageQueue, name: str, att
     assert peer.answer() == "1 9"
 
 
-def test_event_bits_go_both_ways(queue: MessageQueue, name: str, attach: Attach, until: Until, limit_ns: int) -> None:
+def test_event_bits_are_set_and_received_in_both_directions(
+    queue: MessageQueue, name: str, attach: Attach, until: Until, limit_ns: int
+) -> None:
     peer, flag = attach(name), queue.event_flag
     assert flag is not None
     assert peer.ask("k 48") == "0"
@@ -268,9 +274,7 @@ def test_a_stream_through_a_small_ring_arrives_in_order(
 # ---- unsynchronized ----
 
 
-def test_several_readers_each_get_what_was_written(
-    unsynchronized_queue: MessageQueue, name: str, attach: Attach
-) -> None:
+def test_several_readers_each_get_all_records(unsynchronized_queue: MessageQueue, name: str, attach: Attach) -> None:
     peers = [attach(name), attach(name)]
     assert unsynchronized_queue.write(records(1, 2))
     assert [peer.ask("r 2") for peer in peers] == ["1 1 2", "1 1 2"]
@@ -287,7 +291,7 @@ def test_a_reader_gets_an_error_after_an_overflow_and_continues(
     assert peer.ask("r 1") == "1 6"
 
 
-def test_it_overwrites_what_this_process_has_not_read(
+def test_a_c_writer_overwrites_records_that_this_process_has_not_read(
     unsynchronized_queue: MessageQueue, name: str, attach: Attach
 ) -> None:
     peer = attach(name)
@@ -299,7 +303,7 @@ def test_it_overwrites_what_this_process_has_not_read(
 
 @pytest.mark.usefixtures("unsynchronized_queue")
 @pytest.mark.parametrize("line", ["R 1 1", "W 1 1"])
-def test_an_unsynchronized_queue_has_no_calls_that_wait(name: str, attach: Attach, line: str) -> None:
+def test_an_unsynchronized_queue_has_no_blocking_calls(name: str, attach: Attach, line: str) -> None:
     assert attach(name).ask(line) == str(-errno.EINVAL)
 
 
@@ -332,7 +336,7 @@ def test_what_is_no_queue_is_rejected(
     ("at", "value"),
     [(12, 0), (16, 5), (16, 2**64 - 1), (24, 4), (32, 4), (40, 4096), (56, 2**64 - 8), (56, 4096 - 128), (72, 4092)],
 )
-def test_a_record_that_leads_outside_is_rejected(
+def test_a_record_that_points_outside_its_memory_is_rejected(
     queue: MessageQueue, name: str, attach: Attach, at: int, value: int
 ) -> None:
     size = 4 if at == 12 else 8
@@ -343,7 +347,7 @@ def test_a_record_that_leads_outside_is_rejected(
 # ---- death of either side ----
 
 
-def test_killing_it_leaves_this_process_able_to_end(
+def test_this_process_can_exit_after_the_c_program_is_killed(
     queue: MessageQueue, name: str, attach: Attach, until: Until
 ) -> None:
     peer = attach(name)
@@ -367,7 +371,7 @@ for i in range(10**9):
 
 
 @pytest.mark.usefixtures("queue")
-def test_killing_python_leaves_it_able_to_end(name: str, attach: Attach) -> None:
+def test_the_c_program_can_exit_after_python_is_killed(name: str, attach: Attach) -> None:
     peer = attach(name)
     with subprocess.Popen([sys.executable, "-c", WRITER, name]) as writer:
         try:
@@ -401,7 +405,7 @@ def example(
         process.kill()
 
 
-def test_the_example_turns_records_around_until_zeros_come(example: Any, limit_ns: int) -> None:
+def test_the_example_returns_records_until_it_receives_zeros(example: Any, limit_ns: int) -> None:
     requests, results, process = example
     for _ in range(300):
         assert requests.write_blocking(b"abcdefgh", limit_ns)
@@ -411,13 +415,13 @@ def test_the_example_turns_records_around_until_zeros_come(example: Any, limit_n
     assert process.returncode == 0
 
 
-def test_the_example_says_what_is_missing(compiled: Callable[[Path], Path], name: str) -> None:
+def test_the_example_reports_a_missing_queue(compiled: Callable[[Path], Path], name: str) -> None:
     program = str(compiled(FOLDER / "exchange.c"))
     done = subprocess.run([program, name, name], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (done.returncode, done.stderr) == (1, f"exchange: {name}: No such file or directory\n")
 
 
-def test_the_header_s_bits_are_ours(queue: MessageQueue, name: str, attach: Attach) -> None:
+def test_the_header_s_bits_equal_nnfmq_s(queue: MessageQueue, name: str, attach: Attach) -> None:
     peer = attach(name)
     assert peer.ask("W 1 1") == "1"
     assert bits(queue) == NOT_EMPTY

@@ -59,7 +59,7 @@ def test_bits_are_cleared_and_the_old_word_is_returned(
     assert word[0][0] == after
 
 
-def test_libatomic_returns_the_old_word_so_that_no_wake_is_made_without_need(word: Word) -> None:
+def test_libatomic_returns_the_old_word_so_that_no_needless_wake_is_made(word: Word) -> None:
     word[0][0] = 3
     assert futex.LibAtomic().fetch_or(*word, 2) == 3
 
@@ -75,7 +75,7 @@ def test_a_sleep_ends_at_its_deadline(word: Word) -> None:
     assert time.monotonic_ns() >= deadline
 
 
-def test_without_libatomic_the_kernel_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_libatomic_the_kernel_changes_the_word(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
@@ -118,7 +118,7 @@ def test_the_bits_set_after_a_death_are_not_returned(
         wait(_pycore.Ring(memory, place, event), event)
 
 
-def test_off_x86_64_the_python_core_rejects_to_share_and_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_x86_64_the_python_core_rejects_sharing_and_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(InvalidArgument, match=r"on aarch64.*C compiler.*reinstall"):
         MessageQueue.create(8, 4, core=load("python"))
@@ -134,7 +134,7 @@ def test_off_x86_64_the_python_core_serves_one_process(monkeypatch: pytest.Monke
 
 
 @needs_waitv
-def test_waitv_returns_immediately_where_a_word_is_not_as_expected() -> None:
+def test_waitv_returns_immediately_if_a_word_has_another_value() -> None:
     word = ctypes.c_uint32(5)
     assert futex.futex_waitv([(ctypes.addressof(word), 4)], None) is None
 
@@ -156,6 +156,6 @@ def test_waitv_returns_which_word_was_woken(start: Callable[..., Future[Any]], u
 
 
 @needs_waitv
-def test_waitv_rejects_more_words_than_it_can() -> None:
+def test_waitv_rejects_more_words_than_the_kernel_allows() -> None:
     with pytest.raises(OSError, match="futex_waitv"):
         futex.futex_waitv([(0, 0)] * (futex.WAITV_MAX + 1), None)

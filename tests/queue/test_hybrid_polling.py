@@ -38,7 +38,7 @@ def test_without_samples_the_receiver_polls() -> None:
     assert used_to(200 * US, 200 * US, 200 * US).next_action(0, WINDOW) == POLL
 
 
-def test_waits_that_end_within_the_window_are_polled_for() -> None:
+def test_the_receiver_polls_for_waits_that_end_within_the_window() -> None:
     assert used_to(*[20 * US] * 50).next_action(0, WINDOW) == POLL
 
 
@@ -64,7 +64,7 @@ def test_an_early_arrival_makes_the_next_sleep_shorter() -> None:
     assert estimator.next_action(0, WINDOW) < before - 20 * US
 
 
-def test_much_shorter_waits_are_learnt_within_a_dozen_sleeps() -> None:
+def test_the_estimate_follows_much_shorter_waits_within_a_dozen_sleeps() -> None:
     estimator = used_to(*[33 * MS] * 50)
     naps = 0
     while estimator.next_action(0, WINDOW) > 0:
@@ -101,7 +101,7 @@ def test_one_wait_that_took_very_long_does_not_make_the_next_ones_late() -> None
     assert estimator.mean < 220 * US
 
 
-def test_a_habit_that_changes_is_learnt_again() -> None:
+def test_the_estimate_follows_a_lasting_change_of_the_waits() -> None:
     estimator = used_to(*[200 * US] * 50, *[400 * US] * 40)
     assert 350 * US <= estimator.next_action(0, WINDOW) < 400 * US
 
@@ -236,7 +236,7 @@ def test_a_timed_sleep_has_exact_timers_and_restores_the_timer_slack(
     assert status_of(threading.get_native_id()) == own
 
 
-def test_waits_of_any_length_beyond_the_window_take_no_core(
+def test_waits_of_any_length_beyond_the_window_use_no_cpu(
     make_queue: Callable[..., MessageQueue], sender: ThreadPoolExecutor
 ) -> None:
     queue, me, spent = make_queue(8, 4), threading.get_native_id(), []

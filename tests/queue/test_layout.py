@@ -24,7 +24,7 @@ def test_a_burst_channel_needs_28672_bytes_with_pages_of_4_kib() -> None:
     assert layout.PAGE_BYTES != PAGE or compute_layout(24, 1024).region_bytes == 28672
 
 
-def test_QueueSizeOdd_an_odd_ring_moves_only_the_event_word() -> None:
+def test_QueueSizeOdd_an_odd_ring_moves_only_the_event_flag_word() -> None:
     place = compute_layout(1, 2049)
     assert (place.read_counter, place.write_counter, place.ring, place.ring_bytes, place.event_flag) == (
         0, 8, 16, 2049, 2072,
@@ -36,7 +36,7 @@ def test_without_event_flag_there_are_three_grantors() -> None:
 
 
 @pytest.mark.parametrize(("quantum", "count"), [(1, 1), (1, 2049), (24, 1024), (24, 1019), (7, 585)])
-def test_stage_slots_lie_behind_the_cpu_hints_in_a_cache_line_of_their_own(quantum: int, count: int) -> None:
+def test_stage_slots_are_behind_the_cpu_hints_in_a_separate_cache_line(quantum: int, count: int) -> None:
     place = compute_layout(quantum, count)
     assert place.event_flag is not None and place.stats is not None
     assert place.stats % 64 == 0
@@ -46,7 +46,7 @@ def test_stage_slots_lie_behind_the_cpu_hints_in_a_cache_line_of_their_own(quant
 
 
 @pytest.mark.parametrize(("quantum", "count"), [(24, 1024), (1, 2049), (8, 1)])
-def test_what_was_described_resolves_to_the_same_place(quantum: int, count: int) -> None:
+def test_a_descriptor_resolves_to_the_layout_that_it_was_made_from(quantum: int, count: int) -> None:
     place = compute_layout(quantum, count)
     assert resolve(to_descriptor(place), place.region_bytes) == place
 
@@ -157,7 +157,7 @@ def test_a_descriptor_of_another_flavor_than_expected_is_rejected(flags: int, ex
         resolve(replace(BURST, flags=flags), 28672, flavor=expected)
 
 
-def test_memory_that_ends_after_the_event_word_has_no_stage_slots() -> None:
+def test_memory_that_ends_after_the_event_flag_word_has_no_stage_slots() -> None:
     assert resolve(BURST, 24596).stats is None
 
 

@@ -30,7 +30,7 @@ def test_a_new_queue_is_zero_in_every_byte(make_queue: MakeQueue) -> None:
     assert bytes(view) == bytes(len(view))
 
 
-def test_records_and_counters_lie_where_libfmq_puts_them(make_queue: MakeQueue) -> None:
+def test_records_and_counters_are_at_libfmq_s_offsets(make_queue: MakeQueue) -> None:
     queue = make_queue(8, 4)
     queue.write(b"ABCDEFGHabcdefgh")
     queue.read(1)
@@ -64,14 +64,14 @@ def test_send_stores_the_cpu_hint_of_the_writer(make_queue: MakeQueue) -> None:
     assert bytes(queue.memory.view[24596:24600]) == struct.pack("<HH", 0, cpu + 1)
 
 
-def test_write_and_read_leave_the_event_word_alone(make_queue: MakeQueue) -> None:
+def test_write_and_read_do_not_change_the_event_flag_word(make_queue: MakeQueue) -> None:
     queue = make_queue(24, 1024)
     queue.write(bytes(24))
     queue.read(1)
     assert bytes(queue.memory.view[24592:24596]) == bytes(4)
 
 
-def test_stats_view_is_the_reserved_area_behind_the_event_word(make_queue: MakeQueue) -> None:
+def test_stats_view_is_the_reserved_area_behind_the_event_flag_word(make_queue: MakeQueue) -> None:
     queue = make_queue(24, 1024)
     assert queue.stats_view is not None
     queue.stats_view[:] = b"s" * 256
@@ -81,13 +81,13 @@ def test_stats_view_is_the_reserved_area_behind_the_event_word(make_queue: MakeQ
 # ---- libfmq's SynchronizedReadWrites ----
 
 
-def test_SmallInputTest1_what_was_written_is_read(make_queue: MakeQueue) -> None:
+def test_SmallInputTest1_records_are_read_as_written(make_queue: MakeQueue) -> None:
     queue = make_queue()
     assert queue.write(pattern(16)) is True
     assert queue.read(16) == pattern(16)
 
 
-def test_ReadWhenEmpty1_reading_an_empty_queue_answers_none(make_queue: MakeQueue) -> None:
+def test_ReadWhenEmpty1_reading_an_empty_queue_returns_none(make_queue: MakeQueue) -> None:
     queue = make_queue()
     assert queue.available_to_read() == 0
     assert queue.read(2) is None
@@ -156,7 +156,9 @@ def test_ReadMoreThanNumMessagesMaxFails(make_queue: MakeQueue) -> None:
 
 
 @pytest.mark.parametrize("quantum", [1, 3, 24])
-def test_BlockingReadWriteZeroMessages_nothing_can_be_moved_any_time(make_queue: MakeQueue, quantum: int) -> None:
+def test_BlockingReadWriteZeroMessages_moving_no_records_succeeds_in_any_state(
+    make_queue: MakeQueue, quantum: int
+) -> None:
     queue = make_queue(quantum, 2)
     queue.write(bytes(2 * quantum))
     assert queue.write(b"") is True
@@ -164,7 +166,7 @@ def test_BlockingReadWriteZeroMessages_nothing_can_be_moved_any_time(make_queue:
 
 
 @pytest.mark.parametrize(("quantum", "count"), [(1, 1), (24, 1024), (5, 7), (24, 3)])
-def test_it_behaves_as_a_bounded_queue_of_records(make_queue: MakeQueue, quantum: int, count: int) -> None:
+def test_a_queue_behaves_as_a_bounded_deque_of_records(make_queue: MakeQueue, quantum: int, count: int) -> None:
     queue, model, chance = make_queue(quantum, count), b"", random.Random(quantum * count)
     for _ in range(500):
         n = chance.randrange(count + 2)
@@ -232,7 +234,7 @@ def test_a_negative_count_is_rejected(make_queue: MakeQueue) -> None:
         make_queue().read(-1)
 
 
-def test_what_is_no_buffer_is_a_type_error(make_queue: MakeQueue) -> None:
+def test_an_object_that_is_not_a_buffer_is_a_type_error(make_queue: MakeQueue) -> None:
     with pytest.raises(TypeError):
         make_queue().send("text")  # type: ignore[arg-type]
 
@@ -265,7 +267,7 @@ def test_closing_releases_memory_and_stats_view(make_queue: MakeQueue) -> None:
         bytes(stats)  # type: ignore[arg-type]
 
 
-def test_a_queue_that_is_collected_open_warns_and_lets_go(core: Core) -> None:
+def test_a_queue_that_is_collected_open_warns_and_is_unmapped(core: Core) -> None:
     queue = MessageQueue.create(24, 4, core=core)
     memory = queue.memory
     with pytest.warns(ResourceWarning, match="never closed"):
@@ -273,7 +275,7 @@ def test_a_queue_that_is_collected_open_warns_and_lets_go(core: Core) -> None:
     assert memory.closed
 
 
-def test_BUR_6_a_queue_without_event_word_only_reads_and_writes(make_queue: MakeQueue) -> None:
+def test_BUR_6_a_queue_without_event_flag_word_only_reads_and_writes(make_queue: MakeQueue) -> None:
     queue = make_queue(8, 4, event_flag=False)
     assert queue.event_flag is None
     assert queue.write(pattern(8)) and queue.read(1) == pattern(8)

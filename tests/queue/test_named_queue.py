@@ -91,13 +91,13 @@ def test_an_unsynchronized_queue_keeps_its_flavor(name: str, core: cores.Core, k
     assert [reader.read(1) for reader in readers] == [b"12345678"] * 2
 
 
-def test_attaching_leaves_the_counters_as_they_are(name: str, core: cores.Core, keep: Any) -> None:
+def test_attaching_does_not_change_the_counters(name: str, core: cores.Core, keep: Any) -> None:
     keep(create_named(name, 8, 4, core=core)).write(bytes(16))
     assert keep(open_named(name, core=core)).counters() == (16, 0)
 
 
 @pytest.mark.parametrize(("quantum", "count"), [(1, 1), (24, 1024), (7, 4095), (4096, 1)])
-def test_the_layout_is_libfmq_s_and_the_record_lies_behind_the_stage_slots(
+def test_the_layout_is_libfmq_s_and_the_record_is_behind_the_stage_slots(
     name: str, quantum: int, count: int, keep: Any
 ) -> None:
     queue = keep(create_named(name, quantum, count))
@@ -108,7 +108,7 @@ def test_the_layout_is_libfmq_s_and_the_record_lies_behind_the_stage_slots(
     queue.stats_view.release()
 
 
-def test_the_record_is_the_one_drawn(name: str, keep: Any) -> None:
+def test_the_record_is_as_documented(name: str, keep: Any) -> None:
     queue = keep(create_named(name, 8, 4))
     assert bytes(queue.memory.view[TRAILER_AT:]) == TRAILER
 
@@ -121,7 +121,7 @@ def test_a_record_written_by_hand_is_attached_to(name: str, keep: Any) -> None:
     )
 
 
-def test_a_queue_without_event_word_cannot_wait(name: str, keep: Any) -> None:
+def test_a_queue_without_event_flag_word_cannot_wait(name: str, keep: Any) -> None:
     forged(name, changed(80, "<Q", 0))
     queue = keep(open_named(name))
     assert queue.event_flag is None
@@ -138,14 +138,14 @@ def test_records_of_another_size_than_expected_are_rejected(name: str, keep: Any
 
 
 @pytest.mark.parametrize("bad", ["frames", "/", "/a/b", "/.", "/..", "", "/" + "x" * 255, "/a\0b"])
-def test_a_name_is_a_slash_and_a_word(bad: str) -> None:
+def test_a_name_is_a_slash_and_a_component(bad: str) -> None:
     with pytest.raises(InvalidArgument, match="such as /frames"):
         create_named(bad, 8, 4)
     with pytest.raises(InvalidArgument, match="such as /frames"):
         open_named(bad)
 
 
-def test_the_longest_name_is_taken(keep: Any) -> None:
+def test_the_longest_name_is_accepted(keep: Any) -> None:
     with fresh_name() as name:
         name = name.ljust(255, "x")
         keep(create_named(name, 8, 4))
@@ -153,7 +153,7 @@ def test_the_longest_name_is_taken(keep: Any) -> None:
         remove_named(name)
 
 
-def test_a_name_that_is_taken_is_rejected_and_keeps_what_it_has(name: str, keep: Any) -> None:
+def test_a_name_in_use_is_rejected_and_its_queue_is_unchanged(name: str, keep: Any) -> None:
     keep(create_named(name, 8, 4)).write(b"12345678")
     with pytest.raises(InvalidArgument, match=r"already.*queue remove"):
         create_named(name, 16, 2)
@@ -161,7 +161,7 @@ def test_a_name_that_is_taken_is_rejected_and_keeps_what_it_has(name: str, keep:
 
 
 @pytest.mark.parametrize("call", [open_named, remove_named])
-def test_what_does_not_exist_comes_with_the_remedy(name: str, call: Callable[[str], object]) -> None:
+def test_the_error_for_a_missing_queue_contains_the_remedy(name: str, call: Callable[[str], object]) -> None:
     with pytest.raises(InvalidArgument, match=r"there is no.*queue list.*queue create"):
         call(name)
 
@@ -173,7 +173,7 @@ def test_a_creation_that_is_rejected_leaves_no_name(name: str, quantum: int, cou
     assert not is_there(name)
 
 
-def test_a_creation_without_room_leaves_no_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_creation_without_space_leaves_no_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -209,13 +209,13 @@ def test_an_impossible_record_is_rejected(name: str, record: bytes, complaint: s
 
 
 @pytest.mark.parametrize("begin", [b"\0\0\0\0", b"nf\0\0", b"\0\0\0q"])
-def test_a_record_whose_magic_number_is_not_all_there_is_not_ready(name: str, begin: bytes) -> None:
+def test_a_record_with_a_partial_magic_number_is_not_ready(name: str, begin: bytes) -> None:
     forged(name, begin + TRAILER[4:])
     with pytest.raises(InvalidArgument, match="not ready"):
         open_named(name)
 
 
-def test_the_magic_number_is_whole_also_without_libatomic(
+def test_the_magic_number_is_written_atomically_without_libatomic_too(
     name: str, keep: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_pycore, "_atomics", KernelAtomic())
@@ -224,7 +224,7 @@ def test_the_magic_number_is_whole_also_without_libatomic(
 
 
 @pytest.mark.parametrize("size_bytes", [1, 127, 4095])
-def test_memory_without_room_for_a_record_is_no_queue(name: str, size_bytes: int) -> None:
+def test_memory_too_small_for_a_record_is_no_queue(name: str, size_bytes: int) -> None:
     posix_shm.create(name, size_bytes).close()
     with pytest.raises(InvalidArgument, match="no queue of nnfmq"):
         open_named(name)
@@ -244,7 +244,7 @@ def without_permission(monkeypatch: pytest.MonkeyPatch, *refused: bool) -> None:
     monkeypatch.setattr(posix_ipc, "SharedMemory", open_or_refuse)
 
 
-def test_no_permission_is_said_with_the_file(name: str, keep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_permission_error_names_the_file(name: str, keep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(create_named(name, 8, 4))
     without_permission(monkeypatch, False, True)
     with pytest.raises(PermissionError, match=f"no permission.*/dev/shm{name}"):
@@ -271,7 +271,7 @@ def test_an_unsynchronized_queue_that_may_only_be_read_is_read(
         reader.write(bytes(8))
 
 
-def test_shared_memory_is_for_its_user_alone(name: str, keep: Any) -> None:
+def test_shared_memory_is_accessible_to_its_user_only(name: str, keep: Any) -> None:
     keep(create_named(name, 8, 4))
     assert Path("/dev/shm", name[1:]).stat().st_mode & 0o777 == 0o600
 
@@ -279,7 +279,7 @@ def test_shared_memory_is_for_its_user_alone(name: str, keep: Any) -> None:
 # ---- names and their end ----
 
 
-def test_queues_are_listed_and_nothing_else_is(name: str, keep: Any) -> None:
+def test_only_queues_are_listed(name: str, keep: Any) -> None:
     keep(create_named(name, 8, 4))
     posix_shm.create(f"{name}-other", 4096).close()
     mine = [found for found in named_queues() if found.startswith(name)]
@@ -330,7 +330,7 @@ create_named(sys.argv[1], 8, 4)
 
 
 @pytest.mark.parametrize("where", ["before its pages", "before its trailer", "before the magic number"])
-def test_what_a_killed_creator_leaves_is_no_queue_and_can_be_removed(name: str, where: str) -> None:
+def test_memory_left_by_a_killed_creator_is_no_queue_and_can_be_removed(name: str, where: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", CREATOR, name, where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as creator:

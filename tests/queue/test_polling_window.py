@@ -33,13 +33,13 @@ def test_BUR_4_the_window_is_read_from_the_environment_in_microseconds(
     assert window[1]().ns == ns
 
 
-def test_BUR_4_the_window_is_50_microseconds_where_nothing_is_set(
+def test_BUR_4_the_window_is_50_microseconds_by_default(
     window: tuple[str, Callable[..., PollingWindow]],
 ) -> None:
     assert window[1]().ns == 50_000
 
 
-def test_BUR_4_a_window_that_is_given_wins(
+def test_BUR_4_an_explicit_window_takes_precedence(
     window: tuple[str, Callable[..., PollingWindow]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(window[0], "9")

@@ -42,7 +42,7 @@ def test_a_write_s_buffers_are_the_ring_itself(queue: MessageQueue) -> None:
     assert bytes(queue.memory.view[16:48]) == b"22222222" + bytes(16) + b"11111111"
 
 
-def test_records_that_do_not_cross_the_end_lie_in_one_region(make_queue: MakeQueue) -> None:
+def test_records_that_do_not_cross_the_end_are_in_one_region(make_queue: MakeQueue) -> None:
     write = begun_write(make_queue(8, 4), 4)
     assert (len(write.first), len(write.second), write.count) == (32, 0, 4)
 
@@ -55,14 +55,14 @@ def test_a_read_s_buffers_cannot_be_written(queue: MessageQueue) -> None:
         read.copy_to(bytes(8))
 
 
-def test_slots_number_the_records_across_both_regions(queue: MessageQueue) -> None:
+def test_slot_indexes_continue_across_both_regions(queue: MessageQueue) -> None:
     queue.write(b"AAAAAAAABBBBBBBBCCCCCCCC")
     read = begun_read(queue, 3)
     assert [bytes(read.get_slot(i)) for i in range(3)] == [b"AAAAAAAA", b"BBBBBBBB", b"CCCCCCCC"]
 
 
 @pytest.mark.parametrize("index", [-1, 3, 4, 2**70])
-def test_a_slot_that_is_not_there_is_rejected(queue: MessageQueue, index: int) -> None:
+def test_a_slot_index_out_of_range_is_rejected(queue: MessageQueue, index: int) -> None:
     """libfmq lets index 3 of 3 pass."""
     with pytest.raises(InvalidArgument, match="of a transaction of 3"):
         begun_write(queue, 3).get_slot(index)
@@ -87,7 +87,7 @@ def test_copies_beyond_the_transaction_are_rejected(queue: MessageQueue, size: i
         write.copy_from(bytearray(size), start)
 
 
-def test_a_transaction_of_no_records_is_possible_any_time(queue: MessageQueue) -> None:
+def test_a_transaction_of_no_records_succeeds_in_any_state(queue: MessageQueue) -> None:
     queue.write(bytes(32))
     assert (begun_write(queue, 0).count, begun_read(queue, 0).tobytes()) == (0, b"")
     queue.commit_write(0)
@@ -130,7 +130,7 @@ def test_an_abandoned_transaction_changes_nothing(queue: MessageQueue) -> None:
 
 
 @pytest.mark.parametrize("n", [5, 2**62, 2**70])
-def test_more_than_there_is_or_fits_is_rejected_with_none(queue: MessageQueue, n: int) -> None:
+def test_beginning_more_records_than_there_are_or_fit_returns_none(queue: MessageQueue, n: int) -> None:
     assert (queue.begin_write(n), queue.begin_read(n)) == (None, None)
 
 
@@ -145,7 +145,7 @@ def test_a_commit_without_a_begin_is_rejected(queue: MessageQueue) -> None:
         queue.commit_read(1)
 
 
-def test_a_begin_that_was_rejected_takes_back_the_one_before(queue: MessageQueue) -> None:
+def test_a_rejected_begin_cancels_the_previous_one(queue: MessageQueue) -> None:
     begun_write(queue, 1)
     queue.begin_write(5)
     with pytest.raises(InvalidArgument, match="without a begin_write"):
@@ -171,9 +171,7 @@ def test_more_than_was_begun_cannot_be_committed(queue: MessageQueue) -> None:
 
 
 @pytest.mark.parametrize("counter", [0, 32, 2**63, 2**64 - 8])
-def test_N_BUX_3_a_write_counter_that_moved_since_the_begin_is_not_built_upon(
-    queue: MessageQueue, counter: int
-) -> None:
+def test_N_BUX_3_a_commit_fails_if_the_write_counter_changed_since_the_begin(queue: MessageQueue, counter: int) -> None:
     begun_write(queue, 1)
     queue.memory.view[8:16] = struct.pack("<Q", counter)
     with pytest.raises(QueueCorrupted, match="it was 24 when the write began"):
@@ -181,7 +179,7 @@ def test_N_BUX_3_a_write_counter_that_moved_since_the_begin_is_not_built_upon(
     assert queue.counters()[0] == counter
 
 
-def test_N_BUX_3_a_read_counter_that_moved_since_the_begin_is_not_built_upon(queue: MessageQueue) -> None:
+def test_N_BUX_3_a_commit_fails_if_the_read_counter_changed_since_the_begin(queue: MessageQueue) -> None:
     queue.write(bytes(8))
     begun_read(queue, 1)
     queue.memory.view[0:8] = bytes(8)
@@ -190,7 +188,7 @@ def test_N_BUX_3_a_read_counter_that_moved_since_the_begin_is_not_built_upon(que
 
 
 @pytest.mark.parametrize("counter", [0, 24 + 40, 2**64 - 8])
-def test_a_writer_that_came_round_makes_the_commit_of_a_read_fail(queue: MessageQueue, counter: int) -> None:
+def test_an_overflow_makes_the_commit_of_a_read_fail(queue: MessageQueue, counter: int) -> None:
     queue.write(bytes(8))
     begun_read(queue, 1)
     queue.memory.view[8:16] = struct.pack("<Q", counter)

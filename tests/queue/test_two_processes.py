@@ -67,7 +67,7 @@ StartPeer = Callable[..., Peer]
 
 
 @pytest.mark.parametrize("window_ns", [0, 50_000])
-def test_packets_come_back_whole_polling_or_asleep(
+def test_packets_are_returned_whole_with_polling_and_with_sleeping(
     make_queue: MakeQueue, peer: StartPeer, limit_ns: int, window_ns: int
 ) -> None:
     requests, results = make_queue(24, 64), make_queue(24, 64)
@@ -119,7 +119,7 @@ def test_MisalignedWriteCounter_the_other_process_cannot_write(make_queue: MakeQ
     assert peer("write_now", queue, reset=False, options=[4]).answer() is False
 
 
-def test_a_peer_that_attaches_zeroes_what_was_there(make_queue: MakeQueue, peer: StartPeer) -> None:
+def test_a_peer_that_attaches_resets_the_counters(make_queue: MakeQueue, peer: StartPeer) -> None:
     queue = make_queue(4, 1020)
     queue.write(bytes(400))
     assert peer("write_now", queue, options=[8]).answer() is True

@@ -45,7 +45,7 @@ def test_each_reader_has_its_own_position(setup: Setup) -> None:
     assert second.read(1) == RECORDS[0]
 
 
-def test_reading_leaves_no_trace_in_the_memory(setup: Setup) -> None:
+def test_reading_does_not_change_the_memory(setup: Setup) -> None:
     writer, reader = setup.unsync(8, 4)
     write(writer, 0, 1, 2, 3, 4)
     before = bytes(writer.memory.view)
@@ -53,13 +53,13 @@ def test_reading_leaves_no_trace_in_the_memory(setup: Setup) -> None:
     assert bytes(writer.memory.view) == before
 
 
-def test_a_late_reader_begins_at_the_oldest_record_that_is_left(setup: Setup) -> None:
+def test_a_late_reader_begins_at_the_oldest_remaining_record(setup: Setup) -> None:
     writer = setup.create(8, 4, flavor=UNSYNCHRONIZED)
     write(writer, 0, 1, 2, 3)
     assert setup.attach(writer, reset_pointers=False).read(4) == b"".join(RECORDS[:4])
 
 
-def test_a_late_reader_of_a_ring_that_went_round_fails_once(setup: Setup) -> None:
+def test_a_late_reader_of_a_ring_that_wrapped_around_fails_once(setup: Setup) -> None:
     writer = setup.create(8, 4, flavor=UNSYNCHRONIZED)
     write(writer, 0, 1, 2, 3, 4)
     reader = setup.attach(writer, reset_pointers=False)
@@ -122,7 +122,7 @@ def test_the_writer_reserves_before_it_overwrites_the_oldest_records(setup: Setu
     assert bytes(writer.memory.view[:40]) == struct.pack("<QQ", 32, 32) + RECORDS[3] + RECORDS[1] + RECORDS[2]
 
 
-def test_a_record_that_is_being_overwritten_is_not_believed(setup: Setup) -> None:
+def test_a_record_that_is_being_overwritten_is_not_returned(setup: Setup) -> None:
     writer, reader = setup.unsync(8, 2)
     write(writer, 0, 1)
     writer.begin_write(1)
@@ -136,7 +136,7 @@ def test_a_libfmq_writer_is_checked_by_its_counter_only(setup: Setup) -> None:
     assert reader.read(1) == RECORDS[0]
 
 
-def test_resetting_forgets_how_far_a_writer_would_have_written(setup: Setup) -> None:
+def test_a_reset_clears_the_writer_s_reservation(setup: Setup) -> None:
     writer = setup.create(8, 2, flavor=UNSYNCHRONIZED)
     write(writer, 0, 1)
     setup.attach(writer, reset_pointers=True).write(RECORDS[7])
@@ -165,7 +165,7 @@ def test_one_core_reads_what_the_other_wrote(core_pair: tuple[Core, Core]) -> No
 # ---- what may be mapped, and how ----
 
 
-def test_readers_can_be_kept_from_writing(setup: Setup) -> None:
+def test_readers_can_be_given_read_only_memory(setup: Setup) -> None:
     writer, reader = setup.unsync(8, 4)
     assert reader.memory.view.readonly and not writer.memory.view.readonly
     for call in (lambda: reader.write(RECORDS[0]), lambda: reader.begin_write(1)):
@@ -179,7 +179,7 @@ def test_a_reset_of_memory_that_is_mapped_for_reading_is_rejected(setup: Setup) 
         setup.attach(writer, reset_pointers=True)
 
 
-def test_a_synchronized_queue_has_no_side_that_only_reads(setup: Setup) -> None:
+def test_a_synchronized_queue_cannot_have_one_writer(setup: Setup) -> None:
     with pytest.raises(InvalidArgument, match="one_writer is for the other flavor"):
         setup.create(8, 4, one_writer=True)
 
@@ -210,12 +210,14 @@ def test_there_are_two_flavors(setup: Setup, flavor: int) -> None:
         lambda queue: queue.write_blocking(bytes(8), 0, event_flag=queue.event_flag),
     ],
 )  # fmt: skip
-def test_nothing_waits_for_an_unsynchronized_queue(setup: Setup, call: Callable[[MessageQueue], object]) -> None:
+def test_an_unsynchronized_queue_rejects_blocking_calls(setup: Setup, call: Callable[[MessageQueue], object]) -> None:
     with pytest.raises(InvalidArgument, match="no calls that wait or wake"):
         call(setup.create(8, 4, flavor=UNSYNCHRONIZED))
 
 
-def test_its_event_word_can_be_used_by_hand(setup: Setup, start: Start, until: Until, limit_ns: int) -> None:
+def test_an_unsynchronized_queue_s_event_flag_word_can_be_used_explicitly(
+    setup: Setup, start: Start, until: Until, limit_ns: int
+) -> None:
     writer = setup.create(8, 4, flavor=UNSYNCHRONIZED)
     reader = setup.attach(writer, reset_pointers=False)
     assert writer.event_flag is not None and reader.event_flag is not None
@@ -225,7 +227,9 @@ def test_its_event_word_can_be_used_by_hand(setup: Setup, start: Start, until: U
     assert future.result() == 4
 
 
-def test_a_wait_on_its_event_word_ends_when_it_is_closed(setup: Setup, start: Start, until: Until) -> None:
+def test_a_wait_on_an_unsynchronized_queue_s_event_flag_word_ends_when_it_is_closed(
+    setup: Setup, start: Start, until: Until
+) -> None:
     queue = setup.create(8, 4, flavor=UNSYNCHRONIZED)
     assert queue.event_flag is not None
     future = start(queue.event_flag.wait, 4, None)

@@ -215,7 +215,9 @@ class UnsynchronizedAgainstList(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(("writer", "reader"), [(writer, reader) for writer in CORES for reader in CORES])
 @pytest.mark.parametrize("machine", [QueueAgainstDeque, UnsynchronizedAgainstList])
-def test_a_queue_is_a_deque_whatever_is_called(machine: type[RuleBasedStateMachine], writer: str, reader: str) -> None:
+def test_a_queue_behaves_as_a_deque_for_all_sequences_of_calls(
+    machine: type[RuleBasedStateMachine], writer: str, reader: str
+) -> None:
     # The function cannot be a fixture's user: hypothesis runs it again and again.
     chosen = type(machine.__name__, (machine,), {"writer_core": writer, "reader_core": reader})
     run_state_machine_as_test(

@@ -145,7 +145,7 @@ def test_one_round_of_the_watcher_is_enough(victim: str, explored: Explored) -> 
     assert explored(dying(victim, [1, 1], 1, rounds=1, quantum=1), Model.SEQUENTIAL).schedules is not None
 
 
-def test_a_peer_that_is_given_up_while_it_lives_does_no_harm(explored: Explored) -> None:
+def test_a_living_peer_that_is_reported_dead_corrupts_nothing(explored: Explored) -> None:
     explored(given_up([1, 1], 2), Model.SEQUENTIAL)
 
 

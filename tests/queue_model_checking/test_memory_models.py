@@ -47,7 +47,7 @@ def write_other_see_flag(bench: ProcessQueues) -> object:
     return ring._write_counter[0]
 
 
-def test_a_load_passes_an_earlier_store_wherever_stores_are_delayed() -> None:
+def test_a_load_passes_an_earlier_store_if_stores_are_delayed() -> None:
     assert allowing((0, 0), write_flag_see_other, write_other_see_flag) == {Model.TSO, Model.WEAK}
 
 
@@ -113,7 +113,7 @@ def look_relaxed(bench: ProcessQueues) -> object:
         (publish_relaxed, look_relaxed, {Model.WEAK}),
     ],
 )
-def test_a_message_needs_a_release_and_an_acquire_where_accesses_are_reordered(
+def test_a_message_needs_a_release_and_an_acquire_if_accesses_are_reordered(
     writer: Call, reader: Call, stale_in: set[Model]
 ) -> None:
     assert allowing((None, b"\0"), writer, reader) == stale_in

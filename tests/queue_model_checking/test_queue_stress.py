@@ -45,7 +45,7 @@ def test_every_record_differs_and_depends_on_the_seed() -> None:
     assert batch(3, 2, 1) == batch(3, 1, 1) + batch(4, 1, 1)
 
 
-def test_a_limit_that_passes_is_one_line_and_status_1() -> None:
+def test_an_expired_time_limit_is_one_line_and_status_1() -> None:
     done = stress("--pairs", "python-python", "--count", "1000000000", "--limit", "1")
     assert done.returncode == 1
     assert done.stderr.startswith("queue_stress: error: ")

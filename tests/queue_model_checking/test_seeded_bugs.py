@@ -79,11 +79,11 @@ def test_a_fault_in_the_algorithm_is_found(
     record(f"found after {len(violation.schedule):3} steps: {violation.what[:110]}")
 
 
-def test_an_event_word_that_is_loaded_and_stored_loses_bits() -> None:
+def test_an_event_flag_word_that_is_loaded_and_stored_loses_bits() -> None:
     assert NO_END in found(flags([1, 2], "plain"), Model.SEQUENTIAL).what
 
 
-def test_a_flag_that_is_raised_after_the_wake_is_missed() -> None:
+def test_a_waiter_misses_a_peer_death_flag_that_is_set_after_the_wake() -> None:
     assert NO_END in found(dying("writer", [1], 1, rounds=1, mark_dead=wake_then_raise), Model.SEQUENTIAL).what
 
 
@@ -96,15 +96,13 @@ def test_a_flag_that_is_raised_after_the_wake_is_missed() -> None:
     ],
     ids=["records", "space", "acquire"],
 )
-def test_an_order_that_becomes_relaxed_is_found_only_where_stores_are_reordered(
-    bug: SeededBug, scenario: Scenario
-) -> None:
+def test_a_relaxed_memory_order_is_found_only_if_stores_are_reordered(bug: SeededBug, scenario: Scenario) -> None:
     explore(scenario, Model.TSO, (bug,))  # x86-64 keeps the order anyway: this is why the Python core may run there
     assert WRONG_DATA in found(scenario, Model.WEAK, bug).what
 
 
 @pytest.mark.parametrize("model", [Model.TSO, Model.WEAK])
-def test_an_event_word_changed_by_plain_accesses_loses_wake_ups_where_stores_are_delayed(model: Model) -> None:
+def test_an_event_flag_word_changed_by_plain_accesses_loses_wake_ups_if_stores_are_delayed(model: Model) -> None:
     assert NO_END in found(streaming([1, 1], 2, how="send", window_ns=0, quantum=1, atomics="plain"), model).what
 
 

@@ -66,7 +66,7 @@ def test_a_seeded_race_is_reported(tmp_path: Path, seed: str) -> None:
 
 
 @pytest.mark.usefixtures("sanitizer")
-def test_payload_that_comes_after_its_counter_is_noticed_as_a_race_or_as_a_wrong_record(tmp_path: Path) -> None:
+def test_payload_that_is_written_after_its_counter_is_reported_as_a_race_or_a_wrong_record(tmp_path: Path) -> None:
     done = ran(harness(tmp_path, "-fsanitize=thread", "-DSEED_EARLY_PUBLISH"), "20000")
     assert done.returncode in (WRONG_RECORD, DATA_RACE), done.stderr
 

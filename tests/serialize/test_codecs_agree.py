@@ -218,7 +218,7 @@ def test_every_byte_of_a_packet_changed_alone_is_treated_alike(compiled: ModuleT
     assert [data for data in damaged if not agree(compiled, name, data)] == []
 
 
-def test_a_packet_cut_at_any_byte_or_with_more_behind_it_is_treated_alike(compiled: ModuleType, sample: Any) -> None:
+def test_a_truncated_or_extended_packet_is_treated_alike(compiled: ModuleType, sample: Any) -> None:
     name = sample.decode.__name__
     cut = [sample.data[:end] for end in range(len(sample.data) + 1)]
     longer = [sample.data + bytes(more) for more in range(1, 49)]
@@ -227,7 +227,7 @@ def test_a_packet_cut_at_any_byte_or_with_more_behind_it_is_treated_alike(compil
 
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize("given", [bytearray(30), memoryview(bytes(48)), 48, "text", None, [1, 2]], ids=repr)
-def test_arguments_that_are_no_packet_is_treated_alike(compiled: ModuleType, name: str, given: Any) -> None:
+def test_arguments_that_are_not_packets_are_treated_alike(compiled: ModuleType, name: str, given: Any) -> None:
     assert agree(compiled, name, given)
 
 
@@ -245,5 +245,5 @@ def test_the_python_codec_raises_the_error(compiled: ModuleType) -> None:
 
 
 @given(shapes)
-def test_a_list_of_shapes_is_as_good_as_a_tuple(compiled: ModuleType, found: tuple[OutputShape, ...]) -> None:
+def test_shapes_may_be_a_list_or_a_tuple(compiled: ModuleType, found: tuple[OutputShape, ...]) -> None:
     assert compiled.encode_result(ErrorStatus.NONE, list(found)) == compiled.encode_result(ErrorStatus.NONE, found)

@@ -39,7 +39,7 @@ def test_a_connection_begins_with_a_hello_from_each_side() -> None:
     assert [*states, connection_state.phase] == [Phase.NEW, Phase.GREETED, Phase.OPEN]
 
 
-def test_a_refused_client_may_send_nothing_more() -> None:
+def test_a_rejected_client_may_send_no_more_messages() -> None:
     connection_state = ConnectionState()
     connection_state.process_message(HELLO, CLIENT)
     connection_state.process_message(messages.Refused(FAILED, ""), DRIVER)

@@ -287,7 +287,7 @@ every_message = pytest.mark.parametrize(("sender", "fields", "message", "fds"), 
 every_field = pytest.mark.parametrize(("sender", "fields", "message", "fds", "field"), FIELDS, ids=name_of)
 
 
-def test_there_is_a_sample_of_every_message() -> None:
+def test_every_message_has_a_sample() -> None:
     sampled = {(sender, type(message)) for sender, _, message, _ in SAMPLES}
     assert sampled == {(role, kind) for role in PeerRole for kind in control_protocol.message_types_of(role)}
 
@@ -303,14 +303,14 @@ def test_a_message_is_written_as_its_map(sender: PeerRole, fields: dict[str, Any
 
 
 @every_message
-def test_a_message_says_how_many_descriptors_it_has(
+def test_a_message_declares_its_number_of_fds(
     sender: PeerRole, fields: dict[str, Any], message: Message, fds: int
 ) -> None:
     assert fd_count(message) == fds
 
 
 @every_message
-def test_a_message_with_one_descriptor_more_is_refused(
+def test_a_message_with_one_descriptor_more_is_rejected(
     sender: PeerRole, fields: dict[str, Any], message: Message, fds: int
 ) -> None:
     with pytest.raises(ProtocolError, match=f"came with {fds + 1} file descriptors instead of {fds}"):
@@ -318,7 +318,7 @@ def test_a_message_with_one_descriptor_more_is_refused(
 
 
 @every_message
-def test_a_message_is_refused_from_the_other_role(
+def test_a_message_of_the_other_role_is_rejected(
     sender: PeerRole, fields: dict[str, Any], message: Message, fds: int
 ) -> None:
     with pytest.raises(ProtocolError, match=f"{sender.peer.value} may not send this '{type(message).__name__}'"):
@@ -326,7 +326,7 @@ def test_a_message_is_refused_from_the_other_role(
 
 
 @every_message
-def test_a_message_cut_at_any_byte_is_refused(
+def test_a_message_truncated_at_any_byte_is_rejected(
     sender: PeerRole, fields: dict[str, Any], message: Message, fds: int
 ) -> None:
     data = wire(message, fields)
@@ -334,28 +334,28 @@ def test_a_message_cut_at_any_byte_is_refused(
 
 
 @every_message
-def test_a_message_with_a_trailing_byte_is_refused(
+def test_a_message_with_a_trailing_byte_is_rejected(
     sender: PeerRole, fields: dict[str, Any], message: Message, fds: int
 ) -> None:
     assert is_refused(wire(message, fields) + b"\xc0", sender, fds)
 
 
 @pytest.mark.parametrize(("sender", "fields", "message", "fds"), OTHERS, ids=name_of)
-def test_a_message_with_an_unknown_field_is_refused(
+def test_a_message_with_an_unknown_field_is_rejected(
     sender: PeerRole, fields: dict[str, Any], message: Message, fds: int
 ) -> None:
     assert is_refused(wire(message, {**fields, "extra": 1}), sender, fds)
 
 
 @pytest.mark.parametrize(("sender", "fields", "message", "fds"), GREETINGS, ids=name_of)
-def test_a_greeting_of_a_later_protocol_is_read(
+def test_a_hello_of_a_later_protocol_is_decoded(
     sender: PeerRole, fields: dict[str, Any], message: Message, fds: int
 ) -> None:
     assert decode(wire(message, {**fields, "extra": {"of": "later"}}), sender=sender) == message
 
 
 @every_field
-def test_a_field_of_the_wrong_type_is_refused(
+def test_a_field_of_the_wrong_type_is_rejected(
     sender: PeerRole, fields: dict[str, Any], message: Message, fds: int, field: str
 ) -> None:
     assert is_refused(wire(message, {**fields, field: {"a": 1}}), sender, fds)
@@ -385,7 +385,7 @@ MAY_BE_ABSENT = {
 
 
 @every_field
-def test_a_field_is_absent_only_where_nothing_depends_on_it(
+def test_only_optional_fields_may_be_absent(
     sender: PeerRole, fields: dict[str, Any], message: Message, fds: int, field: str
 ) -> None:
     without = {name: value for name, value in fields.items() if name != field}
@@ -415,7 +415,7 @@ def is_refused(data: bytes, sender: PeerRole, fds: int) -> bool:
         b"\xdf\xff\xff\xff\xff",  # 2^32-1 entries announced
     ],
 )
-def test_what_is_no_message_is_refused(data: bytes) -> None:
+def test_bytes_that_are_not_a_message_are_rejected(data: bytes) -> None:
     assert is_refused(data, CLIENT, 0)
 
 
@@ -432,7 +432,7 @@ def test_a_changed_byte_never_raises_anything_but_protocol_error(sample: Case, d
     assert is_refused(changed, sender, fds) in (True, False)
 
 
-def test_the_error_says_what_was_received() -> None:
+def test_the_error_contains_the_received_value() -> None:
     with pytest.raises(ProtocolError, match=r"client may not send this 'Oops' message of 11 bytes"):
         decode(msgspec.msgpack.encode({"type": "Oops"}), sender=CLIENT)
     with pytest.raises(ProtocolError, match=r"these 3 bytes \(01 02 03 \.\.\.\)"):
@@ -456,18 +456,18 @@ BEYOND_LIMITS: list[tuple[PeerRole, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("sender", "kind", "fields"), BEYOND_LIMITS)
-def test_numbers_and_lengths_beyond_their_limits_are_refused(
+def test_numbers_and_lengths_beyond_their_limits_are_rejected(
     sender: PeerRole, kind: str, fields: dict[str, Any]
 ) -> None:
     assert is_refused(msgspec.msgpack.encode({"type": kind, **fields}), sender, 0)
 
 
-def test_more_descriptors_than_linux_passes_at_once_are_refused() -> None:
+def test_more_fds_than_linux_passes_in_one_message_are_rejected() -> None:
     fields = {"type": "Memories", "call": 1, "status": 0, "message": "", "sizes": [0] * 251}
     assert is_refused(msgspec.msgpack.encode(fields), CLIENT, 251)
 
 
-def test_a_body_over_the_limit_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_over_the_limit_is_rejected_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_protocol, "MAX_BODY_BYTES", 100)
     with pytest.raises(ProtocolError, match="101 bytes from the client; the limit is 100"):
         decode(bytes(101), sender=CLIENT)
@@ -483,12 +483,12 @@ def test_a_body_over_the_limit_is_refused_unread(monkeypatch: pytest.MonkeyPatch
         messages.PrepareModel(1, "reference", 1, 1, -1, b"", 251),
     ],
 )
-def test_what_the_peer_would_refuse_is_not_sent(message: Message) -> None:
+def test_a_message_that_the_peer_would_reject_is_not_sent(message: Message) -> None:
     with pytest.raises(InvalidArgument, match=f"{type(message).__name__} cannot be sent"):
         encode(message)
 
 
-def test_a_long_error_text_is_cut() -> None:
+def test_a_long_error_text_is_truncated() -> None:
     received = decode(encode(messages.Reply(1, INVALID, "t" * 9000)), sender=DRIVER)
     assert received == messages.Reply(1, INVALID, "t" * 4096)
 
@@ -498,7 +498,7 @@ def test_an_error_text_with_an_undecodable_file_name_is_sent() -> None:
     assert received == messages.Refused(INVALID, "no file ?.tflite")
 
 
-def test_what_was_decoded_does_not_change_with_the_memory_it_came_from() -> None:
+def test_a_decoded_message_does_not_change_with_its_source_memory() -> None:
     shared = bytearray(
         wire(messages.Goodbye(), {"type": "GetSupportedOperations", "call": 1, "device": "", "model": b"abc"})
     )
@@ -524,7 +524,7 @@ class StandIn:
         raise NotImplementedError
 
 
-def test_a_request_goes_to_wire_data_and_back() -> None:
+def test_a_request_round_trips_through_wire_data() -> None:
     memories: Any = (StandIn(80, 0, Protection.READ_WRITE), StandIn(8, 3, Protection.READ))
     pools = (memories[0], BufferToken(5), memories[1])
     data = messages.request_to_data(Request(ARGUMENTS, ARGUMENTS[1:], pools))
@@ -534,7 +534,7 @@ def test_a_request_goes_to_wire_data_and_back() -> None:
     assert messages.request_from_data(data, memories) == Request(ARGUMENTS, ARGUMENTS[1:], pools)
 
 
-def test_a_configuration_goes_to_wire_data_and_back() -> None:
+def test_a_configuration_round_trips_through_wire_data() -> None:
     config = ExecutionConfig(
         MeasureTiming.YES, 5, (TokenValuePair(65537, b"h"),), (ExtensionNameAndPrefix("com.a", 1),)
     )
@@ -543,13 +543,13 @@ def test_a_configuration_goes_to_wire_data_and_back() -> None:
     assert messages.config_from_data(data) == config
 
 
-def test_shapes_go_to_wire_data_and_back() -> None:
+def test_shapes_round_trip_through_wire_data() -> None:
     data = messages.shapes_to_data(SHAPES)
     assert msgspec.to_builtins(data) == ([(2, 0), False], [(), True])
     assert messages.shapes_from_data(data) == SHAPES
 
 
-def test_arguments_and_shapes_out_of_range_are_the_callers_mistake() -> None:
+def test_arguments_and_shapes_out_of_range_are_invalid_arguments() -> None:
     with pytest.raises(InvalidArgument, match="request cannot be written"):
         messages.request_to_data(Request((RequestArgument(location=DataLocation(offset=-1)),), ()))
     with pytest.raises(InvalidArgument, match="configuration cannot be written"):

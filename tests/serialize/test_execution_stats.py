@@ -18,7 +18,7 @@ def test_the_area_is_as_large_as_the_queue_reserves() -> None:
     assert (execution_stats.STATS_WORDS, execution_stats.STATS_BYTES) == (layout.STATS_WORDS, layout.STATS_BYTES)
 
 
-def test_one_side_reads_the_words_that_the_other_wrote() -> None:
+def test_each_side_reads_the_words_that_the_other_wrote() -> None:
     area = bytearray(256)
     begun = time.monotonic_ns()
     StatsArea.over(memoryview(area)).record(5, 10, 20, 30, 40, Timing(7, 9))

@@ -95,28 +95,28 @@ def is_refused(data: bytes) -> bool:
     return False
 
 
-def test_a_model_is_written_as_this_array() -> None:
+def test_a_model_is_encoded_as_the_documented_array() -> None:
     data, pools = encode_model(MODEL)
     assert msgspec.msgpack.decode(data) == WIRE
     assert pools == POOLS
 
 
-def test_a_model_is_read_from_this_array() -> None:
+def test_a_model_is_decoded_from_the_documented_array() -> None:
     assert decode_model(DATA, POOLS) == MODEL
 
 
-def test_constants_travel_as_raw_bytes() -> None:
+def test_constants_are_encoded_as_raw_bytes() -> None:
     values = bytes(range(256)) * 64
     data, _ = encode_model(replace(MODEL, operand_values=values))
     assert values in data
     assert decode_model(data, POOLS).operand_values == values
 
 
-def test_a_model_cut_at_any_byte_is_refused() -> None:
+def test_a_model_truncated_at_any_byte_is_rejected() -> None:
     assert [end for end in range(len(DATA)) if not is_refused(DATA[:end])] == []
 
 
-def test_a_model_with_a_trailing_byte_is_refused() -> None:
+def test_a_model_with_a_trailing_byte_is_rejected() -> None:
     assert is_refused(DATA + b"\xc0")
 
 
@@ -157,31 +157,31 @@ def test_a_model_with_a_trailing_byte_is_refused() -> None:
         ((5,), [["a.b", 1]] * 1025),
     ],
 )
-def test_numbers_and_types_that_no_model_has_are_refused(path: tuple[int, ...], value: Any) -> None:
+def test_invalid_numbers_and_types_are_rejected(path: tuple[int, ...], value: Any) -> None:
     assert is_refused(changed(path, value))
 
 
 @pytest.mark.parametrize("wire", [[], {}, None, [*WIRE, 1], WIRE[:-1]])
-def test_another_number_of_parts_is_refused(wire: Any) -> None:
+def test_a_wrong_number_of_parts_is_rejected(wire: Any) -> None:
     assert is_refused(msgspec.msgpack.encode(wire))
 
 
-def test_the_error_says_where_in_the_model() -> None:
+def test_the_error_names_the_position_in_the_model() -> None:
     with pytest.raises(ProtocolError, match=r"are not a model: Invalid enum value 16 - at `\$\[0\]"):
         decode_model(changed((0, 0, 0, 0), 16), POOLS)
 
 
-def test_nesting_beyond_any_model_is_refused() -> None:
+def test_excessive_nesting_is_rejected() -> None:
     assert is_refused(b"\x91" * 100_000)
 
 
 @pytest.mark.parametrize("pools", [(), POOLS[:1], (*POOLS, POOLS[0])])
-def test_another_number_of_pools_is_refused(pools: tuple[FakePool, ...]) -> None:
+def test_a_wrong_number_of_pools_is_rejected(pools: tuple[FakePool, ...]) -> None:
     with pytest.raises(ProtocolError, match=f"lists 2 pools, {len(pools)} were received"):
         decode_model(DATA, pools)
 
 
-def test_a_pool_that_is_too_small_is_refused() -> None:
+def test_a_pool_that_is_too_small_is_rejected() -> None:
     with pytest.raises(ProtocolError, match="pool 1 of the model has 64 bytes, the received one 63"):
         decode_model(DATA, (FakePool(4096), FakePool(63)))
 
@@ -191,13 +191,13 @@ def test_a_larger_pool_is_accepted() -> None:
     assert decode_model(DATA, pools).pools == pools
 
 
-def test_numbers_that_no_field_holds_are_the_callers_mistake() -> None:
+def test_numbers_out_of_range_are_invalid_arguments() -> None:
     wrong = replace(MAIN, input_indexes=(-1,))
     with pytest.raises(InvalidArgument, match="model cannot be written"):
         encode_model(replace(MODEL, main=wrong))
 
 
-def test_a_model_without_anything_goes_and_comes_back() -> None:
+def test_an_empty_model_round_trips() -> None:
     data, pools = encode_model(Model(OTHER))
     assert decode_model(data, pools) == Model(OTHER)
 
@@ -235,7 +235,7 @@ models = st.builds(
 
 
 @given(models)
-def test_any_model_comes_back_as_it_went(model: Model) -> None:
+def test_any_model_round_trips(model: Model) -> None:
     data, pools = encode_model(model)
     assert decode_model(data, pools) == model
 
@@ -262,6 +262,6 @@ def test_MOD_15_EXT_4_an_extensions_type_arrives_with_its_name_and_its_bytes() -
 
 
 @pytest.mark.parametrize("prefix", [-1, 2**16])
-def test_N_VAL_12_a_prefix_that_no_code_holds_is_the_callers_mistake(prefix: int) -> None:
+def test_N_VAL_12_a_prefix_out_of_range_is_an_invalid_argument(prefix: int) -> None:
     with pytest.raises(InvalidArgument, match="model cannot be written"):
         encode_model(replace(MODEL, extensions=(ExtensionNameAndPrefix("com.example.fibonacci", prefix),)))

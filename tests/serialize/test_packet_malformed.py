@@ -47,19 +47,19 @@ def poked(data: bytes, offset: int, code: str, value: int) -> bytes:
 # ------------------------------------------------------------------------------------------------ cut, and too long
 
 
-def test_BUR_9_a_packet_cut_at_any_byte_is_rejected(sample: Any) -> None:
+def test_BUR_9_a_packet_truncated_at_any_byte_is_rejected(sample: Any) -> None:
     assert sample.accepted([sample.data[:end] for end in range(len(sample.data))]) == []
 
 
-def test_BUR_9_a_golden_request_cut_at_any_byte_is_rejected(golden_request: Any) -> None:
+def test_BUR_9_a_golden_request_truncated_at_any_byte_is_rejected(golden_request: Any) -> None:
     assert golden_request.accepted([golden_request.data[:end] for end in range(len(golden_request.data))]) == []
 
 
-def test_BUR_9_a_golden_result_cut_at_any_byte_is_rejected(golden_result: Any) -> None:
+def test_BUR_9_a_golden_result_truncated_at_any_byte_is_rejected(golden_result: Any) -> None:
     assert golden_result.accepted([golden_result.data[:end] for end in range(len(golden_result.data))]) == []
 
 
-def test_BUR_9_a_packet_cut_at_a_record_is_rejected_even_with_a_matching_packet_size(sample: Any) -> None:
+def test_BUR_9_a_packet_truncated_at_a_record_is_rejected_even_with_a_matching_packet_size(sample: Any) -> None:
     cuts = [resized(sample, list(sample.records[:count])) for count in range(1, len(sample.records))]
     assert sample.accepted(cuts) == []
 
@@ -226,6 +226,6 @@ def test_a_request_is_no_result_and_a_result_no_request(codec: Any, request_samp
         codec.decode_request(result_sample.data)
 
 
-def test_the_message_has_the_field_its_value_and_what_is_allowed(codec: Any, request_sample: Any) -> None:
+def test_the_message_has_the_field_its_value_and_the_allowed_values(codec: Any, request_sample: Any) -> None:
     with pytest.raises(ProtocolError, match=r"packetInformation.packetSize is 3, allowed is the 11 records .*byte 4"):
         codec.decode_request(poked(request_sample.data, 4, "<I", 3))

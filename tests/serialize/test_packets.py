@@ -41,7 +41,7 @@ def test_BUR_8_a_golden_result_decodes_to_its_values(codec: Any, golden_result: 
     assert codec.decode_result(golden_result.data) == golden_result.value
 
 
-def test_the_golden_file_has_no_packets_that_these_tests_miss(golden: dict[str, list[Any]]) -> None:
+def test_these_tests_use_every_packet_of_the_golden_file(golden: dict[str, list[Any]]) -> None:
     assert (len(golden["requests"]), len(golden["results"])) == (17, 15)
 
 

@@ -93,7 +93,7 @@ def rows_of_records(variants: tuple[Variant, ...]) -> list[Row]:
     ]
 
 
-def test_the_table_of_messages_is_that_of_the_code(tables: list[list[Row]]) -> None:
+def test_the_table_of_messages_agrees_with_the_code(tables: list[list[Row]]) -> None:
     documented = table(tables, "message", "from", "phase", "next phase", "fds", "replies", "fields")
     assert sorted(documented) == sorted(rows_of_messages())
 

@@ -55,7 +55,7 @@ def refused(client: Speaker, call: int = 30) -> ExecutionFinished:
     return finished
 
 
-def test_EXE_5_an_execution_is_answered_at_once_and_calls_back_once(
+def test_EXE_5_a_launch_is_replied_to_immediately_and_its_callback_is_called_once(
     greeted: Speaker, running: Running, adding: Lent
 ) -> None:
     held = hold(running)
@@ -72,7 +72,7 @@ def test_EXE_5_an_execution_is_answered_at_once_and_calls_back_once(
     assert_alive(greeted)
 
 
-def test_EXE_5_a_launch_is_answered_at_once_while_the_pool_is_busy(
+def test_EXE_5_a_launch_is_replied_to_immediately_while_the_pool_is_busy(
     greeted: Speaker, running: Running, adding: Lent
 ) -> None:
     held, calls = hold(running), range(30, 32 + session_context.POOL_THREADS)
@@ -114,7 +114,7 @@ def moved(request: Request, pool_index: int) -> object:
 
 
 @pytest.mark.parametrize("case", BAD_REQUESTS)
-def test_N_REQ_1_N_REQ_2_a_bad_request_calls_back_and_then_answers_the_same(
+def test_N_REQ_1_N_REQ_2_callback_and_reply_of_an_invalid_request_have_the_same_status(
     case: str, greeted: Speaker, adding: Lent
 ) -> None:
     model_id = prepare(greeted)
@@ -126,7 +126,7 @@ def test_N_REQ_1_N_REQ_2_a_bad_request_calls_back_and_then_answers_the_same(
 @pytest.mark.parametrize(
     ("deadline_ns", "loop_timeout_ns"), [(-2, -1), (-1, -2), (-1, 15_000_000_001)], ids=["deadline", "loop", "max"]
 )
-def test_N_RQX_14_a_limit_out_of_range_is_refused(
+def test_N_RQX_14_a_limit_out_of_range_is_rejected(
     deadline_ns: int, loop_timeout_ns: int, greeted: Speaker, adding: Lent
 ) -> None:
     config = ExecutionConfig(loop_timeout_ns=loop_timeout_ns)
@@ -134,13 +134,13 @@ def test_N_RQX_14_a_limit_out_of_range_is_refused(
     assert refused(greeted).status is INVALID
 
 
-def test_an_unknown_model_is_refused_and_nothing_is_kept(greeted: Speaker, running: Running, adding: Lent) -> None:
+def test_an_unknown_model_is_rejected_and_no_callback_is_kept(greeted: Speaker, running: Running, adding: Lent) -> None:
     begin(greeted, adding, 12345)
     assert refused(greeted).status is INVALID
     until(lambda: running.session.quota.charged_bytes == 0)
 
 
-def test_QOS_2_N_QOS_4_a_deadline_that_has_passed_is_persistent_and_nothing_is_written(
+def test_QOS_2_N_QOS_4_a_deadline_that_has_passed_is_a_persistent_miss_and_nothing_is_written(
     greeted: Speaker, adding: Lent
 ) -> None:
     begin(greeted, adding, prepare(greeted), deadline_ns=1, config=ExecutionConfig(MeasureTiming.YES))
@@ -148,7 +148,7 @@ def test_QOS_2_N_QOS_4_a_deadline_that_has_passed_is_persistent_and_nothing_is_w
     assert adding.result() == [0.0] * 4
 
 
-def test_QOS_3_N_QOS_4_a_deadline_that_passes_in_the_middle_comes_through_the_callback(
+def test_QOS_3_N_QOS_4_the_callback_reports_a_deadline_that_passes_during_the_execution(
     greeted: Speaker, running: Running, adding: Lent
 ) -> None:
     held = hold(running)
@@ -165,7 +165,7 @@ def test_QOS_3_N_QOS_4_a_deadline_that_passes_in_the_middle_comes_through_the_ca
 
 
 @pytest.mark.parametrize("deadline_ns", [-1, NEVER])
-def test_QOS_4_N_QOS_5_a_generous_deadline_does_no_harm(deadline_ns: int, greeted: Speaker, adding: Lent) -> None:
+def test_QOS_4_N_QOS_5_a_distant_deadline_has_no_effect(deadline_ns: int, greeted: Speaker, adding: Lent) -> None:
     begin(greeted, adding, prepare(greeted), deadline_ns=deadline_ns)
     assert greeted.hear(messages.Reply).status is NONE
     assert greeted.hear(ExecutionFinished).status is NONE
@@ -179,7 +179,7 @@ def test_CF_4_N_QOS_6_an_endless_loop_is_ended_by_its_timeout(greeted: Speaker, 
     assert greeted.hear(ExecutionFinished).status in MISSED
 
 
-def test_SHP_4_N_FEN_3_a_short_output_is_told_with_all_shapes(greeted: Speaker, resources: ExitStack) -> None:
+def test_SHP_4_N_FEN_3_a_short_output_is_reported_with_all_shapes(greeted: Speaker, resources: ExitStack) -> None:
     model = models.unsized_relu_model((4,))
     lent = lend(resources, models.relu_model((4,)))  # with room for the output, whose size is not in the model
     output = replace(lent.request.outputs[0], location=DataLocation(1, 0, 15))
@@ -190,9 +190,7 @@ def test_SHP_4_N_FEN_3_a_short_output_is_told_with_all_shapes(greeted: Speaker, 
     assert messages.shapes_from_data(finished.shapes) == (OutputShape((4,), False),)
 
 
-def test_SHP_2_a_shape_is_reported_for_every_output_where_one_was_not_specified(
-    greeted: Speaker, resources: ExitStack
-) -> None:
+def test_SHP_2_all_output_shapes_are_reported_if_one_was_not_specified(greeted: Speaker, resources: ExitStack) -> None:
     model = models.relus_model(3, (4,))
     operands = list(model.main.operands)
     operands[model.main.output_indexes[1]] = replace(operands[model.main.output_indexes[1]], dimensions=(0,))
@@ -202,7 +200,7 @@ def test_SHP_2_a_shape_is_reported_for_every_output_where_one_was_not_specified(
     assert messages.shapes_from_data(greeted.hear(ExecutionFinished).shapes) == (OutputShape((4,)),) * 3
 
 
-def test_SHP_3_N_REQ_5_a_failure_in_the_middle_has_no_shapes_and_no_times(
+def test_SHP_3_N_REQ_5_a_failure_during_the_execution_has_no_shapes_and_no_times(
     greeted: Speaker, resources: ExitStack
 ) -> None:
     model, lent = failing_gather(resources)
@@ -279,7 +277,7 @@ def prepared_with(running: Running, priority: Priority) -> int:
     return running.session.models.insert(replace(prepared(ADD), priority=priority))
 
 
-def test_EXE_8_many_executions_of_one_model_at_once(greeted: Speaker, resources: ExitStack) -> None:
+def test_EXE_8_one_model_is_executed_concurrently(greeted: Speaker, resources: ExitStack) -> None:
     model_id = prepare(greeted)
     lents = [lend(resources, ADD, [number] * 4, [1] * 4) for number in range(40)]
     for number, lent in enumerate(lents):

@@ -169,7 +169,7 @@ def test_N_CCH_2_CACHE_6_loading_from_a_wrong_number_of_files_is_rejected(
 @every_type
 @pytest.mark.parametrize("number", EACH_FILE)
 @pytest.mark.parametrize("mode", [os.O_RDONLY, os.O_WRONLY, os.O_PATH], ids=["read-only", "write-only", "path"])
-def test_N_CCH_5_saving_to_a_file_that_is_not_open_for_both_prepares_and_saves_nothing(
+def test_N_CCH_5_a_model_is_prepared_and_not_saved_to_a_file_that_is_not_open_for_both(
     mode: int, number: int, type: Any, client: CachingClient, files: Paths
 ) -> None:
     assert_right(client, client.save(chain(ADD, type), files, modes={number: mode}))
@@ -369,13 +369,13 @@ def test_files_saved_twice_are_interchangeable_and_those_of_two_models_are_not(
     assert client.load(Paths(files.model, longer.data)).status is FAILURE
 
 
-def test_N_CCX_1_a_huge_file_is_refused_unread(client: CachingClient, files: Paths) -> None:
+def test_N_CCX_1_a_huge_file_is_rejected_unread(client: CachingClient, files: Paths) -> None:
     saved(client, files)
     os.truncate(files.data[0], 1 << 42)  # sparse: its length is all that there is of it
     assert client.load(files).status is FAILURE
 
 
-def test_N_CCX_1_a_huge_file_with_a_header_to_match_is_refused_unread(client: CachingClient, files: Paths) -> None:
+def test_N_CCX_1_a_huge_file_with_a_matching_header_is_rejected_unread(client: CachingClient, files: Paths) -> None:
     content = bytearray(saved(client, files).data[0].read_bytes())
     size = 1 << 42
     content[16:24] = struct.pack("<Q", size - 64)

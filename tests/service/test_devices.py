@@ -211,7 +211,7 @@ def supported(device: DeviceBase, model: Model) -> bool:
     return all(device.supported_operations(model))
 
 
-def test_SUP_3_each_sample_device_supports_what_it_is_limited_to(shipped: dict[str, InterpreterDevice]) -> None:
+def test_SUP_3_each_sample_device_supports_only_its_operations(shipped: dict[str, InterpreterDevice]) -> None:
     quantized = two_adds(OperandType.TENSOR_QUANT8_ASYMM, 0.5, 128)
     relu = models.relu_model()
     able = {name: [supported(device, model) for model in (ADD, relu, quantized)] for name, device in shipped.items()}

@@ -67,9 +67,7 @@ def launch(client: Speaker, execution_id: int, *fences: Fence, deadline_ns: int 
     return launched, Fence.adopt(fds[0]) if fds else None
 
 
-def test_RUX_1_a_request_is_given_once_and_run_often_with_what_its_memory_holds_then(
-    greeted: Speaker, adding: Lent
-) -> None:
+def test_RUX_1_a_request_is_sent_once_and_each_run_reads_its_memory_again(greeted: Speaker, adding: Lent) -> None:
     execution_id = create(greeted, adding, prepare(greeted))
     assert run(greeted, execution_id).status is NONE
     assert adding.result() == SUM
@@ -80,7 +78,9 @@ def test_RUX_1_a_request_is_given_once_and_run_often_with_what_its_memory_holds_
     assert adding.result() == [110.0, *SUM[1:]]
 
 
-def test_RUX_1_it_is_checked_and_bound_once(greeted: Speaker, adding: Lent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_RUX_1_a_reusable_execution_is_validated_and_bound_once(
+    greeted: Speaker, adding: Lent, monkeypatch: pytest.MonkeyPatch
+) -> None:
     execution_id = create(greeted, adding, prepare(greeted))
 
     def bind(*_: object, **__: object) -> None:
@@ -90,7 +90,9 @@ def test_RUX_1_it_is_checked_and_bound_once(greeted: Speaker, adding: Lent, monk
     assert [run(greeted, execution_id).status for _ in range(10)] == [NONE] * 10
 
 
-def test_RUX_1_it_is_run_fenced_and_synchronously(greeted: Speaker, adding: Lent, resources: ExitStack) -> None:
+def test_RUX_1_a_reusable_execution_is_run_fenced_and_synchronously(
+    greeted: Speaker, adding: Lent, resources: ExitStack
+) -> None:
     own = resources.enter_context(Fence.create())
     execution_id = create(greeted, adding, prepare(greeted), ExecutionConfig(MeasureTiming.YES))
     launched, fence = launch(greeted, execution_id, own)
@@ -105,7 +107,7 @@ def test_RUX_1_it_is_run_fenced_and_synchronously(greeted: Speaker, adding: Lent
 
 
 @pytest.mark.parametrize("spoil", ["inputs", "outputs"])
-def test_RUX_2_N_REQ_1_N_REQ_2_a_request_is_checked_when_it_is_given(
+def test_RUX_2_N_REQ_1_N_REQ_2_a_request_is_validated_when_the_execution_is_created(
     spoil: str, greeted: Speaker, adding: Lent, running: Running
 ) -> None:
     spoilt = replace(adding.request, **{spoil: getattr(adding.request, spoil)[1:]})
@@ -115,13 +117,13 @@ def test_RUX_2_N_REQ_1_N_REQ_2_a_request_is_checked_when_it_is_given(
 
 
 @pytest.mark.parametrize("timeout_ns", [-2, 15_000_000_001])
-def test_RUX_2_N_RQX_14_CF_5_a_loop_timeout_out_of_range_is_refused(
+def test_RUX_2_N_RQX_14_CF_5_a_loop_timeout_out_of_range_is_rejected(
     timeout_ns: int, greeted: Speaker, adding: Lent
 ) -> None:
     assert refused(greeted, adding, prepare(greeted), ExecutionConfig(loop_timeout_ns=timeout_ns)) is INVALID
 
 
-def test_RUX_2_SHP_4_N_FEN_3_a_short_output_is_told_at_each_run(greeted: Speaker, resources: ExitStack) -> None:
+def test_RUX_2_SHP_4_N_FEN_3_a_short_output_is_reported_at_each_run(greeted: Speaker, resources: ExitStack) -> None:
     lent = lend(resources, models.relu_model((4,)))
     output = replace(lent.request.outputs[0], location=DataLocation(1, 0, 15))
     short = Lent(replace(lent.request, outputs=(output,)), lent.pools)
@@ -132,7 +134,7 @@ def test_RUX_2_SHP_4_N_FEN_3_a_short_output_is_told_at_each_run(greeted: Speaker
         assert messages.shapes_from_data(answer.shapes) == (OutputShape((4,), False),)
 
 
-def test_FEN_7_N_RQX_8_outputs_that_are_not_fully_specified_are_refused_fenced(
+def test_FEN_7_N_RQX_8_a_fenced_run_rejects_outputs_that_are_not_fully_specified(
     greeted: Speaker, resources: ExitStack
 ) -> None:
     lent = lend(resources, models.relu_model((4,)), [1, 2, 3, 4])
@@ -142,7 +144,7 @@ def test_FEN_7_N_RQX_8_outputs_that_are_not_fully_specified_are_refused_fenced(
     assert run(greeted, execution_id).status is NONE
 
 
-def test_RUX_3_a_second_run_is_refused_until_the_first_has_ended(
+def test_RUX_3_a_second_run_is_rejected_until_the_first_has_finished(
     greeted: Speaker, running: Running, adding: Lent
 ) -> None:
     held = hold(running)
@@ -160,7 +162,9 @@ def test_RUX_3_a_second_run_is_refused_until_the_first_has_ended(
     assert run(greeted, execution_id).status is NONE
 
 
-def test_RUX_3_a_fenced_run_counts_from_its_launch(greeted: Speaker, adding: Lent, resources: ExitStack) -> None:
+def test_RUX_3_a_fenced_run_is_in_progress_from_its_launch(
+    greeted: Speaker, adding: Lent, resources: ExitStack
+) -> None:
     own = resources.enter_context(Fence.create())
     execution_id = create(greeted, adding, prepare(greeted))
     _, fence = launch(greeted, execution_id, own)
@@ -201,7 +205,7 @@ def test_RUX_4_deadline_and_duration_are_those_of_the_fenced_run(
 
 
 @pytest.mark.parametrize("limits", [{"deadline_ns": -2}, {"duration_ns": -2}], ids=["deadline", "duration"])
-def test_N_RQX_14_a_limit_below_minus_one_is_refused(limits: dict[str, int], greeted: Speaker, adding: Lent) -> None:
+def test_N_RQX_14_a_limit_below_minus_one_is_rejected(limits: dict[str, int], greeted: Speaker, adding: Lent) -> None:
     execution_id = create(greeted, adding, prepare(greeted))
     assert launch(greeted, execution_id, **limits)[0].status is INVALID
     assert run(greeted, execution_id, deadline_ns=-2).status is INVALID
@@ -215,7 +219,7 @@ def test_CF_4_N_QOS_6_an_endless_loop_is_ended_at_each_run(greeted: Speaker, res
     assert [run(greeted, execution_id).status for _ in range(2)] == [TRANSIENT] * 2
 
 
-def test_LIFE_2_it_works_while_its_model_is_released_and_gives_everything_back(
+def test_LIFE_2_a_reusable_execution_outlives_its_model_and_releases_everything(
     greeted: Speaker, running: Running, adding: Lent
 ) -> None:
     quota, before = running.session.quota, len(os.listdir("/proc/self/fd"))
@@ -236,7 +240,9 @@ def test_LIFE_2_it_works_while_its_model_is_released_and_gives_everything_back(
         assert f"no execution {execution_id}" in answer.message
 
 
-def test_LIFE_2_it_is_released_in_the_middle_of_a_run(greeted: Speaker, running: Running, adding: Lent) -> None:
+def test_LIFE_2_a_reusable_execution_can_be_released_during_a_run(
+    greeted: Speaker, running: Running, adding: Lent
+) -> None:
     held = hold(running)
     execution_id = create(greeted, adding, HELD_ID)
     greeted.say(RunExecution(41, execution_id, -1))

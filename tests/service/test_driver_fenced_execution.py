@@ -109,7 +109,7 @@ def test_FEN_1_an_execution_that_waits_for_nothing_runs_and_signals(
     assert not running.session.launched
 
 
-def test_FEN_3_FEN_8_work_begins_when_every_fence_is_signalled(
+def test_FEN_3_FEN_8_work_begins_when_every_fence_is_signaled(
     client: Client, adding: Lent, own: Fence, resources: ExitStack
 ) -> None:
     other = resources.enter_context(Fence.create())
@@ -125,7 +125,9 @@ def test_FEN_3_FEN_8_work_begins_when_every_fence_is_signalled(
     assert adding.result() == SUM
 
 
-def test_FEN_3_waiting_takes_no_thread_of_the_pool(client: Client, adding: Lent, own: Fence, running: Running) -> None:
+def test_FEN_3_a_waiting_execution_occupies_no_thread_of_the_pool(
+    client: Client, adding: Lent, own: Fence, running: Running
+) -> None:
     model_id = prepare(client.speaker)
     waiting = [client.launch(adding, model_id, own)[0] for _ in range(session_context.POOL_THREADS + 3)]
     free, _ = client.launch(adding, model_id)
@@ -135,7 +137,7 @@ def test_FEN_3_waiting_takes_no_thread_of_the_pool(client: Client, adding: Lent,
     assert [fence.wait(LIMIT_S) for fence in waiting] == [SIGNALED] * len(waiting)
 
 
-def test_FEN_3_a_launch_is_answered_while_the_pool_is_busy(client: Client, adding: Lent, running: Running) -> None:
+def test_FEN_3_a_launch_is_replied_to_while_the_pool_is_busy(client: Client, adding: Lent, running: Running) -> None:
     held = hold(running)
     fences = [client.launch(adding, HELD_ID)[0] for _ in range(session_context.POOL_THREADS + 2)]
     held.go.set()
@@ -167,7 +169,7 @@ def test_FEN_12_executions_are_chained_by_their_fences(
 # ------------------------------------------------------------------------------------------------ how it fails
 
 
-def test_FEN_5_N_FEN_6_a_fence_that_fails_later_fails_the_execution_at_once(
+def test_FEN_5_N_FEN_6_a_fence_that_fails_later_fails_the_execution_immediately(
     client: Client, adding: Lent, own: Fence, resources: ExitStack, running: Running
 ) -> None:
     other = resources.enter_context(Fence.create())
@@ -183,7 +185,7 @@ def test_FEN_5_N_FEN_6_a_fence_that_fails_later_fails_the_execution_at_once(
     assert not running.session.launched
 
 
-def test_FEN_5_a_fence_whose_signaller_is_gone_fails_the_execution_and_what_waits_for_it(
+def test_FEN_5_a_fence_whose_signaler_is_dead_fails_the_execution_and_its_dependents(
     client: Client, adding: Lent, own: Fence
 ) -> None:
     model_id = prepare(client.speaker)
@@ -194,7 +196,7 @@ def test_FEN_5_a_fence_whose_signaller_is_gone_fails_the_execution_and_what_wait
     assert first.state is ERROR
 
 
-def test_FEN_5_N_RQX_15_a_fence_that_is_in_error_already_is_refused(client: Client, adding: Lent, own: Fence) -> None:
+def test_FEN_5_N_RQX_15_a_fence_that_is_in_error_already_is_rejected(client: Client, adding: Lent, own: Fence) -> None:
     own.fail()
     refused = client.refused(adding, prepare(client.speaker), own)
     assert refused.status is INVALID
@@ -202,7 +204,7 @@ def test_FEN_5_N_RQX_15_a_fence_that_is_in_error_already_is_refused(client: Clie
 
 
 @pytest.mark.parametrize("make", [os.pipe, lambda: (os.memfd_create("none"), os.dup(0))], ids=["pipe", "memfd"])
-def test_N_RQX_15_N_REQ_3_what_is_no_fence_is_refused(
+def test_N_RQX_15_N_REQ_3_an_fd_that_is_not_a_fence_is_rejected(
     make: Callable[[], tuple[int, int]], client: Client, adding: Lent, running: Running
 ) -> None:
     fds = make()
@@ -229,7 +231,7 @@ def test_FEN_6_the_deadline_ends_the_wait(client: Client, adding: Lent, own: Fen
 
 
 @pytest.mark.parametrize("limit", ["deadline_ns", "duration_ns"])
-def test_FEN_6_the_limit_ends_the_wait_for_a_thread_as_well(
+def test_FEN_6_deadline_and_duration_end_the_wait_for_a_thread_as_well(
     limit: str, client: Client, adding: Lent, running: Running
 ) -> None:
     held = hold(running)
@@ -259,7 +261,7 @@ def test_FEN_6_the_deadline_ends_the_execution(client: Client, adding: Lent, run
     assert adding.result() == [0.0] * 4
 
 
-def test_FEN_6_the_duration_counts_from_the_last_fence_on(
+def test_FEN_6_the_duration_is_measured_from_the_last_fence(
     client: Client, own: Fence, adding: Lent, running: Running
 ) -> None:
     duration_ns = 200_000_000
@@ -282,7 +284,7 @@ def test_FEN_6_the_duration_counts_from_the_last_fence_on(
 @pytest.mark.parametrize(
     "limits", [{"deadline_ns": 2**63 - 1}, {"duration_ns": 2**63 - 1}], ids=["deadline", "duration"]
 )
-def test_QOS_4_QOS_6_N_QOS_5_the_longest_limits_do_no_harm(
+def test_QOS_4_QOS_6_N_QOS_5_the_longest_limits_have_no_effect(
     limits: dict[str, int], client: Client, adding: Lent, own: Fence
 ) -> None:
     fence, _ = client.launch(adding, prepare(client.speaker), own, **limits)
@@ -290,19 +292,19 @@ def test_QOS_4_QOS_6_N_QOS_5_the_longest_limits_do_no_harm(
     assert fence.wait(LIMIT_S) is SIGNALED
 
 
-def test_QOS_2_a_deadline_that_has_passed_is_refused_without_any_work(client: Client, adding: Lent) -> None:
+def test_QOS_2_a_deadline_that_has_passed_is_rejected_without_execution(client: Client, adding: Lent) -> None:
     refused = client.refused(adding, prepare(client.speaker), deadline_ns=1)
     assert refused.status is ErrorStatus.MISSED_DEADLINE_PERSISTENT
     assert adding.result() == [0.0] * 4
 
 
 @pytest.mark.parametrize("changes", [{"deadline_ns": -2}, {"duration_ns": -2}], ids=["deadline", "duration"])
-def test_N_RQX_14_a_limit_below_minus_one_is_refused(changes: dict[str, int], client: Client, adding: Lent) -> None:
+def test_N_RQX_14_a_limit_below_minus_one_is_rejected(changes: dict[str, int], client: Client, adding: Lent) -> None:
     assert client.refused(adding, prepare(client.speaker), **changes).status is INVALID
 
 
 @pytest.mark.parametrize("timeout_ns", [-2, 15_000_000_001])
-def test_N_RQX_14_CF_5_a_loop_timeout_out_of_range_is_refused(timeout_ns: int, client: Client, adding: Lent) -> None:
+def test_N_RQX_14_CF_5_a_loop_timeout_out_of_range_is_rejected(timeout_ns: int, client: Client, adding: Lent) -> None:
     config = ExecutionConfig(loop_timeout_ns=timeout_ns)
     assert client.refused(adding, prepare(client.speaker), config=config).status is INVALID
 
@@ -333,7 +335,7 @@ OPEN_OUTPUTS = {
 
 
 @pytest.mark.parametrize("model", OPEN_OUTPUTS.values(), ids=OPEN_OUTPUTS.keys())
-def test_FEN_7_N_RQX_8_N_FEN_1_N_FEN_2_an_output_that_is_not_fully_specified_is_refused(
+def test_FEN_7_N_RQX_8_N_FEN_1_N_FEN_2_an_output_that_is_not_fully_specified_is_rejected(
     model: Model, client: Client, resources: ExitStack
 ) -> None:
     known = models.relu_model(model.main.operands[0].dimensions)
@@ -342,14 +344,14 @@ def test_FEN_7_N_RQX_8_N_FEN_1_N_FEN_2_an_output_that_is_not_fully_specified_is_
     assert "N-RQX-8" in refused.message
 
 
-def test_N_FEN_5_a_short_output_is_refused(client: Client, adding: Lent) -> None:
+def test_N_FEN_5_a_short_output_is_rejected(client: Client, adding: Lent) -> None:
     output = replace(adding.request.outputs[0], location=replace(adding.request.outputs[0].location, length=15))
     refused = client.refused(Lent(replace(adding.request, outputs=(output,)), adding.pools), prepare(client.speaker))
     assert refused.status is INVALID
 
 
 @pytest.mark.parametrize("field", ["inputs", "outputs"])
-def test_FEN_2_N_REQ_1_N_REQ_2_a_request_without_all_arguments_is_refused(
+def test_FEN_2_N_REQ_1_N_REQ_2_a_request_without_all_arguments_is_rejected(
     field: str, client: Client, adding: Lent
 ) -> None:
     spoilt = replace(adding.request, **{field: getattr(adding.request, field)[1:]})
@@ -359,7 +361,7 @@ def test_FEN_2_N_REQ_1_N_REQ_2_a_request_without_all_arguments_is_refused(
 # ------------------------------------------------------------------------------------------------ what it says
 
 
-def test_FEN_9_N_FEN_7_asked_before_the_end_the_callback_is_a_general_failure(
+def test_FEN_9_N_FEN_7_execution_info_before_the_end_is_a_general_failure(
     client: Client, adding: Lent, own: Fence
 ) -> None:
     fence, callback_id = client.launch(adding, prepare(client.speaker), own)
@@ -370,7 +372,9 @@ def test_FEN_9_N_FEN_7_asked_before_the_end_the_callback_is_a_general_failure(
     assert client.info(callback_id).status is NONE
 
 
-def test_TIM_7_the_times_count_from_the_call_and_from_the_last_fence(client: Client, adding: Lent, own: Fence) -> None:
+def test_TIM_7_times_are_measured_from_the_call_and_from_the_last_fence(
+    client: Client, adding: Lent, own: Fence
+) -> None:
     fence, callback_id = client.launch(adding, prepare(client.speaker), own, config=TIMED)
     waited_ns, began_ns = 20_000_000, time.monotonic_ns()
     until(lambda: time.monotonic_ns() > began_ns + waited_ns)
@@ -381,7 +385,7 @@ def test_TIM_7_the_times_count_from_the_call_and_from_the_last_fence(client: Cli
     assert launched >= fenced + waited_ns
 
 
-def test_a_callback_is_released_once_and_its_execution_goes_on(
+def test_a_callback_is_released_once_and_its_execution_continues(
     client: Client, adding: Lent, own: Fence, running: Running
 ) -> None:
     fence, callback_id = client.launch(adding, prepare(client.speaker), own)
@@ -399,7 +403,7 @@ def test_a_callback_is_released_once_and_its_execution_goes_on(
 # ------------------------------------------------------------------------------------------------ lifetimes
 
 
-def test_LIFE_2_an_execution_outlives_its_model_and_gives_everything_back(
+def test_LIFE_2_an_execution_outlives_its_model_and_releases_everything(
     client: Client, adding: Lent, own: Fence, running: Running
 ) -> None:
     model_id = prepare(client.speaker)
@@ -414,7 +418,7 @@ def test_LIFE_2_an_execution_outlives_its_model_and_gives_everything_back(
     assert running.session.quota.charged_bytes == 0
 
 
-def test_LIFE_3_a_client_that_hangs_up_takes_its_waiting_executions_with_it(
+def test_LIFE_3_a_client_s_hang_up_cancels_its_waiting_executions(
     client: Client, adding: Lent, own: Fence, running: Running
 ) -> None:
     fence, _ = client.launch(adding, prepare(client.speaker), own, deadline_ns=NEVER)
@@ -424,7 +428,7 @@ def test_LIFE_3_a_client_that_hangs_up_takes_its_waiting_executions_with_it(
     until(lambda: not watcher._watcher._timers and not watcher._watcher._readers)
 
 
-def test_launched_executions_count_among_the_open_calls(
+def test_launched_executions_count_as_pending_calls(
     client: Client, adding: Lent, own: Fence, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_module, "CALLS_MAX", 3)

@@ -66,9 +66,7 @@ def failing(error: type[Exception], *given: Any) -> DriverPreparedModel:
     return DriverPreparedModel(ADD, Raising(error, *given))  # type: ignore[arg-type]
 
 
-def test_an_execution_answers_with_shapes_and_when_the_engine_worked(
-    request_: Request, pools: tuple[Memory, Memory]
-) -> None:
+def test_an_execution_returns_shapes_and_device_times(request_: Request, pools: tuple[Memory, Memory]) -> None:
     begin = time.monotonic_ns()
     bound = prepared(ADD).bind(request_)
     result = run_bound(bound, MeasureTiming.NO, begin)
@@ -78,9 +76,7 @@ def test_an_execution_answers_with_shapes_and_when_the_engine_worked(
     assert floats(pools[1]) == SUM
 
 
-def test_what_was_bound_can_be_run_again_on_what_its_memory_holds_then(
-    request_: Request, pools: tuple[Memory, Memory]
-) -> None:
+def test_a_binding_can_be_run_again_and_reads_its_memory_again(request_: Request, pools: tuple[Memory, Memory]) -> None:
     bound = prepared(ADD).bind(request_)
     for first in (1.0, 5.0):
         np.frombuffer(pools[0].view, np.float32, 4)[:] = first
@@ -88,7 +84,7 @@ def test_what_was_bound_can_be_run_again_on_what_its_memory_holds_then(
         assert floats(pools[1]) == [first + 10, first + 20, first + 30, first + 40]
 
 
-def test_BUR_21_what_was_bound_keeps_its_memory_when_that_is_closed(
+def test_BUR_21_a_binding_keeps_its_memory_after_that_is_closed(
     request_: Request, pools: tuple[Memory, Memory]
 ) -> None:
     bound = prepared(ADD).bind(request_)
@@ -105,7 +101,7 @@ def test_closed_memory_cannot_be_bound(request_: Request, pools: tuple[Memory, M
         prepared(ADD).bind(request_)
 
 
-def test_TIM_4_the_driver_s_time_includes_what_passed_before_the_engine_began(request_: Request) -> None:
+def test_TIM_4_the_driver_s_time_includes_the_time_before_the_engine_started(request_: Request) -> None:
     earlier = time.monotonic_ns() - 1_000_000
     timing = (
         prepared(ADD).execute_synchronously(request_, ExecutionConfig(MeasureTiming.YES), received_ns=earlier).timing
@@ -113,7 +109,7 @@ def test_TIM_4_the_driver_s_time_includes_what_passed_before_the_engine_began(re
     assert timing.time_in_driver_ns >= timing.time_on_device_ns + 1_000_000
 
 
-def test_QOS_2_a_deadline_that_has_passed_ends_it_before_anything_is_written(
+def test_QOS_2_a_deadline_that_has_passed_ends_the_execution_before_anything_is_written(
     request_: Request, pools: tuple[Memory, Memory]
 ) -> None:
     result = prepared(ADD).execute_synchronously(request_, ExecutionConfig(MeasureTiming.YES), deadline_ns=1)
@@ -122,7 +118,7 @@ def test_QOS_2_a_deadline_that_has_passed_ends_it_before_anything_is_written(
     assert floats(pools[1]) == [0.0] * 4
 
 
-def test_N_RQX_12_an_output_in_read_only_memory_is_refused(
+def test_N_RQX_12_an_output_in_read_only_memory_is_rejected(
     request_: Request, pools: tuple[Memory, Memory], resources: ExitStack
 ) -> None:
     ours = resources.enter_context(Memory.create(16, one_writer=True))
@@ -132,13 +128,13 @@ def test_N_RQX_12_an_output_in_read_only_memory_is_refused(
     assert "output 0 is in pool 1, which is read-only" in result.message
 
 
-def test_an_output_that_is_omitted_is_computed_and_dropped(request_: Request) -> None:
+def test_an_omitted_output_is_computed_and_discarded(request_: Request) -> None:
     result = prepared(ADD).execute_synchronously(replace(request_, outputs=(RequestArgument(has_no_value=True),)))
     assert result.status is ErrorStatus.NONE
     assert result.output_shapes == (OutputShape((4,)),)
 
 
-def test_an_output_may_lie_at_an_odd_address(request_: Request, resources: ExitStack, pools: Any) -> None:
+def test_an_output_may_be_at_an_odd_address(request_: Request, resources: ExitStack, pools: Any) -> None:
     sink = resources.enter_context(Memory.create(32))
     outputs = (RequestArgument(location=DataLocation(1, 3, 16)),)
     result = prepared(ADD).execute_synchronously(Request(request_.inputs, outputs, (pools[0], sink)))
@@ -147,7 +143,7 @@ def test_an_output_may_lie_at_an_odd_address(request_: Request, resources: ExitS
 
 
 @pytest.mark.parametrize("given", [(), (0,), (4,)], ids=["nothing", "left open", "as in the model"])
-def test_an_extent_that_the_request_leaves_open_is_the_model_s(
+def test_a_dimension_that_the_request_does_not_specify_is_the_model_s(
     given: tuple[int, ...], request_: Request, pools: tuple[Memory, Memory]
 ) -> None:
     inputs = tuple(replace(argument, dimensions=given) for argument in request_.inputs)
@@ -157,7 +153,7 @@ def test_an_extent_that_the_request_leaves_open_is_the_model_s(
     assert floats(pools[1]) == SUM
 
 
-def test_truth_values_are_bytes_of_which_any_but_zero_is_true(resources: ExitStack) -> None:
+def test_any_nonzero_byte_is_true_as_a_boolean(resources: ExitStack) -> None:
     truths = Operand(OperandType.TENSOR_BOOL8, (4,))
     negation = one_operation(OperationType.LOGICAL_NOT, [truths], truths)
     source, sink = (resources.enter_context(Memory.create(size)) for size in models.pool_bytes(negation))
@@ -167,7 +163,7 @@ def test_truth_values_are_bytes_of_which_any_but_zero_is_true(resources: ExitSta
     assert bytes(sink.view[:4]) == bytes([1, 0, 0, 0])
 
 
-def test_SHP_3_SHP_4_an_insufficient_output_says_its_shape(request_: Request) -> None:
+def test_SHP_3_SHP_4_the_shape_of_an_insufficient_output_is_reported(request_: Request) -> None:
     shapes = (OutputShape((9,), is_sufficient=False),)
     result = failing(OutputInsufficientSize, "too small", shapes).execute_synchronously(
         request_, ExecutionConfig(MeasureTiming.YES)
@@ -177,7 +173,7 @@ def test_SHP_3_SHP_4_an_insufficient_output_says_its_shape(request_: Request) ->
 
 
 @pytest.mark.parametrize("error", [ValueError, ZeroDivisionError, IndexError, TypeError, MemoryError])
-def test_LIFE_8_a_kernel_that_fails_unforeseen_is_a_general_failure_with_a_log_line(
+def test_LIFE_8_an_unexpected_exception_of_a_kernel_is_a_general_failure_and_is_logged(
     error: type[Exception], request_: Request, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR, "nnfmq.execution"):
@@ -188,7 +184,7 @@ def test_LIFE_8_a_kernel_that_fails_unforeseen_is_a_general_failure_with_a_log_l
     caplog.clear()  # the records hold the frames, and those the memory
 
 
-def test_EXE_9_a_driver_that_answers_is_not_dead(request_: Request) -> None:
+def test_EXE_9_a_driver_that_replies_is_not_dead(request_: Request) -> None:
     result = failing(DeadObject, "gone").execute_synchronously(request_)
     assert (result.status, result.message) == (ErrorStatus.GENERAL_FAILURE, "gone")
 

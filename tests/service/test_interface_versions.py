@@ -16,7 +16,7 @@ from nnfmq.service.interface_versions import InterfaceVersion
 from nnfmq.service.session import _HANDLERS
 
 
-def test_every_call_of_the_table_can_be_refused() -> None:
+def test_every_call_of_the_table_can_be_rejected() -> None:
     assert set(interface_versions.CALLS) <= set(REPLIES) & set(message_types_of(PeerRole.CLIENT))
     assert [call for call in interface_versions.CALLS if not isinstance(_HANDLERS[call], BlockingHandler)] == []
 
@@ -44,7 +44,7 @@ def test_no_call_is_in_every_interface_and_in_the_table() -> None:
 
 @pytest.mark.parametrize("status", ErrorStatus)
 @pytest.mark.parametrize("level", L, ids=interface_name)
-def test_EXE_9_an_interface_says_the_statuses_that_it_has(level: L, status: ErrorStatus) -> None:
+def test_EXE_9_an_interface_reports_only_its_own_statuses(level: L, status: ErrorStatus) -> None:
     last = 4 if level < L.V1_3 else 8
     told = status if status <= last else ErrorStatus.GENERAL_FAILURE
     if level is L.AIDL_V4 and status is ErrorStatus.DEAD_OBJECT:
@@ -53,7 +53,7 @@ def test_EXE_9_an_interface_says_the_statuses_that_it_has(level: L, status: Erro
 
 
 @pytest.mark.parametrize("level", L, ids=interface_name)
-def test_TIM_2_times_of_every_answer_are_whole_microseconds_in_hidl(level: L) -> None:
+def test_TIM_2_times_of_every_reply_are_whole_microseconds_in_hidl(level: L) -> None:
     answer = messages.Executed(1, ErrorStatus.NONE, "", (), 1999, 5001)
     times = {L.V1_0: (-1, -1), L.V1_1: (-1, -1), L.V1_2: (1000, 5000), L.V1_3: (1000, 5000)}.get(level, (1999, 5001))
     told = InterfaceVersion(level).downgrade_reply(answer)

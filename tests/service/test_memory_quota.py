@@ -28,7 +28,7 @@ def test_received_memory_is_charged_by_the_size_of_its_file_until_it_is_closed()
     assert quota.charged_bytes == 0
 
 
-def test_memory_beyond_the_limit_is_refused_and_costs_nothing() -> None:
+def test_memory_beyond_the_limit_is_rejected_and_not_charged() -> None:
     quota = MemoryQuota(10_000)
     with quota.adopt_mapped([sealed(6000)])[0]:
         with pytest.raises(ResourceExhaustedTransient, match=r"would make 10001 .* the limit is 10000"):
@@ -38,7 +38,7 @@ def test_memory_beyond_the_limit_is_refused_and_costs_nothing() -> None:
     assert quota.charged_bytes == 0
 
 
-def test_of_several_memories_all_are_taken_or_none() -> None:
+def test_several_memories_are_charged_together_or_not_at_all() -> None:
     quota = MemoryQuota(10_000)
     fds = [sealed(size) for size in (1000, 2000, 9000, 10)]
     with pytest.raises(ResourceExhaustedTransient):
@@ -54,6 +54,8 @@ def test_the_limit_can_be_set(given: str, limit: int, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("given", ["", "-1", "lots"])
-def test_a_limit_that_is_no_number_is_half_of_the_machine(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_limit_is_replaced_by_half_of_the_machine_s_memory(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(memory_quota.LIMIT_VARIABLE, given)
     assert memory_quota.quota_limit_bytes() == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

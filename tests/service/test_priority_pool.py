@@ -38,7 +38,7 @@ def writing(order: list[str], word: str) -> Callable[[], None]:
     return lambda: order.append(word)
 
 
-def test_QOS_1_higher_priorities_go_first_and_equal_ones_in_their_order(one: PriorityThreadPool) -> None:
+def test_QOS_1_higher_priorities_run_first_and_equal_ones_in_order(one: PriorityThreadPool) -> None:
     gate, order = Gate(), list[str]()
     one.submit(gate, LOW)
     assert gate.begun.wait(LIMIT_S)
@@ -50,7 +50,7 @@ def test_QOS_1_higher_priorities_go_first_and_equal_ones_in_their_order(one: Pri
     assert order == [f"{name} {number}" for name in ("HIGH", "MEDIUM", "LOW") for number in range(3)]
 
 
-def test_QOS_1_what_is_low_runs_when_the_load_of_higher_ones_ends(one: PriorityThreadPool) -> None:
+def test_QOS_1_low_priority_work_runs_when_higher_priority_load_ends(one: PriorityThreadPool) -> None:
     gate, order = Gate(), list[str]()
 
     def load(left: int) -> None:
@@ -68,7 +68,7 @@ def test_QOS_1_what_is_low_runs_when_the_load_of_higher_ones_ends(one: PriorityT
     assert order == ["high"] * 50 + ["low"]
 
 
-def test_as_much_runs_at_once_as_there_are_threads() -> None:
+def test_as_many_tasks_run_concurrently_as_there_are_threads() -> None:
     scheduler, gates = PriorityThreadPool(3, "three"), [Gate() for _ in range(4)]
     for gate in gates:
         scheduler.submit(gate)
@@ -81,7 +81,7 @@ def test_as_much_runs_at_once_as_there_are_threads() -> None:
     scheduler.shutdown()
 
 
-def test_threads_start_when_they_are_needed_and_are_used_again() -> None:
+def test_threads_start_on_demand_and_are_reused() -> None:
     scheduler, threads = PriorityThreadPool(4, "four"), list[str]()
     for number in range(5):
         scheduler.submit(lambda: threads.append(threading.current_thread().name))
@@ -107,7 +107,7 @@ def test_an_idle_thread_keeps_nothing_of_its_last_work_alive(one: PriorityThread
     until(is_gone)
 
 
-def test_what_waits_is_done_before_the_threads_end() -> None:
+def test_waiting_work_is_done_before_the_threads_end() -> None:
     scheduler, order = PriorityThreadPool(1, "one"), list[str]()
     for number in range(100):
         scheduler.submit(writing(order, str(number)))

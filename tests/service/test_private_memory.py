@@ -28,7 +28,7 @@ def test_memories_are_copied_and_closed(resources: ExitStack) -> None:
     assert [memory.closed for memory in memories] == [True, True]
 
 
-def test_memory_that_cannot_be_copied_is_refused_and_all_are_closed(resources: ExitStack) -> None:
+def test_memory_that_cannot_be_copied_is_rejected_and_all_are_closed(resources: ExitStack) -> None:
     memories = [resources.enter_context(kind.create(3)) for kind in (Memory, Huge, Memory)]
     with pytest.raises(ResourceExhaustedTransient, match="not enough memory"):
         copy_constant_pools(memories, MemoryQuota())

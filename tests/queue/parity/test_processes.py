@@ -391,7 +391,7 @@ def overtaken(reader: MessageQueue, before: int, batch: int) -> bool:
     return written - before > UNSYNC_COUNT * QUANTUM
 
 
-def test_what_is_read_beside_a_busy_writer_is_whole_and_in_its_place(client: Client, limit_ns: int) -> None:
+def test_records_read_during_writes_are_whole_and_at_their_positions(client: Client, limit_ns: int) -> None:
     """All but what the documented gap excuses: a reader that is one ring behind to within a batch."""
     reader, batch, judged = client.unsync(), 7, 0
     client.service.ask("stream_unsync", batch)
