@@ -3,7 +3,7 @@
 AIDL's convention is the canonical one: nanoseconds, and -1 (`NO_TIME`) for a duration that was not measured. Other
 conventions exist at four edges, and only the functions here convert to and from them:
 
-- HIDL's `Timing` and burst packets: whole microseconds, rounded down, and 2^64-1 for "not measured";
+- HIDL's `Timing`, and therefore burst packets: whole microseconds, rounded down, and 2^64-1 for "not measured";
 - the execution statistics: nanoseconds as u64, and 2^64-1 for "not measured";
 - the limits in messages (deadlines and durations): nanoseconds, and -1 for "no limit", which is None elsewhere;
 - the public interface: seconds as float, and None for "no limit".
@@ -27,10 +27,12 @@ __all__ = [
     "Timing",
     "from_limit_field",
     "from_microseconds",
+    "from_packet_duration",
     "from_seconds",
     "from_unsigned",
     "to_limit_field",
     "to_microseconds",
+    "to_packet_duration",
     "to_unsigned",
     "truncate_to_microseconds",
 ]
@@ -63,8 +65,13 @@ def from_microseconds(duration_us: int) -> int:
     return NO_TIME if duration_us == HIDL_NO_TIME else duration_us * 1000
 
 
+# The durations of burst packets. Both codecs convert by these names only, so the unit of a packet is decided here.
+to_packet_duration = to_microseconds
+from_packet_duration = from_microseconds
+
+
 def truncate_to_microseconds(timing: Timing) -> Timing:
-    """Return `timing` as it arrives over HIDL or a burst packet."""
+    """Return `timing` as it arrives over HIDL."""
     return Timing(
         from_microseconds(to_microseconds(timing.time_on_device_ns)),
         from_microseconds(to_microseconds(timing.time_in_driver_ns)),

@@ -422,7 +422,7 @@ class Burst:
         # The driver can write anything here: limit the values, and use them for display only.
         driver_ns = min(max(stats.driver_ns, 0), latency_ns)
         engine_ns = min(max(stats.engine_ns, 0), driver_ns)
-        timing = stats.timing if self._timing != NO_TIMING else NO_TIMING  # the packet's is rounded to microseconds
+        timing = stats.timing if self._timing != NO_TIMING else NO_TIMING  # the packet's is rounded
         return ExecutionInfo(latency_ns, latency_ns - driver_ns, driver_ns - engine_ns, engine_ns, timing)
 
     def close(self) -> None:

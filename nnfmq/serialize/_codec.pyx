@@ -133,8 +133,8 @@ cdef object NO = types.MeasureTiming.NO
 cdef object YES = types.MeasureTiming.YES
 cdef object NO_TIMING = timing_module.NO_TIMING
 cdef tuple STATUSES = tuple([errors.ErrorStatus(number) for number in range(LAST_HIDL_STATUS + 1)])
-cdef object from_microseconds = timing_module.from_microseconds
-cdef object to_microseconds = timing_module.to_microseconds
+cdef object from_packet_duration = timing_module.from_packet_duration
+cdef object to_packet_duration = timing_module.to_packet_duration
 cdef object ZERO = 0
 
 cdef Py_ssize_t ARGUMENT_HAS_NO_VALUE = nnfmq_slot(RequestArgument, "has_no_value")
@@ -332,14 +332,14 @@ cdef bint put_shapes(Writer *writer, PyObject *values) noexcept:
     return True
 
 
-cdef bint read_duration(object duration_ns, uint64_t *duration_us) except -1:
+cdef bint read_duration(object duration_ns, uint64_t *field) except -1:
     """Convert a duration for the wire; False if it is left to the Python codec. May run Python code."""
     if type(duration_ns) is not int:
         return False
-    converted = to_microseconds(duration_ns)
+    converted = to_packet_duration(duration_ns)
     if not 0 <= converted <= UINT64_MAX:
         return False
-    duration_us[0] = converted
+    field[0] = converted
     return True
 
 
@@ -540,7 +540,7 @@ cdef object read_timing(const unsigned char *record):
     cdef uint64_t on_device = nnfmq_load64(record + 8), in_driver = nnfmq_load64(record + 16)
     if on_device == UINT64_MAX and in_driver == UINT64_MAX:
         return NO_TIMING
-    return Timing(from_microseconds(on_device), from_microseconds(in_driver))
+    return Timing(from_packet_duration(on_device), from_packet_duration(in_driver))
 
 
 cdef object try_decode_result(bytes data):

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Any
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, ProtocolError
-from nnfmq.hal.timing import NO_TIMING, Timing, from_microseconds, to_microseconds
+from nnfmq.hal.timing import NO_TIMING, Timing, from_packet_duration, to_packet_duration
 from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArgument
 from nnfmq.serialize.datum import (
     DATUM_BYTES,
@@ -74,12 +74,12 @@ def encode_request(
 
 
 def encode_result(status: ErrorStatus, shapes: Sequence[OutputShape], timing: Timing = NO_TIMING) -> bytes:
-    """Return the packet of one result; durations are rounded down to the microseconds of the wire.
+    """Return the packet of one result; durations are rounded down to the unit of the packet.
 
     Statuses that HAL 1.0 does not have are sent as GENERAL_FAILURE.
 
     Raises:
-        InvalidArgument: If a number does not fit its field (dimensions u32, times u64 µs).
+        InvalidArgument: If a number does not fit its field (dimensions u32, times u64).
     """
     layout = _result_layout(_ranks(shapes))
     sent_status = status if status <= LAST_PACKET_STATUS else ErrorStatus.GENERAL_FAILURE
@@ -87,7 +87,7 @@ def encode_result(status: ErrorStatus, shapes: Sequence[OutputShape], timing: Ti
     for shape in shapes:
         values += (RESULT_OPERAND.discriminator, shape.is_sufficient)
         values += _dimension_values(shape.dimensions, RESULT_DIMENSION)
-    times = to_microseconds(timing.time_on_device_ns), to_microseconds(timing.time_in_driver_ns)
+    times = to_packet_duration(timing.time_on_device_ns), to_packet_duration(timing.time_in_driver_ns)
     return _pack(layout, *values, EXECUTION_TIMING.discriminator, *times)
 
 
@@ -170,9 +170,9 @@ def decode_result(data: BytesLike) -> ResultPacket:
         raise cursor.error(RESULT_PACKET, "errorStatus", status, "0 to 4")
     cursor.check_count(count, _LAST_RECORD, RESULT_PACKET, "numberOfOperands")
     shapes = tuple([_read_shape(cursor) for _ in range(count)])
-    _, on_device_us, in_driver_us = cursor.read(EXECUTION_TIMING)
+    _, on_device, in_driver = cursor.read(EXECUTION_TIMING)
     cursor.check_end()
-    timing = Timing(from_microseconds(on_device_us), from_microseconds(in_driver_us))
+    timing = Timing(from_packet_duration(on_device), from_packet_duration(in_driver))
     return ResultPacket(ErrorStatus(status), shapes, timing)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 from hypothesis import strategies as st
 
 from nnfmq.hal.errors import ErrorStatus, NnfmqError, ProtocolError
-from nnfmq.hal.timing import Timing
+from nnfmq.hal.timing import Timing, from_packet_duration
 from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArgument
 from nnfmq.serialize.packets import RequestPacket, ResultPacket
 
 u32 = st.integers(0, 2**32 - 1)
 i32 = st.integers(-(2**31), 2**31 - 1)
-times_ns = st.just(-1) | st.integers(0, 2**64 - 2).map(lambda time_us: time_us * 1000)
+times_ns = st.just(-1) | st.integers(0, 2**64 - 2).map(from_packet_duration)
 dimensions = st.lists(u32, max_size=8).map(tuple)
 arguments = st.builds(RequestArgument, st.booleans(), st.builds(DataLocation, u32, u32, u32), dimensions)
 shapes = st.lists(st.builds(OutputShape, dimensions, st.booleans()), max_size=5).map(tuple)
