@@ -1,9 +1,10 @@
-"""The arithmetic of 8-bit quantization: real = scale × (code − zero point), for activations and for weights.
+"""Scale and zero point of 8-bit quantized tensors, real = scale · (q − zero_point), for activations and for weights.
 
-Activations are asymmetric: the range, widened to hold 0, is spread over all 256 codes, and the zero point is moved to
-the nearest code so that 0 is exact. Weights are symmetric, codes −127 to 127, with one scale or one for each channel.
-uint8 differs from int8 by 128 in codes and zero points and in nothing else. Quotients are float64, halves go away from
-zero, scales are float32 because files hold them so. Source of the rules: TFLite's 8-bit quantization specification.
+Activations are quantized asymmetrically: the range of their values, extended to contain 0, is mapped to all 256
+quantized values, and the zero point is rounded to the nearest integer so that 0 is exact. Weights are quantized
+symmetrically, to −127..127, with one scale for the tensor or one for each channel. uint8 has the same scales as int8;
+its quantized values and zero points are higher by 128. Quotients are float64 and halves are rounded away from zero.
+Scales are float32, as in .tflite files. The rules are those of TFLite's 8-bit quantization specification.
 """
 
 from __future__ import annotations
@@ -19,163 +20,170 @@ from nnfmq.hal.errors import InvalidArgument
 
 Array = npt.NDArray[Any]
 
-LEAST_CODE, MOST_CODE, MOST_WEIGHT = -128, 127, 127
+QMIN, QMAX, WEIGHT_QMAX = -128, 127, 127
+"""The int8 limits of activations, and the largest magnitude of a quantized weight."""
 UINT8_OFFSET = 128
 RANGE_BITS = 12
-_BIAS_LIMIT = 2.0**30  # half of int32: the other half is for the sum
-_SMALLEST = float(np.finfo(np.float32).tiny)
+_MAX_BIAS = 2.0**30  # half of int32's range; the other half is left for the sum of products
+_MIN_SCALE = float(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The least and the largest value of a tensor; `low` <= 0 <= `high` where made by `holding`."""
+    """The minimum and the maximum of a tensor's values; `low` <= 0 <= `high` if created by `from_min_max`."""
 
     low: float
     high: float
 
     @classmethod
-    def holding(cls, low: float, high: float) -> Range:
-        """Return a range that holds `low`, `high` and 0, its ends rounded outward to RANGE_BITS significant bits.
+    def from_min_max(cls, low: float, high: float) -> Range:
+        """Return a range that contains `low`, `high` and 0, its bounds rounded outward to RANGE_BITS significant bits.
 
-        The rounding widens it by 1/2048 at most. It is there because float sums differ in their last bits from one
-        BLAS to the next: so the same model and inputs nearly always give the same file. Raises InvalidArgument for
-        infinities and NaN.
+        The rounding widens the range by 1/2048 at most. Float sums differ in their last bits between BLAS
+        implementations; with rounded bounds the same model and inputs nearly always produce the same file.
+
+        Raises:
+            InvalidArgument: If a bound is infinite or NaN.
         """
         if not (math.isfinite(low) and math.isfinite(high)):
             raise InvalidArgument(f"values from {low} to {high}: a range must be finite")
-        return cls(0.0 - _rounded_up(max(0.0, -low)), _rounded_up(max(0.0, high)))
+        return cls(0.0 - _round_up(max(0.0, -low)), _round_up(max(0.0, high)))
 
     def union(self, other: Range) -> Range:
-        """Return the least range that holds both."""
+        """Return the smallest range that contains both."""
         return Range(min(self.low, other.low), max(self.high, other.high))
 
 
-def _rounded_up(value: float) -> float:
+def _round_up(value: float) -> float:
+    """Round up to RANGE_BITS significant bits."""
     fraction, exponent = math.frexp(value)
     return math.ldexp(math.ceil(math.ldexp(fraction, RANGE_BITS)), exponent - RANGE_BITS)
 
 
 @dataclass(frozen=True, slots=True)
-class Affine:
-    """How a tensor's 8-bit codes stand for real numbers; `scale` is exact in float32."""
+class QuantParams:
+    """Scale, zero point and data type ("int8" or "uint8") of a quantized tensor; `scale` is exact in float32."""
 
     scale: float
     zero_point: int
     dtype: str
 
     @classmethod
-    def spread(cls, span: Range, dtype: str) -> Affine:
-        """Return the quantization of `span` (which holds 0) over all codes of "int8" or "uint8"."""
-        scale = float(np.float32((span.high - span.low) / (MOST_CODE - LEAST_CODE)))
-        if scale < _SMALLEST:  # nothing but 0: any scale is right
-            scale = 1.0
-        return cls.signed(scale, min(MOST_CODE, round_half_away(LEAST_CODE - span.low / scale)), dtype)
-
-    @classmethod
-    def signed(cls, scale: float, zero_point: int, dtype: str) -> Affine:
-        """Return the quantization whose zero point would be `zero_point` if `dtype` were int8."""
-        return cls(scale, zero_point + offset(dtype), dtype)
+    def from_int8(cls, scale: float, zero_point: int, dtype: str) -> QuantParams:
+        """Return the parameters for `dtype` that correspond to `zero_point` of an int8 tensor."""
+        return cls(scale, zero_point + zero_point_offset(dtype), dtype)
 
     @property
-    def span(self) -> Range:
-        """The reals of the least and the largest code."""
-        least, most = LEAST_CODE + offset(self.dtype), MOST_CODE + offset(self.dtype)
-        return Range(self.scale * (least - self.zero_point), self.scale * (most - self.zero_point))
+    def representable_range(self) -> Range:
+        """The real numbers that the minimum and the maximum of the data type represent."""
+        offset = zero_point_offset(self.dtype)
+        low, high = (self.scale * (limit + offset - self.zero_point) for limit in (QMIN, QMAX))
+        return Range(low, high)
 
-    def codes(self, values: Array) -> Array:
-        """Return the nearest codes of `values`; what is out of range gets the first or the last code."""
-        info = np.iinfo(self.dtype)
-        steps = rounded(values.astype(np.float64) / self.scale) + self.zero_point
-        result: Array = np.clip(steps, info.min, info.max).astype(self.dtype)
+    def quantize(self, values: Array) -> Array:
+        """Return the nearest quantized values; those out of range saturate."""
+        limits = np.iinfo(self.dtype)
+        nearest = round_half_away(values.astype(np.float64) / self.scale) + self.zero_point
+        result: Array = np.clip(nearest, limits.min, limits.max).astype(self.dtype)
         return result
 
-    def reals(self, codes: Array) -> Array:
-        """Return the float64 values that `codes` stand for."""
-        result: Array = (codes.astype(np.float64) - self.zero_point) * self.scale
+    def dequantize(self, quantized: Array) -> Array:
+        """Return the real numbers that `quantized` represents, as float64."""
+        result: Array = (quantized.astype(np.float64) - self.zero_point) * self.scale
         return result
 
 
-def offset(dtype: str) -> int:
-    """Return what a code of `dtype` is above int8's."""
+def choose_quant_params(value_range: Range, dtype: str) -> QuantParams:
+    """Return the parameters that map `value_range`, which must contain 0, to all values of "int8" or "uint8"."""
+    scale = float(np.float32((value_range.high - value_range.low) / (QMAX - QMIN)))
+    if scale < _MIN_SCALE:  # all values are 0, which every scale represents
+        scale = 1.0
+    zero_point = int(round_half_away(np.float64(QMIN - value_range.low / scale)))
+    return QuantParams.from_int8(scale, min(QMAX, zero_point), dtype)
+
+
+def zero_point_offset(dtype: str) -> int:
+    """Return the difference between the zero points, and the quantized values, of `dtype` and of int8."""
     return UINT8_OFFSET if dtype == "uint8" else 0
 
 
-def round_half_away(value: float) -> int:
-    """Return the nearest integer, of two the one further from zero."""
-    return int(math.copysign(math.floor(abs(value) + 0.5), value))
-
-
-def rounded(values: Array) -> Array:
-    """Return each of `values` (float64) as `round_half_away` does."""
+def round_half_away(values: Array | np.float64 | float) -> Array:
+    """Return the nearest integers as float64; halves are rounded away from zero."""
     result: Array = np.copysign(np.floor(np.abs(values) + 0.5), values)
     return result
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class QuantizedWeights:
     """Quantized weights and bias of one operator.
 
-    `codes` have the weights' shape; `scales` (float32) has one element, or one for each channel along `axis`; `bias`
-    are int32 codes at `bias_scales`, of which there are as many, or None.
+    `values` (int8 or uint8) has the shape of the weights. `scales` (float32) has one element, or one for each channel
+    along `channel_axis`. `bias` (int32, or None) is quantized with `bias_scales`, which has as many elements.
     """
 
-    codes: Array
+    values: Array
     scales: Array
-    axis: int | None
+    channel_axis: int | None
     zero_point: int
     bias: Array | None
     bias_scales: Array
 
-    def reals(self) -> Array:
-        """Return the float64 weights that the codes stand for."""
-        result: Array = (self.codes.astype(np.float64) - self.zero_point) * _along(
-            self.scales, self.axis, self.codes.ndim
-        )
+    def dequantize(self) -> Array:
+        """Return the weights that the quantized values represent, as float64."""
+        scales = _broadcast_scales(self.scales, self.channel_axis, self.values.ndim)
+        result: Array = (self.values.astype(np.float64) - self.zero_point) * scales
         return result
 
 
-def quantized_weights(weights: Array, bias: Array | None, axis: int | None, input: Affine) -> Weights:
-    """Quantize float32 `weights`, by channel along `axis` or (None) as a whole, for an input quantized as `input`.
+def quantize_weights(
+    weights: Array, bias: Array | None, channel_axis: int | None, input_params: QuantParams
+) -> QuantizedWeights:
+    """Quantize float32 weights and bias for an input that has `input_params`.
 
-    A scale is the largest magnitude / 127, or more where the bias, whose scale is input scale × weight scale, would not
-    fit 30 bits: a channel of nearly nothing but bias. Raises InvalidArgument for values that are not finite, and for
-    products of scales that are no float32.
+    With a `channel_axis` each channel has a scale, otherwise the tensor has one. A scale is the largest magnitude /
+    127. It is larger if the bias, whose scale is input scale · weight scale, would otherwise exceed 30 bits: this
+    happens if the weights of a channel are tiny and its bias is not.
+
+    Raises:
+        InvalidArgument: If a value is not finite, or a product of scales is not a normal float32.
     """
     if not (np.isfinite(weights).all() and (bias is None or np.isfinite(bias).all())):
         raise InvalidArgument("weights or bias are not all finite")
-    others = None if axis is None else tuple(n for n in range(weights.ndim) if n != axis)
-    largest = np.abs(weights).max(axis=others).reshape(-1).astype(np.float64)
-    scales = np.maximum(largest / MOST_WEIGHT, _least_scales(bias, len(largest), input))
-    scales = np.where(scales < _SMALLEST, 1.0, scales).astype(np.float32)
-    steps = rounded(weights.astype(np.float64) / _along(scales, axis, weights.ndim))
-    zero_point = offset(input.dtype)
-    codes = (np.clip(steps, -MOST_WEIGHT, MOST_WEIGHT) + zero_point).astype(input.dtype)
-    bias_scales = _product_scales(input.scale, scales)
-    bias_codes = None if bias is None else rounded(bias.astype(np.float64) / bias_scales).astype(np.int32)
-    return Weights(codes, scales, axis, zero_point, bias_codes, bias_scales)
+    other_axes = None if channel_axis is None else tuple(n for n in range(weights.ndim) if n != channel_axis)
+    magnitudes = np.abs(weights).max(axis=other_axes).reshape(-1).astype(np.float64)
+    scales = np.maximum(magnitudes / WEIGHT_QMAX, _min_scales_for_bias(bias, len(magnitudes), input_params))
+    scales = np.where(scales < _MIN_SCALE, 1.0, scales).astype(np.float32)
+
+    nearest = round_half_away(weights.astype(np.float64) / _broadcast_scales(scales, channel_axis, weights.ndim))
+    zero_point = zero_point_offset(input_params.dtype)
+    values = (np.clip(nearest, -WEIGHT_QMAX, WEIGHT_QMAX) + zero_point).astype(input_params.dtype)
+
+    bias_scales = _multiply_scales(input_params.scale, scales)
+    bias_values = None if bias is None else round_half_away(bias.astype(np.float64) / bias_scales).astype(np.int32)
+    return QuantizedWeights(values, scales, channel_axis, zero_point, bias_values, bias_scales)
 
 
-def _least_scales(bias: Array | None, count: int, input: Affine) -> Array:
-    """Return for each scale the least one at which the bias fits."""
+def _min_scales_for_bias(bias: Array | None, count: int, input_params: QuantParams) -> Array:
+    """Return, for each of `count` weight scales, the smallest with which the bias fits."""
     if bias is None:
         return np.zeros(count)
     magnitudes = np.abs(bias.astype(np.float64))
-    result: Array = (magnitudes if count > 1 else magnitudes.max(keepdims=True)) / (input.scale * _BIAS_LIMIT)
+    result: Array = (magnitudes if count > 1 else magnitudes.max(keepdims=True)) / (input_params.scale * _MAX_BIAS)
     return result
 
 
-def _product_scales(input_scale: float, scales: Array) -> Array:
+def _multiply_scales(input_scale: float, scales: Array) -> Array:
     with np.errstate(over="ignore", under="ignore"):
         products: Array = np.float32(input_scale) * scales
-    if not (np.isfinite(products) & (products >= _SMALLEST)).all():
+    if not (np.isfinite(products) & (products >= _MIN_SCALE)).all():
         raise InvalidArgument(
             f"an input scale of {input_scale:g} and weight scales from {scales.min():g} are too far from 1"
         )
     return products
 
 
-def _along(scales: Array, axis: int | None, rank: int) -> Array:
-    """Return `scales` as float64 in a shape that broadcasts along `axis`."""
+def _broadcast_scales(scales: Array, axis: int | None, rank: int) -> Array:
+    """Return `scales` as float64, in a shape that broadcasts along `axis`."""
     shape = [1] * rank
     if axis is not None:
         shape[axis] = len(scales)
@@ -183,5 +191,5 @@ def _along(scales: Array, axis: int | None, rank: int) -> Array:
 
 
 def sqnr_db(signal: float, noise: float) -> float | None:
-    """Return the ratio of two sums of squares in decibels; None where one of them is 0."""
+    """Return the ratio of two sums of squares in decibels, or None if one of them is 0."""
     return 10.0 * math.log10(signal / noise) if signal > 0 and noise > 0 else None

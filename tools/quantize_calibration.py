@@ -1,7 +1,8 @@
-"""Runs of a model with every intermediate value in sight, by nnfmq's own interpreter: ranges and errors.
+"""Calibration: execute a model with all intermediate results as outputs, for the ranges and the errors of its tensors.
 
-A model shows a value that is among its outputs, so the model that runs here is the same with all results as outputs,
-written as a file and read by `nnfmq.load` as any other. A quantized model that the HAL's rules forbid is found so too.
+nnfmq returns only a model's outputs. The model is therefore rewritten with the results of all operators as outputs, and
+loaded with `nnfmq.load` like any file, then validated; so a quantized model that breaks the HAL's rules is rejected
+here. The reference interpreter executes it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from quant_params import Affine, Array, Range, sqnr_db
+from quant_params import Array, QuantParams, Range, sqnr_db
 from tflite_reader import Graph
 
 import nnfmq
@@ -19,51 +20,56 @@ from nnfmq.engines import interpreter
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.validation.model import validate_model
 
-Sample = tuple[Array, ...]  # one execution's inputs, in the model's order
-Run = Callable[[Sample], dict[int, Array]]
+Sample = tuple[Array, ...]
+"""The inputs of one execution, in the model's order."""
+GraphExecutor = Callable[[Sample], dict[int, Array]]
+"""Executes a graph and returns its inputs and all results, by tensor index."""
 
 
 @dataclass(frozen=True, slots=True)
-class Estimator:
-    """How a range is made of many executions' values.
+class Calibrator:
+    """A method to compute the range of a tensor from its values in many executions.
 
-    `percentile`: of each execution's values, p from below and from above instead of the extremes, averaged over
-    executions. `momentum`: a moving average of the extremes, old × momentum + new × (1 − momentum). Neither: the least
-    and the largest value of all.
+    With `percentile` p, the lower and the upper p-th percentile of each execution's values, averaged over executions.
+    With `momentum`, a moving average of each execution's minimum and maximum: old · momentum + new · (1 − momentum).
+    With neither, the minimum and the maximum over all executions.
     """
 
     percentile: float | None = None
     momentum: float | None = None
 
-    def ends(self, values: Array) -> tuple[float, float]:
-        """Return the ends of one execution's values."""
+    def observe(self, values: Array) -> tuple[float, float]:
+        """Return the lower and the upper bound for the values of one execution."""
         if self.percentile is None:
             return float(values.min()), float(values.max())
         low, high = np.percentile(values, (100.0 - self.percentile, self.percentile))
         return float(low), float(high)
 
-    def combined(self, ends: Sequence[tuple[float, float]]) -> Range:
-        """Return the range of all executions, from the ends of each in their order."""
-        lows, highs = zip(*ends, strict=True)
+    def combine(self, bounds: Sequence[tuple[float, float]]) -> Range:
+        """Return the range over all executions, from the bounds of each in order."""
+        lows, highs = zip(*bounds, strict=True)
         if self.percentile is not None:
-            return Range.holding(float(np.mean(lows)), float(np.mean(highs)))
+            return Range.from_min_max(float(np.mean(lows)), float(np.mean(highs)))
         if self.momentum is None:
-            return Range.holding(float(np.min(lows)), float(np.max(highs)))  # unlike min(), these see a NaN
-        return Range.holding(self._moving(lows), self._moving(highs))
+            return Range.from_min_max(float(np.min(lows)), float(np.max(highs)))  # unlike min(), these propagate NaN
+        return Range.from_min_max(self._moving_average(lows), self._moving_average(highs))
 
-    def _moving(self, numbers: Iterable[float]) -> float:
+    def _moving_average(self, values: Iterable[float]) -> float:
         assert self.momentum is not None
-        first, *others = numbers
-        for number in others:
-            first = self.momentum * first + (1.0 - self.momentum) * number
-        return first
+        average, *others = values
+        for value in others:
+            average = self.momentum * average + (1.0 - self.momentum) * value
+        return average
 
 
-def samples(arrays: Mapping[str, Array], graph: Graph) -> list[Sample]:
-    """Return the calibration inputs of `graph`, one for each execution.
+def calibration_samples(arrays: Mapping[str, Array], graph: Graph) -> list[Sample]:
+    """Return the inputs of each calibration execution of `graph`.
 
-    `arrays` has one array for each input, by its name (any name where there is one of each): float, n executions along
-    the first axis, then the input's shape, whose leading 1 may be missing. Raises InvalidArgument.
+    `arrays` contains one float array for each input, by the input's name (any name if there is only one input). The
+    first axis counts executions; the others are the input's shape, whose leading 1 may be missing.
+
+    Raises:
+        InvalidArgument: If an array is missing, or the type, shape or number of executions of one does not match.
     """
     tensors = [graph.tensors[index] for index in graph.inputs]
     if len(arrays) == len(tensors) == 1:
@@ -71,79 +77,87 @@ def samples(arrays: Mapping[str, Array], graph: Graph) -> list[Sample]:
     missing = [tensor.name for tensor in tensors if tensor.name not in arrays]
     if missing:
         raise InvalidArgument(f"no calibration values for {', '.join(missing)}; there are {', '.join(arrays)}")
-    columns = [_column(arrays[tensor.name], tensor.name, tuple(tensor.shape)) for tensor in tensors]
-    if len({len(column) for column in columns}) != 1 or not len(columns[0]):
+    inputs = [_check_input(arrays[tensor.name], tensor.name, tuple(tensor.shape)) for tensor in tensors]
+    counts = [len(values) for values in inputs]
+    if len(set(counts)) != 1 or not counts[0]:
         raise InvalidArgument(
-            f"calibration inputs of {[len(column) for column in columns]} executions: as many of each, and one at least"
+            f"calibration inputs of {counts} executions: each input needs the same number, and at least one"
         )
-    return list(zip(*columns, strict=True))
+    return list(zip(*inputs, strict=True))
 
 
-def _column(array: Array, name: str, shape: tuple[int, ...]) -> Array:
+def _check_input(array: Array, name: str, shape: tuple[int, ...]) -> Array:
+    """Return the calibration values of one input as float32 in the shape (executions, *shape)."""
     if array.dtype.kind != "f":
-        raise InvalidArgument(
-            f"calibration values of {name} are {array.dtype}: floats, as the model gets them, are needed"
-        )
+        raise InvalidArgument(f"calibration values of {name} are {array.dtype}: they must be floats")
     if array.shape[1:] != shape and (1, *array.shape[1:]) != shape:
-        raise InvalidArgument(f"calibration values of {name} have shape {array.shape}: needed is (n, {str(shape)[1:]}")
+        raise InvalidArgument(
+            f"calibration values of {name} have shape {array.shape}, but must have (n, {str(shape)[1:]}"
+        )
     return np.ascontiguousarray(array, np.float32).reshape(-1, *shape)
 
 
-def shown(graph: Graph) -> Graph:
-    """Return `graph` with the results of all its operators as outputs, in their order; nothing else is kept."""
+def expose_intermediates(graph: Graph) -> Graph:
+    """Return `graph` with the results of all operators, in execution order, as its outputs."""
     results = tuple(index for operator in graph.operators for index in operator.outputs)
-    return replace(graph, outputs=results).compacted()
+    return replace(graph, outputs=results).without_unused_tensors()
 
 
-def runner(graph: Graph) -> Run:
-    """Return what executes `graph` and gives its inputs and the result of each operator, by their tensors' indexes.
+def make_executor(graph: Graph) -> GraphExecutor:
+    """Prepare `graph` for execution in the reference interpreter.
 
-    Raises InvalidArgument or GeneralFailure where nnfmq cannot execute it.
+    Raises:
+        InvalidArgument: If the model breaks the HAL's rules.
+        GeneralFailure: If the interpreter cannot execute it.
     """
-    results_of = tuple(index for operator in graph.operators for index in operator.outputs)
-    loaded = nnfmq.load(shown(graph).written())
+    result_indexes = tuple(index for operator in graph.operators for index in operator.outputs)
+    loaded = nnfmq.load(expose_intermediates(graph).to_bytes())
     validate_model(loaded.model)
     program = interpreter.prepare(loaded.model)
 
-    def run(inputs: Sample) -> dict[int, Array]:
+    def execute(inputs: Sample) -> dict[int, Array]:
         results = [np.empty(info.shape, info.dtype) for info in loaded.outputs]
         program.execute(inputs, results)
-        return dict(zip((*graph.inputs, *results_of), (*inputs, *results), strict=True))
+        return dict(zip((*graph.inputs, *result_indexes), (*inputs, *results), strict=True))
 
-    return run
-
-
-def measured(graph: Graph, inputs: Sequence[Sample], estimator: Estimator) -> dict[int, Range]:
-    """Return the range of each of the float model's inputs and results over `inputs`."""
-    run = runner(graph)
-    ends: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    for sample in inputs:
-        for index, array in run(sample).items():
-            ends[index].append(estimator.ends(array))
-    return {index: _range(graph, index, pairs, estimator) for index, pairs in ends.items()}
+    return execute
 
 
-def _range(graph: Graph, index: int, ends: Sequence[tuple[float, float]], estimator: Estimator) -> Range:
-    try:
-        return estimator.combined(ends)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{graph.tensors[index].name!r}: {error}") from None
+def calibrate(graph: Graph, samples: Sequence[Sample], calibrator: Calibrator) -> dict[int, Range]:
+    """Execute the float model with all `samples`; return the range of each input and result, by tensor index.
 
-
-def errors(
-    graph: Graph, quantized: Graph, how: Mapping[int, Affine], inputs: Sequence[Sample]
-) -> dict[int, float | None]:
-    """Return for each input and result how near the quantized model's is to the float one's: signal to noise in dB.
-
-    None where the two are equal, or the signal is 0. The quantized model gets the quantized `inputs`, so errors add up
-    from layer to layer.
+    Raises:
+        InvalidArgument: If a tensor contains an infinity or NaN.
     """
-    exact, coarse = runner(graph), runner(quantized)
-    sums: dict[int, Array] = defaultdict(lambda: np.zeros(2))
-    for sample in inputs:
-        codes = tuple(how[index].codes(array) for index, array in zip(graph.inputs, sample, strict=True))
-        found = coarse(codes)
-        for index, values in exact(sample).items():
+    execute = make_executor(graph)
+    bounds: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for sample in samples:
+        for index, array in execute(sample).items():
+            bounds[index].append(calibrator.observe(array))
+    ranges = {}
+    for index, tensor_bounds in bounds.items():
+        try:
+            ranges[index] = calibrator.combine(tensor_bounds)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{graph.tensors[index].name!r}: {error}") from None
+    return ranges
+
+
+def measure_sqnr(
+    graph: Graph, quantized: Graph, params: Mapping[int, QuantParams], samples: Sequence[Sample]
+) -> dict[int, float | None]:
+    """Return the signal-to-quantization-noise ratio in dB of each input and result, by tensor index.
+
+    A ratio is None if the tensor is equal in both models or is all zeros. The quantized model receives the quantized
+    `samples`, so the noise of a tensor includes that of the operators before it.
+    """
+    execute_float, execute_quantized = make_executor(graph), make_executor(quantized)
+    sums: dict[int, Array] = defaultdict(lambda: np.zeros(2))  # of squares: signal, noise
+    for sample in samples:
+        inputs = tuple(params[index].quantize(array) for index, array in zip(graph.inputs, sample, strict=True))
+        results = execute_quantized(inputs)
+        for index, values in execute_float(sample).items():
             values = values.astype(np.float64)
-            sums[index] += (np.square(values).sum(), np.square(values - how[index].reals(found[index])).sum())
+            noise = values - params[index].dequantize(results[index])
+            sums[index] += (np.square(values).sum(), np.square(noise).sum())
     return {index: sqnr_db(float(signal), float(noise)) for index, (signal, noise) in sums.items()}

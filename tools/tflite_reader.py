@@ -1,8 +1,8 @@
-"""Read a TFLite file of plain types as what `tflite_writer` takes, so that a tool can change a model and write it.
+"""Read a float .tflite file into the descriptions that `tflite_writer` takes, so that tools can modify a model.
 
-The importer's own reader does the checking (`nnfmq.importers.tflite_file`), so a corrupt file is refused here as it is
-by `nnfmq.load`. Kept: what the importer reads of a file, that is tensors that something uses, operators and those
-options. Dropped: metadata, descriptions, versions of operators. Refused: quantized tensors; nobody needs them here.
+The importer's reader (`nnfmq.importers.tflite_file`) verifies the file, so a corrupt file is rejected as by
+`nnfmq.load`. The result has the operators with their options, and the tensors that they use. Metadata, descriptions and
+operator versions are dropped. Quantized tensors are rejected, because no tool needs them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nnfmq.hal.types import OperandType
 from nnfmq.importers import tflite_file, tflite_schema
 from nnfmq.importers.flatbuffer_verifier import Table, Vector
 
-OMITTED = -1  # the index that stands for an optional input left out
+OMITTED = -1  # the index of an omitted optional input
 _TYPES = {
     OperandType.TENSOR_FLOAT32: "FLOAT32",
     OperandType.TENSOR_FLOAT16: "FLOAT16",
@@ -30,53 +30,58 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Graph:
-    """A model: all indexes are places in `tensors`, and operators stand in the order of execution."""
+    """A model with one subgraph: `inputs` and `outputs` are indexes of `tensors`; operators are in execution order."""
 
     tensors: tuple[Tensor, ...]
     operators: tuple[Operator, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
-    def written(self, description: str = "") -> bytes:
-        """Return the file."""
+    def to_bytes(self, description: str = "") -> bytes:
+        """Return the content of a .tflite file with this model."""
         return tflite_writer.write(self.tensors, self.operators, self.inputs, self.outputs, description)
 
-    def compacted(self) -> Graph:
-        """Return the same model without the tensors that nothing uses; the others keep their order."""
-        kept = _used(self.operators, self.inputs, self.outputs)
-        return _renumbered([self.tensors[index] for index in kept], kept, self)
+    def without_unused_tensors(self) -> Graph:
+        """Return the same model without unused tensors; the others keep their order."""
+        kept = _used_tensors(self.operators, self.inputs, self.outputs)
+        return _renumber_tensors([self.tensors[index] for index in kept], kept, self)
 
 
 def read(data: bytes) -> Graph:
-    """Return the model in a .tflite file. Raises InvalidArgument for a corrupt file, and for quantized types."""
+    """Return the model in the .tflite file `data`.
+
+    Raises:
+        InvalidArgument: If the file is corrupt or has a tensor of an unsupported type.
+    """
     file = tflite_file.read(data)
     tables = {table.name: table for table in tflite_schema.OPTIONS.values()}
     operators = tuple(_operator(operator, tables) for operator in file.operators())
-    kept = _used(operators, file.inputs, file.outputs)
+    kept = _used_tensors(operators, file.inputs, file.outputs)
     tensors = [_tensor(file.tensor(index)) for index in kept]
-    return _renumbered(tensors, kept, Graph((), operators, file.inputs, file.outputs))
+    return _renumber_tensors(tensors, kept, Graph((), operators, file.inputs, file.outputs))
 
 
-def _used(operators: Sequence[Operator], inputs: Sequence[int], outputs: Sequence[int]) -> list[int]:
+def _used_tensors(operators: Sequence[Operator], inputs: Sequence[int], outputs: Sequence[int]) -> list[int]:
     used = {*inputs, *outputs}
     for operator in operators:
         used.update(operator.inputs, operator.outputs)
     return sorted(used - {OMITTED})
 
 
-def _renumbered(tensors: Sequence[Tensor], kept: Sequence[int], graph: Graph) -> Graph:
-    places = {old: new for new, old in enumerate(kept)} | {OMITTED: OMITTED}
+def _renumber_tensors(tensors: Sequence[Tensor], kept: Sequence[int], graph: Graph) -> Graph:
+    """Return `graph` with `tensors`, which have the indexes `kept` in it."""
+    new_indexes = {old: new for new, old in enumerate(kept)} | {OMITTED: OMITTED}
 
-    def moved(indexes: Sequence[int]) -> tuple[int, ...]:
-        return tuple(places[index] for index in indexes)
+    def renumber(indexes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(new_indexes[index] for index in indexes)
 
-    operators = [replace(o, inputs=moved(o.inputs), outputs=moved(o.outputs)) for o in graph.operators]
-    return Graph(tuple(tensors), tuple(operators), moved(graph.inputs), moved(graph.outputs))
+    operators = [replace(o, inputs=renumber(o.inputs), outputs=renumber(o.outputs)) for o in graph.operators]
+    return Graph(tuple(tensors), tuple(operators), renumber(graph.inputs), renumber(graph.outputs))
 
 
 def _tensor(tensor: tflite_file.TfliteTensor) -> Tensor:
     if tensor.type not in _TYPES:
-        raise InvalidArgument(f"{tensor} is {tensor.type.name}: only {', '.join(_TYPES.values())} are read here")
+        raise InvalidArgument(f"{tensor} is {tensor.type.name}: only {', '.join(_TYPES.values())} are supported")
     return Tensor(tensor.name, tensor.shape, _TYPES[tensor.type], None if tensor.data is None else bytes(tensor.data))
 
 
@@ -88,7 +93,7 @@ def _operator(operator: tflite_file.TfliteOperator, tables: dict[str, Table]) ->
 
 
 def _options(options: Any, table: Table) -> list[tuple[str, Any]]:
-    """Return each field of a generated options object with its value; vectors as lists."""
+    """Return the fields of a generated options object and their values; vectors as lists."""
     return [(field.name, _value(options, field.name, isinstance(field.kind, Vector))) for field in table.fields]
 
 

@@ -1,8 +1,8 @@
-"""Write a TFLite file from plain descriptions of tensors and operators, through the `tflite` package's builders.
+"""Write a .tflite file from plain descriptions of tensors and operators, with the builders of the `tflite` package.
 
-`tools/train_digits.py` and `tools/quantize.py` write models with it and the importer's tests write theirs, broken ones
-included: nothing is checked here. One subgraph; buffers aligned at 16 as the schema asks; every operator code once.
-Options are named as in the schema (``{"Padding": 0}``) and found by that name in the package.
+`train_digits.py` and `quantize.py` write models with it, and the importer's tests write theirs, invalid ones included:
+nothing is checked here. A file has one subgraph, buffers aligned to 16 bytes as the schema requires, and one operator
+code for each operator and version. Options have the schema's field names (``{"Padding": 0}``).
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import flatbuffers
 import tflite
 
 IDENTIFIER = b"TFL3"
-_FIRST_VERSIONS = {"BROADCAST_TO": 2}  # of all others it is 1
-Code = tuple[str, int]  # an operator's name and version
+_FIRST_VERSIONS = {"BROADCAST_TO": 2}  # all other operators start at version 1
+OperatorVersion = tuple[str, int]
+"""Name and version of an operator, for which the file has an operator code."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor; `data` makes it a constant. `extra` adds further scalar fields of the table, such as IsVariable."""
+    """A tensor, constant if it has `data`. `extra` has further scalar fields of the schema, such as IsVariable."""
 
     name: str
     shape: Sequence[int]
@@ -35,9 +36,10 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator by its name in BuiltinOperator; `table` names its options, for example Conv2DOptions.
+    """An operator, with its name in BuiltinOperator and its options' type, for example Conv2DOptions, as `table`.
 
-    Any other name is that of a custom operator, whose options are the bytes `custom`. `intermediates` are tensors.
+    A name that is not in BuiltinOperator makes a custom operator; its options are the bytes `custom`. `inputs`,
+    `outputs` and `intermediates` are tensor indexes.
     """
 
     name: str
@@ -58,9 +60,12 @@ def write(
     description: str = "",
     subgraph_count: int = 1,
 ) -> bytes:
-    """Return the file. `inputs` and `outputs` are the model's, as indexes of tensors."""
+    """Return the content of the file. `inputs` and `outputs` are tensor indexes.
+
+    The file has `subgraph_count` copies of the subgraph, for tests of models with several.
+    """
     builder = flatbuffers.Builder(1024)
-    codes = list(dict.fromkeys(map(_code, operators)))
+    codes = list(dict.fromkeys(map(_operator_version, operators)))
     constants = [tensor.data for tensor in tensors if tensor.data is not None]
     buffers = [_buffer(builder, data) for data in (b"", *constants)]
     graph = _subgraph(builder, tensors, operators, codes, inputs, outputs)
@@ -91,7 +96,7 @@ def _offsets(builder: Any, offsets: Sequence[int]) -> int:
     return end
 
 
-def _numbers(builder: Any, values: Sequence[Any], kind: str) -> int:
+def _vector(builder: Any, values: Sequence[Any], kind: str) -> int:
     size_bytes = 8 if kind == "Int64" else 4
     builder.StartVector(size_bytes, len(values), size_bytes)
     for value in reversed(values):
@@ -107,15 +112,15 @@ def _buffer(builder: Any, data: bytes) -> int:
     return _table(builder, "Buffer", {"Data": builder.CreateByteVector(data)})
 
 
-def _code(operator: Operator) -> Code:
+def _operator_version(operator: Operator) -> OperatorVersion:
     return operator.name, max(operator.version, _FIRST_VERSIONS.get(operator.name, 1))
 
 
 def _operator_code(builder: Any, name: str, version: int) -> int:
-    number = getattr(tflite.BuiltinOperator, name, tflite.BuiltinOperator.CUSTOM)
-    # Readers of both generations: the byte holds what fits, the other field the whole code.
-    fields = {"DeprecatedBuiltinCode": min(number, 127), "BuiltinCode": number, "Version": version}
-    if number == tflite.BuiltinOperator.CUSTOM:
+    code = getattr(tflite.BuiltinOperator, name, tflite.BuiltinOperator.CUSTOM)
+    # Old readers use the byte DeprecatedBuiltinCode, which is 127 if the code does not fit; new ones use BuiltinCode.
+    fields = {"DeprecatedBuiltinCode": min(code, 127), "BuiltinCode": code, "Version": version}
+    if code == tflite.BuiltinOperator.CUSTOM:
         fields["CustomCode"] = builder.CreateString(name)
     return _table(builder, "OperatorCode", fields)
 
@@ -124,17 +129,17 @@ def _subgraph(
     builder: Any,
     tensors: Sequence[Tensor],
     operators: Sequence[Operator],
-    codes: Sequence[Code],
+    codes: Sequence[OperatorVersion],
     inputs: Sequence[int],
     outputs: Sequence[int],
 ) -> int:
-    numbers: list[int] = []
-    for tensor in tensors:  # buffer 0 is the empty one; constants follow in the order of the tensors
-        numbers.append(0 if tensor.data is None else max(numbers, default=0) + 1)
+    buffers: list[int] = []
+    for tensor in tensors:  # buffer 0 is empty; those of constants follow in the order of the tensors
+        buffers.append(0 if tensor.data is None else max(buffers, default=0) + 1)
     fields = {
-        "Tensors": _offsets(builder, [_tensor(builder, *pair) for pair in zip(tensors, numbers, strict=True)]),
-        "Inputs": _numbers(builder, inputs, "Int32"),
-        "Outputs": _numbers(builder, outputs, "Int32"),
+        "Tensors": _offsets(builder, [_tensor(builder, *pair) for pair in zip(tensors, buffers, strict=True)]),
+        "Inputs": _vector(builder, inputs, "Int32"),
+        "Outputs": _vector(builder, outputs, "Int32"),
         "Operators": _offsets(builder, [_operator(builder, operator, codes) for operator in operators]),
     }
     return _table(builder, "SubGraph", fields)
@@ -142,7 +147,7 @@ def _subgraph(
 
 def _tensor(builder: Any, tensor: Tensor, buffer: int) -> int:
     fields: dict[str, Any] = {
-        "Shape": _numbers(builder, tensor.shape, "Int32"),
+        "Shape": _vector(builder, tensor.shape, "Int32"),
         "Name": builder.CreateString(tensor.name),
         "Type": getattr(tflite.TensorType, tensor.type),
         "Buffer": buffer,
@@ -154,26 +159,26 @@ def _tensor(builder: Any, tensor: Tensor, buffer: int) -> int:
 
 def _quantization(builder: Any, tensor: Tensor) -> int:
     fields = {
-        "Scale": _numbers(builder, tensor.scales, "Float32"),
-        "ZeroPoint": _numbers(builder, tensor.zero_points, "Int64"),
+        "Scale": _vector(builder, tensor.scales, "Float32"),
+        "ZeroPoint": _vector(builder, tensor.zero_points, "Int64"),
         "QuantizedDimension": tensor.dimension,
     }
     return _table(builder, "QuantizationParameters", fields)
 
 
-def _operator(builder: Any, operator: Operator, codes: Sequence[Code]) -> int:
+def _operator(builder: Any, operator: Operator, codes: Sequence[OperatorVersion]) -> int:
     fields: dict[str, Any] = {
-        "OpcodeIndex": codes.index(_code(operator)),
-        "Inputs": _numbers(builder, operator.inputs, "Int32"),
-        "Outputs": _numbers(builder, operator.outputs, "Int32"),
+        "OpcodeIndex": codes.index(_operator_version(operator)),
+        "Inputs": _vector(builder, operator.inputs, "Int32"),
+        "Outputs": _vector(builder, operator.outputs, "Int32"),
     }
     if operator.intermediates:
-        fields["Intermediates"] = _numbers(builder, operator.intermediates, "Int32")
+        fields["Intermediates"] = _vector(builder, operator.intermediates, "Int32")
     if operator.custom:
         fields["CustomOptions"] = builder.CreateByteVector(operator.custom)
     if operator.table:
         options = {
-            key: _numbers(builder, value, "Int32") if isinstance(value, list) else value
+            key: _vector(builder, value, "Int32") if isinstance(value, list) else value
             for key, value in operator.options.items()
         }
         fields["BuiltinOptionsType"] = getattr(tflite.BuiltinOptions, operator.table)

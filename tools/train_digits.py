@@ -1,14 +1,15 @@
 """Train the digit classifier of `nnfmq demo` and write its files: `python3 tools/train_digits.py` (seconds).
 
-Data: the 1,797 handwritten digits of scikit-learn's `load_digits`, 8 × 8 pixels of 0..16. The last quarter is held out
-as it stands, not drawn at random: neighbours may be by one writer, and a shuffled split would then flatter the model.
-Network: two convolutions with max pooling, one fully connected layer, softmax; plain numpy, Adam, pixels shifted by up
-to one. Nothing was chosen by looking at the test. One seed; another BLAS may still change the last bits of a weight.
+Data: the 1,797 handwritten digits of scikit-learn's `load_digits`, 8 × 8 pixels of 0..16. The last quarter, in the data
+set's order, is the test set. It is not a random sample, because neighbouring digits may be by the same writer, so a
+shuffled split would make the measured accuracy too high. Network: two convolutions with max pooling, one fully
+connected layer, softmax. Training: plain NumPy, Adam, images shifted by up to one pixel. No hyperparameter was chosen
+with the test set. The seed is fixed, but another BLAS may change the last bits of a weight.
 
-Writes digits.tflite (float32; input [1,8,8,1] in 0..1), digits.npz (held-out images and labels, and how many of them
-this model gets right) and digits_quant.tflite (the model quantized to int8, calibrated with the digits that it was
-trained on) into nnfmq/data. CREDITS.md there is written by hand. `--only-quantized` trains nothing and writes the last
-of these from the digits.tflite that is in nnfmq/data.
+Writes digits.tflite (float32; input [1,8,8,1] in 0..1), digits.npz (test images and labels, and the number of them that
+the model classifies correctly) and digits_quant.tflite (the model quantized to int8, calibrated with the training set)
+to nnfmq/data. CREDITS.md there is written by hand. `--only-quantized` does not train: it writes digits_quant.tflite
+from the digits.tflite in nnfmq/data.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from quantize import quantize
-from quantize_calibration import Estimator
+from quantize_calibration import Calibrator
 from tflite_writer import Operator, Tensor, write
 
 Array = NDArray[np.float32]
@@ -37,22 +38,24 @@ DATA = Path(__file__).resolve().parent.parent / "nnfmq" / "data"
 
 
 def main() -> None:
-    """Write the files, or only the quantized model."""
+    """Write all files, or only the quantized model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=DATA, help="where to write (default: %(default)s)")
-    parser.add_argument("--only-quantized", action="store_true", help="write only digits_quant.tflite, train nothing")
+    parser.add_argument("--out", type=Path, default=DATA, help="output folder (default: %(default)s)")
+    parser.add_argument(
+        "--only-quantized", action="store_true", help="write only digits_quant.tflite, without training"
+    )
     arguments = parser.parse_args()
     images, labels = load_digits()
     x = images[..., None].astype(np.float32) / np.float32(16)
     model = (DATA if arguments.only_quantized else arguments.out) / "digits.tflite"
     if not arguments.only_quantized:
         write_trained(arguments.out, images, labels, x)
-    result = quantize(model.read_bytes(), {"image": x[:-TEST_COUNT]}, per_channel=True, estimator=Estimator())
+    result = quantize(model.read_bytes(), {"image": x[:-TEST_COUNT]}, per_channel=True, calibrator=Calibrator())
     (arguments.out / "digits_quant.tflite").write_bytes(result.content)
 
 
 def write_trained(folder: Path, images: NDArray[np.uint8], labels: NDArray[np.uint8], x: Array) -> None:
-    """Train with `x`, all images in 0..1, measure on the held-out ones, and write model and test digits."""
+    """Train with the training part of `x` (all images, in 0..1), test, and write model and test set to `folder`."""
     weights = train(x[:-TEST_COUNT], labels[:-TEST_COUNT])
     correct = int((predict(weights, x[-TEST_COUNT:]) == labels[-TEST_COUNT:]).sum())
     (folder / "digits.tflite").write_bytes(model_file(weights, correct))
@@ -60,11 +63,11 @@ def write_trained(folder: Path, images: NDArray[np.uint8], labels: NDArray[np.ui
         folder / "digits.npz",
         images=images[-TEST_COUNT:], labels=labels[-TEST_COUNT:], correct_count=np.int64(correct),
     )  # fmt: skip
-    print(f"{correct} of {TEST_COUNT} held-out digits right: {correct / TEST_COUNT:.4f}")
+    print(f"{correct} of {TEST_COUNT} test digits classified correctly: {correct / TEST_COUNT:.4f}")
 
 
 def load_digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return images [n,8,8] of 0..16 and labels [n], in the data set's order."""
+    """Return images [n,8,8] with values 0..16 and labels [n], in the data set's order."""
     from sklearn.datasets import load_digits as load
 
     digits = load()
@@ -73,14 +76,14 @@ def load_digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 @dataclass
 class Adam:
-    """The optimizer's moments of one set of weights."""
+    """The Adam optimizer's state: first and second moments of the gradients."""
 
     mean: Weights
     square: Weights
     step: int = 0
 
     def update(self, weights: Weights, gradients: Weights, rate: float) -> None:
-        """Change `weights` in place by one step."""
+        """Update `weights` in place with one step."""
         self.step += 1
         correction = rate * np.sqrt(1 - 0.999**self.step) / (1 - 0.9**self.step)
         for name, gradient in gradients.items():
@@ -90,20 +93,20 @@ class Adam:
 
 
 def train(x: Array, labels: NDArray[np.uint8]) -> Weights:
-    """Return the weights after EPOCHS passes over the shuffled and shifted digits."""
+    """Return the weights after EPOCHS passes over the shuffled and randomly shifted digits."""
     rng = np.random.default_rng(SEED)
-    weights = initial(rng)
+    weights = initial_weights(rng)
     adam = Adam({k: np.zeros_like(v) for k, v in weights.items()}, {k: np.zeros_like(v) for k, v in weights.items()})
     for epoch in range(EPOCHS):
         rate = RATE * 0.5 * (1 + np.cos(np.pi * epoch / EPOCHS))
         order = rng.permutation(len(x))
         for start in range(0, len(x), BATCH):
             batch = order[start : start + BATCH]
-            adam.update(weights, gradients(weights, shifted(x[batch], rng), labels[batch]), rate)
+            adam.update(weights, gradients(weights, shift_randomly(x[batch], rng), labels[batch]), rate)
     return weights
 
 
-def initial(rng: np.random.Generator) -> Weights:
+def initial_weights(rng: np.random.Generator) -> Weights:
     """Return He-initialized weights and zero biases."""
     weights: Weights = {}
     for name, shape in SHAPES.items():
@@ -113,17 +116,17 @@ def initial(rng: np.random.Generator) -> Weights:
     return weights
 
 
-def shifted(x: Array, rng: np.random.Generator) -> Array:
-    """Return each image moved by -1, 0 or 1 pixel in both directions, with zeros coming in."""
+def shift_randomly(x: Array, rng: np.random.Generator) -> Array:
+    """Return each image shifted by -1, 0 or 1 pixel along both axes, filled with zeros."""
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     windows = sliding_window_view(padded, (8, 8), axis=(1, 2))[:, :, :, 0]
     rows, columns = rng.integers(0, 3, (2, len(x)))
-    moved: Array = windows[np.arange(len(x)), rows, columns][..., None]
-    return moved
+    result: Array = windows[np.arange(len(x)), rows, columns][..., None]
+    return result
 
 
 def patches(x: Array) -> Array:
-    """Return the 3 × 3 neighbourhoods [n·h·w, 9·c] of a zero-padded batch."""
+    """Return the 3 × 3 neighbourhoods [n·h·w, 9·c] of a zero-padded batch (im2col)."""
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     windows = sliding_window_view(padded, (3, 3), axis=(1, 2))
     return windows.transpose(0, 1, 2, 4, 5, 3).reshape(-1, 9 * x.shape[3])
@@ -135,31 +138,31 @@ def convolve(x: Array, kernel: Array, bias: Array) -> Array:
 
 
 def pool(x: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the maximum of each 2 × 2 block and where it was."""
+    """Return the maximum of each 2 × 2 block, and a mask [n,h/2,2,w/2,2,c] of the maxima."""
     n, h, w, c = x.shape
     blocks = x.reshape(n, h // 2, 2, w // 2, 2, c)
     largest = blocks.max(axis=(2, 4), keepdims=True)
     return largest[:, :, 0, :, 0], blocks == largest
 
 
-def unpool(gradient: Array, where: NDArray[np.bool_]) -> Array:
-    """Return the gradient at the pool's input."""
-    n, h, _, w, _, c = where.shape
-    return (where * gradient[:, :, None, :, None]).reshape(n, 2 * h, 2 * w, c)
+def unpool(gradient: Array, mask: NDArray[np.bool_]) -> Array:
+    """Return the gradient at the pooling's input, from that at its output and the mask that `pool` returned."""
+    n, h, _, w, _, c = mask.shape
+    return (mask * gradient[:, :, None, :, None]).reshape(n, 2 * h, 2 * w, c)
 
 
 def gradients(weights: Weights, x: Array, labels: NDArray[np.uint8]) -> Weights:
-    """Return the gradient of the mean cross entropy."""
+    """Return the gradients of the mean cross-entropy loss."""
     a1 = np.maximum(convolve(x, weights["conv1"], weights["conv1_bias"]), 0)
-    p1, where1 = pool(a1)
+    p1, mask1 = pool(a1)
     a2 = np.maximum(convolve(p1, weights["conv2"], weights["conv2_bias"]), 0)
-    p2, where2 = pool(a2)
+    p2, mask2 = pool(a2)
     flat = p2.reshape(len(x), -1)
     d_logits = softmax(flat @ weights["dense"].T + weights["dense_bias"])
     d_logits[np.arange(len(x)), labels] -= 1
     d_logits /= np.float32(len(x))
-    d2 = unpool((d_logits @ weights["dense"]).reshape(p2.shape), where2) * (a2 > 0)
-    d1 = unpool(convolve(d2, turned(weights["conv2"]), np.zeros(1, np.float32)), where1) * (a1 > 0)
+    d2 = unpool((d_logits @ weights["dense"]).reshape(p2.shape), mask2) * (a2 > 0)
+    d1 = unpool(convolve(d2, flip(weights["conv2"]), np.zeros(1, np.float32)), mask1) * (a1 > 0)
     return {
         "dense": d_logits.T @ flat, "dense_bias": d_logits.sum(axis=0),
         "conv2": kernel_gradient(d2, p1), "conv2_bias": d2.sum(axis=(0, 1, 2)),
@@ -167,8 +170,8 @@ def gradients(weights: Weights, x: Array, labels: NDArray[np.uint8]) -> Weights:
     }  # fmt: skip
 
 
-def turned(kernel: Array) -> Array:
-    """Return the kernel that carries gradients back: turned by half a circle, input and output channels exchanged."""
+def flip(kernel: Array) -> Array:
+    """Return the kernel for the input gradient: rotated by 180°, input and output channels exchanged."""
     return np.ascontiguousarray(kernel[:, ::-1, ::-1].transpose(3, 1, 2, 0))
 
 
@@ -181,8 +184,8 @@ def kernel_gradient(gradient: Array, x: Array) -> Array:
 def softmax(logits: Array) -> Array:
     """Return the probabilities of each row."""
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    shares: Array = powers / powers.sum(axis=1, keepdims=True)
-    return shares
+    result: Array = powers / powers.sum(axis=1, keepdims=True)
+    return result
 
 
 def predict(weights: Weights, x: Array) -> NDArray[np.intp]:
@@ -190,12 +193,12 @@ def predict(weights: Weights, x: Array) -> NDArray[np.intp]:
     p1, _ = pool(np.maximum(convolve(x, weights["conv1"], weights["conv1_bias"]), 0))
     p2, _ = pool(np.maximum(convolve(p1, weights["conv2"], weights["conv2_bias"]), 0))
     logits = p2.reshape(len(x), -1) @ weights["dense"].T + weights["dense_bias"]
-    answers: NDArray[np.intp] = logits.argmax(axis=1)
-    return answers
+    digits: NDArray[np.intp] = logits.argmax(axis=1)
+    return digits
 
 
 def model_file(weights: Weights, correct: int) -> bytes:
-    """Return the .tflite file."""
+    """Return the content of the .tflite file; its description has the number of `correct` test digits."""
     constants = [Tensor(name, value.shape, data=value.tobytes()) for name, value in weights.items()]
     activations = [
         Tensor("image", (1, 8, 8, 1)), Tensor("conv1_out", (1, 8, 8, 12)), Tensor("pool1_out", (1, 4, 4, 12)),

@@ -1,4 +1,4 @@
-"""Codes, scales and zero points against their definition: real = scale × (code − zero point), computed in fractions."""
+"""Quantization against its definition, real = scale · (q − zero_point), computed with exact fractions."""
 
 from __future__ import annotations
 
@@ -9,68 +9,68 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from quant_params import Affine, Range, quantized_weights, round_half_away, sqnr_db
+from quant_params import QuantParams, Range, choose_quant_params, quantize_weights, round_half_away, sqnr_db
 
 from nnfmq.hal.errors import InvalidArgument
 
 DTYPES = pytest.mark.parametrize("dtype", ["int8", "uint8"])
-ENDS = st.floats(0, 1e6, width=32)
-INPUT = Affine(0.25, 3, "int8")
+BOUNDS = st.floats(0, 1e6, width=32)
+INPUT_PARAMS = QuantParams(0.25, 3, "int8")
 
 
-def real(code: int, how: Affine) -> Fraction:
-    return Fraction(how.scale) * (code - how.zero_point)
+def real(q: int, params: QuantParams) -> Fraction:
+    return Fraction(params.scale) * (q - params.zero_point)
 
 
 @DTYPES
-@given(low=ENDS, high=ENDS, part=st.floats(0, 1))
-def test_a_value_of_the_range_is_at_most_half_a_scale_from_its_code(
+@given(low=BOUNDS, high=BOUNDS, part=st.floats(0, 1))
+def test_the_error_of_a_value_in_range_is_at_most_half_a_scale(
     dtype: str, low: float, high: float, part: float
 ) -> None:
-    how = Affine.spread(Range.holding(-low, high), dtype)
-    inside = max(how.span.low, -low), min(how.span.high, high)
-    value = min(max(inside[0] + part * (inside[1] - inside[0]), inside[0]), inside[1])
+    params = choose_quant_params(Range.from_min_max(-low, high), dtype)
+    bounds = max(params.representable_range.low, -low), min(params.representable_range.high, high)
+    value = min(max(bounds[0] + part * (bounds[1] - bounds[0]), bounds[0]), bounds[1])
 
-    code = int(how.codes(np.array(value)))
+    q = int(params.quantize(np.array(value)))
 
-    assert abs(real(code, how) - Fraction(value)) <= Fraction(how.scale) / 2 * (1 + Fraction(1, 2**20))
-    assert how.reals(np.array(code)) == pytest.approx(float(real(code, how)), rel=1e-15)
+    assert abs(real(q, params) - Fraction(value)) <= Fraction(params.scale) / 2 * (1 + Fraction(1, 2**20))
+    assert params.dequantize(np.array(q)) == pytest.approx(float(real(q, params)), rel=1e-15)
 
 
 @DTYPES
-@given(low=ENDS, high=ENDS)
-def test_zero_has_a_code_of_its_own_and_the_codes_hold_the_range_but_half_a_scale(
+@given(low=BOUNDS, high=BOUNDS)
+def test_zero_is_exact_and_the_range_is_represented_except_for_half_a_scale(
     dtype: str, low: float, high: float
 ) -> None:
-    how = Affine.spread(Range.holding(-low, high), dtype)
+    params = choose_quant_params(Range.from_min_max(-low, high), dtype)
     info = np.iinfo(dtype)
-    assert info.min <= how.zero_point <= info.max
-    assert how.reals(how.codes(np.zeros(1))) == 0
-    assert real(info.min, how) <= Fraction(-low) + Fraction(how.scale) / 2 * (1 + Fraction(1, 2**16))
-    assert real(info.max, how) >= Fraction(high) - Fraction(how.scale) / 2 * (1 + Fraction(1, 2**16))
+    assert info.min <= params.zero_point <= info.max
+    assert params.dequantize(params.quantize(np.zeros(1))) == 0
+    assert real(info.min, params) <= Fraction(-low) + Fraction(params.scale) / 2 * (1 + Fraction(1, 2**16))
+    assert real(info.max, params) >= Fraction(high) - Fraction(params.scale) / 2 * (1 + Fraction(1, 2**16))
 
 
-@given(low=ENDS, high=ENDS)
+@given(low=BOUNDS, high=BOUNDS)
 def test_a_range_is_rounded_outward_by_at_most_a_2048th(low: float, high: float) -> None:
-    span = Range.holding(-low, high)
-    assert -low * (1 + 2**-11) <= span.low <= -low
-    assert high <= span.high <= high * (1 + 2**-11)
+    value_range = Range.from_min_max(-low, high)
+    assert -low * (1 + 2**-11) <= value_range.low <= -low
+    assert high <= value_range.high <= high * (1 + 2**-11)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-1, 1), (0, 6), (-3.5, 255), (-1 / 256, 1023)])
-def test_a_range_of_few_bits_stays_as_it_is(low: float, high: float) -> None:
-    assert Range.holding(low, high) == Range(low, high)
+def test_a_range_whose_bounds_have_few_bits_is_not_rounded(low: float, high: float) -> None:
+    assert Range.from_min_max(low, high) == Range(low, high)
 
 
 @pytest.mark.parametrize(("low", "high"), [(2.0, 3.0), (-3.0, -2.0), (0.0, 0.0)])
-def test_a_range_always_holds_zero(low: float, high: float) -> None:
-    assert Range.holding(low, high) == Range(min(low, 0.0), max(high, 0.0))
+def test_a_range_always_contains_zero(low: float, high: float) -> None:
+    assert Range.from_min_max(low, high) == Range(min(low, 0.0), max(high, 0.0))
 
 
 @pytest.mark.parametrize(("low", "high"), [(float("nan"), 1.0), (0.0, float("nan")), (float("-inf"), 0.0)])
-def test_a_range_without_end_is_refused(low: float, high: float) -> None:
+def test_an_infinite_range_is_rejected(low: float, high: float) -> None:
     with pytest.raises(InvalidArgument, match="must be finite"):
-        Range.holding(low, high)
+        Range.from_min_max(low, high)
 
 
 @pytest.mark.parametrize(
@@ -81,98 +81,98 @@ def test_a_range_without_end_is_refused(low: float, high: float) -> None:
         (-128, 127, 1, 0),
         (-1, 254, 1, -127),
         (0, 0, 1, -128),
-        (-1, 1, 2 / 255, -1),  # -128 + 127.5 = -0.5: half a step is moved away from zero
+        (-1, 1, 2 / 255, -1),  # -128 + 127.5 = -0.5: the half is rounded away from zero
         (-64, 191, 1, -64),
     ],
 )
-def test_codes_are_spread_over_the_range(low: float, high: float, scale: float, zero_point: int) -> None:
+def test_quantized_values_cover_the_range(low: float, high: float, scale: float, zero_point: int) -> None:
     expected = float(np.float32(scale))
-    assert Affine.spread(Range(low, high), "int8") == Affine(expected, zero_point, "int8")
-    assert Affine.spread(Range(low, high), "uint8") == Affine(expected, zero_point + 128, "uint8")
+    assert choose_quant_params(Range(low, high), "int8") == QuantParams(expected, zero_point, "int8")
+    assert choose_quant_params(Range(low, high), "uint8") == QuantParams(expected, zero_point + 128, "uint8")
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0.5, 1), (-0.5, -1), (1.4999, 1), (-2.5, -3), (0.0, 0)])
 def test_halves_are_rounded_away_from_zero(value: float, expected: int) -> None:
     assert round_half_away(value) == expected
-    assert Affine(1.0, 0, "int8").codes(np.array([value])).tolist() == [expected]
+    assert QuantParams(1.0, 0, "int8").quantize(np.array([value])).tolist() == [expected]
 
 
 @DTYPES
-def test_what_is_out_of_range_gets_the_first_or_last_code(dtype: str) -> None:
+def test_values_out_of_range_saturate(dtype: str) -> None:
     info = np.iinfo(dtype)
-    codes = Affine(1.0, 0, dtype).codes(np.array([-1e30, 1e30], np.float32))
-    assert codes.tolist() == [info.min, info.max]
-    assert codes.dtype == dtype
+    quantized = QuantParams(1.0, 0, dtype).quantize(np.array([-1e30, 1e30], np.float32))
+    assert quantized.tolist() == [info.min, info.max]
+    assert quantized.dtype == dtype
 
 
-def drawn(shape: tuple[int, ...], seed: int = 5) -> npt.NDArray[np.float32]:
+def random_values(shape: tuple[int, ...], seed: int = 5) -> npt.NDArray[np.float32]:
     return np.random.default_rng(seed).normal(0, 0.3, shape).astype(np.float32)
 
 
 @pytest.mark.parametrize("axis", [0, 3])
 def test_the_scale_of_a_channel_is_its_largest_magnitude_over_127(axis: int) -> None:
-    weights = drawn((4, 3, 3, 5))
-    made = quantized_weights(weights, None, axis, INPUT)
+    weights = random_values((4, 3, 3, 5))
+    result = quantize_weights(weights, None, axis, INPUT_PARAMS)
     for channel in range(weights.shape[axis]):
-        values, codes = weights.take(channel, axis), made.codes.take(channel, axis).astype(int)
+        values, quantized = weights.take(channel, axis), result.values.take(channel, axis).astype(int)
         scale = max(abs(float(value)) for value in values.ravel()) / 127
-        assert made.scales[channel] == np.float32(scale)
-        assert np.abs(codes).max() == 127
-        assert np.abs(values - codes * float(made.scales[channel])).max() <= scale / 2 * (1 + 1e-6)
-        np.testing.assert_allclose(made.reals().take(channel, axis), codes * scale, rtol=1e-6)
+        assert result.scales[channel] == np.float32(scale)
+        assert np.abs(quantized).max() == 127
+        assert np.abs(values - quantized * float(result.scales[channel])).max() <= scale / 2 * (1 + 1e-6)
+        np.testing.assert_allclose(result.dequantize().take(channel, axis), quantized * scale, rtol=1e-6)
 
 
 def test_without_channels_there_is_one_scale() -> None:
-    weights = drawn((6, 7))
-    made = quantized_weights(weights, None, None, INPUT)
-    assert made.scales.tolist() == [np.float32(np.abs(weights).max() / np.float64(127))]
-    assert made.bias is None
+    weights = random_values((6, 7))
+    result = quantize_weights(weights, None, None, INPUT_PARAMS)
+    assert result.scales.tolist() == [np.float32(np.abs(weights).max() / np.float64(127))]
+    assert result.bias is None
 
 
-def test_the_bias_has_the_scale_of_a_product_and_is_at_most_half_of_it_away() -> None:
-    bias = drawn((4,), 6)
-    made = quantized_weights(drawn((4, 1, 1, 5)), bias, 0, INPUT)
-    assert made.bias is not None
-    assert made.bias.dtype == np.int32
-    assert made.bias_scales.tolist() == [np.float32(0.25) * scale for scale in made.scales]
-    assert (np.abs(made.bias * made.bias_scales.astype(float) - bias) <= made.bias_scales / 2 * (1 + 1e-6)).all()
+def test_the_bias_scale_is_the_product_of_scales_and_its_error_at_most_half_a_scale() -> None:
+    bias = random_values((4,), 6)
+    result = quantize_weights(random_values((4, 1, 1, 5)), bias, 0, INPUT_PARAMS)
+    assert result.bias is not None
+    assert result.bias.dtype == np.int32
+    assert result.bias_scales.tolist() == [np.float32(0.25) * scale for scale in result.scales]
+    assert (np.abs(result.bias * result.bias_scales.astype(float) - bias) <= result.bias_scales / 2 * (1 + 1e-6)).all()
 
 
 @pytest.mark.parametrize("axis", [0, None])
-def test_a_bias_that_dwarfs_its_weights_still_fits(axis: int | None) -> None:
-    made = quantized_weights(np.full((2, 1, 1, 3), 1e-20, np.float32), np.float32([3, -7]), axis, INPUT)
-    assert made.bias is not None
-    assert np.abs(made.bias.astype(np.int64)).max() <= 2**30 + 128
-    np.testing.assert_allclose(made.bias * made.bias_scales.astype(float), [3, -7], rtol=1e-6)
+def test_a_bias_much_larger_than_its_weights_fits_int32(axis: int | None) -> None:
+    result = quantize_weights(np.full((2, 1, 1, 3), 1e-20, np.float32), np.float32([3, -7]), axis, INPUT_PARAMS)
+    assert result.bias is not None
+    assert np.abs(result.bias.astype(np.int64)).max() <= 2**30 + 128
+    np.testing.assert_allclose(result.bias * result.bias_scales.astype(float), [3, -7], rtol=1e-6)
 
 
-def test_weights_of_nothing_but_zeros_stay_zero() -> None:
-    made = quantized_weights(np.zeros((2, 1, 1, 3), np.float32), np.zeros(2, np.float32), 0, INPUT)
-    assert not made.codes.any()
-    assert (made.scales > 0).all()
+def test_weights_that_are_all_zero_stay_zero() -> None:
+    result = quantize_weights(np.zeros((2, 1, 1, 3), np.float32), np.zeros(2, np.float32), 0, INPUT_PARAMS)
+    assert not result.values.any()
+    assert (result.scales > 0).all()
 
 
-def test_uint8_is_int8_and_128() -> None:
-    weights, bias, values = drawn((3, 4)), drawn((3,)), drawn((50,)) * 10
-    signed, unsigned = (Affine.spread(Range(-2, 5), dtype) for dtype in ("int8", "uint8"))
-    assert (signed.codes(values).astype(int) + 128 == unsigned.codes(values)).all()
-    one, other = (quantized_weights(weights, bias, None, how) for how in (signed, unsigned))
-    assert (one.codes.astype(int) + 128 == other.codes).all()
+def test_uint8_is_int8_plus_128() -> None:
+    weights, bias, values = random_values((3, 4)), random_values((3,)), random_values((50,)) * 10
+    signed, unsigned = (choose_quant_params(Range(-2, 5), dtype) for dtype in ("int8", "uint8"))
+    assert (signed.quantize(values).astype(int) + 128 == unsigned.quantize(values)).all()
+    one, other = (quantize_weights(weights, bias, None, params) for params in (signed, unsigned))
+    assert (one.values.astype(int) + 128 == other.values).all()
     assert (one.zero_point, other.zero_point) == (0, 128)
     assert one.bias is not None
     np.testing.assert_array_equal(one.bias, other.bias)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_weights_that_are_no_numbers_are_refused(bad: float) -> None:
+def test_weights_that_are_not_finite_are_rejected(bad: float) -> None:
     with pytest.raises(InvalidArgument, match="finite"):
-        quantized_weights(np.float32([[1, bad]]), None, None, INPUT)
+        quantize_weights(np.float32([[1, bad]]), None, None, INPUT_PARAMS)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e30])
-def test_scales_whose_product_is_no_float32_are_refused(size: float) -> None:
+def test_scales_whose_product_is_not_a_float32_are_rejected(size: float) -> None:
     with pytest.raises(InvalidArgument, match="too far from 1"):
-        quantized_weights(np.float32([[1, 2]]) * np.float32(size), None, None, Affine(size, 0, "int8"))
+        quantize_weights(np.float32([[1, 2]]) * np.float32(size), None, None, QuantParams(size, 0, "int8"))
 
 
 def test_decibels_are_ten_times_the_logarithm_of_a_ratio_of_powers() -> None:

@@ -1,4 +1,4 @@
-"""Model files run by the package's own interpreter, in this process."""
+"""Execution of model files with one input in the reference interpreter, in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 
 
 def interpreted(content: bytes) -> Callable[[Array], list[Array]]:
-    """Return what executes the .tflite file `content`, of one input, after it was found valid."""
+    """Validate the .tflite file `content`, which has one input; return a function that executes it."""
     loaded = nnfmq.load(content)
     validate_model(loaded.model)
     program = interpreter.prepare(loaded.model)
@@ -30,13 +30,13 @@ def interpreted(content: bytes) -> Callable[[Array], list[Array]]:
     return run
 
 
-def codes_of(values: Array, info: TensorInfo) -> Array:
-    """Return the codes of `values` for an input: quotient, rounded, plus zero point; all written out here once more."""
+def quantize(values: Array, info: TensorInfo) -> Array:
+    """Return `values` quantized for an input; independent of the quantizer and of nnfmq."""
     limits = np.iinfo(info.dtype)
-    steps = np.rint(np.asarray(values, np.float64) / info.scale) + info.zero_point
-    return np.asarray(np.minimum(np.maximum(steps, limits.min), limits.max), info.dtype)
+    nearest = np.rint(np.asarray(values, np.float64) / info.scale) + info.zero_point
+    return np.asarray(np.minimum(np.maximum(nearest, limits.min), limits.max), info.dtype)
 
 
-def reals_of(codes: Array, info: TensorInfo) -> Array:
-    """Return what the codes of an output stand for, as float64."""
-    return (np.asarray(codes, np.float64) - info.zero_point) * info.scale
+def dequantize(quantized: Array, info: TensorInfo) -> Array:
+    """Return the real numbers that an output's quantized values represent, as float64."""
+    return (np.asarray(quantized, np.float64) - info.zero_point) * info.scale
