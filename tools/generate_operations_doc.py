@@ -73,7 +73,7 @@ The {{count}} operations of the HAL, by family. Each section has the same parts:
 * **Shape**: the shape of the outputs.
 * **Constraints**: by the ids at the end of messages. A linked id is explained
   [below](#shared-constraints). {", ".join(EVERYWHERE)} hold everywhere and are not repeated, and so do S1 to S5
-  ([arguments and types](../explanation/reference-engine.md#constraints)).
+  ([arguments and types](../../explanation/reference-engine.md#constraints)).
 
 | short | type | short | type |
 |---|---|---|---|
