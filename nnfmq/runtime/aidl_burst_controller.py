@@ -87,20 +87,19 @@ class AidlBurst:
         """
         deadline_ns = deadline_after(timeout)
         self._release_tokens(self._tokens.expired(), deadline_ns)
+        if tokens is None:
+            found = [None if isinstance(pool, BufferToken) else self._tokens.find(pool) for pool in request.pools]
+            tokens = [NO_TOKEN if token is None else token for token in found]
         message = messages.ExecuteAidlBurst(
             self._connection.next_call_id(),
             self._require_id(),
             messages.request_to_data(request),
-            self._tokens_of(request.pools) if tokens is None else tuple(tokens),
+            tuple(tokens),
             messages.config_to_data(config),
             to_wire_deadline(self._connection, deadline_ns),
         )
         run = RequestRun(self._model, request, config)
         return exchange_execution(self._connection, message, run, memory_fds(request.pools), deadline_ns)
-
-    def _tokens_of(self, pools: Sequence[Pool | BufferToken]) -> tuple[int, ...]:
-        found = [None if isinstance(pool, BufferToken) else self._tokens.find(pool) for pool in pools]
-        return tuple(NO_TOKEN if token is None else token for token in found)
 
     def release_memory_resource(self, token: int, *, timeout: float | None = 10.0) -> None:
         """Make the driver unmap the memory of `token`; blocks. Unknown tokens and -1 have no effect.

@@ -232,7 +232,21 @@ class Burst:
             self._drain_late_result(deadline_ns)
         if inputs:
             arrays.copy_in(inputs)
-        self._run(arrays, self._cached_requests[measure], deadline_ns)
+        request, begin_ns = self._cached_requests[measure], time.monotonic_ns()
+        reply = self._exchange(request.packet, deadline_ns)
+        if reply is None:
+            self._fall_back_to_sync(arrays, request, begin_ns, deadline_ns)
+        elif reply == request.valid_reply:  # the only comparison of a reply with an earlier one
+            self._latency_ns, self._info = time.monotonic_ns() - begin_ns, None
+            self._timing, self._sent_bytes_then = NO_TIMING, self._sent_bytes
+        else:
+            result = self._decode(reply, request.output_args, request.is_measured)
+            self._latency_ns, self._info = time.monotonic_ns() - begin_ns, None
+            self._timing, self._sent_bytes_then = result.timing, self._sent_bytes
+            if result.status is not ErrorStatus.NONE:
+                self._raise_error(result, deadline_ns)
+            if result.timing == NO_TIMING and len(reply) <= _MAX_CACHED_BYTES:
+                request.valid_reply = reply
         return arrays.outputs if out is arrays.outputs else arrays.copy_out(out)
 
     def _require_open(self) -> None:
@@ -243,24 +257,6 @@ class Burst:
     def _busy_error(self) -> Exception:
         self._require_open()
         return InvalidArgument("this burst is executing in another thread; make one burst for each")
-
-    def _run(self, arrays: MappedArrays, request: CachedRequest, deadline_ns: int | None) -> None:
-        begin_ns = time.monotonic_ns()
-        reply = self._exchange(request.packet, deadline_ns)
-        if reply is None:
-            self._fall_back_to_sync(arrays, request, begin_ns, deadline_ns)
-            return
-        # The only comparison of a reply with an earlier one.
-        result = None if reply == request.valid_reply else self._decode(reply, request.output_args, request.is_measured)
-        self._latency_ns, self._info = time.monotonic_ns() - begin_ns, None
-        self._timing = NO_TIMING if result is None else result.timing
-        self._sent_bytes_then = self._sent_bytes
-        if result is None:
-            return
-        if result.status is not ErrorStatus.NONE:
-            self._raise_error(result, deadline_ns)
-        if result.timing == NO_TIMING and len(reply) <= _MAX_CACHED_BYTES:
-            request.valid_reply = reply
 
     def execute_request(
         self,

@@ -105,7 +105,12 @@ class Connection:
             raise
         open_connections.add(connection)
         try:
-            connection._watch_driver(process)
+            reader = watcher.add_reader(channel.fileno(), connection._on_readable, connection._on_internal_error)
+            connection._watches.append(reader)
+            if process is not None:
+                connection._pidfd = os.pidfd_open(process)
+                reader = watcher.add_reader(connection._pidfd, lambda: connection._end(_DRIVER_EXITED))
+                connection._watches.append(reader)
             hello = messages.Hello(control_protocol.PROTOCOL, interface, f"pid {os.getpid()}")
             # Sending fails if the driver has rejected the client already; its reply then contains the reason.
             with contextlib.suppress(DeadObject, ProtocolError):
@@ -118,12 +123,6 @@ class Connection:
             connection.close()
             raise
         return connection
-
-    def _watch_driver(self, process: int | None) -> None:
-        self._watches.append(watcher.add_reader(self._channel.fileno(), self._on_readable, self._on_internal_error))
-        if process is not None:
-            self._pidfd = os.pidfd_open(process)
-            self._watches.append(watcher.add_reader(self._pidfd, lambda: self._end(_DRIVER_EXITED)))
 
     @property
     def hello_reply(self) -> messages.HelloReply:
@@ -384,7 +383,10 @@ class Connection:
         elif isinstance(message, messages.GetMemories):
             self._on_get_memories(message)
         elif isinstance(message, messages.PreparationProgress):
-            self._on_notification(message)
+            reply_type = control_protocol.NOTIFICATIONS[type(message)]
+            pending = self._pending_calls.get(ReplyKey(message.call, reply_type))
+            if pending is not None and isinstance(pending.handler, Future):  # else the caller no longer waits
+                pending.handler.notify(message)
         else:
             assert isinstance(message, messages.Call)
             self._on_reply(message, frame)
@@ -419,12 +421,6 @@ class Connection:
         release = release_message(self.next_call_id, reply)
         if release is not None:
             self._send_nonblocking(release)
-
-    def _on_notification(self, notification: messages.PreparationProgress) -> None:
-        reply_type = control_protocol.NOTIFICATIONS[type(notification)]
-        pending = self._pending_calls.get(ReplyKey(notification.call, reply_type))
-        if pending is not None and isinstance(pending.handler, Future):  # else the caller no longer waits
-            pending.handler.notify(notification)
 
     def _on_get_memories(self, call: messages.GetMemories) -> None:
         burst = self._bursts.get(call.burst_id)

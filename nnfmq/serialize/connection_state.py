@@ -54,7 +54,10 @@ class ConnectionState:
                 raise ProtocolError(f"the {sender.value} may not send {_name(message)} while the connection is {phase}")
             if isinstance(message, Call):
                 if type(message) in REPLIES:
-                    _add_call(message, self._pending[sender])
+                    pending = self._pending[sender]
+                    if message.call in pending:
+                        raise ProtocolError(f"{_name(message)} uses call id {message.call}, which is still pending")
+                    pending[message.call] = _PendingCall(type(message), REPLIES[type(message)])
                 else:
                     _process_reply(message, self._pending[sender.peer])
             self.phase = next_phase
@@ -69,12 +72,6 @@ class ConnectionState:
         """Return the types of the pending calls of `caller`, oldest first."""
         with self._lock:
             return tuple(pending.kind for pending in self._pending[caller].values())
-
-
-def _add_call(message: Call, pending: dict[int, _PendingCall]) -> None:
-    if message.call in pending:
-        raise ProtocolError(f"{_name(message)} uses call id {message.call}, which is still pending")
-    pending[message.call] = _PendingCall(type(message), REPLIES[type(message)])
 
 
 def _process_reply(reply: Call, pending: dict[int, _PendingCall]) -> None:

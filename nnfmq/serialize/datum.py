@@ -48,18 +48,14 @@ class Variant:
         return {f.name: f.offset for f in self.fields}[field]
 
 
-def _codes(fields: tuple[Field, ...]) -> str:
-    """Return the format of a whole record, with pad bytes between the fields."""
+def _variant(discriminator: int, name: str, *fields: tuple[str, int, str]) -> Variant:
+    """Return a variant whose format covers the whole record, with pad bytes between the fields."""
+    table = tuple(Field(*field) for field in fields)
     codes, end = "B", 1
-    for field in fields:
+    for field in table:
         codes += f"{field.offset - end}x{field.code}"
         end = field.offset + struct.calcsize(f"<{field.code}")
-    return codes + f"{DATUM_BYTES - end}x"
-
-
-def _variant(discriminator: int, name: str, *fields: tuple[str, int, str]) -> Variant:
-    table = tuple(Field(*field) for field in fields)
-    codes = _codes(table)
+    codes += f"{DATUM_BYTES - end}x"
     layout = struct.Struct(f"<{codes}")
     assert layout.size == DATUM_BYTES, name
     return Variant(name, discriminator, table, codes, layout)

@@ -141,7 +141,11 @@ def decode_model(data: BytesLike, pools: Sequence[Pool]) -> Model:
         wire = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"{len(data)} bytes are not a model: {error}") from error
-    _check_pools(wire.pool_sizes, pools)
+    if len(pools) != len(wire.pool_sizes):
+        raise ProtocolError(f"the model lists {len(wire.pool_sizes)} pools, {len(pools)} were received")
+    for index, (size, pool) in enumerate(zip(wire.pool_sizes, pools, strict=True)):
+        if pool.size_bytes < size:
+            raise ProtocolError(f"pool {index} of the model has {size} bytes, the received one {pool.size_bytes}")
     return Model(
         main=_decode_subgraph(wire.main),
         referenced=tuple(_decode_subgraph(subgraph) for subgraph in wire.referenced),
@@ -150,11 +154,3 @@ def decode_model(data: BytesLike, pools: Sequence[Pool]) -> Model:
         relax_computation_float32_to_float16=wire.relax_computation_float32_to_float16,
         extensions=msgspec.convert(wire.extensions, tuple[ExtensionNameAndPrefix, ...], from_attributes=True),
     )
-
-
-def _check_pools(sizes: tuple[int, ...], pools: Sequence[Pool]) -> None:
-    if len(pools) != len(sizes):
-        raise ProtocolError(f"the model lists {len(sizes)} pools, {len(pools)} were received")
-    for index, (size, pool) in enumerate(zip(sizes, pools, strict=True)):
-        if pool.size_bytes < size:
-            raise ProtocolError(f"pool {index} of the model has {size} bytes, the received one {pool.size_bytes}")

@@ -109,7 +109,10 @@ def read_configuration(path: Path | None = None) -> list[DeviceEntry]:
         entries = msgspec.toml.decode(path.read_bytes(), type=_Configuration).device
         for entry in entries:
             entry.check()
-        _require_unique([entry.name for entry in entries])
+        names = [entry.name for entry in entries]
+        repeated = [name for index, name in enumerate(names) if name in names[:index]]
+        if repeated:
+            raise InvalidArgument(f"device {repeated[0]!r} is listed twice")
     except (msgspec.MsgspecError, UnicodeDecodeError, InvalidArgument) as error:
         raise InvalidArgument(f"the devices in {path} cannot be used: {error}") from error
     return entries
@@ -121,12 +124,6 @@ def require_device_name(name: str) -> None:
         raise InvalidArgument(
             f"a device's name must be printable and of the form 'vendor-name' or 'name', not {name!r} (DEV-8)"
         )
-
-
-def _require_unique(names: list[str]) -> None:
-    repeated = [name for index, name in enumerate(names) if name in names[:index]]
-    if repeated:
-        raise InvalidArgument(f"device {repeated[0]!r} is listed twice")
 
 
 def _codes(kind: type[CodeT], names: list[str] | None, device: str) -> frozenset[int] | None:

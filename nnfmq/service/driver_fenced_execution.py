@@ -123,20 +123,18 @@ class DriverFencedExecution:
     def launch(self, fences: Sequence[int]) -> None:
         """Wait for `fences`, then submit `run`. Does not block."""
         try:
-            self._watch(fences)
+            with self._lock:
+                if self._request is None:
+                    return  # the client exited first
+                self._unsignaled = set(fences)
+                self._set_timer()
+                for fd in fences:
+                    on_event = partial(self._on_fence_event, fd)
+                    self._readers[fd] = watcher.add_reader(fd, on_event, self._on_internal_error)
         except OSError as error:
             self.fail(ResourceExhaustedTransient(f"the fences cannot be watched: {error}"))
         if not fences:
             self._enqueue()
-
-    def _watch(self, fences: Sequence[int]) -> None:
-        with self._lock:
-            if self._request is None:
-                return  # the client exited first
-            self._unsignaled = set(fences)
-            self._set_timer()
-            for fd in fences:
-                self._readers[fd] = watcher.add_reader(fd, partial(self._on_fence_event, fd), self._on_internal_error)
 
     def _on_fence_event(self, fd: int) -> None:
         """Handle a change of a fence. Runs on the watcher's thread."""

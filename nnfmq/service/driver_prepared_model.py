@@ -8,6 +8,7 @@ Arrays keep their mappings alive, so memory may be freed while an execution uses
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -169,7 +170,7 @@ class StagedExecution:
         self._status_byte = status_byte
         self._inputs = inputs
         self._outputs = outputs
-        self._bound_to: list[Any] = []
+        self._bound_to: list[Any] = []  # the inputs and outputs of `_bound`: as many in each run
         self._bound: MappedExecution | None = None
 
     @property
@@ -187,7 +188,11 @@ class StagedExecution:
         try:
             inputs = [binding.load() for binding in self._inputs]
             outputs = [binding.begin() for binding in self._outputs]
-            shapes = self._bind(inputs, outputs).run(options)
+            arrays = inputs + outputs
+            if self._bound is None or not all(map(operator.is_, arrays, self._bound_to)):
+                self._bound = MappedExecution(self._program.bind(inputs, outputs), self._status_byte)
+                self._bound_to = arrays
+            shapes = self._bound.run(options)
             for binding, shape in zip(self._outputs, shapes, strict=True):
                 binding.commit(shape.dimensions)
         except NnfmqError:
@@ -199,18 +204,6 @@ class StagedExecution:
         """See `BoundExecution.abort`."""
         for binding in self._outputs:
             binding.abort()
-
-    def _bind(self, inputs: list[Any], outputs: list[Any]) -> MappedExecution:
-        values = inputs + outputs
-        is_same = len(values) == len(self._bound_to) and all(map(_is, values, self._bound_to))
-        if self._bound is None or not is_same:
-            self._bound = MappedExecution(self._program.bind(inputs, outputs), self._status_byte)
-            self._bound_to = values
-        return self._bound
-
-
-def _is(value: object, other: object) -> bool:
-    return value is other
 
 
 def run_bound(

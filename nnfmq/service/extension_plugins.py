@@ -104,16 +104,16 @@ def _validated(name: str, extension: object) -> VendorExtension:
 
 def _wrap(extension: VendorExtension) -> VendorExtension:
     """Return `extension` with functions whose exceptions become GeneralFailure."""
-    declarations = (_wrap_declaration(f"{extension.name}.{d.name}", d) for d in extension.declarations)
+    declarations: list[Declaration] = []
+    for declaration in extension.declarations:
+        name = f"{extension.name}.{declaration.name}"
+        variants = tuple(
+            variant if variant.plan is None else replace(variant, plan=_wrap_plan(name, variant.plan))
+            for variant in declaration.variants
+        )
+        shape = wrap_plugin_call(name, declaration.shape)
+        declarations.append(replace(declaration, shape=shape, variants=variants))
     return replace(extension, declarations=tuple(declarations))
-
-
-def _wrap_declaration(name: str, declaration: Declaration) -> Declaration:
-    variants = tuple(
-        variant if variant.plan is None else replace(variant, plan=_wrap_plan(name, variant.plan))
-        for variant in declaration.variants
-    )
-    return replace(declaration, shape=wrap_plugin_call(name, declaration.shape), variants=variants)
 
 
 def _wrap_plan(name: str, plan: Plan) -> Plan:

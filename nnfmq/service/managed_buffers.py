@@ -189,7 +189,12 @@ class ManagedBuffer:
             shape = self._copy_shape(dimensions)
             _require_size(memory, math.prod(shape) * self._dtype.itemsize, shape)
             storage = self.begin_write(shape)
-            _read(memory, storage)
+            if not memory.is_readable:
+                raise InvalidArgument("the memory from which a buffer should be filled is write-only (N-RQX-12)")
+            if isinstance(memory, FileMemory):
+                memory.range(0, memory.size_bytes).read_into(storage.raw.data)
+            else:
+                storage.raw[:] = np.frombuffer(memory.view, np.uint8)
         except BaseException:
             self.mark_uninitialized()
             raise
@@ -227,15 +232,6 @@ def _require_size(memory: ReceivedMemory, size: int, shape: Shape) -> None:
         # The message omits `size`, and the shape comes last: the client may send thousands of dimensions, the control
         # protocol truncates long messages.
         raise InvalidArgument(f"a memory of {memory.size_bytes} bytes does not fit (DOM-12) the shape {shape}")
-
-
-def _read(memory: ReceivedMemory, storage: TensorStorage) -> None:
-    if not memory.is_readable:
-        raise InvalidArgument("the memory from which a buffer should be filled is write-only (N-RQX-12)")
-    if isinstance(memory, FileMemory):
-        memory.range(0, memory.size_bytes).read_into(storage.raw.data)
-    else:
-        storage.raw[:] = np.frombuffer(memory.view, np.uint8)
 
 
 class ManagedBuffers:

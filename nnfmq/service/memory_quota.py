@@ -101,7 +101,11 @@ class MemoryQuota:
 
     def _adopt(self, fd: int, data: MemoryData) -> ReceivedMemory:
         try:
-            protection = _protection(data.protection)
+            if data.protection & ~Protection.READ_WRITE.value:
+                raise InvalidArgument(
+                    f"protection {data.protection:#x} of a memory; 1 (read) and 2 (write) are known (N-VAL-13)"
+                )
+            protection = Protection(data.protection)
             is_mapped = is_mappable(fd)
         except BaseException:
             close_all([fd])
@@ -143,12 +147,6 @@ class MemoryQuota:
     def _uncharge(self, size: int) -> None:
         with self._lock:
             self.charged_bytes -= size
-
-
-def _protection(bits: int) -> Protection:
-    if bits & ~Protection.READ_WRITE.value:
-        raise InvalidArgument(f"protection {bits:#x} of a memory; 1 (read) and 2 (write) are known (N-VAL-13)")
-    return Protection(bits)
 
 
 def _adopt_each(fds: Sequence[int], adopt: Sequence[Callable[[int], MemoryT]]) -> list[MemoryT]:

@@ -56,18 +56,13 @@ class PriorityThreadPool:
 
         A separate function, so that no local variable of an idle thread keeps the work's objects alive.
         """
-        work = self._pop()
-        if work is None:
-            return False
-        work()
-        return True
-
-    def _pop(self) -> Callable[[], None] | None:
         with self._condition:
             while not self._queue:
                 if self._is_shut_down:
-                    return None
+                    return False
                 self._idle += 1
                 self._condition.wait()
                 self._idle -= 1
-            return heapq.heappop(self._queue)[2]
+            work = heapq.heappop(self._queue)[2]
+        work()
+        return True

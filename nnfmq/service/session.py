@@ -244,7 +244,9 @@ def run_session(channel: Channel, driver_name: str, devices: DeviceRegistry | No
         driver_name: The name that the client sees.
         devices: The devices to offer; by default those of the configuration and of plug-ins.
     """
-    _raise_fd_limit()
+    with suppress(OSError, ValueError):  # as many fds as possible: each memory of a client takes two
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     # A burst's listener thread gets the GIL back from a thread that prepares a model after 50 µs instead of 5 ms.
     sys.setswitchinterval(50e-6)
     threading.excepthook = lambda args: session_context.abort_on_internal_error(args.exc_value)
@@ -253,10 +255,3 @@ def run_session(channel: Channel, driver_name: str, devices: DeviceRegistry | No
     signal.signal(signal.SIGTERM, lambda _number, _frame: session.stop())
     session.run()
     os._exit(0)  # without waiting for threads: nobody needs the result of work that is still running
-
-
-def _raise_fd_limit() -> None:
-    """Raise this process's fd limit to its maximum: each memory of a client takes two fds."""
-    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

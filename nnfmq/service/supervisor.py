@@ -99,8 +99,13 @@ class Supervisor:
     def run(self) -> None:
         """Accept clients until the stop fd is readable; then end all workers. Blocks."""
         while True:
-            ready = [fd for fd, _ in self._poll.poll(self._poll_timeout_ms())]
-            self._resume_accepting()
+            resume_time, timeout_ms = self._accept_resume_time, None
+            if resume_time is not None:
+                timeout_ms = max(0.0, (resume_time - time.monotonic()) * 1000)
+            ready = [fd for fd, _ in self._poll.poll(timeout_ms)]
+            if resume_time is not None and time.monotonic() >= resume_time:
+                self._poll.modify(self._listener.fileno(), select.POLLIN)
+                self._accept_resume_time = None
             if self._stop_fd in ready:
                 self._end_workers()
                 return
@@ -111,8 +116,13 @@ class Supervisor:
                 self._accept()
 
     def _dispatch(self, fd: int) -> None:
+        """Handle a readable fd: the pidfd of a worker that has exited, or a worker's link to the shared cache."""
         if fd in self._workers:
-            self._reap(fd)
+            worker_that_exited = self._workers.pop(fd)
+            self._poll.unregister(fd)
+            os.close(fd)
+            self._close_link(worker_that_exited.link)
+            _log_exit(worker_that_exited.process)
         elif fd in self._links and not self._shared_cache.serve(self._links[fd]):
             self._close_link(self._links[fd])
 
@@ -125,21 +135,6 @@ class Supervisor:
 
     # -- accepting ----------------------------------------------------------------------------------------------------
 
-    def _poll_timeout_ms(self) -> float | None:
-        if self._accept_resume_time is None:
-            return None
-        return max(0.0, (self._accept_resume_time - time.monotonic()) * 1000)
-
-    def _pause_accepting(self) -> None:
-        """Stop polling the listener for a while: a waiting client would end every poll immediately."""
-        self._poll.modify(self._listener.fileno(), 0)
-        self._accept_resume_time = time.monotonic() + _ACCEPT_PAUSE_S
-
-    def _resume_accepting(self) -> None:
-        if self._accept_resume_time is not None and time.monotonic() >= self._accept_resume_time:
-            self._poll.modify(self._listener.fileno(), select.POLLIN)
-            self._accept_resume_time = None
-
     def _accept(self) -> None:
         try:
             channel = self._listener.accept()
@@ -147,7 +142,9 @@ class Supervisor:
             if error.errno not in _ACCEPT_SHORTAGES:
                 raise
             _log.error("cannot accept a client now: %s", error.strerror)
-            self._pause_accepting()
+            # Stop polling the listener for a while: a waiting client would end every poll immediately.
+            self._poll.modify(self._listener.fileno(), 0)
+            self._accept_resume_time = time.monotonic() + _ACCEPT_PAUSE_S
             return
         if channel is None:
             return
@@ -196,14 +193,6 @@ class Supervisor:
             self._poll.register(fd, select.POLLIN)
 
     # -- ending -------------------------------------------------------------------------------------------------------
-
-    def _reap(self, pidfd: int) -> None:
-        """Release everything of a worker that has exited."""
-        ended = self._workers.pop(pidfd)
-        self._poll.unregister(pidfd)
-        os.close(pidfd)
-        self._close_link(ended.link)
-        _log_exit(ended.process)
 
     def _end_workers(self) -> None:
         """Send SIGTERM to all workers, and SIGKILL to those that have not exited after STOP_TIMEOUT_S."""

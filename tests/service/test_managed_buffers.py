@@ -49,10 +49,11 @@ from nnfmq.hal.types import (
     operand_bytes,
 )
 from nnfmq.memory import Memory
-from nnfmq.runtime import managed_buffer as client_buffers
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.device import Device
+from nnfmq.runtime.managed_buffer import Buffer as ClientBuffer
+from nnfmq.runtime.memory_copy import copy as copy_memory
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.service import driver_prepared_model
@@ -345,7 +346,7 @@ class Copying:
 
     def __init__(self, driver: Driver, tensor: Operand, extent: int = 1) -> None:
         self.model = driver.prepare(relus(with_extent(tensor, extent)))
-        self.buffer: client_buffers.Buffer = driver.buffer(self.model, [0], [0])
+        self.buffer: ClientBuffer = driver.buffer(self.model, [0], [0])
         self.size = operand_bytes(tensor)
         self.good = driver.memory(self.size)
         self.bad = [driver.memory(self.size // 2), driver.memory(self.size * 2)]
@@ -470,12 +471,12 @@ def test_MEM_8_all_kinds_of_memory_are_copied_into_each_other(driver: Driver, st
         os.close(fd)
         chain = [static.good, static.buffer, file, other, static.buffer, other, last]
         for source, target in itertools.pairwise(chain):
-            client_buffers.copy(source, target)  # type: ignore[arg-type]
+            copy_memory(source, target)  # type: ignore[arg-type]
         assert bytes(file.view) == bytes(last.view) == content
-        client_buffers.copy(file, static.good)
-        client_buffers.copy(static.good, file)
+        copy_memory(file, static.good)
+        copy_memory(static.good, file)
         with pytest.raises(InvalidArgument, match="cannot be copied into"):
-            client_buffers.copy(file, static.bad[0])
+            copy_memory(file, static.bad[0])
 
 
 # ------------------------------------------------------------------------------------------------ executing
@@ -493,10 +494,10 @@ class Executing:
         for memory in self.memories[:2]:
             memory.view[:] = self.content.tobytes()
 
-    def buffer(self, inputs: Sequence[int], outputs: Sequence[int], *dimensions: int) -> client_buffers.Buffer:
+    def buffer(self, inputs: Sequence[int], outputs: Sequence[int], *dimensions: int) -> ClientBuffer:
         return self.driver.buffer(self.model, inputs, outputs, *dimensions)  # type: ignore[no-any-return]
 
-    def filled(self, inputs: Sequence[int], outputs: Sequence[int]) -> client_buffers.Buffer:
+    def filled(self, inputs: Sequence[int], outputs: Sequence[int]) -> ClientBuffer:
         made = self.buffer(inputs, outputs)
         made.copy_from(self.memories[0], SHAPE)
         return made

@@ -29,20 +29,20 @@ msgspec.convert((), tuple[BufferRole, ...])  # builds msgspec's type information
 def _allocate(context: SessionContext, message: Allocate, _fds: list[int], _received_ns: int) -> None:
     device = context.devices.find(message.device)
     device.require_available()
-    owners = [_role_owner(context, device.name, model_id) for model_id in message.model_ids]
+    owners: list[RoleOwner] = []
+    for model_id in message.model_ids:
+        prepared = context.models.lookup(model_id)  # an id of 0 is unknown, too (N-DOM-2)
+        if prepared.device != device.name:
+            raise InvalidArgument(
+                f"model {model_id} was prepared by device {prepared.device}, not by {device.name} (N-DOM-3)"
+            )
+        owners.append(RoleOwner(prepared.model, prepared.key, prepared.status_byte))
     inputs, outputs = (
         msgspec.convert(roles, tuple[BufferRole, ...], from_attributes=True)
         for roles in (message.inputs, message.outputs)
     )
     buffer_id, token = context.buffers.allocate(BufferDesc(message.dimensions), owners, inputs, outputs)
     context.send(Allocated(message.call, ErrorStatus.NONE, "", buffer_id, token))
-
-
-def _role_owner(context: SessionContext, device: str, model_id: int) -> RoleOwner:
-    prepared = context.models.lookup(model_id)  # an id of 0 is unknown, too (N-DOM-2)
-    if prepared.device != device:
-        raise InvalidArgument(f"model {model_id} was prepared by device {prepared.device}, not by {device} (N-DOM-3)")
-    return RoleOwner(prepared.model, prepared.key, prepared.status_byte)
 
 
 def _allocate_error(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
