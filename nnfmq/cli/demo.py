@@ -67,7 +67,8 @@ def execute(arguments: argparse.Namespace) -> int:
     screen = console(arguments.no_color)
     progress = None if arguments.json else screen
     result = classify(images, _FLOAT_MODEL, progress)
-    report = _report(result, labels)
+    report = {"digits": len(labels), **_metrics(result, labels)}
+    report |= {"predictions": result.predictions, "labels": labels.tolist()}
     if arguments.quantized:
         report["quantized"] = _metrics(classify(images, _QUANTIZED_MODEL, progress), labels)
     if arguments.json:
@@ -103,10 +104,13 @@ def classify(images: Array, name: str, screen: Console | None) -> Classification
         first_result_ns = time.monotonic_ns() - begin
         for image in inputs[:_WARM_UP]:
             burst.execute(image, timeout=_TIMEOUT_S)
-        timed = [_timed(burst, image) for image in _with_progress(inputs, screen)]
-    return Classification(
-        [prediction for prediction, _ in timed], [latency_ns for _, latency_ns in timed], first_result_ns
-    )
+        predictions, latencies_ns = [], []
+        for image in _with_progress(inputs, screen):
+            begin = time.monotonic_ns()
+            (scores,) = burst.execute(image, timeout=_TIMEOUT_S)
+            latencies_ns.append(time.monotonic_ns() - begin)
+            predictions.append(int(scores.argmax()))
+    return Classification(predictions, latencies_ns, first_result_ns)
 
 
 def as_inputs(images: Array, info: TensorInfo) -> Array:
@@ -121,13 +125,6 @@ def as_inputs(images: Array, info: TensorInfo) -> Array:
     return quantized.clip(limits.min, limits.max).astype(info.dtype)
 
 
-def _timed(burst: Any, image: Array) -> tuple[int, int]:
-    begin = time.monotonic_ns()
-    (scores,) = burst.execute(image, timeout=_TIMEOUT_S)
-    end = time.monotonic_ns()
-    return int(scores.argmax()), end - begin
-
-
 def _with_progress(inputs: Array, screen: Console | None) -> Iterator[Array]:
     """Yield the inputs and advance a progress bar on `screen` after every tenth."""
     if screen is None:
@@ -140,11 +137,6 @@ def _with_progress(inputs: Array, screen: Console | None) -> Iterator[Array]:
         for done, image in enumerate(inputs, start=1):
             yield image
             progress.update(task, completed=done, refresh=done % 10 == 0 or done == len(inputs))
-
-
-def _report(result: Classification, labels: Array) -> dict[str, Any]:
-    classes = {"predictions": result.predictions, "labels": labels.tolist()}
-    return {"digits": len(labels), **_metrics(result, labels), **classes}
 
 
 def _metrics(result: Classification, labels: Array) -> dict[str, Any]:
@@ -166,14 +158,12 @@ def _show(screen: Console, images: Array, labels: Array, predictions: Sequence[i
     wrong = [index for index, digit in enumerate(predictions) if digit != labels[index]]
     chosen = [*(right[digit] for digit in sorted(right)[: _SHOWN - 1]), *wrong[:1]]
     in_color = screen.color_system is not None and not screen.no_color
-    captions = [_caption(predictions[index], int(labels[index])) for index in chosen]
-    drawings = [draw(images[index], in_color) for index in chosen]
-    columns = [Text.assemble(drawing, "\n", caption) for drawing, caption in zip(drawings, captions, strict=True)]
+    columns: list[Text] = []
+    for index in chosen:
+        prediction, label = predictions[index], int(labels[index])
+        caption = f"= {prediction}" if prediction == label else f"= {prediction}, is {label}"
+        columns.append(Text.assemble(draw(images[index], in_color), "\n", caption))
     screen.print(Columns(columns, padding=(1, 3)))
-
-
-def _caption(prediction: int, label: int) -> str:
-    return f"= {prediction}" if prediction == label else f"= {prediction}, is {label}"
 
 
 def draw(image: Array, in_color: bool) -> Text:
@@ -182,19 +172,14 @@ def draw(image: Array, in_color: bool) -> Text:
 
     lines = Text()
     for upper, lower in zip(image[0::2].tolist(), image[1::2].tolist(), strict=True):
-        for pair in zip(upper, lower, strict=True):
-            lines.append_text(_two_pixels(*pair, in_color))
+        for above, below in zip(upper, lower, strict=True):
+            if in_color:
+                lines.append("▀", f"{_grey(above)} on {_grey(below)}")
+            else:
+                lines.append(_BLOCKS[above >= 0.5, below >= 0.5])
         lines.append("\n")
     lines.rstrip()
     return lines
-
-
-def _two_pixels(upper: float, lower: float, in_color: bool) -> Text:
-    from rich.text import Text
-
-    if in_color:
-        return Text("▀", f"{_grey(upper)} on {_grey(lower)}")
-    return Text(_BLOCKS[upper >= 0.5, lower >= 0.5])
 
 
 def _grey(value: float) -> str:
@@ -204,20 +189,15 @@ def _grey(value: float) -> str:
 
 def _summarize(screen: Console, report: dict[str, Any]) -> None:
     columns = {"float32": report, "int8": report["quantized"]} if "quantized" in report else {"": report}
-    metrics = columns.values()
+    accuracies, first_results, latencies = [], [], []
+    for metrics in columns.values():
+        times = metrics["latency_ns"]
+        accuracies.append(f"{metrics['accuracy']:.1%} ({metrics['correct']} of {report['digits']} digits)")
+        first_results.append(f"{metrics['first_result_ns'] / 1e6:,.0f} ms after `connect` was called")
+        latencies.append(f"p50 {microseconds(times['p50'])} µs, p99 {microseconds(times['p99'])} µs")
     summary = table("result", *columns)
-    summary.add_row("accuracy", *(_accuracy(m, report["digits"]) for m in metrics))
-    summary.add_row(
-        "first result", *(f"{m['first_result_ns'] / 1e6:,.0f} ms after `connect` was called" for m in metrics)
-    )
-    summary.add_row("burst execution", *(_times(m["latency_ns"]) for m in metrics))
+    summary.add_row("accuracy", *accuracies)
+    summary.add_row("first result", *first_results)
+    summary.add_row("burst execution", *latencies)
     screen.print(summary)
     screen.print(_NEXT)
-
-
-def _accuracy(metrics: dict[str, Any], count: int) -> str:
-    return f"{metrics['accuracy']:.1%} ({metrics['correct']} of {count} digits)"
-
-
-def _times(times: dict[str, int]) -> str:
-    return f"p50 {microseconds(times['p50'])} µs, p99 {microseconds(times['p99'])} µs"

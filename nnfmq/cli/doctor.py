@@ -181,7 +181,9 @@ def _limits() -> Iterator[Finding]:
         "allow a second one: client and driver each need a CPU while the client polls for the result" if one else ""
     )
     yield Finding("limits", "CPUs allowed", value, FindingState.LIMITED if one else FindingState.OK, remedy)
-    yield Finding("limits", "memory of this control group", _control_group_limit())
+    memory = _first_line("/sys/fs/cgroup/memory.max")
+    value = f"{int(memory) // _MIB:,} MiB" if memory and memory.isdigit() else "unlimited"
+    yield Finding("limits", "memory of this control group", value)
     yield Finding("limits", "/dev/shm free (named queues)", _free_bytes("/dev/shm"))
     socket_buffer = _first_line("/proc/sys/net/core/wmem_max") or "unknown"
     yield Finding("limits", "socket buffer", f"{socket_buffer} bytes at most")
@@ -191,11 +193,6 @@ def _limit(value: int, unit: int = 1) -> str:
     if value == resource.RLIM_INFINITY:
         return "unlimited"
     return f"{value // unit:,}" + (" MiB" if unit == _MIB else "")
-
-
-def _control_group_limit() -> str:
-    text = _first_line("/sys/fs/cgroup/memory.max")
-    return f"{int(text) // _MIB:,} MiB" if text and text.isdigit() else "unlimited"
 
 
 def _free_bytes(path: str) -> str:

@@ -31,20 +31,20 @@ def read_image(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> np.nda
     Raises:
         InvalidArgument: If Pillow is missing, the file is not a complete image, or the input does not fit a photo.
     """
-    height, width, mode = _image_format(shape)
-    pixels = np.asarray(_resized(_square(_decode(path, mode)), width, height), dtype=np.uint8)
-    return _scaled(pixels.reshape(tuple(shape)), dtype)
-
-
-def _image_format(shape: Sequence[int]) -> tuple[int, int, str]:
     if len(shape) != 4 or shape[0] != 1 or shape[3] not in _MODES:
         raise InvalidArgument(f"a photo needs an input of shape 1xHxWx3 or 1xHxWx1; this input is {shape_text(shape)}")
-    return shape[1], shape[2], _MODES[shape[3]]
+    _, height, width, channels = shape
+    image = _decode(path, _MODES[channels])
+    side = max(1, round(min(image.size) * _CROP))
+    left, top = ((length - side) // 2 for length in image.size)
+    square = image.crop((left, top, left + side, top + side))
+    pixels = np.asarray(_resized(square, width, height), dtype=np.uint8)
+    return _scaled(pixels.reshape(tuple(shape)), dtype)
 
 
 def _decode(path: Path, mode: str) -> Image:
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
         raise InvalidArgument(f"reading {path.name} needs Pillow: pip install 'nnfmq[images]'") from None
     with path.open("rb") as file:
@@ -52,19 +52,8 @@ def _decode(path: Path, mode: str) -> Image:
             with Image.open(file) as image:
                 return ImageOps.exif_transpose(image).convert(mode)
         except (*_DAMAGED, Image.DecompressionBombError) as bad:
-            raise InvalidArgument(f"{path} is not a complete image: {_reason(bad)}") from bad
-
-
-def _reason(error: Exception) -> str:
-    from PIL import UnidentifiedImageError
-
-    return "unknown image format" if isinstance(error, UnidentifiedImageError) else str(error)
-
-
-def _square(image: Image) -> Image:
-    side = max(1, round(min(image.size) * _CROP))
-    left, top = ((length - side) // 2 for length in image.size)
-    return image.crop((left, top, left + side, top + side))
+            reason = "unknown image format" if isinstance(bad, UnidentifiedImageError) else str(bad)
+            raise InvalidArgument(f"{path} is not a complete image: {reason}") from bad
 
 
 def _resized(image: Image, width: int, height: int) -> Image:

@@ -35,15 +35,13 @@ def read_inputs(paths: Sequence[Path], tensors: Sequence[TensorInfo]) -> list[Ar
     """
     plain = [tensor for tensor in tensors if not tensor.is_state]
     if len(paths) not in (len(plain), len(tensors)):
-        raise InvalidArgument(f"--input was given {len(paths)} times; the model has {_expected(plain, tensors)}")
+        expected = f"{len(plain)} inputs: {', '.join(tensor.name for tensor in plain)}"
+        if len(tensors) > len(plain):
+            states = [tensor.name for tensor in tensors if tensor.is_state]
+            expected += f"; or {len(tensors)} with its states: {', '.join(states)}"
+        raise InvalidArgument(f"--input was given {len(paths)} times; the model has {expected}")
     arrays = [read_input(path, t.shape, np.dtype(t.dtype)) for path, t in zip(paths, tensors, strict=False)]
     return arrays + [np.full(t.shape, t.zero_point, t.dtype) for t in tensors[len(paths) :]]
-
-
-def _expected(plain: Sequence[TensorInfo], tensors: Sequence[TensorInfo]) -> str:
-    names = f"{len(plain)} inputs: {', '.join(tensor.name for tensor in plain)}"
-    states = [tensor.name for tensor in tensors if tensor.is_state]
-    return names + (f"; or {len(tensors)} with its states: {', '.join(states)}" if states else "")
 
 
 def read_input(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
@@ -51,20 +49,17 @@ def read_input(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     if path.suffix.lower() in SUFFIXES:
         return read_image(path, shape, dtype)
     if path.suffix.lower() == ".npy":
-        return _checked(path, _load_npy(path), tuple(shape), dtype)
+        return _read_npy(path, tuple(shape), dtype)
     return _read_raw(path, tuple(shape), dtype)
 
 
-def _load_npy(path: Path) -> Array:
+def _read_npy(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     with path.open("rb") as file:
         try:
-            loaded: Array = np.lib.format.read_array(file, allow_pickle=False)
+            array: Array = np.lib.format.read_array(file, allow_pickle=False)
         except (ValueError, EOFError, SyntaxError, MemoryError) as bad:
             raise InvalidArgument(f"{path} is not a complete .npy array: {bad}") from bad
-    return loaded.astype(loaded.dtype.newbyteorder("="), copy=False)
-
-
-def _checked(path: Path, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype == np.float64 and dtype == np.float32:
         array = array.astype(np.float32)
     if array.dtype != dtype or (array.shape != shape and (1, *array.shape) != shape):

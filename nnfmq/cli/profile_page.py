@@ -38,17 +38,14 @@ svg { width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; 
 def render(report: Mapping[str, Any]) -> str:
     """Return the page of a report of `profile_report.build`."""
     name = escape(report["model"].rsplit("/", 1)[-1])
-    parts = [*_summary(report), *_operations(report), *_types(report), *_arenas(report), *_roofline(report)]
+    paragraphs = [f"<p>{escape(line)}</p>" for line in summary(report)]
+    parts = [*paragraphs, *_operations(report), *_types(report), *_arenas(report), *_roofline(report)]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Profile: {name}</title><style>{_STYLE}</style></head><body>\n"
         f"<h1>Profile: {name}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
-
-
-def _summary(report: Mapping[str, Any]) -> Iterator[str]:
-    yield from (f"<p>{escape(line)}</p>" for line in summary(report))
 
 
 def _operations(report: Mapping[str, Any]) -> Iterator[str]:

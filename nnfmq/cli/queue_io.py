@@ -37,28 +37,24 @@ def write(arguments: argparse.Namespace) -> int:
     if arguments.data and arguments.file:
         raise InvalidArgument("DATA and --file were both given; give one of them")
     with open_named(arguments.name) as queue:
-        for batch in _batches(_records(arguments, queue.quantum), queue):
-            _put(queue, batch, arguments.wait)
+        ring_bytes = queue.count * queue.quantum
+        for records in _records(arguments, queue.quantum):
+            for start in range(0, len(records), ring_bytes):
+                _put(queue, records[start : start + ring_bytes], arguments.wait)
     return 0
 
 
 def _records(arguments: argparse.Namespace, quantum: int) -> Iterator[bytes]:
     """Yield complete records as they arrive."""
     if not arguments.data and not arguments.file:
-        yield from _whole_records(_from_stdin(arguments.hex), quantum)
+        # `os.read` returns the available bytes, without waiting for more.
+        chunks = iter(lambda: os.read(sys.stdin.fileno(), _CHUNK_BYTES), b"")
+        yield from _whole_records(map(_from_hex, sys.stdin.buffer) if arguments.hex else chunks, quantum)
         return
-    chunks = [Path(arguments.file).read_bytes()] if arguments.file else [os.fsencode(word) for word in arguments.data]
-    data = b"".join(map(_from_hex, chunks) if arguments.hex else chunks)
+    given = [Path(arguments.file).read_bytes()] if arguments.file else [os.fsencode(word) for word in arguments.data]
+    data = b"".join(map(_from_hex, given) if arguments.hex else given)
     _check_whole(len(data), quantum, "nothing was written")
     yield data
-
-
-def _from_stdin(is_hex: bool) -> Iterator[bytes]:
-    if is_hex:
-        yield from map(_from_hex, sys.stdin.buffer)
-        return
-    while chunk := os.read(sys.stdin.fileno(), _CHUNK_BYTES):  # returns what is available, without waiting for more
-        yield chunk
 
 
 def _from_hex(text: bytes) -> bytes:
@@ -88,13 +84,6 @@ def _check_whole(total: int, quantum: int, otherwise: str) -> None:
         )
 
 
-def _batches(chunks: Iterable[bytes], queue: MessageQueue) -> Iterator[bytes]:
-    max_bytes = queue.count * queue.quantum
-    for chunk in chunks:
-        for start in range(0, len(chunk), max_bytes):
-            yield chunk[start : start + max_bytes]
-
-
 def _put(queue: MessageQueue, batch: bytes, wait: float | None) -> None:
     if queue.flavor != SYNCHRONIZED:
         if not queue.write(batch):
@@ -116,13 +105,21 @@ def read(arguments: argparse.Namespace) -> int:
         MissedDeadlineTransient: If fewer records arrive within the limit.
     """
     wanted = None if arguments.follow else arguments.records
+    is_hex = arguments.hex or (not arguments.raw and sys.stdout.isatty())
     with open_named(arguments.name, overflow=Overflow.KEEP_HALF) as queue:
+        can_wait, size = queue.flavor == SYNCHRONIZED, queue.quantum
         count = 0
         for records in _read_records(queue, wanted, arguments):
-            _print(records, queue.quantum, _is_hex(arguments))
-            count += len(records) // queue.quantum
+            count += len(records) // size
+            if is_hex:
+                lines = (records[at : at + size].hex().encode() + b"\n" for at in range(0, len(records), size))
+                records = b"".join(lines)
+            sys.stdout.buffer.write(records)
+            sys.stdout.buffer.flush()
     if count == 0 or (wanted is not None and count < wanted):
-        _raise_missing(count, wanted, queue.flavor == SYNCHRONIZED, arguments.wait)
+        found = "no record" if count == 0 else f"only {count} of {wanted} records"
+        when = f"arrived within {arguments.wait or 0:g} s" if can_wait else "available"
+        raise MissedDeadlineTransient(f"{found} {when}")
     return 0
 
 
@@ -155,20 +152,3 @@ def _read_available(queue: MessageQueue, wanted: int) -> Iterator[bytes]:
     records = queue.read(min(wanted, queue.available_to_read()))
     if records:
         yield records
-
-
-def _raise_missing(count: int, wanted: int | None, can_wait: bool, wait: float | None) -> None:
-    found = "no record" if count == 0 else f"only {count} of {wanted} records"
-    raise MissedDeadlineTransient(f"{found} arrived within {wait or 0:g} s" if can_wait else f"{found} available")
-
-
-def _is_hex(arguments: argparse.Namespace) -> bool:
-    return arguments.hex or (not arguments.raw and sys.stdout.isatty())
-
-
-def _print(records: bytes, quantum: int, is_hex: bool) -> None:
-    out = sys.stdout.buffer
-    if is_hex:
-        records = b"".join(records[at : at + quantum].hex().encode() + b"\n" for at in range(0, len(records), quantum))
-    out.write(records)
-    out.flush()

@@ -83,15 +83,11 @@ def snapshot(queue: MessageQueue) -> QueueSnapshot:
 def _load(queue: MessageQueue) -> QueueSnapshot:
     w, r = queue.counters()
     has_reader = queue.flavor == SYNCHRONIZED
-    return QueueSnapshot(w, r if has_reader else None, _event_bits(queue), queue.count * queue.quantum, queue.quantum)
-
-
-def _event_bits(queue: MessageQueue) -> int | None:
-    grantors = queue.descriptor.grantors
-    if len(grantors) <= EVENT_FLAG:
-        return None
-    at = grantors[EVENT_FLAG].offset
-    return int(queue.memory.view[at : at + EVENT_FLAG_BYTES].cast("I")[0])
+    event_bits, grantors = None, queue.descriptor.grantors
+    if len(grantors) > EVENT_FLAG:
+        at = grantors[EVENT_FLAG].offset
+        event_bits = int(queue.memory.view[at : at + EVENT_FLAG_BYTES].cast("I")[0])
+    return QueueSnapshot(w, r if has_reader else None, event_bits, queue.count * queue.quantum, queue.quantum)
 
 
 def bits_text(bits: int | None) -> str:
@@ -139,23 +135,25 @@ def _facts(description: dict[str, Any]) -> Any:
     facts.add_row("flavor", description["flavor"])
     facts.add_row("records", f"{description['count']:,} of {description['record_bytes']:,} bytes")
     facts.add_row("memory", f"{description['memory_bytes']:,} bytes")
-    if "state" in description:
-        _add_snapshot(facts, description)
+    if "state" in description:  # it contains a snapshot
+        w, r = description["counters"]["write"], description["counters"]["read"]
+        facts.add_row("written", f"{w:,} bytes")
+        facts.add_row("read", "each reader has its own position" if r is None else f"{r:,} bytes")
+        facts.add_row("readable", f"{description['readable']:,} records ({description['fill']:.0%} of the ring)")
+        facts.add_row("event bits", bits_text(description["event_bits"]))
+        facts.add_row("state", description["state"])
     return facts
-
-
-def _add_snapshot(facts: Any, description: dict[str, Any]) -> None:
-    w, r = description["counters"]["write"], description["counters"]["read"]
-    facts.add_row("written", f"{w:,} bytes")
-    facts.add_row("read", "each reader has its own position" if r is None else f"{r:,} bytes")
-    facts.add_row("readable", f"{description['readable']:,} records ({description['fill']:.0%} of the ring)")
-    facts.add_row("event bits", bits_text(description["event_bits"]))
-    facts.add_row("state", description["state"])
 
 
 def show_all(arguments: argparse.Namespace) -> None:
     """Print all named queues of this machine."""
-    found = list(_every())
+    found: list[dict[str, Any]] = []
+    for name in named_queues():
+        try:
+            with open_named(name) as queue:
+                found.append(description(name, queue) | snapshot(queue).as_json())
+        except (NnfmqError, OSError):
+            continue  # removed since it was listed
     if arguments.json:
         print_json({"queues": found})
         return
@@ -168,12 +166,3 @@ def show_all(arguments: argparse.Namespace) -> None:
         numbers = (f"{one[key]:,}" for key in ("record_bytes", "count", "readable"))
         listing.add_row(one["name"], one["flavor"], *numbers, one["state"])
     screen.print(listing)
-
-
-def _every() -> Any:
-    for name in named_queues():
-        try:
-            with open_named(name) as queue:
-                yield description(name, queue) | snapshot(queue).as_json()
-        except (NnfmqError, OSError):
-            continue  # removed since it was listed

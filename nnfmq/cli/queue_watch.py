@@ -12,14 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nnfmq.cli.console import console, table
 from nnfmq.cli.queue_snapshot import QueueSnapshot, bits_text, snapshot
 from nnfmq.queue import MessageQueue, open_named
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _BAR_WIDTH = 30
 
@@ -43,25 +40,22 @@ def watch(arguments: argparse.Namespace) -> int:
     """Show snapshots until the count is reached; return the exit status."""
     with ExitStack() as stack:
         queue = stack.enter_context(open_named(arguments.name))
-        show = _as_json if arguments.json else _view(arguments, console(arguments.no_color), stack)
+        show = _view(arguments, stack)
         for sample in _samples(queue, arguments.interval, arguments.count):
             show(sample)
     return 0
 
 
 def _samples(queue: MessageQueue, interval: float, count: int | None) -> Iterator[Sample]:
-    last = Sample(snapshot(queue), time.monotonic_ns(), None, None)
-    yield last
+    state, at_ns = snapshot(queue), time.monotonic_ns()
+    yield Sample(state, at_ns, None, None)
     while count is None or (count := count - 1):
         time.sleep(interval)
-        last = _next(last, snapshot(queue), time.monotonic_ns())
-        yield last
-
-
-def _next(last: Sample, state: QueueSnapshot, now_ns: int) -> Sample:
-    seconds = max(now_ns - last.at_ns, 1) / 1e9
-    written = _rate(last.state.w, state.w, state.quantum, seconds)
-    return Sample(state, now_ns, written, _rate(last.state.r, state.r, state.quantum, seconds))
+        last, last_ns = state, at_ns
+        state, at_ns = snapshot(queue), time.monotonic_ns()
+        seconds = max(at_ns - last_ns, 1) / 1e9
+        written = _rate(last.w, state.w, state.quantum, seconds)
+        yield Sample(state, at_ns, written, _rate(last.r, state.r, state.quantum, seconds))
 
 
 def _rate(before: int | None, after: int | None, quantum: int, seconds: float) -> float | None:
@@ -71,11 +65,11 @@ def _rate(before: int | None, after: int | None, quantum: int, seconds: float) -
     return (after - before) / quantum / seconds
 
 
-def _as_json(sample: Sample) -> None:
-    print(json.dumps(sample.as_json()), flush=True)
-
-
-def _view(arguments: argparse.Namespace, screen: Console, stack: ExitStack) -> Callable[[Sample], None]:
+def _view(arguments: argparse.Namespace, stack: ExitStack) -> Callable[[Sample], None]:
+    """Return a function that shows a sample: as a line of JSON or text, or in a table that `stack` closes."""
+    if arguments.json:
+        return lambda sample: print(json.dumps(sample.as_json()), flush=True)
+    screen = console(arguments.no_color)
     if not screen.is_terminal:
         return lambda sample: print(_line(sample), flush=True)
     from rich.live import Live

@@ -170,17 +170,11 @@ def _save(path: Path, outputs: Sequence[Array], count: int) -> None:
 
 
 def _output(array: Array, info: Any, labels: list[str] | None, top: int) -> dict[str, Any]:
-    real = _real(array, info)
+    real: Array = (array.astype("float64") - info.zero_point) * info.scale if info.scale else array
     summary = {"name": info.name, "shape": list(array.shape), "dtype": str(array.dtype)}
     if array.ndim and array.size == array.shape[-1] and array.size > 1:
         return summary | {"top": _top(real.reshape(-1), labels, top)}
     return summary | ({"min": float(real.min()), "max": float(real.max())} if array.size else {})
-
-
-def _real(array: Array, info: Any) -> Array:
-    """Return the real values of quantized elements; other arrays unchanged."""
-    real: Array = (array.astype("float64") - info.zero_point) * info.scale if info.scale else array
-    return real
 
 
 def _top(scores: Array, labels: list[str] | None, top: int) -> list[dict[str, Any]]:
@@ -195,7 +189,15 @@ def _top(scores: Array, labels: list[str] | None, top: int) -> list[dict[str, An
 
 def _print(console: Console, report: dict[str, Any]) -> None:
     for output in report["outputs"]:
-        console.print(_top_table(output) if "top" in output else _summary(output))
+        if "top" in output:
+            classes = table(">score", ">class", "label")
+            for entry in output["top"]:
+                classes.add_row(f"{entry['score']:.4f}", str(entry["class"]), entry.get("label", ""))
+            console.print(classes)
+        else:
+            shape = f"{shape_text(output['shape'])} {output['dtype']}"
+            value_range = f"from {output['min']:.6g} to {output['max']:.6g}" if "min" in output else "no elements"
+            console.print(f"{output['name']}: {shape}, {value_range}")
     split = table("time", ">µs" if report["repeat"] == 1 else ">p50 µs", "")
     for name, meaning in _STAGES.items():
         split.add_row(name, microseconds(report["p50_ns"][name]), meaning)
@@ -203,16 +205,3 @@ def _print(console: Console, report: dict[str, Any]) -> None:
     count = report["repeat"]
     once = "One execution. The first one is slower than later ones: use --repeat N to compare times."
     console.print(f"{count} executions." if count > 1 else once)
-
-
-def _top_table(output: dict[str, Any]) -> Any:
-    listing = table(">score", ">class", "label")
-    for entry in output["top"]:
-        listing.add_row(f"{entry['score']:.4f}", str(entry["class"]), entry.get("label", ""))
-    return listing
-
-
-def _summary(output: dict[str, Any]) -> str:
-    shape = f"{shape_text(output['shape'])} {output['dtype']}"
-    value_range = f"from {output['min']:.6g} to {output['max']:.6g}" if "min" in output else "no elements"
-    return f"{output['name']}: {shape}, {value_range}"
