@@ -295,15 +295,15 @@ def _onnx_runtime(job: RunnerJob) -> Iterator[Runner]:
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
         import onnxruntime as runtime  # type: ignore[import-not-found, import-untyped, unused-ignore]
-        from tflite_to_onnx import twin_of
+        from tflite_to_onnx import export_to_onnx
     except ImportError as error:
         raise BaselineUnavailable(f"{error.name} is not installed: pip install 'nnfmq[bench]'") from None
     model = load_source(job.source)
     variants: dict[str, Step] = {}
     for weights in _weight_types(model):
-        exported = twin_of(model.model, weights)
+        exported = export_to_onnx(model.model, weights)
         session = _create_session(runtime, exported, len(job.cpus))
-        inputs = [exported.codes_in(array) for array in inputs_for(model.inputs)]
+        inputs = [exported.to_onnx_input(array) for array in inputs_for(model.inputs)]
         for name, make in {"run": _run_variant, "bound": _io_binding_variant}.items():
             variants[f"{name}, weights {weights}"] = _restore_int8(make(session, inputs, model.inputs), exported)
     yield Runner(variants, (), {"threads": len(job.cpus)})
@@ -326,7 +326,7 @@ def _create_session(runtime: Any, exported: Any, threads: int) -> Any:
 
 def _restore_int8(step: Step, exported: Any) -> Step:
     """Return the step, or one that gives int8 again: only a view, no work."""
-    return (lambda: [exported.codes_out(array) for array in step()]) if exported.is_shifted else step
+    return (lambda: [exported.from_onnx_output(array) for array in step()]) if exported.is_shifted else step
 
 
 def _run_variant(session: Any, inputs: Sequence[Array], infos: Sequence[TensorInfo]) -> Step:

@@ -1,7 +1,7 @@
-"""An ONNX graph under construction, for tflite_to_onnx.py: values, layouts, quantized values, and operations by name.
+"""Builder of an ONNX graph for tflite_to_onnx.py: values in two layouts, QDQ quantization, and operations' arguments.
 
-Values are written in the order of the model's operations. An image has up to two names, one for each layout; what is
-never asked for in a layout is never turned. Which quantized forms there are, and why, is told in tflite_to_onnx.py.
+Nodes are added in the order of the model's operations. An image can have two names, one in each layout; the second is
+added, with a transpose, when an operation first needs it. tflite_to_onnx.py describes layouts and quantization.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from nnfmq.operations import REGISTRY
 from nnfmq.operations.signature import match
 
 Array = npt.NDArray[Any]
-FORMAT, OPERATORS = 10, 21  # of ONNX: fixed, so that a newer package writes what an older runtime reads
-SIGNED_SHIFT = 128
-TO_FIRST, TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
-_CODES = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
-_HIGHEST = 255
-_RANGES = {
+IR_VERSION, OPSET_VERSION = 10, 21  # fixed, so that an older runtime can read what a newer onnx package writes
+INT8_TO_UINT8 = 128
+NHWC_TO_NCHW, NCHW_TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
+_QUANTIZED_TYPES = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
+_UINT8_MAX = 255
+_ACTIVATION_RANGES = {
     FusedActivationFunc.NONE: (-np.inf, np.inf),
     FusedActivationFunc.RELU: (0.0, np.inf),
     FusedActivationFunc.RELU1: (-1.0, 1.0),
@@ -36,14 +36,18 @@ _RANGES = {
 
 
 @dataclass
-class Writer:
-    """An ONNX graph under construction. Values have the names that `names` and, for NCHW, `first` give operands."""
+class OnnxGraphBuilder:
+    """An ONNX graph under construction.
+
+    `names` and `nchw_names` are the names of operands' values by operand index, in the model's layout and in NCHW.
+    `deferred_pads` has the input and the paddings of each PAD that has not been added yet.
+    """
 
     model: Model
     weight_type: npt.DTypeLike
     names: dict[int, str] = field(default_factory=dict)
-    first: dict[int, str] = field(default_factory=dict)
-    padded: dict[int, tuple[int, Array]] = field(default_factory=dict)
+    nchw_names: dict[int, str] = field(default_factory=dict)
+    deferred_pads: dict[int, tuple[int, Array]] = field(default_factory=dict)
     is_shifted: bool = False
     _nodes: list[Any] = field(default_factory=list)
     _constants: dict[tuple[Any, ...], str] = field(default_factory=dict)
@@ -58,23 +62,27 @@ class Writer:
         """Return an operand of the model."""
         return self.model.main.operands[index]
 
-    def value(self, index: int) -> Array:
-        """Return a constant of the model."""
+    def constant_of(self, index: int) -> Array:
+        """Return the value of a constant operand.
+
+        Raises:
+            InvalidArgument: If the operand is not constant.
+        """
         found = load_constant(self.model, self.operand(index))
         if found is None:
-            raise InvalidArgument(f"operand {index} is no constant: it has no twin")
+            raise InvalidArgument(f"operand {index} is not a constant: the model cannot be exported")
         return found
 
     def node(self, kind: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any) -> str:
-        """Add a node; return the name of its output, or of the first of several (then `.1` and so on)."""
+        """Add a node; return the name of its first output. The names of further ones end with `.1`, `.2` …"""
         name = f"n{len(self._nodes)}"
         names = [name, *(f"{name}.{number}" for number in range(1, outputs))]
         self._nodes.append(helper.make_node(kind, list(inputs), names, name=f"{kind}_{name}", **attributes))
         return name
 
-    def const(self, array: Array | np.generic) -> str:
-        """Return the name of an initializer; equal ones are one."""
-        array = np.array(array, order="C")  # a scalar stays one
+    def constant(self, array: Array | np.generic) -> str:
+        """Return the name of an initializer with these values; equal arrays share one."""
+        array = np.array(array, order="C")  # unlike ascontiguousarray, keeps the rank of a scalar
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             self._constants[key] = f"c{len(self._constants)}"
@@ -83,188 +91,203 @@ class Writer:
 
     # ---- layout
 
-    def last(self, index: int) -> str:
-        """Return the name of a value as the model has it."""
+    def value(self, index: int) -> str:
+        """Return the name of an operand's value in the model's layout."""
         if index not in self.names:
-            self.names[index] = self.node("Transpose", [self.image(index)], perm=TO_LAST)
+            self.names[index] = self.node("Transpose", [self.nchw_value(index)], perm=NCHW_TO_NHWC)
         return self.names[index]
 
-    def image(self, index: int) -> str:
+    def nchw_value(self, index: int) -> str:
         """Return the name of an image in NCHW."""
-        if index in self.padded:
-            source, pads = self.padded.pop(index)
-            self.first[index] = self._pad(source, pads)
-        if index not in self.first:
-            self.first[index] = self.node("Transpose", [self.names[index]], perm=TO_FIRST)
-        return self.first[index]
+        if index in self.deferred_pads:
+            source, pads = self.deferred_pads.pop(index)
+            self.nchw_names[index] = self._pad(source, pads)
+        if index not in self.nchw_names:
+            self.nchw_names[index] = self.node("Transpose", [self.names[index]], perm=NHWC_TO_NCHW)
+        return self.nchw_names[index]
 
     def _pad(self, source: int, pads: Array) -> str:
-        operand, order = self.operand(source), pads[list(TO_FIRST)]
-        fill = np.zeros((), np.float32) if operand.type not in _CODES else np.array(self.zero_point(operand), np.uint8)
-        flat = self.const(np.concatenate([order[:, 0], order[:, 1]]).astype(np.int64))
-        return self.node("Pad", [self.image(source), flat, self.const(fill)])
+        operand, nchw_pads = self.operand(source), pads[list(NHWC_TO_NCHW)]
+        fill = (
+            np.zeros((), np.float32)
+            if operand.type not in _QUANTIZED_TYPES
+            else np.array(self.zero_point(operand), np.uint8)
+        )
+        flat = self.constant(np.concatenate([nchw_pads[:, 0], nchw_pads[:, 1]]).astype(np.int64))
+        return self.node("Pad", [self.nchw_value(source), flat, self.constant(fill)])
 
-    # ---- codes
+    # ---- quantization
 
     def zero_point(self, operand: Operand) -> int:
-        """Return where zero lies among the twin's codes."""
-        signed = operand.type == OperandType.TENSOR_QUANT8_ASYMM_SIGNED
-        return operand.zero_point + (SIGNED_SHIFT if signed else 0)
+        """Return the zero point of an operand in the export, where activations are uint8."""
+        is_int8 = operand.type == OperandType.TENSOR_QUANT8_ASYMM_SIGNED
+        return operand.zero_point + (INT8_TO_UINT8 if is_int8 else 0)
 
-    def _parameters(self, operand: Operand) -> list[str]:
+    def _qdq_params(self, operand: Operand) -> list[str]:
         scale, zero = np.float32(operand.scale), np.uint8(self.zero_point(operand))
-        return [self.const(scale), self.const(zero)]
+        return [self.constant(scale), self.constant(zero)]
 
-    def real(self, name: str, operand: Operand) -> str:
-        """Return the name of a value's numbers: itself, unless it is of codes."""
-        if operand.type not in _CODES:
+    def dequantized(self, name: str, operand: Operand) -> str:
+        """Return the name of a value as floats: the same name if the operand is not quantized."""
+        if operand.type not in _QUANTIZED_TYPES:
             return name
-        return self.node("DequantizeLinear", [name, *self._parameters(operand)])
+        return self.node("DequantizeLinear", [name, *self._qdq_params(operand)])
 
-    def coded(self, name: str, operand: Operand) -> str:
-        """Return the name of numbers as codes, where the operand has codes."""
-        return name if operand.type not in _CODES else self.node("QuantizeLinear", [name, *self._parameters(operand)])
+    def quantized(self, name: str, operand: Operand) -> str:
+        """Return the name of floats quantized for `operand`: the same name if the operand is not quantized."""
+        return (
+            name
+            if operand.type not in _QUANTIZED_TYPES
+            else self.node("QuantizeLinear", [name, *self._qdq_params(operand)])
+        )
 
     def weights(self, index: int, arrange: Callable[[Array], Array], channel_axis: int) -> tuple[str, Array]:
-        """Return the name of weights as numbers, and their scales (1 where they are floats)."""
-        operand, array = self.operand(index), arrange(self.value(index))
+        """Return the name of weights as floats, and their scales (1 if the operand is not quantized)."""
+        operand, array = self.operand(index), arrange(self.constant_of(index))
         if operand.type == OperandType.TENSOR_FLOAT32:
-            return self.const(array), np.ones((), np.float32)
+            return self.constant(array), np.ones((), np.float32)
         if operand.channel_quant is not None:
             scales = np.array(operand.channel_quant.scales, np.float32)
         else:
             scales = np.array(operand.scale, np.float32)
-        codes, zero = as_weights(array, operand.zero_point, np.dtype(self.weight_type))
-        zeros = np.full(scales.shape, zero, codes.dtype)
+        values, zero = convert_weights(array, operand.zero_point, np.dtype(self.weight_type))
+        zeros = np.full(scales.shape, zero, values.dtype)
         axis = {"axis": channel_axis} if scales.ndim else {}
-        return self.node("DequantizeLinear", [self.const(a) for a in (codes, scales, zeros)], **axis), scales
+        return self.node("DequantizeLinear", [self.constant(a) for a in (values, scales, zeros)], **axis), scales
 
     def bias(self, index: int, source: Operand, scales: Array) -> str:
-        """Return the name of a bias as numbers; its scale is that of the products."""
-        array = self.value(index)
+        """Return the name of a bias as floats; its scale is input scale · weight scale."""
+        array = self.constant_of(index)
         if array.dtype == np.float32:
-            return self.const(array)
+            return self.constant(array)
         products = np.array(np.float32(source.scale) * scales, np.float32)
         axis = {"axis": 0} if products.ndim else {}
         zeros = np.zeros(products.shape, np.int32)
-        return self.node("DequantizeLinear", [self.const(a) for a in (array, products, zeros)], **axis)
+        return self.node("DequantizeLinear", [self.constant(a) for a in (array, products, zeros)], **axis)
 
-    def stored(self, name: str, number: int, output: Operand) -> str:
-        """Return numbers as an operation's output has them: with one of the HAL's fused activations, and as codes.
+    def output_value(self, name: str, activation: int, output: Operand) -> str:
+        """Return the name of floats as an operation's output: quantized, with one of the HAL's fused activations.
 
-        Codes are clamped themselves, as TFLite does it: a function between a product and its codes would keep ONNX
-        Runtime from fusing the two.
+        The quantized values are clamped, as in TFLite. An activation between a product and its quantization would
+        prevent ONNX Runtime from fusing the two.
         """
-        return self.clamped(self.coded(name, output), number, output)
+        return self.activated(self.quantized(name, output), activation, output)
 
-    def clamped(self, name: str, number: int, output: Operand) -> str:
-        """Apply one of the HAL's fused activations to numbers or codes."""
-        function = FusedActivationFunc(number)
-        if output.type not in _CODES:
-            return self._activated(name, function)
-        low, high = self._limits(function, output)
-        if (low, high) == (0, _HIGHEST):
+    def activated(self, name: str, activation: int, output: Operand) -> str:
+        """Return the name of a value with one of the HAL's fused activations, applied in the type of `output`."""
+        function = FusedActivationFunc(activation)
+        if output.type not in _QUANTIZED_TYPES:
+            return self._float_activated(name, function)
+        low, high = self._quantized_activation_range(function, output)
+        if (low, high) == (0, _UINT8_MAX):
             return name
-        return self.node("Clip", [name, self.const(np.uint8(low)), self.const(np.uint8(high))])
+        return self.node("Clip", [name, self.constant(np.uint8(low)), self.constant(np.uint8(high))])
 
-    def _activated(self, name: str, function: FusedActivationFunc) -> str:
+    def _float_activated(self, name: str, function: FusedActivationFunc) -> str:
         if function == FusedActivationFunc.NONE:
             return name
         if function == FusedActivationFunc.RELU:
             return self.node("Relu", [name])
-        return self.node("Clip", [name, *(self.const(np.float32(bound)) for bound in _RANGES[function])])
+        return self.node("Clip", [name, *(self.constant(np.float32(bound)) for bound in _ACTIVATION_RANGES[function])])
 
-    def _limits(self, function: FusedActivationFunc, output: Operand) -> tuple[int, int]:
-        codes = [bound / output.scale + self.zero_point(output) for bound in _RANGES[function]]
-        low, high = (round(min(max(code, 0), _HIGHEST)) for code in codes)
+    def _quantized_activation_range(self, function: FusedActivationFunc, output: Operand) -> tuple[int, int]:
+        bounds = [bound / output.scale + self.zero_point(output) for bound in _ACTIVATION_RANGES[function]]
+        low, high = (round(min(max(bound, 0), _UINT8_MAX)) for bound in bounds)
         return low, high
 
-    # ---- the end
+    # ---- result
 
-    def finished(self) -> Any:
-        """Return the checked model."""
+    def build(self) -> Any:
+        """Return the model (ModelProto) after a check with `onnx.checker`."""
         main = self.model.main
-        results = self._results()
-        inputs = [self._described(self.names[index], self.operand(index)) for index in main.input_indexes]
-        graph = helper.make_graph(self._nodes, "twin", inputs, results, self._initializers)
-        opsets = [helper.make_opsetid("", OPERATORS)]
-        proto = helper.make_model(graph, ir_version=FORMAT, opset_imports=opsets, producer_name="nnfmq")
+        results = self._output_infos()
+        inputs = [self._value_info(self.names[index], self.operand(index)) for index in main.input_indexes]
+        graph = helper.make_graph(self._nodes, "model", inputs, results, self._initializers)
+        opsets = [helper.make_opsetid("", OPSET_VERSION)]
+        proto = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets, producer_name="nnfmq")
         onnx.checker.check_model(proto)
         return proto
 
-    def _results(self) -> list[Any]:
-        """Describe the outputs; ONNX wants a name of its own for each, and for none that of an input."""
-        taken, described = [self.names[index] for index in self.model.main.input_indexes], []
-        for index in self.model.main.output_indexes:
-            name = self.last(index)
-            taken.append(self.node("DeviceIdentity", [name]) if name in taken else name)
-            described.append(self._described(taken[-1], self.operand(index)))
-        return described
+    def _output_infos(self) -> list[Any]:
+        """Return the outputs' names and types.
 
-    def _described(self, name: str, operand: Operand) -> Any:
-        kind = TensorProto.UINT8 if operand.type in _CODES else TensorProto.FLOAT
+        ONNX requires that an output is not an input and that no two have the same name.
+        """
+        used_names, infos = [self.names[index] for index in self.model.main.input_indexes], []
+        for index in self.model.main.output_indexes:
+            name = self.value(index)
+            used_names.append(self.node("Identity", [name]) if name in used_names else name)
+            infos.append(self._value_info(used_names[-1], self.operand(index)))
+        return infos
+
+    def _value_info(self, name: str, operand: Operand) -> Any:
+        kind = TensorProto.UINT8 if operand.type in _QUANTIZED_TYPES else TensorProto.FLOAT
         return helper.make_tensor_value_info(name, kind, operand.dimensions)
 
 
-def as_weights(codes: Array, zero_point: int, wanted: np.dtype[Any]) -> tuple[Array, int]:
-    """Return codes of 8 bits, signed or not as `wanted`, and where zero lies among them."""
-    if codes.dtype == wanted:
-        return codes, zero_point
-    shift = SIGNED_SHIFT if wanted == np.uint8 else -SIGNED_SHIFT
-    return (codes.astype(np.int16) + shift).astype(wanted), zero_point + shift
+def convert_weights(values: Array, zero_point: int, dtype: np.dtype[Any]) -> tuple[Array, int]:
+    """Return 8-bit quantized weights and their zero point, converted to `dtype` (int8 or uint8)."""
+    if values.dtype == dtype:
+        return values, zero_point
+    shift = INT8_TO_UINT8 if dtype == np.uint8 else -INT8_TO_UINT8
+    return (values.astype(np.int16) + shift).astype(dtype), zero_point + shift
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """An operation, its arguments by their names in the declaration."""
+class MatchedOperation:
+    """An operation matched with its declaration.
+
+    `arguments` has the operand index of each argument by its name in the declaration; omitted ones have no entry.
+    """
 
     operation: Operation
-    arguments: Mapping[str, int]  # operand's index; what is omitted is not there
-    writer: Writer
+    arguments: Mapping[str, int]
+    builder: OnnxGraphBuilder
 
     @classmethod
-    def of(cls, writer: Writer, operation: Operation) -> Call:
-        """Match an operation of the writer's model with its declaration."""
-        operands = writer.model.main.operands
+    def of(cls, builder: OnnxGraphBuilder, operation: Operation) -> MatchedOperation:
+        """Match an operation of the builder's model."""
+        operands = builder.model.main.operands
         inputs, outputs = [operands[i] for i in operation.inputs], [operands[i] for i in operation.outputs]
-        found = match(REGISTRY[operation.type], inputs, outputs)
-        pairs = zip(found.parameters, operation.inputs, strict=True)
-        given = {p.name: index for p, index in pairs if operands[index].lifetime != LifeTime.NO_VALUE}
-        return cls(operation, given, writer)
+        matched = match(REGISTRY[operation.type], inputs, outputs)
+        pairs = zip(matched.parameters, operation.inputs, strict=True)
+        arguments = {p.name: index for p, index in pairs if operands[index].lifetime != LifeTime.NO_VALUE}
+        return cls(operation, arguments, builder)
 
     def attribute(self, name: str, default: int = 0) -> int:
-        """Return a scalar argument."""
-        return int(self.writer.value(self.arguments[name])) if name in self.arguments else default
+        """Return an integer or bool argument, or `default` if it is omitted."""
+        return int(self.builder.constant_of(self.arguments[name])) if name in self.arguments else default
 
-    def number(self, name: str) -> float:
-        """Return a scalar float; 0 where it is not given."""
-        return float(self.writer.value(self.arguments[name])) if name in self.arguments else 0.0
+    def float_attribute(self, name: str) -> float:
+        """Return a float argument, or 0 if it is omitted."""
+        return float(self.builder.constant_of(self.arguments[name])) if name in self.arguments else 0.0
 
     def operand(self, name: str) -> Operand:
-        """Return the operand that an argument is."""
-        return self.writer.operand(self.arguments[name])
+        """Return the operand of an argument."""
+        return self.builder.operand(self.arguments[name])
 
     @property
     def output(self) -> Operand:
         """The first output."""
-        return self.writer.operand(self.operation.outputs[0])
+        return self.builder.operand(self.operation.outputs[0])
 
-    def size(self, what: str) -> tuple[int, int]:
-        """Return the controls of height and width whose names begin so."""
-        return self.attribute(f"{what}_height", 1), self.attribute(f"{what}_width", 1)
+    def size(self, prefix: str) -> tuple[int, int]:
+        """Return the attributes `prefix`_height and `prefix`_width."""
+        return self.attribute(f"{prefix}_height", 1), self.attribute(f"{prefix}_width", 1)
 
     def pads(self, source: Sequence[int], window: Sequence[int], strides: Sequence[int]) -> list[int]:
-        """Return ONNX's pads, begins before ends, of a window (dilation included) over the height and width."""
+        """Return ONNX's pads (top, left, bottom, right) of a window, its dilation included, over height and width."""
         if "padding_scheme" not in self.arguments:
             sides = ("top", "left", "bottom", "right")
             return [self.attribute(f"padding_{side}") for side in sides]
         if self.attribute("padding_scheme") == PaddingScheme.VALID:
             return [0, 0, 0, 0]
-        triples = list(zip(source, window, strides, strict=True))
-        totals = [max((-(-size // stride) - 1) * stride + taps - size, 0) for size, taps, stride in triples]
+        dimensions = zip(source, window, strides, strict=True)
+        # SAME padding, of which the end gets the odd pixel
+        totals = [max((-(-size // stride) - 1) * stride + kernel - size, 0) for size, kernel, stride in dimensions]
         return [*(total // 2 for total in totals), *(total - total // 2 for total in totals)]
 
-    def refuse_nchw(self) -> None:
-        """Raise InvalidArgument for images that the model has in NCHW."""
+    def reject_nchw(self) -> None:
+        """Raise InvalidArgument if the model's images are NCHW."""
         if self.attribute("nchw"):
-            raise InvalidArgument(f"{self.operation.type.name} in NCHW has no twin here")
+            raise InvalidArgument(f"{self.operation.type.name} in NCHW cannot be exported")

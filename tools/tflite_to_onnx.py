@@ -1,18 +1,19 @@
-"""Write the ONNX twin of a .tflite model: the same network, in the form in which ONNX Runtime is fast.
+"""Export a .tflite model to ONNX, in the form that ONNX Runtime executes fastest.
 
     python tools/tflite_to_onnx.py model.tflite model.onnx
 
-For the models of `model_bench.py`, so that ONNX Runtime runs the same weights as everybody else: convolutions, their
-relatives, pooling, and LSTM cells. What a model has beyond that is refused by name.
+`model_bench.py` uses it so that ONNX Runtime executes the same weights as the other runtimes. The operations of the
+benchmark's models are supported: convolutions, pooling, fully connected layers and RNN and LSTM cells. A model with
+another operation is rejected, and the message names the operation.
 
-Layout: ONNX has images in NCHW. There is one transpose where an image enters the graph, and one where one leaves it; a
-transpose of the model's own from NCHW to NHWC disappears, and so does a padding before a convolution.
+Layout: ONNX's images are NCHW. A transpose is added where an image enters the graph and where it leaves it. A transpose
+of the model from NCHW to NHWC is removed, and so is a PAD before a convolution.
 
-Quantized models are in QDQ form, which ONNX Runtime fuses to its integer kernels. Activations are uint8, which these
-are written for: where the model has int8, every code is 128 higher, those of inputs and outputs too
-(`Twin.is_shifted`). Weights are uint8 as well, also those with a scale for each channel, unless int8 is asked for: the
-kernels for uint8 times int8 are faster on processors with VNNI; on others with AVX2 their sums saturate, and results
-are wrong.
+Quantized models are written with QuantizeLinear and DequantizeLinear (QDQ), which ONNX Runtime fuses to its integer
+kernels. These are optimized for uint8 activations. For an int8 model all quantized values, those of inputs and outputs
+included, are therefore uint8 and higher by 128 (`OnnxExport.is_shifted`). Weights are uint8 too, also per-channel ones.
+int8 weights are an option: the u8·s8 kernels are faster on processors with VNNI, but on others with AVX2 their int16
+sums saturate, which gives wrong results.
 """
 
 from __future__ import annotations
@@ -26,252 +27,264 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx_writer import SIGNED_SHIFT, TO_LAST, Call, Writer
+from onnx_writer import INT8_TO_UINT8, NCHW_TO_NHWC, MatchedOperation, OnnxGraphBuilder
 
 import nnfmq
 from nnfmq.hal.errors import InvalidArgument, NnfmqError
 from nnfmq.hal.types import Model, OperationType
 
 Array = npt.NDArray[Any]
-_CELL_FUNCTIONS = {1: "Relu", 4: "Tanh", 6: "Sigmoid"}  # TFLite's numbers, which LSTM has in the HAL too
+_CELL_ACTIVATIONS = {1: "Relu", 4: "Tanh", 6: "Sigmoid"}  # by TFLite's activation code, which the HAL's LSTM uses too
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
-    """An ONNX model; inputs and outputs are in the original's order, shapes and layout.
+class OnnxExport:
+    """An ONNX model; its inputs and outputs have the order, shapes and layout of the original model's.
 
-    `is_shifted`: codes are uint8 where the original's are int8, each 128 higher.
+    `is_shifted`: the original is int8, the export uint8, with quantized values that are higher by 128.
     """
 
     proto: Any
     is_shifted: bool
 
-    def codes_in(self, array: Array) -> Array:
-        """Return an input of the original as the twin takes it."""
-        return (array.view(np.uint8) ^ np.uint8(SIGNED_SHIFT)) if self.is_shifted and array.dtype == np.int8 else array
+    def to_onnx_input(self, array: Array) -> Array:
+        """Convert an input of the original model to one of the export."""
+        return (array.view(np.uint8) ^ np.uint8(INT8_TO_UINT8)) if self.is_shifted and array.dtype == np.int8 else array
 
-    def codes_out(self, array: Array) -> Array:
-        """Return an output of the twin as the original gives it."""
-        return (array ^ np.uint8(SIGNED_SHIFT)).view(np.int8) if self.is_shifted and array.dtype == np.uint8 else array
+    def from_onnx_output(self, array: Array) -> Array:
+        """Convert an output of the export to one of the original model."""
+        return (array ^ np.uint8(INT8_TO_UINT8)).view(np.int8) if self.is_shifted and array.dtype == np.uint8 else array
 
 
-def twin_of(model: Model, weight_type: npt.DTypeLike = np.uint8) -> Twin:
-    """Return the twin of a model whose shapes are known. Raises InvalidArgument naming what has no twin.
+def export_to_onnx(model: Model, weight_type: npt.DTypeLike = np.uint8) -> OnnxExport:
+    """Export a model whose shapes are known. `weight_type`, uint8 or int8, is the type of quantized weights.
 
-    `weight_type`, uint8 or int8, is that of quantized weights.
+    Raises:
+        InvalidArgument: If an operation, or one of its options, is not supported.
     """
-    writer = Writer(model, weight_type)
+    builder = OnnxGraphBuilder(model, weight_type)
     for operation in model.main.operations:
-        rule = _RULES.get(operation.type)
-        if rule is None:
-            raise InvalidArgument(f"{operation.type.name} has no twin here: {', '.join(t.name for t in _RULES)}")
-        rule(writer, Call.of(writer, operation))
-    return Twin(writer.finished(), writer.is_shifted)
+        convert = _CONVERTERS.get(operation.type)
+        if convert is None:
+            supported = ", ".join(each.name for each in _CONVERTERS)
+            raise InvalidArgument(f"{operation.type.name} cannot be exported; supported operations: {supported}")
+        convert(builder, MatchedOperation.of(builder, operation))
+    return OnnxExport(builder.build(), builder.is_shifted)
 
 
 # ---- images
 
 
-def _convolution(w: Writer, call: Call) -> None:
+def _convolution(g: OnnxGraphBuilder, op: MatchedOperation) -> None:
     def arrange(filters: Array) -> Array:
         return np.moveaxis(filters, -1, 1)
 
-    height, width = call.operand("filter").dimensions[1:3]
-    _windowed(w, call, arrange, 1, (height, width))
+    height, width = op.operand("filter").dimensions[1:3]
+    _windowed(g, op, arrange, 1, (height, width))
 
 
-def _depthwise(w: Writer, call: Call) -> None:
-    _, height, width, _ = call.operand("filter").dimensions
-    group = call.operand("input").dimensions[3]
-    _windowed(w, call, lambda filters: np.moveaxis(filters[0], -1, 0)[:, None], group, (height, width))
+def _depthwise(g: OnnxGraphBuilder, op: MatchedOperation) -> None:
+    _, height, width, _ = op.operand("filter").dimensions
+    group = op.operand("input").dimensions[3]
+    _windowed(g, op, lambda filters: np.moveaxis(filters[0], -1, 0)[:, None], group, (height, width))
 
 
 def _windowed(
-    w: Writer, call: Call, arrange: Callable[[Array], Array], group: int, kernel: tuple[int, int]
+    g: OnnxGraphBuilder,
+    op: MatchedOperation,
+    arrange: Callable[[Array], Array],
+    group: int,
+    kernel: tuple[int, int],
 ) -> None:  # fmt: skip
-    call.refuse_nchw()
-    source = call.arguments["input"]
-    strides, dilations = call.size("stride"), call.size("dilation")
-    window = [(taps - 1) * step + 1 for taps, step in zip(kernel, dilations, strict=True)]
-    pads = call.pads(w.operand(source).dimensions[1:3], window, strides)
-    if source in w.padded:
-        source, before = w.padded[source]
-        pads = [own + int(more) for own, more in zip(pads, before[1:3].T.reshape(-1), strict=True)]
-    weights, scales = w.weights(call.arguments["filter"], arrange, 0)
-    operand = w.operand(source)
-    inputs = [w.real(w.image(source), operand), weights, w.bias(call.arguments["bias"], operand, scales)]
-    made = w.node(
+    op.reject_nchw()
+    source = op.arguments["input"]
+    strides, dilations = op.size("stride"), op.size("dilation")
+    window = [(size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True)]
+    pads = op.pads(g.operand(source).dimensions[1:3], window, strides)
+    if source in g.deferred_pads:
+        source, paddings = g.deferred_pads[source]  # merge the PAD before this operation into its padding
+        pads = [own + int(extra) for own, extra in zip(pads, paddings[1:3].T.reshape(-1), strict=True)]
+    weights, scales = g.weights(op.arguments["filter"], arrange, 0)
+    operand = g.operand(source)
+    inputs = [g.dequantized(g.nchw_value(source), operand), weights, g.bias(op.arguments["bias"], operand, scales)]
+    result = g.node(
         "Conv", inputs, group=group, kernel_shape=kernel, strides=strides, dilations=dilations, pads=pads
     )  # fmt: skip
-    w.first[call.operation.outputs[0]] = w.stored(made, call.attribute("activation"), call.output)
+    g.nchw_names[op.operation.outputs[0]] = g.output_value(result, op.attribute("activation"), op.output)
 
 
-def _pooling(w: Writer, call: Call) -> None:
-    call.refuse_nchw()
-    source = call.arguments["input"]
-    operand = w.operand(source)
-    kernel, strides = call.size("filter"), call.size("stride")
-    pads = call.pads(operand.dimensions[1:3], kernel, strides)
-    given = [w.real(w.image(source), operand)]
-    if kernel == operand.dimensions[1:3] and not any(pads) and call.output.dimensions[1:3] == (1, 1):
-        made = w.node("GlobalAveragePool", given)
+def _pooling(g: OnnxGraphBuilder, op: MatchedOperation) -> None:
+    op.reject_nchw()
+    source = op.arguments["input"]
+    operand = g.operand(source)
+    kernel, strides = op.size("filter"), op.size("stride")
+    pads = op.pads(operand.dimensions[1:3], kernel, strides)
+    inputs = [g.dequantized(g.nchw_value(source), operand)]
+    if kernel == operand.dimensions[1:3] and not any(pads) and op.output.dimensions[1:3] == (1, 1):
+        result = g.node("GlobalAveragePool", inputs)
     else:
-        made = w.node("AveragePool", given, kernel_shape=kernel, strides=strides, pads=pads)
-    w.first[call.operation.outputs[0]] = w.stored(made, call.attribute("activation"), call.output)
+        result = g.node("AveragePool", inputs, kernel_shape=kernel, strides=strides, pads=pads)
+    g.nchw_names[op.operation.outputs[0]] = g.output_value(result, op.attribute("activation"), op.output)
 
 
-def _greatest(w: Writer, call: Call) -> None:
-    call.refuse_nchw()
-    source = call.arguments["input"]
-    kernel, strides = call.size("filter"), call.size("stride")
-    pads = call.pads(w.operand(source).dimensions[1:3], kernel, strides)
-    made = w.node("MaxPool", [w.image(source)], kernel_shape=kernel, strides=strides, pads=pads)  # of codes as well
-    w.first[call.operation.outputs[0]] = w.clamped(made, call.attribute("activation"), call.output)
+def _max_pooling(g: OnnxGraphBuilder, op: MatchedOperation) -> None:
+    op.reject_nchw()
+    source = op.arguments["input"]
+    kernel, strides = op.size("filter"), op.size("stride")
+    pads = op.pads(g.operand(source).dimensions[1:3], kernel, strides)
+    result = g.node(
+        "MaxPool", [g.nchw_value(source)], kernel_shape=kernel, strides=strides, pads=pads
+    )  # accepts quantized values
+    g.nchw_names[op.operation.outputs[0]] = g.activated(result, op.attribute("activation"), op.output)
 
 
-def _mean(w: Writer, call: Call) -> None:
-    source = call.arguments["input"]
-    axes = sorted(w.value(call.arguments["axes"]).tolist())
-    if axes != [1, 2] or not call.attribute("keep_dimensions"):
-        raise InvalidArgument(f"MEAN over {axes} has no twin here: only that of images, dimensions kept")
-    made = w.node("GlobalAveragePool", [w.real(w.image(source), w.operand(source))])
-    w.first[call.operation.outputs[0]] = w.coded(made, call.output)
+def _mean(g: OnnxGraphBuilder, op: MatchedOperation) -> None:
+    source = op.arguments["input"]
+    axes = sorted(g.constant_of(op.arguments["axes"]).tolist())
+    if axes != [1, 2] or not op.attribute("keep_dimensions"):
+        raise InvalidArgument(
+            f"MEAN over axes {axes} cannot be exported: only over height and width, with dimensions kept"
+        )
+    result = g.node("GlobalAveragePool", [g.dequantized(g.nchw_value(source), g.operand(source))])
+    g.nchw_names[op.operation.outputs[0]] = g.quantized(result, op.output)
 
 
-def _pad(w: Writer, call: Call) -> None:
-    source, paddings = call.arguments["input"], w.value(call.arguments["paddings"])
+def _pad(g: OnnxGraphBuilder, op: MatchedOperation) -> None:
+    source, paddings = op.arguments["input"], g.constant_of(op.arguments["paddings"])
     if paddings.shape != (4, 2) or paddings[[0, 3]].any():
-        raise InvalidArgument("PAD has a twin only for the heights and widths of images")
-    w.padded[call.operation.outputs[0]] = source, paddings
+        raise InvalidArgument("PAD can be exported only if it pads height and width of images")
+    g.deferred_pads[op.operation.outputs[0]] = source, paddings
 
 
-def _addition(w: Writer, call: Call) -> None:
-    both = [call.arguments["first"], call.arguments["second"]]
-    is_image = any(index in w.first for index in both)
-    names = [w.real(w.image(index) if is_image else w.last(index), w.operand(index)) for index in both]
-    made = w.stored(w.node("Add", names), call.attribute("activation"), call.output)
-    (w.first if is_image else w.names)[call.operation.outputs[0]] = made
+def _addition(g: OnnxGraphBuilder, op: MatchedOperation) -> None:
+    operands = [op.arguments["first"], op.arguments["second"]]
+    is_nchw = any(index in g.nchw_names for index in operands)
+    names = [g.dequantized(g.nchw_value(index) if is_nchw else g.value(index), g.operand(index)) for index in operands]
+    result = g.output_value(g.node("Add", names), op.attribute("activation"), op.output)
+    (g.nchw_names if is_nchw else g.names)[op.operation.outputs[0]] = result
 
 
-# ---- the rest
+# ---- other operations
 
 
-def _transpose(w: Writer, call: Call) -> None:
-    source, order = call.arguments["input"], tuple(w.value(call.arguments["permutation"]).tolist())
-    if order == TO_LAST:
-        w.first[call.operation.outputs[0]] = w.last(source)
+def _transpose(g: OnnxGraphBuilder, op: MatchedOperation) -> None:
+    source, order = op.arguments["input"], tuple(g.constant_of(op.arguments["permutation"]).tolist())
+    if order == NCHW_TO_NHWC:
+        g.nchw_names[op.operation.outputs[0]] = g.value(source)
     else:
-        w.names[call.operation.outputs[0]] = w.node("Transpose", [w.last(source)], perm=order)
+        g.names[op.operation.outputs[0]] = g.node("Transpose", [g.value(source)], perm=order)
 
 
-def _reshape(w: Writer, call: Call) -> None:
-    source = call.arguments["input"]
-    shape = w.operand(source).dimensions
-    is_row = len(shape) == 4 and shape[1:3] == (1, 1)  # then both layouts are the same bytes
-    name = w.image(source) if is_row and source in w.first else w.last(source)
-    wanted = w.const(np.array(call.output.dimensions, np.int64))
-    w.names[call.operation.outputs[0]] = w.node("Reshape", [name, wanted])
+def _reshape(g: OnnxGraphBuilder, op: MatchedOperation) -> None:
+    source = op.arguments["input"]
+    shape = g.operand(source).dimensions
+    is_pixel = len(shape) == 4 and shape[1:3] == (1, 1)  # NCHW and NHWC are then the same bytes
+    name = g.nchw_value(source) if is_pixel and source in g.nchw_names else g.value(source)
+    new_shape = g.constant(np.array(op.output.dimensions, np.int64))
+    g.names[op.operation.outputs[0]] = g.node("Reshape", [name, new_shape])
 
 
-def _softmax(w: Writer, call: Call) -> None:
-    source = call.arguments["input"]
-    name, beta = w.real(w.last(source), w.operand(source)), call.number("beta")
+def _softmax(g: OnnxGraphBuilder, op: MatchedOperation) -> None:
+    source = op.arguments["input"]
+    name, beta = g.dequantized(g.value(source), g.operand(source)), op.float_attribute("beta")
     if beta != 1:
-        name = w.node("Mul", [name, w.const(np.float32(beta))])
-    w.names[call.operation.outputs[0]] = w.coded(w.node("Softmax", [name], axis=-1), call.output)
+        name = g.node("Mul", [name, g.constant(np.float32(beta))])
+    g.names[op.operation.outputs[0]] = g.quantized(g.node("Softmax", [name], axis=-1), op.output)
 
 
-def _fully_connected(w: Writer, call: Call) -> None:
-    source = call.arguments["input"]
-    operand, name = w.operand(source), w.last(source)
-    weights, scales = w.weights(call.arguments["weights"], lambda array: array, 0)
+def _fully_connected(g: OnnxGraphBuilder, op: MatchedOperation) -> None:
+    source = op.arguments["input"]
+    operand, name = g.operand(source), g.value(source)
+    weights, scales = g.weights(op.arguments["weights"], lambda array: array, 0)
     if len(operand.dimensions) > 2:
-        columns = call.operand("weights").dimensions[1]
-        name = w.node("Reshape", [name, w.const(np.array([-1, columns], np.int64))])
-    inputs = [w.real(name, operand), weights, w.bias(call.arguments["bias"], operand, scales)]
-    made = w.stored(w.node("Gemm", inputs, transB=1), call.attribute("activation"), call.output)
-    w.names[call.operation.outputs[0]] = made
+        input_size = op.operand("weights").dimensions[1]
+        name = g.node("Reshape", [name, g.constant(np.array([-1, input_size], np.int64))])
+    inputs = [g.dequantized(name, operand), weights, g.bias(op.arguments["bias"], operand, scales)]
+    result = g.output_value(g.node("Gemm", inputs, transB=1), op.attribute("activation"), op.output)
+    g.names[op.operation.outputs[0]] = result
 
 
-# ---- cells
+# ---- recurrent cells
 
 
-def _clipped(w: Writer, name: str, limit: float) -> str:
+def _clip(g: OnnxGraphBuilder, name: str, limit: float) -> str:
     if not limit:
         return name
-    return w.node("Clip", [name, *(w.const(np.float32(bound)) for bound in (-limit, limit))])
+    return g.node("Clip", [name, *(g.constant(np.float32(bound)) for bound in (-limit, limit))])
 
 
-def _cell_activated(w: Writer, name: str, number: int) -> str:
-    if number and number not in _CELL_FUNCTIONS:
-        raise InvalidArgument(f"a cell's activation {number} has no twin here")
-    return w.node(_CELL_FUNCTIONS[number], [name]) if number else name
+def _cell_activation(g: OnnxGraphBuilder, name: str, code: int) -> str:
+    if code and code not in _CELL_ACTIVATIONS:
+        raise InvalidArgument(f"activation {code} of a recurrent cell cannot be exported")
+    return g.node(_CELL_ACTIVATIONS[code], [name]) if code else name
 
 
-def _joined(w: Writer, first: str, second: str, weights: Sequence[Sequence[Array]], bias: Array) -> str:
-    """Return one product of two inputs side by side: `weights` are those of each input, gate above gate."""
+def _concat_gemm(g: OnnxGraphBuilder, first: str, second: str, weights: Sequence[Sequence[Array]], bias: Array) -> str:
+    """Return one GEMM of two concatenated inputs; `weights` has for each input the weights of all gates."""
     stacked = np.concatenate([np.concatenate(gates) for gates in weights], axis=1)
-    both = w.node("Concat", [first, second], axis=1)
-    return w.node("Gemm", [both, w.const(np.ascontiguousarray(stacked.T)), w.const(bias)])
+    inputs = g.node("Concat", [first, second], axis=1)
+    return g.node("Gemm", [inputs, g.constant(np.ascontiguousarray(stacked.T)), g.constant(bias)])
 
 
-def _rnn(w: Writer, call: Call) -> None:
-    weights = [[w.value(call.arguments[name])] for name in ("weights", "recurrent_weights")]
-    inputs = [w.last(call.arguments[name]) for name in ("input", "hidden_state")]
-    made = _joined(w, inputs[0], inputs[1], weights, w.value(call.arguments["bias"]))
-    made = _cell_activated(w, made, call.attribute("activation"))
-    for output in call.operation.outputs:
-        w.names[output] = made
+def _rnn(g: OnnxGraphBuilder, op: MatchedOperation) -> None:
+    weights = [[g.constant_of(op.arguments[name])] for name in ("weights", "recurrent_weights")]
+    inputs = [g.value(op.arguments[name]) for name in ("input", "hidden_state")]
+    result = _concat_gemm(g, inputs[0], inputs[1], weights, g.constant_of(op.arguments["bias"]))
+    result = _cell_activation(g, result, op.attribute("activation"))
+    for output in op.operation.outputs:
+        g.names[output] = result
 
 
-def _lstm(w: Writer, call: Call) -> None:
-    if "input_to_input_weights" in call.arguments or "cell_layer_norm_weights" in call.arguments:
-        raise InvalidArgument("LSTM has a twin only with the input gate coupled to the forget gate, without norms")
+def _lstm(g: OnnxGraphBuilder, op: MatchedOperation) -> None:
+    if "input_to_input_weights" in op.arguments or "cell_layer_norm_weights" in op.arguments:
+        raise InvalidArgument(
+            "LSTM can be exported only with CIFG (coupled input and forget gates) and without layer normalization"
+        )
     gates = ("forget", "cell", "output")
     kinds = ("input_to_{}_weights", "recurrent_to_{}_weights")
-    weights = [[w.value(call.arguments[kind.format(gate)]) for gate in gates] for kind in kinds]
-    bias = np.concatenate([w.value(call.arguments[f"{gate}_gate_bias"]) for gate in gates])
-    state = w.last(call.arguments["cell_state_in"])
-    product = _joined(
-        w, w.last(call.arguments["input"]), w.last(call.arguments["output_state_in"]), weights, bias
+    weights = [[g.constant_of(op.arguments[kind.format(gate)]) for gate in gates] for kind in kinds]
+    bias = np.concatenate([g.constant_of(op.arguments[f"{gate}_gate_bias"]) for gate in gates])
+    state = g.value(op.arguments["cell_state_in"])
+    gates_out = _concat_gemm(
+        g, g.value(op.arguments["input"]), g.value(op.arguments["output_state_in"]), weights, bias
     )  # fmt: skip
-    split = w.node("Split", [product], outputs=3, axis=1, num_outputs=3)
-    number = call.attribute("activation")
-    forget = w.node("Sigmoid", [_peeped(w, call, "cell_to_forget_weights", split, state)])
-    update = _cell_activated(w, f"{split}.1", number)
-    # f c + (1 - f) u with an operation less
-    kept = w.node("Mul", [forget, w.node("Sub", [state, update])])
-    cell = _clipped(w, w.node("Add", [kept, update]), call.number("cell_clip"))
-    output = w.node("Sigmoid", [_peeped(w, call, "cell_to_output_weights", f"{split}.2", cell)])
-    hidden = w.node("Mul", [output, _cell_activated(w, cell, number)])
-    if "projection_weights" in call.arguments:
-        hidden = _projected(w, call, hidden)
-    for place, name in ((1, hidden), (2, cell), (3, hidden)):  # 0 is scratch, which nobody reads
-        w.names[call.operation.outputs[place]] = name
+    split = g.node("Split", [gates_out], outputs=3, axis=1, num_outputs=3)
+    activation = op.attribute("activation")
+    forget = g.node("Sigmoid", [_add_peephole(g, op, "cell_to_forget_weights", split, state)])
+    update = _cell_activation(g, f"{split}.1", activation)
+    # f · c + (1 − f) · u as f · (c − u) + u, which is one operation less
+    kept = g.node("Mul", [forget, g.node("Sub", [state, update])])
+    cell = _clip(g, g.node("Add", [kept, update]), op.float_attribute("cell_clip"))
+    output = g.node("Sigmoid", [_add_peephole(g, op, "cell_to_output_weights", f"{split}.2", cell)])
+    hidden = g.node("Mul", [output, _cell_activation(g, cell, activation)])
+    if "projection_weights" in op.arguments:
+        hidden = _project(g, op, hidden)
+    for number, name in ((1, hidden), (2, cell), (3, hidden)):  # output 0 is scratch, which no operation reads
+        g.names[op.operation.outputs[number]] = name
 
 
-def _peeped(w: Writer, call: Call, name: str, gate: str, cell: str) -> str:
-    if name not in call.arguments:
+def _add_peephole(g: OnnxGraphBuilder, op: MatchedOperation, name: str, gate: str, cell: str) -> str:
+    if name not in op.arguments:
         return gate
-    return w.node("Add", [gate, w.node("Mul", [cell, w.const(w.value(call.arguments[name]))])])
+    return g.node("Add", [gate, g.node("Mul", [cell, g.constant(g.constant_of(op.arguments[name]))])])
 
 
-def _projected(w: Writer, call: Call, hidden: str) -> str:
-    weights = w.value(call.arguments["projection_weights"])
-    inputs = [hidden, w.const(np.ascontiguousarray(weights.T))]
-    if "projection_bias" in call.arguments:
-        inputs.append(w.const(w.value(call.arguments["projection_bias"])))
-    return _clipped(w, w.node("Gemm", inputs), call.number("projection_clip"))
+def _project(g: OnnxGraphBuilder, op: MatchedOperation, hidden: str) -> str:
+    weights = g.constant_of(op.arguments["projection_weights"])
+    inputs = [hidden, g.constant(np.ascontiguousarray(weights.T))]
+    if "projection_bias" in op.arguments:
+        inputs.append(g.constant(g.constant_of(op.arguments["projection_bias"])))
+    return _clip(g, g.node("Gemm", inputs), op.float_attribute("projection_clip"))
 
 
-_RULES: dict[OperationType, Callable[[Writer, Call], None]] = {
+_CONVERTERS: dict[OperationType, Callable[[OnnxGraphBuilder, MatchedOperation], None]] = {
     OperationType.ADD: _addition,
     OperationType.AVERAGE_POOL_2D: _pooling,
     OperationType.CONV_2D: _convolution,
     OperationType.DEPTHWISE_CONV_2D: _depthwise,
     OperationType.FULLY_CONNECTED: _fully_connected,
     OperationType.LSTM: _lstm,
-    OperationType.MAX_POOL_2D: _greatest,
+    OperationType.MAX_POOL_2D: _max_pooling,
     OperationType.MEAN: _mean,
     OperationType.PAD: _pad,
     OperationType.RESHAPE: _reshape,
@@ -282,19 +295,19 @@ _RULES: dict[OperationType, Callable[[Writer, Call], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Convert one file; 0 done, 1 failed."""
+    """Run the command; return its exit status: 0 if the file was written, 1 if it was not."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model", metavar="MODEL", help="a .tflite file")
     parser.add_argument("output", metavar="FILE", type=Path, help="the .onnx file to write")
     options = parser.parse_args(arguments)
     try:
-        twin = twin_of(nnfmq.load(options.model).model)
-        options.output.write_bytes(twin.proto.SerializeToString())
+        exported = export_to_onnx(nnfmq.load(options.model).model)
+        options.output.write_bytes(exported.proto.SerializeToString())
     except (NnfmqError, OSError) as error:
         print(f"tflite_to_onnx: error: {error}", file=sys.stderr)
         return 1
-    if twin.is_shifted:
-        print("codes are uint8, 128 above the model's int8")
+    if exported.is_shifted:
+        print("inputs and outputs are uint8: the int8 values of the model plus 128")
     return 0
 
 
