@@ -23,7 +23,7 @@ os.environ["PYTHONSAFEPATH"] = "1"
 from support import bugs, leaks, places, tiers, under_test
 
 _TIER = pytest.StashKey[str]()
-_LEFT_OUT = pytest.StashKey[int]()
+_EXCLUDED = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,8 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
     """Deselect the tests that are not in the tier of this run."""
-    out = set(tiers.left_out(items, config.stash[_TIER]))
-    config.stash[_LEFT_OUT] = len(out)
+    out = set(tiers.excluded_from(items, config.stash[_TIER]))
+    config.stash[_EXCLUDED] = len(out)
     if out:
         config.hook.pytest_deselected(items=[item for item in items if item in out])
         items[:] = [item for item in items if item not in out]
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Report how many tests this tier left out, and how to run them."""
-    count, tier = config.stash.get(_LEFT_OUT, 0), config.stash[_TIER]
+    count, tier = config.stash.get(_EXCLUDED, 0), config.stash[_TIER]
     if count:
         more = "full" if tier == "quick" else "deep"
         terminalreporter.write_line(f"Tier {tier}: {count:,} tests were left out; pytest --tier {more} runs them.")

@@ -51,20 +51,20 @@ def resources() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def pair(resources: ExitStack) -> tuple[Channel, Channel]:
-    ours, theirs = Channel.pair()
-    resources.callback(ours.close)
-    resources.callback(theirs.close)
-    return ours, theirs
+    local, remote = Channel.pair()
+    resources.callback(local.close)
+    resources.callback(remote.close)
+    return local, remote
 
 
 @pytest.fixture
 def raw(resources: ExitStack) -> tuple[socket.socket, Channel]:
     """A bare socket, for sending what no channel sends, and the channel at its other end."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    channel = Channel.adopt(theirs.detach())
-    resources.callback(ours.close)
+    local, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel = Channel.adopt(remote.detach())
+    resources.callback(local.close)
     resources.callback(channel.close)
-    return ours, channel
+    return local, channel
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_more_descriptors_than_a_frame_carries_are_rejected(pair: tuple[Channel,
 # ------------------------------------------------------------------------------------------------ malformed frames
 
 
-def refused(channel: Channel) -> ProtocolError:
+def rejected(channel: Channel) -> ProtocolError:
     """Receive a malformed frame; nothing of it may stay open."""
     before = open_descriptors()
     with pytest.raises(ProtocolError) as caught:
@@ -226,22 +226,22 @@ def refused(channel: Channel) -> ProtocolError:
 
 def test_a_datagram_longer_than_a_frame_is_rejected(raw: tuple[socket.socket, Channel]) -> None:
     raw[0].send(bytes(INLINE_BYTES + 2))
-    assert "cut short" in str(refused(raw[1]))
+    assert "cut short" in str(rejected(raw[1]))
 
 
 def test_the_descriptors_of_a_datagram_longer_than_a_frame_are_closed(raw: tuple[socket.socket, Channel]) -> None:
     sendmsg(raw[0], bytes(INLINE_BYTES + 2), [0, 1, 2])
-    assert "cut short" in str(refused(raw[1]))
+    assert "cut short" in str(rejected(raw[1]))
 
 
 def test_more_descriptors_than_a_frame_carries_are_rejected_and_closed(raw: tuple[socket.socket, Channel]) -> None:
     sendmsg(raw[0], b"\0", [0] * 253)  # all that Linux passes at a time
-    assert "cut short" in str(refused(raw[1]))
+    assert "cut short" in str(rejected(raw[1]))
 
 
 def test_a_channel_is_usable_after_a_frame_was_cut_short(raw: tuple[socket.socket, Channel]) -> None:
     raw[0].send(bytes(INLINE_BYTES + 2))
-    refused(raw[1])
+    rejected(raw[1])
     raw[0].send(b"\0next")
     assert raw[1].receive(soon()).data == b"next"
 
@@ -258,13 +258,13 @@ def test_a_message_whose_fds_do_not_fit_arrives_without_them(raw: tuple[socket.s
 def test_a_body_whose_fd_does_not_fit_is_rejected(raw: tuple[socket.socket, Channel]) -> None:
     with no_more_descriptors(but=1):
         sendmsg(raw[0], struct.pack("<BQ", 1, INLINE_BYTES + 1), [0, 1, 2])
-        assert "cut short" in str(refused(raw[1]))
+        assert "cut short" in str(rejected(raw[1]))
 
 
 @pytest.mark.parametrize("kind", [2, 255])
 def test_a_frame_of_an_unknown_kind_is_rejected(kind: int, raw: tuple[socket.socket, Channel]) -> None:
     sendmsg(raw[0], bytes([kind, 1, 2, 3]), [0])
-    error = refused(raw[1])
+    error = rejected(raw[1])
     assert f"kind {kind}" in str(error)
     assert error.offset == 0
 
@@ -272,29 +272,29 @@ def test_a_frame_of_an_unknown_kind_is_rejected(kind: int, raw: tuple[socket.soc
 @pytest.mark.parametrize("size", [0, 7, 9, 100], ids=lambda size: f"{size} bytes instead of 8")
 def test_a_body_length_of_the_wrong_size_is_rejected(size: int, raw: tuple[socket.socket, Channel]) -> None:
     sendmsg(raw[0], b"\1" + bytes(size), [0])
-    assert "malformed" in str(refused(raw[1]))
+    assert "malformed" in str(rejected(raw[1]))
 
 
 def test_a_body_without_its_fd_is_rejected(raw: tuple[socket.socket, Channel]) -> None:
     raw[0].send(struct.pack("<BQ", 1, INLINE_BYTES + 1))
-    assert "0 fds" in str(refused(raw[1]))
+    assert "0 fds" in str(rejected(raw[1]))
 
 
 @pytest.mark.parametrize("length", [0, INLINE_BYTES, BODY_BYTES_MAX + 1, 2**64 - 1])
 def test_a_body_length_out_of_range_is_rejected(length: int, raw: tuple[socket.socket, Channel]) -> None:
     sendmsg(raw[0], struct.pack("<BQ", 1, length), [0, 0])
-    error = refused(raw[1])
+    error = rejected(raw[1])
     assert str(length) in str(error)
     assert error.offset == 1
 
 
 def test_a_body_in_a_file_is_rejected_unread_if_bodies_are_not_accepted(pair: tuple[Channel, Channel]) -> None:
-    ours, theirs = pair
-    ours.send(bytes(INLINE_BYTES + 1))
+    local, remote = pair
+    local.send(bytes(INLINE_BYTES + 1))
     with pytest.raises(ProtocolError, match="a body in a file is not taken here"):
-        theirs.receive(soon(), body_bytes_max=0)
-    ours.send(bytes(INLINE_BYTES))
-    with theirs.receive(soon(), body_bytes_max=0) as frame:
+        remote.receive(soon(), body_bytes_max=0)
+    local.send(bytes(INLINE_BYTES))
+    with remote.receive(soon(), body_bytes_max=0) as frame:
         assert len(frame.data) == INLINE_BYTES
 
 
@@ -302,7 +302,7 @@ def test_a_body_longer_than_its_file_is_rejected(
     raw: tuple[socket.socket, Channel], files: Callable[[int], list[int]]
 ) -> None:
     sendmsg(raw[0], struct.pack("<BQ", 1, INLINE_BYTES + 1), files(3))
-    assert "ends early" in str(refused(raw[1]))
+    assert "ends early" in str(rejected(raw[1]))
 
 
 def test_a_body_in_a_pipe_is_rejected(raw: tuple[socket.socket, Channel], resources: ExitStack) -> None:
@@ -310,7 +310,7 @@ def test_a_body_in_a_pipe_is_rejected(raw: tuple[socket.socket, Channel], resour
     resources.callback(os.close, read)
     resources.callback(os.close, write)
     sendmsg(raw[0], struct.pack("<BQ", 1, INLINE_BYTES + 1), [0, read])
-    assert "cannot be read" in str(refused(raw[1]))
+    assert "cannot be read" in str(rejected(raw[1]))
 
 
 def test_a_body_in_an_ordinary_file_is_rejected_unread(
@@ -321,7 +321,7 @@ def test_a_body_in_an_ordinary_file_is_rejected_unread(
     resources.callback(os.close, fd)
     assert os.fstat(fd).st_size > INLINE_BYTES
     sendmsg(raw[0], struct.pack("<BQ", 1, INLINE_BYTES + 1), [fd])
-    assert "no memfd" in str(refused(raw[1]))
+    assert "no memfd" in str(rejected(raw[1]))
 
 
 def test_frames_and_messages_have_the_same_limits() -> None:
@@ -406,13 +406,13 @@ def test_hanging_up_is_idempotent(pair: tuple[Channel, Channel]) -> None:
 
 def test_closing_one_of_two_copies_does_not_hang_up_the_other(resources: ExitStack) -> None:
     """The supervisor closes its copy of a client's socket when a worker has one."""
-    ours, theirs = Channel.pair()
-    handed_over = Channel.adopt(os.dup(ours.fileno()))
-    resources.callback(theirs.close)
+    local, remote = Channel.pair()
+    handed_over = Channel.adopt(os.dup(local.fileno()))
+    resources.callback(remote.close)
     resources.callback(handed_over.close)
-    ours.close()
+    local.close()
     handed_over.send(b"still here")
-    assert theirs.receive(soon()).data == b"still here"
+    assert remote.receive(soon()).data == b"still here"
 
 
 def test_a_nonblocking_receive_returns_immediately(pair: tuple[Channel, Channel]) -> None:
@@ -553,10 +553,10 @@ def test_on_an_older_kernel_the_pidfd_is_opened_by_pid(
     resources: ExitStack,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(_channel: Channel) -> int:
+    def reject(_channel: Channel) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(Channel, "_peer_pidfd", refuse)
+    monkeypatch.setattr(Channel, "_peer_pidfd", reject)
     pidfd = client[1].open_peer_pidfd()
     assert pidfd is not None
     resources.callback(os.close, pidfd)
@@ -588,13 +588,13 @@ def test_another_kind_of_socket_is_rejected_and_closed(family: int, kind: int) -
 
 
 def test_the_caller_owns_a_detached_socket(resources: ExitStack) -> None:
-    ours, theirs = Channel.pair()
-    resources.callback(theirs.close)
-    fd = ours.detach()
-    ours.close()
+    local, remote = Channel.pair()
+    resources.callback(remote.close)
+    fd = local.detach()
+    local.close()
     with Channel.adopt(fd) as channel:
         channel.send(b"moved")
-    assert theirs.receive(soon()).data == b"moved"
+    assert remote.receive(soon()).data == b"moved"
 
 
 # ------------------------------------------------------------------------------------------------ listening

@@ -99,12 +99,12 @@ def test_FEN_11_a_fence_whose_creator_closes_it_is_in_error(fence: Fence, resour
 def test_FEN_11_a_fence_passes_between_processes_and_a_dead_signaler_is_an_error(resources: ExitStack) -> None:
     code = "import sys; from nnfmq.channel import Channel; from nnfmq.fence import Fence\n"
     code += "f = Fence.create(); Channel.adopt(int(sys.argv[1])).send(b'f', [f.fileno()]); sys.stdin.read()"
-    ours, theirs = Channel.pair()
-    resources.callback(ours.close)
-    arguments = [sys.executable, "-P", "-c", code, str(theirs.fileno())]
-    with subprocess.Popen(arguments, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()]) as process:
-        theirs.close()
-        (fd,) = ours.receive().detach_fds()
+    local, remote = Channel.pair()
+    resources.callback(local.close)
+    arguments = [sys.executable, "-P", "-c", code, str(remote.fileno())]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, pass_fds=[remote.fileno()]) as process:
+        remote.close()
+        (fd,) = local.receive().detach_fds()
         holder = resources.enter_context(Fence.adopt(fd))
         assert holder.state is ACTIVE
         process.send_signal(signal.SIGKILL)
@@ -138,9 +138,9 @@ def test_a_holder_cannot_signal_for_the_signaler(fence: Fence) -> None:
 
 def test_an_adopted_fence_can_be_waited_for_and_not_signaled(fence: Fence, resources: ExitStack) -> None:
     holder = resources.enter_context(Fence.adopt(os.dup(fence.fileno())))
-    for say in (holder.signal, holder.fail):
+    for report in (holder.signal, holder.fail):
         with pytest.raises(InvalidArgument, match="only its creator"):
-            say()
+            report()
     assert fence.state is ACTIVE
 
 
@@ -203,9 +203,9 @@ def pipe_end() -> int:
 
 
 def stream_socket() -> int:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    theirs.close()
-    return ours.detach()
+    local, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    remote.close()
+    return local.detach()
 
 
 def unconnected_socket() -> int:
@@ -213,10 +213,10 @@ def unconnected_socket() -> int:
 
 
 def chattering_socket() -> int:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    theirs.send(b"\x01\x01")
-    theirs.close()
-    return ours.detach()
+    local, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    remote.send(b"\x01\x01")
+    remote.close()
+    return local.detach()
 
 
 def file() -> int:

@@ -132,14 +132,14 @@ MODES = [
 
 
 @pytest.mark.parametrize(("flags", "allowed"), MODES)
-@pytest.mark.parametrize("asked", [Protection.READ, Protection.WRITE, Protection.READ_WRITE, Protection.NONE])
+@pytest.mark.parametrize("requested", [Protection.READ, Protection.WRITE, Protection.READ_WRITE, Protection.NONE])
 def test_MEM_4_file_memory_has_the_requested_access_that_the_fd_allows(
-    path: Path, flags: int, allowed: Protection, asked: Protection
+    path: Path, flags: int, allowed: Protection, requested: Protection
 ) -> None:
-    with FileMemory.adopt(os.open(path, flags), 10, 0, asked) as memory:
-        assert memory.protection == allowed & asked
-        assert memory.is_readable == bool(allowed & asked & Protection.READ)
-        assert memory.is_writable == bool(allowed & asked & Protection.WRITE)
+    with FileMemory.adopt(os.open(path, flags), 10, 0, requested) as memory:
+        assert memory.protection == allowed & requested
+        assert memory.is_readable == bool(allowed & requested & Protection.READ)
+        assert memory.is_writable == bool(allowed & requested & Protection.WRITE)
 
 
 def test_a_file_that_cannot_be_read_or_written_raises(path: Path) -> None:

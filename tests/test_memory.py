@@ -111,12 +111,12 @@ def test_a_lack_of_descriptors_is_a_lack_of_resources(monkeypatch: pytest.Monkey
 
 
 def test_memory_with_one_writer_can_be_written_here_and_only_read_by_the_peer() -> None:
-    with Memory.create(8, one_writer=True) as ours, Memory.adopt(os.dup(ours.fileno())) as theirs:
-        ours.view[:5] = b"hello"
-        assert ours.is_writable
-        assert not theirs.is_writable
-        assert theirs.view.readonly
-        assert bytes(theirs.view) == b"hello\0\0\0"
+    with Memory.create(8, one_writer=True) as own, Memory.adopt(os.dup(own.fileno())) as received:
+        own.view[:5] = b"hello"
+        assert own.is_writable
+        assert not received.is_writable
+        assert received.view.readonly
+        assert bytes(received.view) == b"hello\0\0\0"
 
 
 def test_memory_with_one_writer_rejects_all_other_writes() -> None:
@@ -156,8 +156,8 @@ def test_constant_memory_cannot_be_written_or_resized() -> None:
 
 
 def test_received_constant_memory_is_the_same_pages() -> None:
-    with constant() as ours, Memory.adopt_constant(os.dup(ours.fileno())) as theirs:
-        assert bytes(theirs.view) == b"content" and theirs.view.readonly
+    with constant() as own, Memory.adopt_constant(os.dup(own.fileno())) as received:
+        assert bytes(received.view) == b"content" and received.view.readonly
         lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "/memfd:constant" in line]
         assert len(lines) == 2 and len({line[4] for line in lines}) == 1
 
@@ -183,18 +183,18 @@ def test_constant_memory_that_cannot_be_filled_leaves_nothing() -> None:
 
 
 def test_constant_memory_may_be_a_pool() -> None:
-    with constant() as ours, Memory.adopt(os.dup(ours.fileno())) as theirs:
-        assert bytes(theirs.view) == b"content" and not theirs.is_writable
+    with constant() as own, Memory.adopt(os.dup(own.fileno())) as received:
+        assert bytes(received.view) == b"content" and not received.is_writable
 
 
 # ------------------------------------------------------------------------------------------------ received
 
 
 def test_received_memory_is_the_same_memory() -> None:
-    with Memory.create(8) as ours, Memory.adopt(os.dup(ours.fileno())) as theirs:
-        theirs.view[0] = 7
-        assert ours.view[0] == 7
-        assert theirs.is_writable
+    with Memory.create(8) as own, Memory.adopt(os.dup(own.fileno())) as received:
+        received.view[0] = 7
+        assert own.view[0] == 7
+        assert received.is_writable
 
 
 def test_received_memory_may_be_larger_than_announced() -> None:
@@ -242,9 +242,9 @@ def read_end(_folder: Path) -> int:
 
 
 def end_of_a_socketpair(_folder: Path) -> int:
-    ours, theirs = socket.socketpair()
-    ours.close()
-    return theirs.detach()
+    own, received = socket.socketpair()
+    own.close()
+    return received.detach()
 
 
 def folder_itself(folder: Path) -> int:

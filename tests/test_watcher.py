@@ -111,11 +111,11 @@ def test_the_callback_is_called_each_time_the_fd_is_readable(pipe: tuple[int, in
 
 
 def test_a_hang_up_is_reported(resources: ExitStack) -> None:
-    ours, theirs = Channel.pair()
-    resources.callback(ours.close)
+    local, remote = Channel.pair()
+    resources.callback(local.close)
     hung_up = threading.Event()
-    watch = watcher.add_reader(ours.fileno(), hung_up.set)
-    theirs.close()
+    watch = watcher.add_reader(local.fileno(), hung_up.set)
+    remote.close()
     assert hung_up.wait(LIMIT_S)
     watcher.remove_reader(watch)
 
@@ -355,7 +355,7 @@ def child_report() -> int:
 # ------------------------------------------------------------------------------------------------ burying
 
 
-def buried(peer: watcher.DeathRecipients) -> None:
+def notify_and_wait(peer: watcher.DeathRecipients) -> None:
     """Bury and wait for the watcher to be done with it."""
     watcher.notify_peer_death(peer)
     thread = watcher.thread()
@@ -387,7 +387,7 @@ def test_a_thread_blocked_on_a_dead_peer_is_woken(
     waiting = start(queue.receive, None, window_ns)
     until(lambda: queue.waiters)
     begin = time.monotonic()
-    buried(peer)
+    notify_and_wait(peer)
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
     assert time.monotonic() - begin < 5
     assert queue.waiters == 0
@@ -416,7 +416,7 @@ def test_a_blocked_write_ends_on_peer_death_too(
     assert queue.write(bytes(8 * 16))
     waiting = start(queue.write_blocking, bytes(8), None)
     until(lambda: queue.waiters)
-    buried(peer)
+    notify_and_wait(peer)
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
 
 
@@ -429,7 +429,7 @@ def test_only_the_queues_of_the_dead_peer_are_woken(resources: ExitStack, start:
     waiting = [start(queue.receive, None, 0) for queue in doomed]
     bystander = start(other.receive, None, 0)
     until(lambda: all(queue.waiters for queue in (*doomed, other)))
-    buried(peer)
+    notify_and_wait(peer)
     assert all(isinstance(one.exception(LIMIT_S), DeadObject) for one in waiting)
     assert not bystander.done()
     other.send(bytes(8))
@@ -453,7 +453,7 @@ def test_a_waiter_that_missed_its_wake_up_is_woken_again_until_it_returns() -> N
     flag, sleepy = PeerDeathFlag(), Sleepy(misses=5)
     peer = watcher.DeathRecipients(flag)
     peer.add(sleepy)
-    buried(peer)
+    notify_and_wait(peer)
     assert sleepy.woken == 6
     assert sleepy.waiters == 0
 
@@ -463,30 +463,30 @@ def test_a_queue_that_was_discarded_is_not_woken() -> None:
     peer = watcher.DeathRecipients(PeerDeathFlag())
     peer.add(sleepy)
     peer.discard(sleepy)
-    buried(peer)
+    notify_and_wait(peer)
     assert sleepy.woken == 0
 
 
 def test_notify_peer_death_is_idempotent(peer: watcher.DeathRecipients) -> None:
-    buried(peer)
-    buried(peer)
+    notify_and_wait(peer)
+    notify_and_wait(peer)
 
 
 def test_notify_peer_death_can_be_called_on_the_watcher_thread(
     peer: watcher.DeathRecipients, queue: MessageQueue, resources: ExitStack, start: Callable[..., Future[Any]]
 ) -> None:
-    ours, theirs = Channel.pair()
-    resources.callback(ours.close)
+    local, remote = Channel.pair()
+    resources.callback(local.close)
     watches: list[watcher.ReaderHandle] = []
 
     def hung_up() -> None:
         watcher.remove_reader(watches[0])
         watcher.notify_peer_death(peer)
 
-    watches.append(watcher.add_reader(ours.fileno(), hung_up))
+    watches.append(watcher.add_reader(local.fileno(), hung_up))
     waiting = start(queue.receive, None, 0)
     until(lambda: queue.waiters)
-    theirs.close()
+    remote.close()
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
 
 
@@ -526,9 +526,9 @@ def test_a_timer_that_is_due_expires_immediately() -> None:
 
 def test_a_cancelled_timer_does_not_expire_and_keeps_no_thread() -> None:
     rung, later = threading.Event(), threading.Event()
-    alarm = watcher.call_at(time.monotonic_ns() + 10_000_000, rung.set)
-    watcher.cancel_timer(alarm)
-    watcher.cancel_timer(alarm)
+    timer = watcher.call_at(time.monotonic_ns() + 10_000_000, rung.set)
+    watcher.cancel_timer(timer)
+    watcher.cancel_timer(timer)
     watcher.call_at(time.monotonic_ns() + 20_000_000, later.set)
     assert later.wait(LIMIT_S)
     assert not rung.is_set()

@@ -84,14 +84,14 @@ class Fake(Managed):
 
     inputs: tuple[TensorInfo, ...] = (TensorInfo("image", (1, 2, 2, 3), "float32"),)
     outputs: tuple[TensorInfo, ...] = (TensorInfo("scores", (1, 4), "float32"),)
-    answer: tuple[np.ndarray[Any, Any], ...] = (np.float32([[0.1, 0.5, 0.1, 0.3]]),)
+    results: tuple[np.ndarray[Any, Any], ...] = (np.float32([[0.1, 0.5, 0.1, 0.3]]),)
     known: list[DeviceInfo] = field(default_factory=lambda: [DeviceInfo()])
     latencies_ns: list[int] = field(default_factory=lambda: [9000])
     executed: list[tuple[np.ndarray[Any, Any], ...]] = field(default_factory=list)
     connected: list[tuple[Any, Any]] = field(default_factory=list)
     last: Last | None = None
     made: list[tuple[str, DeviceStatus]] = field(default_factory=list)
-    asked: DeviceInfo | None = None
+    requested: DeviceInfo | None = None
     unavailable: str = "busy"
 
     def connect(self, path: object = None, *, embedded: bool | None = None, timeout: float = 10.0) -> Self:
@@ -108,7 +108,7 @@ class Fake(Managed):
         return self.known
 
     def device(self, name: str) -> Self:
-        self.asked = next(info for info in self.known if info.name == name)
+        self.requested = next(info for info in self.known if info.name == name)
         return self
 
     def set_device_status(self, name: str, status: DeviceStatus) -> None:
@@ -117,15 +117,15 @@ class Fake(Managed):
             info.status = status if info.name == name else info.status
 
     def capabilities(self) -> Capabilities:
-        assert self.asked is not None
-        if self.asked.status:
+        assert self.requested is not None
+        if self.requested.status:
             raise DeviceUnavailable(self.unavailable)
         return with_performance(
             uniform_capabilities(CPU_PERFORMANCE), [OperandType.TENSOR_FLOAT32], PerformanceInfo(0.25, 2.0)
         )
 
     def prepare(self, model: object, **_: object) -> FakePreparedModel:
-        return FakePreparedModel(self, "compiled" if self.asked is None else self.asked.name)
+        return FakePreparedModel(self, "compiled" if self.requested is None else self.requested.name)
 
     def burst(self) -> Self:
         return self
@@ -134,7 +134,7 @@ class Fake(Managed):
         latency_ns = self.latencies_ns[len(self.executed) % len(self.latencies_ns)]
         self.executed.append(arrays)
         self.last = Last(latency_ns, 1000, 2000, latency_ns - 3000)
-        return self.answer
+        return self.results
 
 
 @pytest.fixture

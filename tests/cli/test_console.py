@@ -48,19 +48,19 @@ def test_a_character_that_stdout_lacks_is_replaced(monkeypatch: pytest.MonkeyPat
 
 def on_a_terminal(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> str:
     """Return what is written to stderr, a terminal, meanwhile."""
-    ours, theirs = pty.openpty()
+    controller, terminal_fd = pty.openpty()
     try:
-        with open(theirs, "w", closefd=False) as terminal:
+        with open(terminal_fd, "w", closefd=False) as terminal:
             monkeypatch.setattr(sys, "stderr", terminal)
             act()
             terminal.write(".")
         written = b""
         while not written.endswith(b"."):  # a terminal passes on what it was given in pieces, a little later
-            written += os.read(ours, 1 << 16)
+            written += os.read(controller, 1 << 16)
         return written.decode()
     finally:
-        os.close(ours)
-        os.close(theirs)
+        os.close(controller)
+        os.close(terminal_fd)
 
 
 def compile_all() -> None:

@@ -32,7 +32,7 @@ def test_with_colors_every_pixel_is_a_shade_of_grey() -> None:
 def one_seven(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that takes every digit for a 7, and four digits, three of them 7."""
     fake.inputs = (TensorInfo("image", (1, 8, 8, 1), "float32"),)
-    fake.answer = (np.eye(10, dtype=np.float32)[None, 7],)
+    fake.results = (np.eye(10, dtype=np.float32)[None, 7],)
     images = np.random.default_rng(1).random((4, 8, 8)).astype(np.float32)
     monkeypatch.setattr(demo, "load_digits", lambda: (images, np.int64([7, 7, 1, 7])))
     monkeypatch.setattr(nnfmq, "example_path", lambda name: name, raising=False)

@@ -23,11 +23,11 @@ def named(name: str) -> Finding:
 
 @pytest.fixture
 def no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refuse(path: Path, **_: object) -> None:
+    def reject(path: Path, **_: object) -> None:
         raise DeviceUnavailable(f"no driver listens at {path}")
 
     monkeypatch.setenv("NNFMQ_SOCKET", str(tmp_path / "nnfmq.sock"))
-    monkeypatch.setattr(nnfmq, "connect", refuse, raising=False)
+    monkeypatch.setattr(nnfmq, "connect", reject, raising=False)
 
 
 @pytest.mark.usefixtures("no_driver")
@@ -69,10 +69,10 @@ class TestReport:
     def test_a_missing_feature_is_status_1(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        def refuse(**_: object) -> None:
+        def reject(**_: object) -> None:
             raise OSError(38, "Function not implemented")
 
-        monkeypatch.setattr(doctor, "_try_memory", refuse)
+        monkeypatch.setattr(doctor, "_try_memory", reject)
         assert main(["doctor"]) == 1
         assert "nnfmq is not usable here" in capsys.readouterr().out
         assert named("memfd with seals").state is FindingState.MISSING

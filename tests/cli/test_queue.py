@@ -249,14 +249,14 @@ def test_watch_writes_a_line_for_each_snapshot_to_a_file(name: str, capsys: Capt
 
 def test_watch_on_a_terminal_draws_a_table(name: str) -> None:
     create(name)
-    ours, theirs = pty.openpty()
+    controller, terminal_fd = pty.openpty()
     try:
         words = [sys.executable, "-m", "nnfmq", "queue", "watch", name, "--count", "1"]
-        subprocess.run(words, stdin=subprocess.DEVNULL, stdout=theirs, timeout=LIMIT_S, check=True)
-        screen = os.read(ours, 1 << 16).decode()
+        subprocess.run(words, stdin=subprocess.DEVNULL, stdout=terminal_fd, timeout=LIMIT_S, check=True)
+        screen = os.read(controller, 1 << 16).decode()
     finally:
-        os.close(ours)
-        os.close(theirs)
+        os.close(controller)
+        os.close(terminal_fd)
     assert "░░░░" in screen and "0 of 4" in screen
 
 

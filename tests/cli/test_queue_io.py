@@ -224,10 +224,10 @@ def test_follow_with_a_limit_ends_when_no_more_records_arrive(
 
 
 def test_a_closed_output_pipe_ends_read_without_a_traceback(queue: MessageQueue, name: str, limit_ns: int) -> None:
-    ours, theirs = os.pipe()
-    with started("queue", "read", name, "--follow", stdout=theirs) as process:
-        os.close(theirs)
-        os.close(ours)
+    reading, writing = os.pipe()
+    with started("queue", "read", name, "--follow", stdout=writing) as process:
+        os.close(writing)
+        os.close(reading)
         assert queue.write_blocking(bytes(8), limit_ns)
         assert process.communicate(timeout=LIMIT_S)[1] == b""
     assert process.returncode == 1

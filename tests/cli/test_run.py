@@ -41,7 +41,7 @@ def test_the_top_classes_come_best_first(run: Run, capsys: pytest.CaptureFixture
 
 
 def test_equal_scores_keep_the_order_of_their_classes(run: Run, fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    fake.answer = (np.zeros((1, 4), np.float32),)
+    fake.results = (np.zeros((1, 4), np.float32),)
     run("--json")
     assert [entry["class"] for entry in report(capsys)["outputs"][0]["top"]] == [0, 1, 2, 3]
 
@@ -55,7 +55,7 @@ def test_labels_stand_beside_their_classes(run: Run, tmp_path: Path, capsys: pyt
 
 def test_quantized_scores_are_printed_as_real_numbers(run: Run, fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     fake.outputs = (TensorInfo("scores", (1, 4), "uint8", scale=0.5, zero_point=10),)
-    fake.answer = (np.uint8([[10, 12, 8, 11]]),)
+    fake.results = (np.uint8([[10, 12, 8, 11]]),)
     run("--json", "--top", "1")
     assert report(capsys)["outputs"][0]["top"] == [{"class": 1, "score": 1.0}]
 
@@ -63,7 +63,7 @@ def test_quantized_scores_are_printed_as_real_numbers(run: Run, fake: Any, capsy
 def test_an_output_that_is_not_a_row_of_scores_is_summarized(
     run: Run, fake: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake.answer = (np.float32([[1.5, 2.0], [-3.0, 0.0]]),)
+    fake.results = (np.float32([[1.5, 2.0], [-3.0, 0.0]]),)
     assert run() == 0
     assert "scores: 2x2 float32, from -3 to 2" in capsys.readouterr().out
 
@@ -83,7 +83,7 @@ def test_the_split_is_printed_in_microseconds(run: Run, capsys: pytest.CaptureFi
 
 
 def test_outputs_are_saved_unchanged(run: Run, fake: Any, tmp_path: Path) -> None:
-    fake.answer = (np.uint8([[3, 4]]),)
+    fake.results = (np.uint8([[3, 4]]),)
     assert run("--output", str(tmp_path / "out.npy")) == 0
     saved = np.load(tmp_path / "out.npy")
     assert (saved.dtype, saved.tolist()) == (np.uint8, [[3, 4]])
@@ -91,7 +91,7 @@ def test_outputs_are_saved_unchanged(run: Run, fake: Any, tmp_path: Path) -> Non
 
 def test_several_outputs_are_saved_together(run: Run, fake: Any, tmp_path: Path) -> None:
     fake.outputs = (TensorInfo("a", (1,), "uint8"), TensorInfo("b", (1,), "uint8"))
-    fake.answer = (np.uint8([3]), np.uint8([4]))
+    fake.results = (np.uint8([3]), np.uint8([4]))
     assert run("--output", str(tmp_path / "out.npz")) == 0
     with np.load(tmp_path / "out.npz") as saved:
         assert [saved[name].tolist() for name in saved] == [[3], [4]]
@@ -144,7 +144,7 @@ STATE = TensorInfo("memory:state", (2,), "int8", 0.5, 7, is_state=True)
 def remembers(fake: Any) -> None:
     """Let the fake model have a state, which it answers with [8, 9]."""
     fake.inputs, fake.outputs = (*fake.inputs, STATE), (*fake.outputs, STATE)
-    fake.answer = (*fake.answer, np.int8([8, 9]))
+    fake.results = (*fake.results, np.int8([8, 9]))
 
 
 def test_a_state_starts_at_its_zero_point_and_is_carried(run: Run, fake: Any) -> None:

@@ -153,11 +153,11 @@ def test_LIFE_4_driver_death_ends_a_copy_immediately_and_a_buffer_can_still_be_c
 def test_a_client_cannot_use_another_client_s_buffer(daemon: Daemon, model: nnfmq.PreparedModel) -> None:
     with ExitStack() as stack:
         device = stack.enter_context(daemon.connect()).device("reference")
-        theirs = stack.enter_context(device.prepare(null_model()))
-        buffer = stack.enter_context(device.allocate(inputs=[(theirs, 0)], outputs=[(theirs, 0)]))
+        other_model = stack.enter_context(device.prepare(null_model()))
+        buffer = stack.enter_context(device.allocate(inputs=[(other_model, 0)], outputs=[(other_model, 0)]))
         buffer.copy_from(one(5))
         request = Request((in_buffer(0),), (RequestArgument(has_no_value=True),), (buffer.pool,))
-        theirs.execute_request(request)
+        other_model.execute_request(request)
         with pytest.raises(nnfmq.InvalidArgument, match="N-RQX-9"):
             model.execute_request(request)
         with pytest.raises(nnfmq.InvalidArgument, match="another client"):
@@ -169,7 +169,7 @@ def test_DOM_2_a_buffer_s_models_must_be_prepared_on_its_device(
 ) -> None:
     device, connection = client.device("reference"), client.connection
 
-    def asked(name: str, *models: int) -> messages.Allocated:
+    def allocate(name: str, *models: int) -> messages.Allocated:
         roles = tuple(messages.RoleData(index, 0, 1.0) for index in range(len(models)))
         message = messages.Allocate(connection.next_call_id(), name, (), models, roles, ())
         return connection.exchange(message, messages.Allocated, (), None)
@@ -189,10 +189,10 @@ def test_DOM_2_a_buffer_s_models_must_be_prepared_on_its_device(
             (number,),
             (nobody,),
         ):
-            answer = asked("reference", *models)
-            refused = answer.status, answer.buffer_id, answer.token
-            assert refused == (nnfmq.ErrorStatus.INVALID_ARGUMENT, 0, 0), models
-        assert asked("sample-float_fast", good).status == nnfmq.ErrorStatus.INVALID_ARGUMENT
+            reply = allocate("reference", *models)
+            rejected = reply.status, reply.buffer_id, reply.token
+            assert rejected == (nnfmq.ErrorStatus.INVALID_ARGUMENT, 0, 0), models
+        assert allocate("sample-float_fast", good).status == nnfmq.ErrorStatus.INVALID_ARGUMENT
         for owner, model in ((device, adding), (fast, foreign)):
             with owner.allocate(inputs=[(model, 0)]) as buffer:
                 buffer.copy_from(FOUR)

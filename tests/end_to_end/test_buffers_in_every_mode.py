@@ -15,7 +15,7 @@ from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadline, Nn
 from nnfmq.hal.types import DataLocation, FenceState, Request, RequestArgument
 from nnfmq.memory import Memory
 
-Way = Callable[[nnfmq.PreparedModel, Request], object]
+Mode = Callable[[nnfmq.PreparedModel, Request], object]
 FOUR = np.array([1, 2, 3, 4], np.float32)
 IN_BUFFER = {shape: RequestArgument(location=DataLocation(1), dimensions=shape) for shape in ((), (4,), (6,))}
 IN_MEMORY = RequestArgument(location=DataLocation(0, 0, 16))
@@ -45,7 +45,7 @@ def in_an_aidl_burst(model: nnfmq.PreparedModel, request: Request) -> object:
         return burst.execute_synchronously(request, timeout=LIMIT_S)
 
 
-WAYS: dict[str, Way] = {
+MODES: dict[str, Mode] = {
     "EXE-3 synchronous": lambda model, request: model.execute_request(request, timeout=LIMIT_S),
     "EXE-5 asynchronous": asynchronously,
     "FEN-1 fenced": fenced,
@@ -53,7 +53,7 @@ WAYS: dict[str, Way] = {
     "RUX-1 reusable and fenced": reusably_and_fenced,
     "BUR-19 AIDL burst": in_an_aidl_burst,
 }
-on_every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+in_every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
 
 
 @pytest.fixture
@@ -107,53 +107,53 @@ def is_lost(buffer: nnfmq.Buffer) -> bool:
     return False
 
 
-@on_every_way
-def test_DOM_5_DOM_6_a_new_buffer_is_only_an_output_until_it_is_written(known: Setting, way: Way) -> None:
+@in_every_mode
+def test_DOM_5_DOM_6_a_new_buffer_is_only_an_output_until_it_is_written(known: Setting, mode: Mode) -> None:
     buffer = known.buffer()
     with pytest.raises(GeneralFailure, match="DOM-5"):
-        way(known.model, known.read(buffer))
+        mode(known.model, known.read(buffer))
     assert is_lost(buffer)
-    way(known.model, known.written(buffer))
+    mode(known.model, known.written(buffer))
     assert buffer.array().tolist() == [0, 0, 0, 0]
     buffer.copy_from(FOUR)
-    way(known.model, known.read(buffer))
+    mode(known.model, known.read(buffer))
     assert np.frombuffer(known.memory.view, np.float32).tolist() == FOUR.tolist()
 
 
-@on_every_way
-def test_DOM_11_the_client_knows_the_shape_that_was_written(opened: Setting, way: Way) -> None:
+@in_every_mode
+def test_DOM_11_the_client_knows_the_shape_that_was_written(opened: Setting, mode: Mode) -> None:
     buffer = opened.buffer()
     buffer.copy_from(np.ones(6, np.float32))
     assert buffer.dimensions == (6,)
-    way(opened.model, opened.written(buffer, (4,)))
+    mode(opened.model, opened.written(buffer, (4,)))
     assert buffer.dimensions == (4,)
     assert buffer.array().tolist() == [0, 0, 0, 0]
 
 
-@on_every_way
-def test_DOM_6_a_tensor_is_copied_from_buffer_to_buffer(opened: Setting, way: Way) -> None:
+@in_every_mode
+def test_DOM_6_a_tensor_is_copied_from_buffer_to_buffer(opened: Setting, mode: Mode) -> None:
     buffers = [opened.buffer(4), opened.buffer(4)]
     buffers[0].copy_from(FOUR)
     inside = RequestArgument(location=DataLocation(0)), RequestArgument(location=DataLocation(1), dimensions=(4,))
-    way(opened.model, Request((inside[0],), (inside[1],), tuple(buffer.pool for buffer in buffers)))
+    mode(opened.model, Request((inside[0],), (inside[1],), tuple(buffer.pool for buffer in buffers)))
     assert buffers[1].array().tolist() == FOUR.tolist()
 
 
-@on_every_way
+@in_every_mode
 def test_DOM_9_a_buffer_is_used_only_in_its_roles(
-    known: Setting, client: nnfmq.Client, resources: ExitStack, way: Way
+    known: Setting, client: nnfmq.Client, resources: ExitStack, mode: Mode
 ) -> None:
     other = resources.enter_context(known.device.prepare(relu_model()))
     buffer = known.buffer()
     buffer.copy_from(FOUR)
     for request in (known.read(buffer), known.written(buffer)):
         with pytest.raises(InvalidArgument, match="DOM-9"):
-            way(other, request)
+            mode(other, request)
 
 
-@on_every_way
+@in_every_mode
 def test_DOM_7_N_DXX_1_a_failed_execution_invalidates_its_output_buffer(
-    client: nnfmq.Client, resources: ExitStack, way: Way
+    client: nnfmq.Client, resources: ExitStack, mode: Mode
 ) -> None:
     device = client.device("reference")
     model = resources.enter_context(device.prepare(gather_model()))
@@ -163,17 +163,17 @@ def test_DOM_7_N_DXX_1_a_failed_execution_invalidates_its_output_buffer(
     places = [RequestArgument(location=DataLocation(0, *place)) for place in ((0, 16), (16, 4))]
     buffer.copy_from(np.ones(1, np.float32))
     with pytest.raises(GeneralFailure):
-        way(model, Request(tuple(places), (IN_BUFFER[()],), (source, buffer.pool)))
+        mode(model, Request(tuple(places), (IN_BUFFER[()],), (source, buffer.pool)))
     assert is_lost(buffer)
 
 
-@on_every_way
-def test_DOM_7_a_rejected_request_invalidates_its_output_buffer(known: Setting, way: Way) -> None:
+@in_every_mode
+def test_DOM_7_a_rejected_request_invalidates_its_output_buffer(known: Setting, mode: Mode) -> None:
     buffer = known.buffer()
     buffer.copy_from(FOUR)
     request = known.written(buffer)
     with pytest.raises(InvalidArgument, match="N-REQ-1"):
-        way(known.model, Request((), request.outputs, request.pools))
+        mode(known.model, Request((), request.outputs, request.pools))
     assert is_lost(buffer)
 
 
@@ -229,24 +229,24 @@ def test_DOM_7_FEN_6_a_deadline_during_the_wait_for_fences_invalidates_the_outpu
     assert is_lost(buffer)
 
 
-def late(known: Setting, request: Request, way: str, resources: ExitStack) -> None:
-    if way == "EXE-5 asynchronous":
+def late(known: Setting, request: Request, mode: str, resources: ExitStack) -> None:
+    if mode == "EXE-5 asynchronous":
         known.model.execute_request_async(request, timeout=0).result(LIMIT_S)
-    elif way == "RUX-4 reusable":
+    elif mode == "RUX-4 reusable":
         # Open until the end: where it is closed before the driver comes to it, there is nothing that could fail.
         resources.enter_context(known.model.create_reusable_request(request)).compute(timeout=0)
     else:
         known.model.execute_request(request, timeout=0)
 
 
-@pytest.mark.parametrize("way", ["EXE-3 synchronous", "EXE-5 asynchronous", "RUX-4 reusable"])
+@pytest.mark.parametrize("mode", ["EXE-3 synchronous", "EXE-5 asynchronous", "RUX-4 reusable"])
 def test_DOM_7_QOS_2_a_missed_deadline_invalidates_the_output_buffer(
-    known: Setting, way: str, resources: ExitStack
+    known: Setting, mode: str, resources: ExitStack
 ) -> None:
     buffer = known.buffer()
     buffer.copy_from(FOUR)
     with pytest.raises(NnfmqError) as caught:
-        late(known, known.written(buffer), way, resources)
+        late(known, known.written(buffer), mode, resources)
     assert isinstance(caught.value, MissedDeadline)
     until(lambda: is_lost(buffer), "the driver has refused what nobody waits for any more")
 

@@ -322,7 +322,7 @@ def test_N_CCH_16_DEV_6_DEV_13_caches_are_saved_and_loaded_over_hidl(hidl_client
         assert status is NONE and hidl_client.result(again) == 101.0
 
 
-def spoilt(hidl_client: HidlClient, kind: str, count: int) -> tuple[Handles, Handles]:
+def handles_without_one_fd(hidl_client: HidlClient, kind: str, count: int) -> tuple[Handles, Handles]:
     """Return the handles, where that of one kind has another count of descriptors."""
     right = getattr(hidl_client, kind)
     wrong = [[right[0][0], hidl_client.spare][:count]]
@@ -338,7 +338,7 @@ each_handle = pytest.mark.parametrize(
 def test_N_CCH_3_CACHE_4_with_a_handle_without_exactly_one_fd_the_model_is_prepared_and_not_saved(
     kind: str, count: int, hidl_client: HidlClient, files: Paths
 ) -> None:
-    prepared = hidl_client.save(*spoilt(hidl_client, kind, count))
+    prepared = hidl_client.save(*handles_without_one_fd(hidl_client, kind, count))
     assert hidl_client.result(prepared) == 101.0
     assert files.contents() == [b"", b""] and os.fstat(hidl_client.spare).st_size == 0
     assert hidl_client.load(hidl_client.model, hidl_client.data) == (FAILURE, None)
@@ -349,7 +349,7 @@ def test_N_CCH_4_loading_from_a_handle_without_exactly_one_fd_is_rejected(
     kind: str, count: int, hidl_client: HidlClient
 ) -> None:
     hidl_client.save(hidl_client.model, hidl_client.data)
-    assert hidl_client.load(*spoilt(hidl_client, kind, count)) == (INVALID, None)
+    assert hidl_client.load(*handles_without_one_fd(hidl_client, kind, count)) == (INVALID, None)
     assert hidl_client.load(hidl_client.model, hidl_client.data)[0] is NONE
 
 

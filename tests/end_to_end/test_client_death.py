@@ -7,12 +7,12 @@ from support.drivers import Daemon, Process, app, one, until
 
 import nnfmq
 
-WAYS = ["burst", "preparation", "execution", "nothing"]
+WAITS = ["burst", "preparation", "execution", "nothing"]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_LIFE_3_N_BUX_4_SIGKILL_of_a_waiting_client_ends_its_worker(daemon: Daemon, way: str) -> None:
-    with app("waits", daemon.path, way) as client, Process(int(client.line())) as worker:
+@pytest.mark.parametrize("wait", WAITS)
+def test_LIFE_3_N_BUX_4_SIGKILL_of_a_waiting_client_ends_its_worker(daemon: Daemon, wait: str) -> None:
+    with app("waits", daemon.path, wait) as client, Process(int(client.line())) as worker:
         with worker.stopped():
             client.tell()
             assert client.line() == "waiting"
@@ -48,7 +48,7 @@ def test_SIGKILL_of_a_client_does_not_affect_other_clients(daemon: Daemon, model
 def test_a_stopped_client_keeps_its_worker(daemon: Daemon) -> None:
     with app("waits", daemon.path, "nothing") as client, Process(int(client.line())) as worker:
         with Process(client.pid) as process, process.stopped():
-            assert not worker.has_ended()
+            assert not worker.has_exited()
         client.tell()
         assert client.line() == "waiting"
 

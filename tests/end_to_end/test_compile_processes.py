@@ -34,7 +34,7 @@ pytest.importorskip("llvmlite", exc_type=ImportError)
 SUSTAINED = ExecutionPreference.SUSTAINED_SPEED
 ENDLESS = logistics_model(1200)
 SHORT = logistics_model(24)
-AT_ONCE_S = 2.0  # less than all of ENDLESS takes; a part of it may be quicker
+PROMPT_S = 2.0  # less than all of ENDLESS takes; a part of it may be quicker
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_LIFE_8_a_compile_process_that_dies_fails_that_preparation_only(
         assert isinstance(call.wait().error, GeneralFailure)
         assert f"was ended by {number.name}" in str(call.error)
         for process in processes:
-            process.wait_for_end(AT_ONCE_S)
+            process.wait_for_end(PROMPT_S)
     with prepare(client, SHORT) as prepared:
         assert_computes(prepared, SHORT)
 
@@ -125,7 +125,7 @@ def test_LIFE_3_SIGKILL_of_the_worker_ends_its_compile_processes(
     with compile_processes(server) as processes:
         worker.kill()
         for process in (server, *processes):
-            process.wait_for_end(AT_ONCE_S)
+            process.wait_for_end(PROMPT_S)
     assert isinstance(call.wait().error, DeadObject)
 
 
@@ -137,7 +137,7 @@ def test_LIFE_3_SIGKILL_of_the_client_ends_its_worker_and_the_compile_processes(
         with Process(pid) as server, compile_processes(server) as processes:
             client.popen.kill()
             for process in (worker, server, *processes):
-                process.wait_for_end(AT_ONCE_S)
+                process.wait_for_end(PROMPT_S)
 
 
 def test_a_compile_server_that_is_killed_leaves_the_worker_compiling(client: nnfmq.Client, server: Process) -> None:
@@ -163,7 +163,7 @@ def test_PREP_6_a_deadline_that_passes_ends_the_compile_processes(client: nnfmq.
                 stack.enter_context(process.stopped())
             assert isinstance(call.wait().error, MissedDeadlineTransient)
         for process in processes:
-            process.wait_for_end(AT_ONCE_S)
+            process.wait_for_end(PROMPT_S)
     with prepare(client, SHORT) as prepared:
         assert_computes(prepared, SHORT)
 
@@ -174,9 +174,9 @@ def test_PREP_6_the_driver_reports_the_missed_deadline(client: nnfmq.Client, ser
     connection, deadline_ns = client.connection, time.monotonic_ns() + 1_000_000_000
     message = messages.PrepareModel(connection.next_call_id(), "compiled", SUSTAINED, 1, deadline_ns, data)
     with server.stopped():
-        answer = connection.exchange(message, messages.PreparedModelReady)
-    assert answer.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
-    assert "while the model was compiled" in answer.message
+        reply = connection.exchange(message, messages.PreparedModelReady)
+    assert reply.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
+    assert "while the model was compiled" in reply.message
 
 
 def test_clients_that_compile_concurrently_have_separate_processes(daemon: Daemon) -> None:
@@ -197,18 +197,18 @@ def test_one_client_compiles_several_models_concurrently(client: nnfmq.Client) -
 
 
 def test_progress_is_reported_on_the_calling_thread_until_all_is_compiled(client: nnfmq.Client) -> None:
-    heard: list[tuple[int, int]] = []
-    with prepare(client, SHORT, progress=lambda *told: heard.append(told)):
+    reports: list[tuple[int, int]] = []
+    with prepare(client, SHORT, progress=lambda *report: reports.append(report)):
         pass
-    assert heard[0] == (0, 24) and heard[-1] == (24, 24) and len(heard) > 2
-    assert heard == sorted(heard)
+    assert reports[0] == (0, 24) and reports[-1] == (24, 24) and len(reports) > 2
+    assert reports == sorted(reports)
 
 
 def test_a_device_that_does_not_compile_reports_no_progress(client: nnfmq.Client) -> None:
-    heard: list[tuple[int, int]] = []
-    with client.device("reference").prepare(SHORT, progress=lambda *told: heard.append(told)):
+    reports: list[tuple[int, int]] = []
+    with client.device("reference").prepare(SHORT, progress=lambda *report: reports.append(report)):
         pass
-    assert heard == []
+    assert reports == []
 
 
 class _EnoughError(Exception):
@@ -236,7 +236,7 @@ def test_an_embedded_driver_compiles_in_processes_that_end_with_it(monkeypatch: 
             with compile_processes(server) as processes:
                 driver.kill()
                 for process in (server, *processes):
-                    process.wait_for_end(AT_ONCE_S)
+                    process.wait_for_end(PROMPT_S)
             assert isinstance(call.wait().error, DeadObject)
 
 

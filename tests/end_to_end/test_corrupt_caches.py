@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.caching import TOKEN, CachingClient, Loaded, Paths, answer, chain
+from support.caching import TOKEN, CachingClient, Loaded, Paths, chain, expected_result
 from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
 from support.models import pool_bytes, request_for
-from support.protocol import Speaker
+from support.protocol import ProtocolPeer
 
 from nnfmq.channel import Channel
 from nnfmq.hal.errors import ErrorStatus
@@ -39,10 +39,12 @@ class OverDaemon(CachingClient):
     """The same by hand, with a driver process."""
 
     def __init__(self, daemon: Daemon) -> None:
-        self.speaker = Speaker(Channel.connect(daemon.path, time.monotonic_ns() + int(LIMIT_S * 1e9)), PeerRole.CLIENT)
+        self.peer = ProtocolPeer(
+            Channel.connect(daemon.path, time.monotonic_ns() + int(LIMIT_S * 1e9)), PeerRole.CLIENT
+        )
         self._calls = itertools.count(1)
-        self.speaker.say(messages.Hello(control_protocol.PROTOCOL, "AIDL v4", "caching"))
-        self.speaker.hear(messages.HelloReply)
+        self.peer.send(messages.Hello(control_protocol.PROTOCOL, "AIDL v4", "caching"))
+        self.peer.receive(messages.HelloReply)
 
     def result(self, model_id: int, value: float = 1.0) -> float:
         """Execute one of the chains of floats, and release it."""
@@ -53,15 +55,15 @@ class OverDaemon(CachingClient):
             request = messages.request_to_data(request_for(model, (source, sink)))
             config = messages.config_to_data(ExecutionConfig())
             call = messages.Execute(next(self._calls), model_id, request, config, -1)
-            self.speaker.say(call, [source.fileno(), sink.fileno()])
-            assert self.speaker.hear(messages.Executed).status is NONE
-            self.speaker.say(messages.ReleaseModel(next(self._calls), model_id))
-            assert self.speaker.hear(messages.Reply).status is NONE
+            self.peer.send(call, [source.fileno(), sink.fileno()])
+            assert self.peer.receive(messages.Executed).status is NONE
+            self.peer.send(messages.ReleaseModel(next(self._calls), model_id))
+            assert self.peer.receive(messages.Reply).status is NONE
             return float(np.frombuffer(sink.view, np.float32, 1)[0])
 
     def close(self) -> None:
         """Hang up."""
-        self.speaker.close()
+        self.peer.close()
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,7 @@ def files(tmp_path: Path) -> Paths:
 
 def assert_right(client: OverDaemon, loaded: Loaded, code: OperationType = ADD) -> None:
     assert loaded.status is NONE, loaded.message
-    assert client.result(loaded.model_id) == answer(code)
+    assert client.result(loaded.model_id) == expected_result(code)
 
 
 def saved(client: OverDaemon, files: Paths, model: Model | None = None, token: bytes = TOKEN) -> Paths:
@@ -134,7 +136,7 @@ def copying(source: Paths, target: Paths) -> threading.Thread:
     return thread
 
 
-def assert_refused_or_right(client: OverDaemon, loaded: Loaded) -> None:
+def assert_rejected_or_correct(client: OverDaemon, loaded: Loaded) -> None:
     if loaded.status is not FAILURE:
         assert_right(client, loaded)
 
@@ -147,13 +149,13 @@ def test_N_CCH_7_N_CCH_8_concurrently_swapped_files_are_rejected_or_correct(
         thread = copying(others, files)
         assert_right(client, client.save(chain(ADD), files))
         thread.join()
-        assert_refused_or_right(client, client.load(files))
+        assert_rejected_or_correct(client, client.load(files))
     good = saved(client, files).contents()
     for _ in range(ROUNDS):
         for path, content in zip(files.all, good, strict=True):
             path.write_bytes(content)
         thread = copying(others, files)
-        assert_refused_or_right(client, client.load(files))
+        assert_rejected_or_correct(client, client.load(files))
         thread.join()
         assert client.load(files).status is FAILURE  # the swap is complete now
 

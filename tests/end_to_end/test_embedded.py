@@ -46,7 +46,7 @@ def test_an_embedded_driver_outlives_the_thread_that_started_it() -> None:
     until(lambda: thread_state(starter.thread_id) == "X", "the thread has left the kernel, too")
     with starter.value as client, Process(client.driver_pid) as driver:
         assert client.device("reference").prepare(null_model()).execute(one(4.5)) == (one(4.5),)
-        assert not driver.has_ended()
+        assert not driver.has_exited()
 
 
 @pytest.mark.parametrize("end", ["return", "_exit"])
@@ -81,7 +81,7 @@ def test_closing_the_client_reaps_the_embedded_driver() -> None:
     with Process(client.driver_pid) as driver:
         client.close()
         client.close()
-        assert driver.has_ended()
+        assert driver.has_exited()
 
 
 def test_two_clients_have_separate_embedded_drivers() -> None:

@@ -97,7 +97,7 @@ def device(extended: Daemon) -> Iterator[nnfmq.Device]:
             assert model.execute(one(4.5)) == (one(4.5),)
 
 
-def refusal(device: nnfmq.Device, model: Model) -> nnfmq.NnfmqError:
+def rejection(device: nnfmq.Device, model: Model) -> nnfmq.NnfmqError:
     with pytest.raises(nnfmq.NnfmqError) as caught, device.prepare(model):
         pass
     return caught.value
@@ -120,7 +120,7 @@ def test_EXT_8_the_device_supports_the_operation(device: nnfmq.Device) -> None:
 def test_EXT_8_an_operation_with_another_code_is_unsupported(device: nnfmq.Device) -> None:
     model = Fibonacci().model(operation=1)
     assert device.supported_operations(model) == [False]
-    error = refusal(device, model)
+    error = rejection(device, model)
     assert isinstance(error, nnfmq.GeneralFailure)
     assert "com.example.fibonacci.1" in str(error)
 
@@ -130,10 +130,10 @@ def test_EXT_5_VAL_5_a_driver_without_the_plug_in_reports_the_operation_as_unsup
         device = client.device("reference")
         assert device.info.extensions == ()
         assert device.supported_operations(Fibonacci().model()) == [False]
-        error = refusal(device, Fibonacci().model())
+        error = rejection(device, Fibonacci().model())
         assert isinstance(error, nnfmq.GeneralFailure)
         assert f"has no type 0 of extension {NAME}" in str(error)
-        error = refusal(device, Fibonacci().model(FLOAT_N, FLOATS))
+        error = rejection(device, Fibonacci().model(FLOAT_N, FLOATS))
         assert isinstance(error, nnfmq.GeneralFailure)
         assert f"does not support operation 0 ({NAME}.0)" in str(error)
 
@@ -284,7 +284,7 @@ def test_EXT_8_C1_a_float_that_is_not_an_integer_fails_the_execution(device: nnf
 
 def test_EXT_8_C1_a_constant_out_of_range_fails_the_preparation(device: nnfmq.Device) -> None:
     build = Fibonacci()
-    error = refusal(device, build.model(build.constant(0)))
+    error = rejection(device, build.model(build.constant(0)))
     assert isinstance(error, nnfmq.GeneralFailure)
     assert "n is 0" in str(error) and str(error).endswith("(C1)")
 
@@ -304,7 +304,7 @@ def test_EXT_8_C1_a_constant_out_of_range_fails_the_preparation(device: nnfmq.De
 )
 def test_EXT_4_EXT_8_C2_wrong_extension_bytes_fail_the_preparation(device: nnfmq.Device, data: bytes) -> None:
     build = Fibonacci()
-    error = refusal(device, build.model(build.constant(3), build.codes(data=data)))
+    error = rejection(device, build.model(build.constant(3), build.codes(data=data)))
     assert isinstance(error, nnfmq.GeneralFailure)
     assert "(C2)" in str(error)
 
@@ -312,12 +312,12 @@ def test_EXT_4_EXT_8_C2_wrong_extension_bytes_fail_the_preparation(device: nnfmq
 @pytest.mark.parametrize(("scale", "zero_point"), [(1e-300, 0), (5e-324, 0), (1.0, 2**63 - 1)])
 def test_EXT_8_C3_a_value_beyond_64_bits_fails(device: nnfmq.Device, scale: float, zero_point: int) -> None:
     build = Fibonacci()
-    error = refusal(device, build.model(build.constant(50), build.codes(data=struct.pack("<dq", scale, zero_point))))
+    error = rejection(device, build.model(build.constant(50), build.codes(data=struct.pack("<dq", scale, zero_point))))
     assert isinstance(error, nnfmq.GeneralFailure)
     assert "(C3)" in str(error)
 
 
-def spoilt() -> dict[str, tuple[str, Model]]:
+def invalid_models() -> dict[str, tuple[str, Model]]:
     """Return models that the extension's owner refuses, each with the rule that it breaks."""
     build = Fibonacci()
     int64, data = build.constant(3)
@@ -355,10 +355,10 @@ def with_inputs(model: Model, indexes: tuple[int, ...]) -> Model:
     return replace(model, main=replace(model.main, operations=(operation,)))
 
 
-@pytest.mark.parametrize("what", spoilt())
+@pytest.mark.parametrize("what", invalid_models())
 def test_VAL_5_N_VAL_10_11_12_the_plug_in_validates_its_extension_s_operands(device: nnfmq.Device, what: str) -> None:
-    rule, model = spoilt()[what]
-    error = refusal(device, model)
+    rule, model = invalid_models()[what]
+    error = rejection(device, model)
     assert isinstance(error, nnfmq.InvalidArgument)
     assert f"({rule})" in str(error)
 
@@ -369,7 +369,7 @@ def test_N_VAL_11_a_client_cannot_use_the_driver_s_internal_prefixes(device: nnf
     for prefix in (1, 2):
         guess = replace(model.main.operations[0], type=OperationType(extension_code(prefix, 0)))
         guessing = replace(model, main=replace(model.main, operations=(guess,)))
-        error = refusal(device, replace(guessing, extensions=under(7)))
+        error = rejection(device, replace(guessing, extensions=under(7)))
         assert isinstance(error, nnfmq.InvalidArgument)
         assert "N-VAL-11" in str(error)
 

@@ -11,7 +11,7 @@ import pytest
 from support.drivers import LIMIT_S, Daemon, one, running_daemon, short_folder
 from support.executed import model_of
 from support.models import null_model
-from support.refused_operations import CASES, F32, TWO, Argument, Op
+from support.rejected_operations import CASES, F32, TWO, Argument, Op
 from support.small_models import one_operation, with_main, with_operand
 
 import nnfmq
@@ -27,7 +27,7 @@ from nnfmq.hal.types import (
 )
 from nnfmq.memory import Memory
 
-ROOM_BYTES = 1 << 14
+POOL_BYTES = 1 << 14
 SOFTMAX = one_operation(Op.SOFTMAX, [replace(F32, dimensions=(1, 2)), Operand(OperandType.FLOAT32)], TWO)
 
 
@@ -72,7 +72,7 @@ def execute(
     constants = [] if unknown else [i for i, (operand, _) in enumerate(given) if is_scalar(operand.type)]
     model = model_of(code, given, [replace(output, dimensions=()) for output in outputs], constants)
     inputs = [(operand, array) for i, (operand, array) in enumerate(given) if i not in constants]
-    with Memory.create(ROOM_BYTES) as source, Memory.create(ROOM_BYTES) as sink:
+    with Memory.create(POOL_BYTES) as source, Memory.create(POOL_BYTES) as sink:
         places, end = [], 0
         for operand, array in inputs:
             dimensions = () if is_scalar(operand.type) else array.shape
@@ -80,8 +80,8 @@ def execute(
             source.view[end : end + array.nbytes] = array.tobytes()
             places.append(RequestArgument(location=DataLocation(0, end, length), dimensions=dimensions))
             end += -(-length // 64) * 64
-        room = ROOM_BYTES // len(outputs)
-        results = tuple(RequestArgument(location=DataLocation(1, room * i, room)) for i in range(len(outputs)))
+        capacity = POOL_BYTES // len(outputs)
+        results = tuple(RequestArgument(location=DataLocation(1, capacity * i, capacity)) for i in range(len(outputs)))
         with device.prepare(model, timeout=LIMIT_S) as prepared:
             prepared.execute_request(Request(tuple(places), results, (source, sink)), timeout=LIMIT_S)
 

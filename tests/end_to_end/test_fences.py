@@ -33,11 +33,11 @@ def own(resources: ExitStack) -> nnfmq.Fence:
 @contextmanager
 def signaller() -> Iterator[tuple[Program, nnfmq.Fence]]:
     """Run a process that has a fence; yield both."""
-    ours, theirs = Channel.pair()
+    local, theirs = Channel.pair()
     arguments = ["-P", APPS / "signals.py", str(theirs.fileno())]
-    with ours, theirs, Program.start(arguments, pass_fds=[theirs.fileno()]) as program:
+    with local, theirs, Program.start(arguments, pass_fds=[theirs.fileno()]) as program:
         theirs.close()
-        (fd,) = ours.receive(time.monotonic_ns() + int(LIMIT_S * 1e9)).detach_fds()
+        (fd,) = local.receive(time.monotonic_ns() + int(LIMIT_S * 1e9)).detach_fds()
         with nnfmq.Fence.adopt(fd) as fence:
             yield program, fence
 

@@ -16,7 +16,7 @@ def test_a_forked_child_does_not_keep_the_worker_when_the_app_is_killed(daemon: 
         worker, child = (stack.enter_context(Process(int(parent.line()))) for _ in range(2))
         parent.popen.kill()
         worker.wait_for_end()
-        assert not child.has_ended()
+        assert not child.has_exited()
         child.kill()
         child.wait_for_end()
 
@@ -27,7 +27,7 @@ def test_a_forked_child_does_not_keep_an_embedded_driver_when_the_app_is_killed(
         driver, child = (stack.enter_context(Process(int(parent.line()))) for _ in range(2))
         parent.popen.kill()
         driver.wait_for_end()
-        assert not child.has_ended()
+        assert not child.has_exited()
         child.kill()
         child.wait_for_end()
 
@@ -38,7 +38,7 @@ def test_the_exit_of_a_forked_child_does_not_end_the_app_s_connection(daemon: Da
         worker, child = (stack.enter_context(Process(int(parent.line()))) for _ in range(2))
         child.kill()
         child.wait_for_end()
-        assert not worker.has_ended()
+        assert not worker.has_exited()
 
 
 @pytest.mark.parametrize("where", ["daemon", "embedded"])

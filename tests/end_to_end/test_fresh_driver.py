@@ -88,10 +88,10 @@ def coupled() -> dict[str, tuple[Model, Model]]:
         return Operand(kind, shape, 0.5, zero)
 
     def to_depth(kind: OperandType, zero: int) -> Model:
-        answer = codes(kind, zero, 1, 1, 1, 4)
-        return one_operation(OperationType.SPACE_TO_DEPTH, [codes(kind, zero, 1, 2, 2, 1), 2], answer)
+        result = codes(kind, zero, 1, 1, 1, 4)
+        return one_operation(OperationType.SPACE_TO_DEPTH, [codes(kind, zero, 1, 2, 2, 1), 2], result)
 
-    def greatest(kind: OperandType, zero: int) -> Model:
+    def argmax(kind: OperandType, zero: int) -> Model:
         return one_operation(OperationType.ARGMAX, [codes(kind, zero, 1, 4), 1], Operand(I32, (1,)))
 
     return {
@@ -100,7 +100,7 @@ def coupled() -> dict[str, tuple[Model, Model]]:
             lambda kind, zero: one_operation(OperationType.RELU, [codes(kind, zero, 4)], codes(kind, zero, 4))
         ),
         "SPACE_TO_DEPTH": pair(to_depth),
-        "ARGMAX": pair(greatest),
+        "ARGMAX": pair(argmax),
     }
 
 
@@ -109,6 +109,6 @@ def test_N_BAS_4_a_device_that_supports_unsigned_quantized_values_supports_signe
     name: str, devices: list[nnfmq.Device]
 ) -> None:
     unsigned, signed = coupled()[name]
-    answers = [(device.supported_operations(unsigned), device.supported_operations(signed)) for device in devices]
-    assert all(first == second for first, second in answers)
-    assert {all(first) for first, _ in answers} == {False, True}  # sample-minimal and its like have floats alone
+    supported = [(device.supported_operations(unsigned), device.supported_operations(signed)) for device in devices]
+    assert all(first == second for first, second in supported)
+    assert {all(first) for first, _ in supported} == {False, True}  # sample-minimal and its like have floats alone

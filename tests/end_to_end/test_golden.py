@@ -28,11 +28,11 @@ CASES = {
     for image in ("banana", "cup")
 }
 
-Answers = Mapping[str, np.ndarray[Any, Any]]
+Results = Mapping[str, np.ndarray[Any, Any]]
 
 
 @pytest.fixture(scope="module", params=["compiled", "python"])
-def answers(request: pytest.FixtureRequest, data_dir: Path) -> Answers:
+def results(request: pytest.FixtureRequest, data_dir: Path) -> Results:
     """Return what a client and a worker, both on one core, make of all cases."""
     name: str = request.param
     if name not in core.available() and os.environ.get("NNFMQ_CORE") == "python":
@@ -51,8 +51,8 @@ def answers(request: pytest.FixtureRequest, data_dir: Path) -> Answers:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_mobilenet_returns_its_golden_output(data_dir: Path, answers: Answers, case: str) -> None:
-    found = answers[case]
+def test_a_mobilenet_returns_its_golden_output(data_dir: Path, results: Results, case: str) -> None:
+    found = results[case]
     expected = np.fromfile(data_dir / "models" / CASES[case][2], found.dtype).reshape(found.shape)
     if case.startswith("mobilenet_v1_0.25_128-"):
         assert found.dtype == np.float32

@@ -31,7 +31,7 @@ def resources() -> Iterator[ExitStack]:
         yield stack
 
 
-def lent(resources: ExitStack, model: Any = ADD) -> tuple[Memory, ...]:
+def create_pools(resources: ExitStack, model: Any = ADD) -> tuple[Memory, ...]:
     return tuple(resources.enter_context(Memory.create(size)) for size in pool_bytes(model))
 
 
@@ -80,7 +80,7 @@ def test_DEV_13_EXE_15_hidl_calls_prepare_and_execute(daemon: Daemon, resources:
         assert device.prepareModel_1_1(ADD, 1, lambda *given: calls.put(given)) == 0
         status, model = calls.get(timeout=LIMIT_S)
         assert status == 0
-        pools = lent(resources)
+        pools = create_pools(resources)
         status, shapes, timing = model.executeSynchronously(request_for(ADD, pools), MeasureTiming.YES)
         assert (status, shapes) == (0, [OutputShape((4,))])
         assert timing.timeOnDevice <= timing.timeInDriver < 10**7
@@ -101,7 +101,7 @@ def test_DEV_13_a_callback_is_called_once_when_the_driver_dies(daemon: Daemon) -
 
 
 def test_BUR_19_an_aidl_burst_keeps_its_memory_in_the_driver(client: nnfmq.Client, resources: ExitStack) -> None:
-    source, sink = lent(resources)
+    source, sink = create_pools(resources)
     with Process(client.driver_pid) as worker, client.device("reference").prepare(ADD) as model:
         before = len(worker.shared_mappings())
         with model.aidl_burst() as burst:
@@ -119,7 +119,7 @@ def test_BUR_15_BUR_19_SIGKILL_of_the_worker_ends_an_execution_on_an_aidl_burst(
     client: nnfmq.Client, resources: ExitStack
 ) -> None:
     slow = slow_model()
-    pools = lent(resources, slow)
+    pools = create_pools(resources, slow)
     with Process(client.driver_pid) as worker, closing(client.device("reference").prepare(slow).aidl_burst()) as burst:
         call = InThread.start(lambda: burst.execute_synchronously(request_for(slow, pools)))
         until(lambda: bool(client.connection._pending_calls), "the call waits for its answer")

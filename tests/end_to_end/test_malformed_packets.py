@@ -57,18 +57,18 @@ def records_of(burst: nnfmq.Burst) -> list[bytes]:
     return [packet[at : at + DATUM_BYTES] for at in range(0, len(packet), DATUM_BYTES)]
 
 
-def answer_to(burst: nnfmq.Burst, records: list[bytes]) -> ResultPacket:
+def result_of(burst: nnfmq.Burst, records: list[bytes]) -> ResultPacket:
     """Send records as they are, and return the result packet."""
     assert burst._requests.send(b"".join(records))
-    answer = burst._results.receive(time.monotonic_ns() + int(LIMIT_S * 1e9), 0)
-    assert answer is not None
-    return decode_result(answer)
+    result = burst._results.receive(time.monotonic_ns() + int(LIMIT_S * 1e9), 0)
+    assert result is not None
+    return decode_result(result)
 
 
-def check_refused(burst: nnfmq.Burst, records: list[bytes], status: ErrorStatus) -> None:
-    answer = answer_to(burst, records)
-    assert answer.status is status
-    assert answer.output_shapes == ()
+def check_rejected(burst: nnfmq.Burst, records: list[bytes], status: ErrorStatus) -> None:
+    result = result_of(burst, records)
+    assert result.status is status
+    assert result.output_shapes == ()
     assert burst.execute(one(2), timeout=LIMIT_S) == (one(2),)
 
 
@@ -88,7 +88,7 @@ def poked(record: bytes, offset: int, code: str, value: int) -> bytes:
 def test_the_packet_has_the_layout_that_these_tests_assume(burst: nnfmq.Burst) -> None:
     records = records_of(burst)
     assert [record[0] for record in records] == [0, 1, 3, 5, 5, 6]
-    assert answer_to(burst, records).status is ErrorStatus.NONE
+    assert result_of(burst, records).status is ErrorStatus.NONE
 
 
 @pytest.mark.parametrize("index", range(RECORDS))
@@ -98,7 +98,7 @@ def test_N_BUR_1_a_worker_rejects_a_request_without_one_of_its_records(
 ) -> None:
     records = records_of(burst)
     del records[index]
-    check_refused(burst, resized(records) if fixed else records, ErrorStatus.GENERAL_FAILURE)
+    check_rejected(burst, resized(records) if fixed else records, ErrorStatus.GENERAL_FAILURE)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -106,7 +106,7 @@ def test_N_BUR_1_a_worker_rejects_a_request_without_one_of_its_records(
 def test_N_BUR_2_a_worker_rejects_a_request_with_one_more_record(burst: nnfmq.Burst, index: int, kind: str) -> None:
     records = records_of(burst)
     records.insert(index, OTHERS[kind])
-    check_refused(burst, resized(records), ErrorStatus.GENERAL_FAILURE)
+    check_rejected(burst, resized(records), ErrorStatus.GENERAL_FAILURE)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -116,7 +116,7 @@ def test_N_BUR_3_a_worker_rejects_a_request_with_another_record_in_its_place(
 ) -> None:
     records = records_of(burst)
     records[index] = OTHERS[kind]
-    check_refused(burst, records, ErrorStatus.GENERAL_FAILURE)
+    check_rejected(burst, records, ErrorStatus.GENERAL_FAILURE)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_N_BUR_3_a_worker_rejects_a_request_with_another_record_in_its_place(
 def test_a_worker_rejects_counts_that_do_not_match_the_packet(burst: nnfmq.Burst, offset: int, value: int) -> None:
     records = records_of(burst)
     records[INFORMATION] = poked(records[INFORMATION], offset, "<I", value)
-    check_refused(burst, records, ErrorStatus.GENERAL_FAILURE)
+    check_rejected(burst, records, ErrorStatus.GENERAL_FAILURE)
 
 
 @pytest.mark.parametrize("argument", [INPUT, OUTPUT], ids=["input", "output"])
@@ -136,7 +136,7 @@ def test_N_BUX_2_a_worker_rejects_more_dimensions_than_the_packet_has(
 ) -> None:
     records = records_of(burst)
     records[argument] = poked(records[argument], 20, "<I", count)
-    check_refused(burst, records, ErrorStatus.GENERAL_FAILURE)
+    check_rejected(burst, records, ErrorStatus.GENERAL_FAILURE)
 
 
 @pytest.mark.parametrize("argument", [INPUT, OUTPUT], ids=["input", "output"])
@@ -150,22 +150,22 @@ def test_a_worker_rejects_a_well_formed_request_that_its_model_or_memory_does_no
 ) -> None:
     records = records_of(burst)
     records[argument] = poked(records[argument], offset, "<I", value)
-    check_refused(burst, records, ErrorStatus.INVALID_ARGUMENT)
+    check_rejected(burst, records, ErrorStatus.INVALID_ARGUMENT)
 
 
 @pytest.mark.parametrize("slot", [-1, 7, 2**31 - 1])
 def test_a_worker_rejects_a_slot_that_the_client_did_not_assign(burst: nnfmq.Burst, slot: int) -> None:
     records = records_of(burst)
     records[SECOND_POOL] = poked(records[SECOND_POOL], 4, "<i", slot)
-    check_refused(burst, records, ErrorStatus.INVALID_ARGUMENT)
+    check_rejected(burst, records, ErrorStatus.INVALID_ARGUMENT)
 
 
 def test_two_requests_in_the_ring_together_are_rejected_as_one(burst: nnfmq.Burst) -> None:
-    check_refused(burst, records_of(burst) * 2, ErrorStatus.GENERAL_FAILURE)
+    check_rejected(burst, records_of(burst) * 2, ErrorStatus.GENERAL_FAILURE)
 
 
 def test_a_ring_full_of_random_bytes_is_rejected(burst: nnfmq.Burst) -> None:
-    check_refused(burst, [OTHERS["kind 255"]] * burst._requests.count, ErrorStatus.GENERAL_FAILURE)
+    check_rejected(burst, [OTHERS["kind 255"]] * burst._requests.count, ErrorStatus.GENERAL_FAILURE)
 
 
 def test_BUR_17_a_packet_that_does_not_fit_in_the_ring_uses_the_synchronous_path(burst: nnfmq.Burst) -> None:
@@ -239,8 +239,8 @@ def test_N_BUR_4_a_result_longer_than_its_queue_is_an_error_without_shapes_and_t
     made = Hidl(daemon, model, 8, resources)
     made.begin(resources)
     for _ in range(2):
-        answer = made.queues.execute(packet_for(model, measure=measure))
-        assert (answer.status, answer.output_shapes, answer.timing) == (ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
+        result = made.queues.execute(packet_for(model, measure=measure))
+        assert (result.status, result.output_shapes, result.timing) == (ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
     long = Hidl(daemon, model, 1024, resources)
     long.begin(resources)
     assert long.queues.execute(packet_for(model, measure=measure)).status is ErrorStatus.NONE
@@ -286,7 +286,7 @@ def test_N_BUX_6_frequently_freed_slots_do_not_change_results(client: nnfmq.Clie
 
     freeing = InThread.start(free)
     records = records_of(burst)
-    statuses = {answer_to(burst, records).status for _ in range(200)}
+    statuses = {result_of(burst, records).status for _ in range(200)}
     enough.set()
     assert freeing.wait().error is None
     assert statuses <= {ErrorStatus.NONE, ErrorStatus.INVALID_ARGUMENT}
@@ -306,6 +306,6 @@ def test_N_BUX_7_two_concurrent_writers_are_detected_and_the_burst_continues(
     with pytest.raises(nnfmq.QueueCorrupted, match="write counter"):
         second.commit_write(RECORDS)
     burst._requests.wake_all()
-    answer = burst._results.receive(time.monotonic_ns() + int(LIMIT_S * 1e9), 0)
-    assert answer is not None and decode_result(answer).status is ErrorStatus.GENERAL_FAILURE
+    result = burst._results.receive(time.monotonic_ns() + int(LIMIT_S * 1e9), 0)
+    assert result is not None and decode_result(result).status is ErrorStatus.GENERAL_FAILURE
     assert burst.execute(one(2), timeout=LIMIT_S) == (one(2),)

@@ -25,7 +25,7 @@ NEEDED_BYTES = 4  # of the null model's input, and of its output
 
 
 @dataclass
-class Lent:
+class AnnouncedMemory:
     """An fd and what is announced of it: what the client's side asks of a Memory."""
 
     fd: int
@@ -90,21 +90,21 @@ BAD_MEMORY = [pipe, folder, device]
 
 
 @pytest.fixture(params=UNSEALED, ids=lambda make: make.__name__)
-def loose(request: pytest.FixtureRequest) -> Iterator[Lent]:
+def loose(request: pytest.FixtureRequest) -> Iterator[AnnouncedMemory]:
     """Yield memory that can be read and written, but must not be mapped."""
-    yield from _lent(request)
+    yield from _announced(request)
 
 
 @pytest.fixture(params=BAD_MEMORY, ids=lambda make: make.__name__)
-def bad(request: pytest.FixtureRequest) -> Iterator[Lent]:
+def bad(request: pytest.FixtureRequest) -> Iterator[AnnouncedMemory]:
     """Yield what is no memory at all."""
-    yield from _lent(request)
+    yield from _announced(request)
 
 
-def _lent(request: pytest.FixtureRequest) -> Iterator[Lent]:
+def _announced(request: pytest.FixtureRequest) -> Iterator[AnnouncedMemory]:
     make: Callable[[], int] = request.param
     fd = make()
-    yield Lent(fd, NEEDED_BYTES)
+    yield AnnouncedMemory(fd, NEEDED_BYTES)
     os.close(fd)
 
 
@@ -121,7 +121,7 @@ def short() -> Iterator[Memory]:
         yield memory
 
 
-def null_request(*pools: Memory | Lent) -> Request:
+def null_request(*pools: Memory | AnnouncedMemory) -> Request:
     """Return the request with the input in the first pool and the output in the second."""
     main = null_model().main
     inputs, _ = place([main.operands[index] for index in main.input_indexes], 0)
@@ -129,7 +129,7 @@ def null_request(*pools: Memory | Lent) -> Request:
     return Request(tuple(inputs), tuple(outputs), pools)  # type: ignore[arg-type]
 
 
-def execute_over(client: nnfmq.Client, model: nnfmq.PreparedModel, *pools: Memory | Lent) -> None:
+def execute_over(client: nnfmq.Client, model: nnfmq.PreparedModel, *pools: Memory | AnnouncedMemory) -> None:
     """Execute that the ordinary way."""
     execute_request(model.handle, null_request(*pools), ExecutionConfig(), None)
 
@@ -139,7 +139,7 @@ def floats_in(fd: int) -> bytes:
 
 
 def test_MEM_1_an_input_in_unsealed_memory_is_read(
-    client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, loose: Lent
+    client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, loose: AnnouncedMemory
 ) -> None:
     os.pwrite(loose.fd, one(7).tobytes(), 0)
     execute_over(client, model, loose, good)
@@ -147,7 +147,7 @@ def test_MEM_1_an_input_in_unsealed_memory_is_read(
 
 
 def test_MEM_1_an_output_in_unsealed_memory_is_written(
-    client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, loose: Lent
+    client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, loose: AnnouncedMemory
 ) -> None:
     good.view[:] = one(8).tobytes()
     execute_over(client, model, good, loose)
@@ -155,17 +155,17 @@ def test_MEM_1_an_output_in_unsealed_memory_is_written(
 
 
 def test_unsealed_memory_is_never_mapped_and_leaks_nothing(
-    client: nnfmq.Client, model: nnfmq.PreparedModel, loose: Lent
+    client: nnfmq.Client, model: nnfmq.PreparedModel, loose: AnnouncedMemory
 ) -> None:
     with Process(client.driver_pid) as worker:
-        execute_over(client, model, loose, Lent(loose.fd, NEEDED_BYTES))
+        execute_over(client, model, loose, AnnouncedMemory(loose.fd, NEEDED_BYTES))
         before = worker.descriptors(), worker.shared_mappings()
         for _ in range(20):
-            execute_over(client, model, loose, Lent(loose.fd, NEEDED_BYTES))
+            execute_over(client, model, loose, AnnouncedMemory(loose.fd, NEEDED_BYTES))
         until(lambda: (worker.descriptors(), worker.shared_mappings()) == before, "the worker has closed what came")
         with model.request_burst() as burst:
             mapped = worker.shared_mappings()
-            burst.execute_request(null_request(loose, Lent(loose.fd, NEEDED_BYTES)))
+            burst.execute_request(null_request(loose, AnnouncedMemory(loose.fd, NEEDED_BYTES)))
             assert worker.shared_mappings() == mapped
 
 
@@ -174,8 +174,8 @@ def test_N_RQX_16_a_truncated_file_is_rejected_and_the_worker_survives(
     client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, position: int
 ) -> None:
     fd = unsealed()
-    pools: list[Memory | Lent] = [good, good]
-    pools[position] = Lent(fd, NEEDED_BYTES)
+    pools: list[Memory | AnnouncedMemory] = [good, good]
+    pools[position] = AnnouncedMemory(fd, NEEDED_BYTES)
     with model.request_burst() as burst:
         burst.execute_request(null_request(*pools))  # the slot keeps it
         os.ftruncate(fd, NEEDED_BYTES - 1)
@@ -193,8 +193,8 @@ def test_BUR_21_a_file_is_not_used_after_its_slot_was_freed(
     fds = unsealed(), unsealed()
     with model.burst() as burst:
         for number, fd in enumerate(fds):
-            lent = Lent(fd, NEEDED_BYTES)  # a slot does not keep it
-            put_in_slot(client, burst, lent)
+            announced = AnnouncedMemory(fd, NEEDED_BYTES)  # a slot does not keep it
+            put_in_slot(client, burst, announced)
             burst.execute(one(number + 1))
         put_in_slot(client, burst, burst._arrays.memories[1])
     assert [floats_in(fd) for fd in fds] == [one(1).tobytes(), one(2).tobytes()]
@@ -210,7 +210,7 @@ def test_sealed_huge_pages_are_read_and_not_mapped(
         os.pread(fd, 1, 0)
     except OSError as error:
         pytest.skip(f"this machine has no huge pages: {error}")
-    execute_over(client, model, Lent(fd, NEEDED_BYTES), good)
+    execute_over(client, model, AnnouncedMemory(fd, NEEDED_BYTES), good)
     assert bytes(good.view) == one(0).tobytes()
     os.close(fd)
 
@@ -226,8 +226,8 @@ def test_N_RQX_12_memory_is_used_only_with_the_access_mode_of_its_fd(
     whole = unsealed()
     fcntl.fcntl(whole, fcntl.F_ADD_SEALS, seals)
     fd = os.open(f"/proc/self/fd/{whole}", flags)
-    pools: list[Memory | Lent] = [good, good]
-    pools[right] = Lent(fd, NEEDED_BYTES)
+    pools: list[Memory | AnnouncedMemory] = [good, good]
+    pools[right] = AnnouncedMemory(fd, NEEDED_BYTES)
     execute_over(client, model, *pools)
     if not (seals and flags & os.O_APPEND):  # a mapping does not append
         with pytest.raises(nnfmq.InvalidArgument, match="N-RQX-12"):
@@ -248,8 +248,8 @@ def test_MEM_4_memory_is_used_only_as_its_protection_allows(
 ) -> None:
     fd = make()
     for position in (0, 1):
-        pools: list[Memory | Lent] = [good, good]
-        pools[position] = Lent(fd, NEEDED_BYTES, 0, Protection(protection))
+        pools: list[Memory | AnnouncedMemory] = [good, good]
+        pools[position] = AnnouncedMemory(fd, NEEDED_BYTES, 0, Protection(protection))
         if position in allowed:
             execute_over(client, model, *pools)
         else:
@@ -261,9 +261,9 @@ def test_MEM_4_memory_is_used_only_as_its_protection_allows(
 def test_N_VAL_13_unknown_protection_bits_are_rejected(
     client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory
 ) -> None:
-    lent = Lent(good.fileno(), NEEDED_BYTES, 0, Protection(7))
+    announced = AnnouncedMemory(good.fileno(), NEEDED_BYTES, 0, Protection(7))
     with pytest.raises(nnfmq.InvalidArgument, match=r"protection 0x7 .*\(N-VAL-13\)"):
-        execute_over(client, model, lent, good)
+        execute_over(client, model, announced, good)
     assert model.execute(one(2)) == (one(2),)
 
 
@@ -277,20 +277,20 @@ def test_MEM_1_memory_may_begin_anywhere_in_its_file(
     os.pwrite(fd, one(9).tobytes(), offset)
     if is_sealed:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    execute_over(client, model, Lent(fd, NEEDED_BYTES, offset), good)
+    execute_over(client, model, AnnouncedMemory(fd, NEEDED_BYTES, offset), good)
     assert bytes(good.view) == one(9).tobytes()
-    execute_over(client, model, good, Lent(fd, NEEDED_BYTES, offset + 8))
+    execute_over(client, model, good, AnnouncedMemory(fd, NEEDED_BYTES, offset + 8))
     assert os.pread(fd, NEEDED_BYTES, offset + 8) == one(9).tobytes()
     with pytest.raises(nnfmq.InvalidArgument, match=r"10000 bytes, announced are 4 from byte 9997 on"):
-        execute_over(client, model, good, Lent(fd, NEEDED_BYTES, 9997))
+        execute_over(client, model, good, AnnouncedMemory(fd, NEEDED_BYTES, 9997))
     os.close(fd)
 
 
 @pytest.mark.parametrize("position", [0, 1], ids=["input", "output"])
 def test_N_VAL_13_fds_that_are_not_memory_are_rejected_on_the_synchronous_path(
-    client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, bad: Lent, position: int
+    client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, bad: AnnouncedMemory, position: int
 ) -> None:
-    pools: list[Memory | Lent] = [good, good]
+    pools: list[Memory | AnnouncedMemory] = [good, good]
     pools[position] = bad
     with pytest.raises(nnfmq.InvalidArgument, match="received memory"):
         execute_over(client, model, *pools)
@@ -302,7 +302,7 @@ def test_memory_that_is_shorter_than_announced_is_rejected_on_the_synchronous_pa
     client: nnfmq.Client, model: nnfmq.PreparedModel, short: Memory, good: Memory, announced: int
 ) -> None:
     with pytest.raises(nnfmq.InvalidArgument, match="received memory has 3 bytes"):
-        execute_over(client, model, Lent(short.fileno(), announced), good)
+        execute_over(client, model, AnnouncedMemory(short.fileno(), announced), good)
     assert model.execute(one(2)) == (one(2),)
 
 
@@ -315,7 +315,7 @@ def test_a_request_beyond_its_memory_is_rejected_on_the_synchronous_path(
 
 
 def test_LIFE_9_rejected_memory_leaks_nothing_in_the_worker(
-    client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, bad: Lent
+    client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, bad: AnnouncedMemory
 ) -> None:
     with Process(client.driver_pid) as worker:
         model.execute(one(1))
@@ -338,7 +338,7 @@ def burst(model: nnfmq.PreparedModel) -> Iterator[nnfmq.Burst]:
 OUTPUT_SLOT = 1  # a burst numbers its memories as it makes them: inputs, outputs
 
 
-def put_in_slot(client: nnfmq.Client, burst: nnfmq.Burst, memory: Memory | Lent) -> None:
+def put_in_slot(client: nnfmq.Client, burst: nnfmq.Burst, memory: Memory | AnnouncedMemory) -> None:
     """Free the slot of the outputs on both sides and give its number to `memory`."""
     burst._slots.free(OUTPUT_SLOT)
     client._connection._send(messages.FreeMemory(burst._burst_id, OUTPUT_SLOT), (), None)
@@ -368,7 +368,7 @@ def test_the_same_packet_writes_to_the_memory_that_its_slot_names_now(
 
 
 def test_N_BUX_5_fds_that_are_not_memory_are_rejected_over_a_burst(
-    client: nnfmq.Client, burst: nnfmq.Burst, bad: Lent
+    client: nnfmq.Client, burst: nnfmq.Burst, bad: AnnouncedMemory
 ) -> None:
     put_in_slot(client, burst, bad)
     with pytest.raises(nnfmq.GeneralFailure, match="received memory"):
@@ -403,7 +403,9 @@ def test_read_only_memory_is_rejected_for_outputs(client: nnfmq.Client, burst: n
     assert burst.execute(one(3)) == (one(3),)
 
 
-def test_queues_in_unsealed_memory_are_rejected(client: nnfmq.Client, model: nnfmq.PreparedModel, loose: Lent) -> None:
+def test_queues_in_unsealed_memory_are_rejected(
+    client: nnfmq.Client, model: nnfmq.PreparedModel, loose: AnnouncedMemory
+) -> None:
     with model.burst() as burst:
         described = messages.MQDescriptorData(
             tuple(messages.GrantorData(g.fd_index, g.offset, g.extent) for g in burst._requests.descriptor.grantors),

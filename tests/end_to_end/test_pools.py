@@ -28,7 +28,7 @@ def resources() -> Iterator[ExitStack]:
         yield stack
 
 
-class Lent:
+class AnnouncedMemory:
     """What is announced of a descriptor, true or not."""
 
     def __init__(self, fd: int, size_bytes: int = BYTES, offset: int = 0) -> None:
@@ -108,14 +108,14 @@ def test_MEM_3_a_buffer_of_format_BLOB_is_used_as_an_ordinary_pool(
 ) -> None:
     """BLOB: a descriptor whose bytes can be mapped, and where in it they begin."""
     whole = filled(resources, TEN, offset)
-    blob = Lent(whole.fileno(), AT - 64, offset)
+    blob = AnnouncedMemory(whole.fileno(), AT - 64, offset)
     with client.device("reference").prepare(weighted(blob)) as model:
         places = [RequestArgument(location=DataLocation(0, at, BYTES)) for at in (0, 64)]
         model.execute_request(Request((places[0],), (places[1],), (blob,)))  # type: ignore[arg-type]
     assert floats(whole, offset + 64) == [20, 40, 60, 80]
 
 
-def opaque_handles() -> dict[str, int]:
+def foreign_handles() -> dict[str, int]:
     """Return descriptors as drivers of hardware give them: they stand for something, but have no bytes to read."""
     return {
         "anonymous inode": os.eventfd(0),
@@ -128,16 +128,16 @@ def opaque_handles() -> dict[str, int]:
 def test_MEM_3_an_opaque_buffer_is_rejected_for_constants_inputs_and_outputs(
     client: nnfmq.Client, resources: ExitStack, what: str
 ) -> None:
-    handles = opaque_handles()
+    handles = foreign_handles()
     for fd in handles.values():
         resources.callback(os.close, fd)
-    opaque, memory = Lent(handles[what]), filled(resources, TEN)
+    foreign, memory = AnnouncedMemory(handles[what]), filled(resources, TEN)
     device = client.device("reference")
     for call in (device.prepare, device.supported_operations):
         with pytest.raises(nnfmq.InvalidArgument, match="received memory"):
-            call(weighted(opaque))
+            call(weighted(foreign))
     model = resources.enter_context(device.prepare(weighted(memory)))
-    for pools in ((opaque, memory), (memory, opaque)):
+    for pools in ((foreign, memory), (memory, foreign)):
         for place in (DataLocation(0, 0, BYTES), DataLocation()):  # as of bytes, and as the HAL has it of opaque ones
             arguments = RequestArgument(location=place), RequestArgument(location=DataLocation(1, 64, BYTES))
             with pytest.raises(nnfmq.InvalidArgument):
@@ -159,8 +159,8 @@ def test_MEM_5_an_empty_pool_is_rejected(
     if not is_sealed:
         resources.callback(os.close, fd)
         os.ftruncate(fd, AT)
-    empty = Lent(fd, size_bytes)
-    check_refused(client, resources, empty)
+    empty = AnnouncedMemory(fd, size_bytes)
+    check_rejected(client, resources, empty)
 
 
 @pytest.mark.parametrize("what", ["a pipe", "a folder", "an empty file"])
@@ -173,7 +173,7 @@ def test_MEM_5_a_handle_without_memory_is_rejected(client: nnfmq.Client, resourc
     }
     for fd in (*fds.values(), writer):
         resources.callback(os.close, fd)
-    check_refused(client, resources, Lent(fds[what]))
+    check_rejected(client, resources, AnnouncedMemory(fds[what]))
 
 
 def test_MEM_5_a_closed_handle_is_rejected_before_it_is_sent(client: nnfmq.Client, resources: ExitStack) -> None:
@@ -182,11 +182,11 @@ def test_MEM_5_a_closed_handle_is_rejected_before_it_is_sent(client: nnfmq.Clien
     with pytest.raises(nnfmq.InvalidArgument, match="closed"):
         client.device("reference").prepare(weighted(memory))
     with pytest.raises(nnfmq.InvalidArgument, match=r"of the fds .* is not open \(N-VAL-13\)"):
-        client.device("reference").prepare(weighted(Lent(1 << 20)))
+        client.device("reference").prepare(weighted(AnnouncedMemory(1 << 20)))
     assert still_serves(client)
 
 
-def check_refused(client: nnfmq.Client, resources: ExitStack, pool: Lent) -> None:
+def check_rejected(client: nnfmq.Client, resources: ExitStack, pool: AnnouncedMemory) -> None:
     """Check that it is no pool of a model, nor of a request, and that the same client is served on."""
     memory = filled(resources, TEN)
     device = client.device("reference")

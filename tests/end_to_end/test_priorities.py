@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from support.drivers import LIMIT_S, Daemon, one
 from support.models import add_model, null_model
-from support.protocol import Speaker
-from support.sessions import HELLO, NO_LIMIT, lend, lend_endless, prepare_message
+from support.protocol import ProtocolPeer
+from support.sessions import HELLO, NO_LIMIT, create_endless_request, create_request, prepare_message
 
 from nnfmq.channel import Channel
 from nnfmq.hal.errors import ErrorStatus
@@ -33,51 +33,53 @@ def resources() -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def speaker(daemon: Daemon, resources: ExitStack) -> Speaker:
+def peer(daemon: Daemon, resources: ExitStack) -> ProtocolPeer:
     """Return a client that sends without waiting for answers, and sees their order."""
     channel = Channel.connect(daemon.path, time.monotonic_ns() + int(LIMIT_S * 1e9))
-    client = resources.enter_context(Speaker(channel, PeerRole.CLIENT))
-    client.say(HELLO)
-    client.hear(messages.HelloReply)
+    client = resources.enter_context(ProtocolPeer(channel, PeerRole.CLIENT))
+    client.send(HELLO)
+    client.receive(messages.HelloReply)
     return client
 
 
-def prepared(client: Speaker, model: Model, priority: Priority) -> int:
-    client.say(prepare_message(1, encode_model(model)[0], priority=priority))
-    client.hear(messages.Reply)
-    return client.hear(messages.PreparedModelReady).model_id
+def prepared(client: ProtocolPeer, model: Model, priority: Priority) -> int:
+    client.send(prepare_message(1, encode_model(model)[0], priority=priority))
+    client.receive(messages.Reply)
+    return client.receive(messages.PreparedModelReady).model_id
 
 
 def test_PREP_5_waiting_executions_of_one_client_run_in_order_of_priority(
-    speaker: Speaker, daemon: Daemon, resources: ExitStack
+    peer: ProtocolPeer, daemon: Daemon, resources: ExitStack
 ) -> None:
-    endless, lent_endless = lend_endless(resources)
+    endless, lent_endless = create_endless_request(resources)
     adding = add_model()
-    models = {priority: prepared(speaker, adding, priority) for priority in Priority}
-    loop = prepared(speaker, endless, Priority.HIGH)  # nothing overtakes it
-    lent = lend(resources, adding, [1, 2, 3, 4], [10, 20, 30, 40])
+    models = {priority: prepared(peer, adding, priority) for priority in Priority}
+    loop = prepared(peer, endless, Priority.HIGH)  # nothing overtakes it
+    request = create_request(resources, adding, [1, 2, 3, 4], [10, 20, 30, 40])
     for number in range(THREADS):
         config = ExecutionConfig(loop_timeout_ns=LOOP_NS)
-        speaker.say(
+        peer.send(
             lent_endless.call(messages.Execute, LOOPS + number, loop, config, deadline_ns=NO_LIMIT), lent_endless.fds
         )
     for number in range(EACH):
         for priority, first in ((Priority.LOW, LOW), (Priority.MEDIUM, MEDIUM), (Priority.HIGH, HIGH)):
-            speaker.say(lent.call(messages.Execute, first + number, models[priority], deadline_ns=NO_LIMIT), lent.fds)
-    speaker.say(messages.ListDevices(7))
-    assert speaker.hear(messages.DeviceList).call == 7  # all has been taken, and nothing was answered yet
+            peer.send(
+                request.call(messages.Execute, first + number, models[priority], deadline_ns=NO_LIMIT), request.fds
+            )
+    peer.send(messages.ListDevices(7))
+    assert peer.receive(messages.DeviceList).call == 7  # all has been taken, and nothing was answered yet
     with daemon.connect() as other, other.device("reference").prepare(null_model(), priority=Priority.LOW) as model:
         assert model.execute(one(3), timeout=LIMIT_S)[0] == one(3)  # another client's low one waits for nobody
-    assert speaker.hears_nothing()
+    assert peer.has_no_message()
 
-    answers = [speaker.hear(messages.Executed) for _ in range(THREADS + 3 * EACH)]
-    loops = [answer.status for answer in answers if answer.call < LOW]
-    sums = [answer for answer in answers if answer.call >= LOW]
+    results = [peer.receive(messages.Executed) for _ in range(THREADS + 3 * EACH)]
+    loops = [result.status for result in results if result.call < LOW]
+    sums = [result for result in results if result.call >= LOW]
     assert loops == [ErrorStatus.MISSED_DEADLINE_TRANSIENT] * THREADS
-    assert {answer.status for answer in sums} == {ErrorStatus.NONE}
-    order = [answer.call // 100 for answer in sums]
+    assert {result.status for result in sums} == {ErrorStatus.NONE}
+    order = [result.call // 100 for result in sums]
     for higher, lower in ((HIGH, MEDIUM), (MEDIUM, LOW)):
         # One of the lower begins only when all of the higher have begun; those that still run are on other threads.
         before = order[: order.index(lower // 100)]
         assert before.count(higher // 100) > EACH - THREADS, order
-    assert np.frombuffer(lent.pools[1].view, np.float32, 4).tolist() == [11, 22, 33, 44]
+    assert np.frombuffer(request.pools[1].view, np.float32, 4).tolist() == [11, 22, 33, 44]

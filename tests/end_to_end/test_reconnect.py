@@ -22,7 +22,7 @@ def path(folder: Path) -> Path:
 
 
 @pytest.fixture
-def ours(daemon: Daemon) -> Iterator[nnfmq.Client]:
+def client(daemon: Daemon) -> Iterator[nnfmq.Client]:
     with daemon.connect() as client:
         yield client
 
@@ -35,7 +35,7 @@ def kill(client: nnfmq.Client) -> None:
     until(lambda: not client._connection.is_open, "the client knows")
 
 
-def answers(client: nnfmq.Client) -> bool:
+def executes(client: nnfmq.Client) -> bool:
     with client.device("reference").prepare(null_model()) as model, model.burst() as burst:
         return bool(model.execute(one(3)) == burst.execute(one(3)) == (one(3),))
 
@@ -54,7 +54,7 @@ def test_DEV_11_connect_waits_for_a_driver_that_does_not_listen_yet(path: Path) 
     connecting.wait_until_asleep()
     with running_daemon(path), connecting.wait().value as client:
         assert not client.is_embedded
-        assert answers(client)
+        assert executes(client)
 
 
 def test_DEV_11_no_driver_within_the_timeout_raises_unavailable(path: Path) -> None:
@@ -74,22 +74,22 @@ def test_DEV_11_a_waiting_connect_starts_no_embedded_driver(folder: Path, monkey
 # ------------------------------------------------------------------------------------------------ again
 
 
-def test_LIFE_6_a_client_whose_worker_was_killed_reconnects_and_continues(ours: nnfmq.Client) -> None:
-    before = ours.driver_pid
-    assert answers(ours)
-    kill(ours)
-    ours.reconnect(timeout=LIMIT_S)
-    assert ours.driver_pid != before
-    assert answers(ours)
+def test_LIFE_6_a_client_whose_worker_was_killed_reconnects_and_continues(client: nnfmq.Client) -> None:
+    before = client.driver_pid
+    assert executes(client)
+    kill(client)
+    client.reconnect(timeout=LIMIT_S)
+    assert client.driver_pid != before
+    assert executes(client)
 
 
-def test_LIFE_6_earlier_models_bursts_and_devices_stay_dead_after_a_reconnect(ours: nnfmq.Client) -> None:
-    device = ours.device("reference")
+def test_LIFE_6_earlier_models_bursts_and_devices_stay_dead_after_a_reconnect(client: nnfmq.Client) -> None:
+    device = client.device("reference")
     model = device.prepare(null_model())
     burst = model.burst()
-    kill(ours)
-    ours.reconnect(timeout=LIMIT_S)
-    again = ours.device("reference").prepare(null_model())  # it may well have the dead one's number
+    kill(client)
+    client.reconnect(timeout=LIMIT_S)
+    again = client.device("reference").prepare(null_model())  # it may well have the dead one's number
     for call in (lambda: model.execute(one(1)), lambda: burst.execute(one(1)), device.capabilities, model.burst):
         with pytest.raises(nnfmq.DeadObject, match="gone"):
             call()
@@ -101,25 +101,25 @@ def test_LIFE_6_earlier_models_bursts_and_devices_stay_dead_after_a_reconnect(ou
 
 def test_LIFE_6_an_embedded_driver_is_replaced_by_another_and_the_dead_one_reaped() -> None:
     with nnfmq.connect(embedded=True) as client:
-        assert answers(client)
+        assert executes(client)
         kill(client)
         client.reconnect(timeout=LIMIT_S)
         assert client.is_embedded
-        assert answers(client)
+        assert executes(client)
 
 
 def test_LIFE_6_a_client_waits_for_the_next_daemon(path: Path) -> None:
     with ExitStack() as stack:
         first = stack.enter_context(running_daemon(path))
         client = stack.enter_context(first.connect())
-        assert answers(client)
+        assert executes(client)
         first.end()
         until(lambda: not client._connection.is_open, "the client knows")
         reconnecting = InThread.start(lambda: client.reconnect(timeout=LIMIT_S))
         reconnecting.wait_until_asleep()
         stack.enter_context(running_daemon(path))
         assert reconnecting.wait().error is None
-        assert answers(client)
+        assert executes(client)
 
 
 def test_LIFE_6_a_device_that_the_next_driver_lacks_stays_unavailable(folder: Path, path: Path) -> None:
@@ -131,7 +131,7 @@ def test_LIFE_6_a_device_that_the_next_driver_lacks_stays_unavailable(folder: Pa
     until(lambda: not client._connection.is_open, "the client knows")
     with running_daemon(path, environment=only(folder, "reference")) as second:
         client.reconnect(timeout=LIMIT_S)
-        assert answers(client)
+        assert executes(client)
         with pytest.raises(nnfmq.DeviceUnavailable, match="'sample-quant' has changed"):
             client.device("sample-quant")
         second.end()
@@ -145,21 +145,21 @@ def test_LIFE_6_a_device_that_the_next_driver_lacks_stays_unavailable(folder: Pa
         client.close()
 
 
-def test_LIFE_6_a_device_with_another_status_is_the_same_device(daemon: Daemon, ours: nnfmq.Client) -> None:
-    ours.device("sample-partial")
+def test_LIFE_6_a_device_with_another_status_is_the_same_device(daemon: Daemon, client: nnfmq.Client) -> None:
+    client.device("sample-partial")
     with daemon.connect() as administrator:
         administrator.set_device_status("sample-partial", DeviceStatus.BUSY)
-        kill(ours)
-        ours.reconnect(timeout=LIMIT_S)
-        assert ours.device("sample-partial").info.status is DeviceStatus.BUSY
+        kill(client)
+        client.reconnect(timeout=LIMIT_S)
+        assert client.device("sample-partial").info.status is DeviceStatus.BUSY
         administrator.set_device_status("sample-partial", DeviceStatus.AVAILABLE)
 
 
-def test_LIFE_6_reconnecting_to_a_living_driver_does_nothing(ours: nnfmq.Client) -> None:
-    model = ours.device("reference").prepare(null_model())
-    before = ours.driver_pid
-    ours.reconnect()
-    assert ours.driver_pid == before
+def test_LIFE_6_reconnecting_to_a_living_driver_does_nothing(client: nnfmq.Client) -> None:
+    model = client.device("reference").prepare(null_model())
+    before = client.driver_pid
+    client.reconnect()
+    assert client.driver_pid == before
     assert model.execute(one(1)) == (one(1),)
     model.close()
 
@@ -179,10 +179,10 @@ def test_LIFE_6_without_a_driver_the_client_stays_dead_and_may_try_again(path: P
         client.reconnect()
 
 
-def test_LIFE_6_several_threads_reconnect_once(ours: nnfmq.Client) -> None:
-    kill(ours)
-    threads = [InThread.start(lambda: (ours.reconnect(timeout=LIMIT_S), ours.driver_pid)[1]) for _ in range(4)]
-    assert {thread.wait().value for thread in threads} == {ours.driver_pid}
+def test_LIFE_6_several_threads_reconnect_once(client: nnfmq.Client) -> None:
+    kill(client)
+    threads = [InThread.start(lambda: (client.reconnect(timeout=LIMIT_S), client.driver_pid)[1]) for _ in range(4)]
+    assert {thread.wait().value for thread in threads} == {client.driver_pid}
 
 
 def test_LIFE_6_a_client_that_is_closed_while_it_reconnects_keeps_no_driver() -> None:

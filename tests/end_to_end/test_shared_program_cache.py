@@ -191,8 +191,8 @@ def user(held: Held) -> Iterator[Callable[[], User]]:
 
 
 def assert_computes(model: nnfmq.PreparedModel, value: float = 1.0) -> None:
-    (answer,) = model.execute(INPUT)
-    assert answer.shape == (1, SIDE) and (answer == SUM * value).all()
+    (result,) = model.execute(INPUT)
+    assert result.shape == (1, SIDE) and (result == SUM * value).all()
 
 
 # ---------------------------------------------------------------------------------------------------------- sharing
@@ -386,7 +386,7 @@ def test_LIFE_4_a_copy_of_the_link_keeps_no_reference_of_a_worker_that_exited(
         assert_kept(held.daemon, 1)
         victim.worker.kill()
         assert_kept(held.daemon, 0)
-        assert not copy.has_ended()
+        assert not copy.has_exited()
         copy.kill()
         copy.wait_for_end()
     assert_computes(second.prepare())

@@ -59,7 +59,7 @@ def admits(daemon: Daemon) -> bool:
     return True
 
 
-def answers(client: nnfmq.Client, value: float) -> bool:
+def executes(client: nnfmq.Client, value: float) -> bool:
     with client.device("reference").prepare(null_model()) as model, model.burst() as burst:
         return burst.execute(one(value)) == (one(value),) == model.execute(one(value))
 
@@ -83,7 +83,7 @@ def test_each_of_4_concurrent_clients_has_its_own_worker(daemon: Daemon) -> None
     with ExitStack() as stack:
         clients = [stack.enter_context(daemon.connect()) for _ in range(4)]
         assert len({client.driver_pid for client in clients} | {daemon.process.pid}) == 5
-        calls = [InThread.start(lambda c=client, v=value: answers(c, v)) for value, client in enumerate(clients)]
+        calls = [InThread.start(lambda c=client, v=value: executes(c, v)) for value, client in enumerate(clients)]
         assert [call.wait().value for call in calls] == [True] * 4
 
 
@@ -111,19 +111,19 @@ def test_LIFE_7_a_protocol_violation_ends_that_connection_only(daemon: Daemon, c
             channel.send(bad)
             with pytest.raises(nnfmq.DeadObject):
                 channel.receive(time.monotonic_ns() + int(LIMIT_S * 1e9))
-    assert answers(client, 1)
+    assert executes(client, 1)
 
 
 def test_a_silent_peer_delays_no_other_client(daemon: Daemon) -> None:
     with Channel.connect(daemon.path), daemon.connect() as client:
-        assert answers(client, 1)
+        assert executes(client, 1)
 
 
 def test_a_peer_that_hangs_up_immediately_is_ignored(daemon: Daemon) -> None:
     for _ in range(5):
         Channel.connect(daemon.path).close()
     with daemon.connect() as client:
-        assert answers(client, 1)
+        assert executes(client, 1)
 
 
 def test_another_socket_type_is_rejected_by_the_kernel(daemon: Daemon) -> None:
@@ -148,7 +148,7 @@ def test_SIGTERM_ends_every_worker_and_the_waits_of_their_clients(own: Daemon, w
         own.process.send(signal.SIGTERM)
         second.resume()
         assert own.program.wait() == 0
-        assert first.has_ended() and second.has_ended()
+        assert first.has_exited() and second.has_exited()
         assert isinstance(call.wait().error, nnfmq.DeadObject) or call.value == (one(2),)
         with pytest.raises(nnfmq.DeadObject):
             idle.devices()
@@ -162,7 +162,7 @@ def test_SIGTERM_ends_a_worker_that_is_stopped_as_well(own: Daemon) -> None:
         call = InThread.start(client.devices)
         own.process.send(signal.SIGTERM)
         assert own.program.wait() == 0
-        assert worker.has_ended()
+        assert worker.has_exited()
         assert isinstance(call.wait().error, nnfmq.DeadObject)
 
 
@@ -192,7 +192,7 @@ def test_the_next_daemon_replaces_the_files_of_a_killed_one(own: Daemon) -> None
     own.kill()
     with running_daemon(own.path) as second, second.connect() as client:
         assert not left.exists()
-        assert answers(client, 1)
+        assert executes(client, 1)
 
 
 def test_workers_outlive_a_killed_daemon_and_end_with_their_client(own: Daemon) -> None:
@@ -203,9 +203,9 @@ def test_workers_outlive_a_killed_daemon_and_end_with_their_client(own: Daemon) 
         client = stack.enter_context(own.connect())
         worker = stack.enter_context(Process(client.driver_pid))
         own.kill()
-        assert answers(client, 1)
+        assert executes(client, 1)
         with running_daemon(own.path) as second, second.connect() as other:
-            assert answers(other, 2) and answers(client, 3)
+            assert executes(other, 2) and executes(client, 3)
         client.close()
         worker.wait_for_end()
         for helper in helpers:
@@ -216,9 +216,9 @@ def test_a_second_daemon_at_the_same_path_is_rejected_with_one_line(daemon: Daem
     with serve(daemon.path) as second:
         assert second.wait() == 1
         assert second.errors() == f"nnfmq: error: another driver already listens at {daemon.path}\n"
-    assert answers(client, 1)
+    assert executes(client, 1)
     with daemon.connect() as another:
-        assert answers(another, 2)
+        assert executes(another, 2)
 
 
 def test_of_daemons_that_start_at_the_same_time_at_one_path_one_listens(folder: Path) -> None:
@@ -229,7 +229,7 @@ def test_of_daemons_that_start_at_the_same_time_at_one_path_one_listens(folder: 
         winner = next(program for program in programs if program.popen.poll() is None)
         assert winner.line() == f"nnfmq: listening on {path}"
         with nnfmq.connect(path) as client:
-            assert answers(client, 1)
+            assert executes(client, 1)
         winner.popen.terminate()
         assert sorted(program.wait() for program in programs) == [0, 1, 1]
 
@@ -256,7 +256,7 @@ def test_a_worker_that_dies_is_reported_and_replaced_for_the_next_client(own: Da
         worker.wait_for_end()
         until(lambda: f"worker {worker.pid} ended with status -9" in own.program.errors(), "the daemon says so")
     with own.connect() as client:
-        assert answers(client, 1)
+        assert executes(client, 1)
 
 
 def test_a_forkserver_that_dies_is_replaced_for_the_next_client(own: Daemon) -> None:
@@ -265,9 +265,9 @@ def test_a_forkserver_that_dies_is_replaced_for_the_next_client(own: Daemon) -> 
         forkserver = next(child for child in children if client.driver_pid in child.children())
         forkserver.kill()
         forkserver.wait_for_end()
-        assert answers(client, 1)
+        assert executes(client, 1)
         with own.connect() as another:
-            assert answers(another, 2)
+            assert executes(another, 2)
 
 
 def forkserver_of(daemon: Daemon, client: nnfmq.Client, stack: ExitStack) -> Process:
@@ -286,13 +286,13 @@ def test_workers_of_a_forkserver_that_died_still_count_and_end_with_the_daemon(f
         second = stack.enter_context(daemon.connect())
         with pytest.raises(nnfmq.ResourceExhaustedTransient):
             daemon.connect()
-        assert answers(first, 1) and answers(second, 2)
+        assert executes(first, 1) and executes(second, 2)
         daemon.process.send(signal.SIGTERM)
         assert daemon.program.wait() == 0
-        assert worker.has_ended()
+        assert worker.has_exited()
 
 
 def test_an_idle_daemon_and_its_idle_workers_use_no_CPU(daemon: Daemon, client: nnfmq.Client) -> None:
-    assert answers(client, 1)
+    assert executes(client, 1)
     with Process(client.driver_pid) as worker:
         until(lambda: set(worker.states()) == {"S"} == set(daemon.process.states()), "all their threads sleep")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from support.spoilt_models import Draft, SpoiltTest, spoilt_tests
+from support.mutated_test_models import Draft, MutatedTest, mutated_tests
 from support.tiers import IS_DEEP
 from support.vts_models import one_of_each
 
@@ -49,7 +49,7 @@ def limited_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def run_all_steps(test: SpoiltTest) -> None:
+def run_all_steps(test: MutatedTest) -> None:
     """Validate, prepare and execute the model until a step rejects it; each step has its own errors."""
     try:
         validate_model(test.model, allow_unspecified_boundaries=True)
@@ -73,14 +73,14 @@ def run_all_steps(test: SpoiltTest) -> None:
 
 @pytest.mark.parametrize("code", REGISTRY, ids=lambda code: code.name)
 def test_VAL_1_mutated_arguments_are_rejected_or_computed(code: OperationType, data_dir: Path) -> None:
-    @given(spoilt_tests([code]))
+    @given(mutated_tests([code]))
     @settings(
         max_examples=EXAMPLES,
         deadline=None,
         derandomize=not IS_DEEP,  # the deep run searches at random
         suppress_health_check=[HealthCheck.too_slow],
     )
-    def run(test: SpoiltTest) -> None:
+    def run(test: MutatedTest) -> None:
         run_all_steps(test)
 
     with limited_memory():
@@ -95,7 +95,7 @@ def test_VAL_1_inputs_of_unexpected_ranks_are_rejected_or_computed(shape: tuple[
                 run_all_steps(with_shape(test, index, shape))
 
 
-def with_shape(test: TestModel, index: int, shape: tuple[int, ...]) -> SpoiltTest:
+def with_shape(test: TestModel, index: int, shape: tuple[int, ...]) -> MutatedTest:
     """Return the test with one argument as an input of unknown rank, which the request gives the shape `shape`."""
     draft = Draft.of(test)
     operand = draft.operands[index]
@@ -110,4 +110,4 @@ def with_shape(test: TestModel, index: int, shape: tuple[int, ...]) -> SpoiltTes
     )
     draft.arrays[index] = np.ones(shape, draft.arrays[index].dtype)
     model, inputs = draft.finished()
-    return SpoiltTest(test.name, (("shape", index),), model, tuple(inputs))
+    return MutatedTest(test.name, (("shape", index),), model, tuple(inputs))

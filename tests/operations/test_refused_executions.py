@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.executed import executed
-from support.refused_operations import CASES, F32, Q8, TWO, Argument, Array, Op
+from support.rejected_operations import CASES, F32, Q8, TWO, Argument, Array, Op
 from support.small_models import one_operation, with_main, with_operand
 
 from nnfmq.conformance.testmodels import BytesPool

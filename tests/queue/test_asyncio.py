@@ -246,14 +246,14 @@ def test_more_records_than_fit_are_rejected_immediately(queue: MessageQueue) -> 
 
 def test_after_a_timeout_a_smaller_read_succeeds(queue: MessageQueue) -> None:
     async def main() -> list[bytes | None]:
-        answers = []
+        received = []
         for i in range(200):
             task = asyncio.create_task(queue.read_async(2, timeout=0.0001))
             await asyncio.sleep(0)
             queue.send(number(i))
             assert await task is None
-            answers.append(await queue.read_async())
-        return answers
+            received.append(await queue.read_async())
+        return received
 
     assert run(main()) == [number(i) for i in range(200)]
 
@@ -361,11 +361,11 @@ def test_the_watcher_ends_a_wait_when_the_writer_is_killed(queue: MessageQueue, 
         pidfd = os.pidfd_open(process.pid)
         stack.callback(os.close, pidfd)
 
-        def bury() -> None:
+        def on_exit() -> None:
             watcher.remove_reader(watch)
             watcher.notify_peer_death(grave)
 
-        watch = watcher.add_reader(pidfd, bury)
+        watch = watcher.add_reader(pidfd, on_exit)
         with pytest.raises(DeadObject):
             run(main(process))
         assert queue.waiters == 0
@@ -472,11 +472,11 @@ def test_two_loops_in_two_threads_wait_concurrently(make_queue: MakeQueue, has_w
         return all([await back.write_async(await there.read_async() or b"") for _ in range(500)])
 
     async def call() -> list[bytes | None]:
-        answers = []
+        received = []
         for i in range(500):
             await there.write_async(number(i))
-            answers.append(await back.read_async())
-        return answers
+            received.append(await back.read_async())
+        return received
 
     echoing = start(run, echo())
     assert run(call()) == [number(i) for i in range(500)]
@@ -592,12 +592,12 @@ def test_a_forked_child_has_no_waiter_and_can_wait_again(queue: MessageQueue, un
 def test_if_the_thread_cannot_sleep_its_tasks_get_the_error(
     queue: MessageQueue, monkeypatch: pytest.MonkeyPatch, until: Until
 ) -> None:
-    def refuse(*_: object) -> int:
+    def reject(*_: object) -> int:
         raise OSError(12, "no memory for that")
 
     until(lambda: not waiter_threads())
-    monkeypatch.setattr(futex, "futex_waitv", refuse)
-    monkeypatch.setattr(futex, "futex_wait", refuse)
+    monkeypatch.setattr(futex, "futex_waitv", reject)
+    monkeypatch.setattr(futex, "futex_wait", reject)
     with pytest.raises(OSError, match="no memory"):
         run(queue.read_async())
     assert queue.waiters == 0

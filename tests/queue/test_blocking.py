@@ -253,27 +253,27 @@ class Ping(Exception):
 
 
 @pytest.fixture
-def alarm() -> Iterator[Callable[[], int]]:
+def signal_timer() -> Iterator[Callable[[], int]]:
     """Have a signal come in 30 ms; returns when that will be."""
 
     def raise_ping(*_: object) -> None:
         raise Ping
 
-    def set_alarm() -> int:
+    def start_timer() -> int:
         signal.setitimer(signal.ITIMER_REAL, 0.03)
         return time.monotonic_ns() + 30 * MS
 
     before = signal.signal(signal.SIGALRM, raise_ping)
-    yield set_alarm
+    yield start_timer
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
 
 
 def test_a_signal_ends_every_wait_within_50_ms(
-    waiting: tuple[MessageQueue, Wait], alarm: Callable[[], int], limit_ns: int
+    waiting: tuple[MessageQueue, Wait], signal_timer: Callable[[], int], limit_ns: int
 ) -> None:
     queue, wait = waiting
-    expected = alarm()
+    expected = signal_timer()
     with pytest.raises(Ping):
         wait(queue, limit_ns)
     assert time.monotonic_ns() - expected < 50 * MS

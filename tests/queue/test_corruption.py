@@ -37,22 +37,22 @@ def counters(queue: MessageQueue) -> tuple[int, int]:
     return r, w
 
 
-@pytest.mark.parametrize(("state", "answers"), [(row[0], row[1]) for row in STATES.values()], ids=STATES.keys())
+@pytest.mark.parametrize(("state", "expected"), [(row[0], row[1]) for row in STATES.values()], ids=STATES.keys())
 def test_N_BUX_3_a_writer_s_calls_return_what_libfmq_s_do(
-    make_queue: MakeQueue, state: tuple[int, int], answers: tuple[int, int, bool]
+    make_queue: MakeQueue, state: tuple[int, int], expected: tuple[int, int, bool]
 ) -> None:
     queue = make_queue(8, 4)
     poke(queue, *state)
-    assert (queue.available_to_read(), queue.available_to_write(), queue.write(bytes(8))) == answers
+    assert (queue.available_to_read(), queue.available_to_write(), queue.write(bytes(8))) == expected
 
 
-@pytest.mark.parametrize(("state", "answers"), [(row[0], row[2]) for row in STATES.values()], ids=STATES.keys())
+@pytest.mark.parametrize(("state", "expected"), [(row[0], row[2]) for row in STATES.values()], ids=STATES.keys())
 def test_N_BUX_3_a_reader_s_calls_return_what_libfmq_s_do(
-    make_queue: MakeQueue, state: tuple[int, int], answers: tuple[None, int]
+    make_queue: MakeQueue, state: tuple[int, int], expected: tuple[None, int]
 ) -> None:
     queue = make_queue(8, 4)
     poke(queue, *state)
-    assert (queue.read(1), counters(queue)[0]) == answers
+    assert (queue.read(1), counters(queue)[0]) == expected
 
 
 READERS: list[Callable[[MessageQueue], object]] = [

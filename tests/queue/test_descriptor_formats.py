@@ -183,10 +183,10 @@ def test_text_that_is_not_a_json_descriptor_is_rejected(text: str | bytes) -> No
 @pytest.mark.parametrize("flavor", [SYNCHRONIZED, UNSYNCHRONIZED])
 def test_a_queue_goes_over_a_channel_as_json_and_fds(core: Core, flavor: int, ring_fd: bool, limit_ns: int) -> None:
     ring = Memory.create(4096) if ring_fd else None
-    ours, theirs = Channel.pair()
-    with MessageQueue.create(24, 64, flavor=flavor, ring_memory=ring, core=core) as queue, ours, theirs:
-        ours.send(queue.to_json().encode(), queue.fds())
-        frame = theirs.receive(limit_ns)
+    local, remote = Channel.pair()
+    with MessageQueue.create(24, 64, flavor=flavor, ring_memory=ring, core=core) as queue, local, remote:
+        local.send(queue.to_json().encode(), queue.fds())
+        frame = remote.receive(limit_ns)
         assert frame is not None
         with MessageQueue.adopt(frame.detach_fds(), bytes(frame.data), flavor=flavor, core=core) as other:
             assert queue.write(b"d" * 24) and other.read(1) == b"d" * 24

@@ -18,7 +18,7 @@ MakeQueue = Callable[..., MessageQueue]
 Start = Callable[..., "Future[Any]"]
 Until = Callable[[Callable[[], object]], None]
 
-ROOM, DATA = 0x100, 0x200
+SPACE, DATA = 0x100, 0x200
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def queues(make_queue: MakeQueue) -> tuple[MessageQueue, MessageQueue]:
 @pytest.fixture
 def bits(queues: tuple[MessageQueue, MessageQueue]) -> dict[str, Any]:
     """Wait with the word of the second queue."""
-    return {"read_notification": ROOM, "write_notification": DATA, "event_flag": queues[1].event_flag}
+    return {"read_notification": SPACE, "write_notification": DATA, "event_flag": queues[1].event_flag}
 
 
 def word_of(queue: MessageQueue) -> int:
@@ -43,11 +43,11 @@ def word_of(queue: MessageQueue) -> int:
 
 def test_custom_bits_are_set_in_the_queue_s_own_word(make_queue: MakeQueue, limit_ns: int) -> None:
     queue = make_queue(8, 4)
-    bits = {"read_notification": ROOM, "write_notification": DATA}
+    bits = {"read_notification": SPACE, "write_notification": DATA}
     assert queue.write_blocking(bytes(8), limit_ns, **bits)
     after_write = word_of(queue)
     assert queue.read_blocking(1, limit_ns, **bits) == bytes(8)
-    assert (after_write, word_of(queue)) == (DATA, DATA | ROOM)
+    assert (after_write, word_of(queue)) == (DATA, DATA | SPACE)
 
 
 def test_a_call_may_wake_no_waiter(make_queue: MakeQueue, limit_ns: int) -> None:
@@ -74,7 +74,7 @@ def test_notifications_have_32_bits(make_queue: MakeQueue, mask: int) -> None:
 
 def test_a_queue_without_any_word_cannot_wait(queues: tuple[MessageQueue, MessageQueue]) -> None:
     with pytest.raises(InvalidArgument, match="no event flag word"):
-        queues[0].read_blocking(1, 0, read_notification=ROOM, write_notification=DATA)
+        queues[0].read_blocking(1, 0, read_notification=SPACE, write_notification=DATA)
 
 
 def test_more_records_than_fit_are_rejected_immediately(
@@ -137,7 +137,7 @@ def test_no_wake_up_is_lost_on_a_shared_word(
 ) -> None:
     with MessageQueue.create(8, 3, core=core_pair[0]) as writer, MessageQueue.create(8, 1, core=core_pair[0]) as word:
         reader, reader_word = attach(writer, core_pair[1]), attach(word, core_pair[1])
-        bits = {"read_notification": ROOM, "write_notification": DATA}
+        bits = {"read_notification": SPACE, "write_notification": DATA}
         future = start(
             lambda: [
                 reader.read_blocking(1, limit_ns, event_flag=reader_word.event_flag, **bits)  # type: ignore[arg-type]
@@ -165,15 +165,15 @@ WAITS: dict[str, tuple[Callable[[MessageQueue], object], Wait]] = {
 
 
 @pytest.fixture(params=["no word", "word"])
-def visitor(request: pytest.FixtureRequest, make_queue: MakeQueue) -> MessageQueue:
+def queue(request: pytest.FixtureRequest, make_queue: MakeQueue) -> MessageQueue:
     """The queue that waits elsewhere; it may have a word of its own all the same."""
     return make_queue(8, 4, event_flag=request.param == "word")
 
 
 @pytest.fixture(params=WAITS.values(), ids=WAITS.keys())
-def wait(request: pytest.FixtureRequest, visitor: MessageQueue) -> Wait:
+def wait(request: pytest.FixtureRequest, queue: MessageQueue) -> Wait:
     prepare, made = request.param
-    prepare(visitor)
+    prepare(queue)
     return made
 
 
@@ -184,55 +184,55 @@ def host(make_queue: MakeQueue) -> MessageQueue:
 
 
 def at(host: MessageQueue) -> dict[str, Any]:
-    return {"read_notification": ROOM, "write_notification": DATA, "event_flag": host.event_flag}
+    return {"read_notification": SPACE, "write_notification": DATA, "event_flag": host.event_flag}
 
 
-def test_a_wait_on_another_word_ends_at_its_deadline(visitor: MessageQueue, host: MessageQueue, wait: Wait) -> None:
+def test_a_wait_on_another_word_ends_at_its_deadline(queue: MessageQueue, host: MessageQueue, wait: Wait) -> None:
     deadline = time.monotonic_ns() + 20 * 10**6
-    assert not wait(visitor, deadline, at(host))
+    assert not wait(queue, deadline, at(host))
     assert deadline <= time.monotonic_ns() < deadline + 2 * 10**9
-    assert (visitor.waiters, host.waiters) == (0, 0)
+    assert (queue.waiters, host.waiters) == (0, 0)
 
 
 def test_a_wait_on_another_word_ends_when_its_queue_is_closed(
-    visitor: MessageQueue, host: MessageQueue, wait: Wait, start: Start, until: Until
+    queue: MessageQueue, host: MessageQueue, wait: Wait, start: Start, until: Until
 ) -> None:
-    future = start(wait, visitor, None, at(host))
+    future = start(wait, queue, None, at(host))
     until(lambda: host.waiters)
-    visitor.close()
+    queue.close()
     with pytest.raises(InvalidArgument, match="closed during the wait"):
         future.result()
-    until(lambda: visitor.memory.closed)
+    until(lambda: queue.memory.closed)
     assert not host.memory.closed and host.waiters == 0
 
 
 def test_a_wait_on_another_word_ends_when_the_other_queue_is_closed(
-    visitor: MessageQueue, host: MessageQueue, wait: Wait, start: Start, until: Until
+    queue: MessageQueue, host: MessageQueue, wait: Wait, start: Start, until: Until
 ) -> None:
-    future = start(wait, visitor, None, at(host))
+    future = start(wait, queue, None, at(host))
     until(lambda: host.waiters)
     host.close()
     with pytest.raises(InvalidArgument, match="closed during the wait"):
         future.result()
     until(lambda: host.memory.closed)
-    assert visitor.waiters == 0 and visitor.available_to_read() >= 0
+    assert queue.waiters == 0 and queue.available_to_read() >= 0
 
 
 def test_a_wait_on_another_word_ends_when_the_peer_of_its_queue_dies(
-    visitor: MessageQueue, host: MessageQueue, wait: Wait, start: Start, until: Until
+    queue: MessageQueue, host: MessageQueue, wait: Wait, start: Start, until: Until
 ) -> None:
-    future = start(wait, visitor, None, at(host))
+    future = start(wait, queue, None, at(host))
     until(lambda: host.waiters)
-    visitor.peer_death.set()
-    until(lambda: visitor.wake_all() >= 0 and visitor.waiters == 0)
+    queue.peer_death.set()
+    until(lambda: queue.wake_all() >= 0 and queue.waiters == 0)
     with pytest.raises(DeadObject):
         future.result()
 
 
 def test_a_wait_on_another_word_ends_when_the_peer_of_the_other_queue_dies(
-    visitor: MessageQueue, host: MessageQueue, wait: Wait, start: Start, until: Until
+    queue: MessageQueue, host: MessageQueue, wait: Wait, start: Start, until: Until
 ) -> None:
-    future = start(wait, visitor, None, at(host))
+    future = start(wait, queue, None, at(host))
     until(lambda: host.waiters)
     host.peer_death.set()
     until(lambda: host.wake_all() >= 0 and host.waiters == 0)
@@ -245,7 +245,7 @@ class Ping(Exception):
 
 
 @pytest.fixture
-def alarm() -> Iterator[None]:
+def signal_timer() -> Iterator[None]:
     def raise_ping(*_: object) -> None:
         raise Ping
 
@@ -257,23 +257,23 @@ def alarm() -> Iterator[None]:
 
 
 def test_a_signal_ends_a_wait_on_another_word(
-    visitor: MessageQueue, host: MessageQueue, wait: Wait, alarm: None, limit_ns: int
+    queue: MessageQueue, host: MessageQueue, wait: Wait, signal_timer: None, limit_ns: int
 ) -> None:
     with pytest.raises(Ping):
-        wait(visitor, limit_ns, at(host))
-    assert (visitor.waiters, host.waiters) == (0, 0)
+        wait(queue, limit_ns, at(host))
+    assert (queue.waiters, host.waiters) == (0, 0)
 
 
-def test_a_closed_word_cannot_be_waited_on(visitor: MessageQueue, host: MessageQueue, wait: Wait) -> None:
+def test_a_closed_word_cannot_be_waited_on(queue: MessageQueue, host: MessageQueue, wait: Wait) -> None:
     bits = at(host)
     host.close()
     with pytest.raises(InvalidArgument, match="closed"):
-        wait(visitor, 0, bits)
-    assert visitor.waiters == 0
+        wait(queue, 0, bits)
+    assert queue.waiters == 0
 
 
-def test_the_word_may_be_private_memory(visitor: MessageQueue, core: Core, limit_ns: int) -> None:
+def test_the_word_may_be_private_memory(queue: MessageQueue, core: Core, limit_ns: int) -> None:
     with EventFlag.from_buffer(memoryview(bytearray(4)), core=core) as flag:
-        assert visitor.write_blocking(b"12345678", limit_ns, event_flag=flag)
-        assert visitor.read_blocking(1, limit_ns, event_flag=flag) == b"12345678"
+        assert queue.write_blocking(b"12345678", limit_ns, event_flag=flag)
+        assert queue.read_blocking(1, limit_ns, event_flag=flag) == b"12345678"
         assert flag.wait(3, limit_ns) == 3

@@ -77,19 +77,19 @@ class Peer:
         self.process = subprocess.Popen(
             [str(program), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
-        self.opened = int(self.answer())
+        self.opened = int(self.reply())
 
     def tell(self, line: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{line}\n")
 
-    def answer(self) -> str:
+    def reply(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def ask(self, line: str) -> str:
         self.tell(line)
-        return self.answer()
+        return self.reply()
 
     def close(self) -> None:
         self.process.kill()
@@ -177,7 +177,7 @@ def test_a_c_reader_sleeps_until_this_process_writes(
     peer.tell(f"R {LONG_MS} 2")
     until(lambda: is_asleep(peer))
     assert queue.write_blocking(records(7, 8), limit_ns)
-    assert peer.answer() == "1 7 8"
+    assert peer.reply() == "1 7 8"
 
 
 def test_a_stale_bit_does_not_keep_a_c_reader_awake(
@@ -189,7 +189,7 @@ def test_a_stale_bit_does_not_keep_a_c_reader_awake(
     peer.tell(f"R {LONG_MS} 1")
     until(lambda: is_asleep(peer))
     assert queue.send(records(7))
-    assert peer.answer() == "1 7"
+    assert peer.reply() == "1 7"
 
 
 def test_a_c_writer_sleeps_until_this_process_frees_space(
@@ -200,7 +200,7 @@ def test_a_c_writer_sleeps_until_this_process_frees_space(
     peer.tell(f"W {LONG_MS} 5")
     until(lambda: is_asleep(peer))
     assert queue.receive(limit_ns, 0) == records(1, 2, 3, 4)
-    assert peer.answer() == "1"
+    assert peer.reply() == "1"
     assert queue.read(1) == records(5)
 
 
@@ -242,7 +242,7 @@ def test_timeout_0_waits_indefinitely_as_in_libfmq(
     peer.tell("R 0 1")
     until(lambda: is_asleep(peer))
     assert queue.send(records(9))
-    assert peer.answer() == "1 9"
+    assert peer.reply() == "1 9"
 
 
 def test_event_bits_are_set_and_received_in_both_directions(
@@ -255,7 +255,7 @@ def test_event_bits_are_set_and_received_in_both_directions(
     peer.tell(f"x {LONG_MS} 12")
     until(lambda: is_asleep(peer))
     assert flag.wake(4) == 1
-    assert (peer.answer(), peer.answer()) == ("1", "4")
+    assert (peer.reply(), peer.reply()) == ("1", "4")
 
 
 @pytest.mark.parametrize("count", [20_000])
@@ -265,10 +265,10 @@ def test_a_stream_through_a_small_ring_arrives_in_order(
     peer = attach(name)
     peer.tell(f"T {LONG_MS} {count}")
     assert all(queue.write_blocking(records(i), limit_ns) for i in range(count))
-    assert peer.answer() == str(count)
+    assert peer.reply() == str(count)
     peer.tell(f"S {LONG_MS} {count}")
     assert all(queue.read_blocking(1, limit_ns) == records(i) for i in range(count))
-    assert peer.answer() == str(count)
+    assert peer.reply() == str(count)
 
 
 # ---- unsynchronized ----

@@ -43,8 +43,8 @@ def test_the_receiver_polls_for_waits_that_end_within_the_window() -> None:
 
 
 def test_equal_waits_beyond_the_window_are_slept_through_until_shortly_before_their_end() -> None:
-    nap = used_to(*[200 * US] * 50).next_action(7 * MS, WINDOW)
-    assert 7 * MS + 150 * US <= nap < 7 * MS + 200 * US
+    sleep_ns = used_to(*[200 * US] * 50).next_action(7 * MS, WINDOW)
+    assert 7 * MS + 150 * US <= sleep_ns < 7 * MS + 200 * US
 
 
 def test_after_late_wakeups_sleeps_end_earlier_but_never_by_more_than_a_window() -> None:
@@ -66,11 +66,11 @@ def test_an_early_arrival_makes_the_next_sleep_shorter() -> None:
 
 def test_the_estimate_follows_much_shorter_waits_within_a_dozen_sleeps() -> None:
     estimator = used_to(*[33 * MS] * 50)
-    naps = 0
+    sleeps = 0
     while estimator.next_action(0, WINDOW) > 0:
         estimator.add_wakeup(10**12, 0, True)
-        naps += 1
-    assert naps <= 12
+        sleeps += 1
+    assert sleeps <= 12
 
 
 def test_waits_of_any_length_that_may_end_within_the_window_are_polled_for_as_in_android() -> None:
@@ -150,15 +150,15 @@ def some_event(chance: random.Random, now: int) -> tuple[str, tuple[int, ...]]:
 
 
 def test_the_c_header_computes_as_the_specification(in_c: ctypes.CDLL) -> None:
-    chance, ours, theirs = random.Random(11), WaitEstimator(), InC()
+    chance, specified, computed = random.Random(11), WaitEstimator(), InC()
     for now in range(MS, 4000 * MS, MS):
         name, numbers = some_event(chance, now)
-        getattr(ours, name)(*numbers)
-        getattr(in_c, name)(ctypes.byref(theirs), *map(ctypes.c_int64, numbers))
-        assert [getattr(theirs, n) for n in FIELDS] == [getattr(ours, n) for n in FIELDS]
+        getattr(specified, name)(*numbers)
+        getattr(in_c, name)(ctypes.byref(computed), *map(ctypes.c_int64, numbers))
+        assert [getattr(computed, n) for n in FIELDS] == [getattr(specified, n) for n in FIELDS]
         window = chance.choice([0, 7 * US, WINDOW, 900 * US])
-        planned = in_c.next_action(ctypes.byref(theirs), ctypes.c_int64(now), ctypes.c_int64(window))
-        assert planned == ours.next_action(now, window)
+        planned = in_c.next_action(ctypes.byref(computed), ctypes.c_int64(now), ctypes.c_int64(window))
+        assert planned == specified.next_action(now, window)
 
 
 # ---- in a queue ----

@@ -308,7 +308,7 @@ def test_both_ends_see_one_stage_area(make_queue: MakeQueue, attach: Attach, cor
     assert other.stats_view[5] == 77
 
 
-def refused(descriptor: MQDescriptor, memory: Memory, core: Core, **options: int) -> str:
+def rejected(descriptor: MQDescriptor, memory: Memory, core: Core, **options: int) -> str:
     """Return why attaching was refused; the memory must be closed then."""
     with pytest.raises(QueueCorrupted) as caught:
         MessageQueue.attach(descriptor, memory, core=core, **options)  # type: ignore[arg-type]
@@ -319,26 +319,26 @@ def refused(descriptor: MQDescriptor, memory: Memory, core: Core, **options: int
 def test_MismatchedPayloadSize_other_records_than_expected_are_rejected(make_queue: MakeQueue, core: Core) -> None:
     queue = make_queue(8, 4)
     memory = Memory.adopt(os.dup(queue.memory.fileno()))
-    assert "quantum is 8, expected are 24" in refused(queue.descriptor, memory, core, quantum=24)
+    assert "quantum is 8, expected are 24" in rejected(queue.descriptor, memory, core, quantum=24)
 
 
 def test_N_BUX_3_memory_shorter_than_the_descriptor_is_rejected(make_queue: MakeQueue, core: Core) -> None:
-    assert "of memory of 4096 bytes" in refused(make_queue(24, 1024).descriptor, Memory.create(4096), core)
+    assert "of memory of 4096 bytes" in rejected(make_queue(24, 1024).descriptor, Memory.create(4096), core)
 
 
 def test_LookForLeakedFds_rejected_attachments_leave_no_descriptor(core: Core) -> None:
     bad = MQDescriptor((Grantor(5, 0, 8),) * 3, 8)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(100):
-        refused(bad, Memory.create(64), core)
+        rejected(bad, Memory.create(64), core)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_memory_mapped_for_reading_only_is_rejected(core: Core) -> None:
-    with Memory.create(4096, one_writer=True) as ours:
-        memory = Memory.adopt(os.dup(ours.fileno()))
+    with Memory.create(4096, one_writer=True) as writable:
+        memory = Memory.adopt(os.dup(writable.fileno()))
         descriptor = MQDescriptor((Grantor(0, 0, 8), Grantor(0, 8, 8), Grantor(0, 16, 64)), 8)
-        assert "reading only" in refused(descriptor, memory, core)
+        assert "reading only" in rejected(descriptor, memory, core)
 
 
 def test_a_ring_in_the_middle_of_the_memory_works(core: Core) -> None:

@@ -230,18 +230,18 @@ def test_memory_too_small_for_a_record_is_no_queue(name: str, size_bytes: int) -
         open_named(name)
 
 
-def without_permission(monkeypatch: pytest.MonkeyPatch, *refused: bool) -> None:
+def without_permission(monkeypatch: pytest.MonkeyPatch, *rejected: bool) -> None:
     """Let the system refuse to open shared memory: for writing (False), for reading (True), or both."""
     import posix_ipc
 
     opened = posix_ipc.SharedMemory
 
-    def open_or_refuse(name: str, flags: int, mode: int, read_only: bool) -> Any:
-        if read_only in refused:
+    def open_or_reject(name: str, flags: int, mode: int, read_only: bool) -> Any:
+        if read_only in rejected:
             raise posix_ipc.PermissionsError("No permission")
         return opened(name, flags, mode=mode, read_only=read_only)
 
-    monkeypatch.setattr(posix_ipc, "SharedMemory", open_or_refuse)
+    monkeypatch.setattr(posix_ipc, "SharedMemory", open_or_reject)
 
 
 def test_a_permission_error_names_the_file(name: str, keep: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ class Peer:
         print(json.dumps({"queues": places, "options": options}), file=self.process.stdin, flush=True)
         assert self.process.stdout.readline() == "ready\n"
 
-    def answer(self) -> Any:
+    def reply(self) -> Any:
         assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline())
 
@@ -76,7 +76,7 @@ def test_packets_are_returned_whole_with_polling_and_with_sleeping(
         assert requests.send(PACKET[:size])
         assert results.receive(limit_ns, window_ns) == PACKET[:size]
     assert requests.send(bytes(24))
-    assert echo.answer() == 900
+    assert echo.reply() == 900
 
 
 def test_BlockingReadWrite1_a_full_ring_write_waits_for_the_reader(
@@ -86,7 +86,7 @@ def test_BlockingReadWrite1_a_full_ring_write_waits_for_the_reader(
     reader = peer("read_all", queue, options=[1020, 3])
     data = [os.urandom(4 * 1020) for _ in range(3)]
     assert all(queue.write_blocking(part, limit_ns) for part in data)
-    assert reader.answer() == sha256(b"".join(data)).hexdigest()
+    assert reader.reply() == sha256(b"".join(data)).hexdigest()
 
 
 @pytest.mark.parametrize("n", [64, 128, 32])
@@ -97,7 +97,7 @@ def test_BlockingReadWriteRepeat_writes_of_64_meet_reads_of(
     reader = peer("read_all", queue, options=[n, 64 * 128 // n])
     data = [os.urandom(4 * 64) for _ in range(128)]
     assert all(queue.write_blocking(part, limit_ns) for part in data)
-    assert reader.answer() == sha256(b"".join(data)).hexdigest()
+    assert reader.reply() == sha256(b"".join(data)).hexdigest()
     assert queue.available_to_write() == 1020
 
 
@@ -110,19 +110,19 @@ def test_a_stream_arrives_complete_and_in_order(
     reader = peer("receive_all", queue, options=[len(data), window_ns])
     parts = [data[i : i + 8 * 5] for i in range(0, len(data), 8 * 5)]
     assert all(queue.write_blocking(part, limit_ns) for part in parts)
-    assert reader.answer() == sha256(data).hexdigest()
+    assert reader.reply() == sha256(data).hexdigest()
 
 
 def test_MisalignedWriteCounter_the_other_process_cannot_write(make_queue: MakeQueue, peer: StartPeer) -> None:
     queue = make_queue(4, 1020)
     queue.memory.view[8:16] = (4 * 1020 - 1).to_bytes(8, "little")
-    assert peer("write_now", queue, reset=False, options=[4]).answer() is False
+    assert peer("write_now", queue, reset=False, options=[4]).reply() is False
 
 
 def test_a_peer_that_attaches_resets_the_counters(make_queue: MakeQueue, peer: StartPeer) -> None:
     queue = make_queue(4, 1020)
     queue.write(bytes(400))
-    assert peer("write_now", queue, options=[8]).answer() is True
+    assert peer("write_now", queue, options=[8]).reply() is True
     assert queue.read(2) == b"\7" * 8 and queue.available_to_read() == 0
 
 

@@ -63,12 +63,12 @@ class QueueAgainstDeque(RuleBasedStateMachine):
         return [(self.number - i).to_bytes(8, "little")[: self.quantum].ljust(self.quantum, b"\7") for i in range(n)]
 
     @property
-    def room(self) -> int:
+    def free_records(self) -> int:
         return self.capacity - len(self.model)
 
     def written(self, records: list[bytes], did: bool) -> None:
         """Hold a write's answer against the model."""
-        assert did is (len(records) <= self.room)
+        assert did is (len(records) <= self.free_records)
         if did:
             self.model.extend(records)
 
@@ -102,7 +102,7 @@ class QueueAgainstDeque(RuleBasedStateMachine):
     @rule(n=counts, used=counts)
     def write_in_place(self, n: int, used: int) -> None:
         transaction = self.w.begin_write(n)
-        assert (transaction is not None) is (n <= self.room)
+        assert (transaction is not None) is (n <= self.free_records)
         if transaction is not None:
             records = self.records(min(used, n))
             transaction.copy_to(b"".join(records))
@@ -142,7 +142,7 @@ class QueueAgainstDeque(RuleBasedStateMachine):
         self.model.clear()
 
     @rule(mask=st.sampled_from([NOT_FULL, NOT_EMPTY, NOT_FULL | NOT_EMPTY]))
-    def take_bits(self, mask: int) -> None:
+    def clear_bits(self, mask: int) -> None:
         """A bit that was woken is there until somebody takes it; the calls that wait took theirs only to look again."""
         assert self.r.event_flag is not None
         assert not self.r.event_flag.wait(mask, 0) & ~self.pending_bits
@@ -154,7 +154,7 @@ class QueueAgainstDeque(RuleBasedStateMachine):
     def counts_agree(self) -> None:
         if hasattr(self, "w"):
             assert self.r.available_to_read() == self.w.available_to_read() == len(self.model)
-            assert self.r.available_to_write() == self.w.available_to_write() == self.room
+            assert self.r.available_to_write() == self.w.available_to_write() == self.free_records
 
 
 class UnsynchronizedAgainstList(RuleBasedStateMachine):

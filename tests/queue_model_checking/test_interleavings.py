@@ -95,11 +95,11 @@ AS_LIBFMQ_WRITES = [
     overwriting([1] * 4, 3, 2, margin=1, in_place=True),
     overwriting([2, 2], 3, 3, margin=2),
 ]
-NAPPING = [
-    streaming([1, 1], 2, how="send", window_ns=2, naps=True),
-    ping_pong(1, window_ns=2, naps=True),
+TIMED_SLEEPS = [
+    streaming([1, 1], 2, how="send", window_ns=2, sleeps_first=True),
+    ping_pong(1, window_ns=2, sleeps_first=True),
 ]
-NAPPING_DEATH = dying("writer", [1, 1], 2, how="send", window_ns=2, quantum=1, naps=True)
+TIMED_SLEEP_DEATH = dying("writer", [1, 1], 2, how="send", window_ns=2, quantum=1, sleeps_first=True)
 AS_LIBFMQ = (WRITE_WITHOUT_RESERVATION, BEGIN_WITHOUT_RESERVATION)
 LARGE = [
     trying(5, 5, 3, in_place=True),
@@ -120,7 +120,7 @@ LARGE = [
     dying("reader", [1, 1, 1], 2),
     given_up([1, 1], 2),
     given_up([1, 1], 2, window_ns=1),
-    given_up([1, 1], 2, window_ns=2, naps=True),
+    given_up([1, 1], 2, window_ns=2, sleeps_first=True),
 ]
 
 
@@ -179,9 +179,9 @@ def test_a_reader_a_whole_ring_behind_libfmqs_writer_may_get_a_torn_record(in_pl
 @pytest.mark.parametrize(
     ("scenario", "model"),
     [
-        *product(NAPPING, (Model.SEQUENTIAL, Model.TSO)),
-        (NAPPING_DEATH, Model.SEQUENTIAL),
-        pytest.param(NAPPING_DEATH, Model.TSO, marks=pytest.mark.deep),
+        *product(TIMED_SLEEPS, (Model.SEQUENTIAL, Model.TSO)),
+        (TIMED_SLEEP_DEATH, Model.SEQUENTIAL),
+        pytest.param(TIMED_SLEEP_DEATH, Model.TSO, marks=pytest.mark.deep),
     ],
     ids=name,
 )

@@ -18,7 +18,7 @@ WRONG_DATA = "came"
 NO_END = "nothing can end this"
 SENT = streaming([1, 1], 2, how="send", window_ns=0)
 STREAMED = streaming([1, 1], 1)
-NAPPED = streaming([1, 1], 2, how="send", window_ns=2, naps=True)
+TIMED_SLEEP = streaming([1, 1], 2, how="send", window_ns=2, sleeps_first=True)
 ASYNC = streaming([1, 1], 2, how="send", is_async=True)
 
 
@@ -48,7 +48,7 @@ def wake_then_raise(peer: DeathRecipients) -> None:
         (seeded_bugs.WAKE_BEFORE_WRITE, SENT, NO_END),
         (seeded_bugs.KERNEL_CLEARS_UNSEEN_BITS, flags([1], "kernel"), NO_END),
         (seeded_bugs.FLAG_CHECKED_BEFORE_CLEARING_BITS_ONLY, dying("writer", [1], 1, written=[], rounds=1), NO_END),
-        (seeded_bugs.TIMED_SLEEP_ONLY, NAPPED, "came None"),
+        (seeded_bugs.TIMED_SLEEP_ONLY, TIMED_SLEEP, "came None"),
         (seeded_bugs.RESERVED_AFTER_THE_BYTES, overwriting([1] * 4, 3, 2), "no later one"),
         (seeded_bugs.BITS_USED_BEFORE_THE_FLAG, waiting_on_a_dead_peer(), "which nobody sets"),
     ],

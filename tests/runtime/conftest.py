@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.executors import LIMIT_S
-from support.protocol import Speaker
+from support.protocol import ProtocolPeer
 
 from nnfmq.channel import Channel
 from nnfmq.runtime.connection import Connection
@@ -37,22 +37,22 @@ def start() -> Iterator[Callable[..., Future[Any]]]:
 
 
 @pytest.fixture
-def driver(resources: ExitStack) -> Speaker:
+def driver(resources: ExitStack) -> ProtocolPeer:
     """A fake driver's end of a channel; the other end is `driver.other`."""
     theirs, ours = Channel.pair()
-    speaker = Speaker(theirs, PeerRole.DRIVER)
-    resources.callback(speaker.close)
-    speaker.other = ours  # type: ignore[attr-defined]
-    return speaker
+    peer = ProtocolPeer(theirs, PeerRole.DRIVER)
+    resources.callback(peer.close)
+    peer.other = ours  # type: ignore[attr-defined]
+    return peer
 
 
 @pytest.fixture
-def connection(driver: Speaker, resources: ExitStack) -> Connection:
+def connection(driver: ProtocolPeer, resources: ExitStack) -> Connection:
     """A connection to the fake driver, which has greeted it."""
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(Connection.open, driver.other, time.monotonic_ns() + LIMIT_S * 10**9)  # type: ignore[attr-defined]
-        driver.hear(messages.Hello)
-        driver.say(GREETING)
+        driver.receive(messages.Hello)
+        driver.send(GREETING)
         connection = opening.result(LIMIT_S)
     resources.callback(connection.close)
     return connection

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.executors import LIMIT_S, until
-from support.protocol import Speaker
+from support.protocol import ProtocolPeer
 
 from nnfmq import watcher
 from nnfmq.channel import NO_WAIT
@@ -55,9 +55,9 @@ def preparing(connection: Connection, start: Start, deadline_ns: int | None) -> 
     return start(connection.call, message, messages.PreparedModelReady, (), deadline_ns)
 
 
-def assert_alive(connection: Connection, driver: Speaker, start: Start) -> None:
+def assert_alive(connection: Connection, driver: ProtocolPeer, start: Start) -> None:
     answer = listing(connection, start)
-    driver.say(messages.DeviceList(driver.hear(messages.ListDevices).call, ()))
+    driver.send(messages.DeviceList(driver.receive(messages.ListDevices).call, ()))
     assert answer.result(LIMIT_S).devices == ()
 
 
@@ -69,45 +69,45 @@ def test_a_driver_is_greeted_and_what_it_says_is_kept(connection: Connection) ->
     assert connection.is_open
 
 
-def test_a_driver_that_refuses_is_unavailable_for_its_reason(driver: Speaker, start: Start) -> None:
+def test_a_driver_that_refuses_is_unavailable_for_its_reason(driver: ProtocolPeer, start: Start) -> None:
     opening = start(Connection.open, driver.other, soon())
-    driver.hear(messages.Hello)
-    driver.say(messages.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "not for you"))
+    driver.receive(messages.Hello)
+    driver.send(messages.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "not for you"))
     error = opening.exception(LIMIT_S)
     assert isinstance(error, DeviceUnavailable)
     assert "the driver refused: not for you" in str(error)
 
 
 @pytest.mark.parametrize("status", ErrorStatus)
-def test_whatever_status_a_refusal_has_it_is_an_error(status: ErrorStatus, driver: Speaker, start: Start) -> None:
+def test_whatever_status_a_refusal_has_it_is_an_error(status: ErrorStatus, driver: ProtocolPeer, start: Start) -> None:
     opening = start(Connection.open, driver.other, soon())
-    driver.hear(messages.Hello)
-    driver.say(messages.Refused(status, "not for you"))
+    driver.receive(messages.Hello)
+    driver.send(messages.Refused(status, "not for you"))
     assert "not for you" in str(opening.exception(LIMIT_S))
     assert isinstance(opening.exception(), NnfmqError)
 
 
-def test_a_driver_that_refused_before_it_was_greeted_is_understood(driver: Speaker, start: Start) -> None:
+def test_a_driver_that_refused_before_it_was_greeted_is_understood(driver: ProtocolPeer, start: Start) -> None:
     """The supervisor refuses without reading, and hangs up."""
-    driver.say(messages.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "full"))
+    driver.send(messages.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "full"))
     opening = start(Connection.open, driver.other, soon())
     assert isinstance(opening.exception(LIMIT_S), NnfmqError)
 
 
-def test_a_driver_that_hangs_up_before_it_answers_is_unavailable(driver: Speaker, start: Start) -> None:
+def test_a_driver_that_hangs_up_before_it_answers_is_unavailable(driver: ProtocolPeer, start: Start) -> None:
     opening = start(Connection.open, driver.other, soon())
-    driver.hear(messages.Hello)
+    driver.receive(messages.Hello)
     driver.close()
     assert isinstance(opening.exception(LIMIT_S), DeviceUnavailable)
 
 
-def test_a_driver_that_never_answers_is_given_up_at_the_deadline(driver: Speaker) -> None:
+def test_a_driver_that_never_answers_is_given_up_at_the_deadline(driver: ProtocolPeer) -> None:
     deadline_ns = soon(0.03)
     with pytest.raises(MissedDeadlineTransient):
         Connection.open(driver.other, deadline_ns)  # type: ignore[attr-defined]
     assert time.monotonic_ns() >= deadline_ns
-    driver.hear(messages.Hello)
-    assert driver.hears_the_end()
+    driver.receive(messages.Hello)
+    assert driver.is_hung_up()
 
 
 @pytest.mark.parametrize(
@@ -116,11 +116,11 @@ def test_a_driver_that_never_answers_is_given_up_at_the_deadline(driver: Speaker
     ids=lambda message: type(message).__name__,
 )
 def test_a_driver_that_answers_the_greeting_with_something_else_is_given_up(
-    message: messages.Message, driver: Speaker, start: Start
+    message: messages.Message, driver: ProtocolPeer, start: Start
 ) -> None:
     opening = start(Connection.open, driver.other, soon())
-    driver.hear(messages.Hello)
-    driver.say(message)
+    driver.receive(messages.Hello)
+    driver.send(message)
     assert isinstance(opening.exception(LIMIT_S), DeviceUnavailable)
 
 
@@ -128,94 +128,98 @@ def test_a_driver_that_answers_the_greeting_with_something_else_is_given_up(
 
 
 def test_calls_are_answered_by_their_numbers_in_any_order(
-    connection: Connection, driver: Speaker, start: Start
+    connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     waiting = {}
     for _ in range(3):
         future = listing(connection, start)
-        waiting[driver.hear(messages.ListDevices).call] = future
+        waiting[driver.receive(messages.ListDevices).call] = future
     for call in reversed(waiting):
         info = messages.DeviceInfo(f"number {call}", 2, "1", 8, 0, ())
-        driver.say(messages.DeviceList(call, (info,)))
+        driver.send(messages.DeviceList(call, (info,)))
     for call, future in waiting.items():
         assert future.result(LIMIT_S).devices[0].name == f"number {call}"
 
 
 @pytest.mark.parametrize("status", [s for s in ErrorStatus if s not in (NONE, ErrorStatus.DEAD_OBJECT)])
 def test_an_answer_with_a_status_is_raised_as_its_error_with_its_text(
-    status: ErrorStatus, connection: Connection, driver: Speaker, start: Start
+    status: ErrorStatus, connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     message = messages.ReleaseModel(connection.next_call_id(), 7)
     call = start(connection.call, message, messages.Reply)
-    driver.say(messages.Reply(driver.hear(messages.ReleaseModel).call, status, "what went wrong"))
+    driver.send(messages.Reply(driver.receive(messages.ReleaseModel).call, status, "what went wrong"))
     error = call.exception(LIMIT_S)
     assert isinstance(error, NnfmqError)
     assert error.status is status
     assert "what went wrong" in str(error)
 
 
-def test_asking_returns_the_answer_whatever_its_status(connection: Connection, driver: Speaker, start: Start) -> None:
+def test_asking_returns_the_answer_whatever_its_status(
+    connection: Connection, driver: ProtocolPeer, start: Start
+) -> None:
     asking = start(connection.exchange, messages.ReleaseModel(connection.next_call_id(), 7), messages.Reply)
-    driver.say(messages.Reply(driver.hear(messages.ReleaseModel).call, ErrorStatus.INVALID_ARGUMENT, "no"))
+    driver.send(messages.Reply(driver.receive(messages.ReleaseModel).call, ErrorStatus.INVALID_ARGUMENT, "no"))
     assert asking.result(LIMIT_S).status is ErrorStatus.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("order", ["reply first", "callback first"])
 def test_PREP_3_a_preparation_waits_for_its_callback_in_whichever_order_the_answers_come(
-    order: str, connection: Connection, driver: Speaker, start: Start
+    order: str, connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     waiting = preparing(connection, start, soon())
-    call = driver.hear(messages.PrepareModel).call
+    call = driver.receive(messages.PrepareModel).call
     answers = [messages.Reply(call, NONE, ""), messages.PreparedModelReady(call, NONE, "", 9)]
     for answer in answers if order == "reply first" else reversed(answers):
-        driver.say(answer)
+        driver.send(answer)
     assert waiting.result(LIMIT_S).model_id == 9
 
 
 def test_LIFE_5_a_call_ends_at_its_deadline_and_its_late_answer_does_no_harm(
-    connection: Connection, driver: Speaker, start: Start
+    connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     deadline_ns = soon(0.03)
     assert isinstance(listing(connection, start, deadline_ns).exception(LIMIT_S), MissedDeadlineTransient)
     assert time.monotonic_ns() >= deadline_ns
-    driver.say(messages.DeviceList(driver.hear(messages.ListDevices).call, ()))
+    driver.send(messages.DeviceList(driver.receive(messages.ListDevices).call, ()))
     assert_alive(connection, driver, start)
 
 
-def test_a_model_that_is_ready_too_late_is_released(connection: Connection, driver: Speaker, start: Start) -> None:
+def test_a_model_that_is_ready_too_late_is_released(connection: Connection, driver: ProtocolPeer, start: Start) -> None:
     waiting = preparing(connection, start, soon(0.03))
-    call = driver.hear(messages.PrepareModel).call
+    call = driver.receive(messages.PrepareModel).call
     assert isinstance(waiting.exception(LIMIT_S), MissedDeadlineTransient)
-    driver.say(messages.Reply(call, NONE, ""))
-    driver.say(messages.PreparedModelReady(call, NONE, "", 9))
-    release = driver.hear(messages.ReleaseModel)
+    driver.send(messages.Reply(call, NONE, ""))
+    driver.send(messages.PreparedModelReady(call, NONE, "", 9))
+    release = driver.receive(messages.ReleaseModel)
     assert release.model_id == 9
-    driver.say(messages.Reply(release.call, NONE, ""))
+    driver.send(messages.Reply(release.call, NONE, ""))
     assert_alive(connection, driver, start)
 
 
-def test_a_model_that_failed_too_late_needs_no_release(connection: Connection, driver: Speaker, start: Start) -> None:
+def test_a_model_that_failed_too_late_needs_no_release(
+    connection: Connection, driver: ProtocolPeer, start: Start
+) -> None:
     waiting = preparing(connection, start, soon(0.03))
-    call = driver.hear(messages.PrepareModel).call
+    call = driver.receive(messages.PrepareModel).call
     assert isinstance(waiting.exception(LIMIT_S), MissedDeadlineTransient)
-    driver.say(messages.Reply(call, NONE, ""))
-    driver.say(messages.PreparedModelReady(call, ErrorStatus.GENERAL_FAILURE, "", 0))
+    driver.send(messages.Reply(call, NONE, ""))
+    driver.send(messages.PreparedModelReady(call, ErrorStatus.GENERAL_FAILURE, "", 0))
     assert_alive(connection, driver, start)
 
 
 def test_a_burst_that_is_configured_too_late_is_closed(
-    connection: Connection, driver: Speaker, start: Start, resources: ExitStack
+    connection: Connection, driver: ProtocolPeer, start: Start, resources: ExitStack
 ) -> None:
     memory = resources.enter_context(Memory.create(8))
     nothing = messages.MQDescriptorData((), 24, 1)
     message = messages.ConfigureBurst(connection.next_call_id(), 1, nothing, nothing)
     waiting = start(connection.call, message, messages.BurstConfigured, [memory.fileno()] * 2, soon(0.03))
-    call = driver.hear(messages.ConfigureBurst).call
+    call = driver.receive(messages.ConfigureBurst).call
     assert isinstance(waiting.exception(LIMIT_S), MissedDeadlineTransient)
-    driver.say(messages.BurstConfigured(call, NONE, "", 5))
-    closing = driver.hear(messages.CloseBurst)
+    driver.send(messages.BurstConfigured(call, NONE, "", 5))
+    closing = driver.receive(messages.CloseBurst)
     assert closing.burst_id == 5
-    driver.say(messages.Reply(closing.call, NONE, ""))
+    driver.send(messages.Reply(closing.call, NONE, ""))
     assert_alive(connection, driver, start)
 
 
@@ -236,11 +240,11 @@ class Provider:
 
 
 def test_a_driver_is_given_the_memories_that_it_asks_for(
-    connection: Connection, driver: Speaker, resources: ExitStack
+    connection: Connection, driver: ProtocolPeer, resources: ExitStack
 ) -> None:
     memories = {slot: resources.enter_context(Memory.create(slot + 1)) for slot in (4, 7)}
     connection.add_burst(3, Provider(memories))
-    driver.say(messages.GetMemories(1, 3, (7, 4)))
+    driver.send(messages.GetMemories(1, 3, (7, 4)))
     with driver.channel.receive(soon()) as frame:
         answer = control_protocol.decode(frame.data, sender=control_protocol.PeerRole.CLIENT, fds=len(frame.fds))
         assert answer == messages.Memories(1, NONE, "", (messages.MemoryData(8), messages.MemoryData(5)))
@@ -257,65 +261,65 @@ def fill(connection: Connection) -> int:
     raise AssertionError
 
 
-def hear_those(driver: Speaker, count: int) -> None:
-    assert [driver.hear(messages.FreeMemory).slot for _ in range(count)] == list(range(count))
+def hear_those(driver: ProtocolPeer, count: int) -> None:
+    assert [driver.receive(messages.FreeMemory).slot for _ in range(count)] == list(range(count))
 
 
 def test_a_driver_that_asks_while_it_reads_nothing_is_answered_when_it_does(
-    connection: Connection, driver: Speaker, start: Start, resources: ExitStack
+    connection: Connection, driver: ProtocolPeer, start: Start, resources: ExitStack
 ) -> None:
     memory = resources.enter_context(Memory.create(5))
     connection.add_burst(3, Provider({4: memory}))
     count = fill(connection)
-    driver.say(messages.GetMemories(1, 3, (4,)))
+    driver.send(messages.GetMemories(1, 3, (4,)))
     until(lambda: any(thread.name == "nnfmq-late" for thread in threading.enumerate()))
     memory.close()
     hear_those(driver, count)
-    answer, fds = driver.hear_with_fds(messages.Memories)
+    answer, fds = driver.receive_with_fds(messages.Memories)
     assert (answer.status, [os.fstat(fd).st_size for fd in fds]) == (NONE, [5])
     os.close(fds[0])
     assert_alive(connection, driver, start)
 
 
 def test_what_is_to_be_undone_is_undone_when_the_driver_reads_again(
-    connection: Connection, driver: Speaker, start: Start
+    connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     preparation = preparing(connection, start, soon(0.01))
-    call = driver.hear(messages.PrepareModel).call
+    call = driver.receive(messages.PrepareModel).call
     assert isinstance(preparation.exception(LIMIT_S), MissedDeadlineTransient)
     count = fill(connection)
-    driver.say(messages.Reply(call, NONE, ""))
-    driver.say(messages.PreparedModelReady(call, NONE, "", 77))
+    driver.send(messages.Reply(call, NONE, ""))
+    driver.send(messages.PreparedModelReady(call, NONE, "", 77))
     until(lambda: any(thread.name == "nnfmq-late" for thread in threading.enumerate()))
     hear_those(driver, count)
-    assert driver.hear(messages.ReleaseModel).model_id == 77
+    assert driver.receive(messages.ReleaseModel).model_id == 77
     assert connection.is_open
 
 
 def test_an_execution_that_needs_more_room_is_begun_again_when_the_driver_reads_again(
-    connection: Connection, driver: Speaker
+    connection: Connection, driver: ProtocolPeer
 ) -> None:
     model = PreparedModel(connection, 1, (), (TensorInfo("open", (0,), "float32"),))
     pending = model.execute_async(timeout=LIMIT_S)
-    call = driver.hear(messages.ExecuteAsynchronously).call
+    call = driver.receive(messages.ExecuteAsynchronously).call
     count = fill(connection)
-    driver.say(messages.Reply(call, NONE, ""))
+    driver.send(messages.Reply(call, NONE, ""))
     small = (messages.ShapeData((3,), False),)
-    driver.say(messages.ExecutionFinished(call, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, "too small", small))
+    driver.send(messages.ExecutionFinished(call, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, "too small", small))
     until(lambda: any(thread.name == "nnfmq-late" for thread in threading.enumerate()))
     assert not pending.done()
     hear_those(driver, count)
-    again = driver.hear(messages.ExecuteAsynchronously)
+    again = driver.receive(messages.ExecuteAsynchronously)
     assert again.request.outputs[0].location.length == 12
-    driver.say(messages.ExecutionFinished(again.call, NONE, "", (messages.ShapeData((3,), True),)))
-    driver.say(messages.Reply(again.call, NONE, ""))
+    driver.send(messages.ExecutionFinished(again.call, NONE, "", (messages.ShapeData((3,), True),)))
+    driver.send(messages.Reply(again.call, NONE, ""))
     assert pending.result(LIMIT_S)[0].shape == (3,)
 
 
-def test_LIFE_5_a_late_answer_ends_with_its_connection(connection: Connection, driver: Speaker) -> None:
+def test_LIFE_5_a_late_answer_ends_with_its_connection(connection: Connection, driver: ProtocolPeer) -> None:
     connection.add_burst(3, Provider({}))
     fill(connection)
-    driver.say(messages.GetMemories(1, 3, (0,)))
+    driver.send(messages.GetMemories(1, 3, (0,)))
     until(lambda: any(thread.name == "nnfmq-late" for thread in threading.enumerate()))
     connection.close()
     until(lambda: all(thread.name != "nnfmq-late" for thread in threading.enumerate()))
@@ -323,24 +327,24 @@ def test_LIFE_5_a_late_answer_ends_with_its_connection(connection: Connection, d
 
 @pytest.mark.parametrize("burst_id", [3, 99], ids=["unknown slot", "unknown burst"])
 def test_a_driver_that_asks_for_what_is_not_there_is_told_so(
-    burst_id: int, connection: Connection, driver: Speaker, start: Start
+    burst_id: int, connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     connection.add_burst(3, Provider({}))
-    driver.say(messages.GetMemories(1, burst_id, (0,)))
-    answer = driver.hear(messages.Memories)
+    driver.send(messages.GetMemories(1, burst_id, (0,)))
+    answer = driver.receive(messages.Memories)
     assert answer.status is ErrorStatus.INVALID_ARGUMENT
     assert answer.memories == ()
     assert_alive(connection, driver, start)
 
 
 def test_memory_that_was_closed_meanwhile_is_an_answer_and_not_the_end(
-    connection: Connection, driver: Speaker, start: Start
+    connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     memory = Memory.create(8)
     memory.close()
     connection.add_burst(3, Provider({0: memory}))
-    driver.say(messages.GetMemories(1, 3, (0,)))
-    assert driver.hear(messages.Memories).status is ErrorStatus.INVALID_ARGUMENT
+    driver.send(messages.GetMemories(1, 3, (0,)))
+    assert driver.receive(messages.Memories).status is ErrorStatus.INVALID_ARGUMENT
     assert_alive(connection, driver, start)
 
 
@@ -348,11 +352,11 @@ def test_memory_that_was_closed_meanwhile_is_an_answer_and_not_the_end(
 
 
 def test_LIFE_5_a_hang_up_fails_every_open_call_and_every_later_one(
-    connection: Connection, driver: Speaker, start: Start
+    connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     waiting = [listing(connection, start) for _ in range(3)]
     for _ in waiting:
-        driver.hear(messages.ListDevices)
+        driver.receive(messages.ListDevices)
     driver.close()
     assert [type(future.exception(LIMIT_S)) for future in waiting] == [DeadObject] * 3
     assert not connection.is_open
@@ -360,7 +364,7 @@ def test_LIFE_5_a_hang_up_fails_every_open_call_and_every_later_one(
 
 
 def test_a_hang_up_wakes_every_burst(
-    connection: Connection, driver: Speaker, start: Start, resources: ExitStack
+    connection: Connection, driver: ProtocolPeer, start: Start, resources: ExitStack
 ) -> None:
     peer_death = PeerDeathFlag()
     queue = resources.enter_context(MessageQueue.create(24, 8, peer_death=peer_death))
@@ -373,7 +377,7 @@ def test_a_hang_up_wakes_every_burst(
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
 
 
-def test_a_burst_that_comes_after_the_hang_up_is_refused(connection: Connection, driver: Speaker) -> None:
+def test_a_burst_that_comes_after_the_hang_up_is_refused(connection: Connection, driver: ProtocolPeer) -> None:
     driver.close()
     until(lambda: not connection.is_open)
     with pytest.raises(DeadObject, match="the driver process is gone"):
@@ -390,12 +394,12 @@ VIOLATIONS = {
 
 @pytest.mark.parametrize("data", VIOLATIONS.values(), ids=VIOLATIONS.keys())
 def test_a_driver_that_breaks_the_protocol_is_given_up_and_open_calls_say_why(
-    data: bytes, connection: Connection, driver: Speaker, start: Start, caplog: pytest.LogCaptureFixture
+    data: bytes, connection: Connection, driver: ProtocolPeer, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     waiting = listing(connection, start)
-    driver.hear(messages.ListDevices)
+    driver.receive(messages.ListDevices)
     with caplog.at_level(logging.WARNING, "nnfmq.client"):
-        driver.say_bytes(data)
+        driver.send_bytes(data)
         error = waiting.exception(LIMIT_S)
     assert isinstance(error, DeadObject)
     assert "the connection to the driver was closed" in str(error)
@@ -403,36 +407,38 @@ def test_a_driver_that_breaks_the_protocol_is_given_up_and_open_calls_say_why(
     assert not connection.is_open
 
 
-def test_an_answer_of_the_wrong_kind_breaks_the_protocol(connection: Connection, driver: Speaker, start: Start) -> None:
+def test_an_answer_of_the_wrong_kind_breaks_the_protocol(
+    connection: Connection, driver: ProtocolPeer, start: Start
+) -> None:
     waiting = listing(connection, start)
-    driver.say(messages.Reply(driver.hear(messages.ListDevices).call, NONE, ""))
+    driver.send(messages.Reply(driver.receive(messages.ListDevices).call, NONE, ""))
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
 
 
 def test_descriptors_from_a_driver_break_the_protocol_and_are_closed(
-    connection: Connection, driver: Speaker, start: Start
+    connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     waiting = listing(connection, start)
-    answer = control_protocol.encode(messages.DeviceList(driver.hear(messages.ListDevices).call, ()))
-    driver.say_bytes(answer, [0, 0])
+    answer = control_protocol.encode(messages.DeviceList(driver.receive(messages.ListDevices).call, ()))
+    driver.send_bytes(answer, [0, 0])
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
 
 
 def test_closing_says_goodbye_hangs_up_and_fails_open_calls(
-    connection: Connection, driver: Speaker, start: Start
+    connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     waiting = listing(connection, start)
-    driver.hear(messages.ListDevices)
+    driver.receive(messages.ListDevices)
     connection.close()
     connection.close()
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
     assert "closed" in str(waiting.exception())
-    driver.hear(messages.Goodbye)
-    assert driver.hears_the_end()
+    driver.receive(messages.Goodbye)
+    assert driver.is_hung_up()
 
 
 def test_closing_does_not_wait_for_a_call_that_cannot_be_sent(
-    connection: Connection, driver: Speaker, start: Start
+    connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     """The driver reads nothing (it may be stopped), and another thread waits in the middle of its call."""
     with suppress(MissedDeadlineTransient):
@@ -446,7 +452,7 @@ def test_closing_does_not_wait_for_a_call_that_cannot_be_sent(
 
 
 def test_a_forked_child_s_calls_raise_and_the_parent_s_go_on(
-    connection: Connection, driver: Speaker, start: Start
+    connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     with connection._lock, connection._connection_state._lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, for a process with threads
@@ -500,7 +506,9 @@ def test_QOS_6_a_timeout_beyond_the_clock_is_the_end_of_the_clock(timeout: float
     assert deadline_after(timeout) == 2**63 - 1
 
 
-def test_QOS_6_the_end_of_the_clock_can_be_waited_for(connection: Connection, driver: Speaker, start: Start) -> None:
+def test_QOS_6_the_end_of_the_clock_can_be_waited_for(
+    connection: Connection, driver: ProtocolPeer, start: Start
+) -> None:
     waiting = listing(connection, start, deadline_after(float("inf")))
-    driver.say(messages.DeviceList(driver.hear(messages.ListDevices).call, ()))
+    driver.send(messages.DeviceList(driver.receive(messages.ListDevices).call, ()))
     assert waiting.result(LIMIT_S).devices == ()

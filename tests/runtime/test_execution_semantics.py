@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from support import models
 from support.executors import LIMIT_S, Held, floats
-from support.protocol import Speaker
+from support.protocol import ProtocolPeer
 from support.small_models import INPUT, OUTPUT, graph, one_operation, scalar, two_adds
 
 from nnfmq.engines import interpreter
@@ -207,15 +207,15 @@ def test_EXE_3_a_synchronous_execution_returns_when_all_is_done_with_shapes_and_
 
 
 def test_EXE_4_an_execution_is_one_synchronous_call_unless_something_else_is_asked_for(
-    connection: Connection, driver: Speaker, start: Start
+    connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     info = TensorInfo("x", (2,), "float32")
     running = start(PreparedModel(connection, 7, (info,), (info,)).execute, np.zeros(2, np.float32))
-    call = driver.hear(messages.Execute)
+    call = driver.receive(messages.Execute)
     assert (call.model_id, call.config.measure, call.deadline_ns) == (7, MeasureTiming.NO, -1)
-    driver.say(messages.Executed(call.call, ErrorStatus.NONE, "", ()))
+    driver.send(messages.Executed(call.call, ErrorStatus.NONE, "", ()))
     assert running.result(LIMIT_S)[0].tolist() == [0, 0]
-    assert driver.hears_nothing()
+    assert driver.has_no_message()
 
 
 # ------------------------------------------------------------------------------------------------ statuses

@@ -15,7 +15,7 @@ import pytest
 from support import control_flow_models, models
 from support.descriptors import no_more_descriptors
 from support.executors import LIMIT_S, Held, until
-from support.protocol import Speaker
+from support.protocol import ProtocolPeer
 
 from nnfmq.channel import open_fence_pair
 from nnfmq.fence import Fence
@@ -192,39 +192,41 @@ class RecordingHandler:
         self.received.append(error)
 
 
-def test_LIFE_5_an_answer_after_the_end_is_dropped(connection: Connection, driver: Speaker) -> None:
+def test_LIFE_5_an_answer_after_the_end_is_dropped(connection: Connection, driver: ProtocolPeer) -> None:
     handler = RecordingHandler()
     message = messages.ExecuteAsynchronously(
         connection.next_call_id(), 1, messages.RequestData((), (), ()), messages.ConfigData(MeasureTiming.NO, -1), -1
     )
     connection.start_call(message, messages.ExecutionFinished, handler)
-    call = driver.hear(messages.ExecuteAsynchronously).call
+    call = driver.receive(messages.ExecuteAsynchronously).call
     connection.close()
     assert [type(answer) for answer in handler.received] == [DeadObject]
     with pytest.raises(DeadObject):
-        driver.say(messages.ExecutionFinished(call, ErrorStatus.NONE, ""))
+        driver.send(messages.ExecutionFinished(call, ErrorStatus.NONE, ""))
     assert len(handler.received) == 1
 
 
-def test_EXE_5_the_callback_counts_and_not_the_reply(connection: Connection, driver: Speaker) -> None:
+def test_EXE_5_the_callback_counts_and_not_the_reply(connection: Connection, driver: ProtocolPeer) -> None:
     handler = RecordingHandler()
     message = messages.ExecuteAsynchronously(
         connection.next_call_id(), 1, messages.RequestData((), (), ()), messages.ConfigData(MeasureTiming.NO, -1), -1
     )
     connection.start_call(message, messages.ExecutionFinished, handler)
-    call = driver.hear(messages.ExecuteAsynchronously).call
+    call = driver.receive(messages.ExecuteAsynchronously).call
     refused = messages.ExecutionFinished(call, ErrorStatus.INVALID_ARGUMENT, "no")
-    driver.say(refused)
-    driver.say(messages.Reply(call, ErrorStatus.INVALID_ARGUMENT, "no"))
+    driver.send(refused)
+    driver.send(messages.Reply(call, ErrorStatus.INVALID_ARGUMENT, "no"))
     until(lambda: not connection._connection_state.pending_calls(PeerRole.CLIENT))
     assert handler.received == [refused]
 
 
-def test_a_driver_that_states_impossible_shapes_breaks_the_protocol(connection: Connection, driver: Speaker) -> None:
+def test_a_driver_that_states_impossible_shapes_breaks_the_protocol(
+    connection: Connection, driver: ProtocolPeer
+) -> None:
     info = TensorInfo("known", (2,), "float32")
     pending = PreparedModel(connection, 1, (info,), (info,)).execute_async(np.zeros(2, np.float32))
-    call = driver.hear(messages.ExecuteAsynchronously).call
-    driver.say(messages.ExecutionFinished(call, ErrorStatus.NONE, "", (messages.ShapeData((3,), True),)))
+    call = driver.receive(messages.ExecuteAsynchronously).call
+    driver.send(messages.ExecutionFinished(call, ErrorStatus.NONE, "", (messages.ShapeData((3,), True),)))
     with pytest.raises(ProtocolError):
         pending.result(LIMIT_S)
 
@@ -360,34 +362,34 @@ def test_LIFE_4_a_driver_that_goes_away_puts_the_fence_in_error(
         waiting.result()
 
 
-def test_a_launch_that_is_given_up_is_undone(connection: Connection, driver: Speaker, start: Start) -> None:
+def test_a_launch_that_is_given_up_is_undone(connection: Connection, driver: ProtocolPeer, start: Start) -> None:
     info = TensorInfo("known", (2,), "float32")
     model = PreparedModel(connection, 1, (info,), (info,))
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(MissedDeadline):
         model.execute_fenced(np.zeros(2, np.float32), timeout=0)
-    call = driver.hear(messages.ExecuteFenced).call
+    call = driver.receive(messages.ExecuteFenced).call
     sender, fd = open_fence_pair()
-    driver.say(messages.FencedLaunched(call, ErrorStatus.NONE, "", 77, 1), [fd])
+    driver.send(messages.FencedLaunched(call, ErrorStatus.NONE, "", 77, 1), [fd])
     os.close(fd)
     sender.close()
-    assert driver.hear(messages.ReleaseCallback).callback_id == 77
+    assert driver.receive(messages.ReleaseCallback).callback_id == 77
     until(lambda: len(os.listdir("/proc/self/fd")) == before)
 
 
 def test_a_fence_for_which_there_is_no_room_fails_the_launch_alone(
-    connection: Connection, driver: Speaker, start: Start
+    connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     info = TensorInfo("known", (2,), "float32")
     launching = start(PreparedModel(connection, 1, (info,), (info,)).execute_fenced, np.zeros(2, np.float32))
-    call = driver.hear(messages.ExecuteFenced).call
+    call = driver.receive(messages.ExecuteFenced).call
     sender, fd = open_fence_pair()
     with no_more_descriptors():
-        driver.say(messages.FencedLaunched(call, ErrorStatus.NONE, "", 77, 1), [fd])
+        driver.send(messages.FencedLaunched(call, ErrorStatus.NONE, "", 77, 1), [fd])
         assert isinstance(launching.exception(LIMIT_S), ResourceExhaustedTransient)
     os.close(fd)
     sender.close()
-    assert driver.hear(messages.ReleaseCallback).callback_id == 77
+    assert driver.receive(messages.ReleaseCallback).callback_id == 77
     assert connection.is_open
 
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from support import models
 from support.executors import LIMIT_S, Held, until
-from support.protocol import Speaker
+from support.protocol import ProtocolPeer
 
 from nnfmq.hal.errors import (
     DeadObject,
@@ -104,14 +104,14 @@ def test_LIFE_6_a_device_that_comes_back_as_another_one_is_unavailable_for_good(
     changed: dict[str, Any],
     is_lost: bool,
     connection: Connection,
-    driver: Speaker,
+    driver: ProtocolPeer,
     real: tuple[Connection, Session],
     start: Start,
 ) -> None:
     fresh = SimpleNamespace(devices=lambda: [replace(INFO, **changed)], _connection=real[0], _process=None)
     client = Client(connection, None, lambda _deadline_ns: fresh)  # type: ignore[arg-type,return-value]
     known = start(client.device, "fake")
-    driver.say(messages.DeviceList(driver.hear(messages.ListDevices).call, (INFO,)))
+    driver.send(messages.DeviceList(driver.receive(messages.ListDevices).call, (INFO,)))
     assert known.result(LIMIT_S).info == INFO
     driver.close()
     until(lambda: not connection.is_open)
@@ -253,44 +253,44 @@ def test_VAL_7_a_driver_that_states_impossible_shapes_breaks_the_protocol(
     status: ErrorStatus,
     stated: list[tuple[int, ...]],
     connection: Connection,
-    driver: Speaker,
+    driver: ProtocolPeer,
     start: Start,
 ) -> None:
     model = PreparedModel(connection, 1, (KNOWN,), (output,))
     running = start(model.execute, GIVEN)
-    call = driver.hear(messages.Execute).call
+    call = driver.receive(messages.Execute).call
     shapes = tuple(messages.ShapeData(shape, status is ErrorStatus.NONE) for shape in stated)
-    driver.say(messages.Executed(call, status, "", shapes))
+    driver.send(messages.Executed(call, status, "", shapes))
     assert isinstance(running.exception(LIMIT_S), ProtocolError)
 
 
 def test_VAL_7_a_driver_that_states_impossible_times_breaks_the_protocol(
-    connection: Connection, driver: Speaker, start: Start
+    connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     running = start(PreparedModel(connection, 1, (KNOWN,), (KNOWN,)).execute, GIVEN, measure=True)
-    call = driver.hear(messages.Execute).call
-    driver.say(messages.Executed(call, ErrorStatus.NONE, "", (), 5, 4))
+    call = driver.receive(messages.Execute).call
+    driver.send(messages.Executed(call, ErrorStatus.NONE, "", (), 5, 4))
 
     assert isinstance(running.exception(LIMIT_S), ProtocolError)
 
 
 def test_VAL_7_times_that_nobody_asked_for_break_the_protocol(
-    connection: Connection, driver: Speaker, start: Start
+    connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     running = start(PreparedModel(connection, 1, (KNOWN,), (KNOWN,)).execute, GIVEN)
-    driver.say(messages.Executed(driver.hear(messages.Execute).call, ErrorStatus.NONE, "", (), 1, 2))
+    driver.send(messages.Executed(driver.receive(messages.Execute).call, ErrorStatus.NONE, "", (), 1, 2))
 
     assert isinstance(running.exception(LIMIT_S), ProtocolError)
 
 
 def test_VAL_7_shapes_and_times_beside_an_error_are_not_looked_at(
-    connection: Connection, driver: Speaker, start: Start
+    connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     model = PreparedModel(connection, 1, (KNOWN,), (KNOWN,))
     running = start(model.execute, GIVEN)
     shapes = (messages.ShapeData((9, 9), True),) * 2
-    driver.say(
-        messages.Executed(driver.hear(messages.Execute).call, ErrorStatus.GENERAL_FAILURE, "broken", shapes, 9, 3)
+    driver.send(
+        messages.Executed(driver.receive(messages.Execute).call, ErrorStatus.GENERAL_FAILURE, "broken", shapes, 9, 3)
     )
 
     error = running.exception(LIMIT_S)
@@ -298,23 +298,23 @@ def test_VAL_7_shapes_and_times_beside_an_error_are_not_looked_at(
 
 
 def test_VAL_7_an_execution_request_s_shapes_are_held_against_the_request(
-    connection: Connection, driver: Speaker, start: Start
+    connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     output = RequestArgument(location=DataLocation(0, 0, 8), dimensions=(2,))
     with Memory.create(16) as pool:
         request = Request((), (output,), (pool,))
         running = start(PreparedModel(connection, 1, (), (OPEN,)).execute_request, request)
-        call = driver.hear(messages.Execute).call
-        driver.say(messages.Executed(call, ErrorStatus.NONE, "", (messages.ShapeData((1,), True),)))
+        call = driver.receive(messages.Execute).call
+        driver.send(messages.Executed(call, ErrorStatus.NONE, "", (messages.ShapeData((1,), True),)))
 
         assert isinstance(running.exception(LIMIT_S), ProtocolError)
 
 
 def test_VAL_7_a_status_that_no_driver_can_have_ends_the_connection(
-    connection: Connection, driver: Speaker, start: Start
+    connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     running = start(PreparedModel(connection, 1, (KNOWN,), (KNOWN,)).execute, GIVEN)
-    driver.say(messages.Executed(driver.hear(messages.Execute).call, ErrorStatus.DEAD_OBJECT, "I am dead"))
+    driver.send(messages.Executed(driver.receive(messages.Execute).call, ErrorStatus.DEAD_OBJECT, "I am dead"))
 
     error = running.exception(LIMIT_S)
     assert isinstance(error, DeadObject)
@@ -322,21 +322,21 @@ def test_VAL_7_a_status_that_no_driver_can_have_ends_the_connection(
 
 
 def test_VAL_7_a_driver_that_answers_for_other_operations_than_it_was_asked_about_breaks_the_protocol(
-    connection: Connection, driver: Speaker, start: Start
+    connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     model = models.add_model()
     info = messages.DeviceInfo("fake", DeviceType.CPU, "1", 8, DeviceStatus.AVAILABLE, ())
     device = Device(info, connection)
     running = start(device.supported_operations, model)
-    driver.say(messages.SupportedOperations(driver.hear(messages.GetSupportedOperations).call, (True, True)))
+    driver.send(messages.SupportedOperations(driver.receive(messages.GetSupportedOperations).call, (True, True)))
 
     assert isinstance(running.exception(LIMIT_S), ProtocolError)
 
 
-def test_an_output_without_elements_is_no_lie(connection: Connection, driver: Speaker, start: Start) -> None:
+def test_an_output_without_elements_is_no_lie(connection: Connection, driver: ProtocolPeer, start: Start) -> None:
     running = start(PreparedModel(connection, 1, (KNOWN,), (OPEN,)).execute, GIVEN)
-    call = driver.hear(messages.Execute).call
-    driver.say(messages.Executed(call, ErrorStatus.NONE, "", (messages.ShapeData((0,), True),)))
+    call = driver.receive(messages.Execute).call
+    driver.send(messages.Executed(call, ErrorStatus.NONE, "", (messages.ShapeData((0,), True),)))
     assert running.result(LIMIT_S)[0].shape == (0,)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.executors import LIMIT_S
-from support.protocol import Speaker
+from support.protocol import ProtocolPeer
 
 from nnfmq.channel import FenceSignaler, open_fence_pair
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, ProtocolError
@@ -43,7 +43,9 @@ Shapes = list[tuple[int, ...]]
 class Liar:
     """A driver that answers as the tests say, and what asks it."""
 
-    def __init__(self, driver: Speaker, connection: Connection, start: Start, pool: Memory, stack: ExitStack) -> None:
+    def __init__(
+        self, driver: ProtocolPeer, connection: Connection, start: Start, pool: Memory, stack: ExitStack
+    ) -> None:
         self.driver, self.connection, self.start, self.stack = driver, connection, start, stack
         self.pool = pool
 
@@ -56,27 +58,29 @@ class Liar:
 
     def executed(self, question: type[messages.Call], kind: type[Any], *answer: Any) -> None:
         """Answer a call that asks for an execution."""
-        call = self.driver.hear(question).call
+        call = self.driver.receive(question).call
         if kind is messages.ExecutionFinished:
-            self.driver.say(messages.Reply(call, NONE, ""))
-        self.driver.say(kind(call, *answer))
+            self.driver.send(messages.Reply(call, NONE, ""))
+        self.driver.send(kind(call, *answer))
 
     def made(self) -> None:
         """Answer that a reusable execution was made."""
-        self.driver.say(messages.ExecutionCreated(self.driver.hear(messages.CreateExecution).call, NONE, "", 5))
+        self.driver.send(messages.ExecutionCreated(self.driver.receive(messages.CreateExecution).call, NONE, "", 5))
 
     def launched(self, question: type[messages.Call], status: ErrorStatus = NONE) -> FenceSignaler:
         """Answer that a fenced execution was launched; return its fence's sender."""
         sender, fence = open_fence_pair()
         self.stack.callback(sender.close)
         fences = [] if status is not NONE else [fence]
-        self.driver.say(messages.FencedLaunched(self.driver.hear(question).call, status, "", 7, len(fences)), fences)
+        self.driver.send(
+            messages.FencedLaunched(self.driver.receive(question).call, status, "", 7, len(fences)), fences
+        )
         os.close(fence)
         return sender
 
 
 @pytest.fixture
-def liar(driver: Speaker, connection: Connection, start: Start, resources: ExitStack) -> Iterator[Liar]:
+def liar(driver: ProtocolPeer, connection: Connection, start: Start, resources: ExitStack) -> Iterator[Liar]:
     with Memory.create(16) as pool:
         yield Liar(driver, connection, start, pool, resources)
 
@@ -204,7 +208,7 @@ def ended(liar: Liar, launch: Launch, measure: bool, *info: Any) -> Future[Any]:
     execution = liar.stack.enter_context(launching.result(LIMIT_S))
     sender.send(FenceState.SIGNALED)
     asking = liar.start(execution.result, LIMIT_S)
-    liar.driver.say(messages.FencedExecutionInfo(liar.driver.hear(messages.GetExecutionInfo).call, *info))
+    liar.driver.send(messages.FencedExecutionInfo(liar.driver.receive(messages.GetExecutionInfo).call, *info))
     return asking
 
 
@@ -248,24 +252,24 @@ def test_VAL_7_FEN_7_what_has_no_shape_cannot_have_been_launched(liar: Liar, lau
 @on_every_launch
 def test_FEN_4_a_driver_gives_no_fence_where_all_is_done_already(liar: Liar, launch: Launch) -> None:
     launching, question = launch(liar, KNOWN, False)
-    liar.driver.say(messages.FencedLaunched(liar.driver.hear(question).call, NONE, "", 7, 0))
+    liar.driver.send(messages.FencedLaunched(liar.driver.receive(question).call, NONE, "", 7, 0))
     with launching.result(LIMIT_S) as execution:
         assert execution.done()
         assert execution.wait() is FenceState.SIGNALED
         assert execution.fence.state is FenceState.SIGNALED  # it can be given to the next one
         asking = liar.start(execution.info)
-        liar.driver.say(messages.FencedExecutionInfo(liar.driver.hear(messages.GetExecutionInfo).call, NONE, ""))
+        liar.driver.send(messages.FencedExecutionInfo(liar.driver.receive(messages.GetExecutionInfo).call, NONE, ""))
         assert asking.result(LIMIT_S) == (NO_TIMING, NO_TIMING)
 
 
 @on_every_launch
 def test_FEN_4_one_that_was_over_at_once_and_failed_says_why(liar: Liar, launch: Launch) -> None:
     launching, question = launch(liar, KNOWN, False)
-    liar.driver.say(messages.FencedLaunched(liar.driver.hear(question).call, NONE, "", 7, 0))
+    liar.driver.send(messages.FencedLaunched(liar.driver.receive(question).call, NONE, "", 7, 0))
     with launching.result(LIMIT_S) as execution:
         asking = liar.start(execution.result)
-        info = messages.FencedExecutionInfo(liar.driver.hear(messages.GetExecutionInfo).call, FAILED, "broken")
-        liar.driver.say(info)
+        info = messages.FencedExecutionInfo(liar.driver.receive(messages.GetExecutionInfo).call, FAILED, "broken")
+        liar.driver.send(info)
         error = asking.exception(LIMIT_S)
     assert (type(error), str(error)) == (GeneralFailure, "broken")
 

@@ -40,7 +40,7 @@ class Sample:
     def data(self) -> bytes:
         return b"".join(self.records)
 
-    def offset_where_refused(self, data: bytes) -> int | None:
+    def rejection_offset(self, data: bytes) -> int | None:
         """Return where the decoder refuses `data`; None where it accepts it, or does not say."""
         try:
             self.decode(data)
@@ -49,7 +49,7 @@ class Sample:
         return None
 
     def accepted(self, packets: list[bytes]) -> list[bytes]:
-        return [packet for packet in packets if self.offset_where_refused(packet) is None]
+        return [packet for packet in packets if self.rejection_offset(packet) is None]
 
 
 @pytest.fixture(scope="session", params=CODECS)

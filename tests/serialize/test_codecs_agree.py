@@ -66,8 +66,8 @@ def both(compiled: ModuleType, name: str, *given: Any) -> tuple[Any, Any]:
 
 
 def agree(compiled: ModuleType, name: str, *given: Any) -> bool:
-    ours, its = both(compiled, name, *given)
-    return bool(ours == its)
+    expected, found = both(compiled, name, *given)
+    return bool(expected == found)
 
 
 # ------------------------------------------------------------------------------------------------ encode
@@ -75,14 +75,14 @@ def agree(compiled: ModuleType, name: str, *given: Any) -> bool:
 
 @given(requests)
 def test_a_request_has_the_same_bytes(compiled: ModuleType, packet: RequestPacket) -> None:
-    ours, its = both(compiled, "encode_request", *parts(packet))
-    assert ours == its and ours[0] is bytes
+    expected, found = both(compiled, "encode_request", *parts(packet))
+    assert expected == found and expected[0] is bytes
 
 
 @given(results)
 def test_a_result_has_the_same_bytes(compiled: ModuleType, packet: ResultPacket) -> None:
-    ours, its = both(compiled, "encode_result", packet.status, packet.output_shapes, packet.timing)
-    assert ours == its and ours[0] is bytes
+    expected, found = both(compiled, "encode_result", packet.status, packet.output_shapes, packet.timing)
+    assert expected == found and expected[0] is bytes
 
 
 @given(

@@ -179,13 +179,13 @@ def test_progress_comes_any_number_of_times_between_the_two_replies(opened: Conn
     assert opened.pending_calls(CLIENT) == ()
 
 
-@pytest.mark.parametrize("answers", [[], [messages.PreparedModelReady(3, OK, "", 1)]], ids=["before", "behind"])
+@pytest.mark.parametrize("replies", [[], [messages.PreparedModelReady(3, OK, "", 1)]], ids=["before", "behind"])
 def test_progress_of_a_preparation_that_has_not_begun_or_has_ended_is_rejected(
-    opened: ConnectionState, answers: list[messages.Call]
+    opened: ConnectionState, replies: list[messages.Call]
 ) -> None:
     opened.process_message(PREPARE, CLIENT)
-    for answer in answers:
-        opened.process_message(answer, DRIVER)
+    for reply in replies:
+        opened.process_message(reply, DRIVER)
     with pytest.raises(ProtocolError, match="PreparationProgress is no reply to PrepareModel"):
         opened.process_message(messages.PreparationProgress(3, 1, 2), DRIVER)
 
@@ -226,19 +226,19 @@ def test_call_ids_are_never_reused(opened: ConnectionState) -> None:
 
 def test_every_call_in_the_table_has_replies_that_its_peer_may_send() -> None:
     wrong = [
-        (kind, answer)
+        (kind, reply)
         for role in PeerRole
         for kind in control_protocol.message_types_of(role)
-        for answer in control_protocol.REPLIES.get(kind, ())  # type: ignore[call-overload]
-        if answer not in control_protocol.message_types_of(role.peer)
+        for reply in control_protocol.REPLIES.get(kind, ())  # type: ignore[call-overload]
+        if reply not in control_protocol.message_types_of(role.peer)
     ]
     assert wrong == []
 
 
 def test_every_message_with_a_call_id_is_a_call_a_reply_or_a_notification() -> None:
     numbered = {k for role in PeerRole for k in control_protocol.message_types_of(role) if issubclass(k, messages.Call)}
-    answers = {answer for answers in control_protocol.REPLIES.values() for answer in answers}
-    assert numbered == control_protocol.REPLIES.keys() | answers | control_protocol.NOTIFICATIONS.keys()
-    assert control_protocol.REPLIES.keys() & answers == set()
-    assert control_protocol.NOTIFICATIONS.keys() & (control_protocol.REPLIES.keys() | answers) == set()
-    assert set(control_protocol.NOTIFICATIONS.values()) <= answers
+    replies = {reply for replies in control_protocol.REPLIES.values() for reply in replies}
+    assert numbered == control_protocol.REPLIES.keys() | replies | control_protocol.NOTIFICATIONS.keys()
+    assert control_protocol.REPLIES.keys() & replies == set()
+    assert control_protocol.NOTIFICATIONS.keys() & (control_protocol.REPLIES.keys() | replies) == set()
+    assert set(control_protocol.NOTIFICATIONS.values()) <= replies

@@ -330,21 +330,21 @@ def test_a_message_truncated_at_any_byte_is_rejected(
     sender: PeerRole, fields: dict[str, Any], message: Message, fds: int
 ) -> None:
     data = wire(message, fields)
-    assert [end for end in range(len(data)) if not is_refused(data[:end], sender, fds)] == []
+    assert [end for end in range(len(data)) if not is_rejected(data[:end], sender, fds)] == []
 
 
 @every_message
 def test_a_message_with_a_trailing_byte_is_rejected(
     sender: PeerRole, fields: dict[str, Any], message: Message, fds: int
 ) -> None:
-    assert is_refused(wire(message, fields) + b"\xc0", sender, fds)
+    assert is_rejected(wire(message, fields) + b"\xc0", sender, fds)
 
 
 @pytest.mark.parametrize(("sender", "fields", "message", "fds"), OTHERS, ids=name_of)
 def test_a_message_with_an_unknown_field_is_rejected(
     sender: PeerRole, fields: dict[str, Any], message: Message, fds: int
 ) -> None:
-    assert is_refused(wire(message, {**fields, "extra": 1}), sender, fds)
+    assert is_rejected(wire(message, {**fields, "extra": 1}), sender, fds)
 
 
 @pytest.mark.parametrize(("sender", "fields", "message", "fds"), GREETINGS, ids=name_of)
@@ -358,7 +358,7 @@ def test_a_hello_of_a_later_protocol_is_decoded(
 def test_a_field_of_the_wrong_type_is_rejected(
     sender: PeerRole, fields: dict[str, Any], message: Message, fds: int, field: str
 ) -> None:
-    assert is_refused(wire(message, {**fields, field: {"a": 1}}), sender, fds)
+    assert is_rejected(wire(message, {**fields, field: {"a": 1}}), sender, fds)
 
 
 MAY_BE_ABSENT = {
@@ -390,10 +390,10 @@ def test_only_optional_fields_may_be_absent(
 ) -> None:
     without = {name: value for name, value in fields.items() if name != field}
     may_be_absent = (type(message).__name__, field) in MAY_BE_ABSENT
-    assert is_refused(wire(message, without), sender, fds) != may_be_absent
+    assert is_rejected(wire(message, without), sender, fds) != may_be_absent
 
 
-def is_refused(data: bytes, sender: PeerRole, fds: int) -> bool:
+def is_rejected(data: bytes, sender: PeerRole, fds: int) -> bool:
     try:
         decode(data, sender=sender, fds=fds)
     except ProtocolError:
@@ -416,12 +416,12 @@ def is_refused(data: bytes, sender: PeerRole, fds: int) -> bool:
     ],
 )
 def test_bytes_that_are_not_a_message_are_rejected(data: bytes) -> None:
-    assert is_refused(data, CLIENT, 0)
+    assert is_rejected(data, CLIENT, 0)
 
 
 @given(st.binary(max_size=200), st.sampled_from(PeerRole))
 def test_random_bytes_never_raise_anything_but_protocol_error(data: bytes, sender: PeerRole) -> None:
-    assert is_refused(data, sender, 0)
+    assert is_rejected(data, sender, 0)
 
 
 @given(st.sampled_from(SAMPLES), st.data())
@@ -429,7 +429,7 @@ def test_a_changed_byte_never_raises_anything_but_protocol_error(sample: Case, d
     sender, fields, message, fds = sample
     changed = bytearray(wire(message, fields))
     changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
-    assert is_refused(changed, sender, fds) in (True, False)
+    assert is_rejected(changed, sender, fds) in (True, False)
 
 
 def test_the_error_contains_the_received_value() -> None:
@@ -459,12 +459,12 @@ BEYOND_LIMITS: list[tuple[PeerRole, str, dict[str, Any]]] = [
 def test_numbers_and_lengths_beyond_their_limits_are_rejected(
     sender: PeerRole, kind: str, fields: dict[str, Any]
 ) -> None:
-    assert is_refused(msgspec.msgpack.encode({"type": kind, **fields}), sender, 0)
+    assert is_rejected(msgspec.msgpack.encode({"type": kind, **fields}), sender, 0)
 
 
 def test_more_fds_than_linux_passes_in_one_message_are_rejected() -> None:
     fields = {"type": "Memories", "call": 1, "status": 0, "message": "", "sizes": [0] * 251}
-    assert is_refused(msgspec.msgpack.encode(fields), CLIENT, 251)
+    assert is_rejected(msgspec.msgpack.encode(fields), CLIENT, 251)
 
 
 def test_a_body_over_the_limit_is_rejected_unread(monkeypatch: pytest.MonkeyPatch) -> None:

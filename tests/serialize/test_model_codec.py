@@ -87,7 +87,7 @@ def changed(path: tuple[int, ...], value: Any) -> bytes:
     return msgspec.msgpack.encode(tree)
 
 
-def is_refused(data: bytes) -> bool:
+def is_rejected(data: bytes) -> bool:
     try:
         decode_model(data, POOLS)
     except ProtocolError:
@@ -113,11 +113,11 @@ def test_constants_are_encoded_as_raw_bytes() -> None:
 
 
 def test_a_model_truncated_at_any_byte_is_rejected() -> None:
-    assert [end for end in range(len(DATA)) if not is_refused(DATA[:end])] == []
+    assert [end for end in range(len(DATA)) if not is_rejected(DATA[:end])] == []
 
 
 def test_a_model_with_a_trailing_byte_is_rejected() -> None:
-    assert is_refused(DATA + b"\xc0")
+    assert is_rejected(DATA + b"\xc0")
 
 
 @pytest.mark.parametrize(
@@ -158,12 +158,12 @@ def test_a_model_with_a_trailing_byte_is_rejected() -> None:
     ],
 )
 def test_invalid_numbers_and_types_are_rejected(path: tuple[int, ...], value: Any) -> None:
-    assert is_refused(changed(path, value))
+    assert is_rejected(changed(path, value))
 
 
 @pytest.mark.parametrize("wire", [[], {}, None, [*WIRE, 1], WIRE[:-1]])
 def test_a_wrong_number_of_parts_is_rejected(wire: Any) -> None:
-    assert is_refused(msgspec.msgpack.encode(wire))
+    assert is_rejected(msgspec.msgpack.encode(wire))
 
 
 def test_the_error_names_the_position_in_the_model() -> None:
@@ -172,7 +172,7 @@ def test_the_error_names_the_position_in_the_model() -> None:
 
 
 def test_excessive_nesting_is_rejected() -> None:
-    assert is_refused(b"\x91" * 100_000)
+    assert is_rejected(b"\x91" * 100_000)
 
 
 @pytest.mark.parametrize("pools", [(), POOLS[:1], (*POOLS, POOLS[0])])
@@ -242,14 +242,14 @@ def test_any_model_round_trips(model: Model) -> None:
 
 @given(st.binary(max_size=200))
 def test_random_bytes_never_raise_anything_but_protocol_error(data: bytes) -> None:
-    assert is_refused(data)
+    assert is_rejected(data)
 
 
 @given(st.integers(0, len(DATA) - 1), st.integers(0, 255))
 def test_a_changed_byte_never_raises_anything_but_protocol_error(at: int, byte: int) -> None:
     data = bytearray(DATA)
     data[at] = byte
-    assert is_refused(data) in (True, False)
+    assert is_rejected(data) in (True, False)
 
 
 def test_MOD_15_EXT_4_an_extensions_type_arrives_with_its_name_and_its_bytes() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support import bursts, models
 from support.executors import UncachedExecutor
-from support.protocol import Speaker
+from support.protocol import ProtocolPeer
 from support.sessions import HELLO, Running
 
 from nnfmq.memory import Memory
@@ -46,10 +46,10 @@ def running() -> Iterator[Running]:
 
 
 @pytest.fixture
-def greeted(running: Running) -> Speaker:
+def greeted(running: Running) -> ProtocolPeer:
     """The client's end of a session after the greeting."""
-    running.client.say(HELLO)
-    running.client.hear(messages.HelloReply)
+    running.client.send(HELLO)
+    running.client.receive(messages.HelloReply)
     return running.client
 
 

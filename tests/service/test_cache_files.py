@@ -124,7 +124,7 @@ def test_a_flip_of_any_header_bit_is_rejected(payload: bytes, start: int) -> Non
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "identity",
     [
         DeviceIdentity("reference2", "nnfmq-1"),
         DeviceIdentity("reference", "nnfmq-2"),
@@ -132,12 +132,12 @@ def test_a_flip_of_any_header_bit_is_rejected(payload: bytes, start: int) -> Non
     ],
     ids=["another device", "another version", "the same letters"],
 )
-def test_CACHE_12_a_cache_is_valid_for_one_device_in_one_version(asked: DeviceIdentity) -> None:
+def test_CACHE_12_a_cache_is_valid_for_one_device_in_one_version(identity: DeviceIdentity) -> None:
     saved = CacheContents((b"x",))
     with files_of(1, 0) as files:
         save_files(files, counts(saved), SELF, lambda: saved)
         with pytest.raises(GeneralFailure):
-            read_files(files, counts(saved), asked, LIMIT)
+            read_files(files, counts(saved), identity, LIMIT)
 
 
 def test_bytes_cannot_be_moved_between_files() -> None:
@@ -157,13 +157,13 @@ def test_bytes_cannot_be_moved_between_files() -> None:
             os.pwrite(fd, before, 0)
 
 
-@pytest.mark.parametrize("room", [0, 99, 149])
-def test_N_CCX_1_the_size_limit_is_for_all_files_together(room: int) -> None:
+@pytest.mark.parametrize("limit", [0, 99, 149])
+def test_N_CCX_1_the_size_limit_is_for_all_files_together(limit: int) -> None:
     saved = CacheContents((bytes(100),), (bytes(50),))
     with files_of(1, 1) as files:
         save_files(files, counts(saved), SELF, lambda: saved)
         with pytest.raises(GeneralFailure, match="not read"):
-            read_files(files, counts(saved), SELF, room)
+            read_files(files, counts(saved), SELF, limit)
         assert read_files(files, counts(saved), SELF, 150)[1] == 150
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.caching import FLOAT, QUANT8, TOKEN, TYPES, CachingClient, Loaded, Paths, answer, chain
+from support.caching import FLOAT, QUANT8, TOKEN, TYPES, CachingClient, Loaded, Paths, chain, expected_result
 from support.models import invalid_model, unsupported_model
 from support.tiers import IS_DEEP
 
@@ -62,7 +62,7 @@ def files(tmp_path: Path) -> Paths:
 
 def assert_right(client: CachingClient, loaded: Loaded, code: OperationType = ADD) -> None:
     assert loaded.status is NONE, loaded.message
-    assert client.result(loaded.model_id) == answer(code)
+    assert client.result(loaded.model_id) == expected_result(code)
 
 
 def saved(client: CachingClient, files: Paths, model: Model | None = None, token: bytes = TOKEN) -> Paths:
@@ -137,8 +137,8 @@ def test_a_model_from_its_cache_is_charged_until_it_is_released(client: CachingC
     before = client.session.quota.charged_bytes
     loaded = client.load(files)
     assert client.session.quota.charged_bytes - before == sum(map(len, files.contents())) - 2 * 64
-    client.speaker.say(messages.ReleaseModel(999, loaded.model_id))
-    client.speaker.hear(messages.Reply)
+    client.peer.send(messages.ReleaseModel(999, loaded.model_id))
+    client.peer.receive(messages.Reply)
     assert client.session.quota.charged_bytes == before
 
 
@@ -252,8 +252,8 @@ def test_PREP_10_hints_that_no_device_knows_are_ignored(client: CachingClient, f
 def test_N_VAL_22_contradictory_hints_are_rejected(fields: dict[str, Any], client: CachingClient, files: Paths) -> None:
     for path in files.all:
         path.write_bytes(b"untouched")
-    refused = client.save(chain(ADD), files, **fields)
-    assert refused.status is INVALID and "N-VAL-22" in refused.message
+    rejected = client.save(chain(ADD), files, **fields)
+    assert rejected.status is INVALID and "N-VAL-22" in rejected.message
     assert files.contents() == [b"untouched"] * 2
 
 
@@ -293,8 +293,8 @@ def test_DEV_14_a_busy_device_loads_nothing(
 
 
 def test_an_unknown_device_loads_nothing(client: CachingClient, files: Paths) -> None:
-    refused = client.load(saved(client, files), device="nobody")
-    assert refused.status is INVALID and "'nobody'" in refused.message
+    rejected = client.load(saved(client, files), device="nobody")
+    assert rejected.status is INVALID and "'nobody'" in rejected.message
 
 
 # ------------------------------------------------------------------------------------------------ changed files
@@ -381,8 +381,8 @@ def test_N_CCX_1_a_huge_file_with_a_matching_header_is_rejected_unread(client: C
     content[16:24] = struct.pack("<Q", size - 64)
     files.data[0].write_bytes(content)
     os.truncate(files.data[0], size)
-    refused = client.load(files)
-    assert refused.status is FAILURE and "not read" in refused.message
+    rejected = client.load(files)
+    assert rejected.status is FAILURE and "not read" in rejected.message
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ def copying(source: Paths, target: Paths) -> threading.Thread:
     return thread
 
 
-def assert_refused_or_right(client: CachingClient, loaded: Loaded) -> None:
+def assert_rejected_or_correct(client: CachingClient, loaded: Loaded) -> None:
     if loaded.status is not FAILURE:
         assert_right(client, loaded)
         client.session.models.pop(loaded.model_id)
@@ -454,7 +454,7 @@ def test_N_CCH_7_files_that_are_swapped_while_they_are_saved(
         thread = copying(others, files)
         assert_right(client, client.save(chain(ADD, type), files))
         thread.join()
-        assert_refused_or_right(client, client.load(files))
+        assert_rejected_or_correct(client, client.load(files))
 
 
 @every_type
@@ -467,7 +467,7 @@ def test_N_CCH_8_files_that_are_swapped_while_they_are_loaded(
         for path, content in zip(files.all, good, strict=True):
             path.write_bytes(content)
         thread = copying(others, files)
-        assert_refused_or_right(client, client.load(files))
+        assert_rejected_or_correct(client, client.load(files))
         thread.join()
         assert client.load(files).status is FAILURE  # the swap is complete now
 
@@ -607,4 +607,4 @@ def test_chains_of_both_operations_return_different_results() -> None:
             out = np.zeros(1, np.float32 if type == FLOAT else np.uint8)
             interpreter.prepare(chain(code, type)).execute([np.ones(1, out.dtype)], [out])
             results.append(float(out[0]))
-        assert results == [answer(ADD), answer(MUL)] == [101.0, 1.0]
+        assert results == [expected_result(ADD), expected_result(MUL)] == [101.0, 1.0]

@@ -58,18 +58,18 @@ def test_a_memory_error_while_compiling_is_returned(monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def pair() -> Iterator[tuple[_Process, Channel, int]]:
     """Return a process object of the worker, the process's end of the connection, and the pipe for its status."""
-    ours, theirs = Channel.pair()
+    worker_end, process_end = Channel.pair()
     reading, writing = os.pipe()
-    with _Process(ours, reading) as process, theirs:
-        yield process, theirs, writing
+    with _Process(worker_end, reading) as process, process_end:
+        yield process, process_end, writing
         os.close(writing)
 
 
 def test_object_code_and_errors_of_a_process_are_returned_or_raised(pair: tuple[_Process, Channel, int]) -> None:
-    process, theirs, _ = pair
-    theirs.send(msgspec.msgpack.encode(CompileResult(ErrorStatus.NONE, code=b"x" * 100_000)))
+    process, process_end, _ = pair
+    process_end.send(msgspec.msgpack.encode(CompileResult(ErrorStatus.NONE, code=b"x" * 100_000)))
     assert process.result() == b"x" * 100_000
-    theirs.send(msgspec.msgpack.encode(CompileResult(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, "no room")))
+    process_end.send(msgspec.msgpack.encode(CompileResult(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, "no room")))
     with pytest.raises(ResourceExhaustedTransient, match="no room"):
         process.result()
 
@@ -87,9 +87,9 @@ def test_object_code_and_errors_of_a_process_are_returned_or_raised(pair: tuple[
 def test_LIFE_8_the_message_says_how_a_process_died(
     pair: tuple[_Process, Channel, int], status: bytes, text: str
 ) -> None:
-    process, theirs, writing = pair
+    process, process_end, writing = pair
     os.write(writing, status)
-    theirs.close()
+    process_end.close()
     with pytest.raises(GeneralFailure, match=text):
         process.result()
 
@@ -98,8 +98,8 @@ def test_a_process_whose_status_is_not_reported_has_ended(
     pair: tuple[_Process, Channel, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compile_jobs, "_STATUS_TIMEOUT_S", 0.001)
-    process, theirs, _ = pair
-    theirs.close()
+    process, process_end, _ = pair
+    process_end.close()
     with pytest.raises(GeneralFailure, match="has ended; prepare it again"):
         process.result()
 

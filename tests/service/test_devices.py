@@ -100,18 +100,18 @@ def test_SUP_2_an_invalid_model_is_rejected() -> None:
 
 def test_SUP_4_control_flow_is_supported_if_its_subgraphs_are() -> None:
     class Without(Plain):
-        def __init__(self, left_out: OperationType) -> None:
+        def __init__(self, unsupported: OperationType) -> None:
             super().__init__()
-            self.left_out = left_out
+            self.unsupported = unsupported
 
         def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
-            return operation.type != self.left_out
+            return operation.type != self.unsupported
 
     branching = control_flow_models.branching()
     in_branches = {operation.type for graph in branching.referenced for operation in graph.operations}
     assert len(in_branches) == 2
-    for left_out in in_branches:
-        assert Without(left_out).supported_operations(branching) == [False]
+    for unsupported in in_branches:
+        assert Without(unsupported).supported_operations(branching) == [False]
     assert Without(OperationType.DIV).supported_operations(branching) == [True]
 
 

@@ -12,8 +12,18 @@ import numpy as np
 import pytest
 from support import models
 from support.executors import LIMIT_S, until
-from support.protocol import Speaker
-from support.sessions import ADD, HELD_ID, NONE, Lent, Running, hold, lend, lend_endless, prepare
+from support.protocol import ProtocolPeer
+from support.sessions import (
+    ADD,
+    HELD_ID,
+    NONE,
+    PooledRequest,
+    Running,
+    create_endless_request,
+    create_request,
+    hold,
+    prepare,
+)
 
 from nnfmq.fence import Fence
 from nnfmq.hal.errors import ErrorStatus
@@ -36,50 +46,54 @@ NEVER = 2**63 - 1
 
 
 @pytest.fixture
-def adding(resources: ExitStack) -> Lent:
-    return lend(resources, ADD, [1, 2, 3, 4], [10, 20, 30, 40])
+def adding(resources: ExitStack) -> PooledRequest:
+    return create_request(resources, ADD, [1, 2, 3, 4], [10, 20, 30, 40])
 
 
-def create(client: Speaker, lent: Lent, model_id: int, config: Any = None) -> int:
-    client.say(lent.call(CreateExecution, 40, model_id, config), lent.fds)
-    created = client.hear(ExecutionCreated)
+def create(client: ProtocolPeer, pooled: PooledRequest, model_id: int, config: Any = None) -> int:
+    client.send(pooled.call(CreateExecution, 40, model_id, config), pooled.fds)
+    created = client.receive(ExecutionCreated)
     assert (created.call, created.status) == (40, NONE), created
     return created.execution_id
 
 
-def refused(client: Speaker, lent: Lent, model_id: int, config: Any = None) -> ErrorStatus:
-    client.say(lent.call(CreateExecution, 40, model_id, config), lent.fds)
-    created = client.hear(ExecutionCreated)
+def rejected(client: ProtocolPeer, pooled: PooledRequest, model_id: int, config: Any = None) -> ErrorStatus:
+    client.send(pooled.call(CreateExecution, 40, model_id, config), pooled.fds)
+    created = client.receive(ExecutionCreated)
     assert created.execution_id == 0
     return created.status
 
 
-def run(client: Speaker, execution_id: int, deadline_ns: int = -1) -> Executed:
-    client.say(RunExecution(41, execution_id, deadline_ns))
-    return client.hear(Executed)
+def run(client: ProtocolPeer, execution_id: int, deadline_ns: int = -1) -> Executed:
+    client.send(RunExecution(41, execution_id, deadline_ns))
+    return client.receive(Executed)
 
 
-def launch(client: Speaker, execution_id: int, *fences: Fence, deadline_ns: int = -1, duration_ns: int = -1) -> Any:
+def launch(
+    client: ProtocolPeer, execution_id: int, *fences: Fence, deadline_ns: int = -1, duration_ns: int = -1
+) -> Any:
     """Return the answer to a fenced run, and its fence, which is the caller's, or None."""
     call = RunExecutionFenced(42, execution_id, deadline_ns, duration_ns, len(fences))
-    client.say(call, [fence.fileno() for fence in fences])
-    launched, fds = client.hear_with_fds(FencedLaunched)
+    client.send(call, [fence.fileno() for fence in fences])
+    launched, fds = client.receive_with_fds(FencedLaunched)
     return launched, Fence.adopt(fds[0]) if fds else None
 
 
-def test_RUX_1_a_request_is_sent_once_and_each_run_reads_its_memory_again(greeted: Speaker, adding: Lent) -> None:
+def test_RUX_1_a_request_is_sent_once_and_each_run_reads_its_memory_again(
+    greeted: ProtocolPeer, adding: PooledRequest
+) -> None:
     execution_id = create(greeted, adding, prepare(greeted))
     assert run(greeted, execution_id).status is NONE
     assert adding.result() == SUM
     np.frombuffer(adding.pools[0].view, np.float32, 1)[:] = 100
-    answer = run(greeted, execution_id)
-    assert messages.shapes_from_data(answer.shapes) == (OutputShape((4,)),)
-    assert (answer.status, answer.time_in_driver_ns) == (NONE, -1)
+    reply = run(greeted, execution_id)
+    assert messages.shapes_from_data(reply.shapes) == (OutputShape((4,)),)
+    assert (reply.status, reply.time_in_driver_ns) == (NONE, -1)
     assert adding.result() == [110.0, *SUM[1:]]
 
 
 def test_RUX_1_a_reusable_execution_is_validated_and_bound_once(
-    greeted: Speaker, adding: Lent, monkeypatch: pytest.MonkeyPatch
+    greeted: ProtocolPeer, adding: PooledRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execution_id = create(greeted, adding, prepare(greeted))
 
@@ -91,7 +105,7 @@ def test_RUX_1_a_reusable_execution_is_validated_and_bound_once(
 
 
 def test_RUX_1_a_reusable_execution_is_run_fenced_and_synchronously(
-    greeted: Speaker, adding: Lent, resources: ExitStack
+    greeted: ProtocolPeer, adding: PooledRequest, resources: ExitStack
 ) -> None:
     own = resources.enter_context(Fence.create())
     execution_id = create(greeted, adding, prepare(greeted), ExecutionConfig(MeasureTiming.YES))
@@ -100,70 +114,72 @@ def test_RUX_1_a_reusable_execution_is_run_fenced_and_synchronously(
         own.signal()
         assert fence.wait(LIMIT_S) is FenceState.SIGNALED
         assert adding.result() == SUM
-    greeted.say(messages.GetExecutionInfo(43, launched.callback_id))
-    info = greeted.hear(messages.FencedExecutionInfo)
+    greeted.send(messages.GetExecutionInfo(43, launched.callback_id))
+    info = greeted.receive(messages.FencedExecutionInfo)
     assert 0 < info.fenced_on_device_ns <= info.fenced_in_driver_ns < info.launched_in_driver_ns
     assert run(greeted, execution_id).time_in_driver_ns > 0
 
 
-@pytest.mark.parametrize("spoil", ["inputs", "outputs"])
+@pytest.mark.parametrize("field", ["inputs", "outputs"])
 def test_RUX_2_N_REQ_1_N_REQ_2_a_request_is_validated_when_the_execution_is_created(
-    spoil: str, greeted: Speaker, adding: Lent, running: Running
+    field: str, greeted: ProtocolPeer, adding: PooledRequest, running: Running
 ) -> None:
-    spoilt = replace(adding.request, **{spoil: getattr(adding.request, spoil)[1:]})
-    assert refused(greeted, Lent(spoilt, adding.pools), prepare(greeted)) is INVALID
-    assert refused(greeted, adding, 12345) is INVALID
+    incomplete = replace(adding.request, **{field: getattr(adding.request, field)[1:]})
+    assert rejected(greeted, PooledRequest(incomplete, adding.pools), prepare(greeted)) is INVALID
+    assert rejected(greeted, adding, 12345) is INVALID
     assert running.session.executions.values() == []
 
 
 @pytest.mark.parametrize("timeout_ns", [-2, 15_000_000_001])
 def test_RUX_2_N_RQX_14_CF_5_a_loop_timeout_out_of_range_is_rejected(
-    timeout_ns: int, greeted: Speaker, adding: Lent
+    timeout_ns: int, greeted: ProtocolPeer, adding: PooledRequest
 ) -> None:
-    assert refused(greeted, adding, prepare(greeted), ExecutionConfig(loop_timeout_ns=timeout_ns)) is INVALID
+    assert rejected(greeted, adding, prepare(greeted), ExecutionConfig(loop_timeout_ns=timeout_ns)) is INVALID
 
 
-def test_RUX_2_SHP_4_N_FEN_3_a_short_output_is_reported_at_each_run(greeted: Speaker, resources: ExitStack) -> None:
-    lent = lend(resources, models.relu_model((4,)))
-    output = replace(lent.request.outputs[0], location=DataLocation(1, 0, 15))
-    short = Lent(replace(lent.request, outputs=(output,)), lent.pools)
+def test_RUX_2_SHP_4_N_FEN_3_a_short_output_is_reported_at_each_run(
+    greeted: ProtocolPeer, resources: ExitStack
+) -> None:
+    pooled = create_request(resources, models.relu_model((4,)))
+    output = replace(pooled.request.outputs[0], location=DataLocation(1, 0, 15))
+    short = PooledRequest(replace(pooled.request, outputs=(output,)), pooled.pools)
     execution_id = create(greeted, short, prepare(greeted, models.unsized_relu_model((4,))))
     for _ in range(2):
-        answer = run(greeted, execution_id)
-        assert answer.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
-        assert messages.shapes_from_data(answer.shapes) == (OutputShape((4,), False),)
+        reply = run(greeted, execution_id)
+        assert reply.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+        assert messages.shapes_from_data(reply.shapes) == (OutputShape((4,), False),)
 
 
 def test_FEN_7_N_RQX_8_a_fenced_run_rejects_outputs_that_are_not_fully_specified(
-    greeted: Speaker, resources: ExitStack
+    greeted: ProtocolPeer, resources: ExitStack
 ) -> None:
-    lent = lend(resources, models.relu_model((4,)), [1, 2, 3, 4])
-    execution_id = create(greeted, lent, prepare(greeted, models.unsized_relu_model((4,))))
+    pooled = create_request(resources, models.relu_model((4,)), [1, 2, 3, 4])
+    execution_id = create(greeted, pooled, prepare(greeted, models.unsized_relu_model((4,))))
     launched, fence = launch(greeted, execution_id)
     assert (launched.status, fence) == (INVALID, None)
     assert run(greeted, execution_id).status is NONE
 
 
 def test_RUX_3_a_second_run_is_rejected_until_the_first_has_finished(
-    greeted: Speaker, running: Running, adding: Lent
+    greeted: ProtocolPeer, running: Running, adding: PooledRequest
 ) -> None:
     held = hold(running)
     execution_id = create(greeted, adding, HELD_ID)
-    greeted.say(RunExecution(41, execution_id, -1))
+    greeted.send(RunExecution(41, execution_id, -1))
     assert held.begun.wait(LIMIT_S)
-    greeted.say(RunExecution(50, execution_id, -1))
-    second = greeted.hear(Executed)
+    greeted.send(RunExecution(50, execution_id, -1))
+    second = greeted.receive(Executed)
     assert (second.call, second.status) == (50, INVALID)
     assert "RUX-3" in second.message
     assert launch(greeted, execution_id)[0].status is INVALID
     held.go.set()
-    first = greeted.hear(Executed)
+    first = greeted.receive(Executed)
     assert (first.call, first.status, adding.result()) == (41, NONE, SUM)
     assert run(greeted, execution_id).status is NONE
 
 
 def test_RUX_3_a_fenced_run_is_in_progress_from_its_launch(
-    greeted: Speaker, adding: Lent, resources: ExitStack
+    greeted: ProtocolPeer, adding: PooledRequest, resources: ExitStack
 ) -> None:
     own = resources.enter_context(Fence.create())
     execution_id = create(greeted, adding, prepare(greeted))
@@ -178,23 +194,23 @@ def test_RUX_3_a_fenced_run_is_in_progress_from_its_launch(
             assert fence.wait(LIMIT_S) is FenceState.SIGNALED
 
 
-def test_RUX_4_the_deadline_is_that_of_the_run(greeted: Speaker, running: Running, adding: Lent) -> None:
+def test_RUX_4_the_deadline_is_that_of_the_run(greeted: ProtocolPeer, running: Running, adding: PooledRequest) -> None:
     held = hold(running)
     execution_id = create(greeted, adding, HELD_ID)
     assert run(greeted, execution_id, deadline_ns=1).status is ErrorStatus.MISSED_DEADLINE_PERSISTENT  # QOS-2
     assert not held.begun.is_set()
     ends_ns = time.monotonic_ns() + 30_000_000
-    greeted.say(RunExecution(41, execution_id, ends_ns))
+    greeted.send(RunExecution(41, execution_id, ends_ns))
     assert held.begun.wait(LIMIT_S)
     until(lambda: time.monotonic_ns() > ends_ns)
     held.go.set()
-    assert greeted.hear(Executed).status is TRANSIENT
+    assert greeted.receive(Executed).status is TRANSIENT
     assert run(greeted, execution_id, deadline_ns=NEVER).status is NONE
     assert adding.result() == SUM
 
 
 def test_RUX_4_deadline_and_duration_are_those_of_the_fenced_run(
-    greeted: Speaker, adding: Lent, resources: ExitStack
+    greeted: ProtocolPeer, adding: PooledRequest, resources: ExitStack
 ) -> None:
     own = resources.enter_context(Fence.create())
     execution_id = create(greeted, adding, prepare(greeted))
@@ -205,52 +221,54 @@ def test_RUX_4_deadline_and_duration_are_those_of_the_fenced_run(
 
 
 @pytest.mark.parametrize("limits", [{"deadline_ns": -2}, {"duration_ns": -2}], ids=["deadline", "duration"])
-def test_N_RQX_14_a_limit_below_minus_one_is_rejected(limits: dict[str, int], greeted: Speaker, adding: Lent) -> None:
+def test_N_RQX_14_a_limit_below_minus_one_is_rejected(
+    limits: dict[str, int], greeted: ProtocolPeer, adding: PooledRequest
+) -> None:
     execution_id = create(greeted, adding, prepare(greeted))
     assert launch(greeted, execution_id, **limits)[0].status is INVALID
     assert run(greeted, execution_id, deadline_ns=-2).status is INVALID
     assert run(greeted, execution_id).status is NONE
 
 
-def test_CF_4_N_QOS_6_an_endless_loop_is_ended_at_each_run(greeted: Speaker, resources: ExitStack) -> None:
-    loop, lent = lend_endless(resources)
+def test_CF_4_N_QOS_6_an_endless_loop_is_ended_at_each_run(greeted: ProtocolPeer, resources: ExitStack) -> None:
+    loop, pooled = create_endless_request(resources)
     config = ExecutionConfig(loop_timeout_ns=1_000_000)
-    execution_id = create(greeted, lent, prepare(greeted, loop), config)
+    execution_id = create(greeted, pooled, prepare(greeted, loop), config)
     assert [run(greeted, execution_id).status for _ in range(2)] == [TRANSIENT] * 2
 
 
 def test_LIFE_2_a_reusable_execution_outlives_its_model_and_releases_everything(
-    greeted: Speaker, running: Running, adding: Lent
+    greeted: ProtocolPeer, running: Running, adding: PooledRequest
 ) -> None:
     quota, before = running.session.quota, len(os.listdir("/proc/self/fd"))
     model_id = prepare(greeted)
     execution_id = create(greeted, adding, model_id)
-    greeted.say(messages.ReleaseModel(45, model_id))
-    greeted.hear(messages.Reply)
+    greeted.send(messages.ReleaseModel(45, model_id))
+    greeted.receive(messages.Reply)
     assert run(greeted, execution_id).status is NONE
     assert quota.charged_bytes > sum(pool.size_bytes for pool in adding.pools)  # and what the model costs
     statuses = []
     for call in (46, 47):
-        greeted.say(ReleaseExecution(call, execution_id))
-        statuses.append(greeted.hear(messages.Reply).status)
+        greeted.send(ReleaseExecution(call, execution_id))
+        statuses.append(greeted.receive(messages.Reply).status)
     assert statuses == [NONE, INVALID]
     until(lambda: (quota.charged_bytes, len(os.listdir("/proc/self/fd"))) == (0, before))
-    for answer in (run(greeted, execution_id), launch(greeted, execution_id)[0]):
-        assert answer.status is INVALID
-        assert f"no execution {execution_id}" in answer.message
+    for reply in (run(greeted, execution_id), launch(greeted, execution_id)[0]):
+        assert reply.status is INVALID
+        assert f"no execution {execution_id}" in reply.message
 
 
 def test_LIFE_2_a_reusable_execution_can_be_released_during_a_run(
-    greeted: Speaker, running: Running, adding: Lent
+    greeted: ProtocolPeer, running: Running, adding: PooledRequest
 ) -> None:
     held = hold(running)
     execution_id = create(greeted, adding, HELD_ID)
-    greeted.say(RunExecution(41, execution_id, -1))
+    greeted.send(RunExecution(41, execution_id, -1))
     assert held.begun.wait(LIMIT_S)
-    greeted.say(ReleaseExecution(46, execution_id))
-    assert greeted.hear(messages.Reply).status is NONE
+    greeted.send(ReleaseExecution(46, execution_id))
+    assert greeted.receive(messages.Reply).status is NONE
     assert running.session.quota.charged_bytes > 0
     held.go.set()
-    assert greeted.hear(Executed).status is NONE
+    assert greeted.receive(Executed).status is NONE
     assert adding.result() == SUM
     until(lambda: running.session.quota.charged_bytes == 0)

@@ -12,8 +12,19 @@ from typing import Any
 import pytest
 from support import models
 from support.executors import LIMIT_S, prepared, until
-from support.protocol import Speaker
-from support.sessions import ADD, HELD_ID, NONE, Lent, Running, assert_alive, hold, lend, lend_endless, prepare
+from support.protocol import ProtocolPeer
+from support.sessions import (
+    ADD,
+    HELD_ID,
+    NONE,
+    PooledRequest,
+    Running,
+    assert_alive,
+    create_endless_request,
+    create_request,
+    hold,
+    prepare,
+)
 
 from nnfmq import watcher
 from nnfmq.fence import Fence
@@ -38,8 +49,8 @@ TIMED = ExecutionConfig(MeasureTiming.YES)
 
 
 @pytest.fixture
-def adding(resources: ExitStack) -> Lent:
-    return lend(resources, ADD, [1, 2, 3, 4], [10, 20, 30, 40])
+def adding(resources: ExitStack) -> PooledRequest:
+    return create_request(resources, ADD, [1, 2, 3, 4], [10, 20, 30, 40])
 
 
 @pytest.fixture
@@ -51,41 +62,47 @@ def own(resources: ExitStack) -> Fence:
 class Client:
     """Launches fenced executions and keeps what comes back."""
 
-    def __init__(self, speaker: Speaker, resources: ExitStack) -> None:
-        self.speaker = speaker
+    def __init__(self, peer: ProtocolPeer, resources: ExitStack) -> None:
+        self.peer = peer
         self._resources = resources
 
-    def say(
-        self, lent: Lent, model_id: int, *fences: Any, config: Any = None, deadline_ns: int = -1, duration_ns: int = -1
+    def _send_launch(
+        self,
+        pooled: PooledRequest,
+        model_id: int,
+        *fences: Any,
+        config: Any = None,
+        deadline_ns: int = -1,
+        duration_ns: int = -1,
     ) -> None:
-        call = lent.call(
+        call = pooled.call(
             ExecuteFenced, 30, model_id, config,
             deadline_ns=deadline_ns, duration_ns=duration_ns, fence_count=len(fences),
         )  # fmt: skip
-        self.speaker.say(call, [*lent.fds, *(f if isinstance(f, int) else f.fileno() for f in fences)])
+        self.peer.send(call, [*pooled.fds, *(f if isinstance(f, int) else f.fileno() for f in fences)])
 
     def launch(self, *arguments: Any, **rest: Any) -> tuple[Fence, int]:
         """Return the fence and the callback of a launch that must succeed."""
-        self.say(*arguments, **rest)
-        launched, fds = self.speaker.hear_with_fds(FencedLaunched)
+        self._send_launch(*arguments, **rest)
+        launched, fds = self.peer.receive_with_fds(FencedLaunched)
         assert (launched.call, launched.status, len(fds)) == (30, NONE, 1), launched
         return self._resources.enter_context(Fence.adopt(fds[0])), launched.callback_id
 
-    def refused(self, *arguments: Any, **rest: Any) -> FencedLaunched:
+    def rejected(self, *arguments: Any, **rest: Any) -> FencedLaunched:
         """Return the answer to a launch that must fail: no fence and no callback."""
-        self.say(*arguments, **rest)
-        launched = self.speaker.hear(FencedLaunched)
+        self._send_launch(*arguments, **rest)
+        launched = self.peer.receive(FencedLaunched)
         assert (launched.callback_id, launched.fence_count) == (0, 0)
         assert launched.status is not NONE
         return launched
 
     def info(self, callback_id: int) -> FencedExecutionInfo:
-        self.speaker.say(GetExecutionInfo(31, callback_id))
-        return self.speaker.hear(FencedExecutionInfo)
+        self.peer.send(GetExecutionInfo(31, callback_id))
+        return self.peer.receive(FencedExecutionInfo)
 
 
 @pytest.fixture
-def client(greeted: Speaker, resources: ExitStack) -> Client:
+def client(greeted: ProtocolPeer, resources: ExitStack) -> Client:
     return Client(greeted, resources)
 
 
@@ -99,9 +116,9 @@ def times(info: FencedExecutionInfo) -> tuple[int, ...]:
 
 
 def test_FEN_1_an_execution_that_waits_for_nothing_runs_and_signals(
-    client: Client, adding: Lent, running: Running
+    client: Client, adding: PooledRequest, running: Running
 ) -> None:
-    fence, callback_id = client.launch(adding, prepare(client.speaker))
+    fence, callback_id = client.launch(adding, prepare(client.peer))
     assert fence.wait(LIMIT_S) is SIGNALED
     assert adding.result() == SUM
     info = client.info(callback_id)
@@ -110,15 +127,15 @@ def test_FEN_1_an_execution_that_waits_for_nothing_runs_and_signals(
 
 
 def test_FEN_3_FEN_8_work_begins_when_every_fence_is_signaled(
-    client: Client, adding: Lent, own: Fence, resources: ExitStack
+    client: Client, adding: PooledRequest, own: Fence, resources: ExitStack
 ) -> None:
     other = resources.enter_context(Fence.create())
     event = resources.enter_context(Fence.adopt(os.eventfd(0, os.EFD_CLOEXEC)))
     signalled = resources.enter_context(Fence.create())
     signalled.signal()
-    fence, _ = client.launch(adding, prepare(client.speaker), own, signalled, other, event)
+    fence, _ = client.launch(adding, prepare(client.peer), own, signalled, other, event)
     for number, signal in enumerate([other.signal, lambda: os.eventfd_write(event.fileno(), 1), own.signal]):
-        assert_alive(client.speaker)
+        assert_alive(client.peer)
         assert (fence.state, adding.result()) == (ACTIVE, [0.0] * 4), number
         signal()
     assert fence.wait(LIMIT_S) is SIGNALED
@@ -126,9 +143,9 @@ def test_FEN_3_FEN_8_work_begins_when_every_fence_is_signaled(
 
 
 def test_FEN_3_a_waiting_execution_occupies_no_thread_of_the_pool(
-    client: Client, adding: Lent, own: Fence, running: Running
+    client: Client, adding: PooledRequest, own: Fence, running: Running
 ) -> None:
-    model_id = prepare(client.speaker)
+    model_id = prepare(client.peer)
     waiting = [client.launch(adding, model_id, own)[0] for _ in range(session_context.POOL_THREADS + 3)]
     free, _ = client.launch(adding, model_id)
     assert free.wait(LIMIT_S) is SIGNALED
@@ -137,7 +154,9 @@ def test_FEN_3_a_waiting_execution_occupies_no_thread_of_the_pool(
     assert [fence.wait(LIMIT_S) for fence in waiting] == [SIGNALED] * len(waiting)
 
 
-def test_FEN_3_a_launch_is_replied_to_while_the_pool_is_busy(client: Client, adding: Lent, running: Running) -> None:
+def test_FEN_3_a_launch_is_replied_to_while_the_pool_is_busy(
+    client: Client, adding: PooledRequest, running: Running
+) -> None:
     held = hold(running)
     fences = [client.launch(adding, HELD_ID)[0] for _ in range(session_context.POOL_THREADS + 2)]
     held.go.set()
@@ -145,19 +164,19 @@ def test_FEN_3_a_launch_is_replied_to_while_the_pool_is_busy(client: Client, add
 
 
 def test_FEN_12_executions_are_chained_by_their_fences(
-    client: Client, own: Fence, resources: ExitStack, adding: Lent
+    client: Client, own: Fence, resources: ExitStack, adding: PooledRequest
 ) -> None:
     """Each adds its first input to what the one before has written."""
-    model_id = prepare(client.speaker)
+    model_id = prepare(client.peer)
     fence, memory = own, adding.pools[1]
     links = [adding]
     first, _ = client.launch(adding, model_id, own)
     fence = first
     for _ in range(5):
-        link = lend(resources, ADD, [1, 1, 1, 1])
+        link = create_request(resources, ADD, [1, 1, 1, 1])
         before = replace(link.request.inputs[1], location=replace(adding.request.outputs[0].location, pool_index=2))
         request = replace(link.request, inputs=(link.request.inputs[0], before), pools=(*link.request.pools, memory))
-        links.append(Lent(request, (*link.pools, memory)))
+        links.append(PooledRequest(request, (*link.pools, memory)))
         fence, _ = client.launch(links[-1], model_id, fence)
         memory = link.pools[1]
     assert fence.state is ACTIVE
@@ -170,25 +189,25 @@ def test_FEN_12_executions_are_chained_by_their_fences(
 
 
 def test_FEN_5_N_FEN_6_a_fence_that_fails_later_fails_the_execution_immediately(
-    client: Client, adding: Lent, own: Fence, resources: ExitStack, running: Running
+    client: Client, adding: PooledRequest, own: Fence, resources: ExitStack, running: Running
 ) -> None:
     other = resources.enter_context(Fence.create())
-    fence, callback_id = client.launch(adding, prepare(client.speaker), other, own)
+    fence, callback_id = client.launch(adding, prepare(client.peer), other, own)
     own.fail()
     assert fence.wait(LIMIT_S) is ERROR
     info = client.info(callback_id)
     assert info.status is ErrorStatus.GENERAL_FAILURE
     assert "in error" in info.message
     other.signal()
-    assert_alive(client.speaker)
+    assert_alive(client.peer)
     assert adding.result() == [0.0] * 4
     assert not running.session.launched
 
 
 def test_FEN_5_a_fence_whose_signaler_is_dead_fails_the_execution_and_its_dependents(
-    client: Client, adding: Lent, own: Fence
+    client: Client, adding: PooledRequest, own: Fence
 ) -> None:
-    model_id = prepare(client.speaker)
+    model_id = prepare(client.peer)
     first, _ = client.launch(adding, model_id, own)
     second, _ = client.launch(adding, model_id, first)
     own.close()
@@ -196,43 +215,45 @@ def test_FEN_5_a_fence_whose_signaler_is_dead_fails_the_execution_and_its_depend
     assert first.state is ERROR
 
 
-def test_FEN_5_N_RQX_15_a_fence_that_is_in_error_already_is_rejected(client: Client, adding: Lent, own: Fence) -> None:
+def test_FEN_5_N_RQX_15_a_fence_that_is_in_error_already_is_rejected(
+    client: Client, adding: PooledRequest, own: Fence
+) -> None:
     own.fail()
-    refused = client.refused(adding, prepare(client.speaker), own)
-    assert refused.status is INVALID
-    assert "N-RQX-15" in refused.message
+    rejected = client.rejected(adding, prepare(client.peer), own)
+    assert rejected.status is INVALID
+    assert "N-RQX-15" in rejected.message
 
 
 @pytest.mark.parametrize("make", [os.pipe, lambda: (os.memfd_create("none"), os.dup(0))], ids=["pipe", "memfd"])
 def test_N_RQX_15_N_REQ_3_an_fd_that_is_not_a_fence_is_rejected(
-    make: Callable[[], tuple[int, int]], client: Client, adding: Lent, running: Running
+    make: Callable[[], tuple[int, int]], client: Client, adding: PooledRequest, running: Running
 ) -> None:
     fds = make()
-    model_id = prepare(client.speaker)
+    model_id = prepare(client.peer)
     held = running.session.quota.charged_bytes
     before = len(os.listdir("/proc/self/fd"))
-    refused = client.refused(adding, model_id, fds[0])
-    assert refused.status is INVALID
-    assert "no fence" in refused.message
+    rejected = client.rejected(adding, model_id, fds[0])
+    assert rejected.status is INVALID
+    assert "no fence" in rejected.message
     until(lambda: (len(os.listdir("/proc/self/fd")), running.session.quota.charged_bytes) == (before, held))
     os.close(fds[0])
     os.close(fds[1])
 
 
-def test_FEN_6_the_deadline_ends_the_wait(client: Client, adding: Lent, own: Fence) -> None:
+def test_FEN_6_the_deadline_ends_the_wait(client: Client, adding: PooledRequest, own: Fence) -> None:
     ends_ns = time.monotonic_ns() + 30_000_000
-    fence, callback_id = client.launch(adding, prepare(client.speaker), own, deadline_ns=ends_ns)
+    fence, callback_id = client.launch(adding, prepare(client.peer), own, deadline_ns=ends_ns)
     assert fence.wait(LIMIT_S) is ERROR
     assert time.monotonic_ns() >= ends_ns
     assert client.info(callback_id).status is TRANSIENT
     own.signal()
-    assert_alive(client.speaker)
+    assert_alive(client.peer)
     assert adding.result() == [0.0] * 4
 
 
 @pytest.mark.parametrize("limit", ["deadline_ns", "duration_ns"])
 def test_FEN_6_deadline_and_duration_end_the_wait_for_a_thread_as_well(
-    limit: str, client: Client, adding: Lent, running: Running
+    limit: str, client: Client, adding: PooledRequest, running: Running
 ) -> None:
     held = hold(running)
     busy = [client.launch(adding, HELD_ID)[0] for _ in range(session_context.POOL_THREADS)]
@@ -250,7 +271,7 @@ def prepared_beside(running: Running) -> int:
     return running.session.models.insert(prepared(ADD))
 
 
-def test_FEN_6_the_deadline_ends_the_execution(client: Client, adding: Lent, running: Running) -> None:
+def test_FEN_6_the_deadline_ends_the_execution(client: Client, adding: PooledRequest, running: Running) -> None:
     held, ends_ns = hold(running), time.monotonic_ns() + 30_000_000
     fence, callback_id = client.launch(adding, HELD_ID, deadline_ns=ends_ns)
     assert held.begun.wait(LIMIT_S)
@@ -262,10 +283,10 @@ def test_FEN_6_the_deadline_ends_the_execution(client: Client, adding: Lent, run
 
 
 def test_FEN_6_the_duration_is_measured_from_the_last_fence(
-    client: Client, own: Fence, adding: Lent, running: Running
+    client: Client, own: Fence, adding: PooledRequest, running: Running
 ) -> None:
     duration_ns = 200_000_000
-    fence, _ = client.launch(adding, prepare(client.speaker), own, duration_ns=duration_ns)
+    fence, _ = client.launch(adding, prepare(client.peer), own, duration_ns=duration_ns)
     began_ns = time.monotonic_ns()
     until(lambda: time.monotonic_ns() > began_ns + duration_ns)
     assert fence.state is ACTIVE
@@ -285,44 +306,48 @@ def test_FEN_6_the_duration_is_measured_from_the_last_fence(
     "limits", [{"deadline_ns": 2**63 - 1}, {"duration_ns": 2**63 - 1}], ids=["deadline", "duration"]
 )
 def test_QOS_4_QOS_6_N_QOS_5_the_longest_limits_have_no_effect(
-    limits: dict[str, int], client: Client, adding: Lent, own: Fence
+    limits: dict[str, int], client: Client, adding: PooledRequest, own: Fence
 ) -> None:
-    fence, _ = client.launch(adding, prepare(client.speaker), own, **limits)
+    fence, _ = client.launch(adding, prepare(client.peer), own, **limits)
     own.signal()
     assert fence.wait(LIMIT_S) is SIGNALED
 
 
-def test_QOS_2_a_deadline_that_has_passed_is_rejected_without_execution(client: Client, adding: Lent) -> None:
-    refused = client.refused(adding, prepare(client.speaker), deadline_ns=1)
-    assert refused.status is ErrorStatus.MISSED_DEADLINE_PERSISTENT
+def test_QOS_2_a_deadline_that_has_passed_is_rejected_without_execution(client: Client, adding: PooledRequest) -> None:
+    rejected = client.rejected(adding, prepare(client.peer), deadline_ns=1)
+    assert rejected.status is ErrorStatus.MISSED_DEADLINE_PERSISTENT
     assert adding.result() == [0.0] * 4
 
 
 @pytest.mark.parametrize("changes", [{"deadline_ns": -2}, {"duration_ns": -2}], ids=["deadline", "duration"])
-def test_N_RQX_14_a_limit_below_minus_one_is_rejected(changes: dict[str, int], client: Client, adding: Lent) -> None:
-    assert client.refused(adding, prepare(client.speaker), **changes).status is INVALID
+def test_N_RQX_14_a_limit_below_minus_one_is_rejected(
+    changes: dict[str, int], client: Client, adding: PooledRequest
+) -> None:
+    assert client.rejected(adding, prepare(client.peer), **changes).status is INVALID
 
 
 @pytest.mark.parametrize("timeout_ns", [-2, 15_000_000_001])
-def test_N_RQX_14_CF_5_a_loop_timeout_out_of_range_is_rejected(timeout_ns: int, client: Client, adding: Lent) -> None:
+def test_N_RQX_14_CF_5_a_loop_timeout_out_of_range_is_rejected(
+    timeout_ns: int, client: Client, adding: PooledRequest
+) -> None:
     config = ExecutionConfig(loop_timeout_ns=timeout_ns)
-    assert client.refused(adding, prepare(client.speaker), config=config).status is INVALID
+    assert client.rejected(adding, prepare(client.peer), config=config).status is INVALID
 
 
 def test_CF_4_N_QOS_6_an_endless_loop_puts_the_fence_in_error(client: Client, resources: ExitStack) -> None:
-    loop, lent = lend_endless(resources)
+    loop, pooled = create_endless_request(resources)
     config = ExecutionConfig(loop_timeout_ns=1_000_000)
-    fence, callback_id = client.launch(lent, prepare(client.speaker, loop), config=config)
+    fence, callback_id = client.launch(pooled, prepare(client.peer, loop), config=config)
     assert fence.wait(LIMIT_S) is ERROR
     assert client.info(callback_id).status is TRANSIENT
 
 
 def test_FEN_10_N_REQ_5_an_operation_that_fails_puts_the_fence_in_error(client: Client, resources: ExitStack) -> None:
     model = models.gather_model()
-    lent = lend(resources, model)
-    index = lent.request.inputs[1].location
-    lent.pools[0].view[index.offset : index.offset + 4] = (99).to_bytes(4, "little")
-    fence, callback_id = client.launch(lent, prepare(client.speaker, model), config=TIMED)
+    pooled = create_request(resources, model)
+    index = pooled.request.inputs[1].location
+    pooled.pools[0].view[index.offset : index.offset + 4] = (99).to_bytes(4, "little")
+    fence, callback_id = client.launch(pooled, prepare(client.peer, model), config=TIMED)
     assert fence.wait(LIMIT_S) is ERROR
     info = client.info(callback_id)
     assert (info.status, times(info)) == (ErrorStatus.GENERAL_FAILURE, (-1, -1, -1, -1))  # TIM-3
@@ -339,32 +364,34 @@ def test_FEN_7_N_RQX_8_N_FEN_1_N_FEN_2_an_output_that_is_not_fully_specified_is_
     model: Model, client: Client, resources: ExitStack
 ) -> None:
     known = models.relu_model(model.main.operands[0].dimensions)
-    refused = client.refused(lend(resources, known), prepare(client.speaker, model))
-    assert refused.status is INVALID
-    assert "N-RQX-8" in refused.message
+    rejected = client.rejected(create_request(resources, known), prepare(client.peer, model))
+    assert rejected.status is INVALID
+    assert "N-RQX-8" in rejected.message
 
 
-def test_N_FEN_5_a_short_output_is_rejected(client: Client, adding: Lent) -> None:
+def test_N_FEN_5_a_short_output_is_rejected(client: Client, adding: PooledRequest) -> None:
     output = replace(adding.request.outputs[0], location=replace(adding.request.outputs[0].location, length=15))
-    refused = client.refused(Lent(replace(adding.request, outputs=(output,)), adding.pools), prepare(client.speaker))
-    assert refused.status is INVALID
+    rejected = client.rejected(
+        PooledRequest(replace(adding.request, outputs=(output,)), adding.pools), prepare(client.peer)
+    )
+    assert rejected.status is INVALID
 
 
 @pytest.mark.parametrize("field", ["inputs", "outputs"])
 def test_FEN_2_N_REQ_1_N_REQ_2_a_request_without_all_arguments_is_rejected(
-    field: str, client: Client, adding: Lent
+    field: str, client: Client, adding: PooledRequest
 ) -> None:
-    spoilt = replace(adding.request, **{field: getattr(adding.request, field)[1:]})
-    assert client.refused(Lent(spoilt, adding.pools), prepare(client.speaker)).status is INVALID
+    incomplete = replace(adding.request, **{field: getattr(adding.request, field)[1:]})
+    assert client.rejected(PooledRequest(incomplete, adding.pools), prepare(client.peer)).status is INVALID
 
 
 # ------------------------------------------------------------------------------------------------ what it says
 
 
 def test_FEN_9_N_FEN_7_execution_info_before_the_end_is_a_general_failure(
-    client: Client, adding: Lent, own: Fence
+    client: Client, adding: PooledRequest, own: Fence
 ) -> None:
-    fence, callback_id = client.launch(adding, prepare(client.speaker), own)
+    fence, callback_id = client.launch(adding, prepare(client.peer), own)
     info = client.info(callback_id)
     assert (info.status, times(info)) == (ErrorStatus.GENERAL_FAILURE, (-1, -1, -1, -1))
     own.signal()
@@ -373,9 +400,9 @@ def test_FEN_9_N_FEN_7_execution_info_before_the_end_is_a_general_failure(
 
 
 def test_TIM_7_times_are_measured_from_the_call_and_from_the_last_fence(
-    client: Client, adding: Lent, own: Fence
+    client: Client, adding: PooledRequest, own: Fence
 ) -> None:
-    fence, callback_id = client.launch(adding, prepare(client.speaker), own, config=TIMED)
+    fence, callback_id = client.launch(adding, prepare(client.peer), own, config=TIMED)
     waited_ns, began_ns = 20_000_000, time.monotonic_ns()
     until(lambda: time.monotonic_ns() > began_ns + waited_ns)
     own.signal()
@@ -386,13 +413,13 @@ def test_TIM_7_times_are_measured_from_the_call_and_from_the_last_fence(
 
 
 def test_a_callback_is_released_once_and_its_execution_continues(
-    client: Client, adding: Lent, own: Fence, running: Running
+    client: Client, adding: PooledRequest, own: Fence, running: Running
 ) -> None:
-    fence, callback_id = client.launch(adding, prepare(client.speaker), own)
+    fence, callback_id = client.launch(adding, prepare(client.peer), own)
     statuses = []
     for call in (32, 33):
-        client.speaker.say(ReleaseCallback(call, callback_id))
-        statuses.append(client.speaker.hear(messages.Reply).status)
+        client.peer.send(ReleaseCallback(call, callback_id))
+        statuses.append(client.peer.receive(messages.Reply).status)
     assert statuses == [NONE, INVALID]
     assert client.info(callback_id).status is INVALID
     own.signal()
@@ -404,13 +431,13 @@ def test_a_callback_is_released_once_and_its_execution_continues(
 
 
 def test_LIFE_2_an_execution_outlives_its_model_and_releases_everything(
-    client: Client, adding: Lent, own: Fence, running: Running
+    client: Client, adding: PooledRequest, own: Fence, running: Running
 ) -> None:
-    model_id = prepare(client.speaker)
+    model_id = prepare(client.peer)
     before = len(os.listdir("/proc/self/fd"))
     fence, _ = client.launch(adding, model_id, own)
-    client.speaker.say(messages.ReleaseModel(40, model_id))
-    client.speaker.hear(messages.Reply)
+    client.peer.send(messages.ReleaseModel(40, model_id))
+    client.peer.receive(messages.Reply)
     own.signal()
     assert fence.wait(LIMIT_S) is SIGNALED
     assert adding.result() == SUM
@@ -419,26 +446,26 @@ def test_LIFE_2_an_execution_outlives_its_model_and_releases_everything(
 
 
 def test_LIFE_3_a_client_s_hang_up_cancels_its_waiting_executions(
-    client: Client, adding: Lent, own: Fence, running: Running
+    client: Client, adding: PooledRequest, own: Fence, running: Running
 ) -> None:
-    fence, _ = client.launch(adding, prepare(client.speaker), own, deadline_ns=NEVER)
-    client.speaker.close()
+    fence, _ = client.launch(adding, prepare(client.peer), own, deadline_ns=NEVER)
+    client.peer.close()
     assert running.ends()
     assert fence.wait(LIMIT_S) is ERROR
     until(lambda: not watcher._watcher._timers and not watcher._watcher._readers)
 
 
 def test_launched_executions_count_as_pending_calls(
-    client: Client, adding: Lent, own: Fence, running: Running, monkeypatch: pytest.MonkeyPatch
+    client: Client, adding: PooledRequest, own: Fence, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_module, "CALLS_MAX", 3)
-    model_id = prepare(client.speaker)
+    model_id = prepare(client.peer)
     waiting = []
     for _ in range(3):
         until(lambda: running.session._open_calls == 0)  # the call that launched it counts until it has ended
         waiting.append(client.launch(adding, model_id, own)[0])
-    refused = client.refused(adding, model_id, own)
-    assert refused.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    rejected = client.rejected(adding, model_id, own)
+    assert rejected.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     own.signal()
     assert {fence.wait(LIMIT_S) for fence in waiting} == {SIGNALED}
     until(lambda: running.session._open_calls == 0)

@@ -121,9 +121,9 @@ def test_QOS_2_a_deadline_that_has_passed_ends_the_execution_before_anything_is_
 def test_N_RQX_12_an_output_in_read_only_memory_is_rejected(
     request_: Request, pools: tuple[Memory, Memory], resources: ExitStack
 ) -> None:
-    ours = resources.enter_context(Memory.create(16, one_writer=True))
-    theirs = resources.enter_context(Memory.adopt(os.dup(ours.fileno())))
-    result = prepared(ADD).execute_synchronously(replace(request_, pools=(pools[0], theirs)))
+    writable = resources.enter_context(Memory.create(16, one_writer=True))
+    read_only = resources.enter_context(Memory.adopt(os.dup(writable.fileno())))
+    result = prepared(ADD).execute_synchronously(replace(request_, pools=(pools[0], read_only)))
     assert result.status is ErrorStatus.INVALID_ARGUMENT
     assert "output 0 is in pool 1, which is read-only" in result.message
 

@@ -46,17 +46,19 @@ def test_no_call_is_in_every_interface_and_in_the_table() -> None:
 @pytest.mark.parametrize("level", L, ids=interface_name)
 def test_EXE_9_an_interface_reports_only_its_own_statuses(level: L, status: ErrorStatus) -> None:
     last = 4 if level < L.V1_3 else 8
-    told = status if status <= last else ErrorStatus.GENERAL_FAILURE
+    downgraded = status if status <= last else ErrorStatus.GENERAL_FAILURE
     if level is L.AIDL_V4 and status is ErrorStatus.DEAD_OBJECT:
         return  # no driver sends it
-    assert InterfaceVersion(level).downgrade_reply(messages.Reply(1, status, "why")) == messages.Reply(1, told, "why")
+    assert InterfaceVersion(level).downgrade_reply(messages.Reply(1, status, "why")) == messages.Reply(
+        1, downgraded, "why"
+    )
 
 
 @pytest.mark.parametrize("level", L, ids=interface_name)
 def test_TIM_2_times_of_every_reply_are_whole_microseconds_in_hidl(level: L) -> None:
-    answer = messages.Executed(1, ErrorStatus.NONE, "", (), 1999, 5001)
+    reply = messages.Executed(1, ErrorStatus.NONE, "", (), 1999, 5001)
     times = {L.V1_0: (-1, -1), L.V1_1: (-1, -1), L.V1_2: (1000, 5000), L.V1_3: (1000, 5000)}.get(level, (1999, 5001))
-    told = InterfaceVersion(level).downgrade_reply(answer)
-    assert (told.time_on_device_ns, told.time_in_driver_ns) == times
+    downgraded = InterfaceVersion(level).downgrade_reply(reply)
+    assert (downgraded.time_on_device_ns, downgraded.time_in_driver_ns) == times
     nothing = messages.Executed(1, ErrorStatus.NONE, "")
     assert InterfaceVersion(level).downgrade_reply(nothing) == nothing

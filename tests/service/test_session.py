@@ -22,17 +22,17 @@ from support.descriptors import no_more_descriptors
 from support.drivers import thread_state
 from support.executors import LIMIT_S, Held, floats, until
 from support.model_mutations import FAMILIES, mutants
-from support.protocol import Speaker
+from support.protocol import ProtocolPeer
 from support.sessions import (
     HELLO,
     NONE,
     Running,
     assert_alive,
     encoded,
-    judged,
     prepare,
     prepare_message,
     replace_message,
+    statuses_of,
 )
 from support.small_models import two_adds
 
@@ -66,10 +66,10 @@ RESIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 @pytest.fixture
-def client(running: Running) -> Speaker:
+def client(running: Running) -> ProtocolPeer:
     """The client's end after the greeting."""
-    running.client.say(HELLO)
-    running.client.hear(messages.HelloReply)
+    running.client.send(HELLO)
+    running.client.receive(messages.HelloReply)
     return running.client
 
 
@@ -77,8 +77,8 @@ def client(running: Running) -> Speaker:
 
 
 def test_a_client_is_greeted(running: Running) -> None:
-    running.client.say(HELLO)
-    reply = running.client.hear(messages.HelloReply)
+    running.client.send(HELLO)
+    reply = running.client.receive(messages.HelloReply)
     assert reply.protocol == control_protocol.PROTOCOL
     assert reply.driver_name == "driver under test"
     assert reply.pid == os.getpid()
@@ -87,12 +87,12 @@ def test_a_client_is_greeted(running: Running) -> None:
 
 @pytest.mark.parametrize("version", [0, control_protocol.PROTOCOL + 1, 2**32 - 1])
 def test_another_protocol_version_is_refused_with_both_versions_and_the_remedy(version: int, running: Running) -> None:
-    running.client.say(messages.Hello(version, "AIDL v4", "old"))
-    refused = running.client.hear(messages.Refused)
+    running.client.send(messages.Hello(version, "AIDL v4", "old"))
+    refused = running.client.receive(messages.Refused)
     assert refused.status is not NONE
     assert f"protocol {control_protocol.PROTOCOL}, the client {version}" in refused.message
     assert "install the same" in refused.message
-    assert running.client.hears_the_end()
+    assert running.client.is_hung_up()
     assert running.ends()
 
 
@@ -100,19 +100,19 @@ def test_another_protocol_version_is_refused_with_both_versions_and_the_remedy(v
 def test_an_interface_that_the_driver_does_not_speak_is_refused_with_all_that_it_does(
     interface: str, running: Running
 ) -> None:
-    running.client.say(messages.Hello(control_protocol.PROTOCOL, interface, "new"))
-    refused = running.client.hear(messages.Refused)
+    running.client.send(messages.Hello(control_protocol.PROTOCOL, interface, "new"))
+    refused = running.client.receive(messages.Refused)
     assert refused.status is ErrorStatus.GENERAL_FAILURE
     assert repr(interface) in refused.message
     assert "HIDL 1.0" in refused.message and "AIDL v4" in refused.message
-    assert running.client.hears_the_end()
+    assert running.client.is_hung_up()
     assert running.ends()
 
 
 @pytest.mark.parametrize("interface", ["HIDL 1.0", "HIDL 1.3", "AIDL v1"])
 def test_the_driver_agrees_to_the_interface_that_the_client_speaks(interface: str, running: Running) -> None:
-    running.client.say(messages.Hello(control_protocol.PROTOCOL, interface, "test"))
-    assert running.client.hear(messages.HelloReply).interface == interface
+    running.client.send(messages.Hello(control_protocol.PROTOCOL, interface, "test"))
+    assert running.client.receive(messages.HelloReply).interface == interface
 
 
 @pytest.mark.parametrize(
@@ -127,14 +127,14 @@ def test_the_driver_agrees_to_the_interface_that_the_client_speaks(interface: st
     ids=lambda message: type(message).__name__,
 )
 def test_a_message_before_the_greeting_ends_the_connection(message: messages.Message, running: Running) -> None:
-    running.client.say(message)
-    assert running.client.hears_the_end()
+    running.client.send(message)
+    assert running.client.is_hung_up()
     assert running.ends()
 
 
-def test_a_second_greeting_ends_the_connection(running: Running, client: Speaker) -> None:
-    client.say(HELLO)
-    assert client.hears_the_end()
+def test_a_second_greeting_ends_the_connection(running: Running, client: ProtocolPeer) -> None:
+    client.send(HELLO)
+    assert client.is_hung_up()
     assert running.ends()
 
 
@@ -142,9 +142,9 @@ def test_a_second_greeting_ends_the_connection(running: Running, client: Speaker
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"hello", control_protocol.encode(messages.ListDevices(1))[:-1]])
-def test_bytes_that_are_no_message_end_the_connection(data: bytes, running: Running, client: Speaker) -> None:
-    client.say_bytes(data)
-    assert client.hears_the_end()
+def test_bytes_that_are_no_message_end_the_connection(data: bytes, running: Running, client: ProtocolPeer) -> None:
+    client.send_bytes(data)
+    assert client.is_hung_up()
     assert running.ends()
 
 
@@ -159,55 +159,57 @@ def test_bytes_that_are_no_message_end_the_connection(data: bytes, running: Runn
     ids=["a driver's answer", "a driver's call", "a driver's refusal", "an answer to nothing"],
 )
 def test_a_message_that_a_client_may_not_send_ends_the_connection(
-    message: messages.Message, running: Running, client: Speaker
+    message: messages.Message, running: Running, client: ProtocolPeer
 ) -> None:
-    client.say(message)
-    assert client.hears_the_end()
+    client.send(message)
+    assert client.is_hung_up()
     assert running.ends()
 
 
-def test_descriptors_that_no_message_has_end_the_connection_and_are_closed(running: Running, client: Speaker) -> None:
-    client.say_bytes(control_protocol.encode(messages.ListDevices(1)), [0, 0, 0])
-    assert client.hears_the_end()
+def test_descriptors_that_no_message_has_end_the_connection_and_are_closed(
+    running: Running, client: ProtocolPeer
+) -> None:
+    client.send_bytes(control_protocol.encode(messages.ListDevices(1)), [0, 0, 0])
+    assert client.is_hung_up()
     assert running.ends()
 
 
-def test_fewer_descriptors_than_a_message_says_end_the_connection(running: Running, client: Speaker) -> None:
-    client.say_bytes(control_protocol.encode(prepare_message(pools=LENT * 2)), [0])
-    assert client.hears_the_end()
+def test_fewer_descriptors_than_a_message_says_end_the_connection(running: Running, client: ProtocolPeer) -> None:
+    client.send_bytes(control_protocol.encode(prepare_message(pools=LENT * 2)), [0])
+    assert client.is_hung_up()
 
 
-def test_a_frame_that_is_cut_short_ends_the_connection(running: Running, client: Speaker) -> None:
+def test_a_frame_that_is_cut_short_ends_the_connection(running: Running, client: ProtocolPeer) -> None:
     read, write = os.pipe()
     client.channel._send((b"\1" + (40_000).to_bytes(8, "little"),), [read], None)  # the body is a pipe
     os.close(read)
     os.close(write)
-    assert client.hears_the_end()
+    assert client.is_hung_up()
     assert running.ends()
 
 
 # ------------------------------------------------------------------------------------------------ the end
 
 
-def test_a_hang_up_ends_the_session(running: Running, client: Speaker) -> None:
+def test_a_hang_up_ends_the_session(running: Running, client: ProtocolPeer) -> None:
     client.close()
     assert running.ends()
 
 
-def test_a_goodbye_ends_the_session(running: Running, client: Speaker) -> None:
-    client.say(messages.Goodbye())
-    assert client.hears_the_end()
+def test_a_goodbye_ends_the_session(running: Running, client: ProtocolPeer) -> None:
+    client.send(messages.Goodbye())
+    assert client.is_hung_up()
     assert running.ends()
 
 
-def test_a_session_can_be_ended_from_within_and_twice(running: Running, client: Speaker) -> None:
+def test_a_session_can_be_ended_from_within_and_twice(running: Running, client: ProtocolPeer) -> None:
     running.session.stop()
     running.session.stop()
-    assert client.hears_the_end()
+    assert client.is_hung_up()
     assert running.ends()
 
 
-def has_stopped_listening(client: Speaker, running: Running) -> bool:
+def has_stopped_listening(client: ProtocolPeer, running: Running) -> bool:
     """Say one thing more; True when the driver's watcher waits for us to read its answers."""
     thread = watcher.thread()
     with suppress(MissedDeadlineTransient):
@@ -226,8 +228,8 @@ def test_LIFE_a_client_s_death_is_seen_while_the_driver_waits_for_it_to_read(
         monkeypatch.setattr(Channel, "open_peer_pidfd", lambda _channel: os.pidfd_open(process.pid))
         running = Running()
         try:
-            running.client.say(HELLO)
-            running.client.hear(messages.HelloReply)
+            running.client.send(HELLO)
+            running.client.receive(messages.HelloReply)
             until(lambda: has_stopped_listening(running.client, running))
             process.kill()
             assert running.ends()
@@ -239,9 +241,9 @@ def test_LIFE_a_client_s_death_is_seen_while_the_driver_waits_for_it_to_read(
 # ------------------------------------------------------------------------------------------------ devices and support
 
 
-def test_the_devices_are_listed(client: Speaker) -> None:
-    client.say(messages.ListDevices(7))
-    answer = client.hear(messages.DeviceList)
+def test_the_devices_are_listed(client: ProtocolPeer) -> None:
+    client.send(messages.ListDevices(7))
+    answer = client.receive(messages.DeviceList)
     assert answer.call == 7
     assert answer.devices[0].name == "reference"
     assert all(device.version and device.feature_level > 0 for device in answer.devices)
@@ -255,19 +257,19 @@ def pooled(model: Model, resources: ExitStack) -> tuple[bytes, list[int]]:
 
 @pytest.mark.parametrize(("model", "supported"), [(ADD, (True,)), (models.unsupported_model(), (False,))])
 def test_each_operation_is_said_to_be_supported_or_not(
-    model: Model, supported: tuple[bool, ...], client: Speaker
+    model: Model, supported: tuple[bool, ...], client: ProtocolPeer
 ) -> None:
-    client.say(messages.GetSupportedOperations(3, "reference", encode_model(model)[0]))
-    assert client.hear(messages.SupportedOperations) == messages.SupportedOperations(3, supported)
+    client.send(messages.GetSupportedOperations(3, "reference", encode_model(model)[0]))
+    assert client.receive(messages.SupportedOperations) == messages.SupportedOperations(3, supported)
 
 
 @pytest.mark.parametrize(("model", "device"), [(models.invalid_model(), "reference"), (ADD, "nonesuch")])
 def test_no_operation_is_supported_of_an_invalid_model_or_by_an_unknown_device(
-    model: Model, device: str, client: Speaker, resources: ExitStack
+    model: Model, device: str, client: ProtocolPeer, resources: ExitStack
 ) -> None:
     data, fds = pooled(model, resources)
-    client.say(messages.GetSupportedOperations(3, device, data, LENT), fds)
-    answer = client.hear(messages.SupportedOperations)
+    client.send(messages.GetSupportedOperations(3, device, data, LENT), fds)
+    answer = client.receive(messages.SupportedOperations)
     assert answer.status is ErrorStatus.INVALID_ARGUMENT
     assert answer.supported == ()
     assert answer.message
@@ -276,22 +278,22 @@ def test_no_operation_is_supported_of_an_invalid_model_or_by_an_unknown_device(
 # ------------------------------------------------------------------------------------------------ preparing
 
 
-def test_PREP_2_a_good_model_is_answered_at_once_and_then_ready(client: Speaker, resources: ExitStack) -> None:
+def test_PREP_2_a_good_model_is_answered_at_once_and_then_ready(client: ProtocolPeer, resources: ExitStack) -> None:
     data, fds = pooled(ADD, resources)
-    client.say(prepare_message(8, data, pools=LENT), fds)
-    assert client.hear(messages.Reply) == messages.Reply(8, NONE, "")
-    ready = client.hear(messages.PreparedModelReady)
+    client.send(prepare_message(8, data, pools=LENT), fds)
+    assert client.receive(messages.Reply) == messages.Reply(8, NONE, "")
+    ready = client.receive(messages.PreparedModelReady)
     assert (ready.call, ready.status) == (8, NONE)
     assert ready.model_id > 0
     assert_alive(client)
 
 
 def test_PREP_2_a_model_that_cannot_be_compiled_is_answered_first_and_fails_through_the_callback(
-    client: Speaker,
+    client: ProtocolPeer,
 ) -> None:
-    client.say(prepare_message(8, encode_model(models.unsupported_model())[0]))
-    assert client.hear(messages.Reply).status is NONE
-    ready = client.hear(messages.PreparedModelReady)
+    client.send(prepare_message(8, encode_model(models.unsupported_model())[0]))
+    assert client.receive(messages.Reply).status is NONE
+    ready = client.receive(messages.PreparedModelReady)
     assert ready.status is ErrorStatus.GENERAL_FAILURE
     assert ready.model_id == 0
     assert "OEM_OPERATION" in ready.message
@@ -315,11 +317,11 @@ BAD_PREPARATIONS = {
 
 @pytest.mark.parametrize(("changes", "status"), BAD_PREPARATIONS.values(), ids=BAD_PREPARATIONS.keys())
 def test_PREP_1_PREP_3_a_bad_preparation_calls_back_once_and_then_answers_the_same(
-    changes: dict[str, Any], status: ErrorStatus, client: Speaker
+    changes: dict[str, Any], status: ErrorStatus, client: ProtocolPeer
 ) -> None:
-    client.say(prepare_message(4, **changes))
-    ready = client.hear(messages.PreparedModelReady)
-    reply = client.hear(messages.Reply)
+    client.send(prepare_message(4, **changes))
+    ready = client.receive(messages.PreparedModelReady)
+    reply = client.receive(messages.Reply)
     assert (ready.call, ready.status, ready.model_id) == (4, status, 0)
     assert (reply.call, reply.status) == (4, status)
     assert ready.message == reply.message != ""
@@ -328,9 +330,9 @@ def test_PREP_1_PREP_3_a_bad_preparation_calls_back_once_and_then_answers_the_sa
 
 @pytest.mark.parametrize("rule", FAMILIES)
 def test_a_model_spoilt_as_the_hal_s_suite_spoils_it_is_an_invalid_argument_of_both_methods(
-    rule: str, client: Speaker
+    rule: str, client: ProtocolPeer
 ) -> None:
-    answers = [(rule, *judged(client, encoded(mutant.model))) for mutant in mutants(two_adds(), rule)]
+    answers = [(rule, *statuses_of(client, encoded(mutant.model))) for mutant in mutants(two_adds(), rule)]
 
     assert set(answers) == {(rule, INVALID, INVALID, 0, INVALID)}
     assert_alive(client)
@@ -338,13 +340,13 @@ def test_a_model_spoilt_as_the_hal_s_suite_spoils_it_is_an_invalid_argument_of_b
 
 @pytest.mark.parametrize("changes", [{"device": "nonesuch"}, {"preference": -1}, {"model": b"nonsense"}])
 def test_a_bad_preparation_keeps_none_of_its_pools(
-    changes: dict[str, Any], client: Speaker, resources: ExitStack, running: Running
+    changes: dict[str, Any], client: ProtocolPeer, resources: ExitStack, running: Running
 ) -> None:
     data, fds = pooled(ADD, resources)
     before = len(os.listdir("/proc/self/fd"))
-    client.say(prepare_message(4, **{"model": data, "pools": LENT, **changes}), fds)
-    client.hear(messages.PreparedModelReady)
-    client.hear(messages.Reply)
+    client.send(prepare_message(4, **{"model": data, "pools": LENT, **changes}), fds)
+    client.receive(messages.PreparedModelReady)
+    client.receive(messages.Reply)
     assert len(os.listdir("/proc/self/fd")) == before
     assert running.session.quota.charged_bytes == 0
 
@@ -370,81 +372,81 @@ def sparse() -> int:
 
 @pytest.mark.parametrize(("make", "status"), [(pipe, INVALID), (sparse, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)])
 def test_a_model_in_memory_that_has_no_bytes_or_too_many_is_refused(
-    make: Callable[[], int], status: ErrorStatus, client: Speaker
+    make: Callable[[], int], status: ErrorStatus, client: ProtocolPeer
 ) -> None:
     fd = make()
-    client.say(prepare_message(4, pools=LENT), [fd])
+    client.send(prepare_message(4, pools=LENT), [fd])
     os.close(fd)
-    assert client.hear(messages.PreparedModelReady).status is status
-    assert client.hear(messages.Reply).status is status
+    assert client.receive(messages.PreparedModelReady).status is status
+    assert client.receive(messages.Reply).status is status
     assert_alive(client)
 
 
-def test_PREP_8_several_models_are_held_at_once_under_numbers_of_their_own(client: Speaker) -> None:
+def test_PREP_8_several_models_are_held_at_once_under_numbers_of_their_own(client: ProtocolPeer) -> None:
     ids = [prepare(client, ADD, call) for call in (10, 11, 12)]
     assert len(set(ids)) == 3
 
 
-def test_QOS_4_a_generous_deadline_does_no_harm(client: Speaker) -> None:
-    client.say(prepare_message(4, deadline_ns=time.monotonic_ns() + 60_000_000_000))
-    assert client.hear(messages.Reply).status is NONE
-    assert client.hear(messages.PreparedModelReady).status is NONE
+def test_QOS_4_a_generous_deadline_does_no_harm(client: ProtocolPeer) -> None:
+    client.send(prepare_message(4, deadline_ns=time.monotonic_ns() + 60_000_000_000))
+    assert client.receive(messages.Reply).status is NONE
+    assert client.receive(messages.PreparedModelReady).status is NONE
 
 
 @pytest.mark.parametrize("priority", [Priority.LOW, Priority.HIGH])
 def test_N_QOS_1_N_QOS_3_a_model_is_prepared_with_any_priority_and_no_deadline(
-    priority: Priority, client: Speaker
+    priority: Priority, client: ProtocolPeer
 ) -> None:
-    client.say(prepare_message(priority=priority, deadline_ns=-1))
-    assert client.hear(messages.Reply).status is NONE
-    assert client.hear(messages.PreparedModelReady).status is NONE
+    client.send(prepare_message(priority=priority, deadline_ns=-1))
+    assert client.receive(messages.Reply).status is NONE
+    assert client.receive(messages.PreparedModelReady).status is NONE
 
 
-def test_N_QOS_2_a_preparation_with_a_short_deadline_succeeds_or_misses_it(client: Speaker) -> None:
-    client.say(prepare_message(deadline_ns=time.monotonic_ns() + 5_000_000))
-    answers = [client.hear_any(), client.hear_any()]
+def test_N_QOS_2_a_preparation_with_a_short_deadline_succeeds_or_misses_it(client: ProtocolPeer) -> None:
+    client.send(prepare_message(deadline_ns=time.monotonic_ns() + 5_000_000))
+    answers = [client.receive_any(), client.receive_any()]
     missed = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}
     assert {answer.status for answer in answers} <= missed | {NONE}  # type: ignore[attr-defined]
     assert len({answer.status for answer in answers}) == 1  # type: ignore[attr-defined]
 
 
-def test_QOS_2_a_preparation_past_its_deadline_is_persistent(client: Speaker) -> None:
-    client.say(prepare_message(deadline_ns=1))
-    ready, reply = client.hear(messages.PreparedModelReady), client.hear(messages.Reply)
+def test_QOS_2_a_preparation_past_its_deadline_is_persistent(client: ProtocolPeer) -> None:
+    client.send(prepare_message(deadline_ns=1))
+    ready, reply = client.receive(messages.PreparedModelReady), client.receive(messages.Reply)
     assert ready.status is reply.status is ErrorStatus.MISSED_DEADLINE_PERSISTENT
 
 
-def test_a_model_is_released_once(client: Speaker) -> None:
+def test_a_model_is_released_once(client: ProtocolPeer) -> None:
     model_id = prepare(client)
-    client.say(messages.ReleaseModel(20, model_id))
-    assert client.hear(messages.Reply) == messages.Reply(20, NONE, "")
-    client.say(messages.ReleaseModel(21, model_id))
-    reply = client.hear(messages.Reply)
+    client.send(messages.ReleaseModel(20, model_id))
+    assert client.receive(messages.Reply) == messages.Reply(20, NONE, "")
+    client.send(messages.ReleaseModel(21, model_id))
+    reply = client.receive(messages.Reply)
     assert reply.status is INVALID
     assert f"no model {model_id}" in reply.message
 
 
 def test_a_model_is_charged_with_its_pools_until_it_is_released(
-    client: Speaker, resources: ExitStack, running: Running
+    client: ProtocolPeer, resources: ExitStack, running: Running
 ) -> None:
     data, fds = pooled(ADD, resources)
     for model_id, number in ((1, 10), (2, 11)):
-        client.say(prepare_message(number, data, pools=LENT), fds)
-        client.hear(messages.Reply)
-        assert client.hear(messages.PreparedModelReady).model_id == model_id
+        client.send(prepare_message(number, data, pools=LENT), fds)
+        client.receive(messages.Reply)
+        assert client.receive(messages.PreparedModelReady).model_id == model_id
         assert running.session.quota.charged_bytes == model_id * (len(data) + 64)
     for model_id in (1, 2):
-        client.say(messages.ReleaseModel(20 + model_id, model_id))
-        client.hear(messages.Reply)
+        client.send(messages.ReleaseModel(20 + model_id, model_id))
+        client.receive(messages.Reply)
     until(lambda: running.session.quota.charged_bytes == 0)
 
 
-def test_PREP_11_a_model_beyond_the_limit_is_refused(client: Speaker, running: Running) -> None:
+def test_PREP_11_a_model_beyond_the_limit_is_refused(client: ProtocolPeer, running: Running) -> None:
     prepare(client)
     running.session.quota._limit = running.session.quota.charged_bytes + 1
-    client.say(prepare_message(4))
-    assert client.hear(messages.PreparedModelReady).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
-    assert client.hear(messages.Reply).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    client.send(prepare_message(4))
+    assert client.receive(messages.PreparedModelReady).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    assert client.receive(messages.Reply).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
 
 
 FAULTS = [
@@ -466,17 +468,17 @@ def test_LIFE_8_a_model_that_cannot_be_read_is_refused(
     place: tuple[Any, str],
     error: type[Exception],
     status: ErrorStatus,
-    client: Speaker,
+    client: ProtocolPeer,
     running: Running,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(*place, failing(error))
-    client.say(prepare_message(4))
-    assert client.hear(messages.PreparedModelReady).status is status
-    assert client.hear(messages.Reply).status is status
-    client.say(messages.GetSupportedOperations(5, "reference", encode_model(ADD)[0]))
-    assert client.hear(messages.SupportedOperations).status is status
+    client.send(prepare_message(4))
+    assert client.receive(messages.PreparedModelReady).status is status
+    assert client.receive(messages.Reply).status is status
+    client.send(messages.GetSupportedOperations(5, "reference", encode_model(ADD)[0]))
+    assert client.receive(messages.SupportedOperations).status is status
     until(lambda: running.session.quota.charged_bytes == 0)
     caplog.clear()  # the records hold the frames
 
@@ -485,15 +487,15 @@ def test_LIFE_8_a_model_that_cannot_be_read_is_refused(
 def test_PREP_11_LIFE_8_a_model_that_fails_unforeseen_when_it_is_compiled_is_refused(
     error: type[Exception],
     status: ErrorStatus,
-    client: Speaker,
+    client: ProtocolPeer,
     running: Running,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(interpreter, "prepare", failing(error))
-    client.say(prepare_message(4))
-    assert client.hear(messages.Reply).status is NONE
-    assert client.hear(messages.PreparedModelReady).status is status
+    client.send(prepare_message(4))
+    assert client.receive(messages.Reply).status is NONE
+    assert client.receive(messages.PreparedModelReady).status is status
     assert running.session.quota.charged_bytes == 0
     caplog.clear()
 
@@ -542,12 +544,14 @@ def execute_request_message(model_id: int, request: Request, call: int = 30, **c
     return replace_message(message, request=data, config=config)
 
 
-def execute(client: Speaker, model_id: int, pools: tuple[Memory, ...], **changes: Any) -> messages.Executed:
-    client.say(execute_message(model_id, pools, **changes), [pool.fileno() for pool in pools])
-    return client.hear(messages.Executed)
+def execute(client: ProtocolPeer, model_id: int, pools: tuple[Memory, ...], **changes: Any) -> messages.Executed:
+    client.send(execute_message(model_id, pools, **changes), [pool.fileno() for pool in pools])
+    return client.receive(messages.Executed)
 
 
-def test_an_execution_writes_its_outputs_and_says_their_shapes(client: Speaker, pools: tuple[Memory, Memory]) -> None:
+def test_an_execution_writes_its_outputs_and_says_their_shapes(
+    client: ProtocolPeer, pools: tuple[Memory, Memory]
+) -> None:
     answer = execute(client, prepare(client), pools)
     assert (answer.call, answer.status) == (30, NONE)
     assert messages.shapes_from_data(answer.shapes) == (OutputShape((4,)),)
@@ -555,19 +559,19 @@ def test_an_execution_writes_its_outputs_and_says_their_shapes(client: Speaker, 
     assert floats(pools[1]) == SUM
 
 
-def test_TIM_4_a_measured_execution_says_its_times(client: Speaker, pools: tuple[Memory, Memory]) -> None:
+def test_TIM_4_a_measured_execution_says_its_times(client: ProtocolPeer, pools: tuple[Memory, Memory]) -> None:
     answer = execute(client, prepare(client), pools, measure=MeasureTiming.YES)
     assert 0 < answer.time_on_device_ns <= answer.time_in_driver_ns
 
 
-def test_QOS_2_an_execution_past_its_deadline_does_no_work(client: Speaker, pools: tuple[Memory, Memory]) -> None:
+def test_QOS_2_an_execution_past_its_deadline_does_no_work(client: ProtocolPeer, pools: tuple[Memory, Memory]) -> None:
     answer = execute(client, prepare(client), pools, measure=MeasureTiming.YES, deadline_ns=1)
     assert answer.status is ErrorStatus.MISSED_DEADLINE_PERSISTENT
     assert (answer.shapes, answer.time_on_device_ns, answer.time_in_driver_ns) == ((), -1, -1)
     assert floats(pools[1]) == [0.0] * 4
 
 
-def test_QOS_3_a_deadline_that_passes_during_an_execution_ends_it(client: Speaker, resources: ExitStack) -> None:
+def test_QOS_3_a_deadline_that_passes_during_an_execution_ends_it(client: ProtocolPeer, resources: ExitStack) -> None:
     slow = models.slow_model()
     sizes = models.pool_bytes(slow)
     memories = tuple(resources.enter_context(Memory.create(size)) for size in sizes)
@@ -587,7 +591,7 @@ def test_QOS_3_a_deadline_that_passes_during_an_execution_ends_it(client: Speake
 
 
 def test_N_QOS_6_a_loop_that_never_ends_is_ended_by_the_timeout_of_the_request(
-    client: Speaker, resources: ExitStack
+    client: ProtocolPeer, resources: ExitStack
 ) -> None:
     loop = control_flow_models.counting()
     memories = tuple(resources.enter_context(Memory.create(size)) for size in models.pool_bytes(loop))
@@ -608,7 +612,7 @@ def test_N_QOS_6_a_loop_that_never_ends_is_ended_by_the_timeout_of_the_request(
     assert time.monotonic() - begin < 2
 
 
-def test_CF_5_a_loop_timeout_above_the_maximum_is_refused(client: Speaker, pools: tuple[Memory, Memory]) -> None:
+def test_CF_5_a_loop_timeout_above_the_maximum_is_refused(client: ProtocolPeer, pools: tuple[Memory, Memory]) -> None:
     answer = execute(client, prepare(client), pools, loop_timeout_ns=15_000_000_001)
     assert answer.status is INVALID
     assert "15000000001" in answer.message
@@ -616,7 +620,7 @@ def test_CF_5_a_loop_timeout_above_the_maximum_is_refused(client: Speaker, pools
 
 @pytest.mark.parametrize("changes", [{"deadline_ns": -2}, {"loop_timeout_ns": -2}], ids=["deadline", "loop timeout"])
 def test_N_RQX_14_a_limit_below_minus_one_is_refused(
-    changes: dict[str, int], client: Speaker, pools: tuple[Memory, Memory]
+    changes: dict[str, int], client: ProtocolPeer, pools: tuple[Memory, Memory]
 ) -> None:
     answer = execute(client, prepare(client), pools, **changes)
     assert answer.status is INVALID
@@ -624,11 +628,11 @@ def test_N_RQX_14_a_limit_below_minus_one_is_refused(
 
 
 def test_a_model_that_was_released_or_never_made_cannot_be_executed(
-    client: Speaker, pools: tuple[Memory, Memory], running: Running
+    client: ProtocolPeer, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     model_id = prepare(client)
-    client.say(messages.ReleaseModel(20, model_id))
-    client.hear(messages.Reply)
+    client.send(messages.ReleaseModel(20, model_id))
+    client.receive(messages.Reply)
     for number in (model_id, UNKNOWN):
         answer = execute(client, number, pools, call=number)
         assert answer.status is INVALID
@@ -638,7 +642,7 @@ def test_a_model_that_was_released_or_never_made_cannot_be_executed(
 
 @pytest.mark.parametrize("announced", [0, 97])
 def test_a_pool_shorter_than_announced_is_refused(
-    announced: int, client: Speaker, pools: tuple[Memory, Memory]
+    announced: int, client: ProtocolPeer, pools: tuple[Memory, Memory]
 ) -> None:
     answer = execute(client, prepare(client), pools, lent=(80, announced))
     assert answer.status is INVALID
@@ -646,18 +650,18 @@ def test_a_pool_shorter_than_announced_is_refused(
 
 @pytest.mark.parametrize(("make", "status"), [(pipe, INVALID), (sparse, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)])
 def test_a_pool_that_has_no_bytes_or_too_many_is_refused(
-    make: Callable[[], int], status: ErrorStatus, client: Speaker, pools: tuple[Memory, Memory]
+    make: Callable[[], int], status: ErrorStatus, client: ProtocolPeer, pools: tuple[Memory, Memory]
 ) -> None:
     model_id, fd = prepare(client), make()
     size = os.fstat(fd).st_size
-    client.say(execute_message(model_id, pools, lent=(80, size)), [pools[0].fileno(), fd])
+    client.send(execute_message(model_id, pools, lent=(80, size)), [pools[0].fileno(), fd])
     os.close(fd)
-    assert client.hear(messages.Executed).status is status
+    assert client.receive(messages.Executed).status is status
     assert_alive(client)
 
 
 def test_a_client_that_lends_more_memory_than_it_may_is_told_so(
-    client: Speaker, pools: tuple[Memory, Memory], running: Running
+    client: ProtocolPeer, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     model_id, quota = prepare(client), running.session.quota
     held = quota.charged_bytes
@@ -670,81 +674,83 @@ def test_a_client_that_lends_more_memory_than_it_may_is_told_so(
     assert quota.charged_bytes == held
 
 
-def test_EXE_8_executions_run_at_the_same_time(client: Speaker, pools: tuple[Memory, Memory], running: Running) -> None:
+def test_EXE_8_executions_run_at_the_same_time(
+    client: ProtocolPeer, pools: tuple[Memory, Memory], running: Running
+) -> None:
     held = Held(ADD)
     running.session.models.insert(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     quick = prepare(client)
-    client.say(execute_message(UNKNOWN, pools, 40), [pool.fileno() for pool in pools])
+    client.send(execute_message(UNKNOWN, pools, 40), [pool.fileno() for pool in pools])
     assert held.begun.wait(LIMIT_S)
     assert execute(client, quick, pools, call=41).call == 41
     held.go.set()
-    assert client.hear(messages.Executed).call == 40
+    assert client.receive(messages.Executed).call == 40
 
 
 def test_TIM_5_TIM_6_the_driver_s_time_begins_when_the_session_sees_the_request(
-    client: Speaker, pools: tuple[Memory, Memory], running: Running
+    client: ProtocolPeer, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     held, quick = Held(ADD), prepare(client)
     running.session.models.insert(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     fds = [pool.fileno() for pool in pools]
     for call in range(40, 40 + session_context.POOL_THREADS):
-        client.say(execute_message(UNKNOWN, pools, call), fds)
-    client.say(execute_message(quick, pools, 50, measure=MeasureTiming.YES), fds)
+        client.send(execute_message(UNKNOWN, pools, call), fds)
+    client.send(execute_message(quick, pools, 50, measure=MeasureTiming.YES), fds)
     assert_alive(client)  # so the driver has seen it
     begin = time.monotonic_ns()
     while (waited := time.monotonic_ns() - begin) < 2_000_000:
         pass
     held.go.set()
-    answers = [client.hear(messages.Executed) for _ in range(session_context.POOL_THREADS + 1)]
+    answers = [client.receive(messages.Executed) for _ in range(session_context.POOL_THREADS + 1)]
     assert next(answer for answer in answers if answer.call == 50).time_in_driver_ns >= waited
 
 
 def test_calls_beyond_the_limit_are_refused_at_once_and_keep_no_descriptor(
-    client: Speaker, pools: tuple[Memory, Memory], running: Running, monkeypatch: pytest.MonkeyPatch
+    client: ProtocolPeer, pools: tuple[Memory, Memory], running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_module, "CALLS_MAX", 6)
     held = Held(ADD)
     running.session.models.insert(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     fds = [pool.fileno() for pool in pools]
     for call in range(40, 46):
-        client.say(execute_message(UNKNOWN, pools, call), fds)
+        client.send(execute_message(UNKNOWN, pools, call), fds)
     mapped_bytes = session_context.POOL_THREADS * sum(pool.size_bytes for pool in pools)
     until(lambda: (running.session._open_calls, running.session.quota.charged_bytes) == (6, mapped_bytes))
     before = len(os.listdir("/proc/self/fd"))
     refused = execute(client, UNKNOWN, pools, call=46)
-    client.say(prepare_message(47, pools=LENT), fds[:1])
-    client.say(messages.GetSupportedOperations(48, "reference", b"", LENT), fds[:1])
-    ready, reply = client.hear(messages.PreparedModelReady), client.hear(messages.Reply)
-    answers: list[Any] = [refused, ready, reply, client.hear(messages.SupportedOperations)]
+    client.send(prepare_message(47, pools=LENT), fds[:1])
+    client.send(messages.GetSupportedOperations(48, "reference", b"", LENT), fds[:1])
+    ready, reply = client.receive(messages.PreparedModelReady), client.receive(messages.Reply)
+    answers: list[Any] = [refused, ready, reply, client.receive(messages.SupportedOperations)]
     assert [answer.call for answer in answers] == [46, 47, 47, 48]
     assert {answer.status for answer in answers} == {ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT}
     assert len(os.listdir("/proc/self/fd")) == before
     assert_alive(client)
     held.go.set()
-    assert {client.hear(messages.Executed).status for _ in range(6)} == {NONE}
+    assert {client.receive(messages.Executed).status for _ in range(6)} == {NONE}
     until(lambda: running.session._open_calls == 0)
     assert execute(client, UNKNOWN, pools, call=49).status is NONE
 
 
 def test_what_waits_for_its_turn_counts_as_the_client_s_memory(
-    client: Speaker, pools: tuple[Memory, Memory], running: Running
+    client: ProtocolPeer, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     held, quota = Held(ADD), running.session.quota
     running.session.models.insert(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     fds = [pool.fileno() for pool in pools]
     for call in range(40, 40 + session_context.POOL_THREADS):
-        client.say(execute_message(UNKNOWN, pools, call), fds)
+        client.send(execute_message(UNKNOWN, pools, call), fds)
     mapped_bytes = session_context.POOL_THREADS * sum(pool.size_bytes for pool in pools)
     until(lambda: quota.charged_bytes == mapped_bytes)
     quota._limit = mapped_bytes + (2 << 20)
     for call in (50, 51):
-        client.say(messages.GetSupportedOperations(call, "reference", bytes(1 << 20)))
-    refused = client.hear(messages.SupportedOperations)  # at once: the first waits
+        client.send(messages.GetSupportedOperations(call, "reference", bytes(1 << 20)))
+    refused = client.receive(messages.SupportedOperations)  # at once: the first waits
     assert (refused.call, refused.status) == (51, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)
     assert mapped_bytes + (1 << 20) <= quota.charged_bytes < quota._limit
     quota._limit = 1 << 40
     held.go.set()
-    answers = [client.hear_any() for _ in range(session_context.POOL_THREADS + 1)]
+    answers = [client.receive_any() for _ in range(session_context.POOL_THREADS + 1)]
     assert sorted(answer.call for answer in answers) == [40, 41, 42, 43, 50]  # type: ignore[attr-defined]
     until(lambda: quota.charged_bytes == 0)
 
@@ -763,20 +769,20 @@ def descriptor(queue: MessageQueue) -> messages.MQDescriptorData:
     return messages.MQDescriptorData(grantors, described.quantum, described.flags)
 
 
-def configure(client: Speaker, model_id: int, queues: BurstClient, **changes: Any) -> messages.BurstConfigured:
+def configure(client: ProtocolPeer, model_id: int, queues: BurstClient, **changes: Any) -> messages.BurstConfigured:
     message = messages.ConfigureBurst(50, model_id, descriptor(queues.requests), descriptor(queues.results))
     fds = [queues.requests.memory.fileno(), queues.results.memory.fileno()]
-    client.say(replace_message(message, **changes), fds)
-    return client.hear(messages.BurstConfigured)
+    client.send(replace_message(message, **changes), fds)
+    return client.receive(messages.BurstConfigured)
 
 
-def give(client: Speaker, question: messages.GetMemories, *memories: Memory) -> None:
+def give(client: ProtocolPeer, question: messages.GetMemories, *memories: Memory) -> None:
     sizes = lent(*(memory.size_bytes for memory in memories))
-    client.say(messages.Memories(question.call, NONE, "", sizes), [memory.fileno() for memory in memories])
+    client.send(messages.Memories(question.call, NONE, "", sizes), [memory.fileno() for memory in memories])
 
 
 @pytest.fixture
-def burst_id(client: Speaker, queues: BurstClient) -> int:
+def burst_id(client: ProtocolPeer, queues: BurstClient) -> int:
     return configure(client, prepare(client), queues).burst_id
 
 
@@ -788,87 +794,87 @@ def status_of(packet: bytes) -> int:
 
 
 def test_a_burst_asks_for_its_memories_over_the_channel_and_answers_over_the_ring(
-    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
+    client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
 ) -> None:
     assert burst_id > 0
     assert queues.requests.send(ADD_PACKET)
-    question = client.hear(messages.GetMemories)
+    question = client.receive(messages.GetMemories)
     assert (question.burst_id, question.slots) == (burst_id, (0, 1))
     give(client, question, *pools)
     assert status_of(queues.receive()) == NONE
     assert floats(pools[1]) == SUM
     assert status_of(queues.call(ADD_PACKET)) == NONE
-    assert client.hears_nothing()
+    assert client.has_no_message()
 
 
 def test_BUR_12_a_freed_slot_is_asked_for_again_over_the_channel(
-    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
+    client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    give(client, client.hear(messages.GetMemories), *pools)
+    give(client, client.receive(messages.GetMemories), *pools)
     queues.receive()
-    client.say(messages.FreeMemory(burst_id, 1))
-    client.say(messages.FreeMemory(burst_id, 99))
-    client.say(messages.FreeMemory(UNKNOWN, 1))
+    client.send(messages.FreeMemory(burst_id, 1))
+    client.send(messages.FreeMemory(burst_id, 99))
+    client.send(messages.FreeMemory(UNKNOWN, 1))
     assert_alive(client)  # so that the driver has read those
     assert queues.requests.send(ADD_PACKET)
-    question = client.hear(messages.GetMemories)
+    question = client.receive(messages.GetMemories)
     assert question.slots == (1,)
     give(client, question, pools[1])
     assert status_of(queues.receive()) == NONE
 
 
 def test_N_BUX_5_what_the_client_answers_instead_of_memories_is_the_result_s_status(
-    client: Speaker, queues: BurstClient, burst_id: int
+    client: ProtocolPeer, queues: BurstClient, burst_id: int
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    question = client.hear(messages.GetMemories)
-    client.say(messages.Memories(question.call, INVALID, "slot 0 was freed"))
+    question = client.receive(messages.GetMemories)
+    client.send(messages.Memories(question.call, INVALID, "slot 0 was freed"))
     assert status_of(queues.receive()) == INVALID
-    client.say(messages.GetBurstError(60, burst_id))
-    assert client.hear(messages.BurstError) == messages.BurstError(60, INVALID, "slot 0 was freed", 1)
+    client.send(messages.GetBurstError(60, burst_id))
+    assert client.receive(messages.BurstError) == messages.BurstError(60, INVALID, "slot 0 was freed", 1)
 
 
 def test_N_BUX_5_memories_beside_an_error_are_closed(
-    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
+    client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
 ) -> None:
     before = len(os.listdir("/proc/self/fd"))
     assert queues.requests.send(ADD_PACKET)
-    question = client.hear(messages.GetMemories)
-    client.say(messages.Memories(question.call, INVALID, "no", lent(80, 16)), [pool.fileno() for pool in pools])
+    question = client.receive(messages.GetMemories)
+    client.send(messages.Memories(question.call, INVALID, "no", lent(80, 16)), [pool.fileno() for pool in pools])
     assert status_of(queues.receive()) == INVALID
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_N_BUX_5_memories_for_which_there_are_no_descriptors_are_asked_for_again(
-    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
+    client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    question = client.hear(messages.GetMemories)
+    question = client.receive(messages.GetMemories)
     with no_more_descriptors(but=1):
         give(client, question, *pools)
         result = queues.receive()
-    client.say(messages.GetBurstError(60, burst_id))
-    assert client.hear(messages.BurstError).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    client.send(messages.GetBurstError(60, burst_id))
+    assert client.receive(messages.BurstError).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     assert status_of(result) != NONE
     assert queues.requests.send(ADD_PACKET)
-    give(client, client.hear(messages.GetMemories), *pools)
+    give(client, client.receive(messages.GetMemories), *pools)
     assert status_of(queues.receive()) == NONE
 
 
 def test_N_BUX_5_a_client_that_says_it_is_dead_is_not_believed(
-    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
+    client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    question = client.hear(messages.GetMemories)
-    client.say(messages.Memories(question.call, ErrorStatus.DEAD_OBJECT, "dead"))
+    question = client.receive(messages.GetMemories)
+    client.send(messages.Memories(question.call, ErrorStatus.DEAD_OBJECT, "dead"))
     assert status_of(queues.receive()) == ErrorStatus.GENERAL_FAILURE
     assert queues.requests.send(ADD_PACKET)
-    give(client, client.hear(messages.GetMemories), *pools)
+    give(client, client.receive(messages.GetMemories), *pools)
     assert status_of(queues.receive()) == NONE
 
 
-def test_a_queue_of_more_than_a_mebibyte_is_refused(client: Speaker, running: Running) -> None:
+def test_a_queue_of_more_than_a_mebibyte_is_refused(client: ProtocolPeer, running: Running) -> None:
     model_id = prepare(client)
     held = running.session.quota.charged_bytes
     with BurstClient.create(request_records=(1 << 20) // 24 + 1) as large:
@@ -877,66 +883,66 @@ def test_a_queue_of_more_than_a_mebibyte_is_refused(client: Speaker, running: Ru
     assert "1048576 bytes at most" in answer.message
     assert running.session.quota.charged_bytes == held
     with BurstClient.create(request_records=(1 << 20) // 24) as allowed:
-        client.say(replace_message(messages.CloseBurst(51, 0), burst_id=configure(client, model_id, allowed).burst_id))
-        assert client.hear(messages.Reply).status is NONE
+        client.send(replace_message(messages.CloseBurst(51, 0), burst_id=configure(client, model_id, allowed).burst_id))
+        assert client.receive(messages.Reply).status is NONE
 
 
 def test_N_BUX_5_memory_that_has_no_bytes_is_a_failure(
-    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
+    client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    question = client.hear(messages.GetMemories)
+    question = client.receive(messages.GetMemories)
     fd = pipe()
-    client.say(messages.Memories(question.call, NONE, "", lent(80, 4096)), [pools[0].fileno(), fd])
+    client.send(messages.Memories(question.call, NONE, "", lent(80, 4096)), [pools[0].fileno(), fd])
     os.close(fd)
     assert status_of(queues.receive()) == ErrorStatus.GENERAL_FAILURE
-    client.say(messages.GetBurstError(60, burst_id))
-    assert "not a regular file or memfd" in client.hear(messages.BurstError).message
+    client.send(messages.GetBurstError(60, burst_id))
+    assert "not a regular file or memfd" in client.receive(messages.BurstError).message
 
 
 def test_N_BUX_5_fewer_memories_than_slots_are_a_failure(
-    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
+    client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    give(client, client.hear(messages.GetMemories), pools[0])
+    give(client, client.receive(messages.GetMemories), pools[0])
     assert status_of(queues.receive()) == ErrorStatus.GENERAL_FAILURE
 
 
-def test_the_error_of_a_burst_that_never_failed_is_none(client: Speaker, burst_id: int) -> None:
-    client.say(messages.GetBurstError(60, burst_id))
-    assert client.hear(messages.BurstError) == messages.BurstError(60, NONE, "", 0)
+def test_the_error_of_a_burst_that_never_failed_is_none(client: ProtocolPeer, burst_id: int) -> None:
+    client.send(messages.GetBurstError(60, burst_id))
+    assert client.receive(messages.BurstError) == messages.BurstError(60, NONE, "", 0)
 
 
-def test_a_burst_is_closed_once(client: Speaker, burst_id: int) -> None:
-    client.say(messages.CloseBurst(61, burst_id))
-    assert client.hear(messages.Reply) == messages.Reply(61, NONE, "")
-    client.say(messages.CloseBurst(62, burst_id))
-    assert client.hear(messages.Reply).status is INVALID
-    client.say(messages.GetBurstError(63, burst_id))
-    assert client.hear(messages.BurstError).status is INVALID
+def test_a_burst_is_closed_once(client: ProtocolPeer, burst_id: int) -> None:
+    client.send(messages.CloseBurst(61, burst_id))
+    assert client.receive(messages.Reply) == messages.Reply(61, NONE, "")
+    client.send(messages.CloseBurst(62, burst_id))
+    assert client.receive(messages.Reply).status is INVALID
+    client.send(messages.GetBurstError(63, burst_id))
+    assert client.receive(messages.BurstError).status is INVALID
     assert [thread for thread in threading.enumerate() if thread.name == "nnfmq-burst"] == []
 
 
 def test_a_closed_burst_has_given_back_its_memory(
-    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
+    client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    give(client, client.hear(messages.GetMemories), *pools)
+    give(client, client.receive(messages.GetMemories), *pools)
     queues.receive()
     lent = [queues.requests.memory, queues.results.memory, *pools]
     before = running.session.quota.charged_bytes
-    client.say(messages.CloseBurst(61, burst_id))
-    client.hear(messages.Reply)
+    client.send(messages.CloseBurst(61, burst_id))
+    client.receive(messages.Reply)
     assert running.session.quota.charged_bytes == before - sum(memory.size_bytes for memory in lent)
 
 
 def test_a_burst_is_closed_while_it_waits_for_memories_and_a_late_answer_is_dropped(
-    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
+    client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    question = client.hear(messages.GetMemories)
-    client.say(messages.CloseBurst(61, burst_id))
-    assert client.hear(messages.Reply).status is NONE
+    question = client.receive(messages.GetMemories)
+    client.send(messages.CloseBurst(61, burst_id))
+    assert client.receive(messages.Reply).status is NONE
     held = running.session.quota.charged_bytes
     give(client, question, *pools)
     assert_alive(client)
@@ -944,29 +950,29 @@ def test_a_burst_is_closed_while_it_waits_for_memories_and_a_late_answer_is_drop
 
 
 def test_a_burst_outlives_the_model_that_it_was_made_of_and_keeps_it_charged(
-    client: Speaker, queues: BurstClient, pools: tuple[Memory, Memory], running: Running
+    client: ProtocolPeer, queues: BurstClient, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     model_id = prepare(client)
     charged = running.session.quota.charged_bytes
     assert charged > 0
     burst_id = configure(client, model_id, queues).burst_id
-    client.say(messages.ReleaseModel(20, model_id))
-    assert client.hear(messages.Reply).status is NONE
+    client.send(messages.ReleaseModel(20, model_id))
+    assert client.receive(messages.Reply).status is NONE
     assert queues.requests.send(ADD_PACKET)
-    give(client, client.hear(messages.GetMemories), *pools)
+    give(client, client.receive(messages.GetMemories), *pools)
     assert status_of(queues.receive()) == NONE
     lent = [queues.requests.memory, queues.results.memory, *pools]
     assert running.session.quota.charged_bytes == charged + sum(memory.size_bytes for memory in lent)
-    client.say(messages.CloseBurst(61, burst_id))
-    client.hear(messages.Reply)
+    client.send(messages.CloseBurst(61, burst_id))
+    client.receive(messages.Reply)
     until(lambda: running.session.quota.charged_bytes == 0)
 
 
 def test_N_BUX_4_a_client_that_hangs_up_when_it_is_asked_for_memories_ends_everything(
-    client: Speaker, queues: BurstClient, burst_id: int, running: Running
+    client: ProtocolPeer, queues: BurstClient, burst_id: int, running: Running
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    client.hear(messages.GetMemories)
+    client.receive(messages.GetMemories)
     client.close()
     assert running.ends()
     until(lambda: not any(thread.name == "nnfmq-burst" for thread in threading.enumerate()))
@@ -993,7 +999,7 @@ def other_quantum(queue: MessageQueue) -> messages.MQDescriptorData:
 def test_N_BUX_3_a_queue_that_is_no_burst_s_is_refused_and_nothing_of_it_stays(
     make: Callable[[MessageQueue], messages.MQDescriptorData],
     which: str,
-    client: Speaker,
+    client: ProtocolPeer,
     queues: BurstClient,
     running: Running,
 ) -> None:
@@ -1008,16 +1014,16 @@ def test_N_BUX_3_a_queue_that_is_no_burst_s_is_refused_and_nothing_of_it_stays(
     assert_alive(client)
 
 
-def test_a_burst_of_an_unknown_model_is_refused(client: Speaker, queues: BurstClient, running: Running) -> None:
+def test_a_burst_of_an_unknown_model_is_refused(client: ProtocolPeer, queues: BurstClient, running: Running) -> None:
     answer = configure(client, UNKNOWN, queues)
     assert answer.status is INVALID
     assert running.session.quota.charged_bytes == 0
 
 
-def test_a_queue_in_memory_that_its_client_could_shrink_is_refused(client: Speaker, queues: BurstClient) -> None:
+def test_a_queue_in_memory_that_its_client_could_shrink_is_refused(client: ProtocolPeer, queues: BurstClient) -> None:
     model_id, fd = prepare(client), unsealed()
     message = messages.ConfigureBurst(50, model_id, descriptor(queues.requests), descriptor(queues.results))
-    client.say(message, [queues.requests.memory.fileno(), fd])
+    client.send(message, [queues.requests.memory.fileno(), fd])
     os.close(fd)
-    assert client.hear(messages.BurstConfigured).status is INVALID
+    assert client.receive(messages.BurstConfigured).status is INVALID
     assert_alive(client)

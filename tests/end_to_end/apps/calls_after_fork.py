@@ -49,7 +49,7 @@ if not child:
     client.close()
     os._exit(0)
 print(f"child ended with {os.waitpid(child, 0)[1]}", flush=True)
-answers = [*burst.execute(one(5)), *model.execute(one(6)), *burst.execute(one(7))]
-print([float(answer[0]) for answer in answers], flush=True)
+results = [*burst.execute(one(5)), *model.execute(one(6)), *burst.execute(one(7))]
+print([float(result[0]) for result in results], flush=True)
 burst.close()
 client.close()

@@ -25,13 +25,13 @@ def burst_of(path: str) -> tuple[nnfmq.Burst, nnfmq.TensorInfo]:
     return model.burst(), model.inputs[0]
 
 
-answers = {}
+results = {}
 while (line := sys.stdin.readline()) != "\n":
     case = json.loads(line)
     burst, wanted = burst_of(case["model"])
     image = np.fromfile(case["input"], wanted.dtype).reshape(wanted.shape)
-    (answers[case["key"]],) = burst.execute(image)
-np.savez(sys.argv[2], **answers)
+    (results[case["key"]],) = burst.execute(image)
+np.savez(sys.argv[2], **results)
 driver = client._connection.hello_reply
 assert driver is not None
 print(core.core_name, driver.core, flush=True)

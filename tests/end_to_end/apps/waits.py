@@ -71,7 +71,7 @@ def compiled(model: Model) -> nnfmq.PreparedModel:
     return client.device("compiled").prepare(model, preference=ExecutionPreference.SUSTAINED_SPEED)
 
 
-WAYS: dict[str, tuple[Callable[[], Any], Callable[[], None]]] = {
+WAITS: dict[str, tuple[Callable[[], Any], Callable[[], None]]] = {
     "burst": (lambda: burst.execute(one(2)), when_in_burst),
     "preparation": (lambda: device.prepare(null_model()), when_called),
     "compilation": (lambda: compiled(logistics_model(1200)), when_called),
@@ -84,7 +84,7 @@ WAYS: dict[str, tuple[Callable[[], Any], Callable[[], None]]] = {
     "nothing": (signal.pause, lambda: print("waiting", flush=True)),
 }
 
-wait, announce = WAYS[sys.argv[2]]
+wait, announce = WAITS[sys.argv[2]]
 print(client.driver_pid, flush=True)
 sys.stdin.readline()
 threading.Thread(target=announce).start()

@@ -81,7 +81,7 @@ class Bochs:
             stderr=subprocess.DEVNULL,
             bufsize=0,
         )
-        self._answer()
+        self._reply()
         self._command("c")
         return self
 
@@ -126,9 +126,9 @@ class Bochs:
     def _command(self, command: str) -> None:
         assert self._bochs.stdin is not None
         self._bochs.stdin.write(f"{command}\n".encode())
-        self._answer()
+        self._reply()
 
-    def _answer(self) -> None:
+    def _reply(self) -> None:
         """Wait for the debugger's prompt."""
         assert self._bochs.stdout is not None
         text = b""

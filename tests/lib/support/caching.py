@@ -25,7 +25,7 @@ from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.serialize.model_codec import encode_model
 from nnfmq.service.session import Session
 from support.executors import LIMIT_S
-from support.protocol import Speaker
+from support.protocol import ProtocolPeer
 from support.small_models import INPUT, OUTPUT, graph, scalar
 
 FLOAT, QUANT8 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM
@@ -54,7 +54,7 @@ def chain(code: OperationType, type: OperandType = FLOAT, length: int = LENGTH) 
     return graph(operands, operations, constants)
 
 
-def answer(code: OperationType, length: int = LENGTH) -> float:
+def expected_result(code: OperationType, length: int = LENGTH) -> float:
     """Return what `chain(code)` makes of 1."""
     return 1.0 + length if code == OperationType.ADD else 1.0
 
@@ -105,14 +105,14 @@ class CachingClient:
     """A client that speaks with a session in a thread of this process. Close it."""
 
     def __init__(self) -> None:
-        theirs, ours = Channel.pair()
-        self.speaker = Speaker(ours, PeerRole.CLIENT)
-        self.session = Session(theirs, "driver under test")
+        driver_end, client_end = Channel.pair()
+        self.peer = ProtocolPeer(client_end, PeerRole.CLIENT)
+        self.session = Session(driver_end, "driver under test")
         self._calls = itertools.count(1)
         self._thread = threading.Thread(target=self.session.run, name="session under test")
         self._thread.start()
-        self.speaker.say(messages.Hello(control_protocol.PROTOCOL, "AIDL v4", "caching"))
-        self.speaker.hear(messages.HelloReply)
+        self.peer.send(messages.Hello(control_protocol.PROTOCOL, "AIDL v4", "caching"))
+        self.peer.receive(messages.HelloReply)
 
     def save(
         self, model: Model, files: Paths, token: bytes = TOKEN, modes: dict[int, int] | None = None, **changes: Any
@@ -136,7 +136,7 @@ class CachingClient:
             "caches": messages.CachesData(token, len(model_fds), len(data_fds)),
             **changes,
         }
-        self.speaker.say(messages.PrepareModel(next(self._calls), **fields), [*model_fds, *data_fds])
+        self.peer.send(messages.PrepareModel(next(self._calls), **fields), [*model_fds, *data_fds])
         return self._outcome()
 
     def load(self, files: Paths, token: bytes = TOKEN, modes: dict[int, int] | None = None, **changes: Any) -> Loaded:
@@ -150,18 +150,18 @@ class CachingClient:
         """Prepare what was saved to descriptors."""
         caches = messages.CachesData(token, len(model_fds), len(data_fds))
         fields: dict[str, Any] = {"device": "reference", "deadline_ns": -1, "caches": caches, **changes}
-        self.speaker.say(messages.PrepareModelFromCache(next(self._calls), **fields), [*model_fds, *data_fds])
+        self.peer.send(messages.PrepareModelFromCache(next(self._calls), **fields), [*model_fds, *data_fds])
         return self._outcome()
 
     def _outcome(self) -> Loaded:
         """Hear both answers in the order that the HAL prescribes: one callback on every path (PREP-1 to PREP-3)."""
-        first = self.speaker.hear_any()
+        first = self.peer.receive_any()
         if isinstance(first, messages.Reply):
             assert first.status is NONE
-            ready = self.speaker.hear(messages.PreparedModelReady)
+            ready = self.peer.receive(messages.PreparedModelReady)
         else:
             assert isinstance(first, messages.PreparedModelReady)
-            ready, reply = first, self.speaker.hear(messages.Reply)
+            ready, reply = first, self.peer.receive(messages.Reply)
             assert (reply.status, reply.message) == (ready.status, ready.message) and reply.status is not NONE
         assert (ready.model_id == 0) == (ready.status is not NONE)
         return Loaded(ready.status, ready.model_id, ready.message)
@@ -177,7 +177,7 @@ class CachingClient:
 
     def close(self) -> None:
         """Hang up, and wait for the session's end."""
-        self.speaker.close()
+        self.peer.close()
         self._thread.join(LIMIT_S)
         assert not self._thread.is_alive()
         self.session.join()

@@ -99,8 +99,8 @@ def assert_kernels_agree_on(
         program = guarded if run else compiled
         inputs = [before_a_guard(array) for array in arrays]
         pairs = zip(outputs_of(program, model, inputs), outputs_of(reference, model, inputs), strict=True)
-        for ours, expected in pairs:
+        for found, expected in pairs:
             if expected.dtype.kind == "f":
-                np.testing.assert_allclose(ours, expected, rtol=tolerance, atol=tolerance)
+                np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
             else:
-                np.testing.assert_array_equal(ours, expected)
+                np.testing.assert_array_equal(found, expected)

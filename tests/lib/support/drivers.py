@@ -86,10 +86,10 @@ class Process:
 
     def wait_for_end(self, limit_s: float = LIMIT_S) -> None:
         """Return when it has ended; fail at the limit."""
-        if not self.has_ended(limit_s):
+        if not self.has_exited(limit_s):
             pytest.fail(f"process {self.pid} still runs after {limit_s:g} s", pytrace=False)
 
-    def has_ended(self, wait_s: float = 0.0) -> bool:
+    def has_exited(self, wait_s: float = 0.0) -> bool:
         """Return whether it has ended, after waiting for that up to `wait_s`."""
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
@@ -342,7 +342,7 @@ class Daemon:
 
     def end(self) -> None:
         """End it by SIGTERM, unless it has ended: it must leave with status 0, and no process or file behind."""
-        if self.process.has_ended():
+        if self.process.has_exited():
             return
         with ExitStack() as stack:
             others = [stack.enter_context(process) for process in opened(self.process.descendants())]

@@ -26,8 +26,8 @@ from nnfmq.hal.types import (
     operand_bytes,
 )
 
-Spoilt: TypeAlias = Iterator[tuple[str, Subgraph]]
-Family: TypeAlias = Callable[[Subgraph], Spoilt]
+Mutations: TypeAlias = Iterator[tuple[str, Subgraph]]
+Family: TypeAlias = Callable[[Subgraph], Mutations]
 T, Op, L = OperandType, OperationType, LifeTime
 
 _COPY_BYTES = 1 << 19  # operands over this size are not made constants
@@ -66,8 +66,8 @@ def mutants(model: Model, *rules: str) -> Iterator[Mutant]:
     for number, subgraph in enumerate((model.main, *model.referenced)):
         where = "" if number == 0 else f"referenced subgraph {number - 1}, "
         for rule in rules or FAMILIES:
-            for what, spoilt in FAMILIES[rule](subgraph):
-                yield Mutant(rule, where + what, _joined(model, number, spoilt))
+            for what, mutated in FAMILIES[rule](subgraph):
+                yield Mutant(rule, where + what, _joined(model, number, mutated))
 
 
 def _joined(model: Model, number: int, subgraph: Subgraph) -> Model:
@@ -107,10 +107,10 @@ def _consumers(graph: Subgraph) -> list[int]:
 def _changed(fields: Callable[[Operand], Iterator[tuple[str, Operand]]]) -> Family:
     """Return the family that spoils each operand in the ways that `fields` yields."""
 
-    def family(graph: Subgraph) -> Spoilt:
+    def family(graph: Subgraph) -> Mutations:
         for index, operand in enumerate(graph.operands):
-            for what, spoilt in fields(operand):
-                yield f"operand {index} ({operand.type.name}): {what}", _with_operand(graph, index, spoilt)
+            for what, mutated in fields(operand):
+                yield f"operand {index} ({operand.type.name}): {what}", _with_operand(graph, index, mutated)
 
     return family
 
@@ -118,7 +118,7 @@ def _changed(fields: Callable[[Operand], Iterator[tuple[str, Operand]]]) -> Fami
 # -- order of execution (N-MOD-1) -------------------------------------------------------------------------------------
 
 
-def _execution_order(graph: Subgraph) -> Spoilt:
+def _execution_order(graph: Subgraph) -> Mutations:
     consumers = _consumers(graph)
     for number, operation in enumerate(graph.operations):
         others = (*graph.operations[:number], *graph.operations[number + 1 :])
@@ -187,17 +187,17 @@ def _listed(indexes: Sequence[int], index: int, is_listed: bool) -> tuple[int, .
     return (*others, index) if is_listed else others
 
 
-def _lifetimes(graph: Subgraph) -> Spoilt:
+def _lifetimes(graph: Subgraph) -> Mutations:
     """Give each operand the lifetimes under which it should have a writer and has none, or the reverse."""
     for index, operand in enumerate(graph.operands):
         if operand.lifetime is L.SUBGRAPH:
             continue
         unwritten = (L.SUBGRAPH_INPUT, *_CONSTANTS, L.NO_VALUE, L.SUBGRAPH)
         for lifetime in unwritten if operand.lifetime in _WRITTEN else (*_WRITTEN, L.SUBGRAPH):
-            spoilt = _as(operand, lifetime)
-            if spoilt is not None:
+            mutated = _as(operand, lifetime)
+            if mutated is not None:
                 listed = replace(
-                    _with_operand(graph, index, spoilt),
+                    _with_operand(graph, index, mutated),
                     input_indexes=_listed(graph.input_indexes, index, lifetime is L.SUBGRAPH_INPUT),
                     output_indexes=_listed(graph.output_indexes, index, lifetime is L.SUBGRAPH_OUTPUT),
                 )
@@ -213,14 +213,14 @@ _UNLISTED = {
 }
 
 
-def _index_lists(graph: Subgraph) -> Spoilt:
+def _index_lists(graph: Subgraph) -> Mutations:
     """Change lifetimes without the lists, then the lists without lifetimes."""
     for index, operand in enumerate(graph.operands):
         lifetime = _UNLISTED.get(operand.lifetime)
-        spoilt = None if lifetime is None else _as(operand, lifetime)
-        if lifetime is not None and spoilt is not None:
+        mutated = None if lifetime is None else _as(operand, lifetime)
+        if lifetime is not None and mutated is not None:
             what = f"operand {index}: {lifetime.name} instead of {operand.lifetime.name}, lists unchanged"
-            yield what, _with_operand(graph, index, spoilt)
+            yield what, _with_operand(graph, index, mutated)
         if operand.lifetime is L.SUBGRAPH_INPUT:
             yield f"input {index} not listed", replace(graph, input_indexes=_listed(graph.input_indexes, index, False))
         else:
@@ -240,7 +240,7 @@ def _fresh(operand: Operand) -> Operand:
     return replace(operand, lifetime=L.TEMPORARY_VARIABLE)
 
 
-def _second_writers(graph: Subgraph) -> Spoilt:
+def _second_writers(graph: Subgraph) -> Mutations:
     """Add a copy of each operation behind all others: one of its outputs is an operand that has its value already."""
     for number, operation in enumerate(graph.operations):
         count = len(graph.operands)
@@ -267,7 +267,7 @@ def _without_unused(wider: Subgraph, unused: int, added: Operation) -> Subgraph:
     return replace(wider, operands=operands, operations=(*wider.operations, replace(added, outputs=outputs)))
 
 
-def _removed_writes(graph: Subgraph) -> Spoilt:
+def _removed_writes(graph: Subgraph) -> Mutations:
     consumers = _consumers(graph)
     for number, operation in enumerate(graph.operations):
         for position, index in enumerate(operation.outputs):
@@ -281,7 +281,7 @@ def _removed_writes(graph: Subgraph) -> Spoilt:
 # -- types of arguments (N-MOD-10) ------------------------------------------------------------------------------------
 
 
-def _argument_types(graph: Subgraph) -> Spoilt:
+def _argument_types(graph: Subgraph) -> Mutations:
     for index, operand in enumerate(graph.operands):
         for kind in _BASE_TYPES:
             if kind is not operand.type and not any(_is_legal(op, index, kind) for op in graph.operations):
@@ -344,30 +344,30 @@ def _retyped(operand: Operand, kind: OperandType) -> Operand:
 # -- operations (N-MOD-11 to 13, 15 to 20) ----------------------------------------------------------------------------
 
 
-def _codes(graph: Subgraph) -> Spoilt:
+def _codes(graph: Subgraph) -> Mutations:
     for number, operation in enumerate(graph.operations):
         for code in (-1, max(o for o in Op if o < Op.OEM_OPERATION) + 1, Op.OEM_OPERATION - 1, Op.OEM_OPERATION + 1):
-            spoilt = replace(operation, type=cast(OperationType, code))
-            yield f"operation {number}: code {code}", _with_operation(graph, number, spoilt)
+            mutated = replace(operation, type=cast(OperationType, code))
+            yield f"operation {number}: code {code}", _with_operation(graph, number, mutated)
 
 
-def _input_indexes(graph: Subgraph) -> Spoilt:
+def _input_indexes(graph: Subgraph) -> Mutations:
     beyond = len(graph.operands)
     for number, operation in enumerate(graph.operations):
         for position in range(len(operation.inputs)):
-            spoilt = replace(operation, inputs=_substituted(operation.inputs, position, beyond))
-            yield f"operation {number}: input {position} is {beyond}", _with_operation(graph, number, spoilt)
+            mutated = replace(operation, inputs=_substituted(operation.inputs, position, beyond))
+            yield f"operation {number}: input {position} is {beyond}", _with_operation(graph, number, mutated)
 
 
-def _output_indexes(graph: Subgraph) -> Spoilt:
+def _output_indexes(graph: Subgraph) -> Mutations:
     beyond = len(graph.operands)
     for number, operation in enumerate(graph.operations):
         for position in range(len(operation.outputs)):
-            spoilt = replace(operation, outputs=_substituted(operation.outputs, position, beyond))
-            yield f"operation {number}: output {position} is {beyond}", _with_operation(graph, number, spoilt)
+            mutated = replace(operation, outputs=_substituted(operation.outputs, position, beyond))
+            yield f"operation {number}: output {position} is {beyond}", _with_operation(graph, number, mutated)
 
 
-def _removed_operands(graph: Subgraph) -> Spoilt:
+def _removed_operands(graph: Subgraph) -> Mutations:
     """Take away each operand that is read, except where all that read it may lose the argument."""
     free = {i for o in graph.operations if o.type in (Op.SPLIT, *_OPTIONAL_OUTPUTS) for i in o.outputs}
     for index in range(len(graph.operands)):
@@ -389,7 +389,7 @@ def _without_operand(graph: Subgraph, index: int) -> Subgraph:
     )
 
 
-def _removed_operations(graph: Subgraph) -> Spoilt:
+def _removed_operations(graph: Subgraph) -> Mutations:
     for number in range(len(graph.operations)):
         left = graph.operations[:number] + graph.operations[number + 1 :]
         yield f"operation {number} removed", replace(graph, operations=left)
@@ -420,19 +420,19 @@ def _may_lose(operation: Operation, position: int) -> bool:
     return position == count - 1 and count in _LAST_INPUT_IS_OPTIONAL.get(operation.type, ())
 
 
-def _removed_inputs(graph: Subgraph) -> Spoilt:
+def _removed_inputs(graph: Subgraph) -> Mutations:
     for number, operation in enumerate(graph.operations):
         for position in range(len(operation.inputs)):
             if not _may_lose(operation, position):
-                spoilt = replace(operation, inputs=_substituted(operation.inputs, position))
-                yield f"operation {number}: input {position} removed", _with_operation(graph, number, spoilt)
+                mutated = replace(operation, inputs=_substituted(operation.inputs, position))
+                yield f"operation {number}: input {position} removed", _with_operation(graph, number, mutated)
 
 
-def _removed_outputs(graph: Subgraph) -> Spoilt:
+def _removed_outputs(graph: Subgraph) -> Mutations:
     for number, operation in enumerate(graph.operations):
         for position in range(len(operation.outputs)):
-            spoilt = replace(operation, outputs=_substituted(operation.outputs, position))
-            yield f"operation {number}: output {position} removed", _with_operation(graph, number, spoilt)
+            mutated = replace(operation, outputs=_substituted(operation.outputs, position))
+            yield f"operation {number}: output {position} removed", _with_operation(graph, number, mutated)
 
 
 _MAY_HAVE_MORE: Mapping[OperationType, range] = {
@@ -445,7 +445,7 @@ _MAY_HAVE_MORE: Mapping[OperationType, range] = {
 """Operations that take another argument, where they have this many."""
 
 
-def _added_inputs(graph: Subgraph) -> Spoilt:
+def _added_inputs(graph: Subgraph) -> Mutations:
     new = len(graph.operands)
     wider = replace(
         graph,
@@ -454,11 +454,11 @@ def _added_inputs(graph: Subgraph) -> Spoilt:
     )
     for number, operation in enumerate(graph.operations):
         if len(operation.inputs) not in _MAY_HAVE_MORE.get(operation.type, ()):
-            spoilt = replace(operation, inputs=(*operation.inputs, new))
-            yield f"operation {number}: an input added", _with_operation(wider, number, spoilt)
+            mutated = replace(operation, inputs=(*operation.inputs, new))
+            yield f"operation {number}: an input added", _with_operation(wider, number, mutated)
 
 
-def _added_outputs(graph: Subgraph) -> Spoilt:
+def _added_outputs(graph: Subgraph) -> Mutations:
     new = len(graph.operands)
     wider = replace(
         graph,
@@ -466,8 +466,8 @@ def _added_outputs(graph: Subgraph) -> Spoilt:
         output_indexes=(*graph.output_indexes, new),
     )
     for number, operation in enumerate(graph.operations):
-        spoilt = replace(operation, outputs=(*operation.outputs, new))
-        yield f"operation {number}: an output added", _with_operation(wider, number, spoilt)
+        mutated = replace(operation, outputs=(*operation.outputs, new))
+        yield f"operation {number}: an output added", _with_operation(wider, number, mutated)
 
 
 FAMILIES: Mapping[str, Family] = {

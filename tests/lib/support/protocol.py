@@ -21,40 +21,40 @@ LIMIT_NS = 20_000_000_000
 MessageT = TypeVar("MessageT", bound=Message)
 
 
-class Speaker:
+class ProtocolPeer:
     """One end of a control channel. Owns it; close it, or use `with`."""
 
     def __init__(self, channel: Channel, role: PeerRole) -> None:
         self.channel = channel
         self._role = role
 
-    def say(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message; the fds stay the caller's."""
         self.channel.send(control_protocol.encode(message), fds, time.monotonic_ns() + LIMIT_NS)
 
-    def say_bytes(self, data: bytes, fds: Sequence[int] = ()) -> None:
+    def send_bytes(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Send what may be no message at all."""
         self.channel.send(data, fds, time.monotonic_ns() + LIMIT_NS)
 
-    def hear_any(self) -> Message:
+    def receive_any(self) -> Message:
         """Return the next message; fds that come with it are closed with it."""
         with self.channel.receive(time.monotonic_ns() + LIMIT_NS) as frame:
             return control_protocol.decode(frame.data, sender=self._role.peer, fds=len(frame.fds))
 
-    def hear(self, kind: type[MessageT]) -> MessageT:
+    def receive(self, kind: type[MessageT]) -> MessageT:
         """Return the next message, which must be a `kind`."""
-        message = self.hear_any()
-        assert isinstance(message, kind), f"expected {kind.__name__}, heard {message}"
+        message = self.receive_any()
+        assert isinstance(message, kind), f"expected {kind.__name__}, received {message}"
         return message
 
-    def hear_with_fds(self, kind: type[MessageT]) -> tuple[MessageT, list[int]]:
+    def receive_with_fds(self, kind: type[MessageT]) -> tuple[MessageT, list[int]]:
         """Return the next message, which must be a `kind`, and what came with it, which is the caller's."""
         with self.channel.receive(time.monotonic_ns() + LIMIT_NS) as frame:
             message = control_protocol.decode(frame.data, sender=self._role.peer, fds=len(frame.fds))
-            assert isinstance(message, kind), f"expected {kind.__name__}, heard {message}"
+            assert isinstance(message, kind), f"expected {kind.__name__}, received {message}"
             return message, frame.detach_fds()
 
-    def hears_nothing(self) -> bool:
+    def has_no_message(self) -> bool:
         """Return True where nothing is there now."""
         try:
             self.channel.receive(NO_WAIT).close()
@@ -62,10 +62,10 @@ class Speaker:
             return True
         return False
 
-    def hears_the_end(self) -> bool:
+    def is_hung_up(self) -> bool:
         """Return True where the peer hangs up next."""
         try:
-            self.hear_any()
+            self.receive_any()
         except DeadObject:
             return True
         return False
@@ -74,7 +74,7 @@ class Speaker:
         """Hang up."""
         self.channel.close()
 
-    def __enter__(self) -> Speaker:
+    def __enter__(self) -> ProtocolPeer:
         return self
 
     def __exit__(self, *_: object) -> None:

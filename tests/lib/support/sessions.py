@@ -30,7 +30,7 @@ from nnfmq.service.driver_prepared_model import DriverPreparedModel
 from nnfmq.service.session import Session
 from support import control_flow_models, models
 from support.executors import LIMIT_S, Held
-from support.protocol import Speaker
+from support.protocol import ProtocolPeer
 
 ADD = models.add_model()
 NONE = ErrorStatus.NONE
@@ -42,9 +42,9 @@ class Running:
     """A session that runs in a thread of this process, and its client's end of the channel."""
 
     def __init__(self) -> None:
-        theirs, ours = Channel.pair()
-        self.client = Speaker(ours, PeerRole.CLIENT)
-        self.session = Session(theirs, "driver under test")
+        driver_end, client_end = Channel.pair()
+        self.client = ProtocolPeer(client_end, PeerRole.CLIENT)
+        self.session = Session(driver_end, "driver under test")
         self.thread = threading.Thread(target=self.session.run, name="session under test")
         self.thread.start()
 
@@ -60,18 +60,18 @@ class Running:
         self.session.join()
 
 
-def assert_alive(client: Speaker) -> None:
+def assert_alive(client: ProtocolPeer) -> None:
     """The driver answers, and had nothing else to say before."""
-    client.say(messages.ListDevices(999_999))
-    assert client.hear(messages.DeviceList).call == 999_999
+    client.send(messages.ListDevices(999_999))
+    assert client.receive(messages.DeviceList).call == 999_999
 
 
-def prepare(client: Speaker, model: Model = ADD, call: int = 500) -> int:
+def prepare(client: ProtocolPeer, model: Model = ADD, call: int = 500) -> int:
     data, pools = encode_model(model)
     assert not pools
-    client.say(prepare_message(call, data))
-    assert client.hear(messages.Reply).status is NONE
-    ready = client.hear(messages.PreparedModelReady)
+    client.send(prepare_message(call, data))
+    assert client.receive(messages.Reply).status is NONE
+    ready = client.receive(messages.PreparedModelReady)
     assert ready.status is NONE
     return ready.model_id
 
@@ -102,14 +102,14 @@ def encoded(model: Model) -> bytes:
     return msgspec.msgpack.encode(data)
 
 
-def judged(
-    client: Speaker, data: bytes, pools: Sequence[messages.MemoryData] = (), fds: Sequence[int] = ()
+def statuses_of(
+    client: ProtocolPeer, data: bytes, pools: Sequence[messages.MemoryData] = (), fds: Sequence[int] = ()
 ) -> tuple[ErrorStatus, ErrorStatus, int, ErrorStatus]:
     """Return how getSupportedOperations ended, what prepareModel called back with, and how it ended."""
-    client.say(messages.GetSupportedOperations(8, "reference", data, tuple(pools)), fds)
-    supported = client.hear(messages.SupportedOperations)
-    client.say(prepare_message(10, model=data, pools=tuple(pools)), fds)
-    ready, reply = client.hear(messages.PreparedModelReady), client.hear(messages.Reply)
+    client.send(messages.GetSupportedOperations(8, "reference", data, tuple(pools)), fds)
+    supported = client.receive(messages.SupportedOperations)
+    client.send(prepare_message(10, model=data, pools=tuple(pools)), fds)
+    ready, reply = client.receive(messages.PreparedModelReady), client.receive(messages.Reply)
     return supported.status, ready.status, ready.model_id, reply.status
 
 
@@ -125,7 +125,7 @@ HELD_ID = 777_777  # of the model whose executions wait until a test lets them g
 
 
 @dataclass(frozen=True)
-class Lent:
+class PooledRequest:
     """A model's request over memories of a test's, ready to be said."""
 
     request: Request
@@ -146,7 +146,7 @@ class Lent:
         return [float(value) for value in np.frombuffer(self.pools[1].view, np.float32, count)]
 
 
-def lend(resources: ExitStack, model: Model, *inputs: Sequence[float]) -> Lent:
+def create_request(resources: ExitStack, model: Model, *inputs: Sequence[float]) -> PooledRequest:
     """Return a request of `model` over new memories, with floats in its first inputs."""
     sizes = models.pool_bytes(model)
     source = resources.enter_context(Memory.create(sizes[0], one_writer=True))
@@ -154,16 +154,16 @@ def lend(resources: ExitStack, model: Model, *inputs: Sequence[float]) -> Lent:
     request = models.request_for(model, (source, sink))
     for argument, values in zip(request.inputs, inputs, strict=False):
         np.frombuffer(source.view, np.float32, len(values), argument.location.offset)[:] = values
-    return Lent(request, (source, sink))
+    return PooledRequest(request, (source, sink))
 
 
-def lend_endless(resources: ExitStack) -> tuple[Model, Lent]:
+def create_endless_request(resources: ExitStack) -> tuple[Model, PooledRequest]:
     """Return a WHILE and a request that lets it count for hours."""
     loop = control_flow_models.counting()
-    lent = lend(resources, loop)
-    rounds = lent.request.inputs[1].location
-    lent.pools[0].view[rounds.offset : rounds.offset + 4] = (2**31 - 1).to_bytes(4, "little")
-    return loop, lent
+    pooled = create_request(resources, loop)
+    rounds = pooled.request.inputs[1].location
+    pooled.pools[0].view[rounds.offset : rounds.offset + 4] = (2**31 - 1).to_bytes(4, "little")
+    return loop, pooled
 
 
 def hold(running: Running, model: Model = ADD, **fields: Any) -> Held:

@@ -72,7 +72,7 @@ def choose(config: pytest.Config) -> str:
     return tier
 
 
-def left_out(items: Sequence[pytest.Item], tier: str) -> list[pytest.Item]:
+def excluded_from(items: Sequence[pytest.Item], tier: str) -> list[pytest.Item]:
     """Return the items that are not in `tier`, after marking those of slow files and beyond the sample `full`."""
     slow = [item for item in items if is_slow(item.location[0])]
     for item in [*slow, *_beyond_the_sample(items)]:

@@ -101,9 +101,9 @@ def main() -> None:
             if not data:
                 break
             name, *arguments = json.loads(data)
-            answer: Any = getattr(service, name)(list(fds), *arguments)
-            lent = service.unsync.fds() if name == "get_unsync" and service.unsync is not None else ()
-            socket.send_fds(connection, [json.dumps(answer).encode()], lent)
+            result: Any = getattr(service, name)(list(fds), *arguments)
+            fds_to_send = service.unsync.fds() if name == "get_unsync" and service.unsync is not None else ()
+            socket.send_fds(connection, [json.dumps(result).encode()], fds_to_send)
         service.end([])
 
 

@@ -39,10 +39,10 @@ def attached(plain: Setup, memory: Memory, flavor: int, **options: Any) -> Messa
     return plain.stack.enter_context(queue)
 
 
-def transact(begin: Callable[[int], Any], commit: Callable[[int], Any], n: int, spoil: Callable[[], None]) -> None:
+def transact(begin: Callable[[int], Any], commit: Callable[[int], Any], n: int, corrupt: Callable[[], None]) -> None:
     """Make a transaction, with the peer at work in the middle."""
     if begin(n) is not None:
-        spoil()
+        corrupt()
         commit(n)
 
 
@@ -51,7 +51,7 @@ def test_fmq_fuzzer_synchronized(plain: Setup) -> None:
     queue = attached(plain, memory, 1)
     before = outside(memory)
 
-    def spoil() -> None:
+    def corrupt() -> None:
         poke(memory, chance)
 
     def some() -> int:
@@ -65,11 +65,11 @@ def test_fmq_fuzzer_synchronized(plain: Setup) -> None:
         lambda: queue.write_blocking(b"B" * 8 * some(), monotonic_ns() + LIMIT_NS),
         lambda: queue.read_blocking(some(), monotonic_ns() + LIMIT_NS),
         lambda: queue.read_blocking(some(), monotonic_ns() + LIMIT_NS, write_notification=16),
-        lambda: transact(queue.begin_write, queue.commit_write, some(), spoil),
-        lambda: transact(queue.begin_read, queue.commit_read, some(), spoil),
+        lambda: transact(queue.begin_write, queue.commit_write, some(), corrupt),
+        lambda: transact(queue.begin_read, queue.commit_read, some(), corrupt),
     ]
     for _ in range(ROUNDS):
-        spoil()
+        corrupt()
         with suppress(QueueCorrupted):
             chance.choice(calls)()
         assert outside(memory) == before
@@ -82,19 +82,19 @@ def test_fmq_fuzzer_unsynchronized(plain: Setup, overflow: Overflow) -> None:
     view = writer.memory.view
     before = bytes(view[48:])
 
-    def spoil() -> None:
+    def corrupt() -> None:
         poke(writer.memory, chance)
 
     def act(queue: MessageQueue) -> None:
         n = chance.randrange(7)
         queue.read(n)
-        transact(queue.begin_read, queue.commit_read, n, spoil)
+        transact(queue.begin_read, queue.commit_read, n, corrupt)
 
     for _ in range(ROUNDS):
-        spoil()
+        corrupt()
         with suppress(QueueCorrupted):
             writer.write(b"W" * 8 * chance.randrange(7))
-            transact(writer.begin_write, writer.commit_write, chance.randrange(7), spoil)
+            transact(writer.begin_write, writer.commit_write, chance.randrange(7), corrupt)
         act(chance.choice(readers))
         assert bytes(view[48:]) == before
 

@@ -42,26 +42,26 @@ class Service:
     """The other process; one request at a time, of which the answer may be fetched later."""
 
     def __init__(self, core_name: str, stack: ExitStack) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        client_end, service_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with service_end:
             self.process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                [sys.executable, str(PROGRAM), str(service_end.fileno())], pass_fds=[service_end.fileno()],
                 env={**os.environ, "NNFMQ_CORE": core_name},
             )  # fmt: skip
         stack.callback(self.process.wait, LIMIT_S)
-        self.socket = stack.enter_context(ours)
+        self.socket = stack.enter_context(client_end)
         self.socket.settimeout(LIMIT_S)
 
     def ask(self, *request: Any, fds: tuple[int, ...] = ()) -> None:
         socket.send_fds(self.socket, [json.dumps(request).encode()], fds)
 
-    def answer(self) -> tuple[Any, list[int]]:
+    def result(self) -> tuple[Any, list[int]]:
         data, fds, _, _ = socket.recv_fds(self.socket, 65536, 8)
         return json.loads(data), list(fds)
 
     def call(self, *request: Any, fds: tuple[int, ...] = ()) -> Any:
         self.ask(*request, fds=fds)
-        return self.answer()[0]
+        return self.result()[0]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ class Client:
     def unsync(self, writes: bool = False) -> MessageQueue:
         """Have the service create the unsynchronized queue, and attach to it."""
         self.service.ask("get_unsync", self.setup.place, UNSYNC_COUNT, not writes)
-        text, fds = self.service.answer()
+        text, fds = self.service.result()
         return self._join(text, fds, writes)
 
     def another(self, queue: MessageQueue) -> None:
@@ -145,7 +145,7 @@ def test_SynchronizedReadWriteClient_BlockingReadWrite1(client: Client, limit_ns
     queue = client.sync()
     client.service.ask("blocking_read", 64, 1, True)
     assert queue.write_blocking(pattern(64), limit_ns, **CUSTOM)
-    assert client.service.answer()[0] is True
+    assert client.service.result()[0] is True
     assert queue.write_blocking(bytes(QUANTUM * SYNC_COUNT), limit_ns, **CUSTOM)
 
 
@@ -153,7 +153,7 @@ def test_SynchronizedReadWriteClient_BlockingReadWrite2(client: Client, limit_ns
     queue = client.sync()
     client.service.ask("blocking_read", 64, 1, False)
     assert queue.write_blocking(pattern(64), limit_ns)
-    assert client.service.answer()[0] is True
+    assert client.service.result()[0] is True
     assert queue.write_blocking(bytes(QUANTUM * SYNC_COUNT), limit_ns)
 
 
@@ -163,7 +163,7 @@ def blocking_repeat(client: Client, count: int, limit_ns: int) -> None:
     client.service.ask("blocking_read", count, 64 * writes // count, True)
     for _ in range(writes):
         assert queue.write_blocking(pattern(64), limit_ns, **CUSTOM)
-    assert client.service.answer()[0] is True
+    assert client.service.result()[0] is True
     assert queue.write_blocking(bytes(QUANTUM * SYNC_COUNT), limit_ns, **CUSTOM)
 
 
@@ -385,7 +385,7 @@ def test_UnsynchronizedWriteClient_OverflowNotificationTest(client: Client) -> N
     assert client.second.call("read_unsync", UNSYNC_COUNT) is None
 
 
-def overtaken(reader: MessageQueue, before: int, batch: int) -> bool:
+def overflowed(reader: MessageQueue, before: int, batch: int) -> bool:
     """Return whether the writer, with one more batch perhaps half written, may have come round to byte `before`."""
     written = reader.counters()[0] + batch * QUANTUM
     return written - before > UNSYNC_COUNT * QUANTUM
@@ -393,18 +393,18 @@ def overtaken(reader: MessageQueue, before: int, batch: int) -> bool:
 
 def test_records_read_during_writes_are_whole_and_at_their_positions(client: Client, limit_ns: int) -> None:
     """All but what the documented gap excuses: a reader that is one ring behind to within a batch."""
-    reader, batch, judged = client.unsync(), 7, 0
+    reader, batch, compared = client.unsync(), 7, 0
     client.service.ask("stream_unsync", batch)
-    while judged < 100 and monotonic_ns() < limit_ns:
+    while compared < 100 and monotonic_ns() < limit_ns:
         before = reader.counters()[1]
         data = reader.read(min(reader.available_to_read(), 5))
-        if data and not overtaken(reader, before, batch):
+        if data and not overflowed(reader, before, batch):
             first = before // QUANTUM
             numbers = [n for i in range(len(data) // QUANTUM) for n in [(first + i) % 2**16] * 2]
             assert list(struct.unpack(f"<{len(numbers)}H", data)) == numbers
-            judged += 1
+            compared += 1
     client.service.ask("stop")
-    assert (client.service.answer()[0], client.service.answer()[0], judged) == (None, None, 100)
+    assert (client.service.result()[0], client.service.result()[0], compared) == (None, None, 100)
 
 
 # ---- AidlTypeChecks: records are bytes here; each type in the layout that AIDL gives it ----

@@ -25,20 +25,20 @@ def cut_off(following: Following, ends: Sequence[bool]) -> list[int]:
     return [number for number, is_good in enumerate(good) if not is_good]
 
 
-def count_ways(following: Sequence[tuple[int, ...]]) -> int | None:
+def count_paths(following: Sequence[tuple[int, ...]]) -> int | None:
     """Count the ways from state 0 to states that nothing follows; None where there is a cycle."""
     entries = [0] * len(following)
     for others in following:
         for other in others:
             entries[other] += 1
-    ways = [1] + [0] * (len(following) - 1)
+    paths = [1] + [0] * (len(following) - 1)
     ready, seen, total = [0], 0, 0
     while ready:
         number = ready.pop()
         seen += 1
-        total += 0 if following[number] else ways[number]
+        total += 0 if following[number] else paths[number]
         for other in following[number]:
-            ways[other] += ways[number]
+            paths[other] += paths[number]
             entries[other] -= 1
             if not entries[other]:
                 ready.append(other)

@@ -69,11 +69,11 @@ class Program:
         self._beginnings: dict[Any, Node] = {}
         self.root = self._begin(thread.first)
 
-    def advance(self, node: Node, answer: Any) -> Node:
+    def advance(self, node: Node, result: Any) -> Node:
         """Return where `answer` leads from `node`."""
-        known = node.edges.get(answer)
+        known = node.edges.get(result)
         if known is None:
-            known = node.edges[answer] = self._run(node.progress, (*node.history, answer))
+            known = node.edges[result] = self._run(node.progress, (*node.history, result))
         return known
 
     def _begin(self, progress: Any) -> Node:

@@ -56,7 +56,7 @@ def _write(ring: Any, how: str, data: bytes) -> object:
 
 
 def reader(
-    sizes: Sequence[int], quantum: int, *, queue: int = 0, window_ns: int | None = None, naps: bool = False,
+    sizes: Sequence[int], quantum: int, *, queue: int = 0, window_ns: int | None = None, sleeps_first: bool = False,
     is_async: bool = False,
     **options: Any,
 ) -> Thread:  # fmt: skip
@@ -68,7 +68,7 @@ def reader(
         if got == DIED or got == len(whole):
             return None
         if window_ns is not None:
-            return lambda bench: _receive(bench.rings[queue], window_ns, naps)
+            return lambda bench: _receive(bench.rings[queue], window_ns, sleeps_first)
         if is_async:
             return lambda bench: _read_async(bench, queue, ends[got])
         return lambda bench: bench.rings[queue].read_blocking(ends[got], None)
@@ -79,9 +79,9 @@ def reader(
     return Thread("reader", "reader", next_call, fold, reads=True, **options)
 
 
-def _receive(ring: Any, window_ns: int, naps: bool) -> object:
+def _receive(ring: Any, window_ns: int, sleeps_first: bool) -> object:
     """Receive; if it `naps`, in the habit of waiting so long that it sleeps before it polls."""
-    if naps:
+    if sleeps_first:
         ring._estimator.samples, ring._estimator.mean = 4, 50_000
     return ring.receive(None, window_ns)
 
@@ -110,13 +110,13 @@ def _taken(whole: bytes, got: int, result: object) -> int:
 
 def streaming(
     sizes: Sequence[int], count: int, *, quantum: int = 2, read: Sequence[int] | None = None,
-    how: str = "write_blocking", window_ns: int | None = None, start: int = 0, naps: bool = False,
+    how: str = "write_blocking", window_ns: int | None = None, start: int = 0, sleeps_first: bool = False,
     is_async: bool = False, **options: Any,
 ) -> Scenario:  # fmt: skip
     """Send a stream from one writer to one reader, both waiting where they must."""
     taken = "receive" if window_ns is not None else "read_async" if is_async else "read_blocking"
     numbers = "+".join(map(str, sizes)) + (f" as {'+'.join(map(str, read))}" if read else "")
-    polls = (f", polls {window_ns}" if window_ns else "") + (", naps" if naps else "")
+    polls = (f", polls {window_ns}" if window_ns else "") + (", naps" if sleeps_first else "")
     used = f", used {start}" if start else ""
     kernel = ", " + options["atomics"] if "atomics" in options else ""
     signals = f", {options['signals']} signals" if "signals" in options else ""
@@ -125,7 +125,7 @@ def streaming(
         (QueueShape(quantum, count, start),),
         (
             writer(sizes, quantum, how),
-            reader(read or sizes, quantum, window_ns=window_ns, naps=naps, is_async=is_async),
+            reader(read or sizes, quantum, window_ns=window_ns, sleeps_first=sleeps_first, is_async=is_async),
         ),
         **options,
     )
@@ -205,7 +205,7 @@ def overwriting(
     def next_write(done: int) -> Call | None:
         return None if done == len(data) else lambda bench: bench.rings[0].write(data[done])
 
-    def believed(bench: ProcessQueues) -> object:
+    def validated(bench: ProcessQueues) -> object:
         record = read(bench, 1, quantum)
         return None if margin and bench.rings[0].available_to_read() + 1 + margin > count else record
 
@@ -224,7 +224,7 @@ def overwriting(
         (QueueShape(quantum, count, unsynchronized=True, history=history),),
         (
             Thread("writer", "writer", next_write, lambda done, _: done + 1),
-            Thread("reader", "reader", lambda d: None if d[0] == reads else believed, fold_read, (0, 0)),
+            Thread("reader", "reader", lambda d: None if d[0] == reads else validated, fold_read, (0, 0)),
         ),
     )
 
@@ -253,7 +253,7 @@ def until_deadline(records: int, count: int, quantum: int = 2) -> Scenario:
     )
 
 
-def ping_pong(rounds: int, quantum: int = 1, window_ns: int = 0, naps: bool = False) -> Scenario:
+def ping_pong(rounds: int, quantum: int = 1, window_ns: int = 0, sleeps_first: bool = False) -> Scenario:
     """Send a request, receive its reply, as a burst does over two queues."""
     records = batches([1] * rounds, quantum)
 
@@ -264,7 +264,7 @@ def ping_pong(rounds: int, quantum: int = 1, window_ns: int = 0, naps: bool = Fa
                 return None
             if sends_first == (not is_second):
                 return lambda bench: bench.rings[out].send(records[turn])
-            return lambda bench: _receive(bench.rings[back], window_ns, naps)
+            return lambda bench: _receive(bench.rings[back], window_ns, sleeps_first)
 
         def fold(done: int, result: object) -> Hashable:
             if result is not True and result != records[done // 2]:
@@ -276,7 +276,7 @@ def ping_pong(rounds: int, quantum: int = 1, window_ns: int = 0, naps: bool = Fa
     return Scenario(
         f"send and receive over two queues, {rounds} rounds"
         + (f", polls {window_ns}" if window_ns else "")
-        + (", naps" if naps else ""),
+        + (", naps" if sleeps_first else ""),
         (QueueShape(quantum, rounds), QueueShape(quantum, rounds)),
         (caller("client", 0, 1, True), caller("server", 1, 0, False)),
     )
@@ -391,15 +391,22 @@ def dying(
     """
     quantum = options.pop("quantum", 2)
     how, window_ns = options.pop("how", "write_blocking"), options.pop("window_ns", None)
-    naps, is_async = options.pop("naps", False), options.pop("is_async", False)
+    sleeps_first, is_async = options.pop("sleeps_first", False), options.pop("is_async", False)
     survivor = "reader" if victim == "writer" else "writer"
     threads = (
         writer(sizes if written is None else written, quantum, how, is_watched=survivor == "writer"),
-        reader(sizes, quantum, window_ns=window_ns, naps=naps, is_async=is_async, is_watched=survivor == "reader"),
+        reader(
+            sizes,
+            quantum,
+            window_ns=window_ns,
+            sleeps_first=sleeps_first,
+            is_async=is_async,
+            is_watched=survivor == "reader",
+        ),
         watcher(survivor, victim, rounds, mark_dead),
     )
     numbers = "+".join(map(str, sizes))
-    once = ("" if rounds is None else f", woken {rounds}x") + (", naps" if naps else "")
+    once = ("" if rounds is None else f", woken {rounds}x") + (", naps" if sleeps_first else "")
     return Scenario(
         f"{victim} dies, {how}{', read_async' if is_async else ''}: {numbers} of {count}{once}",
         (QueueShape(quantum, count),), threads, (victim,), **options,
@@ -407,16 +414,16 @@ def dying(
 
 
 def given_up(
-    sizes: Sequence[int], count: int, *, quantum: int = 1, window_ns: int | None = None, naps: bool = False
+    sizes: Sequence[int], count: int, *, quantum: int = 1, window_ns: int | None = None, sleeps_first: bool = False
 ) -> Scenario:
     """Take a living writer for dead at any moment, and never hear of it again."""
     threads = (
         writer(sizes, quantum, "send"),
-        reader(sizes, quantum, window_ns=window_ns, naps=naps, is_watched=True),
+        reader(sizes, quantum, window_ns=window_ns, sleeps_first=sleeps_first, is_watched=True),
         watcher("reader", None),
     )
     return Scenario(
-        f"given up while alive: {'+'.join(map(str, sizes))} of {count}" + (", naps" if naps else ""),
+        f"given up while alive: {'+'.join(map(str, sizes))} of {count}" + (", naps" if sleeps_first else ""),
         (QueueShape(quantum, count),),
         threads,
     )

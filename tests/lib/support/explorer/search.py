@@ -111,7 +111,7 @@ def outcomes(scenario: Scenario, model: Model) -> set[tuple[Any, ...]]:
     """Return all that the threads' progress can be when all have ended, for trying the models themselves."""
     search = _Search(scenario, model, ())
     search.walk(100_000)
-    return {tuple(thread[0].progress for thread in state[1]) for state in search.states if search.has_ended(state)}
+    return {tuple(thread[0].progress for thread in state[1]) for state in search.states if search.is_finished(state)}
 
 
 class _Search:
@@ -181,10 +181,10 @@ class _Search:
         threads = state[1]
         return (state[0] if memory is None else memory, (*threads[:i], thread, *threads[i + 1 :]), state[2], state[3])
 
-    def _label(self, i: int, op: Op, answer: object = "") -> str:
+    def _label(self, i: int, op: Op, result: object = "") -> str:
         place = self.machine.names[op[1]] if len(op) > 1 and isinstance(op[1], int) else ""
         rest = " ".join(str(part) for part in op[2:])
-        return f"{self.programs[i].thread.name}: {op[0]} {place} {rest}" + (f" -> {answer}" if answer != "" else "")
+        return f"{self.programs[i].thread.name}: {op[0]} {place} {rest}" + (f" -> {result}" if result != "" else "")
 
     def _load(self, state: State, i: int, thread: ThreadState, op: Op) -> Iterator[Step]:
         node, _, buffer, copies, stale = thread
@@ -244,15 +244,15 @@ class _Search:
             return
         _, place, expected, has_deadline, mask = op
         if state[0][place] != expected:
-            yield self._answered(state, i, thread, EAGAIN, "refused")
+            yield self._with_result(state, i, thread, EAGAIN, "rejected")
         else:
             asleep: ThreadState = (thread[0], (place, mask, has_deadline), (), thread[3], ())
             yield self._label(i, op, "asleep"), self._moved(state, i, asleep), True
 
-    def _answered(self, state: State, i: int, thread: ThreadState, answer: Any, what: str) -> Step:
-        after = self.programs[i].advance(thread[0], answer)
+    def _with_result(self, state: State, i: int, thread: ThreadState, result: Any, what: str) -> Step:
+        after = self.programs[i].advance(thread[0], result)
         moved = self._moved(state, i, (after, None, *thread[2:]))
-        return self._label(i, thread[0].op, what), moved, answer != EINTR
+        return self._label(i, thread[0].op, what), moved, result != EINTR
 
     def _wake(self, state: State, i: int, thread: ThreadState, op: Op) -> Iterator[Step]:
         if _is_delayed(thread):
@@ -265,21 +265,21 @@ class _Search:
         yield self._label(i, op, f"{len(woken)} woken"), changed, True
 
     def _clock(self, state: State, i: int, thread: ThreadState, op: Op) -> Iterator[Step]:
-        yield self._answered(state, i, thread, False, "before the deadline")
-        yield self._answered(state, i, thread, True, "after the deadline")
+        yield self._with_result(state, i, thread, False, "before the deadline")
+        yield self._with_result(state, i, thread, True, "after the deadline")
 
     def _death(self, state: State, i: int, thread: ThreadState, op: Op) -> Iterator[Step]:
         if op[1] in state[2]:
-            yield self._answered(state, i, thread, None, f"{op[1]} is known to be dead")
+            yield self._with_result(state, i, thread, None, f"{op[1]} is known to be dead")
 
     def _end(self, state: State, i: int, thread: ThreadState, op: Op) -> Iterator[Step]:
         return iter(())
 
     def _asleep(self, state: State, i: int, thread: ThreadState, sleep: Sleep) -> Iterator[Step]:
         if sleep[2]:
-            yield self._answered(state, i, thread, ETIMEDOUT, "timed out")
+            yield self._with_result(state, i, thread, ETIMEDOUT, "timed out")
         if state[3]:
-            label, changed, is_sure = self._answered(state, i, thread, EINTR, "interrupted")
+            label, changed, is_sure = self._with_result(state, i, thread, EINTR, "interrupted")
             yield label, (*changed[:3], state[3] - 1), is_sure
 
     # ---- what happens to it ----
@@ -311,13 +311,13 @@ class _Search:
         for process in self.scenario.mortal:
             if process in state[2]:
                 continue
-            has_ended = all(thread[0].op is END for thread in self._of(process, state))
+            is_finished = all(thread[0].op is END for thread in self._of(process, state))
             threads = tuple(
                 # What it has stored comes to memory whatever becomes of it.
                 (DEAD, None, thread[2], (), ()) if program.thread.process == process else thread
                 for program, thread in zip(self.programs, state[1], strict=True)
             )
-            yield f"fate: {process} dies", (state[0], threads, state[2] | {process}, state[3]), has_ended
+            yield f"fate: {process} dies", (state[0], threads, state[2] | {process}, state[3]), is_finished
 
     def _of(self, process: str, state: State) -> list[ThreadState]:
         return [
@@ -328,12 +328,12 @@ class _Search:
 
     def check_that_all_can_end(self) -> None:
         """Raise Violation if some state has no way to the end of all needed threads."""
-        bad = graph.cut_off(self.after, [self.has_ended(state) for state in self.states])
+        bad = graph.cut_off(self.after, [self.is_finished(state) for state in self.states])
         if bad:
             stuck = next((number for number in bad if not self.after[number]), bad[0])
             raise Violation(f"nothing can end this: {self._standing(stuck)}", self.schedule(stuck))
 
-    def has_ended(self, state: State) -> bool:
+    def is_finished(self, state: State) -> bool:
         """Return True where all needed threads are through."""
         return all(
             thread[0].op is END or not program.thread.needed
@@ -351,7 +351,7 @@ class _Search:
 
     def count_schedules(self) -> int | None:
         """Count the ways from the first state to an end; None where there is a cycle."""
-        return graph.count_ways([sure + self.by_fate.get(number, ()) for number, sure in enumerate(self.after)])
+        return graph.count_paths([sure + self.by_fate.get(number, ()) for number, sure in enumerate(self.after)])
 
     def longest_end(self) -> int:
         """Return the most steps that a survivor takes once its dead flag is up."""

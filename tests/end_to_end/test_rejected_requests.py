@@ -42,7 +42,7 @@ ADD = add_model()
 SUM = [11.0, 22.0, 33.0, 44.0]
 BYTES = 16
 NONE = RequestArgument(has_no_value=True)
-Way: TypeAlias = Callable[..., Any]
+Mode: TypeAlias = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -106,12 +106,14 @@ def aidl_burst(model: nnfmq.PreparedModel, request: Request, config: ExecutionCo
         return made.execute_synchronously(request, config, timeout=timeout)
 
 
-WAYS: list[Way] = [synchronous, asynchronous, fenced, reusable, burst, aidl_burst]
-every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-not_fenced = pytest.mark.parametrize("way", [way for way in WAYS if way is not fenced], ids=lambda way: way.__name__)
+MODES: list[Mode] = [synchronous, asynchronous, fenced, reusable, burst, aidl_burst]
+in_every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__)
+not_fenced = pytest.mark.parametrize(
+    "mode", [mode for mode in MODES if mode is not fenced], ids=lambda mode: mode.__name__
+)
 
 
-def lent(stack: ExitStack, model: Model, *inputs: list[float]) -> Request:
+def create_request(stack: ExitStack, model: Model, *inputs: list[float]) -> Request:
     """Return a request of `model` over new memories, with floats in its first inputs."""
     source, sink = (stack.enter_context(Memory.create(max(size, 256))) for size in pool_bytes(model))
     request = request_for(model, (source, sink))
@@ -121,17 +123,19 @@ def lent(stack: ExitStack, model: Model, *inputs: list[float]) -> Request:
 
 
 def good(stack: ExitStack) -> Request:
-    return lent(stack, ADD, [1, 2, 3, 4], [10, 20, 30, 40])
+    return create_request(stack, ADD, [1, 2, 3, 4], [10, 20, 30, 40])
 
 
-def run(way: Way, model: nnfmq.PreparedModel, request: Request, timeout: float | None = LIMIT_S, **config: Any) -> Any:
-    return way(model, request, ExecutionConfig(**config), timeout)
+def run(
+    mode: Mode, model: nnfmq.PreparedModel, request: Request, timeout: float | None = LIMIT_S, **config: Any
+) -> Any:
+    return mode(model, request, ExecutionConfig(**config), timeout)
 
 
-def goes_on(way: Way, model: nnfmq.PreparedModel, stack: ExitStack) -> bool:
+def goes_on(mode: Mode, model: nnfmq.PreparedModel, stack: ExitStack) -> bool:
     """Return whether a good request goes well on the same way."""
     request = good(stack)
-    run(way, model, request)
+    run(mode, model, request)
     found: list[float] = np.frombuffer(request.pools[1].view, np.float32, 4).tolist()  # type: ignore[union-attr]
     return found == SUM
 
@@ -156,7 +160,7 @@ def in_buffer(request: Request, token: int, *place: int) -> Request:
     return replace(placed(request, 2, *place), pools=(*request.pools, BufferToken(token)))
 
 
-SPOILT: dict[str, Callable[[Request], Request]] = {
+INVALID_REQUESTS: dict[str, Callable[[Request], Request]] = {
     "N-REQ-1 first": lambda r: replace(r, inputs=r.inputs[1:]),
     "N-REQ-1 last": lambda r: replace(r, inputs=r.inputs[:1]),
     "N-REQ-1 one more": lambda r: replace(r, inputs=(*r.inputs, NONE)),
@@ -185,47 +189,49 @@ SPOILT: dict[str, Callable[[Request], Request]] = {
 
 
 # A packet of a burst has no padding.
-BOTH = [(name, way) for name in SPOILT for way in WAYS if not (name == "N-RQX-3 padding" and way is burst)]
+BOTH = [
+    (name, mode) for name in INVALID_REQUESTS for mode in MODES if not (name == "N-RQX-3 padding" and mode is burst)
+]
 
 
-@pytest.mark.parametrize(("name", "way"), BOTH, ids=[f"{name} {way.__name__}" for name, way in BOTH])
+@pytest.mark.parametrize(("name", "mode"), BOTH, ids=[f"{name} {mode.__name__}" for name, mode in BOTH])
 def test_a_request_that_the_hal_forbids_is_rejected_and_the_client_continues(
-    name: str, way: Way, adding: nnfmq.PreparedModel, resources: ExitStack
+    name: str, mode: Mode, adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
-    request = SPOILT[name](good(resources))
+    request = INVALID_REQUESTS[name](good(resources))
     with pytest.raises(nnfmq.InvalidArgument) as caught:
-        run(way, adding, request, measure=MeasureTiming.YES)
+        run(mode, adding, request, measure=MeasureTiming.YES)
     assert not hasattr(caught.value, "output_shapes")
     assert not any(request.pools[1].view)  # type: ignore[union-attr]  # nothing was written
-    assert goes_on(way, adding, resources)
+    assert goes_on(mode, adding, resources)
 
 
-@every_way
-def test_N_RQX_7_an_input_of_unknown_shape_is_rejected(way: Way, device: nnfmq.Device, resources: ExitStack) -> None:
+@in_every_mode
+def test_N_RQX_7_an_input_of_unknown_shape_is_rejected(mode: Mode, device: nnfmq.Device, resources: ExitStack) -> None:
     with device.prepare(with_operand(relu_model(), 0, dimensions=(0,))) as model:
-        request = lent(resources, relu_model(), [-1, 2, -3, 4])
+        request = create_request(resources, relu_model(), [-1, 2, -3, 4])
         with pytest.raises(nnfmq.InvalidArgument, match="N-RQX-7"):
-            run(way, model, request)
-        run(way, model, first(request, dimensions=(4,)))
+            run(mode, model, request)
+        run(mode, model, first(request, dimensions=(4,)))
         assert np.frombuffer(request.pools[1].view, np.float32, 4).tolist() == [0, 2, 0, 4]  # type: ignore[union-attr]
 
 
 @not_fenced
 def test_N_REQ_5_an_index_out_of_range_is_an_error_without_shapes_and_times(
-    way: Way, device: nnfmq.Device, resources: ExitStack
+    mode: Mode, device: nnfmq.Device, resources: ExitStack
 ) -> None:
     gather = gather_model()
-    request = lent(resources, gather, [1, 2, 3, 4])
+    request = create_request(resources, gather, [1, 2, 3, 4])
     with device.prepare(gather) as model:
         for index, is_inside in ((9, False), (-1, False), (2, True)):
             at = request.inputs[1].location.offset
             request.pools[0].view[at : at + 4] = struct.pack("<i", index)  # type: ignore[union-attr]
             if is_inside:
-                run(way, model, request)
+                run(mode, model, request)
                 assert np.frombuffer(request.pools[1].view, np.float32, 1)[0] == 3  # type: ignore[union-attr]
                 continue
             with pytest.raises(nnfmq.GeneralFailure, match="GATHER") as caught:
-                run(way, model, request, measure=MeasureTiming.YES)
+                run(mode, model, request, measure=MeasureTiming.YES)
             assert not hasattr(caught.value, "output_shapes")
             assert model.last_timing == NO_TIMING
 
@@ -233,13 +239,13 @@ def test_N_REQ_5_an_index_out_of_range_is_an_error_without_shapes_and_times(
 @pytest.mark.parametrize(
     "config", [{"loop_timeout_ns": -2}, {"loop_timeout_ns": 15_000_000_001}], ids=["below -1", "above the most"]
 )
-@every_way
+@in_every_mode
 def test_N_RQX_14_an_invalid_loop_timeout_is_rejected(
-    way: Way, config: dict[str, int], adding: nnfmq.PreparedModel, resources: ExitStack
+    mode: Mode, config: dict[str, int], adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
     with pytest.raises(nnfmq.InvalidArgument):
-        run(way, adding, good(resources), **config)
-    assert goes_on(way, adding, resources)
+        run(mode, adding, good(resources), **config)
+    assert goes_on(mode, adding, resources)
 
 
 # ------------------------------------------------------------------------------------------------ AIDL's bursts
@@ -294,18 +300,18 @@ def test_fds_that_are_not_fences_and_failed_fences_are_rejected(
 
 
 def test_N_REQ_3_a_hidl_handle_without_a_fence_is_rejected(driver: Daemon, resources: ExitStack) -> None:
-    answers: list[Any] = []
+    replies: list[Any] = []
     client = resources.enter_context(nnfmq.connect(driver.path, timeout=LIMIT_S, interface="HIDL 1.3"))
     device = hidl.IDevice(client, "reference")
-    device.prepareModel_1_3(ADD, 1, Priority.MEDIUM, None, [], [], bytes(32), lambda *given: answers.append(given))
+    device.prepareModel_1_3(ADD, 1, Priority.MEDIUM, None, [], [], bytes(32), lambda *given: replies.append(given))
     client.devices()
-    while not answers:
+    while not replies:
         client.devices()
-    model = answers[0][1]
+    model = replies[0][1]
     request = good(resources)
     for wait_for in ([None], [request.pools[0]]):
-        refused = model.executeFenced(request, wait_for, MeasureTiming.NO, None, None, None)
-        assert refused == (nnfmq.ErrorStatus.INVALID_ARGUMENT, None, None)
+        rejected = model.executeFenced(request, wait_for, MeasureTiming.NO, None, None, None)
+        assert rejected == (nnfmq.ErrorStatus.INVALID_ARGUMENT, None, None)
     status, _, _ = model.executeSynchronously_1_3(request, MeasureTiming.NO, None, None)
     assert (status, np.frombuffer(request.pools[1].view, np.float32, 4).tolist()) == (nnfmq.ErrorStatus.NONE, SUM)
     model.close()
@@ -322,7 +328,7 @@ OPEN = {
 def test_a_fenced_execution_whose_output_is_not_fully_specified_is_rejected(
     name: str, device: nnfmq.Device, adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
-    request = lent(resources, relu_model(), [1, 2, 3, 4])
+    request = create_request(resources, relu_model(), [1, 2, 3, 4])
     with device.prepare(OPEN[name]) as model:
         with pytest.raises(nnfmq.InvalidArgument, match="N-RQX-8"):
             run(fenced, model, request)
@@ -330,22 +336,26 @@ def test_a_fenced_execution_whose_output_is_not_fully_specified_is_rejected(
     assert goes_on(fenced, adding, resources)
 
 
-SHORT = [(padding, way) for padding in (0, 1) for way in WAYS if way is not fenced and not (padding and way is burst)]
+SHORT = [
+    (padding, mode) for padding in (0, 1) for mode in MODES if mode is not fenced and not (padding and mode is burst)
+]
 
 
 @pytest.mark.parametrize(
-    ("padding", "way"), SHORT, ids=[f"{'N-FEN-4' if padding else 'N-FEN-3'} {way.__name__}" for padding, way in SHORT]
+    ("padding", "mode"),
+    SHORT,
+    ids=[f"{'N-FEN-4' if padding else 'N-FEN-3'} {mode.__name__}" for padding, mode in SHORT],
 )
 def test_an_output_that_is_a_byte_short_is_insufficient_and_its_shape_is_reported(
-    padding: int, way: Way, device: nnfmq.Device, resources: ExitStack
+    padding: int, mode: Mode, device: nnfmq.Device, resources: ExitStack
 ) -> None:
-    request = lent(resources, relu_model(), [1, 2, 3, 4])
+    request = create_request(resources, relu_model(), [1, 2, 3, 4])
     with device.prepare(unsized_relu_model()) as model:
         with pytest.raises(nnfmq.OutputInsufficientSize) as caught:
-            run(way, model, result(request, 1, 0, BYTES - 1, padding))
+            run(mode, model, result(request, 1, 0, BYTES - 1, padding))
         told = [(shape.dimensions, shape.is_sufficient) for shape in caught.value.output_shapes]
         assert told == [((4,), False)]
-        run(way, model, request)
+        run(mode, model, request)
         assert np.frombuffer(request.pools[1].view, np.float32, 4).tolist() == [1, 2, 3, 4]  # type: ignore[union-attr]
 
 
@@ -395,33 +405,33 @@ def test_N_QOS_2_a_deadline_for_preparing_is_kept_or_missed(
     assert goes_on(synchronous, adding, resources)
 
 
-@every_way
+@in_every_mode
 @pytest.mark.parametrize("timeout", [0, 0.005], ids=["now", "5 ms"])
 def test_N_QOS_4_a_deadline_for_executing_is_kept_or_missed(
-    timeout: float, way: Way, adding: nnfmq.PreparedModel, resources: ExitStack
+    timeout: float, mode: Mode, adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
     with missed(timeout):
-        run(way, adding, good(resources), timeout, measure=MeasureTiming.YES)
-    assert goes_on(way, adding, resources)
+        run(mode, adding, good(resources), timeout, measure=MeasureTiming.YES)
+    assert goes_on(mode, adding, resources)
 
 
-@every_way
+@in_every_mode
 @pytest.mark.parametrize("timeout", [None, 9e9], ids=["none", "longest"])
 def test_N_QOS_5_without_a_deadline_every_execution_mode_succeeds(
-    timeout: float | None, way: Way, adding: nnfmq.PreparedModel, resources: ExitStack
+    timeout: float | None, mode: Mode, adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
-    run(way, adding, good(resources), timeout)
-    assert goes_on(way, adding, resources)
+    run(mode, adding, good(resources), timeout)
+    assert goes_on(mode, adding, resources)
 
 
-@every_way
+@in_every_mode
 def test_N_QOS_6_an_endless_loop_misses_its_loop_timeout(
-    way: Way, device: nnfmq.Device, adding: nnfmq.PreparedModel, resources: ExitStack
+    mode: Mode, device: nnfmq.Device, adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
     loop = counting()
-    request = lent(resources, loop)
+    request = create_request(resources, loop)
     at = request.inputs[1].location.offset
     request.pools[0].view[at : at + 4] = struct.pack("<i", 2**31 - 1)  # type: ignore[union-attr]
     with device.prepare(loop) as model, pytest.raises(nnfmq.MissedDeadline):
-        run(way, model, request, loop_timeout_ns=1_000_000)
-    assert goes_on(way, adding, resources)
+        run(mode, model, request, loop_timeout_ns=1_000_000)
+    assert goes_on(mode, adding, resources)

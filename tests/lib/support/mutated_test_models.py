@@ -186,7 +186,7 @@ def _omit(draw: Any, draft: Draft, index: int) -> None:
             draft.operands[index] = replace(operand, lifetime=LifeTime.NO_VALUE, location=DataLocation())
 
 
-_WAYS: Mapping[str, tuple[int, Callable[[Any, Draft, int], None]]] = {
+_MUTATIONS: Mapping[str, tuple[int, Callable[[Any, Draft, int], None]]] = {
     "value": (6, _value),
     "extent": (3, _extent),
     "rank": (1, _rank),
@@ -199,7 +199,7 @@ _WAYS: Mapping[str, tuple[int, Callable[[Any, Draft, int], None]]] = {
 }
 """How often each way is taken, and what it does."""
 
-_CHOICES = [way for way, (weight, _) in _WAYS.items() for _ in range(weight)]
+_CHOICES = [mutation for mutation, (weight, _) in _MUTATIONS.items() for _ in range(weight)]
 
 
 _ALIKE = {OperationType.LESS_EQUAL: OperationType.GREATER_EQUAL}
@@ -207,32 +207,32 @@ _ALIKE = {OperationType.LESS_EQUAL: OperationType.GREATER_EQUAL}
 
 
 @dataclass(frozen=True)
-class SpoiltTest:
+class MutatedTest:
     """A test model by its name, what was done to which operand, and what came of it."""
 
     name: str
-    ways: tuple[tuple[str, int], ...]
+    mutations: tuple[tuple[str, int], ...]
     model: Model
     inputs: tuple[Array | None, ...]
 
     def __repr__(self) -> str:
         """Say how to make it again."""
-        operands = [self.model.main.operands[index] for _, index in self.ways]
-        return f"{self.name}: {self.ways} -> {operands}"
+        operands = [self.model.main.operands[index] for _, index in self.mutations]
+        return f"{self.name}: {self.mutations} -> {operands}"
 
 
 @st.composite
-def spoilt_tests(draw: Any, codes: Sequence[OperationType]) -> SpoiltTest:
+def mutated_tests(draw: Any, codes: Sequence[OperationType]) -> MutatedTest:
     """Draw a test model of one of the operations, with up to four operands spoilt."""
     code = draw(st.sampled_from(codes))
     test = draw(st.sampled_from(_of(code)))
     draft = Draft.of(test)
     some = [index for operation in test.model.main.operations[:1] for index in (*operation.inputs, *operation.outputs)]
-    ways = draw(st.lists(st.tuples(st.sampled_from(_CHOICES), st.sampled_from(some)), min_size=1, max_size=4))
-    for way, index in ways:
-        _WAYS[way][1](draw, draft, index)
+    mutations = draw(st.lists(st.tuples(st.sampled_from(_CHOICES), st.sampled_from(some)), min_size=1, max_size=4))
+    for mutation, index in mutations:
+        _MUTATIONS[mutation][1](draw, draft, index)
     model, inputs = draft.finished()
-    return SpoiltTest(test.name, tuple(ways), model, tuple(inputs))
+    return MutatedTest(test.name, tuple(mutations), model, tuple(inputs))
 
 
 def _of(code: OperationType) -> list[TestModel]:

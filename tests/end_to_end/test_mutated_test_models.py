@@ -12,7 +12,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from support.drivers import LIMIT_S, Daemon, one
 from support.models import null_model
-from support.spoilt_models import SpoiltTest, spoilt_tests
+from support.mutated_test_models import MutatedTest, mutated_tests
 from support.tiers import IS_DEEP
 
 import nnfmq
@@ -39,7 +39,7 @@ EXPECTED = (
 )
 
 
-def inputs_of(test: SpoiltTest, stack: ExitStack) -> tuple[list[RequestArgument], Memory]:
+def inputs_of(test: MutatedTest, stack: ExitStack) -> tuple[list[RequestArgument], Memory]:
     """Lay the arrays out in a memory."""
     arguments, data = [], bytearray()
     for array in test.inputs:
@@ -67,7 +67,7 @@ def outputs_of(model: Model, stack: ExitStack) -> tuple[list[RequestArgument], M
     return arguments, stack.enter_context(Memory.create(end))
 
 
-def run(device: nnfmq.Device, test: SpoiltTest) -> None:
+def run(device: nnfmq.Device, test: MutatedTest) -> None:
     """Prepare and execute as the HAL has it: nothing is checked on this side."""
     with ExitStack() as stack:
         inputs, source = inputs_of(test, stack)
@@ -84,14 +84,14 @@ def test_VAL_1_LIFE_8_after_each_mutated_model_the_same_worker_executes_a_valid_
     with daemon.connect() as client, client.device("reference").prepare(null_model()) as good:
         device, worker = client.device("reference"), client.driver_pid
 
-        @given(spoilt_tests(list(REGISTRY)))
+        @given(mutated_tests(list(REGISTRY)))
         @settings(
             max_examples=EXAMPLES,
             deadline=None,
             derandomize=not IS_DEEP,  # the deep run searches at random
             suppress_health_check=[HealthCheck.too_slow],
         )
-        def spoil(test: SpoiltTest) -> None:
+        def run_mutated(test: MutatedTest) -> None:
             try:
                 run(device, test)
                 outcomes["computed"] += 1
@@ -99,6 +99,6 @@ def test_VAL_1_LIFE_8_after_each_mutated_model_the_same_worker_executes_a_valid_
                 outcomes[type(error).__name__] += 1
             assert good.execute(one(7), timeout=LIMIT_S)[0] == one(7)
 
-        spoil()
+        run_mutated()
         assert worker in daemon.process.descendants()
     assert {"computed", "InvalidArgument", "GeneralFailure"} <= set(outcomes)

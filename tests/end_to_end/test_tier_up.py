@@ -139,7 +139,7 @@ def fenced(model: nnfmq.PreparedModel, _resources: ExitStack) -> Callable[[], An
     return execute
 
 
-WAYS: dict[str, Callable[[nnfmq.PreparedModel, ExitStack], Callable[[], Any]]] = {
+MODES: dict[str, Callable[[nnfmq.PreparedModel, ExitStack], Callable[[], Any]]] = {
     "EXE-3 synchronous": lambda model, _: lambda: model.execute(one(1), timeout=LIMIT_S),
     "EXE-5 asynchronous": lambda model, _: lambda: model.execute_async(one(1)).result(LIMIT_S),
     "FEN-1 fenced": fenced,
@@ -148,13 +148,13 @@ WAYS: dict[str, Callable[[nnfmq.PreparedModel, ExitStack], Callable[[], Any]]] =
 }
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
 def test_PREP_4_a_model_executes_immediately_and_tiers_up_in_every_execution_mode(
-    way: Callable[[nnfmq.PreparedModel, ExitStack], Callable[[], Any]], held: Held
+    mode: Callable[[nnfmq.PreparedModel, ExitStack], Callable[[], Any]], held: Held
 ) -> None:
     with held.daemon.connect() as client, ExitStack() as resources:
         model = resources.enter_context(client.device("compiled").prepare(NULL, preference=FAST, timeout=LIMIT_S))
-        execute = way(model, resources)
+        execute = mode(model, resources)
         assert execute()[0][0] == execute()[0][0] == 1
         held.order("hundred")
         until(lambda: execute()[0][0] == 101, "executions go over")
@@ -216,12 +216,12 @@ def test_a_quantized_classifier_returns_the_same_values_before_and_after_tier_up
         expected = resources.enter_context(client.device("reference").prepare(model)).execute(image)[0]
         prepared = resources.enter_context(client.device("compiled").prepare(model, preference=FAST))
         burst = resources.enter_context(prepared.burst())
-        answers = [burst.execute(image)[0]]
+        results = [burst.execute(image)[0]]
         held.order("compile")
-        until(lambda: answers.append(burst.execute(image)[0]) or bool(entries(held.cache)), "it is compiled and kept")
-        answers += [burst.execute(image)[0] for _ in range(20)]
+        until(lambda: results.append(burst.execute(image)[0]) or bool(entries(held.cache)), "it is compiled and kept")
+        results += [burst.execute(image)[0] for _ in range(20)]
         assert expected.any()
-        assert all(np.array_equal(expected, answer) for answer in answers)
+        assert all(np.array_equal(expected, result) for result in results)
 
 
 def entries(cache: Path) -> list[Path]:

@@ -17,8 +17,8 @@ from support.control_flow_models import COUNT, REAL, branching, counting, named,
 from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
 from support.model_mutations import FAMILIES, mutants
 from support.models import add_model
-from support.protocol import Speaker
-from support.sessions import HELLO, NO_LIMIT, encoded, judged, lend, prepare, prepare_message
+from support.protocol import ProtocolPeer
+from support.sessions import HELLO, NO_LIMIT, create_request, encoded, prepare, prepare_message, statuses_of
 from support.small_models import F32, OUTPUT, Q8S, TEMPORARY, two_adds, with_main, with_operand, with_operation
 
 from nnfmq.channel import Channel
@@ -39,7 +39,7 @@ from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.serialize.model_codec import encode_model
 
 INVALID = ErrorStatus.INVALID_ARGUMENT
-REFUSED = (INVALID, INVALID, 0, INVALID)
+REJECTED = (INVALID, INVALID, 0, INVALID)
 POOL_BYTES = 64
 CONSTANT = LifeTime.CONSTANT_REFERENCE
 PC = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
@@ -55,38 +55,38 @@ def driver() -> Iterator[Daemon]:
 
 
 @pytest.fixture(scope="module")
-def client(driver: Daemon) -> Iterator[Speaker]:
+def client(driver: Daemon) -> Iterator[ProtocolPeer]:
     """Return the one client of all tests: what is refused must not change how it is served."""
     with speaking(driver, "AIDL v4") as made:
         yield made
 
 
-def speaking(driver: Daemon, interface: str) -> Speaker:
-    client = Speaker(Channel.connect(driver.path, time.monotonic_ns() + int(LIMIT_S * 1e9)), PeerRole.CLIENT)
-    client.say(msgspec.structs.replace(HELLO, interface=interface))
-    client.hear(messages.HelloReply)
+def speaking(driver: Daemon, interface: str) -> ProtocolPeer:
+    client = ProtocolPeer(Channel.connect(driver.path, time.monotonic_ns() + int(LIMIT_S * 1e9)), PeerRole.CLIENT)
+    client.send(msgspec.structs.replace(HELLO, interface=interface))
+    client.receive(messages.HelloReply)
     return client
 
 
-def goes_on(client: Speaker) -> bool:
+def goes_on(client: ProtocolPeer) -> bool:
     """Return whether the same client prepares and executes a good model."""
     with ExitStack() as stack:
-        lent = lend(stack, ADD, [1, 2, 3, 4], [10, 20, 30, 40])
+        pooled = create_request(stack, ADD, [1, 2, 3, 4], [10, 20, 30, 40])
         model_id = prepare(client, ADD)
-        client.say(lent.call(messages.Execute, 600, model_id, deadline_ns=NO_LIMIT), lent.fds)
-        assert client.hear(messages.Executed).status is ErrorStatus.NONE
-        client.say(messages.ReleaseModel(601, model_id))
-        client.hear(messages.Reply)
-        return lent.result() == [11, 22, 33, 44]
+        client.send(pooled.call(messages.Execute, 600, model_id, deadline_ns=NO_LIMIT), pooled.fds)
+        assert client.receive(messages.Executed).status is ErrorStatus.NONE
+        client.send(messages.ReleaseModel(601, model_id))
+        client.receive(messages.Reply)
+        return pooled.result() == [11, 22, 33, 44]
 
 
-def answers(client: Speaker, model: Model) -> tuple[ErrorStatus, ErrorStatus, int, ErrorStatus]:
+def statuses_with_pools(client: ProtocolPeer, model: Model) -> tuple[ErrorStatus, ErrorStatus, int, ErrorStatus]:
     """Ask for a model, whose pools are as many memories as it names."""
     with ExitStack() as stack:
         pools = [stack.enter_context(Memory.create(POOL_BYTES)) for _ in model.pools]
         bare = replace(model, pools=tuple(pools))
-        lent = [messages.memory_to_data(pool) for pool in pools]
-        return judged(client, encoded(bare), lent, [pool.fileno() for pool in pools])
+        pooled = [messages.memory_to_data(pool) for pool in pools]
+        return statuses_of(client, encoded(bare), pooled, [pool.fileno() for pool in pools])
 
 
 # ------------------------------------------------------------------------------------------------ the HAL's mutations
@@ -100,16 +100,16 @@ def can_be_sent(model: Model) -> bool:
     return all(isinstance(part.type, OperandType | OperationType) for graph in referenced for part in graph)
 
 
-SPOILT = [(rule, name) for rule in FAMILIES for name in LEGAL if any(mutants(LEGAL[name], rule))]  # some have no order
+MUTATED = [(rule, name) for rule in FAMILIES for name in LEGAL if any(mutants(LEGAL[name], rule))]  # some have no order
 
 
-@pytest.mark.parametrize(("rule", "name"), SPOILT, ids=[f"{rule} {name}" for rule, name in SPOILT])
+@pytest.mark.parametrize(("rule", "name"), MUTATED, ids=[f"{rule} {name}" for rule, name in MUTATED])
 def test_a_mutated_model_of_the_hal_s_suite_is_rejected_and_the_client_continues(
-    rule: str, name: str, client: Speaker
+    rule: str, name: str, client: ProtocolPeer
 ) -> None:
-    spoilt = [mutant for mutant in mutants(LEGAL[name], rule) if can_be_sent(mutant.model)]
-    wrong = [mutant.what for mutant in spoilt if judged(client, encoded(mutant.model)) != REFUSED]
-    assert spoilt and wrong == []
+    mutated = [mutant for mutant in mutants(LEGAL[name], rule) if can_be_sent(mutant.model)]
+    wrong = [mutant.what for mutant in mutated if statuses_of(client, encoded(mutant.model)) != REJECTED]
+    assert mutated and wrong == []
     assert goes_on(client)
 
 
@@ -118,15 +118,15 @@ def test_a_mutated_model_of_the_hal_s_suite_is_rejected_and_the_client_continues
     [("preference", -1), ("preference", 3), ("priority", -1), ("priority", 3)],
     ids=["N-MOD-21 below", "N-MOD-21 above", "N-MOD-22 below", "N-MOD-22 above"],
 )
-def test_a_preference_or_a_priority_out_of_range_is_rejected(field: str, code: int, client: Speaker) -> None:
-    client.say(prepare_message(4, **{field: code}))
-    ready, reply = client.hear(messages.PreparedModelReady), client.hear(messages.Reply)
+def test_a_preference_or_a_priority_out_of_range_is_rejected(field: str, code: int, client: ProtocolPeer) -> None:
+    client.send(prepare_message(4, **{field: code}))
+    ready, reply = client.receive(messages.PreparedModelReady), client.receive(messages.Reply)
     assert (ready.status, ready.model_id, reply.status) == (INVALID, 0, INVALID)
     assert goes_on(client)
 
 
-def test_N_MOD_23_operations_that_feed_each_other_are_rejected(client: Speaker) -> None:
-    assert answers(client, with_operation(two_adds(), 0, inputs=(0, 4, 2))) == REFUSED
+def test_N_MOD_23_operations_that_feed_each_other_are_rejected(client: ProtocolPeer) -> None:
+    assert statuses_with_pools(client, with_operation(two_adds(), 0, inputs=(0, 4, 2))) == REJECTED
     assert goes_on(client)
 
 
@@ -137,19 +137,19 @@ def test_N_MOD_8_a_wrong_number_of_consumers_is_rejected(driver: Daemon, change:
         for operand in range(5):
             counts = [1, 2, 2, 1, 0]
             counts[operand] = max(counts[operand] + change, 0)
-            client.say(messages.GetSupportedOperations(8, "reference", data, (), (tuple(counts),)))
+            client.send(messages.GetSupportedOperations(8, "reference", data, (), (tuple(counts),)))
             expected = ErrorStatus.NONE if counts == [1, 2, 2, 1, 0] else INVALID
-            assert client.hear(messages.SupportedOperations).status is expected
-            client.say(prepare_message(9, data, consumers=(tuple(counts),)))
+            assert client.receive(messages.SupportedOperations).status is expected
+            client.send(prepare_message(9, data, consumers=(tuple(counts),)))
             if expected is INVALID:
-                assert client.hear(messages.PreparedModelReady).status is INVALID
-                assert client.hear(messages.Reply).status is INVALID
+                assert client.receive(messages.PreparedModelReady).status is INVALID
+                assert client.receive(messages.Reply).status is INVALID
             else:
-                assert client.hear(messages.Reply).status is ErrorStatus.NONE
-                assert client.hear(messages.PreparedModelReady).status is ErrorStatus.NONE
-        client.say(prepare_message(10, data, consumers=((1, 2, 2, 1, 0),)))
-        assert client.hear(messages.Reply).status is ErrorStatus.NONE
-        assert client.hear(messages.PreparedModelReady).status is ErrorStatus.NONE
+                assert client.receive(messages.Reply).status is ErrorStatus.NONE
+                assert client.receive(messages.PreparedModelReady).status is ErrorStatus.NONE
+        client.send(prepare_message(10, data, consumers=((1, 2, 2, 1, 0),)))
+        assert client.receive(messages.Reply).status is ErrorStatus.NONE
+        assert client.receive(messages.PreparedModelReady).status is ErrorStatus.NONE
 
 
 # ------------------------------------------------------------------------------------------------ rules beyond
@@ -279,12 +279,12 @@ FORBIDDEN: dict[str, Callable[[], Model]] = {
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
-def test_a_model_that_the_hal_forbids_is_rejected_and_the_client_continues(name: str, client: Speaker) -> None:
-    assert answers(client, FORBIDDEN[name]()) == REFUSED
+def test_a_model_that_the_hal_forbids_is_rejected_and_the_client_continues(name: str, client: ProtocolPeer) -> None:
+    assert statuses_with_pools(client, FORBIDDEN[name]()) == REJECTED
     assert goes_on(client)
 
 
-def test_N_VAL_17_a_subgraph_that_no_operation_calls_is_legal(client: Speaker) -> None:
+def test_N_VAL_17_a_subgraph_that_no_operation_calls_is_legal(client: ProtocolPeer) -> None:
     model = branching()
     prepare(client, replace(model, referenced=(*model.referenced, model.referenced[0])))
     assert goes_on(client)
@@ -301,9 +301,9 @@ HINTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", HINTS)
-def test_invalid_hints_are_rejected(name: str, client: Speaker) -> None:
-    client.say(prepare_message(4, **HINTS[name]))
-    ready, reply = client.hear(messages.PreparedModelReady), client.hear(messages.Reply)
+def test_invalid_hints_are_rejected(name: str, client: ProtocolPeer) -> None:
+    client.send(prepare_message(4, **HINTS[name]))
+    ready, reply = client.receive(messages.PreparedModelReady), client.receive(messages.Reply)
     assert (ready.status, ready.model_id, reply.status) == (INVALID, 0, INVALID)
     assert goes_on(client)
 
@@ -311,6 +311,6 @@ def test_invalid_hints_are_rejected(name: str, client: Speaker) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\xc0", b"nonsense"], ids=["N-VAL-24 nothing", "N-VAL-24 null", "N-VAL-24 noise"]
 )
-def test_a_missing_model_is_rejected(data: bytes, client: Speaker) -> None:
-    assert judged(client, data) == REFUSED
+def test_a_missing_model_is_rejected(data: bytes, client: ProtocolPeer) -> None:
+    assert statuses_of(client, data) == REJECTED
     assert goes_on(client)
