@@ -13,6 +13,7 @@ from enum import IntEnum
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.extension_codes import AIDL_PREFIX_BITS, HIDL_PREFIX_BITS, is_extension
+from nnfmq.hal.operation_type import LAST_OPERATION_OF_LEVEL
 from nnfmq.hal.types import (
     DeviceType,
     ExecutionPreference,
@@ -97,12 +98,7 @@ _LAST_OPERANDS = (
     (OperandType.TENSOR_OEM_BYTE, FeatureLevel.V1_0),
 )
 _LAST_OPERATIONS = (
-    (OperationType.TANH, FeatureLevel.V1_0),
-    (OperationType.TRANSPOSE, FeatureLevel.V1_1),
-    (OperationType.RESIZE_NEAREST_NEIGHBOR, FeatureLevel.V1_2),
-    (OperationType.RANK, FeatureLevel.V1_3),
-    (OperationType.PACK, FeatureLevel.AIDL_V2),
-    (OperationType.REVERSE, FeatureLevel.AIDL_V3),
+    *((last, FeatureLevel[name]) for name, last in LAST_OPERATION_OF_LEVEL.items()),
     (OperationType.OEM_OPERATION, FeatureLevel.V1_0),
 )
 _LAST_STATUSES = (

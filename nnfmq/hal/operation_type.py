@@ -1,4 +1,4 @@
-"""The HAL's operation codes, 0-105 (V1_0 to AIDL v3), and the deprecated OEM operation."""
+"""The HAL's operation codes, the version that introduced each, and the deprecated OEM operation."""
 
 from __future__ import annotations
 
@@ -123,3 +123,14 @@ class OperationType(IntEnum):
         member = int.__new__(cls, value)  # not stored in the enum: a peer could fill it with 2^32 members
         member._name_, member._value_ = f"EXTENSION_{value:#x}", value
         return member
+
+
+LAST_OPERATION_OF_LEVEL = {
+    "V1_0": OperationType.TANH,
+    "V1_1": OperationType.TRANSPOSE,
+    "V1_2": OperationType.RESIZE_NEAREST_NEIGHBOR,
+    "V1_3": OperationType.RANK,
+    "AIDL_V2": OperationType.PACK,
+    "AIDL_V3": OperationType.REVERSE,
+}
+"""The last code that each feature level introduced, by the level's name; a level without an entry introduced none."""

@@ -9,7 +9,7 @@ HARD_SWISH  C1 the output's scale is greater than the input's / 128
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -23,7 +23,7 @@ from nnfmq.operations.quantization import (
     all_quantized_values,
     dtype_range,
     float_activation_range,
-    quantized_activation_range,
+    quantized_range,
     requantizer,
     require_quantization,
 )
@@ -49,15 +49,21 @@ from nnfmq.operations.signature import (
     overload,
 )
 
+CLAMP_RANGES: Mapping[OperationType, tuple[float, float]] = {
+    OperationType.RELU: float_activation_range(FusedActivationFunc.RELU),
+    OperationType.RELU1: float_activation_range(FusedActivationFunc.RELU1),
+    OperationType.RELU6: float_activation_range(FusedActivationFunc.RELU6),
+}
+"""The minimum and maximum of the results of each operation that is only a clamp."""
+
 
 def clamp(input: Array, *, low: float, high: float) -> Array:
     """Return the input clamped to [low, high]."""
     return np.clip(input, input.dtype.type(low), input.dtype.type(high))
 
 
-def _clamp_lut(quantized: Array, input: Tensor, output: Tensor, *, activation: int) -> Array:
-    low, high = quantized_activation_range(activation, output)
-    clamped: Array = np.clip(quantized, low, high).astype(output.dtype)
+def _clamp_lut(quantized: Array, input: Tensor, output: Tensor, *, low: float, high: float) -> Array:
+    clamped: Array = np.clip(quantized, *quantized_range(low, high, output)).astype(output.dtype)
     return clamped
 
 
@@ -85,10 +91,9 @@ def _unary(
     )
 
 
-def _rectifier(code: OperationType, activation: FusedActivationFunc) -> Declaration:
-    low, high = float_activation_range(activation)
+def _clamp(code: OperationType, low: float, high: float) -> Declaration:
     in_float = stateless(partial(clamp, low=low, high=high))
-    return _unary(code, in_float, via_lut8(partial(_clamp_lut, activation=activation)), same_quantization=True)
+    return _unary(code, in_float, via_lut8(partial(_clamp_lut, low=low, high=high)), same_quantization=True)
 
 
 def logistic(input: Array) -> Array:
@@ -193,9 +198,7 @@ def _scaler(real: float, output: Tensor) -> Callable[[Array, Array], None]:
 
 
 DECLARATIONS = (
-    _rectifier(OperationType.RELU, FusedActivationFunc.RELU),
-    _rectifier(OperationType.RELU1, FusedActivationFunc.RELU1),
-    _rectifier(OperationType.RELU6, FusedActivationFunc.RELU6),
+    *(_clamp(code, low, high) for code, (low, high) in CLAMP_RANGES.items()),
     _unary(OperationType.LOGISTIC, stateless(logistic), via_lut8(_logistic_lut)),
     _unary(OperationType.TANH, stateless(np.tanh), via_lut8(_tanh_lut), quantized_since=V1_2),
     Declaration(

@@ -61,7 +61,11 @@ def dtype_range(tensor: Tensor) -> tuple[int, int]:
 
 def quantized_activation_range(activation: int, tensor: Tensor) -> tuple[int, int]:
     """Return the quantized minimum and maximum of a fused activation (TFLite's CalculateActivationRangeQuantized)."""
-    low, high = float_activation_range(activation)
+    return quantized_range(*float_activation_range(activation), tensor)
+
+
+def quantized_range(low: float, high: float, tensor: Tensor) -> tuple[int, int]:
+    """Return the quantized values of `low` and `high`, which may be infinite, limited to the range of the dtype."""
     minimum, maximum = dtype_range(tensor)
     lower = minimum if low == -np.inf else max(minimum, quantize(low, tensor))
     upper = maximum if high == np.inf else min(maximum, quantize(high, tensor))

@@ -26,6 +26,7 @@ from nnfmq.operations import (
     softmax,
     unary,
 )
+from nnfmq.operations.activation import CLAMP_RANGES
 from nnfmq.operations.prepare import prepare, tensor_of
 from nnfmq.operations.signature import AIDL_V3, NUMPY_TYPES, V1_3, Declaration, Parameter, Role, Variant, match
 
@@ -75,7 +76,9 @@ EXAMPLES: dict[str, Example] = {
     "LOGICAL_NOT": Example(ONE),
     "SELECT": Example(((2, 3), (2, 3), (2, 3))),
     **dict.fromkeys(("ABS", "NEG", "EXP", "LOG", "SIN", "SQRT", "RSQRT", "FLOOR"), Example(ONE)),
-    **dict.fromkeys(("RELU", "RELU1", "RELU6", "HARD_SWISH", "QUANTIZE", "DEQUANTIZE", "CAST"), Example(ONE)),
+    **dict.fromkeys(
+        (*(code.name for code in CLAMP_RANGES), "HARD_SWISH", "QUANTIZE", "DEQUANTIZE", "CAST"), Example(ONE)
+    ),
     "LOGISTIC": Example(ONE, output=(1 / 256, 0)),
     "TANH": Example(ONE, output=(1 / 128, 128)),
     "ELU": Example(ONE, {"alpha": 0.5}),

@@ -140,7 +140,7 @@ def test_a_model_with_a_trailing_byte_is_rejected() -> None:
         ((0, 0, 0, 6), [0.5, 0]),
         ((0, 0, 0, 7), None),  # extension data
         ((0, 0, 0, 7), "bytes"),
-        ((0, 1, 0, 0), 106),  # operation type
+        ((0, 1, 0, 0), 9999),  # operation type
         ((0, 1, 0, 1), [-1]),  # indexes
         ((0, 1, 0, 2), [True]),
         ((0, 2), [-1]),

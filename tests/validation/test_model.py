@@ -25,6 +25,7 @@ from support.small_models import (
 
 from nnfmq.conformance.testmodels import BytesPool
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.operation_type import LAST_OPERATION_OF_LEVEL
 from nnfmq.hal.types import (
     ChannelQuant,
     DataLocation,
@@ -164,7 +165,7 @@ def test_N_MOD_10_an_operand_of_a_type_that_the_operation_does_not_take_is_rejec
     rejected(model, "S2|S4")
 
 
-@pytest.mark.parametrize("code", [-1, 106, 9999, 10001])
+@pytest.mark.parametrize("code", [-1, max(LAST_OPERATION_OF_LEVEL.values()) + 1, 9999, 10001])
 def test_N_MOD_11_an_unknown_operation_is_rejected(code: int) -> None:
     rejected(with_operation(two_adds(), 0, type=cast(OperationType, code)), "N-MOD-11")
 

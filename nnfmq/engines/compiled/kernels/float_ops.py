@@ -19,6 +19,7 @@ __all__ = [
     "Cast",
     "Compare",
     "FloatBinary",
+    "FloatClamp",
     "FloatUnary",
     "Int32Binary",
     "Int32Unary",
@@ -204,9 +205,6 @@ _FLOAT_UNARY: dict[str, tuple[int, _Unary]] = {  # vectors of a step (fewer if m
     "log": (1, lambda kb, x, _: log(kb, x)),
     "logistic": (1, lambda kb, x, _: logistic(kb, x)),
     "neg": (2, lambda kb, x, _: kb.ir.fneg(x)),
-    "relu": (2, lambda kb, x, _: clamp_float(kb, x, 0.0, np.inf)),
-    "relu1": (2, lambda kb, x, _: clamp_float(kb, x, -1.0, 1.0)),
-    "relu6": (2, lambda kb, x, _: clamp_float(kb, x, 0.0, 6.0)),
     "rsqrt": (1, lambda kb, x, _: kb.ir.fdiv(_splat_like(kb, x, 1), kb.intrinsic("llvm.sqrt", x))),
     "sin": (1, lambda kb, x, _: scalarized_call(kb, "llvm.sin", x)),
     "sqrt": (1, _intrinsic("llvm.sqrt")),
@@ -253,6 +251,23 @@ class FloatUnary:
     def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
         return _FLOAT_UNARY[self.name][1](kb, inputs[0], self.parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class FloatClamp:
+    """A float32 input clamped to [low, high]."""
+
+    low: float
+    high: float
+
+    input_types = ("f4",)
+    output_type = "f4"
+    constant_count = 0
+    vectors = 2
+
+    def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        return clamp_float(kb, inputs[0], self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)

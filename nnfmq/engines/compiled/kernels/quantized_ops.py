@@ -149,7 +149,7 @@ class Lut8(_UnaryOperator):
 
 @dataclass(frozen=True, slots=True)
 class QuantizedClamp(_UnaryOperator):
-    """RELU, RELU1 and RELU6 of one scale: values clamped to [low, high]."""
+    """RELU and its variants, of one scale: values clamped to [low, high]."""
 
     is_signed: bool
     low: int

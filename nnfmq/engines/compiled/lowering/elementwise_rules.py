@@ -15,6 +15,7 @@ from nnfmq.engines.compiled.kernels.float_ops import (
     Cast,
     Compare,
     FloatBinary,
+    FloatClamp,
     FloatUnary,
     Int32Binary,
     Int32Unary,
@@ -26,13 +27,14 @@ from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule, ViewOp
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import FusedActivationFunc, OperationType
 from nnfmq.operations import REGISTRY
+from nnfmq.operations.activation import CLAMP_RANGES
 from nnfmq.operations.binary_arithmetic import rescaled_values, sum_multipliers
 from nnfmq.operations.fixed_point import quantize_multiplier
 from nnfmq.operations.quantization import (
     all_quantized_values,
     dtype_range,
     float_activation_range,
-    quantized_activation_range,
+    quantized_range,
     requantized_values,
 )
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Tensor
@@ -235,14 +237,12 @@ def _cast(input: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | Vi
 # -- functions of one element -----------------------------------------------------------------------------------------
 
 
-def _relu(
-    name: str, activation: FusedActivationFunc, input: Tensor, *, output: Tensor, target: Target
-) -> KernelLaunch | None:
-    """Lower RELU, RELU1 and RELU6."""
+def _clamp(low: float, high: float, input: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
+    """Lower an operation that is only a clamp: RELU and its variants."""
     if _are_quantized(input, output):
-        bounds = quantized_activation_range(activation, output)
+        bounds = quantized_range(low, high, output)
         return _launch(quantized_ops.QuantizedClamp(_is_signed(output), *bounds), output, (input,), target)
-    return _unary(name, input, output=output, target=target)
+    return _launch(FloatClamp(low, high), output, (input,), target) if _have_dtype(_FLOAT, input, output) else None
 
 
 def _unary(name: str, input: Tensor, *, output: Tensor, target: Target, **attributes: float) -> KernelLaunch | None:
@@ -283,10 +283,7 @@ RULES: Mapping[OperationType, LoweringRule] = {
     **{OperationType[name.upper()]: partial(_min_max, name) for name in ("maximum", "minimum")},
     **{code: partial(_comparison, order) for code, order in _ORDERS.items()},
     **{OperationType[f"LOGICAL_{name.upper()}"]: partial(_logical, name) for name in ("and", "or", "not")},
-    **{
-        OperationType[activation.name]: partial(_relu, activation.name.lower(), activation)
-        for activation in (FusedActivationFunc.RELU, FusedActivationFunc.RELU1, FusedActivationFunc.RELU6)
-    },
+    **{code: partial(_clamp, low, high) for code, (low, high) in CLAMP_RANGES.items()},
     **{OperationType[name.upper()]: partial(_unary, name) for name in _UNARY},
     **{
         OperationType[name.upper()]: partial(_unary_or_lut, OperationType[name.upper()], name) for name in _UNARY_OR_LUT
