@@ -1,10 +1,11 @@
-/* Two pinned processes exchange a 512-byte request and a 64-byte reply over two rings of _atomics.h: the floor.
+/* Round trips of a 512-byte request and a 64-byte reply between two pinned processes, over two rings of _atomics.h.
  *
- *     c_pingpong spin|futex COUNT WARM_UP CPU_A CPU_B SECONDS
+ *     c_pingpong spin|futex COUNT WARM_UP CLIENT_CPU SERVER_CPU SECONDS
  *
- * prints COUNT round trips in nanoseconds, one a line. `spin` polls and wakes nobody; `futex` sleeps and wakes for every
- * message, as libfmq's blocking calls do. Ends with SIGALRM after SECONDS, whatever happens; the death signal kills the
- * other process. Compile with -I nnfmq/queue.
+ * Measures the least time that this queue protocol takes without Python. Prints COUNT round trips in nanoseconds, one per
+ * line; WARM_UP more come first and are not printed. With `spin` both processes poll and wake nobody; with `futex` they
+ * sleep and wake for every message, as libfmq's blocking calls do. SIGALRM ends the program after SECONDS; the server
+ * process is killed when its parent exits (PR_SET_PDEATHSIG). Compile with -I nnfmq/queue.
  */
 #include "_atomics.h"
 
@@ -14,8 +15,10 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 
+/* Each counter has two cache lines of its own, because x86-64 prefetches lines in pairs. */
 enum { REQUEST_BYTES = 512, REPLY_BYTES = 64, RECORDS = 8, LINE_BYTES = 128 };
 
 struct shared {
@@ -25,12 +28,13 @@ struct shared {
     _Alignas(LINE_BYTES) unsigned char ring[RECORDS * REQUEST_BYTES];
 };
 
-struct end {
+/* One ring with its event flag word, as a process accesses it. */
+struct queue {
     nnfmq_ring ring;
     nnfmq_event event;
 };
 
-static const _Atomic uint32_t never_dead;
+static const _Atomic uint32_t no_peer_death;
 static int is_spinning;
 
 static void fail(const char *what) {
@@ -45,57 +49,58 @@ static void pin(int cpu) {
     if (sched_setaffinity(0, sizeof set, &set) != 0) fail("sched_setaffinity");
 }
 
-static struct end end_of(struct shared *at, uint64_t quantum) {
-    struct end end = {
+static struct queue queue_at(struct shared *at, uint64_t quantum) {
+    struct queue queue = {
         .ring = {.read_counter = &at->read_counter, .write_counter = &at->write_counter, .ring = at->ring,
                  .ring_bytes = RECORDS * quantum, .quantum = quantum},
-        .event = {.word = &at->word, .dead = &never_dead},
+        .event = {.word = &at->word, .peer_death = &no_peer_death},
     };
-    return end;
+    return queue;
 }
 
-static void put(const struct end *to, const void *from, uint64_t bytes) {
+static void send_message(const struct queue *queue, const void *message, uint64_t bytes) {
     nnfmq_counters counters;
-    if (nnfmq_begin_write(&to->ring, &counters) != NNFMQ_OK || counters.bytes < bytes) fail("no room");
-    nnfmq_commit_write(&to->ring, counters.w, from, bytes);
-    if (!is_spinning) nnfmq_wake(to->event.word, NNFMQ_NOT_EMPTY);
+    if (nnfmq_begin_write(&queue->ring, &counters) != NNFMQ_OK || counters.bytes < bytes) fail("the ring is full");
+    nnfmq_commit_write(&queue->ring, counters.w, message, bytes);
+    if (!is_spinning) nnfmq_wake(queue->event.word, NNFMQ_NOT_EMPTY);
 }
 
-static void take(const struct end *from, void *to, uint64_t bytes) {
+static void receive_message(const struct queue *queue, void *message, uint64_t bytes) {
     nnfmq_counters counters;
-    while (nnfmq_begin_read(&from->ring, &counters) == NNFMQ_OK && counters.bytes < bytes) {
+    while (nnfmq_begin_read(&queue->ring, &counters) == NNFMQ_OK && counters.bytes < bytes) {
         if (is_spinning)
             nnfmq_pause();
         else
-            nnfmq_sleep(&from->ring, &from->event, NNFMQ_READER, bytes, NNFMQ_NO_DEADLINE);
+            nnfmq_sleep(&queue->ring, &queue->event, NNFMQ_READER, bytes, NNFMQ_NO_DEADLINE);
     }
-    nnfmq_copy_out(&from->ring, counters.r, to, bytes);
-    nnfmq_commit_read(&from->ring, counters.r, bytes);
+    nnfmq_copy_out(&queue->ring, counters.r, message, bytes);
+    nnfmq_commit_read(&queue->ring, counters.r, bytes);
 }
 
-static void answer(const struct end *requests, const struct end *replies, uint64_t count, pid_t parent) {
+static void serve(const struct queue *requests, const struct queue *replies, uint64_t count, pid_t parent) {
     char request[REQUEST_BYTES];
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) exit(1); /* it died before we asked to be told */
+    if (getppid() != parent) exit(1); /* the parent exited before prctl took effect */
     for (uint64_t i = 0; i < count; i++) {
-        take(requests, request, REQUEST_BYTES);
-        put(replies, request, REPLY_BYTES);
+        receive_message(requests, request, REQUEST_BYTES);
+        send_message(replies, request, REPLY_BYTES);
     }
     exit(0);
 }
 
 int main(int argc, char **argv) {
     if (argc != 7 || (strcmp(argv[1], "spin") && strcmp(argv[1], "futex")) || !atoi(argv[2])) {
-        fprintf(stderr, "usage: c_pingpong spin|futex COUNT WARM_UP CPU_A CPU_B SECONDS\n");
+        fprintf(stderr, "usage: c_pingpong spin|futex COUNT WARM_UP CLIENT_CPU SERVER_CPU SECONDS\n");
         return 2;
     }
     uint64_t count = strtoull(argv[2], NULL, 10), warm_up = strtoull(argv[3], NULL, 10);
     is_spinning = strcmp(argv[1], "spin") == 0;
-    alarm((unsigned)atoi(argv[6]));
+    struct itimerval limit = {.it_value = {.tv_sec = atoi(argv[6])}};
+    if (setitimer(ITIMER_REAL, &limit, NULL) != 0) fail("setitimer");
     struct shared *shared =
         mmap(NULL, 2 * sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) fail("mmap");
-    struct end requests = end_of(&shared[0], REQUEST_BYTES), replies = end_of(&shared[1], REPLY_BYTES);
+    struct queue requests = queue_at(&shared[0], REQUEST_BYTES), replies = queue_at(&shared[1], REPLY_BYTES);
     int64_t *times = calloc(count, sizeof *times);
     if (times == NULL) fail("calloc");
     char request[REQUEST_BYTES], reply[REPLY_BYTES];
@@ -104,11 +109,11 @@ int main(int argc, char **argv) {
     pid_t parent = getpid(), child = fork();
     if (child < 0) fail("fork");
     pin(atoi(argv[child == 0 ? 5 : 4]));
-    if (child == 0) answer(&requests, &replies, warm_up + count, parent);
+    if (child == 0) serve(&requests, &replies, warm_up + count, parent);
     for (uint64_t i = 0; i < warm_up + count; i++) {
         int64_t begin = nnfmq_now();
-        put(&requests, request, REQUEST_BYTES);
-        take(&replies, reply, REPLY_BYTES);
+        send_message(&requests, request, REQUEST_BYTES);
+        receive_message(&replies, reply, REPLY_BYTES);
         if (i >= warm_up) times[i - warm_up] = nnfmq_now() - begin;
     }
     waitpid(child, NULL, 0);
