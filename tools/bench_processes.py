@@ -1,8 +1,8 @@
-"""Child processes of the benchmarks: started together, each reports over a pipe, and all are gone afterwards.
+"""Child processes of the benchmarks: start them together, receive their results over pipes, end them.
 
-Used by latency_stress.py, queue_bench.py and model_bench.py. A child sets its own alarm, so that nothing waits without
-limit; the parent waits a little longer than that. What a child reports is its result, or the exception that says why
-there is none.
+Used by latency_stress.py, queue_bench.py and model_bench.py. Each child limits its own running time with
+`set_time_limit`; the parent waits 5 s longer than that, so nothing waits forever. A child sends its result, or the
+exception that explains why it has none.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from pathlib import Path
 from typing import Any
 
 ProcessEntry = tuple[Callable[..., None], tuple[Any, ...]]
-"""What a process runs, and its arguments after where it reports."""
+"""Function of a child process, and its arguments after the connection to the parent."""
 
 
 class BenchmarkFailed(Exception):
-    """A child process reported an error, or ended without a word."""
+    """A child process reported an error, or ended without a result."""
 
 
 @contextmanager
 def started_processes(entries: Sequence[ProcessEntry], *, duplex: bool = False) -> Iterator[list[Connection]]:
-    """Start a process for each target; yields where each one reports; afterwards all are gone.
+    """Start a process for each entry; yield the parent's ends of their connections, in the same order.
 
-    `duplex`: they are told something over the same connection, too.
+    At exit the connections are closed and all processes are ended and reaped. With `duplex`, the parent can also send
+    to the children.
     """
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
@@ -45,12 +46,12 @@ def started_processes(entries: Sequence[ProcessEntry], *, duplex: bool = False) 
 
 
 def set_time_limit(seconds: int) -> None:
-    """End the calling process with SIGALRM after `seconds`; 0 cancels that."""
+    """Limit the running time of the calling process: SIGALRM ends it after `seconds`; 0 removes the limit."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def end_process(process: multiprocessing.process.BaseProcess, connection: Connection, timeout_s: float = 10) -> None:
-    """Close the connection, give the process `patience_s` to end by itself, then kill it; it is reaped."""
+    """Close the connection, wait `timeout_s` for the process to exit, kill it otherwise, and reap it."""
     connection.close()
     process.join(timeout_s)
     if process.is_alive():
@@ -60,14 +61,19 @@ def end_process(process: multiprocessing.process.BaseProcess, connection: Connec
 
 
 def receive_result(connection: Connection, limit_s: int) -> Any:
-    """Return what a child reports, within its limit and a little more. Raises what it reports, or Failed."""
+    """Return the object that a child sends. Waits for `limit_s`, the child's own limit, and 5 s more.
+
+    Raises:
+        BenchmarkFailed: If nothing arrives in time, or the child exits first.
+        Exception: The exception that the child sent.
+    """
     if not connection.poll(limit_s + 5):
-        raise BenchmarkFailed(f"a child process gave no answer for {limit_s} seconds")
+        raise BenchmarkFailed(f"a child process sent no result within {limit_s} seconds")
     try:
         result = connection.recv()
     except EOFError:
         raise BenchmarkFailed(
-            f"a child process ended without an answer (its limit is {limit_s} seconds: --limit)"
+            f"a child process ended without a result (its limit is {limit_s} seconds: --limit)"
         ) from None
     if isinstance(result, Exception):
         raise result
@@ -75,7 +81,7 @@ def receive_result(connection: Connection, limit_s: int) -> Any:
 
 
 def package_version(name: str) -> str | None:
-    """Return the version of an installed package, None where there is none."""
+    """Return the version of an installed package, or None."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -83,7 +89,7 @@ def package_version(name: str) -> str | None:
 
 
 def cpu_model() -> str:
-    """Return the processor's name, or the machine's type where the kernel does not tell."""
+    """Return the model name of the CPU; if /proc/cpuinfo has none (as on arm64), the machine type."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())

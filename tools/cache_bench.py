@@ -1,8 +1,8 @@
-"""What a compilation cache saves: `tools/cache_bench.py MODEL... [--rounds N] [--json]`, through an embedded driver.
+"""Measure compilation caching: `tools/cache_bench.py MODEL... [--rounds N] [--json]`, through an embedded driver.
 
-For each `.tflite` model it prints the medians of reading the file, of preparing it afresh, of preparing and saving it,
-and of preparing from the cache, as the application sees them, and the ratio of the second to the last. Rounds take
-turns, so that what disturbs one disturbs all.
+For each `.tflite` model it prints the medians of reading the file, preparing the model from scratch, preparing and
+saving it, and preparing it from the cache, as the application sees them, and the ratio of the second to the last. Each
+round measures all four, so that a disturbance of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from nnfmq.service.caching.program_cache import cache_disabled
 
 ROUNDS = 11
 TOKEN = bytes(32)
-SUSTAINED = ExecutionPreference.SUSTAINED_SPEED  # the device's own program, and no other at first
+SUSTAINED = ExecutionPreference.SUSTAINED_SPEED  # without a baseline program that runs first
 
-Series = dict[str, list[int]]
-"""What was done → ns, one for each round."""
+CacheTimes = dict[str, list[int]]
+"""Times in ns by step, one per round."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure each model and print; 0."""
+    """Measure each model and print; return 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("models", nargs="+", metavar="MODEL", help=".tflite files")
-    parser.add_argument("--device", default="reference", help="of the driver (default: reference)")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"(default: {ROUNDS})")
+    parser.add_argument("--device", default="reference", help="device of the driver (default: reference)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds (default: {ROUNDS})")
     parser.add_argument("--json", action="store_true", help="print JSON: everything in ns and bytes")
     arguments = parser.parse_args(argv)
-    with cache_disabled(), nnfmq.connect(embedded=True) as client:  # or nothing would be prepared afresh
+    with cache_disabled(), nnfmq.connect(embedded=True) as client:  # else the driver's own program cache is used
         device = client.device(arguments.device)
         reports = [_report(device, path, arguments.rounds) for path in arguments.models]
     if arguments.json:
@@ -62,10 +62,10 @@ def _line(report: dict[str, Any]) -> str:
     return f"{name:40} {' '.join(medians)} {report['ratio']:6.2f} {report['cache_bytes'] / 2**20:6.2f}"
 
 
-def measure(device: nnfmq.Device, path: str, rounds: int = ROUNDS) -> tuple[Series, int]:
-    """Return the times of `read`, `fresh`, `save` and `cache` for a model, and the bytes of its cache."""
+def measure(device: nnfmq.Device, path: str, rounds: int = ROUNDS) -> tuple[CacheTimes, int]:
+    """Return the times of `read`, `fresh`, `save` and `cache` for a model in ns, and the bytes of its cache files."""
     loaded = nnfmq.load(path)
-    series: Series = {"read": [], "fresh": [], "save": [], "cache": []}
+    series: CacheTimes = {"read": [], "fresh": [], "save": [], "cache": []}
     with ExitStack() as stack:
         fds = [os.memfd_create("cache") for _ in range(device.info.model_cache_files + device.info.data_cache_files)]
         for fd in fds:
@@ -79,10 +79,10 @@ def measure(device: nnfmq.Device, path: str, rounds: int = ROUNDS) -> tuple[Seri
 
         for _ in range(rounds):
             series["read"].append(_ns(lambda: nnfmq.load(path)))
-            series["fresh"].append(_closing_ns(lambda: device.prepare(loaded, preference=SUSTAINED)))
-            series["save"].append(_closing_ns(save))
+            series["fresh"].append(_prepare_ns(lambda: device.prepare(loaded, preference=SUSTAINED)))
+            series["save"].append(_prepare_ns(save))
             series["cache"].append(
-                _closing_ns(lambda: device.prepare_from_cache(TOKEN, model_cache, data_cache, model=loaded))
+                _prepare_ns(lambda: device.prepare_from_cache(TOKEN, model_cache, data_cache, model=loaded))
             )
         return series, sum(os.fstat(fd).st_size for fd in fds)
 
@@ -93,12 +93,12 @@ def _ns(call: Callable[[], object]) -> int:
     return time.perf_counter_ns() - begin_ns
 
 
-def _closing_ns(prepare: Callable[[], nnfmq.PreparedModel]) -> int:
+def _prepare_ns(prepare: Callable[[], nnfmq.PreparedModel]) -> int:
     begin_ns = time.perf_counter_ns()
     model = prepare()
-    taken_ns = time.perf_counter_ns() - begin_ns
+    elapsed_ns = time.perf_counter_ns() - begin_ns
     model.close()
-    return taken_ns
+    return elapsed_ns
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""Clients that prepare, execute, burst, free and disconnect at random, and a driver that must lose nothing.
+"""Stress one driver with clients that make random calls, and check that nothing fails or leaks.
 
     python tools/driver_stress.py                         # 8 processes with 4 threads each, 5 minutes
     python tools/driver_stress.py --processes 2 --seconds 10 --json
-    python tools/driver_stress.py --kill                  # and some of the clients are killed in the middle
+    python tools/driver_stress.py --kill                  # also kills clients at random times
 
-Each output is compared with NumPy's own. A witness, one more client that stays connected, does the same things with a
-worker that lives to the end. Counted before and after, in the supervisor and in the witness's worker: descriptors,
-threads, processes and shared mappings; names of ours in /dev/shm; and the worker's private memory. Exit status 0 only
-if all outputs were right, no status was unexplained, no worker died, the counts are equal, and the private memory has
-not grown by more than 32 MiB.
+The clients connect, prepare, execute, create bursts, release and disconnect. Each output is compared with NumPy's. One
+more client, the canary, makes the same calls but stays connected, so that its worker lives during the whole run. Before
+and after, the tool counts file descriptors, threads, processes and shared mappings of the supervisor and of the
+canary's worker, nnfmq's names in /dev/shm, and the worker's private memory. The exit status is 0 only if all outputs
+were right, every status was expected, no worker died, the counts are equal, and the private memory has not increased by
+32 MiB or more.
 """
 
 from __future__ import annotations
@@ -30,38 +31,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from driver_stress_client import Actor
+from driver_stress_client import StressClient
 
 import nnfmq
 from nnfmq.cli.console import console, print_json, table
 
 CLIENT = Path(__file__).with_name("driver_stress_client.py")
-PATIENCE_S = 120.0
-GROWTH_KIB = 32 * 1024  # of the witness's worker: what malloc keeps for later differs from run to run
+TIMEOUT_S = 120.0
+MAX_INCREASE_KIB = 32 * 1024  # of the canary's worker; the memory that malloc keeps differs from run to run
 
 
 class StressFailed(Exception):
-    """The run says nothing: the driver or a client did not even start."""
+    """The run has no result, because the driver or a client did not start or did not end properly."""
 
 
 @dataclass
-class Sum:
-    """What all clients did together."""
+class Totals:
+    """The calls, expected statuses and failures of all clients, and the number of killed clients."""
 
     calls: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
     killed: int = 0
 
     def add(self, report: dict[str, Any]) -> None:
         """Add one client's report."""
         self.calls.update(report["calls"])
         self.statuses.update(report["statuses"])
-        self.wrong += report["wrong"]
+        self.failures += report["failures"]
 
 
-def counts_of(pid: int) -> dict[str, int]:
-    """Return what a process holds: descriptors, threads, descendants, shared mappings."""
+def count_resources(pid: int) -> dict[str, int]:
+    """Return the numbers of file descriptors, threads, descendants and shared mappings of a process."""
     folder = Path(f"/proc/{pid}")
     maps = (folder / "maps").read_text()
     return {
@@ -73,7 +74,7 @@ def counts_of(pid: int) -> dict[str, int]:
 
 
 def private_kib(pid: int) -> int:
-    """Return how much memory of its own a process has written to."""
+    """Return the private memory of a process that it has written to (Private_Dirty), in KiB."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:"))
 
@@ -87,60 +88,67 @@ def _descendants(pid: int) -> Iterator[int]:
 
 @contextmanager
 def driver(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run a driver; what it logs goes to a file in `folder`."""
+    """Run `nnfmq serve`; yield its process and its socket's path. Its log goes to a file in `folder`."""
     path = str(folder / "d.sock")
     command = [sys.executable, "-P", "-m", "nnfmq", "serve", "--socket", path]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
             assert process.stdout is not None
-            ready, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
+            ready, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
             if not ready or "listening" not in process.stdout.readline():
-                raise StressFailed(f"no driver: {(folder / 'log').read_text()}")
+                raise StressFailed(f"the driver did not start: {(folder / 'log').read_text()}")
             yield process, path
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(PATIENCE_S)
+            process.wait(TIMEOUT_S)
 
 
 def stress(options: argparse.Namespace) -> dict[str, Any]:
-    """Run as asked and return what was seen; blocks."""
+    """Run the stress test and return its report. Blocks until it is done.
+
+    Raises:
+        StressFailed: If the driver does not start, or a client process fails.
+    """
     with tempfile.TemporaryDirectory(prefix="nnfmq-") as name:
         folder = Path(name)
         with driver(folder) as (process, path):
-            witness = Actor(path, options.seed, stays=True)
-            witness.act()  # connects
-            worker = witness.driver_pid
-            _warm(witness)
-            before, kib_before = _settled(process.pid, worker, None), private_kib(worker)
-            total = _run_clients(options, path, witness)
-            witness.rest()
-            after, kib_after = _settled(process.pid, worker, before), private_kib(worker)
-            total.add({"calls": {}, "statuses": witness.tally.statuses, "wrong": witness.tally.wrong})
-            witness.run(0)  # disconnects
-        died = [line for line in (folder / "log").read_text().splitlines() if "ended with status" in line]
+            canary = StressClient(path, options.seed, stays_connected=True)
+            canary.call_at_random()  # the first call connects
+            worker = canary.driver_pid
+            _warm_up(canary)
+            before, kib_before = _stable_counts(process.pid, worker, None), private_kib(worker)
+            total = _run_clients(options, path, canary)
+            canary.release_all()
+            after, kib_after = _stable_counts(process.pid, worker, before), private_kib(worker)
+            total.add({"calls": {}, "statuses": canary.tally.statuses, "failures": canary.tally.failures})
+            canary.run(0)  # a time in the past: only disconnects
+        worker_deaths = [line for line in (folder / "log").read_text().splitlines() if "ended with status" in line]
     return {
         "calls": dict(total.calls), "statuses": dict(total.statuses), "killed": total.killed,
-        "wrong": total.wrong, "died": died, "before": before, "after": after,
+        "failures": total.failures, "worker_deaths": worker_deaths, "before": before, "after": after,
         "worker_private_kib": [kib_before, kib_after],
-        "ok": not total.wrong and not died and before == after and kib_after - kib_before < GROWTH_KIB,
+        "ok": not (total.failures or worker_deaths) and before == after and kib_after - kib_before < MAX_INCREASE_KIB,
     }  # fmt: skip
 
 
-def _warm(witness: Actor) -> None:
-    """Let the witness do all things once, so that what a worker makes only once is there before the counting."""
+def _warm_up(canary: StressClient) -> None:
+    """Make all kinds of calls once, so that resources which a worker creates only once exist before the counting."""
     for _ in range(200):
-        witness.act()
-    witness.crowd()
-    witness.rest()
+        canary.call_at_random()
+    canary.prepare_concurrently()
+    canary.release_all()
 
 
-def _settled(supervisor: int, worker: int, wanted: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the counts, once they are `wanted` or have had their time: an ended worker is reaped a little later."""
+def _stable_counts(supervisor: int, worker: int, wanted: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the counts, as soon as they are equal to `wanted` or 10 s have passed.
+
+    The wait is needed because the supervisor reaps a worker some time after its exit. With None, counts once.
+    """
     end = time.monotonic() + 10
     while True:
         names = sorted(name for name in os.listdir("/dev/shm") if "nnfmq" in name)
-        found = {"supervisor": counts_of(supervisor), "worker": counts_of(worker), "names": names}
+        found = {"supervisor": count_resources(supervisor), "worker": count_resources(worker), "names": names}
         if time.monotonic() > end or found == wanted:
             return found
         time.sleep(0.05 if wanted else 1.0)
@@ -148,22 +156,22 @@ def _settled(supervisor: int, worker: int, wanted: dict[str, Any] | None) -> dic
             return found
 
 
-def _run_clients(options: argparse.Namespace, path: str, witness: Actor) -> Sum:
-    total, until = Sum(), time.monotonic() + options.seconds
+def _run_clients(options: argparse.Namespace, path: str, canary: StressClient) -> Totals:
+    total, until = Totals(), time.monotonic() + options.seconds
     chance = random.Random(options.seed)
-    clients = {number: _client(path, number, options) for number in range(options.processes)}
+    clients = {number: _start_client(path, number, options) for number in range(options.processes)}
     try:
         while time.monotonic() < until:
-            witness.act()
+            canary.call_at_random()
             if options.kill and chance.random() < 0.01:
                 number = chance.choice(list(clients))
                 clients[number].kill()
                 clients[number].communicate()
                 total.killed += 1
                 left = max(1, int(until - time.monotonic()))
-                clients[number] = _client(path, number + options.processes * total.killed, options, left)
+                clients[number] = _start_client(path, number + options.processes * total.killed, options, left)
         for client in clients.values():
-            output, errors = client.communicate(timeout=PATIENCE_S)
+            output, errors = client.communicate(timeout=TIMEOUT_S)
             if client.returncode:
                 raise StressFailed(f"a client ended with status {client.returncode}: {errors[-2000:]}")
             total.add(json.loads(output))
@@ -174,7 +182,9 @@ def _run_clients(options: argparse.Namespace, path: str, witness: Actor) -> Sum:
     return total
 
 
-def _client(path: str, number: int, options: argparse.Namespace, seconds: int | None = None) -> subprocess.Popen[str]:
+def _start_client(
+    path: str, number: int, options: argparse.Namespace, seconds: int | None = None
+) -> subprocess.Popen[str]:
     seconds = options.seconds if seconds is None else seconds
     arguments = [path, str(options.seed * 100_000 + number + 1), str(seconds), str(options.threads)]
     command = [sys.executable, str(CLIENT), *arguments]
@@ -183,34 +193,34 @@ def _client(path: str, number: int, options: argparse.Namespace, seconds: int | 
 
 def _print(report: dict[str, Any], no_color: bool) -> None:
     out = console(no_color)
-    calls = table("call", ">times", "explained statuses")
+    calls = table("call", ">times", "expected statuses")
     for kind, count in sorted(report["calls"].items()):
         statuses = ((name.partition(": "), times) for name, times in report["statuses"].items())
-        explained = [f"{status} {times}" for (of, _, status), times in statuses if of == kind]
-        calls.add_row(kind, str(count), ", ".join(explained))
+        expected = [f"{status} {times}" for (of, _, status), times in statuses if of == kind]
+        calls.add_row(kind, str(count), ", ".join(expected))
     out.print(calls)
-    held = table("what is held", "where", ">before", ">after")
+    resources = table("resource", "process", ">before", ">after")
     for where in ("supervisor", "worker"):
         for what, count in report["before"][where].items():
-            held.add_row(what, where, str(count), str(report["after"][where][what]))
+            resources.add_row(what, where, str(count), str(report["after"][where][what]))
     kib_before, kib_after = report["worker_private_kib"]
-    held.add_row("private memory, KiB", "worker", str(kib_before), str(kib_after))
-    out.print(held)
-    for text in (*report["wrong"][:20], *report["died"]):
-        out.print(f"[red]wrong[/] {text}", highlight=False, soft_wrap=True)
-    verdict = "Nothing wrong, nothing left behind." if report["ok"] else "Not as it should be."
-    out.print(f"{verdict} Clients killed on purpose: {report['killed']}.")
+    resources.add_row("private memory, KiB", "worker", str(kib_before), str(kib_after))
+    out.print(resources)
+    for text in (*report["failures"][:20], *report["worker_deaths"]):
+        out.print(f"[red]failure[/] {text}", highlight=False, soft_wrap=True)
+    summary = "No failures and no leaks." if report["ok"] else "There were failures or leaks."
+    out.print(f"{summary} Clients killed by the test: {report['killed']}.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run as asked and print."""
+    """Run the stress test and print its report; return 0 without failures, else 1."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=4, help="of each process")
+    parser.add_argument("--threads", type=int, default=4, help="threads of each process")
     parser.add_argument("--seconds", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kill", action="store_true", help="kill a client now and then")
+    parser.add_argument("--kill", action="store_true", help="also kill clients at random times")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--no-color", action="store_true")
     options = parser.parse_args(arguments)

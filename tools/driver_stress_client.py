@@ -1,7 +1,7 @@
-"""One client process of `driver_stress`: its threads connect, prepare, execute, burst, free and disconnect at random.
+"""Client process of `driver_stress`: threads that connect, prepare, execute, create bursts and disconnect at random.
 
-What each call must give is known: outputs are compared with NumPy's own, and a status is explained or it is not.
-`python driver_stress_client.py SOCKET SEED SECONDS THREADS` prints a JSON object when its time is over.
+Outputs are compared with NumPy's, and each call has a list of statuses that it may end with.
+`python driver_stress_client.py SOCKET SEED SECONDS THREADS` runs for that time and prints a JSON object.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _FUNCTIONS: dict[OperationType, Callable[[Any, Any], Any]] = {
     OperationType.MUL: lambda a, b: a * b,
     OperationType.SUB: lambda a, b: a - b,
 }
-_SIZES = (1, 7, 1000, 50_000)  # elements; the last one's memory does not fit into a socket's buffer
+_SIZES = (1, 7, 1000, 50_000)  # elements; the largest does not fit into a socket's buffer
 
 
 @dataclass
 class Tally:
-    """What one thread did: calls by kind, statuses by kind and name, and what is wrong."""
+    """One thread's calls by kind, expected statuses by kind and name, and failures."""
 
     calls: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
 
-def model_of(code: OperationType, count: int) -> Model:
+def binary_model(code: OperationType, count: int) -> Model:
     """Return a model of one operation on two float32 vectors of `count` elements."""
     tensor = OperandType.TENSOR_FLOAT32
     ends = (LifeTime.SUBGRAPH_INPUT, LifeTime.SUBGRAPH_INPUT, LifeTime.SUBGRAPH_OUTPUT)
@@ -63,12 +63,12 @@ def model_of(code: OperationType, count: int) -> Model:
     return Model(main, operand_values=struct.pack("<i", 0))
 
 
-class Actor:
-    """One thread's client, models and bursts, and the next thing to do with them."""
+class StressClient:
+    """One thread's connection, prepared models and bursts, and the random choice of its next call."""
 
-    def __init__(self, path: str, seed: int, *, stays: bool = False) -> None:
+    def __init__(self, path: str, seed: int, *, stays_connected: bool = False) -> None:
         self._path = path
-        self._stays = stays  # connected, whatever else it does
+        self._stays_connected = stays_connected  # never disconnects before `run` ends
         self._random = random.Random(seed)
         self._numbers = np.random.default_rng(seed)
         self._client: nnfmq.Client | None = None
@@ -76,14 +76,14 @@ class Actor:
         self._bursts: list[tuple[nnfmq.Burst, OperationType, int]] = []
         self.tally = Tally()
 
-    def act(self) -> None:
-        """Do one thing at random. A status that nothing explains is noted as wrong."""
+    def call_at_random(self) -> None:
+        """Make one random call. A status that is not expected for it is recorded as a failure."""
         if self._client is None:
-            self._do("connect", self._connect, (nnfmq.ResourceExhausted,))
+            self._call_checked("connect", self._connect, (nnfmq.ResourceExhausted,))
         elif not self._models or self._random.random() < 0.05:
-            self._do("prepare", self._prepare, (nnfmq.MissedDeadline,))
+            self._call_checked("prepare", self._prepare, (nnfmq.MissedDeadline,))
         else:
-            kind, work, explained = self._random.choices(
+            kind, work, expected = self._random.choices(
                 (
                     ("execute", self._execute, (nnfmq.MissedDeadline,)),
                     ("burst", self._burst, (nnfmq.MissedDeadline,)),
@@ -92,27 +92,27 @@ class Actor:
                     ("release", self._release, ()),
                     ("disconnect", self._disconnect, ()),
                 ),
-                (40, 40, 8, 5, 4, 0 if self._stays else 1),
+                (40, 40, 8, 5, 4, 0 if self._stays_connected else 1),
             )[0]
-            self._do(kind, work, explained)
+            self._call_checked(kind, work, expected)
 
     @property
     def driver_pid(self) -> int:
-        """The worker that serves it now."""
+        """The pid of the worker that serves this connection."""
         assert self._client is not None
         return self._client.driver_pid
 
-    def crowd(self, calls: int = 32) -> None:
-        """Prepare as many models at once as make a worker start all threads that it may have."""
+    def prepare_concurrently(self, calls: int = 32) -> None:
+        """Prepare models concurrently, so that the worker starts all threads that it may have."""
         assert self._client is not None
         device = self._client.device("reference", timeout=LIMIT_S)
-        model = model_of(next(iter(_FUNCTIONS)), _SIZES[0])
+        model = binary_model(next(iter(_FUNCTIONS)), _SIZES[0])
         with ThreadPoolExecutor(calls) as pool:
             for prepared in pool.map(lambda _: device.prepare(model, timeout=LIMIT_S), range(calls)):
                 prepared.close()
 
-    def rest(self) -> None:
-        """Give back all but the connection."""
+    def release_all(self) -> None:
+        """Close all bursts and prepared models, but not the connection."""
         for burst, _, _ in self._bursts:
             with suppress(nnfmq.NnfmqError):
                 burst.close()
@@ -120,14 +120,14 @@ class Actor:
             model.close()
         self._models, self._bursts = [], []
 
-    def _do(self, kind: str, work: Callable[[], None], explained: tuple[type[Exception], ...]) -> None:
+    def _call_checked(self, kind: str, work: Callable[[], None], expected: tuple[type[Exception], ...]) -> None:
         self.tally.calls[kind] += 1
         try:
             work()
-        except explained as error:
+        except expected as error:
             self.tally.statuses[f"{kind}: {type(error).__name__}"] += 1
         except nnfmq.NnfmqError as error:
-            self.tally.wrong.append(f"{kind}: {type(error).__name__}: {error}")
+            self.tally.failures.append(f"{kind}: {type(error).__name__}: {error}")
             self._disconnect()
 
     def _connect(self) -> None:
@@ -139,7 +139,9 @@ class Actor:
         timeout = self._random.choice((LIMIT_S, LIMIT_S, 0.0001))
         priority = self._random.choice(list(Priority))
         device = self._client.device("reference", timeout=LIMIT_S)
-        self._models.append((device.prepare(model_of(code, count), priority=priority, timeout=timeout), code, count))
+        self._models.append(
+            (device.prepare(binary_model(code, count), priority=priority, timeout=timeout), code, count)
+        )
 
     def _execute(self) -> None:
         model, code, count = self._random.choice(self._models)
@@ -158,7 +160,7 @@ class Actor:
         a, b = self._numbers.standard_normal((2, count), np.float32)
         (found,) = execute(a, b)
         if not np.array_equal(found, _FUNCTIONS[code](a, b)):
-            self.tally.wrong.append(f"{kind}: wrong output of {code.name} of {count}")
+            self.tally.failures.append(f"{kind}: wrong output of {code.name} of {count}")
 
     def _configure(self) -> None:
         model, code, count = self._random.choice(self._models)
@@ -171,35 +173,37 @@ class Actor:
             self._bursts.pop(self._random.randrange(len(self._bursts)))[0].close()
 
     def _release(self) -> None:
-        self._models.pop(self._random.randrange(len(self._models)))[0].close()  # its bursts live on
+        self._models.pop(self._random.randrange(len(self._models)))[0].close()  # its bursts stay valid
 
     def _disconnect(self) -> None:
-        self.rest()
+        self.release_all()
         if self._client is not None:
             self._client.close()
         self._client = None
 
     def run(self, until: float) -> None:
-        """Act until then, and disconnect."""
+        """Make random calls until `until` (monotonic clock, seconds), then disconnect."""
         while time.monotonic() < until:
-            self.act()
+            self.call_at_random()
         self._disconnect()
 
 
 def main() -> None:
-    """Run the threads and print the sum of their tallies."""
+    """Run the threads and print their tallies added up."""
     path, seed, seconds, threads = sys.argv[1], *map(int, sys.argv[2:5])
     until = time.monotonic() + seconds
-    actors = [Actor(path, seed * 1000 + number) for number in range(threads)]
-    running = [threading.Thread(target=actor.run, args=(until,)) for actor in actors]
+    clients = [StressClient(path, seed * 1000 + number) for number in range(threads)]
+    running = [threading.Thread(target=client.run, args=(until,)) for client in clients]
     for thread in running:
         thread.start()
     for thread in running:
         thread.join()
-    tallies = [actor.tally for actor in actors]
+    tallies = [client.tally for client in clients]
     calls = sum((tally.calls for tally in tallies), Counter())
     statuses = sum((tally.statuses for tally in tallies), Counter())
-    print(json.dumps({"calls": calls, "statuses": statuses, "wrong": [w for tally in tallies for w in tally.wrong]}))
+    print(
+        json.dumps({"calls": calls, "statuses": statuses, "failures": [w for tally in tallies for w in tally.failures]})
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What the burst is compared with, in the same run: a C ping-pong that spins, and a multiprocessing.Pipe.
+"""Baselines for the round trips of a burst: a C ping-pong over the same ring, and a multiprocessing.Pipe.
 
-Used by latency_stress.py and queue_bench.py. Both exchange 512 bytes for 64, about a burst's packets. The C program is
-compiled on the fly with `cc` against the queue's own header: the floor of what two processes can do. The pipe is what
-Python offers. A process that waits for either is ended by its own alarm, since a poll before each receive would be part
-of what is measured.
+Used by latency_stress.py and queue_bench.py. Both exchange 512 bytes for 64, which is about the size of a burst's
+packets. The C program is compiled with `cc` against the queue's own header; it measures the least time that two
+processes need. The pipe is the means of the Python standard library. Processes that wait for either have a time limit
+instead of a poll before each receive, because that poll would be measured too.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _C_HEADERS = Path(nnfmq.queue.__file__).parent
 
 
 class BaselineUnavailable(Exception):
-    """A peer cannot run here; the message says why."""
+    """A baseline cannot run on this machine; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """p50 of each round and party, in rounds that alternate, and the ratios of their medians."""
+    """p50 of each candidate in each round, the medians over the rounds, and the ratios of the medians."""
 
     rounds: int
     p50_ns: dict[str, list[int]]
@@ -47,7 +47,7 @@ class Comparison:
     missing: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the fields as a dict for JSON."""
         return asdict(self)
 
 
@@ -55,7 +55,10 @@ def compare(
     burst: Callable[[], list[int]], *, count: int, warm_up: int, rounds: int, cpus: cpu_pinning.Cpus, folder: Path,
     limit_s: int,
 ) -> Comparison:  # fmt: skip
-    """Run `rounds` rounds of burst, C and pipe in turn. `burst` runs one round and returns its round trips in ns."""
+    """Run `rounds` rounds, each with the burst, the C program and the pipe in turn; return the comparison.
+
+    `burst` runs one round and returns its round trips in ns. If the C program cannot run, `missing` has the reason.
+    """
     candidates: dict[str, Callable[[], list[int]]] = {"nnfmq": burst}
     missing = ""
     try:
@@ -78,7 +81,11 @@ def _comparison(p50_ns: dict[str, list[int]], rounds: int, missing: str) -> Comp
 
 
 def _c_candidate(folder: Path, count: int, warm_up: int, limit_s: int) -> Callable[[], list[int]]:
-    """Return a function that runs the C program once, on a core of its own for each side. Raises PeerMissing."""
+    """Return a function that runs one round of the C program, with a CPU for each side.
+
+    Raises:
+        BaselineUnavailable: If the program cannot be compiled, or only one CPU is allowed.
+    """
     program = compile_c_pingpong(folder)
     cpus = cpu_pinning.two_cpus()
     if cpus is None:
@@ -87,7 +94,11 @@ def _c_candidate(folder: Path, count: int, warm_up: int, limit_s: int) -> Callab
 
 
 def compile_c_pingpong(folder: Path) -> Path:
-    """Compile the C ping-pong into `folder`. Raises PeerMissing without a compiler."""
+    """Compile the C ping-pong into `folder` and return the program's path.
+
+    Raises:
+        BaselineUnavailable: If there is no C compiler, or compiling fails.
+    """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise BaselineUnavailable("no C compiler (cc, gcc, clang) for the C ping-pong")
@@ -102,9 +113,12 @@ def compile_c_pingpong(folder: Path) -> Path:
 def run_c_pingpong(
     program: Path, count: int, warm_up: int, cpus: cpu_pinning.Cpus, limit_s: int, mode: str = "spin"
 ) -> list[int]:  # fmt: skip
-    """Run the C ping-pong once and return its round trips in ns. Raises PeerMissing when it fails.
+    """Run the C ping-pong once and return its `count` round trips in ns.
 
-    `mode` is `spin`, or `futex` to sleep and wake for each message; spinning takes two cores.
+    `mode` is `spin`, which needs two CPUs, or `futex`, which sleeps and wakes for each message.
+
+    Raises:
+        BaselineUnavailable: If the program fails.
     """
     words = [mode, count, warm_up, cpus.client, cpus.driver, limit_s]
     command = [str(program), *map(str, words)]
@@ -115,7 +129,7 @@ def run_c_pingpong(
 
 
 class PipeServer:
-    """A process that answers 512 bytes with 64 over a multiprocessing.Pipe. Close it, or use `with`."""
+    """A process that replies to 512 bytes with 64 over a multiprocessing.Pipe. Close it, or use `with`."""
 
     def __init__(self, process: multiprocessing.process.BaseProcess, connection: Connection) -> None:
         self._process = process
@@ -123,7 +137,7 @@ class PipeServer:
 
     @classmethod
     def start(cls, cpu: int | None, limit_s: int) -> Self:
-        """Start the answering process on `cpu` (None: anywhere); it ends with its pipe, or after `limit_s`."""
+        """Start the process on `cpu` (None: any). It exits when the pipe is closed, or after `limit_s` seconds."""
         context = multiprocessing.get_context("spawn")
         connection, server_end = context.Pipe()
         process = context.Process(target=_serve_pipe, args=(server_end, cpu, limit_s), daemon=True)
@@ -132,7 +146,7 @@ class PipeServer:
         return cls(process, connection)
 
     def round(self, count: int, warm_up: int) -> list[int]:
-        """Return `count` round trips in ns, after `warm_up` that are not kept."""
+        """Return `count` round trips in ns; `warm_up` more come first and are not recorded."""
         for _ in range(warm_up):
             self._trip()
         return [self._trip() for _ in range(count)]

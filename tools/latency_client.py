@@ -1,7 +1,7 @@
-"""What happens in a client process of latency_stress.py: connect, make a burst, take the cores, measure.
+"""Client processes of latency_stress.py: connect, prepare a model and a burst, pin both processes, measure.
 
-Each process reports once, over a pipe to its parent: its results, or why there are none. Prepared models and bursts are
-made before anything is pinned, since a process that may use one core only does not poll.
+Each process sends one result to its parent over a pipe, or the exception that explains why it has none. Models are
+prepared and bursts created before anything is pinned, because a process that may use one CPU only does not poll.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SERVER_WINDOW = "NNFMQ_BURST_SERVER_POLLING_WINDOW"
 
 @dataclass(frozen=True, slots=True)
 class LatencyPlan:
-    """What to measure, and under which conditions; sent to every client process."""
+    """The measurements and their conditions; sent to every client process."""
 
     connect: str | None
     device: str
@@ -65,7 +65,7 @@ class LatencyPlan:
 
 @dataclass(frozen=True, slots=True)
 class LatencySeries:
-    """One client's share of a series: every round trip, and what it cost."""
+    """One client's part of a series: every round trip, and the CPU time of client and driver."""
 
     model: str
     path: str
@@ -76,7 +76,7 @@ class LatencySeries:
 
 
 def null_model() -> Model:
-    """Return the model that does nothing: RESHAPE of one float to one float."""
+    """Return the null model: RESHAPE of one float32 to one float32."""
     operands = (
         Operand(OperandType.TENSOR_FLOAT32, (1,), lifetime=LifeTime.SUBGRAPH_INPUT),
         Operand(OperandType.TENSOR_INT32, (1,), lifetime=LifeTime.CONSTANT_COPY, location=DataLocation(0, 0, 4)),
@@ -88,7 +88,7 @@ def null_model() -> Model:
 
 @contextmanager
 def _reporting(plan: LatencyPlan, results: Connection) -> Iterator[None]:
-    """Prepare a client process: its alarm, its windows; and send what nnfmq raises to the parent."""
+    """Limit the process's running time, set its polling windows, and send an exception of nnfmq to the parent."""
     set_time_limit(plan.limit_s)
     if plan.window_us is not None:
         os.environ[CLIENT_WINDOW] = os.environ[SERVER_WINDOW] = str(plan.window_us)
@@ -101,7 +101,7 @@ def _reporting(plan: LatencyPlan, results: Connection) -> Iterator[None]:
 
 
 def client_main(results: Connection, plan: LatencyPlan, number: int, barrier: Barrier) -> None:
-    """Send this client's own conditions and its series."""
+    """Send this client's conditions and its series. Entry point of a client process."""
     with _reporting(plan, results), open_client(plan.connect) as client:
         cpus = cpu_pinning.choose(plan.placement, number)
         own = _own_conditions(plan, client)
@@ -118,7 +118,9 @@ def _own_conditions(plan: LatencyPlan, client: Client) -> dict[str, Any]:
     from nnfmq.queue import core
     from nnfmq.queue.hybrid_polling import PollingWindow
 
-    server_ns = PollingWindow.server().ns if plan.connect == "embedded" else None  # ours to know only if embedded
+    server_ns = (
+        PollingWindow.server().ns if plan.connect == "embedded" else None
+    )  # only an embedded driver inherits this environment
     return {
         "core": core.core_name,
         "driver_core": client.driver_core,
@@ -131,7 +133,7 @@ def _measure_model(
     plan: LatencyPlan, client: Client, name: str, cpus: cpu_pinning.Cpus, barrier: Barrier
 ) -> Iterator[LatencySeries]:
     with _ready_burst(plan, client, name, cpus) as (prepared, burst):
-        inputs = [_some_input(info) for info in prepared.inputs]
+        inputs = [_random_array(info) for info in prepared.inputs]
         calls: dict[str, Callable[[], Any]] = {
             "burst": lambda: burst.execute(*inputs, timeout=plan.limit_s),
             "in-place": lambda: burst.execute(out=burst.outputs, timeout=plan.limit_s),
@@ -144,9 +146,9 @@ def _measure_model(
 
 @contextmanager
 def _ready_burst(plan: LatencyPlan, client: Client, name: str, cpus: cpu_pinning.Cpus) -> Iterator[tuple[Any, Any]]:
-    """Prepare a model and its burst, then put both processes on their cores.
+    """Prepare a model, create its burst, and pin both processes to their CPUs.
 
-    Not before: a process that may use one core only does not poll, and that is decided when a burst is made.
+    Pinning comes last: when a burst is created, each process decides whether it polls, and with one CPU it does not.
     """
     import nnfmq
 
@@ -160,7 +162,7 @@ def _ready_burst(plan: LatencyPlan, client: Client, name: str, cpus: cpu_pinning
         yield prepared, burst
 
 
-def _some_input(info: TensorInfo) -> np.ndarray[Any, Any]:
+def _random_array(info: TensorInfo) -> np.ndarray[Any, Any]:
     random = np.random.default_rng(7)
     return (random.random(info.shape) * 100).astype(info.dtype)
 
@@ -186,9 +188,9 @@ def _round_trips(call: Callable[[], Any], count: int) -> list[int]:
 
 
 def null_burst(plan: LatencyPlan, path: str, count: int, cpus: cpu_pinning.Cpus) -> list[int]:
-    """Return `count` round trips of the null model in ns over one of the burst's two paths; connects and closes."""
+    """Return `count` round trips in ns of the null model over one of the burst's two paths; connects and closes."""
     with open_client(plan.connect) as client, _ready_burst(plan, client, "null", cpus) as (prepared, burst):
-        inputs = [_some_input(info) for info in prepared.inputs]
+        inputs = [_random_array(info) for info in prepared.inputs]
         calls: dict[str, Callable[[], Any]] = {
             "burst": lambda: burst.execute(*inputs, timeout=plan.limit_s),
             "in-place": lambda: burst.execute(out=burst.outputs, timeout=plan.limit_s),
@@ -198,7 +200,7 @@ def null_burst(plan: LatencyPlan, path: str, count: int, cpus: cpu_pinning.Cpus)
 
 
 def compare_main(results: Connection, plan: LatencyPlan) -> None:
-    """Alternate the null burst with the peers, on the cores of the first client."""
+    """Interleave rounds of the null burst with the baselines, on the CPUs of the first client. Entry point."""
     cpus = cpu_pinning.choose(plan.placement, 0)
     count, folder = max(1, plan.counts["null"] // plan.rounds), tempfile.TemporaryDirectory(prefix="nnfmq-stress-")
     with (
@@ -207,7 +209,7 @@ def compare_main(results: Connection, plan: LatencyPlan) -> None:
         open_client(plan.connect) as client,
         _ready_burst(plan, client, "null", cpus) as (prepared, burst),
     ):
-        inputs = [_some_input(info) for info in prepared.inputs]
+        inputs = [_random_array(info) for info in prepared.inputs]
 
         def one_round() -> list[int]:
             _round_trips(lambda: burst.execute(*inputs, timeout=plan.limit_s), min(plan.warm_up, count))

@@ -1,10 +1,10 @@
-"""Round trips of a null model and of a real one, thousands of times, through the driver process, in µs.
+"""Measure round trips of a null model and of a real one through the driver process, in µs, with their percentiles.
 
-The null model is one RESHAPE of one float: what is left is what nnfmq itself costs. Paths: `burst` (arrays in, new
-arrays out), `in-place` (the burst's own shared arrays, no copies), `ordinary` (one control message for each execution).
-Every client is a process of its own; all begin each series together. Each round trip is recorded; times are those of
-the application, around the call. With --baselines, rounds of the null burst, a C ping-pong and a multiprocessing.Pipe
-alternate. Nothing waits without limit: each process has an alarm.
+The null model is one RESHAPE of one float, so its time is nnfmq's own overhead. Paths: `burst` (arrays in, new arrays
+out), `in-place` (the burst's own shared arrays, no copies), `ordinary` (one control message per execution). Every
+client is a separate process, and all clients begin each series together. Each round trip is recorded, as measured by
+the application around the call. With --baselines, rounds of the null burst, of a C ping-pong and of a
+multiprocessing.Pipe are interleaved. Each process has a time limit.
 
     python tools/latency_stress.py --placement apart --baselines
     python tools/latency_stress.py --clients 2 --only null --json
@@ -31,7 +31,7 @@ from nnfmq.hal.errors import NnfmqError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure as asked and print; 0 done, 1 failed, 2 usage, 130 interrupted."""
+    """Measure and print; return 0 if all was measured, 1 after a failure, 2 for wrong usage, 130 if interrupted."""
     arguments = _parser().parse_args(argv)
     try:
         report = measure(_parse_plan(arguments), with_baselines=arguments.baselines)
@@ -52,18 +52,30 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--connect", metavar="PATH|embedded", default="embedded", help="default: embedded")
     parser.add_argument("--device", default="reference")
     parser.add_argument("--model", type=Path, help="the real model (default: the packaged digits)")
-    parser.add_argument("--only", choices=("null", "real"), help="one of the two models")
-    parser.add_argument("--count", type=_positive, default=10_000, help="of the null model, each client and path")
-    parser.add_argument("--real-count", type=_positive, help="of the real one (default: --count, at most 2000)")
-    parser.add_argument("--warm-up", type=_positive, default=500, help="round trips before, not recorded")
-    parser.add_argument("--clients", type=int, choices=range(1, 5), default=1, help="processes at once, 1 to 4")
-    parser.add_argument("--placement", type=_placement, default="apart", metavar="apart|same|free", help="of cores")
-    parser.add_argument("--window", type=int, metavar="US", help="polling window of client and embedded driver in µs")
+    parser.add_argument("--only", choices=("null", "real"), help="measure only one of the two models")
     parser.add_argument(
-        "--baselines", action="store_true", help="alternate with a C ping-pong and a multiprocessing.Pipe"
+        "--count", type=_positive, default=10_000, help="executions of the null model per client and path"
     )
+    parser.add_argument(
+        "--real-count", type=_positive, help="executions of the real model (default: --count, at most 2000)"
+    )
+    parser.add_argument("--warm-up", type=_positive, default=500, help="round trips before the recorded ones")
+    parser.add_argument(
+        "--clients", type=int, choices=range(1, 5), default=1, help="concurrent client processes, 1 to 4"
+    )
+    parser.add_argument(
+        "--placement",
+        type=_placement,
+        default="apart",
+        metavar="apart|same|free",
+        help="placement of client and driver on CPUs",
+    )
+    parser.add_argument("--window", type=int, metavar="US", help="polling window of client and embedded driver in µs")
+    parser.add_argument("--baselines", action="store_true", help="interleave a C ping-pong and a multiprocessing.Pipe")
     parser.add_argument("--rounds", type=_positive, default=5, help="rounds of --baselines")
-    parser.add_argument("--limit", type=_positive, default=300, metavar="S", help="seconds until everything ends")
+    parser.add_argument(
+        "--limit", type=_positive, default=300, metavar="S", help="time limit of each process in seconds"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--no-color", action="store_true")
     return parser
@@ -101,7 +113,11 @@ def _parse_plan(arguments: argparse.Namespace) -> LatencyPlan:
 
 
 def measure(plan: LatencyPlan, *, with_baselines: bool) -> dict[str, Any]:
-    """Run the plan and return the report, as --json prints it. Blocks until done or plan.limit_s. Raises Failed."""
+    """Run the plan and return the report, as --json prints it. Blocks until it is done or plan.limit_s has passed.
+
+    Raises:
+        BenchmarkFailed: If a client process fails.
+    """
     clients = _run_clients(plan)
     report = {
         "conditions": _conditions(plan) | clients[0][0],
@@ -129,7 +145,7 @@ def _conditions(plan: LatencyPlan) -> dict[str, Any]:
 
 
 def _merge(parts: Sequence[LatencySeries]) -> dict[str, Any]:
-    """Return one series of all clients, for the report."""
+    """Return one series of all clients together, for the report."""
     times = distribution(sample for part in parts for sample in part.samples_ns)
     return {
         "model": parts[0].model,
@@ -142,18 +158,18 @@ def _merge(parts: Sequence[LatencySeries]) -> dict[str, Any]:
     }
 
 
-# Processes
+# ---- processes
 
 
 def _run_clients(plan: LatencyPlan) -> list[tuple[dict[str, Any], list[LatencySeries]]]:
-    """Return, for each client, its own conditions and its series."""
+    """Return each client's conditions and series."""
     barrier = multiprocessing.get_context("spawn").Barrier(plan.clients)
     targets = [(client_main, (plan, number, barrier)) for number in range(plan.clients)]
     with started_processes(targets) as connections:
         return [receive_result(connection, plan.limit_s) for connection in connections]
 
 
-# What is printed
+# ---- printing
 
 
 def _print(report: dict[str, Any], no_color: bool) -> None:
@@ -175,7 +191,7 @@ def _format_us(time_us: float) -> str:
 
 
 def _print_baselines(screen: Any, found: dict[str, Any]) -> None:
-    rows = table("party", ">median of p50, µs", ">p50 of each round, µs")
+    rows = table("candidate", ">median of p50, µs", ">p50 of each round, µs")
     for name, median_ns in found["median_ns"].items():
         rounds = "  ".join(f"{value / 1000:.2f}" for value in found["p50_ns"][name])
         rows.add_row(name, f"{median_ns / 1000:.2f}", rounds)

@@ -1,13 +1,14 @@
-"""Measure how fast a device is, relative to the CPU: the figures of `[device.performance]` in docs/how-to/devices.md.
+"""Measure the performance of a device relative to the CPU, for `[device.performance]` in docs/how-to/devices.md.
 
     python tools/measure_capabilities.py sample-float_fast --models FOLDER
     python tools/measure_capabilities.py mine --models FOLDER --connect /run/driver.sock --rounds 50
 
-The models are those that the HAL names for it: float MobileNets, asr_float and tts_float for float32, quantized
-MobileNets for 8 bits; FOLDER holds their .tflite files (default: `models` in $NNFMQ_DATA). Each round executes a model
-once on the device and once on the reference, in turns which of them is first. exec_time is the ratio of the medians of
-wall time. power_usage is that of the driver's CPU time, a stand-in where nothing measures power: of a device that does
-not compute on the CPU it says nothing, and its owner has to measure. Of several models it is the geometric mean.
+The models are those that the HAL names for this purpose: float MobileNets, asr_float and tts_float for float32, and
+quantized MobileNets for 8 bits. FOLDER has their .tflite files (default: `models` in $NNFMQ_DATA). Each round executes
+a model once on the device and once on the reference; which of them is first alternates. exec_time is the ratio of the
+medians of wall time. power_usage is the ratio of CPU times in the driver, as a substitute for measured power: for a
+device that does not compute on the CPU it is meaningless, and its owner has to measure. The value for several models is
+the geometric mean.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from nnfmq.hal.types import ExecutionPreference
 Array = npt.NDArray[Any]
 Run = Callable[[], object]
 
-FLOAT, CODES = ("TENSOR_FLOAT32", "FLOAT32"), ("TENSOR_QUANT8_ASYMM", "TENSOR_QUANT8_ASYMM_SIGNED")
-KINDS = {  # what the figures are of, and the models that they come from
+FLOAT, QUANTIZED = ("TENSOR_FLOAT32", "FLOAT32"), ("TENSOR_QUANT8_ASYMM", "TENSOR_QUANT8_ASYMM_SIGNED")
+KINDS = {  # the types that the ratios are for, and the models that they are measured with
     FLOAT: ("mobilenet_v1_*.tflite", "mobilenet_v2_*.tflite", "asr_float*.tflite", "tts_float*.tflite"),
-    CODES: ("mobilenet_v1_*_quant.tflite", "mobilenet_v2_*_quant.tflite"),
+    QUANTIZED: ("mobilenet_v1_*_quant.tflite", "mobilenet_v2_*_quant.tflite"),
 }
-_WARM_UP = 2  # executions whose times nobody looks at
+_WARM_UP = 2  # executions that are not timed
 
 
-class Spent(NamedTuple):
-    """What executions took, in nanoseconds, or how two of them compare."""
+class ExecutionTime(NamedTuple):
+    """Wall time and CPU time of executions in ns, or the ratios of two such pairs."""
 
     wall: float
     cpu: float
@@ -50,56 +51,63 @@ class Spent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Where times come from, in nanoseconds: the wall's, and the CPU time of a process."""
+    """Clocks that return ns: the wall clock, and the CPU time of a process."""
 
     wall: Callable[[], int]
     cpu: Callable[[], int]
 
     @classmethod
-    def of(cls, pid: int) -> Clocks:
-        """Return the clocks for executions in process `pid`, which is ours to look at."""
-        clock = ~pid << 3 | 2  # what clock_getcpuclockid returns: the time of all its threads
+    def for_process(cls, pid: int) -> Clocks:
+        """Return the clocks for executions in process `pid`, which must run as the same user."""
+        clock = ~pid << 3 | 2  # the clock id that clock_getcpuclockid(3) derives from a pid on Linux
         return cls(time.perf_counter_ns, lambda: time.clock_gettime_ns(clock))
 
-    def time(self, run: Run) -> Spent:
-        """Run once."""
+    def time(self, run: Run) -> ExecutionTime:
+        """Call `run` once and return the time that it took."""
         cpu, wall = self.cpu(), self.wall()
         run()
-        return Spent(self.wall() - wall, self.cpu() - cpu)
+        return ExecutionTime(self.wall() - wall, self.cpu() - cpu)
 
 
-def typical(spent: Sequence[Spent]) -> Spent:
-    """Return the median of the wall's time, and the mean of the processor's, whose clock may stand still a while."""
-    return Spent(statistics.median(one.wall for one in spent), statistics.fmean(one.cpu for one in spent))
+def average(times: Sequence[ExecutionTime]) -> ExecutionTime:
+    """Return the median of the wall times and the mean of the CPU times.
+
+    The mean, because the kernel updates another process's CPU clock in steps that can be longer than one execution.
+    """
+    return ExecutionTime(statistics.median(one.wall for one in times), statistics.fmean(one.cpu for one in times))
 
 
-def compared(device: Run, reference: Run, rounds: int, clocks: Clocks) -> Spent:
-    """Return how long `device` takes, relative to `reference`, in rounds in which either is first in turns."""
+def compare_runs(device: Run, reference: Run, rounds: int, clocks: Clocks) -> ExecutionTime:
+    """Return the time of `device` divided by that of `reference`; which of them runs first alternates by round.
+
+    Raises:
+        SystemExit: If the CPU clock did not advance.
+    """
     for run in (device, reference) * _WARM_UP:
         run()
-    spent: dict[Run, list[Spent]] = {device: [], reference: []}
+    times: dict[Run, list[ExecutionTime]] = {device: [], reference: []}
     for number in range(rounds):
         for run in (device, reference) if number % 2 else (reference, device):
-            spent[run].append(clocks.time(run))
-    ours, theirs = typical(spent[device]), typical(spent[reference])
-    if not (ours.cpu and theirs.cpu):
-        raise SystemExit(f"the processor's clock has not moved in {rounds} rounds: take more, or larger models")
-    return Spent(ours.wall / theirs.wall, ours.cpu / theirs.cpu)
+            times[run].append(clocks.time(run))
+    device_time, reference_time = average(times[device]), average(times[reference])
+    if not (device_time.cpu and reference_time.cpu):
+        raise SystemExit(f"the CPU clock did not advance in {rounds} rounds: use more rounds, or larger models")
+    return ExecutionTime(device_time.wall / reference_time.wall, device_time.cpu / reference_time.cpu)
 
 
-def mean(figures: Sequence[Spent]) -> Spent:
-    """Return the geometric mean: figures are ratios."""
-    return Spent(*(statistics.geometric_mean(column) for column in zip(*figures, strict=True)))
+def geometric_mean(ratios: Sequence[ExecutionTime]) -> ExecutionTime:
+    """Return the geometric mean of ratios."""
+    return ExecutionTime(*(statistics.geometric_mean(column) for column in zip(*ratios, strict=True)))
 
 
-def files_in(folder: Path, patterns: Iterable[str], *, quantized: bool) -> list[Path]:
-    """Return the models of one kind."""
+def model_files(folder: Path, patterns: Iterable[str], *, quantized: bool) -> list[Path]:
+    """Return the files in `folder` that match a pattern, either the quantized or the float models."""
     found = {path for pattern in patterns for path in folder.glob(pattern)}
     return sorted(path for path in found if path.stem.endswith("_quant") == quantized)
 
 
 def random_input(info: TensorInfo, random: np.random.Generator) -> Array:
-    """Return an input: codes of all values, or floats in [0, 1)."""
+    """Return a random input: quantized values of the type's full range, or floats in [0, 1)."""
     dtype = np.dtype(info.dtype)
     if dtype.kind == "f":
         return random.random(info.shape).astype(dtype)
@@ -107,10 +115,10 @@ def random_input(info: TensorInfo, random: np.random.Generator) -> Array:
     return random.integers(low, high, info.shape).astype(dtype)
 
 
-def compare_on(
+def compare_devices(
     client: nnfmq.Client, device: str, reference: str, model: nnfmq.LoadedModel, rounds: int, clocks: Clocks
-) -> Spent | None:
-    """Compare both devices of a driver on one model; None where `device` does not support all of it."""
+) -> ExecutionTime | None:
+    """Compare both devices of a driver on one model; return None if `device` does not support all of it."""
     if not all(client.device(device).supported_operations(model)):
         return None
     inputs = [random_input(info, np.random.default_rng(1)) for info in model.inputs]
@@ -123,39 +131,39 @@ def compare_on(
             burst = stack.enter_context(prepared.burst())
             return lambda: burst.execute(*inputs)
 
-        return compared(running(device), running(reference), rounds, clocks)
+        return compare_runs(running(device), running(reference), rounds, clocks)
 
 
-def table(figures: dict[tuple[str, ...], Spent]) -> str:
-    """Return the TOML that goes into the device's entry."""
+def performance_toml(ratios: dict[tuple[str, ...], ExecutionTime]) -> str:
+    """Return the TOML for the device's entry in the configuration."""
     lines = [
-        "# exec_time: wall time; power_usage: CPU time, a stand-in. Both relative to the reference on this machine."
+        "# exec_time: wall time; power_usage: CPU time, a substitute. Both relative to the reference on this machine."
     ]
     lines.append("[device.performance.types]")
-    for types, figure in figures.items():
-        lines += [f"{name} = {{ exec_time = {figure.wall:.3g}, power_usage = {figure.cpu:.3g} }}" for name in types]
+    for types, ratio in ratios.items():
+        lines += [f"{name} = {{ exec_time = {ratio.wall:.3g}, power_usage = {ratio.cpu:.3g} }}" for name in types]
     return "\n".join(lines)
 
 
 def measure(
     client: nnfmq.Client, folder: Path, device: str, reference: str, rounds: int, clocks: Clocks
-) -> dict[tuple[str, ...], Spent]:
-    """Return the figures of each kind of which `device` runs a model; says on stderr what each model gave."""
-    figures: dict[tuple[str, ...], Spent] = {}
+) -> dict[tuple[str, ...], ExecutionTime]:
+    """Return the ratios for each kind of model that `device` supports; print the result of each model to stderr."""
+    ratios: dict[tuple[str, ...], ExecutionTime] = {}
     for types, patterns in KINDS.items():
         found = []
-        for path in files_in(folder, patterns, quantized=types == CODES):
-            figure = compare_on(client, device, reference, nnfmq.load(path), rounds, clocks)
-            said = "not supported" if figure is None else f"exec_time {figure.wall:.3f}, CPU time {figure.cpu:.3f}"
-            print(f"{path.name}: {said}", file=sys.stderr)
-            found += [] if figure is None else [figure]
+        for path in model_files(folder, patterns, quantized=types == QUANTIZED):
+            ratio = compare_devices(client, device, reference, nnfmq.load(path), rounds, clocks)
+            result = "not supported" if ratio is None else f"exec_time {ratio.wall:.3f}, CPU time {ratio.cpu:.3f}"
+            print(f"{path.name}: {result}", file=sys.stderr)
+            found += [] if ratio is None else [ratio]
         if found:
-            figures[types] = mean(found)
-    return figures
+            ratios[types] = geometric_mean(found)
+    return ratios
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and print the table; exit status 1 where nothing could be measured."""
+    """Measure and print the TOML; return 1 if `device` supports none of the models."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("device", metavar="DEVICE")
@@ -163,18 +171,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--models", metavar="FOLDER", type=Path, default=Path(os.environ.get("NNFMQ_DATA", ".")) / "models"
     )
-    parser.add_argument("--connect", metavar="SOCKET", help="a running driver (default: one of its own)")
-    parser.add_argument("--rounds", metavar="N", type=int, default=30, help="executions on each (default: 30)")
+    parser.add_argument("--connect", metavar="SOCKET", help="a running driver (default: an embedded driver)")
+    parser.add_argument("--rounds", metavar="N", type=int, default=30, help="executions on each device (default: 30)")
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
     with nnfmq.connect(options.connect, embedded=options.connect is None) as client:
-        clocks = Clocks.of(client.driver_pid)
-        figures = measure(client, options.models, options.device, options.reference, options.rounds, clocks)
-    if not figures:
+        clocks = Clocks.for_process(client.driver_pid)
+        ratios = measure(client, options.models, options.device, options.reference, options.rounds, clocks)
+    if not ratios:
         print(f"no model in {options.models} that {options.device} supports", file=sys.stderr)
         return 1
-    print(table(figures))
+    print(performance_toml(ratios))
     return 0
 
 

@@ -1,8 +1,8 @@
-"""How fast models run, beside LiteRT and ONNX Runtime in process, and what a burst costs over the model: one run.
+"""Measure models on nnfmq, LiteRT and ONNX Runtime, and the overhead of a burst: all sections in one run.
 
-All parties of a comparison have a process each and take turns; only one computes at any time. Writing the input and
-reading the output is part of what is timed, for everybody. A peer that is not installed is named and left out. The
-machine should do nothing else meanwhile. docs/explanation/performance.md says how to read it.
+Every runner has a separate process, their trials are interleaved, and only one runner computes at any time. The times
+include writing the input and reading the output, for all runners. A baseline that is not installed is reported as
+missing. The machine should do nothing else meanwhile. docs/explanation/performance.md describes the method.
 
     python tools/model_bench.py --models FOLDER --json > performance.json    # a quarter of an hour
     python tools/model_bench.py --models FOLDER --sections models,cost --only mobilenet_v1_0.25_128_quant
@@ -33,7 +33,7 @@ from model_bench_suites import (
     max_threads,
     polling_windows,
 )
-from queue_bench_cases import format_metric
+from queue_bench_cases import format_metric, outcome_text
 
 from nnfmq.cli.console import at_least_one, console, print_json, table
 from nnfmq.hal.errors import NnfmqError
@@ -43,7 +43,10 @@ QUICK_DIVISOR = 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; return the exit status that the module docstring lists."""
+    """Measure and print; return the exit status.
+
+    0: measured; 1: failed, or --check-targets or --require-all found something; 2: wrong usage; 130: interrupted.
+    """
     arguments = _parser().parse_args(argv)
     try:
         report = measure(arguments)
@@ -65,19 +68,21 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False)
     parser.add_argument(
         "--models", metavar="FOLDER", type=Path, default=Path(os.environ.get("NNFMQ_DATA", ".")) / "models",
-        help="where the .tflite files are (default: `models` in $NNFMQ_DATA)",
+        help="folder of the .tflite files (default: `models` in $NNFMQ_DATA)",
     )  # fmt: skip
     names = ", ".join(model.name for model in MODELS)
-    parser.add_argument("--only", type=_models, default=MODELS, metavar="NAME,...", help=f"some of: {names}")
+    parser.add_argument("--only", type=_models, default=MODELS, metavar="NAME,...", help=f"measure only these: {names}")
     every = tuple(SECTIONS)
     parser.add_argument(
-        "--sections", type=_sections, default=every, metavar="NAME,...", help=f"some of: {', '.join(every)}"
+        "--sections", type=_sections, default=every, metavar="NAME,...", help=f"measure only these: {', '.join(every)}"
     )
-    parser.add_argument("--rounds", type=at_least_one, help="rounds in which the parties alternate (5, --quick: 1)")
-    parser.add_argument("--quick", action="store_true", help="a hundredth of the steps: a trial, no measurement")
-    parser.add_argument("--limit", type=at_least_one, default=120, metavar="S", help="seconds that a turn may take")
-    parser.add_argument("--check-targets", action="store_true", help="status 1 where a goal is missed")
-    parser.add_argument("--require-all", action="store_true", help="status 1 where something is not compared")
+    parser.add_argument("--rounds", type=at_least_one, help="interleaved rounds (default: 5, --quick: 1)")
+    parser.add_argument(
+        "--quick", action="store_true", help="a hundredth of the steps: a smoke test, not a measurement"
+    )
+    parser.add_argument("--limit", type=at_least_one, default=120, metavar="S", help="time limit of a trial in seconds")
+    parser.add_argument("--check-targets", action="store_true", help="exit status 1 if a target is missed")
+    parser.add_argument("--require-all", action="store_true", help="exit status 1 if something is not compared")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--no-color", action="store_true")
     return parser
@@ -103,9 +108,13 @@ def _known(text: str, known: Any, what: str) -> tuple[str, ...]:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the report, as --json prints it. Raises Failed where a party fails."""
+    """Return the report, as --json prints it.
+
+    Raises:
+        BenchmarkFailed: If a runner fails.
+    """
     load = os.getloadavg()
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # idle threads of a BLAS would spin beside what is measured
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # idle threads of a BLAS would compete for the CPUs
     rounds = arguments.rounds or (1 if arguments.quick else 5)
     divisor = QUICK_DIVISOR if arguments.quick else 1
     plan = BenchmarkPlan(arguments.models, arguments.only, rounds, divisor, arguments.limit, lambda _: None)
@@ -126,7 +135,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 def _supported_sections(sections: Sequence[str]) -> tuple[list[str], list[str]]:
     if cpu_pinning.two_cpus() is not None:
         return list(sections), []
-    skipped = [f"{name}: one core allowed, both ends poll" for name in sections if name in NEEDS_TWO_CPUS]
+    skipped = [f"{name}: only one CPU is allowed, and both ends poll" for name in sections if name in NEEDS_TWO_CPUS]
     return [name for name in sections if name not in NEEDS_TWO_CPUS], skipped
 
 
@@ -149,12 +158,12 @@ def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, A
         "client_shares_cpus": len(cpu_pinning.ALLOWED) <= threads,
         "polling_window": polling_windows(),
         "load_before": [round(value, 2) for value in load],
-        "clock": "time.perf_counter_ns, around: write the input, execute, read the output",
+        "clock": "time.perf_counter_ns, around the step: write the input, execute, read the output",
         "quick": is_quick,
     }
 
 
-# ---- what is printed
+# ---- printing
 
 
 def _print(report: dict[str, Any], no_color: bool) -> None:
@@ -165,17 +174,17 @@ def _print(report: dict[str, Any], no_color: bool) -> None:
             _PRINTERS[name](screen, report[name])
     for name, value in report["conditions"].items():
         screen.print(f"{name}: {value}")
-    screen.print(f"\ngoals missed: {'; '.join(report['missed']) or 'none'}")
+    screen.print(f"\ntargets missed: {'; '.join(report['missed']) or 'none'}")
     screen.print(f"not compared: {'; '.join(report['not_compared']) or 'nothing'}")
 
 
 def _print_models(screen: Any, rows: Sequence[dict[str, Any]]) -> None:
-    ratios = table("model", ">burst / best peer", ">goal", "", "best peer")
+    ratios = table("model", ">burst / best baseline", ">target", "", "best baseline")
     for row in rows:
         ratios.add_row(row["model"], *_target_columns(row["targets"][0]), row["best_baseline"] or "-")
     screen.print(ratios)
     for row in rows:
-        runners = table(row["model"], ">p50 µs", ">p99", ">p99.9", ">threads", ">apart", "API variant")
+        runners = table(row["model"], ">p50 µs", ">p99", ">p99.9", ">threads", ">difference", "API variant")
         for name, runner in row["runners"].items():
             times = [format_metric(runner[metric], "") for metric in ("p50", "p99", "p99.9")]
             runners.add_row(
@@ -187,12 +196,12 @@ def _print_models(screen: Any, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _target_columns(target: dict[str, Any]) -> tuple[str, str, str]:
-    outcome = {True: "met", False: "missed", None: "not compared"}[target["met"]]
+    outcome = outcome_text(target)
     return format_metric(target["value"], target["unit"]), format_metric(target["limit"], target["unit"]), outcome
 
 
 def _print_cost(screen: Any, rows: Sequence[dict[str, Any]]) -> None:
-    made = table("model", ">threads", ">cost", ">goal", "", ">burst µs", ">in process µs")
+    made = table("model", ">threads", ">cost", ">target", "", ">burst µs", ">in process µs")
     for row in rows:
         times = (format_metric(row[name], "") for name in ("burst_us", "in_process_us"))
         made.add_row(row["model"], str(row["threads"]), *_target_columns(row["targets"][0]), *times)
@@ -200,7 +209,7 @@ def _print_cost(screen: Any, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_compiling(screen: Any, rows: Sequence[dict[str, Any]]) -> None:
-    made = table("burst of", "while this is compiled", ">p99 / p99 alone", ">goal", "", ">p99 µs", ">alone µs")
+    made = table("burst of", "while this is compiled", ">p99 / unloaded", ">target", "", ">p99 µs", ">unloaded µs")
     for row in rows:
         times = (format_metric(row["metrics"][name]["p99"], "") for name in ("under_load", "unloaded"))
         made.add_row(row["model"], row["compiled"], *_target_columns(row["targets"][0]), *times)
@@ -226,7 +235,7 @@ def _print_scaling(screen: Any, found: dict[str, Any]) -> None:
 def _print_roofline(screen: Any, found: dict[str, Any]) -> None:
     for name, ceiling in found["ceilings"].items():
         screen.print(f"  {name}: {'-' if ceiling is None else f'{ceiling / 1e9:.1f} G'}")
-    made = table("model", ">operations M", ">MB", ">operations / byte", ">G operations / s", ">share of roof")
+    made = table("model", ">operations M", ">MB", ">operations / byte", ">G operations / s", ">share of roofline")
     for row in found["models"]:
         share = "-" if row["roofline_share"] is None else f"{row['roofline_share']:.0%}"
         metrics = (row["operations"] / 1e6, row["bytes"] / 1e6, row["intensity"], row["operations_per_s"] / 1e9)

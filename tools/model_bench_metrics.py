@@ -1,7 +1,7 @@
-"""The goals of model_bench.py and the arithmetic of its report. Data and pure functions.
+"""The targets of model_bench.py, and the arithmetic of its report. Data and pure functions.
 
-A figure of a party is the median over its rounds: of each round's p50, p99 and p99.9, in µs. Goals are those of
-queue_bench_cases.py: a figure, divided by the best peer's or by another of our own, beside a limit.
+A metric of a runner is the median over its rounds: of each round's p50, p99 and p99.9, in µs. Targets are those of
+queue_bench_cases.py: a limit for a metric, or for its ratio to the metric of the best baseline or another runner.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def format_threads(threads: int) -> str:
 
 
 def runner_name(kind: str, threads: int) -> str:
-    """Return a party's name."""
+    """Return the name of a runner with this number of threads."""
     return f"{kind}, {format_threads(threads)}"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelBenchmark:
-    """One model: its file (without .tflite), steps in a round, and what our burst may take of the best peer's time."""
+    """One model: its file (without .tflite), the limit for p50 over the best baseline's, and steps per round."""
 
     file: str
     target: float
@@ -39,7 +39,7 @@ class ModelBenchmark:
 
     @property
     def name(self) -> str:
-        """What it is called in tables."""
+        """The model's name in tables."""
         return self.file.rpartition("/")[2]
 
 
@@ -53,11 +53,17 @@ MODELS = (
 )
 
 
-def model_row(model: ModelBenchmark, metrics: Mapping[str, Metrics], threads: int) -> dict[str, Any]:
-    """Return a model's ratio: ours over the burst, over the best peer, both with `threads`."""
+Rounds = Sequence[Mapping[str, Metrics]]
+"""The metrics of every runner by round; the noise of a target is computed from them."""
+
+
+def model_row(
+    model: ModelBenchmark, metrics: Mapping[str, Metrics], threads: int, by_round: Rounds = ()
+) -> dict[str, Any]:
+    """Return a model's target: p50 of the burst over that of the fastest baseline, both with `threads` threads."""
     baselines = tuple(runner_name(kind, threads) for kind in BASELINES)
     subject = runner_name(BURST, threads)
-    target = Target("burst against the best peer, p50", subject, "p50", model.target, "×", baselines)
+    target = Target("p50 of the burst / best baseline", subject, "p50", model.target, "×", baselines)
     measured = [name for name in baselines if name in metrics]
     return {
         "model": model.name,
@@ -66,26 +72,32 @@ def model_row(model: ModelBenchmark, metrics: Mapping[str, Metrics], threads: in
             "subject": metrics[subject]["p50"],
             "baseline": min((metrics[n]["p50"] for n in measured), default=None),
         },
-        "targets": [evaluate_target(target, metrics)],
+        "targets": [evaluate_target(target, metrics, by_round)],
     }
 
 
-def cost_row(name: str, threads: int, burst: Metrics, engine: Metrics, cost_us: float) -> dict[str, Any]:
-    """Return what a burst costs over the model itself: the median of turns side by side."""
+def cost_row(
+    name: str, threads: int, burst: Metrics, engine: Metrics, cost_us: float, costs_us: Sequence[float] = ()
+) -> dict[str, Any]:
+    """Return the overhead of a burst over the engine in process; `cost_us` is the median, `costs_us` by round."""
     target = Target("cost over the model, p50", "burst", "cost", COST_US, "µs")
     return {
         "model": name,
         "threads": threads,
         "burst_us": burst["p50"],
         "in_process_us": engine["p50"],
-        "targets": [evaluate_target(target, {"burst": {"cost": cost_us}})],
+        "targets": [
+            evaluate_target(target, {"burst": {"cost": cost_us}}, [{"burst": {"cost": each}} for each in costs_us])
+        ],
     }
 
 
-def compiling_row(name: str, compiled: str, unloaded: Metrics, under_load: Metrics) -> dict[str, Any]:
-    """Return p99 of a burst while another client's model is compiled, over its p99 alone."""
+def compiling_row(
+    name: str, compiled: str, unloaded: Metrics, under_load: Metrics, by_round: Rounds = ()
+) -> dict[str, Any]:
+    """Return the target for p99 of a burst while another client's model is compiled, over p99 without that load."""
     target = Target(
-        "p99 while another model is compiled, against p99 alone",
+        "p99 while another model is compiled / unloaded",
         "under_load",
         "p99",
         COMPILING_RATIO,
@@ -93,11 +105,16 @@ def compiling_row(name: str, compiled: str, unloaded: Metrics, under_load: Metri
         ("unloaded",),
     )
     metrics = {"under_load": under_load, "unloaded": unloaded}
-    return {"model": name, "compiled": compiled, "metrics": metrics, "targets": [evaluate_target(target, metrics)]}
+    return {
+        "model": name,
+        "compiled": compiled,
+        "metrics": metrics,
+        "targets": [evaluate_target(target, metrics, by_round)],
+    }
 
 
 def roofline_row(name: str, work: Any, p50_us: float, ceilings: Mapping[str, float | None]) -> dict[str, Any]:
-    """Return operations a second and for each byte, and the share of what the machine allows at that intensity."""
+    """Return operations per second and per byte, and the share of the roofline bound at that intensity."""
     ceiling = ceilings["quantized_operations_per_s" if work.is_quantized else "float32_operations_per_s"]
     rate = work.operations / p50_us * 1e6
     cache = ceilings["cache_bytes_per_s"]
@@ -115,12 +132,12 @@ def roofline_row(name: str, work: Any, p50_us: float, ceilings: Mapping[str, flo
 
 
 def scaling_exponent(sizes: Sequence[float], times: Sequence[float]) -> float:
-    """Return the power of the size by which time grows between the last two sizes: 1 = in proportion."""
+    """Return the exponent e for which time grows as size^e between the last two sizes; 1 is proportional."""
     return math.log(times[-1] / times[-2]) / math.log(sizes[-1] / sizes[-2])
 
 
 def max_output_difference(outputs: Sequence[Any], expected: Sequence[Any]) -> float:
-    """Return how far outputs are from others at most: in codes, or relative to the largest float."""
+    """Return the largest difference of outputs: in quantized steps, or relative to the largest float."""
     worst = 0.0
     for found, correct in zip(outputs, expected, strict=True):
         distance = float(np.abs(np.asarray(found, np.float64) - np.asarray(correct, np.float64)).max())
@@ -130,7 +147,7 @@ def max_output_difference(outputs: Sequence[Any], expected: Sequence[Any]) -> fl
 
 
 def targets_of(report: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return every goal of a report with what it is of."""
+    """Return every target of a report with the label of its row."""
     rows = [row for section in ("models", "cost", "compiling") for row in report.get(section, [])]
     return [(_label(row), target) for row in rows for target in row["targets"]]
 

@@ -1,10 +1,10 @@
-"""Rewrite the results in docs/explanation/performance.md, tables and plots, from what `model_bench.py --json` printed.
+"""Rewrite the results in docs/explanation/performance.md, tables and plots, from the output of `model_bench.py --json`.
 
     python tools/model_bench_page.py performance.json                 # docs/explanation/performance.md and its plots
-    python tools/model_bench_page.py performance.json --page trial.md --plots trial
+    python tools/model_bench_page.py performance.json --page test.md --plots test
 
-Only what is between the page's two marks is replaced. A section that was not measured has no tables and no plots. The
-same report gives the same bytes.
+Only the text between the page's two markers is replaced. A section that was not measured has no tables and no plots.
+The same report gives the same bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from model_bench_metrics import targets_of
 from model_bench_plots import draw
-from queue_bench_cases import format_metric
+from queue_bench_cases import format_metric, outcome_text
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BEGIN, END = "<!-- results: written by tools/model_bench_page.py -->", "<!-- end of results -->"
@@ -26,11 +26,13 @@ Table = list[str]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page and its plots; 0 written, 1 failed."""
+    """Write the page and its plots; return 0 if they are written, 1 after an error."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("report", metavar="FILE", type=Path, help="the JSON of model_bench.py")
     parser.add_argument("--page", metavar="FILE", type=Path, default=DOCS / "explanation" / "performance.md")
-    parser.add_argument("--plots", metavar="FOLDER", type=Path, help="(default: beside the page, called as it is)")
+    parser.add_argument(
+        "--plots", metavar="FOLDER", type=Path, help="folder for the plots (default: next to the page, with its name)"
+    )
     parser.add_argument("--format", choices=("svg", "png"), default="svg")
     options = parser.parse_args(arguments)
     folder = options.plots or options.page.with_suffix("")
@@ -47,7 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def replaced(page: str, text: str) -> str:
-    """Return the page with `text` between its marks. Raises ValueError for a page without them."""
+    """Return the page with `text` between its markers.
+
+    Raises:
+        ValueError: If the page has no markers.
+    """
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -69,16 +75,16 @@ def _conditions(report: Mapping[str, Any]) -> str:
     given, targets = report["conditions"], targets_of(report)
     packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in given["packages"].items())
     used = "; ".join(f"{name}: {_placed(cpus)}" for name, cpus in given["cpus_used"].items())
-    shares = ", which has no core of its own then" if given["client_shares_cpus"] else ""
+    shares = ", which shares them with the computing threads" if given["client_shares_cpus"] else ""
     lines = [
-        *(["**A trial with few steps: no measurement.**\n"] if given["quick"] else []),
-        f"* {given['cpu']}, {len(given['cpus_allowed'])} cores, code for {given['target']}; Linux {given['kernel']}, "
+        *(["**A quick run with few steps, not a measurement.**\n"] if given["quick"] else []),
+        f"* {given['cpu']}, {len(given['cpus_allowed'])} CPUs, code for {given['target']}; Linux {given['kernel']}, "
         f"Python {given['python']}, queue core {given['core']}",
         f"* {packages}",
-        f"* computing on, and the burst's client: {used}{shares}",
+        f"* CPUs: {used}{shares}",
         *(f"* polling window, {name}: {window}" for name, window in given["polling_window"].items()),
         f"* load before: {', '.join(map(str, given['load_before']))}",
-        f"* goals: {sum(target['met'] is True for _, target in targets)} of {len(targets)} met; which, the tables say",
+        f"* targets: {sum(target['met'] is True for _, target in targets)} of {len(targets)} met",
         f"* not compared: {'; '.join(report['not_compared']) or 'nothing'}\n",
     ]
     return "\n".join(lines)
@@ -86,11 +92,11 @@ def _conditions(report: Mapping[str, Any]) -> str:
 
 def _placed(cpus: Mapping[str, Sequence[int]]) -> str:
     computing, client = (",".join(map(str, cpus[name])) for name in ("computing", "client"))
-    return f"cpu {computing}, client on {client}"
+    return f"computing on {computing}, the burst's client on {client}"
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown; a heading that begins with `>` is a column of figures."""
+    """Return a table in Markdown; a heading that begins with `>` is a column of numbers, aligned right."""
     names = " | ".join(heading.lstrip(">") for heading in headings)
     rules = "|".join("---:" if heading.startswith(">") else "---" for heading in headings)
     return "\n".join([f"| {names} |", f"|{rules}|", *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
@@ -102,17 +108,17 @@ def _plot(plots: Mapping[str, str], name: str, text: str) -> Table:
 
 def _target(row: Mapping[str, Any]) -> tuple[str, str, str]:
     target = row["targets"][0]
-    outcome = {True: "met", False: "**missed**", None: "not compared"}[target["met"]]
+    outcome = outcome_text(target).replace("missed", "**missed**")
     return format_metric(target["value"], target["unit"]), format_metric(target["limit"], target["unit"]), outcome
 
 
 def _models(rows: Sequence[Mapping[str, Any]], plots: Mapping[str, str]) -> Iterator[str]:
-    headings = ("model", ">burst / best peer", ">goal", "", ">burst µs", ">best peer µs", "best peer")
+    headings = ("model", ">burst / best baseline", ">target", "", ">burst µs", ">best baseline µs", "best baseline")
     yield table(headings, [_ratio_row(row) for row in rows])
-    yield from _plot(plots, "models", "p50 of each party over the best peer's")
+    yield from _plot(plots, "models", "p50 of each runner over p50 of the best baseline")
     for row in rows:
-        unit = "codes" if row["is_quantized"] else "relative"
-        heads = (f"{row['model']}", ">p50 µs", ">p99", ">p99.9", f">apart ({unit})", "API variant")
+        unit = "quantized steps" if row["is_quantized"] else "relative"
+        heads = (f"{row['model']}", ">p50 µs", ">p99", ">p99.9", f">difference ({unit})", "API variant")
         yield table(heads, [_runner_row(name, runner) for name, runner in row["runners"].items()])
         yield f"{row['rounds']} rounds of {row['count']} executions.\n"
 
@@ -128,17 +134,17 @@ def _runner_row(name: str, runner: Mapping[str, Any]) -> list[str]:
 
 
 def _cost(rows: Sequence[Mapping[str, Any]], plots: Mapping[str, str]) -> Iterator[str]:
-    headings = ("model", ">threads", ">cost", ">goal", "", ">burst µs", ">in process µs")
+    headings = ("model", ">threads", ">cost", ">target", "", ">burst µs", ">in process µs")
     times = ("burst_us", "in_process_us")
     lines = [
         [r["model"], str(r["threads"]), *_target(r), *(format_metric(r[name], "") for name in times)] for r in rows
     ]
     yield table(headings, lines)
-    yield from _plot(plots, "cost", "cost of the burst over the model, in µs")
+    yield from _plot(plots, "cost", "cost of the burst over the same engine in process, in µs")
 
 
 def _compiling(rows: Sequence[Mapping[str, Any]], _: Mapping[str, str]) -> Iterator[str]:
-    headings = ("burst of", "while this is compiled", ">p99 / p99 alone", ">goal", "", ">p99 µs", ">alone µs")
+    headings = ("burst of", "while this is compiled", ">p99 / unloaded", ">target", "", ">p99 µs", ">unloaded µs")
     yield table(headings, [_compiling_row(row) for row in rows])
 
 
@@ -151,7 +157,7 @@ def _scaling(found: Mapping[str, Any], plots: Mapping[str, str]) -> Iterator[str
     at = found["at"]
     for what, title in (("size", f"{at['channels']} channels"), ("channels", f"{at['size']} × {at['size']} pixels")):
         yield _scaling_table(found[what], what, title)
-        yield from _plot(plots, what, f"latency against {what}, {title}")
+        yield from _plot(plots, what, f"latency by {what}, {title}")
     for series in found["threads"]:
         headings = (f"{series['model']}: threads", ">burst µs", ">in process µs")
         yield table(headings, [[str(p["threads"]), *_point(p)] for p in series["points"]])
@@ -160,7 +166,7 @@ def _scaling(found: Mapping[str, Any], plots: Mapping[str, str]) -> Iterator[str
 def _scaling_table(rows: Sequence[Mapping[str, Any]], what: str, title: str) -> str:
     values = [str(point[what]) for point in rows[0]["points"]]
     of = "pixels" if what == "size" else what
-    headings = (f"burst µs, {title}; {what}:", *(f">{value}" for value in values), f">power of the {of}")
+    headings = (f"burst µs, {title}; {what}:", *(f">{value}" for value in values), f">exponent of the {of}")
     lines = [
         [f"{row['operation']}, {row['type']}", *(format_metric(p["burst_us"], "") for p in row["points"]),
          f"{row['exponents']['burst_us']:.2f}"]
@@ -178,11 +184,11 @@ def _roofline(found: Mapping[str, Any], plots: Mapping[str, str]) -> Iterator[st
         (name, "-" if ceiling is None else f"{ceiling / 1e9:.1f}") for name, ceiling in found["ceilings"].items()
     )
     yield table(
-        ("one core", ">G / s"), [[name.removesuffix("_per_s").replace("_", " "), ceiling] for name, ceiling in ceilings]
+        ("one CPU", ">G / s"), [[name.removesuffix("_per_s").replace("_", " "), ceiling] for name, ceiling in ceilings]
     )
-    headings = ("model", ">M operations", ">MB", ">operations / byte", ">G operations / s", ">share of the roof")
+    headings = ("model", ">M operations", ">MB", ">operations / byte", ">G operations / s", ">share of the roofline")
     yield table(headings, [_roofline_row(row) for row in found["models"]])
-    yield from _plot(plots, "roofline", "operations a second against operations for each byte")
+    yield from _plot(plots, "roofline", "operations per second by operations per byte")
 
 
 def _roofline_row(row: Mapping[str, Any]) -> list[str]:
@@ -192,10 +198,10 @@ def _roofline_row(row: Mapping[str, Any]) -> list[str]:
 
 
 _SECTIONS: dict[str, tuple[str, Any]] = {
-    "models": ("Models, beside the peers", _models),
-    "cost": ("Cost over the model", _cost),
+    "models": ("Models compared with LiteRT and ONNX Runtime", _models),
+    "cost": ("Cost of the burst", _cost),
     "compiling": ("While another model is compiled", _compiling),
-    "scaling": ("How cost grows", _scaling),
+    "scaling": ("Scaling", _scaling),
     "roofline": ("Roofline", _roofline),
 }
 

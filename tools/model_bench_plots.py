@@ -1,6 +1,6 @@
 """The plots of docs/explanation/performance.md, drawn by matplotlib from a report of model_bench.py.
 
-Colours say who it is, and stay the same in all plots; a dashed line is a goal. Files are the same for the same report.
+A runner has the same colour in all plots; a dashed line is a target. The same report gives the same files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SETTINGS: Any = {
 
 
 def draw(report: Mapping[str, Any], folder: Path, form: str) -> dict[str, str]:
-    """Draw what the report has into `folder`; return the files' names by plot."""
+    """Draw the plots that the report has data for into `folder`; return the names of the files by plot."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -45,7 +45,7 @@ def draw(report: Mapping[str, Any], folder: Path, form: str) -> dict[str, str]:
 
 
 def _axes(columns: int = 1, height: float = HEIGHT) -> tuple[Any, list[Any]]:
-    from matplotlib.figure import Figure  # without pyplot nothing is kept
+    from matplotlib.figure import Figure  # pyplot would keep a reference to every figure
 
     chart = Figure(figsize=(WIDTH, height), layout="constrained")
     made = chart.subplots(1, columns, squeeze=False)
@@ -58,7 +58,7 @@ def _short(name: str) -> str:
 
 
 def _models(report: Mapping[str, Any]) -> Any:
-    """Bars of p50 over the best peer's with as many threads as the ratio has; the goal of each model."""
+    """Draw bars of p50 over the best baseline's, with the number of threads of the target; the target of each model."""
     rows = [row for row in report.get("models", []) if row["best_baseline"]]
     if not rows:
         return None
@@ -73,14 +73,14 @@ def _models(report: Mapping[str, Any]) -> Any:
         labels = axes.bar_label(
             bars, fmt=lambda value: f"{value:.2f}" if value else "", fontsize=7, padding=1, zorder=4
         )
-        for label in labels:  # readable where the goal's line crosses it
+        for label in labels:  # keeps the label readable if the target's line crosses it
             label.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.3})
     for place, row in enumerate(rows):
         axes.hlines(
             row["targets"][0]["limit"], place - 0.4, place + 0.4, label="target" if not place else None, **_TARGET_LINE
         )
     axes.set_xticks(range(len(rows)), [_short(row["model"]) for row in rows])
-    axes.set_ylabel("p50 / best peer's p50 (less is faster)")
+    axes.set_ylabel("p50 / best baseline's p50 (less is faster)")
     axes.grid(axis="x", visible=False)
     chart.legend(loc="outside upper center", ncols=len(names) + 1, frameon=False)
     return chart
@@ -104,16 +104,16 @@ def _cost(report: Mapping[str, Any]) -> Any:
     labels = [f"{row['model']}, {row['threads']} thr." for row in rows]
     bars = axes.barh(labels, [row["targets"][0]["value"] for row in rows], color=COLORS[BURST], height=0.6)
     axes.bar_label(bars, fmt=" %.1f µs", fontsize=8)
-    axes.margins(x=0.15)  # room for the label of a bar to the left of 0 as well
+    axes.margins(x=0.15)  # space for labels, also of bars left of 0
     axes.axvline(rows[0]["targets"][0]["limit"], label="target", **_TARGET_LINE)
     axes.invert_yaxis()
-    axes.set_xlabel("burst p50 less p50 of the same engine in process, µs")
+    axes.set_xlabel("burst p50 minus p50 of the same engine in process, µs")
     axes.grid(axis="y", visible=False)
     return chart
 
 
 def _latency_against(what: str) -> Callable[[Mapping[str, Any]], Any]:
-    """Return what draws latency against `what`: the burst, and below it the engine alone."""
+    """Return the function that draws latency by `what`: over the burst (line) and in process (dotted)."""
 
     def make(report: Mapping[str, Any]) -> Any:
         found = report.get("scaling")
@@ -129,7 +129,7 @@ def _latency_against(what: str) -> Callable[[Mapping[str, Any]], Any]:
         _logarithmic(axes, values)
         fixed = found["at"]["channels" if what == "size" else "size"]
         axes.set_xlabel(
-            f"pixels each way, {fixed} channels" if what == "size" else f"channels, {fixed} × {fixed} pixels"
+            f"width and height in pixels, {fixed} channels" if what == "size" else f"channels, {fixed} × {fixed} pixels"
         )
         axes.set_ylabel("p50, µs")
         chart.legend(loc="outside right upper", frameon=False)
@@ -154,7 +154,7 @@ def _roofline(report: Mapping[str, Any]) -> Any:
     low, high = min(intensities) / 2, max(intensities) * 3
     ceilings = found["ceilings"]
     roofs = (("float32", ceilings["float32_operations_per_s"], _KINDS[0]),
-             ("codes", ceilings["quantized_operations_per_s"], _KINDS[1]))  # fmt: skip
+             ("quantized", ceilings["quantized_operations_per_s"], _KINDS[1]))  # fmt: skip
     for name, ceiling, color in roofs:
         if ceiling is not None:
             axes.axhline(ceiling / 1e9, color=color, linewidth=1.2, label=f"{name}, from registers")
@@ -170,7 +170,7 @@ def _roofline(report: Mapping[str, Any]) -> Any:
     rates = [row["operations_per_s"] / 1e9 for row in found["models"]]
     tops = [ceiling / 1e9 for _, ceiling, _ in roofs if ceiling is not None]
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(min(rates) / 3, max(tops) * 2))
-    axes.set_xlabel("operations for each byte")
+    axes.set_xlabel("operations per byte")
     axes.set_ylabel("G operations / s, one thread")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:g}")

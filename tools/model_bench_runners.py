@@ -1,9 +1,9 @@
-"""What happens in a party's process of model_bench.py: it loads a model once, then takes its turns when it is told to.
+"""The runners of model_bench.py: each loads a model once in its own process, then runs trials on request.
 
-A *step* is what is timed: the input is written, the model executed, the output read. States of a recurrent model go
-from one step's outputs to the next one's inputs, within the step, unless a runtime keeps them itself. What a runtime
-offers several ways for is tried on the first turn, and the quickest way taken: it is told in the report.
-A party is pinned to its cores before it makes its threads, so their number is known.
+A *step* is timed: write the input, execute the model, read the output. States of a recurrent model are copied from one
+step's outputs to the next step's inputs, within the step, unless the runtime keeps them itself. If a runtime has
+several API variants, all are tried before the first trial and the fastest is used; the report has its name. A runner is
+pinned to its CPUs before it creates threads, which decides their number.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Step = Callable[[], Sequence[Array]]
-SUSTAINED = ExecutionPreference.SUSTAINED_SPEED  # the machine code at once, and nothing else at first
-_TRIALS_PER_VARIANT = 20  # of each way, to see which is the quickest
+SUSTAINED = ExecutionPreference.SUSTAINED_SPEED  # machine code, without a baseline program that runs first
+_TRIALS_PER_VARIANT = 20  # of each API variant, to find the fastest
 _SEED = 7
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedModel:
-    """A model that comes from no file, as `nnfmq.LoadedModel` has it."""
+    """A model that is not from a file, with the attributes of `nnfmq.LoadedModel`."""
 
     model: Model
     inputs: tuple[TensorInfo, ...]
@@ -54,7 +54,7 @@ class GeneratedModel:
 
 @dataclass(frozen=True, slots=True)
 class RunnerJob:
-    """One party; sent to its process. `cpus` are where it computes, one for each thread."""
+    """One runner; sent to its process. It computes on `cpus`, one thread per CPU."""
 
     kind: str
     source: Path | GeneratedModel
@@ -67,7 +67,7 @@ class RunnerJob:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a party is told to do: so many steps that are timed, after some that are not."""
+    """A request to a runner: `count` steps that are timed, after `warm_up` steps that are not."""
 
     count: int
     warm_up: int
@@ -75,7 +75,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a party says first: its processes, how it runs, and what its first step gave."""
+    """The first message of a runner: its processes, its details, and the outputs of its first step."""
 
     pids: tuple[int, ...]
     details: dict[str, Any]
@@ -84,7 +84,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """A loaded model. `ways` are steps by name, of which the quickest is taken."""
+    """A loaded model. `variants` are steps by API variant, of which the fastest is used."""
 
     variants: Mapping[str, Step]
     pids: tuple[int, ...] = ()
@@ -92,7 +92,7 @@ class Runner:
 
 
 def child_main(connection: Connection, job: RunnerJob) -> None:
-    """Say that the party is ready, then answer each Turn with its times in ns, until the connection ends."""
+    """Report that the runner is ready, then run the requested trials and send their times in ns. Entry point."""
     set_time_limit(job.limit_s)
     try:
         cpu_pinning.pin_to(0, job.client_cpus or job.cpus)
@@ -111,7 +111,7 @@ def _serve(connection: Connection, job: RunnerJob, runner: Runner) -> None:
     connection.send(Ready((os.getpid(), *runner.pids), runner.details, outputs))
     step = None
     while True:
-        set_time_limit(0)  # others may take long; when the benchmark ends, so does the connection
+        set_time_limit(0)  # other runners may take long; the connection closes when the benchmark ends
         try:
             trial = connection.recv()
         except EOFError:
@@ -125,7 +125,7 @@ def _serve(connection: Connection, job: RunnerJob, runner: Runner) -> None:
 
 
 def fastest_variant(variants: Mapping[str, Step]) -> tuple[Step, str]:
-    """Return the way whose median is the least, and its name. Several are tried, in turns."""
+    """Return the variant with the least median time, and its name; the trials of several are interleaved."""
     if len(variants) == 1:
         return next((step, name) for name, step in variants.items())
     times: dict[str, list[int]] = {name: [] for name in variants}
@@ -136,7 +136,7 @@ def fastest_variant(variants: Mapping[str, Step]) -> tuple[Step, str]:
 
 
 def timed(step: Step, count: int) -> list[int]:
-    """Return how long each of so many steps took, in ns."""
+    """Return the time of each of `count` steps, in ns."""
     clock, samples = time.perf_counter_ns, [0] * count
     for index in range(count):
         begin = clock()
@@ -145,38 +145,36 @@ def timed(step: Step, count: int) -> list[int]:
     return samples
 
 
-# ---- ours
+# ---- nnfmq
 
 
 def load_source(source: Path | GeneratedModel) -> Any:
-    """Return what a job's source is."""
+    """Return the generated model itself, or the loaded file."""
     return source if isinstance(source, GeneratedModel) else nnfmq.load(source)
 
 
 def inputs_for(infos: Sequence[TensorInfo]) -> list[Array]:
-    """Return the same random arrays to every party; states begin as zeros."""
+    """Return random arrays, the same for every runner; states begin as zeros."""
     random = np.random.default_rng(_SEED)
     return [np.zeros(i.shape, i.dtype) if i.is_state else random_input(i, random) for i in infos]
 
 
 def make_step(inputs: Sequence[Array], infos: Sequence[TensorInfo], input_buffers: Sequence[Array],
               output_buffers: Sequence[Array], run: Callable[[], object]) -> Step:  # fmt: skip
-    """Return the step of what reads `targets` and writes `results` in place."""
+    """Return the step of a runtime that reads `input_buffers` and writes `output_buffers` in place."""
     writes = [(buffer, array) for buffer, array, i in zip(input_buffers, inputs, infos, strict=True) if not i.is_state]
     states = [buffer for buffer, info in zip(input_buffers, infos, strict=True) if info.is_state]
-    fresh, kept = (
-        output_buffers[: len(output_buffers) - len(states)],
-        output_buffers[len(output_buffers) - len(states) :],
-    )
-    moves = list(zip(states, kept, strict=True))
+    first_state = len(output_buffers) - len(states)
+    new_outputs, state_outputs = output_buffers[:first_state], output_buffers[first_state:]
+    state_copies = list(zip(states, state_outputs, strict=True))
 
     def step() -> list[Array]:
         for buffer, array in writes:
             buffer[...] = array
         run()
-        outputs = [array.copy() for array in fresh]
-        for state, made in moves:
-            state[...] = made
+        outputs = [array.copy() for array in new_outputs]
+        for state, new_state in state_copies:
+            state[...] = new_state
         return outputs
 
     return step
@@ -214,12 +212,12 @@ def _burst(job: RunnerJob) -> Iterator[Runner]:
     model = load_source(job.source)
     with ExitStack() as stack:
         client = stack.enter_context(open_client(job.connect))
-        cpu_pinning.pin_to(client.driver_pid, job.cpus)  # its team is as large as that
+        cpu_pinning.pin_to(client.driver_pid, job.cpus)  # the size of its thread pool follows its affinity
         device = client.device("compiled")
         begin = time.perf_counter()
         prepared = stack.enter_context(device.prepare(model, preference=SUSTAINED, timeout=job.limit_s))
         details = {"prepare_s": time.perf_counter() - begin, "threads": len(job.cpus)}
-        # Whether a process polls is decided when a burst is made, by the number of cores that it may use.
+        # When a burst is created, each process decides by the number of its allowed CPUs whether it polls.
         for pid in (0, client.driver_pid):
             cpu_pinning.pin_process(pid, None)
         burst = stack.enter_context(prepared.burst())
@@ -237,7 +235,7 @@ def _burst(job: RunnerJob) -> Iterator[Runner]:
         yield Runner({"in place": step}, (client.driver_pid,), details)
 
 
-# ---- peers
+# ---- baselines
 
 
 @contextmanager
@@ -252,35 +250,35 @@ def _litert(job: RunnerJob) -> Iterator[Runner]:
         interpreter.allocate_tensors()
     details = {"threads": len(job.cpus), "delegate": "XNNPACK" if "XNNPACK" in captured[0] else "none"}
     model = load_source(job.source)
-    fresh = [array for array, info in zip(inputs_for(model.inputs), model.inputs, strict=True) if not info.is_state]
+    inputs = [array for array, info in zip(inputs_for(model.inputs), model.inputs, strict=True) if not info.is_state]
     input_indexes = [detail["index"] for detail in interpreter.get_input_details()]
-    output_buffers = [detail["index"] for detail in interpreter.get_output_details()]
-    writes = list(zip(input_indexes, fresh, strict=True))
+    output_indexes = [detail["index"] for detail in interpreter.get_output_details()]
+    writes = list(zip(input_indexes, inputs, strict=True))
 
     def step() -> list[Array]:
         for index, array in writes:
             interpreter.set_tensor(index, array)
         interpreter.invoke()
-        return [interpreter.get_tensor(index) for index in output_buffers]
+        return [interpreter.get_tensor(index) for index in output_indexes]
 
     yield Runner({"set, invoke, get": step}, (), details)
 
 
 @contextmanager
 def _captured_stderr() -> Iterator[list[str]]:
-    """Catch what a library writes to stderr: LiteRT names its delegate nowhere else. It is let through on failure."""
+    """Capture a library's stderr, because LiteRT reports its delegate only there. After an error, print it."""
     captured: list[str] = []
     with tempfile.TemporaryFile() as file:
-        kept = os.dup(2)
+        stderr = os.dup(2)
         os.dup2(file.fileno(), 2)
         try:
             yield captured
         except BaseException:
-            os.write(kept, _read_all(file))
+            os.write(stderr, _read_all(file))
             raise
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)
             captured.append(_read_all(file).decode(errors="replace"))
 
 
@@ -291,7 +289,7 @@ def _read_all(file: IO[bytes]) -> bytes:
 
 @contextmanager
 def _onnx_runtime(job: RunnerJob) -> Iterator[Runner]:
-    """ONNX Runtime with the model's twin, all optimizations on, by `run` and by bound memory."""
+    """ONNX Runtime with the model's ONNX export, all optimizations on, by `run` and by I/O binding."""
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
         import onnxruntime as runtime  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -310,7 +308,7 @@ def _onnx_runtime(job: RunnerJob) -> Iterator[Runner]:
 
 
 def _weight_types(model: Any) -> tuple[str, ...]:
-    """Return the types of weights worth trying: int8 is as exact only where the processor has VNNI."""
+    """Return the weight types to try: with int8, results are right only on CPUs with VNNI."""
     is_quantized = not any(info.dtype == "float32" for info in model.inputs)
     has_vnni = "vnni" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
     return ("uint8", "int8") if is_quantized and has_vnni else ("uint8",)
@@ -325,7 +323,7 @@ def _create_session(runtime: Any, exported: Any, threads: int) -> Any:
 
 
 def _restore_int8(step: Step, exported: Any) -> Step:
-    """Return the step, or one that gives int8 again: only a view, no work."""
+    """Return the step, or one whose outputs are int8 views of the shifted uint8 outputs."""
     return (lambda: [exported.from_onnx_output(array) for array in step()]) if exported.is_shifted else step
 
 

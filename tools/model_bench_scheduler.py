@@ -1,9 +1,9 @@
-"""Parties of model_bench.py take turns: one computes, all others sleep.
+"""Interleave the trials of model_bench.py's runners: one runner computes, the processes of all others sleep.
 
-The runtimes' threads go on polling for a while after a run, and would take a core from whoever is next. So a turn
-begins when no process of any party has used the processor for two looks in a row. A round is several turns of each
-party, so that all have their part of the seconds in which the machine is slower, and another one is the first each
-time. A party that is not installed is named and left out.
+The runtimes' threads poll for some time after a run, and would compete with the next runner. So a trial begins only
+when no runner's process has used the CPU in two consecutive polls. A round is several trials of each runner, so that a
+period in which the machine is slower affects all of them, and the order is rotated. A baseline that is not installed is
+reported as missing.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import cpu_pinning
 from bench_processes import BenchmarkFailed, receive_result, started_processes
 from latency_baselines import BaselineUnavailable
 from model_bench_runners import RunnerJob, Trial, child_main
+from queue_bench_cases import REPORTED_PERCENTILES
 
 from nnfmq.cli.console import percentile
 
-REPORTED_PERCENTILES = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 IDLE_POLL_S, IDLE_CPU_NS, IDLE_POLLS, IDLE_TIMEOUT_S = 0.01, 200_000, 2, 10
 Advance = Callable[[str], object]
+T = TypeVar("T")
 Samples = list[list[int]]
-"""Times in ns, by turn, or by round."""
-TRIALS_PER_ROUND = 5  # of each party in a round
+"""Times in ns, by trial or by round."""
+TRIALS_PER_ROUND = 5  # of each runner
 
 
 @dataclass(slots=True)
 class Measurements:
-    """What the parties' turns gave: times in ns by party and turn, what they say of themselves, who is missing."""
+    """Times in ns by runner and trial; details and first outputs by runner; the reason for each missing runner."""
 
     samples: dict[str, Samples] = field(default_factory=dict)
     details: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -42,20 +43,28 @@ class Measurements:
     missing: dict[str, str] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Return the figures of each party, in µs."""
+        """Return the metrics of each runner, in µs."""
         return {name: metrics_of(_by_round(trials)) for name, trials in self.samples.items()}
 
+    def metrics_by_round(self) -> list[dict[str, dict[str, float]]]:
+        """Return the metrics of each runner in each round, in µs."""
+        rounds = {name: _by_round(trials) for name, trials in self.samples.items()}
+        count = min(map(len, rounds.values()), default=0)
+        return [{name: metrics_of([each[number]]) for name, each in rounds.items()} for number in range(count)]
+
     def differences_us(self, first: str, second: str) -> list[float]:
-        """Return p50 of one party's turns less p50 of another's, each beside the one nearest to it in time."""
+        """Return p50 of one runner's trials minus p50 of another's, in pairs that are adjacent in time."""
         pairs = zip(self.samples[first], self.samples[second], strict=True)
         return [(percentile(sorted(a), 50) - percentile(sorted(b), 50)) / 1000 for a, b in pairs]
 
 
+def batched(values: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Return `values` in consecutive parts of `size`; the last may be shorter."""
+    return [values[first : first + size] for first in range(0, len(values), size)]
+
+
 def _by_round(trials: Samples) -> Samples:
-    return [
-        [*itertools.chain(*trials[first : first + TRIALS_PER_ROUND])]
-        for first in range(0, len(trials), TRIALS_PER_ROUND)
-    ]
+    return [[*itertools.chain(*batch)] for batch in batched(trials, TRIALS_PER_ROUND)]
 
 
 def metrics_of(rounds: Samples) -> dict[str, float]:
@@ -70,10 +79,14 @@ def metrics_of(rounds: Samples) -> dict[str, float]:
 def run_interleaved(
     jobs: Mapping[str, RunnerJob], trials: Mapping[str, Trial] | Trial, rounds: int, advance: Advance
 ) -> Measurements:
-    """Run `rounds` rounds of TURNS turns of all parties. Raises Failed where one fails or does not become quiet."""
+    """Run `rounds` rounds of TRIALS_PER_ROUND trials of all runners.
+
+    Raises:
+        BenchmarkFailed: If a runner fails, or does not become idle.
+    """
     measured, present = Measurements(), {}
     with ExitStack() as stack:
-        for name, job in jobs.items():  # one after the other: preparing takes a core, and its time is reported
+        for name, job in jobs.items():  # one after the other, because preparing occupies a CPU and its time is reported
             (connection,) = stack.enter_context(started_processes([(child_main, (job,))], duplex=True))
             try:
                 present[name] = connection, receive_result(connection, job.limit_s)
@@ -99,17 +112,21 @@ def _run_trial(connection: Connection, trial: Trial, limit_s: int) -> Any:
 
 
 def rotated(names: Sequence[str], number: int) -> list[str]:
-    """Return the names from another one on in each round."""
+    """Return the names, rotated by `number`."""
     first = number % len(names)
     return [*names[first:], *names[:first]]
 
 
 def wait_until_idle(pids: Sequence[int], timeout_s: float = IDLE_TIMEOUT_S) -> None:
-    """Return when none of these processes has computed for two looks in a row. Raises Failed."""
+    """Return when none of the processes has used the CPU in two consecutive polls.
+
+    Raises:
+        BenchmarkFailed: If a process still computes after `timeout_s`.
+    """
     deadline, idle_polls, before = time.monotonic() + timeout_s, 0, [cpu_pinning.cpu_ns(pid) for pid in pids]
     while idle_polls < IDLE_POLLS:
         if time.monotonic() > deadline:
-            raise BenchmarkFailed(f"a party still computes {timeout_s:g} s after its turn")
+            raise BenchmarkFailed(f"a runner still computes {timeout_s:g} s after its trial")
         time.sleep(IDLE_POLL_S)
         now = [cpu_pinning.cpu_ns(pid) for pid in pids]
         idle_polls = idle_polls + 1 if all(b - a < IDLE_CPU_NS for a, b in zip(before, now, strict=True)) else 0
@@ -118,7 +135,7 @@ def wait_until_idle(pids: Sequence[int], timeout_s: float = IDLE_TIMEOUT_S) -> N
 
 @contextmanager
 def progress(total: int, no_color: bool) -> Iterator[Advance]:
-    """Yield what is called with a party's name before its turn; the bar is on stderr, where that is a terminal."""
+    """Yield a function to call with a runner's name before its trial; the bar is on stderr, if that is a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -1,9 +1,9 @@
-"""What model_bench.py measures, section by section. Each returns its part of the report.
+"""The sections of model_bench.py. Each returns its part of the report.
 
-*models* compares our device over a burst, and called in process, with the peers in process. *cost* compares the burst
-with the same engine in process while both ends poll, each on a core of its own. *compiling* looks at a burst while
-another client of the same driver has a model compiled. *growth* makes models of one operation in many sizes, and runs
-one model with 1, 2, ... threads. *roofline* says how near the models come to what a core can do.
+*models* compares the device `compiled` over a burst, and called in process, with the baselines in process. *cost*
+compares the burst with the same engine in process while both ends poll, each on its own CPU. *compiling* measures a
+burst while another client of the same driver has a model compiled. *scaling* measures generated models of one operation
+in many sizes, and one model with 1, 2, ... threads. *roofline* compares the models with the ceilings of one CPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,15 @@ from model_bench_metrics import (
     scaling_exponent,
 )
 from model_bench_runners import SUSTAINED, GeneratedModel, RunnerJob, Trial, child_main, load_source
-from model_bench_scheduler import TRIALS_PER_ROUND, Advance, Measurements, metrics_of, run_interleaved, wait_until_idle
+from model_bench_scheduler import (
+    TRIALS_PER_ROUND,
+    Advance,
+    Measurements,
+    batched,
+    metrics_of,
+    run_interleaved,
+    wait_until_idle,
+)
 from model_work import KINDS, TYPES, count_model_cost, generate_model
 
 from nnfmq.cli.console import open_client
@@ -47,19 +55,19 @@ POLLING_US = 100_000.0
 SIZES, CHANNELS = (8, 16, 32, 64, 128), (8, 16, 64, 256)
 AT_SIZE, AT_CHANNELS = 16, 32
 SCALING_COUNT, COMPILING_COUNT = 300, 3000
-THREADS = 2  # of the parties that are compared
-COMPILING = ("mobilenet_v1_0.25_128_quant", "mobilenet_v2_1.0_224_quant")  # what is executed, what is compiled
+THREADS = 2  # of the runners that are compared
+COMPILING = ("mobilenet_v1_0.25_128_quant", "mobilenet_v2_1.0_224_quant")  # the executed model, the compiled model
 THREADS_MODEL = "mobilenet_v1_0.75_192_quant"
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPlan:
-    """How much to measure, on which models, and where their files are."""
+    """The models, the folder of their files, and the number of rounds and steps."""
 
     folder: Path
     models: tuple[ModelBenchmark, ...]
     rounds: int
-    divisor: int  # of all counts: 1, or more for a trial
+    divisor: int  # of all counts: 1, more in a quick run
     limit_s: int
     advance: Advance
 
@@ -68,25 +76,25 @@ class BenchmarkPlan:
         return self.folder / f"{file}.tflite"
 
     def trial(self, count: int, trials: int = TRIALS_PER_ROUND) -> Trial:
-        """Return one of so many turns that together have so many steps, fewer in a trial."""
+        """Return one of `trials` trials that together have `count` steps, or fewer in a quick run."""
         fewer = max(10, count // self.divisor // trials)
         return Trial(fewer, min(50, max(3, fewer // 10)))
 
     def series_values(self, values: Sequence[int]) -> Sequence[int]:
-        """Return the values of a series, in a trial the first two."""
+        """Return the values of a series; in a quick run only the first two."""
         return values if self.divisor == 1 else values[:2]
 
 
-# ---- where parties run
+# ---- placement
 
 
 def compute_cpus(threads: int) -> tuple[int, ...]:
-    """Return the cores on which `threads` threads compute."""
+    """Return the CPUs on which `threads` threads compute."""
     return tuple(sorted(cpu_pinning.ALLOWED)[:threads])
 
 
 def client_cpu_set(threads: int) -> tuple[int, ...]:
-    """Return where a burst's client runs: on a core beside those, or where the kernel likes if there is none."""
+    """Return the CPU for a burst's client: the next one after the computing CPUs, or all if there is none."""
     allowed = sorted(cpu_pinning.ALLOWED)
     return (allowed[threads],) if len(allowed) > threads else tuple(allowed)
 
@@ -102,7 +110,7 @@ def _in_process(plan: BenchmarkPlan, source: Path | GeneratedModel, threads: int
 
 
 def max_threads() -> int:
-    """Return how many threads parties are compared with: two, where there are two cores."""
+    """Return the number of threads with which runners are compared: 2 if two CPUs are allowed, else 1."""
     return min(THREADS, len(cpu_pinning.ALLOWED))
 
 
@@ -110,7 +118,7 @@ def max_threads() -> int:
 
 
 def models(plan: BenchmarkPlan) -> list[dict[str, Any]]:
-    """Compare everybody on each model, with one thread and with two."""
+    """Compare all runners on each model, with one thread and with two."""
     return [_model(plan, model) for model in plan.models]
 
 
@@ -133,28 +141,31 @@ def _model(plan: BenchmarkPlan, model: ModelBenchmark) -> dict[str, Any]:
         "rounds": plan.rounds,
         "is_quantized": subject[0].dtype.kind != "f",
     }
-    return model_row(model, metrics, max_threads()) | conditions | {"runners": runners, "missing": found.missing}
+    row = model_row(model, metrics, max_threads(), found.metrics_by_round())
+    return row | conditions | {"runners": runners, "missing": found.missing}
 
 
 # ---- cost
 
 
 def cost(plan: BenchmarkPlan) -> list[dict[str, Any]]:
-    """Compare the burst with the same engine in process, both polling, with the same threads on the same cores.
+    """Compare the burst with the same engine in process, both polling, with the same threads on the same CPUs.
 
-    Only numbers of threads that leave a core for the client.
+    Only numbers of threads that leave a CPU for the client are measured.
     """
     rows = []
     for model in plan.models:
         for threads in range(1, min(THREADS, len(cpu_pinning.ALLOWED) - 1) + 1):
             found = _pair(plan, plan.path(model.file), threads, model.count, f"cost of {model.name}")
-            metrics, cost_us = found.metrics(), statistics.median(found.differences_us(BURST, IN_PROCESS))
-            rows.append(cost_row(model.name, threads, metrics[BURST], metrics[IN_PROCESS], cost_us))
+            metrics, differences = found.metrics(), found.differences_us(BURST, IN_PROCESS)
+            by_round = [statistics.median(each) for each in batched(differences, TRIALS_PER_ROUND)]
+            cost_us = statistics.median(differences)
+            rows.append(cost_row(model.name, threads, metrics[BURST], metrics[IN_PROCESS], cost_us, by_round))
     return rows
 
 
 def _pair(plan: BenchmarkPlan, source: Path | GeneratedModel, threads: int, count: int, label: str) -> Measurements:
-    """Return what the turns of burst and engine gave, both polling."""
+    """Measure a burst and the engine in process, both polling."""
     jobs = {BURST: _burst(plan, source, threads, POLLING_US), IN_PROCESS: _in_process(plan, source, threads)}
     return run_interleaved(jobs, plan.trial(count), plan.rounds, lambda name: plan.advance(f"{label}: {name}"))
 
@@ -163,7 +174,7 @@ def _pair(plan: BenchmarkPlan, source: Path | GeneratedModel, threads: int, coun
 
 
 def compiling(plan: BenchmarkPlan) -> list[dict[str, Any]]:
-    """Measure a burst alone, and while another client's model is compiled, in one driver, on cores apart."""
+    """Measure a burst without load, and while another client's model is compiled by the same driver on other CPUs."""
     executed, compiled = (plan.path(name) for name in COMPILING)
     trial, allowed = plan.trial(COMPILING_COUNT, trials=1), sorted(cpu_pinning.ALLOWED)
     own, others = ((allowed[0],), (allowed[1],)) if len(allowed) < 4 else ((allowed[0],), (allowed[2],))
@@ -177,17 +188,20 @@ def compiling(plan: BenchmarkPlan) -> list[dict[str, Any]]:
         with started_processes(entries, duplex=True) as (burst, compiler):
             pids = [pid for end in (burst, compiler) for pid in receive_result(end, plan.limit_s).pids]
             for _ in range(plan.rounds):
-                plan.advance("a burst alone")
+                plan.advance("a burst, unloaded")
                 wait_until_idle(pids)
                 samples["unloaded"].append(_run_trial(burst, trial, plan.limit_s))
-                plan.advance("a burst beside a compilation")
+                plan.advance("a burst under load")
                 compiler.send(True)
-                receive_result(compiler, plan.limit_s)  # it has begun
+                receive_result(compiler, plan.limit_s)  # compiling has begun
                 samples["under_load"].append(_run_trial(burst, trial, plan.limit_s))
                 compiler.send(False)
                 preparations += receive_result(compiler, plan.limit_s)
     metrics = {name: metrics_of(rounds) for name, rounds in samples.items()}
-    row = compiling_row(COMPILING[0], COMPILING[1], metrics["unloaded"], metrics["under_load"])
+    by_round = [
+        {name: metrics_of([rounds[number]]) for name, rounds in samples.items()} for number in range(plan.rounds)
+    ]
+    row = compiling_row(COMPILING[0], COMPILING[1], metrics["unloaded"], metrics["under_load"], by_round)
     return [row | {"count": trial.count, "rounds": plan.rounds, "preparations": preparations}]
 
 
@@ -199,7 +213,7 @@ def _run_trial(connection: Connection, trial: Trial, limit_s: int) -> list[int]:
 
 @contextmanager
 def _driver() -> Iterator[str]:
-    """Run `nnfmq serve` in a folder of its own, without its cache; yields where it listens."""
+    """Run `nnfmq serve` in a temporary folder, without its program cache; yield the socket's path."""
     with cache_disabled(), tempfile.TemporaryDirectory(prefix="nnfmq-bench-") as folder:
         socket = Path(folder) / "driver.sock"
         command = [sys.executable, "-P", "-m", "nnfmq", "serve", "--socket", str(socket)]
@@ -217,13 +231,16 @@ def _driver() -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Compiler:
-    """What the client that compiles says first."""
+    """The first message of the client that compiles."""
 
     pids: tuple[int, ...]
 
 
 def _compiling_main(connection: Connection, job: RunnerJob) -> None:
-    """Let the driver compile again and again, between a True and a False; say that it began, and then how often."""
+    """Compile repeatedly between a True and a False from the parent. Entry point of a client process.
+
+    Sends None when compiling begins, and the number of compilations at the end.
+    """
     set_time_limit(job.limit_s)
     try:
         with open_client(job.connect) as client:
@@ -242,7 +259,7 @@ def _compiling_main(connection: Connection, job: RunnerJob) -> None:
                 connection.recv()
                 connection.send(count)
     except EOFError:
-        pass  # the benchmark is over
+        pass  # the parent has closed the connection: the benchmark is done
     except (NnfmqError, OSError) as error:
         connection.send(BenchmarkFailed(f"{type(error).__name__}: {error}"))
     finally:
@@ -250,15 +267,15 @@ def _compiling_main(connection: Connection, job: RunnerJob) -> None:
 
 
 def _is_started(connection: Connection) -> bool:
-    set_time_limit(0)  # the other party's turn may take long
+    set_time_limit(0)  # the other runner's trial may take long
     return bool(connection.recv())
 
 
-# ---- growth
+# ---- scaling
 
 
 def scaling(plan: BenchmarkPlan) -> dict[str, Any]:
-    """Return latency against image size and channels, of models of one operation, and against threads."""
+    """Return latency by image size and by channels, for models of one operation, and by number of threads."""
     return {
         "size": [_series(plan, kind, dtype, "size", plan.series_values(SIZES)) for kind in KINDS for dtype in TYPES],
         "channels": [
@@ -307,8 +324,8 @@ def _threads(plan: BenchmarkPlan, model: ModelBenchmark) -> dict[str, Any]:
 
 
 def roofline(plan: BenchmarkPlan) -> dict[str, Any]:
-    """Return the peaks of one core, and how near the models come to them with one thread, in process."""
-    plan.advance("the machine's peaks")
+    """Return the ceilings of one CPU, and each model's share of them with one thread, in process."""
+    plan.advance("ceilings of the machine")
     ceilings = _measure_ceilings(plan.limit_s)
     jobs = {model.name: _in_process(plan, plan.path(model.file), 1) for model in plan.models}
     trials = {model.name: plan.trial(model.count // 4) for model in plan.models}
@@ -337,7 +354,7 @@ CEILINGS = {
     "memory_bytes": "memory",
     "cache_bytes": "cache",
 }
-"""What the report calls the peaks that the engine measures."""
+"""The names of ceilings in the report, and the engine's."""
 
 
 def _ceilings_main(connection: Connection, limit_s: int) -> None:
@@ -380,7 +397,7 @@ def count_trials(name: str, plan: BenchmarkPlan) -> int:
 
 
 def polling_windows() -> dict[str, str]:
-    """Return which windows the sections poll for."""
+    """Return the polling window by section."""
     from nnfmq.queue.hybrid_polling import DEFAULT_WINDOW_US
 
     default = f"default ({DEFAULT_WINDOW_US} µs; {CLIENT_WINDOW} and {SERVER_WINDOW} change it)"

@@ -1,8 +1,8 @@
-"""How much work a model is, and models of one operation made to any size. Used by model_bench.py.
+"""Count the arithmetic and memory traffic of a model, and generate models of one operation. Used by model_bench.py.
 
-Work is counted, not measured: multiply-adds as `nnfmq profile` counts them, and bytes, of every operation's inputs,
-constants and outputs, as if none stayed in a cache between two operations. Their quotient is what a roofline calls
-arithmetic intensity.
+Multiply-accumulates are counted as `nnfmq profile` counts them. Bytes are those of every operation's inputs, constants
+and outputs, as if no cache kept them between two operations. The quotient is the arithmetic intensity of the roofline
+model.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SCALE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """What executing a model once takes; `is_quantized`: its products are of codes."""
+    """The cost of executing a model once; `is_quantized`: its products are of quantized values."""
 
     multiply_adds: int
     bytes: int
@@ -51,12 +51,12 @@ class ModelCost:
 
     @property
     def intensity(self) -> float:
-        """Operations for each byte."""
+        """Operations per byte."""
         return self.operations / self.bytes
 
 
 def count_model_cost(model: Model) -> ModelCost:
-    """Return the work of a model. What has no shape of its own before the execution is not counted among the bytes."""
+    """Return the cost of a model. Bytes of operands whose shape is unknown before the execution are not counted."""
     main = model.main
     shapes = prepare(model).shapes
     multiply_adds = sum(_multiply_adds(main, operation, shapes) for operation in main.operations)
@@ -76,14 +76,14 @@ def _multiply_adds(graph: Subgraph, operation: Operation, shapes: Sequence[Shape
     return compute_op_cost(found, given, made).multiply_adds or 0 if made else 0
 
 
-# ---- models made to size
+# ---- generated models
 
 KINDS = {"convolution 3×3": OperationType.CONV_2D, "depthwise 3×3": OperationType.DEPTHWISE_CONV_2D}
 TYPES = {"float32": OperandType.TENSOR_FLOAT32, "uint8": OperandType.TENSOR_QUANT8_ASYMM}
 
 
 def generate_model(kind: str, dtype: str, size: int, channels: int) -> GeneratedModel:
-    """Return a model of one operation: `size` x `size` pixels of `channels` channels, to as many."""
+    """Return a model of one operation on `size` × `size` pixels with `channels` input and output channels."""
     builder, tensor = GraphBuilder(_CONSTANT_BYTES), TYPES[dtype]
     shape, code = (1, size, size, channels), KINDS[kind]
     depth = 1 if code == OperationType.DEPTHWISE_CONV_2D else channels

@@ -1,10 +1,10 @@
-"""How fast the queue is, beside its peers and its goals: the whole table in one run.
+"""Measure the queue, compare it with other transports and with its targets: the whole table in one run.
 
-In each row the parties run in turn, round by round, each in processes of its own on cores of its own choosing. A peer
-that is not installed is named and left out. The machine should do nothing else meanwhile.
+The candidates of a row are interleaved: each round measures every candidate, in separate processes on the CPUs that the
+row asks for. A baseline that is not installed is reported as missing. The machine should do nothing else meanwhile.
 
     python tools/queue_bench.py                        # some minutes
-    python tools/queue_bench.py --rows round-trip,one-core --json
+    python tools/queue_bench.py --rows round-trip,one-cpu --json
     python tools/queue_bench.py --quick --html bench.html
 """
 
@@ -25,7 +25,7 @@ import cpu_pinning
 from bench_processes import BenchmarkFailed, cpu_model, package_version, receive_result, started_processes
 from latency_baselines import BaselineUnavailable
 from queue_bench_candidates import child_main
-from queue_bench_cases import ROWS, SLOWER, Row, format_metric, report_row
+from queue_bench_cases import ROWS, SLOWER, Row, format_metric, outcome_text, report_row
 from queue_bench_html import page
 from queue_bench_server import DEFAULT_NS, POLLING_NS, RoundJob, Sample
 
@@ -36,7 +36,10 @@ Rounds = dict[str, list[Sample]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; return the exit status that the module docstring lists."""
+    """Measure and print; return the exit status.
+
+    0: measured; 1: failed, or --check-targets or --require-all found something; 2: wrong usage; 130: interrupted.
+    """
     arguments = _parser().parse_args(argv)
     try:
         report, samples = measure(arguments)
@@ -57,13 +60,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False)
     names = ", ".join(row.name for row in ROWS)
-    parser.add_argument("--rows", type=_rows, default=ROWS, metavar="NAME,...", help=f"some of: {names}")
-    parser.add_argument("--rounds", type=_positive, help="rounds in which the parties alternate (5, --quick: 2)")
-    parser.add_argument("--quick", action="store_true", help="a hundredth of the round trips: a trial, no measurement")
-    parser.add_argument("--limit", type=_positive, default=120, metavar="S", help="seconds that a party may take")
-    parser.add_argument("--check-targets", action="store_true", help="status 1 where a goal is missed")
-    parser.add_argument("--require-all", action="store_true", help="status 1 where a peer is missing")
-    parser.add_argument("--html", type=new_file, metavar="FILE", help="also write a page with the distributions drawn")
+    parser.add_argument("--rows", type=_rows, default=ROWS, metavar="NAME,...", help=f"measure only these: {names}")
+    parser.add_argument("--rounds", type=_positive, help="interleaved rounds (default: 5, --quick: 2)")
+    parser.add_argument(
+        "--quick", action="store_true", help="a hundredth of the round trips: a smoke test, not a measurement"
+    )
+    parser.add_argument(
+        "--limit", type=_positive, default=120, metavar="S", help="time limit of a candidate in seconds"
+    )
+    parser.add_argument("--check-targets", action="store_true", help="exit status 1 if a target is missed")
+    parser.add_argument("--require-all", action="store_true", help="exit status 1 if a baseline is missing")
+    parser.add_argument(
+        "--html", type=new_file, metavar="FILE", help="also write a page with plots of the distributions"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--no-color", action="store_true")
     return parser
@@ -94,9 +103,13 @@ def _status(report: dict[str, Any], arguments: argparse.Namespace) -> int:
 
 
 def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Rounds]]:
-    """Return the report, as --json prints it, and the samples by row. Raises Failed where a party fails."""
+    """Return the report, as --json prints it, and the samples by row.
+
+    Raises:
+        BenchmarkFailed: If a candidate fails.
+    """
     load = os.getloadavg()
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # idle threads of a BLAS would spin beside what is measured
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # idle threads of a BLAS would compete for the CPUs
     samples: dict[str, Rounds] = {}
     rows = []
     with tempfile.TemporaryDirectory(prefix="nnfmq-bench-") as folder, _progress(arguments) as advance:
@@ -159,7 +172,7 @@ def _job(row: Row, candidate: str, arguments: argparse.Namespace, folder: Path, 
 
 @contextmanager
 def _progress(arguments: argparse.Namespace) -> Iterator[Any]:
-    """Yield what is called with a party's name before it runs; the bar is on stderr, where that is a terminal."""
+    """Yield a function to call with a candidate's name before it runs; the bar is on stderr, if that is a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -179,7 +192,7 @@ def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, A
         "cpus_used": {name: asdict(cpu_pinning.choose(name, 0)) for name in cpu_pinning.PLACEMENTS},
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "peers": {name: package_version(name) for name in BASELINE_PACKAGES},
+        "packages": {name: package_version(name) for name in BASELINE_PACKAGES},
         "core": core.core_name,
         "polling_window_us": {"default": DEFAULT_NS / 1000, "polling": POLLING_NS / 1000},
         "load_before": [round(value, 2) for value in load],
@@ -188,7 +201,7 @@ def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, A
     }
 
 
-# ---- what is printed ----
+# ---- printing ----
 
 
 def _print(report: dict[str, Any], no_color: bool) -> None:
@@ -198,14 +211,14 @@ def _print(report: dict[str, Any], no_color: bool) -> None:
         _print_row(screen, row)
     for name, value in report["conditions"].items():
         screen.print(f"{name}: {value}")
-    screen.print(f"\ngoals missed: {'; '.join(report['missed']) or 'none'}")
+    screen.print(f"\ntargets missed: {'; '.join(report['missed']) or 'none'}")
     screen.print(f"not compared: {'; '.join(report['not_compared']) or 'nothing'}")
 
 
 def _print_row(screen: Any, row: dict[str, Any]) -> None:
     targets = table("target", ">measured", ">allowed", "")
     for target in row["targets"]:
-        outcome = {True: "met", False: "missed", None: "not compared"}[target["met"]]
+        outcome = outcome_text(target)
         targets.add_row(target["target"], format_metric(target["value"], target["unit"]), _allowed(target), outcome)
     screen.print(targets)
     for candidate, metrics in row["candidates"].items():

@@ -1,8 +1,8 @@
-"""What happens in a child process of queue_bench.py: one round of one party, its server forked, every time recorded.
+"""The candidates of queue_bench.py: each runs one round in a child process, with a forked server.
 
-A round's result is a Sample: times in ns, and other figures by name. Both processes are pinned before they begin, the
-server says when it is ready, the warm-up is not recorded, and all times are of one clock. The garbage collector is
-left as users have it. The server dies with this process, and this process by its alarm.
+A round returns a Sample: times in ns, and other metrics by name. Both processes are pinned before they begin, the
+warm-up is not recorded, and all times are of one clock. The garbage collector stays enabled, as in applications. The
+server is killed when this process exits, and this process has a time limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RECORD_BYTES, BATCH = 24, 64
 
 
 def child_main(results: Connection, job: RoundJob) -> None:
-    """Run the job and send its Sample, or why there is none."""
+    """Run the job and send its Sample, or the exception that explains why there is none."""
     set_time_limit(job.limit_s)
     try:
         results.send(CANDIDATES[job.candidate](job))
@@ -46,7 +46,7 @@ def child_main(results: Connection, job: RoundJob) -> None:
 
 
 class Queues:
-    """A queue each way; `core` and `atomics` choose who works on them."""
+    """A queue for requests and one for replies, with the given core and, for the Python core, the given atomics."""
 
     def __init__(self, window_ns: int, core: str = "compiled", atomics: str | None = None) -> None:
         if atomics is not None:
@@ -57,7 +57,7 @@ class Queues:
         self._replies = MessageQueue.create(len(REPLY), 8, core=using)
 
     def serve(self, ready: Callable[[], None]) -> None:
-        """Answer each request with 64 bytes."""
+        """Reply to each request with 64 bytes."""
         receive, send, window_ns = self._requests.receive, self._replies.send, self._window_ns
         ready()
         while True:
@@ -65,7 +65,7 @@ class Queues:
             send(REPLY)
 
     def serve_working(self, ready: Callable[[], None], work_ns: int) -> None:
-        """Work for `work_ns` on each request; the reply begins with how long that really took."""
+        """Compute for `work_ns` per request; the first 8 bytes of the reply are the time that this really took."""
         receive, send, window_ns, clock = self._requests.receive, self._replies.send, self._window_ns, _clock
         ready()
         while True:
@@ -76,7 +76,7 @@ class Queues:
             send(worked.to_bytes(8, "little") + REPLY[8:])
 
     def connect(self) -> SendReceive:
-        """Return the queue's own send and receive."""
+        """Return the queues' own send and receive."""
         return self._requests.send, self._replies.receive
 
     def end(self) -> None:
@@ -91,14 +91,14 @@ def _force_atomics(name: str) -> None:
     try:
         _pycore._atomics = getattr(futex, name)()
     except OSError as error:
-        raise latency_baselines.BaselineUnavailable(f"{name} cannot be had: {error} (install libatomic1)") from None
+        raise latency_baselines.BaselineUnavailable(f"{name} is not available: {error} (install libatomic1)") from None
 
 
 _clock = time.perf_counter_ns
 
 
 def _round_trip_candidate(make: Callable[[RoundJob], Transport]) -> Callable[[RoundJob], Sample]:
-    """Return the party that makes round trips over such an exchange."""
+    """Return the candidate that measures round trips over a transport."""
 
     def run(job: RoundJob) -> Sample:
         transport = make(job)
@@ -109,7 +109,7 @@ def _round_trip_candidate(make: Callable[[RoundJob], Transport]) -> Callable[[Ro
             samples = _round_trips(send, receive, job.window_ns, job.count)
             transport.end()
             if job.candidate.startswith("iceoryx2"):
-                process.join(5)  # it removes its files
+                process.join(5)  # the server removes its files
         return Sample(samples)
 
     return run
@@ -142,7 +142,7 @@ def _multiprocessing_pipe(job: RoundJob) -> Sample:
 
 
 def _working(job: RoundJob) -> Sample:
-    """Return the overhead: each round trip minus the work in it, as the server measured that."""
+    """Measure the overhead: each round trip minus the work in it, as measured by the server."""
     queues = Queues(job.window_ns)
     with forked(job, job.cpus.driver, lambda ready, _: queues.serve_working(ready, job.work_ns)):
         cpu_pinning.pin_process(0, job.cpus.client)
@@ -171,7 +171,7 @@ def _overheads(queues: Queues, job: RoundJob, count: int) -> list[int]:
 
 
 def _stream(quantum: int, count: int, batch: int, has_checksum: bool) -> Callable[[RoundJob], Sample]:
-    """Return the party that sends messages one way through a queue of `count` records; both sides poll."""
+    """Return the candidate that sends messages one way through a queue of `count` records; both sides poll."""
 
     def run(job: RoundJob) -> Sample:
         queue, total = MessageQueue.create(quantum, count), job.count * batch * quantum
@@ -227,7 +227,7 @@ def _stream_os_pipe(job: RoundJob) -> Sample:
 
 
 def _idle(job: RoundJob) -> Sample:
-    """Watch from outside a process that waits in receive, after its window has passed."""
+    """Measure, from outside, a process that waits in receive after its polling window has passed."""
     queues = Queues(job.window_ns)
     with forked(job, job.cpus.driver, lambda ready, _: queues.serve(ready)) as (process, _):
         cpu_pinning.pin_process(0, job.cpus.client)
@@ -265,7 +265,7 @@ def _burst(path: str) -> Callable[[RoundJob], Sample]:
 
 
 def _codec(job: RoundJob) -> Sample:
-    """Return medians in µs of what codec_bench.py measures with the compiled codec."""
+    """Return the medians, in µs, of the measurements of codec_bench.py with the compiled codec."""
     import statistics
 
     try:
@@ -283,20 +283,20 @@ def _codec(job: RoundJob) -> Sample:
     return Sample(metrics={f"{name} µs": statistics.median(times) / 1000 for name, times in found.items()})
 
 
-# ---- beside others ----
+# ---- under load ----
 
 
 @contextmanager
 def busy_cpu(limit_s: int, cpu: int | None) -> Iterator[None]:
-    """Have a process eat the core `cpu` meanwhile. In a process that may fork."""
-    job = RoundJob("eater", 0, 0, cpu_pinning.Cpus(None, None), Path(), limit_s)
+    """Run a process that computes on `cpu` meanwhile. The calling process must be able to fork."""
+    job = RoundJob("busy CPU", 0, 0, cpu_pinning.Cpus(None, None), Path(), limit_s)
 
-    def eat(ready: Callable[[], None], _: Connection) -> None:
+    def compute(ready: Callable[[], None], _: Connection) -> None:
         ready()
         while True:
             pass
 
-    with forked(job, cpu, eat):
+    with forked(job, cpu, compute):
         yield
 
 
@@ -326,8 +326,8 @@ CANDIDATES: dict[str, Callable[[RoundJob], Sample]] = {
     "C futex": _c("futex"),
     "multiprocessing.Pipe": _multiprocessing_pipe,
     **{name: _transport_candidate(name) for name in TRANSPORTS},
-    "nnfmq beside an eater": _under_load(_QUEUES),
-    "os.pipe beside an eater": _under_load(_PIPES),
+    "nnfmq under load": _under_load(_QUEUES),
+    "os.pipe under load": _under_load(_PIPES),
     "nnfmq stream": _stream(len(REQUEST), 256, 1, False),
     "os.pipe stream": _stream_os_pipe,
     "nnfmq batches": _stream(RECORD_BYTES, 4096, BATCH, True),

@@ -1,8 +1,8 @@
-"""The rows of queue_bench.py: which parties each compares, under which conditions, and the goals beside them. Data.
+"""The rows of queue_bench.py as data: candidates, conditions and targets; and the evaluation of targets.
 
-A figure of a party is the median over its rounds: of each round's p50, p99 and p99.9 of all round trips, in µs, or of
-what else a round measured. A goal is a figure, or a figure divided by another of the same row, and a limit. Where
-several parties stand below the line, the fastest of them counts.
+A metric of a candidate is the median over its rounds: of each round's p50, p99 and p99.9 of all round trips, in µs, or
+of another value that a round measures. A target is a limit for a metric, or for its ratio to a baseline's metric in the
+same row. If a target has several baselines, the fastest of them counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`figure` of `party`, divided by `per_figure` (default: the same) of the fastest of `per`, against a limit."""
+    """A limit for `metric` of `candidate`, or for its ratio to the fastest of the baselines `per`.
+
+    The baseline's metric is `per_metric`, or the same one if that is empty.
+    """
 
     text: str
     candidate: str
@@ -36,7 +39,7 @@ class Target:
     is_strict: bool = False
 
     def value(self, metrics: Mapping[str, Metrics]) -> float | None:
-        """Return what was reached; None where a party of it was not measured."""
+        """Return the metric or ratio; None if the candidate or all baselines are missing."""
         if self.candidate not in metrics:
             return None
         value = metrics[self.candidate][self.metric]
@@ -47,7 +50,7 @@ class Target:
 
     @property
     def is_inverse(self) -> bool:
-        """True where the ratio says how many times faster we are: theirs divided by ours."""
+        """Whether the ratio is a speed-up: the baseline's time divided by the candidate's."""
         return bool(self.per) and self.is_at_least and self.metric in REPORTED_PERCENTILES
 
     def is_met(self, value: float) -> bool:
@@ -59,7 +62,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: its parties run in turn, round by round. `count` is of round trips in a round."""
+    """A row of the report. Its candidates are measured in turn in each round of `count` round trips."""
 
     name: str
     title: str
@@ -75,7 +78,7 @@ class Row:
 
 
 SLOWER = {"os.pipe": 10, "multiprocessing.Pipe": 10, "pyzmq": 10, "grpc": 20, "os.pipe stream": 2}
-"""Parties that make fewer round trips in a round, by so many times."""
+"""Divisors of the round trips per round, for slow candidates."""
 
 
 def _faster(candidate: str, times: float, per: tuple[str, ...]) -> Target:
@@ -88,7 +91,7 @@ def _at_most(text: str, candidate: str, metric: str, limit: float, unit: str) ->
 
 ROWS = (
     Row(
-        "round-trip", "round trip 512 B + 64 B, one core each, polling",
+        "round-trip", "round trip 512 B + 64 B, one CPU each, polling",
         ("nnfmq", "C spin", *ICEORYX, "multiprocessing.Pipe", "pyzmq", "grpc"),
         (
             Target("p50 against the same ring in C", "nnfmq", "p50", 1.4, "×", ("C spin",)),
@@ -99,30 +102,32 @@ ROWS = (
         ),
     ),
     Row(
-        "tail", "p99 beside p50, one core each, polling", ("nnfmq",),
+        "tail", "p99 and p50, one CPU each, polling", ("nnfmq",),
         (Target("p99 / p50", "nnfmq", "p99", 1.5, "×", ("nnfmq",), "p50"),),
     ),
     Row(
-        "one-core", "round trip, both on one core, default window", ("nnfmq", "C futex", "os.pipe"),
+        "one-cpu", "round trip, both on one CPU, default window", ("nnfmq", "C futex", "os.pipe"),
         (Target("p50 against C futex", "nnfmq", "p50", 1.1, "×", ("C futex",)), _faster("os.pipe", 1.3, ("os.pipe",))),
         placement="same", window_ns=DEFAULT_NS, count=4_000,
     ),
     Row(
-        "eater", "round trip beside a process that eats one core, default window, both sides where the kernel likes",
-        ("nnfmq beside an eater", "os.pipe beside an eater"),
+        "busy-cpu", "round trip under load: a process keeps one CPU busy; default window, not pinned",
+        ("nnfmq under load", "os.pipe under load"),
         (
-            Target("p99 against os.pipe's", "nnfmq beside an eater", "p99", 1, "×", ("os.pipe beside an eater",),
-                 is_strict=True),
+            Target("p99 / os.pipe's", "nnfmq under load", "p99", 1, "×", ("os.pipe under load",), is_strict=True),
         ),
         placement="free", window_ns=DEFAULT_NS, count=4_000,
     ),
     Row(
-        "stream", "messages of 512 bytes one way, one core each", ("nnfmq stream", "os.pipe stream"),
-        (Target("as many as os.pipe", "nnfmq stream", "per_second", 2.5, "×", ("os.pipe stream",), is_at_least=True),),
+        "stream", "messages of 512 bytes one way, one CPU each", ("nnfmq stream", "os.pipe stream"),
+        (
+            Target("messages over os.pipe's", "nnfmq stream", "per_second", 2.5, "×", ("os.pipe stream",),
+                   is_at_least=True),
+        ),
         count=200_000,
     ),
     Row(
-        "batches", "records of 24 bytes in batches of 64 one way, one core each", ("nnfmq batches",),
+        "batches", "records of 24 bytes in batches of 64 one way, one CPU each", ("nnfmq batches",),
         (
             Target("records a second", "nnfmq batches", "per_second", 5e6, "/s", is_at_least=True),
             Target("checksums are equal (1 = yes)", "nnfmq batches", "checksums_equal", 1, "", is_at_least=True),
@@ -130,7 +135,7 @@ ROWS = (
         count=20_000,
     ),
     Row(
-        "work", "200 µs of server work, one core each, default window", ("nnfmq with work",),
+        "work", "200 µs of server work, one CPU each, default window", ("nnfmq with work",),
         (
             _at_most("overhead, p50", "nnfmq with work", "p50", 12, "µs"),
             _at_most("client's CPU", "nnfmq with work", "client_cpu_percent", 20, "%"),
@@ -161,7 +166,7 @@ ROWS = (
         count=0,
     ),
     Row(
-        "burst", "a whole burst execution of the null model, one core each, polling",
+        "burst", "a whole burst execution of the null model, one CPU each, polling",
         ("burst in place", "burst copied", *ICEORYX),
         (
             _at_most("p50, arrays in place", "burst in place", "p50", 4, "µs"),
@@ -169,7 +174,7 @@ ROWS = (
         ),
     ),
     Row(
-        "python", "the Python core, one core each, polling", ("python, libatomic", "python, FUTEX_WAKE_OP", "C spin"),
+        "python", "the Python core, one CPU each, polling", ("python, libatomic", "python, FUTEX_WAKE_OP", "C spin"),
         (
             Target("with libatomic, against C", "python, libatomic", "p50", 4, "×", ("C spin",)),
             Target("with FUTEX_WAKE_OP, against C", "python, FUTEX_WAKE_OP", "p50", 8, "×", ("C spin",)),
@@ -179,7 +184,7 @@ ROWS = (
 
 
 def medians(rounds: Sequence[Sample]) -> Metrics:
-    """Return the median over the rounds of each figure; percentiles in µs."""
+    """Return the median of each metric over the rounds; percentiles in µs."""
     each = [_metrics_of(sample) for sample in rounds]
     return {name: statistics.median(metrics[name] for metrics in each) for name in each[0]}
 
@@ -193,28 +198,47 @@ def _metrics_of(sample: Sample) -> Metrics:
 
 
 def report_row(row: Row, rounds: Mapping[str, Sequence[Sample]], missing: Mapping[str, str]) -> dict[str, Any]:
-    """Return a row of the report, as --json prints it: ratios first."""
+    """Return a row of the report, as --json prints it."""
     metrics = {candidate: medians(samples) for candidate, samples in rounds.items()}
+    count = min((len(samples) for samples in rounds.values()), default=0)
+    by_round = [{name: _metrics_of(samples[number]) for name, samples in rounds.items()} for number in range(count)]
     return {
         "name": row.name,
         "title": row.title,
-        "targets": [evaluate_target(target, metrics) for target in row.targets],
+        "targets": [evaluate_target(target, metrics, by_round) for target in row.targets],
         "candidates": {candidate: values | {"rounds": len(rounds[candidate])} for candidate, values in metrics.items()},
         "missing": dict(missing),
     }
 
 
-def evaluate_target(target: Target, metrics: Mapping[str, Metrics]) -> dict[str, Any]:
-    """Return a goal of the report: what was reached, what is allowed, and whether it is met."""
+def evaluate_target(
+    target: Target, metrics: Mapping[str, Metrics], by_round: Sequence[Mapping[str, Metrics]] = ()
+) -> dict[str, Any]:
+    """Return a target of the report: its value, its limit, the noise, and whether the limit is met.
+
+    `metrics` are medians over the rounds; `by_round` are those of each round. The noise is the range of the target's
+    values in the rounds. `met` is None if the value is missing, or differs from the limit by less than the noise.
+    """
     value = target.value(metrics)
+    values = [found for each in by_round if (found := target.value(each)) is not None]
+    noise = max(values) - min(values) if values else 0.0
+    is_measured = value is not None and abs(value - target.limit) >= noise
     return {
         "target": target.text,
         "value": value,
         "unit": target.unit,
         "limit": target.limit,
+        "noise": noise,
         "sense": "at least" if target.is_at_least else "below" if target.is_strict else "at most",
-        "met": None if value is None else target.is_met(value),
+        "met": target.is_met(value) if value is not None and is_measured else None,
     }
+
+
+def outcome_text(target: Mapping[str, Any]) -> str:
+    """Return "met", "missed", "not measured" (within the noise) or "not compared" (no value) for a reported target."""
+    if target["met"] is None:
+        return "not compared" if target["value"] is None else "not measured"
+    return "met" if target["met"] else "missed"
 
 
 def _ratio(value: float, per: float, is_inverse: bool) -> float:
@@ -222,7 +246,7 @@ def _ratio(value: float, per: float, is_inverse: bool) -> float:
 
 
 def format_metric(value: float | None, unit: str) -> str:
-    """Return a figure as people read it; None stands for what was not measured."""
+    """Return a value with its unit for tables; `-` for None, which means that it was not measured."""
     if value is None:
         return "-"
     digits = 0 if value >= 1000 or value == int(value) else 2

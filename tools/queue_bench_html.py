@@ -1,7 +1,7 @@
-"""The page of queue_bench.py: its goals as a table, and the distribution of each row's round trips drawn as SVG.
+"""The HTML page of queue_bench.py: targets as a table, and the distribution of each row's round trips as SVG.
 
-Self-contained: no script, no font, nothing loaded. A curve says which share of the round trips took at most so long;
-the time is logarithmic. Each curve is drawn from the percentiles of all rounds together, 200 points.
+The page loads nothing and has no script. A curve shows the share of round trips that took at most the time on the
+logarithmic axis. It is drawn through 200 percentiles of all rounds together.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from queue_bench_cases import format_metric
+from queue_bench_cases import format_metric, outcome_text
 from queue_bench_server import Sample
 
 WIDTH, HEIGHT, MARGIN = 760, 260, 40
@@ -24,7 +24,7 @@ _STYLE = (
 
 
 def page(report: Mapping[str, Any], samples: Mapping[str, Mapping[str, Sequence[Sample]]]) -> str:
-    """Return the whole page of a report and its samples by row and party."""
+    """Return the page for a report and its samples by row and candidate."""
     rows = "".join(_section(row, samples[row["name"]]) for row in report["rows"])
     conditions = "".join(f"<li>{escape(f'{name}: {value}')}</li>" for name, value in report["conditions"].items())
     return (
@@ -38,7 +38,7 @@ def _section(row: Mapping[str, Any], rounds: Mapping[str, Sequence[Sample]]) -> 
     missing = "".join(
         f"<p>{escape(f'{candidate}: missing: {reason}')}</p>" for candidate, reason in row["missing"].items()
     )
-    head = "<tr><th>goal<th>measured<th>allowed<th></tr>"
+    head = "<tr><th>target<th>measured<th>allowed<th></tr>"
     candidates = "".join(f"<li>{escape(_candidate(name, metrics))}" for name, metrics in row["candidates"].items())
     return f"<h2>{escape(row['title'])}</h2><table>{head}{targets}</table>{missing}<ul>{candidates}</ul>{_plot(rounds)}"
 
@@ -48,7 +48,7 @@ def _candidate(name: str, metrics: Mapping[str, float]) -> str:
 
 
 def _target(target: Mapping[str, Any]) -> str:
-    outcome = {True: "met", False: "missed", None: "not compared"}[target["met"]]
+    outcome = outcome_text(target)
     allowed = f"{target['sense']} {format_metric(target['limit'], target['unit'])}"
     cells = (target["target"], format_metric(target["value"], target["unit"]), allowed, outcome)
     return "<tr>" + "".join(f"<td>{escape(cell)}" for cell in cells) + "</tr>"

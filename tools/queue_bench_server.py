@@ -1,7 +1,7 @@
-"""What the parties of queue_bench.py share in their child process: the job, its sample, and a forked server.
+"""Types and the forked server process that all candidates of queue_bench.py use in their child process.
 
-The server is pinned before it begins, says when it is ready, and reports over a connection of its own; it dies with the
-process that forked it, by its own alarm, or when the party is done, and is reaped.
+The server is pinned before it starts, reports over its own connection that it is ready, and is reaped. It is killed
+when the candidate is done, when the process that forked it exits, or at its time limit.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ DEFAULT_NS = DEFAULT_WINDOW_US * 1000
 POLLING_NS = 100_000_000
 _PR_SET_PDEATHSIG = 1
 Serve = Callable[[Callable[[], None], Connection], None]
-"""A server's loop: told how to say that it is ready, and where it may report more."""
+"""A server's loop; arguments: a function to call when it is ready, and the connection to the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundJob:
-    """One round of one party; sent to the child process."""
+    """One round of one candidate; sent to the child process."""
 
     candidate: str
     count: int
@@ -48,7 +48,7 @@ class RoundJob:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a round measured."""
+    """The measurements of one round: times of round trips in ns, and other metrics by name."""
 
     times_ns: list[int] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -56,7 +56,11 @@ class Sample:
 
 @contextmanager
 def forked(job: RoundJob, cpu: int | None, serve: Serve) -> Iterator[Any]:
-    """Run `serve` in a process of its own on `cpu`; yields its process and connection once it is ready."""
+    """Fork a process that is pinned to `cpu` and runs `serve`; yield it and its connection as soon as it is ready.
+
+    Raises:
+        BenchmarkFailed: If it is not ready within the job's limit, or fails.
+    """
     context = multiprocessing.get_context("fork")
     subject, baseline = context.Pipe()
     process = context.Process(target=_serve, args=(baseline, job.limit_s, cpu, os.getpid(), serve))
@@ -85,7 +89,12 @@ def _serve(results: Connection, limit_s: int, cpu: int | None, parent: int, serv
 
 
 def receive_report(results: Connection, candidate: str) -> Any:
-    """Return what the server reports. Raises what it raised, or Failed."""
+    """Return the object that the server sends.
+
+    Raises:
+        BenchmarkFailed: If the server exited.
+        Exception: The exception that the server sent.
+    """
     try:
         report = results.recv()
     except EOFError:

@@ -1,8 +1,9 @@
-"""The other ways to exchange 512 bytes for 64 between two processes: a class each, with both sides.
+"""Other transports that exchange 512 bytes for 64 between two processes: a class each, with both sides.
 
-Each is made before the server is forked, imports its library after that, and answers until it is killed. `connect`
-returns (send, receive), called as the queue's own: `send(data)`, `receive(deadline_ns, window_ns)`; the others ignore
-the two arguments. `end` lets a server tidy up that leaves files behind otherwise.
+An instance is created before the server is forked, imports its library after the fork, and serves until it is killed.
+`connect` returns (send, receive) with the signatures of the queue's methods: `send(data)` and
+`receive(deadline_ns, window_ns)`; the transports ignore the last two. `end` makes a
+server remove its files, if it has any.
 """
 
 from __future__ import annotations
@@ -24,35 +25,39 @@ SendReceive = tuple[Callable[[Any], Any], Callable[[Any, int], Any]]
 
 
 class Transport(Protocol):
-    """One way to exchange messages. `folder` is for sockets."""
+    """A way to exchange messages. `folder` is for sockets."""
 
     def serve(self, ready: Callable[[], None]) -> None:
-        """In the server: call `ready` once requests may come, then answer them."""
+        """In the server: call `ready` as soon as requests may come, then reply to them."""
         ...
 
     def connect(self) -> SendReceive:
-        """In the client, once the server is ready: return (send, receive)."""
+        """In the client, when the server is ready: return (send, receive)."""
         ...
 
     def end(self) -> None:
-        """In the client, at last: tell the server, if it has something to tidy up."""
+        """In the client, at the end: make the server remove its files, if it has any."""
         ...
 
 
 def require(module: str) -> None:
-    """Raise PeerMissing with the remedy where `module` is not installed."""
+    """Check that a module is installed.
+
+    Raises:
+        BaselineUnavailable: If it is not; the message has the command that installs it.
+    """
     if importlib.util.find_spec(module) is None:
         raise BaselineUnavailable(f"{module} is not installed: {INSTALL}")
 
 
 class OsPipes:
-    """Two os.pipe, blocking: what the kernel offers to plain Python."""
+    """Two os.pipe, blocking: the means of the kernel and plain Python."""
 
     def __init__(self, folder: Path) -> None:
         self._requests, self._replies = os.pipe(), os.pipe()
 
     def serve(self, ready: Callable[[], None]) -> None:
-        """Answer each 512 bytes with 64."""
+        """Reply to each 512 bytes with 64."""
         ready()
         read_end, write_end = self._requests[0], self._replies[1]
         while True:
@@ -65,7 +70,7 @@ class OsPipes:
         return lambda data: os.write(write_end, data), lambda deadline_ns, window_ns: os.read(read_end, REPLY_BYTES)
 
     def end(self) -> None:
-        """Nothing is left behind."""
+        """Do nothing; no files are left."""
 
 
 class Zmq:
@@ -83,7 +88,7 @@ class Zmq:
         return socket
 
     def serve(self, ready: Callable[[], None]) -> None:
-        """Answer each message with 64 bytes."""
+        """Reply to each message with 64 bytes."""
         socket = self._socket("REP")
         socket.bind(self._address)
         ready()
@@ -110,7 +115,7 @@ class Grpc:
         self._address = f"unix:{folder}/grpc"
 
     def serve(self, ready: Callable[[], None]) -> None:
-        """Answer each call with 64 bytes."""
+        """Reply to each call with 64 bytes."""
         import grpc
 
         server = grpc.server(ThreadPoolExecutor(1))
@@ -122,7 +127,7 @@ class Grpc:
         server.wait_for_termination()
 
     def connect(self) -> SendReceive:
-        """Return the call as `send`, which has the answer already; nothing is left for `receive`."""
+        """Return the call as `send`, which waits for the reply, and a `receive` that does nothing."""
         import grpc
 
         self._channel = grpc.insecure_channel(self._address)
@@ -142,7 +147,7 @@ class _Message64(ctypes.Structure):
 
 
 class _Iceoryx:
-    """What both kinds of iceoryx2 share: names of one's own, and a server that ends when told, to remove its files."""
+    """Base class for iceoryx2: names that no other run uses, and a server that exits on request and removes files."""
 
     def __init__(self, folder: Path) -> None:
         require("iceoryx2")
@@ -157,13 +162,13 @@ class _Iceoryx:
         return self._node.service_builder(iceoryx2.ServiceName.new(self._name + suffix))
 
     def end(self) -> None:
-        """Ask the server to end; it removes its files."""
+        """Ask the server to exit; it removes its files."""
         if self._send is not None:
             self._send(_Message512.from_buffer_copy(LAST))
 
 
 class IceoryxPubSub(_Iceoryx):
-    """iceoryx2, one service each way; both sides poll."""
+    """iceoryx2, a service in each direction; both sides poll."""
 
     def _ports(self, out: tuple[str, Any], into: tuple[str, Any]) -> tuple[Any, Any]:
         publisher = self._builder(out[0]).publish_subscribe(out[1]).open_or_create().publisher_builder().create()
@@ -171,7 +176,7 @@ class IceoryxPubSub(_Iceoryx):
         return publisher, service.subscriber_builder().create()
 
     def serve(self, ready: Callable[[], None]) -> None:
-        """Answer each sample with one of 64 bytes, until the last."""
+        """Reply to each sample with one of 64 bytes, until the last."""
         publisher, subscriber = self._ports(("-replies", _Message64), ("-requests", _Message512))
         reply, is_last = _Message64(), False
         ready()
@@ -202,7 +207,7 @@ class IceoryxRequestResponse(_Iceoryx):
         return self._builder("-calls").request_response(_Message512, _Message64).open_or_create()
 
     def serve(self, ready: Callable[[], None]) -> None:
-        """Answer each request with 64 bytes, until the last."""
+        """Reply to each request with 64 bytes, until the last."""
         server = self._service().server_builder().create()
         reply, is_last = _Message64(), False
         ready()
@@ -213,7 +218,7 @@ class IceoryxRequestResponse(_Iceoryx):
                 request.send_copy(reply)
 
     def connect(self) -> SendReceive:
-        """Return a send that keeps what is pending, and a receive that polls it."""
+        """Return a send that stores the pending response, and a receive that polls it."""
         client = self._service().client_builder().create()
         request = _Message512()
         self._send = client.send_copy

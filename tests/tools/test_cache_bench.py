@@ -1,4 +1,4 @@
-"""The benchmark of compilation caching: what it measures is there, and in the shape that it says."""
+"""`tools/cache_bench.py`: the contents of its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stress tool: its report with tiny counts, and its parts."""
+"""`tools/latency_stress.py`: its report with small counts, and its parts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from nnfmq.hal.types import LifeTime
 
 LIMIT_S = 60
 PERCENTILES = ["p50", "p90", "p99", "p99.9", "max"]
-needs_two_cpus = pytest.mark.skipif(cpu_pinning.two_cpus() is None, reason="one core allowed: both sides spin")
+needs_two_cpus = pytest.mark.skipif(cpu_pinning.two_cpus() is None, reason="one CPU allowed: both sides spin")
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
 
 def stress(*words: str) -> subprocess.CompletedProcess[str]:
     tool = ROOT / "tools" / "latency_stress.py"
     command = [sys.executable, str(tool), "--limit", "30", *words]
-    # A script imports from its own folder: that is where the tool's other files are.
+    # The script imports other tools from its own folder, which PYTHONSAFEPATH would prevent.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment)
 

@@ -1,4 +1,4 @@
-"""The benchmark of models: arithmetic, models made to size, the page, small runs of the command. Nothing is timed."""
+"""The benchmark of models: arithmetic, generated models, the page, small runs of the command. No time is asserted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import Operand, OperationType
 
 LIMIT_S = 300
-needs_two_cpus = pytest.mark.skipif(cpu_pinning.two_cpus() is None, reason="one core allowed: both sides poll")
+needs_two_cpus = pytest.mark.skipif(cpu_pinning.two_cpus() is None, reason="one CPU allowed: both sides poll")
 needs_llvmlite = pytest.mark.skipif(importlib.util.find_spec("llvmlite") is None, reason="llvmlite is not installed")
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
@@ -55,7 +55,7 @@ needs_matplotlib = pytest.mark.skipif(
 
 
 def bench(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command. Returning also shows that no process of it is left: each would hold its stdout open."""
+    """Run the command. That this returns also shows that no child process is left: it would keep stdout open."""
     return _python(str(ROOT / "tools" / "model_bench.py"), *words, **environment)
 
 
@@ -67,8 +67,8 @@ def _python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 @contextmanager
-def one_core() -> Iterator[None]:
-    """Allow this thread, and what it starts, a single core."""
+def one_cpu() -> Iterator[None]:
+    """Allow this thread, and processes that it starts, a single CPU."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     try:
@@ -92,7 +92,7 @@ def test_models_and_cost_are_reported(data_dir: Path) -> None:
     assert row["runners"].keys() | row["missing"].keys() == {runner_name(kind, n) for kind in RUNNERS for n in (1, 2)}
     for runner in row["runners"].values():
         assert {"p50", "p99", "p99.9", "threads", "api_variant", "output_difference"} <= set(runner)
-        assert runner["output_difference"] < 1e-5  # all have executed the same model on the same input
+        assert runner["output_difference"] < 1e-5  # all runners execute the same model on the same input
     if "LiteRT, 1 thread" in row["runners"]:
         assert row["runners"]["LiteRT, 1 thread"]["delegate"] == "XNNPACK"
     assert [cost["threads"] for cost in report["cost"]] == list(range(1, min(2, len(cpu_pinning.ALLOWED) - 1) + 1))
@@ -100,12 +100,12 @@ def test_models_and_cost_are_reported(data_dir: Path) -> None:
 
 
 @needs_llvmlite
-def test_a_peer_that_is_not_installed_is_named_and_not_compared(data_dir: Path, tmp_path: Path) -> None:
+def test_a_baseline_that_is_not_installed_is_reported_and_not_compared(data_dir: Path, tmp_path: Path) -> None:
     for package in ("ai_edge_litert", "onnxruntime"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text(f"raise ModuleNotFoundError('none', name='{package}')\n")
     words = ("--quick", "--json", "--only", "tts_float", "--sections", "models", "--require-all")
-    with one_core():  # half as many parties
+    with one_cpu():  # half as many runners
         done = bench(*words, "--models", str(data_dir / "models"), PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stderr) == (1, "")
     report = json.loads(done.stdout)
@@ -135,7 +135,7 @@ sys.exit(model_bench.main(["--quick", "--json", "--sections", "compiling", "--mo
 
 
 @needs_llvmlite
-def test_a_model_that_is_not_there_ends_the_run_with_one_line(tmp_path: Path) -> None:
+def test_a_missing_model_file_is_an_error_of_one_line(tmp_path: Path) -> None:
     done = bench("--quick", "--only", "tts_float", "--sections", "models", "--models", str(tmp_path))
     assert done.returncode == 1
     assert done.stderr.startswith("model_bench: error: nnfmq burst: FileNotFoundError")
@@ -148,7 +148,7 @@ def test_wrong_usage_is_status_2(words: list[str]) -> None:
         model_bench.main(words)
 
 
-def test_a_turn_does_not_begin_while_a_process_computes() -> None:
+def test_a_trial_does_not_begin_while_a_process_computes() -> None:
     busy = subprocess.Popen([sys.executable, "-c", "print(1, flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
     assert busy.stdout is not None
     with busy, busy.stdout:
@@ -177,14 +177,14 @@ def test_a_step_writes_executes_reads_and_moves_states() -> None:
     assert (first, second, third) == ([3, 4], [4, 5], [5, 6])
 
 
-def test_every_party_gets_the_same_inputs_and_states_of_zeros() -> None:
+def test_every_runner_gets_the_same_inputs_and_states_of_zeros() -> None:
     infos = [TensorInfo("x", (50,), "uint8"), TensorInfo("s", (3,), "float32", is_state=True)]
     (first, state), (again, _) = inputs_for(infos), inputs_for(infos)
     np.testing.assert_array_equal(first, again)
     assert np.unique(first).size > 10 and not state.any()
 
 
-def test_the_only_way_is_the_quickest() -> None:
+def test_the_only_api_variant_is_the_fastest() -> None:
     def step() -> list[Any]:
         return []
 
@@ -196,22 +196,22 @@ def test_the_only_way_is_the_quickest() -> None:
 # ---- arithmetic
 
 
-def test_a_figure_is_the_median_over_rounds_of_each_round_s_percentile() -> None:
+def test_a_metric_is_the_median_over_rounds_of_the_percentiles_of_each_round() -> None:
     rounds = [[1000] * 98 + [9000, 9000], [2000] * 100, [4000] * 100]
     assert metrics_of(rounds) == {"p50": 2.0, "p99": 4.0, "p99.9": 4.0}
 
 
-def test_all_turns_of_a_round_are_one_sample() -> None:
+def test_all_trials_of_a_round_are_one_sample() -> None:
     found = Measurements({"a": [[1000]] * (TRIALS_PER_ROUND - 1) + [[5000]] + [[3000]] * TRIALS_PER_ROUND})
     assert found.metrics() == {"a": {"p50": 2.0, "p99": 4.0, "p99.9": 4.0}}
 
 
-def test_turns_side_by_side_differ_by_their_medians() -> None:
+def test_adjacent_trials_differ_by_their_medians() -> None:
     found = Measurements({"a": [[1000, 7000, 9000], [20000]], "b": [[4000], [5000, 6000, 99000]]})
     assert found.differences_us("a", "b") == [3.0, 14.0]
 
 
-def test_each_round_begins_with_another_party() -> None:
+def test_each_round_begins_with_another_runner() -> None:
     assert [rotated("abc", number) for number in range(4)] == [
         ["a", "b", "c"],
         ["b", "c", "a"],
@@ -231,7 +231,7 @@ METRICS = {
 }  # fmt: skip
 
 
-def test_a_model_s_ratio_is_over_the_best_peer_with_as_many_threads() -> None:
+def test_a_model_s_ratio_is_over_the_best_baseline_with_as_many_threads() -> None:
     row = model_row(MODEL, METRICS, 2)
     assert (row["model"], row["best_baseline"]) == ("net", "ONNX Runtime, 2 threads")
     assert row["p50_us"] == {"subject": 40, "baseline": 80}
@@ -241,36 +241,48 @@ def test_a_model_s_ratio_is_over_the_best_peer_with_as_many_threads() -> None:
     assert slower["targets"][0]["met"] is False
 
 
-def test_a_model_without_peers_is_not_compared() -> None:
+def test_a_model_without_baselines_is_not_compared() -> None:
     row = model_row(MODEL, {"nnfmq burst, 2 threads": _metrics(40)}, 2)
     assert (row["best_baseline"], row["p50_us"]["baseline"], row["targets"][0]["met"]) == (None, None, None)
 
 
-def test_the_cost_is_a_difference_beside_5_us() -> None:
+def test_the_cost_is_a_difference_with_a_target_of_5_us() -> None:
     assert cost_row("net", 1, _metrics(45), _metrics(41), 4)["targets"][0]["value"] == 4
     assert cost_row("net", 1, _metrics(45), _metrics(41), 4)["targets"][0]["met"] is True
     assert cost_row("net", 1, _metrics(45), _metrics(39), 6)["targets"][0]["met"] is False
 
 
-def test_p99_beside_a_compilation_is_over_p99_alone() -> None:
+def test_a_cost_below_the_noise_of_its_rounds_is_not_measured() -> None:
+    (noisy,) = cost_row("net", 1, _metrics(45), _metrics(41), 4, [1, 4, 9])["targets"]
+    assert (noisy["value"], noisy["noise"], noisy["met"]) == (4, 8, None)
+    (stable,) = cost_row("net", 1, _metrics(45), _metrics(41), 4, [3.75, 4, 4.25])["targets"]
+    assert (stable["noise"], stable["met"]) == (0.5, True)
+
+
+def test_metrics_by_round_have_all_trials_of_the_round() -> None:
+    found = Measurements({"a": [[1000]] * TRIALS_PER_ROUND + [[3000]] * TRIALS_PER_ROUND})
+    assert [each["a"]["p50"] for each in found.metrics_by_round()] == [1.0, 3.0]
+
+
+def test_p99_during_a_compilation_is_divided_by_p99_without() -> None:
     (target,) = compiling_row("net", "other", unloaded=_metrics(10), under_load=_metrics(16))["targets"]
     assert (target["value"], target["met"]) == (1.6, False)
 
 
-def test_growth_is_the_power_between_the_last_two_sizes() -> None:
+def test_scaling_exponent_is_of_the_last_two_sizes() -> None:
     assert scaling_exponent([4, 8, 16], [1, 1, 4]) == pytest.approx(2)
     assert scaling_exponent([64, 256], [10, 40]) == pytest.approx(1)
 
 
-def test_outputs_are_apart_by_codes_or_relative_to_the_largest_float() -> None:
-    codes, floats = np.array([250, 3], np.uint8), np.array([2.0, -8.0], np.float32)
-    assert max_output_difference([np.array([247, 4], np.uint8)], [codes]) == 3
+def test_output_difference_is_in_quantized_steps_or_relative_to_the_largest_float() -> None:
+    quantized, floats = np.array([250, 3], np.uint8), np.array([2.0, -8.0], np.float32)
+    assert max_output_difference([np.array([247, 4], np.uint8)], [quantized]) == 3
     assert max_output_difference([np.array([2.0, -7.0], np.float32)], [floats]) == 1 / 8
-    assert max_output_difference([codes, floats], [codes, floats]) == 0
+    assert max_output_difference([quantized, floats], [quantized, floats]) == 0
     assert max_output_difference([floats + 1], [np.zeros(2, np.float32)]) == 7
 
 
-def test_the_roof_is_the_lower_of_cache_and_registers() -> None:
+def test_the_roofline_is_the_lower_of_cache_and_registers() -> None:
     ceilings = {"float32_operations_per_s": 80e9, "quantized_operations_per_s": 180e9, "memory_bytes_per_s": 10e9,
              "cache_bytes_per_s": 50e9}  # fmt: skip
     low = roofline_row("low", ModelCost(500, 2000, False), 1, ceilings)  # half an operation a byte: 25 G/s
@@ -286,7 +298,7 @@ def test_the_roof_is_the_lower_of_cache_and_registers() -> None:
     )
 
 
-def test_goals_are_listed_with_what_they_are_of() -> None:
+def test_targets_are_listed_with_the_label_of_their_row() -> None:
     report = {"models": [model_row(MODEL, METRICS, 2)], "cost": [cost_row("net", 2, _metrics(9), _metrics(1), 8)]}
     assert [(label, target["met"]) for label, target in targets_of(report)] == [
         ("net", True),
@@ -294,7 +306,7 @@ def test_goals_are_listed_with_what_they_are_of() -> None:
     ]
 
 
-def test_the_client_of_a_burst_has_a_core_of_its_own_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_of_a_burst_has_its_own_cpu_if_one_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_pinning, "ALLOWED", frozenset((2, 3, 5)))
     assert (compute_cpus(2), client_cpu_set(2)) == ((2, 3), (5,))
     assert (compute_cpus(3), client_cpu_set(3)) == ((2, 3, 5), (2, 3, 5))
@@ -302,7 +314,7 @@ def test_the_client_of_a_burst_has_a_core_of_its_own_where_there_is_one(monkeypa
 
 @pytest.fixture
 def fake_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let parties answer at once, without processes: each step takes as many ns as the party's name is long."""
+    """Replace trials by immediate results: each step takes as many ns as its runner's name is long."""
 
     def take(jobs: dict[str, RunnerJob], trials: object, rounds: int, advance: Callable[[str], object]) -> Measurements:
         for name in [*jobs] * rounds * TRIALS_PER_ROUND:
@@ -324,7 +336,7 @@ def fake_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("section", [name for name in SECTIONS if name != "compiling"])
 @pytest.mark.parametrize("divisor", [1, 100])
 @pytest.mark.parametrize("cpus", [2, 4])
-def test_the_bar_knows_how_many_turns_there_will_be(
+def test_the_progress_bar_has_the_number_of_trials(
     section: str, divisor: int, cpus: int, fake_trials: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_pinning, "ALLOWED", frozenset(range(cpus)))
@@ -334,15 +346,13 @@ def test_the_bar_knows_how_many_turns_there_will_be(
     assert len(seen) == count_trials(section, plan)
 
 
-def test_the_cost_is_measured_wherever_the_client_has_a_core(
-    fake_trials: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cost_is_measured_if_the_client_has_a_cpu(fake_trials: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_pinning, "ALLOWED", frozenset(range(3)))
     rows = SECTIONS["cost"](BenchmarkPlan(Path(), MODELS[:2], 1, 1, 1, lambda _: None))
     assert [(row["model"], row["threads"]) for row in rows] == [(m.name, n) for m in MODELS[:2] for n in (1, 2)]
 
 
-def test_growth_has_a_point_for_each_size(fake_trials: None) -> None:
+def test_scaling_has_a_point_for_each_size(fake_trials: None) -> None:
     found = SECTIONS["scaling"](BenchmarkPlan(Path(), MODELS, 1, 1, 1, lambda _: None))
     assert [point["size"] for point in found["size"][0]["points"]] == list(sections.SIZES)
     assert [(series["operation"], series["type"]) for series in found["channels"]] == [
@@ -350,15 +360,15 @@ def test_growth_has_a_point_for_each_size(fake_trials: None) -> None:
     ]
 
 
-def test_a_trial_has_fewer_steps() -> None:
+def test_a_quick_run_has_fewer_steps() -> None:
     assert BenchmarkPlan(Path(), MODELS, 3, 1, 1, lambda _: None).trial(2000) == Trial(2000 // TRIALS_PER_ROUND, 40)
     assert BenchmarkPlan(Path(), MODELS, 3, 100, 1, lambda _: None).trial(2000, trials=1) == Trial(20, 3)
 
 
-# ---- work, and models made to size
+# ---- costs, and generated models
 
 
-def test_the_work_of_known_models(data_dir: Path) -> None:
+def test_the_cost_of_known_models(data_dir: Path) -> None:
     # The papers have 14 and 300 million multiply-adds.
     small = count_model_cost(nnfmq.load(data_dir / "models" / "mobilenet_v1_0.25_128_quant.tflite").model)
     large = count_model_cost(nnfmq.load(data_dir / "models" / "mobilenet_v2_1.0_224_quant.tflite").model)
@@ -370,7 +380,7 @@ def test_the_work_of_known_models(data_dir: Path) -> None:
     assert speech.multiply_adds * 4 == pytest.approx(speech.bytes, rel=0.03)  # each weight is used once
 
 
-def test_the_work_of_a_product_of_several_rows() -> None:
+def test_the_cost_of_a_fully_connected_layer_with_several_rows() -> None:
     weights, bias = (Operand(F32, (5, 6)), bytes(120)), (Operand(F32, (5,)), bytes(20))
     model = one_operation(OperationType.FULLY_CONNECTED, [Operand(F32, (3, 6)), weights, bias, 0], Operand(F32, (3, 5)))
     work = count_model_cost(model)
@@ -389,7 +399,7 @@ def stop_thread_pool() -> Iterator[None]:
 @needs_llvmlite
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", TYPES)
-def test_models_made_to_size_are_computed_by_kernels(kind: str, dtype: str, stop_thread_pool: None) -> None:
+def test_generated_models_are_computed_by_kernels(kind: str, dtype: str, stop_thread_pool: None) -> None:
     made = generate_model(kind, dtype, 6, 12)
     assert_kernels_agree(made.model)
     assert (made.inputs[0].shape, made.inputs[0].dtype) == ((1, 6, 6, 12), dtype)
@@ -436,18 +446,18 @@ def test_results_have_a_table_for_each_section(report: dict[str, Any]) -> None:
     assert "| net | 1 | 4 µs | 5 µs | met | 45 | 41 |" in text
     assert "| net | other | 1.60 × | 1.50 × | **missed** | 32 | 20 |" in text
     assert "| op, uint8 | 24 | 48 | 1.50 |" in text
-    assert "which has no core of its own then" in text
+    assert "which shares them with the computing threads" in text
     assert "onnx not installed" in text
-    assert "* goals: 2 of 3 met" in text
+    assert "* targets: 2 of 3 met" in text
     assert "![" not in text
 
 
-def test_a_section_that_was_not_measured_is_left_out(report: dict[str, Any]) -> None:
+def test_a_section_that_was_not_measured_is_not_written(report: dict[str, Any]) -> None:
     text = pages.results({name: report[name] for name in ("conditions", "missed", "not_compared", "cost")}, {})
-    assert [line for line in text.splitlines() if line.startswith("###")] == ["### Cost over the model"]
+    assert [line for line in text.splitlines() if line.startswith("###")] == ["### Cost of the burst"]
 
 
-def test_only_what_is_between_the_marks_is_replaced() -> None:
+def test_only_the_text_between_the_markers_is_replaced() -> None:
     page = f"before\n{pages.BEGIN}\nold\n{pages.END}\nafter\n"
     assert pages.replaced(page, "new") == f"before\n{pages.BEGIN}\n\nnew\n\n{pages.END}\nafter\n"
     with pytest.raises(ValueError, match="the page has no"):
@@ -464,7 +474,7 @@ def test_the_page_links_the_plots_and_the_same_report_gives_the_same_bytes(
     for page in pages_of:
         page.parent.mkdir()
         page.write_text(f"{pages.BEGIN}{pages.END}", encoding="utf-8")
-    # In a process of its own: matplotlib leaves a good deal behind.
+    # In another process, because matplotlib keeps global state.
     calls = "; ".join(
         f"assert not model_bench_page.main([{str(file)!r}, '--page', {str(page)!r}])" for page in pages_of
     )
@@ -478,14 +488,16 @@ def test_the_page_links_the_plots_and_the_same_report_gives_the_same_bytes(
     assert b"](page/models.svg)" in written[0]["page.md"]
 
 
-def test_the_page_of_the_repository_has_the_marks() -> None:
+def test_the_page_of_the_repository_has_the_markers() -> None:
     page = (ROOT / "docs" / "explanation" / "performance.md").read_text(encoding="utf-8")
     assert pages.replaced(page, "x").count("x") >= 1
     for model in MODELS:
         assert f"| `{model.file}` | {model.target:.2f} |" in page or f"| `{model.file}` | {model.target:g} |" in page
 
 
-def test_a_file_that_is_no_report_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_a_report_is_an_error_of_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "report.json"
     file.write_text("[", encoding="utf-8")
     page = tmp_path / "page.md"
@@ -494,19 +506,19 @@ def test_a_file_that_is_no_report_is_refused_in_one_line(tmp_path: Path, capsys:
     assert capsys.readouterr().err.startswith("model_bench_page: error: JSONDecodeError")
 
 
-def test_the_parties_of_the_table_can_be_run() -> None:
+def test_the_runners_of_the_table_exist() -> None:
     assert {IN_PROCESS, *BASELINES} < set(RUNNERS)
 
 
-def test_the_tables_name_ratios_first_and_every_party(
+def test_the_tables_have_ratios_first_and_every_runner(
     report: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model_bench._print(report, True)
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    ratio = next(number for number, line in enumerate(lines) if "burst / best peer" in line)
+    ratio = next(number for number, line in enumerate(lines) if "burst / best baseline" in line)
     runner = next(number for number, line in enumerate(lines) if line.startswith("nnfmq burst, 2 threads"))
     assert ratio < runner
     assert lines[ratio + 2].split()[:6] == ["net", "0.50", "×", "0.50", "×", "met"]
     assert lines[runner].split()[4:8] == ["40", "80", "120", "2"]
-    assert "goals missed: net: something" in lines
+    assert "targets missed: net: something" in lines
     assert "not compared: nothing" in lines

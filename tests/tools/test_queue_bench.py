@@ -1,4 +1,4 @@
-"""The queue's benchmark: a tiny run through the real command, and the arithmetic of its goals. Nothing is timed."""
+"""The benchmark of queues: small runs of the real command, and the arithmetic of its targets. No time is asserted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import queue_bench
 from latency_baselines import BaselineUnavailable
 from queue_bench_candidates import CANDIDATES
-from queue_bench_cases import ROWS, Row, Target, medians, report_row
+from queue_bench_cases import ROWS, Row, Target, evaluate_target, medians, outcome_text, report_row
 from queue_bench_html import page
 from queue_bench_server import Sample
 from queue_bench_transports import require
@@ -24,12 +24,12 @@ from support.places import ROOT
 from support.under_test import core_name
 
 LIMIT_S = 120
-needs_two_cpus = pytest.mark.skipif(cpu_pinning.two_cpus() is None, reason="one core allowed: both sides poll")
+needs_two_cpus = pytest.mark.skipif(cpu_pinning.two_cpus() is None, reason="one CPU allowed: both sides poll")
 needs_compiled = pytest.mark.skipif(core_name() != "compiled", reason="measures the compiled core")
 
 
 def bench(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command. Returning also shows that no process of it is left: each would hold its stdout open."""
+    """Run the command. That this returns also shows that no child process is left: it would keep stdout open."""
     command = [sys.executable, str(ROOT / "tools" / "queue_bench.py"), *words]
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     return subprocess.run(
@@ -45,8 +45,8 @@ def reported(*words: str, **environment: str) -> Any:
 
 @needs_compiled
 @needs_two_cpus
-def test_every_row_that_is_asked_for_is_reported() -> None:
-    names = ["tail", "eater", "stream", "batches", "work", "think", "idle"]
+def test_every_chosen_row_is_reported() -> None:
+    names = ["tail", "busy-cpu", "stream", "batches", "work", "think", "idle"]
     report = reported("--rows", ",".join(names))
     assert [row["name"] for row in report["rows"]] == names
     assert set(report) == {"conditions", "rows", "missed", "not_compared"}
@@ -54,7 +54,7 @@ def test_every_row_that_is_asked_for_is_reported() -> None:
         assert set(row) == {"name", "title", "targets", "candidates", "missing"}
         assert row["missing"] == {}
         for target in row["targets"]:
-            assert set(target) == {"target", "value", "unit", "limit", "sense", "met"}
+            assert set(target) == {"target", "value", "unit", "limit", "noise", "sense", "met"}
             assert target["value"] is not None
     rows = {row["name"]: row for row in report["rows"]}
     assert set(rows["tail"]["candidates"]["nnfmq"]) == {"p50", "p99", "p99.9", "rounds"}
@@ -66,35 +66,35 @@ def test_every_row_that_is_asked_for_is_reported() -> None:
 def test_the_conditions_are_part_of_the_report() -> None:
     conditions = reported("--rows", "tail")["conditions"]
     assert {
-        "cpu", "cpus_used", "kernel", "python", "peers", "core", "polling_window_us", "load_before", "clock",
+        "cpu", "cpus_used", "kernel", "python", "packages", "core", "polling_window_us", "load_before", "clock",
     } <= set(conditions)  # fmt: skip
 
 
 @needs_compiled
 @needs_two_cpus
-def test_the_burst_of_the_null_model_runs_both_ways() -> None:
+def test_the_burst_of_the_null_model_runs_over_both_paths() -> None:
     candidates = reported("--rows", "burst")["rows"][0]["candidates"]
     assert {"burst in place", "burst copied"} <= set(candidates)
 
 
 @needs_compiled
-def test_a_missing_peer_is_named_and_not_compared() -> None:
-    report = reported("--rows", "one-core", PATH="")
+def test_a_missing_baseline_is_reported_and_not_compared() -> None:
+    report = reported("--rows", "one-cpu", PATH="")
     row = report["rows"][0]
     assert row["missing"] == {"C futex": "no C compiler (cc, gcc, clang) for the C ping-pong"}
     assert [target["met"] is None for target in row["targets"]] == [True, False]
-    assert report["not_compared"] == ["one-core: C futex: no C compiler (cc, gcc, clang) for the C ping-pong"]
+    assert report["not_compared"] == ["one-cpu: C futex: no C compiler (cc, gcc, clang) for the C ping-pong"]
 
 
 @needs_compiled
-def test_a_missing_peer_is_an_error_where_all_are_required() -> None:
-    assert bench("--quick", "--rounds", "1", "--rows", "one-core", "--require-all", PATH="").returncode == 1
+def test_a_missing_baseline_is_an_error_if_all_are_required() -> None:
+    assert bench("--quick", "--rounds", "1", "--rows", "one-cpu", "--require-all", PATH="").returncode == 1
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 @needs_compiled
 @needs_two_cpus
-def test_the_twin_is_compared_with_c_over_both_atomics() -> None:
+def test_the_python_core_is_compared_with_c_over_both_atomics() -> None:
     row = reported("--rows", "python")["rows"][0]
     assert set(row["candidates"]) | set(row["missing"]) == {"python, libatomic", "python, FUTEX_WAKE_OP", "C spin"}
     assert "C spin" in row["candidates"]
@@ -112,7 +112,7 @@ def test_a_child_that_fails_ends_the_run_with_its_reason() -> None:
     done = bench("--rows", "idle", "--limit", "1")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        "queue_bench: error: a child process ended without an answer (its limit is 1 seconds: --limit)"
+        "queue_bench: error: a child process ended without a result (its limit is 1 seconds: --limit)"
     ]
 
 
@@ -120,7 +120,7 @@ def test_a_child_that_fails_ends_the_run_with_its_reason() -> None:
     ("server", "reason"),
     [("lambda ready, _: open('/nowhere')", "FileNotFoundError"), ("lambda ready, _: None", "the server of it ended")],
 )
-def test_a_server_that_is_never_ready_fails_its_party(server: str, reason: str) -> None:
+def test_a_server_that_is_never_ready_fails_its_candidate(server: str, reason: str) -> None:
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "tools")!r})
@@ -140,7 +140,7 @@ except server.BenchmarkFailed as error:
 
 @needs_compiled
 @needs_two_cpus
-def test_the_table_names_goals_and_what_was_not_compared() -> None:
+def test_the_table_has_targets_and_missing_comparisons() -> None:
     done = bench("--quick", "--rounds", "1", "--rows", "tail", "--no-color")
     assert (done.returncode, done.stderr) == (0, "")
     assert "p99 / p50" in done.stdout
@@ -161,7 +161,7 @@ BASELINE = [Sample([10_000]), Sample([12_000]), Sample([80_000])]
 OTHERS = [Sample([20_000])] * 3
 
 
-def test_a_figure_is_the_median_over_rounds_of_each_round_s_percentile() -> None:
+def test_a_metric_is_the_median_over_rounds_of_the_percentiles_of_each_round() -> None:
     assert medians(SUBJECT) == {"p50": 2.0, "p99": 4.0, "p99.9": 4.0}
     assert medians([Sample(metrics={"per_second": value}) for value in (1, 7, 5)]) == {"per_second": 5}
 
@@ -178,20 +178,42 @@ def test_a_figure_is_the_median_over_rounds_of_each_round_s_percentile() -> None
         (Target("", "us", "p50", 1.9, "µs"), 2.0, False),
     ],
 )
-def test_a_goal_is_a_ratio_of_medians_beside_its_limit(target: Target, value: float, is_met: bool) -> None:
-    row = Row("r", "", ("us", "them", "others"), (target,))
-    evaluate_target = report_row(row, {"us": SUBJECT, "them": BASELINE, "others": OTHERS}, {})["targets"][0]
-    assert evaluate_target["value"] == pytest.approx(value)
-    assert evaluate_target["met"] is is_met
+def test_a_target_is_a_ratio_of_medians_with_a_limit(target: Target, value: float, is_met: bool) -> None:
+    metrics = {"us": medians(SUBJECT), "them": medians(BASELINE), "others": medians(OTHERS)}
+    evaluated = evaluate_target(target, metrics)
+    assert evaluated["value"] == pytest.approx(value)
+    assert evaluated["met"] is is_met
 
 
-def test_rates_are_compared_ours_over_theirs() -> None:
+@pytest.mark.parametrize(
+    ("limit", "times_us", "met", "text"),
+    [
+        (20.0, (10, 12, 14), True, "met"),
+        (16.0, (10, 12, 14), True, "met"),  # differs from the median by the range of the rounds
+        (15.9, (10, 12, 14), None, "not measured"),
+        (12.0, (10, 12, 14), None, "not measured"),
+        (11.0, (10, 12, 14), None, "not measured"),
+        (7.0, (10, 12, 14), False, "missed"),
+        (12.0, (12, 12, 12), True, "met"),
+        (12.0, (12,), True, "met"),  # one round has no range
+    ],
+)
+def test_a_difference_below_the_noise_is_not_measured(
+    limit: float, times_us: tuple[int, ...], met: bool | None, text: str
+) -> None:
+    row = Row("r", "", ("us",), (Target("", "us", "p50", limit, "µs"),))
+    (target,) = report_row(row, {"us": [Sample([1000 * time]) for time in times_us]}, {})["targets"]
+    assert (target["noise"], target["met"]) == (max(times_us) - min(times_us), met)
+    assert outcome_text(target) == text
+
+
+def test_rates_are_divided_by_the_baseline_s() -> None:
     target = Target("", "us", "per_second", 2.5, "×", ("them",), is_at_least=True)
     rounds = {"us": [Sample(metrics={"per_second": 30.0})], "them": [Sample(metrics={"per_second": 10.0})]}
     assert report_row(Row("r", "", (), (target,)), rounds, {})["targets"][0]["value"] == pytest.approx(3.0)
 
 
-def test_every_party_of_the_table_can_be_run() -> None:
+def test_every_candidate_of_the_table_exists() -> None:
     assert {candidate for row in ROWS for candidate in row.candidates} <= set(CANDIDATES)
     for row in ROWS:
         assert {target.candidate for target in row.targets} | {
@@ -199,7 +221,7 @@ def test_every_party_of_the_table_can_be_run() -> None:
         } <= set(row.candidates)
 
 
-def test_the_page_draws_a_curve_for_each_party_and_loads_nothing(tmp_path: Path) -> None:
+def test_the_page_draws_a_curve_for_each_candidate_and_loads_nothing(tmp_path: Path) -> None:
     rounds = {"us": SUBJECT, "<them>": BASELINE}
     row = report_row(Row("r", "a & b", ("us", "<them>"), (Target("g", "us", "p50", 3, "µs"),)), rounds, {})
     made = page({"conditions": {"cpu": "x"}, "rows": [row]}, {"r": rounds})
