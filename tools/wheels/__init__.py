@@ -1,7 +1,8 @@
 """Wheels for x86-64 and AArch64, built and checked by `python tools/wheels` on any x86-64 Linux.
 
-HEAD is built, never the working tree, by zig's C compiler against the symbols of an old glibc, so that the wheels ask
-for no more than their tag says wherever they were built. Built twice, in two folders, they are the same bytes. Modules:
-`pythons` (which interpreters), `build` (tree → wheel), `contents` and `binary` (what is in it), `trial` (install and
-use it), `command` (the order of things and the report). Not here: uploading, signing, musl, other systems.
+Wheels are built from HEAD, not from the working tree, with zig's C compiler and the symbols of an old glibc, so that
+they need only what their tag promises on whichever machine they are built. Builds are reproducible. Modules:
+`interpreters` (finds Pythons), `build` (source tree to wheel), `wheel_contents` and `elf_checks` (check files and
+extension modules), `smoke_test` (installs and uses a wheel), `command` (runs all of this and reports). Not supported:
+uploading, signing, musl, other systems.
 """

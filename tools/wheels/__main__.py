@@ -1,4 +1,4 @@
-"""`python tools/wheels`: run as a folder, so the folder above goes on the path in its place."""
+"""`python tools/wheels`. The folder on `sys.path` is replaced by its parent, so that `wheels` can be imported."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""HEAD → wheels: the tree, the compiler and the environment, the same whatever this machine has.
+"""Build of a wheel from HEAD: the source tree, the compiler and the environment, independent of the machine.
 
-The compiler is zig's clang, which brings glibc's symbols by version and the headers of each processor. The interpreter
-runs here whatever it builds for: its headers serve AArch64 as well, since both are 64-bit, little-endian and LP64;
-`headers_fit` has the other compiler check each size in `pyconfig.h`. Nothing of the build's time, path or user gets
-into a wheel: SOURCE_DATE_EPOCH is HEAD's, no debugging information, no path to search for libraries.
+The compiler is zig's clang, which includes the symbol versions of old glibcs and the headers of each architecture. The
+interpreter that builds is an x86-64 one even for AArch64: its headers are valid there too, since both are 64-bit,
+little-endian and LP64. `check_headers` verifies that by compiling assertions of all sizes in `pyconfig.h`. A wheel
+contains nothing that depends on time, path or user: SOURCE_DATE_EPOCH is the time of HEAD's commit, and there are no
+debugging information and no library search paths.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from wheels.interpreters import ROOT, Failed, Python, environment, pip, run, settings
+from wheels.interpreters import ROOT, BuildError, Python, create_venv, pip, read_pyproject, run
 
 GLIBC = (2, 17)
-"""What the code needs; the `manylinux_2_17` that every pip since 20.3 knows."""
+"""The oldest glibc that has all needed symbols; every pip since 20.3 supports its tag, `manylinux_2_17`."""
 ARCHITECTURES = ("x86_64", "aarch64")
 _SIZES = re.compile(r"^#define (SIZEOF|ALIGNOF)_(\w+) (\d+)$", re.MULTILINE)
 _TYPES = {
@@ -33,7 +34,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a wheel is for: an interpreter, and a processor or None for the one in plain Python."""
+    """The interpreter and the architecture that a wheel is for; None: a wheel without compiled cores."""
 
     python: Python
     architecture: str | None
@@ -47,7 +48,7 @@ class Target:
 
     @property
     def suffix(self) -> str:
-        """Return the ending of its extension modules."""
+        """Return the file name suffix of its extension modules."""
         return f".cpython-{self.python.tag[2:]}-{self.architecture}-linux-gnu.so"
 
 
@@ -58,27 +59,27 @@ def platform_tag(architecture: str) -> str:
 
 @cache
 def head() -> str:
-    """Return the commit that is built. Asked once: a commit made meanwhile must not get into half of the wheels."""
+    """Return the hash of the commit to build. Cached, so that a commit during the build does not change it."""
     return run(["git", "-C", ROOT, "rev-parse", "HEAD"]).strip()
 
 
 def epoch() -> int:
-    """Return $SOURCE_DATE_EPOCH, or the time of HEAD's commit, in seconds."""
+    """Return $SOURCE_DATE_EPOCH if it is set, else the time of HEAD's commit, in seconds since 1970."""
     return int(os.environ.get("SOURCE_DATE_EPOCH") or run(["git", "-C", ROOT, "log", "-1", "--format=%ct", head()]))
 
 
-def uncommitted() -> bool:
-    """Say whether the working tree has changes that a wheel would not have."""
+def has_uncommitted_changes() -> bool:
+    """Return True if the working tree differs from HEAD."""
     return bool(run(["git", "-C", ROOT, "status", "--porcelain"]).strip())
 
 
-def files() -> list[str]:
-    """Return the files of the package at HEAD, as paths from the root."""
+def package_files() -> list[str]:
+    """Return the paths of the package's files at HEAD, relative to the repository."""
     return run(["git", "-C", ROOT, "ls-tree", "-r", "--name-only", head(), "nnfmq"]).splitlines()
 
 
 def export(folder: Path) -> Path:
-    """Write the tree at HEAD into `folder`, with modes that do not depend on the umask; return it."""
+    """Extract the source tree at HEAD to `folder`, with file modes independent of the umask; return `folder`."""
     archive = folder.with_suffix(".tar")
     run(["git", "-C", ROOT, "-c", "tar.umask=0022", "archive", "--output", archive, head()])
     with tarfile.open(fileobj=io.BytesIO(archive.read_bytes())) as tree:
@@ -87,55 +88,64 @@ def export(folder: Path) -> Path:
     return folder
 
 
-def workshop(python: Python, folder: Path, *, compiled: bool) -> Path:
-    """Make the environment that builds: what pyproject.toml requires, without Cython where nothing is compiled."""
-    wanted: list[str] = settings()["build-system"]["requires"]
-    return environment(python, folder, [name for name in wanted if compiled or not name.startswith("Cython")])
+def create_build_venv(python: Python, folder: Path, *, compiled: bool) -> Path:
+    """Create an environment with pyproject.toml's build requirements, Cython only if `compiled`.
+
+    Returns the path of its interpreter.
+    """
+    requirements: list[str] = read_pyproject()["build-system"]["requires"]
+    return create_venv(python, folder, [name for name in requirements if compiled or not name.startswith("Cython")])
 
 
-def build(target: Target, inside: Path, tree: Path, cache: Path, output: Path) -> Path:
-    """Build one wheel of `tree` with the interpreter `inside` a workshop into `output`. Raises Failed.
+def build(target: Target, venv_python: Path, tree: Path, cache: Path, output: Path) -> Path:
+    """Build one wheel of the source tree `tree` into `output` with the interpreter of a build environment.
 
-    What an earlier build left in `tree` is removed, except the translated C, which is the same for every target.
+    Results of an earlier build in `tree` are removed, except the generated C, which is the same for every target.
+
+    Raises:
+        BuildError: If pip fails or builds no wheel with the target's tag.
     """
     shutil.rmtree(tree / "build", ignore_errors=True)
     variables = {"SOURCE_DATE_EPOCH": str(epoch()), "ZIG_GLOBAL_CACHE_DIR": str(cache), "PYTHONHASHSEED": "0"}
-    words: list[str | Path] = ["wheel", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--wheel-dir", output]
+    args: list[str | Path] = ["wheel", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--wheel-dir", output]
     if target.architecture is not None:
-        variables |= compiler(target.architecture) | {"SETUPTOOLS_EXT_SUFFIX": target.suffix}
-        words += [f"--config-settings=--build-option=--plat-name={platform_tag(target.architecture)}"]
-    said = pip(inside, *words, tree, environment=variables)
-    return _the_one(output, target, said)
+        variables |= compiler_variables(target.architecture) | {"SETUPTOOLS_EXT_SUFFIX": target.suffix}
+        args += [f"--config-settings=--build-option=--plat-name={platform_tag(target.architecture)}"]
+    pip_output = pip(venv_python, *args, tree, environment=variables)
+    return _find_wheel(output, target, pip_output)
 
 
-def compiler(architecture: str) -> dict[str, str]:
-    """Return the variables by which setuptools compiles and links for `architecture`, whatever runs here."""
-    cc = " ".join(zig(architecture))
+def compiler_variables(architecture: str) -> dict[str, str]:
+    """Return the environment variables that make setuptools compile and link for `architecture`."""
+    cc = " ".join(zig_command(architecture))
     return {"CC": cc, "LDSHARED": f"{cc} -shared -s", "CFLAGS": "-g0", "CPPFLAGS": "", "LDFLAGS": "", "ARCHFLAGS": ""}
 
 
-def zig(architecture: str) -> list[str]:
-    """Return the command of the C compiler for `architecture` and the glibc of the tag."""
+def zig_command(architecture: str) -> list[str]:
+    """Return the command of the C compiler for `architecture` and the tag's glibc."""
     target = "{}-linux-gnu.{}.{}".format(architecture, *GLIBC)
     return [sys.executable, "-m", "ziglang", "cc", "-target", target]
 
 
-def headers_fit(inside: Path, architecture: str, folder: Path, cache: Path) -> list[str]:
-    """Have the compiler for `architecture` check the sizes in the `pyconfig.h` of `inside`; return what is wrong."""
-    ask = "import sysconfig; print(sysconfig.get_config_h_filename())"
-    header = Path(run([inside, "-I", "-c", ask]).strip()).read_text(encoding="utf-8")
+def check_headers(venv_python: Path, architecture: str, folder: Path, cache: Path) -> list[str]:
+    """Compile assertions of the sizes in the interpreter's `pyconfig.h` for `architecture`; return the problems."""
+    script = "import sysconfig; print(sysconfig.get_config_h_filename())"
+    header = Path(run([venv_python, "-I", "-c", script]).strip()).read_text(encoding="utf-8")
     source = folder / f"sizes_{architecture}.c"
-    source.write_text(assertions(header), encoding="utf-8")
+    source.write_text(size_assertions(header), encoding="utf-8")
     try:
         object_file = source.with_suffix(".o")
-        run([*zig(architecture), "-c", source, "-o", object_file], environment={"ZIG_GLOBAL_CACHE_DIR": str(cache)})
-    except Failed as failure:
-        return [f"pyconfig.h does not fit {architecture}: {failure}"]
+        run(
+            [*zig_command(architecture), "-c", source, "-o", object_file],
+            environment={"ZIG_GLOBAL_CACHE_DIR": str(cache)},
+        )
+    except BuildError as failure:
+        return [f"pyconfig.h is wrong for {architecture}: {failure}"]
     return []
 
 
-def assertions(pyconfig: str) -> str:
-    """Return a C program that compiles only where every SIZEOF_ and ALIGNOF_ of `pyconfig` is true."""
+def size_assertions(pyconfig: str) -> str:
+    """Return a C program that compiles only if every SIZEOF_ and ALIGNOF_ macro in `pyconfig` is true."""
     lines = [f"#include <{name}.h>" for name in ("stddef", "stdio", "sys/types", "time", "pthread")]
     for kind, name, value in _SIZES.findall(pyconfig):
         operator = "sizeof" if kind == "SIZEOF" else "_Alignof"
@@ -144,9 +154,9 @@ def assertions(pyconfig: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def _the_one(folder: Path, target: Target, said: str) -> Path:
+def _find_wheel(folder: Path, target: Target, pip_output: str) -> Path:
     names = sorted(path.name for path in folder.glob("*.whl"))
     built = [name for name in names if name.endswith(f"-{target.tag}.whl")]
     if len(built) != 1:
-        raise Failed(f"no wheel tagged {target.tag} was built, but {names or 'none'}\n{said}".strip())
+        raise BuildError(f"no wheel with the tag {target.tag} was built, but {names or 'none'}\n{pip_output}".strip())
     return folder / built[0]

@@ -1,9 +1,9 @@
-"""What an extension module asks of the system: its processor, libraries, glibc and Python.
+"""Checks of an extension module's requirements: architecture, libraries, glibc version and Python symbols.
 
-Read from the ELF file itself, so that it needs neither the processor nor the libraries. A module for AArch64 that
-asks Python for the same symbols as the one for x86-64, which was loaded and used, was translated from the same source
-under the same headers: `command` compares the two. auditwheel has a list of its own of what a tag allows; it is asked
-too.
+They are read from the ELF file, so neither the architecture nor the libraries are needed to check it. A module for
+AArch64 that needs the same Python symbols as the one for x86-64, which the smoke test executes, was generated from the
+same source with the same headers: `command` compares the two. auditwheel, which has its own list of what a tag allows,
+is run too.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 LIBRARIES = frozenset(
     ["libc.so.6", "libm.so.6", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"]
 )  # fmt: skip
-"""Of the libraries that every manylinux system has, those that the core may use."""
+"""The libraries that the compiled core may need; every manylinux system has them."""
 _GLIBC = re.compile(r"GLIBC_(\d+)\.(\d+)(?:\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """One shared object: what it needs of others. `undefined` are the symbols that no library version is named for."""
+    """The requirements of one shared object. `undefined` are the symbols without a library version."""
 
     machine: str
     libraries: frozenset[str]
@@ -42,13 +42,17 @@ class Binary:
 
     @property
     def glibc(self) -> tuple[int, int]:
-        """Return the oldest glibc that has everything it asks for; (0, 0) where it asks for nothing."""
+        """The oldest glibc that has all needed symbols; (0, 0) if none is needed."""
         found = [_GLIBC.fullmatch(version) for version in self.versions]
         return max(((int(match[1]), int(match[2])) for match in found if match), default=(0, 0))
 
 
 def parse(data: bytes) -> Binary:
-    """Read a shared object. Raises ELFError where it is none."""
+    """Return the requirements of a shared object.
+
+    Raises:
+        ELFError: If `data` is not an ELF file.
+    """
     elf: Any = ELFFile(BytesIO(data))
     dynamic = list(elf.get_section_by_name(".dynamic").iter_tags())
     return Binary(
@@ -66,35 +70,35 @@ _SEARCH = ("DT_RPATH", "DT_RUNPATH")
 
 
 def in_wheel(wheel: Path) -> dict[str, Binary]:
-    """Read every shared object of a wheel, by its path without the ending."""
+    """Return the requirements of each shared object in a wheel, by its path without the suffix."""
     with ZipFile(wheel) as opened:
         names = [name for name in opened.namelist() if name.endswith(".so")]
         return {name.split(".")[0]: parse(opened.read(name)) for name in names}
 
 
-def faults(binary: Binary, architecture: str, glibc: tuple[int, int] = GLIBC) -> Iterator[str]:
-    """Yield what keeps a shared object from loading on every `architecture` with `glibc` or newer."""
+def problems(binary: Binary, architecture: str, glibc: tuple[int, int] = GLIBC) -> Iterator[str]:
+    """Yield each reason why a shared object may not load on `architecture` with `glibc` or newer."""
     if binary.machine != MACHINES[architecture]:
         yield f"is for {binary.machine}, not {MACHINES[architecture]}"
     if binary.glibc > glibc:
         yield "needs glibc {}.{}, the tag promises {}.{}".format(*binary.glibc, *glibc)
     if other := sorted(version for version in binary.versions if not _GLIBC.fullmatch(version)):
         yield f"needs symbols of versions {other}, which are not glibc's"
-    if foreign := sorted(binary.libraries - LIBRARIES):
-        yield f"needs {foreign}, allowed are {sorted(LIBRARIES)}"
+    if not_allowed := sorted(binary.libraries - LIBRARIES):
+        yield f"needs {not_allowed}, allowed are {sorted(LIBRARIES)}"
     if binary.search_paths:
-        yield f"searches {list(binary.search_paths)} for libraries, which are paths of this machine"
+        yield f"searches {list(binary.search_paths)} for libraries, which exist only on this machine"
     if unknown := sorted(name for name in binary.undefined if not name.startswith(("Py", "_Py"))):
-        yield f"asks for {unknown}, which neither glibc nor Python has"
+        yield f"needs {unknown}, which neither glibc nor Python has"
 
 
-def auditwheel_faults(wheel: Path, architecture: str) -> list[str]:
-    """Return how auditwheel's verdict differs from the tag: it must find the tag's glibc, or an older one, enough."""
-    said = " ".join(run([sys.executable, "-m", "auditwheel", "show", wheel]).split())
-    verdict = re.search(rf'platform tag: "manylinux_(\d+)_(\d+)_{architecture}"', said)
-    if verdict and (int(verdict[1]), int(verdict[2])) <= GLIBC:
+def auditwheel_problems(wheel: Path, architecture: str) -> list[str]:
+    """Return a problem unless auditwheel finds that the wheel needs at most the tag's glibc."""
+    report = " ".join(run([sys.executable, "-m", "auditwheel", "show", wheel]).split())
+    found = re.search(rf'platform tag: "manylinux_(\d+)_(\d+)_{architecture}"', report)
+    if found and (int(found[1]), int(found[2])) <= GLIBC:
         return []
-    return [f"auditwheel does not find {platform_tag(architecture)} met: {said}"]
+    return [f"according to auditwheel, the wheel does not satisfy {platform_tag(architecture)}: {report}"]
 
 
 def _versions(elf: Any) -> Iterator[str]:
@@ -104,9 +108,9 @@ def _versions(elf: Any) -> Iterator[str]:
 
 
 def _undefined(elf: Any) -> Iterator[str]:
-    """Yield the undefined global symbols whose version index (0 local, 1 global) names no version."""
+    """Yield the undefined global symbols without a version, that is with version index 0 (local) or 1 (global)."""
     table, versions = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".gnu.version")
     for index, symbol in enumerate(table.iter_symbols()):
-        wanted = symbol["st_shndx"] == "SHN_UNDEF" and symbol["st_info"]["bind"] == "STB_GLOBAL"
-        if wanted and (versions is None or not isinstance(versions.get_symbol(index)["ndx"], int)):
+        is_undefined = symbol["st_shndx"] == "SHN_UNDEF" and symbol["st_info"]["bind"] == "STB_GLOBAL"
+        if is_undefined and (versions is None or not isinstance(versions.get_symbol(index)["ndx"], int)):
             yield symbol.name

@@ -1,8 +1,8 @@
-"""The Pythons of this machine that the project supports, and environments of them.
+"""Supported Python interpreters on this machine, and virtual environments made with them.
 
-An interpreter is asked what it is, never judged by its path: a shim that does not run, a version below
-`requires-python`, a build without a GIL, another implementation, or one without C headers or `venv` is passed over.
-Of several with the same minor version the newest release counts.
+A candidate is executed to find its properties. It is skipped if it does not run (a pyenv shim, for instance), is older
+than `requires-python`, is a pre-release, has no GIL, is not CPython, or has no C headers or `venv`. Of several with the
+same minor version the newest release is used.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-_LIMIT_S = 600
-_ASK = """
+_TIMEOUT_S = 600
+_PROBE_SCRIPT = """
 import ensurepip, json, os, platform, sys, sysconfig
 print(json.dumps({
     "implementation": sys.implementation.name,
@@ -33,48 +33,48 @@ print(json.dumps({
 """
 
 
-class Failed(Exception):
-    """A command that this tool ran did not do its work; the message is what it said last."""
+class BuildError(Exception):
+    """A command failed, or a wheel cannot be built. The message of a failed command has the end of its output."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Python:
-    """An interpreter: its release, as (3, 12, 1), and where it is."""
+    """An interpreter: its release, such as (3, 12, 1), and its path."""
 
     release: tuple[int, int, int]
     path: Path
 
     @property
     def minor(self) -> str:
-        """Return "3.12"."""
+        """The minor version, such as "3.12"."""
         return "{}.{}".format(*self.release)
 
     @property
     def tag(self) -> str:
-        """Return "cp312", the tag of interpreter and ABI alike."""
+        """The tag of the interpreter and of its ABI, such as "cp312"."""
         return "cp{}{}".format(*self.release)
 
     def __str__(self) -> str:
         return "{}.{}.{}".format(*self.release)
 
 
-def settings() -> dict[str, Any]:
-    """Return pyproject.toml."""
+def read_pyproject() -> dict[str, Any]:
+    """Return the content of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def oldest() -> tuple[int, ...]:
-    """Return the first supported version, as (3, 11)."""
-    wanted: str = settings()["project"]["requires-python"]
-    return tuple(int(part) for part in wanted.removeprefix(">=").split("."))
+def min_version() -> tuple[int, ...]:
+    """Return the oldest supported Python version, such as (3, 11)."""
+    requirement: str = read_pyproject()["project"]["requires-python"]
+    return tuple(int(part) for part in requirement.removeprefix(">=").split("."))
 
 
-def find() -> list[Python]:
-    """Return the newest release of each supported minor version found here, the oldest first."""
-    return newest(python for path in _candidates() if (python := ask(path)) is not None)
+def find_all() -> list[Python]:
+    """Return the newest release of each supported minor version on this machine, in ascending order."""
+    return newest_releases(python for path in _candidates() if (python := probe(path)) is not None)
 
 
-def newest(pythons: Iterable[Python]) -> list[Python]:
+def newest_releases(pythons: Iterable[Python]) -> list[Python]:
     """Keep the newest release of each minor version; of equal ones the first given."""
     best: dict[str, Python] = {}
     for python in pythons:
@@ -83,59 +83,72 @@ def newest(pythons: Iterable[Python]) -> list[Python]:
     return sorted(best.values())
 
 
-def named(names: Sequence[str]) -> list[Python]:
-    """Return the interpreters given by path or command name. Raises Failed for one that cannot be used."""
-    return [_named(name) for name in names]
+def find_named(names: Sequence[str]) -> list[Python]:
+    """Return the interpreters with the given paths or command names.
+
+    Raises:
+        BuildError: If one is not supported.
+    """
+    return [_find_named(name) for name in names]
 
 
-def ask(path: Path) -> Python | None:
-    """Return what `path` is, or None where it is nothing that the project can be built for."""
+def probe(path: Path) -> Python | None:
+    """Execute `path`; return its description, or None if it is not a supported interpreter."""
     try:
-        answer = json.loads(run([path, "-I", "-c", _ASK], limit_s=60))
-    except (Failed, OSError, ValueError):
+        properties = json.loads(run([path, "-I", "-c", _PROBE_SCRIPT], timeout_s=60))
+    except (BuildError, OSError, ValueError):
         return None
-    release: tuple[int, int, int] = tuple(answer["release"])
-    good = answer["implementation"] == "cpython" and answer["final"] and answer["gil"] and answer["headers"]
-    return Python(release, path) if good and answer["base"] and release >= oldest() else None
+    release: tuple[int, int, int] = tuple(properties["release"])
+    is_supported = (
+        properties["implementation"] == "cpython"
+        and properties["final"]
+        and properties["gil"]
+        and properties["headers"]
+    )
+    return Python(release, path) if is_supported and properties["base"] and release >= min_version() else None
 
 
-def environment(python: Python, folder: Path, requirements: Sequence[str | Path], *options: str) -> Path:
-    """Make a virtual environment in `folder` with `requirements`; return its interpreter. Raises Failed."""
+def create_venv(python: Python, folder: Path, requirements: Sequence[str | Path], *options: str) -> Path:
+    """Create a virtual environment in `folder` with `requirements`; return the path of its interpreter."""
     run([python.path, "-I", "-m", "venv", folder])
-    inside = folder / "bin" / "python"
+    venv_python = folder / "bin" / "python"
     if requirements:
-        pip(inside, "install", *options, *requirements)
-    return inside
+        pip(venv_python, "install", *options, *requirements)
+    return venv_python
 
 
-def pip(python: Path, *words: str | Path, environment: Mapping[str, str] | None = None) -> str:
-    """Run pip in an environment; return what it printed. Raises Failed."""
-    return run([python, "-m", "pip", "--quiet", "--disable-pip-version-check", *words], environment=environment)
+def pip(python: Path, *args: str | Path, environment: Mapping[str, str] | None = None) -> str:
+    """Run pip with the interpreter `python`; return its output. Raises BuildError."""
+    return run([python, "-m", "pip", "--quiet", "--disable-pip-version-check", *args], environment=environment)
 
 
 def run(
     command: Sequence[str | Path], *, environment: Mapping[str, str] | None = None, folder: Path | None = None,
-    limit_s: float = _LIMIT_S,
+    timeout_s: float = _TIMEOUT_S,
 ) -> str:  # fmt: skip
-    """Run a command, with `environment` over ours, and return its stdout. Raises Failed with its last words."""
+    """Run a command with `environment` added to this process's; return its stdout.
+
+    Raises:
+        BuildError: If it exits with another status than 0, or does not end within `timeout_s` seconds.
+    """
     words = [str(word) for word in command]
     try:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
-            env=_clean() | dict(environment or {}), cwd=folder, timeout=limit_s,
+            env=_clean_environment() | dict(environment or {}), cwd=folder, timeout=timeout_s,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise Failed(f"{' '.join(words[:4])} … did not end in {limit_s} s") from error
+        raise BuildError(f"{' '.join(words[:4])} … did not end within {timeout_s} s") from error
     if done.returncode:
         last = (done.stderr or done.stdout).strip().splitlines()[-12:]
-        raise Failed("\n".join([f"{' '.join(words[:4])} … ended with {done.returncode}:", *last]))
+        raise BuildError("\n".join([f"{' '.join(words[:4])} … failed with exit status {done.returncode}:", *last]))
     return done.stdout
 
 
-def _clean() -> dict[str, str]:
-    """Return our environment without what would lead an interpreter astray or choose a core for it."""
-    astray = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "NNFMQ_CORE", "NNFMQ_SOCKET")
-    return {name: value for name, value in os.environ.items() if name not in astray}
+def _clean_environment() -> dict[str, str]:
+    """Return this process's environment without variables that change an interpreter's path or nnfmq's core."""
+    removed = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "NNFMQ_CORE", "NNFMQ_SOCKET")
+    return {name: value for name, value in os.environ.items() if name not in removed}
 
 
 def _candidates() -> Iterator[Path]:
@@ -144,10 +157,12 @@ def _candidates() -> Iterator[Path]:
         yield from sorted(path for path in Path(folder).glob("python3.*") if path.suffix[1:].isdigit())
 
 
-def _named(name: str) -> Python:
+def _find_named(name: str) -> Python:
     found = shutil.which(name)
-    python = ask(Path(found)) if found else None
+    python = probe(Path(found)) if found else None
     if python is None:
-        wanted = f"CPython {'.'.join(map(str, oldest()))} or newer with C headers and venv, outside any environment"
-        raise Failed(f"{name} is no {wanted}; leave --python out to search")
+        supported = (
+            f"CPython {'.'.join(map(str, min_version()))} or newer with C headers and venv, outside any environment"
+        )
+        raise BuildError(f"{name} is not {supported}; omit --python to search for interpreters")
     return python

@@ -1,7 +1,7 @@
-"""What an installed nnfmq does, as JSON: `smoke_test_script.py RECORDS`, run by the interpreter under trial.
+"""Use an installed nnfmq and print the result as JSON: `smoke_test_script.py RECORDS`, run with the tested interpreter.
 
-Two processes exchange records over a queue: a forked one attaches as a foreign one would, from descriptors and their
-JSON. (Forked and not started, so that the same program runs under an emulator, whose child is one too.)
+Two processes exchange records over a queue. The second attaches from the descriptors and the queue's JSON, as an
+unrelated process would. It is forked, not started, because a child of an emulated process is then emulated too.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ QUANTUM, COUNT = 24, 16
 
 
 def record(number: int) -> bytes:
-    """Return 24 bytes that no other number has."""
+    """Return 24 bytes that are different for each number."""
     return sha256(number.to_bytes(8, "little")).digest()[:QUANTUM]
 
 
 def send_all(fds: tuple[int, ...], text: str, records: int) -> None:
-    """Attach and write that many records."""
+    """Attach to the queue and write `records` records."""
     deadline_ns = time.monotonic_ns() + 60 * 10**9
     with MessageQueue.adopt([os.dup(fd) for fd in fds], text, reset_pointers=False) as queue:
         for number in range(records):
@@ -34,7 +34,7 @@ def send_all(fds: tuple[int, ...], text: str, records: int) -> None:
 
 
 def exchange(records: int) -> int:
-    """Return how many records came from the other process as they were sent."""
+    """Return the number of records that arrived unchanged from the other process, or -1 if that failed."""
     deadline_ns = time.monotonic_ns() + 60 * 10**9
     with MessageQueue.create(QUANTUM, COUNT) as queue:
         child = os.fork()
@@ -45,8 +45,8 @@ def exchange(records: int) -> int:
                 status = 0
             finally:
                 os._exit(status)
-        good = sum(queue.read_blocking(1, deadline_ns) == record(number) for number in range(records))
-        return good if os.waitpid(child, 0)[1] == 0 else -1
+        intact = sum(queue.read_blocking(1, deadline_ns) == record(number) for number in range(records))
+        return intact if os.waitpid(child, 0)[1] == 0 else -1
 
 
 if __name__ == "__main__":

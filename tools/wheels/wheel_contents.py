@@ -1,7 +1,7 @@
-"""What lies in a wheel: the files of the package, its extension modules, true records, and nothing else.
+"""Checks of a wheel's files: the package's files, its extension modules, a correct RECORD, and nothing else.
 
-`faults` returns sentences; an empty list is a good wheel. The files are compared with those that git has at HEAD: a
-missing `py.typed` and a translated `.c` are found by the same comparison. What the binaries ask for is `binary`'s.
+`problems` returns one sentence for each problem. The files are compared with git's at HEAD, which finds both a missing
+`py.typed` and a generated `.c`. `elf_checks` checks the extension modules themselves.
 """
 
 from __future__ import annotations
@@ -20,38 +20,42 @@ from wheels.build import Target
 METADATA = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt")
 
 
-def faults(wheel: Path, target: Target, tracked: Iterable[str]) -> list[str]:
-    """Return what is wrong with a wheel for `target`, whose package should have the files `tracked`."""
+def problems(wheel: Path, target: Target, tracked: Iterable[str]) -> list[str]:
+    """Return the problems of a wheel for `target`, whose package must consist of the files `tracked`."""
     try:
         with ZipFile(wheel) as opened:
-            return [*_unlike(opened, target, set(tracked)), *_mistagged(opened, target), *record_faults(opened)]
+            return [
+                *_file_problems(opened, target, set(tracked)),
+                *_tag_problems(opened, target),
+                *record_problems(opened),
+            ]
     except (BadZipFile, KeyError, UnicodeDecodeError, csv.Error) as error:
         return [f"cannot be read: {error!r}"]
 
 
-def record_faults(wheel: ZipFile) -> Iterator[str]:
-    """Compare RECORD with what is there: every file, its SHA-256 and its size, and no other."""
-    record = info(wheel, "RECORD")
+def record_problems(wheel: ZipFile) -> Iterator[str]:
+    """Yield the differences between RECORD and the wheel: files, SHA-256 digests and sizes."""
+    record = metadata_path(wheel, "RECORD")
     rows = {row[0]: tuple(row[1:]) for row in csv.reader(io.StringIO(wheel.read(record).decode()))}
     names = wheel.namelist()
     yield from (f"{name} is in the wheel twice" for name in sorted({name for name in names if names.count(name) > 1}))
     yield from (f"{name} is not in RECORD" for name in sorted(set(names) - set(rows)))
-    yield from (f"{name} is in RECORD and not in the wheel" for name in sorted(set(rows) - set(names)))
+    yield from (f"{name} is in RECORD but not in the wheel" for name in sorted(set(rows) - set(names)))
     for name in sorted(set(names) & set(rows)):
         expected = ("", "") if name == record else _digest(wheel.read(name))
         if rows[name] != expected:
-            yield f"RECORD has {rows[name]} for {name}, which is {expected}"
+            yield f"RECORD has {rows[name]} for {name}, not {expected}"
 
 
-def info(wheel: ZipFile, name: str) -> str:
-    """Return the path of a file of the wheel's metadata. Raises KeyError where there is none."""
+def metadata_path(wheel: ZipFile, name: str) -> str:
+    """Return the path of a metadata file in the wheel. Raises KeyError if there is not exactly one."""
     found = [path for path in wheel.namelist() if path.endswith(f".dist-info/{name}")]
     if len(found) != 1:
-        raise KeyError(f"one .dist-info/{name} is needed, there are {len(found)}")
+        raise KeyError(f"there must be one .dist-info/{name}, but there are {len(found)}")
     return found[0]
 
 
-def binaries(tracked: Iterable[str], target: Target) -> set[str]:
+def extension_modules(tracked: Iterable[str], target: Target) -> set[str]:
     """Return the paths of the extension modules that a wheel for `target` must have."""
     if target.architecture is None:
         return set()
@@ -59,17 +63,17 @@ def binaries(tracked: Iterable[str], target: Target) -> set[str]:
     return {str(source.with_suffix("")) + target.suffix for source in sources}
 
 
-def _unlike(wheel: ZipFile, target: Target, tracked: set[str]) -> Iterator[str]:
-    expected = tracked | binaries(tracked, target)
-    there = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    yield from (f"{name} is missing" for name in sorted(expected - there))
-    yield from (f"{name} does not belong in it" for name in sorted(there - expected))
+def _file_problems(wheel: ZipFile, target: Target, tracked: set[str]) -> Iterator[str]:
+    expected = tracked | extension_modules(tracked, target)
+    actual = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    yield from (f"{name} is missing" for name in sorted(expected - actual))
+    yield from (f"{name} does not belong in the wheel" for name in sorted(actual - expected))
     for name in METADATA:
-        info(wheel, name)
+        metadata_path(wheel, name)
 
 
-def _mistagged(wheel: ZipFile, target: Target) -> Iterator[str]:
-    header = message_from_string(wheel.read(info(wheel, "WHEEL")).decode())
+def _tag_problems(wheel: ZipFile, target: Target) -> Iterator[str]:
+    header = message_from_string(wheel.read(metadata_path(wheel, "WHEEL")).decode())
     tags, pure = header.get_all("Tag"), header["Root-Is-Purelib"]
     if tags != [target.tag]:
         yield f"WHEEL has the tags {tags}, not {target.tag}"
