@@ -1,7 +1,7 @@
-"""Build the compiled cores where Cython and a C compiler are found; everything else is in pyproject.toml.
+"""Build the compiled cores if Cython and a C compiler are available; all other settings are in pyproject.toml.
 
-Without either the package is complete and runs on its Python implementation, so a failed extension never fails the
-installation: `nnfmq doctor` says which core is active and why.
+Without them the package is complete and uses its Python cores, so a failed extension does not fail the installation.
+`nnfmq doctor` reports which core is active, and why.
 """
 
 from pathlib import Path
@@ -12,15 +12,15 @@ SOURCES = sorted(Path("nnfmq").glob("*/_*.pyx"))
 
 
 def extensions() -> list[Extension]:
-    """Return the extensions to build: none where Cython is missing."""
+    """Return the extensions to build; none if Cython is not installed."""
     try:
         from Cython.Build import cythonize
     except ImportError:
-        print("nnfmq: no Cython here; installing without compiled cores")
+        print("nnfmq: Cython is not installed; installing without compiled cores")
         return []
     built = cythonize([extension(path) for path in SOURCES])
     for module in built:
-        module.optional = True  # cythonize makes extensions of its own and forgets this
+        module.optional = True  # cythonize returns new Extension objects, without this attribute
     return built
 
 

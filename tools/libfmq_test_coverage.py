@@ -1,10 +1,9 @@
-"""Count which of libfmq's tests have a test of the same name here, on each core.
+"""Count libfmq's tests that have a counterpart of the same name, for each core: `tools/libfmq_test_coverage.py
+[--json]`.
 
-Usage: `tools/libfmq_test_coverage.py [--json]`.
-
-The tables list libfmq's tests with the number of instances that each has there (typed tests run for AIDL and HIDL, with
-the ring in one fd and in a second one). pytest lists the tests; a test counts for the row whose name it has,
-`test_Suite_Name[...]`, once for each parameter set without the core. No test is run. Exits with 1 if one is missing.
+The tables list libfmq's tests with their numbers of instances (typed tests run for AIDL and HIDL, with the ring in one
+fd and in two). pytest collects this project's tests without running them. Each parameter set of `test_Suite_Name[...]`,
+not counting the core, is an instance of the row Suite_Name. The exit status is 1 if an instance is missing.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ FOLDER = "tests/queue/parity"
 CORES = ("compiled", "python")
 
 Table = dict[str, int]
-"""Name of a test of libfmq → number of instances."""
+"""Names of libfmq's tests and their numbers of instances."""
 
 
 def _suite(suite: str, names: str, instances: int) -> Table:
@@ -82,34 +81,34 @@ PROCESSES: Table = {
     **_suite("AidlTypeChecks", "FixedSizeParcelableTest", 11),
 }
 
-LATER: Table = {
+LATER_VERSIONS: Table = {
     **_suite("UnsynchronizedWriteTest", "ReadMoreThanNumMessagesMaxFails ReadMoreThanAvailableToReadFails", 4),
     **_suite("UnsynchronizedOverflowHistoryTest", "ReadAfterOverflow CommitReadAfterOverflow", 4),
     **_suite("UnsynchronizedOverflowHistoryTestSingleElement", "ReadAfterOverflow", 4),
     **_suite("SynchronizedReadWriteClient", "MisalignedWriteCounterClientSide", 4),
 }
 
-TABLES = {"fmq_unit_tests": UNIT, "msgq_test_client": PROCESSES, "later versions": LATER}
+TABLES = {"fmq_unit_tests": UNIT, "msgq_test_client": PROCESSES, "later versions": LATER_VERSIONS}
 
 Found = dict[tuple[str, str], set[str]]
-"""(Core, row) → parameter sets that have a test."""
+"""The parameter sets of the tests for each (core, row)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How many tests of one table exist for one core."""
+    """The numbers of existing and of required tests of one table, for one core."""
 
     table: str
     core: str
     names: int
-    names_wanted: int
+    names_required: int
     instances: int
-    instances_wanted: int
+    instances_required: int
     missing: tuple[str, ...]
 
 
-def collected(folder: str = FOLDER) -> list[str]:
-    """Return the ids of the tests that pytest collects in `folder`."""
+def collect_ids(folder: str = FOLDER) -> list[str]:
+    """Return pytest's ids of the tests in `folder`."""
     command = [sys.executable, "-P", "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", folder]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -132,10 +131,10 @@ def instances(ids: Iterable[str]) -> Found:
 def score(name: str, core: str, found: Found) -> Score:
     """Compare one table with the tests of one core."""
     table = TABLES[name]
-    have = {row: min(len(found.get((core, row), ())), wanted) for row, wanted in table.items()}
-    missing = tuple(f"{row} ({have[row]} of {wanted})" for row, wanted in table.items() if have[row] < wanted)
+    counts = {row: min(len(found.get((core, row), ())), required) for row, required in table.items()}
+    missing = tuple(f"{row} ({counts[row]} of {required})" for row, required in table.items() if counts[row] < required)
     complete = len(table) - len(missing)
-    return Score(name, core, complete, len(table), sum(have.values()), sum(table.values()), missing)
+    return Score(name, core, complete, len(table), sum(counts.values()), sum(table.values()), missing)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -143,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Count the tests that have the names of libfmq's tests.")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     options = parser.parse_args(arguments)
-    found = instances(collected())
+    found = instances(collect_ids())
     scores = [score(name, core, found) for name in TABLES for core in CORES]
     print(json.dumps([_as_dict(one) for one in scores]) if options.json else "\n".join(_lines(scores)))
     return 1 if any(one.missing for one in scores) else 0
@@ -156,8 +155,8 @@ def _as_dict(one: Score) -> dict[str, object]:
 def _lines(scores: list[Score]) -> Iterable[str]:
     for one in scores:
         yield (
-            f"{one.table:18}{one.core:10}{one.instances:4} of {one.instances_wanted} instances"
-            f"{one.names:5} of {one.names_wanted} names"
+            f"{one.table:18}{one.core:10}{one.instances:4} of {one.instances_required} instances"
+            f"{one.names:5} of {one.names_required} names"
         )
         yield from (f"  missing: {row}" for row in one.missing)
 

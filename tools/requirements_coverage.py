@@ -1,10 +1,9 @@
-"""Which rows of docs/contributing/requirements.md have a test: `python tools/requirements_coverage.py [GROUP...]`.
+"""Count the tests of each row of docs/contributing/requirements.md: `python tools/requirements_coverage.py [GROUP...]`.
 
-A test covers a row by carrying its whole id in its name or in its parameters' names, with - or _ between the parts. The
-names come from pytest's own collection, so what is never collected does not count by its text; what is skipped does.
-With --through-driver only the tests of tests/end_to_end count, which start real driver processes, and the default is
-the negative groups. Exit status 0 only if every row of the groups asked for (default: all but TST) is covered or not
-applicable.
+A test covers a row if its name or a parameter's id contains the row's whole id, written with - or _. pytest collects
+the names, so tests that it does not collect do not count; skipped ones do. With --through-driver only the tests of
+tests/end_to_end count, which start driver processes, and the default groups are the negative ones. The exit status is 0
+only if every row of the chosen groups (default: all except TST) is covered or not applicable.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "contributing" / "requirements.md"
 THROUGH_DRIVER = "tests/end_to_end"
-LATER = ("TST",)  # rows about how we test: their tests are the suites themselves
+UNCOUNTED = ("TST",)  # requirements of the test suite itself
 
 _ROW = re.compile(r"^\| ((?:N-)?[A-Z]+-\d+) \|", re.MULTILINE)
 _ID = re.compile(r"(?<![A-Z0-9])(?<!N-)((?:N-)?[A-Z]{2,5}-\d+)(?!\d)")
@@ -32,7 +31,7 @@ _ID = re.compile(r"(?<![A-Z0-9])(?<!N-)((?:N-)?[A-Z]{2,5}-\d+)(?!\d)")
 
 @dataclass
 class Group:
-    """The rows of one group: how many tests each has, and which need none."""
+    """The rows of one group with their numbers of tests, and the rows that are not applicable."""
 
     name: str
     tests: dict[str, int] = field(default_factory=dict)
@@ -40,29 +39,29 @@ class Group:
 
     @property
     def missing(self) -> list[str]:
-        """The rows without a test."""
+        """The applicable rows without a test."""
         return [row for row, count in self.tests.items() if not count and row not in self.not_applicable]
 
 
-def rows_of(document: str) -> tuple[list[str], list[str]]:
-    """Return the ids of all rows, in their order, and of those that are not applicable."""
-    text, _, rest = document.partition("## Not applicable")
-    return _ROW.findall(text), _ROW.findall(rest)
+def find_rows(document: str) -> tuple[list[str], list[str]]:
+    """Return the ids of all rows in document order, and of those that are not applicable."""
+    text, _, not_applicable = document.partition("## Not applicable")
+    return _ROW.findall(text), _ROW.findall(not_applicable)
 
 
 def ids_in(name: str) -> set[str]:
-    """Return the ids that a test's name carries."""
+    """Return the ids in a test's name."""
     return set(_ID.findall(name.replace("_", "-")))
 
 
 def group_of(row: str) -> str:
-    """Return the group of a row: N-VAL of N-VAL-3."""
+    """Return the group of a row, for instance N-VAL for N-VAL-3."""
     return row.rpartition("-")[0]
 
 
-def counted(document: str, names: Iterable[str]) -> list[Group]:
-    """Return the groups of the document with the number of tests that carry each row's id."""
-    rows, not_applicable = rows_of(document)
+def count_tests(document: str, names: Iterable[str]) -> list[Group]:
+    """Return the groups of the document with the number of tests that have each row's id in their names."""
+    rows, not_applicable = find_rows(document)
     groups: dict[str, Group] = {}
     for row in rows:
         groups.setdefault(group_of(row), Group(group_of(row))).tests[row] = 0
@@ -76,8 +75,8 @@ def counted(document: str, names: Iterable[str]) -> list[Group]:
     return list(groups.values())
 
 
-def collected(*paths: str) -> list[str]:
-    """Return the names of all tests, or of those in `paths`. Blocks for as long as pytest needs to import them."""
+def collect_names(*paths: str) -> list[str]:
+    """Return the names of all tests, or of those in `paths`. Blocks while pytest imports them."""
     command = [sys.executable, "-c", "import sys, pytest; sys.exit(pytest.console_main())", "--collect-only", "-q"]
     done = subprocess.run([*command, *paths], cwd=ROOT, capture_output=True, text=True, check=False)
     names = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
@@ -87,7 +86,7 @@ def collected(*paths: str) -> list[str]:
 
 
 def print_table(groups: Sequence[Group]) -> None:
-    """Print how many rows of each group are covered, and which are not."""
+    """Print the number of covered rows of each group, and the missing rows."""
     table = Table("rows", box=None)
     for heading in ("all", "covered", "not applicable"):
         table.add_column(heading, justify="right")
@@ -103,21 +102,21 @@ def print_table(groups: Sequence[Group]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Count, print, and say whether every row is covered."""
+    """Run the command; return its exit status."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("groups", metavar="GROUP", nargs="*", help="e.g. DEV N-VAL (default: all but TST)")
     parser.add_argument("--json", action="store_true", help="print JSON: tests by row, for each group")
-    parser.add_argument("--through-driver", action="store_true", help=f"count the tests of {THROUGH_DRIVER} alone")
+    parser.add_argument("--through-driver", action="store_true", help=f"count only the tests of {THROUGH_DRIVER}")
     options = parser.parse_args(arguments)
     through = options.through_driver
-    groups = counted(DOCUMENT.read_text(), collected(THROUGH_DRIVER) if through else collected())
-    usual = [g.name for g in groups if (g.name.startswith("N-") if through else g.name not in LATER)]
-    wanted = options.groups or usual
-    unknown = set(wanted) - {group.name for group in groups}
+    groups = count_tests(DOCUMENT.read_text(), collect_names(THROUGH_DRIVER) if through else collect_names())
+    default = [g.name for g in groups if (g.name.startswith("N-") if through else g.name not in UNCOUNTED)]
+    chosen = options.groups or default
+    unknown = set(chosen) - {group.name for group in groups}
     if unknown:
         parser.error(f"no group {', '.join(sorted(unknown))}: there are {', '.join(group.name for group in groups)}")
-    groups = [group for group in groups if group.name in wanted]
+    groups = [group for group in groups if group.name in chosen]
     if options.json:
         print(json.dumps({group.name: {"tests": group.tests, "missing": group.missing} for group in groups}, indent=1))
     else:

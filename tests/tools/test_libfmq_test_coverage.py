@@ -1,4 +1,4 @@
-"""The parity report: nothing of libfmq's own tests is missing, and it would say so."""
+"""Every test of libfmq has a counterpart on each core, and the report lists missing ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.under_test import core_name
 ONE_ROW = ["tests/x.py::test_BadQueueConfig_QueueSizeTooLarge[compiled-aidl-one_fd]"]
 
 
-def test_every_row_of_libfmq_s_tests_has_a_test_on_each_core(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_test_of_libfmq_has_a_counterpart_on_each_core(capsys: pytest.CaptureFixture[str]) -> None:
     libfmq_test_coverage.main(["--json"])
     scores = [score for score in json.loads(capsys.readouterr().out) if score["core"] in ("python", core_name())]
     assert [score["missing"] for score in scores] == [[]] * len(scores)
@@ -20,18 +20,18 @@ def test_every_row_of_libfmq_s_tests_has_a_test_on_each_core(capsys: pytest.Capt
     }  # fmt: skip
 
 
-def test_a_row_with_too_few_instances_is_named() -> None:
+def test_a_row_with_missing_instances_is_listed() -> None:
     score = libfmq_test_coverage.score("fmq_unit_tests", "compiled", libfmq_test_coverage.instances(ONE_ROW))
     assert "BadQueueConfig_QueueSizeTooLarge (1 of 4)" in score.missing
     assert (score.names, score.instances) == (0, 1)
 
 
-def test_a_test_counts_for_its_core_only() -> None:
+def test_a_test_counts_only_for_its_core() -> None:
     found = libfmq_test_coverage.instances(ONE_ROW)
     assert libfmq_test_coverage.score("fmq_unit_tests", "python", found).instances == 0
 
 
-def test_cores_do_not_make_instances() -> None:
+def test_the_core_is_not_part_of_an_instance() -> None:
     both = [*ONE_ROW, ONE_ROW[0].replace("compiled", "python")]
     assert libfmq_test_coverage.instances(both) == {
         (core, "BadQueueConfig_QueueSizeTooLarge"): {"aidl-one_fd"} for core in ("compiled", "python")
