@@ -85,7 +85,7 @@ def charged_bytes(real: tuple[Connection, Session]) -> int:
 # ------------------------------------------------------------------------------------------------ executing
 
 
-def test_BUR_19_an_execution_writes_its_outputs_and_says_their_shapes(
+def test_BUR_19_an_execution_writes_its_outputs_and_returns_their_shapes(
     burst: AidlBurst, pools: tuple[Memory, Memory]
 ) -> None:
     outcome = burst.execute_synchronously(request_of(pools))
@@ -93,7 +93,7 @@ def test_BUR_19_an_execution_writes_its_outputs_and_says_their_shapes(
     assert floats(pools[1]) == SUM
 
 
-def test_BUR_19_a_burst_means_the_same_as_the_ordinary_path(
+def test_BUR_19_a_burst_returns_the_same_as_a_synchronous_execution(
     burst: AidlBurst, adding: PreparedModel, pools: tuple[Memory, Memory]
 ) -> None:
     request = request_of(pools)
@@ -109,7 +109,7 @@ def test_TIM_2_a_measured_execution_has_both_times(burst: AidlBurst, pools: tupl
     assert 0 < timing.time_on_device_ns <= timing.time_in_driver_ns
 
 
-def test_BUR_20_EXE_14_a_configuration_is_heeded(burst: AidlBurst, pools: tuple[Memory, Memory]) -> None:
+def test_BUR_20_EXE_14_the_configuration_is_used(burst: AidlBurst, pools: tuple[Memory, Memory]) -> None:
     names = (ExtensionNameAndPrefix("com.example.none", 1),)
     hint = TokenValuePair(1 << 16, b"anything")
     burst.execute_synchronously(request_of(pools), ExecutionConfig(hints=(hint,), extensions=names))
@@ -147,7 +147,7 @@ def fds_of(pools: tuple[Memory, ...]) -> list[int]:
 
 
 @pytest.mark.parametrize("deadline_ns", [-2, -(2**63)])
-def test_N_RQX_14_a_deadline_below_minus_one_is_refused_and_the_memory_closed(
+def test_N_RQX_14_a_deadline_below_minus_one_is_rejected_and_the_memory_closed(
     deadline_ns: int, burst: AidlBurst, pools: tuple[Memory, Memory], real: tuple[Connection, Session]
 ) -> None:
     connection, _ = real
@@ -165,7 +165,7 @@ def test_N_RQX_14_a_deadline_below_minus_one_is_refused_and_the_memory_closed(
 
 @TOKENS_2
 @pytest.mark.parametrize("token", [-2, -(2**63)])
-def test_N_REQ_6_BUR_19_a_token_below_minus_one_is_refused(
+def test_N_REQ_6_BUR_19_a_token_below_minus_one_is_rejected(
     position: int, token: int, burst: AidlBurst, pools: tuple[Memory, Memory]
 ) -> None:
     tokens = [-1, -1]
@@ -178,7 +178,7 @@ def test_N_REQ_6_BUR_19_a_token_below_minus_one_is_refused(
 
 
 @pytest.mark.parametrize("tokens", [(), (0,), (0, 1, 2), (-1, -1, -1)])
-def test_N_REQ_7_not_one_token_for_each_pool_is_refused(
+def test_N_REQ_7_not_one_token_for_each_pool_is_rejected(
     tokens: tuple[int, ...], burst: AidlBurst, pools: tuple[Memory, Memory], real: tuple[Connection, Session]
 ) -> None:
     before, held = len(os.listdir("/proc/self/fd")), charged_bytes(real)
@@ -188,7 +188,7 @@ def test_N_REQ_7_not_one_token_for_each_pool_is_refused(
 
 
 @pytest.mark.parametrize("token", [-2, -(2**63)])
-def test_N_REQ_8_releasing_what_is_no_token_is_refused(token: int, burst: AidlBurst) -> None:
+def test_N_REQ_8_releasing_an_invalid_token_is_rejected(token: int, burst: AidlBurst) -> None:
     with pytest.raises(InvalidArgument, match=str(token)):
         burst.release_memory_resource(token)
 
@@ -199,7 +199,7 @@ def test_BUR_19_releasing_an_unknown_token_does_nothing(token: int, burst: AidlB
         burst.release_memory_resource(token)
 
 
-def test_BUR_19_the_first_memory_that_is_seen_for_a_token_wins_until_it_is_released(
+def test_BUR_19_a_token_names_its_first_memory_until_it_is_released(
     burst: AidlBurst, pools: tuple[Memory, Memory], resources: ExitStack
 ) -> None:
     others = make_pools(resources, [5] * 4, [6] * 4)
@@ -216,7 +216,7 @@ def test_BUR_19_the_first_memory_that_is_seen_for_a_token_wins_until_it_is_relea
     assert floats(others[1]) == [11.0] * 4
 
 
-def test_a_request_is_judged_against_the_memory_that_its_token_stands_for(
+def test_a_request_is_validated_against_the_memory_of_its_token(
     burst: AidlBurst, pools: tuple[Memory, Memory], resources: ExitStack
 ) -> None:
     small = resources.enter_context(Memory.create(8))
@@ -240,7 +240,7 @@ def test_BUR_19_one_token_in_two_places_is_one_memory(burst: AidlBurst, resource
     assert floats(sink) == [0.0] * 4
 
 
-def test_memory_without_identity_is_given_back_after_each_execution(
+def test_memory_without_a_token_is_closed_after_each_execution(
     burst: AidlBurst, pools: tuple[Memory, Memory], real: tuple[Connection, Session]
 ) -> None:
     before = charged_bytes(real)
@@ -249,7 +249,7 @@ def test_memory_without_identity_is_given_back_after_each_execution(
         assert charged_bytes(real) == before
 
 
-def test_cached_memory_is_mapped_once_and_its_token_never_comes_back(
+def test_cached_memory_is_mapped_once_and_its_token_is_never_reused(
     burst: AidlBurst, pools: tuple[Memory, Memory], real: tuple[Connection, Session], resources: ExitStack
 ) -> None:
     assert [burst.cache_memory(pool) for pool in (*pools, *pools)] == [0, 1, 0, 1]
@@ -277,7 +277,7 @@ def test_a_memory_that_was_closed_or_dropped_is_released_at_the_next_execution(
     assert charged_bytes(real) == before
 
 
-def test_a_buffer_of_the_driver_s_needs_no_token(
+def test_a_managed_buffer_needs_no_token(
     burst: AidlBurst, client: Client, adding: PreparedModel, pools: tuple[Memory, Memory]
 ) -> None:
     with client.device("reference").allocate(outputs=[(adding, 0)]) as buffer:
@@ -313,7 +313,7 @@ def held(adding: PreparedModel, real: tuple[Connection, Session]) -> Iterator[He
     held.go.set()
 
 
-def test_BUR_16_a_second_execution_is_refused_by_the_client_and_by_the_driver(
+def test_BUR_16_a_second_execution_is_rejected_by_the_client_and_by_the_driver(
     held: Held,
     burst: AidlBurst,
     pools: tuple[Memory, Memory],
@@ -354,7 +354,7 @@ def test_BUR_21_memory_that_is_released_while_an_execution_uses_it_stays_until_i
 # ------------------------------------------------------------------------------------------------ the end
 
 
-def test_BUR_1_closing_gives_back_what_a_burst_kept(
+def test_BUR_1_closing_a_burst_releases_its_memory(
     adding: PreparedModel, pools: tuple[Memory, Memory], real: tuple[Connection, Session]
 ) -> None:
     before = charged_bytes(real)
@@ -368,13 +368,13 @@ def test_BUR_1_closing_gives_back_what_a_burst_kept(
         burst.execute_synchronously(request_of(pools))
 
 
-def test_a_burst_of_a_model_that_is_no_more_is_refused(adding: PreparedModel, real: tuple[Connection, Session]) -> None:
+def test_a_burst_of_a_released_model_is_rejected(adding: PreparedModel, real: tuple[Connection, Session]) -> None:
     real[1].models.pop(adding.model_id)
     with pytest.raises(InvalidArgument, match="no model"):
         adding.aidl_burst()
 
 
-def test_DEV_14_a_burst_of_a_busy_device_is_refused(
+def test_DEV_14_a_burst_of_a_busy_device_is_rejected(
     client: Client, adding: PreparedModel, burst: AidlBurst, pools: tuple[Memory, Memory]
 ) -> None:
     client.set_device_status("reference", DeviceStatus.BUSY)
@@ -388,7 +388,7 @@ def test_DEV_14_a_burst_of_a_busy_device_is_refused(
     burst.execute_synchronously(request_of(pools))
 
 
-def test_a_driver_that_goes_away_is_a_dead_object(
+def test_the_exit_of_the_driver_raises_dead_object(
     burst: AidlBurst, pools: tuple[Memory, Memory], real: tuple[Connection, Session]
 ) -> None:
     burst.execute_synchronously(request_of(pools), tokens=(0, 1))

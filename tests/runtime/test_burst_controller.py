@@ -81,7 +81,7 @@ def test_slots_are_numbered_from_zero(memories: list[Memory]) -> None:
     assert table.get_memories([2, 0, 2]) == [memories[2], memories[0], memories[2]]
 
 
-def test_freed_slots_come_back_last_in_first_out(memories: list[Memory]) -> None:
+def test_freed_slots_are_reused_last_in_first_out(memories: list[Memory]) -> None:
     table = SlotAllocator()
     for memory in memories[:3]:
         table.add(memory)
@@ -99,7 +99,7 @@ def test_freeing_an_unknown_slot_or_one_twice_frees_no_number(memories: list[Mem
 
 
 @pytest.mark.parametrize("slots", [[1], [-1], [0, 2**31 - 1]])
-def test_a_slot_that_is_out_of_range_or_freed_stands_for_no_memory(slots: list[int], memories: list[Memory]) -> None:
+def test_a_slot_that_is_out_of_range_or_freed_names_no_memory(slots: list[int], memories: list[Memory]) -> None:
     table = SlotAllocator()
     table.add(memories[0])
     table.free(table.add(memories[1]))
@@ -118,7 +118,7 @@ def test_a_burst_returns_new_arrays_each_time(window_us: int, adding: PreparedMo
         assert result.tolist() == (ONE * number + TEN).tolist()
 
 
-def test_a_burst_that_is_filled_in_place_copies_nothing(burst: Burst) -> None:
+def test_a_burst_whose_arrays_are_used_in_place_copies_nothing(burst: Burst) -> None:
     burst.inputs[0][:] = ONE
     burst.inputs[1][:] = TEN
     outputs = burst.execute(out=burst.outputs)
@@ -140,7 +140,7 @@ def test_a_burst_fills_the_arrays_that_it_is_given(burst: Burst) -> None:
         ((ONE, np.zeros(4, np.complex64)), "input 'input 1' holds float32; the given array is complex64"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused_and_the_burst_goes_on(
+def test_arrays_that_do_not_fit_are_rejected_and_the_burst_stays_usable(
     given: tuple[Any, ...], said: str, burst: Burst
 ) -> None:
     with pytest.raises(InvalidArgument, match=said):
@@ -148,7 +148,7 @@ def test_arrays_that_do_not_fit_are_refused_and_the_burst_goes_on(
     assert burst.execute(ONE, TEN)[0].tolist() == SUM
 
 
-def test_BUR_3_the_queues_have_1024_records_each_and_lie_in_shared_memory(burst: Burst) -> None:
+def test_BUR_3_the_queues_have_1024_records_each_in_shared_memory(burst: Burst) -> None:
     for queue in (burst._requests, burst._results):
         assert (queue.count, queue.quantum) == (1024, 24)
         assert queue.descriptor.quantum == 24
@@ -162,7 +162,7 @@ def test_BUR_4_a_burst_works_with_any_polling_window(window_us: float, adding: P
         assert [burst.execute(ONE, TEN)[0].tolist() for _ in range(3)] == [SUM] * 3
 
 
-def test_several_bursts_of_one_model_do_not_meet(adding: PreparedModel) -> None:
+def test_several_bursts_of_one_model_are_independent(adding: PreparedModel) -> None:
     with adding.burst() as first, adding.burst() as second:
         first.inputs[0][:] = 5
         assert second.execute(ONE, TEN)[0].tolist() == SUM
@@ -176,7 +176,7 @@ def test_a_model_whose_shapes_are_not_known_has_no_burst(model: Any, client: Cli
         prepared.burst()
 
 
-def test_BUR_16_a_second_thread_is_refused_while_one_executes(held: Held, adding: PreparedModel, start: Start) -> None:
+def test_BUR_16_a_second_thread_is_rejected_while_one_executes(held: Held, adding: PreparedModel, start: Start) -> None:
     with adding.burst() as burst:
         waiting = start(burst.execute, ONE, TEN)
         assert held.begun.wait(LIMIT_S)
@@ -187,9 +187,7 @@ def test_BUR_16_a_second_thread_is_refused_while_one_executes(held: Held, adding
 
 
 @pytest.mark.parametrize("timeout", [0, 0.03])
-def test_an_execution_that_timed_out_is_followed_by_one_that_gets_its_own_bits(
-    timeout: float, held: Held, adding: PreparedModel
-) -> None:
+def test_an_execution_after_a_timeout_gets_its_own_result(timeout: float, held: Held, adding: PreparedModel) -> None:
     with adding.burst() as burst:
         with pytest.raises(MissedDeadlineTransient, match="the execution continues"):
             burst.execute(ONE, TEN, timeout=timeout)
@@ -199,7 +197,7 @@ def test_an_execution_that_timed_out_is_followed_by_one_that_gets_its_own_bits(
         assert burst.execute(ONE, ONE)[0].tolist() == [2, 4, 6, 8]
 
 
-def test_the_inputs_of_an_execution_that_timed_out_are_left_alone_until_it_is_done(
+def test_the_inputs_of_an_execution_that_timed_out_are_not_written_until_it_is_done(
     held: Held, adding: PreparedModel
 ) -> None:
     with adding.burst() as burst:
@@ -258,7 +256,7 @@ TRUE = OutputShape((4,))
 
 
 @pytest.mark.parametrize("shapes", [(OutputShape((3,)),), (TRUE, TRUE), (OutputShape((4,), False),)])
-def test_VAL_7_a_burst_does_not_believe_shapes_that_cannot_be_true(
+def test_VAL_7_a_burst_rejects_impossible_shapes(
     shapes: tuple[OutputShape, ...], adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
     program: Any = Lying(*shapes)
@@ -268,7 +266,7 @@ def test_VAL_7_a_burst_does_not_believe_shapes_that_cannot_be_true(
 
 
 @pytest.mark.parametrize("shapes", [(), (TRUE,)])
-def test_VAL_7_a_burst_takes_no_shapes_at_all_where_all_are_known(
+def test_VAL_7_a_burst_accepts_a_result_without_shapes_if_all_are_known(
     shapes: tuple[OutputShape, ...], adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
     program: Any = Lying(*shapes)
@@ -277,7 +275,7 @@ def test_VAL_7_a_burst_takes_no_shapes_at_all_where_all_are_known(
         assert [burst.execute(ONE, TEN)[0].shape for _ in range(3)] == [(4,)] * 3
 
 
-def test_a_kernel_that_fails_in_a_way_nobody_foresaw_fails_one_execution(
+def test_an_unexpected_exception_of_a_kernel_fails_one_execution(
     adding: PreparedModel, real: tuple[Connection, Session], caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = Failing(lambda: ValueError("numpy's"))
@@ -290,14 +288,14 @@ def test_a_kernel_that_fails_in_a_way_nobody_foresaw_fails_one_execution(
     caplog.clear()  # the records hold the frames, and those the memory
 
 
-def test_BUR_17_a_packet_that_cannot_be_sent_goes_the_ordinary_way(burst: Burst) -> None:
+def test_BUR_17_a_packet_that_cannot_be_sent_is_executed_synchronously(burst: Burst) -> None:
     burst._requests.send = lambda _packet: False
     assert burst.execute(ONE, TEN)[0].tolist() == SUM
     assert burst.execute(TEN, TEN, measure=True)[0].tolist() == [20, 40, 60, 80]
     assert burst.last.timing.time_on_device_ns > 0
 
 
-def test_a_driver_that_goes_away_during_an_execution_is_a_dead_object_then_and_after(
+def test_the_exit_of_the_driver_raises_dead_object_during_an_execution_and_after(
     held: Held, adding: PreparedModel, real: tuple[Connection, Session], start: Start
 ) -> None:
     with adding.burst(polling_window_us=0) as burst:
@@ -316,12 +314,12 @@ def test_a_driver_that_goes_away_during_an_execution_is_a_dead_object_then_and_a
 # ------------------------------------------------------------------------------------------------ where the time went
 
 
-def test_nothing_executed_means_no_times(burst: Burst) -> None:
+def test_times_before_the_first_execution_are_an_error(burst: Burst) -> None:
     with pytest.raises(GeneralFailure, match="nothing was executed"):
         _ = burst.last
 
 
-def test_the_parts_of_a_latency_add_up(burst: Burst) -> None:
+def test_the_durations_of_the_stages_add_up_to_the_latency(burst: Burst) -> None:
     begin = time.monotonic_ns()
     burst.execute(ONE, TEN)
     last = burst.last
@@ -331,7 +329,7 @@ def test_the_parts_of_a_latency_add_up(burst: Burst) -> None:
     assert last.timing == NO_TIMING
 
 
-def test_the_stages_of_another_execution_are_not_taken_for_this_one_s(burst: Burst) -> None:
+def test_statistics_of_another_execution_are_not_reported(burst: Burst) -> None:
     burst.execute(ONE, TEN)
     assert burst._results.stats_view is not None
     burst._results.stats_view[0:8] = (7).to_bytes(8, "little")  # the number of the packet that they are about
@@ -348,7 +346,7 @@ def test_TIM_2_a_measured_execution_has_its_times_in_nanoseconds(burst: Burst) -
     assert burst.last.timing == NO_TIMING
 
 
-def test_where_the_time_went_is_known_after_the_burst_as_well(adding: PreparedModel) -> None:
+def test_the_durations_can_be_read_after_the_burst_is_closed(adding: PreparedModel) -> None:
     with adding.burst() as burst:
         burst.execute(ONE, TEN)
     assert burst.last.latency_ns > burst.last.engine_ns > 0
@@ -372,7 +370,7 @@ def test_BUR_14_closing_ends_the_burst_in_the_driver_too(
     assert real[0]._peers == []
 
 
-def test_a_closed_burst_says_so(adding: PreparedModel) -> None:
+def test_executing_a_closed_burst_is_an_error_that_names_the_reason(adding: PreparedModel) -> None:
     burst = adding.burst()
     burst.close()
     for given in [(ONE, TEN), ()]:
@@ -399,7 +397,7 @@ def test_a_burst_of_a_closed_client_is_a_dead_object_and_can_be_closed(adding: P
             burst.execute(ONE, TEN)
 
 
-def test_a_burst_that_the_driver_refuses_leaves_nothing(
+def test_a_burst_that_the_driver_rejects_leaves_nothing_open(
     adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
     real[1].models.pop(adding.model_id)
@@ -424,9 +422,7 @@ def pools(resources: ExitStack) -> tuple[Memory, Memory]:
 
 
 @pytest.mark.parametrize("with_memory", [True, False])
-def test_a_burst_takes_requests_as_the_hal_has_them(
-    adding: PreparedModel, pools: tuple[Memory, Memory], with_memory: bool
-) -> None:
+def test_a_burst_executes_hal_requests(adding: PreparedModel, pools: tuple[Memory, Memory], with_memory: bool) -> None:
     request = a_request([ONE, TEN], 16, pools)
     with adding.burst() if with_memory else adding.request_burst() as burst:
         shapes = [burst.execute_request(request, timeout=LIMIT_S).shapes for _ in range(2)]
@@ -434,7 +430,7 @@ def test_a_burst_takes_requests_as_the_hal_has_them(
     assert shapes == [(OutputShape((4,)),)] * 2
 
 
-def test_an_ordinary_request_answers_with_the_shapes_and_refuses_what_does_not_fit(
+def test_a_synchronous_request_returns_shapes_and_rejects_short_outputs(
     adding: PreparedModel, pools: tuple[Memory, Memory]
 ) -> None:
     request = a_request([ONE, TEN], 16, pools)
@@ -443,7 +439,7 @@ def test_an_ordinary_request_answers_with_the_shapes_and_refuses_what_does_not_f
         adding.execute_request(replace(request, inputs=request.inputs[:1]), timeout=LIMIT_S)
 
 
-def test_a_refused_request_leaves_the_burst_usable(adding: PreparedModel, pools: tuple[Memory, Memory]) -> None:
+def test_a_rejected_request_leaves_the_burst_usable(adding: PreparedModel, pools: tuple[Memory, Memory]) -> None:
     request = a_request([ONE, TEN], 16, pools)
     with adding.request_burst() as burst:
         with pytest.raises(InvalidArgument):
@@ -451,7 +447,7 @@ def test_a_refused_request_leaves_the_burst_usable(adding: PreparedModel, pools:
         assert burst.execute_request(request, timeout=LIMIT_S).shapes == (OutputShape((4,)),)
 
 
-def test_BUR_18_what_a_packet_cannot_say_goes_the_ordinary_way(
+def test_BUR_18_a_request_that_a_packet_cannot_express_is_executed_synchronously(
     adding: PreparedModel, pools: tuple[Memory, Memory]
 ) -> None:
     request = a_request([ONE, TEN], 16, pools)
@@ -466,7 +462,7 @@ def test_BUR_18_what_a_packet_cannot_say_goes_the_ordinary_way(
 
 
 @pytest.mark.parametrize("way", ["closed", "dropped", "freed"])
-def test_N_REQ_4_BUR_12_a_memory_that_is_gone_is_freed_in_the_driver_and_its_slot_used_again(
+def test_N_REQ_4_BUR_12_a_collected_memory_is_freed_in_the_driver_and_its_slot_reused(
     way: str, adding: PreparedModel, pools: tuple[Memory, Memory], real: tuple[Connection, Session]
 ) -> None:
     with adding.request_burst() as burst:
@@ -489,12 +485,12 @@ def test_N_REQ_4_BUR_12_a_memory_that_is_gone_is_freed_in_the_driver_and_its_slo
         assert real[1].quota.charged_bytes == charged_bytes
 
 
-def test_a_burst_without_memory_of_its_own_takes_no_arrays(adding: PreparedModel) -> None:
+def test_a_burst_without_memory_rejects_arrays(adding: PreparedModel) -> None:
     with adding.request_burst() as burst, pytest.raises(InvalidArgument, match="only has execute_request"):
         burst.execute()
 
 
-def test_a_closed_burst_takes_no_request(adding: PreparedModel) -> None:
+def test_a_closed_burst_rejects_requests(adding: PreparedModel) -> None:
     burst = adding.request_burst()
     burst.close()
     with pytest.raises(InvalidArgument, match="closed"):

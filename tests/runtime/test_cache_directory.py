@@ -101,7 +101,7 @@ def test_CACHE_11_the_second_preparation_comes_from_the_cache(served: Counting, 
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
 
 
-def test_without_a_token_the_model_s_content_stands_for_it(served: Counting, folder: Path) -> None:
+def test_without_a_token_the_model_is_identified_by_its_content(served: Counting, folder: Path) -> None:
     assert [served.prepare(model, cache_dir=folder) for model in (ADD, MUL, ADD, MUL)] == [101.0, 1.0, 101.0, 1.0]
     assert (served.compiled, served.restored) == (2, 2)
 
@@ -121,7 +121,7 @@ def test_without_a_folder_nothing_is_cached(served: Counting) -> None:
     ],
     ids=lambda option: next(iter(option)),
 )
-def test_CACHE_10_another_compilation_of_the_same_model_has_files_of_its_own(
+def test_CACHE_10_each_compilation_of_a_model_has_separate_files(
     option: dict[str, Any], served: Counting, folder: Path
 ) -> None:
     for _ in range(2):
@@ -132,7 +132,7 @@ def test_CACHE_10_another_compilation_of_the_same_model_has_files_of_its_own(
 
 
 @pytest.mark.parametrize("damage", ["changed", "emptied", "one is missing", "not to be opened"])
-def test_CACHE_11_a_cache_that_cannot_be_used_is_made_afresh(
+def test_CACHE_11_an_unusable_cache_is_replaced(
     damage: str, served: Counting, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     served.prepare(cache_dir=folder, token=TOKEN)
@@ -152,7 +152,7 @@ def test_CACHE_11_a_cache_that_cannot_be_used_is_made_afresh(
     assert all(path.is_file() and not path.is_symlink() for path in folder.iterdir())
 
 
-def test_CACHE_4_a_folder_that_is_not_there_changes_nothing(
+def test_CACHE_4_a_missing_folder_does_not_affect_the_preparation(
     served: Counting, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert served.prepare(cache_dir=folder / "none") == 101.0
@@ -160,7 +160,7 @@ def test_CACHE_4_a_folder_that_is_not_there_changes_nothing(
     assert not (folder / "none").exists()
 
 
-def test_CACHE_4_a_folder_in_which_no_file_can_be_made_changes_nothing(
+def test_CACHE_4_an_unwritable_folder_does_not_affect_the_preparation(
     served: Counting, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     served.prepare(cache_dir=folder, token=TOKEN)
@@ -192,7 +192,7 @@ def test_a_device_that_saves_nothing_gets_no_files(served: Counting, folder: Pat
     assert not os.listdir(folder)
 
 
-def test_what_another_process_has_opened_is_not_emptied(served: Counting, folder: Path) -> None:
+def test_files_that_another_process_has_opened_are_not_truncated(served: Counting, folder: Path) -> None:
     served.prepare(cache_dir=folder, token=TOKEN)
     paths = sorted(folder.iterdir())
     with open(paths[0], "rb") as opened:
@@ -224,7 +224,7 @@ def with_pool(stack: ExitStack) -> Model:
 # ------------------------------------------------------------------------------------------------ the HAL's form
 
 
-def test_descriptors_of_one_s_own_are_saved_to_and_loaded_from(
+def test_caches_are_saved_to_and_loaded_from_the_caller_s_fds(
     served: Counting, tmp_path: Path, stack: ExitStack
 ) -> None:
     model_cache, data_cache = Paths.new(tmp_path).open(stack)
@@ -242,7 +242,7 @@ def test_descriptors_of_one_s_own_are_saved_to_and_loaded_from(
         served.device.prepare_from_cache(TOKEN, model_cache, data_cache, model=ADD, timeout=0)
 
 
-def test_a_model_from_its_cache_needs_no_more_than_what_its_inputs_and_outputs_are(
+def test_a_model_is_prepared_from_its_cache_with_its_inputs_and_outputs_only(
     served: Counting, tmp_path: Path, stack: ExitStack
 ) -> None:
     model_cache, data_cache = Paths.new(tmp_path).open(stack)
@@ -258,7 +258,7 @@ def test_a_model_from_its_cache_needs_no_more_than_what_its_inputs_and_outputs_a
         prepared.execute(ONE)
 
 
-def test_a_folder_and_files_are_not_taken_together(
+def test_a_folder_and_fds_together_are_rejected(
     served: Counting, folder: Path, tmp_path: Path, stack: ExitStack
 ) -> None:
     model_cache, data_cache = Paths.new(tmp_path).open(stack)
@@ -266,7 +266,7 @@ def test_a_folder_and_files_are_not_taken_together(
         served.device.prepare(ADD, cache_dir=folder, model_cache=model_cache, data_cache=data_cache)
 
 
-def test_N_VAL_22_hints_are_judged_by_the_driver(served: Counting) -> None:
+def test_N_VAL_22_hints_are_validated_by_the_driver(served: Counting) -> None:
     with pytest.raises(InvalidArgument, match="N-VAL-22"):
         served.prepare(hints=(HINT, HINT), extensions=(EXTENSION,))
     assert served.prepare(hints=(HINT,), extensions=(EXTENSION,)) == 101.0
@@ -280,14 +280,14 @@ def prepare_message(**changes: Any) -> messages.PrepareModel:
     return msgspec.structs.replace(plain, **changes)
 
 
-def test_CACHE_10_the_token_is_a_hash_of_what_a_compilation_depends_on() -> None:
+def test_CACHE_10_the_token_is_a_hash_of_everything_that_a_compilation_depends_on() -> None:
     digest = hashlib.sha256()
     for field in (TOKEN, b"reference", b"nnfmq-1", struct.pack("<iiI", 1, 1, 0)):
         digest.update(struct.pack("<Q", len(field)) + field)
     assert compilation_token(TOKEN, INFO, prepare_message()) == digest.digest()
 
 
-def test_CACHE_10_the_token_differs_with_each_of_them() -> None:
+def test_CACHE_10_the_token_changes_with_each_of_its_inputs() -> None:
     device = msgspec.structs.replace
     hint = (messages.HintData(1 << 16, b"v"),)
     tokens = [
@@ -303,7 +303,7 @@ def test_CACHE_10_the_token_differs_with_each_of_them() -> None:
     assert len(set(tokens)) == len(tokens)
 
 
-def test_CACHE_10_files_are_named_by_letters_for_half_bytes_the_low_one_first() -> None:
+def test_CACHE_10_file_names_encode_the_token_in_letters_low_half_byte_first() -> None:
     token = bytes([0x01, 0xF2]) + bytes(30)
     assert file_names(token, 2, 1) == (["BACP" + "A" * 60 + "10", "BACP" + "A" * 60 + "11"], ["BACP" + "A" * 60 + "20"])
     folder = CacheDirectory.of("/caches", INFO, prepare_message(), TOKEN)
@@ -312,7 +312,7 @@ def test_CACHE_10_files_are_named_by_letters_for_half_bytes_the_low_one_first() 
     assert {path.parent for path in folder.model + folder.data} == {Path("/caches")}
 
 
-def test_a_model_s_own_token_is_of_its_bytes_and_of_its_pools(stack: ExitStack) -> None:
+def test_a_model_s_default_token_depends_on_its_bytes_and_its_pools(stack: ExitStack) -> None:
     model = with_pool(stack)
     data, pools = encode_model(model)
     message = prepare_message(model=data)

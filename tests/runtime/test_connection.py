@@ -64,12 +64,12 @@ def assert_alive(connection: Connection, driver: ProtocolPeer, start: Start) -> 
 # ------------------------------------------------------------------------------------------------ opening
 
 
-def test_a_driver_is_greeted_and_what_it_says_is_kept(connection: Connection) -> None:
+def test_a_client_sends_hello_and_keeps_the_reply(connection: Connection) -> None:
     assert connection.hello_reply == GREETING
     assert connection.is_open
 
 
-def test_a_driver_that_refuses_is_unavailable_for_its_reason(driver: ProtocolPeer, start: Start) -> None:
+def test_a_driver_that_rejects_the_client_is_unavailable_for_its_reason(driver: ProtocolPeer, start: Start) -> None:
     opening = start(Connection.open, driver.other, soon())
     driver.receive(messages.Hello)
     driver.send(messages.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "not for you"))
@@ -79,7 +79,7 @@ def test_a_driver_that_refuses_is_unavailable_for_its_reason(driver: ProtocolPee
 
 
 @pytest.mark.parametrize("status", ErrorStatus)
-def test_whatever_status_a_refusal_has_it_is_an_error(status: ErrorStatus, driver: ProtocolPeer, start: Start) -> None:
+def test_every_status_of_a_rejection_is_an_error(status: ErrorStatus, driver: ProtocolPeer, start: Start) -> None:
     opening = start(Connection.open, driver.other, soon())
     driver.receive(messages.Hello)
     driver.send(messages.Refused(status, "not for you"))
@@ -87,21 +87,21 @@ def test_whatever_status_a_refusal_has_it_is_an_error(status: ErrorStatus, drive
     assert isinstance(opening.exception(), NnfmqError)
 
 
-def test_a_driver_that_refused_before_it_was_greeted_is_understood(driver: ProtocolPeer, start: Start) -> None:
+def test_a_rejection_before_hello_is_received(driver: ProtocolPeer, start: Start) -> None:
     """The supervisor refuses without reading, and hangs up."""
     driver.send(messages.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "full"))
     opening = start(Connection.open, driver.other, soon())
     assert isinstance(opening.exception(LIMIT_S), NnfmqError)
 
 
-def test_a_driver_that_hangs_up_before_it_answers_is_unavailable(driver: ProtocolPeer, start: Start) -> None:
+def test_a_driver_that_hangs_up_before_it_replies_is_unavailable(driver: ProtocolPeer, start: Start) -> None:
     opening = start(Connection.open, driver.other, soon())
     driver.receive(messages.Hello)
     driver.close()
     assert isinstance(opening.exception(LIMIT_S), DeviceUnavailable)
 
 
-def test_a_driver_that_never_answers_is_given_up_at_the_deadline(driver: ProtocolPeer) -> None:
+def test_a_driver_that_never_replies_misses_the_deadline(driver: ProtocolPeer) -> None:
     deadline_ns = soon(0.03)
     with pytest.raises(MissedDeadlineTransient):
         Connection.open(driver.other, deadline_ns)  # type: ignore[attr-defined]
@@ -115,7 +115,7 @@ def test_a_driver_that_never_answers_is_given_up_at_the_deadline(driver: Protoco
     [messages.DeviceList(1, ()), messages.GetMemories(1, 1, (0,))],
     ids=lambda message: type(message).__name__,
 )
-def test_a_driver_that_answers_the_greeting_with_something_else_is_given_up(
+def test_another_reply_to_hello_closes_the_connection(
     message: messages.Message, driver: ProtocolPeer, start: Start
 ) -> None:
     opening = start(Connection.open, driver.other, soon())
@@ -127,7 +127,7 @@ def test_a_driver_that_answers_the_greeting_with_something_else_is_given_up(
 # ------------------------------------------------------------------------------------------------ calls
 
 
-def test_calls_are_answered_by_their_numbers_in_any_order(
+def test_replies_are_matched_by_call_id_in_any_order(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     waiting = {}
@@ -142,7 +142,7 @@ def test_calls_are_answered_by_their_numbers_in_any_order(
 
 
 @pytest.mark.parametrize("status", [s for s in ErrorStatus if s not in (NONE, ErrorStatus.DEAD_OBJECT)])
-def test_an_answer_with_a_status_is_raised_as_its_error_with_its_text(
+def test_an_error_reply_is_raised_with_its_text(
     status: ErrorStatus, connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     message = messages.ReleaseModel(connection.next_call_id(), 7)
@@ -154,7 +154,7 @@ def test_an_answer_with_a_status_is_raised_as_its_error_with_its_text(
     assert "what went wrong" in str(error)
 
 
-def test_asking_returns_the_answer_whatever_its_status(
+def test_exchange_returns_the_reply_whatever_its_status(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     asking = start(connection.exchange, messages.ReleaseModel(connection.next_call_id(), 7), messages.Reply)
@@ -163,7 +163,7 @@ def test_asking_returns_the_answer_whatever_its_status(
 
 
 @pytest.mark.parametrize("order", ["reply first", "callback first"])
-def test_PREP_3_a_preparation_waits_for_its_callback_in_whichever_order_the_answers_come(
+def test_PREP_3_a_preparation_waits_for_its_callback_before_or_after_the_reply(
     order: str, connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     waiting = preparing(connection, start, soon())
@@ -174,7 +174,7 @@ def test_PREP_3_a_preparation_waits_for_its_callback_in_whichever_order_the_answ
     assert waiting.result(LIMIT_S).model_id == 9
 
 
-def test_LIFE_5_a_call_ends_at_its_deadline_and_its_late_answer_does_no_harm(
+def test_LIFE_5_a_call_ends_at_its_deadline_and_its_late_reply_is_dropped(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     deadline_ns = soon(0.03)
@@ -184,7 +184,9 @@ def test_LIFE_5_a_call_ends_at_its_deadline_and_its_late_answer_does_no_harm(
     assert_alive(connection, driver, start)
 
 
-def test_a_model_that_is_ready_too_late_is_released(connection: Connection, driver: ProtocolPeer, start: Start) -> None:
+def test_a_model_that_is_ready_after_the_deadline_is_released(
+    connection: Connection, driver: ProtocolPeer, start: Start
+) -> None:
     waiting = preparing(connection, start, soon(0.03))
     call = driver.receive(messages.PrepareModel).call
     assert isinstance(waiting.exception(LIMIT_S), MissedDeadlineTransient)
@@ -196,7 +198,7 @@ def test_a_model_that_is_ready_too_late_is_released(connection: Connection, driv
     assert_alive(connection, driver, start)
 
 
-def test_a_model_that_failed_too_late_needs_no_release(
+def test_a_model_that_fails_after_the_deadline_needs_no_release(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     waiting = preparing(connection, start, soon(0.03))
@@ -207,7 +209,7 @@ def test_a_model_that_failed_too_late_needs_no_release(
     assert_alive(connection, driver, start)
 
 
-def test_a_burst_that_is_configured_too_late_is_closed(
+def test_a_burst_that_is_configured_after_the_deadline_is_closed(
     connection: Connection, driver: ProtocolPeer, start: Start, resources: ExitStack
 ) -> None:
     memory = resources.enter_context(Memory.create(8))
@@ -239,7 +241,7 @@ class Provider:
         return [self._memories[slot] for slot in slots]
 
 
-def test_a_driver_is_given_the_memories_that_it_asks_for(
+def test_get_memories_is_replied_to_with_the_memories(
     connection: Connection, driver: ProtocolPeer, resources: ExitStack
 ) -> None:
     memories = {slot: resources.enter_context(Memory.create(slot + 1)) for slot in (4, 7)}
@@ -265,7 +267,7 @@ def hear_those(driver: ProtocolPeer, count: int) -> None:
     assert [driver.receive(messages.FreeMemory).slot for _ in range(count)] == list(range(count))
 
 
-def test_a_driver_that_asks_while_it_reads_nothing_is_answered_when_it_does(
+def test_the_reply_to_get_memories_is_sent_when_the_driver_reads_again(
     connection: Connection, driver: ProtocolPeer, start: Start, resources: ExitStack
 ) -> None:
     memory = resources.enter_context(Memory.create(5))
@@ -281,7 +283,7 @@ def test_a_driver_that_asks_while_it_reads_nothing_is_answered_when_it_does(
     assert_alive(connection, driver, start)
 
 
-def test_what_is_to_be_undone_is_undone_when_the_driver_reads_again(
+def test_release_messages_are_sent_when_the_driver_reads_again(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     preparation = preparing(connection, start, soon(0.01))
@@ -296,7 +298,7 @@ def test_what_is_to_be_undone_is_undone_when_the_driver_reads_again(
     assert connection.is_open
 
 
-def test_an_execution_that_needs_more_room_is_begun_again_when_the_driver_reads_again(
+def test_an_execution_with_a_short_output_is_resent_when_the_driver_reads_again(
     connection: Connection, driver: ProtocolPeer
 ) -> None:
     model = PreparedModel(connection, 1, (), (TensorInfo("open", (0,), "float32"),))
@@ -316,7 +318,9 @@ def test_an_execution_that_needs_more_room_is_begun_again_when_the_driver_reads_
     assert pending.result(LIMIT_S)[0].shape == (3,)
 
 
-def test_LIFE_5_a_late_answer_ends_with_its_connection(connection: Connection, driver: ProtocolPeer) -> None:
+def test_LIFE_5_a_late_reply_is_given_up_when_the_connection_closes(
+    connection: Connection, driver: ProtocolPeer
+) -> None:
     connection.add_burst(3, Provider({}))
     fill(connection)
     driver.send(messages.GetMemories(1, 3, (0,)))
@@ -326,7 +330,7 @@ def test_LIFE_5_a_late_answer_ends_with_its_connection(connection: Connection, d
 
 
 @pytest.mark.parametrize("burst_id", [3, 99], ids=["unknown slot", "unknown burst"])
-def test_a_driver_that_asks_for_what_is_not_there_is_told_so(
+def test_get_memories_of_unknown_slots_is_replied_to_with_an_error(
     burst_id: int, connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     connection.add_burst(3, Provider({}))
@@ -337,7 +341,7 @@ def test_a_driver_that_asks_for_what_is_not_there_is_told_so(
     assert_alive(connection, driver, start)
 
 
-def test_memory_that_was_closed_meanwhile_is_an_answer_and_not_the_end(
+def test_get_memories_of_closed_memory_is_an_error_reply_and_keeps_the_connection(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     memory = Memory.create(8)
@@ -351,7 +355,7 @@ def test_memory_that_was_closed_meanwhile_is_an_answer_and_not_the_end(
 # ------------------------------------------------------------------------------------------------ the end
 
 
-def test_LIFE_5_a_hang_up_fails_every_open_call_and_every_later_one(
+def test_LIFE_5_a_hang_up_fails_all_pending_and_later_calls(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     waiting = [listing(connection, start) for _ in range(3)]
@@ -377,7 +381,7 @@ def test_a_hang_up_wakes_every_burst(
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
 
 
-def test_a_burst_that_comes_after_the_hang_up_is_refused(connection: Connection, driver: ProtocolPeer) -> None:
+def test_a_burst_that_is_added_after_the_hang_up_is_rejected(connection: Connection, driver: ProtocolPeer) -> None:
     driver.close()
     until(lambda: not connection.is_open)
     with pytest.raises(DeadObject, match="the driver process is gone"):
@@ -393,7 +397,7 @@ VIOLATIONS = {
 
 
 @pytest.mark.parametrize("data", VIOLATIONS.values(), ids=VIOLATIONS.keys())
-def test_a_driver_that_breaks_the_protocol_is_given_up_and_open_calls_say_why(
+def test_a_protocol_violation_closes_the_connection_and_pending_calls_have_the_reason(
     data: bytes, connection: Connection, driver: ProtocolPeer, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     waiting = listing(connection, start)
@@ -407,7 +411,7 @@ def test_a_driver_that_breaks_the_protocol_is_given_up_and_open_calls_say_why(
     assert not connection.is_open
 
 
-def test_an_answer_of_the_wrong_kind_breaks_the_protocol(
+def test_a_reply_of_the_wrong_type_violates_the_protocol(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     waiting = listing(connection, start)
@@ -415,7 +419,7 @@ def test_an_answer_of_the_wrong_kind_breaks_the_protocol(
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
 
 
-def test_descriptors_from_a_driver_break_the_protocol_and_are_closed(
+def test_unexpected_fds_violate_the_protocol_and_are_closed(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     waiting = listing(connection, start)
@@ -424,7 +428,7 @@ def test_descriptors_from_a_driver_break_the_protocol_and_are_closed(
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
 
 
-def test_closing_says_goodbye_hangs_up_and_fails_open_calls(
+def test_closing_sends_goodbye_hangs_up_and_fails_pending_calls(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     waiting = listing(connection, start)
@@ -451,7 +455,7 @@ def test_closing_does_not_wait_for_a_call_that_cannot_be_sent(
     assert isinstance(stuck.exception(LIMIT_S), DeadObject)
 
 
-def test_a_forked_child_s_calls_raise_and_the_parent_s_go_on(
+def test_calls_in_a_forked_child_raise_and_the_parent_s_are_unaffected(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     with connection._lock, connection._connection_state._lock, warnings.catch_warnings():
@@ -496,13 +500,13 @@ def test_a_timeout_is_counted_from_now() -> None:
 
 
 @pytest.mark.parametrize("timeout", [-1, -0.001, float("-inf"), float("nan")])
-def test_a_timeout_that_is_no_duration_is_refused(timeout: float) -> None:
+def test_an_invalid_timeout_is_rejected(timeout: float) -> None:
     with pytest.raises(InvalidArgument, match="0 or more seconds"):
         deadline_after(timeout)
 
 
 @pytest.mark.parametrize("timeout", [1e10, 1e300, float("inf")])
-def test_QOS_6_a_timeout_beyond_the_clock_is_the_end_of_the_clock(timeout: float) -> None:
+def test_QOS_6_a_timeout_beyond_the_clock_s_range_is_cut_to_its_end(timeout: float) -> None:
     assert deadline_after(timeout) == 2**63 - 1
 
 

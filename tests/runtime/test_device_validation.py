@@ -17,7 +17,7 @@ def extended(name: str, *elements: OperandTypeData) -> DeviceInfo:
     return replace(GOOD, extensions=(ExtensionData(name, elements),))
 
 
-def test_N_BAS_3_devices_that_can_be_are_kept_in_their_order() -> None:
+def test_N_BAS_3_valid_devices_are_kept_in_order() -> None:
     kept = [GOOD, extended("com.example.a", ELEMENT), replace(GOOD, status=DeviceStatus.OFFLINE)]
     assert valid_devices(kept) == kept
 
@@ -34,7 +34,7 @@ def test_N_BAS_3_devices_that_can_be_are_kept_in_their_order() -> None:
     ],
     ids=["version", "model files", "data files", "extension's name", "type twice", "no bytes"],
 )
-def test_N_BAS_3_DEV_10_VAL_7_a_device_that_cannot_be_is_left_out_with_a_log_line(
+def test_N_BAS_3_DEV_10_VAL_7_an_invalid_device_is_omitted_and_logged(
     bad: DeviceInfo, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert valid_devices([GOOD, bad, GOOD]) == [GOOD, GOOD]

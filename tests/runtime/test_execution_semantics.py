@@ -139,7 +139,7 @@ IN_PLACE = {  # whose results could lie where an input lies, or that hand an inp
 
 
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_EXE_2_inputs_that_could_be_written_are_not(name: str, device: Device, resources: ExitStack) -> None:
+def test_EXE_2_writable_inputs_are_not_written(name: str, device: Device, resources: ExitStack) -> None:
     model = IN_PLACE[name]
     sizes = models.pool_bytes(model)
     source, sink = (resources.enter_context(Memory.create(size)) for size in sizes)
@@ -170,7 +170,7 @@ def nothing_left_model() -> Model:
 
 
 @pytest.mark.parametrize("path", ["synchronous", "burst"])
-def test_EXE_12_outputs_without_elements_need_a_byte_each_and_are_no_error(
+def test_EXE_12_outputs_without_elements_occupy_one_byte_each_and_are_valid(
     path: str, device: Device, resources: ExitStack
 ) -> None:
     source, sink = resources.enter_context(Memory.create(256)), resources.enter_context(Memory.create(256))
@@ -190,7 +190,7 @@ def test_EXE_12_outputs_without_elements_need_a_byte_each_and_are_no_error(
             (burst if path == "burst" else model).execute_request(request)
 
 
-def test_EXE_3_a_synchronous_execution_returns_when_all_is_done_with_shapes_and_times(
+def test_EXE_3_a_synchronous_execution_returns_shapes_and_times_when_it_is_done(
     device: Device, session: Session, request_: Request, pools: tuple[Memory, Memory], start: Start
 ) -> None:
     prepared, held = device.prepare(ADD), Held(ADD)
@@ -206,7 +206,7 @@ def test_EXE_3_a_synchronous_execution_returns_when_all_is_done_with_shapes_and_
     assert 0 < outcome.timing.time_on_device_ns <= outcome.timing.time_in_driver_ns <= time.monotonic_ns() - begin
 
 
-def test_EXE_4_an_execution_is_one_synchronous_call_unless_something_else_is_asked_for(
+def test_EXE_4_an_execution_is_one_synchronous_call_by_default(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     info = TensorInfo("x", (2,), "float32")
@@ -246,7 +246,7 @@ def test_EXE_7_a_valid_request_succeeds_whatever_failed_before(
 
 
 @pytest.mark.parametrize("status", [status for status in ErrorStatus if status], ids=lambda status: status.name)
-def test_EXE_9_SHP_3_whatever_an_engine_raises_the_status_is_one_of_an_execution_s_and_only_a_short_output_has_shapes(
+def test_EXE_9_SHP_3_every_engine_error_has_an_execution_status_and_only_a_short_output_has_shapes(
     status: ErrorStatus, device: Device, session: Session, request_: Request, start: Start
 ) -> None:
     prepared = device.prepare(ADD)
@@ -285,7 +285,7 @@ def test_N_REQ_5_an_index_out_of_range_is_an_error_without_shapes_and_times(
         assert execute(values, inside)[0].tolist() == [3, 1]
 
 
-def test_EXT_6_hints_of_an_execution_are_judged_and_those_that_nobody_knows_ignored(
+def test_EXT_6_hints_of_an_execution_are_validated_and_unknown_ones_ignored(
     device: Device, request_: Request, pools: tuple[Memory, Memory]
 ) -> None:
     named = (ExtensionNameAndPrefix("com.example.hints", 3),)
@@ -311,7 +311,7 @@ def open_relu() -> Model:
     return one_operation(OperationType.RELU, [Operand(F32, (0, 2))], Operand(F32, (0, 0)))
 
 
-def test_PREP_7_one_prepared_model_serves_different_shapes_at_the_same_time(device: Device, start: Start) -> None:
+def test_PREP_7_one_prepared_model_executes_different_shapes_concurrently(device: Device, start: Start) -> None:
     prepared = device.prepare(open_relu())
     given = {rows: np.arange(-rows, rows, dtype=np.float32).reshape(rows, 2) for rows in range(1, 9)}
     running = [(rows, start(prepared.execute, given[rows])) for rows in [*given, *reversed(given)] * 4]
@@ -319,7 +319,7 @@ def test_PREP_7_one_prepared_model_serves_different_shapes_at_the_same_time(devi
         assert np.array_equal(future.result(LIMIT_S)[0], np.maximum(given[rows], 0)), rows
 
 
-def test_SHP_5_the_application_learns_rank_and_extents_after_success_and_after_a_short_output(
+def test_SHP_5_the_application_gets_rank_and_dimensions_after_success_and_after_a_short_output(
     device: Device, resources: ExitStack
 ) -> None:
     source, sink = (resources.enter_context(Memory.create(64)) for _ in range(2))
@@ -344,13 +344,13 @@ def test_PREP_4_every_preference_prepares_a_model_that_computes_the_same(
         assert model.execute([1, 2, 3, 4], [10, 20, 30, 40])[0].tolist() == SUM
 
 
-def test_PREP_4_another_preference_is_refused(device: Device) -> None:
+def test_PREP_4_an_unknown_preference_is_rejected(device: Device) -> None:
     for code in (-1, 3):
         with pytest.raises(InvalidArgument, match=f"ExecutionPreference {code} is unknown"):
             device.prepare(ADD, preference=code)  # type: ignore[arg-type]
 
 
-def test_PREP_9_what_can_be_done_before_the_first_execution_is_done_when_the_model_is_prepared(
+def test_PREP_9_weights_are_prepared_before_the_first_execution(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -388,7 +388,7 @@ def test_LIFE_1_a_released_model_is_gone_from_the_driver(device: Device, session
 
 
 @pytest.mark.parametrize(("measure", "readings"), [(MeasureTiming.NO, 2), (MeasureTiming.YES, 3)])
-def test_TIM_8_measuring_costs_one_more_reading_of_the_clock(
+def test_TIM_8_measuring_reads_the_clock_once_more(
     measure: MeasureTiming, readings: int, request_: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two are taken anyway: the stage times of a burst are made of them."""

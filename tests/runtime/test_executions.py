@@ -79,7 +79,7 @@ def held(real: Real, adding: PreparedModel) -> Iterator[Held]:
 # ------------------------------------------------------------------------------------------------ with a callback
 
 
-def test_EXE_5_an_execution_goes_on_while_its_caller_does_something_else(adding: PreparedModel, held: Held) -> None:
+def test_EXE_5_an_execution_runs_while_its_caller_continues(adding: PreparedModel, held: Held) -> None:
     given = ONE.copy()
     pending = adding.execute_async(given, TEN)
     given[:] = 0  # it was copied
@@ -94,12 +94,12 @@ def test_EXE_5_an_execution_goes_on_while_its_caller_does_something_else(adding:
     assert [pending.result()[0].tolist(), pending.result()[0].tolist()] == [SUM, SUM]
 
 
-def test_TIM_6_a_measured_one_says_its_times(adding: PreparedModel) -> None:
+def test_TIM_6_a_measured_execution_has_times(adding: PreparedModel) -> None:
     adding.execute_async(ONE, TEN, measure=True).result(LIMIT_S)
     assert 0 < adding.last_timing.time_on_device_ns <= adding.last_timing.time_in_driver_ns
 
 
-def test_EXE_8_any_number_of_them_at_once(adding: PreparedModel) -> None:
+def test_EXE_8_many_executions_run_concurrently(adding: PreparedModel) -> None:
     pending = [adding.execute_async(ONE * number, TEN) for number in range(50)]
     for number, one in enumerate(pending):
         assert one.result(LIMIT_S)[0].tolist() == (ONE * number + TEN).tolist()
@@ -112,12 +112,12 @@ def test_many_threads_wait_for_one_execution(adding: PreparedModel, held: Held, 
     assert [future.result(LIMIT_S)[0].tolist() for future in waiting] == [SUM] * 5
 
 
-def test_SHP_1_SHP_5_outputs_of_unknown_size_come_as_large_as_they_are(device: Device) -> None:
+def test_SHP_1_SHP_5_outputs_of_unknown_size_are_returned_whole(device: Device) -> None:
     pending = device.prepare(models.unsized_relu_model((4,))).execute_async(np.array([-1, 2, -3, 4], np.float32))
     assert pending.result(LIMIT_S)[0].tolist() == [0, 2, 0, 4]
 
 
-def test_one_that_nobody_asks_about_leaves_nothing(adding: PreparedModel, held: Held, real: Real) -> None:
+def test_an_execution_whose_result_is_not_read_leaves_nothing(adding: PreparedModel, held: Held, real: Real) -> None:
     before = len(os.listdir("/proc/self/fd"))
     adding.execute_async(ONE, TEN)
     held.go.set()
@@ -125,25 +125,25 @@ def test_one_that_nobody_asks_about_leaves_nothing(adding: PreparedModel, held: 
 
 
 @pytest.mark.parametrize("given", [(ONE,), (ONE, TEN[:3]), (ONE, np.zeros(4, np.complex64))])
-def test_arrays_that_do_not_fit_are_refused_at_once(given: tuple[Any, ...], adding: PreparedModel) -> None:
+def test_arrays_that_do_not_fit_are_rejected_immediately(given: tuple[Any, ...], adding: PreparedModel) -> None:
     for execute in (adding.execute_async, adding.execute_fenced):
         with pytest.raises(InvalidArgument):
             execute(*given)
 
 
-def test_QOS_2_a_deadline_that_has_passed_comes_with_the_result(adding: PreparedModel) -> None:
+def test_QOS_2_a_deadline_that_has_passed_is_raised_by_result(adding: PreparedModel) -> None:
     with pytest.raises(MissedDeadline):
         adding.execute_async(ONE, TEN, timeout=0).result(LIMIT_S)
 
 
-def test_N_REQ_1_what_the_driver_refuses_comes_with_the_result(adding: PreparedModel, resources: ExitStack) -> None:
+def test_N_REQ_1_a_rejection_by_the_driver_is_raised_by_result(adding: PreparedModel, resources: ExitStack) -> None:
     request = models.request_for(ADD, [resources.enter_context(Memory.create(100)) for _ in range(2)])
     pending = adding.execute_request_async(type(request)((), request.outputs, request.pools))
     with pytest.raises(InvalidArgument, match="N-REQ-1"):
         pending.result(LIMIT_S)
 
 
-def test_a_request_as_the_HAL_has_it_is_executed_asynchronously(adding: PreparedModel, resources: ExitStack) -> None:
+def test_a_HAL_request_is_executed_asynchronously(adding: PreparedModel, resources: ExitStack) -> None:
     pools = [resources.enter_context(Memory.create(100)) for _ in range(2)]
     request = models.request_for(ADD, pools)
     outcome = adding.execute_request_async(request, ExecutionConfig(MeasureTiming.YES)).result(LIMIT_S)
@@ -151,7 +151,7 @@ def test_a_request_as_the_HAL_has_it_is_executed_asynchronously(adding: Prepared
     assert outcome.timing.time_in_driver_ns > 0
 
 
-def test_SHP_5_a_short_output_of_a_request_comes_with_its_shape(device: Device, resources: ExitStack) -> None:
+def test_SHP_5_a_short_output_of_a_request_is_reported_with_its_shape(device: Device, resources: ExitStack) -> None:
     model = device.prepare(models.unsized_relu_model((4,)))
     pools = [resources.enter_context(Memory.create(size)) for size in (16, 8)]
     sized = models.request_for(models.relu_model((4,)), pools)
@@ -162,7 +162,7 @@ def test_SHP_5_a_short_output_of_a_request_comes_with_its_shape(device: Device, 
     assert caught.value.output_shapes == (OutputShape((4,), False),)
 
 
-def test_LIFE_4_LIFE_5_a_driver_that_goes_away_is_a_dead_object_once(
+def test_LIFE_4_LIFE_5_the_exit_of_the_driver_raises_dead_object_once(
     adding: PreparedModel, held: Held, real: Real
 ) -> None:
     before = len(os.listdir("/proc/self/fd"))
@@ -192,7 +192,7 @@ class RecordingHandler:
         self.received.append(error)
 
 
-def test_LIFE_5_an_answer_after_the_end_is_dropped(connection: Connection, driver: ProtocolPeer) -> None:
+def test_LIFE_5_a_reply_after_the_end_is_dropped(connection: Connection, driver: ProtocolPeer) -> None:
     handler = RecordingHandler()
     message = messages.ExecuteAsynchronously(
         connection.next_call_id(), 1, messages.RequestData((), (), ()), messages.ConfigData(MeasureTiming.NO, -1), -1
@@ -206,7 +206,9 @@ def test_LIFE_5_an_answer_after_the_end_is_dropped(connection: Connection, drive
     assert len(handler.received) == 1
 
 
-def test_EXE_5_the_callback_counts_and_not_the_reply(connection: Connection, driver: ProtocolPeer) -> None:
+def test_EXE_5_the_result_is_that_of_the_callback_and_not_of_the_reply(
+    connection: Connection, driver: ProtocolPeer
+) -> None:
     handler = RecordingHandler()
     message = messages.ExecuteAsynchronously(
         connection.next_call_id(), 1, messages.RequestData((), (), ()), messages.ConfigData(MeasureTiming.NO, -1), -1
@@ -231,7 +233,7 @@ def test_a_driver_that_states_impossible_shapes_breaks_the_protocol(
         pending.result(LIMIT_S)
 
 
-def test_an_answer_is_the_first_that_was_given() -> None:
+def test_a_future_keeps_its_first_result() -> None:
     answer: ReplyFuture[int] = ReplyFuture()
     assert not answer.done()
     answer.set_result(1)
@@ -255,7 +257,7 @@ def test_CF_4_N_QOS_6_a_loop_ends_by_its_timeout_on_every_path(device: Device) -
         execution.compute(*given)
 
 
-def test_CF_5_a_loop_timeout_above_the_maximum_is_cut_with_a_warning(
+def test_CF_5_a_loop_timeout_above_the_maximum_is_limited_with_a_warning(
     adding: PreparedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -264,7 +266,7 @@ def test_CF_5_a_loop_timeout_above_the_maximum_is_cut_with_a_warning(
 
 
 @pytest.mark.parametrize("wrong", [-1, float("nan")])
-def test_a_loop_timeout_or_a_duration_that_is_none_is_refused(wrong: float, adding: PreparedModel) -> None:
+def test_an_invalid_loop_timeout_or_duration_is_rejected(wrong: float, adding: PreparedModel) -> None:
     with pytest.raises(InvalidArgument, match="loop timeout"):
         adding.execute(ONE, TEN, loop_timeout=wrong)
     with pytest.raises(InvalidArgument, match="duration"):
@@ -274,7 +276,7 @@ def test_a_loop_timeout_or_a_duration_that_is_none_is_refused(wrong: float, addi
 # ------------------------------------------------------------------------------------------------ fenced
 
 
-def test_FEN_3_an_execution_begins_when_the_fences_are_signalled(adding: PreparedModel, own: Fence) -> None:
+def test_FEN_3_an_execution_begins_when_the_fences_are_signaled(adding: PreparedModel, own: Fence) -> None:
     with adding.execute_fenced(ONE, TEN, wait_for=[own]) as launched:
         assert (launched.done(), launched.wait(timeout=0)) == (False, ACTIVE)
         with pytest.raises(MissedDeadlineTransient, match="the execution continues"):
@@ -296,7 +298,7 @@ def test_FEN_12_fences_chain_executions_of_one_client(adding: PreparedModel, own
     assert all(launched.done() for launched in chain)
 
 
-def test_TIM_7_the_two_times_are_told(adding: PreparedModel, own: Fence) -> None:
+def test_TIM_7_both_times_are_reported(adding: PreparedModel, own: Fence) -> None:
     with adding.execute_fenced(ONE, TEN, wait_for=[own], measure=True) as launched:
         own.signal()
         launched.wait(LIMIT_S)
@@ -307,7 +309,7 @@ def test_TIM_7_the_two_times_are_told(adding: PreparedModel, own: Fence) -> None
         assert launched.info() == (NO_TIMING, NO_TIMING)
 
 
-def test_FEN_5_a_fence_in_error_is_refused_or_fails_the_execution(
+def test_FEN_5_a_fence_in_error_is_rejected_or_fails_the_execution(
     adding: PreparedModel, own: Fence, resources: ExitStack
 ) -> None:
     launched = resources.enter_context(adding.execute_fenced(ONE, TEN, wait_for=[own]))
@@ -319,12 +321,12 @@ def test_FEN_5_a_fence_in_error_is_refused_or_fails_the_execution(
         adding.execute_fenced(ONE, TEN, wait_for=[own])
 
 
-def test_N_RQX_15_what_is_no_fence_is_refused(adding: PreparedModel) -> None:
+def test_N_RQX_15_an_fd_that_is_no_fence_is_rejected(adding: PreparedModel) -> None:
     with pytest.raises(InvalidArgument, match="no fence"):
         adding.execute_fenced(ONE, TEN, wait_for=[0])
 
 
-def test_FEN_6_limits_are_those_of_the_driver(adding: PreparedModel, own: Fence) -> None:
+def test_FEN_6_the_driver_enforces_the_limits(adding: PreparedModel, own: Fence) -> None:
     with adding.execute_fenced(ONE, TEN, wait_for=[own], timeout=0.05) as launched:
         assert launched.wait(LIMIT_S) is ERROR
         with pytest.raises(MissedDeadline):
@@ -333,13 +335,15 @@ def test_FEN_6_limits_are_those_of_the_driver(adding: PreparedModel, own: Fence)
         late.result(LIMIT_S)
 
 
-def test_FEN_7_outputs_of_unknown_shape_are_refused(device: Device) -> None:
+def test_FEN_7_outputs_of_unknown_shape_are_rejected(device: Device) -> None:
     model = device.prepare(models.unsized_relu_model((4,)))
     with pytest.raises(InvalidArgument, match="N-RQX-8"):
         model.execute_fenced(ONE)
 
 
-def test_closed_early_it_goes_on_and_is_released(adding: PreparedModel, own: Fence, real: Real) -> None:
+def test_an_execution_that_is_closed_early_continues_and_is_released(
+    adding: PreparedModel, own: Fence, real: Real
+) -> None:
     session = real[1]
     launched = adding.execute_fenced(ONE, TEN, wait_for=[own])
     launched.close()
@@ -352,7 +356,7 @@ def test_closed_early_it_goes_on_and_is_released(adding: PreparedModel, own: Fen
     until(lambda: not session.launched)
 
 
-def test_LIFE_4_a_driver_that_goes_away_puts_the_fence_in_error(
+def test_LIFE_4_the_exit_of_the_driver_puts_the_fence_in_error(
     adding: PreparedModel, own: Fence, real: Real, resources: ExitStack
 ) -> None:
     waiting = resources.enter_context(adding.execute_fenced(ONE, TEN, wait_for=[own]))
@@ -362,7 +366,9 @@ def test_LIFE_4_a_driver_that_goes_away_puts_the_fence_in_error(
         waiting.result()
 
 
-def test_a_launch_that_is_given_up_is_undone(connection: Connection, driver: ProtocolPeer, start: Start) -> None:
+def test_a_launch_that_misses_its_deadline_is_released(
+    connection: Connection, driver: ProtocolPeer, start: Start
+) -> None:
     info = TensorInfo("known", (2,), "float32")
     model = PreparedModel(connection, 1, (info,), (info,))
     before = len(os.listdir("/proc/self/fd"))
@@ -377,7 +383,7 @@ def test_a_launch_that_is_given_up_is_undone(connection: Connection, driver: Pro
     until(lambda: len(os.listdir("/proc/self/fd")) == before)
 
 
-def test_a_fence_for_which_there_is_no_room_fails_the_launch_alone(
+def test_a_fence_without_a_free_fd_fails_only_the_launch(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     info = TensorInfo("known", (2,), "float32")
@@ -396,7 +402,7 @@ def test_a_fence_for_which_there_is_no_room_fails_the_launch_alone(
 # ------------------------------------------------------------------------------------------------ reusable
 
 
-def test_RUX_1_an_execution_runs_again_and_again(adding: PreparedModel) -> None:
+def test_RUX_1_an_execution_runs_repeatedly(adding: PreparedModel) -> None:
     with adding.create_reusable_execution() as execution:
         assert execution.compute(ONE, TEN)[0].tolist() == SUM
         assert execution.compute(TEN, TEN)[0].tolist() == [20, 40, 60, 80]
@@ -405,7 +411,7 @@ def test_RUX_1_an_execution_runs_again_and_again(adding: PreparedModel) -> None:
         assert out.tolist() == [20, 40, 60, 80]
 
 
-def test_RUX_1_in_place_nothing_is_copied(adding: PreparedModel) -> None:
+def test_RUX_1_arrays_used_in_place_are_not_copied(adding: PreparedModel) -> None:
     with adding.create_reusable_execution(measure=True) as execution:
         execution.inputs[0][:], execution.inputs[1][:] = ONE, TEN
         assert execution.compute(out=execution.outputs) is execution.outputs
@@ -413,7 +419,9 @@ def test_RUX_1_in_place_nothing_is_copied(adding: PreparedModel) -> None:
         assert 0 < execution.last_timing.time_on_device_ns <= execution.last_timing.time_in_driver_ns
 
 
-def test_RUX_1_LIFE_2_it_runs_fenced_and_outlives_its_model(adding: PreparedModel, own: Fence, real: Real) -> None:
+def test_RUX_1_LIFE_2_an_execution_runs_fenced_and_outlives_its_model(
+    adding: PreparedModel, own: Fence, real: Real
+) -> None:
     with adding.create_reusable_execution() as execution:
         adding.close()
         with execution.compute_fenced(ONE, TEN, wait_for=[own]) as launched:
@@ -423,7 +431,9 @@ def test_RUX_1_LIFE_2_it_runs_fenced_and_outlives_its_model(adding: PreparedMode
     until(lambda: not real[1].executions.values())
 
 
-def test_RUX_3_a_second_run_is_refused_and_disturbs_nothing(adding: PreparedModel, held: Held, start: Start) -> None:
+def test_RUX_3_a_second_run_is_rejected_and_does_not_affect_the_first(
+    adding: PreparedModel, held: Held, start: Start
+) -> None:
     with adding.create_reusable_execution() as execution:
         first = start(execution.compute, ONE, TEN)
         assert held.begun.wait(LIMIT_S)
@@ -434,7 +444,7 @@ def test_RUX_3_a_second_run_is_refused_and_disturbs_nothing(adding: PreparedMode
         assert execution.compute(TEN, TEN)[0].tolist() == [20, 40, 60, 80]
 
 
-def test_RUX_3_a_fenced_run_that_nobody_holds_any_more_still_counts(adding: PreparedModel, own: Fence) -> None:
+def test_RUX_3_a_fenced_run_is_in_progress_after_its_object_is_closed(adding: PreparedModel, own: Fence) -> None:
     with adding.create_reusable_execution() as execution:
         launched = execution.compute_fenced(ONE, TEN, wait_for=[own])
         launched.close()
@@ -454,13 +464,13 @@ def test_RUX_4_limits_are_those_of_the_run(adding: PreparedModel, own: Fence) ->
         assert execution.compute(ONE, TEN)[0].tolist() == SUM
 
 
-def test_a_model_of_unknown_shapes_has_no_such_arrays(device: Device) -> None:
+def test_a_model_of_unknown_shapes_has_no_reusable_execution_with_arrays(device: Device) -> None:
     model = device.prepare(models.unsized_relu_model((4,)))
     with pytest.raises(InvalidArgument, match="a reusable execution needs fixed shapes"):
         model.create_reusable_execution()
 
 
-def test_a_request_as_the_HAL_has_it_is_run_again_and_again(adding: PreparedModel, resources: ExitStack) -> None:
+def test_a_HAL_request_is_run_repeatedly(adding: PreparedModel, resources: ExitStack) -> None:
     pools = [resources.enter_context(Memory.create(100)) for _ in range(2)]
     request = models.request_for(ADD, pools)
     with adding.create_reusable_request(request, ExecutionConfig(MeasureTiming.YES)) as execution:
@@ -474,13 +484,15 @@ def test_a_request_as_the_HAL_has_it_is_run_again_and_again(adding: PreparedMode
         execution.compute()
 
 
-def test_RUX_2_a_bad_request_is_refused_when_it_is_made(adding: PreparedModel, resources: ExitStack) -> None:
+def test_RUX_2_an_invalid_request_is_rejected_when_the_execution_is_created(
+    adding: PreparedModel, resources: ExitStack
+) -> None:
     request = models.request_for(ADD, [resources.enter_context(Memory.create(100)) for _ in range(2)])
     with pytest.raises(InvalidArgument, match="N-REQ-2"):
         adding.create_reusable_request(type(request)(request.inputs, (), request.pools))
 
 
-def test_LIFE_4_a_driver_that_goes_away_ends_a_run_and_can_be_closed(
+def test_LIFE_4_the_exit_of_the_driver_ends_a_run_and_it_can_be_closed(
     adding: PreparedModel, held: Held, real: Real, start: Start
 ) -> None:
     with adding.create_reusable_execution() as execution:
@@ -491,7 +503,7 @@ def test_LIFE_4_a_driver_that_goes_away_ends_a_run_and_can_be_closed(
         held.go.set()
 
 
-def test_QOS_1_a_model_has_the_priority_that_it_was_prepared_with(device: Device, real: Real) -> None:
+def test_QOS_1_a_model_has_the_priority_of_its_preparation(device: Device, real: Real) -> None:
     for priority in Priority:
         model = device.prepare(ADD, priority=priority)  # N-QOS-1
         assert real[1].models.lookup(model.model_id).priority == priority

@@ -21,7 +21,7 @@ def device(*types: OperandTypeData) -> DeviceInfo:
     return DeviceInfo("reference", DeviceType.CPU, "1", 8, DeviceStatus.AVAILABLE, stated)
 
 
-def test_EXT_3_types_are_known_under_the_models_own_numbers() -> None:
+def test_EXT_3_types_are_found_by_the_model_s_type_codes() -> None:
     build = Fibonacci()
     build.numbers.prefix("com.example.unused")
     kinds = build.int64, build.codes().type
@@ -37,7 +37,7 @@ def test_EXT_3_types_are_known_under_the_models_own_numbers() -> None:
     [("int64", 4), ("int32", 8), ("O", 8), ("object", 8), ("i4,i4", 8), ("(2,)i4", 8), ("S8", 8), ("V8", 8),
      ("<M8[s]", 8), ("no such", 8), ("", 8), ("{", 8), ("(99999999999999,)i8", 8)],
 )  # fmt: skip
-def test_N_a_type_that_cannot_be_is_the_drivers_fault(dtype: str, size: int) -> None:
+def test_N_an_invalid_type_is_an_error_of_the_driver(dtype: str, size: int) -> None:
     with pytest.raises(ProtocolError, match="the driver reports elements of"):
         extension_types(Fibonacci().model(), device(replace_dtype(dtype, size), CODES))
 
@@ -47,10 +47,10 @@ def replace_dtype(dtype: str, size: int) -> OperandTypeData:
 
 
 @pytest.mark.parametrize("types", [(), (CODES,), (INT64,)])
-def test_EXT_5_a_type_that_the_device_has_not_is_named(types: tuple[OperandTypeData, ...]) -> None:
+def test_EXT_5_the_error_names_a_type_that_the_device_does_not_have(types: tuple[OperandTypeData, ...]) -> None:
     with pytest.raises(GeneralFailure, match=rf"reference has no type [01] of extension {NAME}"):
         extension_types(Fibonacci().model(), device(*types))
 
 
-def test_a_model_without_names_is_left_to_the_driver() -> None:
+def test_a_model_without_extension_names_is_validated_by_the_driver() -> None:
     assert extension_types(replace(Fibonacci().model(), extensions=()), device(INT64, CODES)) == {}

@@ -138,7 +138,7 @@ def prepared(device: hidl.IDevice, level: L, model: Model = ADD) -> hidl.IPrepar
 
 
 @every_interface
-def test_DEV_13_a_device_has_the_methods_of_its_interface_and_of_those_before(
+def test_DEV_13_a_device_has_the_methods_of_its_version_and_of_earlier_ones(
     level: L, device_of: Callable[[L], hidl.IDevice]
 ) -> None:
     device = device_of(level)
@@ -149,7 +149,7 @@ def test_DEV_13_a_device_has_the_methods_of_its_interface_and_of_those_before(
 
 
 @every_interface
-def test_EXE_15_a_prepared_model_has_the_methods_of_its_interface_and_of_those_before(
+def test_EXE_15_a_prepared_model_has_the_methods_of_its_version_and_of_earlier_ones(
     level: L, device_of: Callable[[L], hidl.IDevice]
 ) -> None:
     model = prepared(device_of(level), level)
@@ -159,7 +159,7 @@ def test_EXE_15_a_prepared_model_has_the_methods_of_its_interface_and_of_those_b
         assert hasattr(model, name) == (name in wanted)
 
 
-def test_a_method_of_a_later_interface_is_said_to_be_missing_by_its_name(
+def test_the_error_names_a_method_of_a_later_version(
     device_of: Callable[[L], hidl.IDevice],
 ) -> None:
     device = device_of(L.V1_1)
@@ -167,7 +167,7 @@ def test_a_method_of_a_later_interface_is_said_to_be_missing_by_its_name(
         device.getType()
 
 
-def test_the_document_lists_every_form_where_it_begins() -> None:
+def test_the_document_lists_the_first_version_of_every_method() -> None:
     text = (places.ROOT / "docs" / "reference" / "hal-versions.md").read_text()
     listed = {
         (owner, name): since
@@ -179,7 +179,7 @@ def test_the_document_lists_every_form_where_it_begins() -> None:
     assert listed == {key: interface_name(level) for key, level in there.items()}
 
 
-def test_a_client_that_speaks_aidl_has_no_hidl_forms(speaking: Speaking) -> None:
+def test_an_aidl_client_has_no_hidl_methods(speaking: Speaking) -> None:
     client = Client(speaking("AIDL v1")[0], None)
     with pytest.raises(InvalidArgument, match=r"AIDL v1; connect with interface='HIDL 1\.3'"):
         hidl.IDevice(client, "reference")
@@ -204,7 +204,7 @@ FIGURES = {
 
 
 @every_interface
-def test_N_BAS_2_CAP_2_capabilities_have_the_fields_of_each_form(
+def test_N_BAS_2_CAP_2_capabilities_have_the_fields_of_each_version(
     level: L, device_of: Callable[[L], hidl.IDevice]
 ) -> None:
     device = device_of(level)
@@ -221,13 +221,13 @@ def test_N_BAS_2_CAP_2_capabilities_have_the_fields_of_each_form(
         assert all(min(entry.info.exec_time, entry.info.power_usage) > 0 for entry in listed)
 
 
-def test_N_BAS_2_the_capabilities_of_every_device_are_possible(speaking: Speaking) -> None:
+def test_N_BAS_2_the_capabilities_of_every_device_are_valid(speaking: Speaking) -> None:
     client = Client(speaking("AIDL v4")[0], None)
     for info in client.devices():
         validate_capabilities(client.device(info.name).capabilities())
 
 
-def test_N_BAS_3_what_a_device_says_of_itself_is_possible(speaking: Speaking) -> None:
+def test_N_BAS_3_the_description_of_every_device_is_valid(speaking: Speaking) -> None:
     client = Client(speaking("HIDL 1.2")[0], None)
     for info in client.devices():
         device = hidl.IDevice(client, info.name)
@@ -250,7 +250,7 @@ def test_N_BAS_3_what_a_device_says_of_itself_is_possible(speaking: Speaking) ->
 
 
 @every_interface
-def test_N_BAS_5_DEV_14_DEV_13_an_unavailable_device_answers_so(
+def test_N_BAS_5_DEV_14_DEV_13_an_unavailable_device_reports_its_status(
     level: L, speaking: Speaking, request_: Request
 ) -> None:
     client = Client(speaking(interface_name(level))[0], None)
@@ -281,7 +281,7 @@ def test_N_BAS_5_DEV_14_DEV_13_an_unavailable_device_answers_so(
 
 
 @every_interface
-def test_DEV_13_every_form_of_getSupportedOperations_answers_for_each_operation(
+def test_DEV_13_every_version_of_getSupportedOperations_covers_each_operation(
     level: L, device_of: Callable[[L], hidl.IDevice]
 ) -> None:
     device = device_of(level)
@@ -295,7 +295,7 @@ def test_DEV_13_every_form_of_getSupportedOperations_answers_for_each_operation(
 
 @every_interface
 @pytest.mark.parametrize("form", PREPARE)
-def test_DEV_13_every_form_of_prepareModel_calls_back_once(
+def test_DEV_13_every_version_of_prepareModel_calls_back_once(
     form: str, level: L, device_of: Callable[[L], hidl.IDevice]
 ) -> None:
     device = device_of(level)
@@ -315,7 +315,7 @@ def test_DEV_13_every_form_of_prepareModel_calls_back_once(
 
 @every_interface
 @pytest.mark.parametrize("form", PREPARE)
-def test_DEV_13_N_VAL_21_a_refused_model_calls_back_before_the_same_status_is_returned(
+def test_DEV_13_N_VAL_21_a_rejected_model_calls_back_before_the_same_status_is_returned(
     form: str, level: L, device_of: Callable[[L], hidl.IDevice]
 ) -> None:
     device = device_of(level)
@@ -335,7 +335,7 @@ NAMING = replace(ADD, extensions=(ExtensionNameAndPrefix("com.example.fibonacci"
 @pytest.mark.parametrize(
     ("model", "since"), [(RELAXED, L.V1_1), (NAMING, L.V1_2)], ids=["relaxed", "with names of extensions"]
 )
-def test_MOD_13_N_VAL_21_a_form_takes_what_its_version_s_models_have_whatever_is_spoken(
+def test_MOD_13_N_VAL_21_a_method_accepts_the_models_of_its_version_in_every_interface(
     model: Model, since: L, level: L, device_of: Callable[[L], hidl.IDevice]
 ) -> None:
     device = device_of(level)
@@ -349,7 +349,7 @@ def test_MOD_13_N_VAL_21_a_form_takes_what_its_version_s_models_have_whatever_is
 
 
 @every_interface
-def test_N_MOD_8_a_wrong_number_of_consumers_is_refused(level: L, device_of: Callable[[L], hidl.IDevice]) -> None:
+def test_N_MOD_8_a_wrong_number_of_consumers_is_rejected(level: L, device_of: Callable[[L], hidl.IDevice]) -> None:
     device, form = device_of(level), newest_form(level)
     right = number_of_consumers(ADD.main)
     for index in range(len(right)):
@@ -369,7 +369,7 @@ def test_N_MOD_8_a_wrong_number_of_consumers_is_refused(level: L, device_of: Cal
     ],
     ids=["preference", "priority", "no 32 bits", "deadline"],
 )
-def test_prepareModel_1_3_judges_what_it_is_given(
+def test_prepareModel_1_3_validates_its_arguments(
     arguments: tuple[Any, ...], status: ErrorStatus, device_of: Callable[[L], hidl.IDevice]
 ) -> None:
     callback = Callback()
@@ -378,14 +378,14 @@ def test_prepareModel_1_3_judges_what_it_is_given(
 
 
 @pytest.mark.parametrize("form", PREPARE)
-def test_N_VAL_24_a_preparation_without_a_callback_is_refused(
+def test_N_VAL_24_a_preparation_without_a_callback_is_rejected(
     form: str, device_of: Callable[[L], hidl.IDevice]
 ) -> None:
     assert getattr(device_of(L.V1_3), form)(ADD, *PREPARE[form], None) is INVALID
 
 
 @pytest.mark.parametrize("form", FROM_CACHE)
-def test_N_VAL_24_a_preparation_from_a_cache_without_a_callback_is_refused(
+def test_N_VAL_24_a_preparation_from_a_cache_without_a_callback_is_rejected(
     form: str, device_of: Callable[[L], hidl.IDevice]
 ) -> None:
     assert getattr(device_of(L.V1_3), form)(*FROM_CACHE[form], None) is INVALID
@@ -402,7 +402,7 @@ EXHAUSTED = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
         (L.V1_3, "prepareModel_1_3", EXHAUSTED),
     ],
 )
-def test_DEV_13_PREP_11_a_refused_preparation_says_what_its_form_can_say(
+def test_DEV_13_PREP_11_a_rejected_preparation_returns_a_status_of_its_version(
     level: L, form: str, status: ErrorStatus, speaking: Speaking
 ) -> None:
     connection, session = speaking(interface_name(level))
@@ -421,7 +421,7 @@ def test_DEV_13_PREP_11_a_refused_preparation_says_what_its_form_can_say(
         (L.V1_3, "prepareModelFromCache_1_3", EXHAUSTED),
     ],
 )
-def test_DEV_13_CACHE_8_a_callback_says_what_its_form_can_say(
+def test_DEV_13_CACHE_8_a_callback_gets_a_status_of_its_version(
     level: L, form: str, status: ErrorStatus, speaking: Speaking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_memory(*_: object) -> None:
@@ -472,7 +472,7 @@ ASYNCHRONOUS: dict[str, tuple[Any, ...]] = {"execute": (), "execute_1_2": (NO,),
 
 @every_interface
 @pytest.mark.parametrize("form", ASYNCHRONOUS)
-def test_EXE_15_EXE_6_every_form_of_execute_calls_back_once(
+def test_EXE_15_EXE_6_every_version_of_execute_calls_back_once(
     form: str, level: L, device_of: Callable[[L], hidl.IDevice], request_: Request, pools: tuple[Memory, Memory]
 ) -> None:
     model = prepared(device_of(level), level)
@@ -503,7 +503,7 @@ def test_EXE_15_a_fenced_execution_has_a_fence_and_two_timings(
     callback.close()
 
 
-def test_N_REQ_3_a_fence_without_a_descriptor_is_refused(
+def test_N_REQ_3_a_fence_without_an_fd_is_rejected(
     device_of: Callable[[L], hidl.IDevice], request_: Request, pools: tuple[Memory, Memory]
 ) -> None:
     model = prepared(device_of(L.V1_3), L.V1_3)
@@ -524,7 +524,7 @@ def test_TIM_2_EXE_15_times_are_microseconds(device_of: Callable[[L], hidl.IDevi
         (None, 10**9, NONE),
     ],
 )
-def test_EXE_15_limits_of_the_newest_form_are_heeded(
+def test_EXE_15_the_limits_of_the_newest_version_are_enforced(
     deadline: int | None,
     loop_timeout: int | None,
     status: ErrorStatus,
@@ -537,7 +537,7 @@ def test_EXE_15_limits_of_the_newest_form_are_heeded(
     assert answer in (late if status in late else (status,))
 
 
-def test_EXE_15_an_older_form_says_no_newer_status(speaking: Speaking, request_: Request) -> None:
+def test_EXE_15_an_older_version_returns_no_newer_status(speaking: Speaking, request_: Request) -> None:
     connection, session = speaking("HIDL 1.3")
     model = prepared(hidl.IDevice(Client(connection, None), "reference"), L.V1_3)
     session.quota._limit = session.quota.charged_bytes  # so that the request's memory is too much
@@ -576,7 +576,7 @@ def exchange(queues: tuple[MessageQueue, MessageQueue]) -> Any:
     return decode_result(packet)
 
 
-def test_BUR_2_N_REQ_4_a_burst_over_the_caller_s_queues_with_his_callback(
+def test_BUR_2_N_REQ_4_a_burst_over_the_caller_s_queues_with_its_callback(
     device_of: Callable[[L], hidl.IDevice], pools: tuple[Memory, Memory], queues: tuple[MessageQueue, MessageQueue]
 ) -> None:
     callback = Memories(*pools)
@@ -592,7 +592,7 @@ def test_BUR_2_N_REQ_4_a_burst_over_the_caller_s_queues_with_his_callback(
     context.close()
 
 
-def test_BUR_2_what_the_callback_answers_is_the_result_s_status(
+def test_BUR_2_the_result_has_the_callback_s_status(
     device_of: Callable[[L], hidl.IDevice], pools: tuple[Memory, Memory], queues: tuple[MessageQueue, MessageQueue]
 ) -> None:
     callback = Memories(*pools)
@@ -602,7 +602,7 @@ def test_BUR_2_what_the_callback_answers_is_the_result_s_status(
     context.close()
 
 
-def test_BUR_2_a_burst_that_is_refused_has_no_context(
+def test_BUR_2_a_burst_that_is_rejected_has_no_context(
     device_of: Callable[[L], hidl.IDevice], pools: tuple[Memory, Memory], resources: ExitStack
 ) -> None:
     model = prepared(device_of(L.V1_2), L.V1_2)

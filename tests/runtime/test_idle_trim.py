@@ -74,7 +74,7 @@ def let_pass(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
         until(lambda: len(looks) > 8)
 
 
-def test_EXE_13_after_executions_memory_is_given_back_and_then_it_sleeps_until_there_are_more(
+def test_EXE_13_idle_memory_is_trimmed_once_and_the_thread_sleeps_until_there_is_work(
     device: Device, session: Session, rests: list[int]
 ) -> None:
     with device.prepare(ADD) as model:
@@ -86,7 +86,7 @@ def test_EXE_13_after_executions_memory_is_given_back_and_then_it_sleeps_until_t
     assert rested(session, rests)
 
 
-def test_EXE_13_while_an_execution_runs_nothing_is_given_back(
+def test_EXE_13_nothing_is_trimmed_while_an_execution_runs(
     device: Device, session: Session, rests: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = device.prepare(ADD)
@@ -102,7 +102,7 @@ def test_EXE_13_while_an_execution_runs_nothing_is_given_back(
     await_more(rests, before)
 
 
-def test_EXE_13_BUR_1_an_open_burst_lets_it_sleep_and_its_end_gives_back(
+def test_EXE_13_BUR_1_memory_is_trimmed_after_an_open_burst_is_closed(
     device: Device, session: Session, rests: list[int]
 ) -> None:
     with device.prepare(ADD) as model:
@@ -117,6 +117,6 @@ def test_EXE_13_BUR_1_an_open_burst_lets_it_sleep_and_its_end_gives_back(
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator than glibc's")
-def test_EXE_13_what_the_allocator_keeps_goes_back_to_the_kernel() -> None:
+def test_EXE_13_memory_that_the_allocator_keeps_is_returned_to_the_kernel() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", PIECES], capture_output=True, text=True, timeout=60, check=False)
     assert int(done.stdout or 0) > 20_000_000, done.stderr

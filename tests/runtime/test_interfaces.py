@@ -73,7 +73,7 @@ def test_DEV_9_the_feature_level_follows_from_the_interface(level: L, client_of:
 
 
 @pytest.mark.parametrize("interface", ["", "HIDL 1.4", "AIDL v5", "aidl v4", "1.2"])
-def test_an_interface_that_nobody_speaks_is_refused_here(interface: str) -> None:
+def test_an_unknown_interface_version_is_rejected_by_the_client(interface: str) -> None:
     ours, theirs = Channel.pair()
     with theirs, pytest.raises(InvalidArgument, match=r"there are HIDL 1\.0, .* AIDL v4"):
         Connection.open(ours, None, interface=interface)
@@ -93,7 +93,7 @@ def prepare(client: Client, model: Model, **changes: Any) -> Any:
 
 @every_interface
 @pytest.mark.parametrize(("model", "needed"), MODELS.values(), ids=MODELS.keys())
-def test_N_VAL_21_a_model_that_is_newer_than_the_interface_is_refused(
+def test_N_VAL_21_a_model_of_a_newer_version_is_rejected(
     model: Model, needed: L, level: L, client_of: Callable[[L], Client]
 ) -> None:
     client = client_of(level)
@@ -107,7 +107,7 @@ def test_N_VAL_21_a_model_that_is_newer_than_the_interface_is_refused(
 
 
 @pytest.mark.parametrize(("level", "is_allowed"), [(L.V1_2, True), (L.V1_3, True), (L.AIDL_V1, False)])
-def test_N_VAL_12_a_prefix_of_sixteen_bits_is_hidl_s_alone(
+def test_N_VAL_12_sixteen_bit_prefixes_exist_in_hidl_only(
     level: L, is_allowed: bool, client_of: Callable[[L], Client]
 ) -> None:
     model = replace(ADD, extensions=(ExtensionNameAndPrefix("com.example.none", 0x8000),))
@@ -134,9 +134,7 @@ def with_consumers(connection: Connection, kind: Any, model: Model, consumers: A
 
 @hidl
 @CALLS_WITH_A_MODEL
-def test_N_MOD_8_numbers_of_consumers_that_are_one_off_are_refused_over_hidl(
-    kind: Any, level: L, speaking: Speaking
-) -> None:
+def test_N_MOD_8_wrong_numbers_of_consumers_are_rejected_in_hidl(kind: Any, level: L, speaking: Speaking) -> None:
     connection, _ = speaking(interface_name(level))
     right = tuple(number_of_consumers(ADD.main))
     assert with_consumers(connection, kind, ADD, (right,)) is ErrorStatus.NONE
@@ -148,7 +146,7 @@ def test_N_MOD_8_numbers_of_consumers_that_are_one_off_are_refused_over_hidl(
         assert with_consumers(connection, kind, ADD, number) is INVALID
 
 
-def test_N_MOD_8_the_consumers_of_every_subgraph_count(speaking: Speaking) -> None:
+def test_N_MOD_8_the_consumers_of_every_subgraph_are_checked(speaking: Speaking) -> None:
     connection, _ = speaking("HIDL 1.3")
     model = control_flow_models.counting()
     right = tuple(tuple(number_of_consumers(graph)) for graph in (model.main, *model.referenced))
@@ -165,7 +163,9 @@ def test_N_MOD_8_aidl_has_no_numbers_of_consumers(kind: Any, speaking: Speaking)
 
 
 @every_interface
-def test_what_an_interface_cannot_say_of_a_preparation_is_refused(level: L, client_of: Callable[[L], Client]) -> None:
+def test_arguments_of_a_preparation_that_the_version_does_not_have_are_rejected(
+    level: L, client_of: Callable[[L], Client]
+) -> None:
     client = client_of(level)
     for since, changes in [
         (L.V1_1, {"preference": ExecutionPreference.LOW_POWER}),
@@ -185,7 +185,7 @@ def test_what_an_interface_cannot_say_of_a_preparation_is_refused(level: L, clie
 
 
 @every_interface
-def test_an_execution_says_what_the_interface_can(
+def test_an_execution_has_the_arguments_of_the_version(
     level: L, client_of: Callable[[L], Client], pools: tuple[Memory, Memory]
 ) -> None:
     prepared = prepare(client_of(level), ADD)
@@ -227,7 +227,7 @@ HINT = ExecutionConfig(
     [(ExecutionConfig(loop_timeout_ns=10**9), L.V1_3), (HINT, L.AIDL_V4)],
     ids=["loop timeout", "EXE-14 hints"],
 )
-def test_what_an_interface_cannot_say_of_an_execution_is_refused(
+def test_arguments_of_an_execution_that_the_version_does_not_have_are_rejected(
     config: ExecutionConfig, since: L, level: L, client_of: Callable[[L], Client], pools: tuple[Memory, Memory]
 ) -> None:
     prepared, request = prepare(client_of(level), ADD), models.request_for(ADD, pools)
@@ -241,7 +241,7 @@ def test_what_an_interface_cannot_say_of_an_execution_is_refused(
 
 
 @pytest.mark.parametrize(("level", "is_allowed"), [(L.V1_3, False), (L.AIDL_V1, True)])
-def test_EXE_11_padding_is_aidl_s(
+def test_EXE_11_padding_exists_in_aidl_only(
     level: L, is_allowed: bool, client_of: Callable[[L], Client], pools: tuple[Memory, Memory]
 ) -> None:
     prepared, request = prepare(client_of(level), ADD), models.request_for(ADD, pools)
@@ -273,7 +273,7 @@ def test_N_RQX_8_outputs_must_be_fully_specified_before_1_2(
 
 
 @every_interface
-def test_a_status_that_the_interface_has_not_is_a_general_failure(
+def test_a_status_that_the_version_does_not_have_is_a_general_failure(
     level: L, speaking: Speaking, pools: tuple[Memory, Memory]
 ) -> None:
     connection, session = speaking(interface_name(level))
@@ -296,7 +296,7 @@ def test_a_status_that_the_interface_has_not_is_a_general_failure(
 
 
 @every_interface
-def test_an_interface_without_bursts_says_so(level: L, client_of: Callable[[L], Client]) -> None:
+def test_a_version_without_bursts_rejects_them(level: L, client_of: Callable[[L], Client]) -> None:
     prepared = prepare(client_of(level), ADD)
     for since, configure in ((L.V1_2, prepared.burst), (L.AIDL_V1, prepared.aidl_burst)):
         if level >= since:
@@ -308,7 +308,7 @@ def test_an_interface_without_bursts_says_so(level: L, client_of: Callable[[L], 
                 configure()
 
 
-def test_BUR_20_hints_on_an_aidl_burst_are_since_v4(
+def test_BUR_20_hints_on_an_aidl_burst_exist_since_v4(
     client_of: Callable[[L], Client], pools: tuple[Memory, Memory]
 ) -> None:
     request = models.request_for(ADD, pools)
@@ -324,7 +324,7 @@ def test_BUR_20_hints_on_an_aidl_burst_are_since_v4(
 
 
 @every_interface
-def test_CAP_2_capabilities_have_the_figures_of_the_interface(level: L, client_of: Callable[[L], Client]) -> None:
+def test_CAP_2_capabilities_have_the_fields_of_the_version(level: L, client_of: Callable[[L], Client]) -> None:
     found = client_of(level).device("reference").capabilities()
     types = [entry.type for entry in found.operand_performance]
     first = [OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM]

@@ -40,7 +40,7 @@ KINDS: dict[str, tuple[Callable[[Session], HandleTable[Any]], Make]] = {
 
 
 @pytest.mark.parametrize(("handles_of", "make"), KINDS.values(), ids=KINDS.keys())
-def test_LIFE_8_a_client_has_so_many_of_a_kind_and_no_more(
+def test_LIFE_8_the_number_of_a_client_s_objects_of_each_kind_is_limited(
     handles_of: Callable[[Session], HandleTable[Any]],
     make: Make,
     real: tuple[Connection, Session],

@@ -70,17 +70,17 @@ def test_a_client_lists_its_driver_s_devices(client: Client) -> None:
     assert client.device("reference").info.name == "reference"
 
 
-def test_an_unknown_device_is_refused_with_the_names_of_the_known(client: Client) -> None:
+def test_an_unknown_device_is_rejected_with_the_names_of_the_known_ones(client: Client) -> None:
     with pytest.raises(InvalidArgument, match="no device 'gpu'; this driver has: compiled, reference"):
         client.device("gpu")
 
 
-def test_a_device_says_which_operations_it_supports(device: Device) -> None:
+def test_a_device_returns_the_operations_that_it_supports(device: Device) -> None:
     assert device.supported_operations(models.add_model()) == [True]
     assert device.supported_operations(models.unsupported_model()) == [False]
 
 
-def test_the_operations_of_an_invalid_model_are_not_judged(device: Device) -> None:
+def test_the_operations_of_an_invalid_model_are_an_error(device: Device) -> None:
     with pytest.raises(InvalidArgument, match="N-MOD-12"):
         device.supported_operations(models.invalid_model())
 
@@ -100,7 +100,7 @@ INFO = messages.DeviceInfo("fake", DeviceType.CPU, "1", 8, DeviceStatus.AVAILABL
     ],
     ids=lambda value: str(*value) if isinstance(value, dict) else "",
 )
-def test_LIFE_6_a_device_that_comes_back_as_another_one_is_unavailable_for_good(
+def test_LIFE_6_a_device_that_differs_after_reconnecting_stays_unavailable(
     changed: dict[str, Any],
     is_lost: bool,
     connection: Connection,
@@ -122,13 +122,13 @@ def test_LIFE_6_a_device_that_comes_back_as_another_one_is_unavailable_for_good(
 
 
 @pytest.mark.parametrize("model", [None, b"", object(), models.add_model().main])
-def test_N_VAL_24_what_is_no_model_at_all_is_refused_before_it_is_sent(model: Any, device: Device) -> None:
+def test_N_VAL_24_an_object_that_is_no_model_is_rejected_before_it_is_sent(model: Any, device: Device) -> None:
     for ask in (device.supported_operations, device.prepare):
         with pytest.raises(InvalidArgument, match="N-VAL-24"):
             ask(model)
 
 
-def test_an_invalid_model_is_refused_with_the_driver_s_words(device: Device) -> None:
+def test_an_invalid_model_is_rejected_with_the_driver_s_message(device: Device) -> None:
     with pytest.raises(InvalidArgument, match="N-MOD-12"):
         device.prepare(models.invalid_model())
 
@@ -138,12 +138,12 @@ def test_a_model_that_the_device_cannot_run_fails_with_the_operation_s_name(devi
         device.prepare(models.unsupported_model())
 
 
-def test_N_QOS_2_a_preparation_without_any_time_misses_its_deadline(device: Device) -> None:
+def test_N_QOS_2_a_preparation_with_a_timeout_of_zero_misses_its_deadline(device: Device) -> None:
     with pytest.raises(MissedDeadline):
         device.prepare(models.add_model(), timeout=0)
 
 
-def test_a_model_whose_pools_cannot_be_sent_is_refused(device: Device) -> None:
+def test_a_model_whose_pools_cannot_be_sent_is_rejected(device: Device) -> None:
     class Plain:
         size_bytes = 4
         view = memoryview(bytes(4))
@@ -168,7 +168,7 @@ def test_an_execution_returns_new_arrays(adding: PreparedModel) -> None:
     assert first[0].dtype == np.float32
 
 
-def test_an_execution_takes_lists_and_wider_floats(adding: PreparedModel) -> None:
+def test_an_execution_accepts_lists_and_wider_floats(adding: PreparedModel) -> None:
     assert adding.execute([1, 2, 3, 4], TEN.astype(np.float64))[0].tolist() == SUM
 
 
@@ -186,37 +186,37 @@ def test_an_execution_fills_the_arrays_that_it_is_given(adding: PreparedModel) -
         ((ONE, np.zeros(4, np.complex64)), "input 'input 1' holds float32; the given array is complex64"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(given: tuple[Any, ...], said: str, adding: PreparedModel) -> None:
+def test_arrays_that_do_not_fit_are_rejected(given: tuple[Any, ...], said: str, adding: PreparedModel) -> None:
     with pytest.raises(InvalidArgument, match=said):
         adding.execute(*given)
 
 
-def test_SHP_5_an_output_of_unknown_size_comes_as_large_as_it_is(device: Device) -> None:
+def test_SHP_5_an_output_of_unknown_size_is_returned_whole(device: Device) -> None:
     model = device.prepare(models.unsized_relu_model((4,)))
     assert model.outputs[0].shape == (0,)
     assert model.execute(np.array([-1, 2, -3, 4], np.float32))[0].tolist() == [0, 2, 0, 4]
 
 
-def test_TIM_4_a_measured_execution_says_how_long_it_took(adding: PreparedModel) -> None:
+def test_TIM_4_a_measured_execution_has_times(adding: PreparedModel) -> None:
     adding.execute(ONE, TEN, measure=True)
     assert 0 < adding.last_timing.time_on_device_ns <= adding.last_timing.time_in_driver_ns
     adding.execute(ONE, TEN)
     assert adding.last_timing.time_on_device_ns == NO_TIME
 
 
-def test_QOS_2_an_execution_without_any_time_misses_its_deadline(adding: PreparedModel) -> None:
+def test_QOS_2_an_execution_with_a_timeout_of_zero_misses_its_deadline(adding: PreparedModel) -> None:
     with pytest.raises(MissedDeadline):
         adding.execute(ONE, TEN, timeout=0)
     assert adding.execute(ONE, TEN)[0].tolist() == SUM
 
 
-def test_EXE_8_many_threads_may_execute_at_once(adding: PreparedModel, start: Start) -> None:
+def test_EXE_8_many_threads_may_execute_concurrently(adding: PreparedModel, start: Start) -> None:
     futures = [start(adding.execute, ONE * number, TEN) for number in range(50)]
     for number, future in enumerate(futures):
         assert future.result(LIMIT_S)[0].tolist() == (ONE * number + TEN).tolist()
 
 
-def test_a_driver_that_goes_away_during_an_execution_is_a_dead_object(
+def test_the_exit_of_the_driver_during_an_execution_raises_dead_object(
     adding: PreparedModel, real: tuple[Connection, Session], start: Start
 ) -> None:
     held = hold(real[1], adding, models.add_model())
@@ -274,7 +274,7 @@ def test_VAL_7_a_driver_that_states_impossible_times_breaks_the_protocol(
     assert isinstance(running.exception(LIMIT_S), ProtocolError)
 
 
-def test_VAL_7_times_that_nobody_asked_for_break_the_protocol(
+def test_VAL_7_times_that_were_not_requested_violate_the_protocol(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     running = start(PreparedModel(connection, 1, (KNOWN,), (KNOWN,)).execute, GIVEN)
@@ -283,7 +283,7 @@ def test_VAL_7_times_that_nobody_asked_for_break_the_protocol(
     assert isinstance(running.exception(LIMIT_S), ProtocolError)
 
 
-def test_VAL_7_shapes_and_times_beside_an_error_are_not_looked_at(
+def test_VAL_7_shapes_and_times_of_an_error_reply_are_ignored(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     model = PreparedModel(connection, 1, (KNOWN,), (KNOWN,))
@@ -297,7 +297,7 @@ def test_VAL_7_shapes_and_times_beside_an_error_are_not_looked_at(
     assert (type(error), str(error), model.last_timing) == (GeneralFailure, "broken", NO_TIMING)
 
 
-def test_VAL_7_an_execution_request_s_shapes_are_held_against_the_request(
+def test_VAL_7_the_shapes_of_a_request_s_result_are_validated_against_the_request(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     output = RequestArgument(location=DataLocation(0, 0, 8), dimensions=(2,))
@@ -321,7 +321,7 @@ def test_VAL_7_a_status_that_no_driver_can_have_ends_the_connection(
     assert "closed: the driver replied with the status DEAD_OBJECT" in str(error)
 
 
-def test_VAL_7_a_driver_that_answers_for_other_operations_than_it_was_asked_about_breaks_the_protocol(
+def test_VAL_7_a_reply_for_another_number_of_operations_violates_the_protocol(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     model = models.add_model()
@@ -333,7 +333,9 @@ def test_VAL_7_a_driver_that_answers_for_other_operations_than_it_was_asked_abou
     assert isinstance(running.exception(LIMIT_S), ProtocolError)
 
 
-def test_an_output_without_elements_is_no_lie(connection: Connection, driver: ProtocolPeer, start: Start) -> None:
+def test_an_output_without_elements_is_a_valid_result(
+    connection: Connection, driver: ProtocolPeer, start: Start
+) -> None:
     running = start(PreparedModel(connection, 1, (KNOWN,), (OPEN,)).execute, GIVEN)
     call = driver.receive(messages.Execute).call
     driver.send(messages.Executed(call, ErrorStatus.NONE, "", (messages.ShapeData((0,), True),)))
@@ -364,7 +366,7 @@ def test_a_model_of_a_closed_client_can_still_be_closed(adding: PreparedModel, c
         adding.execute(ONE, TEN)
 
 
-def test_models_are_released_by_leaving_their_block(device: Device, real: tuple[Connection, Session]) -> None:
+def test_models_are_released_at_the_end_of_their_with_block(device: Device, real: tuple[Connection, Session]) -> None:
     with device.prepare(models.add_model()), device.prepare(models.relu_model()):
         assert len(real[1].models.values()) == 2
     assert real[1].models.values() == []

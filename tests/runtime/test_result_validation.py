@@ -46,7 +46,7 @@ def shape(*dimensions: int, short: bool = False) -> OutputShape:
         (KNOWN, PLACE, ErrorStatus.GENERAL_FAILURE, (shape(7), shape(7))),
     ],
 )
-def test_answers_that_can_be_true_are_believed(
+def test_valid_results_are_accepted(
     info: TensorInfo, place: RequestArgument, status: ErrorStatus, shapes: tuple[OutputShape, ...]
 ) -> None:
     validate_result([info], [place], status, shapes, NO_TIMING, False)
@@ -78,13 +78,13 @@ def test_VAL_7_invalid_results_are_protocol_errors(
         validate_result([info], [place], status, shapes, NO_TIMING, False)
 
 
-def test_VAL_7_a_request_with_another_number_of_outputs_cannot_have_been_executed() -> None:
+def test_VAL_7_success_of_a_request_with_another_number_of_outputs_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="2 outputs of a model that has 1"):
         validate_result([KNOWN], [PLACE, PLACE], NONE, (), NO_TIMING, False)
 
 
 @pytest.mark.parametrize("times", [(-1, -1), (3, 3), (3, 9), (-1, 9), (9, -1)])
-def test_TIM_4_times_that_can_be_true_are_believed(times: Any) -> None:
+def test_TIM_4_valid_times_are_accepted(times: Any) -> None:
     validate_result([KNOWN], [PLACE], NONE, (), Timing(*times), True)
 
 

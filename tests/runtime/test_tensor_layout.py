@@ -36,16 +36,16 @@ def test_arguments_of_exactly_64_bytes_leave_no_gap() -> None:
     assert size_bytes == 128
 
 
-def test_no_arguments_at_all_still_have_a_pool() -> None:
+def test_a_layout_without_arguments_has_a_pool() -> None:
     assert tensor_layout.layout([], [], 0) == ((), 1)
 
 
-def test_dimensions_are_said_only_where_the_model_leaves_them_open() -> None:
+def test_dimensions_are_given_only_if_the_model_does_not_specify_them() -> None:
     placed, _ = tensor_layout.layout([IMAGE, OPEN], [(1, 2, 3), (7, 3)], 0)
     assert [argument.dimensions for argument in placed] == [(), (7, 3)]
 
 
-def test_an_output_of_unknown_size_has_room_for_something() -> None:
+def test_an_output_of_unknown_size_has_a_positive_length() -> None:
     """A length of 0 would be an invalid argument (N-RQX-4) rather than an insufficient one."""
     placed, size_bytes = tensor_layout.layout([OPEN], [OPEN.shape], 0)
     assert placed[0].location.length > 0
@@ -74,7 +74,7 @@ def test_a_view_is_the_memory_itself() -> None:
     ],
     ids=["float32", "float64", "float16", "list", "strided", "uint8", "open extent", "scalar"],
 )
-def test_an_array_that_fits_is_taken(info: TensorInfo, value: Any) -> None:
+def test_an_array_that_fits_is_accepted(info: TensorInfo, value: Any) -> None:
     np.testing.assert_array_equal(array_checks.checked_array(info, value), np.asarray(value))
 
 
@@ -92,7 +92,7 @@ def test_an_array_that_fits_is_taken(info: TensorInfo, value: Any) -> None:
         (IMAGE, [[[1, 2, 3], [4, 5]]], "input 'image' is no array: "),
     ],
 )
-def test_an_array_that_does_not_fit_is_refused_and_both_sides_are_named(
+def test_an_array_that_does_not_fit_is_rejected_with_both_shapes_and_types(
     info: TensorInfo, value: Any, said: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=said):
@@ -100,18 +100,18 @@ def test_an_array_that_does_not_fit_is_refused_and_both_sides_are_named(
 
 
 @pytest.mark.parametrize("given", [0, 1, 3])
-def test_another_number_of_arrays_is_refused_with_the_names(given: int) -> None:
+def test_another_number_of_arrays_is_rejected_with_the_names(given: int) -> None:
     with pytest.raises(InvalidArgument, match=rf"2 inputs \('image', 'pixels'\); {given} were given"):
         array_checks.check_count("input", [IMAGE, PIXELS], given)
 
 
 @pytest.mark.parametrize("info", [OPEN, TensorInfo("rankless", (), "float32")])
-def test_a_shape_that_is_not_fully_known_is_refused_for_a_burst(info: TensorInfo) -> None:
+def test_a_shape_that_is_not_fully_known_is_rejected_for_a_burst(info: TensorInfo) -> None:
     with pytest.raises(InvalidArgument, match=f"output '{info.name}'.*use PreparedModel.execute"):
         array_checks.require_fixed_shapes("output", [IMAGE, info])
 
 
-def test_results_are_copied_into_the_arrays_that_were_given() -> None:
+def test_results_are_copied_into_the_given_arrays() -> None:
     target, result = np.zeros(3, np.float32), np.arange(3, dtype=np.float32)
     returned = array_checks.copy_out([target], [result])
     assert returned[0] is target
@@ -130,24 +130,24 @@ def test_results_are_copied_into_the_arrays_that_were_given() -> None:
         ([np.broadcast_to(np.float32(0), (3,))], "'scores' is read-only"),
     ],
 )
-def test_arrays_that_outputs_do_not_fit_are_refused(targets: Any, said: str) -> None:
+def test_arrays_that_outputs_do_not_fit_are_rejected(targets: Any, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         array_checks.check_out([TensorInfo("scores", (3,), "float32")], targets)
 
 
-def test_the_shape_of_an_output_that_is_not_known_is_checked_when_it_is() -> None:
+def test_an_unknown_output_shape_is_checked_when_it_is_reported() -> None:
     target = np.zeros(4, np.float32)
     array_checks.check_out([TensorInfo("open", (0,), "float32")], [target])
     with pytest.raises(InvalidArgument, match=r"output 0 has shape \(3,\), `out` has \(4,\)"):
         array_checks.copy_out([target], [np.arange(3, dtype=np.float32)])
 
 
-def test_the_bytes_of_an_absurd_shape_are_counted_in_full() -> None:
+def test_the_bytes_of_a_huge_shape_do_not_overflow() -> None:
     assert tensor_layout.size_bytes(IMAGE, (2**32, 2**32)) == 2**66
 
 
 @pytest.mark.parametrize("shapes", [[(1, 2, 3), (0, 3)], [(1, 2, 3), (9, 3)]])
-def test_shapes_that_the_outputs_may_have_are_believed(shapes: list[tuple[int, ...]]) -> None:
+def test_possible_shapes_of_the_outputs_are_accepted(shapes: list[tuple[int, ...]]) -> None:
     result_validation.check_reported_shapes([IMAGE, OPEN], shapes)
 
 
@@ -162,12 +162,12 @@ def test_shapes_that_the_outputs_may_have_are_believed(shapes: list[tuple[int, .
         ([(1, 2, 3), (2**32 - 1, 3)], "the shape 4294967295x3 for output 'open'"),
     ],
 )
-def test_shapes_that_cannot_be_the_outputs_are_refused(shapes: list[tuple[int, ...]], said: str) -> None:
+def test_impossible_shapes_of_the_outputs_are_rejected(shapes: list[tuple[int, ...]], said: str) -> None:
     with pytest.raises(ProtocolError, match=said):
         result_validation.check_reported_shapes([IMAGE, OPEN], shapes)
 
 
-def test_a_result_larger_than_its_room_is_refused() -> None:
+def test_a_result_larger_than_its_argument_is_rejected() -> None:
     places, _ = tensor_layout.layout([OPEN], [(2, 3)], 0)
     result_validation.check_fits([OPEN], places, [(2, 3)])
     with pytest.raises(ProtocolError, match="reports 3x3 for output 'open', whose location has 24 bytes"):
@@ -182,11 +182,11 @@ def test_a_scalar_is_fully_known() -> None:
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.int8(3), np.array(3)])
-def test_a_scalar_takes_a_number(value: Any) -> None:
+def test_a_scalar_accepts_a_number(value: Any) -> None:
     assert array_checks.checked_array(SCALAR, value).shape == ()
 
 
 @pytest.mark.parametrize("value", [[3], np.int64([[3]]), []])
-def test_a_scalar_takes_no_array(value: Any) -> None:
+def test_a_scalar_rejects_an_array(value: Any) -> None:
     with pytest.raises(InvalidArgument, match="'n' has shape scalar"):
         array_checks.checked_array(SCALAR, value)

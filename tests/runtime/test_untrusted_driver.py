@@ -152,7 +152,7 @@ def test_VAL_7_impossible_shapes_break_the_protocol(liar: Liar, path: Path, answ
 
 @pytest.mark.parametrize("path", [asynchronous_request, reusable_request])
 @pytest.mark.parametrize("answer", [(NONE, "", ()), (NONE, "", shapes((1000,))), (SHORT, "", shapes((7, 7)))])
-def test_VAL_7_what_the_model_leaves_open_is_held_against_the_request(
+def test_VAL_7_dimensions_that_the_model_leaves_open_are_validated_against_the_request(
     liar: Liar, path: Path, answer: tuple[Any, ...]
 ) -> None:
     assert isinstance(path(liar, OPEN, False, answer).exception(LIMIT_S), ProtocolError)
@@ -167,13 +167,13 @@ def test_VAL_7_TIM_3_TIM_4_impossible_times_break_the_protocol(
 
 
 @on_every_path
-def test_VAL_7_shapes_and_times_beside_an_error_are_not_looked_at(liar: Liar, path: Path) -> None:
+def test_VAL_7_shapes_and_times_of_an_error_reply_are_ignored(liar: Liar, path: Path) -> None:
     error = path(liar, KNOWN, False, (FAILED, "broken", shapes((9, 9)), 9, 3)).exception(LIMIT_S)
     assert (type(error), str(error)) == (GeneralFailure, "broken")
 
 
 @on_every_path
-def test_an_answer_that_can_be_true_is_believed(liar: Liar, path: Path) -> None:
+def test_a_valid_result_is_accepted(liar: Liar, path: Path) -> None:
     assert path(liar, KNOWN, True, (NONE, "", shapes((2,)), 3, 4)).exception(LIMIT_S) is None
 
 
@@ -243,14 +243,16 @@ def test_VAL_7_EXE_9_no_launch_fails_by_a_short_output(liar: Liar, launch: Launc
 
 
 @pytest.mark.parametrize("launch", [fenced_request, reusable_fenced])
-def test_VAL_7_FEN_7_what_has_no_shape_cannot_have_been_launched(liar: Liar, launch: Launch) -> None:
+def test_VAL_7_FEN_7_launching_a_request_without_output_shapes_violates_the_protocol(
+    liar: Liar, launch: Launch
+) -> None:
     launching, question = launch(liar, OPEN, False)
     liar.launched(question)
     assert isinstance(launching.exception(LIMIT_S), ProtocolError)
 
 
 @on_every_launch
-def test_FEN_4_a_driver_gives_no_fence_where_all_is_done_already(liar: Liar, launch: Launch) -> None:
+def test_FEN_4_a_driver_sends_no_fence_if_the_execution_is_done(liar: Liar, launch: Launch) -> None:
     launching, question = launch(liar, KNOWN, False)
     liar.driver.send(messages.FencedLaunched(liar.driver.receive(question).call, NONE, "", 7, 0))
     with launching.result(LIMIT_S) as execution:
@@ -263,7 +265,7 @@ def test_FEN_4_a_driver_gives_no_fence_where_all_is_done_already(liar: Liar, lau
 
 
 @on_every_launch
-def test_FEN_4_one_that_was_over_at_once_and_failed_says_why(liar: Liar, launch: Launch) -> None:
+def test_FEN_4_an_execution_that_failed_immediately_has_its_error(liar: Liar, launch: Launch) -> None:
     launching, question = launch(liar, KNOWN, False)
     liar.driver.send(messages.FencedLaunched(liar.driver.receive(question).call, NONE, "", 7, 0))
     with launching.result(LIMIT_S) as execution:
@@ -277,7 +279,7 @@ def test_FEN_4_one_that_was_over_at_once_and_failed_says_why(liar: Liar, launch:
 # -- what a buffer holds ----------------------------------------------------------------------------------------------
 
 
-def test_VAL_7_a_lie_about_a_buffer_s_content_is_not_noted(liar: Liar) -> None:
+def test_VAL_7_an_invalid_shape_of_a_buffer_s_content_is_not_recorded(liar: Liar) -> None:
     buffer = Buffer(liar.connection, OPEN)
     buffer.on_allocated(messages.Allocated(1, NONE, "", 3, 4))
     buffer.begin_write(me := object())
@@ -291,7 +293,7 @@ def test_VAL_7_a_lie_about_a_buffer_s_content_is_not_noted(liar: Liar) -> None:
     assert buffer.dimensions is None
 
 
-def test_who_began_to_write_a_buffer_last_says_what_it_holds(liar: Liar) -> None:
+def test_the_last_writer_of_a_buffer_determines_its_content(liar: Liar) -> None:
     buffer = Buffer(liar.connection, OPEN)
     first, second = object(), object()
     buffer.begin_write(first)
@@ -301,6 +303,6 @@ def test_who_began_to_write_a_buffer_last_says_what_it_holds(liar: Liar) -> None
     assert buffer.dimensions == (2,)
 
 
-def test_times_are_those_of_the_answer(liar: Liar) -> None:
+def test_times_are_those_of_the_reply(liar: Liar) -> None:
     outcome = asynchronous_request(liar, KNOWN, True, (NONE, "", shapes((2,)), 3, 4)).result(LIMIT_S)
     assert outcome.timing == Timing(3, 4)

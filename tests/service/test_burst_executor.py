@@ -33,21 +33,21 @@ def test_unknown_slots_are_named_once_each_in_ascending_order(
     assert executor.unknown_slots([5, 5]) == []
 
 
-def test_memories_come_in_the_order_of_the_slots(executor: CachingBurstExecutor, memories: list[Memory]) -> None:
+def test_memories_are_returned_in_the_order_of_the_slots(
+    executor: CachingBurstExecutor, memories: list[Memory]
+) -> None:
     executor.add_cache_entry(memories[0], 1)
     executor.add_cache_entry(memories[1], 0)
     assert executor.memories([0, 1, 0])[1] == (memories[1], memories[0], memories[1])
 
 
-def test_a_slot_that_is_unknown_has_no_memory(executor: CachingBurstExecutor, memories: list[Memory]) -> None:
+def test_an_unknown_slot_is_an_error(executor: CachingBurstExecutor, memories: list[Memory]) -> None:
     executor.add_cache_entry(memories[0], 1)
     with pytest.raises(InvalidArgument, match="slot 2 is unknown"):
         executor.memories([1, 2])
 
 
-def test_every_change_makes_what_was_derived_before_worthless(
-    executor: CachingBurstExecutor, memories: list[Memory]
-) -> None:
+def test_every_change_increments_the_version(executor: CachingBurstExecutor, memories: list[Memory]) -> None:
     versions = [executor.version]
     for change in (
         lambda: executor.add_cache_entry(memories[0], 0),
@@ -69,13 +69,15 @@ def test_a_removed_memory_is_closed_and_its_slot_unknown(
     assert executor.unknown_slots([0]) == [0]
 
 
-def test_a_memory_in_the_place_of_another_closes_that(executor: CachingBurstExecutor, memories: list[Memory]) -> None:
+def test_adding_a_memory_to_a_used_slot_closes_the_previous_one(
+    executor: CachingBurstExecutor, memories: list[Memory]
+) -> None:
     executor.add_cache_entry(memories[0], 0)
     executor.add_cache_entry(memories[1], 0)
     assert (memories[0].closed, memories[1].closed) == (True, False)
 
 
-def test_closing_closes_everything(executor: CachingBurstExecutor, memories: list[Memory]) -> None:
+def test_closing_closes_all_memories(executor: CachingBurstExecutor, memories: list[Memory]) -> None:
     for slot, memory in enumerate(memories):
         executor.add_cache_entry(memory, slot)
     executor.close()

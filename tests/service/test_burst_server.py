@@ -58,7 +58,7 @@ def assert_usable(client: BurstClient, outputs: Memory) -> None:
 # ------------------------------------------------------------------------------------------------ executing
 
 
-def test_BUR_13_a_burst_executes_in_both_forms(
+def test_BUR_13_a_burst_executes_with_a_model_or_an_executor(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     serve(client, form(prepared(ADD)))
@@ -74,7 +74,7 @@ class Mistaken(Summing):
         raise ValueError("a mistake")
 
 
-def test_an_executor_that_breaks_fails_one_execution_after_the_other(
+def test_an_exception_of_the_executor_fails_each_execution(
     client: BurstClient, serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     bursts.give_pools(client, ADD)
@@ -86,7 +86,7 @@ def test_an_executor_that_breaks_fails_one_execution_after_the_other(
     caplog.clear()
 
 
-def test_BUR_13_a_burst_executes_with_an_executor_of_somebody_else_s_making(client: BurstClient, serve: Serve) -> None:
+def test_BUR_13_a_burst_executes_with_a_custom_executor(client: BurstClient, serve: Serve) -> None:
     numbers, total = client.give(3, 12), client.give(5, 4)
     np.frombuffer(numbers.view, np.float32)[:] = [1, 2, 4]
     serve(client, Summing())
@@ -95,7 +95,7 @@ def test_BUR_13_a_burst_executes_with_an_executor_of_somebody_else_s_making(clie
 
 
 @pytest.mark.parametrize("window_us", [0, 1000], ids=["asleep", "polling"])
-def test_a_burst_executes_again_and_again_on_what_its_memory_holds_then(
+def test_each_execution_reads_the_current_content_of_its_memory(
     window_us: int, client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     serve(client, form(prepared(ADD)), polling_window_us=window_us)
@@ -106,7 +106,7 @@ def test_a_burst_executes_again_and_again_on_what_its_memory_holds_then(
         assert floats(adding[1]) == [number + 10, number + 20, number + 30, number + 40]
 
 
-def test_requests_that_differ_take_turns_on_one_burst(
+def test_different_requests_alternate_on_one_burst(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     other = client.give(7, 16)
@@ -128,7 +128,7 @@ def test_a_request_may_name_one_slot_twice(client: BurstClient, serve: Serve, fo
     assert client.asked == [[2]]
 
 
-def test_a_request_may_leave_an_extent_to_the_model(
+def test_a_request_may_omit_a_dimension_that_the_model_specifies(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     """An extent of 0 is unknown, and the model knows it."""
@@ -140,7 +140,7 @@ def test_a_request_may_leave_an_extent_to_the_model(
     assert floats(adding[1]) == SUM
 
 
-def test_BUR_8_a_result_is_byte_for_byte_what_the_specification_says(
+def test_BUR_8_a_result_has_exactly_the_specified_bytes(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     serve(client, form(prepared(ADD)))
@@ -160,7 +160,7 @@ def test_BUR_8_an_error_is_two_records(client: BurstClient, serve: Serve, form: 
     ]
 
 
-def test_BUR_5_a_result_as_long_as_the_queue_is_sent_whole(resources: ExitStack, serve: Serve, form: Form) -> None:
+def test_BUR_5_a_result_of_the_queue_s_size_is_sent(resources: ExitStack, serve: Serve, form: Form) -> None:
     model = models.relus_model(3)
     with BurstClient.create(result_records=8) as client:  # packetInformation, 3 x (operand, dimension), timing
         bursts.give_pools(client, model)
@@ -169,7 +169,7 @@ def test_BUR_5_a_result_as_long_as_the_queue_is_sent_whole(resources: ExitStack,
         server.close()
 
 
-def test_an_output_that_does_not_fit_says_what_it_needs(client: BurstClient, serve: Serve, form: Form) -> None:
+def test_a_short_output_is_reported_with_the_needed_shape(client: BurstClient, serve: Serve, form: Form) -> None:
     model = models.unsized_relu_model((4,))
     client.give(0, 16), client.give(1, 8)
     inputs = (RequestArgument(location=DataLocation(0, 0, 16)),)
@@ -181,7 +181,7 @@ def test_an_output_that_does_not_fit_says_what_it_needs(client: BurstClient, ser
     assert result.timing == NO_TIMING
 
 
-def test_an_invalid_request_is_the_client_s_mistake(
+def test_an_invalid_request_is_an_invalid_argument(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     server = serve(client, form(prepared(ADD)))
@@ -197,7 +197,7 @@ def test_an_invalid_request_is_the_client_s_mistake(
 
 
 @pytest.mark.parametrize("lacking", [0, 1], ids=["requests", "results"])
-def test_BUR_6_a_queue_without_an_event_word_is_refused(
+def test_BUR_6_a_queue_without_an_event_flag_is_rejected(
     lacking: int, resources: ExitStack, client: BurstClient
 ) -> None:
     queues = [
@@ -209,7 +209,7 @@ def test_BUR_6_a_queue_without_an_event_word_is_refused(
 
 
 @pytest.mark.parametrize("quantum", [1, 8, 23, 48])
-def test_a_queue_of_other_records_is_refused(quantum: int, resources: ExitStack, client: BurstClient) -> None:
+def test_a_queue_with_another_record_size_is_rejected(quantum: int, resources: ExitStack, client: BurstClient) -> None:
     other = resources.enter_context(MessageQueue.create(quantum, 8))
     with pytest.raises(GeneralFailure, match=f"24 bytes, not {quantum}"):
         BurstServer.create(client, other, other, Summing())
@@ -241,7 +241,7 @@ def with_replaced() -> list[bytes]:
     [with_dropped(), with_inserted(), with_replaced()],
     ids=["N_BUR_1 a record dropped", "N_BUR_2 a record inserted", "N_BUR_3 a record replaced"],
 )
-def test_BUR_9_every_malformed_packet_gets_one_error_and_the_burst_lives_on(
+def test_BUR_9_every_malformed_packet_gets_one_error_and_the_burst_continues(
     packets: list[bytes], client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     client.answer = lambda slots: client.known(slots) if set(slots) <= {0, 1} else refuse(InvalidArgument("unknown"))
@@ -266,7 +266,7 @@ BEYOND = 2**32 - 1
 
 
 @pytest.mark.parametrize("size", [0, 1, RECORDS - 1, RECORDS + 1, 1025, BEYOND])
-def test_N_BUX_1_a_packet_size_that_is_not_what_came_is_refused(
+def test_N_BUX_1_a_packet_size_other_than_received_is_rejected(
     size: int, client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     serve(client, form(prepared(ADD)))
@@ -281,7 +281,7 @@ def test_N_BUX_1_a_packet_size_that_is_not_what_came_is_refused(
         (2**32 - 2, 4, 3), (RECORDS, 0, 0), (0, 0, RECORDS - 1),
     ],
 )  # fmt: skip
-def test_N_BUX_2_counts_beyond_the_packet_are_refused(
+def test_N_BUX_2_counts_beyond_the_packet_are_rejected(
     inputs: int, outputs: int, pools: int, client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     serve(client, form(prepared(ADD)))
@@ -290,7 +290,7 @@ def test_N_BUX_2_counts_beyond_the_packet_are_refused(
 
 
 @pytest.mark.parametrize("rank", [RECORDS, 2**31, BEYOND])
-def test_N_BUX_2_more_dimensions_than_the_packet_has_are_refused(
+def test_N_BUX_2_more_dimensions_than_the_packet_has_are_rejected(
     rank: int, client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     serve(client, form(prepared(ADD)))
@@ -300,7 +300,7 @@ def test_N_BUX_2_more_dimensions_than_the_packet_has_are_refused(
     assert_usable(client, adding[1])
 
 
-def test_two_packets_at_once_are_one_malformed_packet(
+def test_two_packets_received_together_are_one_malformed_packet(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     serve(client, form(prepared(ADD)))
@@ -309,7 +309,7 @@ def test_two_packets_at_once_are_one_malformed_packet(
     assert_usable(client, adding[1])
 
 
-def test_what_was_wrong_with_the_last_packet_is_kept_with_its_number(
+def test_the_last_failure_has_its_text_and_sequence_number(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     server = serve(client, form(prepared(ADD)))
@@ -360,7 +360,7 @@ def test_N_BUR_4_BUR_10_a_result_that_does_not_fit_beside_an_unread_one_is_an_er
         server.close()
 
 
-def test_a_client_that_reads_no_results_loses_them_and_can_go_on(serve: Serve) -> None:
+def test_a_client_that_reads_no_results_loses_them_and_can_continue(serve: Serve) -> None:
     with BurstClient.create(result_records=4) as client:
         bursts.give_pools(client, ADD)
         server = serve(client, prepared(ADD))
@@ -399,14 +399,14 @@ def test_N_BUR_5_the_padding_of_every_result_record_is_zero(
 # ------------------------------------------------------------------------------------------------ times
 
 
-def test_TIM_3_times_that_were_not_asked_for_are_not_available(
+def test_TIM_3_times_that_were_not_requested_are_not_available(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     serve(client, form(prepared(ADD)))
     assert client.execute(packet_for(ADD, measure=MeasureTiming.NO)).timing == NO_TIMING
 
 
-def test_TIM_4_times_that_were_asked_for_come_and_the_driver_s_includes_the_device_s(
+def test_TIM_4_requested_times_are_reported_and_the_driver_s_includes_the_device_s(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     serve(client, form(prepared(ADD)))
@@ -415,7 +415,7 @@ def test_TIM_4_times_that_were_asked_for_come_and_the_driver_s_includes_the_devi
     assert 0 <= timing.time_on_device_ns <= timing.time_in_driver_ns <= time.monotonic_ns() - begin
 
 
-def test_TIM_4_asking_for_times_now_and_then_changes_no_other_result(
+def test_TIM_4_requesting_times_occasionally_changes_no_other_result(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     serve(client, form(prepared(ADD)))
@@ -450,7 +450,7 @@ def test_TIM_6_the_driver_s_time_begins_when_the_request_is_dequeued(
     assert timing.time_on_device_ns < fetched[0] + timing.time_in_driver_ns
 
 
-def test_the_stages_of_an_execution_are_told_in_order_beside_the_results(
+def test_the_stages_of_an_execution_are_in_the_statistics_in_order(
     client: BurstClient, serve: Serve, adding: tuple[Memory, Memory], resources: ExitStack
 ) -> None:
     serve(client, prepared(ADD))
@@ -476,7 +476,7 @@ def test_the_stages_of_an_execution_are_told_in_order_beside_the_results(
 # ------------------------------------------------------------------------------------------------ memory slots
 
 
-def test_BUR_12_unknown_slots_are_asked_for_once_and_known_ones_never_again(
+def test_BUR_12_unknown_slots_are_requested_once_and_known_ones_never_again(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     client.give(2, 16)
@@ -486,7 +486,7 @@ def test_BUR_12_unknown_slots_are_asked_for_once_and_known_ones_never_again(
     assert client.asked == [[0, 1], [2]]
 
 
-def test_BUR_12_a_freed_slot_is_asked_for_again(
+def test_BUR_12_a_freed_slot_is_requested_again(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     server = serve(client, form(prepared(ADD)))
@@ -496,7 +496,7 @@ def test_BUR_12_a_freed_slot_is_asked_for_again(
     assert client.asked == [[0, 1], [1]]
 
 
-def test_BUR_12_N_REQ_4_freeing_an_unknown_slot_or_one_twice_does_no_harm(
+def test_BUR_12_N_REQ_4_freeing_an_unknown_slot_or_one_twice_has_no_effect(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     server = serve(client, form(prepared(ADD)))
@@ -506,7 +506,7 @@ def test_BUR_12_N_REQ_4_freeing_an_unknown_slot_or_one_twice_does_no_harm(
     assert_usable(client, adding[1])
 
 
-def test_a_slot_that_stands_for_other_memory_now_is_read_there(
+def test_a_reused_slot_is_read_from_its_new_memory(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     server = serve(client, form(prepared(ADD)))
@@ -518,7 +518,7 @@ def test_a_slot_that_stands_for_other_memory_now_is_read_there(
     assert floats(adding[1]) == [6.0] * 4
 
 
-def test_a_slot_that_is_given_other_memory_behind_its_back_is_bound_anew(
+def test_a_slot_whose_memory_was_replaced_is_bound_again(
     client: BurstClient, serve: Serve, adding: tuple[Memory, Memory], resources: ExitStack
 ) -> None:
     executor = CachingBurstExecutor(prepared(ADD))
@@ -531,7 +531,7 @@ def test_a_slot_that_is_given_other_memory_behind_its_back_is_bound_anew(
 
 
 @pytest.mark.parametrize("slot", [0, 1], ids=["input", "output"])
-def test_a_slot_that_stands_for_smaller_memory_now_is_refused(
+def test_a_slot_that_is_reused_for_smaller_memory_is_rejected(
     slot: int, client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     """The very packet that was accepted before: an acceptance is worth nothing once a slot has changed."""
@@ -543,7 +543,7 @@ def test_a_slot_that_stands_for_smaller_memory_now_is_refused(
     assert "N-RQX-3" in server.last_failure.message
 
 
-def test_an_output_slot_that_stands_for_read_only_memory_is_refused(
+def test_an_output_slot_of_read_only_memory_is_rejected(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     serve(client, form(prepared(ADD)))
@@ -552,7 +552,7 @@ def test_an_output_slot_that_stands_for_read_only_memory_is_refused(
     assert_usable(client, adding[1])
 
 
-def test_a_slot_that_is_freed_while_others_are_fetched_is_asked_for_again(
+def test_a_slot_that_is_freed_while_others_are_fetched_is_requested_again(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     """N-BUX-6: the client frees on another channel, so it may happen at any moment of a request."""
@@ -591,7 +591,7 @@ def test_BUR_21_memory_that_is_freed_while_an_execution_uses_it_stays_mapped_for
     assert client.asked == [[0, 1], [0, 1]]
 
 
-def test_N_BUX_6_slots_that_are_freed_all_the_time_break_nothing(
+def test_N_BUX_6_slots_that_are_freed_continuously_cause_no_error(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory], start: Callable[..., Future[Any]]
 ) -> None:
     server = serve(client, form(prepared(ADD)))
@@ -611,7 +611,7 @@ def test_N_BUX_6_slots_that_are_freed_all_the_time_break_nothing(
 
 
 @pytest.mark.parametrize("status", [s for s in ErrorStatus if s not in (ErrorStatus.NONE, ErrorStatus.DEAD_OBJECT)])
-def test_N_BUX_5_the_client_s_error_is_the_result_s_and_nothing_is_kept(
+def test_N_BUX_5_the_result_has_the_client_s_error_and_no_memory_is_kept(
     status: ErrorStatus, client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     server = serve(client, form(prepared(ADD)))
@@ -673,7 +673,7 @@ def test_closing_ends_a_listener_that_waits(window_us: int, client: BurstClient,
     assert listeners() == []
 
 
-def test_a_burst_may_be_closed_by_leaving_its_block(client: BurstClient) -> None:
+def test_a_burst_is_closed_at_the_end_of_its_with_block(client: BurstClient) -> None:
     with BurstServer.create(client, *client.server_ends(), Summing()):
         assert len(listeners()) == 1
     assert listeners() == []
@@ -699,7 +699,7 @@ def test_closing_waits_for_a_running_execution_and_its_result_is_sent(
     assert floats(adding[1]) == SUM
 
 
-def test_closing_gives_back_every_cached_memory(
+def test_closing_releases_every_cached_memory(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     given: list[Memory] = []
@@ -736,7 +736,7 @@ def test_N_BUX_4_a_peer_that_dies_during_its_execution_ends_the_listener_after_i
     until(lambda: not listeners())
 
 
-def test_N_BUX_4_a_peer_that_dies_when_it_is_asked_for_memories_ends_the_listener(
+def test_N_BUX_4_a_peer_that_dies_during_get_memories_ends_the_listener(
     client: BurstClient, serve: Serve, form: Form
 ) -> None:
     client.answer = lambda _slots: refuse(DeadObject("the client is gone"))
@@ -746,7 +746,7 @@ def test_N_BUX_4_a_peer_that_dies_when_it_is_asked_for_memories_ends_the_listene
     assert client.results.available_to_read() == 0
 
 
-def test_N_BUX_4_part_of_a_packet_is_a_malformed_packet_and_no_hang(
+def test_N_BUX_4_part_of_a_packet_is_a_malformed_packet_and_does_not_block(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     serve(client, form(prepared(ADD)))
@@ -759,7 +759,7 @@ def impossible(queue: MessageQueue, counter: int) -> None:
     queue.memory.view[counter * 8 : counter * 8 + 8] = struct.pack("<Q", 2**40 + 1)
 
 
-def test_N_BUX_3_impossible_counters_of_the_requests_are_an_error_each_time_until_they_are_put_right(
+def test_N_BUX_3_invalid_request_counters_are_an_error_until_they_are_restored(
     client: BurstClient, serve: Serve, adding: tuple[Memory, Memory]
 ) -> None:
     server = serve(client, prepared(ADD))
@@ -774,7 +774,7 @@ def test_N_BUX_3_impossible_counters_of_the_requests_are_an_error_each_time_unti
     assert_usable(client, adding[1])
 
 
-def test_N_BUX_3_a_burst_with_impossible_counters_can_be_closed(client: BurstClient, serve: Serve) -> None:
+def test_N_BUX_3_a_burst_with_invalid_counters_can_be_closed(client: BurstClient, serve: Serve) -> None:
     server = serve(client, Summing())
     impossible(client.requests, WRITE_COUNTER)
     client.requests.wake_all()
@@ -788,7 +788,7 @@ def test_N_BUX_3_a_burst_with_impossible_counters_can_be_closed(client: BurstCli
     [(BAD_RECORDS[1] * 2, len(split(ADD_PACKET))), (ADD_PACKET[RECORD_BYTES:], 3), (b"\xff" * 240, 10)],
     ids=["its first records", "another packet's end, cut short", "noise"],
 )
-def test_N_BUX_7_two_writers_that_meet_are_found_out_by_both_ends_and_the_burst_lives_on(
+def test_N_BUX_7_two_concurrent_writers_are_detected_by_both_ends_and_the_burst_continues(
     overlay: bytes,
     published: int,
     client: BurstClient,
@@ -844,7 +844,7 @@ def test_N_BUX_7_two_threads_that_write_without_a_lock_do_not_end_the_server(
 
 
 @pytest.mark.parametrize("also", [False, True], ids=["alone", "and of the requests"])
-def test_N_BUX_3_nobody_waits_for_a_result_that_cannot_be_written(
+def test_N_BUX_3_a_client_does_not_wait_for_a_result_that_cannot_be_written(
     also: bool, client: BurstClient, serve: Serve, adding: tuple[Memory, Memory], start: Callable[..., Future[Any]]
 ) -> None:
     server = serve(client, prepared(ADD))
@@ -864,7 +864,7 @@ def test_N_BUX_3_nobody_waits_for_a_result_that_cannot_be_written(
     assert_usable(client, adding[1])
 
 
-def test_N_BUX_7_two_writers_that_took_the_same_place_leave_one_malformed_packet(
+def test_N_BUX_7_two_writers_at_one_position_leave_one_malformed_packet(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     server = serve(client, form(prepared(ADD)))
@@ -889,7 +889,7 @@ def test_N_BUX_7_a_counter_that_two_writers_have_moved_is_one_malformed_packet(
     assert_usable(client, adding[1])
 
 
-def test_N_BUX_7_packets_of_two_writers_in_turn_are_each_answered_or_refused(
+def test_N_BUX_7_packets_of_two_alternating_writers_are_each_executed_or_rejected(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     rival = bursts.server_end(client.requests)  # attached before the server: it writes where we do
@@ -922,7 +922,7 @@ def uncaught(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
     return caught
 
 
-def test_an_executor_with_a_bug_is_never_hidden_and_the_burst_can_still_be_closed(
+def test_a_bug_of_an_executor_is_not_hidden_and_the_burst_can_be_closed(
     client: BurstClient, serve: Serve, uncaught: list[BaseException | None]
 ) -> None:
     server = serve(client, Broken())

@@ -161,7 +161,7 @@ def fails(error: type[NnfmqError], model: PreparedModel, request: Request, match
 
 
 @each_type
-def test_DOM_1_a_buffer_has_a_number_and_a_positive_token_of_its_own(driver: Driver, tensor: Operand) -> None:
+def test_DOM_1_a_buffer_has_a_unique_id_and_a_unique_positive_token(driver: Driver, tensor: Operand) -> None:
     model = driver.prepare(relus(tensor))
     answers = [driver.allocate([model.model_id], [(0, 0)], [(0, 0)]) for _ in range(3)]
     assert all(answer.status is ErrorStatus.NONE and answer.buffer_id > 0 for answer in answers)
@@ -170,7 +170,7 @@ def test_DOM_1_a_buffer_has_a_number_and_a_positive_token_of_its_own(driver: Dri
     assert min(tokens) > 0
 
 
-def test_DOM_1_no_live_buffer_s_token_is_given_again(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_DOM_1_the_token_of_a_live_buffer_is_not_reused(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     model = driver.prepare(relus(TENSORS["float32"]))
     buffers = driver.session.buffers
     buffers._tokens = iter([1, 2, 1, 2, 1, 3])  # type: ignore[assignment]
@@ -181,19 +181,19 @@ def test_DOM_1_no_live_buffer_s_token_is_given_again(driver: Driver, monkeypatch
     assert driver.allocate([model.model_id], [(0, 0)]).token == 3
 
 
-def test_N_DOM_1_a_buffer_without_a_role_is_refused(driver: Driver) -> None:
+def test_N_DOM_1_a_buffer_without_a_role_is_rejected(driver: Driver) -> None:
     model = driver.prepare(relus(TENSORS["float32"]))
     driver.refuses("DOM-3", [])
     driver.refuses("DOM-3", [model.model_id])
 
 
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
-def test_N_DOM_2_a_role_of_no_model_is_refused(driver: Driver, kind: str) -> None:
+def test_N_DOM_2_a_role_of_an_unknown_model_is_rejected(driver: Driver, kind: str) -> None:
     driver.refuses("there is no model 0", [0], **{kind: [(0, 0)]})
 
 
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
-def test_N_DOM_3_a_role_of_another_device_s_model_is_refused(driver: Driver, kind: str) -> None:
+def test_N_DOM_3_a_role_of_another_device_s_model_is_rejected(driver: Driver, kind: str) -> None:
     found = {info.name: info for info in Client(driver.connection, None).devices()}
     with Device(found["sample-float_fast"], driver.connection).prepare(relus(TENSORS["float32"])) as model:
         driver.refuses("N-DOM-3", [model.model_id], **{kind: [(0, 0)]})
@@ -201,19 +201,19 @@ def test_N_DOM_3_a_role_of_another_device_s_model_is_refused(driver: Driver, kin
 
 @each_type
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
-def test_N_DOM_4_a_model_index_out_of_range_is_refused(driver: Driver, tensor: Operand, kind: str) -> None:
+def test_N_DOM_4_a_model_index_out_of_range_is_rejected(driver: Driver, tensor: Operand, kind: str) -> None:
     driver.refuses("N-DOM-4", [driver.prepare(relus(tensor)).model_id], **{kind: [(1, 0)]})
 
 
 @each_type
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
-def test_N_DOM_5_an_index_of_no_input_or_output_is_refused(driver: Driver, tensor: Operand, kind: str) -> None:
+def test_N_DOM_5_an_index_out_of_range_is_rejected(driver: Driver, tensor: Operand, kind: str) -> None:
     driver.refuses("N-DOM-5", [driver.prepare(relus(tensor)).model_id], **{kind: [(0, 1)]})
 
 
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
 @pytest.mark.parametrize("probability", [10.0, 0.0, -0.5, float("nan")])
-def test_N_DOM_6_an_impossible_probability_is_refused(driver: Driver, kind: str, probability: float) -> None:
+def test_N_DOM_6_a_probability_out_of_range_is_rejected(driver: Driver, kind: str, probability: float) -> None:
     model = driver.prepare(relus(TENSORS["float32"]))
     driver.refuses("N-DOM-6", [model.model_id], probability=probability, **{kind: [(0, 0)]})
 
@@ -237,7 +237,7 @@ def conflict(driver: Driver, rule: str, tensor: Operand, other: Operand, inputs:
 
 @each_type
 @between_roles
-def test_N_DOM_8_roles_of_different_types_are_refused(
+def test_N_DOM_8_roles_of_different_types_are_rejected(
     driver: Driver, tensor: Operand, inputs: Any, outputs: Any
 ) -> None:
     conflict(driver, "N-DOM-8", tensor, replace(tensor, type=OTHER_TYPE[tensor.type]), inputs, outputs)
@@ -245,7 +245,7 @@ def test_N_DOM_8_roles_of_different_types_are_refused(
 
 @of_quantized_types
 @between_roles
-def test_N_DOM_9_roles_of_different_scales_are_refused(
+def test_N_DOM_9_roles_of_different_scales_are_rejected(
     driver: Driver, tensor: Operand, inputs: Any, outputs: Any
 ) -> None:
     conflict(driver, "N-DOM-9", tensor, replace(tensor, scale=1.0), inputs, outputs)
@@ -253,7 +253,7 @@ def test_N_DOM_9_roles_of_different_scales_are_refused(
 
 @of_quantized_types
 @between_roles
-def test_N_DOM_10_roles_of_different_zero_points_are_refused(
+def test_N_DOM_10_roles_of_different_zero_points_are_rejected(
     driver: Driver, tensor: Operand, inputs: Any, outputs: Any
 ) -> None:
     conflict(driver, "N-DOM-10", tensor, replace(tensor, zero_point=10), inputs, outputs)
@@ -261,7 +261,7 @@ def test_N_DOM_10_roles_of_different_zero_points_are_refused(
 
 @each_type
 @between_roles
-def test_N_DOM_11_roles_of_different_ranks_are_refused(
+def test_N_DOM_11_roles_of_different_ranks_are_rejected(
     driver: Driver, tensor: Operand, inputs: Any, outputs: Any
 ) -> None:
     conflict(driver, "N-DOM-11", tensor, replace(tensor, dimensions=SHAPE[:-1]), inputs, outputs)
@@ -269,7 +269,7 @@ def test_N_DOM_11_roles_of_different_ranks_are_refused(
 
 @each_type
 @between_roles
-def test_N_DOM_12_roles_of_different_extents_are_refused(
+def test_N_DOM_12_roles_of_different_dimensions_are_rejected(
     driver: Driver, tensor: Operand, inputs: Any, outputs: Any
 ) -> None:
     conflict(driver, "N-DOM-12", tensor, with_extent(tensor, 4), inputs, outputs)
@@ -277,7 +277,7 @@ def test_N_DOM_12_roles_of_different_extents_are_refused(
 
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
 @pytest.mark.parametrize(("dimensions", "rule"), [(SHAPE[:-1], "N-DOM-13"), ((4, *SHAPE[1:]), "N-DOM-14")])
-def test_N_DOM_13_14_dimensions_that_contradict_a_role_are_refused(
+def test_N_DOM_13_14_dimensions_that_contradict_a_role_are_rejected(
     driver: Driver, kind: str, dimensions: tuple[int, ...], rule: str
 ) -> None:
     model = driver.prepare(relus(TENSORS["float32"]))
@@ -316,7 +316,7 @@ class PreparedModelStandIn:
         self.model, self.key = model, object()
 
 
-def test_DOM_4_a_buffer_beyond_the_client_s_limit_is_refused_and_costs_nothing(driver: Driver) -> None:
+def test_DOM_4_a_buffer_beyond_the_client_s_limit_is_rejected_and_not_charged(driver: Driver) -> None:
     model, quota = driver.prepare(relus(TENSORS["float32"])), driver.session.quota
     quota._limit = quota.charged_bytes + 31
     assert driver.allocate([model.model_id], [(0, 0)]).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
@@ -366,12 +366,12 @@ def dynamic(driver: Driver, tensor: Operand) -> Copying:
     return Copying(driver, tensor, 0)
 
 
-def test_N_DCP_1_a_source_of_another_size_is_refused(static: Copying) -> None:
+def test_N_DCP_1_a_source_of_another_size_is_rejected(static: Copying) -> None:
     for memory in static.bad:
         static.refuses(memory)
 
 
-def test_N_DCP_2_a_source_of_another_size_than_its_dimensions_is_refused(dynamic: Copying) -> None:
+def test_N_DCP_2_a_source_of_another_size_than_its_dimensions_is_rejected(dynamic: Copying) -> None:
     for memory in dynamic.bad:
         dynamic.refuses(memory, *SHAPE)
     dynamic.buffer.copy_from(dynamic.good, SHAPE)
@@ -379,14 +379,16 @@ def test_N_DCP_2_a_source_of_another_size_than_its_dimensions_is_refused(dynamic
 
 
 @pytest.mark.parametrize("dimensions", [SHAPE[:-1], (2, *SHAPE[1:]), (0, *SHAPE[1:])])
-def test_N_DCP_3_dimensions_that_a_buffer_cannot_have_are_refused(static: Copying, dimensions: tuple[int, ...]) -> None:
+def test_N_DCP_3_dimensions_that_a_buffer_cannot_have_are_rejected(
+    static: Copying, dimensions: tuple[int, ...]
+) -> None:
     static.refuses(static.good, *dimensions)
     static.buffer.copy_from(static.good)
     static.buffer.copy_from(static.good, SHAPE)
 
 
 @pytest.mark.parametrize("dimensions", [SHAPE[:-1], (2, *SHAPE[1:-1], 4), (*SHAPE[:-1], 0), ()])
-def test_N_DCP_4_dimensions_that_an_open_buffer_cannot_have_are_refused(
+def test_N_DCP_4_dimensions_that_an_open_buffer_cannot_have_are_rejected(
     dynamic: Copying, dimensions: tuple[int, ...]
 ) -> None:
     dynamic.refuses(dynamic.good, *dimensions)
@@ -399,11 +401,11 @@ def test_N_DCP_5_an_uninitialized_buffer_cannot_be_copied(static: Copying, dynam
             each.buffer.copy_to(each.good)
 
 
-def test_N_DCP_6_a_target_of_another_size_is_refused(static: Copying) -> None:
+def test_N_DCP_6_a_target_of_another_size_is_rejected(static: Copying) -> None:
     _copies_only_to_its_size(static)
 
 
-def test_N_DCP_7_a_target_of_another_size_than_the_content_is_refused(dynamic: Copying) -> None:
+def test_N_DCP_7_a_target_of_another_size_than_the_content_is_rejected(dynamic: Copying) -> None:
     _copies_only_to_its_size(dynamic)
 
 
@@ -445,7 +447,7 @@ def spoilt_by_protection(copying: Copying) -> None:
 @pytest.mark.parametrize(
     "spoil", [spoilt_by_size, spoilt_by_dimensions, spoilt_by_what_is_no_memory, spoilt_by_protection]
 )
-def test_N_DCX_1_a_copy_that_failed_leaves_the_buffer_uninitialized(static: Copying, spoil: Any) -> None:
+def test_N_DCX_1_a_failed_copy_leaves_the_buffer_uninitialized(static: Copying, spoil: Any) -> None:
     static.buffer.copy_from(static.good)
     static.buffer.copy_to(static.good)
     spoil(static)
@@ -453,7 +455,7 @@ def test_N_DCX_1_a_copy_that_failed_leaves_the_buffer_uninitialized(static: Copy
         static.buffer.copy_to(static.good)
 
 
-def test_a_target_that_may_not_be_written_is_refused(static: Copying) -> None:
+def test_a_read_only_target_is_rejected(static: Copying) -> None:
     static.buffer.copy_from(static.good)
     memory = FileMemory.from_fd(static.good.fileno(), static.size, protection=Protection.READ)
     with memory, pytest.raises(InvalidArgument, match="N-RQX-12"):
@@ -537,37 +539,37 @@ def test_DOM_6_an_execution_from_buffer_to_buffer_needs_no_memory_of_the_client(
 
 
 @pytest.mark.parametrize("token", [0, -1, 100])
-def test_N_DEX_1_N_RQX_9_a_token_of_no_buffer_is_refused(one: Executing, token: int) -> None:
+def test_N_DEX_1_N_RQX_9_an_unknown_token_is_rejected(one: Executing, token: int) -> None:
     fails(InvalidArgument, one.model, one.request([token], [None]), "N-RQX-9")
     fails(InvalidArgument, one.model, one.request([None], [token]), "N-RQX-9")
 
 
 @pytest.mark.parametrize("place", [DataLocation(3, 1), DataLocation(3, 0, 8), DataLocation(3, 0, 0, 1)])
-def test_N_RQX_10_an_argument_in_a_part_of_a_buffer_is_refused(one: Executing, place: DataLocation) -> None:
+def test_N_RQX_10_an_argument_in_a_part_of_a_buffer_is_rejected(one: Executing, place: DataLocation) -> None:
     buffer = one.filled([0], [0])
     request = one.request([buffer.token], [None])
     fails(InvalidArgument, one.model, replace(request, inputs=(RequestArgument(location=place),)), "N-RQX-10")
 
 
-def test_N_DEX_2_a_buffer_of_another_model_is_refused(one: Executing) -> None:
+def test_N_DEX_2_a_buffer_of_another_model_is_rejected(one: Executing) -> None:
     buffer, other = one.filled([0], [0]), one.driver.prepare(relus(one.tensor))
     fails(InvalidArgument, other, one.request([buffer.token], [None]), "DOM-9")
     fails(InvalidArgument, other, one.request([None], [buffer.token]), "DOM-9")
 
 
-def test_N_DEX_3_a_buffer_for_another_input_or_output_is_refused(two: Executing) -> None:
+def test_N_DEX_3_a_buffer_for_another_input_or_output_is_rejected(two: Executing) -> None:
     buffer = two.filled([0], [])
     fails(InvalidArgument, two.model, two.request([None, buffer.token], [None, None]), "DOM-9")
     fails(InvalidArgument, two.model, two.request([None, None], [None, buffer.token]), "DOM-9")
 
 
-def test_N_DEX_4_an_input_s_buffer_is_no_output_and_the_reverse(one: Executing) -> None:
+def test_N_DEX_4_a_buffer_for_an_input_is_rejected_as_output_and_the_reverse(one: Executing) -> None:
     source, target = one.filled([0], []), one.filled([], [0])
     fails(InvalidArgument, one.model, one.request([None], [source.token]), "DOM-9")
     fails(InvalidArgument, one.model, one.request([target.token], [None]), "DOM-9")
 
 
-def test_N_DEX_5_an_uninitialized_buffer_is_no_input_until_it_was_written(one: Executing) -> None:
+def test_N_DEX_5_an_uninitialized_buffer_is_rejected_as_input_until_it_is_written(one: Executing) -> None:
     buffer = one.buffer([0], [0])
     fails(GeneralFailure, one.model, one.request([buffer.token], [None]), "DOM-5")
     one.model.execute_request(one.request([None], [buffer.token]))
@@ -576,7 +578,7 @@ def test_N_DEX_5_an_uninitialized_buffer_is_no_input_until_it_was_written(one: E
     assert bytes(one.memories[0].view) == one.content.tobytes()
 
 
-def test_N_DEX_6_DOM_10_a_buffer_is_one_output_or_several_inputs(two: Executing) -> None:
+def test_N_DEX_6_DOM_10_a_buffer_can_be_one_output_or_several_inputs(two: Executing) -> None:
     token = (buffer := two.filled([0, 1], [0, 1])).token
     fails(InvalidArgument, two.model, two.request([token, None], [token, None]), "N-DEX-6")
     fails(InvalidArgument, two.model, two.request([None, None], [token, token]), "N-DEX-6")
@@ -587,7 +589,7 @@ def test_N_DEX_6_DOM_10_a_buffer_is_one_output_or_several_inputs(two: Executing)
 LARGER = (2, *SHAPE[1:])
 
 
-def test_N_DEX_7_other_dimensions_than_the_buffer_s_are_refused(driver: Driver, tensor: Operand) -> None:
+def test_N_DEX_7_dimensions_that_contradict_the_buffer_are_rejected(driver: Driver, tensor: Operand) -> None:
     given = Executing(driver, with_extent(tensor, 0))
     buffer = given.buffer([0], [0], *SHAPE)
     buffer.copy_from(given.memories[0])
@@ -598,7 +600,7 @@ def test_N_DEX_7_other_dimensions_than_the_buffer_s_are_refused(driver: Driver, 
     fails(GeneralFailure, given.model, Request((outside,), (in_buffer(1),), pools), "DOM-14")
 
 
-def test_DOM_8_an_input_of_another_shape_than_was_written_is_refused(driver: Driver, tensor: Operand) -> None:
+def test_DOM_8_an_input_of_another_shape_than_the_content_is_rejected(driver: Driver, tensor: Operand) -> None:
     given = Executing(driver, with_extent(tensor, 0))
     buffer = given.filled([0], [0])
     request = Request(
@@ -608,7 +610,7 @@ def test_DOM_8_an_input_of_another_shape_than_was_written_is_refused(driver: Dri
     given.model.execute_request(replace(request, inputs=(in_buffer(1),), outputs=(in_pool(0, given.size),)))
 
 
-def test_DOM_11_a_buffer_takes_results_of_different_shapes_in_turn(driver: Driver, tensor: Operand) -> None:
+def test_DOM_11_a_buffer_stores_results_of_different_shapes_in_turn(driver: Driver, tensor: Operand) -> None:
     given = Executing(driver, with_extent(tensor, 0))
     source, target = given.buffer([0], [0]), given.buffer([0], [0])
     held = driver.session.quota.charged_bytes
@@ -621,7 +623,7 @@ def test_DOM_11_a_buffer_takes_results_of_different_shapes_in_turn(driver: Drive
         assert driver.session.quota.charged_bytes == held + 2 * content.nbytes
 
 
-def test_DOM_11_a_buffer_of_unknown_rank_takes_any(driver: Driver) -> None:
+def test_DOM_11_a_buffer_of_unknown_rank_accepts_any_shape(driver: Driver) -> None:
     model = driver.prepare(relus(Operand(F32, ())))
     buffer = driver.buffer(model, [0], [0])
     for shape in ((2, 3), (6,)):
@@ -632,7 +634,7 @@ def test_DOM_11_a_buffer_of_unknown_rank_takes_any(driver: Driver) -> None:
         assert np.array_equal(buffer.array(), values)
 
 
-def test_LIFE_8_more_dimensions_than_arrays_have_are_a_failure_and_no_end(
+def test_LIFE_8_more_dimensions_than_arrays_support_fail_and_the_session_continues(
     driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = driver.prepare(relus(Operand(F32, ())))
@@ -649,7 +651,7 @@ def test_LIFE_8_more_dimensions_than_arrays_have_are_a_failure_and_no_end(
     caplog.clear()  # the records hold the frames
 
 
-def test_a_result_is_made_in_the_buffer_itself(one: Executing) -> None:
+def test_a_result_is_computed_in_the_buffer_itself(one: Executing) -> None:
     target = one.buffer([0], [0])
     room = one.driver.session.buffers.lookup_token(target.pool)._storage
     for _ in range(2):
@@ -686,7 +688,7 @@ def past(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_prepared_model, "run_options", lambda *_, **__: driver_prepared_model.RunOptions(1))
 
 
-def test_an_execution_that_fails_leaves_its_inputs_as_they_were(two: Executing) -> None:
+def test_a_failed_execution_does_not_change_its_inputs(two: Executing) -> None:
     source, target = two.filled([0], []), two.buffer([1], [])
     fails(GeneralFailure, two.model, two.request([source.token, target.token], [None, None]), "DOM-5")
     assert np.array_equal(source.array(), two.content)
@@ -695,7 +697,7 @@ def test_an_execution_that_fails_leaves_its_inputs_as_they_were(two: Executing) 
 # ------------------------------------------------------------------------------------------------ the end
 
 
-def test_N_DXX_2_DOM_13_the_token_of_a_freed_buffer_is_refused(one: Executing) -> None:
+def test_N_DXX_2_DOM_13_the_token_of_a_freed_buffer_is_rejected(one: Executing) -> None:
     buffer = one.filled([0], [0])
     requests = one.request([buffer.token], [None]), one.request([None], [buffer.token])
     buffer.close()
@@ -743,7 +745,7 @@ def test_a_buffer_outlives_the_model_that_it_was_made_for(driver: Driver) -> Non
     assert np.array_equal(buffer.array(), given.content)
 
 
-def test_BUR_18_a_request_with_a_buffer_goes_the_ordinary_way(driver: Driver) -> None:
+def test_BUR_18_a_request_with_a_buffer_is_executed_synchronously(driver: Driver) -> None:
     given = Executing(driver, TENSORS["float32"])
     buffer = given.buffer([0], [0])
     with given.model.request_burst() as burst:
@@ -753,7 +755,7 @@ def test_BUR_18_a_request_with_a_buffer_goes_the_ordinary_way(driver: Driver) ->
     assert np.array_equal(buffer.array(), given.content)
 
 
-def test_an_answer_that_nobody_waits_for_is_released(driver: Driver) -> None:
+def test_a_late_reply_to_an_allocation_is_released(driver: Driver) -> None:
     model = driver.prepare(relus(TENSORS["float32"]))
     with driver.session._send_lock, pytest.raises(MissedDeadlineTransient):  # no answer before that
         driver.device.allocate(inputs=[(model, 0)], timeout=0)
@@ -775,7 +777,9 @@ def constant_model() -> Model:
 
 
 @pytest.mark.parametrize("protection", [Protection.WRITE, Protection.READ_WRITE])
-def test_N_RQX_13_the_same_bytes_lent_in_another_way_are_known_again(driver: Driver, protection: Protection) -> None:
+def test_N_RQX_13_constants_are_recognized_in_another_mapping_of_their_bytes(
+    driver: Driver, protection: Protection
+) -> None:
     shared = driver.memory(8192)
     with FileMemory.from_fd(shared.fileno(), 4096, offset=4096) as constants:
         model = driver.prepare(replace(constant_model(), pools=(constants,)))
@@ -787,7 +791,7 @@ def test_N_RQX_13_the_same_bytes_lent_in_another_way_are_known_again(driver: Dri
 
 
 @pytest.mark.parametrize(("offset", "is_over"), [(48, False), (49, True), (64, True), (79, True), (80, False)])
-def test_N_RQX_13_EXE_10_an_output_over_a_constant_of_the_model_is_refused(
+def test_N_RQX_13_EXE_10_an_output_that_overlaps_a_constant_is_rejected(
     driver: Driver, offset: int, is_over: bool
 ) -> None:
     shared = driver.memory(128)
@@ -800,7 +804,7 @@ def test_N_RQX_13_EXE_10_an_output_over_a_constant_of_the_model_is_refused(
         model.execute_request(request)
 
 
-def test_N_RQX_2_a_pool_that_no_argument_lies_in_is_legal_and_an_index_beyond_them_is_not(driver: Driver) -> None:
+def test_N_RQX_2_an_unused_pool_is_valid_and_an_index_out_of_range_is_not(driver: Driver) -> None:
     given = Executing(driver, TENSORS["float32"])
     request = given.request([None], [None])
     given.model.execute_request(replace(request, pools=(*request.pools, driver.memory(1))))
@@ -810,14 +814,14 @@ def test_N_RQX_2_a_pool_that_no_argument_lies_in_is_legal_and_an_index_beyond_th
 
 
 @pytest.mark.parametrize("place", [(1, 32, 0), (0, 32, 1), (2**32 - 1, 32, 2**32 - 1)])
-def test_N_RQX_3_an_argument_beyond_its_pool_is_refused(driver: Driver, place: tuple[int, int, int]) -> None:
+def test_N_RQX_3_an_argument_beyond_its_pool_is_rejected(driver: Driver, place: tuple[int, int, int]) -> None:
     given = Executing(driver, TENSORS["float32"])
     request = given.request([None], [None])
     bad = replace(request, outputs=(RequestArgument(location=DataLocation(1, *place)),))
     fails(InvalidArgument, given.model, bad, "N-RQX-3")
 
 
-def test_EXE_11_N_FEN_3_N_FEN_4_padding_has_no_room_for_a_result(driver: Driver) -> None:
+def test_EXE_11_N_FEN_3_N_FEN_4_padding_does_not_hold_results(driver: Driver) -> None:
     given = Executing(driver, with_extent(TENSORS["float32"], 0))
     request = given.request([None], [None])
     sink = driver.memory(64)
@@ -835,7 +839,7 @@ def test_EXE_11_N_FEN_3_N_FEN_4_padding_has_no_room_for_a_result(driver: Driver)
     assert bytes(sink.view[32:]) == b"\xa5" * 32
 
 
-def test_MEM_6_arguments_laid_out_and_padded_as_preferred_are_taken(driver: Driver) -> None:
+def test_MEM_6_arguments_with_the_preferred_layout_and_padding_are_accepted(driver: Driver) -> None:
     given = Executing(driver, TENSORS["float32"])
     places = []
     for kind in ("input", "output"):
@@ -862,7 +866,7 @@ def file() -> Iterator[int]:
     os.close(fd)
 
 
-def test_MEM_1_a_file_s_part_of_a_request_is_charged_and_no_more(driver: Driver, file: int) -> None:
+def test_MEM_1_only_the_part_of_a_file_that_a_request_uses_is_charged(driver: Driver, file: int) -> None:
     given, quota = Executing(driver, TENSORS["float32"]), driver.session.quota
     os.ftruncate(file, 1 << 50)
     os.pwrite(file, given.content.tobytes(), 1 << 40)
@@ -885,20 +889,20 @@ def test_MEM_1_constants_in_a_file_are_read_when_the_model_is_prepared(driver: D
     assert model.execute(np.zeros(4, np.float32))[0].tolist() == [1, 2, 3, 4]
 
 
-def test_MEM_4_constants_that_may_not_be_read_are_refused(driver: Driver, file: int) -> None:
+def test_MEM_4_constants_in_write_only_memory_are_rejected(driver: Driver, file: int) -> None:
     memory = FileMemory.from_fd(file, 128, protection=Protection.WRITE)
     with memory, pytest.raises(InvalidArgument, match="MEM-4"):
         driver.prepare(replace(constant_model(), pools=(memory,)))
 
 
-def test_a_model_s_sparse_file_is_no_way_to_more_memory_than_allowed(driver: Driver, file: int) -> None:
+def test_a_sparse_file_of_a_model_cannot_exceed_the_quota(driver: Driver, file: int) -> None:
     os.ftruncate(file, 1 << 50)
     with FileMemory.from_fd(file, 1 << 50) as memory, pytest.raises(ResourceExhaustedTransient):
         driver.prepare(replace(constant_model(), pools=(memory,)))
     until(lambda: driver.session.quota.charged_bytes == 0)
 
 
-def test_a_result_that_a_full_disk_does_not_take_is_a_failure(driver: Driver, file: int) -> None:
+def test_a_result_that_does_not_fit_on_the_disk_is_a_failure(driver: Driver, file: int) -> None:
     given = Executing(driver, TENSORS["float32"])
     with FileMemory.from_fd(file, 64) as memory:
         sealed = os.memfd_create("sealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -914,5 +918,5 @@ def test_a_result_that_a_full_disk_does_not_take_is_a_failure(driver: Driver, fi
         assert bytes(memory.view[: given.size]) == given.content.tobytes()
 
 
-def test_the_tokens_are_the_hal_s_numbers() -> None:
+def test_the_tokens_have_the_hal_s_values() -> None:
     assert buffers_module.MAX_TOKEN == 2**31 - 1

@@ -76,7 +76,7 @@ def client(running: Running) -> ProtocolPeer:
 # ------------------------------------------------------------------------------------------------ greeting
 
 
-def test_a_client_is_greeted(running: Running) -> None:
+def test_hello_is_replied_to(running: Running) -> None:
     running.client.send(HELLO)
     reply = running.client.receive(messages.HelloReply)
     assert reply.protocol == control_protocol.PROTOCOL
@@ -86,7 +86,7 @@ def test_a_client_is_greeted(running: Running) -> None:
 
 
 @pytest.mark.parametrize("version", [0, control_protocol.PROTOCOL + 1, 2**32 - 1])
-def test_another_protocol_version_is_refused_with_both_versions_and_the_remedy(version: int, running: Running) -> None:
+def test_another_protocol_version_is_rejected_with_both_versions_and_the_remedy(version: int, running: Running) -> None:
     running.client.send(messages.Hello(version, "AIDL v4", "old"))
     refused = running.client.receive(messages.Refused)
     assert refused.status is not NONE
@@ -97,9 +97,7 @@ def test_another_protocol_version_is_refused_with_both_versions_and_the_remedy(v
 
 
 @pytest.mark.parametrize("interface", ["", "HIDL 1.4", "AIDL v9"])
-def test_an_interface_that_the_driver_does_not_speak_is_refused_with_all_that_it_does(
-    interface: str, running: Running
-) -> None:
+def test_an_unknown_interface_version_is_rejected_with_the_list_of_known_ones(interface: str, running: Running) -> None:
     running.client.send(messages.Hello(control_protocol.PROTOCOL, interface, "new"))
     refused = running.client.receive(messages.Refused)
     assert refused.status is ErrorStatus.GENERAL_FAILURE
@@ -110,7 +108,7 @@ def test_an_interface_that_the_driver_does_not_speak_is_refused_with_all_that_it
 
 
 @pytest.mark.parametrize("interface", ["HIDL 1.0", "HIDL 1.3", "AIDL v1"])
-def test_the_driver_agrees_to_the_interface_that_the_client_speaks(interface: str, running: Running) -> None:
+def test_the_driver_uses_the_client_s_interface_version(interface: str, running: Running) -> None:
     running.client.send(messages.Hello(control_protocol.PROTOCOL, interface, "test"))
     assert running.client.receive(messages.HelloReply).interface == interface
 
@@ -126,13 +124,13 @@ def test_the_driver_agrees_to_the_interface_that_the_client_speaks(interface: st
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_a_message_before_the_greeting_ends_the_connection(message: messages.Message, running: Running) -> None:
+def test_a_message_before_hello_ends_the_connection(message: messages.Message, running: Running) -> None:
     running.client.send(message)
     assert running.client.is_hung_up()
     assert running.ends()
 
 
-def test_a_second_greeting_ends_the_connection(running: Running, client: ProtocolPeer) -> None:
+def test_a_second_hello_ends_the_connection(running: Running, client: ProtocolPeer) -> None:
     client.send(HELLO)
     assert client.is_hung_up()
     assert running.ends()
@@ -166,15 +164,13 @@ def test_a_message_that_a_client_may_not_send_ends_the_connection(
     assert running.ends()
 
 
-def test_descriptors_that_no_message_has_end_the_connection_and_are_closed(
-    running: Running, client: ProtocolPeer
-) -> None:
+def test_unexpected_fds_end_the_connection_and_are_closed(running: Running, client: ProtocolPeer) -> None:
     client.send_bytes(control_protocol.encode(messages.ListDevices(1)), [0, 0, 0])
     assert client.is_hung_up()
     assert running.ends()
 
 
-def test_fewer_descriptors_than_a_message_says_end_the_connection(running: Running, client: ProtocolPeer) -> None:
+def test_fewer_fds_than_a_message_states_end_the_connection(running: Running, client: ProtocolPeer) -> None:
     client.send_bytes(control_protocol.encode(prepare_message(pools=LENT * 2)), [0])
     assert client.is_hung_up()
 
@@ -220,7 +216,7 @@ def has_stopped_listening(client: ProtocolPeer, running: Running) -> bool:
 NUMBERS = itertools.count(1)
 
 
-def test_LIFE_a_client_s_death_is_seen_while_the_driver_waits_for_it_to_read(
+def test_LIFE_a_client_s_death_is_detected_while_the_driver_waits_for_it_to_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A copy of its socket lives on elsewhere, so that there is no hang-up, and no answer can be sent."""
@@ -256,7 +252,7 @@ def pooled(model: Model, resources: ExitStack) -> tuple[bytes, list[int]]:
 
 
 @pytest.mark.parametrize(("model", "supported"), [(ADD, (True,)), (models.unsupported_model(), (False,))])
-def test_each_operation_is_said_to_be_supported_or_not(
+def test_support_is_reported_for_each_operation(
     model: Model, supported: tuple[bool, ...], client: ProtocolPeer
 ) -> None:
     client.send(messages.GetSupportedOperations(3, "reference", encode_model(model)[0]))
@@ -278,7 +274,9 @@ def test_no_operation_is_supported_of_an_invalid_model_or_by_an_unknown_device(
 # ------------------------------------------------------------------------------------------------ preparing
 
 
-def test_PREP_2_a_good_model_is_answered_at_once_and_then_ready(client: ProtocolPeer, resources: ExitStack) -> None:
+def test_PREP_2_a_valid_model_is_replied_to_immediately_and_then_ready(
+    client: ProtocolPeer, resources: ExitStack
+) -> None:
     data, fds = pooled(ADD, resources)
     client.send(prepare_message(8, data, pools=LENT), fds)
     assert client.receive(messages.Reply) == messages.Reply(8, NONE, "")
@@ -288,7 +286,7 @@ def test_PREP_2_a_good_model_is_answered_at_once_and_then_ready(client: Protocol
     assert_alive(client)
 
 
-def test_PREP_2_a_model_that_cannot_be_compiled_is_answered_first_and_fails_through_the_callback(
+def test_PREP_2_a_model_that_cannot_be_compiled_is_replied_to_first_and_fails_through_the_callback(
     client: ProtocolPeer,
 ) -> None:
     client.send(prepare_message(8, encode_model(models.unsupported_model())[0]))
@@ -316,7 +314,7 @@ BAD_PREPARATIONS = {
 
 
 @pytest.mark.parametrize(("changes", "status"), BAD_PREPARATIONS.values(), ids=BAD_PREPARATIONS.keys())
-def test_PREP_1_PREP_3_a_bad_preparation_calls_back_once_and_then_answers_the_same(
+def test_PREP_1_PREP_3_an_invalid_preparation_calls_back_once_and_then_replies_with_the_same_status(
     changes: dict[str, Any], status: ErrorStatus, client: ProtocolPeer
 ) -> None:
     client.send(prepare_message(4, **changes))
@@ -329,7 +327,7 @@ def test_PREP_1_PREP_3_a_bad_preparation_calls_back_once_and_then_answers_the_sa
 
 
 @pytest.mark.parametrize("rule", FAMILIES)
-def test_a_model_spoilt_as_the_hal_s_suite_spoils_it_is_an_invalid_argument_of_both_methods(
+def test_every_invalid_model_of_the_hal_s_suite_is_an_invalid_argument_of_both_methods(
     rule: str, client: ProtocolPeer
 ) -> None:
     answers = [(rule, *statuses_of(client, encoded(mutant.model))) for mutant in mutants(two_adds(), rule)]
@@ -339,7 +337,7 @@ def test_a_model_spoilt_as_the_hal_s_suite_spoils_it_is_an_invalid_argument_of_b
 
 
 @pytest.mark.parametrize("changes", [{"device": "nonesuch"}, {"preference": -1}, {"model": b"nonsense"}])
-def test_a_bad_preparation_keeps_none_of_its_pools(
+def test_an_invalid_preparation_keeps_none_of_its_pools(
     changes: dict[str, Any], client: ProtocolPeer, resources: ExitStack, running: Running
 ) -> None:
     data, fds = pooled(ADD, resources)
@@ -371,7 +369,7 @@ def sparse() -> int:
 
 
 @pytest.mark.parametrize(("make", "status"), [(pipe, INVALID), (sparse, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)])
-def test_a_model_in_memory_that_has_no_bytes_or_too_many_is_refused(
+def test_a_model_in_memory_that_has_no_bytes_or_too_many_is_rejected(
     make: Callable[[], int], status: ErrorStatus, client: ProtocolPeer
 ) -> None:
     fd = make()
@@ -382,12 +380,12 @@ def test_a_model_in_memory_that_has_no_bytes_or_too_many_is_refused(
     assert_alive(client)
 
 
-def test_PREP_8_several_models_are_held_at_once_under_numbers_of_their_own(client: ProtocolPeer) -> None:
+def test_PREP_8_several_models_have_different_ids(client: ProtocolPeer) -> None:
     ids = [prepare(client, ADD, call) for call in (10, 11, 12)]
     assert len(set(ids)) == 3
 
 
-def test_QOS_4_a_generous_deadline_does_no_harm(client: ProtocolPeer) -> None:
+def test_QOS_4_a_distant_deadline_of_a_preparation_has_no_effect(client: ProtocolPeer) -> None:
     client.send(prepare_message(4, deadline_ns=time.monotonic_ns() + 60_000_000_000))
     assert client.receive(messages.Reply).status is NONE
     assert client.receive(messages.PreparedModelReady).status is NONE
@@ -441,7 +439,7 @@ def test_a_model_is_charged_with_its_pools_until_it_is_released(
     until(lambda: running.session.quota.charged_bytes == 0)
 
 
-def test_PREP_11_a_model_beyond_the_limit_is_refused(client: ProtocolPeer, running: Running) -> None:
+def test_PREP_11_a_model_beyond_the_limit_is_rejected(client: ProtocolPeer, running: Running) -> None:
     prepare(client)
     running.session.quota._limit = running.session.quota.charged_bytes + 1
     client.send(prepare_message(4))
@@ -464,7 +462,7 @@ def failing(error: type[Exception]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("place", [(model_calls, "decode_model"), (device, "validate_model")], ids=lambda p: p[1])
 @pytest.mark.parametrize(("error", "status"), FAULTS)
-def test_LIFE_8_a_model_that_cannot_be_read_is_refused(
+def test_LIFE_8_a_model_that_cannot_be_read_is_rejected(
     place: tuple[Any, str],
     error: type[Exception],
     status: ErrorStatus,
@@ -484,7 +482,7 @@ def test_LIFE_8_a_model_that_cannot_be_read_is_refused(
 
 
 @pytest.mark.parametrize(("error", "status"), FAULTS)
-def test_PREP_11_LIFE_8_a_model_that_fails_unforeseen_when_it_is_compiled_is_refused(
+def test_PREP_11_LIFE_8_an_unexpected_exception_while_compiling_rejects_the_model(
     error: type[Exception],
     status: ErrorStatus,
     client: ProtocolPeer,
@@ -549,7 +547,7 @@ def execute(client: ProtocolPeer, model_id: int, pools: tuple[Memory, ...], **ch
     return client.receive(messages.Executed)
 
 
-def test_an_execution_writes_its_outputs_and_says_their_shapes(
+def test_an_execution_writes_its_outputs_and_returns_their_shapes(
     client: ProtocolPeer, pools: tuple[Memory, Memory]
 ) -> None:
     answer = execute(client, prepare(client), pools)
@@ -559,7 +557,7 @@ def test_an_execution_writes_its_outputs_and_says_their_shapes(
     assert floats(pools[1]) == SUM
 
 
-def test_TIM_4_a_measured_execution_says_its_times(client: ProtocolPeer, pools: tuple[Memory, Memory]) -> None:
+def test_TIM_4_a_measured_execution_has_times(client: ProtocolPeer, pools: tuple[Memory, Memory]) -> None:
     answer = execute(client, prepare(client), pools, measure=MeasureTiming.YES)
     assert 0 < answer.time_on_device_ns <= answer.time_in_driver_ns
 
@@ -612,14 +610,14 @@ def test_N_QOS_6_a_loop_that_never_ends_is_ended_by_the_timeout_of_the_request(
     assert time.monotonic() - begin < 2
 
 
-def test_CF_5_a_loop_timeout_above_the_maximum_is_refused(client: ProtocolPeer, pools: tuple[Memory, Memory]) -> None:
+def test_CF_5_a_loop_timeout_above_the_maximum_is_rejected(client: ProtocolPeer, pools: tuple[Memory, Memory]) -> None:
     answer = execute(client, prepare(client), pools, loop_timeout_ns=15_000_000_001)
     assert answer.status is INVALID
     assert "15000000001" in answer.message
 
 
 @pytest.mark.parametrize("changes", [{"deadline_ns": -2}, {"loop_timeout_ns": -2}], ids=["deadline", "loop timeout"])
-def test_N_RQX_14_a_limit_below_minus_one_is_refused(
+def test_N_RQX_14_a_limit_below_minus_one_is_rejected(
     changes: dict[str, int], client: ProtocolPeer, pools: tuple[Memory, Memory]
 ) -> None:
     answer = execute(client, prepare(client), pools, **changes)
@@ -627,7 +625,7 @@ def test_N_RQX_14_a_limit_below_minus_one_is_refused(
     assert "-2" in answer.message
 
 
-def test_a_model_that_was_released_or_never_made_cannot_be_executed(
+def test_a_released_or_unknown_model_cannot_be_executed(
     client: ProtocolPeer, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     model_id = prepare(client)
@@ -641,7 +639,7 @@ def test_a_model_that_was_released_or_never_made_cannot_be_executed(
 
 
 @pytest.mark.parametrize("announced", [0, 97])
-def test_a_pool_shorter_than_announced_is_refused(
+def test_a_pool_shorter_than_announced_is_rejected(
     announced: int, client: ProtocolPeer, pools: tuple[Memory, Memory]
 ) -> None:
     answer = execute(client, prepare(client), pools, lent=(80, announced))
@@ -649,7 +647,7 @@ def test_a_pool_shorter_than_announced_is_refused(
 
 
 @pytest.mark.parametrize(("make", "status"), [(pipe, INVALID), (sparse, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)])
-def test_a_pool_that_has_no_bytes_or_too_many_is_refused(
+def test_a_pool_that_has_no_bytes_or_too_many_is_rejected(
     make: Callable[[], int], status: ErrorStatus, client: ProtocolPeer, pools: tuple[Memory, Memory]
 ) -> None:
     model_id, fd = prepare(client), make()
@@ -660,7 +658,7 @@ def test_a_pool_that_has_no_bytes_or_too_many_is_refused(
     assert_alive(client)
 
 
-def test_a_client_that_lends_more_memory_than_it_may_is_told_so(
+def test_memory_beyond_the_client_s_quota_is_rejected(
     client: ProtocolPeer, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     model_id, quota = prepare(client), running.session.quota
@@ -674,7 +672,7 @@ def test_a_client_that_lends_more_memory_than_it_may_is_told_so(
     assert quota.charged_bytes == held
 
 
-def test_EXE_8_executions_run_at_the_same_time(
+def test_EXE_8_executions_run_concurrently(
     client: ProtocolPeer, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     held = Held(ADD)
@@ -687,7 +685,7 @@ def test_EXE_8_executions_run_at_the_same_time(
     assert client.receive(messages.Executed).call == 40
 
 
-def test_TIM_5_TIM_6_the_driver_s_time_begins_when_the_session_sees_the_request(
+def test_TIM_5_TIM_6_the_driver_s_time_begins_when_the_session_receives_the_request(
     client: ProtocolPeer, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     held, quick = Held(ADD), prepare(client)
@@ -705,7 +703,7 @@ def test_TIM_5_TIM_6_the_driver_s_time_begins_when_the_session_sees_the_request(
     assert next(answer for answer in answers if answer.call == 50).time_in_driver_ns >= waited
 
 
-def test_calls_beyond_the_limit_are_refused_at_once_and_keep_no_descriptor(
+def test_calls_beyond_the_limit_are_rejected_immediately_and_keep_no_fd(
     client: ProtocolPeer, pools: tuple[Memory, Memory], running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_module, "CALLS_MAX", 6)
@@ -732,7 +730,7 @@ def test_calls_beyond_the_limit_are_refused_at_once_and_keep_no_descriptor(
     assert execute(client, UNKNOWN, pools, call=49).status is NONE
 
 
-def test_what_waits_for_its_turn_counts_as_the_client_s_memory(
+def test_messages_of_queued_calls_are_charged_to_the_client(
     client: ProtocolPeer, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     held, quota = Held(ADD), running.session.quota
@@ -793,7 +791,7 @@ def status_of(packet: bytes) -> int:
     return int.from_bytes(packet[12:16], "little")
 
 
-def test_a_burst_asks_for_its_memories_over_the_channel_and_answers_over_the_ring(
+def test_a_burst_requests_memories_over_the_channel_and_replies_over_the_queue(
     client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
 ) -> None:
     assert burst_id > 0
@@ -807,7 +805,7 @@ def test_a_burst_asks_for_its_memories_over_the_channel_and_answers_over_the_rin
     assert client.has_no_message()
 
 
-def test_BUR_12_a_freed_slot_is_asked_for_again_over_the_channel(
+def test_BUR_12_a_freed_slot_is_requested_again_over_the_channel(
     client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
@@ -824,7 +822,7 @@ def test_BUR_12_a_freed_slot_is_asked_for_again_over_the_channel(
     assert status_of(queues.receive()) == NONE
 
 
-def test_N_BUX_5_what_the_client_answers_instead_of_memories_is_the_result_s_status(
+def test_N_BUX_5_the_result_has_the_status_of_the_client_s_reply(
     client: ProtocolPeer, queues: BurstClient, burst_id: int
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
@@ -835,7 +833,7 @@ def test_N_BUX_5_what_the_client_answers_instead_of_memories_is_the_result_s_sta
     assert client.receive(messages.BurstError) == messages.BurstError(60, INVALID, "slot 0 was freed", 1)
 
 
-def test_N_BUX_5_memories_beside_an_error_are_closed(
+def test_N_BUX_5_memories_of_an_error_reply_are_closed(
     client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
 ) -> None:
     before = len(os.listdir("/proc/self/fd"))
@@ -846,7 +844,7 @@ def test_N_BUX_5_memories_beside_an_error_are_closed(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_N_BUX_5_memories_for_which_there_are_no_descriptors_are_asked_for_again(
+def test_N_BUX_5_memories_without_free_fds_are_requested_again(
     client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
@@ -862,7 +860,7 @@ def test_N_BUX_5_memories_for_which_there_are_no_descriptors_are_asked_for_again
     assert status_of(queues.receive()) == NONE
 
 
-def test_N_BUX_5_a_client_that_says_it_is_dead_is_not_believed(
+def test_N_BUX_5_a_client_s_status_dead_object_does_not_end_the_burst(
     client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
@@ -874,7 +872,7 @@ def test_N_BUX_5_a_client_that_says_it_is_dead_is_not_believed(
     assert status_of(queues.receive()) == NONE
 
 
-def test_a_queue_of_more_than_a_mebibyte_is_refused(client: ProtocolPeer, running: Running) -> None:
+def test_a_queue_of_more_than_a_mebibyte_is_rejected(client: ProtocolPeer, running: Running) -> None:
     model_id = prepare(client)
     held = running.session.quota.charged_bytes
     with BurstClient.create(request_records=(1 << 20) // 24 + 1) as large:
@@ -908,7 +906,7 @@ def test_N_BUX_5_fewer_memories_than_slots_are_a_failure(
     assert status_of(queues.receive()) == ErrorStatus.GENERAL_FAILURE
 
 
-def test_the_error_of_a_burst_that_never_failed_is_none(client: ProtocolPeer, burst_id: int) -> None:
+def test_the_last_error_of_a_burst_without_failures_is_none(client: ProtocolPeer, burst_id: int) -> None:
     client.send(messages.GetBurstError(60, burst_id))
     assert client.receive(messages.BurstError) == messages.BurstError(60, NONE, "", 0)
 
@@ -923,7 +921,7 @@ def test_a_burst_is_closed_once(client: ProtocolPeer, burst_id: int) -> None:
     assert [thread for thread in threading.enumerate() if thread.name == "nnfmq-burst"] == []
 
 
-def test_a_closed_burst_has_given_back_its_memory(
+def test_a_closed_burst_has_released_its_memory(
     client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
@@ -936,7 +934,7 @@ def test_a_closed_burst_has_given_back_its_memory(
     assert running.session.quota.charged_bytes == before - sum(memory.size_bytes for memory in lent)
 
 
-def test_a_burst_is_closed_while_it_waits_for_memories_and_a_late_answer_is_dropped(
+def test_a_burst_is_closed_while_it_waits_for_memories_and_a_late_reply_is_dropped(
     client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
@@ -949,7 +947,7 @@ def test_a_burst_is_closed_while_it_waits_for_memories_and_a_late_answer_is_drop
     assert running.session.quota.charged_bytes == held
 
 
-def test_a_burst_outlives_the_model_that_it_was_made_of_and_keeps_it_charged(
+def test_a_burst_outlives_its_model_and_keeps_it_charged(
     client: ProtocolPeer, queues: BurstClient, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     model_id = prepare(client)
@@ -968,7 +966,7 @@ def test_a_burst_outlives_the_model_that_it_was_made_of_and_keeps_it_charged(
     until(lambda: running.session.quota.charged_bytes == 0)
 
 
-def test_N_BUX_4_a_client_that_hangs_up_when_it_is_asked_for_memories_ends_everything(
+def test_N_BUX_4_a_client_that_hangs_up_during_get_memories_ends_the_session(
     client: ProtocolPeer, queues: BurstClient, burst_id: int, running: Running
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
@@ -996,7 +994,7 @@ def other_quantum(queue: MessageQueue) -> messages.MQDescriptorData:
 
 @pytest.mark.parametrize("which", ["request", "result"])
 @pytest.mark.parametrize("make", [bad_grantor, without_event_word, other_quantum])
-def test_N_BUX_3_a_queue_that_is_no_burst_s_is_refused_and_nothing_of_it_stays(
+def test_N_BUX_3_an_invalid_queue_is_rejected_and_nothing_of_it_is_kept(
     make: Callable[[MessageQueue], messages.MQDescriptorData],
     which: str,
     client: ProtocolPeer,
@@ -1014,13 +1012,13 @@ def test_N_BUX_3_a_queue_that_is_no_burst_s_is_refused_and_nothing_of_it_stays(
     assert_alive(client)
 
 
-def test_a_burst_of_an_unknown_model_is_refused(client: ProtocolPeer, queues: BurstClient, running: Running) -> None:
+def test_a_burst_of_an_unknown_model_is_rejected(client: ProtocolPeer, queues: BurstClient, running: Running) -> None:
     answer = configure(client, UNKNOWN, queues)
     assert answer.status is INVALID
     assert running.session.quota.charged_bytes == 0
 
 
-def test_a_queue_in_memory_that_its_client_could_shrink_is_refused(client: ProtocolPeer, queues: BurstClient) -> None:
+def test_a_queue_in_memory_that_its_client_could_shrink_is_rejected(client: ProtocolPeer, queues: BurstClient) -> None:
     model_id, fd = prepare(client), unsealed()
     message = messages.ConfigureBurst(50, model_id, descriptor(queues.requests), descriptor(queues.results))
     client.send(message, [queues.requests.memory.fileno(), fd])
