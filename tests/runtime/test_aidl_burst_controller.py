@@ -125,12 +125,14 @@ def test_an_execution_past_its_deadline_does_no_work(
     burst: AidlBurst, pools: tuple[Memory, Memory], real: tuple[Connection, Session]
 ) -> None:
     connection, _ = real
-    answer = connection.exchange(say(connection, burst, pools, deadline_ns=1), messages.Executed, fds_of(pools))
-    assert answer.status in (ErrorStatus.MISSED_DEADLINE_PERSISTENT, ErrorStatus.MISSED_DEADLINE_TRANSIENT)
+    reply = connection.exchange(
+        execute_message(connection, burst, pools, deadline_ns=1), messages.Executed, fds_of(pools)
+    )
+    assert reply.status in (ErrorStatus.MISSED_DEADLINE_PERSISTENT, ErrorStatus.MISSED_DEADLINE_TRANSIENT)
     assert floats(pools[1]) == [0.0] * 4
 
 
-def say(connection: Connection, burst: AidlBurst, pools: tuple[Memory, ...], **changes: Any) -> Any:
+def execute_message(connection: Connection, burst: AidlBurst, pools: tuple[Memory, ...], **changes: Any) -> Any:
     fields: dict[str, Any] = {
         "call": connection.next_call_id(),
         "burst_id": burst._burst_id,
@@ -152,11 +154,11 @@ def test_N_RQX_14_a_deadline_below_minus_one_is_rejected_and_the_memory_closed(
 ) -> None:
     connection, _ = real
     before = len(os.listdir("/proc/self/fd"))
-    answer = connection.exchange(
-        say(connection, burst, pools, deadline_ns=deadline_ns), messages.Executed, fds_of(pools)
+    reply = connection.exchange(
+        execute_message(connection, burst, pools, deadline_ns=deadline_ns), messages.Executed, fds_of(pools)
     )
-    assert answer.status is ErrorStatus.INVALID_ARGUMENT
-    assert str(deadline_ns) in answer.message
+    assert reply.status is ErrorStatus.INVALID_ARGUMENT
+    assert str(deadline_ns) in reply.message
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -325,8 +327,8 @@ def test_BUR_16_a_second_execution_is_rejected_by_the_client_and_by_the_driver(
     assert held.begun.wait(LIMIT_S)
     with pytest.raises(GeneralFailure, match="another thread"):
         burst.execute_synchronously(request_of(pools))
-    answer = connection.exchange(say(connection, burst, pools), messages.Executed, fds_of(pools))
-    assert answer.status is ErrorStatus.GENERAL_FAILURE
+    reply = connection.exchange(execute_message(connection, burst, pools), messages.Executed, fds_of(pools))
+    assert reply.status is ErrorStatus.GENERAL_FAILURE
     held.go.set()
     assert waiting.result(LIMIT_S).shapes == (OutputShape((4,)),)
 

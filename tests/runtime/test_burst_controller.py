@@ -407,15 +407,15 @@ def test_a_burst_that_the_driver_rejects_leaves_nothing_open(
     assert real[1].quota.charged_bytes == 0
 
 
-def a_request(arrays: Sequence[Any], room_bytes: int, pools: tuple[Memory, Memory]) -> Request:
+def a_request(arrays: Sequence[Any], output_bytes: int, pools: tuple[Memory, Memory]) -> Request:
     """Return a request for arrays that lie 64 bytes apart in the first pool, and one output in the second."""
     inputs = [RequestArgument(False, DataLocation(0, 64 * n, array.nbytes)) for n, array in enumerate(arrays)]
-    return Request(tuple(inputs), (RequestArgument(False, DataLocation(1, 0, room_bytes)),), pools)
+    return Request(tuple(inputs), (RequestArgument(False, DataLocation(1, 0, output_bytes)),), pools)
 
 
 @pytest.fixture
 def pools(resources: ExitStack) -> tuple[Memory, Memory]:
-    """The memory of a request: 1, 2, 3, 4 and 10, 20, 30, 40, and room for their sum."""
+    """The memory of a request: 1, 2, 3, 4 and 10, 20, 30, 40, and space for their sum."""
     source, sink = (resources.enter_context(Memory.create(128)) for _ in range(2))
     source.view[:16], source.view[64:80] = ONE.tobytes(), TEN.tobytes()
     return source, sink

@@ -67,7 +67,7 @@ class Counting:
         patch.setattr(served, "restore", counted_restore)
 
     def prepare(self, model: Model = ADD, **options: Any) -> float:
-        """Prepare a model, and return what it answers."""
+        """Prepare a model, and return the prepared model."""
         with self.device.prepare(model, **options) as prepared:
             return float(prepared.execute(ONE)[0][0])
 

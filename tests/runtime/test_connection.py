@@ -56,9 +56,9 @@ def preparing(connection: Connection, start: Start, deadline_ns: int | None) -> 
 
 
 def assert_alive(connection: Connection, driver: ProtocolPeer, start: Start) -> None:
-    answer = listing(connection, start)
+    reply = listing(connection, start)
     driver.send(messages.DeviceList(driver.receive(messages.ListDevices).call, ()))
-    assert answer.result(LIMIT_S).devices == ()
+    assert reply.result(LIMIT_S).devices == ()
 
 
 # ------------------------------------------------------------------------------------------------ opening
@@ -88,7 +88,7 @@ def test_every_status_of_a_rejection_is_an_error(status: ErrorStatus, driver: Pr
 
 
 def test_a_rejection_before_hello_is_received(driver: ProtocolPeer, start: Start) -> None:
-    """The supervisor refuses without reading, and hangs up."""
+    """The supervisor rejects a client without reading, and hangs up."""
     driver.send(messages.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "full"))
     opening = start(Connection.open, driver.other, soon())
     assert isinstance(opening.exception(LIMIT_S), NnfmqError)
@@ -157,9 +157,9 @@ def test_an_error_reply_is_raised_with_its_text(
 def test_exchange_returns_the_reply_whatever_its_status(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
-    asking = start(connection.exchange, messages.ReleaseModel(connection.next_call_id(), 7), messages.Reply)
+    pending = start(connection.exchange, messages.ReleaseModel(connection.next_call_id(), 7), messages.Reply)
     driver.send(messages.Reply(driver.receive(messages.ReleaseModel).call, ErrorStatus.INVALID_ARGUMENT, "no"))
-    assert asking.result(LIMIT_S).status is ErrorStatus.INVALID_ARGUMENT
+    assert pending.result(LIMIT_S).status is ErrorStatus.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("order", ["reply first", "callback first"])
@@ -168,9 +168,9 @@ def test_PREP_3_a_preparation_waits_for_its_callback_before_or_after_the_reply(
 ) -> None:
     waiting = preparing(connection, start, soon())
     call = driver.receive(messages.PrepareModel).call
-    answers = [messages.Reply(call, NONE, ""), messages.PreparedModelReady(call, NONE, "", 9)]
-    for answer in answers if order == "reply first" else reversed(answers):
-        driver.send(answer)
+    replies = [messages.Reply(call, NONE, ""), messages.PreparedModelReady(call, NONE, "", 9)]
+    for reply in replies if order == "reply first" else reversed(replies):
+        driver.send(reply)
     assert waiting.result(LIMIT_S).model_id == 9
 
 
@@ -248,8 +248,8 @@ def test_get_memories_is_replied_to_with_the_memories(
     connection.add_burst(3, Provider(memories))
     driver.send(messages.GetMemories(1, 3, (7, 4)))
     with driver.channel.receive(soon()) as frame:
-        answer = control_protocol.decode(frame.data, sender=control_protocol.PeerRole.CLIENT, fds=len(frame.fds))
-        assert answer == messages.Memories(1, NONE, "", (messages.MemoryData(8), messages.MemoryData(5)))
+        reply = control_protocol.decode(frame.data, sender=control_protocol.PeerRole.CLIENT, fds=len(frame.fds))
+        assert reply == messages.Memories(1, NONE, "", (messages.MemoryData(8), messages.MemoryData(5)))
         assert [os.fstat(fd).st_size for fd in frame.fds] == [8, 5]
 
 
@@ -277,8 +277,8 @@ def test_the_reply_to_get_memories_is_sent_when_the_driver_reads_again(
     until(lambda: any(thread.name == "nnfmq-late" for thread in threading.enumerate()))
     memory.close()
     hear_those(driver, count)
-    answer, fds = driver.receive_with_fds(messages.Memories)
-    assert (answer.status, [os.fstat(fd).st_size for fd in fds]) == (NONE, [5])
+    reply, fds = driver.receive_with_fds(messages.Memories)
+    assert (reply.status, [os.fstat(fd).st_size for fd in fds]) == (NONE, [5])
     os.close(fds[0])
     assert_alive(connection, driver, start)
 
@@ -335,9 +335,9 @@ def test_get_memories_of_unknown_slots_is_replied_to_with_an_error(
 ) -> None:
     connection.add_burst(3, Provider({}))
     driver.send(messages.GetMemories(1, burst_id, (0,)))
-    answer = driver.receive(messages.Memories)
-    assert answer.status is ErrorStatus.INVALID_ARGUMENT
-    assert answer.memories == ()
+    reply = driver.receive(messages.Memories)
+    assert reply.status is ErrorStatus.INVALID_ARGUMENT
+    assert reply.memories == ()
     assert_alive(connection, driver, start)
 
 
@@ -391,7 +391,7 @@ def test_a_burst_that_is_added_after_the_hang_up_is_rejected(connection: Connect
 VIOLATIONS = {
     "no message": b"\xc1",
     "a client's message": control_protocol.encode(messages.ListDevices(1)),
-    "an answer to nothing": control_protocol.encode(messages.DeviceList(77, ())),
+    "a reply to no call": control_protocol.encode(messages.DeviceList(77, ())),
     "a second greeting": control_protocol.encode(GREETING),
 }
 
@@ -423,8 +423,8 @@ def test_unexpected_fds_violate_the_protocol_and_are_closed(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
     waiting = listing(connection, start)
-    answer = control_protocol.encode(messages.DeviceList(driver.receive(messages.ListDevices).call, ()))
-    driver.send_bytes(answer, [0, 0])
+    reply = control_protocol.encode(messages.DeviceList(driver.receive(messages.ListDevices).call, ()))
+    driver.send_bytes(reply, [0, 0])
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
 
 

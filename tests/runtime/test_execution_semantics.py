@@ -111,7 +111,7 @@ def put(session: Session, prepared: PreparedModel, model: Model, program: Any) -
 
 
 class Failing:
-    """A program whose executions answer with one error."""
+    """A program whose executions fail with one error."""
 
     def __init__(self, error: NnfmqError) -> None:
         self._error = error

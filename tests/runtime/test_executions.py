@@ -200,7 +200,7 @@ def test_LIFE_5_a_reply_after_the_end_is_dropped(connection: Connection, driver:
     connection.start_call(message, messages.ExecutionFinished, handler)
     call = driver.receive(messages.ExecuteAsynchronously).call
     connection.close()
-    assert [type(answer) for answer in handler.received] == [DeadObject]
+    assert [type(reply) for reply in handler.received] == [DeadObject]
     with pytest.raises(DeadObject):
         driver.send(messages.ExecutionFinished(call, ErrorStatus.NONE, ""))
     assert len(handler.received) == 1
@@ -215,11 +215,11 @@ def test_EXE_5_the_result_is_that_of_the_callback_and_not_of_the_reply(
     )
     connection.start_call(message, messages.ExecutionFinished, handler)
     call = driver.receive(messages.ExecuteAsynchronously).call
-    refused = messages.ExecutionFinished(call, ErrorStatus.INVALID_ARGUMENT, "no")
-    driver.send(refused)
+    rejected = messages.ExecutionFinished(call, ErrorStatus.INVALID_ARGUMENT, "no")
+    driver.send(rejected)
     driver.send(messages.Reply(call, ErrorStatus.INVALID_ARGUMENT, "no"))
     until(lambda: not connection._connection_state.pending_calls(PeerRole.CLIENT))
-    assert handler.received == [refused]
+    assert handler.received == [rejected]
 
 
 def test_a_driver_that_states_impossible_shapes_breaks_the_protocol(
@@ -234,11 +234,11 @@ def test_a_driver_that_states_impossible_shapes_breaks_the_protocol(
 
 
 def test_a_future_keeps_its_first_result() -> None:
-    answer: ReplyFuture[int] = ReplyFuture()
-    assert not answer.done()
-    answer.set_result(1)
-    answer.set_exception(DeadObject("late"))
-    assert (answer.result(None), answer.result(0)) == (1, 1)
+    reply: ReplyFuture[int] = ReplyFuture()
+    assert not reply.done()
+    reply.set_result(1)
+    reply.set_exception(DeadObject("late"))
+    assert (reply.result(None), reply.result(0)) == (1, 1)
 
 
 # ------------------------------------------------------------------------------------------------ loops

@@ -532,9 +532,9 @@ def test_EXE_15_the_limits_of_the_newest_version_are_enforced(
     request_: Request,
 ) -> None:
     model = prepared(device_of(L.V1_3), L.V1_3)
-    answer = model.executeSynchronously_1_3(request_, NO, deadline, loop_timeout)[0]
+    reply = model.executeSynchronously_1_3(request_, NO, deadline, loop_timeout)[0]
     late = (ErrorStatus.MISSED_DEADLINE_PERSISTENT, ErrorStatus.MISSED_DEADLINE_TRANSIENT)
-    assert answer in (late if status in late else (status,))
+    assert reply in (late if status in late else (status,))
 
 
 def test_EXE_15_an_older_version_returns_no_newer_status(speaking: Speaking, request_: Request) -> None:
@@ -553,11 +553,11 @@ class Memories:
 
     def __init__(self, *memories: Memory) -> None:
         self.memories = memories
-        self.asked: list[list[int]] = []
+        self.requested: list[list[int]] = []
         self.status = NONE
 
     def getMemories(self, slots: list[int]) -> tuple[ErrorStatus, list[Memory]]:
-        self.asked.append(slots)
+        self.requested.append(slots)
         return self.status, [self.memories[slot] for slot in slots]
 
 
@@ -588,7 +588,7 @@ def test_BUR_2_N_REQ_4_a_burst_over_the_caller_s_queues_with_its_callback(
         context.freeMemory(slot)
     context._connection.exchange(messages.ListDevices(context._connection.next_call_id()), messages.DeviceList)
     assert exchange(queues).status is NONE
-    assert callback.asked == [[0, 1], [1]]
+    assert callback.requested == [[0, 1], [1]]
     context.close()
 
 

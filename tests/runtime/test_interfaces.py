@@ -67,8 +67,8 @@ def pools(resources: ExitStack) -> tuple[Memory, Memory]:
 def test_DEV_9_the_feature_level_follows_from_the_interface(level: L, client_of: Callable[[L], Client]) -> None:
     client = client_of(level)
     assert client.interface == interface_name(level)
-    spoken = client.connection
-    assert (spoken.level, spoken.is_aidl, spoken.has_deadlines) == (level, is_aidl(level), level >= L.V1_3)
+    connection = client.connection
+    assert (connection.level, connection.is_aidl, connection.has_deadlines) == (level, is_aidl(level), level >= L.V1_3)
     assert {info.feature_level for info in client.devices()} == {level}
 
 
@@ -286,10 +286,10 @@ def test_a_status_that_the_version_does_not_have_is_a_general_failure(
         messages.config_to_data(ExecutionConfig()),
         -1,
     )
-    answer = connection.exchange(message, messages.Executed, [pool.fileno() for pool in pools])
+    reply = connection.exchange(message, messages.Executed, [pool.fileno() for pool in pools])
     exhausted = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
-    assert answer.status is (exhausted if level >= L.V1_3 else ErrorStatus.GENERAL_FAILURE)
-    assert "the limit is" in answer.message
+    assert reply.status is (exhausted if level >= L.V1_3 else ErrorStatus.GENERAL_FAILURE)
+    assert "the limit is" in reply.message
 
 
 # ------------------------------------------------------------------------------------------------ bursts

@@ -20,7 +20,7 @@ KNOWN, OPEN, ANY, SCALAR = (
     TensorInfo("scalar", (), "float32", is_scalar=True),
 )
 PLACE = RequestArgument(location=DataLocation(0, 0, 24))
-ASKED = RequestArgument(location=DataLocation(0, 0, 24), dimensions=(2, 3))
+SPECIFIED = RequestArgument(location=DataLocation(0, 0, 24), dimensions=(2, 3))
 OMITTED = RequestArgument(has_no_value=True)
 
 
@@ -35,9 +35,9 @@ def shape(*dimensions: int, short: bool = False) -> OutputShape:
         (KNOWN, PLACE, NONE, (shape(2, 3),)),
         (OPEN, PLACE, NONE, (shape(1, 3),)),
         (OPEN, PLACE, NONE, (shape(0, 3),)),
-        (OPEN, ASKED, NONE, ()),
-        (ANY, ASKED, NONE, (shape(2, 3),)),
-        (ANY, ASKED, NONE, ()),
+        (OPEN, SPECIFIED, NONE, ()),
+        (ANY, SPECIFIED, NONE, (shape(2, 3),)),
+        (ANY, SPECIFIED, NONE, ()),
         (SCALAR, PLACE, NONE, ()),
         (ANY, PLACE, NONE, (shape(6),)),
         (OPEN, OMITTED, NONE, (shape(1000, 3),)),
@@ -62,8 +62,8 @@ def test_valid_results_are_accepted(
         (OPEN, PLACE, NONE, (), "SHP-2"),
         (ANY, PLACE, NONE, (), "SHP-2"),
         (OPEN, PLACE, NONE, (shape(3, 3),), "whose location has 24 bytes"),
-        (OPEN, ASKED, NONE, (shape(1, 3),), "reports the shape 1x3"),
-        (ANY, ASKED, NONE, (shape(6),), "reports the shape 6"),
+        (OPEN, SPECIFIED, NONE, (shape(1, 3),), "reports the shape 1x3"),
+        (ANY, SPECIFIED, NONE, (shape(6),), "reports the shape 6"),
         (KNOWN, RequestArgument(location=PLACE.location, dimensions=(6,)), NONE, (), "executed output 'known'"),
         (OPEN, PLACE, SHORT, (), "shapes of 0 outputs"),
         (OPEN, PLACE, SHORT, (shape(9, 3),), "SHP-4"),

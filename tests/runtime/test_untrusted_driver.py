@@ -40,8 +40,8 @@ MEASURED = ExecutionConfig(MeasureTiming.YES)
 Shapes = list[tuple[int, ...]]
 
 
-class Liar:
-    """A driver that answers as the tests say, and what asks it."""
+class UntrustedDriver:
+    """A driver that replies as each test specifies, and the client that calls it."""
 
     def __init__(
         self, driver: ProtocolPeer, connection: Connection, start: Start, pool: Memory, stack: ExitStack
@@ -56,66 +56,76 @@ class Liar:
         inside = RequestArgument(location=DataLocation(0, 0, 8))
         return Request((inside,), (RequestArgument(location=DataLocation(0, 8, 8), dimensions=shape),), (self.pool,))
 
-    def executed(self, question: type[messages.Call], kind: type[Any], *answer: Any) -> None:
-        """Answer a call that asks for an execution."""
-        call = self.driver.receive(question).call
+    def executed(self, call_type: type[messages.Call], kind: type[Any], *reply: Any) -> None:
+        """Reply to a call that requests an execution."""
+        call = self.driver.receive(call_type).call
         if kind is messages.ExecutionFinished:
             self.driver.send(messages.Reply(call, NONE, ""))
-        self.driver.send(kind(call, *answer))
+        self.driver.send(kind(call, *reply))
 
     def made(self) -> None:
-        """Answer that a reusable execution was made."""
+        """Reply that a reusable execution was created."""
         self.driver.send(messages.ExecutionCreated(self.driver.receive(messages.CreateExecution).call, NONE, "", 5))
 
-    def launched(self, question: type[messages.Call], status: ErrorStatus = NONE) -> FenceSignaler:
-        """Answer that a fenced execution was launched; return its fence's sender."""
+    def launched(self, call_type: type[messages.Call], status: ErrorStatus = NONE) -> FenceSignaler:
+        """Reply that a fenced execution was launched; return its fence's sender."""
         sender, fence = open_fence_pair()
         self.stack.callback(sender.close)
         fences = [] if status is not NONE else [fence]
         self.driver.send(
-            messages.FencedLaunched(self.driver.receive(question).call, status, "", 7, len(fences)), fences
+            messages.FencedLaunched(self.driver.receive(call_type).call, status, "", 7, len(fences)), fences
         )
         os.close(fence)
         return sender
 
 
 @pytest.fixture
-def liar(driver: ProtocolPeer, connection: Connection, start: Start, resources: ExitStack) -> Iterator[Liar]:
+def untrusted(
+    driver: ProtocolPeer, connection: Connection, start: Start, resources: ExitStack
+) -> Iterator[UntrustedDriver]:
     with Memory.create(16) as pool:
-        yield Liar(driver, connection, start, pool, resources)
+        yield UntrustedDriver(driver, connection, start, pool, resources)
 
 
-Path = Callable[[Liar, TensorInfo, bool, tuple[Any, ...]], Future[Any]]
+Path = Callable[[UntrustedDriver, TensorInfo, bool, tuple[Any, ...]], Future[Any]]
 
 
-def asynchronous_arrays(liar: Liar, output: TensorInfo, measure: bool, answer: tuple[Any, ...]) -> Future[Any]:
-    pending = liar.model(output).execute_async(GIVEN, measure=measure)
-    liar.executed(messages.ExecuteAsynchronously, messages.ExecutionFinished, *answer)
-    return liar.start(pending.result, LIMIT_S)
+def asynchronous_arrays(
+    untrusted: UntrustedDriver, output: TensorInfo, measure: bool, reply: tuple[Any, ...]
+) -> Future[Any]:
+    pending = untrusted.model(output).execute_async(GIVEN, measure=measure)
+    untrusted.executed(messages.ExecuteAsynchronously, messages.ExecutionFinished, *reply)
+    return untrusted.start(pending.result, LIMIT_S)
 
 
-def asynchronous_request(liar: Liar, output: TensorInfo, measure: bool, answer: tuple[Any, ...]) -> Future[Any]:
+def asynchronous_request(
+    untrusted: UntrustedDriver, output: TensorInfo, measure: bool, reply: tuple[Any, ...]
+) -> Future[Any]:
     config = MEASURED if measure else ExecutionConfig()
-    pending = liar.model(output).execute_request_async(liar.request(), config)
-    liar.executed(messages.ExecuteAsynchronously, messages.ExecutionFinished, *answer)
-    return liar.start(pending.result, LIMIT_S)
+    pending = untrusted.model(output).execute_request_async(untrusted.request(), config)
+    untrusted.executed(messages.ExecuteAsynchronously, messages.ExecutionFinished, *reply)
+    return untrusted.start(pending.result, LIMIT_S)
 
 
-def reusable_request(liar: Liar, output: TensorInfo, measure: bool, answer: tuple[Any, ...]) -> Future[Any]:
+def reusable_request(
+    untrusted: UntrustedDriver, output: TensorInfo, measure: bool, reply: tuple[Any, ...]
+) -> Future[Any]:
     config = MEASURED if measure else ExecutionConfig()
-    making = liar.start(liar.model(output).create_reusable_request, liar.request(), config)
-    liar.made()
-    running = liar.start(making.result(LIMIT_S).compute)
-    liar.executed(messages.RunExecution, messages.Executed, *answer)
+    making = untrusted.start(untrusted.model(output).create_reusable_request, untrusted.request(), config)
+    untrusted.made()
+    running = untrusted.start(making.result(LIMIT_S).compute)
+    untrusted.executed(messages.RunExecution, messages.Executed, *reply)
     return running
 
 
-def reusable_arrays(liar: Liar, output: TensorInfo, measure: bool, answer: tuple[Any, ...]) -> Future[Any]:
-    making = liar.start(lambda: liar.model(KNOWN).create_reusable_execution(measure=measure))
-    liar.made()
-    execution = liar.stack.enter_context(making.result(LIMIT_S))
-    running = liar.start(execution.compute, GIVEN)
-    liar.executed(messages.RunExecution, messages.Executed, *answer)
+def reusable_arrays(
+    untrusted: UntrustedDriver, output: TensorInfo, measure: bool, reply: tuple[Any, ...]
+) -> Future[Any]:
+    making = untrusted.start(lambda: untrusted.model(KNOWN).create_reusable_execution(measure=measure))
+    untrusted.made()
+    execution = untrusted.stack.enter_context(making.result(LIMIT_S))
+    running = untrusted.start(execution.compute, GIVEN)
+    untrusted.executed(messages.RunExecution, messages.Executed, *reply)
     return running
 
 
@@ -134,7 +144,7 @@ def shapes(*stated: tuple[int, ...], short: bool = False) -> tuple[messages.Shap
 
 @on_every_path
 @pytest.mark.parametrize(
-    "answer",
+    "reply",
     [
         (NONE, "", shapes((3,))),
         (NONE, "", shapes((2, 1))),
@@ -146,155 +156,169 @@ def shapes(*stated: tuple[int, ...], short: bool = False) -> tuple[messages.Shap
     ],
     ids=["larger", "rank", "two", "success, too short", "no shapes", "all suffice", "another shape"],
 )
-def test_VAL_7_impossible_shapes_break_the_protocol(liar: Liar, path: Path, answer: tuple[Any, ...]) -> None:
-    assert isinstance(path(liar, KNOWN, False, answer).exception(LIMIT_S), ProtocolError)
+def test_VAL_7_impossible_shapes_break_the_protocol(
+    untrusted: UntrustedDriver, path: Path, reply: tuple[Any, ...]
+) -> None:
+    assert isinstance(path(untrusted, KNOWN, False, reply).exception(LIMIT_S), ProtocolError)
 
 
 @pytest.mark.parametrize("path", [asynchronous_request, reusable_request])
-@pytest.mark.parametrize("answer", [(NONE, "", ()), (NONE, "", shapes((1000,))), (SHORT, "", shapes((7, 7)))])
+@pytest.mark.parametrize("reply", [(NONE, "", ()), (NONE, "", shapes((1000,))), (SHORT, "", shapes((7, 7)))])
 def test_VAL_7_dimensions_that_the_model_leaves_open_are_validated_against_the_request(
-    liar: Liar, path: Path, answer: tuple[Any, ...]
+    untrusted: UntrustedDriver, path: Path, reply: tuple[Any, ...]
 ) -> None:
-    assert isinstance(path(liar, OPEN, False, answer).exception(LIMIT_S), ProtocolError)
+    assert isinstance(path(untrusted, OPEN, False, reply).exception(LIMIT_S), ProtocolError)
 
 
 @on_every_path
 @pytest.mark.parametrize(("measure", "times"), [(True, (5, 4)), (False, (1, 2))])
 def test_VAL_7_TIM_3_TIM_4_impossible_times_break_the_protocol(
-    liar: Liar, path: Path, measure: bool, times: tuple[int, int]
+    untrusted: UntrustedDriver, path: Path, measure: bool, times: tuple[int, int]
 ) -> None:
-    assert isinstance(path(liar, KNOWN, measure, (NONE, "", (), *times)).exception(LIMIT_S), ProtocolError)
+    assert isinstance(path(untrusted, KNOWN, measure, (NONE, "", (), *times)).exception(LIMIT_S), ProtocolError)
 
 
 @on_every_path
-def test_VAL_7_shapes_and_times_of_an_error_reply_are_ignored(liar: Liar, path: Path) -> None:
-    error = path(liar, KNOWN, False, (FAILED, "broken", shapes((9, 9)), 9, 3)).exception(LIMIT_S)
+def test_VAL_7_shapes_and_times_of_an_error_reply_are_ignored(untrusted: UntrustedDriver, path: Path) -> None:
+    error = path(untrusted, KNOWN, False, (FAILED, "broken", shapes((9, 9)), 9, 3)).exception(LIMIT_S)
     assert (type(error), str(error)) == (GeneralFailure, "broken")
 
 
 @on_every_path
-def test_a_valid_result_is_accepted(liar: Liar, path: Path) -> None:
-    assert path(liar, KNOWN, True, (NONE, "", shapes((2,)), 3, 4)).exception(LIMIT_S) is None
+def test_a_valid_result_is_accepted(untrusted: UntrustedDriver, path: Path) -> None:
+    assert path(untrusted, KNOWN, True, (NONE, "", shapes((2,)), 3, 4)).exception(LIMIT_S) is None
 
 
 # -- fenced -----------------------------------------------------------------------------------------------------------
 
 
-def fenced_request(liar: Liar, output: TensorInfo, measure: bool) -> tuple[Future[Any], type[messages.Call]]:
+def fenced_request(
+    untrusted: UntrustedDriver, output: TensorInfo, measure: bool
+) -> tuple[Future[Any], type[messages.Call]]:
     config = MEASURED if measure else ExecutionConfig()
-    return liar.start(liar.model(output).execute_request_fenced, liar.request(), config), messages.ExecuteFenced
+    return untrusted.start(
+        untrusted.model(output).execute_request_fenced, untrusted.request(), config
+    ), messages.ExecuteFenced
 
 
-def fenced_arrays(liar: Liar, output: TensorInfo, measure: bool) -> tuple[Future[Any], type[messages.Call]]:
-    return liar.start(lambda: liar.model(output).execute_fenced(GIVEN, measure=measure)), messages.ExecuteFenced
+def fenced_arrays(
+    untrusted: UntrustedDriver, output: TensorInfo, measure: bool
+) -> tuple[Future[Any], type[messages.Call]]:
+    return untrusted.start(
+        lambda: untrusted.model(output).execute_fenced(GIVEN, measure=measure)
+    ), messages.ExecuteFenced
 
 
-def reusable_fenced(liar: Liar, output: TensorInfo, measure: bool) -> tuple[Future[Any], type[messages.Call]]:
+def reusable_fenced(
+    untrusted: UntrustedDriver, output: TensorInfo, measure: bool
+) -> tuple[Future[Any], type[messages.Call]]:
     config = MEASURED if measure else ExecutionConfig()
-    making = liar.start(liar.model(output).create_reusable_request, liar.request(), config)
-    liar.made()
-    return liar.start(making.result(LIMIT_S).compute_fenced), messages.RunExecutionFenced
+    making = untrusted.start(untrusted.model(output).create_reusable_request, untrusted.request(), config)
+    untrusted.made()
+    return untrusted.start(making.result(LIMIT_S).compute_fenced), messages.RunExecutionFenced
 
 
 LAUNCHES = {"fenced": fenced_arrays, "fenced request": fenced_request, "reusable fenced": reusable_fenced}
 on_every_launch = pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES.keys())
-Launch = Callable[[Liar, TensorInfo, bool], tuple[Future[Any], type[messages.Call]]]
+Launch = Callable[[UntrustedDriver, TensorInfo, bool], tuple[Future[Any], type[messages.Call]]]
 
 
-def ended(liar: Liar, launch: Launch, measure: bool, *info: Any) -> Future[Any]:
-    """Launch one that ends at once, and answer with `info` to whoever asks how it went."""
-    launching, question = launch(liar, KNOWN, measure)
-    sender = liar.launched(question)
-    execution = liar.stack.enter_context(launching.result(LIMIT_S))
+def ended(untrusted: UntrustedDriver, launch: Launch, measure: bool, *info: Any) -> Future[Any]:
+    """Launch an execution that ends immediately, and reply to GetExecutionInfo with `info`."""
+    launching, call_type = launch(untrusted, KNOWN, measure)
+    sender = untrusted.launched(call_type)
+    execution = untrusted.stack.enter_context(launching.result(LIMIT_S))
     sender.send(FenceState.SIGNALED)
-    asking = liar.start(execution.result, LIMIT_S)
-    liar.driver.send(messages.FencedExecutionInfo(liar.driver.receive(messages.GetExecutionInfo).call, *info))
-    return asking
+    waiting = untrusted.start(execution.result, LIMIT_S)
+    untrusted.driver.send(messages.FencedExecutionInfo(untrusted.driver.receive(messages.GetExecutionInfo).call, *info))
+    return waiting
 
 
 @on_every_launch
 @pytest.mark.parametrize(
     ("measure", "times"),
     [(True, (5, 4, 3, 4)), (True, (3, 4, 5, 4)), (True, (3, 4, 3, 9)), (False, (1, 2, 1, 2))],
-    ids=["launched", "fenced", "a part longer than all", "not asked for"],
+    ids=["launched", "fenced", "a part longer than all", "not requested"],
 )
 def test_VAL_7_TIM_7_impossible_times_of_a_fenced_execution_break_the_protocol(
-    liar: Liar, launch: Launch, measure: bool, times: tuple[int, ...]
+    untrusted: UntrustedDriver, launch: Launch, measure: bool, times: tuple[int, ...]
 ) -> None:
-    assert isinstance(ended(liar, launch, measure, NONE, "", *times).exception(LIMIT_S), ProtocolError)
+    assert isinstance(ended(untrusted, launch, measure, NONE, "", *times).exception(LIMIT_S), ProtocolError)
 
 
 @on_every_launch
 @pytest.mark.parametrize("times", [(3, 9, 3, 4), (-1, 9, -1, 9), (3, -1, 3, 9), (-1, -1, -1, -1)])
-def test_TIM_7_valid_times_are_accepted(liar: Liar, launch: Launch, times: tuple[int, ...]) -> None:
-    assert ended(liar, launch, True, NONE, "", *times).exception(LIMIT_S) is None
+def test_TIM_7_valid_times_are_accepted(untrusted: UntrustedDriver, launch: Launch, times: tuple[int, ...]) -> None:
+    assert ended(untrusted, launch, True, NONE, "", *times).exception(LIMIT_S) is None
 
 
 @on_every_launch
-def test_VAL_7_EXE_9_no_fenced_execution_has_a_short_output(liar: Liar, launch: Launch) -> None:
-    assert isinstance(ended(liar, launch, False, SHORT, "").exception(LIMIT_S), ProtocolError)
+def test_VAL_7_EXE_9_no_fenced_execution_has_a_short_output(untrusted: UntrustedDriver, launch: Launch) -> None:
+    assert isinstance(ended(untrusted, launch, False, SHORT, "").exception(LIMIT_S), ProtocolError)
 
 
 @on_every_launch
-def test_VAL_7_EXE_9_no_launch_fails_by_a_short_output(liar: Liar, launch: Launch) -> None:
-    launching, question = launch(liar, KNOWN, False)
-    liar.launched(question, SHORT)
+def test_VAL_7_EXE_9_no_launch_fails_by_a_short_output(untrusted: UntrustedDriver, launch: Launch) -> None:
+    launching, call_type = launch(untrusted, KNOWN, False)
+    untrusted.launched(call_type, SHORT)
     assert isinstance(launching.exception(LIMIT_S), ProtocolError)
 
 
 @pytest.mark.parametrize("launch", [fenced_request, reusable_fenced])
 def test_VAL_7_FEN_7_launching_a_request_without_output_shapes_violates_the_protocol(
-    liar: Liar, launch: Launch
+    untrusted: UntrustedDriver, launch: Launch
 ) -> None:
-    launching, question = launch(liar, OPEN, False)
-    liar.launched(question)
+    launching, call_type = launch(untrusted, OPEN, False)
+    untrusted.launched(call_type)
     assert isinstance(launching.exception(LIMIT_S), ProtocolError)
 
 
 @on_every_launch
-def test_FEN_4_a_driver_sends_no_fence_if_the_execution_is_done(liar: Liar, launch: Launch) -> None:
-    launching, question = launch(liar, KNOWN, False)
-    liar.driver.send(messages.FencedLaunched(liar.driver.receive(question).call, NONE, "", 7, 0))
+def test_FEN_4_a_driver_sends_no_fence_if_the_execution_is_done(untrusted: UntrustedDriver, launch: Launch) -> None:
+    launching, call_type = launch(untrusted, KNOWN, False)
+    untrusted.driver.send(messages.FencedLaunched(untrusted.driver.receive(call_type).call, NONE, "", 7, 0))
     with launching.result(LIMIT_S) as execution:
         assert execution.done()
         assert execution.wait() is FenceState.SIGNALED
         assert execution.fence.state is FenceState.SIGNALED  # it can be given to the next one
-        asking = liar.start(execution.info)
-        liar.driver.send(messages.FencedExecutionInfo(liar.driver.receive(messages.GetExecutionInfo).call, NONE, ""))
-        assert asking.result(LIMIT_S) == (NO_TIMING, NO_TIMING)
+        waiting = untrusted.start(execution.info)
+        untrusted.driver.send(
+            messages.FencedExecutionInfo(untrusted.driver.receive(messages.GetExecutionInfo).call, NONE, "")
+        )
+        assert waiting.result(LIMIT_S) == (NO_TIMING, NO_TIMING)
 
 
 @on_every_launch
-def test_FEN_4_an_execution_that_failed_immediately_has_its_error(liar: Liar, launch: Launch) -> None:
-    launching, question = launch(liar, KNOWN, False)
-    liar.driver.send(messages.FencedLaunched(liar.driver.receive(question).call, NONE, "", 7, 0))
+def test_FEN_4_an_execution_that_failed_immediately_has_its_error(untrusted: UntrustedDriver, launch: Launch) -> None:
+    launching, call_type = launch(untrusted, KNOWN, False)
+    untrusted.driver.send(messages.FencedLaunched(untrusted.driver.receive(call_type).call, NONE, "", 7, 0))
     with launching.result(LIMIT_S) as execution:
-        asking = liar.start(execution.result)
-        info = messages.FencedExecutionInfo(liar.driver.receive(messages.GetExecutionInfo).call, FAILED, "broken")
-        liar.driver.send(info)
-        error = asking.exception(LIMIT_S)
+        waiting = untrusted.start(execution.result)
+        info = messages.FencedExecutionInfo(untrusted.driver.receive(messages.GetExecutionInfo).call, FAILED, "broken")
+        untrusted.driver.send(info)
+        error = waiting.exception(LIMIT_S)
     assert (type(error), str(error)) == (GeneralFailure, "broken")
 
 
 # -- what a buffer holds ----------------------------------------------------------------------------------------------
 
 
-def test_VAL_7_an_invalid_shape_of_a_buffer_s_content_is_not_recorded(liar: Liar) -> None:
-    buffer = Buffer(liar.connection, OPEN)
+def test_VAL_7_an_invalid_shape_of_a_buffer_s_content_is_not_recorded(untrusted: UntrustedDriver) -> None:
+    buffer = Buffer(untrusted.connection, OPEN)
     buffer.on_allocated(messages.Allocated(1, NONE, "", 3, 4))
     buffer.begin_write(me := object())
     buffer.end_write(me, (2,))
     inside = RequestArgument(location=DataLocation(1))
-    request = Request((liar.request().inputs[0],), (inside,), (liar.pool, BufferToken(4)))
-    pending = liar.model(OPEN).execute_request_async(request)
+    request = Request((untrusted.request().inputs[0],), (inside,), (untrusted.pool, BufferToken(4)))
+    pending = untrusted.model(OPEN).execute_request_async(request)
     assert buffer.dimensions is None  # while it goes on nobody knows
-    liar.executed(messages.ExecuteAsynchronously, messages.ExecutionFinished, NONE, "", shapes((7, 7)))
-    assert isinstance(liar.start(pending.result, LIMIT_S).exception(LIMIT_S), ProtocolError)
+    untrusted.executed(messages.ExecuteAsynchronously, messages.ExecutionFinished, NONE, "", shapes((7, 7)))
+    assert isinstance(untrusted.start(pending.result, LIMIT_S).exception(LIMIT_S), ProtocolError)
     assert buffer.dimensions is None
 
 
-def test_the_last_writer_of_a_buffer_determines_its_content(liar: Liar) -> None:
-    buffer = Buffer(liar.connection, OPEN)
+def test_the_last_writer_of_a_buffer_determines_its_content(untrusted: UntrustedDriver) -> None:
+    buffer = Buffer(untrusted.connection, OPEN)
     first, second = object(), object()
     buffer.begin_write(first)
     buffer.begin_write(second)
@@ -303,6 +327,6 @@ def test_the_last_writer_of_a_buffer_determines_its_content(liar: Liar) -> None:
     assert buffer.dimensions == (2,)
 
 
-def test_times_are_those_of_the_reply(liar: Liar) -> None:
-    outcome = asynchronous_request(liar, KNOWN, True, (NONE, "", shapes((2,)), 3, 4)).result(LIMIT_S)
+def test_times_are_those_of_the_reply(untrusted: UntrustedDriver) -> None:
+    outcome = asynchronous_request(untrusted, KNOWN, True, (NONE, "", shapes((2,)), 3, 4)).result(LIMIT_S)
     assert outcome.timing == Timing(3, 4)

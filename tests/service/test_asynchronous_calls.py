@@ -192,7 +192,7 @@ def test_SHP_4_N_FEN_3_a_short_output_is_reported_with_all_shapes(greeted: Proto
     model = models.unsized_relu_model((4,))
     pooled = create_request(
         resources, models.relu_model((4,))
-    )  # with room for the output, whose size is not in the model
+    )  # with space for the output, whose size is not in the model
     output = replace(pooled.request.outputs[0], location=DataLocation(1, 0, 15))
     begin(greeted, PooledRequest(replace(pooled.request, outputs=(output,)), pooled.pools), prepare(greeted, model))
     assert greeted.receive(messages.Reply).status is NONE
@@ -278,7 +278,7 @@ def test_QOS_1_preparations_and_reusable_runs_have_their_model_s_priority_as_wel
     waiting = pool._queue
     greeted.send(messages.RunExecution(60, execution_id, -1))
     greeted.send(prepare_message(61, priority=Priority.HIGH))
-    greeted.send(prepare_message(62, priority=77))  # refused when it is its turn
+    greeted.send(prepare_message(62, priority=77))  # rejected when it is its turn
     until(lambda: [-entry[0] for entry in sorted(waiting)] == [Priority.HIGH, Priority.MEDIUM, Priority.LOW])
     gate.go.set()
     received = [greeted.receive_any() for _ in range(4 + 1 + 2 + 2)]

@@ -244,7 +244,9 @@ def with_replaced() -> list[bytes]:
 def test_BUR_9_every_malformed_packet_gets_one_error_and_the_burst_continues(
     packets: list[bytes], client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
-    client.answer = lambda slots: client.known(slots) if set(slots) <= {0, 1} else refuse(InvalidArgument("unknown"))
+    client.answer = lambda slots: (
+        client.known(slots) if set(slots) <= {0, 1} else raise_error(InvalidArgument("unknown"))
+    )
     serve(client, form(prepared(ADD)))
     for packet in packets:
         assert_failed(client.execute(packet))
@@ -252,7 +254,7 @@ def test_BUR_9_every_malformed_packet_gets_one_error_and_the_burst_continues(
     assert_usable(client, adding[1])
 
 
-def refuse(error: Exception) -> list[Memory]:
+def raise_error(error: Exception) -> list[Memory]:
     raise error
 
 
@@ -419,15 +421,15 @@ def test_TIM_4_requesting_times_occasionally_changes_no_other_result(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     serve(client, form(prepared(ADD)))
-    asked = [MeasureTiming.NO, MeasureTiming.YES, MeasureTiming.NO, MeasureTiming.YES]
-    results = [client.execute(packet_for(ADD, measure=measure)) for measure in asked]
+    requested = [MeasureTiming.NO, MeasureTiming.YES, MeasureTiming.NO, MeasureTiming.YES]
+    results = [client.execute(packet_for(ADD, measure=measure)) for measure in requested]
     assert [result.timing != NO_TIMING for result in results] == [False, True, False, True]
     assert {result.output_shapes for result in results} == {(OutputShape((4,)),)}
 
 
 def test_TIM_3_a_failed_execution_has_no_times(client: BurstClient, serve: Serve, form: Form) -> None:
     serve(client, form(prepared(ADD)))
-    client.answer = lambda _slots: refuse(InvalidArgument("no such slot"))
+    client.answer = lambda _slots: raise_error(InvalidArgument("no such slot"))
     assert_failed(client.execute(packet_for(ADD, measure=MeasureTiming.YES)))
 
 
@@ -615,7 +617,7 @@ def test_N_BUX_5_the_result_has_the_client_s_error_and_no_memory_is_kept(
     status: ErrorStatus, client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     server = serve(client, form(prepared(ADD)))
-    client.answer = lambda _slots: refuse(error_for_status(status, "says the client"))
+    client.answer = lambda _slots: raise_error(error_for_status(status, "says the client"))
     result = client.execute(ADD_PACKET)
     assert_failed(result)
     assert result.status == (status if status <= 4 else ErrorStatus.GENERAL_FAILURE)  # HIDL knows no later ones
@@ -632,11 +634,11 @@ def test_N_BUX_5_a_wrong_number_of_memories_is_a_failure_and_none_is_kept(
 ) -> None:
     made: list[Memory] = []
 
-    def answer(_slots: Sequence[int]) -> list[Memory]:
+    def reply(_slots: Sequence[int]) -> list[Memory]:
         made.extend(client.known(given))
         return list(made)
 
-    client.answer = answer
+    client.answer = reply
     server = serve(client, form(prepared(ADD)))
     assert client.execute(ADD_PACKET) == FAILURE
     assert f"the client gave {len(given)}" in server.last_failure.message
@@ -739,7 +741,7 @@ def test_N_BUX_4_a_peer_that_dies_during_its_execution_ends_the_listener_after_i
 def test_N_BUX_4_a_peer_that_dies_during_get_memories_ends_the_listener(
     client: BurstClient, serve: Serve, form: Form
 ) -> None:
-    client.answer = lambda _slots: refuse(DeadObject("the client is gone"))
+    client.answer = lambda _slots: raise_error(DeadObject("the client is gone"))
     serve(client, form(prepared(ADD)))
     assert client.requests.send(ADD_PACKET)
     until(lambda: not listeners())

@@ -131,11 +131,11 @@ class Driver:
         message = messages.Allocate(self.connection.next_call_id(), "reference", dimensions, tuple(models), *roles)
         return self.connection.exchange(message, messages.Allocated)
 
-    def refuses(self, rule: str, *given: Any, **more: Any) -> None:
+    def assert_rejects(self, rule: str, *given: Any, **more: Any) -> None:
         """Check that no buffer is made, and that the answer names the rule."""
-        answer = self.allocate(*given, **more)
-        assert (answer.status, answer.buffer_id, answer.token) == (ErrorStatus.INVALID_ARGUMENT, 0, 0)
-        assert rule in answer.message
+        reply = self.allocate(*given, **more)
+        assert (reply.status, reply.buffer_id, reply.token) == (ErrorStatus.INVALID_ARGUMENT, 0, 0)
+        assert rule in reply.message
         assert self.session.buffers._by_token == {}
 
 
@@ -163,9 +163,9 @@ def fails(error: type[NnfmqError], model: PreparedModel, request: Request, match
 @each_type
 def test_DOM_1_a_buffer_has_a_unique_id_and_a_unique_positive_token(driver: Driver, tensor: Operand) -> None:
     model = driver.prepare(relus(tensor))
-    answers = [driver.allocate([model.model_id], [(0, 0)], [(0, 0)]) for _ in range(3)]
-    assert all(answer.status is ErrorStatus.NONE and answer.buffer_id > 0 for answer in answers)
-    tokens = {answer.token for answer in answers}
+    replies = [driver.allocate([model.model_id], [(0, 0)], [(0, 0)]) for _ in range(3)]
+    assert all(reply.status is ErrorStatus.NONE and reply.buffer_id > 0 for reply in replies)
+    tokens = {reply.token for reply in replies}
     assert len(tokens) == 3
     assert min(tokens) > 0
 
@@ -174,56 +174,56 @@ def test_DOM_1_the_token_of_a_live_buffer_is_not_reused(driver: Driver, monkeypa
     model = driver.prepare(relus(TENSORS["float32"]))
     buffers = driver.session.buffers
     buffers._tokens = iter([1, 2, 1, 2, 1, 3])  # type: ignore[assignment]
-    answers = [driver.allocate([model.model_id], [(0, 0)]) for _ in range(2)]
-    buffers.release(answers[0].buffer_id)
-    assert [answer.token for answer in answers] == [1, 2]
+    replies = [driver.allocate([model.model_id], [(0, 0)]) for _ in range(2)]
+    buffers.release(replies[0].buffer_id)
+    assert [reply.token for reply in replies] == [1, 2]
     assert driver.allocate([model.model_id], [(0, 0)]).token == 1
     assert driver.allocate([model.model_id], [(0, 0)]).token == 3
 
 
 def test_N_DOM_1_a_buffer_without_a_role_is_rejected(driver: Driver) -> None:
     model = driver.prepare(relus(TENSORS["float32"]))
-    driver.refuses("DOM-3", [])
-    driver.refuses("DOM-3", [model.model_id])
+    driver.assert_rejects("DOM-3", [])
+    driver.assert_rejects("DOM-3", [model.model_id])
 
 
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
 def test_N_DOM_2_a_role_of_an_unknown_model_is_rejected(driver: Driver, kind: str) -> None:
-    driver.refuses("there is no model 0", [0], **{kind: [(0, 0)]})
+    driver.assert_rejects("there is no model 0", [0], **{kind: [(0, 0)]})
 
 
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
 def test_N_DOM_3_a_role_of_another_device_s_model_is_rejected(driver: Driver, kind: str) -> None:
     found = {info.name: info for info in Client(driver.connection, None).devices()}
     with Device(found["sample-float_fast"], driver.connection).prepare(relus(TENSORS["float32"])) as model:
-        driver.refuses("N-DOM-3", [model.model_id], **{kind: [(0, 0)]})
+        driver.assert_rejects("N-DOM-3", [model.model_id], **{kind: [(0, 0)]})
 
 
 @each_type
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
 def test_N_DOM_4_a_model_index_out_of_range_is_rejected(driver: Driver, tensor: Operand, kind: str) -> None:
-    driver.refuses("N-DOM-4", [driver.prepare(relus(tensor)).model_id], **{kind: [(1, 0)]})
+    driver.assert_rejects("N-DOM-4", [driver.prepare(relus(tensor)).model_id], **{kind: [(1, 0)]})
 
 
 @each_type
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
 def test_N_DOM_5_an_index_out_of_range_is_rejected(driver: Driver, tensor: Operand, kind: str) -> None:
-    driver.refuses("N-DOM-5", [driver.prepare(relus(tensor)).model_id], **{kind: [(0, 1)]})
+    driver.assert_rejects("N-DOM-5", [driver.prepare(relus(tensor)).model_id], **{kind: [(0, 1)]})
 
 
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
 @pytest.mark.parametrize("probability", [10.0, 0.0, -0.5, float("nan")])
 def test_N_DOM_6_a_probability_out_of_range_is_rejected(driver: Driver, kind: str, probability: float) -> None:
     model = driver.prepare(relus(TENSORS["float32"]))
-    driver.refuses("N-DOM-6", [model.model_id], probability=probability, **{kind: [(0, 0)]})
+    driver.assert_rejects("N-DOM-6", [model.model_id], probability=probability, **{kind: [(0, 0)]})
 
 
 @each_type
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
 def test_N_DOM_7_a_role_given_twice_is_rejected(driver: Driver, tensor: Operand, kind: str) -> None:
     number = driver.prepare(relus(tensor)).model_id
-    driver.refuses("N-DOM-7", [number], **{kind: [(0, 0), (0, 0)]})
-    driver.refuses("N-DOM-7", [number, number], **{kind: [(0, 0), (1, 0)]})
+    driver.assert_rejects("N-DOM-7", [number], **{kind: [(0, 0), (0, 0)]})
+    driver.assert_rejects("N-DOM-7", [number, number], **{kind: [(0, 0), (1, 0)]})
 
 
 BETWEEN = [([(0, 0), (1, 0)], []), ([(0, 0)], [(1, 0)]), ([], [(0, 0), (1, 0)])]
@@ -232,7 +232,7 @@ between_roles = pytest.mark.parametrize(("inputs", "outputs"), BETWEEN, ids=["tw
 
 def conflict(driver: Driver, rule: str, tensor: Operand, other: Operand, inputs: Any, outputs: Any) -> None:
     numbers = [driver.prepare(relus(each)).model_id for each in (tensor, other)]
-    driver.refuses(rule, numbers, inputs, outputs)
+    driver.assert_rejects(rule, numbers, inputs, outputs)
 
 
 @each_type
@@ -281,7 +281,7 @@ def test_N_DOM_13_14_dimensions_that_contradict_a_role_are_rejected(
     driver: Driver, kind: str, dimensions: tuple[int, ...], rule: str
 ) -> None:
     model = driver.prepare(relus(TENSORS["float32"]))
-    driver.refuses(rule, [model.model_id], dimensions=dimensions, **{kind: [(0, 0)]})
+    driver.assert_rejects(rule, [model.model_id], dimensions=dimensions, **{kind: [(0, 0)]})
 
 
 def scalar_model() -> Model:
@@ -290,7 +290,7 @@ def scalar_model() -> Model:
 
 
 def test_N_DOM_15_dimensions_of_a_scalar_are_rejected(driver: Driver) -> None:
-    driver.refuses("N-DOM-15", [driver.prepare(scalar_model()).model_id], [(0, 2)], dimensions=(1,))
+    driver.assert_rejects("N-DOM-15", [driver.prepare(scalar_model()).model_id], [(0, 2)], dimensions=(1,))
 
 
 def test_a_scalar_can_be_in_a_buffer(driver: Driver) -> None:
@@ -351,7 +351,7 @@ class Copying:
         self.good = driver.memory(self.size)
         self.bad = [driver.memory(self.size // 2), driver.memory(self.size * 2)]
 
-    def refuses(self, memory: Memory, *dimensions: int) -> None:
+    def assert_rejects(self, memory: Memory, *dimensions: int) -> None:
         with pytest.raises(InvalidArgument):
             self.buffer.copy_from(memory, dimensions)
 
@@ -368,21 +368,21 @@ def dynamic(driver: Driver, tensor: Operand) -> Copying:
 
 def test_N_DCP_1_a_source_of_another_size_is_rejected(static: Copying) -> None:
     for memory in static.bad:
-        static.refuses(memory)
+        static.assert_rejects(memory)
 
 
 def test_N_DCP_2_a_source_of_another_size_than_its_dimensions_is_rejected(dynamic: Copying) -> None:
     for memory in dynamic.bad:
-        dynamic.refuses(memory, *SHAPE)
+        dynamic.assert_rejects(memory, *SHAPE)
     dynamic.buffer.copy_from(dynamic.good, SHAPE)
-    dynamic.refuses(dynamic.good, 2, *SHAPE[1:])
+    dynamic.assert_rejects(dynamic.good, 2, *SHAPE[1:])
 
 
 @pytest.mark.parametrize("dimensions", [SHAPE[:-1], (2, *SHAPE[1:]), (0, *SHAPE[1:])])
 def test_N_DCP_3_dimensions_that_a_buffer_cannot_have_are_rejected(
     static: Copying, dimensions: tuple[int, ...]
 ) -> None:
-    static.refuses(static.good, *dimensions)
+    static.assert_rejects(static.good, *dimensions)
     static.buffer.copy_from(static.good)
     static.buffer.copy_from(static.good, SHAPE)
 
@@ -391,7 +391,7 @@ def test_N_DCP_3_dimensions_that_a_buffer_cannot_have_are_rejected(
 def test_N_DCP_4_dimensions_that_an_open_buffer_cannot_have_are_rejected(
     dynamic: Copying, dimensions: tuple[int, ...]
 ) -> None:
-    dynamic.refuses(dynamic.good, *dimensions)
+    dynamic.assert_rejects(dynamic.good, *dimensions)
     dynamic.buffer.copy_from(dynamic.good, SHAPE)
 
 
@@ -421,36 +421,36 @@ def _copies_only_to_its_size(copying: Copying) -> None:
     assert bytes(copying.good.view) == content
 
 
-def spoilt_by_size(copying: Copying) -> None:
-    copying.refuses(copying.bad[0], *SHAPE)
+def copy_of_wrong_size(copying: Copying) -> None:
+    copying.assert_rejects(copying.bad[0], *SHAPE)
 
 
-def spoilt_by_dimensions(copying: Copying) -> None:
-    copying.refuses(copying.good, 3, *SHAPE[1:])
+def copy_of_wrong_dimensions(copying: Copying) -> None:
+    copying.assert_rejects(copying.good, 3, *SHAPE[1:])
 
 
-def spoilt_by_what_is_no_memory(copying: Copying) -> None:
+def copy_from_a_pipe(copying: Copying) -> None:
     reader, writer = os.pipe()
     message = messages.CopyFrom(1000, copying.buffer._buffer_id, messages.MemoryData(copying.size), ())
-    answer = copying.buffer._connection.exchange(message, messages.Reply, [reader])
+    reply = copying.buffer._connection.exchange(message, messages.Reply, [reader])
     os.close(reader)
     os.close(writer)
-    assert answer.status is ErrorStatus.INVALID_ARGUMENT
+    assert reply.status is ErrorStatus.INVALID_ARGUMENT
 
 
-def spoilt_by_protection(copying: Copying) -> None:
+def copy_from_write_only_memory(copying: Copying) -> None:
     memory = FileMemory.from_fd(copying.good.fileno(), copying.size, protection=Protection.WRITE)
     with memory, pytest.raises(InvalidArgument, match="N-RQX-12"):
         copying.buffer.copy_from(memory, SHAPE)
 
 
 @pytest.mark.parametrize(
-    "spoil", [spoilt_by_size, spoilt_by_dimensions, spoilt_by_what_is_no_memory, spoilt_by_protection]
+    "failing_copy", [copy_of_wrong_size, copy_of_wrong_dimensions, copy_from_a_pipe, copy_from_write_only_memory]
 )
-def test_N_DCX_1_a_failed_copy_leaves_the_buffer_uninitialized(static: Copying, spoil: Any) -> None:
+def test_N_DCX_1_a_failed_copy_leaves_the_buffer_uninitialized(static: Copying, failing_copy: Any) -> None:
     static.buffer.copy_from(static.good)
     static.buffer.copy_to(static.good)
-    spoil(static)
+    failing_copy(static)
     with pytest.raises(GeneralFailure, match="DOM-5"):
         static.buffer.copy_to(static.good)
 
@@ -653,10 +653,10 @@ def test_LIFE_8_more_dimensions_than_arrays_support_fail_and_the_session_continu
 
 def test_a_result_is_computed_in_the_buffer_itself(one: Executing) -> None:
     target = one.buffer([0], [0])
-    room = one.driver.session.buffers.lookup_token(target.pool)._storage
+    storage = one.driver.session.buffers.lookup_token(target.pool)._storage
     for _ in range(2):
         one.model.execute_request(one.request([None], [target.token]))
-        assert one.driver.session.buffers.lookup_token(target.pool)._content is room
+        assert one.driver.session.buffers.lookup_token(target.pool)._content is storage
 
 
 @pytest.mark.parametrize("inside", ["before it began", "when it was bound", "in the middle"])
@@ -909,9 +909,9 @@ def test_a_result_that_does_not_fit_on_the_disk_is_a_failure(driver: Driver, fil
         os.ftruncate(sealed, 64)
         fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
         request = given.request([None], [None])
-        with FileMemory.from_fd(sealed, 64) as refusing:
+        with FileMemory.from_fd(sealed, 64) as read_only:
             os.close(sealed)
-            bad = replace(request, outputs=(in_pool(3, given.size),), pools=(*request.pools, refusing))
+            bad = replace(request, outputs=(in_pool(3, given.size),), pools=(*request.pools, read_only))
             fails(GeneralFailure, given.model, bad, "cannot be written")
         good = replace(request, outputs=(in_pool(3, given.size),), pools=(*request.pools, memory))
         given.model.execute_request(good)

@@ -61,7 +61,7 @@ ADD = models.add_model()
 SUM = [11.0, 22.0, 33.0, 44.0]
 UNKNOWN = 12345
 NO_LIMIT = -1
-LENT = (messages.MemoryData(64),)  # what a model's pool is said to be
+ONE_POOL = (messages.MemoryData(64),)  # the described pool of a model
 RESIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -88,10 +88,10 @@ def test_hello_is_replied_to(running: Running) -> None:
 @pytest.mark.parametrize("version", [0, control_protocol.PROTOCOL + 1, 2**32 - 1])
 def test_another_protocol_version_is_rejected_with_both_versions_and_the_remedy(version: int, running: Running) -> None:
     running.client.send(messages.Hello(version, "AIDL v4", "old"))
-    refused = running.client.receive(messages.Refused)
-    assert refused.status is not NONE
-    assert f"protocol {control_protocol.PROTOCOL}, the client {version}" in refused.message
-    assert "install the same" in refused.message
+    rejected = running.client.receive(messages.Refused)
+    assert rejected.status is not NONE
+    assert f"protocol {control_protocol.PROTOCOL}, the client {version}" in rejected.message
+    assert "install the same" in rejected.message
     assert running.client.is_hung_up()
     assert running.ends()
 
@@ -99,10 +99,10 @@ def test_another_protocol_version_is_rejected_with_both_versions_and_the_remedy(
 @pytest.mark.parametrize("interface", ["", "HIDL 1.4", "AIDL v9"])
 def test_an_unknown_interface_version_is_rejected_with_the_list_of_known_ones(interface: str, running: Running) -> None:
     running.client.send(messages.Hello(control_protocol.PROTOCOL, interface, "new"))
-    refused = running.client.receive(messages.Refused)
-    assert refused.status is ErrorStatus.GENERAL_FAILURE
-    assert repr(interface) in refused.message
-    assert "HIDL 1.0" in refused.message and "AIDL v4" in refused.message
+    rejected = running.client.receive(messages.Refused)
+    assert rejected.status is ErrorStatus.GENERAL_FAILURE
+    assert repr(interface) in rejected.message
+    assert "HIDL 1.0" in rejected.message and "AIDL v4" in rejected.message
     assert running.client.is_hung_up()
     assert running.ends()
 
@@ -154,7 +154,7 @@ def test_bytes_that_are_no_message_end_the_connection(data: bytes, running: Runn
         messages.Refused(ErrorStatus.GENERAL_FAILURE, ""),
         messages.Memories(77, NONE, ""),
     ],
-    ids=["a driver's answer", "a driver's call", "a driver's refusal", "an answer to nothing"],
+    ids=["a reply of the driver", "a driver's call", "a rejection by the driver", "a reply to no call"],
 )
 def test_a_message_that_a_client_may_not_send_ends_the_connection(
     message: messages.Message, running: Running, client: ProtocolPeer
@@ -171,7 +171,7 @@ def test_unexpected_fds_end_the_connection_and_are_closed(running: Running, clie
 
 
 def test_fewer_fds_than_a_message_states_end_the_connection(running: Running, client: ProtocolPeer) -> None:
-    client.send_bytes(control_protocol.encode(prepare_message(pools=LENT * 2)), [0])
+    client.send_bytes(control_protocol.encode(prepare_message(pools=ONE_POOL * 2)), [0])
     assert client.is_hung_up()
 
 
@@ -239,10 +239,10 @@ def test_LIFE_a_client_s_death_is_detected_while_the_driver_waits_for_it_to_read
 
 def test_the_devices_are_listed(client: ProtocolPeer) -> None:
     client.send(messages.ListDevices(7))
-    answer = client.receive(messages.DeviceList)
-    assert answer.call == 7
-    assert answer.devices[0].name == "reference"
-    assert all(device.version and device.feature_level > 0 for device in answer.devices)
+    reply = client.receive(messages.DeviceList)
+    assert reply.call == 7
+    assert reply.devices[0].name == "reference"
+    assert all(device.version and device.feature_level > 0 for device in reply.devices)
 
 
 def pooled(model: Model, resources: ExitStack) -> tuple[bytes, list[int]]:
@@ -264,11 +264,11 @@ def test_no_operation_is_supported_of_an_invalid_model_or_by_an_unknown_device(
     model: Model, device: str, client: ProtocolPeer, resources: ExitStack
 ) -> None:
     data, fds = pooled(model, resources)
-    client.send(messages.GetSupportedOperations(3, device, data, LENT), fds)
-    answer = client.receive(messages.SupportedOperations)
-    assert answer.status is ErrorStatus.INVALID_ARGUMENT
-    assert answer.supported == ()
-    assert answer.message
+    client.send(messages.GetSupportedOperations(3, device, data, ONE_POOL), fds)
+    reply = client.receive(messages.SupportedOperations)
+    assert reply.status is ErrorStatus.INVALID_ARGUMENT
+    assert reply.supported == ()
+    assert reply.message
 
 
 # ------------------------------------------------------------------------------------------------ preparing
@@ -278,7 +278,7 @@ def test_PREP_2_a_valid_model_is_replied_to_immediately_and_then_ready(
     client: ProtocolPeer, resources: ExitStack
 ) -> None:
     data, fds = pooled(ADD, resources)
-    client.send(prepare_message(8, data, pools=LENT), fds)
+    client.send(prepare_message(8, data, pools=ONE_POOL), fds)
     assert client.receive(messages.Reply) == messages.Reply(8, NONE, "")
     ready = client.receive(messages.PreparedModelReady)
     assert (ready.call, ready.status) == (8, NONE)
@@ -330,9 +330,9 @@ def test_PREP_1_PREP_3_an_invalid_preparation_calls_back_once_and_then_replies_w
 def test_every_invalid_model_of_the_hal_s_suite_is_an_invalid_argument_of_both_methods(
     rule: str, client: ProtocolPeer
 ) -> None:
-    answers = [(rule, *statuses_of(client, encoded(mutant.model))) for mutant in mutants(two_adds(), rule)]
+    replies = [(rule, *statuses_of(client, encoded(mutant.model))) for mutant in mutants(two_adds(), rule)]
 
-    assert set(answers) == {(rule, INVALID, INVALID, 0, INVALID)}
+    assert set(replies) == {(rule, INVALID, INVALID, 0, INVALID)}
     assert_alive(client)
 
 
@@ -342,7 +342,7 @@ def test_an_invalid_preparation_keeps_none_of_its_pools(
 ) -> None:
     data, fds = pooled(ADD, resources)
     before = len(os.listdir("/proc/self/fd"))
-    client.send(prepare_message(4, **{"model": data, "pools": LENT, **changes}), fds)
+    client.send(prepare_message(4, **{"model": data, "pools": ONE_POOL, **changes}), fds)
     client.receive(messages.PreparedModelReady)
     client.receive(messages.Reply)
     assert len(os.listdir("/proc/self/fd")) == before
@@ -373,7 +373,7 @@ def test_a_model_in_memory_that_has_no_bytes_or_too_many_is_rejected(
     make: Callable[[], int], status: ErrorStatus, client: ProtocolPeer
 ) -> None:
     fd = make()
-    client.send(prepare_message(4, pools=LENT), [fd])
+    client.send(prepare_message(4, pools=ONE_POOL), [fd])
     os.close(fd)
     assert client.receive(messages.PreparedModelReady).status is status
     assert client.receive(messages.Reply).status is status
@@ -402,10 +402,10 @@ def test_N_QOS_1_N_QOS_3_a_model_is_prepared_with_any_priority_and_no_deadline(
 
 def test_N_QOS_2_a_preparation_with_a_short_deadline_succeeds_or_misses_it(client: ProtocolPeer) -> None:
     client.send(prepare_message(deadline_ns=time.monotonic_ns() + 5_000_000))
-    answers = [client.receive_any(), client.receive_any()]
+    replies = [client.receive_any(), client.receive_any()]
     missed = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}
-    assert {answer.status for answer in answers} <= missed | {NONE}  # type: ignore[attr-defined]
-    assert len({answer.status for answer in answers}) == 1  # type: ignore[attr-defined]
+    assert {reply.status for reply in replies} <= missed | {NONE}  # type: ignore[attr-defined]
+    assert len({reply.status for reply in replies}) == 1  # type: ignore[attr-defined]
 
 
 def test_QOS_2_a_preparation_past_its_deadline_is_persistent(client: ProtocolPeer) -> None:
@@ -429,7 +429,7 @@ def test_a_model_is_charged_with_its_pools_until_it_is_released(
 ) -> None:
     data, fds = pooled(ADD, resources)
     for model_id, number in ((1, 10), (2, 11)):
-        client.send(prepare_message(number, data, pools=LENT), fds)
+        client.send(prepare_message(number, data, pools=ONE_POOL), fds)
         client.receive(messages.Reply)
         assert client.receive(messages.PreparedModelReady).model_id == model_id
         assert running.session.quota.charged_bytes == model_id * (len(data) + 64)
@@ -503,7 +503,7 @@ def test_PREP_11_LIFE_8_an_unexpected_exception_while_compiling_rejects_the_mode
 
 @pytest.fixture
 def pools(resources: ExitStack) -> tuple[Memory, Memory]:
-    """Memory for ADD: its inputs, filled, and room for its output."""
+    """Memory for ADD: its inputs, filled, and space for its output."""
     inputs, outputs = models.pool_bytes(ADD)
     source = resources.enter_context(Memory.create(inputs, one_writer=True))
     sink = resources.enter_context(Memory.create(outputs))
@@ -512,7 +512,7 @@ def pools(resources: ExitStack) -> tuple[Memory, Memory]:
     return source, sink
 
 
-def lent(*sizes: int) -> tuple[messages.MemoryData, ...]:
+def memory_data(*sizes: int) -> tuple[messages.MemoryData, ...]:
     return tuple(messages.MemoryData(size) for size in sizes)
 
 
@@ -526,8 +526,8 @@ def execute_message(model_id: int, pools: tuple[Memory, ...], call: int = 30, **
 
 def execute_request_message(model_id: int, request: Request, call: int = 30, **changes: Any) -> messages.Execute:
     """Return an Execute; `changes` are fields of it, of its request or configuration, or `lent`, its pools' sizes."""
-    if "lent" in changes:
-        changes["pools"] = lent(*changes["lent"])
+    if "memory_data" in changes:
+        changes["pools"] = memory_data(*changes["memory_data"])
     parts: list[Any] = [
         messages.request_to_data(request),
         messages.config_to_data(ExecutionConfig()),
@@ -550,22 +550,22 @@ def execute(client: ProtocolPeer, model_id: int, pools: tuple[Memory, ...], **ch
 def test_an_execution_writes_its_outputs_and_returns_their_shapes(
     client: ProtocolPeer, pools: tuple[Memory, Memory]
 ) -> None:
-    answer = execute(client, prepare(client), pools)
-    assert (answer.call, answer.status) == (30, NONE)
-    assert messages.shapes_from_data(answer.shapes) == (OutputShape((4,)),)
-    assert (answer.time_on_device_ns, answer.time_in_driver_ns) == (-1, -1)
+    reply = execute(client, prepare(client), pools)
+    assert (reply.call, reply.status) == (30, NONE)
+    assert messages.shapes_from_data(reply.shapes) == (OutputShape((4,)),)
+    assert (reply.time_on_device_ns, reply.time_in_driver_ns) == (-1, -1)
     assert floats(pools[1]) == SUM
 
 
 def test_TIM_4_a_measured_execution_has_times(client: ProtocolPeer, pools: tuple[Memory, Memory]) -> None:
-    answer = execute(client, prepare(client), pools, measure=MeasureTiming.YES)
-    assert 0 < answer.time_on_device_ns <= answer.time_in_driver_ns
+    reply = execute(client, prepare(client), pools, measure=MeasureTiming.YES)
+    assert 0 < reply.time_on_device_ns <= reply.time_in_driver_ns
 
 
 def test_QOS_2_an_execution_past_its_deadline_does_no_work(client: ProtocolPeer, pools: tuple[Memory, Memory]) -> None:
-    answer = execute(client, prepare(client), pools, measure=MeasureTiming.YES, deadline_ns=1)
-    assert answer.status is ErrorStatus.MISSED_DEADLINE_PERSISTENT
-    assert (answer.shapes, answer.time_on_device_ns, answer.time_in_driver_ns) == ((), -1, -1)
+    reply = execute(client, prepare(client), pools, measure=MeasureTiming.YES, deadline_ns=1)
+    assert reply.status is ErrorStatus.MISSED_DEADLINE_PERSISTENT
+    assert (reply.shapes, reply.time_on_device_ns, reply.time_in_driver_ns) == ((), -1, -1)
     assert floats(pools[1]) == [0.0] * 4
 
 
@@ -576,7 +576,7 @@ def test_QOS_3_a_deadline_that_passes_during_an_execution_ends_it(client: Protoc
     model_id = prepare(client, slow)
     request = models.request_for(slow, memories)
     begin = time.monotonic()
-    answer = execute(
+    reply = execute(
         client,
         model_id,
         memories,
@@ -584,7 +584,7 @@ def test_QOS_3_a_deadline_that_passes_during_an_execution_ends_it(client: Protoc
         outputs=messages.request_to_data(request).outputs,
         deadline_ns=time.monotonic_ns() + 100_000_000,
     )
-    assert answer.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
+    assert reply.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
     assert time.monotonic() - begin < 2
 
 
@@ -598,7 +598,7 @@ def test_N_QOS_6_a_loop_that_never_ends_is_ended_by_the_timeout_of_the_request(
     rounds = request.inputs[1].location
     memories[rounds.pool_index].view[rounds.offset : rounds.offset + 4] = (2**31 - 1).to_bytes(4, "little")
     begin = time.monotonic()
-    answer = execute(
+    reply = execute(
         client,
         model_id,
         memories,
@@ -606,23 +606,23 @@ def test_N_QOS_6_a_loop_that_never_ends_is_ended_by_the_timeout_of_the_request(
         outputs=messages.request_to_data(request).outputs,
         loop_timeout_ns=1_000_000,
     )
-    assert answer.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
+    assert reply.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
     assert time.monotonic() - begin < 2
 
 
 def test_CF_5_a_loop_timeout_above_the_maximum_is_rejected(client: ProtocolPeer, pools: tuple[Memory, Memory]) -> None:
-    answer = execute(client, prepare(client), pools, loop_timeout_ns=15_000_000_001)
-    assert answer.status is INVALID
-    assert "15000000001" in answer.message
+    reply = execute(client, prepare(client), pools, loop_timeout_ns=15_000_000_001)
+    assert reply.status is INVALID
+    assert "15000000001" in reply.message
 
 
 @pytest.mark.parametrize("changes", [{"deadline_ns": -2}, {"loop_timeout_ns": -2}], ids=["deadline", "loop timeout"])
 def test_N_RQX_14_a_limit_below_minus_one_is_rejected(
     changes: dict[str, int], client: ProtocolPeer, pools: tuple[Memory, Memory]
 ) -> None:
-    answer = execute(client, prepare(client), pools, **changes)
-    assert answer.status is INVALID
-    assert "-2" in answer.message
+    reply = execute(client, prepare(client), pools, **changes)
+    assert reply.status is INVALID
+    assert "-2" in reply.message
 
 
 def test_a_released_or_unknown_model_cannot_be_executed(
@@ -632,9 +632,9 @@ def test_a_released_or_unknown_model_cannot_be_executed(
     client.send(messages.ReleaseModel(20, model_id))
     client.receive(messages.Reply)
     for number in (model_id, UNKNOWN):
-        answer = execute(client, number, pools, call=number)
-        assert answer.status is INVALID
-        assert f"no model {number}" in answer.message
+        reply = execute(client, number, pools, call=number)
+        assert reply.status is INVALID
+        assert f"no model {number}" in reply.message
     until(lambda: running.session.quota.charged_bytes == 0)
 
 
@@ -642,8 +642,8 @@ def test_a_released_or_unknown_model_cannot_be_executed(
 def test_a_pool_shorter_than_announced_is_rejected(
     announced: int, client: ProtocolPeer, pools: tuple[Memory, Memory]
 ) -> None:
-    answer = execute(client, prepare(client), pools, lent=(80, announced))
-    assert answer.status is INVALID
+    reply = execute(client, prepare(client), pools, memory_data=(80, announced))
+    assert reply.status is INVALID
 
 
 @pytest.mark.parametrize(("make", "status"), [(pipe, INVALID), (sparse, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)])
@@ -652,7 +652,7 @@ def test_a_pool_that_has_no_bytes_or_too_many_is_rejected(
 ) -> None:
     model_id, fd = prepare(client), make()
     size = os.fstat(fd).st_size
-    client.send(execute_message(model_id, pools, lent=(80, size)), [pools[0].fileno(), fd])
+    client.send(execute_message(model_id, pools, memory_data=(80, size)), [pools[0].fileno(), fd])
     os.close(fd)
     assert client.receive(messages.Executed).status is status
     assert_alive(client)
@@ -664,9 +664,9 @@ def test_memory_beyond_the_client_s_quota_is_rejected(
     model_id, quota = prepare(client), running.session.quota
     held = quota.charged_bytes
     quota._limit = held + 90  # both need 96
-    answer = execute(client, model_id, pools)
-    assert answer.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
-    assert f"the limit is {held + 90}" in answer.message
+    reply = execute(client, model_id, pools)
+    assert reply.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    assert f"the limit is {held + 90}" in reply.message
     quota._limit = held + 96
     assert execute(client, model_id, pools, call=31).status is NONE
     assert quota.charged_bytes == held
@@ -699,8 +699,8 @@ def test_TIM_5_TIM_6_the_driver_s_time_begins_when_the_session_receives_the_requ
     while (waited := time.monotonic_ns() - begin) < 2_000_000:
         pass
     held.go.set()
-    answers = [client.receive(messages.Executed) for _ in range(session_context.POOL_THREADS + 1)]
-    assert next(answer for answer in answers if answer.call == 50).time_in_driver_ns >= waited
+    replies = [client.receive(messages.Executed) for _ in range(session_context.POOL_THREADS + 1)]
+    assert next(reply for reply in replies if reply.call == 50).time_in_driver_ns >= waited
 
 
 def test_calls_beyond_the_limit_are_rejected_immediately_and_keep_no_fd(
@@ -715,13 +715,13 @@ def test_calls_beyond_the_limit_are_rejected_immediately_and_keep_no_fd(
     mapped_bytes = session_context.POOL_THREADS * sum(pool.size_bytes for pool in pools)
     until(lambda: (running.session._open_calls, running.session.quota.charged_bytes) == (6, mapped_bytes))
     before = len(os.listdir("/proc/self/fd"))
-    refused = execute(client, UNKNOWN, pools, call=46)
-    client.send(prepare_message(47, pools=LENT), fds[:1])
-    client.send(messages.GetSupportedOperations(48, "reference", b"", LENT), fds[:1])
+    rejected = execute(client, UNKNOWN, pools, call=46)
+    client.send(prepare_message(47, pools=ONE_POOL), fds[:1])
+    client.send(messages.GetSupportedOperations(48, "reference", b"", ONE_POOL), fds[:1])
     ready, reply = client.receive(messages.PreparedModelReady), client.receive(messages.Reply)
-    answers: list[Any] = [refused, ready, reply, client.receive(messages.SupportedOperations)]
-    assert [answer.call for answer in answers] == [46, 47, 47, 48]
-    assert {answer.status for answer in answers} == {ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT}
+    replies: list[Any] = [rejected, ready, reply, client.receive(messages.SupportedOperations)]
+    assert [result.call for result in replies] == [46, 47, 47, 48]
+    assert {result.status for result in replies} == {ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT}
     assert len(os.listdir("/proc/self/fd")) == before
     assert_alive(client)
     held.go.set()
@@ -743,13 +743,13 @@ def test_messages_of_queued_calls_are_charged_to_the_client(
     quota._limit = mapped_bytes + (2 << 20)
     for call in (50, 51):
         client.send(messages.GetSupportedOperations(call, "reference", bytes(1 << 20)))
-    refused = client.receive(messages.SupportedOperations)  # at once: the first waits
-    assert (refused.call, refused.status) == (51, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)
+    rejected = client.receive(messages.SupportedOperations)  # at once: the first waits
+    assert (rejected.call, rejected.status) == (51, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)
     assert mapped_bytes + (1 << 20) <= quota.charged_bytes < quota._limit
     quota._limit = 1 << 40
     held.go.set()
-    answers = [client.receive_any() for _ in range(session_context.POOL_THREADS + 1)]
-    assert sorted(answer.call for answer in answers) == [40, 41, 42, 43, 50]  # type: ignore[attr-defined]
+    replies = [client.receive_any() for _ in range(session_context.POOL_THREADS + 1)]
+    assert sorted(reply.call for reply in replies) == [40, 41, 42, 43, 50]  # type: ignore[attr-defined]
     until(lambda: quota.charged_bytes == 0)
 
 
@@ -774,9 +774,9 @@ def configure(client: ProtocolPeer, model_id: int, queues: BurstClient, **change
     return client.receive(messages.BurstConfigured)
 
 
-def give(client: ProtocolPeer, question: messages.GetMemories, *memories: Memory) -> None:
-    sizes = lent(*(memory.size_bytes for memory in memories))
-    client.send(messages.Memories(question.call, NONE, "", sizes), [memory.fileno() for memory in memories])
+def send_memories(client: ProtocolPeer, request_message: messages.GetMemories, *memories: Memory) -> None:
+    sizes = memory_data(*(memory.size_bytes for memory in memories))
+    client.send(messages.Memories(request_message.call, NONE, "", sizes), [memory.fileno() for memory in memories])
 
 
 @pytest.fixture
@@ -796,9 +796,9 @@ def test_a_burst_requests_memories_over_the_channel_and_replies_over_the_queue(
 ) -> None:
     assert burst_id > 0
     assert queues.requests.send(ADD_PACKET)
-    question = client.receive(messages.GetMemories)
-    assert (question.burst_id, question.slots) == (burst_id, (0, 1))
-    give(client, question, *pools)
+    request_message = client.receive(messages.GetMemories)
+    assert (request_message.burst_id, request_message.slots) == (burst_id, (0, 1))
+    send_memories(client, request_message, *pools)
     assert status_of(queues.receive()) == NONE
     assert floats(pools[1]) == SUM
     assert status_of(queues.call(ADD_PACKET)) == NONE
@@ -809,16 +809,16 @@ def test_BUR_12_a_freed_slot_is_requested_again_over_the_channel(
     client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    give(client, client.receive(messages.GetMemories), *pools)
+    send_memories(client, client.receive(messages.GetMemories), *pools)
     queues.receive()
     client.send(messages.FreeMemory(burst_id, 1))
     client.send(messages.FreeMemory(burst_id, 99))
     client.send(messages.FreeMemory(UNKNOWN, 1))
     assert_alive(client)  # so that the driver has read those
     assert queues.requests.send(ADD_PACKET)
-    question = client.receive(messages.GetMemories)
-    assert question.slots == (1,)
-    give(client, question, pools[1])
+    call = client.receive(messages.GetMemories)
+    assert call.slots == (1,)
+    send_memories(client, call, pools[1])
     assert status_of(queues.receive()) == NONE
 
 
@@ -826,8 +826,8 @@ def test_N_BUX_5_the_result_has_the_status_of_the_client_s_reply(
     client: ProtocolPeer, queues: BurstClient, burst_id: int
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    question = client.receive(messages.GetMemories)
-    client.send(messages.Memories(question.call, INVALID, "slot 0 was freed"))
+    request_message = client.receive(messages.GetMemories)
+    client.send(messages.Memories(request_message.call, INVALID, "slot 0 was freed"))
     assert status_of(queues.receive()) == INVALID
     client.send(messages.GetBurstError(60, burst_id))
     assert client.receive(messages.BurstError) == messages.BurstError(60, INVALID, "slot 0 was freed", 1)
@@ -838,8 +838,10 @@ def test_N_BUX_5_memories_of_an_error_reply_are_closed(
 ) -> None:
     before = len(os.listdir("/proc/self/fd"))
     assert queues.requests.send(ADD_PACKET)
-    question = client.receive(messages.GetMemories)
-    client.send(messages.Memories(question.call, INVALID, "no", lent(80, 16)), [pool.fileno() for pool in pools])
+    request_message = client.receive(messages.GetMemories)
+    client.send(
+        messages.Memories(request_message.call, INVALID, "no", memory_data(80, 16)), [pool.fileno() for pool in pools]
+    )
     assert status_of(queues.receive()) == INVALID
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -848,15 +850,15 @@ def test_N_BUX_5_memories_without_free_fds_are_requested_again(
     client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    question = client.receive(messages.GetMemories)
+    call = client.receive(messages.GetMemories)
     with no_more_descriptors(but=1):
-        give(client, question, *pools)
+        send_memories(client, call, *pools)
         result = queues.receive()
     client.send(messages.GetBurstError(60, burst_id))
     assert client.receive(messages.BurstError).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     assert status_of(result) != NONE
     assert queues.requests.send(ADD_PACKET)
-    give(client, client.receive(messages.GetMemories), *pools)
+    send_memories(client, client.receive(messages.GetMemories), *pools)
     assert status_of(queues.receive()) == NONE
 
 
@@ -864,11 +866,11 @@ def test_N_BUX_5_a_client_s_status_dead_object_does_not_end_the_burst(
     client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    question = client.receive(messages.GetMemories)
-    client.send(messages.Memories(question.call, ErrorStatus.DEAD_OBJECT, "dead"))
+    request_message = client.receive(messages.GetMemories)
+    client.send(messages.Memories(request_message.call, ErrorStatus.DEAD_OBJECT, "dead"))
     assert status_of(queues.receive()) == ErrorStatus.GENERAL_FAILURE
     assert queues.requests.send(ADD_PACKET)
-    give(client, client.receive(messages.GetMemories), *pools)
+    send_memories(client, client.receive(messages.GetMemories), *pools)
     assert status_of(queues.receive()) == NONE
 
 
@@ -876,9 +878,9 @@ def test_a_queue_of_more_than_a_mebibyte_is_rejected(client: ProtocolPeer, runni
     model_id = prepare(client)
     held = running.session.quota.charged_bytes
     with BurstClient.create(request_records=(1 << 20) // 24 + 1) as large:
-        answer = configure(client, model_id, large)
-    assert answer.status is ErrorStatus.GENERAL_FAILURE
-    assert "1048576 bytes at most" in answer.message
+        reply = configure(client, model_id, large)
+    assert reply.status is ErrorStatus.GENERAL_FAILURE
+    assert "1048576 bytes at most" in reply.message
     assert running.session.quota.charged_bytes == held
     with BurstClient.create(request_records=(1 << 20) // 24) as allowed:
         client.send(replace_message(messages.CloseBurst(51, 0), burst_id=configure(client, model_id, allowed).burst_id))
@@ -889,9 +891,9 @@ def test_N_BUX_5_memory_that_has_no_bytes_is_a_failure(
     client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    question = client.receive(messages.GetMemories)
+    request_message = client.receive(messages.GetMemories)
     fd = pipe()
-    client.send(messages.Memories(question.call, NONE, "", lent(80, 4096)), [pools[0].fileno(), fd])
+    client.send(messages.Memories(request_message.call, NONE, "", memory_data(80, 4096)), [pools[0].fileno(), fd])
     os.close(fd)
     assert status_of(queues.receive()) == ErrorStatus.GENERAL_FAILURE
     client.send(messages.GetBurstError(60, burst_id))
@@ -902,7 +904,7 @@ def test_N_BUX_5_fewer_memories_than_slots_are_a_failure(
     client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    give(client, client.receive(messages.GetMemories), pools[0])
+    send_memories(client, client.receive(messages.GetMemories), pools[0])
     assert status_of(queues.receive()) == ErrorStatus.GENERAL_FAILURE
 
 
@@ -925,24 +927,24 @@ def test_a_closed_burst_has_released_its_memory(
     client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    give(client, client.receive(messages.GetMemories), *pools)
+    send_memories(client, client.receive(messages.GetMemories), *pools)
     queues.receive()
-    lent = [queues.requests.memory, queues.results.memory, *pools]
+    memory_data = [queues.requests.memory, queues.results.memory, *pools]
     before = running.session.quota.charged_bytes
     client.send(messages.CloseBurst(61, burst_id))
     client.receive(messages.Reply)
-    assert running.session.quota.charged_bytes == before - sum(memory.size_bytes for memory in lent)
+    assert running.session.quota.charged_bytes == before - sum(memory.size_bytes for memory in memory_data)
 
 
 def test_a_burst_is_closed_while_it_waits_for_memories_and_a_late_reply_is_dropped(
     client: ProtocolPeer, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    question = client.receive(messages.GetMemories)
+    call = client.receive(messages.GetMemories)
     client.send(messages.CloseBurst(61, burst_id))
     assert client.receive(messages.Reply).status is NONE
     held = running.session.quota.charged_bytes
-    give(client, question, *pools)
+    send_memories(client, call, *pools)
     assert_alive(client)
     assert running.session.quota.charged_bytes == held
 
@@ -957,10 +959,10 @@ def test_a_burst_outlives_its_model_and_keeps_it_charged(
     client.send(messages.ReleaseModel(20, model_id))
     assert client.receive(messages.Reply).status is NONE
     assert queues.requests.send(ADD_PACKET)
-    give(client, client.receive(messages.GetMemories), *pools)
+    send_memories(client, client.receive(messages.GetMemories), *pools)
     assert status_of(queues.receive()) == NONE
-    lent = [queues.requests.memory, queues.results.memory, *pools]
-    assert running.session.quota.charged_bytes == charged + sum(memory.size_bytes for memory in lent)
+    memory_data = [queues.requests.memory, queues.results.memory, *pools]
+    assert running.session.quota.charged_bytes == charged + sum(memory.size_bytes for memory in memory_data)
     client.send(messages.CloseBurst(61, burst_id))
     client.receive(messages.Reply)
     until(lambda: running.session.quota.charged_bytes == 0)
@@ -1004,17 +1006,17 @@ def test_N_BUX_3_an_invalid_queue_is_rejected_and_nothing_of_it_is_kept(
     queue = queues.requests if which == "request" else queues.results
     model_id = prepare(client)
     held = running.session.quota.charged_bytes
-    answer = configure(client, model_id, queues, **{which: make(queue)})
-    assert answer.status is ErrorStatus.GENERAL_FAILURE
-    assert answer.burst_id == 0
-    assert answer.message
+    reply = configure(client, model_id, queues, **{which: make(queue)})
+    assert reply.status is ErrorStatus.GENERAL_FAILURE
+    assert reply.burst_id == 0
+    assert reply.message
     assert running.session.quota.charged_bytes == held
     assert_alive(client)
 
 
 def test_a_burst_of_an_unknown_model_is_rejected(client: ProtocolPeer, queues: BurstClient, running: Running) -> None:
-    answer = configure(client, UNKNOWN, queues)
-    assert answer.status is INVALID
+    reply = configure(client, UNKNOWN, queues)
+    assert reply.status is INVALID
     assert running.session.quota.charged_bytes == 0
 
 
