@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from nnfmq.runtime.buffer_allocation import allocate
     from nnfmq.runtime.burst_controller import Burst, ExecutionInfo
     from nnfmq.runtime.client import Client
+    from nnfmq.runtime.client_device import Device, DeviceInfo
     from nnfmq.runtime.connect import connect
-    from nnfmq.runtime.device import Device, DeviceInfo
     from nnfmq.runtime.fenced_execution import FencedExecution
     from nnfmq.runtime.managed_buffer import Buffer
     from nnfmq.runtime.memory_copy import copy
@@ -63,7 +63,7 @@ __all__.sort()
 if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__getattr__`
     _MODULES = {
         **dict.fromkeys(("Burst", "ExecutionInfo"), "nnfmq.runtime.burst_controller"),
-        **dict.fromkeys(("Device", "DeviceInfo"), "nnfmq.runtime.device"),
+        **dict.fromkeys(("Device", "DeviceInfo"), "nnfmq.runtime.client_device"),
         **dict.fromkeys(("LoadedModel", "example_path", "load"), "nnfmq.importers"),
         "Buffer": "nnfmq.runtime.managed_buffer",
         "Client": "nnfmq.runtime.client",

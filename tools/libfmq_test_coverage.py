@@ -1,5 +1,4 @@
-"""Count libfmq's tests that have a counterpart of the same name, for each core: `tools/libfmq_test_coverage.py
-[--json]`.
+"""Count libfmq's tests that have a counterpart of the same name, for each core.
 
 The tables list libfmq's tests with their numbers of instances (typed tests run for AIDL and HIDL, with the ring in one
 fd and in two). pytest collects this project's tests without running them. Each parameter set of `test_Suite_Name[...]`,

@@ -74,7 +74,7 @@ class OnnxGraphBuilder:
         return found
 
     def node(self, kind: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any) -> str:
-        """Add a node; return the name of its first output. The names of further ones end with `.1`, `.2` …"""
+        """Add a node; return the name of its first output. Further ones have the suffixes `.1`, `.2` and so on."""
         name = f"n{len(self._nodes)}"
         names = [name, *(f"{name}.{number}" for number in range(1, outputs))]
         self._nodes.append(helper.make_node(kind, list(inputs), names, name=f"{kind}_{name}", **attributes))

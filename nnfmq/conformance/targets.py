@@ -31,8 +31,8 @@ from nnfmq.hal.types import (
 from nnfmq.memory import Memory
 from nnfmq.runtime.buffer_allocation import ModelRole
 from nnfmq.runtime.client import Client
+from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.connect import connect
-from nnfmq.runtime.device import Device
 from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.validation import validate_model

@@ -139,7 +139,7 @@ def logistic(a: Ints, integer_bits: int) -> Ints:
 
 
 def tanh(a: Ints, integer_bits: int) -> Ints:
-    """tanh(a) in Q0, from (1 - e^-2|a|) / (1 + e^-2|a|)."""
+    """Return the hyperbolic tangent in Q0, as (1 - e^-2|a|) / (1 + e^-2|a|)."""
     decayed = exp_on_negative_values(-np.abs(a), integer_bits + 1)  # one integer bit more reads a as 2a
     positive = saturating_shift_left(_double_reciprocal_of_one_plus(decayed) - ONE_Q2, 2)
     return np.where(a == 0, 0, np.where(a > 0, positive, -positive))

@@ -13,8 +13,8 @@ from typing import Self, Unpack
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
 from nnfmq.hal.types import DeviceStatus, Model
+from nnfmq.runtime.client_device import Device, NamedModel, PrepareOptions
 from nnfmq.runtime.connection import DEFAULT_TIMEOUT_S, Connection
-from nnfmq.runtime.device import Device, NamedModel, PrepareOptions
 from nnfmq.runtime.device_validation import valid_devices
 from nnfmq.runtime.embedded_driver import end_embedded_driver
 from nnfmq.runtime.prepared_model import PreparedModel

@@ -22,8 +22,9 @@ ALIGNMENT = PADDING = 64
 
 
 class MemoryPreference(NamedTuple):
-    """The placement of a request's argument that is fastest: its offset is a multiple of `alignment`, its length padded
-    to a multiple of `padding`, both in bytes.
+    """The fastest placement of an argument.
+
+    Its offset is a multiple of `alignment`, its length is padded to a multiple of `padding`, both in bytes.
     """
 
     alignment: int

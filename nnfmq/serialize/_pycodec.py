@@ -35,7 +35,7 @@ from nnfmq.serialize.datum import (
     RESULT_DIMENSION,
     RESULT_OPERAND,
     RESULT_PACKET,
-    Variant,
+    DatumVariant,
 )
 from nnfmq.serialize.packets import BytesLike, RequestPacket, ResultPacket
 
@@ -111,7 +111,7 @@ def _result_layout(ranks: tuple[int, ...]) -> struct.Struct:
     return _layout(*runs, (EXECUTION_TIMING, 1))
 
 
-def _layout(*runs: tuple[Variant, int]) -> struct.Struct:
+def _layout(*runs: tuple[DatumVariant, int]) -> struct.Struct:
     return struct.Struct("<" + "".join(variant.codes * count for variant, count in runs))
 
 
@@ -119,7 +119,7 @@ def _ranks(arguments: Sequence[RequestArgument] | Sequence[OutputShape]) -> tupl
     return tuple([len(argument.dimensions) for argument in arguments])
 
 
-def _dimension_values(dimensions: tuple[int, ...], variant: Variant) -> list[int]:
+def _dimension_values(dimensions: tuple[int, ...], variant: DatumVariant) -> list[int]:
     """Return the rank, the last field of the operand's own record, and the values of the dimension records."""
     values = [len(dimensions)]
     for dimension in dimensions:
@@ -189,7 +189,7 @@ class _Cursor:
                 self._end - self._end % DATUM_BYTES,
             )
 
-    def read(self, variant: Variant) -> tuple[Any, ...]:
+    def read(self, variant: DatumVariant) -> tuple[Any, ...]:
         """Return the discriminator and fields of the next record, which must be of this variant."""
         offset = self.offset
         if offset == self._end:
@@ -200,18 +200,18 @@ class _Cursor:
         self.offset = offset + DATUM_BYTES
         return values
 
-    def read_packet_information(self, variant: Variant) -> tuple[Any, ...]:
+    def read_packet_information(self, variant: DatumVariant) -> tuple[Any, ...]:
         """Read the first record; the packet size that it states must be the number of records received."""
         values = self.read(variant)
         if values[1] * DATUM_BYTES != self._end:
             raise self.error(variant, "packetSize", values[1], f"the {self._end // DATUM_BYTES} records received")
         return values
 
-    def read_dimensions(self, rank: int, operand: Variant, dimension: Variant) -> tuple[int, ...]:
+    def read_dimensions(self, rank: int, operand: DatumVariant, dimension: DatumVariant) -> tuple[int, ...]:
         self.check_count(rank, 0, operand, "numberOfDimensions")
         return tuple([self.read(dimension)[1] for _ in range(rank)])
 
-    def check_count(self, count: int, claimed: int, variant: Variant, field: str) -> int:
+    def check_count(self, count: int, claimed: int, variant: DatumVariant, field: str) -> int:
         """Reject a count of more records than are left, `claimed` of which belong to others; return all claimed.
 
         The check comes before anything is allocated, so that a count alone cannot make the decoder use memory.
@@ -226,13 +226,13 @@ class _Cursor:
             left = (self._end - self.offset) // DATUM_BYTES
             raise ProtocolError(f"{left} records are left over after the last one", self.offset)
 
-    def error(self, variant: Variant, field: str, value: int, allowed: str) -> ProtocolError:
+    def error(self, variant: DatumVariant, field: str, value: int, allowed: str) -> ProtocolError:
         """Return the error for `field` of the record that was read last."""
         offset = self.offset - DATUM_BYTES + variant.offset_of(field)
         return ProtocolError(f"{variant.name}.{field} is {value}, allowed is {allowed}", offset)
 
 
-def _read_argument(cursor: _Cursor, operand: Variant, dimension: Variant) -> RequestArgument:
+def _read_argument(cursor: _Cursor, operand: DatumVariant, dimension: DatumVariant) -> RequestArgument:
     _, has_no_value, pool_index, offset, length, rank = cursor.read(operand)
     if has_no_value > 1:
         raise cursor.error(operand, "hasNoValue", has_no_value, "0 or 1")

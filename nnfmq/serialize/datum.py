@@ -21,7 +21,7 @@ DATUM_BYTES = 24  # of a request and of a result record
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class DatumField:
     """A field of a record: its byte offset, and its format character of `struct` (B u8, I u32, i i32, Q u64)."""
 
     name: str
@@ -30,12 +30,12 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class DatumVariant:
     """A variant of the union. `codes` is its `struct` format, discriminator first, without a byte order."""
 
     name: str
     discriminator: int
-    fields: tuple[Field, ...]
+    fields: tuple[DatumField, ...]
     codes: str
     layout: struct.Struct
 
@@ -48,9 +48,9 @@ class Variant:
         return {f.name: f.offset for f in self.fields}[field]
 
 
-def _variant(discriminator: int, name: str, *fields: tuple[str, int, str]) -> Variant:
+def _variant(discriminator: int, name: str, *fields: tuple[str, int, str]) -> DatumVariant:
     """Return a variant whose format covers the whole record, with pad bytes between the fields."""
-    table = tuple(Field(*field) for field in fields)
+    table = tuple(DatumField(*field) for field in fields)
     codes, end = "B", 1
     for field in table:
         codes += f"{field.offset - end}x{field.code}"
@@ -58,7 +58,7 @@ def _variant(discriminator: int, name: str, *fields: tuple[str, int, str]) -> Va
     codes += f"{DATUM_BYTES - end}x"
     layout = struct.Struct(f"<{codes}")
     assert layout.size == DATUM_BYTES, name
-    return Variant(name, discriminator, table, codes, layout)
+    return DatumVariant(name, discriminator, table, codes, layout)
 
 
 _REQUEST_OPERAND = (

@@ -31,8 +31,8 @@ from nnfmq.hal.types import (
 )
 from nnfmq.memory import Memory
 from nnfmq.runtime.cache_directory import CacheDirectory, compilation_token, file_names, model_token
+from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.device import Device
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model_codec import encode_model

@@ -35,8 +35,8 @@ from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import ExecutionConfig, FenceState, MeasureTiming, OutputShape, Priority
 from nnfmq.memory import Memory
 from nnfmq.runtime.client import Client
+from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.device import Device
 from nnfmq.runtime.future import Future as ReplyFuture
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages

@@ -13,8 +13,8 @@ from support.drivers import InThread
 from support.executors import LIMIT_S, Held, until
 
 from nnfmq.runtime.client import Client
+from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.device import Device
 from nnfmq.service import driver_prepared_model as service
 from nnfmq.service import session as session_module
 from nnfmq.service.session import Session

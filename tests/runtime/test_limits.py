@@ -12,8 +12,8 @@ from support import models
 
 from nnfmq.hal.errors import ResourceExhaustedTransient
 from nnfmq.runtime.client import Client
+from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.device import Device
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.service.handle_table import HandleTable
 from nnfmq.service.session import Session

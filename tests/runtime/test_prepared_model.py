@@ -28,8 +28,8 @@ from nnfmq.hal.timing import NO_TIME, NO_TIMING
 from nnfmq.hal.types import DataLocation, DeviceStatus, DeviceType, Model, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime.client import Client
+from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.device import Device
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.service import driver_prepared_model as service

@@ -12,7 +12,7 @@ from support import places
 from nnfmq.serialize import control_protocol, datum, execution_stats, messages
 from nnfmq.serialize.codec import decode_request
 from nnfmq.serialize.control_protocol import FD_COUNTS, REPLIES, TRANSITIONS, PeerRole, Phase
-from nnfmq.serialize.datum import Variant
+from nnfmq.serialize.datum import DatumVariant
 from nnfmq.serialize.messages import Message
 
 Row = tuple[str, ...]
@@ -86,7 +86,7 @@ def _row(kind: type[Message], sender: PeerRole, phase: Phase, next_phase: Phase)
     )
 
 
-def rows_of_records(variants: tuple[Variant, ...]) -> list[Row]:
+def rows_of_records(variants: tuple[DatumVariant, ...]) -> list[Row]:
     return [
         (str(v.discriminator), f"`{v.name}`", ", ".join(f"`{f.name}` {CODES[f.code]} @{f.offset}" for f in v.fields))
         for v in variants

@@ -50,8 +50,8 @@ from nnfmq.hal.types import (
 )
 from nnfmq.memory import Memory
 from nnfmq.runtime.client import Client
+from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.device import Device
 from nnfmq.runtime.managed_buffer import Buffer as ClientBuffer
 from nnfmq.runtime.memory_copy import copy as copy_memory
 from nnfmq.runtime.prepared_model import PreparedModel

@@ -8,9 +8,9 @@ numbers that the HAL rejects with INVALID_ARGUMENT (preference, priority, deadli
 `service` and `runtime` implement the calls. docs/reference/protocol.md documents the protocol.
 """
 
-from nnfmq.serialize.messages.buffers import *  # noqa: F403
-from nnfmq.serialize.messages.bursts import *  # noqa: F403
+from nnfmq.serialize.messages.buffer_messages import *  # noqa: F403
+from nnfmq.serialize.messages.burst_messages import *  # noqa: F403
 from nnfmq.serialize.messages.common import *  # noqa: F403
-from nnfmq.serialize.messages.devices import *  # noqa: F403
-from nnfmq.serialize.messages.executions import *  # noqa: F403
-from nnfmq.serialize.messages.models import *  # noqa: F403
+from nnfmq.serialize.messages.device_messages import *  # noqa: F403
+from nnfmq.serialize.messages.execution_messages import *  # noqa: F403
+from nnfmq.serialize.messages.model_messages import *  # noqa: F403

@@ -118,7 +118,7 @@ def logistic(kb: KernelBuilder, value: Value) -> Value:
 
 
 def tanh(kb: KernelBuilder, value: Value) -> Value:
-    """Return tanh(x), as (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x."""
+    """Return the hyperbolic tangent, as (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x."""
     lanes = value.type.count
     doubled = kb.ir.fmul(kb.intrinsic("llvm.fabs", value), kb.splat(F32, -2.0, lanes))
     less = expm1(kb, doubled)

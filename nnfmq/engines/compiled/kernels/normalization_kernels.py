@@ -1,4 +1,4 @@
-"""Kernels along one axis: the axis loop, L2_NORMALIZATION, ARGMAX and ARGMIN. (`softmax_kernels` uses the loop, too.)
+"""Kernels along one axis: the axis loop (also for `softmax_kernels`), L2_NORMALIZATION, ARGMAX and ARGMIN.
 
 An array is seen as (outer, axis_size, inner). If `inner` is 1, lanes are neighbours along the axis, and are combined at
 the end; else lanes are neighbouring slices.

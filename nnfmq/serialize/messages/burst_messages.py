@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta
 
 from nnfmq.serialize.messages.common import I32, I64, MAX_FDS, U32, U63, Call, Data, MemoryList, Message, StatusReply
-from nnfmq.serialize.messages.executions import ConfigData, RequestData
+from nnfmq.serialize.messages.execution_messages import ConfigData, RequestData
 
 __all__ = [
     "BurstConfigured",
