@@ -221,7 +221,7 @@ def test_VAL_2_signed_codes_need_hal_1_3_and_for_rsqrt_aidl_v3(declaration: Decl
 
     found = match(declaration, operands, [output_of(declaration, variant)])
 
-    assert found.level == (AIDL_V3 if declaration.name == "RSQRT" else V1_3)
+    assert found.level == (AIDL_V3 if declaration.name == "RSQRT" else max(V1_3, declaration.since))
 
 
 @pytest.mark.parametrize("declaration", of_type(OperandType.TENSOR_FLOAT16))
