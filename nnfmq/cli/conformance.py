@@ -131,7 +131,7 @@ def execute(arguments: argparse.Namespace) -> int:
     duration_ns = time.monotonic_ns() - began_ns
     _write(arguments, summary, duration_ns)
     _print(console(arguments.no_color), summary, duration_ns, arguments.verbose)
-    return 0 if summary.is_good else 1
+    return 0 if summary.has_passed else 1
 
 
 @contextmanager
@@ -233,7 +233,7 @@ def _print(screen: Console, summary: Summary, duration_ns: int, verbose: bool) -
     if summary.dumped:
         folder = Path(summary.dumped[0]).parent
         screen.print(f"Random graphs that failed: {len(summary.dumped):,}, in {folder}", soft_wrap=True)
-    headline = "All tests passed" if summary.is_good else "Some tests failed"
+    headline = "All tests passed" if summary.has_passed else "Some tests failed"
     screen.print(f"{headline}; {duration_ns / 1e9:.1f} s.")
 
 

@@ -54,12 +54,12 @@ class TestOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ConformanceResult:
     """The outcomes of a test model and its variants, the operations and operand types that it uses, and the time."""
 
     name: str
     spec: str
-    cells: tuple[tuple[str, str], ...]
+    matrix_entries: tuple[tuple[str, str], ...]
     outcomes: tuple[TestOutcome, ...]
     duration_ns: int
     dumped: str = ""
@@ -87,30 +87,34 @@ class _Failure(Exception):
         self.mismatches = found
 
 
-def run_test(test: TestModel, target: ExecutionTarget) -> Result:
+def run_test(test: TestModel, target: ExecutionTarget) -> ConformanceResult:
     """Run a test model and its variants, and evaluate the results. Blocks."""
     began_ns = time.monotonic_ns()
-    own = _evaluate(MODEL, test, target)
-    outcomes = [own]
+    model_outcome = _evaluate(MODEL, test, target)
+    outcomes = [model_outcome]
     for kind in variants.kinds_of(test):
         if kind == variants.INSUFFICIENT_OUTPUT and not target.allows_short_buffers:
             continue
         # The variants of a skipped model are skipped. Except the int8 form, which must be unsupported as well, unless
         # the HAL requires the model to be rejected.
-        skips = own.status == SKIPPED and (kind != variants.INT8_COUPLING or own.reason in _REJECTED)
-        outcomes.append(TestOutcome(kind, SKIPPED, own.reason) if skips else _evaluate(kind, test, target))
+        skips = model_outcome.status == SKIPPED and (
+            kind != variants.INT8_COUPLING or model_outcome.reason in _REJECTED
+        )
+        outcomes.append(TestOutcome(kind, SKIPPED, model_outcome.reason) if skips else _evaluate(kind, test, target))
     spent_ns = time.monotonic_ns() - began_ns
-    return Result(test.name, str(test.line["spec"]), tuple(cells(test.line)), tuple(outcomes), spent_ns)
+    return ConformanceResult(
+        test.name, str(test.line["spec"]), tuple(matrix_entries(test.line)), tuple(outcomes), spent_ns
+    )
 
 
-def cells(line: Line) -> Iterable[tuple[str, str]]:
+def matrix_entries(line: Line) -> Iterable[tuple[str, str]]:
     """Return each operation of a test model with each tensor type among its operands, once, sorted."""
-    found: set[tuple[str, str]] = set()
+    entries: set[tuple[str, str]] = set()
     for graph in (line["main"], *line["referenced"]):
         for operation in graph["operations"]:
             types = {graph["operands"][index]["type"] for index in (*operation["inputs"], *operation["outputs"])}
-            found.update((operation["type"], name) for name in types if name.startswith("TENSOR_"))
-    return sorted(found)
+            entries.update((operation["type"], name) for name in types if name.startswith("TENSOR_"))
+    return sorted(entries)
 
 
 def _evaluate(kind: str, test: TestModel, target: ExecutionTarget) -> TestOutcome:
@@ -126,9 +130,9 @@ def _evaluate(kind: str, test: TestModel, target: ExecutionTarget) -> TestOutcom
     except NnfmqError as error:
         return TestOutcome(kind, FAILED, f"{status_for_error(error).name}: {error}")
     except Exception as error:  # noqa: BLE001  an internal error of the target fails this test only
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{place.filename}:{place.lineno}"
-        return TestOutcome(kind, FAILED, f"{type(error).__name__} escaped at {where}: {error}")
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        location = f"{frame.filename}:{frame.lineno}"
+        return TestOutcome(kind, FAILED, f"{type(error).__name__} escaped at {location}: {error}")
     return TestOutcome(kind, PASSED)
 
 
@@ -176,7 +180,7 @@ def _require_rejection(model: Model, target: ExecutionTarget) -> None:
 
 def _run_failing(test: TestModel, target: ExecutionTarget) -> None:
     endless = test.model.main.operations[0].type == OperationType.WHILE
-    wanted = MissedDeadline if endless else NnfmqError
+    expected_error = MissedDeadline if endless else NnfmqError
     try:
         # An unsupported endless loop is skipped; an invalid model must be rejected by every device.
         with _prepared(test.model, target) if endless else target.prepared(test.model) as prepared:
@@ -184,9 +188,9 @@ def _run_failing(test: TestModel, target: ExecutionTarget) -> None:
     except DeadObject:
         raise
     except NnfmqError as error:
-        if isinstance(error, wanted):
+        if isinstance(error, expected_error):
             return
-        wrong = f"the loop never ends: MISSED_DEADLINE is expected, actual {status_for_error(error).name}: {error}"
+        wrong = f"the loop does not end: MISSED_DEADLINE is expected, actual {status_for_error(error).name}: {error}"
         raise _Failure(OutputMismatch(wrong)) from error
     raise _Failure(OutputMismatch("preparing or executing it must fail; both succeeded"))
 
@@ -199,7 +203,7 @@ def _run_coupled(test: TestModel, target: ExecutionTarget) -> None:
     """Run a uint8 model and its int8 form: both or neither are supported, and outputs differ by 128 (TST-12)."""
     _require_level(test, target)
     if target.feature_level < _INT8_LEVEL:
-        raise _Skip(f"int8 came with feature level {_INT8_LEVEL}, the device has {target.feature_level}")
+        raise _Skip(f"int8 was introduced with feature level {_INT8_LEVEL}, the device has {target.feature_level}")
     coupled = read(variants.signed(test.line))
     unsigned, signed = _executed_unless_declined(test, target), _executed_unless_declined(coupled, target)
     if isinstance(unsigned, _Declined) and isinstance(signed, _Declined):
@@ -209,8 +213,8 @@ def _run_coupled(test: TestModel, target: ExecutionTarget) -> None:
     if isinstance(signed, _Declined):
         raise _Failure(OutputMismatch(f"the uint8 model is supported, so this one must be: {signed}"))
     _compare(coupled, signed)
-    if apart := coupling_mismatches(test, _arrays(test, unsigned), _arrays(coupled, signed)):
-        raise _Failure(*apart)
+    if mismatches := coupling_mismatches(test, _arrays(test, unsigned), _arrays(coupled, signed)):
+        raise _Failure(*mismatches)
 
 
 def _executed_unless_declined(test: TestModel, target: ExecutionTarget) -> ExecutionOutput | _Declined:
@@ -315,7 +319,9 @@ def _execute(prepared: Prepared, test: TestModel, loop_timeout_ns: int | None = 
 
 def _compare(test: TestModel, executed: ExecutionOutput) -> None:
     """Raise _Failure if outputs are wrong. Shapes need not be reported if all outputs are fully specified."""
-    shapes = executed.shapes or tuple(OutputShape(_stated(test, number)) for number in range(len(test.expected)))
+    shapes = executed.shapes or tuple(
+        OutputShape(_model_dimensions(test, number)) for number in range(len(test.expected))
+    )
     found = compare_outputs(test, shapes, _arrays(test, executed))
     if found:
         raise _Failure(*found)
@@ -326,7 +332,7 @@ def _arrays(test: TestModel, executed: ExecutionOutput) -> list[Array]:
     return [_array(expected, raw) for expected, raw in zip(test.expected, executed.outputs, strict=True)]
 
 
-def _stated(test: TestModel, number: int) -> tuple[int, ...]:
+def _model_dimensions(test: TestModel, number: int) -> tuple[int, ...]:
     """Return the dimensions of an output in the model, which may be unknown (0)."""
     operand = test.model.main.operands[test.model.main.output_indexes[number]]
     return () if is_scalar(operand.type) else operand.dimensions

@@ -106,13 +106,13 @@ def _evaluate(label: str, rule: Criterion, want: Array, got: Array, type: str) -
     with np.errstate(invalid="ignore"):  # inf - inf is NaN, which never passes
         differences = got.astype(np.float64) - expected
         close = np.abs(differences) <= rule.atol + rule.rtol * np.abs(expected)
-    judged = np.abs(expected) <= rule.skip_above if rule.skip_above < math.inf else np.ones(want.shape, bool)
-    wrong = np.asarray(judged & ~close)
+    is_compared = np.abs(expected) <= rule.skip_above if rule.skip_above < math.inf else np.ones(want.shape, bool)
+    wrong = np.asarray(is_compared & ~close)
     if wrong.any():
         yield _mismatch(label, want, got, wrong)
-    elif np.count_nonzero(judged) >= MIN_COMPARED_ELEMENTS:
-        scale = np.maximum(1.0, np.abs(expected[judged])) if want.dtype.kind == "f" else 1.0
-        yield from _outside_means(label, rule, differences[judged] / scale)
+    elif np.count_nonzero(is_compared) >= MIN_COMPARED_ELEMENTS:
+        scale = np.maximum(1.0, np.abs(expected[is_compared])) if want.dtype.kind == "f" else 1.0
+        yield from _outside_means(label, rule, differences[is_compared] / scale)
 
 
 def _outside_means(label: str, rule: Criterion, differences: Array) -> Iterator[OutputMismatch]:
@@ -130,19 +130,19 @@ def _labels(test: TestModel) -> list[str]:
 
 
 def _mismatch(label: str, want: Array, got: Array, wrong: Array) -> OutputMismatch:
-    places = np.argwhere(np.atleast_1d(wrong))
-    differences = tuple(_difference(label, want, got, tuple(map(int, place))) for place in places[:MAX_REPORTED])
+    indexes = np.argwhere(np.atleast_1d(wrong))
+    differences = tuple(_difference(label, want, got, tuple(map(int, index))) for index in indexes[:MAX_REPORTED])
     first = differences[0]
     return OutputMismatch(
         f"{label}, index {list(first.index)}: expected {first.expected}, actual {first.actual}"
-        f" ({len(places)} of {want.size} elements are wrong)",
+        f" ({len(indexes)} of {want.size} elements are wrong)",
         differences,
     )
 
 
-def _difference(label: str, want: Array, got: Array, place: tuple[int, ...]) -> ElementMismatch:
-    expected, actual = np.atleast_1d(want)[place], np.atleast_1d(got)[place]
-    return ElementMismatch(label, place if want.ndim else (), str(expected), str(actual))
+def _difference(label: str, want: Array, got: Array, index: tuple[int, ...]) -> ElementMismatch:
+    expected, actual = np.atleast_1d(want)[index], np.atleast_1d(got)[index]
+    return ElementMismatch(label, index if want.ndim else (), str(expected), str(actual))
 
 
 def _criterion(test: TestModel, operand_type: str) -> Criterion:
@@ -170,11 +170,13 @@ def _wrong_distribution(test: TestModel, samples: Array, tolerance: float) -> It
     (logits,) = test.inputs
     assert logits is not None, "the one input of RANDOM_MULTINOMIAL is never omitted"
     weights = np.exp(logits.astype(np.float64).reshape(-1))
-    for drawn, probability in enumerate(weights / math.fsum(weights)):
-        share = float(np.mean(samples == drawn))
+    for sampled, probability in enumerate(weights / math.fsum(weights)):
+        share = float(np.mean(samples == sampled))
         if not abs(share - probability) <= tolerance:
             label = _labels(test)[0]
-            reason = f"{label}, class {drawn}: expected a share of {probability:.6f} ± {tolerance}, actual {share:.6f}"
+            reason = (
+                f"{label}, class {sampled}: expected a share of {probability:.6f} ± {tolerance}, actual {share:.6f}"
+            )
             yield OutputMismatch(
-                reason, (ElementMismatch(label, (drawn,), f"share {probability:.6f}", f"{share:.6f}"),)
+                reason, (ElementMismatch(label, (sampled,), f"share {probability:.6f}", f"{share:.6f}"),)
             )

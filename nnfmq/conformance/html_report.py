@@ -32,7 +32,7 @@ code, .diff td { font-family: ui-monospace, monospace; font-size: .85rem; }
 def render(summary: Summary, subject: str) -> str:
     """Return the page. `subject` describes what was tested."""
     parts = [*_counts(summary), *_failures(summary), *_skips(summary), *_matrix(summary)]
-    headline = "everything passed" if summary.is_good else "something failed"
+    headline = "everything passed" if summary.has_passed else "something failed"
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -51,7 +51,7 @@ def _counts(summary: Summary) -> Iterator[str]:
 
 
 def _failures(summary: Summary) -> Iterator[str]:
-    if not summary.is_good:
+    if not summary.has_passed:
         yield "<h2>Failures</h2>"
     for kind, tally in summary.kinds.items():
         for name, outcome in tally.failed:

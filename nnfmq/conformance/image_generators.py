@@ -14,91 +14,95 @@ from nnfmq.operations.signature import NUMPY_TYPES, Shape
 
 
 def _window(
-    rng: RandomSource, request: ArgumentRequest, dimensions: Shape, most: Shape
+    rng: RandomSource, request: ArgumentRequest, dimensions: Shape, max_sizes: Shape
 ) -> tuple[dict[str, int], Shape]:
-    """Return strides, dilations and padding by name, and the filter's height and width; the output is not empty."""
-    geometry: dict[str, int] = {}
+    """Return strides, dilations, padding and activation by name, and the window's height and width.
+
+    The output has at least one pixel.
+    """
+    attributes: dict[str, int] = {}
     scheme = rng.integer(1, 2)
     sizes = []
     sides = (("height", "top", "bottom"), ("width", "left", "right"))
-    for dimension, limit, (side, head, tail) in zip(dimensions, most, sides, strict=True):
-        size = rng.integer(1, max(1, min(dimension, limit)))
+    for dimension, max_size, (side, before, after) in zip(dimensions, max_sizes, sides, strict=True):
+        size = rng.integer(1, max(1, min(dimension, max_size)))
         dilations = [d for d in (1, 2, 3) if (size - 1) * d < dimension] if f"dilation_{side}" in request.types else [1]
         dilation = rng.choice(dilations)
-        reach = (size - 1) * dilation + 1
-        geometry |= {f"stride_{side}": rng.integer(1, 3), f"dilation_{side}": dilation}
-        geometry |= {f"padding_{head}": rng.integer(0, min(3, reach - 1))}
-        geometry |= {f"padding_{tail}": rng.integer(0, min(3, reach - 1))}
+        effective_size = (size - 1) * dilation + 1
+        attributes |= {f"stride_{side}": rng.integer(1, 3), f"dilation_{side}": dilation}
+        attributes |= {f"padding_{before}": rng.integer(0, min(3, effective_size - 1))}
+        attributes |= {f"padding_{after}": rng.integer(0, min(3, effective_size - 1))}
         sizes.append(size)
-    return geometry | {"padding_scheme": scheme, "activation": rng.activation()}, tuple(sizes)
+    return attributes | {"padding_scheme": scheme, "activation": rng.activation()}, tuple(sizes)
 
 
 def pool(rng: RandomSource, request: ArgumentRequest) -> Arguments:
-    """Generate a window."""
-    geometry, (height, width) = _window(rng, request, request.shape[1:3], (30, 30))
-    return geometry | {"filter_height": height, "filter_width": width}
+    """Generate the attributes of a pooling window."""
+    attributes, (height, width) = _window(rng, request, request.shape[1:3], (30, 30))
+    return attributes | {"filter_height": height, "filter_width": width}
 
 
-def _bounded(
-    rng: RandomSource, request: ArgumentRequest, filter: Shape, geometry: dict[str, int], products: int
+def _filter_arguments(
+    rng: RandomSource, request: ArgumentRequest, filter: Shape, attributes: dict[str, int], macs: int
 ) -> Arguments:
+    """Return the attributes and the filter. `macs` is the number of multiply-accumulates."""
     elements = math.prod(filter)
-    if elements > rng.limits.elements or products > rng.limits.products:
-        raise Discard("a filter that makes too much work")
-    return {**geometry, "filter": OperandSpec(filter)}
+    if elements > rng.limits.elements or macs > rng.limits.macs:
+        raise Discard("a filter with too many elements or multiply-accumulates")
+    return {**attributes, "filter": OperandSpec(filter)}
 
 
 def _channels(rng: RandomSource, request: ArgumentRequest) -> int:
-    cells = request.shape[0] * request.shape[1] * request.shape[2]
-    return rng.dimension(max(1, min(rng.limits.elements // cells, rng.limits.dimension)))
+    pixels = request.shape[0] * request.shape[1] * request.shape[2]
+    return rng.dimension(max(1, min(rng.limits.elements // pixels, rng.limits.dimension)))
 
 
 def convolution(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate a filter and its bias."""
     batch, height, width, depth = request.shape
-    geometry, sizes = _window(rng, request, (height, width), (12, 12))
+    attributes, sizes = _window(rng, request, (height, width), (12, 12))
     channels = _channels(rng, request)
-    products = batch * height * width * math.prod(sizes) * depth * channels
-    arguments = _bounded(rng, request, (channels, *sizes, depth), geometry, products)
+    macs = batch * height * width * math.prod(sizes) * depth * channels
+    arguments = _filter_arguments(rng, request, (channels, *sizes, depth), attributes, macs)
     return arguments | {"bias": OperandSpec((channels,))}
 
 
 def depthwise(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate a filter for each channel."""
     batch, height, width, depth = request.shape
-    geometry, sizes = _window(rng, request, (height, width), (12, 12))
+    attributes, sizes = _window(rng, request, (height, width), (12, 12))
     multiplier = rng.integer(1, 4)
     channels = depth * multiplier
-    products = batch * height * width * math.prod(sizes) * channels
-    arguments = _bounded(rng, request, (1, *sizes, channels), geometry, products)
+    macs = batch * height * width * math.prod(sizes) * channels
+    arguments = _filter_arguments(rng, request, (1, *sizes, channels), attributes, macs)
     return arguments | {"bias": OperandSpec((channels,)), "depth_multiplier": multiplier}
 
 
 def grouped(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate groups and a filter."""
     batch, height, width, depth = request.shape
-    geometry, sizes = _window(rng, request, (height, width), (12, 12))
+    attributes, sizes = _window(rng, request, (height, width), (12, 12))
     groups = rng.divisor(depth)
     channels = groups * max(1, _channels(rng, request) // groups)
-    products = batch * height * width * math.prod(sizes) * depth * channels // groups
-    arguments = _bounded(rng, request, (channels, *sizes, depth // groups), geometry, products)
+    macs = batch * height * width * math.prod(sizes) * depth * channels // groups
+    arguments = _filter_arguments(rng, request, (channels, *sizes, depth // groups), attributes, macs)
     return arguments | {"bias": OperandSpec((channels,)), "groups": groups}
 
 
 def transposed(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate a filter and the output shape."""
     batch, height, width, depth = request.shape
-    geometry, new, sizes = {"padding_scheme": rng.integer(1, 2), "activation": rng.activation()}, [], []
-    for dimension, side, head, tail in ((height, "height", "top", "bottom"), (width, "width", "left", "right")):
+    attributes, output_size, sizes = {"padding_scheme": rng.integer(1, 2), "activation": rng.activation()}, [], []
+    for dimension, side, before, after in ((height, "height", "top", "bottom"), (width, "width", "left", "right")):
         size, stride = rng.integer(1, 8), rng.integer(1, 3)
-        geometry |= {f"stride_{side}": stride, f"padding_{head}": rng.integer(0, (size - 1) // 2)}
-        geometry |= {f"padding_{tail}": rng.integer(0, (size - 1) // 2)}
-        new.append(dimension * stride if geometry["padding_scheme"] == 1 else (dimension - 1) * stride + size)
+        attributes |= {f"stride_{side}": stride, f"padding_{before}": rng.integer(0, (size - 1) // 2)}
+        attributes |= {f"padding_{after}": rng.integer(0, (size - 1) // 2)}
+        output_size.append(dimension * stride if attributes["padding_scheme"] == 1 else (dimension - 1) * stride + size)
         sizes.append(size)
     channels = _channels(rng, request)
-    products = batch * height * width * math.prod(sizes) * depth * channels
-    arguments = _bounded(rng, request, (channels, *sizes, depth), geometry, products)
-    return arguments | {"bias": OperandSpec((channels,)), "output_shape": integers([batch, *new, channels])}
+    macs = batch * height * width * math.prod(sizes) * depth * channels
+    arguments = _filter_arguments(rng, request, (channels, *sizes, depth), attributes, macs)
+    return arguments | {"bias": OperandSpec((channels,)), "output_shape": integers([batch, *output_size, channels])}
 
 
 def fully_connected(rng: RandomSource, request: ArgumentRequest) -> Arguments:
@@ -116,22 +120,22 @@ def depth_to_space(rng: RandomSource, request: ArgumentRequest) -> Arguments:
 
 def space_to_depth(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate a block size that divides height and width."""
-    return {"block": rng.divisor(math.gcd(*request.shape[1:3]), most=10)}
+    return {"block": rng.divisor(math.gcd(*request.shape[1:3]), max_divisor=10)}
 
 
 def batch_to_space(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate a block size that divides the batch."""
-    rows = rng.divisor(request.shape[0], most=10)
-    return {"block": integers([rows, rng.divisor(request.shape[0] // rows, most=10)])}
+    rows = rng.divisor(request.shape[0], max_divisor=10)
+    return {"block": integers([rows, rng.divisor(request.shape[0] // rows, max_divisor=10)])}
 
 
 def space_to_batch(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate a block size, and paddings to a multiple of it."""
     blocks = [rng.integer(1, 5), rng.integer(1, 5)]
-    heads = [rng.integer(0, 3), rng.integer(0, 3)]
-    sums = zip(request.shape[1:3], heads, blocks, strict=True)
-    tails = [-(dimension + head) % block for dimension, head, block in sums]
-    return {"block": integers(blocks), "paddings": integers(list(zip(heads, tails, strict=True)))}
+    padding_before = [rng.integer(0, 3), rng.integer(0, 3)]
+    sizes = zip(request.shape[1:3], padding_before, blocks, strict=True)
+    padding_after = [-(dimension + before) % block for dimension, before, block in sizes]
+    return {"block": integers(blocks), "paddings": integers(list(zip(padding_before, padding_after, strict=True)))}
 
 
 def image_of(multiple: Callable[[int], Shape]) -> Callable[[RandomSource, int], Shape]:
@@ -139,8 +143,8 @@ def image_of(multiple: Callable[[int], Shape]) -> Callable[[RandomSource, int], 
 
     def shape(rng: RandomSource, rank: int) -> Shape:
         factors = multiple(rng.integer(1, 5))
-        room = max(1, rng.limits.elements // math.prod(factors))
-        pairs = zip(rng.shape(rank, room), factors, strict=True)
+        max_elements = max(1, rng.limits.elements // math.prod(factors))
+        pairs = zip(rng.shape(rank, max_elements), factors, strict=True)
         return tuple(max(1, min(dimension, rng.limits.dimension // factor)) * factor for dimension, factor in pairs)
 
     return shape
@@ -149,22 +153,22 @@ def image_of(multiple: Callable[[int], Shape]) -> Callable[[RandomSource, int], 
 def resize(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate the new size, or its factors."""
     batch, height, width, depth = request.shape
-    room = max(1, rng.limits.elements // (batch * depth))
-    rows = rng.dimension(min(room, rng.limits.dimension))
-    columns = rng.dimension(max(1, min(room // rows, rng.limits.dimension)))
+    max_pixels = max(1, rng.limits.elements // (batch * depth))
+    rows = rng.dimension(min(max_pixels, rng.limits.dimension))
+    columns = rng.dimension(max(1, min(max_pixels // rows, rng.limits.dimension)))
     align, half = rng.choice(((0, 0), (0, 1), (1, 0)))
-    new: tuple[float, float] = (rows, columns)
+    new_size: tuple[float, float] = (rows, columns)
     if request.types["height"] != OperandType.INT32:  # factors; the product is truncated to an integer
-        new = ((rows + 0.5) / height, (columns + 0.5) / width)
-    return {"height": new[0], "width": new[1], "align_corners": align, "half_pixel_centers": half}
+        new_size = ((rows + 0.5) / height, (columns + 0.5) / width)
+    return {"height": new_size[0], "width": new_size[1], "align_corners": align, "half_pixel_centers": half}
 
 
 def _boxes(rng: RandomSource, type: OperandType, count: int, height: int, width: int, unit: int) -> OperandSpec:
     """Generate boxes (x1, y1, x2, y2) inside an image, in pixels of an image `unit` times as large."""
     sides = []
     for dimension in (width, height):
-        ends = np.sort(np.floor(rng.fractions(2 * count).reshape(count, 2) * (dimension + 1)), axis=1)
-        sides.append(ends * unit)
+        bounds = np.sort(np.floor(rng.fractions(2 * count).reshape(count, 2) * (dimension + 1)), axis=1)
+        sides.append(bounds * unit)
     boxes = np.stack([sides[0][:, 0], sides[1][:, 0], sides[0][:, 1], sides[1][:, 1]], axis=1)
     steps = 8 if type == OperandType.TENSOR_QUANT16_ASYMM else 1
     return OperandSpec((count, 4), values=(boxes * steps).astype(NUMPY_TYPES[type]))
@@ -174,8 +178,8 @@ def regions(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate regions of interest and their sampling."""
     batch, height, width, depth = request.shape
     rows, columns = rng.integer(1, 6), rng.integer(1, 6)
-    room = max(1, rng.limits.elements // (rows * columns * depth))
-    count, unit = rng.dimension(min(room, rng.limits.dimension, 50)), rng.choice((1, 2))
+    max_count = max(1, rng.limits.elements // (rows * columns * depth))
+    count, unit = rng.dimension(min(max_count, rng.limits.dimension, 50)), rng.choice((1, 2))
     batches = np.sort(indices(rng, (count,), batch))
     return {
         "regions": _boxes(rng, request.types["regions"], count, height, width, unit),

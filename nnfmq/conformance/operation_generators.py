@@ -48,9 +48,9 @@ class OperationGenerator:
     """Generator of one operation's arguments.
 
     `arguments` returns all arguments except the first array. `shape` generates the first array's shape (NHWC) if not
-    every shape is valid, and `accepts` tells whether an existing shape is. `fixed_output` is the scale and zero point
-    that a uint8 output must have (int8: 128 lower). `fitted`: the output's scale is derived from the result. `keeps`:
-    indexes of outputs that have the input's scale and zero point.
+    every shape is valid, and `accepts` returns whether an existing shape is. `fixed_output` is the scale and zero point
+    that a uint8 output must have (int8: 128 lower). `fits_output_scale`: the output's scale is derived from the
+    result. `same_quantization`: indexes of outputs that have the input's scale and zero point.
     """
 
     arguments: Callable[[RandomSource, ArgumentRequest], Arguments] = lambda rng, request: {}
@@ -59,8 +59,8 @@ class OperationGenerator:
     shape: Callable[[RandomSource, int], Shape] = lambda rng, rank: rng.shape(rank)
     accepts: Callable[[Shape], bool] = lambda shape: True
     fixed_output: tuple[float, int] | None = None
-    fitted: bool = False
-    keeps: tuple[int, ...] = ()
+    fits_output_scale: bool = False
+    same_quantization: tuple[int, ...] = ()
 
 
 def integers(values: Any) -> Array:
@@ -68,25 +68,25 @@ def integers(values: Any) -> Array:
     return np.array(values, NUMPY_TYPES[OperandType.TENSOR_INT32])
 
 
-def _axis(rng: RandomSource, rank: int) -> int:
+def _random_axis(rng: RandomSource, rank: int) -> int:
     return rng.integer(-rank, rank - 1)
 
 
-# ------------------------------------------------------------------------------------------------ pairs
+# ------------------------------------------------------------------------------------------------ several arrays
 
 
 def broadcastable(rng: RandomSource, shape: Shape) -> Shape:
     """Return a shape that broadcasts with `shape`: of any rank up to 4, with other sizes where either is 1."""
-    kept = shape[rng.integer(0, len(shape) - 1) :]
-    room = rng.limits.elements // math.prod(shape)
+    trailing = shape[rng.integer(0, len(shape) - 1) :]
+    max_growth = rng.limits.elements // math.prod(shape)
     dimensions = []
-    for dimension in kept:
-        if dimension == 1 and room > 1 and rng.chance():
-            dimension = rng.dimension(min(room, rng.limits.dimension))
-            room //= dimension
+    for dimension in trailing:
+        if dimension == 1 and max_growth > 1 and rng.chance():
+            dimension = rng.dimension(min(max_growth, rng.limits.dimension))
+            max_growth //= dimension
         dimensions.append(1 if rng.chance(0.25) else dimension)
-    if len(kept) == len(shape) < _MAX_RANK and rng.chance(0.25):
-        dimensions.insert(0, rng.dimension(max(1, min(room, rng.limits.dimension))))
+    if len(trailing) == len(shape) < _MAX_RANK and rng.chance(0.25):
+        dimensions.insert(0, rng.dimension(max(1, min(max_growth, rng.limits.dimension))))
     return tuple(dimensions)
 
 
@@ -106,21 +106,21 @@ def select(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     return {"condition": OperandSpec(request.shape), "second": OperandSpec(request.shape)}
 
 
-def joined(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+def concatenation(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate up to four further arrays, and the concatenation axis."""
     rank, count = len(request.shape), rng.integer(1, 5)
-    axis = _axis(rng, rank)
-    along = math.prod(request.shape) // request.shape[axis]
-    room = max(1, min(rng.limits.elements // along // count, rng.limits.dimension))
+    axis = _random_axis(rng, rank)
+    slice_size = math.prod(request.shape) // request.shape[axis]
+    max_dimension = max(1, min(rng.limits.elements // slice_size // count, rng.limits.dimension))
     others = []
     for _ in range(count - 1):
         shape = list(request.shape)
-        shape[axis] = rng.dimension(room)
+        shape[axis] = rng.dimension(max_dimension)
         others.append(OperandSpec(tuple(shape)))
     return {"inputs": others, "axis": axis}
 
 
-def packed(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+def pack(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate up to three further arrays of the same shape."""
     others = [OperandSpec(request.shape)] * rng.integer(0, 3)
     return {"inputs": others, "axis": rng.integer(0, len(request.shape))}
@@ -128,12 +128,16 @@ def packed(rng: RandomSource, request: ArgumentRequest) -> Arguments:
 
 def matrices(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate the right-hand matrices."""
-    left, right = rng.chance(), rng.chance()
-    length = request.shape[-2 if left else -1]
+    adjoint_left, adjoint_right = rng.chance(), rng.chance()
+    length = request.shape[-2 if adjoint_left else -1]
     rows = math.prod(request.shape) // length
     columns = rng.dimension(max(1, min(rng.limits.dimension, rng.limits.elements // max(rows, length))))
-    shape = (columns, length) if right else (length, columns)
-    return {"right": OperandSpec((*request.shape[:-2], *shape)), "adjoint_left": left, "adjoint_right": right}
+    shape = (columns, length) if adjoint_right else (length, columns)
+    return {
+        "right": OperandSpec((*request.shape[:-2], *shape)),
+        "adjoint_left": adjoint_left,
+        "adjoint_right": adjoint_right,
+    }
 
 
 # ------------------------------------------------------------------------------------------------ one array
@@ -146,18 +150,18 @@ def elu(rng: RandomSource, request: ArgumentRequest) -> Arguments:
 
 def one_axis(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate an axis."""
-    return {"axis": _axis(rng, len(request.shape))}
+    return {"axis": _random_axis(rng, len(request.shape))}
 
 
 def softmax(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate beta and axis."""
-    return {"beta": rng.real(0.1, 10.0), "axis": _axis(rng, len(request.shape))}
+    return {"beta": rng.real(0.1, 10.0), "axis": _random_axis(rng, len(request.shape))}
 
 
 def local_response(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate radius and factors."""
     factors = {"bias": rng.real(0.5, 10.0), "alpha": rng.real(0.0, 10.0), "beta": rng.real(0.0, 1.0)}
-    return {"radius": rng.integer(0, 10), **factors, "axis": _axis(rng, len(request.shape))}
+    return {"radius": rng.integer(0, 10), **factors, "axis": _random_axis(rng, len(request.shape))}
 
 
 def instance(rng: RandomSource, request: ArgumentRequest) -> Arguments:
@@ -168,17 +172,17 @@ def instance(rng: RandomSource, request: ArgumentRequest) -> Arguments:
 def reduction(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate axes, some of them twice."""
     rank = len(request.shape)
-    axes = [_axis(rng, rank) for _ in range(rng.integer(1, 10))]
+    axes = [_random_axis(rng, rank) for _ in range(rng.integer(1, 10))]
     return {"axes": integers(axes), "keep_dimensions": rng.integer(0, 1)}
 
 
 def reshape(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate dimensions with the same product."""
-    rest, dimensions = math.prod(request.shape), []
+    remaining, dimensions = math.prod(request.shape), []
     for _ in range(rng.integer(0, 3)):
-        dimensions.append(rng.divisor(rest))
-        rest //= dimensions[-1]
-    dimensions.append(rest)
+        dimensions.append(rng.divisor(remaining))
+        remaining //= dimensions[-1]
+    dimensions.append(remaining)
     if rng.chance():
         dimensions[rng.integer(0, len(dimensions) - 1)] = -1
     return {"shape": integers(dimensions)}
@@ -188,8 +192,8 @@ def squeeze(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate axes among those of size 1."""
     ones = [axis for axis, dimension in enumerate(request.shape) if dimension == 1]
     rank = len(request.shape)
-    chosen = [axis - rank * rng.integer(0, 1) for axis in ones if rng.chance()]
-    return {"axes": integers(chosen) if chosen else None}
+    axes = [axis - rank * rng.integer(0, 1) for axis in ones if rng.chance()]
+    return {"axes": integers(axes) if axes else None}
 
 
 def with_ones(rng: RandomSource, rank: int) -> Shape:
@@ -199,13 +203,13 @@ def with_ones(rng: RandomSource, rank: int) -> Shape:
 
 def expand(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate the position of a new axis."""
-    return {"axis": _axis(rng, len(request.shape) + 1)}
+    return {"axis": _random_axis(rng, len(request.shape) + 1)}
 
 
 def transpose(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate a permutation."""
     rank = len(request.shape)
-    return {"permutation": None if rank == 2 and rng.chance(0.25) else integers(rng.order(rank))}
+    return {"permutation": None if rank == 2 and rng.chance(0.25) else integers(rng.permutation(rank))}
 
 
 def reverse(rng: RandomSource, request: ArgumentRequest) -> Arguments:
@@ -215,16 +219,16 @@ def reverse(rng: RandomSource, request: ArgumentRequest) -> Arguments:
 
 def tile(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate multiples."""
-    room, multiples = rng.limits.elements // math.prod(request.shape), []
+    max_multiple, multiples = rng.limits.elements // math.prod(request.shape), []
     for _ in request.shape:
-        multiples.append(rng.integer(1, min(room, 10)))
-        room //= multiples[-1]
+        multiples.append(rng.integer(1, min(max_multiple, 10)))
+        max_multiple //= multiples[-1]
     return {"multiples": integers(multiples)}
 
 
 def shuffle(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate axis and groups."""
-    axis = _axis(rng, len(request.shape))
+    axis = _random_axis(rng, len(request.shape))
     return {"groups": rng.divisor(request.shape[axis]), "axis": axis}
 
 
@@ -238,15 +242,15 @@ def paddings(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     return {"paddings": integers(pairs), "value": rng.real(-2.0, 2.0) if is_real else rng.integer(low, high)}
 
 
-def mirrored(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+def mirror_pad(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate paddings that do not exceed the input."""
     mode = rng.integer(0, 1)
-    most = [min(5, dimension - (mode == 0)) for dimension in request.shape]
-    pairs = [(rng.integer(0, limit), rng.integer(0, limit)) for limit in most]
+    max_paddings = [min(5, dimension - (mode == 0)) for dimension in request.shape]
+    pairs = [(rng.integer(0, limit), rng.integer(0, limit)) for limit in max_paddings]
     return {"paddings": integers(pairs), "mode": mode}
 
 
-def part(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+def slice_of(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate begin and size of a box inside the input."""
     begins = [rng.integer(0, dimension - 1) for dimension in request.shape]
     sizes = [rng.integer(1, dimension - begin) for dimension, begin in zip(request.shape, begins, strict=True)]
@@ -267,25 +271,25 @@ def strided_slice(rng: RandomSource, request: ArgumentRequest) -> Arguments:
         stride = rng.integer(1, 3)
         begin_mask |= rng.chance(0.1) << axis
         end_mask |= rng.chance(0.1) << axis
-        backwards = (high, low - 1 - dimension, -stride)  # an end before element 0 is counted from the back
+        backwards = (high, low - 1 - dimension, -stride)  # a negative end is relative to the dimension
         forwards = (low - dimension * rng.integer(0, 1), high + 1, stride)
         ranges.append(backwards if rng.chance(0.25) else forwards)
-    begins, ends, strides = (integers(column) for column in zip(*ranges, strict=True))
+    begins, ends, strides = (integers(values) for values in zip(*ranges, strict=True))
     masks = {"begin_mask": begin_mask, "end_mask": end_mask, "shrink_mask": shrink}
     return {"begin": begins, "end": ends, "strides": strides, **masks}
 
 
-def pieces(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+def split(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate axis and count."""
-    axis = _axis(rng, len(request.shape))
-    return {"axis": axis, "count": rng.divisor(request.shape[axis], most=10)}
+    axis = _random_axis(rng, len(request.shape))
+    return {"axis": axis, "count": rng.divisor(request.shape[axis], max_divisor=10)}
 
 
 def gather(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate axis and indices."""
-    axis = _axis(rng, len(request.shape))
-    room = rng.limits.elements // (math.prod(request.shape) // request.shape[axis])
-    shape = rng.shape(rng.integer(1, 2) if len(request.shape) < 4 else 1, max(1, room))
+    axis = _random_axis(rng, len(request.shape))
+    max_elements = rng.limits.elements // (math.prod(request.shape) // request.shape[axis])
+    shape = rng.shape(rng.integer(1, 2) if len(request.shape) < 4 else 1, max(1, max_elements))
     return {"axis": axis, "indices": indices(rng, shape, request.shape[axis])}
 
 
@@ -296,15 +300,17 @@ def indices(rng: RandomSource, shape: Shape, count: int) -> Array:
 
 def lookups(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate row indices, or keys and the keys to look up."""
-    room = rng.limits.elements // (math.prod(request.shape) // request.shape[0])
-    count = rng.dimension(max(1, min(room, rng.limits.dimension)))
-    keys = np.cumsum(1 + np.floor(rng.fractions(request.shape[0]) * 2))  # ascending, with gaps that miss
+    max_count = rng.limits.elements // (math.prod(request.shape) // request.shape[0])
+    count = rng.dimension(max(1, min(max_count, rng.limits.dimension)))
+    keys = np.cumsum(
+        1 + np.floor(rng.fractions(request.shape[0]) * 2)
+    )  # ascending, with gaps, so that some lookups fail
     if "keys" in request.types:
         return {"lookups": indices(rng, (count,), int(keys[-1]) + 2), "keys": integers(keys)}
     return {"lookups": indices(rng, (count,), request.shape[0])}
 
 
-def largest(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+def top_k(rng: RandomSource, request: ArgumentRequest) -> Arguments:
     """Generate k."""
     return {"k": rng.integer(1, request.shape[-1])}
 

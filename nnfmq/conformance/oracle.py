@@ -40,14 +40,14 @@ class OperationCall:
         return match(REGISTRY[self.code], self.operands, self.outputs)
 
 
-def computed(call: OperationCall) -> tuple[Array, ...]:
+def compute(call: OperationCall) -> tuple[Array, ...]:
     """Return the outputs as the reference computes them. Raises the operation's errors."""
-    found = call.matched()
-    pairs = list(zip(found.parameters, call.operands, call.arrays, strict=True))
+    matched = call.matched()
+    pairs = list(zip(matched.parameters, call.operands, call.arrays, strict=True))
     tensors = [None if a is None else tensor_of(o, a.shape, None if p.role is Role.DATA else a) for p, o, a in pairs]
     with np.errstate(all="ignore"):
-        special = prepare(found, tensors, call.outputs)
-        results = special.run(*(a for p, _, a in pairs if p.role is Role.DATA))
+        prepared = prepare(matched, tensors, call.outputs)
+        results = prepared.run(*(a for p, _, a in pairs if p.role is Role.DATA))
     arrays = results if isinstance(results, tuple) else (results,)
     return tuple(np.ascontiguousarray(array).reshape(np.shape(array)) for array in arrays)
 
@@ -69,7 +69,7 @@ def in_float32(call: OperationCall) -> OperationCall | None:
 def _real(call: OperationCall, number: int) -> tuple[Operand, Array | None]:
     operand, array = call.operands[number], call.arrays[number]
     if call.code == OperationType.PAD_V2 and number == 2 and operand.type == OperandType.INT32:
-        source = call.operands[0]  # the code that pads has the scale and zero point of what it pads
+        source = call.operands[0]  # the padding value has the scale and zero point of the input
         operand = replace(operand, scale=source.scale, zero_point=source.zero_point)
     elif operand.type == OperandType.TENSOR_INT32 and array is not None and _is_channel_bias(call, number):
         scales = np.array(_channel_scales(call), np.float64) * call.operands[0].scale
@@ -94,8 +94,7 @@ def _is_converted(operand: Operand) -> bool:
 def _float_operand(operand: Operand) -> Operand:
     if not _is_converted(operand):
         return operand
-    scalar = is_scalar(operand.type)
-    return Operand(OperandType.FLOAT32 if scalar else OperandType.TENSOR_FLOAT32, operand.dimensions)
+    return Operand(OperandType.FLOAT32 if is_scalar(operand.type) else OperandType.TENSOR_FLOAT32, operand.dimensions)
 
 
 def reals(operand: Operand, array: Array) -> Array:
@@ -112,7 +111,7 @@ def reals(operand: Operand, array: Array) -> Array:
     return array.astype(np.float32)
 
 
-def stored(operand: Operand, values: Array) -> Array:
+def convert_results(operand: Operand, values: Array) -> Array:
     """Convert float32 results to the output's type: rounded once, quantized values half away from 0 and clamped."""
     dtype = NUMPY_TYPES[operand.type]
     if not operand.scale:
@@ -120,30 +119,30 @@ def stored(operand: Operand, values: Array) -> Array:
             return values.astype(dtype)
     info = np.iinfo(dtype)
     quotients = np.nan_to_num(values.astype(np.float64) / operand.scale)
-    codes = np.copysign(np.floor(np.abs(quotients) + 0.5), quotients) + operand.zero_point
-    return np.asarray(np.clip(codes, info.min, info.max), dtype)
+    quantized = np.copysign(np.floor(np.abs(quotients) + 0.5), quotients) + operand.zero_point
+    return np.asarray(np.clip(quantized, info.min, info.max), dtype)
 
 
-def expected(call: OperationCall) -> tuple[Array, ...]:
+def expected_outputs(call: OperationCall) -> tuple[Array, ...]:
     """Return the expected outputs: from the float32 form if there is one, else from the operation itself."""
     converted = in_float32(call)
     if converted is None:
-        return computed(call)
-    return tuple(stored(o, array) for o, array in zip(call.outputs, computed(converted), strict=True))
+        return compute(call)
+    return tuple(convert_results(o, array) for o, array in zip(call.outputs, compute(converted), strict=True))
 
 
-def fitted(call: OperationCall, output: Operand) -> Operand:
+def fit_output_scale(call: OperationCall, output: Operand) -> Operand:
     """Return the output with the scale and zero point of the results' range, as a quantization tool would choose them.
 
     The scale is above the product of the first two arguments' scales, as HAL 1.0 requires of products.
     """
     converted = in_float32(call)
     assert converted is not None, "every product has a float32 form"
-    (result,) = computed(converted)
+    (result,) = compute(converted)
     low, high = min(float(result.min()), 0.0), max(float(result.max()), 0.0)
     scales = _channel_scales(call) or (call.operands[1].scale,)
-    least = call.operands[0].scale * max(scales) * 1.001
-    scale = float(np.float32(max((high - low) / 255, least)))
+    min_scale = call.operands[0].scale * max(scales) * 1.001
+    scale = float(np.float32(max((high - low) / 255, min_scale)))
     info = np.iinfo(NUMPY_TYPES[output.type])
-    zero = min(max(round(info.min - low / scale), int(info.min)), int(info.max))
-    return replace(output, scale=scale, zero_point=zero)
+    zero_point = min(max(round(info.min - low / scale), int(info.min)), int(info.max))
+    return replace(output, scale=scale, zero_point=zero_point)

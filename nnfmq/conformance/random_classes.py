@@ -28,7 +28,7 @@ FAMILIES = (*USUAL_FAMILIES, "quantized", "later")
 
 _WIDE, _NARROW = GraphLimits(1000), GraphLimits(10)
 _FLOAT32, _FLOAT16 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16
-_CODES = tuple(type for type in OperandType if "QUANT" in type.name)
+_QUANTIZED_TYPES = tuple(type for type in OperandType if "QUANT" in type.name)
 _EXACT: dict[OperandType, Criterion] = {
     OperandType.TENSOR_INT32: Criterion(atol=1),
     OperandType.INT32: Criterion(atol=1),
@@ -36,10 +36,10 @@ _EXACT: dict[OperandType, Criterion] = {
 }
 
 
-def _criteria(float32: Criterion, float16: Criterion, codes: Criterion) -> Criteria:
+def _criteria(float32: Criterion, float16: Criterion, quantized: Criterion) -> Criteria:
     floats = {_FLOAT32: float32, _FLOAT16: float16}
-    judged = {type: replace(rule, skip_above=MAX_REAL[type]) for type, rule in floats.items()}
-    return {**judged, **dict.fromkeys(_CODES, codes), **_EXACT}
+    with_limits = {type: replace(rule, skip_above=MAX_REAL[type]) for type, rule in floats.items()}
+    return {**with_limits, **dict.fromkeys(_QUANTIZED_TYPES, quantized), **_EXACT}
 
 
 _STRICT = _criteria(
@@ -106,7 +106,7 @@ _LATER: tuple[tuple[Criteria, str], ...] = (
 _GRAPH_TYPES = {
     "float32": _FLOAT32, "float16": _FLOAT16, "int32": OperandType.TENSOR_INT32, "bool": OperandType.TENSOR_BOOL8,
 }  # fmt: skip
-_CODE_TYPES = {"uint8": OperandType.TENSOR_QUANT8_ASYMM, "int8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED}
+_UINT8_INT8_TYPES = {"uint8": OperandType.TENSOR_QUANT8_ASYMM, "int8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED}
 _RANKS = (1, 2, 3, 4)
 
 
@@ -143,7 +143,7 @@ def _graph_classes(types: dict[str, OperandType]) -> Iterator[GraphClass]:
 def classes() -> dict[str, GraphClass]:
     """Return all classes by name, families in the order of `FAMILIES`."""
     found = [*_single_classes("single", _SINGLE), *_graph_classes(_GRAPH_TYPES)]
-    found += [replace(c, family="quantized") for c in _graph_classes(_CODE_TYPES)]
+    found += [replace(c, family="quantized") for c in _graph_classes(_UINT8_INT8_TYPES)]
     found += _single_classes("later", _LATER)
     found.sort(key=lambda graph_class: FAMILIES.index(graph_class.family))
     return {graph_class.name: graph_class for graph_class in found}

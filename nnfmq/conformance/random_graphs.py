@@ -73,7 +73,7 @@ class GraphClass:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A way to call an operation: an overload, the number of its parameters, and types."""
+    """An overload of an operation with its number of parameters and its types."""
 
     declaration: Declaration
     overload: Overload
@@ -87,12 +87,12 @@ class Usage:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The parameters that are passed; a repeated one once."""
+        """The parameters that are passed; a repeated one occurs once."""
         return self.overload.parameters[: self.count]
 
-    def type_of(self, column: Any) -> OperandType:
-        """Return the type of a parameter's or an output's column."""
-        kind = self.variant.types[column] if isinstance(column, str) else column
+    def type_of(self, declared: Any) -> OperandType:
+        """Return the type of a parameter or output from its declared type or type variable."""
+        kind = self.variant.types[declared] if isinstance(declared, str) else declared
         assert isinstance(kind, OperandType), "only control flow takes any type"
         return kind
 
@@ -112,28 +112,30 @@ def usages(graph_class: GraphClass) -> dict[OperationType, list[Usage]]:
     """Return the usages of each operation from which the graphs of a class are generated."""
     found: dict[OperationType, list[Usage]] = {}
     for code in GENERATORS if graph_class.code is None else (graph_class.code,):
-        chosen = [usage for usage in _all_usages(code) if _belongs(graph_class, usage)]
-        if chosen:
-            found[code] = chosen
+        selected = [usage for usage in _all_usages(code) if _belongs(graph_class, usage)]
+        if selected:
+            found[code] = selected
     return found
 
 
 @cache
 def _all_usages(code: OperationType) -> tuple[Usage, ...]:
     declaration = REGISTRY[code]
-    calls = [(overload, count) for overload in declaration.overloads for count in overload.arities]
-    return tuple(Usage(declaration, *call, variant) for call in calls for variant in declaration.variants)
+    signatures = [(overload, count) for overload in declaration.overloads for count in overload.arities]
+    return tuple(
+        Usage(declaration, *signature, variant) for signature in signatures for variant in declaration.variants
+    )
 
 
 def _belongs(graph_class: GraphClass, usage: Usage) -> bool:
     generator = GENERATORS[usage.declaration.code]
-    fits = graph_class.type in (None, usage.first_type) and (graph_class.rank in (None, *generator.ranks))
+    matches = graph_class.type in (None, usage.first_type) and (graph_class.rank in (None, *generator.ranks))
     if graph_class.exact_level is not None:
-        return fits and usage.level == graph_class.exact_level
-    return fits and usage.level <= graph_class.level
+        return matches and usage.level == graph_class.exact_level
+    return matches and usage.level <= graph_class.level
 
 
-# ------------------------------------------------------------------------------------------------ growing a graph
+# ---------------------------------------------------------------------------------------- construction of a graph
 
 
 @dataclass(slots=True)
@@ -147,14 +149,14 @@ class _Value:
     consumers: int = 0
 
     def can_feed(self, type: OperandType, sign: Sign) -> bool:
-        """Return whether an operation may take this result as a parameter of this type, whose values need this sign."""
+        """Return True if this result can be an argument of this type whose values need this sign."""
         if not self.is_result or self.operand.type != type or is_scalar(type) or self.array is None:
             return False
         if self.operand.scale and not _FEEDING_SCALES[0] <= self.operand.scale <= _FEEDING_SCALES[1]:
             return False
         reals = self.array.astype(np.float64) - self.operand.zero_point
-        most = MAX_REAL.get(type)
-        return (most is None or bool(np.all(np.abs(reals) <= most))) and sign.holds(reals)
+        max_real = MAX_REAL.get(type)
+        return (max_real is None or bool(np.all(np.abs(reals) <= max_real))) and sign.is_satisfied(reals)
 
 
 @dataclass(slots=True)
@@ -173,7 +175,7 @@ class _Node:
         return "" if self.usage.first is None else self.usage.first.name
 
     def is_transposed(self, name: str) -> bool:
-        """Return whether a parameter is transposed for NCHW."""
+        """Return True if a parameter is transposed for NCHW."""
         return self.nchw and name in self.usage.declaration.images
 
 
@@ -196,7 +198,7 @@ class _Graph:
         types = {p.name: usage.type_of(p.type) for p in usage.parameters}
         arguments = generator.arguments(self.rng, ArgumentRequest(shape, usage.first_type, types)) | {"nchw": node.nchw}
         for parameter in usage.parameters:
-            node.inputs += self._given(node, parameter, arguments)
+            node.inputs += self._parameter_values(node, parameter, arguments)
         self._compute(node, arguments)
 
     def _choose_first(self, node: _Node, rank: int) -> Shape:
@@ -204,55 +206,55 @@ class _Graph:
         generator, first, type = node.generator, node.usage.first, node.usage.first_type
         if first is None:
             return generator.shape(self.rng, rank)
-        turned = node.is_transposed(first.name)
+        is_transposed = node.is_transposed(first.name)
         fitting = [
             value
             for value in self.values
             if len(value.operand.dimensions) in generator.ranks
             and value.can_feed(type, generator.sign)
-            and generator.accepts(_turned(value.operand.dimensions, _TO_NHWC, turned))
+            and generator.accepts(_permute(value.operand.dimensions, _TO_NHWC, is_transposed))
         ]
         if fitting and self.rng.chance(_JOIN_PROBABILITY):
-            node.first = self._joined(fitting)
-            return _turned(node.first.operand.dimensions, _TO_NHWC, turned)
+            node.first = self._choose_result(fitting)
+            return _permute(node.first.operand.dimensions, _TO_NHWC, is_transposed)
         shape = generator.shape(self.rng, rank)
-        wanted = OperandSpec(_turned(shape, _TO_NCHW, turned), generator.sign)
-        node.first = self._new_array(node, first, type, wanted)
+        spec = OperandSpec(_permute(shape, _TO_NCHW, is_transposed), generator.sign)
+        node.first = self._new_array(node, first, type, spec)
         return shape
 
-    def _given(self, node: _Node, parameter: Parameter, arguments: Mapping[str, Any]) -> list[_Value]:
+    def _parameter_values(self, node: _Node, parameter: Parameter, arguments: Mapping[str, Any]) -> list[_Value]:
         """Return the values of a parameter: one, or several if it is repeated."""
         if parameter.name == node.first_name:
             assert node.first is not None
             others = arguments.get(parameter.name, ()) if parameter.repeated else ()
-            return [node.first, *(self._array(node, parameter, wanted) for wanted in others)]
-        given = arguments[parameter.name]
-        if isinstance(given, OperandSpec):
-            return [self._array(node, parameter, given)]
-        return [_control(node, node.usage.type_of(parameter.type), parameter.name, given)]
+            return [node.first, *(self._array(node, parameter, spec) for spec in others)]
+        argument = arguments[parameter.name]
+        if isinstance(argument, OperandSpec):
+            return [self._array(node, parameter, argument)]
+        return [_attribute(node, node.usage.type_of(parameter.type), parameter.name, argument)]
 
-    def _array(self, node: _Node, parameter: Parameter, wanted: OperandSpec) -> _Value:
+    def _array(self, node: _Node, parameter: Parameter, spec: OperandSpec) -> _Value:
         type = node.usage.type_of(parameter.type)
-        turned = node.is_transposed(parameter.name)
-        wanted = replace(wanted, shape=_turned(wanted.shape, _TO_NCHW, turned))
-        needed = self._needed_quantization(node, parameter, type)
+        is_transposed = node.is_transposed(parameter.name)
+        spec = replace(spec, shape=_permute(spec.shape, _TO_NCHW, is_transposed))
+        required = self._required_quantization(node, parameter, type)
         fitting = [
             value
             for value in self.values
-            if value.operand.dimensions == wanted.shape
-            and value.can_feed(type, wanted.sign)
-            and needed in (None, _quantization_of(value.operand))
+            if value.operand.dimensions == spec.shape
+            and value.can_feed(type, spec.sign)
+            and required in (None, _quantization_of(value.operand))
         ]
-        if wanted.values is None and fitting and self.rng.chance(_JOIN_PROBABILITY):
-            return self._joined(fitting)
-        return self._new_array(node, parameter, type, wanted, needed)
+        if spec.values is None and fitting and self.rng.chance(_JOIN_PROBABILITY):
+            return self._choose_result(fitting)
+        return self._new_array(node, parameter, type, spec, required)
 
-    def _joined(self, fitting: list[_Value]) -> _Value:
+    def _choose_result(self, fitting: list[_Value]) -> _Value:
         """Choose an earlier result, preferably one that no operation has read."""
         unread = [value for value in fitting if not value.consumers]
         return self.rng.choice(unread if unread and self.rng.chance(_JOIN_PROBABILITY) else fitting)
 
-    def _needed_quantization(self, node: _Node, parameter: Parameter, type: OperandType) -> Quantization | None:
+    def _required_quantization(self, node: _Node, parameter: Parameter, type: OperandType) -> Quantization | None:
         """Return the scale and zero point that an argument must have, if any."""
         if node.first is None or (type in FIXED_QUANTIZATION and parameter.name != "bias"):
             return None
@@ -268,24 +270,24 @@ class _Graph:
         node: _Node,
         parameter: Parameter,
         type: OperandType,
-        wanted: OperandSpec,
-        needed: Quantization | None = None,
+        spec: OperandSpec,
+        required: Quantization | None = None,
     ) -> _Value:
-        if math.prod(wanted.shape) > self.rng.limits.elements:
+        if math.prod(spec.shape) > self.rng.limits.elements:
             raise Discard("an argument with too many elements")
-        quant = self.rng.quantization(type) if needed is None else needed
-        channels = self._channel_quant(node, type, wanted.shape)
-        values = wanted.values
-        if values is None and parameter.name == "bias" and needed is not None:
-            values = self._bias(wanted.shape)
+        quant = self.rng.quantization(type) if required is None else required
+        channels = self._channel_quant(node, type, spec.shape)
+        values = spec.values
+        if values is None and parameter.name == "bias" and required is not None:
+            values = self._bias(spec.shape)
         if values is None:
-            values = self.rng.values(type, wanted.shape, wanted.sign, quant.zero_point)
-        operand = Operand(type, wanted.shape, quant.scale, quant.zero_point, channel_quant=channels)
+            values = self.rng.values(type, spec.shape, spec.sign, quant.zero_point)
+        operand = Operand(type, spec.shape, quant.scale, quant.zero_point, channel_quant=channels)
         return _Value(operand, values, is_free=True)
 
     def _bias(self, shape: Shape) -> Array:
-        spread = np.floor(self.rng.fractions(math.prod(shape)) * (2 * _MAX_BIAS)) - _MAX_BIAS
-        return np.asarray(spread.reshape(shape), np.int32)
+        values = np.floor(self.rng.fractions(math.prod(shape)) * (2 * _MAX_BIAS)) - _MAX_BIAS
+        return np.asarray(values.reshape(shape), np.int32)
 
     def _channel_quant(self, node: _Node, type: OperandType, shape: Shape) -> ChannelQuant | None:
         if type != OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL:
@@ -296,73 +298,73 @@ class _Graph:
     def _compute(self, node: _Node, arguments: Mapping[str, Any]) -> None:
         declaration = node.usage.declaration
         count = arguments["count"] if declaration.repeated_outputs else len(declaration.outputs)
-        columns, _ = declaration.expand_outputs(count) or ((), 0)
-        outputs = tuple(self._output(node, number, column) for number, column in enumerate(columns))
+        output_types, _ = declaration.expand_outputs(count) or ((), 0)
+        outputs = tuple(self._output(node, number, declared) for number, declared in enumerate(output_types))
         operands, arrays = tuple(v.operand for v in node.inputs), tuple(v.array for v in node.inputs)
         call = oracle.OperationCall(declaration.code, operands, arrays, outputs)
-        if node.generator.fitted and outputs[0].scale:
-            call = replace(call, outputs=(oracle.fitted(call, outputs[0]),))
-        results = oracle.computed(call)
+        if node.generator.fits_output_scale and outputs[0].scale:
+            call = replace(call, outputs=(oracle.fit_output_scale(call, outputs[0]),))
+        results = oracle.compute(call)
         self._check_size(results)
-        shaped = tuple(replace(o, dimensions=array.shape) for o, array in zip(call.outputs, results, strict=True))
-        call = replace(call, outputs=shaped)
+        outputs = tuple(replace(o, dimensions=array.shape) for o, array in zip(call.outputs, results, strict=True))
+        call = replace(call, outputs=outputs)
         level = call.matched().level
         if level > self.highest_level:
             raise Discard("values that need a newer feature level")
-        self._keep(node, call, results, level)
+        self._append(node, call, results, level)
 
     def _check_size(self, results: Sequence[Array]) -> None:
         for array in results:
             if not 0 < array.size <= self.rng.limits.elements:
-                raise Discard("a result with no elements, or too many")
+                raise Discard("a result without elements, or with too many")
             if array.dtype.kind == "f" and bool(np.isnan(array).any()):
-                raise Discard("a result that is no number")
+                raise Discard("a result that is NaN")
 
-    def _output(self, node: _Node, number: int, column: Any) -> Operand:
+    def _output(self, node: _Node, number: int, declared: Any) -> Operand:
         """Return an output operand without its shape."""
-        type = node.usage.type_of(column)
+        type = node.usage.type_of(declared)
         quant = self.rng.quantization(type)
         is_fixed = type in FIXED_QUANTIZATION
         if node.generator.fixed_output is not None and not is_fixed:
-            scale, zero = node.generator.fixed_output
-            quant = Quantization(scale, zero - 128 * (type == OperandType.TENSOR_QUANT8_ASYMM_SIGNED))
+            scale, zero_point = node.generator.fixed_output
+            quant = Quantization(scale, zero_point - 128 * (type == OperandType.TENSOR_QUANT8_ASYMM_SIGNED))
         elif node.usage.declaration.code == OperationType.HASHTABLE_LOOKUP and number == 1:
             quant = Quantization(1.0)
-        elif node.first is not None and not is_fixed and self._keeps_quantization(node, number):
+        elif node.first is not None and not is_fixed and self._has_input_quantization(node, number):
             quant = _quantization_of(node.first.operand)
         elif node.first is not None and not is_fixed and node.first.operand.scale:
             factor = self.rng.real(*_OUTPUT_SCALES)
             quant = replace(quant, scale=float(np.float32(node.first.operand.scale * factor)))
         return Operand(type, (), quant.scale, quant.zero_point)
 
-    def _keeps_quantization(self, node: _Node, number: int) -> bool:
+    def _has_input_quantization(self, node: _Node, number: int) -> bool:
         declaration = node.usage.declaration
         is_early = declaration.code == OperationType.CONCATENATION and self.highest_level < V1_2
-        return declaration.same_quantization or number in node.generator.keeps or is_early
+        return declaration.same_quantization or number in node.generator.same_quantization or is_early
 
-    def _keep(self, node: _Node, call: oracle.OperationCall, results: Sequence[Array], level: int) -> None:
+    def _append(self, node: _Node, call: oracle.OperationCall, results: Sequence[Array], level: int) -> None:
         self.level = max(self.level, level)
         outputs = [_Value(o, array, is_result=True) for o, array in zip(call.outputs, results, strict=True)]
         for value in node.inputs:
             value.consumers += 1
-            if not any(value is known for known in self.values):
+            if not any(value is other for other in self.values):
                 self.values.append(value)
         self.values += outputs
         self.operations.append((call.code, node.inputs, outputs))
         self.calls.append(call)
 
 
-def _control(node: _Node, type: OperandType, name: str, given: Any) -> _Value:
-    if given is None:
+def _attribute(node: _Node, type: OperandType, name: str, argument: Any) -> _Value:
+    if argument is None:
         return _Value(Operand(type, lifetime=LifeTime.NO_VALUE), None)
-    array = np.array(given).astype(NUMPY_TYPES[type])
+    array = np.array(argument).astype(NUMPY_TYPES[type])
     if node.is_transposed(name):
         array = array[list(_TO_NCHW)]
     return _Value(Operand(type, array.shape), array)
 
 
-def _turned(shape: Shape, order: tuple[int, ...], is_transposed: bool) -> Shape:
-    return tuple(shape[axis] for axis in order) if is_transposed else shape
+def _permute(shape: Shape, axes: tuple[int, ...], is_transposed: bool) -> Shape:
+    return tuple(shape[axis] for axis in axes) if is_transposed else shape
 
 
 def _quantization_of(operand: Operand) -> Quantization:
@@ -405,33 +407,33 @@ def _grow(graph: _Graph, graph_class: GraphClass, choices: Mapping[OperationType
 
 
 def _line(graph: _Graph, graph_class: GraphClass, seed: int) -> Line:
-    _expect(graph)
+    _set_expected_outputs(graph)
     lifetimes = _lifetimes(graph)
-    places = {id(value): number for number, value in enumerate(graph.values)}
+    indexes = {id(value): number for number, value in enumerate(graph.values)}
     operands = [_operand(n, v, lifetimes[n]) for n, v in enumerate(graph.values)]
     operations = [
-        {"type": code.name, "inputs": [places[id(v)] for v in inputs], "outputs": [places[id(v)] for v in outputs]}
+        {"type": code.name, "inputs": [indexes[id(v)] for v in inputs], "outputs": [indexes[id(v)] for v in outputs]}
         for code, inputs, outputs in graph.operations
     ]
-    listed = {
-        key: [number for number, lifetime in enumerate(lifetimes) if lifetime == wanted]
-        for key, wanted in (("inputIndexes", LifeTime.SUBGRAPH_INPUT), ("outputIndexes", LifeTime.SUBGRAPH_OUTPUT))
+    io_indexes = {
+        key: [number for number, lifetime in enumerate(lifetimes) if lifetime == io_lifetime]
+        for key, io_lifetime in (("inputIndexes", LifeTime.SUBGRAPH_INPUT), ("outputIndexes", LifeTime.SUBGRAPH_OUTPUT))
     }
-    types = {operands[number]["type"] for number in listed["outputIndexes"]}
+    types = {operands[number]["type"] for number in io_indexes["outputIndexes"]}
     return {
         "format": FORMAT, "name": name_of(graph_class, seed), "spec": f"random/{graph_class.name}",
         "minSupportedVersion": _VERSIONS[graph.level], "isRelaxed": False, "expectFailure": False,
         "expectedMultinomialDistributionTolerance": 0, "hasOemOrExtension": False,
-        "main": {"name": None, "operands": operands, "operations": operations, **listed}, "referenced": [],
+        "main": {"name": None, "operands": operands, "operations": operations, **io_indexes}, "referenced": [],
         "criteria": {name: graph_class.criteria[OperandType[name]].as_json() for name in sorted(types)},
     }  # fmt: skip
 
 
-def _expect(graph: _Graph) -> None:
+def _set_expected_outputs(graph: _Graph) -> None:
     """Replace the computed outputs of a single operation by the expected ones."""
     if len(graph.calls) == 1:
         _, _, outputs = graph.operations[0]
-        for value, array in zip(outputs, oracle.expected(graph.calls[0]), strict=True):
+        for value, array in zip(outputs, oracle.expected_outputs(graph.calls[0]), strict=True):
             value.array = array
 
 

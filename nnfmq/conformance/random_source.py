@@ -35,7 +35,7 @@ class Sign(Enum):
     NOT_ZERO = "not zero"
     POSITIVE = "positive"
 
-    def holds(self, reals: Array) -> bool:
+    def is_satisfied(self, reals: Array) -> bool:
         """Return True if all values have this sign."""
         if self is Sign.NOT_ZERO:
             return bool(np.all(reals != 0))
@@ -54,7 +54,7 @@ class GraphLimits:
 
     dimension: int
     elements: int = 10_000
-    products: int = 1 << 22
+    macs: int = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,43 +85,46 @@ class RandomSource:
         """Return an integer from `low` to `high`, both included."""
         return low + int(self.fractions(1)[0] * (high - low + 1))
 
-    def chance(self, share: float = 0.5) -> bool:
+    def chance(self, probability: float = 0.5) -> bool:
         """Return True with this probability."""
-        return bool(self.fractions(1)[0] < share)
+        return bool(self.fractions(1)[0] < probability)
 
     def choice(self, items: Sequence[Item]) -> Item:
         """Return one of the items."""
         return items[self.integer(0, len(items) - 1)]
 
-    def order(self, count: int) -> list[int]:
+    def permutation(self, count: int) -> list[int]:
         """Return a permutation of 0 to `count` - 1."""
         return [int(position) for position in np.argsort(self.fractions(count), kind="stable")]
 
-    def dimension(self, most: int) -> int:
-        """Return a dimension from 1 to `most`; in half of the cases log-uniform, so that small ones are frequent."""
+    def dimension(self, max_dimension: int) -> int:
+        """Return a dimension from 1 to `max_dimension`.
+
+        In half of the cases it is log-uniform, so that small dimensions are frequent.
+        """
         if self.chance():
-            return self.integer(1, most)
-        return max(1, min(most, int((most + 1) ** float(self.fractions(1)[0]))))
+            return self.integer(1, max_dimension)
+        return max(1, min(max_dimension, int((max_dimension + 1) ** float(self.fractions(1)[0]))))
 
     def shape(self, rank: int, max_elements: int | None = None) -> Shape:
         """Return dimensions whose product is within the limit; in half of the cases of similar size."""
-        room = self.limits.elements if max_elements is None else max_elements
-        even = 2 * math.ceil(room ** (1 / rank))
-        most = min(self.limits.dimension, even) if self.chance() else self.limits.dimension
+        remaining = self.limits.elements if max_elements is None else max_elements
+        even = 2 * math.ceil(remaining ** (1 / rank))
+        max_dimension = min(self.limits.dimension, even) if self.chance() else self.limits.dimension
         dimensions = [1] * rank
-        for axis in self.order(rank):
-            dimensions[axis] = self.dimension(max(1, min(most, room)))
-            room //= dimensions[axis]
+        for axis in self.permutation(rank):
+            dimensions[axis] = self.dimension(max(1, min(max_dimension, remaining)))
+            remaining //= dimensions[axis]
         return tuple(dimensions)
 
     def activation(self) -> int:
         """Return the code of a fused activation; in half of the cases none, because the others clamp results."""
         return 0 if self.chance() else self.integer(1, 3)
 
-    def divisor(self, number: int, most: int | None = None) -> int:
-        """Return one of the divisors of `number`, up to `most`."""
-        top = number if most is None else min(most, number)
-        return self.choice([d for d in range(1, top + 1) if number % d == 0])
+    def divisor(self, number: int, max_divisor: int | None = None) -> int:
+        """Return one of the divisors of `number`, up to `max_divisor`."""
+        limit = number if max_divisor is None else min(max_divisor, number)
+        return self.choice([d for d in range(1, limit + 1) if number % d == 0])
 
     def quantization(self, type: OperandType) -> Quantization:
         """Return a scale and zero point for a tensor of this type; none for types that have none."""
@@ -171,5 +174,5 @@ def _bounds(type: OperandType, dtype: np.dtype[Any], sign: Sign, zero_point: int
         return int(sign in (Sign.POSITIVE, Sign.NOT_ZERO)), _MAX_INTEGER
     info = np.iinfo(dtype)
     low = info.min + (type == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL)
-    least = {Sign.NOT_NEGATIVE: zero_point, Sign.POSITIVE: zero_point + 1}.get(sign, low)
-    return int(least), int(info.max)
+    low = {Sign.NOT_NEGATIVE: zero_point, Sign.POSITIVE: zero_point + 1}.get(sign, low)
+    return int(low), int(info.max)

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from nnfmq.conformance.cases import FAILED, MODEL, PASSED, SKIPPED, Result, TestOutcome
+from nnfmq.conformance.cases import FAILED, MODEL, PASSED, SKIPPED, ConformanceResult, TestOutcome
 from nnfmq.conformance.variants import KINDS
 
 SLOWEST = 5
@@ -64,16 +64,16 @@ class Summary:
     dumped: list[str] = field(default_factory=list)
 
     @property
-    def is_good(self) -> bool:
+    def has_passed(self) -> bool:
         """Return True if nothing failed."""
         return not any(tally.failed for tally in self.kinds.values())
 
-    def add(self, result: Result) -> None:
+    def add(self, result: ConformanceResult) -> None:
         """Add one test model and its variants."""
         for outcome in result.outcomes:
             self.kinds[outcome.kind].add(result.name, outcome)
-        for cell in result.cells:
-            self.matrix.setdefault(cell, Counter()).update(outcome.status for outcome in result.outcomes)
+        for entry in result.matrix_entries:
+            self.matrix.setdefault(entry, Counter()).update(outcome.status for outcome in result.outcomes)
         self.dumped += [result.dumped] if result.dumped else []
         self.slowest = heapq.nlargest(SLOWEST, [*self.slowest, (result.duration_ns, result.name)])
 

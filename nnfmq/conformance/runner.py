@@ -28,7 +28,7 @@ from typing import IO, Any
 
 import msgspec
 
-from nnfmq.conformance.cases import Result, run_test
+from nnfmq.conformance.cases import ConformanceResult, run_test
 from nnfmq.conformance.random_classes import Batch
 from nnfmq.conformance.targets import ExecutionTarget, open_target
 from nnfmq.conformance.testmodels import FormatError, Line, lines, read, read_at
@@ -76,7 +76,7 @@ class _InvalidFile(msgspec.Struct, tag="bad", frozen=True):
 class _TestDone(msgspec.Struct, tag="ran", frozen=True):
     """Reply of a job for one test model."""
 
-    result: Result
+    result: ConformanceResult
 
 
 def chosen(source: Source, pattern: str) -> Iterator[tuple[int, Line]]:
@@ -96,7 +96,7 @@ def count(sources: Sequence[Source], pattern: str) -> int:
     )
 
 
-def run_sources(sources: Sequence[Source], settings: Settings, jobs: int) -> Generator[Result, None, None]:
+def run_sources(sources: Sequence[Source], settings: Settings, jobs: int) -> Generator[ConformanceResult, None, None]:
     """Yield the result of each test model, in order. Closing the iterator ends the run and its processes.
 
     Raises FormatError, and the errors of connecting to the driver and its device.
@@ -106,14 +106,14 @@ def run_sources(sources: Sequence[Source], settings: Settings, jobs: int) -> Gen
     return _run_in_jobs(sources, settings, min(jobs, len(sources)))
 
 
-def _run_here(sources: Sequence[Source], settings: Settings) -> Generator[Result, None, None]:
+def _run_here(sources: Sequence[Source], settings: Settings) -> Generator[ConformanceResult, None, None]:
     with closing(open_target(settings.path, settings.device, settings.connect_to)) as target:
         _ = target.feature_level  # raises here if the device does not exist: that is not a failed test
         for source in sources:
             yield from _run_source(source, settings, target)
 
 
-def _run_source(source: Source, settings: Settings, target: ExecutionTarget) -> Iterator[Result]:
+def _run_source(source: Source, settings: Settings, target: ExecutionTarget) -> Iterator[ConformanceResult]:
     for number, line in chosen(source, settings.pattern):
         if not isinstance(source, Batch):
             yield run_test(read_at(source, number, line), target)
@@ -133,10 +133,10 @@ def _dump(line: Line, folder: str) -> str:
 
 # ------------------------------------------------------------------------------------------------ jobs
 
-_JobReply = Result | BaseException | None
+_JobReply = ConformanceResult | BaseException | None
 
 
-def _run_in_jobs(sources: Sequence[Source], settings: Settings, jobs: int) -> Generator[Result, None, None]:
+def _run_in_jobs(sources: Sequence[Source], settings: Settings, jobs: int) -> Generator[ConformanceResult, None, None]:
     with closing(open_target(settings.path, settings.device, settings.connect_to)) as target:
         _ = target.feature_level
     replies: queue.SimpleQueue[tuple[int, _JobReply]] = queue.SimpleQueue()
@@ -187,7 +187,7 @@ def _feed(
         replies.put((number, None))
 
 
-def _send_task(process: subprocess.Popen[bytes], source: Source) -> Iterator[Result]:
+def _send_task(process: subprocess.Popen[bytes], source: Source) -> Iterator[ConformanceResult]:
     assert process.stdin is not None and process.stdout is not None
     last = "no test"
     with suppress(BrokenPipeError):  # the job has exited: reading its reply reports that
@@ -207,8 +207,8 @@ def _label(source: Source) -> str:
     return source.class_name if isinstance(source, Batch) else str(source)
 
 
-def _in_order(replies: queue.SimpleQueue[tuple[int, _JobReply]], file_count: int) -> Iterator[Result]:
-    waiting: list[list[Result]] = [[] for _ in range(file_count)]
+def _in_order(replies: queue.SimpleQueue[tuple[int, _JobReply]], file_count: int) -> Iterator[ConformanceResult]:
+    waiting: list[list[ConformanceResult]] = [[] for _ in range(file_count)]
     ended = [False] * file_count
     due = 0
     while due < file_count:

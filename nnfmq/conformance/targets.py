@@ -54,7 +54,7 @@ PATHS = (
 )
 INTERPRETER_LEVEL = 8
 TIMEOUT_S = 60.0
-_AS_COMPILED = ExecutionPreference.SUSTAINED_SPEED  # no baseline program runs first
+_AS_COMPILED = ExecutionPreference.SUSTAINED_SPEED  # no baseline program runs before the compiled one
 _ALIGNMENT = 64
 _FILL_BYTE = 0xA5
 _MIN_BYTES = 1  # a client may not ask for no bytes
@@ -265,22 +265,30 @@ class _InDriver:
 
     def execute(self, execution: ExecutionRequest) -> ExecutionOutput:
         sizes = [0 if array is None else array.nbytes for array in execution.inputs]
-        input_places, input_bytes = _places(0, sizes)
-        output_places, output_bytes = _places(1, execution.output_sizes)
-        given = zip(execution.inputs, input_places, strict=True)
-        inputs = [RequestArgument(True) if array is None else RequestArgument(False, at) for array, at in given]
-        outputs = [RequestArgument(False, at) for at in output_places]
+        input_locations, input_bytes = _locations(0, sizes)
+        output_locations, output_bytes = _locations(1, execution.output_sizes)
+        pairs = zip(execution.inputs, input_locations, strict=True)
+        inputs = [
+            RequestArgument(True) if array is None else RequestArgument(False, location) for array, location in pairs
+        ]
+        outputs = [RequestArgument(False, location) for location in output_locations]
         with ExitStack() as stack:
             source = stack.enter_context(Memory.create(input_bytes, "nnfmq-inputs", one_writer=True))
             sink = stack.enter_context(Memory.create(output_bytes, "nnfmq-outputs"))
             sink.view[:] = bytes([_FILL_BYTE]) * sink.size_bytes
-            for array, at in zip(execution.inputs, input_places, strict=True):
+            for array, location in zip(execution.inputs, input_locations, strict=True):
                 if array is not None:
-                    source.view[at.offset : at.offset + array.nbytes] = np.ascontiguousarray(array).tobytes()
+                    source.view[location.offset : location.offset + array.nbytes] = np.ascontiguousarray(
+                        array
+                    ).tobytes()
             request = Request(tuple(inputs), tuple(outputs), (source, sink))
             shapes = self.run(self.prepared, request, _config(execution))
             return ExecutionOutput(
-                shapes, tuple(bytes(sink.view[at.offset : at.offset + at.length]) for at in output_places)
+                shapes,
+                tuple(
+                    bytes(sink.view[location.offset : location.offset + location.length])
+                    for location in output_locations
+                ),
             )
 
 
@@ -344,15 +352,16 @@ class _InBuffers:
 
     def execute(self, execution: ExecutionRequest) -> ExecutionOutput:
         with ExitStack() as stack:
-            given = enumerate(execution.inputs)
-            filled = [None if array is None else self._filled(stack, i, array) for i, array in given]
-            made = [self._allocated(stack, outputs=[(self.prepared, i)]) for i in range(len(execution.expected))]
-            buffers = [buffer for buffer in (*filled, *made) if buffer is not None]
-            places = (RequestArgument(location=DataLocation(index)) for index in range(len(buffers)))
-            inputs = tuple(RequestArgument(True) if buffer is None else next(places) for buffer in filled)
-            request = Request(inputs, tuple(places), tuple(buffer.pool for buffer in buffers))
+            filled = [
+                None if array is None else self._filled(stack, i, array) for i, array in enumerate(execution.inputs)
+            ]
+            results = [self._allocated(stack, outputs=[(self.prepared, i)]) for i in range(len(execution.expected))]
+            buffers = [buffer for buffer in (*filled, *results) if buffer is not None]
+            arguments = (RequestArgument(location=DataLocation(index)) for index in range(len(buffers)))
+            inputs = tuple(RequestArgument(True) if buffer is None else next(arguments) for buffer in filled)
+            request = Request(inputs, tuple(arguments), tuple(buffer.pool for buffer in buffers))
             shapes = self.run(self.prepared, request, _config(execution))
-            pairs = zip(made, execution.expected, strict=True)
+            pairs = zip(results, execution.expected, strict=True)
             return ExecutionOutput(shapes, tuple(_content(buffer, array) for buffer, array in pairs))
 
     def _allocated(
@@ -382,14 +391,14 @@ def _config(execution: ExecutionRequest) -> ExecutionConfig:
     return ExecutionConfig() if limit is None else ExecutionConfig(loop_timeout_ns=limit)
 
 
-def _places(pool_index: int, sizes: Sequence[int]) -> tuple[list[DataLocation], int]:
+def _locations(pool_index: int, sizes: Sequence[int]) -> tuple[list[DataLocation], int]:
     """Return the location of each argument in its pool, and the size of the pool."""
-    places, end = [], 0
+    locations, end = [], 0
     for size in sizes:
         offset = -(-end // _ALIGNMENT) * _ALIGNMENT
-        places.append(DataLocation(pool_index, offset, max(size, _MIN_BYTES)))
+        locations.append(DataLocation(pool_index, offset, max(size, _MIN_BYTES)))
         end = offset + max(size, _MIN_BYTES)
-    return places, max(end, _MIN_BYTES)
+    return locations, max(end, _MIN_BYTES)
 
 
 def open_target(path: str, device: str, connect_to: str | None) -> ExecutionTarget:

@@ -1,4 +1,4 @@
-"""A test model and its variants against targets that misbehave in one way each, and against drivers that die."""
+"""Test models and their variants with targets that violate one rule each, and with drivers that die."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support import model_lines
 
 from nnfmq.cli import conformance as command
 from nnfmq.conformance import testmodels, variants
-from nnfmq.conformance.cases import FAILED, MODEL, PASSED, SKIPPED, Result, run_test
+from nnfmq.conformance.cases import FAILED, MODEL, PASSED, SKIPPED, ConformanceResult, run_test
 from nnfmq.conformance.targets import (
     INTERPRETER_LEVEL,
     PATHS,
@@ -38,44 +38,44 @@ Execute = Callable[[ExecutionRequest], ExecutionOutput]
 
 
 class Fake(Interpreter):
-    """A target that answers what it is told."""
+    """A target that returns the outputs of a given function."""
 
-    def __init__(self, execute: Execute, level: int = 8, declines: bool = False) -> None:
+    def __init__(self, execute: Execute, level: int = 8, rejects_all: bool = False) -> None:
         self.execute = execute
         self.feature_level = level
-        self.declines = declines
+        self.rejects_all = rejects_all
 
     @contextmanager
     def prepared(self, model: Model) -> Iterator[Prepared]:
-        if self.declines:
-            raise GeneralFailure("no ADD here")
+        if self.rejects_all:
+            raise GeneralFailure("ADD is not supported")
         yield self
 
     def supports(self, model: Model) -> bool:
-        return not self.declines
+        return not self.rejects_all
 
 
-def answering(shapes: tuple[OutputShape, ...]) -> Execute:
+def returning(shapes: tuple[OutputShape, ...]) -> Execute:
     return lambda execution: ExecutionOutput(shapes, (SUM,))
 
 
-def outcomes(result: Result) -> dict[str, str]:
+def outcomes(result: ConformanceResult) -> dict[str, str]:
     return {outcome.kind: outcome.status for outcome in result.outcomes}
 
 
-def reasons(result: Result) -> dict[str, str]:
+def reasons(result: ConformanceResult) -> dict[str, str]:
     return {outcome.kind: outcome.reason for outcome in result.outcomes}
 
 
-def judged(target: Any, **fields: Any) -> Result:
+def run_add(target: Any, **fields: Any) -> ConformanceResult:
     return run_test(testmodels.read(model_lines.add() | fields), target)
 
 
 @pytest.fixture(scope="module")
 def opened(request: pytest.FixtureRequest) -> Iterator[ExecutionTarget]:
-    """A path to the reference device, over one driver for all tests of the path."""
+    """The reference device over one execution path, with one driver for all tests of the path."""
     with closing(open_target(request.param, "reference", "embedded")) as target:
-        assert target.feature_level == INTERPRETER_LEVEL  # connects here: a test would answer for what that takes
+        assert target.feature_level == INTERPRETER_LEVEL  # connects, so that the first test is not charged for it
         yield target
 
 
@@ -83,7 +83,7 @@ def opened(request: pytest.FixtureRequest) -> Iterator[ExecutionTarget]:
 def target(opened: ExecutionTarget) -> Iterator[ExecutionTarget]:
     yield opened
     if isinstance(opened, CompilingEngine):
-        opened.close()  # its threads
+        opened.close()  # stops the thread pool
 
 
 @pytest.fixture
@@ -98,8 +98,8 @@ def on(*paths: str) -> pytest.MarkDecorator:
 
 @on(*(path for path in PATHS if not path.endswith("fenced")))
 def test_TST_5_a_model_and_its_variants_pass_on_every_path(target: ExecutionTarget, path: str) -> None:
-    result = judged(target)
-    # A buffer of the driver's is never short.
+    result = run_add(target)
+    # A driver-managed buffer is never too small.
     kinds = [MODEL, *variants.KINDS[:1], *([] if path.startswith("memory-domain") else [variants.INSUFFICIENT_OUTPUT])]
     assert outcomes(result) == dict.fromkeys(kinds, PASSED)
 
@@ -111,14 +111,14 @@ def test_wrong_values_are_a_failure_on_every_path(target: ExecutionTarget) -> No
 
 
 @on(*PATHS)
-def test_a_model_that_must_fail_and_does_not_is_a_failure(target: ExecutionTarget) -> None:
-    result = judged(target, expectFailure=True)
+def test_a_model_that_must_fail_but_succeeds_is_a_failure(target: ExecutionTarget) -> None:
+    result = run_add(target, expectFailure=True)
     assert reasons(result) == {MODEL: "preparing or executing it must fail; both succeeded"}
 
 
 @on("fenced", "memory-domain-fenced")
-def test_TST_5_behind_fences_a_model_passes_and_one_of_unknown_shapes_is_skipped(target: ExecutionTarget) -> None:
-    found = outcomes(judged(target))
+def test_TST_5_in_fenced_executions_a_model_passes_and_unknown_shapes_are_skipped(target: ExecutionTarget) -> None:
+    found = outcomes(run_add(target))
     assert found[MODEL] == PASSED
     assert found[variants.UNKNOWN_OUTPUT_SHAPES] == SKIPPED
 
@@ -127,14 +127,14 @@ def test_the_command_has_every_path() -> None:
     assert command.PATHS == PATHS
 
 
-def test_no_shapes_are_enough_only_where_the_model_states_them() -> None:
-    result = judged(Fake(answering(())))
+def test_shapes_may_be_unreported_only_if_the_model_specifies_them() -> None:
+    result = run_add(Fake(returning(())))
     assert outcomes(result)[MODEL] == PASSED
     assert reasons(result)[variants.UNKNOWN_OUTPUT_SHAPES].startswith("no output shapes are reported")
 
 
-def test_a_short_buffer_must_be_refused() -> None:
-    result = judged(Fake(answering((OutputShape((3,)),))))
+def test_a_short_buffer_must_be_rejected() -> None:
+    result = run_add(Fake(returning((OutputShape((3,)),))))
     assert "OUTPUT_INSUFFICIENT_SIZE is expected" in reasons(result)[variants.INSUFFICIENT_OUTPUT]
 
 
@@ -146,44 +146,44 @@ def test_a_short_buffer_must_be_refused() -> None:
         (OutputShape((0,), False), ""),
     ],
 )
-def test_the_shapes_beside_a_short_buffer_are_checked(shape: OutputShape, mismatch: str) -> None:
-    def refuse(execution: ExecutionRequest) -> ExecutionOutput:
+def test_the_shapes_reported_for_a_short_buffer_are_checked(shape: OutputShape, mismatch: str) -> None:
+    def reject(execution: ExecutionRequest) -> ExecutionOutput:
         raise OutputInsufficientSize("too small", (shape,))
 
-    assert reasons(judged(Fake(refuse)))[variants.INSUFFICIENT_OUTPUT] == mismatch
+    assert reasons(run_add(Fake(reject)))[variants.INSUFFICIENT_OUTPUT] == mismatch
 
 
 def test_a_model_that_needs_a_newer_device_is_skipped_with_all_its_variants() -> None:
-    result = judged(Fake(answering(()), level=3), minSupportedVersion="V1_3")
+    result = run_add(Fake(returning(()), level=3), minSupportedVersion="V1_3")
     assert set(outcomes(result).values()) == {SKIPPED}
     assert set(reasons(result).values()) == {"it needs feature level 4, the device has 3"}
 
 
-def test_a_model_that_the_device_declines_is_skipped() -> None:
-    result = judged(Fake(answering(()), declines=True))
-    assert reasons(result)[MODEL] == "the device does not support the model: GENERAL_FAILURE: no ADD here"
+def test_a_model_that_the_device_does_not_support_is_skipped() -> None:
+    result = run_add(Fake(returning(()), rejects_all=True))
+    assert reasons(result)[MODEL] == "the device does not support the model: GENERAL_FAILURE: ADD is not supported"
     assert outcomes(result)[MODEL] == SKIPPED
 
 
-def test_an_exception_that_escapes_is_a_failure_that_says_where() -> None:
+def test_an_unexpected_exception_is_a_failure_with_its_location() -> None:
     def crash(execution: ExecutionRequest) -> ExecutionOutput:
         raise ZeroDivisionError("of a kernel")
 
-    result = judged(Fake(crash))
+    result = run_add(Fake(crash))
     assert outcomes(result)[MODEL] == FAILED
     assert "ZeroDivisionError escaped at" in reasons(result)[MODEL]
 
 
 class _Dying(Driver):
-    """A driver that is killed once, when the first model has been prepared."""
+    """A driver that is killed once, after the first model is prepared."""
 
-    lives = True
+    is_alive = True
 
     @contextmanager
     def prepared(self, model: Model) -> Iterator[Prepared]:
         with super().prepared(model) as prepared:
-            if self.lives:
-                self.lives = False
+            if self.is_alive:
+                self.is_alive = False
                 os.kill(self.driver_pid, signal.SIGKILL)
             yield prepared
 
@@ -191,7 +191,7 @@ class _Dying(Driver):
 @pytest.mark.parametrize("path", ["sync", "async", "reusable", "burst", "aidl-burst"])
 def test_a_driver_that_dies_fails_its_test_and_the_next_gets_a_new_one(path: str) -> None:
     with closing(_Dying("reference", "embedded", path)) as target:
-        result = judged(target)
+        result = run_add(target)
     assert reasons(result)[MODEL].startswith("the driver died: ")
     assert outcomes(result) == {
         MODEL: FAILED,
@@ -201,7 +201,7 @@ def test_a_driver_that_dies_fails_its_test_and_the_next_gets_a_new_one(path: str
 
 
 class _Only(Interpreter):
-    """A target that declines all tensors but those of one type."""
+    """A target that supports only tensors of one type."""
 
     def __init__(self, type: OperandType) -> None:
         self.type = type
@@ -217,7 +217,7 @@ class _Only(Interpreter):
         return all(operand.type in (self.type, OperandType.INT32) for operand in model.main.operands)
 
 
-def add_of_codes() -> testmodels.TestModel:
+def quantized_add() -> testmodels.TestModel:
     line = model_lines.add()
     for operand, data in zip(line["main"]["operands"], ["AQID", "ChQe", None, "CxYh"], strict=True):
         if data is not None:
@@ -225,21 +225,21 @@ def add_of_codes() -> testmodels.TestModel:
     return testmodels.read(line)
 
 
-def test_TST_12_a_pair_passes_where_both_models_do() -> None:
-    assert outcomes(run_test(add_of_codes(), Interpreter()))[variants.INT8_COUPLING] == PASSED
+def test_TST_12_a_pair_passes_if_both_models_do() -> None:
+    assert outcomes(run_test(quantized_add(), Interpreter()))[variants.INT8_COUPLING] == PASSED
 
 
-def test_TST_12_N_BAS_4_int8_must_be_supported_where_uint8_is() -> None:
-    result = run_test(add_of_codes(), _Only(UINT8))
+def test_TST_12_N_BAS_4_int8_must_be_supported_if_uint8_is() -> None:
+    result = run_test(quantized_add(), _Only(UINT8))
     assert outcomes(result)[MODEL] == PASSED
     assert reasons(result)[variants.INT8_COUPLING].startswith("the uint8 model is supported, so this one must be")
 
 
 @on("fenced")
-def test_N_FEN_1_outputs_that_are_not_specified_are_skipped_once_they_were_refused_fenced(
+def test_N_FEN_1_unspecified_outputs_are_skipped_after_a_fenced_execution_rejects_them(
     target: ExecutionTarget,
 ) -> None:
-    result = judged(target)
+    result = run_add(target)
     assert outcomes(result) == {
         MODEL: PASSED,
         variants.UNKNOWN_OUTPUT_SHAPES: SKIPPED,
@@ -249,49 +249,49 @@ def test_N_FEN_1_outputs_that_are_not_specified_are_skipped_once_they_were_refus
 
 
 class _LenientFenced(Interpreter):
-    """The interpreter, which takes such outputs, where a fenced execution has to stand."""
+    """The interpreter, which accepts unspecified outputs, in place of fenced executions."""
 
     rejects_unspecified_outputs = True
 
 
-def test_outputs_that_are_not_specified_must_be_refused_fenced() -> None:
-    result = judged(_LenientFenced())
+def test_fenced_executions_must_reject_unspecified_outputs() -> None:
+    result = run_add(_LenientFenced())
     assert outcomes(result)[MODEL] == PASSED
     for kind in (variants.UNKNOWN_OUTPUT_SHAPES, variants.INSUFFICIENT_OUTPUT):
         assert "they must be rejected (N-FEN-1, N-FEN-2)" in reasons(result)[kind]
 
 
-def test_TST_12_N_BAS_4_uint8_must_be_supported_where_int8_is() -> None:
-    result = run_test(add_of_codes(), _Only(INT8))
+def test_TST_12_N_BAS_4_uint8_must_be_supported_if_int8_is() -> None:
+    result = run_test(quantized_add(), _Only(INT8))
     assert outcomes(result)[MODEL] == SKIPPED
     assert reasons(result)[variants.INT8_COUPLING].startswith("the int8 model is supported, so the uint8 one must be")
 
 
-def test_TST_12_a_device_may_decline_both() -> None:
-    result = run_test(add_of_codes(), _Only(OperandType.TENSOR_FLOAT32))
+def test_TST_12_a_device_may_support_neither() -> None:
+    result = run_test(quantized_add(), _Only(OperandType.TENSOR_FLOAT32))
     assert set(outcomes(result).values()) == {SKIPPED}
 
 
 class _OneMore(Interpreter):
-    """A target whose int8 codes are one too high, which is inside the tolerance."""
+    """A target whose int8 results are too high by one, which is within the tolerance."""
 
     @contextmanager
     def prepared(self, model: Model) -> Iterator[Prepared]:
         with super().prepared(model) as prepared:
-            yield _Raised(prepared) if INT8 in {operand.type for operand in model.main.operands} else prepared
+            yield _AddOne(prepared) if INT8 in {operand.type for operand in model.main.operands} else prepared
 
 
 @dataclass(frozen=True)
-class _Raised:
+class _AddOne:
     prepared: Prepared
 
     def execute(self, execution: ExecutionRequest) -> ExecutionOutput:
         executed = self.prepared.execute(execution)
-        return replace(executed, outputs=tuple(bytes(code + 1 for code in raw) for raw in executed.outputs))
+        return replace(executed, outputs=tuple(bytes(q + 1 for q in raw) for raw in executed.outputs))
 
 
-def test_TST_12_outputs_that_are_not_128_apart_fail_even_within_the_tolerance() -> None:
-    result = run_test(add_of_codes(), _OneMore())
+def test_TST_12_outputs_that_do_not_differ_by_128_fail_even_within_the_tolerance() -> None:
+    result = run_test(quantized_add(), _OneMore())
     assert outcomes(result)[MODEL] == PASSED
     assert reasons(result)[variants.INT8_COUPLING] == (
         "operand 3 (c), of uint8 less 128 and of int8, index [0]: expected -117, actual -116"
@@ -299,27 +299,27 @@ def test_TST_12_outputs_that_are_not_128_apart_fail_even_within_the_tolerance() 
     )
 
 
-def test_TST_12_a_device_older_than_int8_is_not_asked_for_it() -> None:
+def test_TST_12_int8_is_skipped_on_a_device_with_an_older_feature_level() -> None:
     target = Interpreter()
     target.feature_level = 3
-    result = run_test(add_of_codes(), target)
+    result = run_test(quantized_add(), target)
     assert reasons(result) == {
         MODEL: "",
         variants.UNKNOWN_OUTPUT_SHAPES: "",
         variants.INSUFFICIENT_OUTPUT: "",
-        variants.INT8_COUPLING: "int8 came with feature level 4, the device has 3",
+        variants.INT8_COUPLING: "int8 was introduced with feature level 4, the device has 3",
     }
 
 
 @pytest.mark.parametrize("operation", ["CAST", "PAD_V2", "HASHTABLE_LOOKUP", "LSH_PROJECTION", "QUANTIZED_16BIT_LSTM"])
-def test_SUP_5_operations_whose_int8_form_differs_or_is_missing_are_no_pairs(operation: str) -> None:
-    line = add_of_codes().line
+def test_SUP_5_operations_whose_int8_form_differs_or_is_missing_are_not_coupled(operation: str) -> None:
+    line = quantized_add().line
     line["main"]["operations"][0]["type"] = operation
     assert not variants.is_coupled(line)
 
 
 @on(*PATHS[2:])
-def test_control_flow_boundaries_of_unknown_size_are_skipped_once_a_driver_has_refused_them(
+def test_control_flow_boundaries_of_unknown_size_are_skipped_after_a_driver_rejects_them(
     target: ExecutionTarget, data_dir: Path
 ) -> None:
     (_, line), *_ = testmodels.lines(data_dir / "vts" / "V1_3_cts_only" / "while_fib_unknown_rank.jsonl.gz")
@@ -329,9 +329,7 @@ def test_control_flow_boundaries_of_unknown_size_are_skipped_once_a_driver_has_r
 
 
 @on("sync")
-def test_TST_12_a_pair_that_the_hal_has_refused_is_skipped_in_both_forms(
-    target: ExecutionTarget, data_dir: Path
-) -> None:
+def test_TST_12_a_pair_that_the_hal_rejects_is_skipped_in_both_forms(target: ExecutionTarget, data_dir: Path) -> None:
     folder = data_dir / "vts" / "V1_3_cts_only"
     tests = (testmodels.read(line) for path in sorted(folder.glob("*.gz")) for _, line in testmodels.lines(path))
     pair = next(test for test in tests if variants.INT8_COUPLING in variants.kinds_of(test))
@@ -341,24 +339,24 @@ def test_TST_12_a_pair_that_the_hal_has_refused_is_skipped_in_both_forms(
 
 
 class _Lenient(Interpreter):
-    """The interpreter, which takes such boundaries, where a driver has to stand."""
+    """The interpreter, which accepts boundaries of unknown size, in place of a driver."""
 
     rejects_unspecified_boundaries = True
 
 
-def test_a_driver_that_takes_boundaries_of_unknown_size_fails(data_dir: Path) -> None:
+def test_a_driver_that_accepts_boundaries_of_unknown_size_fails(data_dir: Path) -> None:
     (_, line), *_ = testmodels.lines(data_dir / "vts" / "V1_3_cts_only" / "while_fib_unknown_rank.jsonl.gz")
     assert "they must be rejected (N-VAL-20)" in reasons(run_test(testmodels.read(line), _Lenient()))[MODEL]
 
 
 @on(*PATHS)
-def test_an_endless_loop_has_to_miss_its_deadline(target: ExecutionTarget, data_dir: Path) -> None:
+def test_an_endless_loop_must_miss_its_deadline(target: ExecutionTarget, data_dir: Path) -> None:
     lines = testmodels.lines(data_dir / "vts" / "V1_3" / "while_infinite_loop.jsonl.gz")
     results = [run_test(testmodels.read(line), target) for _, line in lines]
     assert {outcome.status for result in results for outcome in result.outcomes} == {PASSED}
 
 
-def test_an_endless_loop_that_the_device_declines_is_skipped(data_dir: Path) -> None:
+def test_an_endless_loop_that_the_device_does_not_support_is_skipped(data_dir: Path) -> None:
     (_, line), *_ = testmodels.lines(data_dir / "vts" / "V1_3" / "while_infinite_loop.jsonl.gz")
     with closing(open_target("sync", "sample-minimal", "embedded")) as target:
         (outcome,) = run_test(testmodels.read(line), target).outcomes

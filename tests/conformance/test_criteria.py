@@ -1,4 +1,4 @@
-"""What passes and what does not, from the description of the test vectors: tolerances, ignored outputs, shapes."""
+"""The criteria of the test vectors' rules: tolerances, ignored outputs, shapes, and criteria of a test model."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ def changed(**fields: Any) -> testmodels.TestModel:
     return testmodels.read(model_lines.changed(lambda line: line.update(fields)))
 
 
-def judged(test: testmodels.TestModel, *values: float) -> list[str]:
+def mismatches_of(test: testmodels.TestModel, *values: float) -> list[str]:
     return [found.reason for found in compare_outputs(test, [OutputShape((3,))], [np.float32(values)])]
 
 
 def test_the_expected_values_pass() -> None:
-    assert judged(changed(), 11, 22, 33) == []
+    assert mismatches_of(changed(), 11, 22, 33) == []
 
 
-def test_a_wrong_value_is_named_with_operand_index_expected_and_actual() -> None:
-    assert judged(changed(), 11, 22.5, 33) == [
+def test_a_mismatch_has_operand_index_expected_and_actual_value() -> None:
+    assert mismatches_of(changed(), 11, 22.5, 33) == [
         "operand 3 (c), index [1]: expected 22.0, actual 22.5 (1 of 3 elements are wrong)"
     ]
 
 
 def test_a_nan_never_passes() -> None:
-    assert len(judged(changed(isRelaxed=True), np.nan, 22, 33)) == 1
+    assert len(mismatches_of(changed(isRelaxed=True), np.nan, 22, 33)) == 1
 
 
 @pytest.mark.parametrize(("relaxed", "passes"), [(False, False), (True, True)])
-def test_relaxed_models_may_be_as_coarse_as_float16(relaxed: bool, passes: bool) -> None:
-    assert (judged(changed(isRelaxed=relaxed), 11, 22.05, 33) == []) is passes
+def test_relaxed_models_have_the_tolerance_of_float16(relaxed: bool, passes: bool) -> None:
+    assert (mismatches_of(changed(isRelaxed=relaxed), 11, 22.05, 33) == []) is passes
 
 
-def test_a_float16_operand_anywhere_makes_float32_outputs_coarse() -> None:
+def test_a_float16_operand_anywhere_gives_float32_outputs_the_tolerance_of_float16() -> None:
     line = model_lines.add()
     line["main"]["operands"].append(model_lines.operand("half", "NO_VALUE", None, "TENSOR_FLOAT16"))
 
@@ -62,18 +62,18 @@ def test_integers_are_compared_as_stored(name: str, operand_type: str, atol: int
     assert tolerances(changed(name=name), operand_type) == (atol, 0)
 
 
-def test_a_reported_shape_has_to_be_the_expected_one() -> None:
+def test_a_reported_shape_must_be_the_expected_one() -> None:
     found = compare_outputs(changed(), [OutputShape((1, 3))], [np.float32([11, 22, 33])])
     assert [mismatch.reason for mismatch in found] == ["operand 3 (c): expected shape [3], actual [1, 3]"]
 
 
-def test_ignored_outputs_may_hold_anything() -> None:
+def test_ignored_outputs_are_not_compared() -> None:
     test = testmodels.read(model_lines.changed(lambda line: line["main"]["operands"][3].update(isIgnored=True)))
-    assert judged(test, 0, 0, 0) == []
+    assert mismatches_of(test, 0, 0, 0) == []
 
 
 def multinomial(*samples: int) -> list[str]:
-    """Judge samples of two classes with the probabilities 1/4 and 3/4, of which 0.1 may be missing."""
+    """Evaluate samples of two classes with the probabilities 1/4 and 3/4, and a tolerance of 0.1."""
     line = model_lines.add() | {"expectedMultinomialDistributionTolerance": 0.1}
     logits = model_lines.floats(0, np.log(3))
     line["main"]["operands"][0].update(dimensions=[1, 2], data=logits)
@@ -83,21 +83,21 @@ def multinomial(*samples: int) -> list[str]:
     return [found.reason for found in compare_outputs(test, [OutputShape((1, 4))], [np.int32([samples])])]
 
 
-def test_samples_pass_by_their_distribution() -> None:
+def test_samples_with_the_expected_distribution_pass() -> None:
     assert multinomial(1, 0, 1, 1) == []
 
 
-def test_a_wrong_distribution_is_named_by_class() -> None:
+def test_a_wrong_distribution_is_reported_for_each_class() -> None:
     first, second = multinomial(0, 0, 1, 1)
     assert "class 0: expected a share of 0.250000 ± 0.1, actual 0.500000" in first
     assert "class 1: expected a share of 0.750000 ± 0.1, actual 0.500000" in second
 
 
-# ------------------------------------------------------------------------------------------------ criteria of its own
+# ------------------------------------------------------------------------------------------------ custom criteria
 
 
-def own(criteria: dict[str, dict[str, float]], type: str = "TENSOR_FLOAT32") -> testmodels.TestModel:
-    """Return `add` with 12 outputs of a type, all expected to be 1, and its own criteria."""
+def with_criteria(criteria: dict[str, dict[str, float]], type: str = "TENSOR_FLOAT32") -> testmodels.TestModel:
+    """Return `add` with an output of 12 elements of this type, all expected to be 1, and with these criteria."""
     dtype = np.dtype(testmodels.DTYPES[type])
     data = base64.b64encode(np.ones(12, dtype).tobytes()).decode()
     output = {"type": type, "dimensions": [12], "data": data}
@@ -105,75 +105,81 @@ def own(criteria: dict[str, dict[str, float]], type: str = "TENSOR_FLOAT32") -> 
     return testmodels.read(line | {"criteria": {type: criteria}} if criteria else line)
 
 
-def judged_ones(test: testmodels.TestModel, *values: float) -> list[str]:
-    """Judge 12 elements, of which the first are given and the rest are 1."""
+def mismatches_from_ones(test: testmodels.TestModel, *values: float) -> list[str]:
+    """Evaluate 12 elements, which are `values`, then 1."""
     array = np.ones(12, test.expected[0].dtype)
     array[: len(values)] = values
     return [found.reason for found in compare_outputs(test, [OutputShape((12,))], [array])]
 
 
-def test_TST_6_criteria_of_a_test_model_s_own_replace_the_tolerances() -> None:
-    assert judged_ones(own({"atol": 0.5}), 1.5, 0.5) == []
-    assert "expected 1.0, actual 1.75" in judged_ones(own({"atol": 0.5, "rtol": 0.125}), 1.625, 1.75)[0]
+def test_TST_6_criteria_of_a_test_model_replace_the_tolerances() -> None:
+    assert mismatches_from_ones(with_criteria({"atol": 0.5}), 1.5, 0.5) == []
+    assert (
+        "expected 1.0, actual 1.75" in mismatches_from_ones(with_criteria({"atol": 0.5, "rtol": 0.125}), 1.625, 1.75)[0]
+    )
 
 
 def test_TST_6_types_without_criteria_keep_the_tolerances() -> None:
-    test = own({})
+    test = with_criteria({})
     test.criteria["TENSOR_INT32"] = testmodels.Criterion(atol=100)
-    assert len(judged_ones(test, 2)) == 1
+    assert len(mismatches_from_ones(test, 2)) == 1
 
 
-def test_TST_6_a_bias_is_limited_where_each_element_is_within_its_tolerance() -> None:
-    test = own({"atol": 0.5, "bias": 0.125})
-    assert judged_ones(test, *[1.125] * 12) == []
-    assert judged_ones(test, *[1.25] * 12) == ["operand 3 (c): the mean difference is 0.25, at most 0.125 is allowed"]
-    assert judged_ones(test, *[1.25, 0.75] * 6) == []
+def test_TST_6_a_bias_is_limited_if_each_element_is_within_its_tolerance() -> None:
+    test = with_criteria({"atol": 0.5, "bias": 0.125})
+    assert mismatches_from_ones(test, *[1.125] * 12) == []
+    assert mismatches_from_ones(test, *[1.25] * 12) == [
+        "operand 3 (c): the mean difference is 0.25, at most 0.125 is allowed"
+    ]
+    assert mismatches_from_ones(test, *[1.25, 0.75] * 6) == []
 
 
 def test_TST_6_the_mean_squared_difference_is_limited() -> None:
-    assert judged_ones(own({"atol": 1, "mse": 0.0625}), *[1.25, 0.75] * 6) == []
-    assert judged_ones(own({"atol": 1, "mse": 0.0625}), *[1.5, 0.5] * 6) == [
+    assert mismatches_from_ones(with_criteria({"atol": 1, "mse": 0.0625}), *[1.25, 0.75] * 6) == []
+    assert mismatches_from_ones(with_criteria({"atol": 1, "mse": 0.0625}), *[1.5, 0.5] * 6) == [
         "operand 3 (c): the mean squared difference is 0.25, at most 0.0625 is allowed"
     ]
 
 
-@pytest.mark.parametrize(("wanted", "is_limited"), [([1.0] * 2, True), ([8.0] * 2, True), ([8.0] * 3, False)])
-def test_TST_6_means_are_limited_from_10_judged_elements_on(wanted: list[float], is_limited: bool) -> None:
-    test = own({"atol": 1, "bias": 0.125, "skipAbove": 4})
-    expected = np.array(wanted + [1.0] * (12 - len(wanted)), np.float32)
+@pytest.mark.parametrize(("first_values", "is_limited"), [([1.0] * 2, True), ([8.0] * 2, True), ([8.0] * 3, False)])
+def test_TST_6_means_are_limited_if_10_or_more_elements_are_compared(
+    first_values: list[float], is_limited: bool
+) -> None:
+    test = with_criteria({"atol": 1, "bias": 0.125, "skipAbove": 4})
+    expected = np.array(first_values + [1.0] * (12 - len(first_values)), np.float32)
     test.expected[0] = expected
     found = compare_outputs(test, [OutputShape((12,))], [expected + np.float32(0.25)])
     assert bool(found) is is_limited
 
 
-def test_TST_6_differences_of_floats_above_1_count_relative_to_them() -> None:
-    test = own({"atol": 1, "bias": 0.25})
+def test_TST_6_differences_of_floats_above_1_are_relative() -> None:
+    test = with_criteria({"atol": 1, "bias": 0.25})
     test.expected[0] = np.full(12, 4, np.float32)
     assert compare_outputs(test, [OutputShape((12,))], [np.full(12, 5, np.float32)]) == []
 
 
-def test_TST_6_elements_of_which_too_much_is_expected_are_not_judged() -> None:
-    test = own({"atol": 0.5, "skipAbove": 100})
+def test_TST_6_elements_whose_expected_value_is_too_large_are_not_compared() -> None:
+    test = with_criteria({"atol": 0.5, "skipAbove": 100})
     test.expected[0] = np.array([np.inf, 101, -101, *[1.0] * 9], np.float32)
-    assert judged_ones(test, np.nan, 0, np.inf) == []
-    assert len(judged_ones(test, 0, 0, 0, np.nan)) == 1
+    assert mismatches_from_ones(test, np.nan, 0, np.inf) == []
+    assert len(mismatches_from_ones(test, 0, 0, 0, np.nan)) == 1
 
 
 @pytest.mark.parametrize(("wrong", "passes"), [(1, True), (2, True), (3, False)])
-def test_TST_6_a_share_of_booleans_may_be_wrong_rounded_up(wrong: int, passes: bool) -> None:
-    test = own({"wrongShare": 0.1}, "TENSOR_BOOL8")  # 1.2 of 12
-    assert (judged_ones(test, *[0] * wrong) == []) is passes
+def test_TST_6_a_share_of_booleans_rounded_up_may_be_wrong(wrong: int, passes: bool) -> None:
+    test = with_criteria({"wrongShare": 0.1}, "TENSOR_BOOL8")  # 1.2 of 12
+    assert (mismatches_from_ones(test, *[0] * wrong) == []) is passes
 
 
 @pytest.mark.parametrize("criteria", [{"TENSOR_FLOAT32": {"atoll": 1}}, {"TENSOR_FLOAT32": {"atol": "much"}}, [1]])
-def test_TST_6_criteria_that_are_none_are_not_in_the_format(criteria: Any, tmp_path: Path) -> None:
+def test_TST_6_invalid_criteria_are_a_format_error(criteria: Any, tmp_path: Path) -> None:
     line = model_lines.add() | {"criteria": criteria}
     with pytest.raises(testmodels.FormatError):
         testmodels.read_at(tmp_path / "one.jsonl", 1, line)
 
 
-def test_TST_12_criteria_of_uint8_hold_for_its_int8_form() -> None:
-    line = own({"atol": 3, "bias": 0.5}, "TENSOR_QUANT8_ASYMM").line
+def test_TST_12_criteria_for_uint8_apply_to_the_int8_form() -> None:
+    line = with_criteria({"atol": 3, "bias": 0.5}, "TENSOR_QUANT8_ASYMM").line
     assert testmodels.read(variants.signed(line)).criteria == {
         "TENSOR_QUANT8_ASYMM_SIGNED": testmodels.Criterion(atol=3, bias=0.5)
     }

@@ -1,4 +1,4 @@
-"""Random graphs: what the classes are, that each graph is valid, the same each time, and judged so that faults show."""
+"""Random graphs: their classes; that each graph is valid and reproducible; that wrong outputs are detected."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def array_of(operand: Line) -> Array:
 # ------------------------------------------------------------------------------------------------ the classes
 
 
-def test_TST_6_there_are_179_tests_of_one_operation_with_extents_up_to_1000() -> None:
+def test_TST_6_there_are_179_tests_of_one_operation_with_dimensions_up_to_1000() -> None:
     single = of_family("single")
     assert len(single) == len({(c.code, c.exact_level) for c in single}) == 179
     assert {(c.operation_count, c.limits.dimension) for c in single} == {(1, 1000)}
@@ -79,7 +79,7 @@ def test_TST_6_the_seeds_are_0_to_49() -> None:
     assert batches(("single",), *SEEDS)[0] == Batch("single_depth_to_space_v1_0", 0, 49)
 
 
-def test_every_recipe_is_drawn_by_a_class() -> None:
+def test_every_generator_is_used_by_a_class() -> None:
     assert set().union(*(usages(graph_class) for graph_class in classes().values())) == set(GENERATORS)
 
 
@@ -88,7 +88,7 @@ def test_every_recipe_is_drawn_by_a_class() -> None:
 
 @pytest.mark.parametrize("seed", range(DEPTH))
 @pytest.mark.parametrize("name", classes())
-def test_TST_6_a_graph_is_valid_keeps_its_class_and_the_reference_passes_it(name: str, seed: int) -> None:
+def test_TST_6_a_graph_is_valid_and_within_its_limits_and_passes_on_the_reference(name: str, seed: int) -> None:
     line, graph_class = line_of(name, seed), classes()[name]
     test = testmodels.read(line)
 
@@ -102,11 +102,11 @@ def test_TST_6_a_graph_is_valid_keeps_its_class_and_the_reference_passes_it(name
 
 
 @pytest.mark.parametrize("name", [c.name for c in classes().values() if c.type is not None])
-def test_TST_6_the_first_operation_is_about_an_array_of_the_class_s_type_rank_and_extents(name: str) -> None:
+def test_TST_6_the_first_operation_has_an_array_of_the_class_s_type_rank_and_dimensions(name: str) -> None:
     line, graph_class = line_of(name), classes()[name]
     first = line["main"]["operations"][0]
-    places = [*first["inputs"], *first["outputs"]]
-    arrays = [line["main"]["operands"][place] for place in places]
+    indexes = [*first["inputs"], *first["outputs"]]
+    arrays = [line["main"]["operands"][index] for index in indexes]
     fitting = [a for a in arrays if a["type"] == graph_class.type.name and len(a["dimensions"]) == graph_class.rank]
     assert any(max(array["dimensions"]) <= graph_class.limits.dimension for array in fitting)
 
@@ -118,7 +118,7 @@ def test_TST_6_operations_read_each_other_s_results(name: str) -> None:
 
 
 def test_TST_6_every_operation_every_lifetime_and_both_layouts_occur() -> None:
-    # one seed of each class, and more of those that leave an argument out or have the layout in a place of its own
+    # one seed of each class, and more of those with omitted arguments or a layout argument
     lines = [line_of(name, seed) for name in classes() for seed in (range(4) if "squeeze" in name else range(1))]
     lines += [line_of("single_instance_normalization_v1_2", seed) for seed in range(8)]
     operations = {operation["type"] for line in lines for operation in line["main"]["operations"]}
@@ -148,9 +148,9 @@ for name in sys.argv[1:]:
 def test_TST_6_the_same_seed_gives_the_same_bytes_in_another_process() -> None:
     names = ["single_conv_2d_v1_2", "small_float16_rank4", "large_uint8_rank3", "later_pack_aidl_v2"]
     here = [hashlib.sha256(json.dumps(generate(classes()[n], 7)).encode()).hexdigest() for n in names]
-    words = [sys.executable, "-c", PRINT_DIGEST, *names]
+    command = [sys.executable, "-c", PRINT_DIGEST, *names]
     environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
-    there = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout.split()
+    there = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
     assert here == there
     assert generate(classes()[names[0]], 7)["main"] != generate(classes()[names[0]], 8)["main"]
 
@@ -159,7 +159,7 @@ MIXED = GraphClass("mixed", "", GraphLimits(16, 500), classes()["large_bool_rank
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_class_of_one_s_own_mixes_types_ranks_and_feature_levels(seed: int) -> None:
+def test_a_custom_class_mixes_types_ranks_and_feature_levels(seed: int) -> None:
     test = testmodels.read(generate(MIXED, seed))
 
     assert len({operand.type for operand in test.model.main.operands}) > 5
@@ -167,17 +167,17 @@ def test_a_class_of_one_s_own_mixes_types_ranks_and_feature_levels(seed: int) ->
     assert run_test(test, Interpreter()).outcomes[0].status == PASSED
 
 
-def test_a_batch_yields_the_graphs_whose_names_are_asked_for() -> None:
+def test_a_batch_yields_the_graphs_whose_names_match() -> None:
     batch = Batch("single_relu_v1_0", 3, 12)
     assert batch.seeds(re.compile("_seed_1")) == [10, 11, 12]
     assert [seed for seed, _ in batch.lines(re.compile("_seed_12$"))] == [12]
 
 
-# ------------------------------------------------------------------------------------------------ what is expected
+# ------------------------------------------------------------------------------------------------ expected outputs
 
 
 def seed_with(name: str, type: str) -> Line:
-    """Return the first graph of a class whose first output has this type, and elements enough to judge their means."""
+    """Return the first graph of a class whose first output has this type and enough elements to evaluate means."""
     outputs = ((line_of(name, seed), operands_of(line_of(name, seed), "outputIndexes")[0]) for seed in range(50))
     return next(
         line for line, o in outputs if o["type"] == type and math.prod(o["dimensions"]) >= MIN_COMPARED_ELEMENTS
@@ -189,28 +189,28 @@ def arguments_of(line: Line) -> list[Line]:
     return [line["main"]["operands"][index] for index in operation["inputs"]]
 
 
-def test_TST_6_float16_is_expected_as_float32_computes_it() -> None:
+def test_TST_6_float16_outputs_are_computed_in_float32_and_rounded_once() -> None:
     line = seed_with("single_exp_v1_2", "TENSOR_FLOAT16")
     (source,), (output,) = arguments_of(line), operands_of(line, "outputIndexes")
     exact = np.exp(array_of(source).astype(np.float64))
     assert np.abs(array_of(output) - exact).max() <= 2.0**-11 * exact.max()  # one rounding
 
 
-def test_TST_6_codes_are_expected_as_the_real_numbers_give_them() -> None:
+def test_TST_6_quantized_outputs_are_computed_from_real_numbers() -> None:
     line = seed_with("single_mul_v1_0", "TENSOR_QUANT8_ASYMM")
     first, second, activation = arguments_of(line)
     (output,) = operands_of(line, "outputIndexes")
     a, b = ((array_of(o).astype(np.float64) - o["zeroPoint"]) * o["scale"] for o in (first, second))
     low, high = {0: (-np.inf, np.inf), 1: (0, np.inf), 2: (-1, 1), 3: (0, 6)}[int(array_of(activation))]
-    codes = np.clip(a * b, low, high) / output["scale"] + output["zeroPoint"]
-    assert np.abs(array_of(output) - np.clip(codes, 0, 255)).max() <= 0.5 + 1e-3
+    exact = np.clip(a * b, low, high) / output["scale"] + output["zeroPoint"]
+    assert np.abs(array_of(output) - np.clip(exact, 0, 255)).max() <= 0.5 + 1e-3
 
 
-# ------------------------------------------------------------------------------------------------ faults show
+# ---------------------------------------------------------------------------------------- detection of wrong outputs
 
 
-class Faulty(Interpreter):
-    """The interpreter with outputs that something changes."""
+class ChangedOutputs(Interpreter):
+    """The interpreter, with outputs changed by a function."""
 
     def __init__(self, change: Callable[[Array], Array]) -> None:
         self.change = change
@@ -233,10 +233,10 @@ class _Changed:
         return replace(executed, outputs=tuple(changed))
 
 
-def at_first(more: float) -> Callable[[Array], Array]:
+def add_to_first(difference: float) -> Callable[[Array], Array]:
     def change(array: Array) -> Array:
         changed = array.copy()
-        changed.reshape(-1)[0] += array.dtype.type(more)
+        changed.reshape(-1)[0] += array.dtype.type(difference)
         return changed
 
     return change
@@ -244,22 +244,22 @@ def at_first(more: float) -> Callable[[Array], Array]:
 
 def reason_of_failure(name: str, type: str, change: Callable[[Array], Array]) -> str:
     line = seed_with(name, type)
-    return run_test(testmodels.read(line), Faulty(change)).outcomes[0].reason
+    return run_test(testmodels.read(line), ChangedOutputs(change)).outcomes[0].reason
 
 
 @pytest.mark.parametrize(
     ("name", "type", "change", "mismatch"),
     [
-        ("single_transpose_v1_1", "TENSOR_FLOAT32", at_first(1e-4), "elements are wrong"),
+        ("single_transpose_v1_1", "TENSOR_FLOAT32", add_to_first(1e-4), "elements are wrong"),
         ("single_transpose_v1_1", "TENSOR_FLOAT32", lambda a: a + np.float32(9e-7), "the mean difference is"),
-        ("single_transpose_v1_2", "TENSOR_FLOAT16", at_first(0.1), "elements are wrong"),
+        ("single_transpose_v1_2", "TENSOR_FLOAT16", add_to_first(0.1), "elements are wrong"),
         ("single_relu_v1_0", "TENSOR_QUANT8_ASYMM", lambda a: np.clip(a, 2, 253) + np.uint8(2), "the mean difference"),
         ("single_greater_v1_2", "TENSOR_BOOL8", lambda a: 1 - a, "elements are wrong"),
-        ("single_argmax_v1_2", "TENSOR_INT32", at_first(2), "elements are wrong"),
-        ("large_int32_rank4", "TENSOR_INT32", at_first(2), "elements are wrong"),
+        ("single_argmax_v1_2", "TENSOR_INT32", add_to_first(2), "elements are wrong"),
+        ("large_int32_rank4", "TENSOR_INT32", add_to_first(2), "elements are wrong"),
     ],
 )
-def test_TST_6_an_engine_that_is_off_by_a_little_fails(
+def test_TST_6_small_errors_of_an_engine_are_detected(
     name: str, type: str, change: Callable[[Array], Array], mismatch: str
 ) -> None:
     assert mismatch in reason_of_failure(name, type, change)
@@ -279,24 +279,24 @@ def test_TST_6_a_driver_passes_graphs_of_every_family(path: str) -> None:
     assert [(r.name, v) for r in results for v in r.outcomes if v.status != PASSED] == []
 
 
-# ------------------------------------------------------------------------------------------------ drawing
+# ------------------------------------------------------------------------------------------------ random source
 
 
-def test_draws_keep_to_their_bounds_and_reach_them() -> None:
+def test_random_values_are_within_their_limits_and_reach_them() -> None:
     rng = RandomSource([1, 2], GraphLimits(10))
     assert {rng.integer(-2, 3) for _ in range(200)} == set(range(-2, 4))
     assert {rng.dimension(7) for _ in range(200)} == set(range(1, 8))
     assert all(math.prod(rng.shape(4, 50)) <= 50 for _ in range(100))
     assert max(max(rng.shape(3)) for _ in range(100)) == 10
-    assert sorted(rng.order(6)) == list(range(6))
+    assert sorted(rng.permutation(6)) == list(range(6))
 
 
 @pytest.mark.parametrize("type", [t for t in OperandType if t.name.startswith("TENSOR_") and "OEM" not in t.name])
 @pytest.mark.parametrize("sign", Sign)
-def test_values_have_the_sign_that_is_asked_for(type: OperandType, sign: Sign) -> None:
+def test_values_have_the_requested_sign(type: OperandType, sign: Sign) -> None:
     rng = RandomSource([3], GraphLimits(10))
     assert not is_scalar(type)
     zero_point = rng.quantization(type).zero_point
     values = rng.values(type, (500,), sign, zero_point)
-    assert type == OperandType.TENSOR_BOOL8 or sign.holds(values.astype(np.float64) - zero_point)
+    assert type == OperandType.TENSOR_BOOL8 or sign.is_satisfied(values.astype(np.float64) - zero_point)
     assert len(np.unique(values)) > 1

@@ -15,7 +15,7 @@ import pytest
 from support import places
 
 from nnfmq.conformance import testmodels, variants
-from nnfmq.conformance.cases import MODEL, PASSED, Result, run_test
+from nnfmq.conformance.cases import MODEL, PASSED, ConformanceResult, run_test
 from nnfmq.conformance.targets import Interpreter
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import Model
@@ -39,7 +39,7 @@ def test_the_suite_runs_the_expected_number_of_models(data_dir: Path) -> None:
 
 
 @cache
-def results(spec: str) -> tuple[Result, ...]:
+def results(spec: str) -> tuple[ConformanceResult, ...]:
     """Return the results of a spec, which runs once for all tests."""
     return tuple(run_test(testmodels.read(line), Interpreter()) for line in lines(spec))
 
