@@ -243,9 +243,9 @@ def sealed_size(fd: int) -> int | None:
 
 
 def file_identity(fd: int) -> tuple[int, int] | None:
-    """Return what identifies a memfd's memory, whichever fd refers to it; None for other files. Borrows `fd`.
+    """Return device and inode of a memfd or tmpfs file, equal for all fds of a file; None for others. Borrows `fd`.
 
-    It is the device and inode. Those of other files are reused once the file is deleted, so they identify nothing.
+    Other file systems reuse the inode of a deleted file, so there it does not identify the file's content.
     """
     try:
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)

@@ -146,14 +146,14 @@ def _facts(description: dict[str, Any]) -> Any:
 
 
 def show_all(arguments: argparse.Namespace) -> None:
-    """Print all named queues of this machine."""
+    """Print the named queues of this machine that can be opened."""
     found: list[dict[str, Any]] = []
     for name in named_queues():
         try:
             with open_named(name) as queue:
                 found.append(description(name, queue) | snapshot(queue).as_json())
         except (NnfmqError, OSError):
-            continue  # removed since it was listed
+            continue  # removed since it was listed, or not a valid queue
     if arguments.json:
         print_json({"queues": found})
         return

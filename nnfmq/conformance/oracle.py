@@ -124,7 +124,11 @@ def convert_results(operand: Operand, values: Array) -> Array:
 
 
 def expected_outputs(call: OperationCall) -> tuple[Array, ...]:
-    """Return the expected outputs: from the float32 form if there is one, else from the operation itself."""
+    """Return the expected outputs.
+
+    If the operation exists in float32, it is computed there from the same real values and rounded once to the outputs'
+    types; otherwise it is computed in its own types.
+    """
     converted = in_float32(call)
     if converted is None:
         return compute(call)

@@ -87,9 +87,9 @@ def transformed(boxes: Array, deltas: Array, heights: Array, widths: Array) -> A
     sizes, centers = high - low, (low + high) / np.float32(2)
     new_sizes = np.exp(deltas[..., 2:]) * sizes
     new_centers = centers + deltas[..., :2] * sizes
-    fp16_via_fp32 = new_sizes / np.float32(2)
+    half = new_sizes / np.float32(2)
     limits = np.stack([widths, heights, widths, heights], axis=-1)
-    corners = np.concatenate([new_centers - fp16_via_fp32, new_centers + fp16_via_fp32], axis=-1)
+    corners = np.concatenate([new_centers - half, new_centers + half], axis=-1)
     result: Array = np.minimum(np.maximum(corners, np.float32(0)), limits)
     return result
 

@@ -187,7 +187,7 @@ def to_local_prefixes(model: Model) -> Model:
     prefixes that no installed one has.
 
     Raises:
-        InvalidArgument: If the model uses a code whose prefix it does not declare.
+        InvalidArgument: If the model declares extensions and uses a code whose prefix is not among them.
     """
     if not model.extensions:
         return model

@@ -38,9 +38,9 @@ def high_mul(a: Ints, b: Ints | int) -> Ints:
 def rounding_shift(x: Ints, exponent: Ints | int) -> Ints:
     """RoundingDivideByPOT: x / 2^exponent, ties away from zero. `exponent` is not negative."""
     exponent = ints(exponent)
-    fp16_via_fp32 = (np.int64(1) << exponent) >> 1
+    half = (np.int64(1) << exponent) >> 1
     tie = np.where(exponent > 0, x >> 63, 0)  # -1 for negative values, so that their ties round away from zero
-    return (x + fp16_via_fp32 + tie) >> exponent
+    return (x + half + tie) >> exponent
 
 
 def saturating_shift_left(x: Ints, exponent: int) -> Ints:

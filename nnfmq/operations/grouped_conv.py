@@ -45,7 +45,7 @@ def grouped_shape(
 def plan_grouped(
     input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, groups: int, activation: int, **conv_params: int
 ) -> Run:
-    """Plan a grouped convolution in float32."""
+    """Return a function that computes a grouped convolution in float32; the weights are packed now."""
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
     matrix = filter.array.reshape(filter.shape[0], -1).T
     matmul = float_matmul(matrix, bias.array, output, activation, columns.count)
@@ -55,7 +55,7 @@ def plan_grouped(
 def plan_quantized_grouped(
     input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, groups: int, activation: int, **conv_params: int
 ) -> Run:
-    """Plan an exact integer grouped convolution and its requantization."""
+    """Return a function that computes a grouped convolution in exact integers and requantizes the result."""
     require_channel_dim(filter, 0)
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
     matmul = quantized_matmul(input, filter, bias, output, activation, columns.count)

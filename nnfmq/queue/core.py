@@ -17,7 +17,7 @@ _CORES = CorePair(compiled="nnfmq.queue._core", python="nnfmq.queue._pycore")
 
 
 class Core(Protocol):
-    """Interface of both cores: the classes of `_pycore`, or extension types that behave in the same way."""
+    """Interface of both cores: the classes of `_pycore`, or equivalent extension types with other polling times."""
 
     @property
     def EventFlagWord(self) -> type[_pycore.EventFlagWord]:

@@ -66,9 +66,10 @@ def configure_burst(
     requests: MessageQueue,
     results: MessageQueue,
 ) -> tuple[ErrorStatus, BurstContext | None]:
-    """Return a status and a burst over two queues, which are borrowed.
+    """Return a status and a burst over two queues, or a status and None.
 
-    `callback.getMemories(slots)` returns a status and a memory for each slot. It runs on the connection's thread.
+    Borrows the queues until the burst is closed. `callback.getMemories(slots)` returns a status and a memory for each
+    slot; the thread of the client's connection calls it.
     """
     connection = model.connection
     context = BurstContext(connection, callback, (requests, results))

@@ -359,7 +359,19 @@ def copy_region(
     affine: AffineRequant | None = None,
     padding_arg: int | None = None,
 ) -> CopyRegion:
-    """Return the region that copies a view to another of the same shape, or fills `target` if `source` is None."""
+    """Return the loop nest that copies `source` to `target`, which have one shape; without `source` it fills `target`.
+
+    Args:
+        source: The view that is read; None to fill with `fill_byte`.
+        target: The view that is written.
+        element_bytes: Size of an element.
+        source_arg: Index of the source's address among the kernel's arguments.
+        target_arg: Index of the target's address among the kernel's arguments.
+        fill_byte: Value of each byte that is filled.
+        lut_arg: Index of the address of a table of 256 bytes through which each element passes.
+        affine: A requantization that each element passes through instead of a table.
+        padding_arg: Index of the address from which entries PADDING_OFFSET of a gather read.
+    """
     read = source or target
     assert read.shape == target.shape, (read.shape, target.shape)
     axes = tuple(

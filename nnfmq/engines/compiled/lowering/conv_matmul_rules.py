@@ -247,9 +247,10 @@ def _transpose(tensor: Tensor, number: int, target: Target) -> Intermediate:
 
 @dataclass(frozen=True, slots=True)
 class _WeightedOp:
-    """The operands of a convolution or matrix product. `shape` is None for a depthwise one.
+    """The operands of a convolution or matrix product, and its GEMM `shape`; that is None for a depthwise convolution.
 
-    `derived_weights` (channels, height, width, channels per group) replace the filter's values.
+    `derived_weights`, if set, returns the weights in place of the filter's: (output channels, height, width, input
+    channels per group), without the zero point.
     """
 
     shape: ConvShape | None
