@@ -31,7 +31,7 @@ def resources() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Future[Any]]]:
-    """Run a call in a thread of its own; the future has its result."""
+    """Run a call in a new thread; the future gets its result."""
     with ThreadPoolExecutor(8) as pool:
         yield pool.submit
 
@@ -48,7 +48,7 @@ def driver(resources: ExitStack) -> ProtocolPeer:
 
 @pytest.fixture
 def connection(driver: ProtocolPeer, resources: ExitStack) -> Connection:
-    """A connection to the fake driver, which has greeted it."""
+    """A connection to the fake driver, after the handshake."""
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(Connection.open, driver.other, time.monotonic_ns() + LIMIT_S * 10**9)  # type: ignore[attr-defined]
         driver.receive(messages.Hello)
@@ -66,7 +66,7 @@ def real(speaking: Callable[[str], tuple[Connection, Session]]) -> tuple[Connect
 
 @pytest.fixture
 def speaking(resources: ExitStack) -> Callable[[str], tuple[Connection, Session]]:
-    """Make a connection to a real session that speaks some interface."""
+    """Make a connection to a real session with a given interface version."""
     return partial(connected, resources)
 
 
@@ -82,7 +82,7 @@ def connected(resources: ExitStack, interface: str) -> tuple[Connection, Session
         for burst in (
             *session.bursts.values(),
             *session.aidl_bursts.values(),
-        ):  # a driver process leaves them to the kernel
+        ):  # a driver process leaves these to the kernel
             burst.close()
         session.join()
 

@@ -303,12 +303,12 @@ def test_a_table_of_tokens_keeps_no_memory_alive() -> None:
     assert table.expired() == []
 
 
-# ------------------------------------------------------------------------------------------------ one at a time
+# ------------------------------------------------------------------------------------------------ exclusive use
 
 
 @pytest.fixture
 def held(adding: PreparedModel, real: tuple[Connection, Session]) -> Iterator[Held]:
-    """Makes the driver's executions wait; ask for it before `burst`."""
+    """Makes the driver's executions wait. A test requests this fixture before `burst`."""
     held = Held(ADD)
     real[1].models.insert(service.DriverPreparedModel(ADD, held), adding.model_id)  # type: ignore[arg-type]
     yield held
@@ -349,11 +349,11 @@ def test_BUR_21_memory_that_is_released_while_an_execution_uses_it_stays_until_i
     held.go.set()
     waiting.result(LIMIT_S)
     assert floats(pools[1]) == SUM
-    burst.execute_synchronously(request_of(pools), tokens=(-1, -1))  # so the first one is over in the driver
+    burst.execute_synchronously(request_of(pools), tokens=(-1, -1))  # so that the first one has ended in the driver
     assert charged_bytes(real) == before
 
 
-# ------------------------------------------------------------------------------------------------ the end
+# ------------------------------------------------------------------------------------------------ closing
 
 
 def test_BUR_1_closing_a_burst_releases_its_memory(

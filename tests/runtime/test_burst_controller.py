@@ -59,7 +59,7 @@ def burst(adding: PreparedModel) -> Iterator[Burst]:
 
 @pytest.fixture
 def held(adding: PreparedModel, real: tuple[Connection, Session]) -> Iterator[Held]:
-    """Makes the driver's executions wait; ask for it before `burst`."""
+    """Makes the driver's executions wait. A test requests this fixture before `burst`."""
     model = models.add_model()
     held = Held(model)
     real[1].models.insert(service.DriverPreparedModel(model, held), adding.model_id)  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ def test_the_inputs_of_an_execution_that_timed_out_are_not_written_until_it_is_d
 
 
 class Failing:
-    """A program whose executions fail as they are told."""
+    """A program whose executions fail with a given error."""
 
     def __init__(self, make: Callable[[], Exception]) -> None:
         self._make = make
@@ -243,7 +243,7 @@ def test_a_failed_execution_raises_the_exact_status_and_text_that_the_packet_cou
 
 
 class Lying(Failing):
-    """A program whose executions state `shapes`, whatever was computed."""
+    """A program whose executions report `shapes`, whatever was computed."""
 
     def __init__(self, *shapes: OutputShape) -> None:
         self._shapes = shapes
@@ -285,7 +285,7 @@ def test_an_unexpected_exception_of_a_kernel_fails_one_execution(
             with pytest.raises(GeneralFailure, match="a kernel failed: ValueError"):
                 burst.execute(ONE, TEN)
     assert "a kernel failed" in caplog.text
-    caplog.clear()  # the records hold the frames, and those the memory
+    caplog.clear()  # the log records keep the frames alive, and these the memory
 
 
 def test_BUR_17_a_packet_that_cannot_be_sent_is_executed_synchronously(burst: Burst) -> None:
@@ -311,7 +311,7 @@ def test_the_exit_of_the_driver_raises_dead_object_during_an_execution_and_after
         held.go.set()
 
 
-# ------------------------------------------------------------------------------------------------ where the time went
+# ------------------------------------------------------------------------------------------------ durations
 
 
 def test_times_before_the_first_execution_are_an_error(burst: Burst) -> None:
@@ -332,7 +332,7 @@ def test_the_durations_of_the_stages_add_up_to_the_latency(burst: Burst) -> None
 def test_statistics_of_another_execution_are_not_reported(burst: Burst) -> None:
     burst.execute(ONE, TEN)
     assert burst._results.stats_view is not None
-    burst._results.stats_view[0:8] = (7).to_bytes(8, "little")  # the number of the packet that they are about
+    burst._results.stats_view[0:8] = (7).to_bytes(8, "little")  # the sequence number of the packet
     last = burst.last
     assert (last.driver_ns, last.engine_ns) == (0, 0)
     assert last.queue_ns == last.latency_ns > 0
@@ -352,7 +352,7 @@ def test_the_durations_can_be_read_after_the_burst_is_closed(adding: PreparedMod
     assert burst.last.latency_ns > burst.last.engine_ns > 0
 
 
-# ------------------------------------------------------------------------------------------------ the end
+# ------------------------------------------------------------------------------------------------ closing
 
 
 def test_BUR_14_closing_ends_the_burst_in_the_driver_too(
@@ -408,7 +408,7 @@ def test_a_burst_that_the_driver_rejects_leaves_nothing_open(
 
 
 def a_request(arrays: Sequence[Any], output_bytes: int, pools: tuple[Memory, Memory]) -> Request:
-    """Return a request for arrays that lie 64 bytes apart in the first pool, and one output in the second."""
+    """Return a request for arrays at multiples of 64 bytes in the first pool, and one output in the second."""
     inputs = [RequestArgument(False, DataLocation(0, 64 * n, array.nbytes)) for n, array in enumerate(arrays)]
     return Request(tuple(inputs), (RequestArgument(False, DataLocation(1, 0, output_bytes)),), pools)
 
@@ -455,7 +455,7 @@ def test_BUR_18_a_request_that_a_packet_cannot_express_is_executed_synchronously
     with adding.request_burst() as burst:
         for path in (burst, adding):
             assert path.execute_request(request, ExecutionConfig(loop_timeout_ns=5)).shapes == (OutputShape((4,)),)
-            with pytest.raises(InvalidArgument, match=str(too_long)):  # so the driver was told
+            with pytest.raises(InvalidArgument, match=str(too_long)):  # so the driver got the limit
                 path.execute_request(request, ExecutionConfig(loop_timeout_ns=too_long))
         assert burst._slots.expired() == []
         assert burst._requests.counters()[0] == 0

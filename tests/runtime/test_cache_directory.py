@@ -166,7 +166,7 @@ def test_CACHE_4_an_unwritable_folder_does_not_affect_the_preparation(
     served.prepare(cache_dir=folder, token=TOKEN)
     for path in folder.iterdir():
         path.unlink()
-        path.mkdir()  # in the file's place: cannot be opened, unlinked or made
+        path.mkdir()  # in place of the file, which therefore cannot be opened, unlinked or created
     assert served.prepare(cache_dir=folder, token=TOKEN) == 101.0
     assert "cannot be opened" in caplog.text
     assert "cannot be created" in caplog.text
@@ -198,13 +198,13 @@ def test_files_that_another_process_has_opened_are_not_truncated(served: Countin
     with open(paths[0], "rb") as opened:
         content = opened.read()
         paths[1].unlink()
-        served.prepare(cache_dir=folder, token=TOKEN)  # afresh
+        served.prepare(cache_dir=folder, token=TOKEN)  # replaces the cache
         opened.seek(0)
         assert opened.read() == content
 
 
 def test_pools_are_saved_with_the_model(served: Counting, folder: Path, stack: ExitStack) -> None:
-    """A constant in shared memory: the next time the client need not have it."""
+    """The constants are in shared memory, which the second preparation does not need."""
     model = with_pool(stack)
     assert [served.prepare(model, cache_dir=folder) for _ in range(2)] == [101.0, 101.0]
     assert (served.compiled, served.restored) == (1, 1)
@@ -221,7 +221,7 @@ def with_pool(stack: ExitStack) -> Model:
     return Model(replace(ADD.main, operands=operands), pools=(pool,))
 
 
-# ------------------------------------------------------------------------------------------------ the HAL's form
+# ------------------------------------------------------------------------------------------------ files of the caller
 
 
 def test_caches_are_saved_to_and_loaded_from_the_caller_s_fds(

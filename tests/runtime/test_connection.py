@@ -229,7 +229,7 @@ def test_a_burst_that_is_configured_after_the_deadline_is_closed(
 
 
 class Provider:
-    """A burst as the connection sees it."""
+    """The part of a burst that the connection uses."""
 
     def __init__(self, memories: dict[int, Memory]) -> None:
         self.peer = watcher.DeathRecipients(PeerDeathFlag())
@@ -254,7 +254,7 @@ def test_get_memories_is_replied_to_with_the_memories(
 
 
 def fill(connection: Connection) -> int:
-    """Send as much as a driver that reads nothing can be sent; return how many messages that were."""
+    """Send until the socket of a driver that does not read is full; return the number of messages."""
     for number in itertools.count():
         try:
             connection.send(messages.FreeMemory(1, number), NO_WAIT)
@@ -352,7 +352,7 @@ def test_get_memories_of_closed_memory_is_an_error_reply_and_keeps_the_connectio
     assert_alive(connection, driver, start)
 
 
-# ------------------------------------------------------------------------------------------------ the end
+# ------------------------------------------------------------------------------------------------ closing
 
 
 def test_LIFE_5_a_hang_up_fails_all_pending_and_later_calls(
@@ -444,7 +444,7 @@ def test_closing_sends_goodbye_hangs_up_and_fails_pending_calls(
 def test_closing_does_not_wait_for_a_call_that_cannot_be_sent(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
-    """The driver reads nothing (it may be stopped), and another thread waits in the middle of its call."""
+    """The driver does not read (it may be stopped), and another thread is blocked while it sends its call."""
     with suppress(MissedDeadlineTransient):
         while True:
             connection._channel.send(bytes(1000), (), NO_WAIT)
@@ -460,7 +460,7 @@ def test_calls_in_a_forked_child_raise_and_the_parent_s_are_unaffected(
 ) -> None:
     with connection._lock, connection._connection_state._lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, for a process with threads
-        pid = os.fork()  # while other threads hold whatever they may hold
+        pid = os.fork()  # while other threads may hold locks
         if pid == 0:
             status = 70
             try:
@@ -473,7 +473,7 @@ def test_calls_in_a_forked_child_raise_and_the_parent_s_are_unaffected(
 
 
 def child_report(connection: Connection) -> int:
-    """Return 0 if all is well in a forked child."""
+    """Return 0 if a forked child behaves as specified."""
     if connection.is_open or connection._channel.fileno() != -1:
         return 1
     try:

@@ -1,4 +1,4 @@
-"""A second concurrent call on an object is rejected: atomically, and whatever a signal handler raises."""
+"""Exclusive use: a concurrent second call is rejected, atomically and even if a signal handler raises."""
 
 from __future__ import annotations
 

@@ -88,7 +88,9 @@ def client(real: tuple[Connection, Session]) -> Client:
 @pytest.fixture
 def device(client: Client) -> Iterator[Device]:
     yield client.device("reference")
-    client.set_device_status("reference", DeviceStatus.AVAILABLE)  # the devices are this process's
+    client.set_device_status(
+        "reference", DeviceStatus.AVAILABLE
+    )  # the devices are shared by all sessions of this process
 
 
 @pytest.fixture
@@ -106,7 +108,7 @@ def request_(pools: tuple[Memory, Memory]) -> Request:
 
 
 def put(session: Session, prepared: PreparedModel, model: Model, program: Any) -> None:
-    """Let the driver execute `program` where it has prepared `model`."""
+    """Let the driver execute `program` instead of the prepared `model`."""
     session.models.insert(service.DriverPreparedModel(model, program), prepared.model_id)
 
 
@@ -125,7 +127,7 @@ class Failing:
 
 # ------------------------------------------------------------------------------------------------ inputs, outputs
 
-IN_PLACE = {  # whose results could lie where an input lies, or that hand an input on as it is
+IN_PLACE = {  # their results could overwrite an input, or are views of it
     "RELU": models.relu_model(),
     "ADD": ADD,
     "two ADDs": two_adds(),
@@ -157,7 +159,7 @@ def test_EXE_2_writable_inputs_are_not_written(name: str, device: Device, resour
 
 
 def nothing_left_model() -> Model:
-    """BOX_WITH_NMS_LIMIT of two boxes and a threshold that comes as a constant: 0.9."""
+    """BOX_WITH_NMS_LIMIT of two boxes and a constant threshold of 0.9."""
     types = [Operand(F32, (2, 2)), Operand(F32, (2, 8)), Operand(I32, (2,))]
     operands = [replace(operand, lifetime=INPUT) for operand in types]
     constants = {}
@@ -185,7 +187,9 @@ def test_EXE_12_outputs_without_elements_occupy_one_byte_each_and_are_valid(
         assert [shape.dimensions for shape in shapes] == [(0,), (0, 4), (0,), (0,)]
         assert all(shape.is_sufficient for shape in shapes)
         assert bytes(sink.view) == b"\x77" * 256
-        np.frombuffer(source.view, np.float32, 4)[3] = 1  # now there is one, and a byte is too little for it
+        np.frombuffer(source.view, np.float32, 4)[3] = (
+            1  # now one box is above it, and its output does not fit into a byte
+        )
         with pytest.raises(OutputInsufficientSize):
             (burst if path == "burst" else model).execute_request(request)
 
@@ -239,7 +243,7 @@ def test_EXE_7_a_valid_request_succeeds_whatever_failed_before(
         prepared.execute_request(request_, timeout=0)
     assert succeeds()
     client.set_device_status("reference", DeviceStatus.BUSY)
-    with pytest.raises(DeviceUnavailable):  # the one reason that a valid request may have to fail
+    with pytest.raises(DeviceUnavailable):  # the only error that a valid request may cause
         prepared.execute_request(request_)
     client.set_device_status("reference", DeviceStatus.AVAILABLE)
     assert succeeds()
@@ -262,11 +266,11 @@ def test_EXE_9_SHP_3_every_engine_error_has_an_execution_status_and_only_a_short
     expected = GeneralFailure if status is ErrorStatus.DEAD_OBJECT else type(error)
     with pytest.raises(expected, match="said the engine"):
         prepared.execute_request(request_, MEASURED)
-    assert device.supported_operations(ADD) == [True]  # the connection goes on
+    assert device.supported_operations(ADD) == [True]  # the connection is still open
 
 
 def gathering() -> Model:
-    """GATHER along axis 0 of three floats, by indices that come with the request."""
+    """GATHER along axis 0 of three floats, by indices from the request."""
     return one_operation(OperationType.GATHER, [Operand(F32, (3,)), 0, Operand(I32, (2,))], Operand(F32, (2,)))
 
 
@@ -307,7 +311,7 @@ def test_EXT_6_hints_of_an_execution_are_validated_and_unknown_ones_ignored(
 
 
 def open_relu() -> Model:
-    """RELU whose input and output have an unknown extent."""
+    """RELU whose input and output have an unknown dimension."""
     return one_operation(OperationType.RELU, [Operand(F32, (0, 2))], Operand(F32, (0, 0)))
 
 
@@ -333,7 +337,7 @@ def test_SHP_5_the_application_gets_rank_and_dimensions_after_success_and_after_
         assert outcome.shapes == (OutputShape((3, 2)),)
 
 
-# ------------------------------------------------------------------------------------------------ preparing, keeping
+# ------------------------------------------------------------------------------------------------ preparing, releasing
 
 
 @pytest.mark.parametrize("preference", ExecutionPreference)
@@ -391,7 +395,7 @@ def test_LIFE_1_a_released_model_is_gone_from_the_driver(device: Device, session
 def test_TIM_8_measuring_reads_the_clock_once_more(
     measure: MeasureTiming, readings: int, request_: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two are taken anyway: the stage times of a burst are made of them."""
+    """The clock is read twice in any case, for the statistics of a burst."""
     bound = service.DriverPreparedModel(ADD, interpreter.prepare(ADD)).bind(request_)
     taken: list[int] = []
 

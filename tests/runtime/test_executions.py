@@ -69,7 +69,7 @@ def own(resources: ExitStack) -> Fence:
 
 @pytest.fixture
 def held(real: Real, adding: PreparedModel) -> Iterator[Held]:
-    """The model's executions wait until they are let go."""
+    """The model's executions wait until they are released."""
     held = Held(ADD)
     real[1].models.insert(service.DriverPreparedModel(ADD, held), adding.model_id)  # type: ignore[arg-type]
     yield held
@@ -82,7 +82,7 @@ def held(real: Real, adding: PreparedModel) -> Iterator[Held]:
 def test_EXE_5_an_execution_runs_while_its_caller_continues(adding: PreparedModel, held: Held) -> None:
     given = ONE.copy()
     pending = adding.execute_async(given, TEN)
-    given[:] = 0  # it was copied
+    given[:] = 0  # the execution uses a copy
     assert held.begun.wait(LIMIT_S)
     assert not pending.done()
     assert not pending.wait(timeout=0.001)
@@ -407,7 +407,7 @@ def test_RUX_1_an_execution_runs_repeatedly(adding: PreparedModel) -> None:
         assert execution.compute(ONE, TEN)[0].tolist() == SUM
         assert execution.compute(TEN, TEN)[0].tolist() == [20, 40, 60, 80]
         out = np.zeros(4, np.float32)
-        assert execution.compute(out=[out])[0] is out  # with the inputs that are there
+        assert execution.compute(out=[out])[0] is out  # with the inputs of the previous run
         assert out.tolist() == [20, 40, 60, 80]
 
 

@@ -1,4 +1,4 @@
-"""The types of extensions that a driver reports are validated before arrays are made of them."""
+"""The types of extensions that a driver reports are validated before arrays are created from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HIDL's methods, as a test of a driver would call them, against a real session in this process."""
+"""HIDL's methods, called as a driver test would call them, against a real session in this process."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ SUM = [11.0, 22.0, 33.0, 44.0]
 NONE, INVALID, FAILED = ErrorStatus.NONE, ErrorStatus.INVALID_ARGUMENT, ErrorStatus.GENERAL_FAILURE
 FAST, MEDIUM, TOKEN = ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, bytes(32)
 YES, NO = MeasureTiming.YES, MeasureTiming.NO
-PASSED = 1  # a point of time long ago
+PASSED = 1  # a deadline that has passed
 HIDL = [level for level in L if not is_aidl(level)]
 every_interface = pytest.mark.parametrize("level", HIDL, ids=interface_name)
 
-# What comes between the model and the callback, in each form of prepareModel.
+# The arguments between the model and the callback, in each version of prepareModel.
 PREPARE: dict[str, tuple[Any, ...]] = {
     "prepareModel": (),
     "prepareModel_1_1": (FAST,),
@@ -67,7 +67,7 @@ FROM_CACHE: dict[str, tuple[Any, ...]] = {
     "prepareModelFromCache": ([], [], TOKEN),
     "prepareModelFromCache_1_3": (None, [], [], TOKEN),
 }
-# The forms that each interface has, in the HAL's .hal files.
+# The methods that each interface version adds, from the HAL's .hal files.
 METHODS = {
     L.V1_0: "getCapabilities getSupportedOperations prepareModel getStatus",
     L.V1_1: "getCapabilities_1_1 getSupportedOperations_1_1 prepareModel_1_1",
@@ -85,7 +85,7 @@ Speaking = Callable[[str], tuple[Connection, Session]]
 
 
 class Callback:
-    """Notes what it is called with, and on which thread."""
+    """Records its arguments and its thread."""
 
     def __init__(self) -> None:
         self.calls: Queue[tuple[Any, ...]] = Queue()
@@ -96,7 +96,7 @@ class Callback:
         self.calls.put(arguments)
 
     def only(self) -> tuple[Any, ...]:
-        """Return what it was called with, exactly once."""
+        """Return the arguments of its only call."""
         found = self.calls.get(timeout=LIMIT_S)
         until(lambda: not any(thread.name == "nnfmq-callback" for thread in threading.enumerate()))
         assert self.calls.empty()
@@ -134,7 +134,7 @@ def prepared(device: hidl.IDevice, level: L, model: Model = ADD) -> hidl.IPrepar
     return found
 
 
-# ------------------------------------------------------------------------------------------------ which there are
+# ------------------------------------------------------------------------------------------------ available methods
 
 
 @every_interface
@@ -244,7 +244,7 @@ def test_N_BAS_3_the_description_of_every_device_is_valid(speaking: Speaking) ->
         assert status is NONE and max(model_files, data_files) <= 32
         vendor, *own = info.name.split("-")
         assert vendor and info.name.isprintable()
-        assert (len(own) == 1 and own[0]) or info.name in ("reference", "compiled")  # which are no vendor's
+        assert (len(own) == 1 and own[0]) or info.name in ("reference", "compiled")  # which have no vendor name
     names = [info.name for info in client.devices()]
     assert len(set(names)) == len(names) > 1
 
@@ -540,7 +540,7 @@ def test_EXE_15_the_limits_of_the_newest_version_are_enforced(
 def test_EXE_15_an_older_version_returns_no_newer_status(speaking: Speaking, request_: Request) -> None:
     connection, session = speaking("HIDL 1.3")
     model = prepared(hidl.IDevice(Client(connection, None), "reference"), L.V1_3)
-    session.quota._limit = session.quota.charged_bytes  # so that the request's memory is too much
+    session.quota._limit = session.quota.charged_bytes  # so that the request's memory exceeds it
     assert model.executeSynchronously_1_3(request_, NO, None, None)[0] is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     assert model.executeSynchronously(request_, NO)[0] is FAILED
 
@@ -584,7 +584,7 @@ def test_BUR_2_N_REQ_4_a_burst_over_the_caller_s_queues_with_its_callback(
     assert status is NONE
     assert exchange(queues).status is NONE
     assert floats(pools[1]) == SUM
-    for slot in (1, 1, 7, -1):  # once, twice, and what never was
+    for slot in (1, 1, 7, -1):  # used, freed already, and two unknown slots
         context.freeMemory(slot)
     context._connection.exchange(messages.ListDevices(context._connection.next_call_id()), messages.DeviceList)
     assert exchange(queues).status is NONE

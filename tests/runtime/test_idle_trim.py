@@ -28,8 +28,8 @@ import os, re
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-pieces = [b"x" * 60_000 for _ in range(500)]  # too small for mappings of their own
-last, pieces = pieces[-1], None  # and the last one keeps the others' room from being given back unasked
+pieces = [b"x" * 60_000 for _ in range(500)]  # too small for separate mappings
+last, pieces = pieces[-1], None  # the last one prevents free() from returning the others to the kernel
 before = resident()
 trim_memory()
 print(before - resident())
@@ -37,16 +37,16 @@ print(before - resident())
 
 
 @pytest.fixture
-def rests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Shorten the time to a rest, and note each."""
-    found: list[int] = []
+def trims(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Shorten the idle time before a trim, and record each trim."""
+    trimmed: list[int] = []
     monkeypatch.setattr(session_module, "IDLE_TRIM_MS", 30)
-    monkeypatch.setattr(session_module, "trim_memory", lambda: found.append(1))
-    return found
+    monkeypatch.setattr(session_module, "trim_memory", lambda: trimmed.append(1))
+    return trimmed
 
 
 @pytest.fixture
-def session(rests: list[int], real: tuple[Connection, Session]) -> Session:
+def session(trims: list[int], real: tuple[Connection, Session]) -> Session:
     return real[1]
 
 
@@ -55,55 +55,55 @@ def device(session: Session, real: tuple[Connection, Session]) -> Device:
     return Client(real[0], None).device("reference")
 
 
-def rested(session: Session, rests: list[int]) -> int:
-    """Wait until it rests, and return how often it did."""
+def wait_until_idle(session: Session, trims: list[int]) -> int:
+    """Wait until the session is idle, and return the number of trims."""
     until(lambda: session._is_idle)
-    return len(rests)
+    return len(trims)
 
 
-def await_more(rests: list[int], than: int) -> None:
-    until(lambda: len(rests) > than)
+def await_more(trims: list[int], than: int) -> None:
+    until(lambda: len(trims) > than)
 
 
 def let_pass(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Return when the session has looked several times whether it may rest."""
-    looks: list[int] = []
+    """Return after the session has checked several times whether it is idle."""
+    checks: list[int] = []
     real = session._work_done
     with monkeypatch.context() as patch:
-        patch.setattr(session, "_work_done", lambda: (looks.append(1), real())[1])
-        until(lambda: len(looks) > 8)
+        patch.setattr(session, "_work_done", lambda: (checks.append(1), real())[1])
+        until(lambda: len(checks) > 8)
 
 
 def test_EXE_13_idle_memory_is_trimmed_once_and_the_thread_sleeps_until_there_is_work(
-    device: Device, session: Session, rests: list[int]
+    device: Device, session: Session, trims: list[int]
 ) -> None:
     with device.prepare(ADD) as model:
         for _ in range(3):
-            before = rested(session, rests)
+            before = wait_until_idle(session, trims)
             for _ in range(5):
                 model.execute(ONE, TEN)
-            await_more(rests, before)
-    assert rested(session, rests)
+            await_more(trims, before)
+    assert wait_until_idle(session, trims)
 
 
 def test_EXE_13_nothing_is_trimmed_while_an_execution_runs(
-    device: Device, session: Session, rests: list[int], monkeypatch: pytest.MonkeyPatch
+    device: Device, session: Session, trims: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = device.prepare(ADD)
     held = Held(ADD)
     session.models.insert(service.DriverPreparedModel(ADD, held), model.model_id)  # type: ignore[arg-type]
-    before = rested(session, rests)
+    before = wait_until_idle(session, trims)
     running = InThread.start(lambda: model.execute(ONE, TEN))
     assert held.begun.wait(LIMIT_S)
     let_pass(session, monkeypatch)
-    assert len(rests) == before
+    assert len(trims) == before
     held.go.set()
     running.wait()
-    await_more(rests, before)
+    await_more(trims, before)
 
 
 def test_EXE_13_BUR_1_memory_is_trimmed_after_an_open_burst_is_closed(
-    device: Device, session: Session, rests: list[int]
+    device: Device, session: Session, trims: list[int]
 ) -> None:
     with device.prepare(ADD) as model:
         for _ in range(3):
@@ -111,9 +111,9 @@ def test_EXE_13_BUR_1_memory_is_trimmed_after_an_open_burst_is_closed(
                 for _ in range(3):
                     burst.execute(ONE, TEN)
                 until(lambda: session._is_idle)
-                before = len(rests)
-            await_more(rests, before)
-    assert rested(session, rests)
+                before = len(trims)
+            await_more(trims, before)
+    assert wait_until_idle(session, trims)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator than glibc's")

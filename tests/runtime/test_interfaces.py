@@ -1,4 +1,4 @@
-"""The eight interface versions over a connection: what a real session in this process rejects and replies."""
+"""The eight interface versions over a connection: rejections and replies of a real session in this process."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def pools(resources: ExitStack) -> tuple[Memory, Memory]:
     return source, sink
 
 
-# ------------------------------------------------------------------------------------------------ greeting
+# ------------------------------------------------------------------------------------------------ handshake
 
 
 @every_interface

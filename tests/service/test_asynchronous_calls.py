@@ -67,7 +67,7 @@ def test_EXE_5_a_launch_is_replied_to_immediately_and_its_callback_is_called_onc
     begin(greeted, adding, HELD_ID)
     assert greeted.receive(messages.Reply) == messages.Reply(30, NONE, "")
     assert held.begun.wait(LIMIT_S)
-    assert_alive(greeted)  # and nothing else was said yet
+    assert_alive(greeted)  # and no other message was sent
     held.go.set()
     finished = greeted.receive(ExecutionFinished)
     assert (finished.call, finished.status) == (30, NONE)

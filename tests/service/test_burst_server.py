@@ -68,7 +68,7 @@ def test_BUR_13_a_burst_executes_with_a_model_or_an_executor(
 
 
 class Mistaken(Summing):
-    """An executor that meets what it did not expect in its data."""
+    """An executor that raises an unexpected exception."""
 
     def run(self, request: RequestPacket) -> tuple[OutputShape, ...]:
         raise ValueError("a mistake")
@@ -131,7 +131,7 @@ def test_a_request_may_name_one_slot_twice(client: BurstClient, serve: Serve, fo
 def test_a_request_may_omit_a_dimension_that_the_model_specifies(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
-    """An extent of 0 is unknown, and the model knows it."""
+    """A dimension of 0 is unspecified; the model specifies it."""
     inputs = tuple(RequestArgument(location=DataLocation(0, offset, 16), dimensions=(0,)) for offset in (0, 64))
     outputs = (RequestArgument(location=DataLocation(1, 0, 16), dimensions=(0,)),)
     serve(client, form(prepared(ADD)))
@@ -185,7 +185,7 @@ def test_an_invalid_request_is_an_invalid_argument(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     server = serve(client, form(prepared(ADD)))
-    outputs = (RequestArgument(location=DataLocation(1, 8, 16)),)  # ends 8 bytes behind the pool
+    outputs = (RequestArgument(location=DataLocation(1, 8, 16)),)  # ends 8 bytes after the pool
     request = models.request_for(ADD, ())
     result = client.execute(encode_request(request.inputs, outputs, [0, 1], MeasureTiming.YES))
     assert result == ResultPacket(ErrorStatus.INVALID_ARGUMENT, (), NO_TIMING)
@@ -230,7 +230,7 @@ def with_inserted() -> list[bytes]:
 
 
 def with_replaced() -> list[bytes]:
-    """Every record by every kind; the slots by one that the client does not know, which is no fault of the packet."""
+    """Replace every record by every kind, and a slot by an unknown one, which does not make a packet malformed."""
     records = split(packet_for(ADD, measure=MeasureTiming.YES))
     mutations = [(i, bad) for i in range(len(records)) for bad in BAD_RECORDS if bad != records[i]]
     return [b"".join([*records[:i], bad, *records[i + 1 :]]) for i, bad in mutations]
@@ -259,7 +259,7 @@ def raise_error(error: Exception) -> list[Memory]:
 
 
 def counts(size: int, inputs: int, outputs: int, pools: int) -> bytes:
-    """A request that starts with these counts; what follows is that of ADD."""
+    """Return a request with these counts, followed by the records of ADD."""
     return struct.pack("<B3xIIII4x", 0, size, inputs, outputs, pools) + ADD_PACKET[RECORD_BYTES:]
 
 
@@ -378,7 +378,7 @@ def test_a_client_that_reads_no_results_loses_them_and_can_continue(serve: Serve
 
 
 def padding(record: bytes) -> bytes:
-    """The bytes of a result's record that no field uses, by its kind."""
+    """Return the padding bytes of a result record, by its kind."""
     used = {0: [(0, 1), (8, 20)], 1: [(0, 1), (8, 9), (12, 16)], 2: [(0, 1), (8, 12)], 3: [(0, 1), (8, 24)]}
     kept = {i for start, end in used[record[0]] for i in range(start, end)}
     return bytes(byte for i, byte in enumerate(record) if i not in kept)
@@ -387,7 +387,7 @@ def padding(record: bytes) -> bytes:
 def test_N_BUR_5_the_padding_of_every_result_record_is_zero(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
-    """BUR-11: whatever lay in the ring before, no byte of the driver's memory comes with a result."""
+    """A result contains no byte of the driver's memory, whatever the ring contained before (BUR-11)."""
     dirt = bytes([0xFF]) * (RECORD_BYTES * 1024)
     assert client.results.write(dirt)
     assert client.results.drain() == 1024
@@ -536,7 +536,7 @@ def test_a_slot_whose_memory_was_replaced_is_bound_again(
 def test_a_slot_that_is_reused_for_smaller_memory_is_rejected(
     slot: int, client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
-    """The very packet that was accepted before: an acceptance is worth nothing once a slot has changed."""
+    """A cached request is validated again after a slot has changed."""
     server = serve(client, form(prepared(ADD)))
     assert client.execute(ADD_PACKET).status is ErrorStatus.NONE
     server.free_memory(slot)
@@ -557,7 +557,7 @@ def test_an_output_slot_of_read_only_memory_is_rejected(
 def test_a_slot_that_is_freed_while_others_are_fetched_is_requested_again(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
-    """N-BUX-6: the client frees on another channel, so it may happen at any moment of a request."""
+    """The client frees slots over another channel, so this may happen at any step of a request (N-BUX-6)."""
     server = serve(client, form(prepared(ADD)))
     client.execute(packet_for(ADD, (0, 1)))
     client.give(2, 16)
@@ -620,7 +620,7 @@ def test_N_BUX_5_the_result_has_the_client_s_error_and_no_memory_is_kept(
     client.answer = lambda _slots: raise_error(error_for_status(status, "says the client"))
     result = client.execute(ADD_PACKET)
     assert_failed(result)
-    assert result.status == (status if status <= 4 else ErrorStatus.GENERAL_FAILURE)  # HIDL knows no later ones
+    assert result.status == (status if status <= 4 else ErrorStatus.GENERAL_FAILURE)  # HIDL has no later ones
     assert server.last_failure.status is status
     assert server.last_failure.message == "says the client"
     client.answer = client.known
@@ -648,7 +648,7 @@ def test_N_BUX_5_a_wrong_number_of_memories_is_a_failure_and_none_is_kept(
     assert client.asked == [[0, 1], [0, 1]]
 
 
-# ------------------------------------------------------------------------------------------------ the end
+# ------------------------------------------------------------------------------------------------ closing
 
 
 def listeners() -> list[threading.Thread]:
@@ -757,7 +757,7 @@ def test_N_BUX_4_part_of_a_packet_is_a_malformed_packet_and_does_not_block(
 
 
 def impossible(queue: MessageQueue, counter: int) -> None:
-    """Write a counter that no reader or writer can have come to."""
+    """Write a counter that no reader or writer can reach."""
     queue.memory.view[counter * 8 : counter * 8 + 8] = struct.pack("<Q", 2**40 + 1)
 
 
@@ -801,7 +801,9 @@ def test_N_BUX_7_two_concurrent_writers_are_detected_by_both_ends_and_the_burst_
     serve(client, prepared(ADD))
     second = resources.enter_context(server_end(client.requests))
     for queue, packet in ((client.requests, ADD_PACKET), (second, overlay)):
-        begun = queue.begin_write(max(published, len(packet) // RECORD_BYTES))  # at the same place: nobody committed
+        begun = queue.begin_write(
+            max(published, len(packet) // RECORD_BYTES)
+        )  # at the same position: neither has committed
         assert begun is not None
         begun.copy_to(packet)
     client.requests.commit_write(published)
@@ -871,7 +873,7 @@ def test_N_BUX_7_two_writers_at_one_position_leave_one_malformed_packet(
 ) -> None:
     server = serve(client, form(prepared(ADD)))
     ours, theirs = split(ADD_PACKET), split(packet_for(models.relus_model(4)))
-    for cut in range(1, len(ours)):  # one overtook the other there; the counter is that of who came last
+    for cut in range(1, len(ours)):  # one writer overtook the other there; the counter is that of the last one
         for mixed in (ours[:cut] + theirs[cut:], theirs[:cut] + ours[cut:]):
             assert client.execute(b"".join(mixed)) == FAILURE
             assert server.last_failure.status is ErrorStatus.GENERAL_FAILURE
@@ -894,7 +896,7 @@ def test_N_BUX_7_a_counter_that_two_writers_have_moved_is_one_malformed_packet(
 def test_N_BUX_7_packets_of_two_alternating_writers_are_each_executed_or_rejected(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
-    rival = bursts.server_end(client.requests)  # attached before the server: it writes where we do
+    rival = bursts.server_end(client.requests)  # attached before the server, so it writes at the same positions
     with rival:
         server = serve(client, form(prepared(ADD)))
         for _ in range(50):
@@ -902,7 +904,7 @@ def test_N_BUX_7_packets_of_two_alternating_writers_are_each_executed_or_rejecte
             assert rival.send(ADD_PACKET)
             until(lambda: client.requests.available_to_read() == 0)
             until(lambda: client.results.available_to_read() > 0)
-            # Two results where the server was quick, else one for both packets.
+            # Two results if the server read between the writes, else one for both packets.
             assert len(client.receive()) >= 2 * RECORD_BYTES
         until(lambda: server._requests.waiters == 1)
         client.results.drain()
@@ -918,7 +920,7 @@ class Broken(Summing):
 
 @pytest.fixture
 def uncaught(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
-    """What threads ended with; in a driver process such an end is the process's end."""
+    """Exceptions that ended threads; in a driver process each would end the process."""
     caught: list[BaseException | None] = []
     monkeypatch.setattr(threading, "excepthook", lambda arguments: caught.append(arguments.exc_value))
     return caught

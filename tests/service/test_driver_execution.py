@@ -72,7 +72,7 @@ def run(client: ProtocolPeer, execution_id: int, deadline_ns: int = -1) -> Execu
 def launch(
     client: ProtocolPeer, execution_id: int, *fences: Fence, deadline_ns: int = -1, duration_ns: int = -1
 ) -> Any:
-    """Return the answer to a fenced run, and its fence, which is the caller's, or None."""
+    """Return the reply to a fenced run, and its fence, which the caller owns, or None."""
     call = RunExecutionFenced(42, execution_id, deadline_ns, duration_ns, len(fences))
     client.send(call, [fence.fileno() for fence in fences])
     launched, fds = client.receive_with_fds(FencedLaunched)
@@ -188,7 +188,7 @@ def test_RUX_3_a_fenced_run_is_in_progress_from_its_launch(
         assert run(greeted, execution_id).status is INVALID
         own.signal()
         assert fence.wait(LIMIT_S) is FenceState.SIGNALED
-    for _ in range(20):  # at once, when the fence says so
+    for _ in range(20):  # immediately after the fence is signaled
         _, fence = launch(greeted, execution_id)
         with fence:
             assert fence.wait(LIMIT_S) is FenceState.SIGNALED
@@ -246,7 +246,7 @@ def test_LIFE_2_a_reusable_execution_outlives_its_model_and_releases_everything(
     greeted.send(messages.ReleaseModel(45, model_id))
     greeted.receive(messages.Reply)
     assert run(greeted, execution_id).status is NONE
-    assert quota.charged_bytes > sum(pool.size_bytes for pool in adding.pools)  # and what the model costs
+    assert quota.charged_bytes > sum(pool.size_bytes for pool in adding.pools)  # the charge of the model is added
     statuses = []
     for call in (46, 47):
         greeted.send(ReleaseExecution(call, execution_id))

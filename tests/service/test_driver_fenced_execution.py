@@ -60,7 +60,7 @@ def own(resources: ExitStack) -> Fence:
 
 
 class Client:
-    """Launches fenced executions and keeps what comes back."""
+    """Launches fenced executions and keeps the replies."""
 
     def __init__(self, peer: ProtocolPeer, resources: ExitStack) -> None:
         self.peer = peer
@@ -89,7 +89,7 @@ class Client:
         return self._resources.enter_context(Fence.adopt(fds[0])), launched.callback_id
 
     def rejected(self, *arguments: Any, **rest: Any) -> FencedLaunched:
-        """Return the answer to a launch that must fail: no fence and no callback."""
+        """Return the reply to a launch that must fail, without a fence or callback."""
         self._send_launch(*arguments, **rest)
         launched = self.peer.receive(FencedLaunched)
         assert (launched.callback_id, launched.fence_count) == (0, 0)
@@ -112,7 +112,7 @@ def times(info: FencedExecutionInfo) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------ when it begins
+# ------------------------------------------------------------------------------------------------ waiting
 
 
 def test_FEN_1_an_execution_that_waits_for_nothing_runs_and_signals(
@@ -166,7 +166,7 @@ def test_FEN_3_a_launch_is_replied_to_while_the_pool_is_busy(
 def test_FEN_12_executions_are_chained_by_their_fences(
     client: Client, own: Fence, resources: ExitStack, adding: PooledRequest
 ) -> None:
-    """Each adds its first input to what the one before has written."""
+    """Each execution adds its first input to the output of the previous one."""
     model_id = prepare(client.peer)
     fence, memory = own, adding.pools[1]
     links = [adding]
@@ -185,7 +185,7 @@ def test_FEN_12_executions_are_chained_by_their_fences(
     assert links[-1].result() == [value + 5 for value in SUM]
 
 
-# ------------------------------------------------------------------------------------------------ how it fails
+# ------------------------------------------------------------------------------------------------ failures
 
 
 def test_FEN_5_N_FEN_6_a_fence_that_fails_later_fails_the_execution_immediately(
@@ -267,7 +267,7 @@ def test_FEN_6_deadline_and_duration_end_the_wait_for_a_thread_as_well(
 
 
 def prepared_beside(running: Running) -> int:
-    """Return a model that was prepared while nobody looked."""
+    """Return a model prepared outside the session."""
     return running.session.models.insert(prepared(ADD))
 
 
@@ -385,7 +385,7 @@ def test_FEN_2_N_REQ_1_N_REQ_2_a_request_without_all_arguments_is_rejected(
     assert client.rejected(PooledRequest(incomplete, adding.pools), prepare(client.peer)).status is INVALID
 
 
-# ------------------------------------------------------------------------------------------------ what it says
+# ------------------------------------------------------------------------------------------------ execution info
 
 
 def test_FEN_9_N_FEN_7_execution_info_before_the_end_is_a_general_failure(
@@ -441,7 +441,7 @@ def test_LIFE_2_an_execution_outlives_its_model_and_releases_everything(
     own.signal()
     assert fence.wait(LIMIT_S) is SIGNALED
     assert adding.result() == SUM
-    until(lambda: len(os.listdir("/proc/self/fd")) == before)  # but for our ends: one more, and one less
+    until(lambda: len(os.listdir("/proc/self/fd")) == before)  # the test's own ends excepted: one more, and one less
     assert running.session.quota.charged_bytes == 0
 
 

@@ -181,7 +181,7 @@ def test_LIFE_8_an_unexpected_exception_of_a_kernel_is_a_general_failure_and_is_
     assert result.status is ErrorStatus.GENERAL_FAILURE
     assert "numpy says" in result.message
     assert "a kernel failed" in caplog.text
-    caplog.clear()  # the records hold the frames, and those the memory
+    caplog.clear()  # the log records keep the frames alive, and these the memory
 
 
 def test_EXE_9_a_driver_that_replies_is_not_dead(request_: Request) -> None:

@@ -1,4 +1,4 @@
-"""Which plug-ins a driver loads: those that are allowed, whole and right; whatever is wrong costs one log line."""
+"""Loading of plug-ins: allowed and valid ones are loaded, each invalid one causes one log line."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ THREAD.start()
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return a folder on this process's path, which afterwards knows nothing of what was installed there."""
+    """Return a folder on `sys.path`; modules imported from it are removed afterwards."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("NNFMQ_EXTENSIONS", raising=False)
     with tables_as_they_were():
@@ -79,7 +79,7 @@ Loaded = Callable[[], tuple[list[str], list[str]]]
 
 @pytest.fixture
 def loaded(caplog: pytest.LogCaptureFixture) -> Loaded:
-    """Return a function that loads what is there, and says what then is offered, and the lines in the log."""
+    """Return a function that loads the installed plug-ins and returns the extensions and the log lines."""
 
     def load() -> tuple[list[str], list[str]]:
         with caplog.at_level(logging.WARNING, "nnfmq.extensions"):

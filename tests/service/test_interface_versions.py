@@ -22,7 +22,7 @@ def test_every_call_of_the_table_can_be_rejected() -> None:
 
 
 def rows(columns: int) -> list[tuple[str, ...]]:
-    """Return the rows of the document's tables of so many columns, without its marks of code."""
+    """Return the rows of the document's tables with this number of columns, without backticks."""
     lines = (places.ROOT / "docs" / "reference" / "hal-versions.md").read_text().replace("`", "").splitlines()
     found = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines if line.startswith("|")]
     return [row for row in found if len(row) == columns and not row[0].startswith("---")][1:]
@@ -48,7 +48,7 @@ def test_EXE_9_an_interface_reports_only_its_own_statuses(level: L, status: Erro
     last = 4 if level < L.V1_3 else 8
     downgraded = status if status <= last else ErrorStatus.GENERAL_FAILURE
     if level is L.AIDL_V4 and status is ErrorStatus.DEAD_OBJECT:
-        return  # no driver sends it
+        return  # no driver sends this status
     assert InterfaceVersion(level).downgrade_reply(messages.Reply(1, status, "why")) == messages.Reply(
         1, downgraded, "why"
     )

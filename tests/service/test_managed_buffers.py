@@ -126,13 +126,13 @@ class Driver:
         dimensions: tuple[int, ...] = (),
         probability: float = 1.0,
     ) -> messages.Allocated:
-        """Ask for a buffer as no client library would."""
+        """Allocate a buffer without the checks of the client library."""
         roles = [tuple(messages.RoleData(m, i, probability) for m, i in part) for part in (inputs, outputs)]
         message = messages.Allocate(self.connection.next_call_id(), "reference", dimensions, tuple(models), *roles)
         return self.connection.exchange(message, messages.Allocated)
 
     def assert_rejects(self, rule: str, *given: Any, **more: Any) -> None:
-        """Check that no buffer is made, and that the answer names the rule."""
+        """Check that no buffer is allocated, and that the reply names the rule."""
         reply = self.allocate(*given, **more)
         assert (reply.status, reply.buffer_id, reply.token) == (ErrorStatus.INVALID_ARGUMENT, 0, 0)
         assert rule in reply.message
@@ -310,7 +310,7 @@ def test_DOM_4_a_type_without_arrays_has_no_buffers(driver: Driver) -> None:
 
 
 class PreparedModelStandIn:
-    """What allocating asks of a prepared model."""
+    """The part of a prepared model that an allocation uses."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.key = model, object()
@@ -648,7 +648,7 @@ def test_LIFE_8_more_dimensions_than_arrays_support_fail_and_the_session_continu
     with pytest.raises(InvalidArgument, match="DOM-12"):
         buffer.copy_from(memory, (2**32 - 1,) * 1000)
     buffer.copy_from(memory, (1,))
-    caplog.clear()  # the records hold the frames
+    caplog.clear()  # the log records keep the frames alive
 
 
 def test_a_result_is_computed_in_the_buffer_itself(one: Executing) -> None:
@@ -684,7 +684,7 @@ def test_N_DXX_1_DOM_7_a_failed_execution_leaves_its_output_uninitialized(
 
 
 def past(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the driver find that the deadline has passed when it looks between operations."""
+    """Let the deadline pass between two operations of the driver."""
     monkeypatch.setattr(driver_prepared_model, "run_options", lambda *_, **__: driver_prepared_model.RunOptions(1))
 
 
@@ -694,7 +694,7 @@ def test_a_failed_execution_does_not_change_its_inputs(two: Executing) -> None:
     assert np.array_equal(source.array(), two.content)
 
 
-# ------------------------------------------------------------------------------------------------ the end
+# ------------------------------------------------------------------------------------------------ closing
 
 
 def test_N_DXX_2_DOM_13_the_token_of_a_freed_buffer_is_rejected(one: Executing) -> None:
@@ -757,9 +757,9 @@ def test_BUR_18_a_request_with_a_buffer_is_executed_synchronously(driver: Driver
 
 def test_a_late_reply_to_an_allocation_is_released(driver: Driver) -> None:
     model = driver.prepare(relus(TENSORS["float32"]))
-    with driver.session._send_lock, pytest.raises(MissedDeadlineTransient):  # no answer before that
+    with driver.session._send_lock, pytest.raises(MissedDeadlineTransient):  # so that no reply is sent before
         driver.device.allocate(inputs=[(model, 0)], timeout=0)
-    driver.device.supported_operations(relus(TENSORS["float32"]))  # answered in order
+    driver.device.supported_operations(relus(TENSORS["float32"]))  # replies are sent in order
     until(lambda: driver.session.buffers._by_token == {})
 
 

@@ -24,7 +24,7 @@ def one() -> Iterator[PriorityThreadPool]:
 
 
 class Gate:
-    """Work that keeps a thread until it is opened."""
+    """Work that occupies a thread until it is opened."""
 
     def __init__(self) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
@@ -54,7 +54,7 @@ def test_QOS_1_low_priority_work_runs_when_higher_priority_load_ends(one: Priori
     gate, order = Gate(), list[str]()
 
     def load(left: int) -> None:
-        """Each piece of it brings the next one."""
+        """Each piece of work submits the next one."""
         order.append("high")
         if left > 1:
             one.submit(lambda: load(left - 1), HIGH)

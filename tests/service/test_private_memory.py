@@ -13,7 +13,7 @@ from nnfmq.service.private_memory import copy_constant_pools
 
 
 class Huge(Memory):
-    """Memory that does not fit into this machine a second time."""
+    """Memory that cannot be copied because the machine has too little."""
 
     @property
     def view(self) -> memoryview:

@@ -67,13 +67,13 @@ RESIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 @pytest.fixture
 def client(running: Running) -> ProtocolPeer:
-    """The client's end after the greeting."""
+    """The client's end after the handshake."""
     running.client.send(HELLO)
     running.client.receive(messages.HelloReply)
     return running.client
 
 
-# ------------------------------------------------------------------------------------------------ greeting
+# ------------------------------------------------------------------------------------------------ handshake
 
 
 def test_hello_is_replied_to(running: Running) -> None:
@@ -184,7 +184,7 @@ def test_a_frame_that_is_cut_short_ends_the_connection(running: Running, client:
     assert running.ends()
 
 
-# ------------------------------------------------------------------------------------------------ the end
+# ------------------------------------------------------------------------------------------------ closing
 
 
 def test_a_hang_up_ends_the_session(running: Running, client: ProtocolPeer) -> None:
@@ -206,7 +206,7 @@ def test_a_session_can_be_ended_from_within_and_twice(running: Running, client: 
 
 
 def has_stopped_listening(client: ProtocolPeer, running: Running) -> bool:
-    """Say one thing more; True when the driver's watcher waits for us to read its answers."""
+    """Send another call; return True once the driver's watcher waits for the client to read its replies."""
     thread = watcher.thread()
     with suppress(MissedDeadlineTransient):
         client.channel.send(control_protocol.encode(messages.ListDevices(next(NUMBERS))), (), NO_WAIT)
@@ -219,7 +219,7 @@ NUMBERS = itertools.count(1)
 def test_LIFE_a_client_s_death_is_detected_while_the_driver_waits_for_it_to_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A copy of its socket lives on elsewhere, so that there is no hang-up, and no answer can be sent."""
+    """Another process keeps a copy of the socket open, so there is no hang-up, and no reply can be sent."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         monkeypatch.setattr(Channel, "open_peer_pidfd", lambda _channel: os.pidfd_open(process.pid))
         running = Running()
@@ -478,7 +478,7 @@ def test_LIFE_8_a_model_that_cannot_be_read_is_rejected(
     client.send(messages.GetSupportedOperations(5, "reference", encode_model(ADD)[0]))
     assert client.receive(messages.SupportedOperations).status is status
     until(lambda: running.session.quota.charged_bytes == 0)
-    caplog.clear()  # the records hold the frames
+    caplog.clear()  # the log records keep the frames alive
 
 
 @pytest.mark.parametrize(("error", "status"), FAULTS)
@@ -525,7 +525,7 @@ def execute_message(model_id: int, pools: tuple[Memory, ...], call: int = 30, **
 
 
 def execute_request_message(model_id: int, request: Request, call: int = 30, **changes: Any) -> messages.Execute:
-    """Return an Execute; `changes` are fields of it, of its request or configuration, or `lent`, its pools' sizes."""
+    """Return an Execute; `changes` are fields of it, its request or configuration, or `memory_data`: sizes of pools."""
     if "memory_data" in changes:
         changes["pools"] = memory_data(*changes["memory_data"])
     parts: list[Any] = [
@@ -694,7 +694,7 @@ def test_TIM_5_TIM_6_the_driver_s_time_begins_when_the_session_receives_the_requ
     for call in range(40, 40 + session_context.POOL_THREADS):
         client.send(execute_message(UNKNOWN, pools, call), fds)
     client.send(execute_message(quick, pools, 50, measure=MeasureTiming.YES), fds)
-    assert_alive(client)  # so the driver has seen it
+    assert_alive(client)  # so the driver has received it
     begin = time.monotonic_ns()
     while (waited := time.monotonic_ns() - begin) < 2_000_000:
         pass
@@ -743,7 +743,7 @@ def test_messages_of_queued_calls_are_charged_to_the_client(
     quota._limit = mapped_bytes + (2 << 20)
     for call in (50, 51):
         client.send(messages.GetSupportedOperations(call, "reference", bytes(1 << 20)))
-    rejected = client.receive(messages.SupportedOperations)  # at once: the first waits
+    rejected = client.receive(messages.SupportedOperations)  # immediately, while the first waits
     assert (rejected.call, rejected.status) == (51, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)
     assert mapped_bytes + (1 << 20) <= quota.charged_bytes < quota._limit
     quota._limit = 1 << 40
@@ -814,7 +814,7 @@ def test_BUR_12_a_freed_slot_is_requested_again_over_the_channel(
     client.send(messages.FreeMemory(burst_id, 1))
     client.send(messages.FreeMemory(burst_id, 99))
     client.send(messages.FreeMemory(UNKNOWN, 1))
-    assert_alive(client)  # so that the driver has read those
+    assert_alive(client)  # so that the driver has read these
     assert queues.requests.send(ADD_PACKET)
     call = client.receive(messages.GetMemories)
     assert call.slots == (1,)
