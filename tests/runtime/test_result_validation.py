@@ -10,7 +10,8 @@ from nnfmq.hal.errors import ErrorStatus, ProtocolError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import NO_TIMING, Timing
 from nnfmq.hal.types import DataLocation, OutputShape, RequestArgument
-from nnfmq.runtime.result_validation import validate_result
+from nnfmq.runtime import tensor_layout
+from nnfmq.runtime.result_validation import check_fits, check_reported_shapes, validate_result
 
 NONE, SHORT = ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
 KNOWN, OPEN, ANY, SCALAR = (
@@ -19,6 +20,7 @@ KNOWN, OPEN, ANY, SCALAR = (
     TensorInfo("any", (), "float32"),
     TensorInfo("scalar", (), "float32", is_scalar=True),
 )
+IMAGE = TensorInfo("image", (1, 2, 3), "float32")
 PLACE = RequestArgument(location=DataLocation(0, 0, 24))
 SPECIFIED = RequestArgument(location=DataLocation(0, 0, 24), dimensions=(2, 3))
 OMITTED = RequestArgument(has_no_value=True)
@@ -97,3 +99,31 @@ def test_VAL_7_TIM_4_invalid_times_are_protocol_errors(times: Any) -> None:
 def test_VAL_7_TIM_3_times_that_were_not_requested_are_protocol_errors() -> None:
     with pytest.raises(ProtocolError, match="not requested"):
         validate_result([KNOWN], [PLACE], NONE, (), Timing(1, 2), False)
+
+
+@pytest.mark.parametrize("shapes", [[(1, 2, 3), (0, 3)], [(1, 2, 3), (9, 3)]])
+def test_possible_shapes_of_the_outputs_are_accepted(shapes: list[tuple[int, ...]]) -> None:
+    check_reported_shapes([IMAGE, OPEN], shapes)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "said"),
+    [
+        ([], "the shapes of 0 outputs, the model has 2"),
+        ([(1, 2, 3)] * 3, "the shapes of 3 outputs, the model has 2"),
+        ([(1, 2, 4), (9, 3)], "the shape 1x2x4 for output 'image' of shape 1x2x3"),
+        ([(1, 2, 3), (9,)], r"the shape 9 for output 'open' of shape \?x3"),
+        ([(1, 2, 3), (9, 4)], r"the shape 9x4 for output 'open' of shape \?x3"),
+        ([(1, 2, 3), (2**32 - 1, 3)], "the shape 4294967295x3 for output 'open'"),
+    ],
+)
+def test_impossible_shapes_of_the_outputs_are_rejected(shapes: list[tuple[int, ...]], said: str) -> None:
+    with pytest.raises(ProtocolError, match=said):
+        check_reported_shapes([IMAGE, OPEN], shapes)
+
+
+def test_a_result_larger_than_its_argument_is_rejected() -> None:
+    places, _ = tensor_layout.layout([OPEN], [(2, 3)], 0)
+    check_fits([OPEN], places, [(2, 3)])
+    with pytest.raises(ProtocolError, match="reports 3x3 for output 'open', whose location has 24 bytes"):
+        check_fits([OPEN], places, [(3, 3)])
