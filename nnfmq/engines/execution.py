@@ -1,17 +1,19 @@
 """Programs and their executions: protocols, run options, input checks, output copies, and tiered execution.
 
 A program is a prepared model. `bind` checks a request and returns a bound program, which a burst runs again and again:
-inputs are resolved and output copies chosen once, so a run only executes steps. Callers silence NumPy's floating-point
+inputs are resolved and output copies chosen once, so a run only executes steps. From the second run on, steps that can
+(`DirectWriter`) write results to the request's arrays, and nothing is copied. Callers silence NumPy's floating-point
 warnings themselves (`np.errstate(all="ignore")`), because entering that context costs more than a small model.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, TypeAlias
+from itertools import pairwise
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -185,25 +187,57 @@ def is_compatible_shape(dimensions: Shape, shape: Shape) -> bool:
     return len(dimensions) == len(shape) and all(d in (0, e) for d, e in zip(dimensions, shape, strict=True))
 
 
+@runtime_checkable
+class DirectWriter(Protocol):
+    """A step that can write results of the program to the request's arrays, instead of to its own memory."""
+
+    @property
+    def direct_outputs(self) -> tuple[int, ...]:
+        """The operands that it can write there."""
+        ...
+
+    def write_directly(self, frame: ExecutionFrame, arrays: Mapping[int, Array]) -> None:
+        """From the next run on, write those of `direct_outputs` that are in `arrays` there.
+
+        The step must have been called with `frame` before, and puts the arrays into it.
+        """
+        ...
+
+
 class BoundSteps:
     """A bound program of the interpreter. `run` may be called any number of times, by one thread at a time.
+
+    `write_directly` is called once, between the first successful run and the next, and returns the output writer for
+    the next runs. A request that is executed only once saves the cost of it.
 
     The profiler runs the program's steps itself, on `frame`, and calls `write_outputs` after the last one.
     """
 
-    __slots__ = ("_steps", "frame", "write_outputs")
+    __slots__ = ("_has_run", "_steps", "_write_directly", "frame", "write_outputs")
 
-    def __init__(self, frame: ExecutionFrame, steps: Sequence[StepFunction], write_outputs: OutputWriter) -> None:
+    def __init__(
+        self,
+        frame: ExecutionFrame,
+        steps: Sequence[StepFunction],
+        write_outputs: OutputWriter,
+        write_directly: Callable[[ExecutionFrame], OutputWriter] | None = None,
+    ) -> None:
         self.frame = frame
         self._steps = steps
         self.write_outputs = write_outputs
+        self._write_directly = write_directly
+        self._has_run = False
 
     def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
         """Execute once: read the inputs, fill the outputs, return the shape of each. Raises as `Program.execute`."""
         frame = self.frame
         try:
+            if self._has_run and self._write_directly is not None:
+                self.write_outputs, self._write_directly = self._write_directly(frame), None
             run_steps(self._steps, frame, options)
-            return self.write_outputs(frame)
+            shapes = self.write_outputs(frame)
+            self._has_run = True
+            return shapes
         except (MemoryError, RecursionError) as error:
             raise ResourceExhaustedTransient(f"out of memory while executing the model: {error}") from error
 
@@ -216,24 +250,25 @@ def output_writer(
     outputs: Sequence[Any],
     dtypes: Sequence[np.dtype[Any]],
     shapes: tuple[OutputShape, ...] | None,
+    written: Container[int] = (),
 ) -> OutputWriter:
     """Return the function that copies the operands at `indexes` to `outputs`; `shapes` is None if one is unknown.
 
-    If every output is an array of its result's dtype and shape, a run copies without checking anything again.
+    If every output is an array of its result's dtype and shape, a run copies without checking anything again, and
+    leaves out the operands in `written`, which steps write directly.
     """
-    fits = shapes is not None and len(outputs) == len(shapes)
-    if shapes is None or not fits or not all(map(_is_array_of, outputs, dtypes, shapes)):
+    if shapes is None or not fit_outputs(outputs, dtypes, shapes):
         return lambda frame: copy_outputs([frame[index] for index in indexes], outputs)
     known = shapes
-    if len(outputs) == 1:
-        index, out = indexes[0], outputs[0]
+    pairs = tuple(pair for pair in zip(indexes, outputs, strict=True) if pair[0] not in written)
+    if len(pairs) == 1:
+        ((index, out),) = pairs
 
         def write_one(frame: ExecutionFrame) -> tuple[OutputShape, ...]:
             out[...] = frame[index]
             return known
 
         return write_one
-    pairs = tuple(zip(indexes, outputs, strict=True))
 
     def write_all(frame: ExecutionFrame) -> tuple[OutputShape, ...]:
         for index, out in pairs:
@@ -243,8 +278,22 @@ def output_writer(
     return write_all
 
 
+def fit_outputs(
+    outputs: Sequence[Any], dtypes: Sequence[np.dtype[Any]], shapes: tuple[OutputShape, ...] | None
+) -> bool:
+    """Return whether all shapes are known, and every output is an array of its result's dtype and shape."""
+    return shapes is not None and len(outputs) == len(shapes) and all(map(_is_array_of, outputs, dtypes, shapes))
+
+
 def _is_array_of(out: Any, dtype: np.dtype[Any], shape: OutputShape) -> bool:
     return type(out) is np.ndarray and out.dtype == dtype and out.shape == shape.dimensions
+
+
+def are_separate(arrays: Sequence[Array]) -> bool:
+    """Return whether all arrays are contiguous and no two of them share a byte."""
+    addresses = [(array.ctypes.data, array.nbytes) for array in arrays]
+    ends_before_next = (begin + size <= following for (begin, size), (following, _) in pairwise(sorted(addresses)))
+    return all(array.flags.c_contiguous for array in arrays) and all(ends_before_next)
 
 
 def copy_outputs(results: Sequence[Array], outputs: Sequence[Any]) -> tuple[OutputShape, ...]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -23,11 +24,15 @@ from nnfmq.engines.control_flow import callee_indexes, control_flow_step
 from nnfmq.engines.execution import (
     DEFAULT_RUN_OPTIONS,
     BoundSteps,
+    DirectWriter,
     ExecutionFrame,
     InputSpec,
+    OutputWriter,
     RunOptions,
     StepFunction,
+    are_separate,
     dtype_of,
+    fit_outputs,
     known_shape,
     output_writer,
     run_options,
@@ -143,6 +148,8 @@ class Program:
         self.shapes = shapes
         self._frame = frame
         self._functions = tuple(step.releasing_function() for step in steps)
+        functions: list[object] = [step.function for step in steps]
+        self._direct_writers = [f for f in functions if isinstance(f, DirectWriter) and f.direct_outputs]
         self._inputs = tuple(
             InputSpec.of(subgraph, index, index in optional_inputs) for index in subgraph.input_indexes
         )
@@ -181,8 +188,24 @@ class Program:
 
     def bind(self, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> BoundSteps:
         """Check `inputs` and return the program bound to these buffers, which are as for `execute`."""
-        write_outputs = output_writer(self._outputs, tuple(outputs), self._output_dtypes, self._output_shapes)
-        return BoundSteps(self._bind_inputs(inputs), self._functions, write_outputs)
+        outputs = tuple(outputs)
+        write_outputs = output_writer(self._outputs, outputs, self._output_dtypes, self._output_shapes)
+        write_directly = partial(self._write_directly, outputs) if self._direct_writers else None
+        return BoundSteps(self._bind_inputs(inputs), self._functions, write_outputs, write_directly)
+
+    def _write_directly(self, outputs: Sequence[Any], frame: ExecutionFrame) -> OutputWriter:
+        """Let steps write to `outputs` where that is possible, and return the writer of the others.
+
+        A step may begin to write while it or a later step still reads inputs. So no output may overlap an input.
+        """
+        arrays: dict[int, Array] = {}
+        inputs = [frame[spec.index] for spec in self._inputs if frame[spec.index] is not None]
+        if fit_outputs(outputs, self._output_dtypes, self._output_shapes) and are_separate([*inputs, *outputs]):
+            arrays = {i: out for i, out in zip(self._outputs, outputs, strict=True) if out.flags.carray}
+        for step in self._direct_writers:
+            step.write_directly(frame, arrays)
+        written = arrays.keys() & {index for step in self._direct_writers for index in step.direct_outputs}
+        return output_writer(self._outputs, outputs, self._output_dtypes, self._output_shapes, written)
 
     def call(self, inputs: Sequence[Array | None], options: RunOptions) -> list[Array]:
         """Run a subgraph for IF or WHILE and return the outputs, which may be views of inputs."""

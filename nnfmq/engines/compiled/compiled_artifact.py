@@ -48,6 +48,7 @@ class _SavedPartition(msgspec.Struct, frozen=True, array_like=True):
     launches: tuple[_SavedLaunch, ...]
     inputs: tuple[int, ...]
     outputs: tuple[_SavedOutput, ...]
+    direct_outputs: tuple[int, ...]
     relocation_bases: bytes
     relocation_offsets: bytes
     arena_bytes: int
@@ -61,6 +62,7 @@ class _SavedPartition(msgspec.Struct, frozen=True, array_like=True):
             tuple(_SavedLaunch(p.function, p.arg_count, p.work_items, p.parallelism) for p in plan.launches),
             plan.inputs,
             tuple(_SavedOutput(index, offset, spec.dtype.str, spec.shape) for index, offset, spec in plan.outputs),
+            plan.direct_outputs,
             plan.relocation_bases.tobytes(),
             plan.relocation_offsets.tobytes(),
             plan.arena_bytes,
@@ -72,6 +74,7 @@ class _SavedPartition(msgspec.Struct, frozen=True, array_like=True):
             tuple(PlannedLaunch(p.function, p.arg_count, p.work_items, p.parallelism) for p in self.launches),
             self.inputs,
             tuple((o.index, o.offset, ArraySpec(np.dtype(o.dtype), o.shape)) for o in self.outputs),
+            self.direct_outputs,
             np.frombuffer(self.relocation_bases, np.int64),
             np.frombuffer(self.relocation_offsets, np.int64),
             self.arena_bytes,

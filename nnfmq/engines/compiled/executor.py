@@ -1,13 +1,14 @@
 """A compiled partition: consecutive lowered operations, executed as one step of the interpreter.
 
 Inputs are read in place from the frame, intermediates live in an arena, and outputs are published in the frame as views
-of the arena. Everything that holds addresses (arena, argument arrays) is an `ExecutionContext`: an execution owns one
-from its first run to its end, then it returns to the partition's pool.
+of the arena, or written directly to the request's arrays (`write_directly`). Everything that holds addresses (arena,
+argument arrays) is an `ExecutionContext`: an execution owns one from its first run to its end, then it returns to the
+partition's pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,28 @@ class CompiledPartition:
         for index, array in context.outputs:
             frame[index] = array
 
+    @property
+    def direct_outputs(self) -> tuple[int, ...]:
+        """The operands for which `write_directly` takes an array."""
+        return self.plan.direct_outputs
+
+    def write_directly(self, frame: ExecutionFrame, arrays: Mapping[int, Array]) -> None:
+        """From the next run with `frame` on, write direct outputs to `arrays` instead of to the arena.
+
+        The partition must have been called with this frame before. The arrays have the operands' dtypes and shapes, are
+        contiguous and writable, and overlap neither each other nor any array that a step reads. `arrays` may have
+        other operands, too. A run that fails may leave a part of its results in them.
+
+        This is safe, although another process may be able to write to the arrays: no launch reads a direct output that
+        another launch has written (`plan_partition`), and a kernel that reads again what it has written itself derives
+        neither addresses nor counts from it. Kernels never write past an output's last element.
+        """
+        context: ExecutionContext = frame[self._slot].context
+        found = {index: arrays[index] for index in self.plan.direct_outputs if index in arrays}
+        context.write_directly(found)
+        for index, array in found.items():
+            frame[index] = array  # keeps it alive as long as the context has its address
+
     def launch_records(self, args: int) -> Array:
         """Return the launch records for `ThreadPool.run`, with argument arrays that begin at address `args`."""
         records = np.empty((self.launch_count, RECORD_WORDS), np.int64)
@@ -84,7 +107,7 @@ class CompiledPartition:
 
     def release(self, context: ExecutionContext) -> None:
         """Return a context to the pool, or drop it if the pool is full."""
-        context.forget_inputs()
+        context.forget_arrays()
         if len(self._free_contexts) < _MAX_POOLED_CONTEXTS:
             self._free_contexts.append(context)
 
@@ -135,23 +158,37 @@ class ExecutionContext:
         self._arena = memory[skip:]
         address = memory.ctypes.data + skip
         self.scratch = address + plan.arena_bytes
-        self.outputs = [(index, self._view(offset, spec)) for index, offset, spec in plan.outputs]
-        self._base_addresses = np.array([address, partition.constants_address, *[0] * len(plan.inputs)], np.int64)
+        self._arena_outputs = [(index, self._view(offset, spec)) for index, offset, spec in plan.outputs]
+        offsets = {index: offset for index, offset, _ in plan.outputs}
+        self._arena_addresses = [address + offsets[index] for index in plan.direct_outputs]
+        input_addresses = [0] * len(plan.inputs)  # set in each execution
+        bases = [address, partition.constants_address, *input_addresses, *self._arena_addresses]
+        self._base_addresses = np.array(bases, np.int64)
         self._args = np.empty_like(plan.relocation_offsets)
         self._records = partition.launch_records(self._args.ctypes.data)
         self._records_address = int(self._records.ctypes.data)
-        self.forget_inputs()
+        self.forget_arrays()
 
     def _view(self, offset: int, spec: ArraySpec) -> Array:
         return self._arena[offset : offset + spec.bytes].view(spec.dtype).reshape(spec.shape)
 
-    def forget_inputs(self) -> None:
-        """Drop the references to the inputs, which may be a client's memory."""
+    def forget_arrays(self) -> None:
+        """Drop the references to inputs, and the addresses of direct outputs: both may be a client's memory."""
         self._last_inputs: list[Any] | None = None
         self._keepalive: list[Array] = []
+        self._base_addresses[self._plan.first_output_base :] = self._arena_addresses
+        self.outputs = self._arena_outputs
+
+    def write_directly(self, arrays: Mapping[int, Array]) -> None:
+        """Write the direct outputs in `arrays` there, until `forget_arrays`. Borrows the arrays."""
+        for base, index in enumerate(self._plan.direct_outputs, self._plan.first_output_base):
+            if index in arrays:
+                self._base_addresses[base] = arrays[index].ctypes.data
+        self.outputs = [(index, array) for index, array in self._arena_outputs if index not in arrays]
+        self._last_inputs = None  # relocate in the next run
 
     def relocated_records(self, frame: ExecutionFrame) -> int:
-        """Return the address of the launch records, after relocation to the frame's inputs.
+        """Return the address of the launch records, after relocation to the frame's inputs and the direct outputs.
 
         Nothing is relocated again if the inputs are the arrays of the last run. An array that is not contiguous is
         copied in each run, because its elements may have changed.
@@ -165,6 +202,7 @@ class ExecutionContext:
             self._keepalive = [np.ascontiguousarray(array) for array in arrays]
             is_copied = any(kept is not array for kept, array in zip(self._keepalive, arrays, strict=True))
             self._last_inputs = None if is_copied else arrays
-            self._base_addresses[FIRST_INPUT_BASE:] = [array.ctypes.data for array in self._keepalive]
+            addresses = [array.ctypes.data for array in self._keepalive]
+            self._base_addresses[FIRST_INPUT_BASE : self._plan.first_output_base] = addresses
             np.add(self._base_addresses[self._plan.relocation_bases], self._plan.relocation_offsets, out=self._args)
         return self._records_address

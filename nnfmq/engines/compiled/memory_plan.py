@@ -6,7 +6,9 @@ So a plan can be saved, and any number of executions use it at the same time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,20 +142,27 @@ class PlannedLaunch:
 class PartitionPlan:
     """All that a partition executes, without addresses.
 
-    `inputs` are operand indexes; `outputs` are (operand index, arena offset, spec). The relocations list (base, offset)
-    of each argument of all launches in order; bases are the arena, the constants, then the inputs. `source_launches`
-    and `allocations` are for profiling; a plan from a cache has none.
+    `inputs` are operand indexes; `outputs` are (operand index, arena offset, spec). `direct_outputs` are the outputs
+    that may be elsewhere than in the arena. The relocations list (base, offset) of each argument of all launches in
+    order; bases are the arena, the constants, the inputs, then the direct outputs. `source_launches` and `allocations`
+    are for profiling; a plan from a cache has none.
     """
 
     launches: tuple[PlannedLaunch, ...]
     inputs: tuple[int, ...]
     outputs: tuple[tuple[int, int, ArraySpec], ...]
+    direct_outputs: tuple[int, ...]
     relocation_bases: Array
     relocation_offsets: Array
     arena_bytes: int
     scratch_bytes: int
     source_launches: tuple[PartitionLaunch, ...] = ()
     allocations: tuple[Allocation, ...] = ()
+
+    @property
+    def first_output_base(self) -> int:
+        """The relocation base of the first direct output."""
+        return FIRST_INPUT_BASE + len(self.inputs)
 
 
 def plan_partition(
@@ -163,11 +172,13 @@ def plan_partition(
     inputs: Sequence[int],
     outputs: Sequence[int],
     target: Target,
+    results: AbstractSet[int] = frozenset(),
 ) -> PartitionPlan:
     """Plan the memory and the parallelism of launches.
 
     `specs` describes each operand that a launch writes, and the outputs. `views` maps an operand to the one whose
-    memory it shares.
+    memory it shares. `results` are the outputs that no operation reads. Those are direct outputs, unless their memory
+    is also that of another output or of an operand that a launch reads.
     """
 
     def root(index: int) -> int:
@@ -182,14 +193,19 @@ def plan_partition(
     ends.update({root(index): len(launches) for index in outputs})
     offsets, arena_bytes = plan_offsets([LiveRange(specs[index].bytes, begins[index], ends[index]) for index in begins])
     arena = dict(zip(begins, offsets, strict=True))
-    input_bases = {index: FIRST_INPUT_BASE + number for number, index in enumerate(inputs)}
-    relocations = [pair for launch in launches for pair in _relocations(launch, root, arena, input_bases)]
+    read = {root(index) for launch in launches for index in launch.inputs}
+    sharers = Counter(map(root, outputs))
+    direct = [i for i in outputs if i in results and root(i) not in read and sharers[root(i)] == 1]
+    places = {index: (_ARENA_BASE, offset) for index, offset in arena.items()}
+    places |= {index: (base, 0) for base, index in enumerate([*inputs, *map(root, direct)], FIRST_INPUT_BASE)}
+    relocations = [pair for launch in launches for pair in _relocations(launch, root, places)]
     bases, from_base = (np.array([pair[n] for pair in relocations], np.int64) for n in (0, 1))
     scratch_bytes = max((launch.kernel.scratch_bytes(target) for launch in launches), default=0)
     return PartitionPlan(
         launches=tuple(map(_planned_launch, launches, _choose_parallelism(launches))),
         inputs=tuple(inputs),
         outputs=tuple((index, arena[root(index)], specs[index]) for index in outputs),
+        direct_outputs=tuple(direct),
         relocation_bases=bases,
         relocation_offsets=from_base,
         arena_bytes=align(arena_bytes),
@@ -200,12 +216,11 @@ def plan_partition(
 
 
 def _relocations(
-    launch: PartitionLaunch, root: Callable[[int], int], arena: Mapping[int, int], input_bases: Mapping[int, int]
+    launch: PartitionLaunch, root: Callable[[int], int], places: Mapping[int, tuple[int, int]]
 ) -> list[tuple[int, int]]:
     """Return (base, offset) of each argument: inputs, outputs, constants."""
-    operands = [root(index) for index in (*launch.inputs, *launch.outputs)]
-    found = [(_ARENA_BASE, arena[index]) if index in arena else (input_bases[index], 0) for index in operands]
-    return found + [(_CONSTANTS_BASE, offset) for offset in launch.constants]
+    operands = [places[root(index)] for index in (*launch.inputs, *launch.outputs)]
+    return operands + [(_CONSTANTS_BASE, offset) for offset in launch.constants]
 
 
 def _planned_launch(launch: PartitionLaunch, parallelism: Parallelism) -> PlannedLaunch:

@@ -238,7 +238,9 @@ class CompiledPreparation(SubgraphPreparation):
             for number, op in zip(numbers, ops, strict=True)
             for launch in self._launches_of(op, specs, nchw_readers)
         ]
-        return plan_partition(launches, specs, views, inputs, outputs, self.target)
+        model_outputs = self.subgraph.output_indexes
+        results = {i for i in outputs if self._reader_counts[i] == 0 and model_outputs.count(i) == 1}
+        return plan_partition(launches, specs, views, inputs, outputs, self.target, results)
 
     def _read_outside(self, numbers: Sequence[int]) -> set[int]:
         """Return the outputs of these operations that other operations or the caller read."""

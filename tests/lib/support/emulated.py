@@ -8,7 +8,7 @@ must give equal results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -110,7 +110,14 @@ class _EmulatedPartition(CompiledPartition):
         scratch = memory.add(np.full(plan.scratch_bytes, _NAN_BYTE, np.uint8), writable=True)
         constants = memory.add(self._constants)
         inputs = [memory.add(np.ascontiguousarray(frame[index])) for index in plan.inputs]
-        bases = [region.address for region in (arena, constants, *inputs)]
+        direct = {
+            index: memory.add(np.full(spec.bytes, _NAN_BYTE, np.uint8), writable=True)
+            for index, _, spec in plan.outputs
+            if index in plan.direct_outputs
+        }
+        bases = [
+            region.address for region in (arena, constants, *inputs, *(direct[index] for index in plan.direct_outputs))
+        ]
         args = memory.add(np.array(bases, np.int64)[plan.relocation_bases] + plan.relocation_offsets)
         calls = [
             Call(int(function), (int(launch_args), begin, end, scratch.address))
@@ -119,7 +126,16 @@ class _EmulatedPartition(CompiledPartition):
         ]
         self._emulated.machine.run(self._emulated.image, memory.regions, calls)
         for index, offset, spec in plan.outputs:
-            frame[index] = arena.data[offset : offset + spec.bytes].view(spec.dtype).reshape(spec.shape)
+            region, begin = (direct[index], 0) if index in direct else (arena, offset)
+            frame[index] = region.data[begin : begin + spec.bytes].view(spec.dtype).reshape(spec.shape)
+
+    def write_directly(self, frame: ExecutionFrame, arrays: Mapping[int, Array]) -> None:
+        """Do nothing: the emulator has memory of its own, and each direct output is a region of it."""
+
+    @property
+    def direct_outputs(self) -> tuple[int, ...]:
+        """None: the results in `frame` are copied."""
+        return ()
 
 
 def _halves(work_items: int) -> list[tuple[int, int]]:
