@@ -119,7 +119,7 @@ def _serve(connection: Connection, job: RunnerJob, runner: Runner) -> None:
         set_time_limit(job.limit_s)
         with np.errstate(all="ignore"):
             if step is None:
-                step, runner.details["variant"] = fastest_variant(runner.variants)
+                step, runner.details["api_variant"] = fastest_variant(runner.variants)
             timed(step, trial.warm_up)
             connection.send((timed(step, trial.count), runner.details))
 

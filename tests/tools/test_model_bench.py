@@ -411,7 +411,7 @@ def test_generated_models_are_computed_by_kernels(kind: str, dtype: str, stop_th
 
 
 def _runner(p50: float) -> dict[str, Any]:
-    return _metrics(p50) | {"threads": 2, "api_variant": "series_values", "output_difference": 0.0}
+    return _metrics(p50) | {"threads": 2, "api_variant": "in place", "output_difference": 0.0}
 
 
 @pytest.fixture
