@@ -13,7 +13,7 @@ import numpy as np
 
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, InputSpec, RunOptions, copy_outputs, is_compatible_shape
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.hal.types import Model, Operand, OutputShape, is_scalar
+from nnfmq.hal.types import Model, OutputShape, is_scalar
 from nnfmq.operations.signature import NUMPY_TYPES, Array
 
 Function = Callable[[Sequence[Array | None]], Sequence[Array]]
@@ -56,17 +56,13 @@ class FunctionProgram:
         if len(results) != len(self._outputs):
             raise GeneralFailure(f"the device computed {len(results)} outputs, the model has {len(self._outputs)}")
         for operand, result in zip(self._outputs, results, strict=True):
-            if result.dtype != NUMPY_TYPES[operand.type] or not _has_declared_shape(operand, result.shape):
+            shape = result.shape
+            fits = not shape if is_scalar(operand.type) else is_compatible_shape(operand.dimensions, shape)
+            if result.dtype != NUMPY_TYPES[operand.type] or not fits:
                 computed = f"{result.dtype} {list(result.shape)}"
                 declared = f"{operand.type.name} {list(operand.dimensions)}"
                 raise GeneralFailure(f"the device computed {computed}, the model declares {declared}")
         return copy_outputs(results, outputs)
-
-
-def _has_declared_shape(operand: Operand, shape: tuple[int, ...]) -> bool:
-    if is_scalar(operand.type):
-        return not shape
-    return is_compatible_shape(operand.dimensions, shape)
 
 
 class _FunctionExecution:

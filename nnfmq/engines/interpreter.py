@@ -12,7 +12,7 @@ Subgraphs of IF and WHILE are programs that are prepared once (`control_flow` ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -282,7 +282,11 @@ class SubgraphPreparation:
         """Return the step of an operation."""
         label = f"operation {number} ({operation.type.name})"
         if operation.type in FIRST_OUTER_INPUT:
-            return self._control_flow_step(label, operation)
+            self._read.update(operation.inputs)
+            self._required.update(operation.inputs[: FIRST_OUTER_INPUT[operation.type]])
+            callees = [self._program_of(label, index) for index in callee_indexes(self.subgraph, operation)]
+            outputs = [self.subgraph.operands[index] for index in operation.outputs]
+            return control_flow_step(label, operation, callees, outputs)
         found = _find_match(self.subgraph, operation)
         if found is None:
             raise GeneralFailure(f"{label} is not supported with these operand types")
@@ -294,14 +298,10 @@ class SubgraphPreparation:
         arguments = [self._argument(index) for index in operation.inputs]
         shaped = op.infer_shapes(arguments)
         self._read.update(op.data_indexes())
-        self._record_shapes(operation.outputs, shaped.shapes)
+        for index, shape in zip(operation.outputs, shaped.shapes, strict=True):
+            declared = known_shape(self.subgraph.operands[index])
+            self._shapes[index] = declared if DATA_DEPENDENT in shape else shape
         return self.static_step(op, arguments, shaped)
-
-    def _control_flow_step(self, label: str, operation: Operation) -> StepFunction:
-        self._read.update(operation.inputs)
-        self._required.update(operation.inputs[: FIRST_OUTER_INPUT[operation.type]])
-        callees = [self._program_of(label, index) for index in callee_indexes(self.subgraph, operation)]
-        return control_flow_step(label, operation, callees, [self.subgraph.operands[i] for i in operation.outputs])
 
     def _program_of(self, label: str, index: int) -> Program:
         if index not in self._programs:
@@ -311,11 +311,6 @@ class SubgraphPreparation:
                 raise _with_label(label, error) from error
             self._programs[index] = program
         return self._programs[index]
-
-    def _record_shapes(self, indexes: Iterable[int], shapes: Iterable[Shape]) -> None:
-        for index, shape in zip(indexes, shapes, strict=True):
-            declared = known_shape(self.subgraph.operands[index])
-            self._shapes[index] = declared if DATA_DEPENDENT in shape else shape
 
     def _argument(self, index: int) -> Tensor | None:
         operand, shape = self.subgraph.operands[index], self._shapes[index]

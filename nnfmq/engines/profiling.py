@@ -86,7 +86,9 @@ def measure(program: Program, execution: BoundSteps, runs: int) -> Profile:
     """
     for _ in range(_WARM_UP_RUNS):
         execution.run()
-    profile = Profile([[Timings() for _ in range(_launch_count(step))] for step in program.steps])
+    functions = [step.function for step in program.steps]
+    counts = [function.launch_count if isinstance(function, SteppedPartition) else 1 for function in functions]
+    profile = Profile([[Timings() for _ in range(count)] for count in counts])
     profile.shapes.update(_operand_shapes(program.steps, execution.frame))
     for _ in range(runs):
         begin_ns = time.perf_counter_ns()
@@ -94,10 +96,6 @@ def measure(program: Program, execution: BoundSteps, runs: int) -> Profile:
         profile.runs.append(time.perf_counter_ns() - begin_ns)
         _profile_steps(program.steps, execution, profile)
     return profile
-
-
-def _launch_count(step: ExecutionStep) -> int:
-    return step.function.launch_count if isinstance(step.function, SteppedPartition) else 1
 
 
 def _operand_shapes(steps: Sequence[ExecutionStep], frame: ExecutionFrame) -> dict[int, Shape]:

@@ -119,7 +119,9 @@ class _Verifier:
         vtable, vtable_bytes, table_bytes = self._vtable(at, path)
         slots: dict[int, int] = {}
         for field in table.fields:
-            offset = self._field_offset(vtable, vtable_bytes, field.slot)
+            if field.slot + 2 > vtable_bytes:
+                continue
+            offset = _U16.unpack_from(self._buffer, vtable + field.slot)[0]
             if offset:
                 slots[field.slot] = at + offset
                 self._field(field, at, table_bytes, slots, f"{path}.{field.name}")
@@ -133,12 +135,6 @@ class _Verifier:
         self.need(vtable, vtable_bytes, f"{path}: vtable")
         self.need(at, table_bytes, path)
         return vtable, vtable_bytes, table_bytes
-
-    def _field_offset(self, vtable: int, vtable_bytes: int, slot: int) -> int:
-        if slot + 2 > vtable_bytes:
-            return 0
-        offset: int = _U16.unpack_from(self._buffer, vtable + slot)[0]
-        return offset
 
     def _field(self, field: Field, table_at: int, table_bytes: int, slots: dict[int, int], path: str) -> None:
         at = slots[field.slot]

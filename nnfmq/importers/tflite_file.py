@@ -110,9 +110,16 @@ class TfliteFile:
 
     def operators(self) -> Iterator[TfliteOperator]:
         """Yield the operators in the file's order, which is the order of execution."""
-        names = _operator_names()
+        import tflite
+
+        names = {code: name for name, code in vars(tflite.BuiltinOperator).items() if isinstance(code, int)}
         for index in range(self._subgraph.OperatorsLength()):
-            yield self._operator(index, self._subgraph.Operators(index), names)
+            operator = self._subgraph.Operators(index)
+            name = self._operator_name(index, operator.OpcodeIndex(), names)
+            inputs = self._ints(operator.InputsLength(), operator.InputsAsNumpy)
+            outputs = self._ints(operator.OutputsLength(), operator.OutputsAsNumpy)
+            options_name, options = _options(operator)
+            yield TfliteOperator(index, name, inputs, outputs, options_name, options)
 
     def tensor(self, index: int) -> TfliteTensor:
         """Return one tensor. Raises InvalidArgument for an index out of range and for what a tensor may not be."""
@@ -120,7 +127,12 @@ class TfliteFile:
             count = self._subgraph.TensorsLength()
             if not 0 <= index < count:
                 raise InvalidArgument(f"tensor index {index} is not in 0..{count - 1}")
-            self._tensors[index] = self._named_tensor(index, self._subgraph.Tensors(index))
+            raw = self._subgraph.Tensors(index)
+            name = self._text(raw.Name())
+            try:
+                self._tensors[index] = self._tensor(index, name, raw)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"tensor {index} ({name[:80]!r}): {error}") from None
         return self._tensors[index]
 
     def _spend(self, count: int) -> None:
@@ -137,13 +149,6 @@ class TfliteFile:
         self._spend(len(raw))
         return raw[:_MAX_NAME_BYTES].decode("utf-8", "replace")
 
-    def _operator(self, index: int, operator: Any, names: dict[int, str]) -> TfliteOperator:
-        name = self._operator_name(index, operator.OpcodeIndex(), names)
-        inputs = self._ints(operator.InputsLength(), operator.InputsAsNumpy)
-        outputs = self._ints(operator.OutputsLength(), operator.OutputsAsNumpy)
-        options_name, options = _options(operator)
-        return TfliteOperator(index, name, inputs, outputs, options_name, options)
-
     def _operator_name(self, index: int, opcode_index: int, names: dict[int, str]) -> str:
         if opcode_index >= self._model.OperatorCodesLength():
             raise InvalidArgument(f"operator {index}: operator code index {opcode_index} is out of range")
@@ -152,13 +157,6 @@ class TfliteFile:
         number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
         name = names.get(number, f"code {number}")
         return f"CUSTOM {self._text(code.CustomCode())!r}" if name == "CUSTOM" else name
-
-    def _named_tensor(self, index: int, raw: Any) -> TfliteTensor:
-        name = self._text(raw.Name())
-        try:
-            return self._tensor(index, name, raw)
-        except InvalidArgument as error:
-            raise InvalidArgument(f"tensor {index} ({name[:80]!r}): {error}") from None
 
     def _tensor(self, index: int, name: str, raw: Any) -> TfliteTensor:
         if raw.Sparsity() is not None:
@@ -196,12 +194,6 @@ class TfliteFile:
         if buffer.Offset() > 1 or buffer.Size() > 1:  # writers use 1 as a placeholder
             raise InvalidArgument("external buffers (data after the FlatBuffer) are not supported")
         return memoryview(buffer.DataAsNumpy()).cast("B") if buffer.DataLength() else None
-
-
-def _operator_names() -> dict[int, str]:
-    import tflite
-
-    return {number: name for name, number in vars(tflite.BuiltinOperator).items() if isinstance(number, int)}
 
 
 def _type_name(number: int) -> str:
@@ -268,8 +260,9 @@ def _per_tensor(type_name: str, scale: float, zero_points: tuple[int, ...]) -> _
     lowest, highest = _ZERO_POINTS[type_name]
     zero_point = zero_points[0] if zero_points else 0
     if len(zero_points) > 1 or not lowest <= zero_point <= highest:
-        given = list(zero_points[:8])
-        raise InvalidArgument(f"zero points {given}: one in {lowest}..{highest} goes with one {type_name} scale")
+        raise InvalidArgument(
+            f"zero points {list(zero_points[:8])}: one in {lowest}..{highest} goes with one {type_name} scale"
+        )
     return _QUANTIZED_TYPES[type_name], scale, zero_point, None
 
 

@@ -111,7 +111,10 @@ def _convolve(
     )
 
     def run(image: Array) -> Array:
-        pixels = _pixels(image, rows, columns) if pointwise else patches(image, rows, columns, padding, dtype)
+        if pointwise:
+            pixels = image[:, :: rows.stride, :: columns.stride]
+        else:
+            pixels = patches(image, rows, columns, padding, dtype)
         out = np.empty(shape, matmul.dtype)
         for band in bands(shape[0], rows.count, row_bytes):
             matmul.store(pixels[band].reshape(-1, matmul.matrix.shape[0]), out[band])
@@ -133,13 +136,6 @@ def bands(batch: int, rows: int, row_bytes: int) -> Iterator[tuple[slice, slice]
     for image in range(batch):
         for start in range(0, rows, step):
             yield slice(image, image + 1), slice(start, min(start + step, rows))
-
-
-def _pixels(image: Array, rows: WindowDimension, columns: WindowDimension) -> Array:
-    """Return the pixels that a 1x1 filter reads."""
-    if rows.stride == columns.stride == 1:
-        return image
-    return image[:, :: rows.stride, :: columns.stride]
 
 
 def patches(image: Array, rows: WindowDimension, columns: WindowDimension, padding: int, dtype: np.dtype[Any]) -> Array:

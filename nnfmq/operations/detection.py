@@ -169,14 +169,14 @@ def detection_postprocessing(
     rated, boxes = np.zeros((images, count), np.float32), np.zeros((images, count, 4), np.float32)
     classes, counts = np.zeros((images, count), np.int32), np.zeros(images, np.int32)
     for image in range(images):
-        places = decoded(anchors, deltas[image], np.array([scale_y, scale_x, scale_h, scale_w], np.float32))
+        candidates = decoded(anchors, deltas[image], np.array([scale_y, scale_x, scale_h, scale_w], np.float32))
         if regular_nms:
-            one = _one_by_one(scores[image], places, score_threshold, iou_threshold, limit, limit_per_class)
+            kept = _regular_nms(scores[image], candidates, score_threshold, iou_threshold, limit, limit_per_class)
         else:
-            one = _together(scores[image], places, score_threshold, iou_threshold, limit, classes_per_detection)
-        found = len(one[0])
-        rated[image, :found], boxes[image, :found] = one[0], places[one[1]]
-        classes[image, :found], counts[image] = one[2] - (not background_in_label), found
+            kept = _fast_nms(scores[image], candidates, score_threshold, iou_threshold, limit, classes_per_detection)
+        found = len(kept[0])
+        rated[image, :found], boxes[image, :found] = kept[0], candidates[kept[1]]
+        classes[image, :found], counts[image] = kept[2] - (not background_in_label), found
     return rated, boxes, classes, counts
 
 
@@ -187,10 +187,10 @@ def decoded(anchors: Array, deltas: Array, scales: Array) -> Array:
     return np.concatenate([centers - halves, centers + halves], axis=1)
 
 
-def _one_by_one(
+def _regular_nms(
     scores: Array, boxes: Array, score_threshold: float, iou_threshold: float, limit: int, limit_per_class: int
 ) -> tuple[Array, Array, Array]:
-    """Suppress each class by itself."""
+    """Suppress boxes separately for each class. Return scores, numbers of boxes and classes of the remaining ones."""
 
     def suppress(rated: Array, places: Array) -> tuple[Array, Array]:
         kept = hard_suppression(rated, places, iou_threshold, limit_per_class)
@@ -200,10 +200,10 @@ def _one_by_one(
     return detected(scores, by_class, score_threshold, limit, suppress)
 
 
-def _together(
+def _fast_nms(
     scores: Array, boxes: Array, score_threshold: float, iou_threshold: float, limit: int, classes_per_detection: int
 ) -> tuple[Array, Array, Array]:
-    """Suppress by the best score of each box; return the best classes of each remaining box."""
+    """Suppress by the best score of each box. Return as `_regular_nms`, with the best classes of each remaining box."""
     best = scores[:, 1:].max(axis=1)
     candidates = np.flatnonzero(best > score_threshold)
     rows = candidates[hard_suppression(best[candidates], boxes[candidates], iou_threshold, limit)]

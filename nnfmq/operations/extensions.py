@@ -30,7 +30,7 @@ from nnfmq.hal.extension_codes import (
 )
 from nnfmq.hal.types import EXTENSION_TYPES, ExtensionNameAndPrefix, Model, OperandType, OperationType, Subgraph
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.signature import NUMPY_TYPES, Declaration, Overload, ParameterType
+from nnfmq.operations.signature import NUMPY_TYPES, Declaration, ParameterType
 
 __all__ = [
     "INSTALLED",
@@ -165,16 +165,16 @@ class _LocalPrefix:
         return replace(
             declaration,
             code=self.code(declaration.code),
-            overloads=tuple(self._overload(overload) for overload in declaration.overloads),
+            overloads=tuple(
+                replace(overload, parameters=tuple(replace(p, type=self._type(p.type)) for p in overload.parameters))
+                for overload in declaration.overloads
+            ),
             variants=tuple(
                 replace(variant, types={variable: self.code(type) for variable, type in variant.types.items()})
                 for variant in declaration.variants
             ),
             outputs=tuple(self._type(type) for type in declaration.outputs),
         )
-
-    def _overload(self, overload: Overload) -> Overload:
-        return replace(overload, parameters=tuple(replace(p, type=self._type(p.type)) for p in overload.parameters))
 
     def _type(self, type: ParameterType) -> ParameterType:
         return self.code(type) if isinstance(type, OperandType) else type

@@ -50,23 +50,24 @@ def max_keypoints(heatmap: Array, boxes: Array, *, tolerance: float) -> tuple[Ar
     highest = np.argmax(heatmap.reshape(count, size * size, keypoints), axis=1)
     row, column = np.divmod(highest, size)
     shift, score = refine_maximum(_neighbourhood(heatmap, row, column), np.float32(tolerance))
-    place = np.stack([column, row], axis=-1).astype(np.float32) + shift + np.float32(0.5)
+    position = np.stack([column, row], axis=-1).astype(np.float32) + shift + np.float32(0.5)
     low, high = boxes[:, None, :2], boxes[:, None, 2:]
-    return score, place / np.float32(size) * (high - low) + low
+    return score, position / np.float32(size) * (high - low) + low
 
 
 def _neighbourhood(heatmap: Array, row: Array, column: Array) -> Array:
     """Return the 3 x 3 pixels around (row, column) of each box and keypoint, (3, 3, boxes, keypoints)."""
     count, size, _, keypoints = heatmap.shape
     around = np.arange(-1, 2)[:, None, None]
-    rows, columns = (_mirrored(place + around, size) for place in (row, column))
+    rows, columns = (_mirrored(index + around, size) for index in (row, column))
     box, keypoint = np.ogrid[:count, :keypoints]
     pixels: Array = heatmap[box, rows[:, None], columns[None], keypoint]
     return pixels
 
 
-def _mirrored(places: Array, size: int) -> Array:
-    inside = np.where(places < 0, 1, places)
+def _mirrored(indexes: Array, size: int) -> Array:
+    """Return indexes from -1 to `size`, with -1 and `size` mirrored at the first and the last pixel."""
+    inside = np.where(indexes < 0, 1, indexes)
     return np.where(inside >= size, size - 2, inside)
 
 
@@ -83,15 +84,12 @@ def refine_maximum(grid: Array, tolerance: np.float32) -> tuple[Array, Array]:
     determinant = a_xx * a_yy - a_xy * a_xy
     singular = np.abs(determinant) < tolerance + tolerance * (a_xx * a_yy)
     solved = np.stack([a_yy * b[0] - a_xy * b[1], a_xx * b[1] - a_xy * b[0]]) / determinant
-    x, y = _cut(np.where(singular, np.float32(0), solved))
+    shift = np.where(singular, np.float32(0), solved)
+    longest = np.abs(shift).max(axis=0)
+    x, y = np.where(longest > _MAX_SHIFT, shift * (_MAX_SHIFT / longest), shift)
     quadratic = (a_xx * x + a_xy * y) * x + (a_xy * x + a_yy * y) * y
     value = middle - b[0] * x - b[1] * y + quadratic / two
     return np.stack([x, y], axis=-1), np.where(singular, middle, value)
-
-
-def _cut(shift: Array) -> Array:
-    longest = np.abs(shift).max(axis=0)
-    return np.where(longest > _MAX_SHIFT, shift * (_MAX_SHIFT / longest), shift)
 
 
 _plan = plan_boxes(partial(max_keypoints, tolerance=1e-5), boxes=(1,), box_outputs=(1,))

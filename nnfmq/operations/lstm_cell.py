@@ -189,14 +189,10 @@ class GateParams:
         if self.peephole is not None:
             products = products + self.peephole * state
         if self.norm is not None:
-            products = _normalized(products) * self.norm
+            centered = products - products.mean(axis=-1, keepdims=True)
+            variance = np.square(centered).mean(axis=-1, keepdims=True)
+            products = centered / np.sqrt(variance + _NORMALIZATION_EPSILON) * self.norm
         return products + self.bias
-
-
-def _normalized(rows: Array) -> Array:
-    centered = rows - rows.mean(axis=-1, keepdims=True)
-    variance = np.square(centered).mean(axis=-1, keepdims=True)
-    return centered / np.sqrt(variance + _NORMALIZATION_EPSILON)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,13 +51,14 @@ def philox(count: int, key: int, counter: int, first: int = 0) -> npt.NDArray[np
     words = [low & _LOW, low >> _WORD, upper & _LOW, upper >> _WORD]
     for number in range(_ROUNDS):
         keys = [np.uint64(((key >> 32 * i) + number * _KEY_STEPS[i]) & 0xFFFFFFFF) for i in (0, 1)]
-        words = _philox_round(words, keys)
+        first_product, second_product = words[0] * _MULTIPLIERS[0], words[2] * _MULTIPLIERS[1]
+        words = [
+            second_product >> _WORD ^ words[1] ^ keys[0],
+            second_product & _LOW,
+            first_product >> _WORD ^ words[3] ^ keys[1],
+            first_product & _LOW,
+        ]
     return np.stack(words, axis=1).astype(np.uint32)
-
-
-def _philox_round(words: list[npt.NDArray[np.uint64]], keys: list[np.uint64]) -> list[npt.NDArray[np.uint64]]:
-    first, second = words[0] * _MULTIPLIERS[0], words[2] * _MULTIPLIERS[1]
-    return [second >> _WORD ^ words[1] ^ keys[0], second & _LOW, first >> _WORD ^ words[3] ^ keys[1], first & _LOW]
 
 
 def uniform(count: int, seeds: tuple[int, int], first: int = 0) -> npt.NDArray[np.float64]:

@@ -155,23 +155,19 @@ def plan_quantized_max(input: Tensor, *, output: Tensor, activation: int, **conv
 def _pool(code: OperationType, in_float: Plan, in_integers: Plan | None) -> Declaration:
     own = (attribute("filter_width"), attribute("filter_height"), attribute("activation"))
     lists = ((data("input"), *padding, *own, *LAYOUT) for padding in (IMPLICIT, EXPLICIT))
+    variants = [Variant({"T": F32}, V1_0, in_float), Variant({"T": F16}, V1_2, fp16_via_fp32(in_float))]
+    if in_integers is not None:
+        variants += [Variant({"T": Q8}, V1_0, in_integers), Variant({"T": Q8S}, V1_3, in_integers)]
     return Declaration(
         code,
         since=V1_0,
         overloads=tuple(overload(*p, level=V1_2, also={len(p) - 1: V1_0}) for p in lists),
-        variants=_variants(in_float, in_integers),
+        variants=tuple(variants),
         shape=pool_shape,
         images=("input",),
         zero_sized=True,
         same_quantization=True,
     )
-
-
-def _variants(in_float: Plan, in_integers: Plan | None) -> tuple[Variant, ...]:
-    floats = (Variant({"T": F32}, V1_0, in_float), Variant({"T": F16}, V1_2, fp16_via_fp32(in_float)))
-    if in_integers is None:
-        return floats
-    return (*floats, Variant({"T": Q8}, V1_0, in_integers), Variant({"T": Q8S}, V1_3, in_integers))
 
 
 DECLARATIONS = (

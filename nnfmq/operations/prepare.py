@@ -103,31 +103,31 @@ def split_arguments(
     Shapes of images, among tensors and attributes, are converted to NHWC.
     """
     pairs = list(zip(match.parameters, arguments, strict=True))
-    attributes = {p.name: _python_value(a, _is_tensor(match, p)) for p, a in pairs if p.role is Role.ATTRIBUTE}
+    attributes = {p.name: _python_value(match, p, a) for p, a in pairs if p.role is Role.ATTRIBUTE}
     nchw = bool(attributes.pop("nchw", False))
     images = match.declaration.images if nchw else ()
     for name, value in attributes.items():
         if name in images and np.shape(value) == (4,):
             attributes[name] = value[list(TO_NHWC)]
-    tensors = [(_to_nhwc(a) if p.name in images else a) for p, a in pairs if p.role is not Role.ATTRIBUTE]
+    tensors = []
+    for parameter, argument in pairs:
+        if parameter.role is not Role.ATTRIBUTE:
+            if argument is not None and parameter.name in images:
+                argument = replace(argument, shape=permute_shape(argument.shape, TO_NHWC))
+            tensors.append(argument)
     return tensors, attributes, nchw
 
 
-def _is_tensor(match: Match, parameter: Parameter) -> bool:
-    """Decide by the type, not by the shape: a request may give shape () to a tensor of unknown rank."""
-    type = match.variant.types[parameter.type] if isinstance(parameter.type, str) else parameter.type
-    return type is not None and not is_scalar(type)
+def _python_value(match: Match, parameter: Parameter, argument: Tensor | None) -> Any:
+    """Return a scalar as a Python number, a tensor as an array, None for an omitted argument.
 
-
-def _python_value(argument: Tensor | None, is_tensor: bool) -> Any:
-    """Return a scalar as a Python number, a tensor as an array, None for an omitted argument."""
+    The parameter's type decides, not the shape: a request may give shape () to a tensor of unknown rank.
+    """
     if argument is None:
         return None
+    type = match.variant.types[parameter.type] if isinstance(parameter.type, str) else parameter.type
+    is_tensor = type is not None and not is_scalar(type)
     return argument.array if is_tensor or argument.shape else argument.array.item()
-
-
-def _to_nhwc(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else replace(tensor, shape=permute_shape(tensor.shape, TO_NHWC))
 
 
 def permute_shape(shape: Shape, permutation: tuple[int, ...]) -> Shape:
@@ -150,14 +150,11 @@ def _check_outputs(shapes: Sequence[Shape], outputs: Sequence[Operand]) -> None:
         require_size(shape, NUMPY_TYPES[operand.type].itemsize)
         declared = operand.dimensions
         fits = not declared or (
-            len(declared) == len(shape) and all(_agree(d, c) for d, c in zip(declared, shape, strict=True))
+            len(declared) == len(shape)
+            and all(c == DATA_DEPENDENT or d in (0, c) for d, c in zip(declared, shape, strict=True))
         )
         if not fits and not is_scalar(operand.type):
             raise GeneralFailure(f"the output has shape {shape}, declared is {declared} (R4)")
-
-
-def _agree(declared: int, computed: int) -> bool:
-    return computed == DATA_DEPENDENT or declared in (0, computed)
 
 
 def _check_results(run: Run, outputs: Sequence[Operand]) -> Run:

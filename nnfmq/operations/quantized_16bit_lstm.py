@@ -74,7 +74,10 @@ def check_quantization(input: Tensor, rest: Sequence[Tensor], output: tuple[Tens
 def plan_quantized_16bit_lstm(input: Tensor, *rest: Tensor, output: tuple[Tensor, Tensor]) -> Run:
     """Plan one step."""
     check_quantization(input, rest, output)
-    matrix, bias = _packed(rest)
+    # All gates' weights as exact float64 (input and output sizes, 4 · output size), and their biases.
+    rows = [np.concatenate([rest[4 + gate].array, rest[gate].array], axis=1) for gate in _ROWS]
+    matrix = np.ascontiguousarray((np.concatenate(rows).astype(np.float64) - rest[0].zero_point).T)
+    bias = np.concatenate([rest[8 + gate].array for gate in _ROWS]).astype(np.float64)
     multiplier, shift = fixed_point.quantize_multiplier(4096 * rest[8].scale)
 
     def run(input: Array, state: Array, previous: Array) -> tuple[Array, Array]:
@@ -85,13 +88,6 @@ def plan_quantized_16bit_lstm(input: Tensor, *rest: Tensor, output: tuple[Tensor
         return new_state.astype(np.int16), activations.astype(np.uint8)
 
     return run
-
-
-def _packed(rest: Sequence[Tensor]) -> tuple[Array, Array]:
-    """Return all gates' weights as exact float64 (input and output sizes, 4 · output size), and their biases."""
-    rows = [np.concatenate([rest[4 + gate].array, rest[gate].array], axis=1) for gate in _ROWS]
-    matrix = np.concatenate(rows).astype(np.float64) - rest[0].zero_point
-    return np.ascontiguousarray(matrix.T), np.concatenate([rest[8 + gate].array for gate in _ROWS]).astype(np.float64)
 
 
 def _step(gates: Ints, state: Ints) -> tuple[Ints, Ints]:

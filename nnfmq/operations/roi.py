@@ -157,7 +157,8 @@ def _weighted(image: Array, rows: SamplePoints, columns: SamplePoints, zero_poin
         for xs, across in columns.taps():
             weights, bins = down[:, :, None, None] * across * counted, image[ys[:, :, None, None], xs]
             if zero_point is not None:
-                weights, bins = _quantized_weights(weights), np.subtract(bins, zero_point, dtype=np.int64)
+                weights = np.floor((weights / _WEIGHT_UNIT).astype(np.float64) + 0.5).astype(np.int64)
+                bins = np.subtract(bins, zero_point, dtype=np.int64)
             sums = sums + np.einsum("iyjx,iyjxc->ijc", weights, bins)
     result: Array = sums
     return result
@@ -224,10 +225,6 @@ def plan_quantized_align(
         return np.clip(fixed_point.multiply(sums, *pair) + output.zero_point, low, high)
 
     return _plan_roi(pooled, input, regions, output, height_stride, width_stride)
-
-
-def _quantized_weights(weights: Array) -> Array:
-    return np.floor((weights / _WEIGHT_UNIT).astype(np.float64) + 0.5).astype(np.int64)
 
 
 def plan_pooling(

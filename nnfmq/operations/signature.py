@@ -121,16 +121,12 @@ class Overload:
         """Return a parameter for each of `count` arguments and the feature level; None if the count is not accepted."""
         for position, parameter in enumerate(self.parameters):
             if parameter.repeated:
-                return self._expand_repeated(position, count)
+                min_count, level = next(iter(self.arities.items()))
+                if count < min_count:
+                    return None
+                repeated = (parameter,) * (count - len(self.parameters) + 1)
+                return self.parameters[:position] + repeated + self.parameters[position + 1 :], level
         return (self.parameters[:count], self.arities[count]) if count in self.arities else None
-
-    def _expand_repeated(self, position: int, count: int) -> tuple[tuple[Parameter, ...], int] | None:
-        min_count, level = next(iter(self.arities.items()))
-        if count < min_count:
-            return None
-        times = count - len(self.parameters) + 1
-        before, after = self.parameters[:position], self.parameters[position + 1 :]
-        return before + (self.parameters[position],) * times + after, level
 
 
 def overload(*parameters: Parameter, level: int = V1_0, also: Mapping[int, int] | None = None) -> Overload:
@@ -245,7 +241,9 @@ def match(declaration: Declaration, inputs: Sequence[Operand], outputs: Sequence
         raise InvalidArgument(f"{len(outputs)} outputs given, allowed are {allowed} (S3)")
     for parameters, level, variant in _candidates(declaration, len(inputs)):
         if _inputs_fit(parameters, inputs, variant) and _outputs_fit(declaration, outputs, variant):
-            _check_omitted(parameters, inputs)
+            for position, (parameter, operand) in enumerate(zip(parameters, inputs, strict=True)):
+                if operand.lifetime == LifeTime.NO_VALUE and not parameter.optional:
+                    raise InvalidArgument(f"argument {position} ({parameter.name}) must not be omitted (S5)")
             return _matched(declaration, parameters, variant, level, inputs, outputs)
     raise InvalidArgument(_mismatch(declaration, inputs, outputs))
 
@@ -262,12 +260,6 @@ def _inputs_fit(parameters: Sequence[Parameter], inputs: Sequence[Operand], vari
 def _outputs_fit(declaration: Declaration, outputs: Sequence[Operand], variant: Variant) -> bool:
     types, _ = declaration.expand_outputs(len(outputs)) or ((), V1_0)
     return all(_has_type(operand, type, variant.types) for operand, type in zip(outputs, types, strict=True))
-
-
-def _check_omitted(parameters: Sequence[Parameter], inputs: Sequence[Operand]) -> None:
-    for position, (parameter, operand) in enumerate(zip(parameters, inputs, strict=True)):
-        if operand.lifetime == LifeTime.NO_VALUE and not parameter.optional:
-            raise InvalidArgument(f"argument {position} ({parameter.name}) must not be omitted (S5)")
 
 
 def _matched(
@@ -288,16 +280,14 @@ def _matched(
 
 def _mismatch(declaration: Declaration, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> str:
     """Return the message for operands that no overload and variant accept."""
-    given = ", ".join(operand.type.name for operand in inputs)
+    received = ", ".join(operand.type.name for operand in inputs)
     candidates = list(_candidates(declaration, len(inputs)))
     if not candidates:
         allowed = sorted({count for overload in declaration.overloads for count in overload.arities})
         return f"{len(inputs)} arguments given, allowed are {allowed} (S1)"
     if any(_inputs_fit(parameters, inputs, variant) for parameters, _, variant in candidates):
-        return f"output types ({', '.join(o.type.name for o in outputs)}) do not match argument types ({given}) (S4)"
-    return f"argument types ({given}) match no overload, the first one is ({_describe(*candidates[0])}) (S2)"
-
-
-def _describe(parameters: Sequence[Parameter], _level: int, variant: Variant) -> str:
+        return f"output types ({', '.join(o.type.name for o in outputs)}) do not match argument types ({received}) (S4)"
+    parameters, _, variant = candidates[0]
     types = (variant.types[p.type] if isinstance(p.type, str) else p.type for p in parameters)
-    return ", ".join("any" if t is ANY else t.name for t in types)
+    first = ", ".join("any" if type is ANY else type.name for type in types)
+    return f"argument types ({received}) match no overload, the first one is ({first}) (S2)"

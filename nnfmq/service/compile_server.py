@@ -122,7 +122,7 @@ class _Server:
 
     def _serve(self) -> None:
         with suppress(MissedDeadlineTransient), self._channel.receive(NO_WAIT) as frame:
-            from nnfmq.engines.compiled.warm_up import warm_up
+            from nnfmq.engines.compiled.kernel_serialization import warm_up
 
             warm_up()
             if frame.data == FORK and not frame.fds_truncated:  # else the worker sees its end of the connection hang up

@@ -28,7 +28,7 @@ def _require_one_thread() -> None:
 load_extensions()
 with suppress(ImportError, OSError):  # llvmlite need not be installed, or not support this machine
     import nnfmq.engines.compiled.partition  # noqa: F401
-    from nnfmq.engines.compiled.warm_up import warm_up
+    from nnfmq.engines.compiled.kernel_serialization import warm_up
 
     warm_up()
 build_identity()

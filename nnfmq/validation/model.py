@@ -59,21 +59,16 @@ def validate_model(model: Model, *, allow_unspecified_boundaries: bool = False) 
     Raises:
         InvalidArgument: If a rule is violated; the message names the operand or operation and the rule.
     """
-    level = max(_validate_pools(model), validate_extensions(model.extensions))
+    for index, pool in enumerate(model.pools):
+        message = f"pool {index}: size {pool.size_bytes} bytes, it must be greater than 0"
+        require(pool.size_bytes > 0, "N-VAL-13", message)
+    level: int = validate_extensions(model.extensions)
     for index, subgraph in enumerate((model.main, *model.referenced)):
         where = "" if index == 0 else f"referenced subgraph {index - 1}, "
         level = max(level, _validate_subgraph(model, subgraph, where))
     _require_no_cycle(model)
     validate_boundaries(model, allow_unspecified_boundaries)
     return max(level, V1_3 if model.referenced else V1_0, V1_1 if model.relax_computation_float32_to_float16 else V1_0)
-
-
-def _validate_pools(model: Model) -> int:
-    for index, pool in enumerate(model.pools):
-        require(
-            pool.size_bytes > 0, "N-VAL-13", f"pool {index}: size {pool.size_bytes} bytes, it must be greater than 0"
-        )
-    return V1_0
 
 
 def _validate_subgraph(model: Model, subgraph: Subgraph, where: str) -> int:
@@ -332,7 +327,10 @@ def _require_no_cycle(model: Model) -> None:
     A depth-first search with an explicit stack, because a hostile model could exceed Python's recursion limit. An edge
     to a subgraph that is still on the stack closes a cycle.
     """
-    edges = [_references(subgraph) for subgraph in model.referenced]
+    edges = [
+        [operand.location.offset for operand in subgraph.operands if operand.lifetime == LifeTime.SUBGRAPH]
+        for subgraph in model.referenced
+    ]
     done: set[int] = set()
     for start in range(len(edges)):
         on_stack, stack = {start}, [(start, iter(edges[start]))]
@@ -348,8 +346,3 @@ def _require_no_cycle(model: Model) -> None:
             if following not in done:
                 on_stack.add(following)
                 stack.append((following, iter(edges[following])))
-
-
-def _references(subgraph: Subgraph) -> tuple[int, ...]:
-    operands = subgraph.operands
-    return tuple(operand.location.offset for operand in operands if operand.lifetime == LifeTime.SUBGRAPH)

@@ -310,14 +310,11 @@ class KernelBuilder:
         self.ir.position_at_end(after)
         if not may_be_empty:
             return results
-        return [self._merge(*pair, before, last_block) for pair in zip(iter_args, results, strict=True)]
-
-    def _merge(self, first: Value, result: Value, before: Value, last_block: Value) -> Value:
-        """Return `result` of a loop's last block, or `first` if the loop was skipped."""
-        phi = self.ir.phi(first.type)
-        phi.add_incoming(first, before)
-        phi.add_incoming(result, last_block)
-        return phi
+        merged = [self.ir.phi(value.type) for value in iter_args]
+        for phi, first, result in zip(merged, iter_args, results, strict=True):
+            phi.add_incoming(first, before)  # the loop was skipped
+            phi.add_incoming(result, last_block)
+        return merged
 
     @contextmanager
     def for_each_tile_row(

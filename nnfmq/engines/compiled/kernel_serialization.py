@@ -1,4 +1,4 @@
-"""Kernels as msgpack, for compile processes.
+"""Kernels as msgpack, for compile processes, and the initialization that these inherit.
 
 A kernel is a frozen dataclass of plain values, enum members, tuples of these, and further dataclasses. A dataclass is
 encoded as {"module.Class": [its fields in order]}, an enum member as {"module.Class": [its value]}. Only classes of the
@@ -15,6 +15,7 @@ import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -22,11 +23,13 @@ from typing import Any
 import msgspec
 
 from nnfmq.engines.compiled import kernels as kernel_package
-from nnfmq.engines.compiled.jit import Kernel
+from nnfmq.engines.compiled.jit import Kernel, compile_kernels, host_target
 from nnfmq.engines.compiled.target import TARGETS, Target
+from nnfmq.engines.compiled.thread_pool import pool_object_code
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.operations.shapes import WindowDimension
 
-__all__ = ["decode_kernels", "encode_kernels", "kernel_types"]
+__all__ = ["decode_kernels", "encode_kernels", "kernel_types", "warm_up"]
 
 _PLAIN_TYPES = (bool, int, float, str, type(None))
 
@@ -47,6 +50,18 @@ def kernel_types() -> Mapping[str, type[Any]]:
         and value.__module__ == module.__name__
     }
     return {**found, "WindowDimension": WindowDimension}
+
+
+@cache
+def warm_up() -> None:
+    """Import all kernels, initialize LLVM and compile the thread pool's functions. Idempotent.
+
+    Called before a fork, so that compile processes start without that delay.
+    """
+    kernel_types()
+    with suppress(InvalidArgument):  # this machine has no target: each preparation reports that
+        compile_kernels([], host_target())
+        pool_object_code()
 
 
 @cache

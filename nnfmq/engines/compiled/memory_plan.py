@@ -7,7 +7,7 @@ So a plan can be saved, and any number of executions use it at the same time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
@@ -198,7 +198,10 @@ def plan_partition(
     direct = [i for i in outputs if i in results and root(i) not in read and sharers[root(i)] == 1]
     places = {index: (_ARENA_BASE, offset) for index, offset in arena.items()}
     places |= {index: (base, 0) for base, index in enumerate([*inputs, *map(root, direct)], FIRST_INPUT_BASE)}
-    relocations = [pair for launch in launches for pair in _relocations(launch, root, places)]
+    relocations: list[tuple[int, int]] = []  # (base, offset) of each argument: inputs, outputs, constants
+    for launch in launches:
+        relocations += [places[root(index)] for index in (*launch.inputs, *launch.outputs)]
+        relocations += [(_CONSTANTS_BASE, offset) for offset in launch.constants]
     bases, from_base = (np.array([pair[n] for pair in relocations], np.int64) for n in (0, 1))
     scratch_bytes = max((launch.kernel.scratch_bytes(target) for launch in launches), default=0)
     return PartitionPlan(
@@ -213,14 +216,6 @@ def plan_partition(
         source_launches=tuple(launches),
         allocations=tuple(Allocation(i, specs[i], arena[i], begins[i], ends[i]) for i in begins),
     )
-
-
-def _relocations(
-    launch: PartitionLaunch, root: Callable[[int], int], places: Mapping[int, tuple[int, int]]
-) -> list[tuple[int, int]]:
-    """Return (base, offset) of each argument: inputs, outputs, constants."""
-    operands = [places[root(index)] for index in (*launch.inputs, *launch.outputs)]
-    return operands + [(_CONSTANTS_BASE, offset) for offset in launch.constants]
 
 
 def _planned_launch(launch: PartitionLaunch, parallelism: Parallelism) -> PlannedLaunch:

@@ -181,7 +181,11 @@ class CompiledPreparation(SubgraphPreparation):
             return None
         with no_prepack_recording():
             step = super().static_step(resolved, arguments, shaped)  # for the errors that it raises, too
-        data = [(p, i) for p, i in resolved.arguments() if p.role is Role.DATA and not self._is_omitted(i)]
+        data = [
+            (parameter, index)
+            for parameter, index in resolved.arguments()
+            if parameter.role is Role.DATA and self.subgraph.operands[index].lifetime != LifeTime.NO_VALUE
+        ]
         images = declaration.images if is_nchw else ()
         return _LoweredOp(
             lowered,
@@ -191,9 +195,6 @@ class CompiledPreparation(SubgraphPreparation):
             inputs_nchw=tuple(parameter.name in images for parameter, _ in data),
             outputs_nchw=outputs_nchw,
         )
-
-    def _is_omitted(self, index: int) -> bool:
-        return self.subgraph.operands[index].lifetime == LifeTime.NO_VALUE
 
     # -- partitioning --------------------------------------------------------------------------------------------------
 

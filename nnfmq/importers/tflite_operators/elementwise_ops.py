@@ -12,7 +12,7 @@ from typing import TypeAlias
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import LifeTime, Operand, OperandType
-from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
+from nnfmq.importers.tflite_file import TfliteOperator
 from nnfmq.importers.tflite_operators.conversion import FLOAT_TYPES, QUANTIZED_TYPES, ConversionContext, OpConverter
 from nnfmq.importers.tflite_operators.data_movement_ops import broadcast
 from nnfmq.importers.tflite_operators.options import (
@@ -115,20 +115,14 @@ def _leaky_relu(context: ConversionContext, operator: TfliteOperator) -> None:
     x, slope = context.file.tensor(operator.inputs[0]), float(operator.options.Alpha())
     if not math.isfinite(slope):
         raise InvalidArgument(f"the slope is {slope}: it must be a finite number")
-    alpha = _one_float(context, x, slope) if x.type in FLOAT_TYPES else _one_quantized(context, x, slope)
+    scale, zero_point = 0.0, 0
+    if x.type in FLOAT_TYPES:
+        location = context.builder[context.builder.float_scalar(x.type, slope)].location
+    else:
+        scale, zero_point = abs(slope) or 1.0, 1 if slope < 0 else 0
+        location = context.builder.constant(bytes([1 - zero_point if slope else 0]))
+    alpha = context.builder.operand(Operand(x.type, (1,), scale, zero_point, LifeTime.CONSTANT_COPY, location))
     context.emit(OperationType.PRELU, operator, context.value(x.index), alpha)
-
-
-def _one_float(context: ConversionContext, x: TfliteTensor, value: float) -> int:
-    scalar = context.builder[context.builder.float_scalar(x.type, value)]
-    return context.builder.operand(Operand(x.type, (1,), lifetime=LifeTime.CONSTANT_COPY, location=scalar.location))
-
-
-def _one_quantized(context: ConversionContext, x: TfliteTensor, value: float) -> int:
-    zero_point = 1 if value < 0 else 0
-    location = context.builder.constant(bytes([1 - zero_point if value else 0]))
-    scale = abs(value) or 1.0
-    return context.builder.operand(Operand(x.type, (1,), scale, zero_point, LifeTime.CONSTANT_COPY, location))
 
 
 def _elu(context: ConversionContext, operator: TfliteOperator) -> None:

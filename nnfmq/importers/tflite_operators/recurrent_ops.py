@@ -30,16 +30,16 @@ def _input(context: ConversionContext, operator: TfliteOperator) -> TfliteTensor
 
 def _weights(context: ConversionContext, operator: TfliteOperator, x: TfliteTensor, positions: range) -> list[int]:
     """Return weights and biases; validation checks which of them may be omitted."""
-    return [_weight(context, operator, x, position) for position in positions]
-
-
-def _weight(context: ConversionContext, operator: TfliteOperator, x: TfliteTensor, position: int) -> int:
-    index = operator.inputs[position] if position < len(operator.inputs) else -1
-    if index == -1:
-        return context.builder.omitted(x.type)
-    tensor = context.file.tensor(index)
-    is_hybrid = tensor.data is not None and x.type == OperandType.TENSOR_FLOAT32 != tensor.type
-    return context.dequantized_constant(tensor) if is_hybrid else context.value(index)
+    operands = []
+    for position in positions:
+        index = operator.inputs[position] if position < len(operator.inputs) else -1
+        if index == -1:
+            operands.append(context.builder.omitted(x.type))
+            continue
+        tensor = context.file.tensor(index)
+        is_hybrid = tensor.data is not None and x.type == OperandType.TENSOR_FLOAT32 != tensor.type
+        operands.append(context.dequantized_constant(tensor) if is_hybrid else context.value(index))
+    return operands
 
 
 def _activation(context: ConversionContext, operator: TfliteOperator) -> int:

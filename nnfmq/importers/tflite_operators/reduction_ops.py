@@ -42,13 +42,12 @@ def _reduction(operation_type: OperationType) -> Callable[[ConversionContext, Tf
 
 
 def _reduced_to_one(context: ConversionContext, operator: TfliteOperator) -> tuple[int, ...]:
-    """Return (1,) where an output of rank 0 is meant, and () where the file does not know the shape."""
+    """Return (1,) if every axis is reduced, so that the output has rank 0, and () if not or if that is unknown."""
     x, axes = (context.file.tensor(index) for index in operator.inputs)
     if axes.data is None or not x.shape:
         return ()
-    return (
-        (1,) if len({normalized_axis(axis, len(x.shape)) for axis in context.ints(axes.index)}) == len(x.shape) else ()
-    )
+    reduced = {normalized_axis(axis, len(x.shape)) for axis in context.ints(axes.index)}
+    return (1,) if len(reduced) == len(x.shape) else ()
 
 
 def _arg(operation_type: OperationType) -> Callable[[ConversionContext, TfliteOperator], None]:

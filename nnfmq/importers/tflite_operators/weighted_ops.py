@@ -83,7 +83,9 @@ def _bias(context: ConversionContext, operator: TfliteOperator, op: _WeightedOp,
         return context.value(bias.index)
     if bias.data is None or bias.type != OperandType.TENSOR_INT32:
         raise InvalidArgument(f"{bias}: the bias of a quantized operation must be a constant of type INT32")
-    _check_bias_scale(bias, scale, context.file.tensor(operator.outputs[0]).scale)
+    tolerance = _BIAS_TOLERANCE * context.file.tensor(operator.outputs[0]).scale
+    if scale and bias.file_scale and abs(scale - bias.file_scale) > tolerance:
+        raise InvalidArgument(f"{bias} has scale {bias.file_scale:g}, input times filter make {scale:g}")
     return context.constant(bias, scale)
 
 
@@ -100,11 +102,6 @@ def _bias_scale(op: _WeightedOp) -> float:
     if rounded <= 0.0:
         raise InvalidArgument(f"the scales of {x} and {weights} multiply to {value:g}: that is no float32 scale")
     return rounded
-
-
-def _check_bias_scale(bias: TfliteTensor, scale: float, output_scale: float) -> None:
-    if scale and bias.file_scale and abs(scale - bias.file_scale) > _BIAS_TOLERANCE * output_scale:
-        raise InvalidArgument(f"{bias} has scale {bias.file_scale:g}, input times filter make {scale:g}")
 
 
 def _conv_2d(context: ConversionContext, operator: TfliteOperator) -> None:
@@ -168,17 +165,14 @@ def _fully_connected(context: ConversionContext, operator: TfliteOperator) -> No
     units = op.weights.shape[0]
     arguments = [*_operands(context, operator, op, units), activation(context, operator)]
     y = context.file.tensor(operator.outputs[0])
-    if not _keeps_dimensions(operator) or len(y.shape) in (0, 2):
+    keeps_dimensions = operator.options is not None and bool(operator.options.KeepNumDims())
+    if not keeps_dimensions or len(y.shape) in (0, 2):
         shape = (_rows(op), units) if op.x.shape else ()
         return context.emit(OperationType.FULLY_CONNECTED, operator, *arguments, shape=shape)
     # NNAPI's result has two dimensions; the others come back by a RESHAPE.
     flat = context.temporary(y, (math.prod(y.shape[:-1]), units))
     context.builder.operation(OperationType.FULLY_CONNECTED, arguments, flat)
     return emit_reshape(context, operator, flat, y.shape)
-
-
-def _keeps_dimensions(operator: TfliteOperator) -> bool:
-    return operator.options is not None and bool(operator.options.KeepNumDims())
 
 
 def _rows(op: _WeightedOp) -> int:

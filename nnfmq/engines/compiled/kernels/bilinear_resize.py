@@ -81,18 +81,16 @@ class BilinearResize:
 
         def weigh(offset: Any, lanes: int) -> None:
             weights = kb.broadcast(weight, lanes)
-            kb.store(kb.ir.fmul(self._load_floats(kb, source, offset, lanes), weights), target, kb.mul(offset, 4))
+            if self.is_float:
+                values = kb.load(vector(F32, lanes), source, kb.mul(offset, 4))
+            else:
+                values = kb.load(vector(I8, lanes), source, offset)
+                if self.is_signed:  # offset to unsigned values, because rounding is defined on these
+                    values = kb.ir.xor(values, kb.splat(I8, _SIGN_BIT, lanes))
+                values = kb.ir.uitofp(kb.ir.zext(values, vector(I32, lanes)), vector(F32, lanes))
+            kb.store(kb.ir.fmul(values, weights), target, kb.mul(offset, 4))
 
         for_each_vector(kb, count, kb.target.lanes, weigh)
-
-    def _load_floats(self, kb: KernelBuilder, source: Value, offset: Any, lanes: int) -> Value:
-        """Load elements as float32. int8 values are offset to unsigned ones, because rounding is defined on these."""
-        if self.is_float:
-            return kb.load(vector(F32, lanes), source, kb.mul(offset, 4))
-        values = kb.load(vector(I8, lanes), source, offset)
-        if self.is_signed:
-            values = kb.ir.xor(values, kb.splat(I8, _SIGN_BIT, lanes))
-        return kb.ir.uitofp(kb.ir.zext(values, vector(I32, lanes)), vector(F32, lanes))
 
     def _emit_pixel(self, kb: KernelBuilder, offsets: Value, weights: Value, pitch: int, pixel: Value) -> None:
         """Store one output pixel: the sum of its left and right neighbours in both weighted rows."""

@@ -430,13 +430,11 @@ def madd_acc16(kb: KernelBuilder, acc: Value, lhs: tuple[Value, Value], weights:
     Neither pmaddubsw saturates nor paddw wraps, because packed weights keep the bound of `packing`: every partial sum
     of the four products in an int16 lane is at most 255 * 128 in magnitude.
     """
-    first, second = (_pmaddubsw(kb, *pair) for pair in zip(lhs, weights, strict=True))
+    pmaddubsw = kb.target.pmaddubsw
+    assert pmaddubsw is not None, "acc16 kernels are chosen only for targets that have it"
+    kind = vector(I16, lhs[0].type.count // 2)
+    first, second = (kb.call(pmaddubsw, kind, *pair) for pair in zip(lhs, weights, strict=True))
     return dot2(kb, acc, kb.ir.add(first, second), kb.splat(I16, 1, 2 * acc.type.count))
-
-
-def _pmaddubsw(kb: KernelBuilder, lhs: Value, weights: Value) -> Value:
-    assert kb.target.pmaddubsw is not None, "acc16 kernels are chosen only for targets that have it"
-    return kb.call(kb.target.pmaddubsw, vector(I16, lhs.type.count // 2), lhs, weights)
 
 
 @dataclass(frozen=True, slots=True)

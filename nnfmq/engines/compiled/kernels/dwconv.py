@@ -278,18 +278,14 @@ class _DwConvBuilder:
             target = kb.at(out, kb.ir.mul(position, n.out_stride))
             with kb.loop(0, channels, k.nr) as offset:
                 channel = kb.ir.add(first, offset)
-                accs = self._emit_tile(kb.at(source, kb.mul(offset, 4)), channel)
+                tile = kb.at(source, kb.mul(offset, 4))
+                vectors = [self._emit_vector(tile, channel, v) for v in range(k.nr_vectors)]
+                accs = [vectors[v][r] for r in range(k.mr) for v in range(k.nr_vectors)]
                 is_last_panel = kb.ir.icmp_signed(">", kb.add(channel, k.nr), n.channels)
                 panel_out = kb.at(target, kb.mul(channel, k.micro_kernel.output_bytes))
                 with kb.for_each_tile_row(accs, k.nr_vectors, n.out_stride) as (row_offset, row):
                     results = k.micro_kernel.epilogue(kb, row, self.epilogue, channel)
                     kb.store_tile_row(results, kb.at(panel_out, row_offset), k.nr_remainder, is_last_panel)
-
-    def _emit_tile(self, lhs: Value, channel: Value) -> Sequence[Value]:
-        """Emit a tile's accumulation, one vector of channels after the other, and return its rows."""
-        k = self.kernel
-        columns = [self._emit_vector(lhs, channel, v) for v in range(k.nr_vectors)]
-        return [columns[v][r] for r in range(k.mr) for v in range(k.nr_vectors)]
 
     def _emit_vector(self, lhs: Value, channel: Value, v: int) -> Sequence[Value]:
         """Emit the accumulation of one vector of channels of all positions of a tile."""

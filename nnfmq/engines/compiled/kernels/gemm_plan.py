@@ -115,14 +115,10 @@ def estimate_cycles(kernel: GemmKernel, weights: Array) -> float:
     tap_rows, tap_columns, k = kernel.shape.taps
     tiles = math.ceil(kernel.shape.m / kernel.mr) * kernel.panels
     if kernel.micro_kernel.is_group_sparse:
-        k_groups = _mean_list_length(kernel, weights.reshape(kernel.shape.output_channels, -1, k))
+        by_channel = weights.reshape(kernel.shape.output_channels, -1, k)
+        sample = np.unique(np.linspace(0, kernel.panels - 1, _SAMPLE_PANELS).astype(int))
+        panels = (by_channel[kernel.packed_channel_map[number * kernel.nr :][: kernel.nr]] for number in sample)
+        k_groups = sum(map(group_list_length, panels)) / len(sample)
     else:
         k_groups = tap_rows * tap_columns * math.ceil(k / kernel.micro_kernel.kr)
     return tiles * k_groups * _cycles_per_k_group(kernel.micro_kernel, kernel.mr, kernel.nr_vectors)
-
-
-def _mean_list_length(kernel: GemmKernel, weights: Array) -> float:
-    """Return the mean length of the group lists of `weights` (channels, taps, k of a tap), from a sample of panels."""
-    sample = np.unique(np.linspace(0, kernel.panels - 1, _SAMPLE_PANELS).astype(int))
-    panels = (weights[kernel.packed_channel_map[number * kernel.nr :][: kernel.nr]] for number in sample)
-    return sum(map(group_list_length, panels)) / len(sample)

@@ -283,18 +283,18 @@ class PackRhs:
                 kb.store(elements(column, step), target, kb.mul(column, 4))
 
         def packed(column: Value, count: int) -> Value:
-            return self._packed(kb, source, column, count, is_odd)
+            if self.is_float:
+                return kb.load(vector(F32, count), source, kb.mul(column, 4))
+            first = self._minus_zero_point(kb, source, column, count)
+            if is_odd:
+                second = kb.splat(I16, 0, count)
+            else:
+                second = self._minus_zero_point(kb, kb.at(source, self.n), column, count)
+            return kb.shuffle(first, second, [lane for n in range(count) for lane in (n, count + n)])
 
         store(kb.i64(0), aligned_columns, lanes, packed)
         store(aligned_columns, columns, 1, packed)
         store(columns, kb.i64(self.nr), 1, lambda column, count: ir.Constant(I32, 0))
-
-    def _packed(self, kb: KernelBuilder, source: Value, column: Value, count: int, is_odd: bool) -> Value:
-        if self.is_float:
-            return kb.load(vector(F32, count), source, kb.mul(column, 4))
-        first = self._minus_zero_point(kb, source, column, count)
-        second = kb.splat(I16, 0, count) if is_odd else self._minus_zero_point(kb, kb.at(source, self.n), column, count)
-        return kb.shuffle(first, second, [lane for n in range(count) for lane in (n, count + n)])
 
     def _minus_zero_point(self, kb: KernelBuilder, source: Value, column: Value, count: int) -> Value:
         """Return (value - zero_point) * weight_prescale in int16: at most 2 * 255 in magnitude."""
@@ -341,16 +341,13 @@ def split_for_acc16(panel: Int16s) -> Iterator[tuple[Offsets, Int16s]]:
 def _breaks_bound(groups: Int16s) -> npt.NDArray[np.bool_]:
     """Return which of `groups` (..., 8) have a four that may overflow, or a weight that int8 does not hold."""
     positive = np.maximum(groups, 0)
-    sums = [_sums_of_fours(magnitudes) for magnitudes in (positive, positive - groups)]
+    sums = []
+    for magnitudes in (positive, positive - groups):
+        pair_sums = magnitudes[..., 0::2] + magnitudes[..., 1::2]
+        sums.append(pair_sums[..., :_PAIR] + pair_sums[..., _PAIR:])  # of the inputs 0, 1, 4, 5 and 2, 3, 6, 7
     may_overflow = (np.maximum(*sums) > _MAX_FOUR_SUM).any(axis=-1)
     result: npt.NDArray[np.bool_] = may_overflow | (positive.max(axis=-1) > _MAX_WEIGHT)
     return result
-
-
-def _sums_of_fours(groups: Int16s) -> Int16s:
-    """Return the sums over inputs 0, 1, 4, 5 and 2, 3, 6, 7 of groups (..., 8)."""
-    pair_sums = groups[..., 0::2] + groups[..., 1::2]
-    return pair_sums[..., :_PAIR] + pair_sums[..., _PAIR:]
 
 
 def _saturation_free_part(groups: Int16s) -> Int16s:

@@ -195,20 +195,17 @@ class SequenceKernel:
                 outer, extent, inner = (time, self.batch, row) if self.is_time_major else (row, self.time, time)
                 position = kb.add(kb.mul(outer, extent), inner)
                 bias = kb.at(input_products, kb.mul(position, self.gemv.gates * self.gemv.padded_units * 4))
-                self._emit_step(kb, bias, weights, pointers)
+                with kb.loop(0, self.gemv.blocks) as block:
+                    values = self.gemv.emit(kb, block, kb.scratch, weights, bias)
+                    self.cell.emit_block(kb, self.gemv, values, block, pointers)
+                if isinstance(self.cell, LstmCellUpdate) and self.cell.is_normalized:
+                    self.cell.emit_row(kb, self.gemv, pointers)
                 self._project(kb, pointers, first + 2)
                 self._store(kb, OutputKind.ALL_OUTPUTS, position, self._hidden_size, kb.scratch)
             self._store(kb, OutputKind.LAST_OUTPUT, row, self._hidden_size, kb.scratch)
             self._store(kb, OutputKind.LAST_STATE, row, self.gemv.units, pointers.state)
             _zero_gate_buffers(kb, self.gemv, row, 1, self._outputs(kb, OutputKind.ZEROS))
         kb.return_void()
-
-    def _emit_step(self, kb: KernelBuilder, bias: Value, weights: Value, pointers: RowPointers) -> None:
-        with kb.loop(0, self.gemv.blocks) as block:
-            values = self.gemv.emit(kb, block, kb.scratch, weights, bias)
-            self.cell.emit_block(kb, self.gemv, values, block, pointers)
-        if isinstance(self.cell, LstmCellUpdate) and self.cell.is_normalized:
-            self.cell.emit_row(kb, self.gemv, pointers)
 
     def _project(self, kb: KernelBuilder, pointers: RowPointers, first_arg: int) -> None:
         """Compute the hidden state from the cell's outputs: a projection, or a copy."""

@@ -184,16 +184,15 @@ class QuantizedMeanReducer:
         wide = vector(I32, lanes)
         sums = acc if self._acc_type == I32 else kb.ir.zext(acc, wide)
         if self.is_rounded:
-            sums = kb.ir.add(sums, self._half(kb, count, lanes))
+            if isinstance(count, int):
+                half = kb.splat(I32, count // 2, lanes)
+            else:
+                half = kb.broadcast(kb.ir.trunc(kb.ir.lshr(count, kb.i64(1)), I32), lanes)
+            sums = kb.ir.add(sums, half)
         quotient = kb.ir.fdiv(kb.ir.sitofp(sums, vector(real, lanes)), _count_splat(kb, count, real, lanes))
         mean, dtype_min = kb.ir.fptosi(quotient, wide), -128 if self.is_signed else 0
         low, high = (kb.splat(I32, bound - dtype_min, lanes) for bound in (self.low, self.high))
         return self._flip_sign_bit(kb, kb.ir.trunc(kb.clamp(mean, low, high), vector(I8, lanes)))
-
-    def _half(self, kb: KernelBuilder, count: int | Value, lanes: int) -> Value:
-        if isinstance(count, int):
-            return kb.splat(I32, count // 2, lanes)
-        return kb.broadcast(kb.ir.trunc(kb.ir.lshr(count, kb.i64(1)), I32), lanes)
 
     def _flip_sign_bit(self, kb: KernelBuilder, values: Value) -> Value:
         """Convert int8 to uint8 plus 128, or back."""

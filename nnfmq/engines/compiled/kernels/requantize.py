@@ -170,8 +170,9 @@ class Requantization:
             self.multiplier.apply(kb, acc, self._rows(kb, constants, kb.add(channel, n * lanes), lanes))
             for n, acc in enumerate(accs)
         ]
-        pairs = [_concat(kb, rounded[n : n + 2]) for n in range(0, len(rounded), 2)]
-        return [self._narrowed(kb, values, constants) for values in pairs]
+        pairs = [rounded[n : n + 2] for n in range(0, len(rounded), 2)]
+        joined = [pair[0] if len(pair) == 1 else kb.shuffle(pair[0], pair[1], range(2 * lanes)) for pair in pairs]
+        return [self._narrowed(kb, values, constants) for values in joined]
 
     def _narrowed(self, kb: KernelBuilder, values: Value, constants: Value) -> Value:
         """Add the zero point, clamp and truncate to 8 bits.
@@ -194,12 +195,6 @@ class Requantization:
 
 NO_REQUANTIZATION = Requantization(FixedPointMultiplier(False, False))
 """Stands for the requantization while a GEMM is planned: which one it is depends on the planned panels."""
-
-
-def _concat(kb: KernelBuilder, values: Sequence[Value]) -> Value:
-    if len(values) == 1:
-        return values[0]
-    return kb.shuffle(values[0], values[1], range(2 * values[0].type.count))
 
 
 def float32_to_int32(kb: KernelBuilder, accs: Value) -> Value:

@@ -150,7 +150,11 @@ class _RegionEmitter:
         axis = region.axes[number]
 
         def body(index: Value) -> None:
-            inner_offset = self._source_offset(axis, offset, index)
+            if axis.index_table is None:
+                inner_offset = kb.add(offset, kb.mul(index, axis.source_stride))
+            else:
+                entry = kb.add(axis.source_stride, kb.mul(index, 8))
+                inner_offset = kb.add(offset, kb.load(I64, self.tables[axis.index_table], entry))
             self._emit_axis(number + 1, source, inner_offset, kb.at(target, kb.mul(index, axis.target_stride)))
 
         if number and number == len(region.axes) - 1 and axis.extent <= _MAX_UNROLLED_EXTENT:
@@ -160,13 +164,6 @@ class _RegionEmitter:
         begin, end = self._share(axis.extent) if number == 0 else (0, axis.extent)
         with kb.loop(begin, end) as index:
             body(index)
-
-    def _source_offset(self, axis: CopyAxis, offset: Value, index: Value) -> Value:
-        kb = self.kb
-        if axis.index_table is None:
-            return kb.add(offset, kb.mul(index, axis.source_stride))
-        entry = kb.add(axis.source_stride, kb.mul(index, 8))
-        return kb.add(offset, kb.load(I64, self.tables[axis.index_table], entry))
 
     def _copy_run(self, source: Value, offset: Value, target: Value, count: int | Value) -> None:
         kb, region = self.kb, self.region

@@ -164,7 +164,11 @@ def _lstm(
     step = _launch_step(weights, batch, (_LAST_OUTPUT, _ZEROS, _LAST_STATE), target)
     cell_outputs = (batch, weights.biases.shape[1])
     intermediate = Intermediate(step, (_INPUT, _HIDDEN, _STATE), _FLOAT, cell_outputs, outputs=(0, 2))
-    return KernelSequence((intermediate,), _launch_projection(weights.projection, batch, target), (3,))
+    gemv, constants = _plan_projection(weights.projection, target)
+    projection = CellKernel(
+        gemv, RnnCell(0, weights.projection.clip), batch, (gemv.k,), outputs=(_LAST_OUTPUT, _LAST_OUTPUT)
+    )
+    return KernelSequence((intermediate,), KernelLaunch(projection, constants, _estimate_ns(gemv, batch)), (3,))
 
 
 def _launch_step(weights: _CellWeights, batch: int, outputs: tuple[OutputKind, ...], target: Target) -> KernelLaunch:
@@ -175,14 +179,6 @@ def _launch_step(weights: _CellWeights, batch: int, outputs: tuple[OutputKind, .
     kernel = CellKernel(gemv, weights.cell, batch, source_sizes, outputs)
     bias = weights.initial_accumulators(gemv).tobytes()
     constants = (gemv.pack_weights(matrix), bias, *weights.constants(gemv))
-    return KernelLaunch(kernel, constants, _estimate_ns(gemv, batch))
-
-
-def _launch_projection(projection: _Projection, batch: int, target: Target) -> KernelLaunch:
-    """Return the launch that computes the hidden state, for two outputs, from the cell's outputs."""
-    gemv, constants = _plan_projection(projection, target)
-    outputs = (_LAST_OUTPUT, _LAST_OUTPUT)
-    kernel = CellKernel(gemv, RnnCell(0, projection.clip), batch, (gemv.k,), outputs)
     return KernelLaunch(kernel, constants, _estimate_ns(gemv, batch))
 
 

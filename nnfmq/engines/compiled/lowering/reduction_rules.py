@@ -9,11 +9,15 @@ from functools import partial
 import numpy as np
 
 from nnfmq.engines.compiled.kernels.normalization_kernels import (
+    MAX_FLOAT_SOFTMAX_SIZE,
     MAX_QUANTIZED_L2_NORM_SIZE,
+    MAX_QUANTIZED_SOFTMAX_SIZE,
     ArgMinMax,
     FloatL2Norm,
+    FloatSoftmax,
     QuantizedL2Norm,
     plan_axis_loop,
+    plan_quantized_softmax,
 )
 from nnfmq.engines.compiled.kernels.reducers import (
     FloatMeanReducer,
@@ -25,12 +29,6 @@ from nnfmq.engines.compiled.kernels.reducers import (
     Reducer,
 )
 from nnfmq.engines.compiled.kernels.reduction_kernels import plan_pool, plan_reduction
-from nnfmq.engines.compiled.kernels.softmax_kernels import (
-    MAX_FLOAT_SOFTMAX_SIZE,
-    MAX_QUANTIZED_SOFTMAX_SIZE,
-    FloatSoftmax,
-    plan_quantized_softmax,
-)
 from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
