@@ -157,8 +157,8 @@ class InputSpec:
         else:
             fits = array.dtype == self.dtype and is_compatible_shape(self.dimensions, array.shape)
         if not fits:
-            given = "nothing" if array is None else f"{array.dtype} {array.shape}"
-            raise InvalidArgument(f"input operand {self.index} is {self.dtype} {self.dimensions}, given is {given}")
+            received = "nothing" if array is None else f"{array.dtype} {array.shape}"
+            raise InvalidArgument(f"input operand {self.index} is {self.dtype} {self.dimensions}, received {received}")
 
 
 def dtype_of(operand: Operand) -> np.dtype[Any]:

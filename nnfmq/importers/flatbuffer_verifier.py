@@ -2,7 +2,7 @@
 
 Python's flatbuffers package follows every offset unchecked and has no verifier (C++ has flatbuffers::Verifier). This
 one takes the tables and fields that will be read, and checks that every offset, vtable, vector length, string and union
-member of theirs is inside the buffer. Afterwards the generated accessors of these tables cannot leave the buffer; other
+member of these is inside the buffer. Afterwards the generated accessors of these tables cannot leave the buffer; other
 fields have not been checked.
 
 Time is bounded by the buffer's size: a table is checked once even if it is referenced often, and no more offsets are

@@ -1,4 +1,4 @@
-"""The result type of every importer, in a module of its own so that no importer is imported with it."""
+"""The result type of every importer, in a separate module so that no importer is imported with it."""
 
 from __future__ import annotations
 

@@ -91,8 +91,9 @@ def sum_multipliers(first: Tensor, second: Tensor, output: Tensor) -> tuple[tupl
 
 def rescaled_values(tensor: Tensor, multiplier: Multiplier, sign: int) -> Ints:
     """Return all 256 values in the scale of the sum, ordered by the bits of the quantized values."""
-    mantissa, shift = multiplier
-    return fixed_point.multiply((ints(all_quantized_values(tensor)) - tensor.zero_point) << 20, sign * mantissa, shift)
+    output_multiplier, shift = multiplier
+    values = (ints(all_quantized_values(tensor)) - tensor.zero_point) << 20
+    return fixed_point.multiply(values, sign * output_multiplier, shift)
 
 
 def plan_quantized_mul(first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:

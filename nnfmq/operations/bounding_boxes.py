@@ -1,4 +1,4 @@
-"""AXIS_ALIGNED_BBOX_TRANSFORM, GENERATE_PROPOSALS, and the geometry of boxes shared with `detection`.
+"""AXIS_ALIGNED_BBOX_TRANSFORM, GENERATE_PROPOSALS, and functions on boxes shared with `detection`.
 
 A box is (x1, y1, x2, y2). Everything is computed in float32 on private copies (`kernel_adapters.dequantized`), with
 sums in TFLite's order, so that 16-bit box coordinates are bit-exact. Boxes of equal score keep their order, which
@@ -56,8 +56,8 @@ def plan_boxes(
         for tensor in (*(tensors[i] for i in boxes), *(outputs[i] for i in box_outputs)):
             require_box_scale(tensor)
         if keeps_scores:
-            first, given = (tensors[0].scale, tensors[0].zero_point), (outputs[0].scale, outputs[0].zero_point)
-            require(first == given, "X4", f"output scores have scale and zero point {given}, input scores {first}")
+            first, actual = (tensors[0].scale, tensors[0].zero_point), (outputs[0].scale, outputs[0].zero_point)
+            require(first == actual, "X4", f"output scores have scale and zero point {actual}, input scores {first}")
         return partial(kernel, **attributes)
 
     return dequantized(plan)

@@ -273,9 +273,9 @@ def _sum_taps(
     sums: Array | None = None
     for i, j, factor in factors:
         top = start * rows.stride + i * rows.dilation
-        place, phase = divmod(j * columns.dilation, phases)
+        column, phase = divmod(j * columns.dilation, phases)
         picked = lines[:, top : top + (stop - start - 1) * rows.stride + 1 : rows.stride, phase]
-        picked = picked[..., place * channels : place * channels + length]
+        picked = picked[..., column * channels : column * channels + length]
         if sums is None:
             sums, matmul = picked * factor, np.empty(picked.shape, lines.dtype)
         else:

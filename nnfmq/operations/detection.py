@@ -192,8 +192,8 @@ def _regular_nms(
 ) -> tuple[Array, Array, Array]:
     """Suppress boxes separately for each class. Return scores, numbers of boxes and classes of the remaining ones."""
 
-    def suppress(rated: Array, places: Array) -> tuple[Array, Array]:
-        kept = hard_suppression(rated, places, iou_threshold, limit_per_class)
+    def suppress(rated: Array, candidates: Array) -> tuple[Array, Array]:
+        kept = hard_suppression(rated, candidates, iou_threshold, limit_per_class)
         return rated[kept], kept
 
     by_class = np.broadcast_to(boxes[:, None], (*scores.shape, 4))

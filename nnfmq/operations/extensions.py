@@ -3,7 +3,7 @@
 A plug-in declares its operations like the modules of `operations`, with codes from `define_type` and
 `define_operation`. `install` assigns the extension a prefix of this process and adds its types and operations to the
 tables of the built-in ones, so that validation, preparation and engines need no special case. A model declares prefixes
-of its own; `to_local_prefixes` replaces them by this process's before the model is validated.
+itself; `to_local_prefixes` replaces them by this process's before the model is validated.
 
 The service decides which plug-ins a driver installs. Source: HAL 1.2, extensions (EXT, MOD-15).
 """
@@ -181,7 +181,7 @@ class _LocalPrefix:
 
 
 def to_local_prefixes(model: Model) -> Model:
-    """Return `model` with this process's extension prefixes instead of its own; `model` itself if it declares none.
+    """Return `model` with its extension prefixes replaced by this process's; `model` itself if it declares none.
 
     The extensions must have passed `validation.values.validate_extensions`. Extensions that are not installed get
     prefixes that no installed one has.

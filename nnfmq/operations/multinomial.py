@@ -66,8 +66,8 @@ def uniform(count: int, seeds: tuple[int, int], first: int = 0) -> npt.NDArray[n
     key, counter = (seed % (1 << 64) for seed in seeds)
     odd = first % 2
     pairs = philox((odd + count + 1) // 2, key, counter, first // 2).reshape(-1, 2)[odd : odd + count].astype(np.uint64)
-    mantissas = (pairs[:, 0] & np.uint64(0xFFFFF)) << _WORD | pairs[:, 1]
-    return mantissas.astype(np.float64) * 2.0**-52
+    fractions = (pairs[:, 0] & np.uint64(0xFFFFF)) << _WORD | pairs[:, 1]
+    return fractions.astype(np.float64) * 2.0**-52
 
 
 def multinomial_shape(input: Shape, *, samples: int, seeds: Array) -> Shape:

@@ -109,8 +109,8 @@ def requantized_values(tensor: Tensor, output: Tensor) -> Array | None:
 def require_quantization(tensor: Tensor, scale: float, zero_point: int) -> None:
     """Require the fixed scale and zero point of the operation's output (Q6)."""
     matches = tensor.scale == scale and tensor.zero_point == zero_point
-    given = f"scale {tensor.scale} and zero point {tensor.zero_point}"
-    require(matches, "Q6", f"the output has {given}, required are {scale} and {zero_point}")
+    actual = f"scale {tensor.scale} and zero point {tensor.zero_point}"
+    require(matches, "Q6", f"the output has {actual}, required are {scale} and {zero_point}")
 
 
 def output_scale_level(inputs: Mapping[str, Operand], output: Operand) -> int:

@@ -76,10 +76,12 @@ def run_bidirectional(
     """Run the forward and the backward cell, each with half of `states`. `linked`: auxiliary input without weights."""
     steps = swap_time_batch(inputs[0], time_major)
     aux = None if inputs[1] is None else swap_time_batch(inputs[1], time_major)
-    mine, theirs = (aux, None) if linked and aux is not None else (steps, aux)
+    backward_steps, cell_aux = (aux, None) if linked and aux is not None else (steps, aux)
     middle = len(states) // 2
-    forward, *forward_states = directions[0](steps, theirs, *states[:middle])
-    backward, *backward_states = directions[1](mine[::-1], None if theirs is None else theirs[::-1], *states[middle:])
+    forward, *forward_states = directions[0](steps, cell_aux, *states[:middle])
+    backward, *backward_states = directions[1](
+        backward_steps[::-1], None if cell_aux is None else cell_aux[::-1], *states[middle:]
+    )
     results = (forward, backward[::-1])
     outputs = (np.concatenate(results, axis=2),) if merged else results
     return (*(swap_time_batch(output, time_major) for output in outputs), *forward_states, *backward_states)

@@ -59,8 +59,8 @@ def resize_shape(
     return batch, _new_size(rows, height), _new_size(columns, width), channels
 
 
-def _new_size(dimension: int, given: float) -> int:
-    scaled = given if isinstance(given, int) else float(np.float32(dimension) * np.float32(given))
+def _new_size(dimension: int, size: float) -> int:
+    scaled = size if isinstance(size, int) else float(np.float32(dimension) * np.float32(size))
     require(scaled >= 1, "C2", f"a size of {dimension} becomes {scaled}, at least 1 is required")
     message = f"a size of {dimension} becomes {scaled}, at most {EXACT_FLOAT32} is allowed"
     require(max(scaled, dimension) <= EXACT_FLOAT32, "C4", message)

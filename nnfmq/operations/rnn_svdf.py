@@ -66,8 +66,8 @@ def activation_function(code: int) -> Callable[[Array], Array]:
 def check_cell(rows: Shape, weights: Shape, recurrent: Shape, bias: Shape, hidden: Shape) -> None:
     """Check C2 and C3 for a step's `rows` (batch, input size)."""
     units = bias[0] if len(bias) == 1 else -1
-    given, wanted = (weights, recurrent, bias), ((units, rows[1]), (units, units), (units,))
-    require(given == wanted, "C2", f"weights, recurrent weights and bias have shapes {given}")
+    shapes, required = (weights, recurrent, bias), ((units, rows[1]), (units, units), (units,))
+    require(shapes == required, "C2", f"weights, recurrent weights and bias have shapes {shapes}")
     require(hidden == (rows[0], units), "C3", f"the hidden state has shape {hidden}, required is {(rows[0], units)}")
 
 

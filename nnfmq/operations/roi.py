@@ -130,12 +130,12 @@ def sample_points(start: np.float32, end: np.float32, count: int, dimension: int
     edges = step * np.arange(count + 1, dtype=np.float32) + start
     steps = np.full((count, ratio + 1), size)  # one more: it may be inside the bin because of rounding
     steps[:, 0] = edges[:-1] + size / np.float32(2)
-    places = np.add.accumulate(steps, axis=1)
-    low = np.floor(places)
+    samples = np.add.accumulate(steps, axis=1)
+    low = np.floor(samples)
     beyond = low >= dimension - 1
     whole = np.where(beyond, dimension - 1, low).astype(np.int64)
-    fraction = np.where(beyond, np.float32(0), places - low)
-    return SamplePoints(whole, np.where(beyond, whole, whole + 1), fraction, places < edges[1:, None], ratio)
+    fraction = np.where(beyond, np.float32(0), samples - low)
+    return SamplePoints(whole, np.where(beyond, whole, whole + 1), fraction, samples < edges[1:, None], ratio)
 
 
 def _sampled_bins(image: Array, rows: SamplePoints, columns: SamplePoints, zero_point: int | None) -> Array:

@@ -97,7 +97,7 @@ def exponential_tables(scale: float, beta: float) -> tuple[Ints, Ints]:
 
 
 def _reciprocal(sums: Ints) -> tuple[Ints, Ints]:
-    """GetReciprocal of sums in Q12: return a Q0 mantissa and the number of bits by which it exceeds one."""
+    """GetReciprocal of sums in Q12: return a Q0 multiplier and the number of bits by which it exceeds one."""
     _, exponents = np.frexp(sums.astype(np.float64))
     leading_zeros = 32 - ints(exponents)
     return fixed_point.reciprocal_of_one_plus((sums << leading_zeros) - (1 << 31)), 12 - leading_zeros

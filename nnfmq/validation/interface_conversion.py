@@ -112,8 +112,8 @@ def _argument(argument: RequestArgument, level: FeatureLevel) -> tuple[RequestAr
 
 def _request(request: Request, level: FeatureLevel) -> tuple[Request, list[str]]:
     if level < FeatureLevel.V1_3 and any(isinstance(pool, BufferToken) for pool in request.pools):
-        needed, given = interface_name(FeatureLevel.V1_3), interface_name(level)
-        raise InvalidArgument(f"managed buffers need {needed}, the interface is {given} (BUR-18)")
+        needed, offered = interface_name(FeatureLevel.V1_3), interface_name(level)
+        raise InvalidArgument(f"managed buffers need {needed}, the interface is {offered} (BUR-18)")
     inputs, outputs = ([_argument(a, level) for a in list] for list in (request.inputs, request.outputs))
     lost = [description for _, descriptions in (*inputs, *outputs) for description in descriptions]
     return replace(request, inputs=tuple(a for a, _ in inputs), outputs=tuple(a for a, _ in outputs)), lost

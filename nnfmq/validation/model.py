@@ -1,7 +1,7 @@
 """Validation of a model: every rule of the HAL, checked before anything is prepared.
 
 The main subgraph and the referenced ones are validated operand by operand, then operation by operation. Rule ids are
-those of docs/contributing/requirements.md: N-MOD-* are the families of the HAL's test suite, N-VAL-* rules beyond it,
+those of docs/contributing/requirements.md: N-MOD-* are families of HAL test cases, N-VAL-* rules beyond it,
 S1 to S5 come from `operations.signature`. Sizes are Python ints compared with 32- and 64-bit limits, so a hostile
 model cannot make a sum overflow or cause an allocation.
 

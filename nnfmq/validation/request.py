@@ -102,19 +102,19 @@ def _validate_location(location: DataLocation, request: Request, where: str) -> 
 
 def _merged_dimensions(operand: Operand, argument: RequestArgument, where: str) -> tuple[int, ...]:
     """Return the model's dimensions, with unknown ones (0) filled in from the request."""
-    model, given = operand.dimensions, argument.dimensions
-    if not given:
+    model, requested = operand.dimensions, argument.dimensions
+    if not requested:
         return model
-    in_range = all(0 <= dimension < 1 << 32 for dimension in given)
-    require(in_range, "N-RQX-6", f"{where}: dimensions {given}, each must be 0 to 2^32 - 1")
-    message = f"{where}: dimensions {given}, the model has {model}"
-    same_rank = not is_scalar(operand.type) and len(model) in (0, len(given))
+    in_range = all(0 <= dimension < 1 << 32 for dimension in requested)
+    require(in_range, "N-RQX-6", f"{where}: dimensions {requested}, each must be 0 to 2^32 - 1")
+    message = f"{where}: dimensions {requested}, the model has {model}"
+    same_rank = not is_scalar(operand.type) and len(model) in (0, len(requested))
     require(same_rank, "N-RQX-6", message)
     if not model:
-        return given
-    agree = all(m == g or 0 in (m, g) for m, g in zip(model, given, strict=True))
+        return requested
+    agree = all(m == g or 0 in (m, g) for m, g in zip(model, requested, strict=True))
     require(agree, "N-RQX-6", message)
-    return tuple(m or g for m, g in zip(model, given, strict=True))
+    return tuple(m or g for m, g in zip(model, requested, strict=True))
 
 
 def _require_no_overlap(request: Request) -> None:

@@ -119,7 +119,7 @@ def test_N_OPF_9_an_omitted_operand_that_is_required_is_rejected(device: nnfmq.D
     places = [RequestArgument(location=DataLocation(0, at, 8)) for at in (0, 16, 32)]
     with device.prepare(model) as prepared:
         nothing = RequestArgument(has_no_value=True)
-        with pytest.raises(nnfmq.InvalidArgument, match="given is nothing"):
+        with pytest.raises(nnfmq.InvalidArgument, match="received nothing"):
             prepared.execute_request(Request((places[0], nothing), (places[2],), (memory,)))
         prepared.execute_request(Request((places[0], places[1]), (places[2],), (memory,)))
 

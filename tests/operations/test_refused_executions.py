@@ -59,7 +59,7 @@ def test_N_OPF_9_an_omitted_operand_that_is_required_is_rejected() -> None:
 def test_N_OPF_9_a_request_may_not_leave_out_what_the_operation_needs() -> None:
     program = interpreter.prepare(one_operation(Op.ADD, [TWO, TWO, 0], TWO))
 
-    with pytest.raises(InvalidArgument, match="given is nothing"):
+    with pytest.raises(InvalidArgument, match="received nothing"):
         program.execute([np.ones(2, np.float32), None], [bytearray(8)])
 
 

@@ -2,7 +2,7 @@
 
 An artifact is a list of arrays: the partitions' plans as msgpack, all constants, then object code. Preparation from an
 artifact restores the partitions, and prepares only the operations without kernels, with the shapes that were known. An
-artifact is valid for this build of nnfmq, one target and one model; whoever stores it checks that.
+artifact is valid for this build of nnfmq, one target and one model. The caller that stores it checks that.
 """
 
 from __future__ import annotations

@@ -436,9 +436,9 @@ def unseen_lanes_mask(kb: KernelBuilder, length: int, lanes: int, index: Value, 
     """
     if length % lanes == 0:
         return None
-    numbers = vector(I32, lanes)(list(range(lanes)))
+    lane_indexes = vector(I32, lanes)(list(range(lanes)))
     seen = kb.broadcast(kb.ir.trunc(kb.ir.sub(unmoved, index), I32), lanes)
-    return kb.ir.icmp_signed(">=", numbers, seen)
+    return kb.ir.icmp_signed(">=", lane_indexes, seen)
 
 
 def strided_offset(kb: KernelBuilder, index: Value, extents: tuple[int, ...], strides: tuple[int, ...]) -> Value | int:

@@ -112,7 +112,7 @@ class CopyBandwidth:
     compile_cost = 1
 
     @property
-    def moved_bytes(self) -> int:
+    def bytes_copied(self) -> int:
         """Bytes that all work items read and write."""
         return 2 * self.chunk_bytes * self.iterations * self.work_items
 
@@ -154,7 +154,7 @@ def measure_ceilings(pool: ThreadPool) -> dict[str, Ceiling]:
     run = partition.range_runner(frame)
     ceilings = {}
     for number, (name, kernel) in enumerate(kernels.items()):
-        amount = kernel.operations if isinstance(kernel, FmaThroughput) else kernel.moved_bytes
+        amount = kernel.operations if isinstance(kernel, FmaThroughput) else kernel.bytes_copied
         one_thread = amount / _best_ns(run, 2 * number, _LIMITS_NS[0])
         all_threads = amount / _best_ns(run, 2 * number + 1, _LIMITS_NS[1]) if pool.worker_count else one_thread
         ceilings[name] = Ceiling(one_thread, max(one_thread, all_threads))

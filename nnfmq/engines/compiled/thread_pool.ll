@@ -13,7 +13,7 @@ declare void $PAUSE_DECLARATION
 declare i64 @llvm.smin.i64(i64, i64)
 
 ; Compute chunks as thread %me: its own range first, then the others'. A fetch-add hands out each chunk once; a counter
-; runs past the end of its range by at most one for each visit, so it cannot overflow. The fields of the region are
+; runs past the end of its range by at most one for each call, so it cannot overflow. The fields of the region are
 ; plain loads: a thread gets here only between its busy = 1 and busy = 0, and the caller writes them when all are 0.
 define internal void @run_chunks(ptr %pool, i64 %me) {
 entry:

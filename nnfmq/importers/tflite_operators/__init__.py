@@ -66,7 +66,7 @@ def _check_counts_and_options(converter: OpConverter, operator: TfliteOperator) 
         raise InvalidArgument(f"has {operator.options_name} instead of {converter.options or 'no options'}")
 
 
-def _check_count(kind: str, counts: range, given: int) -> None:
-    if given not in counts:
+def _check_count(kind: str, counts: range, count: int) -> None:
+    if count not in counts:
         allowed = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
-        raise InvalidArgument(f"{given} {kind}: {allowed} are allowed")
+        raise InvalidArgument(f"{count} {kind}: {allowed} are allowed")

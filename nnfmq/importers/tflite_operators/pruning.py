@@ -34,8 +34,8 @@ def live_operators(file: TfliteFile) -> list[TfliteOperator]:
 
 def _read(file: TfliteFile, operator: TfliteOperator) -> list[int]:
     """Return the tensors that the rule of `operator` reads."""
-    place = _SIZES.get(operator.name, -1)
-    if not 0 <= place < len(operator.inputs) or len(operator.outputs) != 1:
+    size_position = _SIZES.get(operator.name, -1)
+    if not 0 <= size_position < len(operator.inputs) or len(operator.outputs) != 1:
         return list(operator.inputs)
     is_stated = bool(file.tensor(operator.outputs[0]).shape)
-    return [index for position, index in enumerate(operator.inputs) if position != place or not is_stated]
+    return [index for position, index in enumerate(operator.inputs) if position != size_position or not is_stated]

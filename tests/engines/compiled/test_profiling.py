@@ -194,7 +194,7 @@ def test_the_counted_operations_and_bytes_are_those_of_the_loops() -> None:
     assert dot2.operations == 2 * 16 * 12 * 100 * 4
     assert dot4.operations == 2 * 32 * 12 * 100 * 4
     assert acc16.operations == 2 * 64 * 12 * 100 * 4
-    assert CopyBandwidth(1000, 5, 3).moved_bytes == 2 * 1000 * 5 * 3
+    assert CopyBandwidth(1000, 5, 3).bytes_copied == 2 * 1000 * 5 * 3
 
 
 def test_accumulators_hide_the_latency_of_two_fma_units_and_fit_the_registers() -> None:

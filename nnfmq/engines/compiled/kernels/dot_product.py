@@ -468,5 +468,5 @@ class Q8ViaFloat32:
         """Return the requantized sums of accumulators and bias."""
         lanes = accs[0].type.count
         biases = [self.requantization.bias(kb, params, kb.add(channel, n * lanes), lanes) for n in range(len(accs))]
-        totals = [kb.ir.add(float32_to_int32(kb, acc), bias) for acc, bias in zip(accs, biases, strict=True)]
-        return self.requantization.requantize(kb, totals, params, channel)
+        biased = [kb.ir.add(float32_to_int32(kb, acc), bias) for acc, bias in zip(accs, biases, strict=True)]
+        return self.requantization.requantize(kb, biased, params, channel)

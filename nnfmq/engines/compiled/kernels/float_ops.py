@@ -73,7 +73,7 @@ def _extremum(kb: KernelBuilder, order: str, first: Value, second: Value) -> Val
 
 _LN2_HIGH = 355 / 512  # 9 significant bits: exact times any exponent
 _LN2_LOW = math.log(2) - _LN2_HIGH
-_ROUND_TO_INTEGER = 1.5 * 2**23  # added to |x| < 2^22, it leaves the nearest integer in the last mantissa bits
+_ROUND_TO_INTEGER = 1.5 * 2**23  # added to |x| < 2^22, it leaves the nearest integer in the significand's last bits
 _EXPM1_POLYNOMIAL = (0.001388239577, 0.008367180859, 0.041667221268, 0.16666538683, 0.499999980418)
 # Coefficients of (e^r - 1 - r) / r^2 for |r| <= ln(2) / 2, highest power first, fitted so that the relative error of
 # e^r - 1 is below 2^-26.
@@ -120,8 +120,8 @@ def logistic(kb: KernelBuilder, value: Value) -> Value:
 def tanh(kb: KernelBuilder, value: Value) -> Value:
     """Return the hyperbolic tangent, as (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x."""
     lanes = value.type.count
-    doubled = kb.ir.fmul(kb.intrinsic("llvm.fabs", value), kb.splat(F32, -2.0, lanes))
-    less = expm1(kb, doubled)
+    exponent = kb.ir.fmul(kb.intrinsic("llvm.fabs", value), kb.splat(F32, -2.0, lanes))
+    less = expm1(kb, exponent)
     positive = kb.ir.fdiv(kb.ir.fneg(less), kb.ir.fadd(less, kb.splat(F32, 2.0, lanes)))
     return kb.intrinsic("llvm.copysign", positive, value)
 

@@ -472,16 +472,16 @@ class _GemmBuilder:
         """Emit the epilogue row by row, and the stores of full or partial rows."""
         k, kb = self.kernel, self.kb
 
-        def finish_row(offset: Value, row: Sequence[Value]) -> None:
+        def store_row(offset: Value, row: Sequence[Value]) -> None:
             results = self._mk.epilogue(kb, row, self.epilogue, channel)
             kb.store_tile_row(results, kb.at(target, offset), k.nr_remainder, is_last_panel)
 
         if self._mk.unroll_epilogue and not k.nr_remainder:
             for first in range(0, len(accs), k.nr_vectors):
-                finish_row(kb.mul(self.n.out_stride, first // k.nr_vectors), accs[first : first + k.nr_vectors])
+                store_row(kb.mul(self.n.out_stride, first // k.nr_vectors), accs[first : first + k.nr_vectors])
         else:
             with kb.for_each_tile_row(accs, k.nr_vectors, self.n.out_stride) as (offset, row):
-                finish_row(offset, row)
+                store_row(offset, row)
 
     # -- row sums ------------------------------------------------------------------------------------------------------
 
@@ -511,8 +511,8 @@ class _GemmBuilder:
         """
         kb, n, lanes, size = self.kb, self.n, self.kernel.lanes, 4 * self.kernel.lanes
         kind, ones = mk.weight_type(lanes), kb.splat(I8, 1, size)
-        numbers, tail = ir.Constant(kind, list(range(size))), kb.broadcast(kb.ir.trunc(n.sum_tail, I8), size)
-        tail_ones = kb.ir.select(kb.ir.icmp_unsigned("<", numbers, tail), ones, ir.Constant(kind, None))
+        byte_indexes, tail = ir.Constant(kind, list(range(size))), kb.broadcast(kb.ir.trunc(n.sum_tail, I8), size)
+        tail_ones = kb.ir.select(kb.ir.icmp_unsigned("<", byte_indexes, tail), ones, ir.Constant(kind, None))
         group_begins = ir.Constant(vector(I32, lanes), list(range(0, size, mk.kr)))
         mask = kb.ir.icmp_unsigned("<", group_begins, kb.broadcast(kb.ir.trunc(n.sum_tail, I32), lanes))
 

@@ -381,8 +381,8 @@ class QuantizedL2Norm(AxisKernel):
         """Load the values of iteration `k` as int32 less the zero point."""
         lanes = self.axis_loop.lanes
         loaded = kb.load(vector(I8, lanes), source, self.axis_loop.offset(kb, k))
-        widened = (kb.ir.sext if self.is_signed else kb.ir.zext)(loaded, vector(I32, lanes))
-        return kb.ir.sub(widened, kb.splat(I32, self.zero_point, lanes))
+        int32_values = (kb.ir.sext if self.is_signed else kb.ir.zext)(loaded, vector(I32, lanes))
+        return kb.ir.sub(int32_values, kb.splat(I32, self.zero_point, lanes))
 
     def _requantize(self, kb: KernelBuilder, values: Value, multiplier: Value, shift: Value) -> Value:
         """Return values · 128 · multiplier · 2^-31 >> shift, with the reference's two roundings, saturated.

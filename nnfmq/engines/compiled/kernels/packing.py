@@ -360,8 +360,8 @@ def _saturation_free_part(groups: Int16s) -> Int16s:
 
 def _clip_magnitudes(fours: Int16s, limit: int) -> Int16s:
     """Clip magnitudes (..., 4) greedily from the left: each to `limit`, and every four to a total of 128."""
-    totals = np.minimum(np.cumsum(np.minimum(fours, limit), axis=-1, dtype=np.int16), _MAX_FOUR_SUM)
-    return np.diff(totals, axis=-1, prepend=np.int16(0))
+    cumulative = np.minimum(np.cumsum(np.minimum(fours, limit), axis=-1, dtype=np.int16), _MAX_FOUR_SUM)
+    return np.diff(cumulative, axis=-1, prepend=np.int16(0))
 
 
 def group_list_length(panel: Int16s) -> int:

@@ -74,9 +74,9 @@ def per_tensor_requantization(
     return PerTensorRequantization(fixed_point), requant_constants(multipliers).tobytes() + output_rows
 
 
-def int32_rows(*numbers: int) -> bytes:
-    """Return a constant with a row of int32 lanes for each number."""
-    return np.repeat(np.array(numbers, np.int64).astype("<i4"), _ROW_LANES).tobytes()
+def int32_rows(*values: int) -> bytes:
+    """Return a constant with a row of int32 lanes for each value."""
+    return np.repeat(np.array(values, np.int64).astype("<i4"), _ROW_LANES).tobytes()
 
 
 def _load_row(kb: KernelBuilder, constants: Value, row: int, lanes: int) -> Value:
@@ -184,8 +184,8 @@ class QuantizedAdd(_BinaryOperator):
     @staticmethod
     def input_constants(zero_point: int, multiplier: tuple[int, int], sign: int) -> bytes:
         """Return an input's constant for its output multiplier and shift; `sign` is -1 for SUB's second input."""
-        mantissa, right = sign * multiplier[0], -multiplier[1]
-        return int32_rows(zero_point, mantissa >> 11, mantissa & 2047, (1 << right) >> 1, right)
+        factor, right = sign * multiplier[0], -multiplier[1]
+        return int32_rows(zero_point, factor >> 11, factor & 2047, (1 << right) >> 1, right)
 
     def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""

@@ -80,9 +80,9 @@ class TransposeKernel:
             column = kb.intrinsic("llvm.smin", column, last)
             first = kb.at(source, kb.ir.mul(column, params.column_stride))
             rows = [kb.load(kind, first, kb.mul(params.column_stride, k)) for k in range(tile)]
-            place = kb.at(target, kb.mul(column, size))
+            block = kb.at(target, kb.mul(column, size))
             for k, value in enumerate(_transpose_registers(kb, rows, size)):
-                kb.store(value, place, kb.mul(params.step, k))
+                kb.store(value, block, kb.mul(params.step, k))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +113,17 @@ class InterleaveKernel:
     ) -> None:
         """Copy one vector of each plane, from element `first` on."""
         planar, element = (source if self.interleaves else target), _ELEMENT_TYPES[self.element_bytes]
-        places = [
+        addresses = [
             kb.at(kb.at(planar, kb.mul(params.step, k)), kb.mul(first, self.element_bytes)) for k in range(self.planes)
         ]
         count, offset = self.tile_size, kb.mul(first, self.element_bytes * self.planes)
         if not self.interleaves:
             interleaved = kb.load(vector(element, count * self.planes), source, offset)
-            for k, place in enumerate(places):
+            for k, address in enumerate(addresses):
                 plane = kb.shuffle(interleaved, interleaved, range(k, count * self.planes, self.planes))
-                kb.store(plane, place)
+                kb.store(plane, address)
             return
-        planes = [kb.load(vector(element, count), place) for place in places]
+        planes = [kb.load(vector(element, count), address) for address in addresses]
         pair = kb.shuffle(planes[0], planes[1], range(2 * count))
         third = planes[2] if self.planes == 3 else planes[1]
         other = kb.shuffle(third, third, [*range(count), *[0] * count])

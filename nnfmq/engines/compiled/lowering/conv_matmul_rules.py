@@ -138,14 +138,14 @@ def transposed(
 
     batch, height, width, channels = input.shape
     shape = ConvShape(batch, height, width, channels, rows, columns, phases * output_channels)
-    product = _lower_gemm(_WeightedOp(shape, input, filter, bias, output, target, activation, split_filter))
-    if product is None:
+    gemm = _lower_gemm(_WeightedOp(shape, input, filter, bias, output, target, activation, split_filter))
+    if gemm is None:
         return None
     made = (batch, rows.count, columns.count, vertical.stride, horizontal.stride, output_channels)
     interleave = interleave_subconvolutions(made, (vertical.padding_low, horizontal.padding_low), output, target)
     if interleave is None:
         return None
-    return KernelSequence((Intermediate(product, (0,), output.dtype, made),), interleave, (1,))
+    return KernelSequence((Intermediate(gemm, (0,), output.dtype, made),), interleave, (1,))
 
 
 def _subconvolution_window(dimension: TransposedConvDimension) -> WindowDimension:

@@ -34,7 +34,7 @@ from nnfmq.operations.slicing import slice_ranges
 __all__ = ["RULES", "interleave_subconvolutions", "lower_concatenation", "permute_axes"]
 
 _ELEMENT_BYTES = (1, 2, 4)
-_MAX_REGIONS = 64  # each is a loop nest of its own in the code
+_MAX_REGIONS = 64  # each has a separate loop nest in the code
 _MAX_SLOPE, _MAX_SHIFT, _MAX_OFFSET = 1 << 21, 22, 1 << 30  # 255 slopes plus the offset fit 31 bits
 _MAX_SCRATCH_BYTES = 1 << 24
 
@@ -65,8 +65,8 @@ def _launch_view(
 
 def _index_table(positions: Array, stride: int) -> bytes:
     """Return the constant with the byte offsets of `positions`; negative positions are padding."""
-    numbers = ints(positions)
-    return np.where(numbers < 0, np.int64(PADDING_OFFSET), numbers * stride).astype("<i8").tobytes()
+    indexes = ints(positions)
+    return np.where(indexes < 0, np.int64(PADDING_OFFSET), indexes * stride).astype("<i8").tobytes()
 
 
 # -- joins and slices -------------------------------------------------------------------------------------------------
