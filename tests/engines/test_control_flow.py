@@ -193,10 +193,10 @@ def test_QOS_3_a_deadline_ends_a_loop_between_its_operations() -> None:
 
 
 def test_a_cancelled_loop_ends() -> None:
-    answers = iter([False] * 9 + [True])
+    polls = iter([False] * 9 + [True])
 
     with pytest.raises(GeneralFailure, match="cancelled"):
-        result(prepared(counting()), Y, FOREVER, X, is_cancelled=lambda: next(answers))
+        result(prepared(counting()), Y, FOREVER, X, is_cancelled=lambda: next(polls))
 
 
 # -- shapes that come with the data -----------------------------------------------------------------------------------
@@ -312,11 +312,11 @@ def test_SUP_4_control_flow_is_supported_if_all_called_subgraphs_are() -> None:
         body, operations=(replace(body.operations[0], type=OperationType.OEM_OPERATION), *body.operations[1:])
     )
 
-    spoilt = replace(model, referenced=(model.referenced[0], broken, *model.referenced[2:]))
+    mutated = replace(model, referenced=(model.referenced[0], broken, *model.referenced[2:]))
     with pytest.raises(
         GeneralFailure, match=r"operation 0 \(IF\): operation 0 \(WHILE\): operation 0 \(OEM_OPERATION\)"
     ):
-        interpreter.prepare(spoilt)
+        interpreter.prepare(mutated)
 
 
 def test_SUP_4_uncalled_subgraphs_are_ignored() -> None:

@@ -1,7 +1,7 @@
 """`tts_float`, a recurrent model, over its golden sequences; the caller carries the states from step to step.
 
 A golden file has one row of input or output for each step of the sequence, which begins with states of zeros. MLTS
-judges a sequence after undoing the normalization of the outputs (a mean and a standard deviation for each): 4 frames
+evaluates a sequence after undoing the normalization of the outputs (a mean and a standard deviation for each): 4 frames
 of 49 values in a step, which are 40 amplitudes, 7 aperiodicities, the logarithm of f0 and a voicing; its evaluator
 MelCepLogF0 allows a mel-cepstral distortion of 4, and an error of log f0 of 0.01 where both voices are on.
 """

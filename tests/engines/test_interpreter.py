@@ -84,15 +84,15 @@ def test_DOM_11_a_dynamic_output_is_allocated_with_the_shape_and_filled(extents:
 
 
 def test_DOM_14_nothing_is_written_if_a_dynamic_output_cannot_be_allocated() -> None:
-    def refuse(shape: tuple[int, ...]) -> Array:
-        raise GeneralFailure(f"no room for {shape}")
+    def fail(shape: tuple[int, ...]) -> Array:
+        raise GeneralFailure(f"no memory for {shape}")
 
     model = two_adds()
     model = replace(model, main=replace(model.main, output_indexes=(3, 4)))
     model = with_operand(model, 3, lifetime=LifeTime.SUBGRAPH_OUTPUT)
     first = bytearray(16)
-    with pytest.raises(GeneralFailure, match=r"no room for \(2, 2\)"):
-        prepared(model).execute([ONES, ONES], [first, DynamicOutput(refuse)])
+    with pytest.raises(GeneralFailure, match=r"no memory for \(2, 2\)"):
+        prepared(model).execute([ONES, ONES], [first, DynamicOutput(fail)])
     assert first == bytes(16)
 
 
@@ -128,10 +128,10 @@ def test_an_execution_after_its_deadline_fails() -> None:
 
 
 def test_a_cancelled_execution_ends_between_operations() -> None:
-    answers = iter([False, True])
+    polls = iter([False, True])
 
     with pytest.raises(GeneralFailure, match="cancelled"):
-        prepared(two_adds()).execute([ONES, ONES], [None], is_cancelled=lambda: next(answers))
+        prepared(two_adds()).execute([ONES, ONES], [None], is_cancelled=lambda: next(polls))
 
 
 def test_an_unsupported_operation_is_named() -> None:

@@ -67,11 +67,11 @@ def with_dimensions_in_range(content: bytes) -> bytes:
 
 def compared(content: bytes, seed: int) -> Iterator[tuple[tflite_file.TfliteOperator, Array, Array, Theirs]]:
     """Yield each operator with the interpreter's and LiteRT's result for LiteRT's inputs."""
-    theirs, layers = Theirs(content, keep_all=True), Layers(content)
-    theirs([codes(seed, load(content).inputs[0].shape)])
+    litert, layers = Theirs(content, keep_all=True), Layers(content)
+    litert([codes(seed, load(content).inputs[0].shape)])
     for operator in layers.operators:
-        found = layers.run(operator, theirs.tensor)
-        yield operator, found, theirs.tensor(operator.outputs[0]).reshape(found.shape), theirs
+        found = layers.run(operator, litert.tensor)
+        yield operator, found, litert.tensor(operator.outputs[0]).reshape(found.shape), litert
 
 
 def distance(found: Array, expected: Array) -> int:
@@ -85,39 +85,41 @@ def connected_by_the_hal(file: tflite_file.TfliteFile, operator: tflite_file.Tfl
     assert bias.data is not None
     filter = np.frombuffer(weights.data, np.int8).reshape(weights.shape).astype(int)
     sums = filter @ (values.reshape(-1).astype(int) - x.zero_point) + np.frombuffer(bias.data, "<i4")
-    product = float(np.float32(x.scale) * np.float32(weights.scale))
-    fraction, exponent = math.frexp(product / float(np.float32(y.scale)))
-    mantissa = math.floor(fraction * 2**31 + 0.5)
+    real_multiplier = float(np.float32(x.scale) * np.float32(weights.scale))
+    fraction, exponent = math.frexp(real_multiplier / float(np.float32(y.scale)))
+    output_multiplier = math.floor(fraction * 2**31 + 0.5)
     least = y.zero_point if operator.options.FusedActivationFunction() == 1 else -128
-    return np.array([[min(max(rounded_twice(int(s), mantissa, -exponent) + y.zero_point, least), 127) for s in sums]])
+    return np.array(
+        [[min(max(rounded_twice(int(s), output_multiplier, -exponent) + y.zero_point, least), 127) for s in sums]]
+    )
 
 
-def rounded_twice(value: int, mantissa: int, shift: int) -> int:
-    """Return value · mantissa / 2^31 rounded half up, then divided by 2^shift and rounded half away from zero."""
-    high = (value * mantissa + (1 << 30)) >> 31
+def rounded_twice(value: int, output_multiplier: int, shift: int) -> int:
+    """Return value · multiplier / 2^31, rounded half up, then divided by 2^shift and rounded half away from zero."""
+    high = (value * output_multiplier + (1 << 30)) >> 31
     half = (1 << shift) >> 1
     return (high + half) >> shift if high >= 0 else -((-high + half) >> shift)
 
 
 def test_float_hello_world_matches_litert(read: Callable[[str], bytes]) -> None:
-    mine, theirs = ours(read("hello_world_float")), Theirs(read("hello_world_float"))
+    mine, litert = ours(read("hello_world_float")), Theirs(read("hello_world_float"))
     for value in np.linspace(0, 2 * np.pi, 100, dtype=np.float32):
-        np.testing.assert_allclose(mine([value.reshape(1, 1)]), theirs([value.reshape(1, 1)]), atol=FLOAT_TOLERANCE)
+        np.testing.assert_allclose(mine([value.reshape(1, 1)]), litert([value.reshape(1, 1)]), atol=FLOAT_TOLERANCE)
 
 
 def test_quantized_hello_world_follows_the_hal_and_differs_from_litert_by_one(
     read: Callable[[str], bytes],
 ) -> None:
-    layers, theirs = Layers(read("hello_world_int8")), Theirs(read("hello_world_int8"), keep_all=True)
+    layers, litert = Layers(read("hello_world_int8")), Theirs(read("hello_world_int8"), keep_all=True)
     file = tflite_file.read(read("hello_world_int8"))
     for code in range(-128, 128):
-        theirs([np.array([[code]], np.int8)])
+        litert([np.array([[code]], np.int8)])
         for operator in layers.operators:
-            found = layers.run(operator, theirs.tensor)
+            found = layers.run(operator, litert.tensor)
             np.testing.assert_array_equal(
-                found, connected_by_the_hal(file, operator, theirs.tensor(operator.inputs[0]))
+                found, connected_by_the_hal(file, operator, litert.tensor(operator.inputs[0]))
             )
-            assert distance(found, theirs.tensor(operator.outputs[0])) <= 1
+            assert distance(found, litert.tensor(operator.outputs[0])) <= 1
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -128,11 +130,11 @@ def test_micro_speech_matches_litert(read: Callable[[str], bytes], seed: int) ->
 
 
 def test_the_trained_lstm_matches_litert_over_several_executions(read: Callable[[str], bytes]) -> None:
-    mine, theirs = ours(read("trained_lstm")), Theirs(read("trained_lstm"))
+    mine, litert = ours(read("trained_lstm")), Theirs(read("trained_lstm"))
     rng = np.random.default_rng(3)
     for _ in range(5):
         digit = rng.uniform(0, 1, (1, 28, 28)).astype(np.float32)
-        np.testing.assert_allclose(mine([digit]), theirs([digit]), rtol=0, atol=FLOAT_TOLERANCE)
+        np.testing.assert_allclose(mine([digit]), litert([digit]), rtol=0, atol=FLOAT_TOLERANCE)
 
 
 def test_litert_rejects_person_detect_with_a_reason(read: Callable[[str], bytes]) -> None:
@@ -175,16 +177,16 @@ def test_float32_multipliers_change_few_quantized_values_of_a_convolution_by_one
         for operator, found, expected, _ in compared(with_dimensions_in_range(read(name)), seed)
         if operator.name in CONVOLUTIONS
     ]
-    moved, total, farthest = (column for column in zip(*results, strict=True))
+    shifted, total, farthest = (column for column in zip(*results, strict=True))
     assert max(farthest) <= 1
-    assert sum(moved) <= sum(total) * 1e-6
+    assert sum(shifted) <= sum(total) * 1e-6
 
 
 def test_the_mean_follows_the_hal(read: Callable[[str], bytes]) -> None:
-    ((operator, found, _, theirs),) = (each for each in compared(read(MOBILENET), 0) if each[0].name == "MEAN")
+    ((operator, found, _, litert),) = (each for each in compared(read(MOBILENET), 0) if each[0].name == "MEAN")
     file = tflite_file.read(read(MOBILENET))
     x, y = file.tensor(operator.inputs[0]), file.tensor(operator.outputs[0])
-    image = theirs.tensor(x.index).astype(np.float64)
+    image = litert.tensor(x.index).astype(np.float64)
     assert (x.scale, x.zero_point) == (y.scale, y.zero_point)
     # int8 values are computed as unsigned ones: the sum over the count, truncated.
     expected = np.trunc((image + 128).mean(axis=(1, 2))) - 128
@@ -194,16 +196,16 @@ def test_the_mean_follows_the_hal(read: Callable[[str], bytes]) -> None:
 def test_the_logits_differ_only_because_of_the_mean(read: Callable[[str], bytes], tflite_multipliers: None) -> None:
     content = read(MOBILENET)
     image = codes(0, (1, 3, 224, 224))
-    theirs = Theirs(content, keep_all=True)
-    (expected,), (found,) = theirs([image]), Ours(load(content))([image])
+    litert = Theirs(content, keep_all=True)
+    (expected,), (found,) = litert([image]), Ours(load(content))([image])
     file = tflite_file.read(content)
     layers = Layers(content)
     mean, connected = (next(o for o in layers.operators if o.name == name) for name in ("MEAN", "FULLY_CONNECTED"))
-    moved = layers.run(mean, theirs.tensor).reshape(-1).astype(int) - theirs.tensor(mean.outputs[0]).reshape(-1)
+    shifted = layers.run(mean, litert.tensor).reshape(-1).astype(int) - litert.tensor(mean.outputs[0]).reshape(-1)
     x, weights, y = (file.tensor(i) for i in (connected.inputs[0], connected.inputs[1], connected.outputs[0]))
     assert weights.data is not None
     filter = np.frombuffer(weights.data, np.int8).reshape(weights.shape).astype(int)
-    shift = filter @ moved * (x.scale * weights.scale / y.scale)
+    shift = filter @ shifted * (x.scale * weights.scale / y.scale)
     # Both sides round a second time, and clamp.
     assert np.all(np.abs(found.astype(int) - expected - shift) <= 2)
     assert np.abs(shift).max() > 0

@@ -1,6 +1,6 @@
 """Photos through the quantized MobileNet, preprocessed as MLTS does: classes and scores match LiteRT's.
 
-MLTS judges classification by the share of photos whose label is the best class (top 1), or one of the best five. A
+MLTS evaluates classification by the share of photos whose label is the best class (top 1), or one of the best five. A
 usual run takes every fifth photo; `pytest --all-photos` takes all 300.
 """
 
@@ -39,10 +39,10 @@ def numbers(request: pytest.FixtureRequest) -> range:
 def scores(folder: Path, numbers: range) -> tuple[Array, Array]:
     """The interpreter's scores and LiteRT's, each (photos, classes)."""
     content = (folder.parent / "mobilenet_v1_0.25_128_quant.tflite").read_bytes()
-    mine, theirs = ours(content), Theirs(content)
+    interpreted, litert = ours(content), Theirs(content)
     photos = [read_image(folder / f"image-{number}.jpeg", SHAPE, np.dtype(np.uint8)) for number in numbers]
-    return np.concatenate([mine([photo])[0] for photo in photos]), np.concatenate(
-        [theirs([photo])[0] for photo in photos]
+    return np.concatenate([interpreted([photo])[0] for photo in photos]), np.concatenate(
+        [litert([photo])[0] for photo in photos]
     )
 
 
@@ -61,8 +61,8 @@ def best(scores: Array, count: int) -> Array:
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_the_best_classes_of_photos_match_litert(scores: tuple[Array, Array], count: int) -> None:
-    mine, theirs = scores
-    np.testing.assert_array_equal(best(mine, count), best(theirs, count))
+    interpreted, litert = scores
+    np.testing.assert_array_equal(best(interpreted, count), best(litert, count))
 
 
 def test_every_score_matches_litert(scores: tuple[Array, Array]) -> None:
@@ -71,6 +71,6 @@ def test_every_score_matches_litert(scores: tuple[Array, Array]) -> None:
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_as_many_photos_are_recognized_as_by_litert(scores: tuple[Array, Array], truth: Array, count: int) -> None:
-    mine, theirs = (np.count_nonzero((best(s, count) == truth[:, np.newaxis]).any(axis=1)) for s in scores)
-    assert mine == theirs
-    assert mine > len(truth) / 4  # of 1,001 classes: the photos are preprocessed correctly
+    interpreted, litert = (np.count_nonzero((best(s, count) == truth[:, np.newaxis]).any(axis=1)) for s in scores)
+    assert interpreted == litert
+    assert interpreted > len(truth) / 4  # of 1,001 classes: the photos are preprocessed correctly

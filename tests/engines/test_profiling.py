@@ -141,10 +141,10 @@ def test_profiling_the_interpreter_does_not_change_its_results() -> None:
 def test_a_shape_that_comes_with_the_request_is_recorded() -> None:
     model = one_operation(OperationType.RESHAPE, [Operand(F32, (6,)), Operand(vector([1, 1])[0].type, (2,))], F32_2D)
     program = interpreter.prepare(model)
-    rooms: list[Any] = []
+    buffers: list[Any] = []
     execution = program.bind(
         [np.zeros(6, np.float32), np.int32([3, 2])],
-        [DynamicOutput(lambda shape: rooms.append(np.empty(shape, "f4")) or rooms[-1])],
+        [DynamicOutput(lambda shape: buffers.append(np.empty(shape, "f4")) or buffers[-1])],
     )
 
     profile = measure(program, execution, runs=1)

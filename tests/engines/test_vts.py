@@ -1,6 +1,6 @@
 """The HAL's test models in the interpreter: all of them, with the variants that AOSP derives.
 
-What passes is `nnfmq.conformance`'s to say, which has tests of its own; here every spec has to pass by it.
+`nnfmq.conformance`, which is tested elsewhere, decides whether a model passes. Here every spec must pass.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_TST_12_uint8_models_pass_as_int8_models_with_outputs_128_lower(spec: st
     assert not_passed(spec, variants.INT8_COUPLING) == []
 
 
-def refusal(model: Model) -> str:
+def validation_error(model: Model) -> str:
     try:
         validate_model(model)
     except InvalidArgument as error:
@@ -83,7 +83,7 @@ def test_N_VAL_20_models_with_unknown_shapes_at_subgraph_boundaries_are_rejected
     specs = [spec for spec in INDEX if spec.startswith("V1_3_cts_only/")]
     tests = [testmodels.read(line) for spec in specs for line in lines(spec)]
 
-    refused = [refusal(test.model).endswith("(N-VAL-20)") for test in tests]
+    refused = [validation_error(test.model).endswith("(N-VAL-20)") for test in tests]
     assert refused == [not test.must_fail for test in tests]
     assert (len(tests), sum(refused)) == (238, 232)
 

@@ -66,15 +66,15 @@ def test_the_model_is_as_accurate_as_the_tool_printed(
     kernel1, bias1, kernel2, bias2, dense, dense_bias = weights(loaded)
     x = digits["images"][..., None] / 16
     features = pooled(convolution(pooled(convolution(x, kernel1, bias1)), kernel2, bias2))
-    answers = (features.reshape(len(x), -1) @ dense.T + dense_bias).argmax(axis=1)
-    correct = int((answers == digits["labels"]).sum())
+    classes = (features.reshape(len(x), -1) @ dense.T + dense_bias).argmax(axis=1)
+    correct = int((classes == digits["labels"]).sum())
     assert correct == int(digits["correct_count"])
     assert correct >= 0.96 * len(x)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
 def test_the_digits_are_those_of_the_data_set(digits: dict[str, NDArray[np.uint8]]) -> None:
-    # In a process of its own: importing scikit-learn leaves threads of a second BLAS behind.
+    # In a separate process: importing scikit-learn leaves threads of a second BLAS behind.
     program = (
         "import sys, sklearn.datasets as d; s = d.load_digits(); n = -int(sys.argv[1]);"
         "sys.stdout.buffer.write(s.images[n:].astype('u1').tobytes() + s.target[n:].astype('u1').tobytes())"

@@ -1,4 +1,4 @@
-"""The bounded walk: what it refuses and where it says the fault is; and that our tables are the schema's."""
+"""The verifier's errors with path and offset, its bounded work, and the schema tables against the schema package."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_union_member_that_is_not_read_is_not_checked() -> None:
 
 
 def test_overlapping_tables_cannot_multiply_the_work() -> None:
-    # 100 entries refer to one table with a vector of 1,000 entries, in a file that has room for one of each.
+    # 100 entries refer to one table with a vector of 1,000 entries, in a file that has space for one of each.
     inner = Table("Inner", (Field(4, "leaves", Vector(LEAF)),))
     outer = Table("Outer", tuple(Field(4, f"inner{n}", Vector(Table(f"Inner{n}", inner.fields))) for n in range(100)))
     offsets = struct.pack("<100I", *(4 * (100 - n) + 8 for n in range(100)))
@@ -131,7 +131,7 @@ FLAG_BYTES = {"Int8": 1, "Uint8": 1, "Bool": 1, "Int32": 4, "Uint32": 4, "Float3
 
 
 @pytest.mark.parametrize(("table", "field"), FIELDS, ids=[f"{table}.{field.name}" for table, field in FIELDS])
-def test_each_field_lies_where_the_schema_package_reads_it(table: str, field: Field) -> None:
+def test_each_field_has_the_slot_that_the_schema_package_reads(table: str, field: Field) -> None:
     source = inspect.getsource(getattr(getattr(tflite, table), field.name))
     assert f"_tab.Offset({field.slot})" in source
     element = field.kind.element if isinstance(field.kind, Vector) else field.kind

@@ -1,4 +1,4 @@
-"""Every operator that the importer knows, in a file of its own: our result is that of LiteRT's reference kernels.
+"""Every operator that the importer knows, in a separate file: nnfmq's result is that of LiteRT's reference kernels.
 
 LiteRT is an optional dependency; without it these tests are skipped. Codes must be equal, floats nearly. Here the
 translation is under test; what the operations compute in all their types is in tests/operations. A few operators are
@@ -27,11 +27,11 @@ def test_every_operator_of_the_table_has_a_case() -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_imported_operator_is_litert_s(case: Case) -> None:
     content = case.content()
-    mine, theirs = ours(content), Theirs(content, optimized=case.optimized)
+    imported, litert = ours(content), Theirs(content, optimized=case.optimized)
     rng = np.random.default_rng(len(content))
     for _ in range(STEPS):  # operators with a state remember the steps before
         inputs = case.draw(rng)
-        for found, expected in zip(mine(inputs), theirs(inputs), strict=True):
+        for found, expected in zip(imported(inputs), litert(inputs), strict=True):
             tolerance = 1e-5 if expected.dtype == np.float32 else 0
             shaped = expected.reshape(expected.shape or (1,))
             np.testing.assert_allclose(found.astype(float), shaped, rtol=tolerance, atol=tolerance + case.codes_apart)

@@ -1,6 +1,6 @@
-"""Files that lie: whatever is cut or changed, `load` answers with a model or with InvalidArgument, soon and small.
+"""Corrupt and truncated files: `load` returns a model or raises InvalidArgument, in bounded time and memory.
 
-What loads is handed to validation as well, which may refuse it with InvalidArgument and with nothing else.
+Models that load are validated, too, which may raise InvalidArgument and nothing else.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def attempt(data: bytes) -> bool:
     return True
 
 
-def spoiled(data: bytes, rng: random.Random) -> bytes:
+def corrupted(data: bytes, rng: random.Random) -> bytes:
     """Return the file with one bit, one byte, or one aligned word changed."""
     changed = bytearray(data)
     at = rng.randrange(len(data))
@@ -79,7 +79,7 @@ def test_any_byte_may_be_wrong(make: Callable[[], bytes], change: int) -> None:
 def test_several_changes_at_random_places_do_no_harm(make: Callable[[], bytes]) -> None:
     data, rng = make(), random.Random(SEED)
     for _ in range(1000 if IS_DEEP else 300):
-        attempt(spoiled(spoiled(data, rng), rng))
+        attempt(corrupted(corrupted(data, rng), rng))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -88,15 +88,15 @@ def test_each_operator_s_options_and_arguments_may_be_wrong(case: Case) -> None:
     rng = random.Random(SEED)
     assert attempt(content)
     for _ in range(40 if IS_DEEP else 15):
-        attempt(spoiled(content, rng))
+        attempt(corrupted(content, rng))
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_a_spoiled_real_model_does_no_harm(data_dir: Path, name: str) -> None:
+def test_a_corrupted_real_model_does_no_harm(data_dir: Path, name: str) -> None:
     whole = (data_dir / "models" / name).read_bytes()
     rng = random.Random(SEED)
     for _ in range(30):
-        attempt(spoiled(whole, rng))
+        attempt(corrupted(whole, rng))
 
 
 @pytest.mark.parametrize("name", REAL)

@@ -92,7 +92,7 @@ def test_every_window_is_padded_same_and_every_hidden_convolution_is_clipped_at_
     models: dict[str, LoadedModel], name: str
 ) -> None:
     # v2's projections (the last 1x1 of each of its 17 bottlenecks) are linear, and so are the logits in both; in
-    # quantized files the clipping may lie in the output's range alone.
+    # quantized files the output's range alone may clip.
     model = models[name].model
     schemes = {constant(model, o) for o in arguments(model, Op.DEPTHWISE_CONV_2D, 3)}
     activations = Counter(int.from_bytes(constant(model, o), "little") for o in arguments(model, Op.CONV_2D, 6))
@@ -110,12 +110,12 @@ def test_weights_are_the_bytes_of_the_file_in_one_copy(
     buffers = [raw.Buffers(graph.Tensors(index).Buffer()) for index in range(graph.TensorsLength())]
     in_file = Counter(buffer.DataAsNumpy().tobytes() for buffer in buffers if buffer.DataLength())
     model = models[name].model
-    ours = Counter(
+    imported = Counter(
         constant(model, operand)
         for operand in model.main.operands
         if operand.lifetime == LifeTime.CONSTANT_COPY and operand.dimensions
     )
-    assert ours == in_file
+    assert imported == in_file
     total = sum(len(data) * count for data, count in in_file.items())
     assert total <= len(model.operand_values) < total + 1024
 

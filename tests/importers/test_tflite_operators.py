@@ -1,4 +1,4 @@
-"""Each operator's NNAPI form, and what is refused, on models of one operator."""
+"""Each operator's NNAPI form, and what is rejected, on models of one operator."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def strided(options: dict[str, int], rank: int = 2, value: int = 1) -> bytes:
 
 PER_CHANNEL = {"scales": [0.5, 0.5], "zero_points": [0, 0]}
 BYTES = {"scales": [0.5], "zero_points": [0]}
-REFUSED: list[tuple[str, bytes, str]] = [
+REJECTED: list[tuple[str, bytes, str]] = [
     ("an unknown operator", single("COS", [VECTOR, VECTOR]), r"operator 0 \(COS\) is not supported.*tensor 1 "),
     ("a custom operator", single("My_op", [VECTOR, VECTOR]), r"operator 0 \(CUSTOM 'My_op'\) is not supported"),
     ("a tensor type", single("RELU", [Tensor("x", (2,), "FLOAT64"), VECTOR]), r"tensor 0 \('x'\): tensor type FLOAT64"),
@@ -333,7 +333,7 @@ REFUSED: list[tuple[str, bytes, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("data", "message"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
+@pytest.mark.parametrize(("data", "message"), [r[1:] for r in REJECTED], ids=[r[0] for r in REJECTED])
 def test_unsupported_features_are_rejected_by_name(data: bytes, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         load(data)

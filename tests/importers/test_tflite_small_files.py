@@ -178,11 +178,11 @@ def computed_size(name: str) -> bytes:
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_size_that_a_file_computes_is_that_of_the_result_it_states(name: str) -> None:
     content = computed_size(name)
-    mine, theirs = ours(content), Theirs(content)
-    shapes = [info.shape for info in mine.loaded.inputs]
+    imported, litert = ours(content), Theirs(content)
+    shapes = [info.shape for info in imported.loaded.inputs]
     inputs = [np.zeros(shapes[0], np.int32), *(RNG.uniform(-1, 1, shape).astype(np.float32) for shape in shapes[1:])]
-    np.testing.assert_allclose(mine(inputs), theirs(inputs), rtol=1e-5, atol=1e-6)
-    assert Op.ADD not in [operation.type for operation in mine.loaded.model.main.operations]
+    np.testing.assert_allclose(imported(inputs), litert(inputs), rtol=1e-5, atol=1e-6)
+    assert Op.ADD not in [operation.type for operation in imported.loaded.model.main.operations]
 
 
 def test_operators_that_no_output_needs_are_dropped() -> None:

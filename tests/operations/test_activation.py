@@ -17,8 +17,10 @@ KINDS = {
 }
 
 
-def of_all_codes(code: OperationType, dtype: str, input: tuple[float, int], output: tuple[float, int]) -> Any:
-    """Return unsigned results for codes 0 to 255; zero points are those of uint8."""
+def of_all_quantized_values(
+    code: OperationType, dtype: str, input: tuple[float, int], output: tuple[float, int]
+) -> Any:
+    """Return unsigned results for the quantized values 0 to 255; zero points are those of uint8."""
     kind, zero = KINDS[dtype]
     codes = np.arange(256) + zero
     found = result_of(
@@ -43,7 +45,7 @@ def reals(scale: float, zero_point: int) -> Any:
 def test_a_sigmoid_of_quantized_values_is_the_rounded_real_one(
     code: OperationType, function: Any, steps: int, middle: int, scale: float, dtype: str
 ) -> None:
-    found = of_all_codes(code, dtype, (scale, 100), (1 / steps, middle))
+    found = of_all_quantized_values(code, dtype, (scale, 100), (1 / steps, middle))
 
     exact = np.clip(function(reals(scale, 100)) * steps + middle, 0, 255)
     assert np.abs(found - exact).max() < 0.51  # half a unit, and the error of the fixed-point polynomials
@@ -56,7 +58,7 @@ def test_a_sigmoid_of_quantized_values_is_the_rounded_real_one(
 def test_hard_swish_of_quantized_values_is_within_a_unit_of_the_real_one(
     scale: float, output_scale: float, dtype: str
 ) -> None:
-    found = of_all_codes(OperationType.HARD_SWISH, dtype, (scale, 100), (output_scale, 20))
+    found = of_all_quantized_values(OperationType.HARD_SWISH, dtype, (scale, 100), (output_scale, 20))
 
     x = reals(scale, 100)
     exact = np.clip(x * np.clip(x + 3, 0, 6) / 6 / output_scale + 20, 0, 255)

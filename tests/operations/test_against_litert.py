@@ -23,7 +23,7 @@ KINDS = {
     "uint8": (OperandType.TENSOR_QUANT8_ASYMM, 0),
     "int8": (OperandType.TENSOR_QUANT8_ASYMM_SIGNED, -128),
 }
-ALL_CODES = np.arange(256, dtype=np.uint8).reshape(4, 64)
+ALL_QUANTIZED_VALUES = np.arange(256, dtype=np.uint8).reshape(4, 64)
 
 
 class Draw:
@@ -48,14 +48,14 @@ class Draw:
 def test_a_function_of_quantized_values_is_litert_s(name: str, steps: int, middle: int, seed: int, dtype: str) -> None:
     draw = Draw(seed, dtype)
     scale = draw.scale(1e-3, 1)
-    input = tensor(ALL_CODES.view(dtype), dtype, scale, draw.zero_point())
+    input = tensor(ALL_QUANTIZED_VALUES.view(dtype), dtype, scale, draw.zero_point())
     free = (draw.scale(scale / 10, scale * 4), draw.zero_point())
     output = Operand(KINDS[dtype][0], (4, 64), *((1 / steps, middle + draw.lowest) if steps else free))
 
     found = result_of(OperationType[name], [input], output)
 
-    (theirs,) = by_litert(name, [input], [output])
-    np.testing.assert_array_equal(found, theirs, strict=True)
+    (expected,) = by_litert(name, [input], [output])
+    np.testing.assert_array_equal(found, expected, strict=True)
 
 
 @pytest.mark.parametrize("dtype", KINDS)
@@ -71,5 +71,5 @@ def test_a_function_of_two_codes_is_litert_s(name: str, seed: int, dtype: str) -
 
     found = result_of(OperationType[name], [first, second, *([0] if name != "PRELU" else [])], output)
 
-    (theirs,) = by_litert(name, [first, second], [output], f"{name.capitalize()}Options" if name != "PRELU" else "")
-    np.testing.assert_array_equal(found, theirs, strict=True)
+    (expected,) = by_litert(name, [first, second], [output], f"{name.capitalize()}Options" if name != "PRELU" else "")
+    np.testing.assert_array_equal(found, expected, strict=True)

@@ -28,7 +28,7 @@ def test_an_operation_is_onnx_runtime_s(name: str, dtype: str, build: Builder, s
 
 
 def test_onnx_runtime_brings_no_thread_and_opens_no_file() -> None:
-    """The import is long past here, before the first look of the fixture that compares; so in a process of its own."""
+    """This process has imported it before the fixture that compares looks first, so a separate process imports it."""
     look = "sorted(os.listdir('/proc/self/task')), sorted(os.listdir('/proc/self/fd'))"
     code = f"import os, numpy; before = {look}; import onnxruntime; raise SystemExit(before != ({look}))"
 

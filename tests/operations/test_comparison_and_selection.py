@@ -22,7 +22,7 @@ COMPARISONS = [  # below, equal, above
 
 @pytest.mark.parametrize(("code", "expected"), COMPARISONS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
-def test_numbers_are_compared_as_they_are(code: OperationType, expected: list[int], dtype: str) -> None:
+def test_numbers_are_compared_unconverted(code: OperationType, expected: list[int], dtype: str) -> None:
     found = result_of(code, [tensor([-2, 3, 4], dtype), tensor([3], dtype)], Operand(B8))
 
     assert found.tolist() == expected

@@ -79,26 +79,26 @@ TRANSPOSED = [
 IMAGE_SHAPE, GROUPED_FILTER, TRANSPOSED_FILTER = (2, 5, 6, 8), 8, (3, 3, 2, 8)
 
 
-def case(code: OperationType, geometry: Any) -> tuple[tuple[int, ...], Any, list[tuple[Operand, Array]]]:
+def case(code: OperationType, window: Any) -> tuple[tuple[int, ...], Any, list[tuple[Operand, Array]]]:
     """Return the filter's shape, the definition and the arguments after the bias."""
     if code == OperationType.GROUPED_CONV_2D:
-        groups, stride, padding = geometry
+        groups, stride, padding = window
         shape = (GROUPED_FILTER, 3, 2, IMAGE_SHAPE[3] // groups)
         arguments = [*i32(*padding, *stride, groups, 0), layout()]
         return shape, lambda image, filter: grouped(image, filter, groups, stride, padding), arguments
-    stride, padding = geometry
+    stride, padding = window
     arguments = [*i32(*padding, *stride, 0), layout()]
     return TRANSPOSED_FILTER, lambda image, filter: transposed(image, filter, stride, padding), arguments
 
 
-CASES: list[tuple[OperationType, Any]] = [(OperationType.GROUPED_CONV_2D, geometry) for geometry in GROUPED]
-CASES += [(OperationType.TRANSPOSE_CONV_2D, geometry) for geometry in TRANSPOSED]
+CASES: list[tuple[OperationType, Any]] = [(OperationType.GROUPED_CONV_2D, window) for window in GROUPED]
+CASES += [(OperationType.TRANSPOSE_CONV_2D, window) for window in TRANSPOSED]
 
 
-@pytest.mark.parametrize(("code", "geometry"), CASES)
-def test_a_float_convolution_is_its_definition(code: OperationType, geometry: Any) -> None:
+@pytest.mark.parametrize(("code", "window"), CASES)
+def test_a_float_convolution_is_its_definition(code: OperationType, window: Any) -> None:
     rng = np.random.default_rng(1)
-    shape, definition, rest = case(code, geometry)
+    shape, definition, rest = case(code, window)
     image, filter = rng.standard_normal(IMAGE_SHAPE), rng.standard_normal(shape)
     bias = rng.standard_normal(shape[0])
 
@@ -109,13 +109,13 @@ def test_a_float_convolution_is_its_definition(code: OperationType, geometry: An
 
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("kind", CODES)
-@pytest.mark.parametrize(("code", "geometry"), CASES)
+@pytest.mark.parametrize(("code", "window"), CASES)
 def test_a_quantized_convolution_is_its_definition(
-    code: OperationType, geometry: Any, kind: OperandType, per_channel: bool
+    code: OperationType, window: Any, kind: OperandType, per_channel: bool
 ) -> None:
     rng, (dtype, zero_point) = np.random.default_rng(2), CODES[kind]
     info = np.iinfo(dtype)
-    shape, definition, rest = case(code, geometry)
+    shape, definition, rest = case(code, window)
     image = rng.integers(info.min, info.max + 1, IMAGE_SHAPE).astype(dtype)
     scales = [0.5 / (k + 1) for k in range(shape[0])] if per_channel else [0.5]
     weights = rng.integers(-127, 128, shape)

@@ -65,11 +65,13 @@ def test_a_vector_of_zeros_stays_zero_when_normalized() -> None:
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_quantized_norm_is_the_real_one_to_the_nearest_code(axis: int) -> None:
     codes = np.random.default_rng(2).integers(0, 256, (9, 11)).astype(np.uint8)
-    centred = codes.astype(np.float64) - 100
+    without_zero_point = codes.astype(np.float64) - 100
 
     (found,) = executed(L2, [(Operand(UINT8, (), 0.1, 100), codes), integer(axis)], [Operand(UINT8, (), 1 / 128, 128)])
 
-    expected = np.clip(128 * centred / np.linalg.norm(centred, axis=axis, keepdims=True) + 128, 0, 255)
+    expected = np.clip(
+        128 * without_zero_point / np.linalg.norm(without_zero_point, axis=axis, keepdims=True) + 128, 0, 255
+    )
     assert np.abs(found - expected).max() <= 0.5 + 2**-5  # rounded twice, the second time by a few bits
 
 

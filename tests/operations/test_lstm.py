@@ -128,7 +128,7 @@ def test_the_overload_of_1_0_has_no_layer_normalization_and_needs_level_1() -> N
     close(use.run()[3], defined(cell, x, state)[0][0])
 
 
-def test_a_projection_bias_may_be_left_out() -> None:
+def test_a_projection_bias_may_be_omitted() -> None:
     rng = np.random.default_rng(1)
     variant = frozenset(["projection"])
     cell, state, x = cell_values(rng, variant) | {"projection_bias": None}, states(rng, variant), steps(rng)[:1]

@@ -173,7 +173,7 @@ def test_the_largest_codes_are_those_of_the_type() -> None:
     assert topk(np.array([-56, 100], np.int8), 1, Operand(INT8, (), 1.0, 0))[0] == [100]
 
 
-def test_topk_of_more_rows_than_are_sorted_at_once() -> None:
+def test_topk_of_more_rows_than_are_sorted_together() -> None:
     rows = np.random.default_rng(0).integers(0, 1000, (4, 100_000)).astype(np.int32)
     values, indices = topk(rows, 2, ANY_I32)
 

@@ -22,7 +22,7 @@ def drawn(logits: Any, samples: int, seeds: tuple[int, int], dtype: str = "float
 
 
 def test_philox_gives_the_published_words_for_a_key_and_counter_of_0() -> None:
-    # Random123's known answers, philox4x32 with 10 rounds
+    # Random123's known results, philox4x32 with 10 rounds
     assert philox(1, 0, 0).tolist() == [[0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]]
 
 

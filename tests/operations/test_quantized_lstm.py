@@ -164,7 +164,7 @@ def test_a_zero_point_of_the_hidden_state_cancels_out_in_the_projection(zero_poi
     np.testing.assert_allclose(moved.run()[0], plain.run()[0], atol=plain.output[0])
 
 
-def test_a_projection_bias_may_be_left_out() -> None:
+def test_a_projection_bias_may_be_omitted() -> None:
     example = Example(frozenset(["projection"]))
     example.values["projection_bias"] = None
 

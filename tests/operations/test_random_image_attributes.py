@@ -1,4 +1,4 @@
-"""Examples of operations on images and boxes with random arguments spoilt: refused or computed, never anything else.
+"""Examples of operations on images and boxes with random arguments mutated: rejected or computed, never anything else.
 
 Whatever a client sends ends in an error of the HAL or in outputs of a legal shape.
 """
@@ -25,21 +25,21 @@ REALS = st.sampled_from([0.0, 1.0, -1.0, 0.5, 100.0, 1e-38, 3e38, float("nan"), 
 SCALES = st.sampled_from([1e-30, 0.125, 0.25, 1.0, 1e30])
 
 
-def spoilt_value(draw: Any, array: npt.NDArray[Any]) -> Any:
+def mutated_value(draw: Any, array: npt.NDArray[Any]) -> Any:
     if array.dtype.kind == "f":
         return draw(REALS)
     info = np.iinfo(array.dtype)
     return min(max(draw(INTEGERS), int(info.min)), int(info.max))
 
 
-def spoilt(draw: Any, operand: Operand, array: npt.NDArray[Any]) -> Argument:
+def mutated(draw: Any, operand: Operand, array: npt.NDArray[Any]) -> Argument:
     """Return the argument with a value, an extent, its rank or its scale changed."""
     if is_scalar(operand.type):
-        return operand, np.array(spoilt_value(draw, array)).astype(array.dtype)
+        return operand, np.array(mutated_value(draw, array)).astype(array.dtype)
     how = draw(st.sampled_from(("value", "extent", "rank", "scale")))
     if how == "value" and array.size:
         changed = array.copy()
-        changed.reshape(-1)[draw(st.integers(0, array.size - 1))] = spoilt_value(draw, array)
+        changed.reshape(-1)[draw(st.integers(0, array.size - 1))] = mutated_value(draw, array)
         return operand, changed
     if how == "scale":
         return (replace(operand, scale=draw(SCALES)) if operand.scale else operand), array
@@ -55,18 +55,18 @@ def spoilt(draw: Any, operand: Operand, array: npt.NDArray[Any]) -> Argument:
 
 
 @st.composite
-def spoilt_examples(draw: Any) -> tuple[Any, list[Argument], list[Operand], bool]:
+def mutated_examples(draw: Any) -> tuple[Any, list[Argument], list[Operand], bool]:
     declaration, overload, variant, nchw = draw(st.sampled_from([case.values for case in CASES]))
     arguments = arguments_of(declaration, overload, variant, nchw)
     for position in draw(st.lists(st.integers(0, len(arguments) - 1), min_size=1, max_size=3)):
-        arguments[position] = spoilt(draw, *arguments[position])
+        arguments[position] = mutated(draw, *arguments[position])
     return declaration.code, arguments, outputs_of(declaration, variant), draw(st.booleans())
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # spoilt values of float16
-@given(spoilt_examples())
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # mutated values of float16
+@given(mutated_examples())
 @settings(max_examples=400, deadline=None, derandomize=not IS_DEEP)  # the deep run searches at random
-def test_spoilt_arguments_are_rejected_or_computed(example: tuple[Any, list[Argument], list[Operand], bool]) -> None:
+def test_mutated_arguments_are_rejected_or_computed(example: tuple[Any, list[Argument], list[Operand], bool]) -> None:
     code, arguments, outputs, unknown = example
     try:
         found = executed(code, arguments, outputs, unknown=unknown)
@@ -76,7 +76,7 @@ def test_spoilt_arguments_are_rejected_or_computed(example: tuple[Any, list[Argu
     assert len(found) == len(outputs)
 
 
-def test_spoilt_arguments_include_every_kind_of_operand() -> None:
+def test_mutated_arguments_include_every_kind_of_operand() -> None:
     kinds = {operand.type for case in CASES for operand, _ in arguments_of(*case.values)}
 
     assert {OperandType.TENSOR_QUANT16_ASYMM, OperandType.TENSOR_QUANT16_SYMM, OperandType.BOOL} <= kinds

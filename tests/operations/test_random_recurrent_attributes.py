@@ -1,4 +1,4 @@
-"""Examples of the recurrent operations with random arguments spoilt: refused or computed, never anything else."""
+"""Examples of the recurrent operations with random arguments mutated: rejected or computed, never anything else."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def legal_value(parameter: Parameter, variant: Variant, code: OperationType) -> 
     return np.ones(shape, NUMPY_TYPES[type_of(parameter, variant)])
 
 
-def spoilt_value(draw: Any, parameter: Parameter, legal: Any) -> Any:
-    """Return another number, in another shape where the parameter is a tensor; or nothing, where it is optional."""
+def mutated_value(draw: Any, parameter: Parameter, legal: Any) -> Any:
+    """Return another number, in another shape if the parameter is a tensor, or None if it is optional."""
     if parameter.optional and draw(st.booleans()):
         return None
     number = draw(NUMBERS)
@@ -77,7 +77,7 @@ def spoilt_value(draw: Any, parameter: Parameter, legal: Any) -> Any:
 
 
 def use_of(code: OperationType, variant: Variant, count: int, draw: Any = None) -> Use:
-    """Return an example whose numbers are all 1; with `draw`, up to three arguments are spoilt."""
+    """Return an example whose numbers are all 1; with `draw`, up to three arguments are mutated."""
     parameters = REGISTRY[code].overloads[0].parameters
     values = {p.name: legal_value(p, variant, code) for p in parameters}
     places: dict[str, tuple[float, int]] = dict(QUANTIZATIONS.get(code, {}))
@@ -85,14 +85,14 @@ def use_of(code: OperationType, variant: Variant, count: int, draw: Any = None) 
     if draw is not None:
         known = draw(st.booleans())
         for parameter in draw(st.lists(st.sampled_from(parameters), max_size=3)):
-            values[parameter.name] = spoilt_value(draw, parameter, legal_value(parameter, variant, code))
+            values[parameter.name] = mutated_value(draw, parameter, legal_value(parameter, variant, code))
             if type_of(parameter, variant).name in places and draw(st.booleans()):
                 places[parameter.name] = (draw(SCALES), 0)
     return Use(code, values, count, first_type=variant.types["T"], quantization=places, known=known)
 
 
 @st.composite
-def spoilt_uses(draw: Any) -> Use:
+def mutated_uses(draw: Any) -> Use:
     code, variant, _ = draw(st.sampled_from(EXAMPLES))
     declaration = REGISTRY[code]
     return use_of(
@@ -100,10 +100,10 @@ def spoilt_uses(draw: Any) -> Use:
     )
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # spoilt values of float16
-@given(spoilt_uses())
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # mutated values of float16
+@given(mutated_uses())
 @settings(max_examples=400, deadline=None, derandomize=not IS_DEEP)  # the deep run searches at random
-def test_spoilt_arguments_are_rejected_or_computed(use: Use) -> None:
+def test_mutated_arguments_are_rejected_or_computed(use: Use) -> None:
     try:
         found = use.run()
     except NnfmqError:
@@ -113,5 +113,5 @@ def test_spoilt_arguments_are_rejected_or_computed(use: Use) -> None:
 
 
 @pytest.mark.parametrize(("code", "variant", "count"), EXAMPLES)
-def test_the_examples_are_legal_before_they_are_spoilt(code: OperationType, variant: Variant, count: int) -> None:
+def test_the_examples_are_legal_before_they_are_mutated(code: OperationType, variant: Variant, count: int) -> None:
     assert len(use_of(code, variant, count).run()) == count

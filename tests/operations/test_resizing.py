@@ -1,4 +1,4 @@
-"""Resized images: by definition, pixel by pixel in float32, and where the limits of the definition lie."""
+"""Resized images: by definition, pixel by pixel in float32, and at the limits of the definition."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ def scale(size: int, new: int, align: bool) -> np.float32:
     return np.float32(size - 1) / np.float32(new - 1) if align and new > 1 else np.float32(size) / np.float32(new)
 
 
-def taps(position: int, size: int, new: int, align: bool, centred: bool) -> list[tuple[int, np.float32]]:
+def taps(position: int, size: int, new: int, align: bool, centered: bool) -> list[tuple[int, np.float32]]:
     """Return the two input positions for an output position, with their weights."""
     step, place = scale(size, new, align), np.float32(position)
-    real = (place + half) * step - half if centred else place * step
+    real = (place + half) * step - half if centered else place * step
     lower, upper = max(math.floor(real), 0), min(math.ceil(real), size - 1)
     part = real - np.float32(lower)
     return [(lower, one - part), (upper, part)]
 
 
-def bilinear(image: Array, rows: int, columns: int, align: bool, centred: bool) -> Array:
+def bilinear(image: Array, rows: int, columns: int, align: bool, centered: bool) -> Array:
     """Interpolate in float32; products and sums in the order of the reference."""
     result = np.empty((image.shape[0], rows, columns, image.shape[3]), np.float32)
     for y, x in itertools.product(range(rows), range(columns)):
-        vertical = taps(y, image.shape[1], rows, align, centred)
-        horizontal = taps(x, image.shape[2], columns, align, centred)
+        vertical = taps(y, image.shape[1], rows, align, centered)
+        horizontal = taps(x, image.shape[2], columns, align, centered)
         terms = [image[:, i, j].astype(np.float32) * a * b for j, b in horizontal for i, a in vertical]
         result[:, y, x] = ((terms[0] + terms[1]) + terms[2]) + terms[3]
     return result
 
 
-def nearest(size: int, new: int, align: bool, centred: bool) -> list[int]:
+def nearest(size: int, new: int, align: bool, centered: bool) -> list[int]:
     step, found = scale(size, new, align), []
     for position in range(new):
-        real = float((np.float32(position) + (half if centred else np.float32(0))) * step)
+        real = float((np.float32(position) + (half if centered else np.float32(0))) * step)
         found.append(min(math.floor(real + 0.5) if align else math.floor(real), size - 1))
     return found
 
 
-def arguments(image: Any, rows: float, columns: float, align: bool, centred: bool) -> list[Any]:
-    return [image, columns, rows, False, align, centred]
+def arguments(image: Any, rows: float, columns: float, align: bool, centered: bool) -> list[Any]:
+    return [image, columns, rows, False, align, centered]
 
 
 @pytest.mark.parametrize("flags", FLAGS)

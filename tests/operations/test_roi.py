@@ -1,4 +1,4 @@
-"""ROI_ALIGN, ROI_POOLING and HEATMAP_MAX_KEYPOINT against loops over their definitions, and what they refuse."""
+"""ROI_ALIGN, ROI_POOLING and HEATMAP_MAX_KEYPOINT against loops over their definitions, and their errors."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_an_operation_is_litert_s(name: str, dtype: str, build: Builder, seed: i
 def test_a_listed_difference_is_there_and_no_larger(name: str, dtype: str, build: Builder) -> None:
     found = [pair for seed in MANY_SEEDS for pair in pairs(build(Draw(name, seed, dtype)))]
 
-    apart = max(int(np.abs(ours.astype(np.int64) - theirs).max()) for ours, theirs in found)
+    apart = max(int(np.abs(reference.astype(np.int64) - tflite).max()) for reference, tflite in found)
 
     assert apart > 0
     assert apart <= (DIFFERENCES[name, dtype].most or apart)

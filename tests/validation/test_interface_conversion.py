@@ -1,4 +1,4 @@
-"""compliant_with and convert_to between feature levels (REQUIREMENTS section 0 "Two dialects", 2, N-VAL-21)."""
+"""compliant_with and convert_to between feature levels (REQUIREMENTS sections 0 and 2, N-VAL-21)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HAL's own test models, spoilt in every way in which its test suite spoils them: each is refused.
+"""The HAL's test models, with every mutation that its test suite makes: each is rejected.
 
 The ordinary run takes a model for each operation, argument count and combination of types, and of the 50,000 replaced
 types of arguments (N-MOD-10) every fourth; the deep tier takes all.
@@ -26,7 +26,7 @@ SPECS = sorted(json.loads((FOLDER / "index.json").read_text())) if FOLDER.is_dir
 
 
 def accepted(name: str, model: Model, *rules: str, first: int = 0, step: int = 1) -> Iterator[str]:
-    """Yield what passes of (some) spoilt forms of a legal model. An exception of any other kind ends the test."""
+    """Yield the mutations of a legal model, all or some, that validation accepts. Other exceptions end the test."""
     validate_model(model, allow_unspecified_boundaries=True)
     for mutant in islice(mutants(model, *rules), first, None, step):
         try:
@@ -37,7 +37,7 @@ def accepted(name: str, model: Model, *rules: str, first: int = 0, step: int = 1
 
 
 @pytest.mark.parametrize("rule", FAMILIES)
-def test_every_operation_spoilt_as_the_hal_s_suite_spoils_it_is_rejected(rule: str, data_dir: Path) -> None:
+def test_every_operation_mutated_as_in_the_hal_s_suite_is_rejected(rule: str, data_dir: Path) -> None:
     step = 4 if rule == "N-MOD-10" else 1
     found = [
         what
@@ -50,15 +50,15 @@ def test_every_operation_spoilt_as_the_hal_s_suite_spoils_it_is_rejected(rule: s
 
 @pytest.mark.deep
 @pytest.mark.parametrize("spec", SPECS)
-def test_N_MOD_1_to_20_every_test_model_spoilt_as_the_hal_s_suite_spoils_it_is_rejected(spec: str) -> None:
+def test_N_MOD_1_to_20_every_test_model_mutated_as_in_the_hal_s_suite_is_rejected(spec: str) -> None:
     tests = [testmodels.read(line) for _, line in testmodels.lines(FOLDER / f"{spec}.jsonl.gz")]
-    found = [what for test in tests if not is_refused(test) for what in accepted(test.name, test.model)]
+    found = [what for test in tests if not is_rejected(test) for what in accepted(test.name, test.model)]
 
     assert found == []
 
 
-def is_refused(test: testmodels.TestModel) -> bool:
-    """Return True for a model that is spoilt already; the vectors say so, too."""
+def is_rejected(test: testmodels.TestModel) -> bool:
+    """Return True for a model that is invalid unchanged; the test model must be marked so."""
     try:
         validate_model(test.model, allow_unspecified_boundaries=True)
     except InvalidArgument:
@@ -67,14 +67,14 @@ def is_refused(test: testmodels.TestModel) -> bool:
     return False
 
 
-def test_the_chosen_models_have_every_operation_and_are_spoilt_in_every_way(data_dir: Path) -> None:
+def test_the_chosen_models_have_every_operation_and_every_mutation(data_dir: Path) -> None:
     operations = set().union(*(testmodels.operation_types(test.line) for test in one_of_each()))
 
     assert operations == set(REGISTRY)
     assert {mutant.rule for test in one_of_each()[::10] for mutant in mutants(test.model)} == set(FAMILIES)
 
 
-def test_a_spoilt_model_differs_from_the_legal_one_which_stays_as_it_was() -> None:
+def test_a_mutated_model_differs_from_the_legal_one_which_stays_as_it_was() -> None:
     model = two_adds()
     found = list(mutants(model))
 
@@ -83,7 +83,7 @@ def test_a_spoilt_model_differs_from_the_legal_one_which_stays_as_it_was() -> No
     assert {mutant.rule for mutant in found} == set(FAMILIES)
 
 
-def test_N_MOD_10_where_a_type_is_replaced_the_operand_by_itself_stays_legal() -> None:
+def test_N_MOD_10_if_a_type_is_replaced_the_operand_by_itself_stays_legal() -> None:
     for mutant in mutants(two_adds(), "N-MOD-10"):
         with pytest.raises(
             InvalidArgument, match=r"\(ADD\): .*\(S[24]\)$|\(N-VAL-1\)$"

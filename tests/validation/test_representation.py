@@ -107,7 +107,7 @@ def two_sums(order: tuple[int, int, int]) -> Model:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)])
-def test_MOD_2_operations_stand_in_any_order_in_which_every_read_comes_after_its_write(order: Any) -> None:
+def test_MOD_2_operations_may_have_any_order_in_which_every_read_comes_after_its_write(order: Any) -> None:
     validate_model(two_sums(order))
 
     assert outputs_of(two_sums(order), REALS) == [4, 8]
@@ -180,7 +180,7 @@ def test_MOD_6_bytes_besides_are_an_extension_type_s() -> None:
 
 
 def added(count: int) -> Model:
-    """Return x + 0, 1, 2, ...: a constant that lies in the model."""
+    """Return x + 0, 1, 2, ...: a constant whose data is in the model."""
     tensor = Operand(F32, (count,))
     data = np.arange(count, dtype=np.float32).tobytes()
     return one_operation(ADD, [tensor, (tensor, data), 0], tensor)

@@ -160,7 +160,7 @@ def test_N_RQX_13_outputs_over_each_other_are_rejected() -> None:
 
 
 def in_buffer(token: int, place: DataLocation = DataLocation(2), **fields: Any) -> Request:  # noqa: B008  frozen
-    """Return the good request with its first input in a buffer of the driver's."""
+    """Return the good request with its first input in a driver-managed buffer."""
     return replace(with_first_input(RequestArgument(location=place, **fields)), pools=(*GOOD.pools, BufferToken(token)))
 
 

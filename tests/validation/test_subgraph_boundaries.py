@@ -186,18 +186,18 @@ def test_N_VAL_18_a_branch_that_gives_more_operands_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine", "theirs"),
+    ("outer", "inner"),
     [
         ({"scale": 1.0}, {"scale": 2.0}),
         ({"scale": 1.0, "zero_point": 3}, {"scale": 1.0, "zero_point": 4}),
     ],
 )
-def test_CF_7_quantization_at_a_boundary_must_be_the_same(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
-    model = with_operand(branching(), 3, type=Q8, **mine)
-    same = _reshaped(_reshaped(model, 0, 0, {"type": Q8, **mine}), 1, 0, {"type": Q8, **mine})
+def test_CF_7_quantization_at_a_boundary_must_be_the_same(outer: dict[str, Any], inner: dict[str, Any]) -> None:
+    model = with_operand(branching(), 3, type=Q8, **outer)
+    same = _reshaped(_reshaped(model, 0, 0, {"type": Q8, **outer}), 1, 0, {"type": Q8, **outer})
 
     assert validate_model(same) == 4
-    rejected(_reshaped(same, 1, 0, theirs), "N-VAL-18")
+    rejected(_reshaped(same, 1, 0, inner), "N-VAL-18")
 
 
 def test_CF_7_scales_of_channels_at_a_boundary_must_be_the_same() -> None:

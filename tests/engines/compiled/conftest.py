@@ -103,15 +103,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
         if isinstance(item, pytest.Function) and "instruction_set" in parameters_of(item):
             function = item.location[0] + item.originalname, parameters_of(item)["instruction_set"]
             cases.setdefault(function, []).append(item)
-    left_out = set[pytest.Item]()
+    deselected = set[pytest.Item]()
     for (function, name), all_of_it in cases.items():
         if name in ("host", *_OWN_SETS.values()):
-            left_out.update(without_new_pairs(all_of_it))
+            deselected.update(without_new_pairs(all_of_it))
         elif "vectors" in function:  # those take a minute
-            left_out.update(all_of_it)
+            deselected.update(all_of_it)
         else:
-            left_out.update(item for number, item in enumerate(all_of_it) if number % _EVERY)
-    items[:] = [item for item in items if item not in left_out]
+            deselected.update(item for number, item in enumerate(all_of_it) if number % _EVERY)
+    items[:] = [item for item in items if item not in deselected]
 
 
 def parameters_of(item: pytest.Function) -> dict[str, Any]:

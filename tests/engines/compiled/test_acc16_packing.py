@@ -138,7 +138,7 @@ def test_group_lists_have_all_weights(k: int, deviation: int) -> None:
     assert groups >= np.pad(weights, [(0, 0)] * 3 + [(0, -k % 8)]).reshape(3, 16, -1, 8).any(axis=(1, 3)).sum()
 
 
-def test_a_group_is_listed_once_per_term_of_any_channel() -> None:
+def test_a_group_has_one_entry_per_term_of_any_channel() -> None:
     panel = np.ones((16, 1, 24), np.int16)
     assert group_list_length(panel) == 3
     panel[5, 0, 9] = 127  # 130 with the rest of its four

@@ -132,21 +132,21 @@ def test_int32_quotients_match_the_interpreter() -> None:
     inputs = [values.reshape(14, 1), values.reshape(1, 14)]
     compiled, reference = prepare(model), interpreter.prepare(model)
     with np.errstate(all="ignore"):
-        ours, expected = (outputs_of(program, model, inputs)[0] for program in (compiled, reference))
+        found, expected = (outputs_of(program, model, inputs)[0] for program in (compiled, reference))
 
     assert compiled.compiled_ops == {0}
-    np.testing.assert_array_equal(ours, expected)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_powers_match_the_interpreter() -> None:
     model = pair("POW", "float", ((300, 1), (1, 9)))
     bases = np.random.default_rng(5).uniform(0.01, 50, (300, 1)).astype(np.float32)
     exponents = np.float32([[0, 1, -1, 0.5, 2, -3.3, 7, 1e-3, -0.0]])
-    ours, expected = (
+    found, expected = (
         outputs_of(engine(model), model, [bases, exponents])[0] for engine in (prepare, interpreter.prepare)
     )
 
-    np.testing.assert_allclose(ours, expected, rtol=1e-6)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 41), (2, 9000)])
@@ -217,9 +217,9 @@ def test_pairs_of_special_floats_match_the_interpreter(code: str) -> None:
     model = pair(code, "float", ((16, 1), (1, 16)), *rest, out=out)
     inputs = [values.reshape(16, 1), values.reshape(1, 16)]
     with np.errstate(all="ignore"):
-        ours, expected = (outputs_of(engine(model), model, inputs)[0] for engine in (prepare, interpreter.prepare))
+        found, expected = (outputs_of(engine(model), model, inputs)[0] for engine in (prepare, interpreter.prepare))
 
-    np.testing.assert_array_equal(ours, expected)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("code", EXACT)
@@ -228,10 +228,10 @@ def test_exact_float_functions_match_the_interpreter(code: str) -> None:
     model = of_floats(code, values)
     compiled, reference = prepare(model), interpreter.prepare(model)
     with np.errstate(all="ignore"):
-        ours, expected = (outputs_of(program, model, [values])[0] for program in (compiled, reference))
+        found, expected = (outputs_of(program, model, [values])[0] for program in (compiled, reference))
 
     assert compiled.compiled_ops == {0}
-    np.testing.assert_array_equal(ours, expected)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("quantize", [(0.031, 77), (1.3, 0), (0.0009, 255)])
@@ -246,18 +246,18 @@ def test_quantization_of_floats_matches_the_interpreter(kind: str, quantize: tup
     source, out = tensor("float", values.shape), tensor(kind, values.shape, *quantize)
     model = one_operation(OperationType.QUANTIZE, [source], out)
     with np.errstate(all="ignore"):
-        ours, expected = (outputs_of(engine(model), model, [values])[0] for engine in (prepare, interpreter.prepare))
+        found, expected = (outputs_of(engine(model), model, [values])[0] for engine in (prepare, interpreter.prepare))
 
-    np.testing.assert_array_equal(ours, expected)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("out", ["int32", "uint8"])
 def test_casts_of_floats_match_the_interpreter(out: str) -> None:
     values = np.float32([*SPECIAL, 255.5, 256, -0.99, 2**31, -(2**31), 2147483520, -3e9])
     model = one_operation(OperationType.CAST, [tensor("float", values.shape)], tensor(out, values.shape))
-    ours, expected = (outputs_of(engine(model), model, [values])[0] for engine in (prepare, interpreter.prepare))
+    found, expected = (outputs_of(engine(model), model, [values])[0] for engine in (prepare, interpreter.prepare))
 
-    np.testing.assert_array_equal(ours, expected)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("shape", [(256,), (3, 1001), (7,), (1, 130, 130, 1)])
@@ -275,6 +275,6 @@ def test_functions_of_quantized_values_match_the_interpreter(code: str, kind: st
 def test_int32_functions_wrap_around_as_the_interpreter_does(code: str) -> None:
     values = np.array([0, 1, -1, 2**31 - 1, -(2**31), 12345, -9], np.int32)
     model = one_operation(OperationType[code], [tensor("int32", (7,))], tensor("int32", (7,)))
-    ours, expected = (outputs_of(engine(model), model, [values])[0] for engine in (prepare, interpreter.prepare))
+    found, expected = (outputs_of(engine(model), model, [values])[0] for engine in (prepare, interpreter.prepare))
 
-    np.testing.assert_array_equal(ours, expected)
+    np.testing.assert_array_equal(found, expected)

@@ -115,12 +115,12 @@ def test_the_progress_callback_may_end_the_compilation() -> None:
 
 
 def test_saved_object_code_is_used_and_nothing_is_compiled_again() -> None:
-    def refused(*_: object) -> list[bytes]:
+    def unexpected_compile(*_: object) -> list[bytes]:
         pytest.fail("it is compiled again")
 
     model = relu_model((5, 7))
     first = prepare(model)
-    again = prepare(model, first.prepacked, refused)
+    again = prepare(model, first.prepacked, unexpected_compile)
     inputs = random_inputs(model, 3)
     expected = outputs_of(interpreter.prepare(model), model, inputs)
     assert again.compiled_ops == {0}

@@ -61,7 +61,7 @@ def test_layout_conversions_belong_to_the_operation_that_needs_them() -> None:
 
 
 @pytest.mark.parametrize("name", ["digits.tflite", "digits_quant.tflite"])
-def test_launches_one_by_one_return_the_results_of_a_run(name: str) -> None:
+def test_single_launches_return_the_results_of_a_run(name: str) -> None:
     model = digits(name)
     program, inputs = prepare(model), random_inputs(digits(name), 3)
     (expected,) = outputs_of(program, model, inputs)

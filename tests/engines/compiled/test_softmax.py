@@ -87,18 +87,18 @@ def test_l2_normalization_of_short_slices_matches_the_interpreter(code: OperandT
     codes = (rows * [1, 1, 1, -1, 1, 1, 1] + 100 + least).astype(np.int8 if code == Q8S else np.uint8)
     source, out = Operand(code, codes.shape, 0.3, 100 + least), Operand(code, codes.shape, 1 / 128, 128 + least)
     model = one_operation(OperationType.L2_NORMALIZATION, [source, 1], out)
-    ours, expected = (outputs_of(engine(model), model, [codes])[0] for engine in ENGINES)
+    found, expected = (outputs_of(engine(model), model, [codes])[0] for engine in ENGINES)
 
-    np.testing.assert_array_equal(ours, expected)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("values", [[0.0, -0.0, 0.0], [1e-9, 0.0, 0.0], [np.nan, 1.0, 2.0], [3e38, 3e38, 1.0]])
 def test_l2_normalization_of_special_floats_matches_the_interpreter(values: list[float]) -> None:
     model = one_operation(OperationType.L2_NORMALIZATION, [Operand(F32, (1, 3)), 1], Operand(F32, (1, 3)))
     with np.errstate(all="ignore"):
-        ours, expected = (outputs_of(engine(model), model, [np.float32([values])])[0] for engine in ENGINES)
+        found, expected = (outputs_of(engine(model), model, [np.float32([values])])[0] for engine in ENGINES)
 
-    np.testing.assert_allclose(ours, expected, rtol=1e-6)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 INDEXED = {
@@ -125,9 +125,9 @@ def test_the_first_of_equal_floats_or_of_nans_is_the_result(code: OperationType)
     rows[0], rows[1, 5:], rows[2, [9, 20]], rows[3, [30, 36]] = np.inf, -0.0, np.nan, -np.inf
     rows[1, :5], rows[4, 2], rows[5, 36] = 0.0, -np.nan, 1 if code is OperationType.ARGMAX else 0.5
     model = one_operation(code, [Operand(F32, rows.shape), 1], Operand(I32, (6,)))
-    ours, expected = (outputs_of(engine(model), model, [rows])[0] for engine in ENGINES)
+    found, expected = (outputs_of(engine(model), model, [rows])[0] for engine in ENGINES)
 
-    np.testing.assert_array_equal(ours, expected)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("kind", ["uint8", "int8"])
@@ -137,6 +137,6 @@ def test_softmax_of_equal_and_of_extreme_values_matches_the_interpreter(kind: st
     codes = np.full((3, 4000), 7, "u1" if kind == "uint8" else "i1")
     codes[1], codes[2] = np.iinfo(codes.dtype).min, np.iinfo(codes.dtype).max
     codes[1, 5] = np.iinfo(codes.dtype).max
-    ours, expected = (outputs_of(engine(model), model, [codes])[0] for engine in ENGINES)
+    found, expected = (outputs_of(engine(model), model, [codes])[0] for engine in ENGINES)
 
-    np.testing.assert_array_equal(ours, expected)
+    np.testing.assert_array_equal(found, expected)

@@ -185,13 +185,13 @@ def test_a_pool_works_with_the_threads_that_could_be_started(
     pool, count = make_pool(3), np.zeros(64, np.int64)
     start = threading.Thread.start
 
-    def refuse(thread: threading.Thread) -> None:
+    def fail_to_start(thread: threading.Thread) -> None:
         if thread.name != "nnfmq-pool-1":
             raise RuntimeError("can't start new thread")
         start(thread)
 
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(threading.Thread, "start", fail_to_start)
         run_launches(pool, kernels.address("count"), [count], 64)
     run_launches(pool, kernels.address("count"), [count], 64)
     assert (count == 2).all()

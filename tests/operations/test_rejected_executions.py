@@ -1,7 +1,7 @@
-"""What an operation cannot work with fails the execution, whether it is known before or comes with the request (N-OPF).
+"""Arguments that violate an operation's constraints fail the execution, in the model or in the request (N-OPF).
 
 The rows of REQUIREMENTS 3.8, by their ids. Each example runs twice: shapes and scalars in the model, then everything an
-input of unknown rank, so that only the execution can tell. Constraints one by one are the business of other files.
+input of unknown rank, so that only the execution can detect it. Other files test each constraint.
 """
 
 from __future__ import annotations
