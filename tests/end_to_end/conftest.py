@@ -1,4 +1,4 @@
-"""A daemon for all tests of this folder, which each of them must leave as it was."""
+"""A daemon for all tests of this folder; each must leave its resources unchanged."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def _daemon() -> Iterator[Daemon]:
 
 
 def holdings(daemon: Daemon) -> tuple[list[str], list[int], list[str]]:
-    """Return what the daemon holds: descriptors, processes, shared memory."""
+    """Return the daemon's resources: fds, processes, shared memory."""
     return daemon.process.descriptors(), daemon.process.descendants(), daemon.process.shared_mappings()
 
 
 @pytest.fixture
 def daemon(_daemon: Daemon) -> Iterator[Daemon]:
-    """Return a running daemon, which must hold afterwards what it held before, and have complained of nothing."""
+    """Return a running daemon, which must hold the same resources afterwards, and have logged no errors."""
     before, names = holdings(_daemon), shared_memory_names()
     yield _daemon
     until(lambda: holdings(_daemon) == before, f"the daemon holds what it held before the test: {before}")
@@ -48,6 +48,6 @@ def client(daemon: Daemon) -> Iterator[nnfmq.Client]:
 
 @pytest.fixture
 def model(client: nnfmq.Client) -> Iterator[nnfmq.PreparedModel]:
-    """Return a prepared null model: it answers one float with the same float."""
+    """Return a prepared null model, which returns its input, one float."""
     with client.device("reference").prepare(null_model()) as made:
         yield made

@@ -1,4 +1,4 @@
-"""Tensors for models that no one device holds: shared memory stands in for the driver's, and behaves the same."""
+"""Tensors for models of different devices: shared memory is used instead of a managed buffer, and behaves the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers of a real driver's: what stays there, what comes back, and that nothing is left when either side dies."""
+"""Managed buffers of a driver process: copies, chains of executions, limits, and release after either side dies."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_LIFE_4_driver_death_ends_a_copy_immediately_and_a_buffer_can_still_be_c
         buffer = client.device("reference").allocate(inputs=[(model, 0)])
         worker.stop()
         copying = InThread.start(lambda: buffer.copy_from(one(1)))
-        until(lambda: bool(client._connection._pending_calls), "the copy is asked for")
+        until(lambda: bool(client._connection._pending_calls), "the copy is pending")
         worker.kill()
         assert isinstance(copying.wait().error, nnfmq.DeadObject)
         with pytest.raises(nnfmq.DeadObject):

@@ -1,4 +1,4 @@
-"""Buffers of a real driver's as inputs and outputs of every kind of execution: roles, states, what is known here."""
+"""Managed buffers of a driver process as inputs and outputs in every execution mode: roles, states, known shapes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def resources() -> Iterator[ExitStack]:
 
 
 class Setting:
-    """A RELU whose extent is open, a memory, and buffers for both of its roles."""
+    """A RELU of unspecified dimension, a memory, and buffers for both of its roles."""
 
     def __init__(self, client: nnfmq.Client, stack: ExitStack, shape: tuple[int, ...] = (4,)) -> None:
         self._stack = stack
@@ -98,7 +98,7 @@ def opened(client: nnfmq.Client, resources: ExitStack) -> Setting:
 
 
 def is_lost(buffer: nnfmq.Buffer) -> bool:
-    """Return whether both sides say that nothing is in it."""
+    """Return whether client and driver both report the buffer as uninitialized."""
     with Memory.create(16) as target:
         try:
             buffer.copy_to(target)
@@ -233,7 +233,7 @@ def late(known: Setting, request: Request, mode: str, resources: ExitStack) -> N
     if mode == "EXE-5 asynchronous":
         known.model.execute_request_async(request, timeout=0).result(LIMIT_S)
     elif mode == "RUX-4 reusable":
-        # Open until the end: where it is closed before the driver comes to it, there is nothing that could fail.
+        # Open until the end: if it were closed before the driver reads it, the execution could not fail.
         resources.enter_context(known.model.create_reusable_request(request)).compute(timeout=0)
     else:
         known.model.execute_request(request, timeout=0)
@@ -248,7 +248,7 @@ def test_DOM_7_QOS_2_a_missed_deadline_invalidates_the_output_buffer(
     with pytest.raises(NnfmqError) as caught:
         late(known, known.written(buffer), mode, resources)
     assert isinstance(caught.value, MissedDeadline)
-    until(lambda: is_lost(buffer), "the driver has refused what nobody waits for any more")
+    until(lambda: is_lost(buffer), "the driver has rejected the abandoned execution")
 
 
 def test_reading_execution_info_too_early_does_not_fail_the_execution(
@@ -266,7 +266,7 @@ def test_reading_execution_info_too_early_does_not_fail_the_execution(
 def test_a_chain_of_fenced_executions_passes_a_buffer_on(
     client: nnfmq.Client, known: Setting, resources: ExitStack, own: nnfmq.Fence
 ) -> None:
-    """Nobody waits in between, and nothing of the tensor is seen by the application before the end."""
+    """The application neither waits in between nor sees the tensor before the end."""
     adding = resources.enter_context(known.device.prepare(add_model()))
     roles = [(known.model, 0), (adding, 0), (adding, 1)]
     outputs = [(known.model, 0), (adding, 0)]

@@ -1,6 +1,6 @@
-"""Compilation caching through real drivers: one saves and another loads; one dies in the middle of saving.
+"""Compilation caching through driver processes: one saves and another loads; one dies while it saves.
 
-In HIDL's forms files come in handles, which may hold more than a descriptor, or none.
+In HIDL calls, files are passed in handles, which may hold several fds or none.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Saving(DeviceBase):
 
 
 class Half(NamedTuple):
-    """A saving that has stopped half-way."""
+    """A worker that has stopped while it saves a model."""
 
     client: nnfmq.Client
     worker: Process
@@ -93,7 +93,7 @@ def stopping(folder: Path, tmp_path: Path) -> Iterator[Daemon]:
 
 
 def saving_half(daemon: Daemon, save: Callable[[nnfmq.Client], nnfmq.PreparedModel], stack: ExitStack) -> Half:
-    """Let a client of a stopping daemon save, and return when its worker has saved a part and stands."""
+    """Let a client of a stopping daemon save; return when its worker has saved a part and stopped."""
     client = stack.enter_context(daemon.connect())
     worker = stack.enter_context(Process(client.driver_pid))
     call = InThread.start(lambda: save(client))
@@ -236,7 +236,7 @@ Handles = list[list[int]]
 
 
 class Forms(NamedTuple):
-    """An interface, and the forms of one of its versions: what comes before the handles of saving and loading."""
+    """An interface version with its calls: the arguments that precede the handles for saving and loading."""
 
     interface: str
     save: str
@@ -252,7 +252,7 @@ FORMS = [Forms("HIDL 1.2", *OLD), Forms("HIDL 1.3", *OLD), Forms("HIDL 1.3", *NE
 
 
 class HidlClient:
-    """A test of a driver, as it was written for HIDL: the model in handles, what it was called back with."""
+    """A client that calls a driver over HIDL: caches in handles, results of callbacks."""
 
     def __init__(self, forms: Forms, device: hidl.IDevice, files: Paths, stack: ExitStack) -> None:
         self.forms = forms
@@ -263,7 +263,7 @@ class HidlClient:
         self._stack = stack
 
     def save(self, model: Handles, data: Handles, token: bytes = TOKEN) -> hidl.IPreparedModel:
-        """Prepare, which must not depend on the files."""
+        """Prepare a model; this must succeed with any files."""
         status, prepared = self._called(self.forms.save, ADD, *self.forms.saved, model, data, token)
         assert status is NONE
         return prepared
@@ -271,7 +271,7 @@ class HidlClient:
     def load(
         self, model: Handles, data: Handles, token: bytes = TOKEN, before: tuple[Any, ...] | None = None
     ) -> tuple[ErrorStatus, hidl.IPreparedModel | None]:
-        """Prepare from the files; return what the callback was told."""
+        """Prepare from the files; return the callback's arguments."""
         before = self.forms.loaded if before is None else before
         return self._called(self.forms.load, *before, model, data, token)
 
@@ -323,7 +323,7 @@ def test_N_CCH_16_DEV_6_DEV_13_caches_are_saved_and_loaded_over_hidl(hidl_client
 
 
 def handles_without_one_fd(hidl_client: HidlClient, kind: str, count: int) -> tuple[Handles, Handles]:
-    """Return the handles, where that of one kind has another count of descriptors."""
+    """Return the handles; that of one kind has `count` fds."""
     right = getattr(hidl_client, kind)
     wrong = [[right[0][0], hidl_client.spare][:count]]
     return (wrong, hidl_client.data) if kind == "model" else (hidl_client.model, wrong)

@@ -1,4 +1,4 @@
-"""The application is killed: its worker goes, and with it everything that the two shared."""
+"""The application is killed: its worker exits, and all their shared resources are released."""
 
 from __future__ import annotations
 

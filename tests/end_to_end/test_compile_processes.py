@@ -1,7 +1,7 @@
-"""Models are compiled in processes of their own: what becomes of them, and of the preparation, when something ends.
+"""Models are compiled in child processes: these tests end clients, workers, servers and processes during preparations.
 
-A preparation is in the middle where compile processes of its worker are there; 1200 kernels take much longer than any
-test here waits for an end. Every model is compiled while its client waits: no answer comes before, or from a cache.
+A preparation is in progress while compile processes of its worker exist; 1200 kernels take much longer than any test
+here waits. Every model is compiled while its client waits: without a baseline program, and without a cache.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROMPT_S = 2.0  # less than all of ENDLESS takes; a part of it may be quicker
 
 @pytest.fixture(scope="module")
 def _daemon() -> Iterator[Daemon]:
-    """Run a daemon without a cache of its own for the tests of this module."""
+    """Run a daemon without a driver cache for the tests of this module."""
     with (
         short_folder() as made,
         running_daemon(made / "d.sock", environment={program_cache.CACHE_VARIABLE: "0"}) as daemon,
@@ -48,7 +48,7 @@ def _daemon() -> Iterator[Daemon]:
 
 
 def prepare(client: nnfmq.Client, model: Model, **rest: Any) -> nnfmq.PreparedModel:
-    """Have a model compiled before anything is answered."""
+    """Prepare a model so that the reply is sent after its compilation."""
     return client.device("compiled").prepare(model, preference=SUSTAINED, **rest)
 
 
@@ -68,7 +68,7 @@ def server(worker: Process) -> Iterator[Process]:
 
 @contextmanager
 def compile_processes(server: Process) -> Iterator[list[Process]]:
-    """Wait until there are as many as processors, and lend them."""
+    """Wait until there is one for each CPU, and yield them."""
     count = min(len(os.sched_getaffinity(0)), PROCESSES_MAX)
     until(lambda: len(server.children()) == count, "the compile processes are there")
     with ExitStack() as stack:
@@ -169,7 +169,7 @@ def test_PREP_6_a_deadline_that_passes_ends_the_compile_processes(client: nnfmq.
 
 
 def test_PREP_6_the_driver_reports_the_missed_deadline(client: nnfmq.Client, server: Process) -> None:
-    """Ask without a limit on this side: what comes is what the driver says, while nothing compiles."""
+    """Call without a client-side limit, so that the driver reports the missed deadline."""
     data, _ = encode_model(SHORT)
     connection, deadline_ns = client.connection, time.monotonic_ns() + 1_000_000_000
     message = messages.PrepareModel(connection.next_call_id(), "compiled", SUSTAINED, 1, deadline_ns, data)

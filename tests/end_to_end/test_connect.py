@@ -1,4 +1,4 @@
-"""`connect`: it finds a running driver where one should be, else starts an embedded one, and says so."""
+"""`connect` finds a running driver at the default path, else starts an embedded one and logs it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import nnfmq
 
 @pytest.fixture
 def nowhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a runtime directory of our own in which nothing listens."""
+    """Return a new runtime directory in which no driver listens."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     monkeypatch.delenv("NNFMQ_SOCKET", raising=False)
     return folder

@@ -1,6 +1,6 @@
-"""Cache files that somebody has changed, or that are not what they should be, through a driver process.
+"""Corrupt or unsuitable cache files, through a driver process.
 
-After each the same client prepares afresh, and gets the right result.
+After each the same client prepares the model again and gets the right result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROUNDS = 20
 
 
 class OverDaemon(CachingClient):
-    """The same by hand, with a driver process."""
+    """A caching client of a driver process."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.peer = ProtocolPeer(
@@ -62,7 +62,7 @@ class OverDaemon(CachingClient):
             return float(np.frombuffer(sink.view, np.float32, 1)[0])
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.peer.close()
 
 

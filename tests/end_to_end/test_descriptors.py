@@ -1,4 +1,4 @@
-"""A worker that runs out of descriptors says so, for the calls that need them, and goes on."""
+"""A worker without free fds rejects the calls that need them, and continues."""
 
 from __future__ import annotations
 

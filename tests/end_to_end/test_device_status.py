@@ -1,4 +1,4 @@
-"""A device that an administrator makes busy or offline: every client of the driver is told, and goes on afterwards."""
+"""An administrator makes a device busy or offline: every client is notified, and continues afterwards."""
 
 from __future__ import annotations
 

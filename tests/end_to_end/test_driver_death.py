@@ -1,4 +1,4 @@
-"""The worker is killed: its client learns of it at once, wherever it waits, and no later call hangs."""
+"""The worker is killed: its client is notified immediately in any call, and no later call blocks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_LIFE_4_SIGKILL_of_the_worker_ends_a_pending_synchronous_call(
     with Process(client.driver_pid) as worker:
         worker.stop()
         call = InThread.start(lambda: model.execute(one(1)))
-        until(lambda: bool(client._connection._pending_calls), "the call waits for its answer")
+        until(lambda: bool(client._connection._pending_calls), "the call waits for its reply")
         worker.kill()
         assert isinstance(call.wait().error, nnfmq.DeadObject)
 
@@ -63,7 +63,7 @@ def test_LIFE_4_SIGKILL_of_the_worker_ends_a_pending_preparation(client: nnfmq.C
     with Process(client.driver_pid) as worker:
         worker.stop()
         call = InThread.start(lambda: device.prepare(null_model()))
-        until(lambda: bool(client._connection._pending_calls), "the call waits for its answer")
+        until(lambda: bool(client._connection._pending_calls), "the call waits for its reply")
         worker.kill()
         assert isinstance(call.wait().error, nnfmq.DeadObject)
 
@@ -121,6 +121,6 @@ def test_a_killed_embedded_driver_is_dead_for_its_client_and_reaped() -> None:
     with nnfmq.connect(embedded=True) as client, Process(client.driver_pid) as driver:
         driver.stop()
         call = InThread.start(client.devices)
-        until(lambda: bool(client._connection._pending_calls), "the call waits for its answer")
+        until(lambda: bool(client._connection._pending_calls), "the call waits for its reply")
         driver.kill()
         assert isinstance(call.wait().error, nnfmq.DeadObject)

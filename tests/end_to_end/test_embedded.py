@@ -1,4 +1,4 @@
-"""The embedded driver, started from wherever Python code can stand, ends with its application and never before."""
+"""The embedded driver, started from scripts, the prompt and threads, exits with its application and not before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A vendor's operation from end to end: a plug-in beside a driver, models that name it, both ways to execute."""
+"""A vendor's operation from end to end: a plug-in beside a driver, models that use it, synchronous and burst."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def extended(site: Path) -> Iterator[Daemon]:
 
 @pytest.fixture
 def device(extended: Daemon) -> Iterator[nnfmq.Device]:
-    """Return its device; whatever a test has asked of it, the same worker must then serve a good model."""
+    """Return its device; after each test the same worker must execute a valid model."""
     with extended.connect() as client:
         device = client.device("reference")
         yield device
@@ -103,7 +103,7 @@ def rejection(device: nnfmq.Device, model: Model) -> nnfmq.NnfmqError:
     return caught.value
 
 
-# -- what a device says -----------------------------------------------------------------------------------------------
+# -- reported operations ----------------------------------------------------------------------------------------------
 
 
 def test_DEV_5_EXT_1_a_device_lists_its_extensions_with_their_types(device: nnfmq.Device) -> None:
@@ -138,7 +138,7 @@ def test_EXT_5_VAL_5_a_driver_without_the_plug_in_reports_the_operation_as_unsup
         assert f"does not support operation 0 ({NAME}.0)" in str(error)
 
 
-# -- the ordinary path ------------------------------------------------------------------------------------------------
+# -- synchronous path -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 12])
@@ -318,7 +318,7 @@ def test_EXT_8_C3_a_value_beyond_64_bits_fails(device: nnfmq.Device, scale: floa
 
 
 def invalid_models() -> dict[str, tuple[str, Model]]:
-    """Return models that the extension's owner refuses, each with the rule that it breaks."""
+    """Return models that the extension's plug-in rejects, each with the violated rule."""
     build = Fibonacci()
     int64, data = build.constant(3)
     codes = build.codes()

@@ -1,4 +1,4 @@
-"""What an operation cannot work with, through a driver process: one execution fails, and the same client goes on."""
+"""Invalid arguments of operations, through a driver process: one execution fails, and the same client continues."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def resources() -> Iterator[ExitStack]:
 
 @pytest.fixture(autouse=True)
 def goes_on(client: nnfmq.Client, device: nnfmq.Device) -> Iterator[None]:
-    """After each test the same process executes a good request of the same client."""
+    """After each test the same process executes a valid request of the same client."""
     worker = client.driver_pid
     yield
     with device.prepare(null_model()) as model:
@@ -98,7 +98,7 @@ def test_invalid_arguments_of_an_operation_fail_the_execution(
     unknown: bool,
     device: nnfmq.Device,
 ) -> None:
-    # A request can say neither an input of no size nor a tensor of no rank: that is refused before (N-RQX-7).
+    # A request can express neither an empty input nor a tensor of rank 0: it is rejected before (N-RQX-7).
     cannot_be_said = any(0 in array.shape or not (is_scalar(o.type) or array.shape) for o, array in arguments)
     expected = nnfmq.InvalidArgument if cannot_be_said else nnfmq.GeneralFailure
     with pytest.raises(expected, match="N-RQX-7" if cannot_be_said else rf"\({code.name}\): .*\({rule}\)$"):

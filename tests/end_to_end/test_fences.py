@@ -33,10 +33,10 @@ def own(resources: ExitStack) -> nnfmq.Fence:
 @contextmanager
 def signaller() -> Iterator[tuple[Program, nnfmq.Fence]]:
     """Run a process that has a fence; yield both."""
-    local, theirs = Channel.pair()
-    arguments = ["-P", APPS / "signals.py", str(theirs.fileno())]
-    with local, theirs, Program.start(arguments, pass_fds=[theirs.fileno()]) as program:
-        theirs.close()
+    local, remote = Channel.pair()
+    arguments = ["-P", APPS / "signals.py", str(remote.fileno())]
+    with local, remote, Program.start(arguments, pass_fds=[remote.fileno()]) as program:
+        remote.close()
         (fd,) = local.receive(time.monotonic_ns() + int(LIMIT_S * 1e9)).detach_fds()
         with nnfmq.Fence.adopt(fd) as fence:
             yield program, fence
@@ -69,7 +69,7 @@ def test_FEN_5_N_FEN_6_SIGKILL_of_the_signaler_is_an_error_immediately(model: nn
         ended_ns = time.monotonic_ns()
         assert first.wait(0) is ERROR
         print(f"from SIGKILL to the second fence's error: {(ended_ns - killed_ns) / 1e6:.2f} ms")
-        assert ended_ns - killed_ns < 10 * DEAD_WITHIN_NS  # 100 ms on a machine of one's own
+        assert ended_ns - killed_ns < 10 * DEAD_WITHIN_NS  # 100 ms on an otherwise idle machine
     assert model.execute(one(3)) == (one(3),)  # the driver lives
 
 
@@ -77,10 +77,10 @@ def test_FEN_12_a_chain_runs_across_two_drivers(
     daemon: Daemon, model: nnfmq.PreparedModel, own: nnfmq.Fence, resources: ExitStack
 ) -> None:
     other = resources.enter_context(daemon.connect())
-    theirs = resources.enter_context(other.device("reference").prepare(null_model()))
+    remote = resources.enter_context(other.device("reference").prepare(null_model()))
     launched = resources.enter_context(model.execute_fenced(one(0), wait_for=[own]))
     for number in range(1, 6):
-        prepared = theirs if number % 2 else model
+        prepared = remote if number % 2 else model
         launched = resources.enter_context(prepared.execute_fenced(one(number), wait_for=[launched.fence]))
     assert not launched.done()
     own.signal()
@@ -91,8 +91,8 @@ def test_FEN_12_the_death_of_a_driver_in_a_chain_fails_the_dependent_executions(
     daemon: Daemon, model: nnfmq.PreparedModel, own: nnfmq.Fence, resources: ExitStack
 ) -> None:
     other = resources.enter_context(daemon.connect())
-    theirs = resources.enter_context(other.device("reference").prepare(null_model()))
-    first = resources.enter_context(theirs.execute_fenced(one(1), wait_for=[own]))
+    remote = resources.enter_context(other.device("reference").prepare(null_model()))
+    first = resources.enter_context(remote.execute_fenced(one(1), wait_for=[own]))
     second = resources.enter_context(model.execute_fenced(one(2), wait_for=[first.fence]))
     with Process(other.driver_pid) as worker:
         worker.kill()
@@ -165,7 +165,7 @@ def test_LIFE_9_a_thousand_executions_of_every_kind_leak_nothing_in_the_driver(
                 assert execution.compute(one(number)) == (one(number),)
                 with execution.compute_fenced(one(number)) as launched:
                     assert launched.result(LIMIT_S) == (one(number),)
-        client.devices()  # everything that was released before is gone when this is answered
+        client.devices()  # the reply follows the release of everything before
 
     with Process(client.driver_pid) as worker:
         some(5)

@@ -1,4 +1,4 @@
-"""An application forks: a copy of its socket must keep nothing alive, and a copy of its client must touch nothing."""
+"""An application forks: the child's copy of its socket must not keep the driver alive, nor its client be usable."""
 
 from __future__ import annotations
 

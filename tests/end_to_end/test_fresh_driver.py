@@ -1,4 +1,4 @@
-"""What a driver that was just started says of itself and of its devices: the HAL's basic tests."""
+"""The information that a new driver reports about itself and its devices: the HAL's basic tests."""
 
 from __future__ import annotations
 

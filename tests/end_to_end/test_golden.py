@@ -33,7 +33,7 @@ Results = Mapping[str, np.ndarray[Any, Any]]
 
 @pytest.fixture(scope="module", params=["compiled", "python"])
 def results(request: pytest.FixtureRequest, data_dir: Path) -> Results:
-    """Return what a client and a worker, both on one core, make of all cases."""
+    """Return the results of all cases, with client and worker on the same core."""
     name: str = request.param
     if name not in core.available() and os.environ.get("NNFMQ_CORE") == "python":
         pytest.skip("the compiled core is not built, and $NNFMQ_CORE says that this is meant")

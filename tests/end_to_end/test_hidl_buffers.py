@@ -68,7 +68,7 @@ class Driver:
         outputs: Sequence[BufferRole] = (),
         *dimensions: int,
     ) -> tuple[ErrorStatus, Any, int]:
-        """Ask for a buffer, and have it freed at the end."""
+        """Allocate a buffer that is freed at the end of the test."""
         status, buffer, token = self.device.allocate(BufferDesc(dimensions), models, inputs, outputs)
         if buffer is not None:
             self._stack.callback(buffer.close)

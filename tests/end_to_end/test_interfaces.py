@@ -122,7 +122,7 @@ def test_BUR_15_BUR_19_SIGKILL_of_the_worker_ends_an_execution_on_an_aidl_burst(
     pools = create_pools(resources, slow)
     with Process(client.driver_pid) as worker, closing(client.device("reference").prepare(slow).aidl_burst()) as burst:
         call = InThread.start(lambda: burst.execute_synchronously(request_for(slow, pools)))
-        until(lambda: bool(client.connection._pending_calls), "the call waits for its answer")
+        until(lambda: bool(client.connection._pending_calls), "the call waits for its reply")
         worker.kill()
         assert isinstance(call.wait().error, nnfmq.DeadObject)
         with pytest.raises(nnfmq.DeadObject):

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a wait at once; the driver lives, and the next call gets its own result and not a late one."""
+"""Ctrl-C ends a wait immediately; the driver continues, and the next call gets its own result and not a late one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INTERRUPTED_WITHIN_NS = 50_000_000
 WINDOWS = [
     pytest.param("0", id="asleep"),
     pytest.param("10000000", id="polling"),
-    pytest.param("ordinary", id="on the ordinary path"),
+    pytest.param("ordinary", id="on the synchronous path"),
 ]
 
 

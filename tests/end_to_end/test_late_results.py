@@ -1,4 +1,4 @@
-"""A call that was given up is no call undone: its result comes late, and must never pass for the next call's."""
+"""The result of an abandoned call arrives late, and must not be taken for the next call's."""
 
 from __future__ import annotations
 

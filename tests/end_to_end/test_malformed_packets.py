@@ -1,6 +1,6 @@
-"""Ill-formed packets, made as the HAL's own tests make them, through a real worker: it answers, and serves on.
+"""Malformed packets, made as the HAL's tests make them, through a worker: it replies with an error and continues.
 
-This is a sample; every record at every place is tried in the tests of `serialize`.
+This is a sample; the tests of `serialize` try every record at every position.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def test_N_BUX_2_a_worker_rejects_more_dimensions_than_the_packet_has(
 @pytest.mark.parametrize(
     ("offset", "value"),
     [(8, 2), (8, 2**32 - 1), (12, 1), (12, 2**32 - 4), (16, 0), (16, 5), (16, 2**32 - 1)],
-    ids=["pool 2", "last pool", "offset 1", "last offset", "length 0", "length 5", "greatest length"],
+    ids=["pool 2", "last pool", "offset 1", "last offset", "length 0", "length 5", "maximum length"],
 )
 def test_a_worker_rejects_a_well_formed_request_that_its_model_or_memory_does_not_allow(
     burst: nnfmq.Burst, argument: int, offset: int, value: int
@@ -200,7 +200,7 @@ def test_N_BUX_3_impossible_counters_end_only_the_burst(
 
 
 class Hidl:
-    """A burst over queues of this test's, as HIDL configures it."""
+    """A burst over queues that this test creates, as HIDL configures it."""
 
     def __init__(self, daemon: Daemon, model: Model, result_records: int, stack: ExitStack) -> None:
         client = stack.enter_context(nnfmq.connect(daemon.path, timeout=LIMIT_S, interface="HIDL 1.2"))
@@ -214,7 +214,7 @@ class Hidl:
         stack.callback(self._prepared.close)
 
     def getMemories(self, slots: list[int]) -> tuple[ErrorStatus, list[Memory]]:
-        """Answer the driver (IBurstCallback)."""
+        """Return the memories of slots that the driver requests (IBurstCallback)."""
         return ErrorStatus.NONE, [self._pools[slot] for slot in slots]
 
     def begin(self, stack: ExitStack) -> Any:

@@ -1,6 +1,6 @@
-"""What a client lends is judged by the driver: bad memory is refused with a status, and the connection works on.
+"""The driver validates a client's memory: it rejects bad memory with a status, and the connection continues.
 
-What is sealed is mapped; what is a file without seals is read and written, and never mapped; all else is refused.
+Sealed memory is mapped; files without seals are read and written, and never mapped; all other fds are rejected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEEDED_BYTES = 4  # of the null model's input, and of its output
 
 @dataclass
 class AnnouncedMemory:
-    """An fd and what is announced of it: what the client's side asks of a Memory."""
+    """An fd with the size, offset and protection that the client announces: the part of Memory that requests use."""
 
     fd: int
     size_bytes: int
@@ -97,7 +97,7 @@ def loose(request: pytest.FixtureRequest) -> Iterator[AnnouncedMemory]:
 
 @pytest.fixture(params=BAD_MEMORY, ids=lambda make: make.__name__)
 def bad(request: pytest.FixtureRequest) -> Iterator[AnnouncedMemory]:
-    """Yield what is no memory at all."""
+    """Yield an fd that is not memory."""
     yield from _announced(request)
 
 
@@ -130,7 +130,7 @@ def null_request(*pools: Memory | AnnouncedMemory) -> Request:
 
 
 def execute_over(client: nnfmq.Client, model: nnfmq.PreparedModel, *pools: Memory | AnnouncedMemory) -> None:
-    """Execute that the ordinary way."""
+    """Execute that request on the synchronous path."""
     execute_request(model.handle, null_request(*pools), ExecutionConfig(), None)
 
 
@@ -342,7 +342,7 @@ def put_in_slot(client: nnfmq.Client, burst: nnfmq.Burst, memory: Memory | Annou
     """Free the slot of the outputs on both sides and give its number to `memory`."""
     burst._slots.free(OUTPUT_SLOT)
     client._connection._send(messages.FreeMemory(burst._burst_id, OUTPUT_SLOT), (), None)
-    client.devices()  # answered in order: the slot is free by now
+    client.devices()  # replied to in order: the slot is free by now
     assert burst._slots.add(memory) == OUTPUT_SLOT  # type: ignore[arg-type]
 
 
@@ -424,7 +424,7 @@ def test_the_worker_maps_only_the_memory_that_a_burst_shares(client: nnfmq.Clien
         with model.burst() as burst:
             burst.execute(one(1))
             assert len(worker.shared_mappings()) == len(before) + 4  # two queues, inputs, outputs
-        until(lambda: worker.shared_mappings() == before, "the worker has let go of the burst's memory")
+        until(lambda: worker.shared_mappings() == before, "the worker has unmapped the burst's memory")
 
 
 def test_no_shared_memory_has_a_name(model: nnfmq.PreparedModel) -> None:

@@ -1,6 +1,6 @@
-"""Spoilt models and requests through a real worker: after each of them the same worker executes a good one.
+"""Mutated models and requests through a worker: after each of them the same worker executes a valid one.
 
-The daemon's fixture sees to it that nothing of them stays, and that nothing failed in a way that nobody foresaw.
+The daemon's fixture checks that they leak nothing and cause no internal error.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def inputs_of(test: MutatedTest, stack: ExitStack) -> tuple[list[RequestArgument
 
 
 def outputs_of(model: Model, stack: ExitStack) -> tuple[list[RequestArgument], Memory]:
-    """Make room for the outputs: what they need where that is known and small."""
+    """Lay out the outputs, with their sizes if those are known and small."""
     arguments, end = [], 0
     for index in model.main.output_indexes:
         operand = model.main.operands[index]
@@ -68,7 +68,7 @@ def outputs_of(model: Model, stack: ExitStack) -> tuple[list[RequestArgument], M
 
 
 def run(device: nnfmq.Device, test: MutatedTest) -> None:
-    """Prepare and execute as the HAL has it: nothing is checked on this side."""
+    """Prepare and execute without client-side checks, as HAL calls do."""
     with ExitStack() as stack:
         inputs, source = inputs_of(test, stack)
         outputs, sink = outputs_of(test.model, stack)

@@ -1,4 +1,4 @@
-"""The device that the documents show: installed beside a driver, and judged by `nnfmq conformance`."""
+"""The device that the documents show: installed beside a driver, and tested by `nnfmq conformance`."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Versionless(Saving):
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Return a driver with four plug-ins, of which one says only what can be."""
+    """Return a driver with four plug-ins, of which one has a valid description."""
     site = tmp_path_factory.mktemp("site")
     kinds = {name.lower(): f"several:{name}" for name in ("Saving", "Misnamed", "Hoarding", "Versionless")}
     add_plugin(site, "several", SAVING, kinds, "nnfmq.devices")

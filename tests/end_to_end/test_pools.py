@@ -1,4 +1,4 @@
-"""Memory that is lent to a driver process: what may be a pool of a model, of a request, or of both at once."""
+"""Memory that a client shares with a driver process, as a pool of a model, of a request, or of both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def resources() -> Iterator[ExitStack]:
 
 
 class AnnouncedMemory:
-    """What is announced of a descriptor, true or not."""
+    """An fd with the size and offset that the client announces, right or wrong."""
 
     def __init__(self, fd: int, size_bytes: int = BYTES, offset: int = 0) -> None:
         self._fd = fd
@@ -50,7 +50,7 @@ def weighted(pool: object, offset: int = 0) -> Model:
 
 
 def filled(stack: ExitStack, values: list[int], offset: int = 0) -> Memory:
-    """Return anonymous shared memory with floats at `offset`, and room behind them."""
+    """Return anonymous shared memory with floats at `offset`, and space behind them."""
     memory: Memory = stack.enter_context(Memory.create(2 * AT))
     np.frombuffer(memory.view, np.float32, 4, offset)[:] = values
     return memory
@@ -62,7 +62,7 @@ def floats(memory: Memory, offset: int = 0) -> list[float]:
 
 
 def still_serves(client: nnfmq.Client) -> bool:
-    """Return whether a good request of the same client succeeds."""
+    """Return whether a valid request of the same client succeeds."""
     with client.device("reference").prepare(null_model()) as model:
         return model.execute(np.array([5], np.float32), timeout=LIMIT_S)[0].tolist() == [5]
 
@@ -116,7 +116,7 @@ def test_MEM_3_a_buffer_of_format_BLOB_is_used_as_an_ordinary_pool(
 
 
 def foreign_handles() -> dict[str, int]:
-    """Return descriptors as drivers of hardware give them: they stand for something, but have no bytes to read."""
+    """Return fds such as hardware drivers export: handles of objects whose bytes cannot be read."""
     return {
         "anonymous inode": os.eventfd(0),
         "device": os.open("/dev/null", os.O_RDWR),
@@ -187,7 +187,7 @@ def test_MEM_5_a_closed_handle_is_rejected_before_it_is_sent(client: nnfmq.Clien
 
 
 def check_rejected(client: nnfmq.Client, resources: ExitStack, pool: AnnouncedMemory) -> None:
-    """Check that it is no pool of a model, nor of a request, and that the same client is served on."""
+    """Check that it is rejected as a pool of a model and of a request, and that the same client continues."""
     memory = filled(resources, TEN)
     device = client.device("reference")
     with pytest.raises(nnfmq.InvalidArgument):

@@ -1,4 +1,4 @@
-"""Which of a client's executions goes first, seen from outside: by the order of a driver process's answers."""
+"""The order of a client's executions by priority, as the order of a driver process's replies shows it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def resources() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def peer(daemon: Daemon, resources: ExitStack) -> ProtocolPeer:
-    """Return a client that sends without waiting for answers, and sees their order."""
+    """Return a client that sends without waiting for replies, and receives them in order."""
     channel = Channel.connect(daemon.path, time.monotonic_ns() + int(LIMIT_S * 1e9))
     client = resources.enter_context(ProtocolPeer(channel, PeerRole.CLIENT))
     client.send(HELLO)
@@ -67,7 +67,7 @@ def test_PREP_5_waiting_executions_of_one_client_run_in_order_of_priority(
                 request.call(messages.Execute, first + number, models[priority], deadline_ns=NO_LIMIT), request.fds
             )
     peer.send(messages.ListDevices(7))
-    assert peer.receive(messages.DeviceList).call == 7  # all has been taken, and nothing was answered yet
+    assert peer.receive(messages.DeviceList).call == 7  # all calls have been read, and none was replied to yet
     with daemon.connect() as other, other.device("reference").prepare(null_model(), priority=Priority.LOW) as model:
         assert model.execute(one(3), timeout=LIMIT_S)[0] == one(3)  # another client's low one waits for nobody
     assert peer.has_no_message()

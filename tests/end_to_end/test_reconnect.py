@@ -140,8 +140,8 @@ def test_LIFE_6_a_device_that_the_next_driver_lacks_stays_unavailable(folder: Pa
         client.reconnect(timeout=LIMIT_S)
         with pytest.raises(nnfmq.DeviceUnavailable, match="'sample-quant' has changed"):
             client.device("sample-quant")
-        with nnfmq.connect(path) as anew:
-            anew.device("sample-quant")
+        with nnfmq.connect(path) as second:
+            second.device("sample-quant")
         client.close()
 
 

@@ -1,6 +1,6 @@
-"""Models that the HAL forbids, through a driver process: both methods refuse each, and the same client goes on.
+"""Models that the HAL forbids, through a driver process: both methods reject each, and the same client continues.
 
-The process is told what our own side would not say, too; every test ends with a good model on the same connection.
+Some messages could not be sent by nnfmq's client; every test ends with a valid model on the same connection.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def driver() -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def client(driver: Daemon) -> Iterator[ProtocolPeer]:
-    """Return the one client of all tests: what is refused must not change how it is served."""
+    """Return the client of all tests: rejected models must not affect later calls."""
     with speaking(driver, "AIDL v4") as made:
         yield made
 

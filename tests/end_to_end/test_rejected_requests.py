@@ -1,6 +1,6 @@
-"""Requests that the HAL forbids, limits and fences, on every way of executing, through a driver process.
+"""Requests that the HAL forbids, limits and fences, in every execution mode, through a driver process.
 
-One client makes them all, and after each a good request on the same way.
+One client sends them all, and after each a valid request in the same mode.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def driver() -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def client(driver: Daemon) -> Iterator[nnfmq.Client]:
-    """Return the one client of all tests: what is refused must not change how it is served."""
+    """Return the client of all tests: rejected requests must not affect later calls."""
     with driver.connect() as made:
         yield made
 
@@ -75,7 +75,7 @@ def resources() -> Iterator[ExitStack]:
         yield stack
 
 
-# ------------------------------------------------------------------------------------------------ the ways
+# ------------------------------------------------------------------------------------------------ execution modes
 
 
 def synchronous(model: nnfmq.PreparedModel, request: Request, config: ExecutionConfig, timeout: float | None) -> Any:
@@ -133,7 +133,7 @@ def run(
 
 
 def goes_on(mode: Mode, model: nnfmq.PreparedModel, stack: ExitStack) -> bool:
-    """Return whether a good request goes well on the same way."""
+    """Return whether a valid request succeeds in the same mode."""
     request = good(stack)
     run(mode, model, request)
     found: list[float] = np.frombuffer(request.pools[1].view, np.float32, 4).tolist()  # type: ignore[union-attr]

@@ -18,15 +18,15 @@ ONE, TEN, SUM, TWENTY = [1, 2, 3, 4], [10, 20, 30, 40], [11, 22, 33, 44], [20, 4
 
 
 @pytest.fixture(params=INTERFACES)
-def client(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[nnfmq.Client]:
-    """Return a client that speaks one of the interfaces."""
-    with nnfmq.connect(daemon.path, timeout=LIMIT_S, interface=request.param) as client:
-        yield client
+def interface_client(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[nnfmq.Client]:
+    """Return a client with one of the interface versions."""
+    with nnfmq.connect(daemon.path, timeout=LIMIT_S, interface=request.param) as interface_client:
+        yield interface_client
 
 
 @pytest.fixture
-def adding(client: nnfmq.Client) -> Iterator[nnfmq.PreparedModel]:
-    with client.device("reference").prepare(add_model()) as made:
+def adding(interface_client: nnfmq.Client) -> Iterator[nnfmq.PreparedModel]:
+    with interface_client.device("reference").prepare(add_model()) as made:
         yield made
 
 
@@ -38,12 +38,14 @@ def computed(execution: Execution, *inputs: list[int]) -> list[float]:
 
 
 def test_RUX_5_a_reusable_execution_runs_repeatedly_over_every_interface(
-    client: nnfmq.Client, adding: nnfmq.PreparedModel, monkeypatch: pytest.MonkeyPatch
+    interface_client: nnfmq.Client, adding: nnfmq.PreparedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent_types: list[type[messages.Message]] = []
-    send = client.connection._send
+    send = interface_client.connection._send
     monkeypatch.setattr(
-        client.connection, "_send", lambda message, *rest: (sent_types.append(type(message)), send(message, *rest))
+        interface_client.connection,
+        "_send",
+        lambda message, *rest: (sent_types.append(type(message)), send(message, *rest)),
     )
     with adding.create_reusable_execution() as execution:
         for _ in range(2):
@@ -51,7 +53,7 @@ def test_RUX_5_a_reusable_execution_runs_repeatedly_over_every_interface(
             assert computed(execution, TEN, TEN) == TWENTY
     kept = {messages.CreateExecution, messages.RunExecution}
     sent = set(sent_types) & {*kept, messages.Execute}
-    assert sent == (kept if client.interface == "AIDL v4" else {messages.Execute})
+    assert sent == (kept if interface_client.interface == "AIDL v4" else {messages.Execute})
 
 
 def test_RUX_5_an_execution_that_is_not_reusable_is_computed_once(adding: nnfmq.PreparedModel) -> None:
@@ -68,7 +70,7 @@ def test_RUX_5_an_execution_that_is_not_reusable_is_computed_once(adding: nnfmq.
     assert adding.execute(TEN, TEN)[0].tolist() == TWENTY
 
 
-@pytest.mark.parametrize("client", INTERFACES[:3], indirect=True)  # 1.0 has no deadlines
+@pytest.mark.parametrize("interface_client", INTERFACES[:3], indirect=True)  # 1.0 has no deadlines
 def test_RUX_5_a_run_that_missed_its_deadline_counts_as_the_only_run(adding: nnfmq.PreparedModel) -> None:
     with adding.create_execution() as execution:
         with pytest.raises(nnfmq.MissedDeadline):
@@ -79,12 +81,12 @@ def test_RUX_5_a_run_that_missed_its_deadline_counts_as_the_only_run(adding: nnf
 
 @pytest.mark.parametrize("reusable", [False, True], ids=["once", "reusable"])
 def test_RUX_5_a_running_execution_is_not_computed_again(
-    client: nnfmq.Client, adding: nnfmq.PreparedModel, reusable: bool
+    interface_client: nnfmq.Client, adding: nnfmq.PreparedModel, reusable: bool
 ) -> None:
     with adding.create_reusable_execution() if reusable else adding.create_execution() as execution:
-        with Process(client.driver_pid) as worker, worker.stopped():
+        with Process(interface_client.driver_pid) as worker, worker.stopped():
             running = InThread.start(lambda: computed(execution, ONE, TEN))
-            until(lambda: bool(client.connection._pending_calls), "the run is under way")
+            until(lambda: bool(interface_client.connection._pending_calls), "the run is in progress")
             with pytest.raises(nnfmq.BadState, match="one run at a time"):
                 execution.compute(TEN, TEN)
         assert running.wait().value == SUM
@@ -93,7 +95,7 @@ def test_RUX_5_a_running_execution_is_not_computed_again(
 
 
 @pytest.mark.parametrize("reusable", [False, True], ids=["once", "reusable"])
-@pytest.mark.parametrize("client", INTERFACES[:3], indirect=True)
+@pytest.mark.parametrize("interface_client", INTERFACES[:3], indirect=True)
 def test_RUX_5_a_fenced_run_counts_as_the_only_run_too(adding: nnfmq.PreparedModel, reusable: bool) -> None:
     with adding.create_reusable_execution() if reusable else adding.create_execution() as execution:
         with Fence.create() as own, execution.compute_fenced(ONE, TEN, wait_for=[own]) as launched:
@@ -110,11 +112,11 @@ def test_RUX_5_a_fenced_run_counts_as_the_only_run_too(adding: nnfmq.PreparedMod
 
 
 def test_RUX_5_an_execution_that_is_sent_again_needs_its_model(
-    client: nnfmq.Client, adding: nnfmq.PreparedModel
+    interface_client: nnfmq.Client, adding: nnfmq.PreparedModel
 ) -> None:
     with adding.create_reusable_execution() as reusable, adding.create_execution() as single:
         adding.close()
-        if client.interface == "AIDL v4":
+        if interface_client.interface == "AIDL v4":
             assert computed(reusable, ONE, TEN) == SUM
         else:
             with pytest.raises(nnfmq.InvalidArgument, match="closed"):

@@ -1,7 +1,7 @@
 """One copy of a program's constants for all workers of a daemon, also if workers or the daemon are killed.
 
 A worker stops itself where a test orders it to, at a function of `shared_cache_client`, or publishes altered
-memory in place of its own. Which process maps which memory is read as the inode in /proc/PID/maps.
+memory instead of the program. The inodes in /proc/PID/maps show which process maps which memory.
 """
 
 from __future__ import annotations

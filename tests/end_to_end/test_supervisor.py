@@ -225,7 +225,7 @@ def test_of_daemons_that_start_at_the_same_time_at_one_path_one_listens(folder: 
     path = folder / "d.sock"
     with ExitStack() as stack:
         programs = [stack.enter_context(serve(path)) for _ in range(3)]
-        until(lambda: sum(program.popen.poll() is not None for program in programs) == 2, "two of them are refused")
+        until(lambda: sum(program.popen.poll() is not None for program in programs) == 2, "two of them are rejected")
         winner = next(program for program in programs if program.popen.poll() is None)
         assert winner.line() == f"nnfmq: listening on {path}"
         with nnfmq.connect(path) as client:

@@ -1,7 +1,7 @@
-"""FAST_SINGLE_ANSWER and the driver's own cache, on the device `compiled`, through drivers that are held and killed.
+"""FAST_SINGLE_ANSWER and the driver's own cache, on the device `compiled`, through drivers that tests stop and kill.
 
-A driver under test reads a pipe where it would begin to compile, so a test decides when that is over. Where the answer
-of machine code must be told from the reference's, what is compiled is a program that adds 100.
+A driver under test reads a pipe where it would begin to compile, so a test decides when that is over. If a test must
+distinguish the results of machine code from the reference's, the compiled program adds 100.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ os.pwrite = pwrite
 
 @dataclass
 class Held:
-    """A daemon that compiles when it is told to, through a named pipe."""
+    """A daemon that compiles when a test writes to a named pipe."""
 
     daemon: Daemon
     pipe: Path
@@ -91,7 +91,7 @@ def patched(folder: Path, site: Path, patch: str, environment: Mapping[str, str]
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    """Return the directory of the driver's cache, which is not there yet."""
+    """Return the directory of the driver cache, which does not exist yet."""
     return tmp_path / "cache" / "nnfmq"
 
 
@@ -106,7 +106,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
 
 @pytest.fixture
 def plain(folder: Path, cache: Path) -> Iterator[Daemon]:
-    """Return a daemon with a cache of its own."""
+    """Return a daemon with an empty driver cache."""
     with running_daemon(folder / "d.sock", environment={"XDG_CACHE_HOME": str(cache.parent)}) as daemon:
         yield daemon
 

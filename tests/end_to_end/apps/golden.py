@@ -1,7 +1,7 @@
-"""An application that executes every model on every input it is told of, over a burst.
+"""An application that executes models on inputs that it reads from stdin, over a burst.
 
-golden.py SOCKET ANSWERS.npz: reads lines of JSON {"key": ..., "model": path, "input": path} until an empty one;
-prints the core of each side, and saves the answers under their keys.
+golden.py SOCKET RESULTS.npz: reads lines of JSON {"key": ..., "model": path, "input": path} until an empty one;
+prints the core of each side, and saves the results under their keys.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An application that Ctrl-C interrupts while it waits, several times, and that goes on each time.
 
 interrupted.py SOCKET|embedded WINDOW_US|ordinary: prints the driver's pid; for each line read it begins a call, prints
-"waiting", and once interrupted the time (ns). After an empty line it prints the answer of one more call.
+"waiting", and once interrupted the time (ns). After an empty line it prints the result of one more call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ execute(one(0))
 
 
 def announce(already_open: int) -> None:
-    """Say that the main thread waits."""
+    """Print that the main thread waits."""
     if way == "ordinary":
         until(lambda: len(client._connection._pending_calls) > already_open, "a call is open")
     else:

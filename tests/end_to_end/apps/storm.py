@@ -1,7 +1,7 @@
 """An application whose signal handler raises at random instants, in the middle of whatever a call is doing.
 
 storm.py SOCKET|embedded burst|ordinary|devices COUNT: calls until COUNT handlers have raised out of a call, then prints
-the answer of one more call, which must come within the deadline, and "wrong" if ever an answer was another call's.
+the result of one more call, which must come within the deadline, and "wrong" if a result was ever another call's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ chance = random.Random(20)
 
 
 def call(value: int) -> float:
-    """Make one call of this way; return what came back of `value`."""
+    """Make one call in this execution mode; return the result for `value`."""
     if way == "devices":
         return float(value) if client.devices(timeout=LIMIT_S) else -1.0
     execute = burst.execute if way == "burst" else model.execute

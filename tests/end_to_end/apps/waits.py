@@ -1,4 +1,4 @@
-"""An application that waits for its driver in a given way, says so, and never comes back.
+"""An application that waits for its driver in the given call, prints that it waits, and never returns.
 
 waits.py SOCKET burst|preparation|compilation|execution|computation|fenced|copy|copies|buffers|nothing: prints the
 driver's pid, reads a line, begins, prints "waiting".
@@ -38,19 +38,19 @@ def copies() -> None:
 
 
 def when_called() -> None:
-    """Say that a call over the control channel is open."""
+    """Print that a call over the control channel is pending."""
     until(lambda: bool(client._connection._pending_calls), "a call is open")
     print("waiting", flush=True)
 
 
 def when_in_burst() -> None:
-    """Say that the main thread waits for a result."""
+    """Print that the main thread waits for a result."""
     wait_until_waiting(burst)
     print("waiting", flush=True)
 
 
 def when_fenced() -> None:
-    """Say that an execution waits for a fence of our own, in the driver."""
+    """Print that an execution in the driver waits for the application's fence."""
     until(lambda: bool(launched), "it is launched")
     print("waiting", flush=True)
 
@@ -59,7 +59,7 @@ launched: list[nnfmq.FencedExecution[Any]] = []
 
 
 def wait_for_a_fence_of_our_own() -> None:
-    """Launch two executions, the second of which waits for the first, and never signal what that waits for."""
+    """Launch two executions, the second of which waits for the first, and never signal the fence of the first."""
     own = nnfmq.Fence.create()
     first = model.execute_fenced(one(2), wait_for=[own])
     launched.append(model.execute_fenced(one(3), wait_for=[first.fence, own]))
@@ -67,7 +67,7 @@ def wait_for_a_fence_of_our_own() -> None:
 
 
 def compiled(model: Model) -> nnfmq.PreparedModel:
-    """Have a model compiled before anything is answered."""
+    """Prepare a model so that the reply is sent after its compilation."""
     return client.device("compiled").prepare(model, preference=ExecutionPreference.SUSTAINED_SPEED)
 
 

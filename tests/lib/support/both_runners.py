@@ -1,6 +1,6 @@
-"""One TFLite file by us and by LiteRT's reference kernels: the same inputs, step by step, states carried between.
+"""A TFLite file executed by nnfmq and by LiteRT's reference kernels, on the same inputs, with states carried over.
 
-LiteRT keeps variable tensors itself and begins with zeros; ours come in and go out as the last arguments.
+LiteRT keeps variable tensors itself, initially zeros; in nnfmq they are the last inputs and outputs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def ours(content: bytes) -> Ours:
 
 
 class Theirs:
-    """The same by LiteRT: by its reference kernels, or the `optimized` ones. `keep_all` keeps inner tensors."""
+    """A model loaded by LiteRT, with its reference kernels or the `optimized` ones. `keep_all` keeps inner tensors."""
 
     def __init__(self, content: bytes, *, keep_all: bool = False, optimized: bool = False) -> None:
         litert: Any = pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
@@ -85,7 +85,7 @@ class Theirs:
 
 
 class Layers:
-    """The operators of a file one by one, each on inputs that are given: no difference is carried to the next."""
+    """The operators of a file one by one, each on given inputs, so that differences do not accumulate."""
 
     def __init__(self, content: bytes) -> None:
         self._size_bytes = len(content)

@@ -20,13 +20,13 @@ def _note(error: BaseException | None) -> None:
 
 
 def watch_for_them() -> None:
-    """Note them from now on, and until the process ends: a thread may outlive the test that started it."""
+    """Record internal errors until the process ends, because a thread may outlive the test that started it."""
     session_context.abort_on_internal_error = _note
 
 
 @contextmanager
 def none() -> Iterator[None]:
-    """Fail where a driver had a bug, here or in a thread that an earlier test left."""
+    """Fail if a driver had an internal error, in this test or in a thread that an earlier test left."""
     yield
     if _found:
         bug = _found.pop()

@@ -1,7 +1,7 @@
-"""A minimal burst client: two queues, numbered memories, and packets as bytes, well-formed or not.
+"""A minimal burst client: two queues, memories in slots, and packets as bytes, well-formed or not.
 
-It uses nothing of `nnfmq.runtime`, so it can send what no client library would. The server's ends are attached through
-separate mappings, as in another process.
+It does not use `nnfmq.runtime`, so it can send packets that no client library sends. The server's ends are attached
+through separate mappings, as in another process.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def server_end(queue: MessageQueue) -> MessageQueue:
 
 
 class BurstClient:
-    """The application's end of a burst, and its answer to `get_memories`. Close it, or use `with`."""
+    """The application's end of a burst, with its implementation of `get_memories`. Close it, or use `with`."""
 
     def __init__(self, requests: MessageQueue, results: MessageQueue) -> None:
         self.requests = requests
@@ -78,17 +78,17 @@ class BurstClient:
     # ------------------------------------------------------------------------------------------------ memories
 
     def give(self, slot: int, size_bytes: int, *, one_writer: bool = False) -> Memory:
-        """Create a memory that `slot` stands for from now on; it is this client's to close."""
+        """Create a memory and assign it to `slot`. The client closes it."""
         memory = self._resources.enter_context(Memory.create(size_bytes, "burst", one_writer=one_writer))
         self.memories[slot] = memory
         return memory
 
     def known(self, slots: Sequence[int]) -> list[Memory]:
-        """Return a mapping of its own for each slot."""
+        """Return a separate mapping for each slot."""
         return [duplicate(self.memories[slot]) for slot in slots]
 
     def get_memories(self, slots: Sequence[int]) -> list[Memory]:
-        """Answer the server (IBurstCallback), and note what it asked for."""
+        """Return the memories of slots that the server requests (IBurstCallback), and record the slots."""
         self.asked.append(list(slots))
         self.asked_now.set()
         return self.answer(slots)
@@ -96,15 +96,15 @@ class BurstClient:
     # ------------------------------------------------------------------------------------------------ packets
 
     def call(self, packet: bytes) -> bytes:
-        """Send a packet, whatever it is, and return the result's bytes."""
+        """Send a packet, malformed or not, and return the result's bytes."""
         assert self.requests.send(packet)
         return self.receive()
 
     def receive(self) -> bytes:
         """Return the next result's bytes."""
-        answer = self.results.receive(time.monotonic_ns() + LIMIT_NS, 0)
-        assert answer is not None, "the server did not answer"
-        return answer
+        result = self.results.receive(time.monotonic_ns() + LIMIT_NS, 0)
+        assert result is not None, "the server sent no result"
+        return result
 
     def execute(self, packet: bytes) -> ResultPacket:
         """Send a packet and return the decoded result."""
@@ -113,7 +113,7 @@ class BurstClient:
     # ------------------------------------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close the memories and both queues."""
         self._resources.close()
         self.requests.close()
         self.results.close()
@@ -132,6 +132,6 @@ def packet_for(model: Model, slots: tuple[int, int] = (0, 1), measure: MeasureTi
 
 
 def give_pools(client: BurstClient, model: Model, slots: tuple[int, int] = (0, 1)) -> tuple[Memory, Memory]:
-    """Give the memories that `packet_for` speaks of, as large as needed."""
+    """Create memories of the sizes that `packet_for` needs, in its slots."""
     inputs, outputs = models.pool_bytes(model)
     return client.give(slots[0], inputs), client.give(slots[1], outputs)

@@ -1,7 +1,7 @@
-"""What compilation caching is tried with: files in a folder, a client that saves and loads by hand, models that differ.
+"""For tests of compilation caching: files in a folder, a client that exchanges single messages, and two models.
 
-The models are those of the HAL's own tests: a chain of a hundred ADDs of 1, whose answer is 101, and one of MULs by 1,
-whose answer is 1, so that it shows which of them was executed.
+The models are those of the HAL's own tests: a chain of a hundred ADDs of 1, whose result is 101, and one of MULs by 1,
+whose result is 1, so the result shows which of them was executed.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ def chain(code: OperationType, type: OperandType = FLOAT, length: int = LENGTH) 
 
 
 def expected_result(code: OperationType, length: int = LENGTH) -> float:
-    """Return what `chain(code)` makes of 1."""
+    """Return the result of `chain(code)` for the input 1."""
     return 1.0 + length if code == OperationType.ADD else 1.0
 
 
 class Paths(NamedTuple):
-    """Cache files by name, the model's and the data's."""
+    """Paths of the model cache files and the data cache files."""
 
     model: tuple[Path, ...]
     data: tuple[Path, ...]
 
     @classmethod
     def new(cls, folder: Path, name: str = "cache", model: int = 1, data: int = 1) -> Paths:
-        """Create empty files, of which there may be one too many or too few."""
+        """Create empty files; their number may be wrong."""
         made = cls(
             tuple(folder / f"{name}.model{i}" for i in range(model)),
             tuple(folder / f"{name}.data{i}" for i in range(data)),
@@ -78,23 +78,23 @@ class Paths(NamedTuple):
 
     @property
     def all(self) -> tuple[Path, ...]:
-        """All of them, those of the model first."""
+        """All paths, model cache files first."""
         return self.model + self.data
 
     def open(self, stack: ExitStack, modes: dict[int, int] | None = None) -> tuple[list[int], list[int]]:
-        """Open them for reading and writing, or as `modes` says by their number in `all`."""
+        """Open the files for reading and writing, or with the flags in `modes`, whose keys are indexes in `all`."""
         fds = [os.open(path, (modes or {}).get(i, os.O_RDWR) | os.O_CLOEXEC) for i, path in enumerate(self.all)]
         for fd in fds:
             stack.callback(os.close, fd)
         return fds[: len(self.model)], fds[len(self.model) :]
 
     def contents(self) -> list[bytes]:
-        """Return what is in them."""
+        """Return the contents of all files."""
         return [path.read_bytes() for path in self.all]
 
 
 class Loaded(NamedTuple):
-    """How a preparation ended: its status, the model's number (0 where there is none), and a text."""
+    """The outcome of a preparation: status, model id (0 without a model) and message."""
 
     status: ErrorStatus
     model_id: int
@@ -102,7 +102,7 @@ class Loaded(NamedTuple):
 
 
 class CachingClient:
-    """A client that speaks with a session in a thread of this process. Close it."""
+    """A client of a session that runs in a thread of this process. Close it."""
 
     def __init__(self) -> None:
         driver_end, client_end = Channel.pair()
@@ -117,14 +117,14 @@ class CachingClient:
     def save(
         self, model: Model, files: Paths, token: bytes = TOKEN, modes: dict[int, int] | None = None, **changes: Any
     ) -> Loaded:
-        """Prepare a model and have it saved."""
+        """Prepare a model and save it to `files`."""
         with ExitStack() as stack:
             return self.save_to(model, *files.open(stack, modes), token=token, **changes)
 
     def save_to(
         self, model: Model, model_fds: Sequence[int], data_fds: Sequence[int], token: bytes = TOKEN, **changes: Any
     ) -> Loaded:
-        """Prepare a model and have it saved to descriptors."""
+        """Prepare a model and save it to fds."""
         data, pools = encode_model(model)
         assert not pools
         fields: dict[str, Any] = {
@@ -140,21 +140,21 @@ class CachingClient:
         return self._outcome()
 
     def load(self, files: Paths, token: bytes = TOKEN, modes: dict[int, int] | None = None, **changes: Any) -> Loaded:
-        """Prepare what was saved."""
+        """Prepare the model that was saved to `files`."""
         with ExitStack() as stack:
             return self.load_from(*files.open(stack, modes), token=token, **changes)
 
     def load_from(
         self, model_fds: Sequence[int], data_fds: Sequence[int], token: bytes = TOKEN, **changes: Any
     ) -> Loaded:
-        """Prepare what was saved to descriptors."""
+        """Prepare the model that was saved to fds."""
         caches = messages.CachesData(token, len(model_fds), len(data_fds))
         fields: dict[str, Any] = {"device": "reference", "deadline_ns": -1, "caches": caches, **changes}
         self.peer.send(messages.PrepareModelFromCache(next(self._calls), **fields), [*model_fds, *data_fds])
         return self._outcome()
 
     def _outcome(self) -> Loaded:
-        """Hear both answers in the order that the HAL prescribes: one callback on every path (PREP-1 to PREP-3)."""
+        """Receive the reply and the callback in the HAL's order: one callback on every path (PREP-1 to PREP-3)."""
         first = self.peer.receive_any()
         if isinstance(first, messages.Reply):
             assert first.status is NONE
@@ -176,7 +176,7 @@ class CachingClient:
         return float(out[0])
 
     def close(self) -> None:
-        """Hang up, and wait for the session's end."""
+        """Close the connection, and wait until the session has ended."""
         self.peer.close()
         self._thread.join(LIMIT_S)
         assert not self._thread.is_alive()

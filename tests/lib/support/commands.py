@@ -1,4 +1,4 @@
-"""`nnfmq` as a process of its own, which a failing test does not wait for."""
+"""The command `nnfmq` in a child process, which is killed if the test fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIMIT_S = 60
 
 @contextmanager
 def started(*words: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Start `nnfmq WORDS` with pipes; afterwards it must end by itself, and is killed where the block failed."""
+    """Start `nnfmq WORDS` with pipes; after the block it must exit by itself, and is killed if the block failed."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-m", "nnfmq", *words], **pipes | options) as process:
         try:

@@ -1,4 +1,4 @@
-"""Models with IF and WHILE, from small subgraphs: what tests of engines and validation start from and then spoil."""
+"""Models with IF and WHILE, from small subgraphs: for tests of engines and validation, which also mutate them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that are short of descriptors."""
+"""Limits on the fds that a process may open."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_more_descriptors_than(pid: int, count: int) -> Iterator[None]:
-    """Let a process (0 = this one) open no descriptor that is `count` or more, for a block."""
+    """Limit a process (0 = this one) to fds below `count` for the duration of the block."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (count, before[1]))
     try:
@@ -21,7 +21,7 @@ def no_more_descriptors_than(pid: int, count: int) -> Iterator[None]:
 
 @contextmanager
 def no_more_descriptors(but: int = 0) -> Iterator[None]:
-    """Let this process open none for a block, or so many at most."""
+    """Limit the number of fds that this process can open during the block, by default to none."""
     free = os.dup(0)
     os.close(free)
     with no_more_descriptors_than(0, free + but):

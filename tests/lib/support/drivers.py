@@ -1,9 +1,9 @@
-"""Real processes for tests: drivers, applications beside them, and what the kernel says about them.
+"""Real processes for tests: drivers, applications, and their state as the kernel reports it.
 
-A process is watched by a pidfd, so that its end is an event and its number cannot come to mean another. SIGSTOP to a
-driver makes "busy" exact: a stopped one has taken nothing and answers nothing until it goes on. Everything has a
-deadline. Where the kernel offers no event to wait for (a stop, a thread's sleep, an entry leaving /proc) `until` looks
-again and again; nothing else here does.
+A process is watched by a pidfd, so its exit is an event and its pid cannot be reused meanwhile. A driver is made busy
+with SIGSTOP: a stopped driver reads no calls and sends no replies until it is resumed. All waits have a deadline.
+`until` polls, because the kernel offers no event for a stop, a thread's sleep or an entry that disappears from /proc;
+nothing else here polls.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SHARED_MEMORY = ("/memfd:", "/dev/shm/")
 
 
 def until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
-    """Look at `condition` until it holds; fail with `what` at the limit."""
+    """Poll `condition` until it is true; fail with `what` at the limit."""
     deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline:
@@ -49,7 +49,7 @@ def until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) ->
 
 
 class Process:
-    """Any process, by a pidfd of its own. Close it, or use `with`; that does nothing to the process."""
+    """A process, held by a pidfd. Close it, or use `with`; that does not affect the process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -60,23 +60,23 @@ class Process:
         signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> int:
-        """Send SIGKILL and return when that was (ns)."""
+        """Send SIGKILL; return the time (monotonic, ns)."""
         now = time.monotonic_ns()
         self.send(signal.SIGKILL)
         return now
 
     def stop(self) -> None:
-        """Stop it, every thread of it: it takes nothing from any queue until `resume`."""
+        """Stop all threads of the process, so that it reads nothing from any queue until `resume`."""
         self.send(signal.SIGSTOP)
         until(lambda: set(self.states()) == {"T"}, f"process {self.pid} stops")
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue the stopped process."""
         self.send(signal.SIGCONT)
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Keep it stopped for a block."""
+        """Keep the process stopped for the duration of the block."""
         self.stop()
         try:
             yield
@@ -85,12 +85,12 @@ class Process:
                 self.resume()
 
     def wait_for_end(self, limit_s: float = LIMIT_S) -> None:
-        """Return when it has ended; fail at the limit."""
+        """Wait until the process has exited; fail at the limit."""
         if not self.has_exited(limit_s):
             pytest.fail(f"process {self.pid} still runs after {limit_s:g} s", pytrace=False)
 
     def has_exited(self, wait_s: float = 0.0) -> bool:
-        """Return whether it has ended, after waiting for that up to `wait_s`."""
+        """Wait up to `wait_s` for the process to exit; return whether it has."""
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         return bool(poll.poll(wait_s * 1000))
@@ -100,7 +100,7 @@ class Process:
         return [thread_state(int(task), self.pid) for task in os.listdir(f"/proc/{self.pid}/task")]
 
     def descriptors(self) -> list[str]:
-        """Return what its descriptors stand for, sorted, without the numbers of pipes and sockets."""
+        """Return the targets of the process's fds, sorted, without the inode numbers of pipes and sockets."""
         folder = Path(f"/proc/{self.pid}/fd")
         found = []
         for entry in os.listdir(folder):
@@ -109,12 +109,12 @@ class Process:
         return sorted(found)
 
     def shared_mappings(self) -> list[str]:
-        """Return its mappings of shared memory."""
+        """Return the process's mappings of shared memory."""
         lines = Path(f"/proc/{self.pid}/maps").read_text().splitlines()
         return [line for line in lines if any(part in line for part in _SHARED_MEMORY)]
 
     def children(self) -> list[int]:
-        """Return the pids of its children."""
+        """Return the pids of the process's children."""
         found: list[int] = []
         with suppress(*_GONE):
             for task in os.listdir(f"/proc/{self.pid}/task"):
@@ -122,7 +122,7 @@ class Process:
         return sorted(found)
 
     def descendants(self) -> list[int]:
-        """Return the pids of its children, of theirs, and so on."""
+        """Return the pids of all descendants."""
         found = []
         for process in opened(self.children()):
             with process:
@@ -130,7 +130,7 @@ class Process:
         return found
 
     def close(self) -> None:
-        """Forget it."""
+        """Close the pidfd."""
         fd, self._pidfd = self._pidfd, -1
         if fd >= 0:
             os.close(fd)
@@ -143,7 +143,7 @@ class Process:
 
 
 def opened(pids: Iterable[int]) -> Iterator[Process]:
-    """Yield those processes that still are, for the caller to close."""
+    """Yield those of the processes that still exist. The caller closes them."""
     for pid in pids:
         try:
             process = Process(pid)
@@ -162,7 +162,7 @@ def thread_state(thread_id: int, pid: int | None = None) -> str:
 
 
 class InThread:
-    """A call that runs on a thread of this process, with when and how it ended."""
+    """A call that runs on a thread of this process, its result or exception, and the time of its end."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call = call
@@ -173,7 +173,7 @@ class InThread:
 
     @classmethod
     def start(cls, call: Callable[[], Any]) -> Self:
-        """Begin `call`."""
+        """Start `call` on a new thread."""
         started = cls(call)
         started._thread.start()
         return started
@@ -187,15 +187,15 @@ class InThread:
 
     @property
     def thread_id(self) -> int:
-        """The kernel's number of its thread."""
+        """The kernel's id of the thread."""
         return self._thread.native_id or 0
 
     def wait_until_asleep(self) -> None:
-        """Return when the kernel says that its thread sleeps."""
+        """Wait until the kernel reports that the thread sleeps."""
         until(lambda: thread_state(self.thread_id) == "S", "the call sleeps")
 
     def wait(self, limit_s: float = LIMIT_S) -> Self:
-        """Return when the call has ended; fail at the limit."""
+        """Wait until the call has returned; fail at the limit."""
         self._thread.join(limit_s)
         if self._thread.is_alive():
             pytest.fail(f"the call still runs after {limit_s:g} s", pytrace=False)
@@ -203,12 +203,12 @@ class InThread:
 
 
 def wait_until_waiting(burst: nnfmq.Burst) -> None:
-    """Return when a thread of this process waits for a result of `burst`."""
+    """Wait until a thread of this process waits for a result of `burst`."""
     until(lambda: burst._results.waiters > 0, "the client waits for its result")
 
 
 class Program:
-    """A subprocess that talks in lines. `with` kills it at the end if it still runs."""
+    """A subprocess that reads and prints lines. `with` kills it at the end if it still runs."""
 
     def __init__(self, popen: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
         assert popen.stdin is not None and popen.stdout is not None
@@ -226,7 +226,7 @@ class Program:
         *,
         pass_fds: Sequence[int] = (),
     ) -> Self:
-        """Start Python with `arguments` in a session of its own; `support` can be imported there."""
+        """Start Python with `arguments` in a new session; it can import `support`."""
         errors = tempfile.TemporaryFile()  # noqa: SIM115  (the Program owns it)
         path = os.pathsep.join([str(ROOT / "tests" / "lib"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         try:
@@ -248,7 +248,7 @@ class Program:
         return f"process {self.pid}, {self.popen.args!r}"
 
     def line(self, limit_s: float = LIMIT_S) -> str:
-        """Return its next line of output, without the newline; fail at the limit or where it has ended."""
+        """Return its next line of output, without the newline; fail at the limit or if it has exited."""
         deadline = time.monotonic() + limit_s
         poll = select.poll()
         poll.register(self._stdout, select.POLLIN)
@@ -271,17 +271,17 @@ class Program:
         self._stdin.close()
 
     def errors(self) -> str:
-        """Return what it has written to stderr so far."""
+        """Return its output to stderr so far."""
         return os.pread(self._errors.fileno(), 1 << 20, 0).decode(errors="replace")
 
     def interrupt(self) -> int:
-        """Send SIGINT to its process group, as Ctrl-C in a terminal does, and return when that was (ns)."""
+        """Send SIGINT to its process group, as Ctrl-C in a terminal does; return the time (monotonic, ns)."""
         now = time.monotonic_ns()
         os.killpg(self.pid, signal.SIGINT)
         return now
 
     def wait(self, limit_s: float = LIMIT_S) -> int:
-        """Return its exit status once it has ended; fail at the limit."""
+        """Wait for its exit and return the exit status; fail at the limit."""
         try:
             return self.popen.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -305,7 +305,7 @@ def app(name: str, *arguments: str | Path, environment: Mapping[str, str] | None
 
 
 class Daemon:
-    """A running `nnfmq serve`, or what a test put in its place."""
+    """A running `nnfmq serve`, or the program that a test started instead."""
 
     def __init__(self, program: Program, path: Path) -> None:
         self.program = program
@@ -320,7 +320,7 @@ class Daemon:
         environment: Mapping[str, str] | None = None,
         arguments: Sequence[str | Path] | None = None,
     ) -> Self:
-        """Start it at `path` and return when it listens."""
+        """Start the daemon at `path` and wait until it listens."""
         if arguments is None:
             arguments = ["-P", "-m", "nnfmq", "serve", "--socket", path]
         program = Program.start(arguments, environment)
@@ -333,15 +333,15 @@ class Daemon:
 
     @property
     def directory(self) -> Path:
-        """Where its helpers keep their files."""
+        """The directory of its helpers' files."""
         return Path(f"{self.path}.d")
 
     def connect(self) -> nnfmq.Client:
-        """Return a new client of it, with the driver's worker ready."""
+        """Return a new client, whose worker is ready."""
         return nnfmq.connect(self.path, timeout=LIMIT_S)
 
     def end(self) -> None:
-        """End it by SIGTERM, unless it has ended: it must leave with status 0, and no process or file behind."""
+        """Send SIGTERM, unless the daemon has exited: it must exit with status 0 and leave no process or file."""
         if self.process.has_exited():
             return
         with ExitStack() as stack:
@@ -354,12 +354,12 @@ class Daemon:
         assert not self.path.exists() and not self.directory.exists()
 
     def kill(self) -> None:
-        """End it by SIGKILL: what it leaves behind is a test's business."""
+        """Send SIGKILL. The test cleans up the files that the daemon leaves."""
         self.process.kill()
         self.program.wait()
 
     def close(self) -> None:
-        """Let go of a daemon that has ended."""
+        """Close the handles of a daemon that has exited."""
         self.process.close()
         self.program.__exit__(None, None, None)
 
@@ -371,7 +371,7 @@ def running_daemon(
     environment: Mapping[str, str] | None = None,
     arguments: Sequence[str | Path] | None = None,
 ) -> Iterator[Daemon]:
-    """Run a daemon for a block and check that it ends as it should."""
+    """Run a daemon for the duration of the block and check that it exits properly."""
     daemon = Daemon.start(path, environment=environment, arguments=arguments)
     try:
         yield daemon
@@ -382,7 +382,7 @@ def running_daemon(
 
 @contextmanager
 def short_folder() -> Iterator[Path]:
-    """Make a folder for a socket: pytest's own are too deep for one."""
+    """Create a folder for a socket, because the paths of pytest's folders are too long for one."""
     folder = Path(tempfile.mkdtemp(prefix="nnfmq-"))
     try:
         yield folder
@@ -391,10 +391,10 @@ def short_folder() -> Iterator[Path]:
 
 
 def one(value: float) -> npt.NDArray[np.float32]:
-    """Return the null model's input, which is also what it must answer."""
+    """Return an input of the null model, which is also its expected output."""
     return np.array([value], np.float32)
 
 
 def shared_memory_names() -> set[str]:
-    """Return the named shared memory of this machine."""
+    """Return the names of shared memory on this machine."""
     return set(os.listdir("/dev/shm"))

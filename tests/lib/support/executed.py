@@ -63,6 +63,6 @@ def executed(
 
 
 def _dimensions(operand: Operand, array: Array, unknown: bool) -> tuple[int, ...]:
-    """Return what the model says of an argument; scales of channels need a known rank."""
+    """Return the argument's dimensions in the model; per-channel scales need a known rank."""
     is_open = is_scalar(operand.type) or (unknown and operand.channel_quant is None)
     return () if is_open else array.shape

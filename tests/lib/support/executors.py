@@ -27,7 +27,7 @@ def prepared(model: Model) -> DriverPreparedModel:
 
 
 class Held:
-    """A program whose executions wait in their middle until they are let go."""
+    """A program whose executions block until the test releases them."""
 
     def __init__(self, model: Model) -> None:
         self._program = interpreter.prepare(model)

@@ -1,8 +1,8 @@
-"""Read source text and say which rule of the architecture it breaks: layers, one door per side effect, house limits.
+"""Checks of source text against the rules of the architecture: layers, one module per side effect, size limits.
 
 Nothing is imported or run. A `Source` is a module's dotted name inside the package (`queue.core`; empty for the
 package's own `__init__`) and its text; each rule is a function from a Source to complaints with line numbers. An
-import counts wherever it stands, in a function or under TYPE_CHECKING as well. Of Cython files only the import lines
+import counts anywhere in a module, in a function or under TYPE_CHECKING as well. Of Cython files only the import lines
 are read.
 """
 
@@ -67,7 +67,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "ctypes": ("queue", "engines.idle_trim", "engines.compiled.thread_pool"),
     "llvmlite": ("engines.compiled",),
     "multiprocess": ("service.supervisor",),
-    # The embedded driver; and what measures or tests in processes of its own.
+    # The embedded driver, and modules that measure or test in child processes.
     "subprocess": ("runtime.embedded_driver", "runtime.client", "cli.queue_bench", "conformance.runner"),
     "multiprocessing": (),
     "pickle": (),
@@ -165,7 +165,7 @@ def _within(name: str, places: Iterable[str]) -> bool:
 
 
 def upward_imports(source: Source) -> Iterator[str]:
-    """Complain about imports of our own parts that the table does not allow."""
+    """Return complaints about imports of parts of the package that the table does not allow."""
     part = source.module.split(".")[0]
     if part not in LAYERS:
         yield f"{source.module}: the table of layers has no part {part!r}"
@@ -177,7 +177,7 @@ def upward_imports(source: Source) -> Iterator[str]:
 
 
 def _own(name: str) -> str | None:
-    """Return a name's place inside our package, or None if it is not ours; names of the face itself are ''."""
+    """Return a name relative to the package, None for another package, '' for names of the package itself."""
     package, _, rest = name.partition(".")
     if package != PACKAGE:
         return None
@@ -229,7 +229,7 @@ def _import_graph(found: list[Source]) -> dict[str, set[str]]:
 
 
 def back_doors(source: Source) -> Iterator[str]:
-    """Complain about side effects outside their one door."""
+    """Return complaints about side effects outside their one module."""
     for line, name in imports(source):
         top = name.split(".")[0]
         if top in DOORS and not _within(source.module, DOORS[top]):
@@ -250,7 +250,7 @@ def _or_nobody(places: tuple[str, ...]) -> str:
 
 
 def over_the_limits(source: Source) -> Iterator[str]:
-    """Complain about modules without a docstring or too long, functions too long, and errors swallowed whole."""
+    """Return complaints about long modules, modules without docstring, long functions, and swallowed errors."""
     if source.is_cython:
         return
     tree = source.tree()

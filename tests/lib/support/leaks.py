@@ -1,9 +1,9 @@
-"""What a process holds that a finished test may not leave behind: descriptors, threads, mappings, children, variables.
+"""Resources of the process that a test may not leak: fds, threads, mappings, children, environment variables.
 
-The kernel is asked, not Python: /proc says what is there whoever made it. `watch()` compares before and after and names
-what is new. Only the environment is Python's word: /proc does not follow it; there, what is gone is named, too.
-Of mappings only shared memory (memfd, /dev/shm) counts: ordinary memory is not looked at, and a library loaded by the
-first test that needs it stays. NumPy is imported before the first look: BLAS starts its threads then.
+They are read from /proc, which lists them no matter which code created them. `watch()` compares before and after and
+names new entries. The environment is read from Python, because /proc does not follow it; for it, removed variables are
+named, too. Of mappings only shared memory (memfd, /dev/shm) counts, because libraries that a test loads stay mapped.
+NumPy is imported before the first snapshot, because BLAS starts its threads then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Held = dict[str, str]
 
 
 def snapshot() -> Held:
-    """Look at everything this process holds now."""
+    """Return the resources that this process holds now."""
     return dict([*_descriptors(), *_threads(), *_shared_mappings(), *_children(), *_variables()])
 
 
@@ -91,10 +91,10 @@ def _new_since(before: Held) -> list[str]:
 
 
 def _settled(before: Held, deadline_ns: int) -> list[str]:
-    """Return what is still new once the dust has settled.
+    """Return the entries that are still new after resources that are being released are gone.
 
     A joined thread's task and a hung-up child's entry leave /proc a moment later and nothing can be waited on for that,
-    so this is the one place that looks again and again; a clean test is judged at the first look.
+    so this function polls; for a test without leaks the first snapshot is enough.
     """
     left = _new_since(before)
     if left:
@@ -108,7 +108,7 @@ def _settled(before: Held, deadline_ns: int) -> list[str]:
 
 @contextmanager
 def watch(grace_ns: int = GRACE_NS) -> Iterator[None]:
-    """Fail with a list if the block leaves anything behind; waits up to `grace_ns` for what is ending already."""
+    """Fail with a list if the block leaks anything; wait up to `grace_ns` for resources that are being released."""
     before = snapshot()
     yield
     left = _settled(before, time.monotonic_ns() + grace_ns)

@@ -44,7 +44,7 @@ def shared(
     table: str = "",
     options: Mapping[str, Any] | None = None,
 ) -> Case:
-    """Return a case whose first arguments are the same; then come the HAL's `rest`, and TFLite's constants."""
+    """Return a case with common first arguments, followed by the HAL's `rest` and by TFLite's constants."""
     outputs = [output] if isinstance(output, Operand) else list(output)
     return Case(
         lambda: results_of(operation, [*data, *rest], outputs),

@@ -1,4 +1,4 @@
-"""Models run by LiteRT's reference kernels, where LiteRT is installed; the caller skips its tests where it is not."""
+"""Models run by LiteRT's reference kernels; the caller skips its tests if LiteRT is not installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Array = npt.NDArray[Any]
 
 
 def reference(litert: Any, content: bytes) -> Callable[[Array], list[Array]]:
-    """Return what executes the .tflite file `content`, of one input, by the module `ai_edge_litert.interpreter`."""
+    """Return a function that executes the .tflite file `content`, of one input, by `ai_edge_litert.interpreter`."""
     runner = litert.Interpreter(
         model_content=content, experimental_op_resolver_type=litert.OpResolverType.BUILTIN_REF, num_threads=1
     )

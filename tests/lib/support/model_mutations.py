@@ -1,9 +1,9 @@
-"""Every way in which the HAL's test suite spoils a legal model, one fault at a time (REQUIREMENTS N-MOD-1 to 20).
+"""All mutations of a legal model in the HAL's test suite, one fault at a time (requirements N-MOD-1 to 20).
 
-`mutants` gives them for all subgraphs of a model; each has to be refused as an invalid argument. A family is a function
-from a subgraph to (what was done, spoilt subgraph) pairs; what else a spoilt operand needs to be legal (place, scale,
-zero point, dimensions) it gets, so that the fault is the only one. The conditions are those under which a spoilt model
-would be another legal one. Nothing here validates, and the model that is given is never changed.
+`mutants` yields them for all subgraphs of a model; each must be rejected as an invalid argument. A family is a function
+from a subgraph to (description, mutated subgraph) pairs. A mutated operand gets everything else that it needs to be
+legal (location, scale, zero point, dimensions), so that the fault is the only one. Conditions exclude mutations that
+yield another legal model. Nothing here validates, and the given model is not changed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _OPTIONAL_OUTPUTS = (
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A spoilt model: the requirement's id, what was done to it, and itself."""
+    """A mutated model, with the requirement's id and a description of the mutation."""
 
     rule: str
     what: str
@@ -59,9 +59,9 @@ class Mutant:
 
 
 def mutants(model: Model, *rules: str) -> Iterator[Mutant]:
-    """Yield each spoilt form of `model`, which must be legal: main subgraph first, then the referenced ones.
+    """Yield each mutation of `model`, which must be legal: main subgraph first, then the referenced ones.
 
-    `rules` are the families wanted; none = all.
+    `rules` are the requested families; none = all.
     """
     for number, subgraph in enumerate((model.main, *model.referenced)):
         where = "" if number == 0 else f"referenced subgraph {number - 1}, "
@@ -71,7 +71,7 @@ def mutants(model: Model, *rules: str) -> Iterator[Mutant]:
 
 
 def _joined(model: Model, number: int, subgraph: Subgraph) -> Model:
-    """Return the model with one subgraph replaced; operand_values grow where a spoilt operand became a constant."""
+    """Return the model with one subgraph replaced; operand_values grow if a mutated operand became a constant."""
     places = [operand.location for operand in subgraph.operands if operand.lifetime is L.CONSTANT_COPY]
     missing = max((place.offset + place.length for place in places), default=0) - len(model.operand_values)
     values = model.operand_values + bytes(missing) if missing > 0 else model.operand_values
@@ -105,7 +105,7 @@ def _consumers(graph: Subgraph) -> list[int]:
 
 
 def _changed(fields: Callable[[Operand], Iterator[tuple[str, Operand]]]) -> Family:
-    """Return the family that spoils each operand in the ways that `fields` yields."""
+    """Return the family that applies the mutations of `fields` to each operand."""
 
     def family(graph: Subgraph) -> Mutations:
         for index, operand in enumerate(graph.operands):
@@ -290,7 +290,7 @@ def _argument_types(graph: Subgraph) -> Mutations:
 
 
 def _is_legal(operation: Operation, index: int, kind: OperandType) -> bool:
-    """Return True where an operation takes several types in this place."""
+    """Return True if an operation accepts several types for this argument."""
     first = operation.inputs[0] == index
     second = len(operation.inputs) > 1 and operation.inputs[1] == index
     output = operation.outputs[0] == index

@@ -1,7 +1,7 @@
-"""Small models in the HAL's own types: what a driver is given when a test is not about importing files.
+"""Small models in the HAL's types, for tests that are not about importing files.
 
-Each function returns a complete, valid Model; constants lie in its operand_values. `request_for` lays a model's
-arguments out over pools. Nothing here computes: what the models answer is for the tests to know.
+Each function returns a complete, valid Model, whose constants are in its operand_values. `request_for` lays a model's
+arguments out in pools. Nothing here computes: the tests contain the expected results.
 """
 
 from __future__ import annotations
@@ -93,24 +93,24 @@ class _Builder:
 def null_model() -> Model:
     """RESHAPE of one float to one float: the smallest execution there is."""
     builder = _Builder()
-    given, answer = builder.input((1,)), builder.output((1,))
-    builder.operation(OperationType.RESHAPE, [given, builder.integers([1])], [answer])
+    given, result = builder.input((1,)), builder.output((1,))
+    builder.operation(OperationType.RESHAPE, [given, builder.integers([1])], [result])
     return builder.model()
 
 
 def add_model(shape: Shape = (4,)) -> Model:
     """ADD of two float tensors."""
     builder = _Builder()
-    first, second, answer = builder.input(shape), builder.input(shape), builder.output(shape)
-    builder.operation(OperationType.ADD, [first, second, builder.scalar(FusedActivationFunc.NONE)], [answer])
+    first, second, result = builder.input(shape), builder.input(shape), builder.output(shape)
+    builder.operation(OperationType.ADD, [first, second, builder.scalar(FusedActivationFunc.NONE)], [result])
     return builder.model()
 
 
 def relu_model(shape: Shape = (4,)) -> Model:
     """RELU of one float tensor."""
     builder = _Builder()
-    given, answer = builder.input(shape), builder.output(shape)
-    builder.operation(OperationType.RELU, [given], [answer])
+    given, result = builder.input(shape), builder.output(shape)
+    builder.operation(OperationType.RELU, [given], [result])
     return builder.model()
 
 
@@ -119,35 +119,35 @@ def logistics_model(count: int) -> Model:
     builder = _Builder()
     lengths = range(9, 9 + count)
     givens = [builder.input((length,)) for length in lengths]
-    answers = [builder.output((length,)) for length in lengths]
-    for given, answer in zip(givens, answers, strict=True):
-        builder.operation(OperationType.LOGISTIC, [given], [answer])
+    results = [builder.output((length,)) for length in lengths]
+    for given, result in zip(givens, results, strict=True):
+        builder.operation(OperationType.LOGISTIC, [given], [result])
     return builder.model()
 
 
 def relus_model(count: int, shape: Shape = (1,)) -> Model:
-    """`count` independent RELUs, each with an input and an output of its own: results with many shapes."""
+    """`count` independent RELUs with separate inputs and outputs, for results with many shapes."""
     builder = _Builder()
     givens = [builder.input(shape) for _ in range(count)]
-    answers = [builder.output(shape) for _ in range(count)]
-    for given, answer in zip(givens, answers, strict=True):
-        builder.operation(OperationType.RELU, [given], [answer])
+    results = [builder.output(shape) for _ in range(count)]
+    for given, result in zip(givens, results, strict=True):
+        builder.operation(OperationType.RELU, [given], [result])
     return builder.model()
 
 
 def unsized_relu_model(shape: Shape = (4,)) -> Model:
     """RELU whose output has an unknown extent in the model: the request, or the execution, says how large it is."""
     builder = _Builder()
-    given, answer = builder.input(shape), builder.output((0,) * len(shape))
-    builder.operation(OperationType.RELU, [given], [answer])
+    given, result = builder.input(shape), builder.output((0,) * len(shape))
+    builder.operation(OperationType.RELU, [given], [result])
     return builder.model()
 
 
 def gather_model() -> Model:
     """GATHER from four floats by one index, which an input holds: an index out of range fails the execution."""
     builder = _Builder()
-    values, index, answer = builder.input((4,)), builder.integer_input((1,)), builder.output((1,))
-    builder.operation(OperationType.GATHER, [values, builder.scalar(0), index], [answer])
+    values, index, result = builder.input((4,)), builder.integer_input((1,)), builder.output((1,))
+    builder.operation(OperationType.GATHER, [values, builder.scalar(0), index], [result])
     return builder.model()
 
 
@@ -167,20 +167,20 @@ def slow_model(operations: int = 400, side: int = 128, channels: int = 32) -> Mo
 
 
 def weighty_model(value: float = 1.0, side: int = 256) -> Model:
-    """FULLY_CONNECTED with `side` * `side` weights of `value`: each answer is the inputs' sum by that."""
+    """FULLY_CONNECTED with `side` * `side` weights of `value`: each output is that times the sum of the inputs."""
     builder = _Builder()
-    given, answer = builder.input((1, side)), builder.output((1, side))
+    given, result = builder.input((1, side)), builder.output((1, side))
     weights, bias = builder.floats((side, side), value), builder.floats((side,), 0.0)
     activation = builder.scalar(FusedActivationFunc.NONE)
-    builder.operation(OperationType.FULLY_CONNECTED, [given, weights, bias, activation], [answer])
+    builder.operation(OperationType.FULLY_CONNECTED, [given, weights, bias, activation], [result])
     return builder.model()
 
 
 def unsupported_model() -> Model:
     """A valid model that no engine here can run: one OEM_OPERATION."""
     builder = _Builder()
-    given, answer = builder.input((1, 2, 2, 1)), builder.output((1, 2, 2, 1))
-    builder.operation(OperationType.OEM_OPERATION, [given], [answer])
+    given, result = builder.input((1, 2, 2, 1)), builder.output((1, 2, 2, 1))
+    builder.operation(OperationType.OEM_OPERATION, [given], [result])
     return builder.model()
 
 
@@ -188,8 +188,8 @@ def invalid_model() -> Model:
     """A model that no validation lets pass: its only operation reads an operand that does not exist."""
     builder = _Builder()
     builder.input((1,))
-    answer = builder.output((1,))
-    builder.operation(OperationType.RELU, [99], [answer])
+    result = builder.output((1,))
+    builder.operation(OperationType.RELU, [99], [result])
     return builder.model()
 
 

@@ -1,8 +1,7 @@
-"""The HAL's own test models with random arguments spoilt: types, shapes, quantization, values, what is omitted or open.
+"""The HAL's test models with random mutations of arguments: types, shapes, quantization, values, omitted arguments.
 
-`spoilt_tests` draws one: a model that may be legal or not, and its inputs, which may fit it or not. Everything is
-small except where a size is what is spoilt, and nothing is allocated for that. Whoever is given one of them
-refuses or computes it.
+`mutated_tests` draws one: a model that may be legal or not, and its inputs, which may fit it or not. Tensors are small
+unless a size is mutated, and for such a size nothing is allocated. An engine or driver must reject or compute each.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _MOST_ELEMENTS = 1 << 14
 
 @dataclass
 class Draft:
-    """A test model that is being spoilt: main's operands, and an array for each that has a value before a run."""
+    """A test model that is being mutated: main's operands, and an array for each that has a value before a run."""
 
     model: Model
     operands: list[Operand]
@@ -50,7 +49,7 @@ class Draft:
 
     @classmethod
     def of(cls, test: TestModel) -> Draft:
-        """Return what a test model says."""
+        """Return the draft of a test model."""
         main = test.model.main
         arrays = {
             index: array for index, array in zip(main.input_indexes, test.inputs, strict=True) if array is not None
@@ -86,7 +85,7 @@ def _constant(model: Model, operand: Operand) -> Array:
     return np.frombuffer(raw, NUMPY_TYPES[operand.type]).reshape(operand.dimensions)
 
 
-# -- the ways to spoil an operand -------------------------------------------------------------------------------------
+# -- mutations of an operand ------------------------------------------------------------------------------------------
 
 
 def _value(draw: Any, draft: Draft, index: int) -> None:
@@ -109,7 +108,7 @@ def _number(draw: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def _reshape(draft: Draft, index: int, dimensions: Sequence[int]) -> None:
-    """Give the operand other dimensions, and its array as well where that stays small."""
+    """Give the operand other dimensions, and its array as well if that stays small."""
     operand = draft.operands[index]
     draft.operands[index] = replace(operand, dimensions=tuple(dimensions))
     array = draft.arrays.get(index)
@@ -197,7 +196,7 @@ _MUTATIONS: Mapping[str, tuple[int, Callable[[Any, Draft, int], None]]] = {
     "lifetime": (3, _lifetime),
     "omit": (1, _omit),
 }
-"""How often each way is taken, and what it does."""
+"""The weight of each mutation, and its function."""
 
 _CHOICES = [mutation for mutation, (weight, _) in _MUTATIONS.items() for _ in range(weight)]
 
@@ -208,7 +207,7 @@ _ALIKE = {OperationType.LESS_EQUAL: OperationType.GREATER_EQUAL}
 
 @dataclass(frozen=True)
 class MutatedTest:
-    """A test model by its name, what was done to which operand, and what came of it."""
+    """A mutated test model: its name, the mutations with the operand of each, and the resulting model and inputs."""
 
     name: str
     mutations: tuple[tuple[str, int], ...]
@@ -216,14 +215,14 @@ class MutatedTest:
     inputs: tuple[Array | None, ...]
 
     def __repr__(self) -> str:
-        """Say how to make it again."""
+        """Return what is needed to reproduce the model."""
         operands = [self.model.main.operands[index] for _, index in self.mutations]
         return f"{self.name}: {self.mutations} -> {operands}"
 
 
 @st.composite
 def mutated_tests(draw: Any, codes: Sequence[OperationType]) -> MutatedTest:
-    """Draw a test model of one of the operations, with up to four operands spoilt."""
+    """Draw a test model of one of the operations, with up to four operands mutated."""
     code = draw(st.sampled_from(codes))
     test = draw(st.sampled_from(_of(code)))
     draft = Draft.of(test)

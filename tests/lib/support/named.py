@@ -1,4 +1,4 @@
-"""Names for POSIX shared memory in tests: unlike anybody else's, and nothing of that name is left."""
+"""Unique names for POSIX shared memory in tests, with a check that none is left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _numbers = count()
 
 @contextmanager
 def fresh_name() -> Iterator[str]:
-    """Yield a name that is free; remove it afterwards, and fail where others that begin with it are left."""
+    """Yield an unused name; remove it afterwards, and fail if other names that begin with it are left."""
     name = f"/nnfmq-test-{os.getpid()}-{next(_numbers)}"
     yield name
     left = [other for other in posix_shm.names() if other.startswith(name)]

@@ -41,7 +41,7 @@ def truths(values: Any) -> tuple[Operand, Array]:
 
 
 def result_of(code: OperationType, arguments: Sequence[Any], output: Operand, *, known: bool = True) -> Array:
-    """Return what `code` computes; `output` says its type and quantization, its shape comes from the execution."""
+    """Return what `code` computes; `output` has its type and quantization, the execution returns its shape."""
     (result,) = results_of(code, arguments, [output], known=known)
     return result
 

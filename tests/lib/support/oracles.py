@@ -1,4 +1,4 @@
-"""What tests against another implementation share: random arguments, a case that both compute, and the comparison.
+"""For tests against another implementation: random arguments, a case that both compute, and the comparison.
 
 Codes, integers and truth values must be equal. Floats are within the HAL's tolerance: the other implementation adds
 in another order and has other exponentials.
@@ -34,7 +34,7 @@ ABSOLUTE, RELATIVE = 1e-5, 5 * 1.1920928955078125e-7  # the HAL's tolerance of f
 
 @dataclass(frozen=True)
 class Case:
-    """Two ways to compute one thing; each returns all outputs."""
+    """Two implementations of one computation; each returns all outputs."""
 
     ours: Callable[[], Sequence[Array]]
     theirs: Callable[[], Sequence[Array]]

@@ -1,4 +1,4 @@
-"""Random requests and results for hypothesis, of values that a packet can hold; and what came of a call."""
+"""Random requests and results for hypothesis, of values that a packet can hold; and the outcome of a call."""
 
 from __future__ import annotations
 

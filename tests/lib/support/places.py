@@ -1,4 +1,4 @@
-"""Where things are: the repository, the package under test, the data that the project does not ship."""
+"""Paths of the repository, the package under test, and the data that the project does not ship."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def data_path() -> Path:
-    """Say where the test data should be: $NNFMQ_DATA, else the folder `shared` beside the repository."""
+    """Return the path of the test data: $NNFMQ_DATA, else the folder `shared` beside the repository."""
     return Path(os.environ.get("NNFMQ_DATA") or ROOT.parent / "shared").absolute()

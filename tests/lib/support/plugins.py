@@ -1,7 +1,7 @@
 """Plug-in packages as an installer leaves them, and models that use the one that the documents show.
 
 A plug-in is a module and a dist-info with an entry point, in a folder that is put on a driver's path; pip would write
-the same. What FIBONACCI answers is for the tests to know.
+the same. The tests contain the expected results of FIBONACCI.
 """
 
 from __future__ import annotations

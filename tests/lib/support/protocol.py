@@ -1,7 +1,7 @@
-"""The control protocol by hand: one end of a channel that sends and reads single messages, for either role.
+"""One end of a control channel that sends and receives single messages, as client or as driver.
 
-It keeps no state and checks no order, so it can say what no nnfmq peer would; what it receives it decodes as the
-other role's.
+It keeps no state and checks no order, so a test can send messages that no nnfmq peer sends. It decodes received
+messages as those of the other role.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class ProtocolPeer:
         self._role = role
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Send a message; the fds stay the caller's."""
+        """Send a message. Borrows `fds`."""
         self.channel.send(control_protocol.encode(message), fds, time.monotonic_ns() + LIMIT_NS)
 
     def send_bytes(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Send what may be no message at all."""
+        """Send bytes that need not be a message. Borrows `fds`."""
         self.channel.send(data, fds, time.monotonic_ns() + LIMIT_NS)
 
     def receive_any(self) -> Message:
-        """Return the next message; fds that come with it are closed with it."""
+        """Return the next message; close the fds that arrive with it."""
         with self.channel.receive(time.monotonic_ns() + LIMIT_NS) as frame:
             return control_protocol.decode(frame.data, sender=self._role.peer, fds=len(frame.fds))
 
@@ -48,14 +48,14 @@ class ProtocolPeer:
         return message
 
     def receive_with_fds(self, kind: type[MessageT]) -> tuple[MessageT, list[int]]:
-        """Return the next message, which must be a `kind`, and what came with it, which is the caller's."""
+        """Return the next message, which must be a `kind`, and its fds, which the caller owns."""
         with self.channel.receive(time.monotonic_ns() + LIMIT_NS) as frame:
             message = control_protocol.decode(frame.data, sender=self._role.peer, fds=len(frame.fds))
             assert isinstance(message, kind), f"expected {kind.__name__}, received {message}"
             return message, frame.detach_fds()
 
     def has_no_message(self) -> bool:
-        """Return True where nothing is there now."""
+        """Return True if no message has arrived. Does not block."""
         try:
             self.channel.receive(NO_WAIT).close()
         except MissedDeadlineTransient:
@@ -63,7 +63,7 @@ class ProtocolPeer:
         return False
 
     def is_hung_up(self) -> bool:
-        """Return True where the peer hangs up next."""
+        """Return True if the peer closes the connection instead of sending a message."""
         try:
             self.receive_any()
         except DeadObject:
@@ -71,7 +71,7 @@ class ProtocolPeer:
         return False
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.channel.close()
 
     def __enter__(self) -> ProtocolPeer:

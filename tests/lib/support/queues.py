@@ -1,7 +1,7 @@
 """Queues as libfmq's own tests set them up: each descriptor form, ring in one fd or in a second, each core.
 
-A `Setup` makes queues and their other ends and closes them all. The other end is attached by what really travels: the
-descriptor in HIDL's binary form or in AIDL's, and duplicates of the fds.
+A `Setup` makes queues and their other ends and closes them all. The other end is attached from what a peer
+receives: the descriptor in HIDL's binary form or in AIDL's, and duplicates of the fds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What operations cannot work with (N-OPF): for each example its row, the rule that refuses it, and the operation.
+"""Arguments that operations must reject (N-OPF): for each example its row, the violated rule, and the operation.
 
-Shapes and scalars may be in the model, or come with the request: the engine refuses both, and so does a driver process.
+Shapes and scalars may be in the model, or be given with the request: engines and driver processes reject both.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Running:
 
 
 def assert_alive(client: ProtocolPeer) -> None:
-    """The driver answers, and had nothing else to say before."""
+    """Check that the driver replies, and that no other message precedes the reply."""
     client.send(messages.ListDevices(999_999))
     assert client.receive(messages.DeviceList).call == 999_999
 
@@ -89,7 +89,7 @@ KNOWN = set(OperandType), set(OperationType)
 
 
 def encoded(model: Model) -> bytes:
-    """Return a model's bytes, with codes that our own side would not write."""
+    """Return a model's bytes; it may contain codes that nnfmq's encoder rejects."""
     main = model.main
     operands = tuple(replace(o, type=OperandType.FLOAT32) if o.type not in KNOWN[0] else o for o in main.operands)
     operations = tuple(replace(o, type=OperationType.ADD) if o.type not in KNOWN[1] else o for o in main.operations)
@@ -105,7 +105,7 @@ def encoded(model: Model) -> bytes:
 def statuses_of(
     client: ProtocolPeer, data: bytes, pools: Sequence[messages.MemoryData] = (), fds: Sequence[int] = ()
 ) -> tuple[ErrorStatus, ErrorStatus, int, ErrorStatus]:
-    """Return how getSupportedOperations ended, what prepareModel called back with, and how it ended."""
+    """Return the statuses of getSupportedOperations and prepareModel's callback, the model id, and the reply status."""
     client.send(messages.GetSupportedOperations(8, "reference", data, tuple(pools)), fds)
     supported = client.receive(messages.SupportedOperations)
     client.send(prepare_message(10, model=data, pools=tuple(pools)), fds)
@@ -121,19 +121,19 @@ def replace_message(message: Any, **changes: Any) -> Any:
 # ------------------------------------------------------------------------------------------------ what is executed
 
 CallT = TypeVar("CallT", bound=messages.Call)
-HELD_ID = 777_777  # of the model whose executions wait until a test lets them go
+HELD_ID = 777_777  # of the model whose executions block until a test releases them
 
 
 @dataclass(frozen=True)
 class PooledRequest:
-    """A model's request over memories of a test's, ready to be said."""
+    """A model's request with its memory pools, ready to be sent."""
 
     request: Request
     pools: tuple[Memory, ...]
 
     @property
     def fds(self) -> list[int]:
-        """The memories' descriptors."""
+        """The fds of the pools."""
         return [pool.fileno() for pool in self.pools]
 
     def call(self, kind: Callable[..., CallT], call: int, model_id: int, config: Any = None, **rest: Any) -> CallT:
@@ -142,7 +142,7 @@ class PooledRequest:
         return kind(call, model_id=model_id, request=messages.request_to_data(self.request), config=data, **rest)
 
     def result(self, count: int = 4) -> list[float]:
-        """Return what the first output holds."""
+        """Return the content of the first output."""
         return [float(value) for value in np.frombuffer(self.pools[1].view, np.float32, count)]
 
 
@@ -158,7 +158,7 @@ def create_request(resources: ExitStack, model: Model, *inputs: Sequence[float])
 
 
 def create_endless_request(resources: ExitStack) -> tuple[Model, PooledRequest]:
-    """Return a WHILE and a request that lets it count for hours."""
+    """Return a WHILE model and a request with which it counts for hours."""
     loop = control_flow_models.counting()
     pooled = create_request(resources, loop)
     rounds = pooled.request.inputs[1].location
@@ -167,7 +167,7 @@ def create_endless_request(resources: ExitStack) -> tuple[Model, PooledRequest]:
 
 
 def hold(running: Running, model: Model = ADD, **fields: Any) -> Held:
-    """Let the session have a model, HELD_ID, whose executions wait in their middle until they are let go."""
+    """Add a model with id HELD_ID to the session, whose executions block until the test releases them."""
     held = Held(model)
     running.session.models.insert(DriverPreparedModel(model, held, **fields), HELD_ID)
     return held

@@ -1,4 +1,4 @@
-"""Small legal models that tests of validation and engines start from and then spoil."""
+"""Small legal models for tests of validation and engines, which also mutate them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TFLite file for each operator that the importer knows, in every form that its rule tells apart.
+"""A TFLite file for each operator that the importer knows, in every form that its converter distinguishes.
 
 Inputs are drawn at random; the shapes of the outputs are what TFLite infers, written by hand.
 """

@@ -1,4 +1,4 @@
-"""Where the HAL and TFLite compute an operation differently: the list that the documentation shows.
+"""The operations that the HAL and TFLite compute differently: the list that the documentation shows.
 
 By the name of the case in `support.litert_cases` and numpy's of the type. The differential tests expect equality
 everywhere else, and a difference here: one code, or one of a truth value, at most, where `most` is 1.
@@ -13,7 +13,7 @@ COMPARISONS = ("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_E
 
 
 class Difference(NamedTuple):
-    """What differs, and by how much at most; None where there is no limit."""
+    """A description of the difference, and its maximum; None = without limit."""
 
     text: str
     most: int | None = 1

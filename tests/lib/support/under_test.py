@@ -1,4 +1,4 @@
-"""Which nnfmq the tests exercise, and whether that is the one meant. Never a guess: any doubt ends the run.
+"""Checks that the tests exercise the intended nnfmq. In case of doubt the run ends.
 
 Two mistakes are easy: a source tree in the current directory hides the installed package (`python -m pytest` in a
 clone), and the compiled core is missing where it was to be tested. Editable installs and .pth files are fine: their
@@ -19,7 +19,7 @@ IMPORTED = Path(nnfmq.__file__ or "").resolve()
 
 
 def complaint() -> str | None:
-    """Say what is wrong with the package under test, or None."""
+    """Return an error message about the package under test, or None."""
     return shadowing(IMPORTED, installed()) or wrong_core(os.environ.get("NNFMQ_CORE"), core_name())
 
 
@@ -32,7 +32,7 @@ def installed() -> Iterator[Path]:
 
 
 def shadowing(imported: Path, owned: Iterator[Path] | list[Path]) -> str | None:
-    """Complain if an installed nnfmq exists elsewhere than the imported one."""
+    """Return an error message if another nnfmq than the imported one is installed, else None."""
     elsewhere = [str(path.parent) for path in owned if path != imported]
     if not elsewhere:
         return None
@@ -43,7 +43,7 @@ def shadowing(imported: Path, owned: Iterator[Path] | list[Path]) -> str | None:
 
 
 def core_name() -> str:
-    """Name the active queue core, or say why there is none."""
+    """Return the name of the active queue core, or the reason why there is none."""
     try:
         core = import_module("nnfmq.queue.core")
     except ImportError as error:
@@ -52,7 +52,7 @@ def core_name() -> str:
 
 
 def wrong_core(wanted: str | None, active: str) -> str | None:
-    """Complain if $NNFMQ_CORE names another core than the active one."""
+    """Return an error message if $NNFMQ_CORE names another core than the active one, else None."""
     if not wanted or wanted == active:
         return None
     return f"$NNFMQ_CORE is {wanted!r}, but the active core is {active!r}"

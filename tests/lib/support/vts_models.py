@@ -1,4 +1,4 @@
-"""The HAL's own test models where one for each kind of use is enough."""
+"""A selection of the HAL's test models with one for each use of an operation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Questions about a graph of states, given as the list of what follows each: who cannot reach an end, how many ways
-lead there, how long the longest is. No recursion: the graphs have millions of edges.
+"""Algorithms on a graph of states, given as a list of each state's successors: the states that cannot reach an end, the
+number of paths to ends, the longest path. No recursion, because the graphs have millions of edges.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ Following = Sequence[Iterable[int]]
 
 
 def cut_off(following: Following, ends: Sequence[bool]) -> list[int]:
-    """Return the states from which no way leads to one of `ends`."""
+    """Return the states from which no path leads to one of `ends`."""
     before: list[list[int]] = [[] for _ in following]
     for number, others in enumerate(following):
         for other in others:
@@ -26,7 +26,7 @@ def cut_off(following: Following, ends: Sequence[bool]) -> list[int]:
 
 
 def count_paths(following: Sequence[tuple[int, ...]]) -> int | None:
-    """Count the ways from state 0 to states that nothing follows; None where there is a cycle."""
+    """Count the paths from state 0 to states without successors; None if there is a cycle."""
     entries = [0] * len(following)
     for others in following:
         for other in others:
@@ -46,7 +46,7 @@ def count_paths(following: Sequence[tuple[int, ...]]) -> int | None:
 
 
 def longest_way(costs: Mapping[int, Sequence[tuple[int, int]]]) -> int:
-    """Return the highest cost of a way; `costs` maps a state to what follows it and the cost of getting there.
+    """Return the highest cost of a path; `costs` maps a state to its successors and the cost of each transition.
 
     Cycles are allowed as long as they cost nothing.
     """

@@ -1,9 +1,9 @@
-"""The world that the Python core runs in here: memory, atomic operations, futex and clock that stop at each step.
+"""The instrumented environment of the Python core: memory, atomic operations, futex and clock that stop at each step.
 
-`Machine` compiles the Python core's own source (with a bug, where a test seeds one), and gives it instrumented
-objects where it asks for a region, an address, a system call or the time. Each access becomes an operation, a plain
-tuple, handed to the current `Run`, which answers from the history it replays or stops the program with `Stopped`.
-Nothing of the queue's algorithm is repeated here. Nor is `futex.py`: it runs too, over a modelled system call.
+`Machine` compiles the Python core's source (with a bug, if a test seeds one), and replaces its regions, addresses,
+system calls and clock by instrumented objects. Each access becomes an operation, a plain tuple, that is passed to the
+current `Run`, which returns the result from the history that it replays or stops the program with `Stopped`. The
+queue's algorithm is not repeated here, nor is `futex.py`, which runs over a modelled system call.
 
 Operations:  ("load", place, is_acquire)  ("copy", place: a byte of payload)  ("store", place, value, is_release)
              ("or" | "and", place, operand)  ("wait", place, expected, has_deadline, mask)  ("wake", place, mask)
@@ -291,7 +291,7 @@ class Machine:
         return -1 if error else 0
 
     def _waitv(self, words: Any, count: int, flags: int, limit: object, clock: int, _: int) -> int:
-        assert (count, flags, limit) == (1, 0, None), "many words at once have no model"
+        assert (count, flags, limit) == (1, 0, None), "waiting for several words is not modelled"
         place, expected = self._events[words[0].address], words[0].expected
         error = self.run.slept(self.run.perform(("wait", place, expected, False, futex.ALL_BITS)))
         ctypes.set_errno(error)

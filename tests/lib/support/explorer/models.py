@@ -1,10 +1,10 @@
-"""What a machine may do with the stores and payload loads of a thread before others see them.
+"""Memory models: how far a machine may delay a thread's stores and payload loads.
 
-SEQUENTIAL performs each at once. TSO (x86-64) keeps stores in a buffer per thread, first in, first out, which its own
-loads look into. WEAK lets a buffered store pass earlier ones to other places unless it is a release store; lets the
+SEQUENTIAL performs each immediately. TSO (x86-64) keeps stores in a FIFO buffer per thread, which its own loads
+read first. WEAK lets a buffered store pass earlier ones to other places unless it is a release store; lets the
 loads of payload (which decide nothing) happen any time later, until a release store of the thread has to come after
 them; and lets them have happened any time before, back to the thread's last acquire load. Read-modify-writes and futex
-calls are barriers. Left out: counters that are loaded early, which would only be seen as older than they are.
+calls are barriers. Not modelled: counters that are loaded early, which would only be seen as older than they are.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Model(Enum):
 
     @property
     def buffers(self) -> bool:
-        """True where stores are delayed."""
+        """True if stores are delayed."""
         return self is not Model.SEQUENTIAL
 
     @property
     def defers(self) -> bool:
-        """True where payload loads come late or early."""
+        """True if payload loads happen late or early."""
         return self is Model.WEAK
 
     def leaving(self, buffer: tuple[Store, ...], copies: tuple[Copy, ...]) -> Iterator[int]:
-        """Yield which of the buffered stores may reach memory next."""
+        """Yield the buffered stores that may reach memory next."""
         if self is Model.WEAK:
             yield from (i for i in range(len(buffer)) if _may_leave(buffer, i, copies))
         elif buffer:

@@ -1,8 +1,8 @@
-"""What a thread does, as a tree of its local behaviour: each node stops at one operation, each answer leads on.
+"""The behaviour of a thread as a tree: each node stops at one operation, and each of its results is an edge.
 
-A thread is a series of calls on its queues; `progress` is all it remembers between them, so that histories which come
-to the same progress go on as one. Within a call the node is the list of answers so far. Nodes are made when first
-asked for, by running the Python core from the call's beginning; walking known ones costs a dictionary look-up.
+A thread is a series of calls on its queues; `progress` is its whole state between them, so histories that lead to the
+same progress continue as one. Within a call the node is the list of results so far. Nodes are created on first use, by
+running the Python core from the call's beginning; following an existing edge is a dictionary look-up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ END: Op = ("end",)
 
 
 class Violation(AssertionError):
-    """A schedule under which the queue breaks its promise."""
+    """A schedule under which the queue violates its specification."""
 
     def __init__(self, what: str, schedule: tuple[str, ...] = ()) -> None:
         super().__init__("\n  ".join([what, *schedule]))
@@ -61,7 +61,7 @@ class Node:
 
 
 class Program:
-    """A thread and the nodes known of it."""
+    """A thread and its nodes created so far."""
 
     def __init__(self, machine: Machine, thread: Thread, defers: bool) -> None:
         self.machine, self.thread, self.defers = machine, thread, defers
@@ -70,7 +70,7 @@ class Program:
         self.root = self._begin(thread.first)
 
     def advance(self, node: Node, result: Any) -> Node:
-        """Return where `answer` leads from `node`."""
+        """Return the node that follows `node` after `result`."""
         known = node.edges.get(result)
         if known is None:
             known = node.edges[result] = self._run(node.progress, (*node.history, result))

@@ -1,4 +1,4 @@
-"""Who does what in an exploration: writers, readers, event flags, watchers, and the promises their results must keep.
+"""Scenarios for the exploration: writers, readers, event flags and watchers, and the conditions on their results.
 
 Record k of a stream is k + 1 in each of its bytes: no byte is ever zero, so fresh memory, a torn record, a repeated or
 a missing one all differ from what must come.
@@ -45,7 +45,7 @@ def writer(
         if isinstance(result, DeadObject):
             return DIED
         if result is not True:
-            raise Violation(f"batch {done} was refused: {result!r}")
+            raise Violation(f"batch {done} was rejected: {result!r}")
         return done + 1
 
     return Thread("writer", "writer", next_call, fold, **options)
@@ -80,14 +80,14 @@ def reader(
 
 
 def _receive(ring: Any, window_ns: int, sleeps_first: bool) -> object:
-    """Receive; if it `naps`, in the habit of waiting so long that it sleeps before it polls."""
+    """Receive; with `sleeps_first`, after waits so long that the receiver sleeps before it polls."""
     if sleeps_first:
         ring._estimator.samples, ring._estimator.mean = 4, 50_000
     return ring.receive(None, window_ns)
 
 
 def _read_async(bench: ProcessQueues, queue: int, n: int) -> object:
-    """Try, and sleep in between as the thread of `nnfmq.queue.aio` does, for one queue."""
+    """Try, and sleep in between as the thread of `nnfmq.queue.aio` does for one queue."""
     ring, size = bench.rings[queue], n * bench.machine.shapes[queue].quantum
     while (data := ring.read_blocking(n, 0)) is None:
         address = ring.begin_wait()
@@ -113,10 +113,10 @@ def streaming(
     how: str = "write_blocking", window_ns: int | None = None, start: int = 0, sleeps_first: bool = False,
     is_async: bool = False, **options: Any,
 ) -> Scenario:  # fmt: skip
-    """Send a stream from one writer to one reader, both waiting where they must."""
+    """Send a stream from one writer to one reader; both wait if necessary."""
     taken = "receive" if window_ns is not None else "read_async" if is_async else "read_blocking"
     numbers = "+".join(map(str, sizes)) + (f" as {'+'.join(map(str, read))}" if read else "")
-    polls = (f", polls {window_ns}" if window_ns else "") + (", naps" if sleeps_first else "")
+    polls = (f", polls {window_ns}" if window_ns else "") + (", sleeps first" if sleeps_first else "")
     used = f", used {start}" if start else ""
     kernel = ", " + options["atomics"] if "atomics" in options else ""
     signals = f", {options['signals']} signals" if "signals" in options else ""
@@ -196,7 +196,7 @@ def overwriting(
 ) -> Scenario:  # fmt: skip
     """Read one record at a time from an unsynchronized queue: records may be missing, but come whole and in order.
 
-    With a `margin` the reader believes a record only if afterwards that many records were still free before the writer.
+    With a `margin` the reader accepts a record only if the writer is still that many records away after the read.
     """
     data, whole = batches(sizes, quantum), stream(sum(sizes), quantum)
     known = [whole[i : i + quantum] for i in range(0, len(whole), quantum)]
@@ -276,7 +276,7 @@ def ping_pong(rounds: int, quantum: int = 1, window_ns: int = 0, sleeps_first: b
     return Scenario(
         f"send and receive over two queues, {rounds} rounds"
         + (f", polls {window_ns}" if window_ns else "")
-        + (", naps" if sleeps_first else ""),
+        + (", sleeps first" if sleeps_first else ""),
         (QueueShape(quantum, rounds), QueueShape(quantum, rounds)),
         (caller("client", 0, 1, True), caller("server", 1, 0, False)),
     )
@@ -292,7 +292,7 @@ def sharing_a_word(rounds: int, count: int = 1) -> Scenario:
 
         def fold(done: int, result: object) -> Hashable:
             if result is not True:
-                raise Violation(f"record {done} of queue {queue} was refused: {result!r}")
+                raise Violation(f"record {done} of queue {queue} was rejected: {result!r}")
             return done + 1
 
         return Thread(f"writer {queue}", f"writer {queue}", next_call, fold)
@@ -356,7 +356,7 @@ def watcher(
     rounds: int | None = None,
     mark_dead: Callable[[DeathRecipients], object] = DeathRecipients.mark_dead,
 ) -> Thread:
-    """Bury the peer as `nnfmq.watcher` does: flag, OR, wake; again until nobody waits (or only so many rounds)."""
+    """Notify of peer death as `nnfmq.watcher` does: set flag, OR, wake; repeat until no thread waits (or `rounds`)."""
 
     def next_call(done: Any) -> Call | None:
         if done == "alive":
@@ -406,7 +406,7 @@ def dying(
         watcher(survivor, victim, rounds, mark_dead),
     )
     numbers = "+".join(map(str, sizes))
-    once = ("" if rounds is None else f", woken {rounds}x") + (", naps" if sleeps_first else "")
+    once = ("" if rounds is None else f", woken {rounds}x") + (", sleeps first" if sleeps_first else "")
     return Scenario(
         f"{victim} dies, {how}{', read_async' if is_async else ''}: {numbers} of {count}{once}",
         (QueueShape(quantum, count),), threads, (victim,), **options,
@@ -416,21 +416,22 @@ def dying(
 def given_up(
     sizes: Sequence[int], count: int, *, quantum: int = 1, window_ns: int | None = None, sleeps_first: bool = False
 ) -> Scenario:
-    """Take a living writer for dead at any moment, and never hear of it again."""
+    """Report a living writer as dead at any moment; its later records are not checked."""
     threads = (
         writer(sizes, quantum, "send"),
         reader(sizes, quantum, window_ns=window_ns, sleeps_first=sleeps_first, is_watched=True),
         watcher("reader", None),
     )
     return Scenario(
-        f"given up while alive: {'+'.join(map(str, sizes))} of {count}" + (", naps" if sleeps_first else ""),
+        f"reported dead while alive: {'+'.join(map(str, sizes))} of {count}"
+        + (", sleeps first" if sleeps_first else ""),
         (QueueShape(quantum, count),),
         threads,
     )
 
 
 def waiting_on_a_dead_peer(rounds: int | None = None, atomics: str = "libatomic") -> Scenario:
-    """Wait on the bare event flag for a bit that nobody sets, while the peer, which sets others, dies at any step."""
+    """Wait on the event flag for a bit that no thread sets, while the peer, which sets others, dies at any step."""
 
     def next_wait(done: Any) -> Call | None:
         return (lambda bench: bench.events[0].wait(2)) if done == 0 else None

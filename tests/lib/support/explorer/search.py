@@ -1,10 +1,10 @@
-"""The search: all states that threads, memory and fate can come to, and the judgement on them.
+"""The search over all reachable states of threads, memory and external events, and the checks on them.
 
-A state is memory, each thread's node with its delayed accesses, who is dead, and how many signals are left. Breadth
-first, so the schedule of a violation is among the shortest. Two kinds are found: a result that `fold` refuses or an
-unexpected exception, as soon as it happens; and, when all states are known, one from which no schedule ends all needed
-threads: a lost wake-up, a deadlock, a wait that outlives the peer. What fate may do is not counted on there: a signal,
-the death of a process that has something left to do.
+A state is memory, each thread's node with its delayed accesses, the dead processes, and the number of signals left. The
+search is breadth first, so the schedule of a violation is among the shortest. It finds two kinds: a result that `fold`
+rejects or an unexpected exception, immediately; and, when all states are known, a state from which no schedule ends all
+needed threads: a lost wake-up, a deadlock, a wait that outlives the peer. The second check does not rely on external
+events: a signal, or the death of a process that has work left.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEAD = Node(0, None, (), END)
 
 @dataclass(frozen=True)
 class Scenario:
-    """Queues, threads, and what fate may do: kill one of `mortal` at any step, interrupt sleeps `signals` times."""
+    """Queues, threads and external events: one of `mortal` is killed at any step; `signals` sleeps are interrupted."""
 
     name: str
     shapes: tuple[QueueShape, ...]
@@ -48,10 +48,10 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Report:
-    """What an exploration without violation has seen.
+    """The statistics of an exploration without violation.
 
-    `schedules` is None where a thread may repeat itself for ever. `steps_after_death` is the longest way of a survivor
-    from the raising of its dead flag to its end, in its own steps; None where nobody dies.
+    `schedules` is None if a thread may repeat itself indefinitely. `steps_after_death` is a survivor's longest path
+    from the setting of its peer death flag to its end, in its own steps; None if no process dies.
     """
 
     scenario: str
@@ -73,7 +73,7 @@ class Report:
 
 
 def explore(scenario: Scenario, model: Model, bugs: tuple[SeededBug, ...] = (), limit: int = 5_000_000) -> Report:
-    """Walk all schedules of `scenario`; raises Violation with the schedule of the first one that breaks a promise."""
+    """Explore all schedules of `scenario`; raise Violation with the first schedule that violates the specification."""
     with _no_collections():
         return _explored(scenario, model, bugs, limit)
 
@@ -327,14 +327,14 @@ class _Search:
     # ---- judgement ----
 
     def check_that_all_can_end(self) -> None:
-        """Raise Violation if some state has no way to the end of all needed threads."""
+        """Raise Violation if some state has no path to the end of all needed threads."""
         bad = graph.cut_off(self.after, [self.is_finished(state) for state in self.states])
         if bad:
             stuck = next((number for number in bad if not self.after[number]), bad[0])
             raise Violation(f"nothing can end this: {self._standing(stuck)}", self.schedule(stuck))
 
     def is_finished(self, state: State) -> bool:
-        """Return True where all needed threads are through."""
+        """Return True if all needed threads have ended."""
         return all(
             thread[0].op is END or not program.thread.needed
             for program, thread in zip(self.programs, state[1], strict=True)
@@ -350,11 +350,11 @@ class _Search:
         return ", ".join(where + words)
 
     def count_schedules(self) -> int | None:
-        """Count the ways from the first state to an end; None where there is a cycle."""
+        """Count the paths from the first state to an end; None if there is a cycle."""
         return graph.count_paths([sure + self.by_fate.get(number, ()) for number, sure in enumerate(self.after)])
 
     def longest_end(self) -> int:
-        """Return the most steps that a survivor takes once its dead flag is up."""
+        """Return the maximum number of steps of a survivor after its peer death flag is set."""
         survivors = [i for i, p in enumerate(self.programs) if p.thread.is_watched and p.thread.needed]
         return max(self._longest_end(i) for i in survivors)
 
@@ -382,7 +382,7 @@ def _with(memory: Memory, place: int, value: int) -> Memory:
 
 
 def _seen(memory: Memory, buffer: tuple[Store, ...], place: int) -> int:
-    """Return what a thread's load finds: its own newest store, else memory."""
+    """Return the result of a thread's load: its own newest store, else memory."""
     for stored, value, _ in reversed(buffer):
         if stored == place:
             return value
@@ -390,7 +390,7 @@ def _seen(memory: Memory, buffer: tuple[Store, ...], place: int) -> int:
 
 
 def _readable(place: int, buffer: tuple[Store, ...], stale: tuple[Stale, ...]) -> list[int]:
-    """Return what a payload load may give at once: its own newest store, else later or an old value."""
+    """Return the possible results of a payload load now: the thread's newest store, else a later or an old value."""
     own = [value for stored, value, _ in buffer if stored == place]
     return own[-1:] or [PENDING, *(old for where, old in stale if where == place)]
 
