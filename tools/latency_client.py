@@ -118,9 +118,8 @@ def _own_conditions(plan: LatencyPlan, client: Client) -> dict[str, Any]:
     from nnfmq.queue import core
     from nnfmq.queue.hybrid_polling import PollingWindow
 
-    server_ns = (
-        PollingWindow.server().ns if plan.connect == "embedded" else None
-    )  # only an embedded driver inherits this environment
+    # Only an embedded driver inherits the environment that the window is read from.
+    server_ns = PollingWindow.server().ns if plan.connect == "embedded" else None
     return {
         "core": core.core_name,
         "driver_core": client.driver_core,

@@ -111,7 +111,7 @@ def _serve(connection: Connection, job: RunnerJob, runner: Runner) -> None:
     connection.send(Ready((os.getpid(), *runner.pids), runner.details, outputs))
     step = None
     while True:
-        set_time_limit(0)  # other runners may take long; the connection closes when the benchmark ends
+        set_time_limit(0)  # no limit while other runners compute; the connection closes when the benchmark ends
         try:
             trial = connection.recv()
         except EOFError:

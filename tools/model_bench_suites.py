@@ -267,7 +267,7 @@ def _compiling_main(connection: Connection, job: RunnerJob) -> None:
 
 
 def _is_started(connection: Connection) -> bool:
-    set_time_limit(0)  # the other runner's trial may take long
+    set_time_limit(0)  # no limit during the other runner's trial
     return bool(connection.recv())
 
 

@@ -196,7 +196,7 @@ def test_the_only_api_variant_is_the_fastest() -> None:
 # ---- arithmetic
 
 
-def test_a_metric_is_the_median_over_rounds_of_the_percentiles_of_each_round() -> None:
+def test_a_metric_is_the_median_of_the_percentiles_by_round() -> None:
     rounds = [[1000] * 98 + [9000, 9000], [2000] * 100, [4000] * 100]
     assert metrics_of(rounds) == {"p50": 2.0, "p99": 4.0, "p99.9": 4.0}
 

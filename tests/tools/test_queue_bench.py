@@ -161,7 +161,7 @@ BASELINE = [Sample([10_000]), Sample([12_000]), Sample([80_000])]
 OTHERS = [Sample([20_000])] * 3
 
 
-def test_a_metric_is_the_median_over_rounds_of_the_percentiles_of_each_round() -> None:
+def test_a_metric_is_the_median_of_the_percentiles_by_round() -> None:
     assert medians(SUBJECT) == {"p50": 2.0, "p99": 4.0, "p99.9": 4.0}
     assert medians([Sample(metrics={"per_second": value}) for value in (1, 7, 5)]) == {"per_second": 5}
 
