@@ -307,9 +307,9 @@ def allocate_pages(fd: int, size_bytes: int) -> None:
     Raises:
         ResourceExhaustedTransient: If there is not enough memory.
     """
-    # The kernel would not refuse: it would allocate page by page until the out-of-memory killer runs.
+    # The kernel would not fail: it would allocate page by page until the out-of-memory killer runs.
     if size_bytes > _PAGE * os.sysconf("SC_PHYS_PAGES"):
-        raise ResourceExhaustedTransient(f"no room for {size_bytes} bytes of shared memory: the machine has less")
+        raise ResourceExhaustedTransient(f"not enough memory for {size_bytes} bytes of shared memory")
     with _translated_errors(size_bytes):
         os.posix_fallocate(fd, 0, size_bytes)
 
@@ -338,7 +338,9 @@ def _translated_errors(size_bytes: int) -> Iterator[None]:
                 f"no file descriptor is left for shared memory (ulimit -n): {error}"
             ) from error
         if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-            raise ResourceExhaustedTransient(f"no room for {size_bytes} bytes of shared memory: {error}") from error
+            raise ResourceExhaustedTransient(
+                f"not enough memory for {size_bytes} bytes of shared memory: {error}"
+            ) from error
         raise
 
 

@@ -1,6 +1,6 @@
 """The watcher thread: one thread per process that reports readable fds, the death of peers, and expired timers.
 
-A message queue cannot tell whether its peer is alive, but the kernel can: the control socket of a dead process hangs
+A message queue cannot detect whether its peer is alive, but the kernel can: the control socket of a dead process hangs
 up, and its pidfd becomes readable. The watcher sleeps in epoll_wait(2) on control sockets and pidfds, without a
 heartbeat or a periodic timeout. When a peer dies, its owner calls `notify_peer_death`, which cancels every wait on the
 queues that the peer shared.
@@ -201,7 +201,7 @@ class Watcher:
     def _ensure_started(self) -> select.epoll:
         """Return the epoll set of the running thread; start the thread if there is none. `_lock` is held.
 
-        If that fails, or a signal handler raises, everything is undone, so that the next call can try again.
+        If that fails, or a signal handler raises, everything is released, so that the next call can try again.
         """
         if self._epoll is not None:
             return self._epoll
@@ -242,7 +242,7 @@ class Watcher:
         """
         with self._lock:
             if self._epoll is not epoll:
-                return True  # a signal interrupted `_ensure_started`, which has undone everything
+                return True  # a signal interrupted `_ensure_started`, which has released everything
             if self._readers or self._dead_peers or self._timers:
                 return False
             epoll.close()

@@ -97,7 +97,7 @@ def test_memory_of_no_size_is_rejected(size_bytes: int) -> None:
 
 
 def test_memory_that_the_system_cannot_give_is_a_lack_of_resources() -> None:
-    with pytest.raises(ResourceExhaustedTransient, match="no room for"):
+    with pytest.raises(ResourceExhaustedTransient, match="not enough memory for"):
         Memory.create(1 << 62)
 
 

@@ -224,7 +224,7 @@ class Burst:
         arrays = self._arrays
         if arrays is None:
             self._require_open()
-            raise InvalidArgument("this burst has no memory of its own: it only has execute_request")
+            raise InvalidArgument("this burst was configured without memory: it only has execute_request")
         deadline_ns = None if timeout is None else deadline_after(timeout)
         if out is not None and out is not arrays.outputs:
             check_out(self._model.outputs, out)

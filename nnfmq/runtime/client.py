@@ -155,7 +155,7 @@ class Client:
                 raise InvalidArgument("this client is closed")
 
     def _replace_connection(self, new: Client) -> None:
-        """Take over the connection and the process of `new`, and close the old ones."""
+        """Use the connection and the process of `new` from now on, and close the old ones."""
         try:
             infos = {info.name: info for info in new.devices()}
         except BaseException:

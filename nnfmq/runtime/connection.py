@@ -47,7 +47,7 @@ _DRIVER_EXITED = "the driver process is gone"
 _POST_TIMEOUT_NS = 1_000_000_000
 _log = logging.getLogger("nnfmq.client")
 
-AnswerT = TypeVar("AnswerT", bound=messages.StatusReply)
+ReplyT = TypeVar("ReplyT", bound=messages.StatusReply)
 CallT = TypeVar("CallT", bound=messages.Call)
 
 
@@ -147,14 +147,14 @@ class Connection:
     def call(
         self,
         message: messages.Call,
-        reply_type: type[AnswerT],
+        reply_type: type[ReplyT],
         fds: Sequence[int] = (),
         deadline_ns: int | None = None,
         *,
-        on_reply: Callable[[AnswerT], None] | None = None,
+        on_reply: Callable[[ReplyT], None] | None = None,
         on_fds: Callable[[list[int]], None] | None = None,
         on_notification: Callable[[Any], None] = lambda _notification: None,
-    ) -> AnswerT:
+    ) -> ReplyT:
         """As `exchange`, but raise the error of the reply's status unless that is NONE."""
         reply = self.exchange(
             message, reply_type, fds, deadline_ns, on_reply=on_reply, on_fds=on_fds, on_notification=on_notification
@@ -379,7 +379,7 @@ class Connection:
             self._hello.set_result(message)
         elif isinstance(message, messages.Refused):
             status = message.status or ErrorStatus.GENERAL_FAILURE
-            self._hello.set_exception(error_for_status(status, f"the driver refused: {message.message}"))
+            self._hello.set_exception(error_for_status(status, f"the driver rejected the client: {message.message}"))
         elif isinstance(message, messages.GetMemories):
             self._on_get_memories(message)
         elif isinstance(message, messages.PreparationProgress):

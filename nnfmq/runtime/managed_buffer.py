@@ -88,7 +88,7 @@ class Buffer:
         `writer` identifies the execution if the role is an output.
         """
 
-    def end_role(self, writer: object) -> None:
+    def mark_written(self, writer: object) -> None:
         """Record that the execution has succeeded. Does nothing here: `OutputBuffers` records it."""
 
     @property
@@ -241,7 +241,7 @@ class SharedBuffer(Buffer):
         else:
             self._require_content()
 
-    def end_role(self, writer: object) -> None:
+    def mark_written(self, writer: object) -> None:
         """Record that the execution `writer` has written the buffer."""
         self.end_write(writer, self.info.shape)
 
@@ -257,7 +257,7 @@ class SharedBuffer(Buffer):
             got = f"{source.size_bytes} bytes of shape {dimensions}"
             raise InvalidArgument(f"{got} do not fit a buffer of shape {self.info.shape} (DOM-12)")
         copy_bytes(source, pool)
-        self.end_role(writer)
+        self.mark_written(writer)
 
     def copy_to(self, target: AnyMemory, *, timeout: float | None = None) -> None:
         """Copy the content into a memory of exactly its size. Raises as `Buffer.copy_to`; `timeout` has no effect."""

@@ -90,7 +90,7 @@ def execute_arrays(
         outputs = array_request.results(result.shapes)
     for target in targets:
         if isinstance(target, Buffer):
-            target.end_role(writer)
+            target.mark_written(writer)
     return (outputs if out is None else _copy_out(out, outputs)), result.timing
 
 

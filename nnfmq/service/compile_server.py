@@ -11,7 +11,7 @@ compile.) Only file descriptors and kernel descriptions are sent:
     worker -> process   description          kernels as data; the next one follows the reply
     process -> worker   CompileResult        object code, or an error
 
-The server and its processes run in a session (setsid) of their own, and keep no fd except their connection and the
+The server and its processes run in a separate session (setsid), and keep no fd except their connection and the
 standard streams. They exit when the worker does, because their connections hang up then; in a compile process a thread
 waits for that, since the main thread is busy in LLVM. The server waits for its processes and writes the exit status of
 each to its pipe. `compile_jobs` decides what is compiled where.

@@ -101,7 +101,7 @@ class DeviceBase:
         raise NotImplementedError
 
     def compile(self, model: Model) -> PreparedProgram:
-        """Prepare a model all of whose operations are supported. May block: runs on a thread of its own.
+        """Prepare a model all of whose operations are supported. May block: it runs on a thread of the session's pool.
 
         Return for example `engines.interpreter.prepare(model)` or an `engines.function.FunctionProgram`. The model is
         valid and private: it never changes, and its memory pools outlive the returned program.

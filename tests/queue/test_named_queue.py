@@ -178,7 +178,7 @@ def test_a_creation_without_space_leaves_no_name(name: str, monkeypatch: pytest.
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(ResourceExhaustedTransient, match="no room for 4096 bytes"):
+    with pytest.raises(ResourceExhaustedTransient, match="not enough memory for 4096 bytes"):
         create_named(name, 8, 4)
     assert not is_there(name)
 

@@ -75,7 +75,7 @@ def test_a_driver_that_rejects_the_client_is_unavailable_for_its_reason(driver: 
     driver.send(messages.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "not for you"))
     error = opening.exception(LIMIT_S)
     assert isinstance(error, DeviceUnavailable)
-    assert "the driver refused: not for you" in str(error)
+    assert "the driver rejected the client: not for you" in str(error)
 
 
 @pytest.mark.parametrize("status", ErrorStatus)

@@ -28,7 +28,7 @@ def resources() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Future[Any]]]:
-    """Run a call in a thread of its own; the future has its result."""
+    """Run a call in a new thread; the future gets its result."""
     with ThreadPoolExecutor(8) as pool:
         yield pool.submit
 

@@ -98,7 +98,7 @@ def test_RUX_1_a_reusable_execution_is_validated_and_bound_once(
     execution_id = create(greeted, adding, prepare(greeted))
 
     def bind(*_: object, **__: object) -> None:
-        raise AssertionError("bound anew")
+        raise AssertionError("bound again")
 
     monkeypatch.setattr(driver_prepared_model.DriverPreparedModel, "bind", bind)
     assert [run(greeted, execution_id).status for _ in range(10)] == [NONE] * 10

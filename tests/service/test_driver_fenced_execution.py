@@ -55,7 +55,7 @@ def adding(resources: ExitStack) -> PooledRequest:
 
 @pytest.fixture
 def own(resources: ExitStack) -> Fence:
-    """A fence of the application's."""
+    """A fence that the application created."""
     return resources.enter_context(Fence.create())
 
 
