@@ -6,7 +6,7 @@
 benchmark's models are supported: convolutions, pooling, fully connected layers and RNN and LSTM cells. A model with
 another operation is rejected, and the message names the operation.
 
-Layout: ONNX's images are NCHW. A transpose is added where an image enters the graph and where it leaves it. A transpose
+Layout: ONNX's images are NCHW. A transpose is added to each image input and output of the graph. A transpose
 of the model from NCHW to NHWC is removed, and so is a PAD before a convolution.
 
 Quantized models are written with QuantizeLinear and DequantizeLinear (QDQ), which ONNX Runtime fuses to its integer

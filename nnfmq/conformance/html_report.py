@@ -55,8 +55,8 @@ def _failures(summary: Summary) -> Iterator[str]:
         yield "<h2>Failures</h2>"
     for kind, tally in summary.kinds.items():
         for name, outcome in tally.failed:
-            what = f"<b>{escape(name)}</b> ({escape(kind.replace('_', ' '))})"
-            summary_line = f"<summary>{what}: {escape(outcome.reason)}</summary>"
+            title = f"<b>{escape(name)}</b> ({escape(kind.replace('_', ' '))})"
+            summary_line = f"<summary>{title}: {escape(outcome.reason)}</summary>"
             yield f"<details open>{summary_line}{''.join(_diff(outcome))}</details>"
 
 
@@ -66,9 +66,9 @@ def _diff(outcome: TestOutcome) -> Iterator[str]:
         return
     yield '<table class="diff"><thead><tr><th>operand</th><th>index</th><th>expected</th><th>actual</th></tr></thead>'
     for difference in found:
-        place = f'<td class="text">{escape(difference.operand)}</td><td>{escape(str(list(difference.index)))}</td>'
+        position = f'<td class="text">{escape(difference.operand)}</td><td>{escape(str(list(difference.index)))}</td>'
         minus, plus = escape(difference.expected), escape(difference.actual)
-        yield f'<tr>{place}<td class="minus">− {minus}</td><td class="plus">+ {plus}</td></tr>'
+        yield f'<tr>{position}<td class="minus">− {minus}</td><td class="plus">+ {plus}</td></tr>'
     yield "</table>"
 
 

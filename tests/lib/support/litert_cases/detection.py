@@ -24,13 +24,13 @@ def floats(values: Any) -> Argument:
 
 def projection(draw: Draw) -> Case:
     """Build LSH_PROJECTION: dense with weights, or sparse without them."""
-    seeds, given = draw.rng.uniform(0, 1, draw.shape(2)).astype(np.float32), draw.tensor(draw.shape(2, 9))
-    weights = draw.rng.normal(0, 1, (given[1].shape[0],)).astype(np.float32) if draw.truth() else None
+    seeds, argument = draw.rng.uniform(0, 1, draw.shape(2)).astype(np.float32), draw.tensor(draw.shape(2, 9))
+    weights = draw.rng.normal(0, 1, (argument[1].shape[0],)).astype(np.float32) if draw.truth() else None
     output = Operand(I32, (len(seeds) if weights is None else seeds.size,))
-    values = {"seeds": seeds, "input": given[1], "weights": weights, "type": 3 if weights is None else 2}
-    scale = {"input": (given[0].scale, given[0].zero_point)}
+    values = {"seeds": seeds, "input": argument[1], "weights": weights, "type": 3 if weights is None else 2}
+    scale = {"input": (argument[0].scale, argument[0].zero_point)}
     use = Use(OperationType.LSH_PROJECTION, values, 1, first_type=TYPES[draw.dtype], quantization=scale)
-    feeds = [floats(seeds), given, *([] if weights is None else [floats(weights)])]
+    feeds = [floats(seeds), argument, *([] if weights is None else [floats(weights)])]
     options = {"Type": 1 if weights is None else 2}
     return Case(use.run, lambda: by_litert("LSH_PROJECTION", feeds, [output], "LSHProjectionOptions", options))
 
@@ -57,24 +57,24 @@ def postprocessing(draw: Draw) -> Case:
     options |= {"use_regular_nms": regular, "num_classes": classes} | scales
     custom = _flexible(options | {"nms_score_threshold": least, "nms_iou_threshold": overlap})
 
-    def ours() -> list[Array]:
+    def run_nnfmq() -> list[Array]:
         outputs = [Operand(F32), Operand(F32), Operand(I32), Operand(I32)]
         rated, boxes, kinds, counts = results_of(OperationType.DETECTION_POSTPROCESSING, [*data, *rest], outputs)
         found = int(counts[0])
         return [rated[0, :found], boxes[0, :found], kinds[0, :found]]
 
-    def theirs() -> list[Array]:
+    def run_litert() -> list[Array]:
         outputs = [Operand(F32, shape) for shape in ((1, rows, 4), (1, rows), (1, rows), (1,))]
-        given = [data[1], data[0], data[2]]
-        boxes, kinds, rated, counts = by_litert("TFLite_Detection_PostProcess", given, outputs, custom=custom)
+        argument = [data[1], data[0], data[2]]
+        boxes, kinds, rated, counts = by_litert("TFLite_Detection_PostProcess", argument, outputs, custom=custom)
         found = int(counts[0]) * (1 if regular else each)
         return [rated[0, :found], boxes[0, :found], kinds[0, :found].astype(np.int32)]
 
-    return Case(ours, theirs)
+    return Case(run_nnfmq, run_litert)
 
 
 def _flexible(values: dict[str, Any]) -> bytes:
-    """Return a map as custom operators take it."""
+    """Return a map in the FlexBuffers encoding of custom options."""
     return bytes(flexbuffers.Dumps(values))
 
 

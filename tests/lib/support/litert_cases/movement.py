@@ -1,4 +1,4 @@
-"""What only moves elements: slices, paddings, blocks, joins."""
+"""Data movement: slices, paddings, blocks, concatenation."""
 
 from __future__ import annotations
 
@@ -27,67 +27,67 @@ def moved(name: str) -> Builder:
     """Build TRANSPOSE or TILE."""
 
     def build(draw: Draw) -> Case:
-        given = draw.tensor(draw.shape(3))
-        shape, order = np.array(given[1].shape), draw.rng.permutation(3)
+        argument = draw.tensor(draw.shape(3))
+        shape, order = np.array(argument[1].shape), draw.rng.permutation(3)
         control = order + 1 if name == "TILE" else order
         held, extents = integers(control), shape * control if name == "TILE" else shape[order]
-        return shared(name, OperationType[name], [given], like(given[0], extents.tolist()), [held], [held])
+        return shared(name, OperationType[name], [argument], like(argument[0], extents.tolist()), [held], [held])
 
     return build
 
 
 def pad(draw: Draw) -> Case:
     """Build PAD: with 0, or the zero point."""
-    given = draw.tensor(draw.shape(draw.below(1, 5)))
-    paddings = draw.rng.integers(0, 4, (given[1].ndim, 2))
-    held, output = integers(paddings), like(given[0], np.array(given[1].shape) + paddings.sum(axis=1))
-    return shared("PAD", OperationType.PAD, [given], output, [held], [held], "PadOptions")
+    argument = draw.tensor(draw.shape(draw.below(1, 5)))
+    paddings = draw.rng.integers(0, 4, (argument[1].ndim, 2))
+    held, output = integers(paddings), like(argument[0], np.array(argument[1].shape) + paddings.sum(axis=1))
+    return shared("PAD", OperationType.PAD, [argument], output, [held], [held], "PadOptions")
 
 
 def pad_with(draw: Draw) -> Case:
-    """Build PADV2 with a number, or with a code as it is."""
-    given = draw.tensor(draw.shape(draw.below(1, 5)))
-    paddings = draw.rng.integers(0, 4, (given[1].ndim, 2))
+    """Build PADV2 with a float or a quantized value."""
+    argument = draw.tensor(draw.shape(draw.below(1, 5)))
+    paddings = draw.rng.integers(0, 4, (argument[1].ndim, 2))
     value = draw.tensor((1,))[1]
-    held, output = integers(paddings), like(given[0], np.array(given[1].shape) + paddings.sum(axis=1))
-    constant = Operand(given[0].type, (), given[0].scale, given[0].zero_point), value.tobytes()
+    held, output = integers(paddings), like(argument[0], np.array(argument[1].shape) + paddings.sum(axis=1))
+    constant = Operand(argument[0].type, (), argument[0].scale, argument[0].zero_point), value.tobytes()
     rest = [held, value[0].item()]
-    return shared("PADV2", OperationType.PAD_V2, [given], output, rest, [held, constant], "PadV2Options")
+    return shared("PADV2", OperationType.PAD_V2, [argument], output, rest, [held, constant], "PadV2Options")
 
 
 def mirror_pad(draw: Draw) -> Case:
     """Build MIRROR_PAD in both modes, up to the widest padding."""
-    given, mode = draw.tensor(draw.shape(draw.below(1, 5))), draw.below(0, 2)
-    paddings = np.array([[draw.below(0, extent + mode) for _ in range(2)] for extent in given[1].shape])
-    held, output = integers(paddings), like(given[0], np.array(given[1].shape) + paddings.sum(axis=1))
+    argument, mode = draw.tensor(draw.shape(draw.below(1, 5))), draw.below(0, 2)
+    paddings = np.array([[draw.below(0, extent + mode) for _ in range(2)] for extent in argument[1].shape])
+    held, output = integers(paddings), like(argument[0], np.array(argument[1].shape) + paddings.sum(axis=1))
     options = {"Mode": mode}
     rest = [held, mode]
-    return shared("MIRROR_PAD", OperationType.MIRROR_PAD, [given], output, rest, [held], "MirrorPadOptions", options)
+    return shared("MIRROR_PAD", OperationType.MIRROR_PAD, [argument], output, rest, [held], "MirrorPadOptions", options)
 
 
 def cut(draw: Draw) -> Case:
     """Build SLICE; a size may be -1."""
-    given = draw.tensor(draw.shape(draw.below(1, 5)))
-    begins = [draw.below(0, extent) for extent in given[1].shape]
-    sizes = [draw.below(1, e - b + 1) for e, b in zip(given[1].shape, begins, strict=True)]
-    rest = [e - b for e, b in zip(given[1].shape, begins, strict=True)]
+    argument = draw.tensor(draw.shape(draw.below(1, 5)))
+    begins = [draw.below(0, extent) for extent in argument[1].shape]
+    sizes = [draw.below(1, e - b + 1) for e, b in zip(argument[1].shape, begins, strict=True)]
+    rest = [e - b for e, b in zip(argument[1].shape, begins, strict=True)]
     asked = [-1 if size == left and draw.truth() else size for size, left in zip(sizes, rest, strict=True)]
     held = [integers(begins), integers(asked)]
-    return shared("SLICE", OperationType.SLICE, [given], like(given[0], sizes), held, held, "SliceOptions")
+    return shared("SLICE", OperationType.SLICE, [argument], like(argument[0], sizes), held, held, "SliceOptions")
 
 
 def strided_slice(draw: Draw) -> Case:
     """Build STRIDED_SLICE with masks, negative strides and ends beyond the tensor."""
-    given = draw.tensor(draw.shape(draw.below(1, 5)))
-    axes = [_axis(draw, extent) for extent in given[1].shape]
+    argument = draw.tensor(draw.shape(draw.below(1, 5)))
+    axes = [_axis(draw, extent) for extent in argument[1].shape]
     begins, ends, strides, *flags = zip(*axes, strict=True)
     masks = [sum(flag << place for place, flag in enumerate(of_axes)) for of_axes in flags]
-    found = given[1][tuple(_python_slice(*axis) for axis in axes)]
+    found = argument[1][tuple(_python_slice(*axis) for axis in axes)]
     held = [integers(begins), integers(ends), integers(strides)]
     options = dict(zip(("BeginMask", "EndMask", "ShrinkAxisMask"), masks, strict=True))
-    output = like(given[0], found.shape)
+    output = like(argument[0], found.shape)
     name = "STRIDED_SLICE"
-    return shared(name, OperationType[name], [given], output, [*held, *masks], held, "StridedSliceOptions", options)
+    return shared(name, OperationType[name], [argument], output, [*held, *masks], held, "StridedSliceOptions", options)
 
 
 def _axis(draw: Draw, extent: int) -> tuple[int, ...]:
@@ -109,37 +109,44 @@ def _python_slice(begin: int, end: int, stride: int, from_start: int, to_end: in
 
 def gather(draw: Draw) -> Case:
     """Build GATHER along any axis, by indexes of rank 1 or 2."""
-    given = draw.tensor(draw.shape(draw.below(1, 4)))
-    axis = draw.below(0, given[1].ndim)
-    places = draw.rng.integers(0, given[1].shape[axis], draw.shape(draw.below(1, 3)))
-    shape = (*given[1].shape[:axis], *places.shape, *given[1].shape[axis + 1 :])
+    argument = draw.tensor(draw.shape(draw.below(1, 4)))
+    axis = draw.below(0, argument[1].ndim)
+    places = draw.rng.integers(0, argument[1].shape[axis], draw.shape(draw.below(1, 3)))
+    shape = (*argument[1].shape[:axis], *places.shape, *argument[1].shape[axis + 1 :])
     rest, held = [axis, integers(places)], [integers(places)]
     return shared(
-        "GATHER", OperationType.GATHER, [given], like(given[0], shape), rest, held, "GatherOptions", {"Axis": axis}
+        "GATHER",
+        OperationType.GATHER,
+        [argument],
+        like(argument[0], shape),
+        rest,
+        held,
+        "GatherOptions",
+        {"Axis": axis},
     )
 
 
 def split(draw: Draw) -> Case:
-    """Build SPLIT; TFLite's takes the axis first."""
+    """Build SPLIT; in TFLite the axis is the first argument."""
     count = draw.below(1, 4)
     shape = list(draw.shape(draw.below(1, 5), 4))
     axis = draw.below(0, len(shape))
     part = tuple(shape)
     shape[axis] *= count
-    given = draw.tensor(tuple(shape))
-    outputs = [like(given[0], part)] * count
+    argument = draw.tensor(tuple(shape))
+    outputs = [like(argument[0], part)] * count
     held = Operand(OperandType.TENSOR_INT32, ()), np.int32(axis).tobytes()
     return Case(
-        lambda: results_of(OperationType.SPLIT, [given, axis, count], outputs),
-        lambda: by_litert("SPLIT", [held, given], outputs, "SplitOptions", {"NumSplits": count}),
+        lambda: results_of(OperationType.SPLIT, [argument, axis, count], outputs),
+        lambda: by_litert("SPLIT", [held, argument], outputs, "SplitOptions", {"NumSplits": count}),
     )
 
 
 def reverse(draw: Draw) -> Case:
-    """Build REVERSE_V2 of one axis, which is what the HAL's REVERSE takes."""
-    given = draw.tensor(draw.shape(draw.below(1, 5)))
-    held = [integers([draw.below(0, given[1].ndim)])]
-    return shared("REVERSE_V2", OperationType.REVERSE, [given], given[0], held, held, "ReverseV2Options")
+    """Build REVERSE_V2 of one axis, as the HAL's REVERSE supports."""
+    argument = draw.tensor(draw.shape(draw.below(1, 5)))
+    held = [integers([draw.below(0, argument[1].ndim)])]
+    return shared("REVERSE_V2", OperationType.REVERSE, [argument], argument[0], held, held, "ReverseV2Options")
 
 
 def to_depth(name: str) -> Builder:
@@ -149,10 +156,10 @@ def to_depth(name: str) -> Builder:
         block, (batch, height, width, depth) = draw.below(1, 4), draw.shape(4, 3)
         spread, packed = (batch, height * block, width * block, depth), (batch, height, width, depth * block * block)
         first, result = (spread, packed) if name == "SPACE_TO_DEPTH" else (packed, spread)
-        given = draw.tensor(first)
+        argument = draw.tensor(first)
         table = "SpaceToDepthOptions" if name == "SPACE_TO_DEPTH" else "DepthToSpaceOptions"
-        output, options = like(given[0], result), {"BlockSize": block}
-        return shared(name, OperationType[name], [given], output, [block], (), table, options)
+        output, options = like(argument[0], result), {"BlockSize": block}
+        return shared(name, OperationType[name], [argument], output, [block], (), table, options)
 
     return build
 
@@ -169,51 +176,51 @@ def space_to_batch(draw: Draw) -> Case:
     padded = extents + before + after
     after += -padded % block
     padded = extents + before + after
-    given = draw.tensor((batch, *map(int, extents), depth))
+    argument = draw.tensor((batch, *map(int, extents), depth))
     held = [integers(block), integers(np.stack([before, after], axis=1))]
-    output = like(given[0], (batch * int(np.prod(block)), *(padded // block), depth))
+    output = like(argument[0], (batch * int(np.prod(block)), *(padded // block), depth))
     name = "SPACE_TO_BATCH_ND"
-    return shared(name, OperationType[name], [given], output, held, held, "SpaceToBatchNDOptions")
+    return shared(name, OperationType[name], [argument], output, held, held, "SpaceToBatchNDOptions")
 
 
 def batch_to_space(draw: Draw) -> Case:
     """Build BATCH_TO_SPACE_ND without crops, which the HAL does not have."""
     block, (batch, height, width, depth) = [draw.below(1, 4) for _ in range(2)], draw.shape(4, 4)
-    given = draw.tensor((batch * block[0] * block[1], height, width, depth))
-    output = like(given[0], (batch, height * block[0], width * block[1], depth))
+    argument = draw.tensor((batch * block[0] * block[1], height, width, depth))
+    output = like(argument[0], (batch, height * block[0], width * block[1], depth))
     held, crops = integers(block), integers(np.zeros((2, 2)))
     name = "BATCH_TO_SPACE_ND"
-    return shared(name, OperationType[name], [given], output, [held], [held, crops], "BatchToSpaceNDOptions")
+    return shared(name, OperationType[name], [argument], output, [held], [held, crops], "BatchToSpaceNDOptions")
 
 
 def reshape(draw: Draw) -> Case:
-    """Build RESHAPE, with one extent left to find out."""
-    given = draw.tensor(draw.shape(4))
-    extents = draw.rng.permutation(given[1].shape)
+    """Build RESHAPE with one inferred dimension."""
+    argument = draw.tensor(draw.shape(4))
+    extents = draw.rng.permutation(argument[1].shape)
     asked = extents.copy()
     asked[draw.below(0, 4)] = -1
     held = [integers(asked)]
-    return shared("RESHAPE", OperationType.RESHAPE, [given], like(given[0], extents), held, held)
+    return shared("RESHAPE", OperationType.RESHAPE, [argument], like(argument[0], extents), held, held)
 
 
 def squeeze(draw: Draw) -> Case:
     """Build SQUEEZE of some of the axes of 1."""
     axes = sorted(map(int, draw.rng.permutation(4)[: draw.below(1, 4)]))
     shape = tuple(1 if axis in axes or draw.truth() else extent for axis, extent in enumerate(draw.shape(4)))
-    given, left = draw.tensor(shape), [extent for axis, extent in enumerate(shape) if axis not in axes]
+    argument, left = draw.tensor(shape), [extent for axis, extent in enumerate(shape) if axis not in axes]
     rest, options = [integers(axes)], {"SqueezeDims": axes}
-    output = like(given[0], left)
-    return shared("SQUEEZE", OperationType.SQUEEZE, [given], output, rest, (), "SqueezeOptions", options)
+    output = like(argument[0], left)
+    return shared("SQUEEZE", OperationType.SQUEEZE, [argument], output, rest, (), "SqueezeOptions", options)
 
 
 def expand_dims(draw: Draw) -> Case:
     """Build EXPAND_DIMS."""
-    given = draw.tensor(draw.shape(draw.below(1, 4)))
-    axis = draw.below(-given[1].ndim - 1, given[1].ndim + 1)
+    argument = draw.tensor(draw.shape(draw.below(1, 4)))
+    axis = draw.below(-argument[1].ndim - 1, argument[1].ndim + 1)
     held = Operand(OperandType.TENSOR_INT32, ()), np.int32(axis).tobytes()
-    output = like(given[0], np.expand_dims(given[1], axis).shape)
+    output = like(argument[0], np.expand_dims(argument[1], axis).shape)
     name = "EXPAND_DIMS"
-    return shared(name, OperationType[name], [given], output, [axis], [held], "ExpandDimsOptions")
+    return shared(name, OperationType[name], [argument], output, [axis], [held], "ExpandDimsOptions")
 
 
 def _alike(draw: Draw, shapes: list[tuple[int, ...]]) -> list[Argument]:
@@ -247,7 +254,7 @@ def concatenation(draw: Draw) -> Case:
 
 
 def unequal_concatenation(draw: Draw) -> Case:
-    """Build CONCATENATION of codes that mean different things."""
+    """Build CONCATENATION of tensors with different scales and zero points."""
     parts, axis, shape = _parts(draw)
     return _joined(draw, parts, axis, draw.operand(shape))
 

@@ -29,15 +29,15 @@ def unary(name: str) -> Builder:
     """Build a function of one tensor, whose result has the same scale and zero point."""
 
     def build(draw: Draw) -> Case:
-        given = draw.tensor(draw.shape(draw.below(1, 5)), 0.1 if name in ("LOG", "RSQRT", "SQRT") else -4.0)
+        argument = draw.tensor(draw.shape(draw.below(1, 5)), 0.1 if name in ("LOG", "RSQRT", "SQRT") else -4.0)
         rest = [1.0] if name == "ELU" else []
-        return shared(name, OperationType[{"RELU_N1_TO_1": "RELU1"}.get(name, name)], [given], given[0], rest)
+        return shared(name, OperationType[{"RELU_N1_TO_1": "RELU1"}.get(name, name)], [argument], argument[0], rest)
 
     return build
 
 
 def quantized_rsqrt(draw: Draw) -> Case:
-    """Build RSQRT of codes; TFLite refuses those of negative numbers."""
+    """Build quantized RSQRT; TFLite rejects negative numbers."""
     operand, codes = draw.tensor(draw.shape(3))
     positive = np.maximum(codes, operand.zero_point).astype(codes.dtype)
     return shared("RSQRT", OperationType.RSQRT, [(operand, positive)], draw.operand(codes.shape, draw.real(0.01, 0.2)))
@@ -68,7 +68,7 @@ def binary(name: str, *, options: bool = True) -> Builder:
 
 
 def integer_quotient(draw: Draw) -> Case:
-    """Build DIV of INT32, of both signs."""
+    """Build DIV of INT32 of both signs."""
     shape = draw.shape(3)
     first, (operand, divisors) = draw.tensor(shape), draw.tensor(shape[1:])
     divisors[divisors == 0] = 7  # TFLite stops at 0
@@ -94,7 +94,7 @@ def _coarse(numbers: Array) -> Array:
 
 
 def unequal_comparison(name: str) -> Builder:
-    """Build a comparison of codes of which some differ and stand for the same number, or nearly."""
+    """Build a comparison of quantized values of which some differ but represent nearly the same number."""
 
     def build(draw: Draw) -> Case:
         shape, times = draw.shape(4, 8), draw.below(2, 8)
@@ -110,7 +110,7 @@ def unequal_comparison(name: str) -> Builder:
 
 
 def unequal_choice(name: str) -> Builder:
-    """Build MAXIMUM, MINIMUM or SELECT of codes that mean different things."""
+    """Build MAXIMUM, MINIMUM or SELECT of tensors with different scales and zero points."""
 
     def build(draw: Draw) -> Case:
         shape = draw.shape(3)
@@ -152,7 +152,7 @@ def select(draw: Draw) -> Case:
 
 
 def quantize(draw: Draw) -> Case:
-    """Build QUANTIZE, also of numbers that no code can stand for."""
+    """Build QUANTIZE, also of numbers out of range."""
     shape = draw.shape(3)
     output = draw.operand(shape)
     reach = 200 * output.scale
@@ -162,19 +162,19 @@ def quantize(draw: Draw) -> Case:
 
 def dequantize(draw: Draw) -> Case:
     """Build DEQUANTIZE."""
-    given = draw.tensor(draw.shape(3))
-    return shared("DEQUANTIZE", OperationType.DEQUANTIZE, [given], Operand(TYPES["float32"], given[1].shape))
+    argument = draw.tensor(draw.shape(3))
+    return shared("DEQUANTIZE", OperationType.DEQUANTIZE, [argument], Operand(TYPES["float32"], argument[1].shape))
 
 
-def cast(given: str, wanted: str, low: float, high: float) -> Builder:
+def cast(source_type: str, target_type: str, low: float, high: float) -> Builder:
     """Build CAST of numbers in [low, high); floats lose their fraction."""
 
     def build(draw: Draw) -> Case:
         shape = draw.shape(3)
-        numbers = draw.rng.uniform(low, high, shape).astype(given)
-        data = [(Operand(TYPES[given], shape, *((0.5, 9) if given == "uint8" else ())), numbers)]
-        output = Operand(TYPES[wanted], shape, *((0.5, 9) if wanted == "uint8" else ()))
-        codes = {"InDataType": _TFLITE_TYPES[given], "OutDataType": _TFLITE_TYPES[wanted]}
+        numbers = draw.rng.uniform(low, high, shape).astype(source_type)
+        data = [(Operand(TYPES[source_type], shape, *((0.5, 9) if source_type == "uint8" else ())), numbers)]
+        output = Operand(TYPES[target_type], shape, *((0.5, 9) if target_type == "uint8" else ()))
+        codes = {"InDataType": _TFLITE_TYPES[source_type], "OutDataType": _TFLITE_TYPES[target_type]}
         return shared("CAST", OperationType.CAST, data, output, (), (), "CastOptions", codes)
 
     return build
@@ -182,17 +182,17 @@ def cast(given: str, wanted: str, low: float, high: float) -> Builder:
 
 def softmax(draw: Draw) -> Case:
     """Build SOFTMAX over the last axis."""
-    given = draw.tensor(draw.shape(draw.below(1, 5), 9))
+    argument = draw.tensor(draw.shape(draw.below(1, 5), 9))
     beta = draw.real(0.5, 2)
-    unit = Operand(given[0].type, given[1].shape, 1 / 256, -128 if draw.dtype == "int8" else 0)
-    output = given[0] if draw.dtype == "float32" else unit
-    return shared("SOFTMAX", OperationType.SOFTMAX, [given], output, [beta], (), "SoftmaxOptions", {"Beta": beta})
+    unit = Operand(argument[0].type, argument[1].shape, 1 / 256, -128 if draw.dtype == "int8" else 0)
+    output = argument[0] if draw.dtype == "float32" else unit
+    return shared("SOFTMAX", OperationType.SOFTMAX, [argument], output, [beta], (), "SoftmaxOptions", {"Beta": beta})
 
 
 def log_softmax(draw: Draw) -> Case:
     """Build LOG_SOFTMAX over the last axis; TFLite's has no beta."""
-    given = draw.tensor(draw.shape(draw.below(1, 5), 9))
-    return shared("LOG_SOFTMAX", OperationType.LOG_SOFTMAX, [given], given[0], [1.0, -1])
+    argument = draw.tensor(draw.shape(draw.below(1, 5), 9))
+    return shared("LOG_SOFTMAX", OperationType.LOG_SOFTMAX, [argument], argument[0], [1.0, -1])
 
 
 def fill(draw: Draw) -> Case:
@@ -207,8 +207,8 @@ def fill(draw: Draw) -> Case:
 
 def rank(draw: Draw) -> Case:
     """Build RANK."""
-    given = draw.tensor(draw.shape(draw.below(1, 5)))
-    return shared("RANK", OperationType.RANK, [given], Operand(OperandType.INT32))
+    argument = draw.tensor(draw.shape(draw.below(1, 5)))
+    return shared("RANK", OperationType.RANK, [argument], Operand(OperandType.INT32))
 
 
 def embedding_lookup(draw: Draw) -> Case:
@@ -257,14 +257,14 @@ def extreme_place(name: str, operation: OperationType) -> Builder:
     """Build ARGMAX or ARGMIN, with equal numbers."""
 
     def build(draw: Draw) -> Case:
-        given = draw.tensor(draw.shape(draw.below(1, 5)))
-        numbers = _coarse(given[1])
+        argument = draw.tensor(draw.shape(draw.below(1, 5)))
+        numbers = _coarse(argument[1])
         axis = draw.below(-numbers.ndim, numbers.ndim)
         shape = numbers.shape[:axis] + numbers.shape[axis % numbers.ndim + 1 :]
         output = Operand(OperandType.TENSOR_INT32, shape)
         held = Operand(OperandType.TENSOR_INT32, ()), np.int32(axis).tobytes()
         table = "ArgMaxOptions" if operation is OperationType.ARGMAX else "ArgMinOptions"
-        return shared(name, operation, [(given[0], numbers)], output, [axis], [held], table, {"OutputType": 2})
+        return shared(name, operation, [(argument[0], numbers)], output, [axis], [held], table, {"OutputType": 2})
 
     return build
 
@@ -289,10 +289,10 @@ CASES: list[Listed] = [
     ("SELECT", NUMBERS, select),
     ("QUANTIZE", CODES, quantize),
     ("DEQUANTIZE", CODES, dequantize),
-    *(("CAST", (wanted,), cast("float32", wanted, -5e9, 5e9)) for wanted in _TFLITE_TYPES),
-    *(("CAST", (wanted,), cast("float32", wanted, -100, 400)) for wanted in ("int32", "uint8")),
-    *(("CAST", (wanted,), cast("int32", wanted, -1e5, 1e5)) for wanted in ("float32", "int32")),
-    *(("CAST", (wanted,), cast("uint8", wanted, 0, 256)) for wanted in _TFLITE_TYPES),
+    *(("CAST", (target_type,), cast("float32", target_type, -5e9, 5e9)) for target_type in _TFLITE_TYPES),
+    *(("CAST", (target_type,), cast("float32", target_type, -100, 400)) for target_type in ("int32", "uint8")),
+    *(("CAST", (target_type,), cast("int32", target_type, -1e5, 1e5)) for target_type in ("float32", "int32")),
+    *(("CAST", (target_type,), cast("uint8", target_type, 0, 256)) for target_type in _TFLITE_TYPES),
     ("CAST", ("uint8",), cast("int32", "uint8", 0, 256)),
     ("CAST, from INT32 out of range", ("uint8",), cast("int32", "uint8", -1000, 1000)),
     ("SOFTMAX", FLOAT_AND_CODES, softmax),

@@ -29,10 +29,10 @@ def result(draw: Draw, shape: tuple[int, ...]) -> Operand:
 
 
 def filters(
-    draw: Draw, shape: tuple[int, ...], given: Operand, channels: bool, dimension: int, units: int
+    draw: Draw, shape: tuple[int, ...], argument: Operand, channels: bool, dimension: int, units: int
 ) -> tuple[Argument, Argument]:
     """Return filter and bias, with a scale for each channel if `channels`."""
-    return channel_weights(draw, shape, dimension) if channels else weights(draw, shape, given, units)
+    return channel_weights(draw, shape, dimension) if channels else weights(draw, shape, argument, units)
 
 
 def convolution(name: str, *, channels: bool = False) -> Builder:
@@ -45,13 +45,13 @@ def convolution(name: str, *, channels: bool = False) -> Builder:
         extents, strides = [draw.below(1, 4), draw.below(1, 4)], [draw.below(1, 3), draw.below(1, 3)]
         if max(dilations) > 1:
             strides = [1, 1]
-        given = draw.tensor((draw.below(1, 3), draw.below(7, 11), draw.below(7, 11), depth), -1, 1)
+        argument = draw.tensor((draw.below(1, 3), draw.below(7, 11), draw.below(7, 11), depth), -1, 1)
         units = depth * many if deep else many
         shape = (1, *extents, units) if deep else (units, *extents, depth)
-        filter, bias = filters(draw, shape, given[0], channels, 3 if deep else 0, units)
+        filter, bias = filters(draw, shape, argument[0], channels, 3 if deep else 0, units)
         wide = [(f - 1) * d + 1 for f, d in zip(extents, dilations, strict=True)]
-        output = result(draw, (*windowed(given[1].shape, wide, strides, same)[:3], units))
-        data = [given, filter, bias]
+        output = result(draw, (*windowed(argument[1].shape, wide, strides, same)[:3], units))
+        data = [argument, filter, bias]
         rest = [2 - same, strides[1], strides[0], *([many] if deep else []), code, False, dilations[1], dilations[0]]
         options = _window(same, strides, code) | {"DilationWFactor": dilations[1], "DilationHFactor": dilations[0]}
         if deep:
@@ -73,12 +73,12 @@ def grouped_convolution(*, channels: bool = False) -> Builder:
         groups, each, many = draw.below(2, 4), draw.below(1, 4), draw.below(1, 4)
         same, code, strides = draw.below(0, 2), draw.below(0, 4), [draw.below(1, 3), draw.below(1, 3)]
         extents = [draw.below(1, 4), draw.below(1, 4)]
-        given = draw.tensor((draw.below(1, 3), draw.below(4, 9), draw.below(4, 9), groups * each), -1, 1)
+        argument = draw.tensor((draw.below(1, 3), draw.below(4, 9), draw.below(4, 9), groups * each), -1, 1)
         units = groups * many
-        filter, bias = filters(draw, (units, *extents, each), given[0], channels, 0, units)
-        output = result(draw, (*windowed(given[1].shape, extents, strides, same)[:3], units))
+        filter, bias = filters(draw, (units, *extents, each), argument[0], channels, 0, units)
+        output = result(draw, (*windowed(argument[1].shape, extents, strides, same)[:3], units))
         rest = [2 - same, strides[1], strides[0], groups, code, False]
-        data, options = [given, filter, bias], _window(same, strides, code)
+        data, options = [argument, filter, bias], _window(same, strides, code)
         operation = OperationType.GROUPED_CONV_2D
         return shared("CONV_2D", operation, data, output, rest, (), "Conv2DOptions", options)
 
@@ -91,19 +91,21 @@ def transposed_convolution(*, channels: bool = False) -> Builder:
     def build(draw: Draw) -> Case:
         depth, units, same, code = draw.below(1, 4), draw.below(1, 4), draw.below(0, 2), draw.below(0, 4)
         extents, strides = [draw.below(1, 5), draw.below(1, 5)], [draw.below(1, 4), draw.below(1, 4)]
-        given = draw.tensor((draw.below(1, 3), draw.below(1, 6), draw.below(1, 6), depth), -1, 1)
-        filter, bias = filters(draw, (units, *extents, depth), given[0], channels, 0, units)
+        argument = draw.tensor((draw.below(1, 3), draw.below(1, 6), draw.below(1, 6), depth), -1, 1)
+        filter, bias = filters(draw, (units, *extents, depth), argument[0], channels, 0, units)
         sizes = [
             (n - 1) * s + 1 + draw.below(0, s) if same else (n - 1) * s + f
-            for n, f, s in zip(given[1].shape[1:3], extents, strides, strict=True)
+            for n, f, s in zip(argument[1].shape[1:3], extents, strides, strict=True)
         ]
-        shape = (given[1].shape[0], *sizes, units)
+        shape = (argument[1].shape[0], *sizes, units)
         output, held = result(draw, shape), integers(shape)
         rest = [held, 2 - same, strides[1], strides[0], code, False]
         options = _window(same, strides, code)
         return Case(
-            lambda: results_of(OperationType.TRANSPOSE_CONV_2D, [given, filter, bias, *rest], [output]),
-            lambda: by_litert("TRANSPOSE_CONV", [held, filter, given, bias], [output], "TransposeConvOptions", options),
+            lambda: results_of(OperationType.TRANSPOSE_CONV_2D, [argument, filter, bias, *rest], [output]),
+            lambda: by_litert(
+                "TRANSPOSE_CONV", [held, filter, argument, bias], [output], "TransposeConvOptions", options
+            ),
         )
 
     return build
@@ -115,9 +117,9 @@ def fully_connected(draw: Draw) -> Case:
     deep = draw.below(1, 4)
     shape = (rows, length * deep) if draw.truth() else (rows, length, 1, deep)
     code = draw.below(0, 4)
-    given = draw.tensor(shape, -1, 1)
-    filter, bias = weights(draw, (units, length * deep), given[0], units)
-    data, options = [given, filter, bias], {"FusedActivationFunction": code}
+    argument = draw.tensor(shape, -1, 1)
+    filter, bias = weights(draw, (units, length * deep), argument[0], units)
+    data, options = [argument, filter, bias], {"FusedActivationFunction": code}
     output, name = result(draw, (rows, units)), "FULLY_CONNECTED"
     return shared(name, OperationType[name], data, output, [code], (), "FullyConnectedOptions", options)
 

@@ -47,14 +47,14 @@ def both(
     shapes: Sequence[tuple[int, ...]],
 ) -> Case:
     """Return a case; `order` picks the HAL's outputs: TFLite's outputs, of `shapes`, and then its states."""
-    given, states = feeds(code, values)
+    argument, states = feeds(code, values)
     outputs = [Operand(OperandType.TENSOR_FLOAT32, shape) for shape in shapes]
 
-    def ours() -> list[Array]:
+    def run_nnfmq() -> list[Array]:
         found = Use(code, values, max(order) + 1).run()
         return [found[place] for place in order]
 
-    return Case(ours, lambda: by_litert(code.name, given, outputs, table, options, states))
+    return Case(run_nnfmq, lambda: by_litert(code.name, argument, outputs, table, options, states))
 
 
 def basic_cell(draw: Draw, prefix: str, batch: int, size: int, units: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def rnn_sequence(draw: Draw) -> Case:
     return both(OperationType.UNIDIRECTIONAL_SEQUENCE_RNN, values, [0, 1], "SequenceRNNOptions", options, [shape])
 
 
-def rnn_both_ways(draw: Draw) -> Case:
+def bidirectional_rnn(draw: Draw) -> Case:
     """Build BIDIRECTIONAL_SEQUENCE_RNN: merged or not, without auxiliary input or with one and its weights."""
     (batch, size, units, back), time = draw.shape(4), draw.below(1, 6)
     time_major, merged, linked = draw.truth(), draw.truth(), draw.truth()
@@ -128,19 +128,19 @@ def svdf(draw: Draw) -> Case:
         "activation": code,
     }
     behind = np.roll(past, 1, axis=2).reshape(batch, -1)
-    given, states = feeds(OperationType.SVDF, values | {"state_in": behind})
+    argument, states = feeds(OperationType.SVDF, values | {"state_in": behind})
     output = Operand(OperandType.TENSOR_FLOAT32, (batch, units))
     options = {"Rank": rank, "FusedActivationFunction": code}
 
-    def ours() -> list[Array]:
+    def run_nnfmq() -> list[Array]:
         state, found = Use(OperationType.SVDF, values, 2).run()
         return [found, state.reshape(past.shape)[..., :-1]]
 
-    def theirs() -> list[Array]:
-        found, state = by_litert("SVDF", given, [output], "SVDFOptions", options, states)
+    def run_litert() -> list[Array]:
+        found, state = by_litert("SVDF", argument, [output], "SVDFOptions", options, states)
         return [found, state.reshape(past.shape)[..., 1:]]
 
-    return Case(ours, theirs)
+    return Case(run_nnfmq, run_litert)
 
 
 def gated_cell(
@@ -178,8 +178,8 @@ def gate_controls(draw: Draw) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     code = ACTIVATIONS[draw.below(1, 4)]
     clips = [0.0 if draw.truth() else draw.real(0.2, 1) for _ in range(2)]
-    ours = {"activation": code, "cell_clip": clips[0], "projection_clip": clips[1]}
-    return ours, {"FusedActivationFunction": code, "CellClip": clips[0], "ProjClip": clips[1]}
+    hal_arguments = {"activation": code, "cell_clip": clips[0], "projection_clip": clips[1]}
+    return hal_arguments, {"FusedActivationFunction": code, "CellClip": clips[0], "ProjClip": clips[1]}
 
 
 def lstm(draw: Draw) -> Case:
@@ -208,7 +208,7 @@ def lstm_sequence(draw: Draw) -> Case:
     return both(name, values, [0, 1, 2], "UnidirectionalSequenceLSTMOptions", options, [shape])
 
 
-def lstm_both_ways(draw: Draw) -> Case:
+def bidirectional_lstm(draw: Draw) -> Case:
     """Build BIDIRECTIONAL_SEQUENCE_LSTM: merged or not, with auxiliary input or not; TFLite wants equal sizes."""
     (batch, size, cells), time = draw.shape(3), draw.below(1, 6)
     output = output_size(draw, cells)
@@ -256,7 +256,7 @@ def quantized_lstm(draw: Draw) -> Case:
         np.concatenate([values[f"recurrent_to_{gate}_weights"], values[f"input_to_{gate}_weights"]], axis=1)
         for gate in order
     ]
-    given: list[Argument] = [
+    argument: list[Argument] = [
         _codes(values["input"], 1 / 128, 128),
         _codes(values["prev_output"], 1 / 128, 128),
         _codes(np.concatenate(rows), scale, zero_point),
@@ -274,7 +274,7 @@ def quantized_lstm(draw: Draw) -> Case:
     options = {"FusedActivationFunction": 4, "KernelType": 1}
     return Case(
         lambda: use.run()[::-1],
-        lambda: by_litert("LSTM", given, outputs, "LSTMOptions", options)[:2],
+        lambda: by_litert("LSTM", argument, outputs, "LSTMOptions", options)[:2],
     )
 
 
@@ -308,7 +308,7 @@ def integer_lstm(draw: Draw) -> Case:
     intermediate = [draw.real(0.5, 2) / 4096 if norm else 1 / 4096 for _ in GATES]
     hidden = draw.real(0.005, 0.01), draw.below(-128, 128) if values["projection_weights"] is not None else 0
     names = [p.name for p in REGISTRY[OperationType.QUANTIZED_LSTM].overloads[0].parameters if p.name in values]
-    given = [_integer_feed(name, values[name], *places[name]) for name in names]
+    argument = [_integer_feed(name, values[name], *places[name]) for name in names]
     use = Use(
         OperationType.QUANTIZED_LSTM,
         values
@@ -323,12 +323,14 @@ def integer_lstm(draw: Draw) -> Case:
     result = _operand(np.int8, (batch, output), *places["output_state_in"])
     states = [names.index("output_state_in"), names.index("cell_state_in")]
 
-    def ours() -> list[Array]:
+    def run_nnfmq() -> list[Array]:
         state, cell, found = use.run()
         return [found, state, cell]
 
     tanh = options | {"FusedActivationFunction": 4}
-    return Case(ours, lambda: by_litert("LSTM", given, [result], "LSTMOptions", tanh, states, intermediates=inner))
+    return Case(
+        run_nnfmq, lambda: by_litert("LSTM", argument, [result], "LSTMOptions", tanh, states, intermediates=inner)
+    )
 
 
 def _integer_feed(name: str, array: Array | None, scale: float, zero_point: int) -> Feed:
@@ -367,11 +369,11 @@ def _codes(array: Array, scale: float, zero_point: int) -> Argument:
 _BUILDERS: dict[str, Builder] = {
     "RNN": rnn,
     "UNIDIRECTIONAL_SEQUENCE_RNN": rnn_sequence,
-    "BIDIRECTIONAL_SEQUENCE_RNN": rnn_both_ways,
+    "BIDIRECTIONAL_SEQUENCE_RNN": bidirectional_rnn,
     "SVDF": svdf,
     "LSTM": lstm,
     "UNIDIRECTIONAL_SEQUENCE_LSTM": lstm_sequence,
-    "BIDIRECTIONAL_SEQUENCE_LSTM": lstm_both_ways,
+    "BIDIRECTIONAL_SEQUENCE_LSTM": bidirectional_lstm,
 }
 CASES: list[Listed] = [
     *((name, FLOAT, build) for name, build in _BUILDERS.items()),

@@ -44,20 +44,20 @@ def convolution(code: str) -> Builder:
         paddings, units = window(draw, extents, dilations), groups * many
         image = draw.tensor((draw.below(1, 3), groups * each, draw.below(6, 10), draw.below(6, 10)), -1, 1)[1]
         filter, bias = draw.tensor((units, each, *extents), -1, 1)[1], draw.tensor((units,))
-        ours = np.moveaxis(filter, 0, -1)[0][None] if code == "DEPTHWISE_CONV_2D" else channels_last(filter)
+        hal_filter = np.moveaxis(filter, 0, -1)[0][None] if code == "DEPTHWISE_CONV_2D" else channels_last(filter)
         controls: list[Any] = [*paddings, strides[1], strides[0]]
         controls += {"CONV_2D": [], "DEPTHWISE_CONV_2D": [many], "GROUPED_CONV_2D": [groups]}[code]
         controls += [0, first, *([] if code == "GROUPED_CONV_2D" else [dilations[1], dilations[0]])]
-        data = [floats(image if first else channels_last(image)), floats(np.ascontiguousarray(ours)), bias]
+        data = [floats(image if first else channels_last(image)), floats(np.ascontiguousarray(hal_filter)), bias]
 
-        def theirs() -> list[Array]:
+        def run_onnx() -> list[Array]:
             (found,) = by_onnx(
                 "Conv", [image, filter, bias[1]], group=groups, pads=onnx_pads(paddings), strides=strides,
                 dilations=dilations,
             )  # fmt: skip
             return [found if first else channels_last(found)]
 
-        return Case(lambda: results_of(OperationType[code], [*data, *controls], [Operand(F32)]), theirs)
+        return Case(lambda: results_of(OperationType[code], [*data, *controls], [Operand(F32)]), run_onnx)
 
     return build
 
@@ -69,10 +69,10 @@ def transposed_convolution(draw: Draw) -> Case:
     paddings = [draw.below(0, 2) for _ in range(4)]
     image = draw.tensor((draw.below(1, 3), depth, draw.below(2, 6), draw.below(2, 6)), -1, 1)[1]
     filter, bias = draw.tensor((depth, units, *extents), -1, 1)[1], draw.tensor((units,))
-    ours = floats(np.ascontiguousarray(filter.transpose(1, 2, 3, 0)))
+    hal_filter = floats(np.ascontiguousarray(filter.transpose(1, 2, 3, 0)))
     rest = [*paddings, strides[1], strides[0], 0, True]
     return Case(
-        lambda: results_of(OperationType.TRANSPOSE_CONV_2D, [floats(image), ours, bias, *rest], [Operand(F32)]),
+        lambda: results_of(OperationType.TRANSPOSE_CONV_2D, [floats(image), hal_filter, bias, *rest], [Operand(F32)]),
         lambda: by_onnx("ConvTranspose", [image, filter, bias[1]], pads=onnx_pads(paddings), strides=strides),
     )
 
@@ -82,22 +82,22 @@ def pool(name: str, code: str) -> Builder:
 
     def build(draw: Draw) -> Case:
         extents, strides = [draw.below(1, 4), draw.below(1, 4)], [draw.below(1, 4), draw.below(1, 4)]
-        given = draw.tensor((draw.below(1, 3), draw.below(1, 4), draw.below(4, 9), draw.below(4, 9)))
+        argument = draw.tensor((draw.below(1, 3), draw.below(1, 4), draw.below(4, 9), draw.below(4, 9)))
         paddings = [0] * 4 if name == "LpPool" else window(draw, extents, [1, 1])
         rest = [*paddings, strides[1], strides[0], extents[1], extents[0], 0, True]
         extra = {"p": 2} if name == "LpPool" else {}
-        share = np.float32(1 / np.sqrt(np.prod(extents))) if name == "LpPool" else given[1].dtype.type(1)
+        share = np.float32(1 / np.sqrt(np.prod(extents))) if name == "LpPool" else argument[1].dtype.type(1)
 
-        def theirs() -> list[Array]:
+        def run_onnx() -> list[Array]:
             options: dict[str, Any] = {
                 "kernel_shape": extents,
                 "strides": strides,
                 "pads": onnx_pads(paddings),
                 **extra,
             }
-            return [by_onnx(name, [given[1]], **options)[0] * share]
+            return [by_onnx(name, [argument[1]], **options)[0] * share]
 
-        return Case(lambda: results_of(OperationType[code], [given, *rest], [given[0]]), theirs)
+        return Case(lambda: results_of(OperationType[code], [argument, *rest], [argument[0]]), run_onnx)
 
     return build
 
@@ -128,7 +128,7 @@ def matrices(draw: Draw) -> Case:
 
 
 def resize(mode: str, code: str) -> Builder:
-    """Build RESIZE_BILINEAR or RESIZE_NEAREST_NEIGHBOR with one of the three ways to place centres and corners.
+    """Build RESIZE_BILINEAR or RESIZE_NEAREST_NEIGHBOR with one of the three coordinate mappings.
 
     Nearest neighbours only of such extents that all places are exact: what is rounded decides which one is taken.
     """
@@ -136,19 +136,19 @@ def resize(mode: str, code: str) -> Builder:
 
     def build(draw: Draw) -> Case:
         place = ("asymmetric", "align_corners", "half_pixel")[draw.below(0, 3)]
-        given = draw.tensor(draw.shape(4))
+        argument = draw.tensor(draw.shape(4))
         sizes = [draw.below(2, 12), draw.below(2, 12)]
         if mode == "nearest":
-            sizes = [_exact_size(draw, extent, place) for extent in given[1].shape[2:]]
+            sizes = [_exact_size(draw, extent, place) for extent in argument[1].shape[2:]]
         flags = [place == "align_corners", place == "half_pixel"]
         rest = [sizes[1], sizes[0], True, *flags]
         options: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": place}
         if mode == "nearest":
             options["nearest_mode"] = rounding[place]
-        whole = int64([*given[1].shape[:2], *sizes])
+        whole = int64([*argument[1].shape[:2], *sizes])
         return Case(
-            lambda: results_of(OperationType[code], [given, *rest], [given[0]]),
-            lambda: by_onnx("Resize", [given[1], None, None, whole], **options),
+            lambda: results_of(OperationType[code], [argument, *rest], [argument[0]]),
+            lambda: by_onnx("Resize", [argument[1], None, None, whole], **options),
         )
 
     return build
@@ -165,40 +165,40 @@ def regions(draw: Draw, extents: tuple[int, int], stride: float) -> Array:
 
     None is thinner than a cell: it would be made a cell wide, and ONNX takes zeros where it is off the image then.
     """
-    room = np.array(extents[::-1]) - 1.0
-    starts = draw.rng.uniform(0, 1, (draw.below(1, 6), 2)) * room
-    ends = starts + 1 + draw.rng.uniform(0, 1, starts.shape) * (room - starts)
+    max_start = np.array(extents[::-1]) - 1.0
+    starts = draw.rng.uniform(0, 1, (draw.below(1, 6), 2)) * max_start
+    ends = starts + 1 + draw.rng.uniform(0, 1, starts.shape) * (max_start - starts)
     return np.asarray(np.concatenate([starts, ends], axis=1) * stride, np.float32)
 
 
 def roi_align(draw: Draw) -> Case:
     """Build ROI_ALIGN, with a fixed count of samples or as many as needed."""
-    given = draw.tensor((draw.below(1, 3), draw.below(1, 4), draw.below(4, 12), draw.below(4, 12)))
+    argument = draw.tensor((draw.below(1, 3), draw.below(1, 4), draw.below(4, 12), draw.below(4, 12)))
     (height, width), stride, ratio = draw.shape(2, 4), 2.0 ** draw.below(0, 3), draw.below(0, 3)
-    boxes = regions(draw, given[1].shape[2:], stride)
-    places = draw.rng.integers(0, len(given[1]), len(boxes))
+    boxes = regions(draw, argument[1].shape[2:], stride)
+    places = draw.rng.integers(0, len(argument[1]), len(boxes))
     batches = Operand(OperandType.TENSOR_INT32, places.shape), places.astype(np.int32)
     rest = [height, width, stride, stride, ratio, ratio, True]
     options: dict[str, Any] = {"output_height": height, "output_width": width, "sampling_ratio": ratio}
     options |= {"spatial_scale": 1 / stride, "coordinate_transformation_mode": "output_half_pixel"}
     return Case(
-        lambda: results_of(OperationType.ROI_ALIGN, [given, floats(boxes), batches, *rest], [given[0]]),
-        lambda: by_onnx("RoiAlign", [given[1], boxes, int64(places)], **options),
+        lambda: results_of(OperationType.ROI_ALIGN, [argument, floats(boxes), batches, *rest], [argument[0]]),
+        lambda: by_onnx("RoiAlign", [argument[1], boxes, int64(places)], **options),
     )
 
 
 def roi_pooling(draw: Draw) -> Case:
     """Build ROI_POOLING, which is MaxRoiPool."""
-    given = draw.tensor((draw.below(1, 3), draw.below(1, 4), draw.below(4, 12), draw.below(4, 12)))
+    argument = draw.tensor((draw.below(1, 3), draw.below(1, 4), draw.below(4, 12), draw.below(4, 12)))
     (height, width), stride = draw.shape(2, 4), 2.0 ** draw.below(0, 3)
-    boxes = regions(draw, given[1].shape[2:], stride)
-    places = draw.rng.integers(0, len(given[1]), len(boxes))
+    boxes = regions(draw, argument[1].shape[2:], stride)
+    places = draw.rng.integers(0, len(argument[1]), len(boxes))
     batches = Operand(OperandType.TENSOR_INT32, places.shape), places.astype(np.int32)
     rest = [height, width, stride, stride, True]
     rois = np.concatenate([places[:, None].astype(np.float32), boxes], axis=1)
     return Case(
-        lambda: results_of(OperationType.ROI_POOLING, [given, floats(boxes), batches, *rest], [given[0]]),
-        lambda: by_onnx("MaxRoiPool", [given[1], rois], pooled_shape=[height, width], spatial_scale=1 / stride),
+        lambda: results_of(OperationType.ROI_POOLING, [argument, floats(boxes), batches, *rest], [argument[0]]),
+        lambda: by_onnx("MaxRoiPool", [argument[1], rois], pooled_shape=[height, width], spatial_scale=1 / stride),
     )
 
 
@@ -216,13 +216,13 @@ def suppression(draw: Draw) -> Case:
     rest = [least, -1, 0, overlap, 1.0, 0.01]  # suppressed ones get a score of 0, which drops them
     outputs = [Operand(F32), Operand(F32), Operand(OperandType.TENSOR_INT32), Operand(OperandType.TENSOR_INT32)]
 
-    def ours() -> list[Array]:
+    def run_nnfmq() -> list[Array]:
         data = [floats(scores), floats(np.tile(boxes, classes)), batches]
         rated, chosen, kinds, _ = results_of(OperationType.BOX_WITH_NMS_LIMIT, [*data, *rest], outputs)
         order = np.lexsort((rated, kinds))
         return [rated[order], chosen[order], kinds[order]]
 
-    def theirs() -> list[Array]:
+    def run_onnx() -> list[Array]:
         limits = [int64([count]), np.array([overlap], np.float32), np.array([least], np.float32)]
         (found,) = by_onnx("NonMaxSuppression", [boxes[None], scores.T[None].copy(), *limits])
         kinds, rows = found[found[:, 1] > 0][:, 1:].T
@@ -230,7 +230,7 @@ def suppression(draw: Draw) -> Case:
         kinds, rows = kinds[order], rows[order]
         return [scores[rows, kinds], boxes[rows], kinds.astype(np.int32)]
 
-    return Case(ours, theirs)
+    return Case(run_nnfmq, run_onnx)
 
 
 CASES: list[Listed] = [

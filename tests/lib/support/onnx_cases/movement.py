@@ -1,4 +1,4 @@
-"""What only moves elements."""
+"""Data movement."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from support.oracles import FLOAT, NUMBERS, Array, Builder, Case, Draw, Listed, 
 
 
 def int64(values: object) -> Array:
-    """Return indexes as ONNX wants them."""
+    """Return indexes in the type that ONNX requires."""
     return np.asarray(values, np.int64)
 
 
 def gather(draw: Draw) -> Case:
     """Build GATHER along any axis."""
-    given = draw.tensor(draw.shape(draw.below(1, 4)))
-    axis = draw.below(-given[1].ndim, given[1].ndim)
-    places = draw.rng.integers(0, given[1].shape[axis], draw.shape(draw.below(1, 3)))
+    argument = draw.tensor(draw.shape(draw.below(1, 4)))
+    axis = draw.below(-argument[1].ndim, argument[1].ndim)
+    places = draw.rng.integers(0, argument[1].shape[axis], draw.shape(draw.below(1, 3)))
     return Case(
-        lambda: results_of(OperationType.GATHER, [given, axis, integers(places)], [given[0]]),
-        lambda: by_onnx("Gather", [given[1], int64(places)], axis=axis),
+        lambda: results_of(OperationType.GATHER, [argument, axis, integers(places)], [argument[0]]),
+        lambda: by_onnx("Gather", [argument[1], int64(places)], axis=axis),
     )
 
 
@@ -38,54 +38,55 @@ def embedding_lookup(draw: Draw) -> Case:
 
 
 def pad(draw: Draw) -> Case:
-    """Build PAD_V2 with a number or a code."""
-    given = draw.tensor(draw.shape(draw.below(1, 5)))
-    paddings, value = draw.rng.integers(0, 4, (given[1].ndim, 2)), draw.tensor((1,))[1][0]
+    """Build PAD_V2 with a float or a quantized value."""
+    argument = draw.tensor(draw.shape(draw.below(1, 5)))
+    paddings, value = draw.rng.integers(0, 4, (argument[1].ndim, 2)), draw.tensor((1,))[1][0]
     return Case(
-        lambda: results_of(OperationType.PAD_V2, [given, integers(paddings), value.item()], [given[0]]),
-        lambda: by_onnx("Pad", [given[1], int64(paddings.T.ravel()), np.asarray(value)]),
+        lambda: results_of(OperationType.PAD_V2, [argument, integers(paddings), value.item()], [argument[0]]),
+        lambda: by_onnx("Pad", [argument[1], int64(paddings.T.ravel()), np.asarray(value)]),
     )
 
 
 def mirror_pad(draw: Draw) -> Case:
     """Build MIRROR_PAD that leaves the edge out; ONNX has no mode that repeats it."""
-    given = draw.tensor(draw.shape(draw.below(1, 5)))
-    paddings = np.array([[draw.below(0, extent) for _ in range(2)] for extent in given[1].shape])
+    argument = draw.tensor(draw.shape(draw.below(1, 5)))
+    paddings = np.array([[draw.below(0, extent) for _ in range(2)] for extent in argument[1].shape])
     return Case(
-        lambda: results_of(OperationType.MIRROR_PAD, [given, integers(paddings), 0], [given[0]]),
-        lambda: by_onnx("Pad", [given[1], int64(paddings.T.ravel())], mode="reflect"),
+        lambda: results_of(OperationType.MIRROR_PAD, [argument, integers(paddings), 0], [argument[0]]),
+        lambda: by_onnx("Pad", [argument[1], int64(paddings.T.ravel())], mode="reflect"),
     )
 
 
 def strided_slice(draw: Draw) -> Case:
     """Build STRIDED_SLICE without masks: strides of both signs, and ends as they may be written."""
-    given = draw.tensor(draw.shape(draw.below(1, 5)))
+    argument = draw.tensor(draw.shape(draw.below(1, 5)))
     axes = []
-    for extent in given[1].shape:
+    for extent in argument[1].shape:
         stride = draw.below(1, 4) * (1 - 2 * draw.below(0, 2))
         first, last = sorted(draw.below(0, extent) for _ in range(2))
         begin, end = (first, last + 1) if stride > 0 else (last, first - 1)
-        # -1 as an end would mean the last element: what lies before the first one is written from the other side.
+        # -1 as an end would mean the last element: the position before the first element is therefore relative to the
+        # other end.
         end = -extent - 1 if end == -1 else end - extent if end < extent and draw.truth() else end
         axes.append((begin - extent if draw.truth() else begin, end, stride))
     begins, ends, strides = (list(part) for part in zip(*axes, strict=True))
     rest = [integers(begins), integers(ends), integers(strides), 0, 0, 0]
     numbered = [int64(part) for part in (begins, ends, range(len(axes)), strides)]
     return Case(
-        lambda: results_of(OperationType.STRIDED_SLICE, [given, *rest], [given[0]]),
-        lambda: by_onnx("Slice", [given[1], *numbered]),
+        lambda: results_of(OperationType.STRIDED_SLICE, [argument, *rest], [argument[0]]),
+        lambda: by_onnx("Slice", [argument[1], *numbered]),
     )
 
 
 def cut(draw: Draw) -> Case:
     """Build SLICE."""
-    given = draw.tensor(draw.shape(draw.below(1, 6), 4))
-    begins = [draw.below(0, extent) for extent in given[1].shape]
-    sizes = [draw.below(1, e - b + 1) for e, b in zip(given[1].shape, begins, strict=True)]
+    argument = draw.tensor(draw.shape(draw.below(1, 6), 4))
+    begins = [draw.below(0, extent) for extent in argument[1].shape]
+    sizes = [draw.below(1, e - b + 1) for e, b in zip(argument[1].shape, begins, strict=True)]
     ends = np.add(begins, sizes)
     return Case(
-        lambda: results_of(OperationType.SLICE, [given, integers(begins), integers(sizes)], [given[0]]),
-        lambda: by_onnx("Slice", [given[1], int64(begins), int64(ends)]),
+        lambda: results_of(OperationType.SLICE, [argument, integers(begins), integers(sizes)], [argument[0]]),
+        lambda: by_onnx("Slice", [argument[1], int64(begins), int64(ends)]),
     )
 
 
@@ -94,30 +95,30 @@ def split(draw: Draw) -> Case:
     count, shape = draw.below(1, 4), list(draw.shape(draw.below(1, 6), 4))
     axis = draw.below(-len(shape), len(shape))
     shape[axis] *= count
-    given = draw.tensor(tuple(shape))
+    argument = draw.tensor(tuple(shape))
     return Case(
-        lambda: results_of(OperationType.SPLIT, [given, axis, count], [given[0]] * count),
-        lambda: by_onnx("Split", [given[1]], count, axis=axis, num_outputs=count),
+        lambda: results_of(OperationType.SPLIT, [argument, axis, count], [argument[0]] * count),
+        lambda: by_onnx("Split", [argument[1]], count, axis=axis, num_outputs=count),
     )
 
 
 def tile(draw: Draw) -> Case:
     """Build TILE."""
-    given = draw.tensor(draw.shape(draw.below(1, 6), 4))
-    times = draw.rng.integers(1, 4, given[1].ndim)
+    argument = draw.tensor(draw.shape(draw.below(1, 6), 4))
+    times = draw.rng.integers(1, 4, argument[1].ndim)
     return Case(
-        lambda: results_of(OperationType.TILE, [given, integers(times)], [given[0]]),
-        lambda: by_onnx("Tile", [given[1], int64(times)]),
+        lambda: results_of(OperationType.TILE, [argument, integers(times)], [argument[0]]),
+        lambda: by_onnx("Tile", [argument[1], int64(times)]),
     )
 
 
 def transpose(draw: Draw) -> Case:
     """Build TRANSPOSE."""
-    given = draw.tensor(draw.shape(draw.below(1, 5)))
-    order = draw.rng.permutation(given[1].ndim)
+    argument = draw.tensor(draw.shape(draw.below(1, 5)))
+    order = draw.rng.permutation(argument[1].ndim)
     return Case(
-        lambda: results_of(OperationType.TRANSPOSE, [given, integers(order)], [given[0]]),
-        lambda: by_onnx("Transpose", [given[1]], perm=order.tolist()),
+        lambda: results_of(OperationType.TRANSPOSE, [argument, integers(order)], [argument[0]]),
+        lambda: by_onnx("Transpose", [argument[1]], perm=order.tolist()),
     )
 
 
@@ -143,23 +144,23 @@ def largest(draw: Draw) -> Case:
     k = draw.below(1, shape[-1] + 1)
     outputs = [operand, Operand(OperandType.TENSOR_INT32)]
 
-    def theirs() -> list[Array]:
+    def run_onnx() -> list[Array]:
         values, places = by_onnx("TopK", [numbers.astype(np.float32), int64([k])], 2)
         return [values.astype(numbers.dtype), places.astype(np.int32)]
 
-    return Case(lambda: results_of(OperationType.TOPK_V2, [(operand, numbers), k], outputs), theirs)
+    return Case(lambda: results_of(OperationType.TOPK_V2, [(operand, numbers), k], outputs), run_onnx)
 
 
 def to_depth(name: str, code: str) -> Builder:
-    """Build SPACE_TO_DEPTH or DEPTH_TO_SPACE, channels last on our side."""
+    """Build SPACE_TO_DEPTH or DEPTH_TO_SPACE, channels last in the HAL."""
 
     def build(draw: Draw) -> Case:
         block, (batch, height, width, depth) = draw.below(1, 4), draw.shape(4, 3)
         times = (1, block, block, 1) if name == "SpaceToDepth" else (1, 1, 1, block * block)
-        given = draw.tensor(tuple(np.multiply((batch, height, width, depth), times).tolist()))
-        first = channels_first(given[1])
+        argument = draw.tensor(tuple(np.multiply((batch, height, width, depth), times).tolist()))
+        first = channels_first(argument[1])
         return Case(
-            lambda: results_of(OperationType[code], [given, block], [given[0]]),
+            lambda: results_of(OperationType[code], [argument, block], [argument[0]]),
             lambda: [channels_last(by_onnx(name, [first], blocksize=block)[0])],
         )
 

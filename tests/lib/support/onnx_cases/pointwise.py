@@ -38,10 +38,10 @@ def unary(name: str, code: str, *rest: Any, **attributes: Any) -> Builder:
     """Build a function of one tensor; `rest` are the HAL's further arguments, `attributes` are ONNX's."""
 
     def build(draw: Draw) -> Case:
-        given = draw.tensor(draw.shape(draw.below(1, 5)), 0.1 if name in ("Log", "Sqrt") else -8, 8)
+        argument = draw.tensor(draw.shape(draw.below(1, 5)), 0.1 if name in ("Log", "Sqrt") else -8, 8)
         return Case(
-            lambda: results_of(OperationType[code], [given, *rest], [given[0]]),
-            lambda: by_onnx(name, [given[1]], **attributes),
+            lambda: results_of(OperationType[code], [argument, *rest], [argument[0]]),
+            lambda: by_onnx(name, [argument[1]], **attributes),
         )
 
     return build
@@ -57,11 +57,11 @@ def clip(code: str, low: float, high: float) -> Builder:
     """Build RELU1 or RELU6."""
 
     def build(draw: Draw) -> Case:
-        given = draw.tensor(draw.shape(draw.below(1, 5)), -8, 8)
+        argument = draw.tensor(draw.shape(draw.below(1, 5)), -8, 8)
         bounds = [np.float32(low), np.float32(high)]
         return Case(
-            lambda: results_of(OperationType[code], [given], [given[0]]),
-            lambda: by_onnx("Clip", [given[1], *map(np.asarray, bounds)]),
+            lambda: results_of(OperationType[code], [argument], [argument[0]]),
+            lambda: by_onnx("Clip", [argument[1], *map(np.asarray, bounds)]),
         )
 
     return build
@@ -121,10 +121,10 @@ def logical(name: str, code: str) -> Builder:
 
 def logical_not(draw: Draw) -> Case:
     """Build LOGICAL_NOT."""
-    given = draw.tensor(draw.shape(5, 3))
+    argument = draw.tensor(draw.shape(5, 3))
     return Case(
-        lambda: results_of(OperationType.LOGICAL_NOT, [given], [given[0]]),
-        lambda: by_onnx("Not", [given[1].astype(bool)]),
+        lambda: results_of(OperationType.LOGICAL_NOT, [argument], [argument[0]]),
+        lambda: by_onnx("Not", [argument[1].astype(bool)]),
     )
 
 
@@ -150,12 +150,12 @@ def reduction(name: str, code: str) -> Builder:
 
     def build(draw: Draw) -> Case:
         # Few factors: each rounds, in one order or another.
-        given = draw.tensor(draw.shape(draw.below(1, 5), 2 if name == "ReduceProd" else 6))
-        axes, keep = axes_of(draw, given[1].ndim), draw.truth()
+        argument = draw.tensor(draw.shape(draw.below(1, 5), 2 if name == "ReduceProd" else 6))
+        axes, keep = axes_of(draw, argument[1].ndim), draw.truth()
         rest = [integers(axes), int(keep) if code == "MEAN" else keep]
         return Case(
-            lambda: results_of(OperationType[code], [given, *rest], [given[0]]),
-            lambda: by_onnx(name, [given[1], axes.astype(np.int64)], keepdims=int(keep)),
+            lambda: results_of(OperationType[code], [argument, *rest], [argument[0]]),
+            lambda: by_onnx(name, [argument[1], axes.astype(np.int64)], keepdims=int(keep)),
         )
 
     return build
@@ -181,11 +181,11 @@ def along_axis(name: str, code: str) -> Builder:
     """Build SOFTMAX or LOG_SOFTMAX over any axis."""
 
     def build(draw: Draw) -> Case:
-        given = draw.tensor(draw.shape(draw.below(1, 5)))
-        axis = draw.below(-given[1].ndim, given[1].ndim)
+        argument = draw.tensor(draw.shape(draw.below(1, 5)))
+        axis = draw.below(-argument[1].ndim, argument[1].ndim)
         return Case(
-            lambda: results_of(OperationType[code], [given, 1.0, axis], [given[0]]),
-            lambda: by_onnx(name, [given[1]], axis=axis),
+            lambda: results_of(OperationType[code], [argument, 1.0, axis], [argument[0]]),
+            lambda: by_onnx(name, [argument[1]], axis=axis),
         )
 
     return build
@@ -193,47 +193,47 @@ def along_axis(name: str, code: str) -> Builder:
 
 def l2_normalization(draw: Draw) -> Case:
     """Build L2_NORMALIZATION over any axis."""
-    given = draw.tensor(draw.shape(draw.below(1, 5)))
-    axis = draw.below(-given[1].ndim, given[1].ndim)
+    argument = draw.tensor(draw.shape(draw.below(1, 5)))
+    axis = draw.below(-argument[1].ndim, argument[1].ndim)
     return Case(
-        lambda: results_of(OperationType.L2_NORMALIZATION, [given, axis], [given[0]]),
-        lambda: by_onnx("LpNormalization", [given[1]], axis=axis, p=2),
+        lambda: results_of(OperationType.L2_NORMALIZATION, [argument, axis], [argument[0]]),
+        lambda: by_onnx("LpNormalization", [argument[1]], axis=axis, p=2),
     )
 
 
 def local_response_normalization(draw: Draw) -> Case:
     """Build LOCAL_RESPONSE_NORMALIZATION along axis 1; ONNX's alpha is for the mean of the window's squares."""
-    given = draw.tensor(draw.shape(4))
+    argument = draw.tensor(draw.shape(4))
     radius, bias, alpha, beta = draw.below(1, 4), draw.real(0.5, 2), draw.real(0.1, 2), draw.real(0.3, 1)
     size = 2 * radius + 1
     rest = [radius, bias, alpha, beta, 1]
     return Case(
-        lambda: results_of(OperationType.LOCAL_RESPONSE_NORMALIZATION, [given, *rest], [given[0]]),
-        lambda: by_onnx("LRN", [given[1]], size=size, bias=bias, alpha=alpha * size, beta=beta),
+        lambda: results_of(OperationType.LOCAL_RESPONSE_NORMALIZATION, [argument, *rest], [argument[0]]),
+        lambda: by_onnx("LRN", [argument[1]], size=size, bias=bias, alpha=alpha * size, beta=beta),
     )
 
 
 def instance_normalization(draw: Draw) -> Case:
     """Build INSTANCE_NORMALIZATION, channels first."""
-    given = draw.tensor((*draw.shape(2), *(extent + 1 for extent in draw.shape(2))))
+    argument = draw.tensor((*draw.shape(2), *(extent + 1 for extent in draw.shape(2))))
     gamma, beta, epsilon = draw.real(0.5, 2), draw.real(-1, 1), draw.real(0.001, 0.1)
-    channels = given[1].shape[1]
+    channels = argument[1].shape[1]
     same = [np.full(channels, value, np.float32) for value in (gamma, beta)]
     return Case(
-        lambda: results_of(OperationType.INSTANCE_NORMALIZATION, [given, gamma, beta, epsilon, True], [given[0]]),
-        lambda: by_onnx("InstanceNormalization", [given[1], *same], epsilon=epsilon),
+        lambda: results_of(OperationType.INSTANCE_NORMALIZATION, [argument, gamma, beta, epsilon, True], [argument[0]]),
+        lambda: by_onnx("InstanceNormalization", [argument[1], *same], epsilon=epsilon),
     )
 
 
-def cast(given: str, wanted: str, low: float, high: float) -> Builder:
+def cast(source_type: str, target_type: str, low: float, high: float) -> Builder:
     """Build CAST of numbers that both types have; floats lose their fraction."""
 
     def build(draw: Draw) -> Case:
         shape = draw.shape(3)
-        numbers = draw.rng.uniform(low, high, shape).astype(given)
-        data = Operand(TYPES[given], shape, *((0.5, 9) if given == "uint8" else ())), numbers
-        output = Operand(TYPES[wanted], shape, *((0.5, 9) if wanted == "uint8" else ()))
-        kind = {"float32": 1, "uint8": 2, "int32": 6}[wanted]
+        numbers = draw.rng.uniform(low, high, shape).astype(source_type)
+        data = Operand(TYPES[source_type], shape, *((0.5, 9) if source_type == "uint8" else ())), numbers
+        output = Operand(TYPES[target_type], shape, *((0.5, 9) if target_type == "uint8" else ()))
+        kind = {"float32": 1, "uint8": 2, "int32": 6}[target_type]
         return Case(
             lambda: results_of(OperationType.CAST, [data], [output]), lambda: by_onnx("Cast", [numbers], to=kind)
         )
@@ -241,7 +241,11 @@ def cast(given: str, wanted: str, low: float, high: float) -> Builder:
     return build
 
 
-_PAIRS = [(given, wanted) for given in ("float32", "int32", "uint8") for wanted in ("float32", "int32", "uint8")]
+_PAIRS = [
+    (source_type, target_type)
+    for source_type in ("float32", "int32", "uint8")
+    for target_type in ("float32", "int32", "uint8")
+]
 CASES: list[Listed] = [
     *(
         (name, (*FLOAT, "int32") if name in ("Abs", "Neg") else FLOAT, unary(name, code))
@@ -266,5 +270,8 @@ CASES: list[Listed] = [
     ("LpNormalization", FLOAT, l2_normalization),
     ("LRN", FLOAT, local_response_normalization),
     ("InstanceNormalization", FLOAT, instance_normalization),
-    *((f"Cast, from {given}", (wanted,), cast(given, wanted, 0, 256)) for given, wanted in _PAIRS),
+    *(
+        (f"Cast, from {source_type}", (target_type,), cast(source_type, target_type, 0, 256))
+        for source_type, target_type in _PAIRS
+    ),
 ]

@@ -39,10 +39,10 @@ def quantization(operand: Operand) -> list[Array]:
 
 def dequantize(draw: Draw) -> Case:
     """Build DEQUANTIZE."""
-    given = draw.tensor(draw.shape(3))
+    argument = draw.tensor(draw.shape(3))
     return Case(
-        lambda: results_of(OperationType.DEQUANTIZE, [given], [Operand(F32)]),
-        lambda: by_onnx("DequantizeLinear", [given[1], *quantization(given[0])]),
+        lambda: results_of(OperationType.DEQUANTIZE, [argument], [Operand(F32)]),
+        lambda: by_onnx("DequantizeLinear", [argument[1], *quantization(argument[0])]),
     )
 
 
@@ -90,15 +90,15 @@ def convolution(*, channels: bool) -> Builder:
         bias = draw.rng.integers(-40, 40, many).astype(np.int32)
         bias_operand, scales = Operand(OperandType.TENSOR_INT32, (many,), 0.125), np.array(0.5, np.float32)
         zero_point = np.array(filter.zero_point, values.dtype)
-        ours = Operand(filter.type, channels_last(values).shape, 0.5, filter.zero_point)
+        hal_filter = Operand(filter.type, channels_last(values).shape, 0.5, filter.zero_point)
         if channels:  # 1, 2 or 4 codes for a unit of the sum
             scales = np.float32(2.0) ** draw.rng.integers(-1, 2, many).astype(np.float32)
             quant, type = ChannelQuant(tuple(map(float, scales)), 0), OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
-            ours, zero_point = Operand(type, ours.dimensions, channel_quant=quant), np.zeros(many, np.int8)
+            hal_filter, zero_point = Operand(type, hal_filter.dimensions, channel_quant=quant), np.zeros(many, np.int8)
             values, bias = draw.rng.integers(-1, 2, values.shape).astype(np.int8), bias // 4
             bias_operand = Operand(OperandType.TENSOR_INT32, (many,))
         rest: list[Any] = [*paddings, strides[1], strides[0], 0, True]
-        data = [(image, codes_of_image), (ours, channels_last(values)), (bias_operand, bias)]
+        data = [(image, codes_of_image), (hal_filter, channels_last(values)), (bias_operand, bias)]
         inputs = [codes_of_image, *quantization(image), values, scales, zero_point, *quantization(output), bias]
         return Case(
             lambda: results_of(OperationType.CONV_2D, [*data, *rest], [output]),
@@ -123,12 +123,18 @@ def matrices(draw: Draw) -> Case:
 def fully_connected(draw: Draw) -> Case:
     """Build FULLY_CONNECTED of codes without a bias, which QLinearMatMul lacks."""
     rows, length, units = draw.shape(3, 9)
-    given, filter = codes(draw, (rows, length), 0.5, 12), codes(draw, (units, length), 0.25, 5)
+    argument, filter = codes(draw, (rows, length), 0.5, 12), codes(draw, (units, length), 0.25, 5)
     bias = Operand(OperandType.TENSOR_INT32, (units,), 0.125), np.zeros(units, np.int32)
-    output = Operand(given[0].type, (), 0.125, codes(draw, (1,), 0.125)[0].zero_point)
-    inputs = [given[1], *quantization(given[0]), filter[1].T.copy(), *quantization(filter[0]), *quantization(output)]
+    output = Operand(argument[0].type, (), 0.125, codes(draw, (1,), 0.125)[0].zero_point)
+    inputs = [
+        argument[1],
+        *quantization(argument[0]),
+        filter[1].T.copy(),
+        *quantization(filter[0]),
+        *quantization(output),
+    ]
     return Case(
-        lambda: results_of(OperationType.FULLY_CONNECTED, [given, filter, bias, 0], [output]),
+        lambda: results_of(OperationType.FULLY_CONNECTED, [argument, filter, bias, 0], [output]),
         lambda: by_onnx("QLinearMatMul", inputs),
     )
 

@@ -1,6 +1,6 @@
 """RNN and LSTM sequences, one way and both ways.
 
-ONNX stacks what the HAL has as tensors of their own: directions first, then an LSTM's gates as input, output, forget,
+ONNX stacks what the HAL has as separate tensors: directions first, then an LSTM's gates as input, output, forget,
 cell. Its clips are of other sums than the HAL's, and it has neither projection nor normalization.
 """
 
@@ -35,46 +35,46 @@ def stacked(values: dict[str, Any], prefixes: tuple[str, ...], *names: str) -> A
     return np.stack([np.concatenate([values[prefix + name] for name in names]) for prefix in prefixes])
 
 
-def rnn(*, both_ways: bool) -> Any:
+def rnn(*, bidirectional: bool) -> Any:
     """Build UNIDIRECTIONAL_SEQUENCE_RNN or BIDIRECTIONAL_SEQUENCE_RNN with TANH or RELU."""
-    prefixes = PREFIXES if both_ways else ("",)
-    code = OperationType.BIDIRECTIONAL_SEQUENCE_RNN if both_ways else OperationType.UNIDIRECTIONAL_SEQUENCE_RNN
+    prefixes = PREFIXES if bidirectional else ("",)
+    code = OperationType.BIDIRECTIONAL_SEQUENCE_RNN if bidirectional else OperationType.UNIDIRECTIONAL_SEQUENCE_RNN
 
     def build(draw: Draw) -> Case:
         (batch, size, units), time, activation = draw.shape(3), draw.below(1, 6), (1, 4)[draw.below(0, 2)]
         time_major, x = draw.truth(), numbers(draw, time, batch, size)
         values: dict[str, Any] = {"input": in_order(x, time_major), "activation": activation}
-        values["time_major"] = time_major if both_ways else int(time_major)
+        values["time_major"] = time_major if bidirectional else int(time_major)
         for prefix in prefixes:
             values[f"{prefix}weights"] = numbers(draw, units, size)
             values[f"{prefix}recurrent_weights"] = numbers(draw, units, units)
             values[f"{prefix}bias"] = numbers(draw, units)
             values[f"{prefix}hidden_state"] = numbers(draw, batch, units)
             values[f"{prefix}no_bias"] = np.zeros(units, np.float32)
-        if both_ways:
+        if bidirectional:
             values |= dict.fromkeys(("aux_input", "fw_aux_weights", "bw_aux_weights"))
             values["merge_outputs"] = False
         names = [("weights",), ("recurrent_weights",), ("bias", "no_bias")]
         inputs = [x, *(stacked(values, prefixes, *part) for part in names), None]
         inputs.append(stacked(values, prefixes, "hidden_state"))
         function = {1: "Relu", 4: "Tanh"}[activation]
-        options: dict[str, Any] = {"direction": "bidirectional"} if both_ways else {}
+        options: dict[str, Any] = {"direction": "bidirectional"} if bidirectional else {}
 
-        def theirs() -> list[Array]:
+        def run_onnx() -> list[Array]:
             found, last = by_onnx(
                 "RNN", inputs, 2, hidden_size=units, activations=[function] * len(prefixes), **options
             )
             return [*(in_order(part, time_major) for part in found.swapaxes(0, 1)), *last]
 
-        return Case(lambda: Use(code, values, 2 * len(prefixes)).run(), theirs)
+        return Case(lambda: Use(code, values, 2 * len(prefixes)).run(), run_onnx)
 
     return build
 
 
-def lstm(*, both_ways: bool) -> Any:
+def lstm(*, bidirectional: bool) -> Any:
     """Build UNIDIRECTIONAL_SEQUENCE_LSTM or BIDIRECTIONAL_SEQUENCE_LSTM, with peepholes or without."""
-    prefixes = PREFIXES if both_ways else ("",)
-    code = OperationType.BIDIRECTIONAL_SEQUENCE_LSTM if both_ways else OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM
+    prefixes = PREFIXES if bidirectional else ("",)
+    code = OperationType.BIDIRECTIONAL_SEQUENCE_LSTM if bidirectional else OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM
 
     def build(draw: Draw) -> Case:
         (batch, size, units), time, time_major = draw.shape(3), draw.below(1, 6), draw.truth()
@@ -92,14 +92,14 @@ def lstm(*, both_ways: bool) -> Any:
         inputs += [stacked(values, prefixes, "output_state_in"), stacked(values, prefixes, "cell_state_in")]
         if peephole:
             inputs.append(stacked(values, prefixes, *(f"cell_to_{gate}_weights" for gate in PEEPHOLES)))
-        options: dict[str, Any] = {"direction": "bidirectional"} if both_ways else {}
+        options: dict[str, Any] = {"direction": "bidirectional"} if bidirectional else {}
 
-        def theirs() -> list[Array]:
+        def run_onnx() -> list[Array]:
             found, hidden, cells = by_onnx("LSTM", inputs, 3, hidden_size=units, **options)
             states = [state for pair in zip(hidden, cells, strict=True) for state in pair]
             return [*(in_order(part, time_major) for part in found.swapaxes(0, 1)), *states]
 
-        return Case(lambda: Use(code, values, 3 * len(prefixes)).run(), theirs)
+        return Case(lambda: Use(code, values, 3 * len(prefixes)).run(), run_onnx)
 
     return build
 
@@ -120,8 +120,8 @@ def cell(draw: Draw, prefix: str, batch: int, size: int, units: int, peephole: b
 
 
 CASES: list[Listed] = [
-    ("RNN", FLOAT, rnn(both_ways=False)),
-    ("RNN, both ways", FLOAT, rnn(both_ways=True)),
-    ("LSTM", FLOAT, lstm(both_ways=False)),
-    ("LSTM, both ways", FLOAT, lstm(both_ways=True)),
+    ("RNN", FLOAT, rnn(bidirectional=False)),
+    ("RNN, both ways", FLOAT, rnn(bidirectional=True)),
+    ("LSTM", FLOAT, lstm(bidirectional=False)),
+    ("LSTM, both ways", FLOAT, lstm(bidirectional=True)),
 ]
