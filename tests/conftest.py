@@ -69,7 +69,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_report_header() -> str:
-    """Say what is tested, so that a log answers it later."""
+    """Name the package under test in the log."""
     data = places.data_path()
     return "\n".join(
         [

@@ -1,4 +1,4 @@
-"""Which core runs is never a guess. Each case in a Python of its own, since the choice is made at import."""
+"""The choice of the core. Each case runs in a new Python process, because the choice is made at import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fences: what each kind of descriptor says, who may look, and that a signaller's death is an error at once."""
+"""Fences: the states of each kind of fd, access by holders, and that a signaler's death is an error immediately."""
 
 from __future__ import annotations
 
@@ -232,11 +232,11 @@ NO_FENCES = [pipe_end, stream_socket, unconnected_socket, chattering_socket, fil
 def test_N_RQX_15_an_fd_of_another_kind_is_rejected(make: Callable[[], int]) -> None:
     fd = make()
     assert sync_wait(fd, timeout=0) is UNKNOWN
-    assert sync_wait(fd) is UNKNOWN  # at once, not for ever
+    assert sync_wait(fd) is UNKNOWN  # immediately, not indefinitely
     with pytest.raises(InvalidArgument, match="no fence"):
         Fence.adopt(fd)
     with pytest.raises(OSError):
-        os.fstat(fd)  # it was taken over, and closed
+        os.fstat(fd)  # Fence took ownership of it, and closed it
 
 
 @pytest.mark.parametrize("fd", [-1, 999_999, 2**40])

@@ -1,4 +1,4 @@
-"""Shared memory: what is created, what is refused of a peer's, and that no descriptor or mapping stays."""
+"""Shared memory: creation, rejection of unsafe memory from a peer, and that no fd or mapping leaks."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ def test_closing_memory_is_idempotent() -> None:
     successor = os.open("/dev/null", os.O_RDONLY)
     try:
         memory.close()
-        assert successor == fd  # the number was reused at once, and the second close left it alone
+        assert successor == fd  # the number was reused immediately, and the second close did not close it
         assert is_open(successor)
     finally:
         os.close(successor)

@@ -1,4 +1,4 @@
-"""Where the socket is: the order of the places, and that a place somebody else could control is refused."""
+"""The socket's path: the order of directories, and that directories under others' control are rejected."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_directory_that_other_users_can_access_is_rejected_with_the_remedy(mod
 
 
 def test_a_link_to_a_directory_is_rejected(tmp_path: Path) -> None:
-    """Whoever made the link decides where it leads."""
+    """The creator of a link controls its target."""
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(DeviceUnavailable, match="link must be a directory"):

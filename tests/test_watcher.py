@@ -35,7 +35,7 @@ def resources() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Future[Any]]]:
-    """Run a call in a thread of its own; the future has its result."""
+    """Run a call in a new thread; the future has its result."""
     with ThreadPoolExecutor(8) as pool:
         yield pool.submit
 
@@ -352,11 +352,11 @@ def child_report() -> int:
     return 0 if reader.called.wait(LIMIT_S) else 3
 
 
-# ------------------------------------------------------------------------------------------------ burying
+# ------------------------------------------------------------------------------------------------ peer death
 
 
 def notify_and_wait(peer: watcher.DeathRecipients) -> None:
-    """Bury and wait for the watcher to be done with it."""
+    """Notify of peer death, and wait until the watcher has finished."""
     watcher.notify_peer_death(peer)
     thread = watcher.thread()
     if thread is not None:
@@ -490,7 +490,7 @@ def test_notify_peer_death_can_be_called_on_the_watcher_thread(
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
 
 
-# ------------------------------------------------------------------------------------------------ alarms
+# ------------------------------------------------------------------------------------------------ timers
 
 
 def test_a_timer_expires_on_the_watcher_thread_not_before_its_time() -> None:

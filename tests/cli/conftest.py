@@ -1,4 +1,4 @@
-"""A driver that is not there: `fake` stands for `nnfmq.connect` and `nnfmq.load`, and records what it was asked."""
+"""A fake driver: `fake` replaces `nnfmq.connect` and `nnfmq.load`, and records the calls."""
 
 from __future__ import annotations
 

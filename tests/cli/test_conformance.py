@@ -204,7 +204,7 @@ def test_ctrl_c_ends_with_status_130_and_leaves_no_process(tmp_path: Path, jobs:
 
 
 def wait_for_children(pid: int) -> None:
-    """Return once the command has a child of its own, which its tests need: then they are about to run."""
+    """Wait until the command has started a child process for its tests."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     deadline_ns = time.monotonic_ns() + commands.LIMIT_S * 1_000_000_000
     while not children.read_text():

@@ -1,4 +1,4 @@
-"""`nnfmq demo`: the digits, their drawings, and the whole of it with a driver of its own."""
+"""`nnfmq demo`: the digits, their drawings, and the whole command with an embedded driver."""
 
 from __future__ import annotations
 

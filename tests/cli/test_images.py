@@ -56,14 +56,14 @@ def test_pixels_are_converted_to_the_model_s_input_type(
 def test_downscaling_averages_only_the_nearest_pixels(tmp_path: Path) -> None:
     rows = np.broadcast_to(np.arange(16, dtype=np.uint8)[:, None, None] ** 2, (16, 16, 3))
     image = read_image(saved(tmp_path / "photo.png", np.ascontiguousarray(rows)), (1, 2, 2, 3), UINT8)
-    # The square is rows 1 to 14; the two results are centred on its rows 3 and 10.
+    # The square is rows 1 to 14; the midpoints of the two results are its rows 3 and 10.
     assert image[0, :, 0, 0].tolist() == [4**2, 11**2]
 
 
 def test_upscaling_interpolates_between_pixels(tmp_path: Path) -> None:
     columns = np.broadcast_to(np.uint8([0, 40, 120, 0])[None, :, None], (4, 4, 3))
     image = read_image(saved(tmp_path / "photo.png", np.ascontiguousarray(columns)), (1, 1, 8, 3), UINT8)
-    # The square of 4 pixels doubles: each result lies a quarter of the way to a neighbour.
+    # The square of 4 pixels doubles: each result is at a quarter of the distance to a neighbour.
     assert image[0, 0, :, 0].tolist()[1:7] == [10, 30, 60, 100, 90, 30]
 
 

@@ -63,9 +63,9 @@ def test_a_system_error_names_the_file(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_an_nnfmq_error_that_is_also_an_os_error_keeps_its_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failing(monkeypatch, MissedDeadlineTransient("no answer within 2 s"))
+    failing(monkeypatch, MissedDeadlineTransient("no reply within 2 s"))
     assert main(["devices"]) == 1
-    assert capsys.readouterr().err == "nnfmq: error: no answer within 2 s\n"
+    assert capsys.readouterr().err == "nnfmq: error: no reply within 2 s\n"
 
 
 def test_control_c_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`nnfmq profile` as a user sees it: rows, figures, page, what is refused. Times are only compared with each other."""
+"""`nnfmq profile` for users: rows, figures, page, rejected arguments. Times are compared only with each other."""
 
 from __future__ import annotations
 
@@ -350,7 +350,7 @@ def test_a_name_with_markup_is_escaped(tmp_path: Path) -> None:
     assert "<b>" not in content
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- rejected arguments -----------------------------------------------------------------------------------------------
 
 
 def test_without_llvmlite_the_error_names_the_extra(

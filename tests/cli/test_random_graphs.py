@@ -1,4 +1,4 @@
-"""`nnfmq conformance --random-graphs` as a user sees it: what runs, what fails and is dumped, and what is refused."""
+"""`nnfmq conformance --random-graphs` as a user sees it: runs, dumps of failed graphs, and rejected arguments."""
 
 from __future__ import annotations
 

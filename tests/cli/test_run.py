@@ -1,4 +1,4 @@
-"""`nnfmq run` over a fake driver: what is printed, what is saved, what is refused."""
+"""`nnfmq run` over a fake driver: printed and saved outputs, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ STATE = TensorInfo("memory:state", (2,), "int8", 0.5, 7, is_state=True)
 
 
 def remembers(fake: Any) -> None:
-    """Let the fake model have a state, which it answers with [8, 9]."""
+    """Give the fake model a state, for which it returns [8, 9]."""
     fake.inputs, fake.outputs = (*fake.inputs, STATE), (*fake.outputs, STATE)
     fake.results = (*fake.results, np.int8([8, 9]))
 

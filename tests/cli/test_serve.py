@@ -18,7 +18,7 @@ LIMIT_S = 20
 
 @pytest.fixture
 def runtime() -> Iterator[Path]:
-    """A runtime directory with a short name: a socket's path has little room."""
+    """A runtime directory with a short name: a socket's path has few bytes."""
     with tempfile.TemporaryDirectory(prefix="n-") as name:
         yield Path(name)
 

@@ -62,7 +62,7 @@ def attach() -> Iterator[Callable[..., MessageQueue]]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Future[Any]]]:
-    """Run a call in a thread of its own; the future has its result."""
+    """Run a call in a new thread; the future has its result."""
     with ThreadPoolExecutor(4) as pool:
         yield pool.submit
 

@@ -55,7 +55,7 @@ def write_now(queue: MessageQueue, size: int) -> bool:
 
 
 def write_numbers(queue: MessageQueue, count: int) -> int:
-    """Write the numbers below `count`, one a record, waiting for room."""
+    """Write the numbers below `count`, one in each record, waiting for space."""
     limit = time.monotonic_ns() + LIMIT_NS
     return sum(queue.write_blocking(i.to_bytes(queue.quantum, "little"), limit) for i in range(count))
 
@@ -66,7 +66,7 @@ def wait_for_input(queue: MessageQueue) -> str:
 
 
 def main() -> None:
-    """Attach, do the part, answer."""
+    """Attach, run the function, and print its result."""
     job: dict[str, Any] = json.loads(sys.stdin.readline())
     queues = [attach(**place) for place in job["queues"]]
     print("ready", flush=True)

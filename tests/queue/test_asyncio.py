@@ -55,7 +55,7 @@ def queue(make_queue: MakeQueue, has_waitv: bool) -> MessageQueue:
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine on a loop of its own; hangs become errors."""
+    """Run a coroutine on a new loop; hangs become errors."""
 
     async def limited() -> Any:
         async with asyncio.timeout(LIMIT_S):

@@ -26,7 +26,7 @@ LONG_WINDOW_NS = 30 * 10**9
 
 
 def full(queue: MessageQueue) -> MessageQueue:
-    """Return the queue without any room."""
+    """Return the queue, filled."""
     assert queue.write(bytes(queue.quantum * queue.count))
     return queue
 

@@ -17,7 +17,7 @@ from nnfmq.queue.core import Core
 
 MakeQueue = Callable[..., MessageQueue]
 
-# A ring of 4 records of 8 bytes: (read counter, write counter) → what libfmq answers to
+# A ring of 4 records of 8 bytes: (read counter, write counter) → the results of libfmq's
 # (available_to_read, available_to_write, write(1), read(1)) and the read counter after the read.
 STATES = {
     "w below r": ((16, 8), (0, 4, True), (None, 8)),

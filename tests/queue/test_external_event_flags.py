@@ -1,4 +1,4 @@
-"""Long blocking calls: bits of one's own, and an event flag word that belongs to another queue or to nobody."""
+"""Long blocking calls: custom bits, and an event flag word that belongs to another queue or to none."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_call_may_wake_no_waiter(make_queue: MakeQueue, limit_ns: int) -> None
 
 
 def test_a_call_cannot_wait_for_no_bit(make_queue: MakeQueue) -> None:
-    """libfmq answers false."""
+    """libfmq returns false."""
     queue = make_queue(8, 4)
     with pytest.raises(InvalidArgument, match="no bit at all"):
         queue.write_blocking(bytes(8), 0, read_notification=0)
@@ -166,7 +166,7 @@ WAITS: dict[str, tuple[Callable[[MessageQueue], object], Wait]] = {
 
 @pytest.fixture(params=["no word", "word"])
 def queue(request: pytest.FixtureRequest, make_queue: MakeQueue) -> MessageQueue:
-    """The queue that waits elsewhere; it may have a word of its own all the same."""
+    """The queue that waits on another word; it may have its own word as well."""
     return make_queue(8, 4, event_flag=request.param == "word")
 
 

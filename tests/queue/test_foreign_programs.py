@@ -393,7 +393,7 @@ def test_the_c_program_can_exit_after_python_is_killed(name: str, attach: Attach
 def example(
     compiled: Callable[[Path], Path], name: str, core: cores.Core
 ) -> Iterator[tuple[MessageQueue, MessageQueue, subprocess.Popen[str]]]:
-    """The example between two queues, with 20 seconds of patience."""
+    """The example between two queues, with a timeout of 20 seconds."""
     with (
         fresh_name() as other, create_named(name, 8, 4, core=core) as requests,
         create_named(other, 8, 4, core=core) as results,

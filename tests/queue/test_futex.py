@@ -1,4 +1,4 @@
-"""The Python core's ground: both ways to change an event flag word, and the machines on which it refuses to share."""
+"""The Python core's atomics: both methods to change an event flag word, and machines on which it rejects sharing."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_off_x86_64_the_python_core_serves_one_process(monkeypatch: pytest.Monke
         assert queue.send(bytes(8)) and queue.receive(0, 0) == bytes(8)
 
 
-# ---- many words at once ----
+# ---- several words ----
 
 
 @needs_waitv

@@ -209,7 +209,7 @@ def sender() -> Iterator[ThreadPoolExecutor]:
     """A thread on one CPU; the test's own is on another meanwhile."""
     allowed = os.sched_getaffinity(0)
     if len(allowed) < 2:
-        pytest.skip("one CPU only: nobody naps beside a writer on the same one")
+        pytest.skip("one CPU only: there are no timed sleeps beside a writer on the same CPU")
     with ThreadPoolExecutor(1) as pool:
         pool.submit(os.sched_setaffinity, 0, {max(allowed)}).result(20)
         os.sched_setaffinity(0, {min(allowed)})
@@ -251,11 +251,11 @@ def test_waits_of_any_length_beyond_the_window_use_no_cpu(
 def test_a_deadline_ends_a_timed_sleep() -> None:
     queue: Any = MessageQueue.create(8, 4, core=cores.load("python"), shared=False)
     with queue:
-        assert late_by(queue, used_to(*[90 * MS] * 50)) < 15 * MS, "to the end of the nap it is 85 ms"
+        assert late_by(queue, used_to(*[90 * MS] * 50)) < 15 * MS, "the timed sleep ends after another 85 ms"
 
 
 def late_by(queue: Any, habit: WaitEstimator) -> int:
-    """Receive until a deadline in the middle of a nap; return by how much it ended late, the best of a few."""
+    """Receive until a deadline during a timed sleep; return its delay after the deadline, the best of a few."""
     late = []
     for _ in range(5):
         queue._ring._estimator = habit

@@ -309,7 +309,7 @@ def test_both_ends_see_one_stage_area(make_queue: MakeQueue, attach: Attach, cor
 
 
 def rejected(descriptor: MQDescriptor, memory: Memory, core: Core, **options: int) -> str:
-    """Return why attaching was refused; the memory must be closed then."""
+    """Return the error of attaching; the memory must be closed then."""
     with pytest.raises(QueueCorrupted) as caught:
         MessageQueue.attach(descriptor, memory, core=core, **options)  # type: ignore[arg-type]
     assert memory.closed

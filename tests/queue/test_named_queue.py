@@ -1,4 +1,4 @@
-"""Queues with a name: what the name alone brings, what is refused, and what a crash leaves."""
+"""Named queues: attaching by name, rejected names and memory, and the remains of a crash."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_records_of_another_size_than_expected_are_rejected(name: str, keep: Any
         open_named(name, quantum=24)
 
 
-# ---- what is refused ----
+# ---- rejected names and memory ----
 
 
 @pytest.mark.parametrize("bad", ["frames", "/", "/a/b", "/.", "/..", "", "/" + "x" * 255, "/a\0b"])
@@ -231,7 +231,7 @@ def test_memory_too_small_for_a_record_is_no_queue(name: str, size_bytes: int) -
 
 
 def without_permission(monkeypatch: pytest.MonkeyPatch, *rejected: bool) -> None:
-    """Let the system refuse to open shared memory: for writing (False), for reading (True), or both."""
+    """Make the system reject opening shared memory: for writing (False), for reading (True), or both."""
     import posix_ipc
 
     opened = posix_ipc.SharedMemory
@@ -347,7 +347,7 @@ def test_memory_left_by_a_killed_creator_is_no_queue_and_can_be_removed(name: st
 def test_listing_queues_maps_no_memory(name: str) -> None:
     path = Path("/dev/shm", name[1:])
     with path.open("xb") as file:
-        file.truncate(1 << 20)  # all hole: a mapping's access would allocate it, or be a SIGBUS where there is no room
+        file.truncate(1 << 20)  # all hole: a mapping's access would allocate it, or raise SIGBUS if no memory is left
     try:
         assert name not in named_queues()
         with pytest.raises(InvalidArgument, match="no queue"):

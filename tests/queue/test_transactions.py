@@ -1,4 +1,4 @@
-"""Zero-copy transactions: records in place, published or consumed at once, harmless when dropped."""
+"""Zero-copy transactions: records in place, published or consumed atomically, without effect if dropped."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_a_late_reader_of_a_ring_that_wrapped_around_fails_once(setup: Setup) ->
     writer = setup.create(8, 4, flavor=UNSYNCHRONIZED)
     write(writer, 0, 1, 2, 3, 4)
     reader = setup.attach(writer, reset_pointers=False)
-    assert reader.available_to_read() == 5  # more than the ring holds: overtaken
+    assert reader.available_to_read() == 5  # more than the ring holds: an overflow
     assert reader.read(1) is None
     write(writer, 5)
     assert reader.read(1) == RECORDS[5]

@@ -67,13 +67,13 @@ class QueueAgainstDeque(RuleBasedStateMachine):
         return self.capacity - len(self.model)
 
     def written(self, records: list[bytes], did: bool) -> None:
-        """Hold a write's answer against the model."""
+        """Compare a write's result with the model."""
         assert did is (len(records) <= self.free_records)
         if did:
             self.model.extend(records)
 
     def taken(self, n: int, data: bytes | None) -> None:
-        """Hold a read's answer against the model."""
+        """Compare a read's result with the model."""
         if n > len(self.model):
             assert data is None
         else:
@@ -158,7 +158,7 @@ class QueueAgainstDeque(RuleBasedStateMachine):
 
 
 class UnsynchronizedAgainstList(RuleBasedStateMachine):
-    """An overwriting writer and two readers with positions of their own, against the list of all that was written."""
+    """An overwriting writer and two readers with separate positions, against the list of all written records."""
 
     writer_core = reader_core = "python"
 

@@ -41,7 +41,7 @@ class Sample:
         return b"".join(self.records)
 
     def rejection_offset(self, data: bytes) -> int | None:
-        """Return where the decoder refuses `data`; None where it accepts it, or does not say."""
+        """Return the offset at which the decoder rejects `data`; None if it accepts it, or reports no offset."""
         try:
             self.decode(data)
         except ProtocolError as error:

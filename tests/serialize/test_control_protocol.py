@@ -567,6 +567,6 @@ print(all("__msgspec_cache__" in vars(kind) for kind in kinds))
 
 
 def test_LIFE_8_no_thread_is_the_first_to_convert_to_a_dataclass() -> None:
-    """Two at once would end the process: msgspec's look at a class must be over before there are threads."""
+    """Two threads that do so concurrently crash the process: msgspec must inspect a class before threads start."""
     done = subprocess.run([sys.executable, "-c", KNOWN], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "True\n"

@@ -1,4 +1,4 @@
-"""Malformed packets: each is refused as a whole, and the error says at which byte."""
+"""Malformed packets: each is rejected as a whole, and the error names the byte."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def test_N_CCX_1_the_size_limit_is_for_all_files_together(limit: int) -> None:
 
 @pytest.mark.parametrize("call", ["fstat", "pread", "preadv"])
 def test_a_file_that_cannot_be_read_is_rejected(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a server's that is gone, or one in a process of the client's."""
+    """Such as a file of a server that is gone, or of the client's process."""
 
     def fails(*_: object) -> None:
         raise OSError(errno.ESTALE, "stale file handle")

@@ -1,4 +1,4 @@
-"""The key of this installation: made once, by whoever is first, for this user's eyes alone; else nothing is cached."""
+"""The key of this installation: created once, by the first process, readable by its user only; else no caching."""
 
 from __future__ import annotations
 

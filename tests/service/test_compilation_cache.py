@@ -1,4 +1,4 @@
-"""Compilation caching through a session: what is saved, what is loaded, and everything that is refused.
+"""Compilation caching through a session: saved and loaded files, and all that is rejected.
 
 The rows N-CCH are the HAL's own tests, with its models, seeds and rounds.
 """
@@ -66,7 +66,7 @@ def assert_right(client: CachingClient, loaded: Loaded, code: OperationType = AD
 
 
 def saved(client: CachingClient, files: Paths, model: Model | None = None, token: bytes = TOKEN) -> Paths:
-    """Save a model, and see that it can be loaded as it is: what is refused afterwards is refused for a reason."""
+    """Save a model, and check that it can be loaded unchanged, so that later rejections have another reason."""
     assert client.save(chain(ADD) if model is None else model, files, token).status is NONE
     assert client.load(files, token).status is NONE
     return files
@@ -488,7 +488,7 @@ class Plain(DeviceBase):
 
 
 class Saving(Plain):
-    """A device with two model files and no data file, of its own making."""
+    """A device with two model files and no data file, in its own format."""
 
     restored: CacheContents | None = None
     contents = CacheContents((b"first", b"second"))
@@ -600,7 +600,7 @@ def test_a_model_that_the_device_no_longer_supports_is_not_restored(
 
 
 def test_chains_of_both_operations_return_different_results() -> None:
-    """The two answers differ, in both types: else no test above could tell one model from the other."""
+    """The results differ in both types, so that the tests above can distinguish the two models."""
     for type in (FLOAT, QUANT8):
         results = []
         for code in (ADD, MUL):

@@ -69,8 +69,8 @@ def test_object_code_and_errors_of_a_process_are_returned_or_raised(pair: tuple[
     process, process_end, _ = pair
     process_end.send(msgspec.msgpack.encode(CompileResult(ErrorStatus.NONE, code=b"x" * 100_000)))
     assert process.result() == b"x" * 100_000
-    process_end.send(msgspec.msgpack.encode(CompileResult(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, "no room")))
-    with pytest.raises(ResourceExhaustedTransient, match="no room"):
+    process_end.send(msgspec.msgpack.encode(CompileResult(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, "no memory")))
+    with pytest.raises(ResourceExhaustedTransient, match="no memory"):
         process.result()
 
 

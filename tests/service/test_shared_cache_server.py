@@ -175,7 +175,7 @@ def test_the_first_of_two_published_entries_stays(first: Worker, second: Worker)
     assert first.publishes(NAME, fds[0]) and second.publishes(NAME, fds[1])
     assert open_memfds() == 1
     assert second.looks_up(NAME) == number
-    assert second.send(Release(1)) and second.send(Release(2))  # the former is of its own copy
+    assert second.send(Release(1)) and second.send(Release(2))  # reference 1 is of its own copy
     assert open_memfds() == 1
 
 

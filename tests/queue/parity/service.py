@@ -1,7 +1,7 @@
 """The service of libfmq's msgq_test_client: `service.py FD`, asked over a SEQPACKET socket by JSON, fds beside it.
 
-Each message is a function's name and arguments, and is answered by its result. Runs on the core in $NNFMQ_CORE.
-Nothing that it reads is believed: it says whether the records were those of the pattern.
+Each message is a function's name and arguments, and the reply is its result. Runs on the core in $NNFMQ_CORE.
+It validates the records that it reads: it returns whether they had the expected pattern.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Service:
         self.unsync = MessageQueue.adopt(fds, text, flavor=UNSYNCHRONIZED, reset_pointers=False)
 
     def get_unsync(self, fds: list[int], place: str, records: int, one_writer: bool) -> str:
-        """Create the unsynchronized queue; its fds go with the answer."""
+        """Create the unsynchronized queue; its fds are sent with the reply."""
         ring = Memory.create(QUANTUM * records, one_writer=one_writer) if place == "two_fds" else None
         self.unsync = MessageQueue.create(
             QUANTUM, records, flavor=UNSYNCHRONIZED, one_writer=one_writer, ring_memory=ring
@@ -78,7 +78,7 @@ class Service:
         """Do nothing: that the request came has ended the stream."""
 
     def read_unsync(self, fds: list[int], n: int) -> bool | None:
-        """Return None where the read was refused."""
+        """Return None if the read was rejected."""
         assert self.unsync is not None
         data = self.unsync.read(n)
         return None if data is None else data == pattern(n)

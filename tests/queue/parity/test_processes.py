@@ -39,7 +39,7 @@ def pattern(count: int) -> bytes:
 
 
 class Service:
-    """The other process; one request at a time, of which the answer may be fetched later."""
+    """The other process; one request at a time, whose reply may be fetched later."""
 
     def __init__(self, core_name: str, stack: ExitStack) -> None:
         client_end, service_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

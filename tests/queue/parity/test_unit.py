@@ -1,7 +1,7 @@
 """libfmq's fmq_unit_tests, test by test: 45 names, 135 instances, each on every core.
 
 Where libfmq writes and reads through one object, here the reader is a second one, attached through the set-up's form of
-the descriptor. Where nnfmq is stricter the row keeps its name and shows the refusal.
+the descriptor. Where nnfmq is stricter the row keeps its name and shows the rejection.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_BadQueueConfig_QueueSizeTooLarge(setup: Setup) -> None:
 
 
 def hidl_attach(descriptor: MQDescriptor, setup: Setup) -> str:
-    """Return why 4096 bytes of memory are refused for this descriptor, which came in HIDL's form."""
+    """Return the error for 4096 bytes of memory with this descriptor, which was in HIDL's form."""
     with pytest.raises(QueueCorrupted) as caught:
         MessageQueue.attach(
             descriptor_formats.from_hidl(descriptor_formats.to_hidl(descriptor)), Memory.create(4096), core=setup.core
