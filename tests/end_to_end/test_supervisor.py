@@ -99,7 +99,9 @@ def test_a_client_beyond_the_limit_is_rejected_until_another_leaves(folder: Path
     with running_daemon(path, arguments=["-P", "-c", SERVE_A_FEW, path, str(FEW)]) as daemon, ExitStack() as stack:
         clients = [stack.enter_context(daemon.connect()) for _ in range(FEW)]
         for _ in range(3):
-            with pytest.raises(nnfmq.ResourceExhaustedTransient, match=f"refused: this driver serves {FEW} clients"):
+            with pytest.raises(
+                nnfmq.ResourceExhaustedTransient, match=f"rejected the client: this driver serves {FEW} clients"
+            ):
                 daemon.connect()
         clients[0].close()
         until(lambda: admits(daemon), "one has left, so another one may come")

@@ -63,7 +63,25 @@ class _ClientCallback:
         return memories
 
     def _request(self, slots: Sequence[int]) -> list[ReceivedMemory]:
-        pending = self._pending = _call_get_memories(self._context, self._burst_id, slots)
+        """Call GetMemories, and wait for the client's reply.
+
+        Raises:
+            DeadObject: If the client has exited, or the burst is being closed.
+            ResourceExhaustedTransient: If the client owes too many replies.
+            NnfmqError: With the status that the client replied.
+        """
+        context = self._context
+        if len(context.pending_calls) >= OBJECTS_MAX:
+            raise ResourceExhaustedTransient(
+                f"the client owes {OBJECTS_MAX} replies, to bursts that it has closed since"
+            )
+        call = context.connection_state.next_call_id(PeerRole.DRIVER)
+        pending: Future[SentMemories] = Future()
+        context.pending_calls[call] = pending
+        context.send(GetMemories(call, self._burst_id, tuple(slots)))
+        if context.is_closed:  # `cancel_all` may have run before the call was in `pending_calls`
+            raise DeadObject("the client has exited")
+        self._pending = pending
         if self._is_cancelled:  # `cancel` may have run before `_pending` was set
             _complete(pending, _closed_error())
         try:
@@ -71,7 +89,7 @@ class _ClientCallback:
         finally:
             self._pending = None
         try:  # in this thread, not in the watcher's: fstat of a file on a slow file system can block
-            return self._context.quota.adopt_all(sent.fds, sent.memories)
+            return context.quota.adopt_all(sent.fds, sent.memories)
         except InvalidArgument as error:
             raise GeneralFailure(str(error)) from error  # the request itself is valid (N-BUX-5)
 
@@ -168,24 +186,6 @@ def _free_memory(context: SessionContext, message: FreeMemory, _fds: list[int]) 
     burst = context.bursts.get(message.burst_id)
     if burst is not None:
         burst.server.free_memory(message.slot)
-
-
-def _call_get_memories(context: SessionContext, burst_id: int, slots: Sequence[int]) -> Future[SentMemories]:
-    """Ask the client for the memory of `slots`, and return the future of its reply.
-
-    Raises:
-        DeadObject: If the client has exited.
-        ResourceExhaustedTransient: If the client owes too many replies.
-    """
-    if len(context.pending_calls) >= OBJECTS_MAX:
-        raise ResourceExhaustedTransient(f"the client owes {OBJECTS_MAX} replies, to bursts that it has closed since")
-    call = context.connection_state.next_call_id(PeerRole.DRIVER)
-    pending: Future[SentMemories] = Future()
-    context.pending_calls[call] = pending
-    context.send(GetMemories(call, burst_id, tuple(slots)))
-    if context.is_closed:  # `cancel_all` may have run before the call was in `pending_calls`
-        raise DeadObject("the client has exited")
-    return pending
 
 
 def _memories(context: SessionContext, message: Memories, fds: list[int]) -> None:
