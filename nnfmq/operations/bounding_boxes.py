@@ -65,8 +65,8 @@ def plan_boxes(
 
 def require_box_scale(tensor: Tensor) -> None:
     """Require that boxes are floats or have scale 0.125 and zero point 0 (X1)."""
-    given = (tensor.scale, tensor.zero_point)
-    require(given in ((0, 0), (0.125, 0)), "X1", f"boxes have scale and zero point {given}, required is (0.125, 0)")
+    actual = (tensor.scale, tensor.zero_point)
+    require(actual in ((0, 0), (0.125, 0)), "X1", f"boxes have scale and zero point {actual}, required is (0.125, 0)")
 
 
 def require_ordered(boxes: Array) -> None:

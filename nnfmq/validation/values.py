@@ -1,4 +1,4 @@
-"""Validation of HAL values other than models and requests, in the order of the HAL's types.
+"""Validation of HAL values other than models and requests, in the order in which the HAL declares the types.
 
 Each function returns the lowest feature level that has the value. `Raises:` is the same for all: InvalidArgument if
 the value is invalid. Rule ids are those of docs/contributing/requirements.md, or VAL-4 if the type has no row there.

@@ -26,28 +26,28 @@ from nnfmq.operations.signature import Array
 __all__ = ["CachedPreparation", "CompiledArtifact", "load_partitions"]
 
 
-class _SavedLaunch(msgspec.Struct, frozen=True, array_like=True):
+class _StoredLaunch(msgspec.Struct, frozen=True, array_like=True):
     function: str
     arg_count: int
     work_items: int
     parallelism: Parallelism
 
 
-class _SavedOutput(msgspec.Struct, frozen=True, array_like=True):
+class _StoredOutput(msgspec.Struct, frozen=True, array_like=True):
     index: int
     offset: int
     dtype: str
     shape: tuple[int, ...]
 
 
-class _SavedPartition(msgspec.Struct, frozen=True, array_like=True):
+class _StoredPartition(msgspec.Struct, frozen=True, array_like=True):
     """A PartitionPlan, and the numbers of its first and last operation."""
 
     first: int
     last: int
-    launches: tuple[_SavedLaunch, ...]
+    launches: tuple[_StoredLaunch, ...]
     inputs: tuple[int, ...]
-    outputs: tuple[_SavedOutput, ...]
+    outputs: tuple[_StoredOutput, ...]
     direct_outputs: tuple[int, ...]
     relocation_bases: bytes
     relocation_offsets: bytes
@@ -55,13 +55,13 @@ class _SavedPartition(msgspec.Struct, frozen=True, array_like=True):
     scratch_bytes: int
 
     @classmethod
-    def of(cls, first: int, last: int, plan: PartitionPlan) -> _SavedPartition:
+    def of(cls, first: int, last: int, plan: PartitionPlan) -> _StoredPartition:
         return cls(
             first,
             last,
-            tuple(_SavedLaunch(p.function, p.arg_count, p.work_items, p.parallelism) for p in plan.launches),
+            tuple(_StoredLaunch(p.function, p.arg_count, p.work_items, p.parallelism) for p in plan.launches),
             plan.inputs,
-            tuple(_SavedOutput(index, offset, spec.dtype.str, spec.shape) for index, offset, spec in plan.outputs),
+            tuple(_StoredOutput(index, offset, spec.dtype.str, spec.shape) for index, offset, spec in plan.outputs),
             plan.direct_outputs,
             plan.relocation_bases.tobytes(),
             plan.relocation_offsets.tobytes(),
@@ -82,16 +82,16 @@ class _SavedPartition(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-class _SavedProgram(msgspec.Struct, frozen=True, array_like=True):
+class _StoredProgram(msgspec.Struct, frozen=True, array_like=True):
     """All partitions, and the results of preparation that operations without kernels need."""
 
-    partitions: tuple[_SavedPartition, ...]
+    partitions: tuple[_StoredPartition, ...]
     required: tuple[int, ...]
     shapes: tuple[tuple[int, ...] | None, ...]
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_SavedProgram)
+_decoder = msgspec.msgpack.Decoder(_StoredProgram)
 
 
 class CompiledArtifact(msgspec.Struct, frozen=True):
@@ -106,9 +106,9 @@ class CompiledArtifact(msgspec.Struct, frozen=True):
 
         `required` are the operands that may not be omitted; `shapes` are all operands' shapes, None if not known.
         """
-        partitions = tuple(_SavedPartition.of(first, last, plan) for first, last, plan in self.partitions)
-        saved = _SavedProgram(partitions, tuple(required), tuple(shapes))
-        return np.frombuffer(_encoder.encode(saved), np.uint8), self.constants, *self.object_code
+        partitions = tuple(_StoredPartition.of(first, last, plan) for first, last, plan in self.partitions)
+        stored = _StoredProgram(partitions, tuple(required), tuple(shapes))
+        return np.frombuffer(_encoder.encode(stored), np.uint8), self.constants, *self.object_code
 
 
 def load_partitions(
@@ -138,21 +138,21 @@ class CachedPreparation(SubgraphPreparation):
         pool: ThreadPool,
     ) -> None:
         plan, constants, *code = self._arrays = tuple(arrays)
-        self._saved = saved = _decoder.decode(plan.data)
-        self._compiled_ops = frozenset(n for p in saved.partitions for n in range(p.first, p.last + 1))
+        self._stored = stored = _decoder.decode(plan.data)
+        self._compiled_ops = frozenset(n for p in stored.partitions for n in range(p.first, p.last + 1))
         super().__init__(model, subgraph, programs)
-        self._artifact = CompiledArtifact([(p.first, p.last, p.plan()) for p in saved.partitions], constants, code)
+        self._artifact = CompiledArtifact([(p.first, p.last, p.plan()) for p in stored.partitions], constants, code)
         self._target, self._pool = target, pool
-        self._shapes = list(saved.shapes)
-        self._required.update(saved.required)
-        self._read.update(index for partition in saved.partitions for index in partition.inputs)
-        self.extra_slots = len(saved.partitions)
+        self._shapes = list(stored.shapes)
+        self._required.update(stored.required)
+        self._read.update(index for partition in stored.partitions for index in partition.inputs)
+        self.extra_slots = len(stored.partitions)
 
     def load_constants(self) -> ExecutionFrame:
         """Return the constants that steps read; those that kernels read are in the artifact, packed."""
         others = (o for n, o in enumerate(self.subgraph.operations) if n not in self._compiled_ops)
         read = {index for operation in others for index in operation.inputs}
-        read.update(index for partition in self._saved.partitions for index in partition.inputs)
+        read.update(index for partition in self._stored.partitions for index in partition.inputs)
         operands = enumerate(self.subgraph.operands)
         return [load_constant(self._model, operand) if index in read else None for index, operand in operands]
 

@@ -38,10 +38,10 @@ class CompiledPartition:
 
     def __call__(self, frame: ExecutionFrame) -> None:
         """Run all launches, and publish the outputs in the frame. `RunOptions.check` may raise before each launch."""
-        lease: _ContextLease | None = frame[self._slot]
-        if lease is None:
-            lease = frame[self._slot] = _ContextLease(self, self.acquire())
-        context = lease.context
+        acquired: _AcquiredContext | None = frame[self._slot]
+        if acquired is None:
+            acquired = frame[self._slot] = _AcquiredContext(self, self.acquire())
+        context = acquired.context
         records = context.relocated_records(frame)
         options, run = frame[-1], self._pool.run
         if options is DEFAULT_RUN_OPTIONS:
@@ -131,7 +131,7 @@ class CompiledPartition:
         return self._pool.scratch_slots
 
 
-class _ContextLease:
+class _AcquiredContext:
     """An execution's ownership of a context, which returns to its partition when the frame is freed."""
 
     __slots__ = ("_partition", "context")

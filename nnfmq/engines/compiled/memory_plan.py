@@ -196,11 +196,11 @@ def plan_partition(
     read = {root(index) for launch in launches for index in launch.inputs}
     sharers = Counter(map(root, outputs))
     direct = [i for i in outputs if i in results and root(i) not in read and sharers[root(i)] == 1]
-    places = {index: (_ARENA_BASE, offset) for index, offset in arena.items()}
-    places |= {index: (base, 0) for base, index in enumerate([*inputs, *map(root, direct)], FIRST_INPUT_BASE)}
+    locations = {index: (_ARENA_BASE, offset) for index, offset in arena.items()}
+    locations |= {index: (base, 0) for base, index in enumerate([*inputs, *map(root, direct)], FIRST_INPUT_BASE)}
     relocations: list[tuple[int, int]] = []  # (base, offset) of each argument: inputs, outputs, constants
     for launch in launches:
-        relocations += [places[root(index)] for index in (*launch.inputs, *launch.outputs)]
+        relocations += [locations[root(index)] for index in (*launch.inputs, *launch.outputs)]
         relocations += [(_CONSTANTS_BASE, offset) for offset in launch.constants]
     bases, from_base = (np.array([pair[n] for pair in relocations], np.int64) for n in (0, 1))
     scratch_bytes = max((launch.kernel.scratch_bytes(target) for launch in launches), default=0)

@@ -161,12 +161,12 @@ class CompiledPreparation(SubgraphPreparation):
         """Return the lowered operation, or the interpreter's step if no rule lowers it."""
         rule = LOWERING_RULES.get(resolved.match.declaration.code)
         if rule is not None:
-            found = self._lowered(rule, resolved, arguments, shaped)
+            found = self._lower(rule, resolved, arguments, shaped)
             if found is not None:
                 return found
         return super().static_step(resolved, arguments, shaped)
 
-    def _lowered(
+    def _lower(
         self, rule: LoweringRule, resolved: ResolvedOp, arguments: Sequence[Tensor | None], shaped: ShapedOp
     ) -> _LoweredOp | None:
         tensors, attributes, is_nchw = split_arguments(resolved.match, arguments)

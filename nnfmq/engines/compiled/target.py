@@ -84,7 +84,7 @@ TARGETS = {
 """All targets by name, the best first."""
 
 
-def runnable(target: Target, host: str, features: Mapping[str, bool]) -> bool:
+def can_run(target: Target, host: str, features: Mapping[str, bool]) -> bool:
     """Return whether a machine with LLVM's triple `host` and these features can run code for `target`."""
     return host.split("-")[0] == target.triple.split("-")[0] and all(features.get(name) for name in target.features)
 
@@ -95,7 +95,7 @@ def chosen_target(host: str, features: Mapping[str, bool]) -> Target:
     Raises:
         InvalidArgument: If the machine can run none, or not the named one.
     """
-    here = [target for target in TARGETS.values() if runnable(target, host, features)]
+    here = [target for target in TARGETS.values() if can_run(target, host, features)]
     known = ", ".join(target.name for target in here) or "none"
     forced = os.environ.get(TARGET_VARIABLE)
     if forced:

@@ -13,7 +13,7 @@ from llvmlite import binding as llvm
 
 from nnfmq.engines.compiled import jit, partition
 from nnfmq.engines.compiled.jit import Kernel, compile_kernels, host_target
-from nnfmq.engines.compiled.target import TARGETS, Target, runnable
+from nnfmq.engines.compiled.target import TARGETS, Target, can_run
 from support.linked import undefined_symbols
 
 __all__ = [
@@ -49,7 +49,7 @@ def default_sets() -> tuple[str, ...]:
 
 
 def _runs_here(target: Target) -> bool:
-    return runnable(target, llvm.get_process_triple(), llvm.get_host_cpu_features())
+    return can_run(target, llvm.get_process_triple(), llvm.get_host_cpu_features())
 
 
 def _named(name: str) -> Target:

@@ -436,14 +436,14 @@ class ArgMinMax(AxisKernel):
 
     def _arg_extremum(self, kb: KernelBuilder, source: Value) -> Value:
         loop, lanes, size = self.axis_loop, self.axis_loop.lanes, int(self.element_type[1])
-        lane_numbers = vector(I32, lanes)([0] * lanes if loop.inner > 1 else list(range(lanes)))
+        lane_indexes = vector(I32, lanes)([0] * lanes if loop.inner > 1 else list(range(lanes)))
 
         def compare(k: Value, values: Sequence[Value]) -> Sequence[Value]:
             loaded = kb.load(vector(_ELEMENT_TYPES[self.element_type], lanes), source, kb.mul(loop.offset(kb, k), size))
             index = kb.broadcast(kb.ir.trunc(loop.axis_index(kb, k), I32), lanes)
-            return _select_greater(kb, values, (self._keys(kb, loaded), kb.ir.add(index, lane_numbers)), in_order=True)
+            return _select_greater(kb, values, (self._keys(kb, loaded), kb.ir.add(index, lane_indexes)), in_order=True)
 
-        found = kb.for_loop(loop.iterations, [kb.splat(I32, INT32_MIN, lanes), lane_numbers], compare)
+        found = kb.for_loop(loop.iterations, [kb.splat(I32, INT32_MIN, lanes), lane_indexes], compare)
         while loop.inner == 1 and found[0].type.count > 1:
             half = found[0].type.count // 2
             low, high = ([kb.shuffle(v, v, range(begin, begin + half)) for v in found] for begin in (0, half))

@@ -83,7 +83,7 @@ def _load_row(kb: KernelBuilder, constants: Value, row: int, lanes: int) -> Valu
     return kb.load(vector(I32, lanes), constants, 4 * _ROW_LANES * row)
 
 
-def _widen(kb: KernelBuilder, values: Value, is_signed: bool) -> Value:
+def _to_int32(kb: KernelBuilder, values: Value, is_signed: bool) -> Value:
     return (kb.ir.sext if is_signed else kb.ir.zext)(values, vector(I32, values.type.count))
 
 
@@ -92,7 +92,7 @@ def _subtract_zero_points(
 ) -> tuple[Value, Value]:
     """Return two inputs as int32 less their zero points, which are the rows of a constant."""
     first, second = (
-        kb.ir.sub(_widen(kb, values, is_signed), _load_row(kb, zero_points, row, values.type.count))
+        kb.ir.sub(_to_int32(kb, values, is_signed), _load_row(kb, zero_points, row, values.type.count))
         for row, (values, is_signed) in enumerate(zip(inputs, are_signed, strict=True))
     )
     return first, second
@@ -119,7 +119,7 @@ def _rescale(
 
 def _dequantize(kb: KernelBuilder, values: Value, is_signed: bool, zero_point: int, scale: float) -> Value:
     lanes = values.type.count
-    difference = kb.ir.sub(_widen(kb, values, is_signed), kb.splat(I32, zero_point, lanes))
+    difference = kb.ir.sub(_to_int32(kb, values, is_signed), kb.splat(I32, zero_point, lanes))
     return kb.ir.fmul(kb.ir.sitofp(difference, vector(F32, lanes)), kb.splat(F32, scale, lanes))
 
 
@@ -195,7 +195,7 @@ class QuantizedAdd(_BinaryOperator):
     def _rescaled(self, kb: KernelBuilder, number: int, values: Value, constants: Value) -> Value:
         lanes = values.type.count
         zero_point, high, low, half, right = (_load_row(kb, constants, row, lanes) for row in range(5))
-        difference = kb.ir.sub(_widen(kb, values, self.are_signed[number]), zero_point)
+        difference = kb.ir.sub(_to_int32(kb, values, self.are_signed[number]), zero_point)
         if self.has_half_multiplier[number]:
             shifted = kb.ir.shl(difference, kb.splat(I32, 19, lanes))
             return kb.ir.neg(shifted) if number and self.is_sub else shifted

@@ -340,8 +340,8 @@ def _lower_bidirectional(
             intermediates += _add_aux_product(weights.aux, gemv, aux_input, last, intermediates[-1].shape, target)
         reads = (input_count + len(intermediates) - 1, *range(1 + number * state_count, 1 + (number + 1) * state_count))
         is_last = number == 1 and not merges_outputs
-        kinds = (_ALL_OUTPUTS, *states) if merges_outputs or is_last else (_LAST_OUTPUT, _ALL_OUTPUTS, *states)
-        sequence = _launch_sequence(weights, gemv, steps, is_time_major, kinds, target, is_backward=number == 1)
+        output_kinds = (_ALL_OUTPUTS, *states) if merges_outputs or is_last else (_LAST_OUTPUT, _ALL_OUTPUTS, *states)
+        sequence = _launch_sequence(weights, gemv, steps, is_time_major, output_kinds, target, is_backward=number == 1)
         if is_last:
             return KernelSequence(tuple(intermediates), sequence, reads)
         first_state = result_count + number * state_count
