@@ -125,7 +125,7 @@ def test_a_request_may_name_one_slot_twice(client: BurstClient, serve: Serve, fo
     serve(client, form(prepared(ADD)))
     assert client.execute(encode_request(inputs, outputs, [2, 2])).status is ErrorStatus.NONE
     assert np.frombuffer(both.view, np.float32, 4, offset=128).tolist() == [2, 4, 6, 8]
-    assert client.asked == [[2]]
+    assert client.requested_slots == [[2]]
 
 
 def test_a_request_may_omit_a_dimension_that_the_model_specifies(
@@ -244,7 +244,7 @@ def with_replaced() -> list[bytes]:
 def test_BUR_9_every_malformed_packet_gets_one_error_and_the_burst_continues(
     packets: list[bytes], client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
-    client.answer = lambda slots: (
+    client.on_get_memories = lambda slots: (
         client.known(slots) if set(slots) <= {0, 1} else raise_error(InvalidArgument("unknown"))
     )
     serve(client, form(prepared(ADD)))
@@ -429,7 +429,7 @@ def test_TIM_4_requesting_times_occasionally_changes_no_other_result(
 
 def test_TIM_3_a_failed_execution_has_no_times(client: BurstClient, serve: Serve, form: Form) -> None:
     serve(client, form(prepared(ADD)))
-    client.answer = lambda _slots: raise_error(InvalidArgument("no such slot"))
+    client.on_get_memories = lambda _slots: raise_error(InvalidArgument("no such slot"))
     assert_failed(client.execute(packet_for(ADD, measure=MeasureTiming.YES)))
 
 
@@ -445,7 +445,7 @@ def test_TIM_6_the_driver_s_time_begins_when_the_request_is_dequeued(
         fetched.append(time.monotonic_ns() - begin)
         return client.known(slots)
 
-    client.answer = slowly
+    client.on_get_memories = slowly
     serve(client, form(prepared(ADD)))
     timing = client.execute(packet_for(ADD, measure=MeasureTiming.YES)).timing
     assert timing.time_in_driver_ns >= fetched[0]
@@ -485,7 +485,7 @@ def test_BUR_12_unknown_slots_are_requested_once_and_known_ones_never_again(
     serve(client, form(prepared(ADD)))
     for slots in [(0, 1), (0, 1), (0, 2), (0, 1)]:
         assert client.execute(packet_for(ADD, slots)).status is ErrorStatus.NONE
-    assert client.asked == [[0, 1], [2]]
+    assert client.requested_slots == [[0, 1], [2]]
 
 
 def test_BUR_12_a_freed_slot_is_requested_again(
@@ -495,7 +495,7 @@ def test_BUR_12_a_freed_slot_is_requested_again(
     client.execute(ADD_PACKET)
     server.free_memory(1)
     assert_usable(client, adding[1])
-    assert client.asked == [[0, 1], [1]]
+    assert client.requested_slots == [[0, 1], [1]]
 
 
 def test_BUR_12_N_REQ_4_freeing_an_unknown_slot_or_one_twice_has_no_effect(
@@ -566,11 +566,11 @@ def test_a_slot_that_is_freed_while_others_are_fetched_is_requested_again(
         server.free_memory(0)
         return client.known(slots)
 
-    client.answer = free_the_other
+    client.on_get_memories = free_the_other
     assert_failed(client.execute(packet_for(ADD, (0, 2))))
-    client.answer = client.known
+    client.on_get_memories = client.known
     assert client.execute(packet_for(ADD, (0, 2))).status is ErrorStatus.NONE
-    assert client.asked == [[0, 1], [2], [0]]
+    assert client.requested_slots == [[0, 1], [2], [0]]
 
 
 @pytest.fixture
@@ -590,7 +590,7 @@ def test_BUR_21_memory_that_is_freed_while_an_execution_uses_it_stays_mapped_for
     assert client.receive()[12:16] == bytes(4)  # status NONE
     assert floats(adding[1]) == SUM
     assert_usable(client, adding[1])
-    assert client.asked == [[0, 1], [0, 1]]
+    assert client.requested_slots == [[0, 1], [0, 1]]
 
 
 def test_N_BUX_6_slots_that_are_freed_continuously_cause_no_error(
@@ -617,15 +617,15 @@ def test_N_BUX_5_the_result_has_the_client_s_error_and_no_memory_is_kept(
     status: ErrorStatus, client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     server = serve(client, form(prepared(ADD)))
-    client.answer = lambda _slots: raise_error(error_for_status(status, "says the client"))
+    client.on_get_memories = lambda _slots: raise_error(error_for_status(status, "says the client"))
     result = client.execute(ADD_PACKET)
     assert_failed(result)
     assert result.status == (status if status <= 4 else ErrorStatus.GENERAL_FAILURE)  # HIDL has no later ones
     assert server.last_failure.status is status
     assert server.last_failure.message == "says the client"
-    client.answer = client.known
+    client.on_get_memories = client.known
     assert_usable(client, adding[1])
-    assert client.asked == [[0, 1], [0, 1]]
+    assert client.requested_slots == [[0, 1], [0, 1]]
 
 
 @pytest.mark.parametrize("given", [[], [0], [0, 1, 1]], ids=["none", "fewer", "more"])
@@ -638,14 +638,14 @@ def test_N_BUX_5_a_wrong_number_of_memories_is_a_failure_and_none_is_kept(
         made.extend(client.known(given))
         return list(made)
 
-    client.answer = reply
+    client.on_get_memories = reply
     server = serve(client, form(prepared(ADD)))
     assert client.execute(ADD_PACKET) == FAILURE
     assert f"the client gave {len(given)}" in server.last_failure.message
     assert all(memory.closed for memory in made)
-    client.answer = client.known
+    client.on_get_memories = client.known
     assert_usable(client, adding[1])
-    assert client.asked == [[0, 1], [0, 1]]
+    assert client.requested_slots == [[0, 1], [0, 1]]
 
 
 # ------------------------------------------------------------------------------------------------ closing
@@ -710,7 +710,7 @@ def test_closing_releases_every_cached_memory(
         given.extend(client.known(slots))
         return list(given)
 
-    client.answer = remembered
+    client.on_get_memories = remembered
     server = serve(client, form(prepared(ADD)))
     client.execute(ADD_PACKET)
     assert [memory.closed for memory in given] == [False, False]
@@ -741,7 +741,7 @@ def test_N_BUX_4_a_peer_that_dies_during_its_execution_ends_the_listener_after_i
 def test_N_BUX_4_a_peer_that_dies_during_get_memories_ends_the_listener(
     client: BurstClient, serve: Serve, form: Form
 ) -> None:
-    client.answer = lambda _slots: raise_error(DeadObject("the client is gone"))
+    client.on_get_memories = lambda _slots: raise_error(DeadObject("the client is gone"))
     serve(client, form(prepared(ADD)))
     assert client.requests.send(ADD_PACKET)
     until(lambda: not listeners())

@@ -58,9 +58,9 @@ class BurstClient:
         self.requests = requests
         self.results = results
         self.memories: dict[int, Memory] = {}
-        self.asked: list[list[int]] = []
-        self.asked_now = threading.Event()
-        self.answer: Callable[[Sequence[int]], list[Memory]] = self.known
+        self.requested_slots: list[list[int]] = []
+        self.memories_requested = threading.Event()
+        self.on_get_memories: Callable[[Sequence[int]], list[Memory]] = self.known
         self._resources = ExitStack()
 
     @classmethod
@@ -89,9 +89,9 @@ class BurstClient:
 
     def get_memories(self, slots: Sequence[int]) -> list[Memory]:
         """Return the memories of slots that the server requests (IBurstCallback), and record the slots."""
-        self.asked.append(list(slots))
-        self.asked_now.set()
-        return self.answer(slots)
+        self.requested_slots.append(list(slots))
+        self.memories_requested.set()
+        return self.on_get_memories(slots)
 
     # ------------------------------------------------------------------------------------------------ packets
 
