@@ -555,7 +555,7 @@ cdef class Ring:
         cdef nnfmq_counters counters
         cdef uint64_t size = target.len - target.len % self.ring.quantum
         if not size:
-            raise InvalidArgument(f"{target.len} bytes have no room for a record of {self.ring.quantum} bytes")
+            raise InvalidArgument(f"{target.len} bytes do not hold a record of {self.ring.quantum} bytes")
         if not self.wait_for_records(event, deadline, window, &counters):
             return 0
         size = min(size, counters.bytes)

@@ -573,7 +573,7 @@ class Ring:
         target = memoryview(out).cast("B")
         capacity = len(target) - len(target) % self._quantum
         if not capacity:
-            raise InvalidArgument(f"{len(target)} bytes have no room for a record of {self._quantum} bytes")
+            raise InvalidArgument(f"{len(target)} bytes do not hold a record of {self._quantum} bytes")
         event = self._acquire_event()
         try:
             r, used = self._wait_for_records(event, deadline_ns, window_ns)

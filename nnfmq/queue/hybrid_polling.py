@@ -25,7 +25,7 @@ POLL, SLEEP = 0, -1
 _LONG_WAIT_NS = 100_000_000  # after a wait of this length, the cost of a wake-up does not matter
 _SLEEP_MIN_NS = 10_000  # going to sleep and waking up costs about as much
 _WAKE_MARGIN_NS = 5_000  # time between the end of a sleep and the expected arrival
-_LATENESS_MAX_NS = 100_000  # a later wake-up is an outlier: the thread was preempted
+_WAKEUP_DELAY_MAX_NS = 100_000  # a later wake-up is an outlier: the thread was preempted
 _EARLY_ARRIVALS_MAX = 2  # after so many in a row the estimate is wrong, not unlucky
 _SAMPLES_MIN = 4  # before these there is no estimate
 
@@ -87,7 +87,7 @@ class WaitEstimator:
         sleep arrived at an unknown time, so `mean` is only reduced: by an eighth, or a half if it happens repeatedly.
         """
         if now >= planned:
-            self.wakeup_delay += _step(self.wakeup_delay, min(now - planned, _LATENESS_MAX_NS), 2, 16)
+            self.wakeup_delay += _step(self.wakeup_delay, min(now - planned, _WAKEUP_DELAY_MAX_NS), 2, 16)
         if is_ready:
             self.mean -= self.mean // (2 if self.early_arrivals >= _EARLY_ARRIVALS_MAX else 8)
         self.early_arrivals = self.early_arrivals + 1 if is_ready else 0

@@ -117,7 +117,7 @@ def _read_descriptor(name: str) -> tuple[int, MQDescriptor]:
         raise InvalidArgument(f"shared memory {name} has no bytes: its creator is at work, or ended there")
     start = layout.trailer_offset(size_bytes)
     if start < 0 or len(trailer) < layout.TRAILER_BYTES:
-        raise InvalidArgument(f"{name} is no queue of nnfmq: {size_bytes} bytes have no room for its record")
+        raise InvalidArgument(f"{name} is no queue of nnfmq: {size_bytes} bytes are too few for its trailer")
     magic = int.from_bytes(trailer[:4], "little")
     # Without libatomic, the kernel ORs the magic number bit by bit: a subset of its bits means "not finished".
     if magic != descriptor_formats.TRAILER_MAGIC and magic & ~descriptor_formats.TRAILER_MAGIC == 0:

@@ -95,7 +95,7 @@ def test_receive_into_returns_0_at_the_deadline(make_queue: MakeQueue) -> None:
 
 
 def test_receive_into_rejects_a_buffer_smaller_than_a_record(make_queue: MakeQueue) -> None:
-    with pytest.raises(InvalidArgument, match="7 bytes have no room for a record of 8 bytes"):
+    with pytest.raises(InvalidArgument, match="7 bytes do not hold a record of 8 bytes"):
         make_queue(8, 4).receive_into(bytearray(7), 0, 0)
 
 
