@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="*")
     parser.add_argument(
         "--path", choices=PATHS, metavar="P", default="interpreter",
-        help="interpreter (default) or compiled, in this process; through a driver: sync, async, fenced, reusable, "
+        help="interpreter (default), compiled; by a driver: sync, async, fenced, reusable, "
         "burst, aidl-burst, memory-domain[-async|-fenced|-aidl-burst]",
     )  # fmt: skip
     parser.add_argument("--device", metavar="NAME", help="the driver's device (default: reference)")
@@ -66,9 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_random_arguments(parser)
     parser.add_argument("--json", metavar="FILE", type=new_file, help="write the results as JSON")
     parser.add_argument("--html", metavar="FILE", type=new_file, help="write the results as an HTML page")
-    parser.add_argument(
-        "--verbose", action="store_true", help="print all failures, the reasons for skipping, and the slowest tests"
-    )
+    parser.add_argument("--verbose", action="store_true", help="all failures, reasons for skipping, slowest tests")
     add_connect_argument(parser)
 
 
