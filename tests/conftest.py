@@ -41,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if complaint:
         pytest.exit(complaint, returncode=pytest.ExitCode.USAGE_ERROR)
     bugs.watch_for_them()
+    os.environ.pop("PYTEST_ADDOPTS", None)  # options of this run, not of the pytest runs that tests start
     config.stash[_TIER] = tiers.choose(config)
 
 

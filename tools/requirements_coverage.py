@@ -77,7 +77,15 @@ def count_tests(document: str, names: Iterable[str]) -> list[Group]:
 
 def collect_names(*paths: str) -> list[str]:
     """Return the names of all tests, or of those in `paths`. Blocks while pytest imports them."""
-    command = [sys.executable, "-c", "import sys, pytest; sys.exit(pytest.console_main())", "--collect-only", "-q"]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys, pytest; sys.exit(pytest.console_main())",
+        "--collect-only",
+        "-q",
+        "--tier",
+        "full",
+    ]
     done = subprocess.run([*command, *paths], cwd=ROOT, capture_output=True, text=True, check=False)
     names = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
     if done.returncode or not names:
