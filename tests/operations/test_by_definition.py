@@ -143,10 +143,10 @@ def test_a_quantized_pool_is_its_definition(code: OperationType, window: Any, op
     image = rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max + 1, (2, 9, 11, 3)).astype(dtype)
     expected = np.empty((2, *output_extents(window, 9, 11), 3), dtype)
     for row, column, taps in cells(window, 9, 11):
-        window = np.stack([ints(image[:, y, x]) for _, _, y, x in taps])
+        pixels = np.stack([ints(image[:, y, x]) for _, _, y, x in taps])
         least, count = np.iinfo(dtype).min, len(taps)
-        mean = ((window - least).sum(axis=0) + count // 2) // count + least  # int8 as uint8 (SUP-5)
-        expected[:, row, column] = window.max(axis=0) if code == OperationType.MAX_POOL_2D else mean
+        mean = ((pixels - least).sum(axis=0) + count // 2) // count + least  # int8 as uint8 (SUP-5)
+        expected[:, row, column] = pixels.max(axis=0) if code == OperationType.MAX_POOL_2D else mean
     (tall, wide), stride, _, padding = window
     arguments = [Operand(operand_type, image.shape, 0.5, zero_point), *padding, *stride, wide, tall, 0]
     found = np.empty(expected.shape, dtype)
