@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,7 +43,18 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit(complaint, returncode=pytest.ExitCode.USAGE_ERROR)
     bugs.watch_for_them()
     os.environ.pop("PYTEST_ADDOPTS", None)  # options of this run, not of the pytest runs that tests start
+    _restore_signals()
     config.stash[_TIER] = tiers.choose(config)
+
+
+def _restore_signals() -> None:
+    """Handle the signals that nohup, or `&` in a script, made this process and thus its children ignore.
+
+    Tests interrupt programs with SIGINT, and would wait for one that ignores it.
+    """
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.hookimpl(trylast=True)
@@ -53,6 +65,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
     if out:
         config.hook.pytest_deselected(items=[item for item in items if item in out])
         items[:] = [item for item in items if item not in out]
+    if tiers.IS_DEEP:
+        for item in items:
+            item.add_marker(pytest.mark.timeout(0))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
