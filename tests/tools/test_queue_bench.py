@@ -46,7 +46,7 @@ def reported(*words: str, **environment: str) -> Any:
 @needs_compiled
 @needs_two_cpus
 def test_every_chosen_row_is_reported() -> None:
-    names = ["tail", "busy-cpu", "stream", "batches", "work", "think", "idle"]
+    names = ["tail", "busy-cpu", "stream", "batches", "work", "think", "idle", "codec"]
     report = reported("--rows", ",".join(names))
     assert [row["name"] for row in report["rows"]] == names
     assert set(report) == {"conditions", "rows", "missed", "not_compared"}
