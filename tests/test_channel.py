@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from typing import Any
 
 import pytest
 from support.descriptors import no_more_descriptors
+from support.forking import fork
 
 from nnfmq.channel import BODY_BYTES_MAX, FDS_MAX, INLINE_BYTES, NO_WAIT, Channel, Frame, Listener
 from nnfmq.hal.errors import (
@@ -102,12 +102,6 @@ def fill(channel: Channel) -> int:
             sent += 1
     except MissedDeadlineTransient:
         return sent
-
-
-def fork() -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, for a process with threads
-        return os.fork()
 
 
 def open_in_a_forked_child(find: Callable[[], list[int]], forked: Callable[[], object] = lambda: None) -> int:

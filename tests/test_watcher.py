@@ -10,13 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
+from support.forking import fork
 
 from nnfmq import watcher
 from nnfmq.channel import Channel
@@ -323,12 +323,6 @@ def test_a_forked_child_has_no_watcher_and_can_start_its_own(pipe: tuple[int, in
     watcher.remove_reader(watch)
     os.close(write)
     assert os.waitstatus_to_exitcode(status) == 0
-
-
-def fork() -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, for a process with threads
-        return os.fork()
 
 
 def links_of_descriptors() -> list[str]:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forking import fork
 from support.places import ROOT
 
 from nnfmq import watcher
@@ -576,9 +576,7 @@ def test_a_forked_child_has_no_waiter_and_can_wait_again(queue: MessageQueue, un
     async def main() -> None:
         task = asyncio.create_task(queue.read_async())
         await is_waiting(queue)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads, from Python 3.12 on
-            child = os.fork()
+        child = fork()
         if child == 0:
             aio._waiter_pool.reset_after_fork()  # the fixture's; the module's own is registered with the interpreter
             os._exit(queue.waiters + 2 * len(aio._waiter_pool._registrations) + 4 * len(aio._waiter_pool._threads))

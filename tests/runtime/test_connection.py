@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.executors import LIMIT_S, until
+from support.forking import fork
 from support.protocol import ProtocolPeer
 
 from nnfmq import watcher
@@ -458,9 +458,8 @@ def test_closing_does_not_wait_for_a_call_that_cannot_be_sent(
 def test_calls_in_a_forked_child_raise_and_the_parent_s_are_unaffected(
     connection: Connection, driver: ProtocolPeer, start: Start
 ) -> None:
-    with connection._lock, connection._connection_state._lock, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, for a process with threads
-        pid = os.fork()  # while other threads may hold locks
+    with connection._lock, connection._connection_state._lock:
+        pid = fork()  # while other threads may hold locks
         if pid == 0:
             status = 70
             try:

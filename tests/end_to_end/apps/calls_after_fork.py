@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from support.drivers import one
+from support.forking import fork
 from support.models import null_model
 
 import nnfmq
@@ -40,7 +41,7 @@ def raised(call: Callable[[], Any]) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-child = os.fork()
+child = fork()
 if not child:
     for call in CALLS:
         print(raised(call), flush=True)

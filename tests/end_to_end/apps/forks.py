@@ -5,11 +5,11 @@ forks.py SOCKET|embedded: prints the driver's pid and the child's.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 
 from support.drivers import one
+from support.forking import fork
 from support.models import null_model
 
 import nnfmq
@@ -18,7 +18,7 @@ target = sys.argv[1]
 client = nnfmq.connect(embedded=True) if target == "embedded" else nnfmq.connect(target)
 burst = client.device("reference").prepare(null_model()).burst()
 burst.execute(one(1))
-child = os.fork()
+child = fork()
 if child:
     print(client.driver_pid, flush=True)
     print(child, flush=True)

@@ -9,6 +9,7 @@ import os
 import sys
 
 from support.drivers import InThread, one, wait_until_waiting
+from support.forking import fork
 from support.models import null_model
 
 import nnfmq
@@ -22,7 +23,7 @@ sys.stdin.readline()
 call = InThread.start(lambda: burst.execute(one(2)))
 wait_until_waiting(burst)
 call.wait_until_asleep()
-child = os.fork()
+child = fork()
 if not child:
     try:
         burst.execute(one(3), timeout=0)
