@@ -115,7 +115,7 @@ def stress(options: argparse.Namespace) -> dict[str, Any]:
         with driver(folder) as (process, path):
             canary = StressClient(path, options.seed, stays_connected=True)
             canary.call_at_random()  # the first call connects
-            worker = canary.driver_pid
+            worker = canary.worker_pid
             _warm_up(canary)
             before, kib_before = _stable_counts(process.pid, worker, None), private_kib(worker)
             total = _run_clients(options, path, canary)

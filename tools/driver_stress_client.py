@@ -97,10 +97,10 @@ class StressClient:
             self._call_checked(kind, work, expected)
 
     @property
-    def driver_pid(self) -> int:
+    def worker_pid(self) -> int:
         """The pid of the worker that serves this connection."""
         assert self._client is not None
-        return self._client.driver_pid
+        return self._client.worker_pid
 
     def prepare_concurrently(self, calls: int = 32) -> None:
         """Prepare models concurrently, so that the worker starts all threads that it may have."""

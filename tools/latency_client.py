@@ -140,7 +140,7 @@ def _measure_model(
         }
         for path in PATHS:
             barrier.wait(plan.limit_s)
-            yield _series(name, path, calls[path], plan.counts[name], plan.warm_up, client.driver_pid)
+            yield _series(name, path, calls[path], plan.counts[name], plan.warm_up, client.worker_pid)
 
 
 @contextmanager
@@ -152,12 +152,12 @@ def _ready_burst(plan: LatencyPlan, client: Client, name: str, cpus: cpu_pinning
     import nnfmq
 
     cpu_pinning.pin_process(0, None)
-    cpu_pinning.pin_process(client.driver_pid, None)
+    cpu_pinning.pin_process(client.worker_pid, None)
     model: Any = null_model() if name == "null" else nnfmq.load(plan.model or nnfmq.example_path("digits.tflite"))
     device, sustained = client.device(plan.device), ExecutionPreference.SUSTAINED_SPEED
     with device.prepare(model, preference=sustained, timeout=plan.limit_s) as prepared, prepared.burst() as burst:
         cpu_pinning.pin_process(0, cpus.client)
-        cpu_pinning.pin_process(client.driver_pid, cpus.driver)
+        cpu_pinning.pin_process(client.worker_pid, cpus.driver)
         yield prepared, burst
 
 
@@ -167,12 +167,12 @@ def _random_array(info: TensorInfo) -> np.ndarray[Any, Any]:
 
 
 def _series(
-    model: str, path: str, call: Callable[[], Any], count: int, warm_up: int, driver_pid: int
+    model: str, path: str, call: Callable[[], Any], count: int, warm_up: int, worker_pid: int
 ) -> LatencySeries:  # fmt: skip
     _round_trips(call, min(warm_up, count))
-    began = (time.perf_counter_ns(), cpu_pinning.cpu_ns(0), cpu_pinning.cpu_ns(driver_pid))
+    began = (time.perf_counter_ns(), cpu_pinning.cpu_ns(0), cpu_pinning.cpu_ns(worker_pid))
     samples = _round_trips(call, count)
-    ended = (time.perf_counter_ns(), cpu_pinning.cpu_ns(0), cpu_pinning.cpu_ns(driver_pid))
+    ended = (time.perf_counter_ns(), cpu_pinning.cpu_ns(0), cpu_pinning.cpu_ns(worker_pid))
     return LatencySeries(model, path, samples, *(after - before for before, after in zip(began, ended, strict=True)))
 
 

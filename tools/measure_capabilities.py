@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
     with nnfmq.connect(options.connect, embedded=options.connect is None) as client:
-        clocks = Clocks.for_process(client.driver_pid)
+        clocks = Clocks.for_process(client.worker_pid)
         ratios = measure(client, options.models, options.device, options.reference, options.rounds, clocks)
     if not ratios:
         print(f"no model in {options.models} that {options.device} supports", file=sys.stderr)

@@ -212,19 +212,19 @@ def _burst(job: RunnerJob) -> Iterator[Runner]:
     model = load_source(job.source)
     with ExitStack() as stack:
         client = stack.enter_context(open_client(job.connect))
-        cpu_pinning.pin_to(client.driver_pid, job.cpus)  # the size of its thread pool follows its affinity
+        cpu_pinning.pin_to(client.worker_pid, job.cpus)  # the size of its thread pool follows its affinity
         device = client.device("compiled")
         begin = time.perf_counter()
         prepared = stack.enter_context(device.prepare(model, preference=SUSTAINED, timeout=job.limit_s))
         details = {"prepare_s": time.perf_counter() - begin, "threads": len(job.cpus)}
         # When a burst is created, each process decides by the number of its allowed CPUs whether it polls.
-        for pid in (0, client.driver_pid):
+        for pid in (0, client.worker_pid):
             cpu_pinning.pin_process(pid, None)
         burst = stack.enter_context(prepared.burst())
         inputs = inputs_for(model.inputs)
         for buffer, array in zip(burst.inputs, inputs, strict=True):
             buffer[...] = array
-        cpu_pinning.pin_to(client.driver_pid, job.cpus)
+        cpu_pinning.pin_to(client.worker_pid, job.cpus)
         cpu_pinning.pin_to(0, job.client_cpus)
         outputs = burst.outputs
 
@@ -232,7 +232,7 @@ def _burst(job: RunnerJob) -> Iterator[Runner]:
             burst.execute(out=outputs, timeout=job.limit_s)
 
         step = make_step(inputs, model.inputs, burst.inputs, outputs, run)
-        yield Runner({"in place": step}, (client.driver_pid,), details)
+        yield Runner({"in place": step}, (client.worker_pid,), details)
 
 
 # ---- baselines

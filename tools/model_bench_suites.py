@@ -244,11 +244,11 @@ def _compiling_main(connection: Connection, job: RunnerJob) -> None:
     set_time_limit(job.limit_s)
     try:
         with open_client(job.connect) as client:
-            cpu_pinning.pin_to(client.driver_pid, job.cpus)
+            cpu_pinning.pin_to(client.worker_pid, job.cpus)
             cpu_pinning.pin_to(0, job.client_cpus)
             device, model = client.device("compiled"), load_source(job.source)
             device.prepare(model, preference=SUSTAINED).close()
-            connection.send(_Compiler((client.driver_pid,)))
+            connection.send(_Compiler((client.worker_pid,)))
             while _is_started(connection):
                 set_time_limit(job.limit_s)
                 connection.send(None)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import time
+from contextlib import suppress
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +21,12 @@ examples:
   nnfmq devices
   nnfmq devices --json
   nnfmq devices --capabilities            # performance relative to the CPU; lower is better
-  nnfmq devices --set reference=OFFLINE   # for all clients of the driver, until it is AVAILABLE again
+  nnfmq devices --set reference=OFFLINE          # for all clients of the driver, until Ctrl-C
+  nnfmq devices --set reference=OFFLINE --keep   # until it is set to AVAILABLE
+
+--set needs a driver that was started with `nnfmq serve --allow-device-status`.
 """
+_HOLD_CHECK_S = 0.2  # between two checks whether the driver still runs, while a status is held
 _STATUSES = ("AVAILABLE", "BUSY", "OFFLINE")
 
 
@@ -34,9 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_assignment,
         action="append",
         default=[],
-        help=f"set a device's status to {', '.join(_STATUSES[:-1])} or {_STATUSES[-1]} for all clients; may be "
-        "repeated",
+        help=f"set a device's status to {', '.join(_STATUSES[:-1])} or {_STATUSES[-1]} for all clients, until this "
+        "command ends; may be repeated",
     )
+    parser.add_argument("--keep", action="store_true", help="with --set: end now, and keep the status in the driver")
 
 
 def _assignment(text: str) -> tuple[str, str]:
@@ -47,20 +55,63 @@ def _assignment(text: str) -> tuple[str, str]:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Connect, set the statuses, and print the devices as they are then. Return 0."""
+    """Connect, set the statuses, print the devices as they are then, hold the statuses; return the exit status."""
     from nnfmq.hal.types import DeviceStatus
 
-    with open_client(arguments.connect) as client:
+    problem = _usage_problem(arguments)
+    if problem:
+        print(f"nnfmq: error: {problem}", file=sys.stderr)
+        return 2
+    with _open_administered(arguments.connect) if arguments.set else open_client(arguments.connect) as client:
         for name, status in arguments.set:
-            client.set_device_status(name, DeviceStatus[status])
+            client.set_device_status(name, DeviceStatus[status], keep=arguments.keep)
         devices = [_describe(client, info, arguments.capabilities) for info in client.devices()]
+        _print(arguments, devices)
+        if not arguments.keep and any(status != "AVAILABLE" for _, status in arguments.set):
+            _hold(client)
+    return 0
+
+
+def _usage_problem(arguments: argparse.Namespace) -> str:
+    if arguments.keep and not arguments.set:
+        return "--keep needs --set"
+    if arguments.set and arguments.connect == "embedded":
+        return "--set needs a driver that other programs use; an embedded one ends with this command"
+    return ""
+
+
+def _open_administered(target: str | None) -> Client:
+    """Connect to a running driver and return the client, which the caller closes.
+
+    Raises:
+        DeviceUnavailable: If there is none; the message says how to start one.
+    """
+    import nnfmq
+
+    try:
+        return nnfmq.connect(target, embedded=False)
+    except nnfmq.DeviceUnavailable as error:
+        remedy = "--set needs a running driver: start one with `nnfmq serve --allow-device-status`"
+        raise nnfmq.DeviceUnavailable(f"{error}; {remedy}") from None
+
+
+def _hold(client: Client) -> None:
+    """Block until Ctrl-C. Raises DeadObject if the driver exits before."""
+    print("nnfmq: the status is held until Ctrl-C; --keep makes it permanent", file=sys.stderr, flush=True)
+    with suppress(KeyboardInterrupt):
+        while client.connection.is_open:
+            time.sleep(_HOLD_CHECK_S)
+        client.devices()  # raises
+
+
+def _print(arguments: argparse.Namespace, devices: list[dict[str, Any]]) -> None:
     if arguments.json:
         print_json({"devices": devices})
     elif arguments.capabilities:
         _print_capabilities(devices, arguments.no_color)
     else:
         _print_table(devices, arguments.no_color)
-    return 0
+    sys.stdout.flush()
 
 
 def _describe(client: Client, info: DeviceInfo, with_capabilities: bool) -> dict[str, Any]:

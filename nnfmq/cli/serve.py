@@ -38,13 +38,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="TOML file that lists the devices to offer (default: $NNFMQ_DEVICES, or the packaged one)",
     )
+    parser.add_argument(
+        "--allow-device-status",
+        action="store_true",
+        help="let clients set devices to BUSY or OFFLINE for all others (`nnfmq devices --set`)",
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives; return the exit status."""
     from nnfmq.service.supervisor import serve
 
-    return serve(arguments.socket, extensions=arguments.extensions, devices=arguments.devices, ready=_announce)
+    return serve(
+        arguments.socket,
+        extensions=arguments.extensions,
+        devices=arguments.devices,
+        allow_device_status=arguments.allow_device_status,
+        ready=_announce,
+    )
 
 
 def _announce(path: Path) -> None:

@@ -207,11 +207,11 @@ class Driver:
         return self._mode == "fenced"
 
     @property
-    def driver_pid(self) -> int:
+    def worker_pid(self) -> int:
         """The pid of the driver process that serves this client; connects if necessary."""
         self._connected()
         assert self._client is not None
-        return self._client.driver_pid
+        return self._client.worker_pid
 
     @property
     def feature_level(self) -> int:

@@ -50,8 +50,13 @@ class Client:
 
     @property
     def driver_pid(self) -> int:
-        """The pid of the process that serves this client: the worker, or the embedded driver."""
-        return self._connection.hello_reply.pid
+        """The pid of the driver, `nnfmq serve`, as the driver knows it; of an embedded driver that of its process."""
+        return self._connection.hello_reply.driver_pid
+
+    @property
+    def worker_pid(self) -> int:
+        """The pid of the process that serves this client: the driver's worker, or the embedded driver."""
+        return self._connection.hello_reply.worker_pid
 
     @property
     def driver_core(self) -> str:
@@ -82,17 +87,21 @@ class Client:
         reply = self._connection.exchange(message, messages.DeviceList, (), deadline_after(timeout))
         return valid_devices(reply.devices)
 
-    def set_device_status(self, name: str, status: DeviceStatus, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
+    def set_device_status(
+        self, name: str, status: DeviceStatus, *, keep: bool = False, timeout: float | None = DEFAULT_TIMEOUT_S
+    ) -> None:
         """Make a device AVAILABLE, BUSY or OFFLINE for all clients of this driver; blocks.
 
-        While it is not AVAILABLE, every call on it, its models, buffers and bursts raises DeviceUnavailable. Only for
-        the driver's own user and root.
+        While it is not AVAILABLE, every call on it, its models, buffers and bursts raises DeviceUnavailable. When this
+        client is closed or dies, the device gets back the status that was last kept, AVAILABLE at first. With `keep`
+        the change outlives this client; AVAILABLE is always kept. The driver must have been started with
+        `nnfmq serve --allow-device-status`, or be embedded.
 
         Raises:
             InvalidArgument: If there is no such device, or the status is another one.
-            GeneralFailure: If this user may not.
+            GeneralFailure: If the driver does not allow it, or this user is neither the driver's nor root.
         """
-        message = messages.SetDeviceStatus(self._connection.next_call_id(), name, status)
+        message = messages.SetDeviceStatus(self._connection.next_call_id(), name, status, keep)
         self._connection.call(message, messages.Reply, (), deadline_after(timeout))
 
     def device(self, name: str, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Device:

@@ -36,6 +36,7 @@ from nnfmq.operations.extensions import VendorExtension, to_local_prefixes
 from nnfmq.serialize import messages
 from nnfmq.service.caching.cache_key import is_key_available
 from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles, DeviceIdentity, read_files, save_files
+from nnfmq.service.device_status import WORD_BYTES
 from nnfmq.service.driver_prepared_model import DriverPreparedModel
 from nnfmq.service.error_translation import errors_to_status
 from nnfmq.validation import validate_model
@@ -68,9 +69,14 @@ class DeviceBase:
     feature_level: int = FEATURE_LEVEL
 
     def __init__(self) -> None:
-        # The status as an administrator set it. `DeviceRegistry.share_status` replaces this private byte by one that
+        # The status as an administrator set it. `DeviceRegistry.share_status` replaces this private word by one that
         # all workers map.
-        self.status_byte = memoryview(bytearray(1))
+        self.status_word = memoryview(bytearray(WORD_BYTES))
+
+    @property
+    def status_byte(self) -> memoryview:
+        """A view of one byte, which is 0 while an administrator has the device AVAILABLE."""
+        return self.status_word[:1]
 
     @property
     def unavailable_reason(self) -> str:
@@ -172,13 +178,13 @@ class DeviceBase:
     @property
     def status(self) -> DeviceStatus:
         """The status that an administrator has set; OFFLINE if the device cannot be used on this machine."""
-        return DeviceStatus.OFFLINE if self.unavailable_reason else DeviceStatus(self.status_byte[0])
+        return DeviceStatus.OFFLINE if self.unavailable_reason else DeviceStatus(self.status_word[0])
 
     def require_available(self) -> None:
         """Raise DeviceUnavailable, with the reason if there is one, while the device is BUSY or OFFLINE (DEV-14)."""
         if self.unavailable_reason:
             raise DeviceUnavailable(f"device {self.name!r} is OFFLINE: {self.unavailable_reason}")
-        if self.status_byte[0]:
+        if self.status_word[0]:
             raise DeviceUnavailable(f"device {self.name!r} is {self.status.name}")
 
     def get_capabilities(self) -> Capabilities:

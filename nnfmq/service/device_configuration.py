@@ -23,11 +23,20 @@ from nnfmq.hal.capabilities import (
 )
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import OperandType, OperationType
+from nnfmq.service.device_status import WORD_BYTES
 
-__all__ = ["CONFIGURATION_VARIABLE", "DEVICES_MAX", "DeviceEntry", "read_configuration", "require_device_name"]
+__all__ = [
+    "CONFIGURATION_VARIABLE",
+    "DEVICES_MAX",
+    "STATUS_PAGE_BYTES",
+    "DeviceEntry",
+    "read_configuration",
+    "require_device_name",
+]
 
 CONFIGURATION_VARIABLE = "NNFMQ_DEVICES"
-DEVICES_MAX = 256  # of one driver, whose workers share a page with one status byte for each device
+DEVICES_MAX = 256  # of one driver
+STATUS_PAGE_BYTES = DEVICES_MAX * WORD_BYTES  # of the page with the devices' status, which its workers share
 _DEFAULT_PATH = Path(__file__).resolve().with_name("devices.toml")
 
 _PositiveFloat: TypeAlias = Annotated[float, msgspec.Meta(gt=0, lt=LARGEST_FLOAT32)]

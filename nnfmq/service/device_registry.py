@@ -1,13 +1,13 @@
 """The devices of one driver: those that its configuration lists, then those of plug-ins.
 
 The configuration is read once for all workers of a driver; a driver whose configuration cannot be read does not start.
-The status of a device (AVAILABLE, BUSY, OFFLINE) is one byte, which all workers share and an administrator sets
-(DEV-14).
+The status of a device (AVAILABLE, BUSY, OFFLINE) is in a page that all workers share; see `device_status` (DEV-14).
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Mapping
 from functools import cache
 
@@ -16,6 +16,7 @@ from nnfmq.hal.types import DeviceStatus
 from nnfmq.service.builtin_devices import CompiledDevice, InterpreterDevice
 from nnfmq.service.device import DeviceBase
 from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration
+from nnfmq.service.device_status import WORD_BYTES, end_changes, keep_status, lend_status
 from nnfmq.service.plugin_devices import load_plugin_devices
 
 __all__ = ["DeviceRegistry", "load_devices", "make_devices"]
@@ -51,19 +52,28 @@ class DeviceRegistry(Mapping[str, DeviceBase]):
             raise InvalidArgument(f"there is no device {name!r}; this driver has: {known}") from None
 
     def share_status(self, page: memoryview) -> None:
-        """Store each device's status in `page`, which has DEVICES_MAX bytes and is mapped by all workers."""
+        """Store each device's status in `page`, which has STATUS_PAGE_BYTES and is mapped by all workers."""
         for index, device in enumerate(self._by_name.values()):
-            device.status_byte = page[index : index + 1]
+            device.status_word = page[index * WORD_BYTES : (index + 1) * WORD_BYTES]
 
-    def set_status(self, name: str, status: DeviceStatus) -> None:
-        """Set a device's status for all workers.
+    def set_status(self, name: str, status: DeviceStatus, *, is_kept: bool = True) -> None:
+        """Set a device's status for all workers; unless `is_kept`, until `end_changes`. AVAILABLE is always kept.
 
         Raises:
             InvalidArgument: If there is no such device, or the status is not AVAILABLE, BUSY or OFFLINE.
         """
         if status not in (DeviceStatus.AVAILABLE, DeviceStatus.BUSY, DeviceStatus.OFFLINE):
             raise InvalidArgument(f"a device's status can be set to AVAILABLE, BUSY or OFFLINE, not {status.name}")
-        self.find(name).status_byte[0] = status
+        word = self.find(name).status_word
+        if is_kept or status is DeviceStatus.AVAILABLE:
+            keep_status(word, status)
+        else:
+            lend_status(word, status, os.getpid())
+
+    def end_changes(self) -> None:
+        """End this process's temporary changes of the status of devices."""
+        for device in self._by_name.values():
+            end_changes(device.status_word, os.getpid())
 
 
 @cache

@@ -42,6 +42,7 @@ from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.service import session_context
 from nnfmq.service.device_registry import DeviceRegistry, load_devices
+from nnfmq.service.driver_options import DriverOptions
 from nnfmq.service.handlers import (
     aidl_burst_calls,
     buffer_calls,
@@ -66,8 +67,14 @@ _log = logging.getLogger("nnfmq.session")
 class Session(SessionContext):
     """One client's session. `run` serves it; any thread or signal handler may call `stop`."""
 
-    def __init__(self, channel: Channel, driver_name: str, devices: DeviceRegistry | None = None) -> None:
-        super().__init__(channel, load_devices() if devices is None else devices)
+    def __init__(
+        self,
+        channel: Channel,
+        driver_name: str,
+        devices: DeviceRegistry | None = None,
+        options: DriverOptions = DriverOptions(),  # noqa: B008  it is immutable
+    ) -> None:
+        super().__init__(channel, load_devices() if devices is None else devices, options)
         self._driver_name = driver_name
 
     def run(self) -> None:
@@ -75,6 +82,7 @@ class Session(SessionContext):
         with ExitStack() as stack:
             stack.callback(self._close_wakeup_fd)
             stack.callback(self._channel.close)
+            stack.callback(self.devices.end_changes)
             poll = select.poll()
             poll.register(self._wakeup_fd, select.POLLIN)
             pidfd = self._channel.open_peer_pidfd()
@@ -208,9 +216,11 @@ class Session(SessionContext):
         except InvalidArgument as error:
             self._reject_handshake(str(error))
             return
+        worker_pid = os.getpid()
+        driver_pid = self.options.supervisor_pid or worker_pid
         self.send(
             messages.HelloReply(
-                control_protocol.PROTOCOL, message.interface, self._driver_name, os.getpid(), core.core_name
+                control_protocol.PROTOCOL, message.interface, self._driver_name, driver_pid, worker_pid, core.core_name
             )
         )
 
@@ -236,13 +246,19 @@ _HANDLERS: dict[type[messages.Message], Callable[[Session, Any, list[int]], None
 }
 
 
-def run_session(channel: Channel, driver_name: str, devices: DeviceRegistry | None = None) -> NoReturn:
+def run_session(
+    channel: Channel,
+    driver_name: str,
+    devices: DeviceRegistry | None = None,
+    options: DriverOptions = DriverOptions(),  # noqa: B008  it is immutable
+) -> NoReturn:
     """Serve the client at the other end of `channel` until it exits or SIGTERM arrives, then exit the process.
 
     Args:
         channel: The control channel.
         driver_name: The name that the client sees.
         devices: The devices to offer; by default those of the configuration and of plug-ins.
+        options: What the session needs to know of its driver.
     """
     with suppress(OSError, ValueError):  # as many fds as possible: each memory of a client takes two
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -250,7 +266,7 @@ def run_session(channel: Channel, driver_name: str, devices: DeviceRegistry | No
     # A burst's listener thread gets the GIL back from a thread that prepares a model after 50 µs instead of 5 ms.
     sys.setswitchinterval(50e-6)
     threading.excepthook = lambda args: session_context.abort_on_internal_error(args.exc_value)
-    session = Session(channel, driver_name, devices)
+    session = Session(channel, driver_name, devices, options)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the application or the supervisor
     signal.signal(signal.SIGTERM, lambda _number, _frame: session.stop())
     session.run()

@@ -31,6 +31,7 @@ from nnfmq.service.burst_server import BurstServer
 from nnfmq.service.device_registry import DeviceRegistry
 from nnfmq.service.driver_execution import DriverExecution
 from nnfmq.service.driver_fenced_execution import DriverFencedExecution
+from nnfmq.service.driver_options import DriverOptions
 from nnfmq.service.driver_prepared_model import DriverPreparedModel
 from nnfmq.service.handle_table import HandleTable
 from nnfmq.service.interface_versions import InterfaceVersion
@@ -67,6 +68,7 @@ class SessionContext:
     Attributes:
         quota: The client's memory quota.
         devices: The devices that this driver offers.
+        options: What the session knows of its driver.
         interface: The client's HAL version; AIDL v4 until its Hello is received.
         connection_state: State of the control protocol.
         models: Prepared models.
@@ -81,9 +83,10 @@ class SessionContext:
         is_closed: Whether the session is ending.
     """
 
-    def __init__(self, channel: Channel, devices: DeviceRegistry) -> None:
+    def __init__(self, channel: Channel, devices: DeviceRegistry, options: DriverOptions) -> None:
         self.quota = MemoryQuota()
         self.devices = devices
+        self.options = options
         self.connection_state = ConnectionState()
         self.interface = InterfaceVersion(FeatureLevel.AIDL_V4)
         ids = itertools.count(1)  # shared by all tables, so that the id of one kind of object is unknown as another

@@ -40,7 +40,9 @@ from nnfmq.serialize import control_protocol, messages
 from nnfmq.service import worker
 from nnfmq.service.caching import program_cache
 from nnfmq.service.caching.shared_cache_server import SharedCacheServer, WorkerLink
-from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration
+from nnfmq.service.device_configuration import STATUS_PAGE_BYTES, DeviceEntry, read_configuration
+from nnfmq.service.device_status import end_changes
+from nnfmq.service.driver_options import DriverOptions
 from nnfmq.service.extension_plugins import ALLOWED_VARIABLE
 
 CLIENTS_MAX = 64
@@ -77,16 +79,24 @@ class Supervisor:
     """A listening driver.
 
     Borrows `listener`, `stop_fd`, an eventfd that ends `run` when it becomes readable, and `status`, the memory of the
-    devices' status bytes, which all workers map. `context` is the forkserver context of `multiprocess`.
+    devices' status, which all workers map. `context` is the forkserver context of `multiprocess`. Workers get
+    `entries` and `options`.
     """
 
     def __init__(
-        self, listener: Listener, context: Any, stop_fd: int, entries: Sequence[DeviceEntry], status: Memory
+        self,
+        listener: Listener,
+        context: Any,
+        stop_fd: int,
+        entries: Sequence[DeviceEntry],
+        status: Memory,
+        options: DriverOptions,
     ) -> None:
         self._listener = listener
         self._context = context
         self._stop_fd = stop_fd
         self._entries = entries
+        self._options = options
         self._status = status
         self._workers: dict[int, _Worker] = {}  # by pidfd, which the supervisor owns
         self._shared_cache = SharedCacheServer(program_cache.cache_limit_bytes())
@@ -122,6 +132,7 @@ class Supervisor:
             self._poll.unregister(fd)
             os.close(fd)
             self._close_link(worker_that_exited.link)
+            end_changes(self._status.view, worker_that_exited.process.pid)
             _log_exit(worker_that_exited.process)
         elif fd in self._links and not self._shared_cache.serve(self._links[fd]):
             self._close_link(self._links[fd])
@@ -175,7 +186,9 @@ class Supervisor:
         with worker_end, ExitStack() as undo:
             undo.callback(self._shared_cache.close, link)
             fds = (_PassedFd(fd) for fd in (channel.fileno(), self._status.fileno(), worker_end.fileno()))
-            process = self._context.Process(target=worker.main, args=(*fds, self._entries), name="nnfmq-worker")
+            process = self._context.Process(
+                target=worker.main, args=(*fds, self._entries, self._options), name="nnfmq-worker"
+            )
             try:
                 process.start()
             except _SPAWN_ERRORS as error:
@@ -225,6 +238,7 @@ def serve(
     *,
     extensions: Sequence[str] | None = None,
     devices: Path | None = None,
+    allow_device_status: bool = False,
     ready: Callable[[Path], None] = lambda _path: None,
 ) -> int:
     """Run a driver that listens at `path` until SIGTERM or SIGINT. Return 0, the exit status. Main thread only. Blocks.
@@ -233,6 +247,7 @@ def serve(
         path: The socket; by default in the user's runtime directory.
         extensions: Names of the extensions that workers may load; by default those of $NNFMQ_EXTENSIONS.
         devices: The configuration file; by default $NNFMQ_DEVICES, or the package's own.
+        allow_device_status: Whether clients may set the status of devices.
         ready: Called with the path as soon as clients can connect.
 
     Raises:
@@ -252,11 +267,12 @@ def serve(
     with ExitStack() as stack:
         # First: a signal during the rest of the setup must not leave files behind.
         stop_fd = stack.enter_context(_stop_signals())
-        status = stack.enter_context(Memory.create(DEVICES_MAX, "nnfmq-status"))
+        status = stack.enter_context(Memory.create(STATUS_PAGE_BYTES, "nnfmq-status"))
         listener = stack.enter_context(Listener.create(path))
         context = stack.enter_context(_forkserver(Path(f"{path}.d")))
         ready(path)
-        Supervisor(listener, context, stop_fd, entries, status).run()
+        options = DriverOptions(os.getpid(), allow_device_status)
+        Supervisor(listener, context, stop_fd, entries, status, options).run()
     return 0
 
 

@@ -16,6 +16,7 @@ from nnfmq.service import compile_jobs
 from nnfmq.service.caching import shared_cache_client
 from nnfmq.service.device_configuration import DeviceEntry
 from nnfmq.service.device_registry import make_devices
+from nnfmq.service.driver_options import DriverOptions
 from nnfmq.service.session import run_session
 
 
@@ -24,18 +25,21 @@ def detach_fd(passed: Any) -> int:
     return int(passed.detach())
 
 
-def main(control_fd: int, status_fd: int, shared_cache_fd: int, entries: Sequence[DeviceEntry]) -> NoReturn:
+def main(
+    control_fd: int, status_fd: int, shared_cache_fd: int, entries: Sequence[DeviceEntry], options: DriverOptions
+) -> NoReturn:
     """Serve one client with the configured devices and those of plug-ins. Takes ownership of the fds. Never returns.
 
     Args:
         control_fd: The connection to the client.
-        status_fd: The memory of the devices' status bytes, DEVICES_MAX bytes.
+        status_fd: The memory of the devices' status, STATUS_PAGE_BYTES.
         shared_cache_fd: The connection to the supervisor's shared program cache.
         entries: The devices of the configuration.
+        options: What the session needs to know of the driver.
     """
     if any(entry.engine == "compiled" for entry in entries):
         compile_jobs.start_compile_server()  # first: it forks, so this process must have one thread
     shared_cache_client.connect(shared_cache_fd)
     devices = make_devices(entries)
     devices.share_status(Memory.adopt(status_fd).view)
-    run_session(Channel.adopt(control_fd), "nnfmq", devices)
+    run_session(Channel.adopt(control_fd), "nnfmq", devices, options)

@@ -90,7 +90,7 @@ class Fake(Managed):
     executed: list[tuple[np.ndarray[Any, Any], ...]] = field(default_factory=list)
     connected: list[tuple[Any, Any]] = field(default_factory=list)
     last: Last | None = None
-    made: list[tuple[str, DeviceStatus]] = field(default_factory=list)
+    made: list[tuple[str, DeviceStatus, bool]] = field(default_factory=list)
     requested: DeviceInfo | None = None
     unavailable: str = "busy"
 
@@ -111,8 +111,8 @@ class Fake(Managed):
         self.requested = next(info for info in self.known if info.name == name)
         return self
 
-    def set_device_status(self, name: str, status: DeviceStatus) -> None:
-        self.made.append((name, status))
+    def set_device_status(self, name: str, status: DeviceStatus, *, keep: bool) -> None:
+        self.made.append((name, status, keep))
         for info in self.known:
             info.status = status if info.name == name else info.status
 

@@ -76,8 +76,9 @@ def test_CAP_5_json_contains_all_performance_info(fake: Any, capsys: pytest.Capt
 def test_DEV_14_a_status_is_set_before_anything_is_printed(
     fake: Any, status: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["devices", "--set", f"reference={status}", "--capabilities"]) == 0
-    assert fake.made == [("reference", DeviceStatus[status.upper()])]
+    assert main(["devices", "--set", f"reference={status}", "--keep", "--capabilities"]) == 0
+    assert fake.made == [("reference", DeviceStatus[status.upper()], True)]
+    assert fake.connected == [(None, False)]  # never an embedded driver, which would end with the command
     assert f"{status.upper()}: busy" in capsys.readouterr().out
 
 
@@ -103,6 +104,21 @@ def test_an_invalid_status_is_a_usage_error(fake: Any, text: str, capsys: pytest
     assert main(["devices", "--set", text]) == 2
     assert "is not DEVICE=STATUS with a status of AVAILABLE, BUSY, OFFLINE" in capsys.readouterr().err
     assert fake.made == []
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--keep"], "--keep needs --set"),
+        (["--set", "reference=BUSY", "--connect", "embedded"], "--set needs a driver that other programs use"),
+    ],
+)
+def test_options_that_exclude_each_other_are_a_usage_error(
+    fake: Any, words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["devices", *words]) == 2
+    assert problem in capsys.readouterr().err
+    assert fake.connected == []
 
 
 @pytest.mark.parametrize("option", [[], ["--capabilities"]], ids=["list", "capabilities"])

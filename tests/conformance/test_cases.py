@@ -184,7 +184,7 @@ class _Dying(Driver):
         with super().prepared(model) as prepared:
             if self.is_alive:
                 self.is_alive = False
-                os.kill(self.driver_pid, signal.SIGKILL)
+                os.kill(self.worker_pid, signal.SIGKILL)
             yield prepared
 
 

@@ -11,6 +11,8 @@ from support.models import null_model
 
 import nnfmq
 
+STATUS = ("--allow-device-status",)
+
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
@@ -21,7 +23,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def _daemon() -> Iterator[Daemon]:
-    with short_folder() as made, running_daemon(made / "d.sock") as daemon:
+    with short_folder() as made, running_daemon(made / "d.sock", options=STATUS) as daemon:
         yield daemon
 
 

@@ -89,7 +89,7 @@ def test_DOM_15_shared_memory_is_used_if_the_driver_has_no_memory_left(folder: P
 
 def test_DOM_15_a_device_that_can_hold_the_tensor_does(client: nnfmq.Client, resources: ExitStack) -> None:
     model = prepared(client, resources)
-    with nnfmq.allocate(inputs=[(model, 0)], outputs=[(model, 0)]) as buffer, Process(client.driver_pid) as worker:
+    with nnfmq.allocate(inputs=[(model, 0)], outputs=[(model, 0)]) as buffer, Process(client.worker_pid) as worker:
         assert not buffer.is_shared and buffer.token > 0
         before = worker.shared_mappings()
         buffer.copy_from(FOUR)

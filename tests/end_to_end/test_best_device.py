@@ -76,7 +76,7 @@ def test_the_reference_device_is_chosen_while_the_compiling_device_is_busy(
     folder: Path, digits: nnfmq.LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
-        running_daemon(folder / "busy.sock") as daemon,
+        running_daemon(folder / "busy.sock", options=["--allow-device-status"]) as daemon,
         nnfmq.connect(daemon.path, timeout=LIMIT_S) as client,
     ):
         client.set_device_status("compiled", DeviceStatus.BUSY)

@@ -50,7 +50,7 @@ def test_DOM_6_a_chain_of_executions_stays_in_the_driver(client: nnfmq.Client, a
                 adding.execute(first, FOUR, out=[second])
                 relu.execute(second, out=[first])
             assert first.array().tolist() == [2, 4, 6, 8]
-            with Process(client.driver_pid) as worker:
+            with Process(client.worker_pid) as worker:
                 request = Request((in_buffer(0),), (in_buffer(1),), (first.pool, second.pool))
                 before = worker.shared_mappings(), worker.descriptors()
                 relu.execute_request(request)
@@ -80,7 +80,7 @@ def test_LIFE_9_thousands_of_copies_and_executions_leak_nothing(
     device = client.device("reference")
     (tmp_path / "four").write_bytes(FOUR.tobytes())
     fd = os.open(tmp_path / "four", os.O_RDWR)
-    with Process(client.driver_pid) as worker, nnfmq.FileMemory.from_fd(fd, 16) as file:
+    with Process(client.worker_pid) as worker, nnfmq.FileMemory.from_fd(fd, 16) as file:
         os.close(fd)
 
         def once() -> None:
@@ -138,7 +138,7 @@ def test_SIGKILL_of_a_client_ends_its_worker_during_a_copy(daemon: Daemon) -> No
 def test_LIFE_4_driver_death_ends_a_copy_immediately_and_a_buffer_can_still_be_closed(
     client: nnfmq.Client, model: nnfmq.PreparedModel
 ) -> None:
-    with Process(client.driver_pid) as worker:
+    with Process(client.worker_pid) as worker:
         buffer = client.device("reference").allocate(inputs=[(model, 0)])
         worker.stop()
         copying = InThread.start(lambda: buffer.copy_from(one(1)))

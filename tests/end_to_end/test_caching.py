@@ -95,7 +95,7 @@ def stopping(folder: Path, tmp_path: Path) -> Iterator[Daemon]:
 def saving_half(daemon: Daemon, save: Callable[[nnfmq.Client], nnfmq.PreparedModel], stack: ExitStack) -> Half:
     """Let a client of a stopping daemon save; return when its worker has saved a part and stopped."""
     client = stack.enter_context(daemon.connect())
-    worker = stack.enter_context(Process(client.driver_pid))
+    worker = stack.enter_context(Process(client.worker_pid))
     call = InThread.start(lambda: save(client))
     until(lambda: set(worker.states()) == {"T"}, "the worker has stopped in the middle of saving")
     return Half(client, worker, call)
@@ -406,7 +406,7 @@ def test_PREP_3_LIFE_4_a_callback_is_called_when_the_driver_is_killed_while_it_s
     calls: Queue[tuple[Any, Any]] = Queue()
     with (
         nnfmq.connect(stopping.path, timeout=LIMIT_S, interface="HIDL 1.3") as client,
-        Process(client.driver_pid) as worker,
+        Process(client.worker_pid) as worker,
         ExitStack() as stack,
     ):
         device = hidl.IDevice(client, "reference")

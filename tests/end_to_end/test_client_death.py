@@ -55,6 +55,6 @@ def test_a_stopped_client_keeps_its_worker(daemon: Daemon) -> None:
 
 def test_a_client_that_closes_its_connection_ends_its_worker(daemon: Daemon) -> None:
     client = daemon.connect()
-    with Process(client.driver_pid) as worker:
+    with Process(client.worker_pid) as worker:
         client.close()
         worker.wait_for_end()

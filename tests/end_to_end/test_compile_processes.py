@@ -54,7 +54,7 @@ def prepare(client: nnfmq.Client, model: Model, **rest: Any) -> nnfmq.PreparedMo
 
 @pytest.fixture
 def worker(client: nnfmq.Client) -> Iterator[Process]:
-    with Process(client.driver_pid) as process:
+    with Process(client.worker_pid) as process:
         yield process
 
 
@@ -227,7 +227,7 @@ def test_an_exception_of_the_progress_callback_ends_the_call_and_releases_the_mo
 
 def test_an_embedded_driver_compiles_in_processes_that_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(program_cache.CACHE_VARIABLE, "0")
-    with nnfmq.connect(embedded=True) as client, Process(client.driver_pid) as driver:
+    with nnfmq.connect(embedded=True) as client, Process(client.worker_pid) as driver:
         (pid,) = driver.children()
         with Process(pid) as server:
             with prepare(client, SHORT) as prepared:
@@ -246,6 +246,6 @@ def test_a_driver_without_a_device_that_compiles_has_no_compile_server(folder: P
     with (
         running_daemon(folder / "plain.sock", environment={"NNFMQ_DEVICES": str(listed)}) as daemon,
         nnfmq.connect(daemon.path, timeout=LIMIT_S) as client,
-        Process(client.driver_pid) as worker,
+        Process(client.worker_pid) as worker,
     ):
         assert worker.children() == []

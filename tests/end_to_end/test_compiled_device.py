@@ -86,7 +86,9 @@ def test_DEV_14_without_llvmlite_the_device_is_offline_and_reports_the_reason(
         "metadata.version = without\n"
     )
     with (
-        running_daemon(folder / "bare.sock", environment={"PYTHONPATH": str(tmp_path)}) as daemon,
+        running_daemon(
+            folder / "bare.sock", environment={"PYTHONPATH": str(tmp_path)}, options=["--allow-device-status"]
+        ) as daemon,
         nnfmq.connect(daemon.path, timeout=LIMIT_S) as client,
     ):
         device = client.device("compiled")

@@ -37,7 +37,7 @@ def test_LIFE_8_a_worker_without_free_fds_rejects_calls_and_survives(
     client: nnfmq.Client,
     model: nnfmq.PreparedModel,
 ) -> None:
-    pid = client.driver_pid
+    pid = client.worker_pid
     with ExitStack() as held, no_more_descriptors_than(pid, count):
         with suppress(nnfmq.ResourceExhausted):
             for _ in range(count):
@@ -45,10 +45,10 @@ def test_LIFE_8_a_worker_without_free_fds_rejects_calls_and_survives(
         for _ in range(3):  # whichever of its steps meets the limit, it is no bug
             with pytest.raises(nnfmq.ResourceExhausted):
                 more(model, held)
-    assert (client.driver_pid, model.execute(one(3))) == (pid, (one(3),))
+    assert (client.worker_pid, model.execute(one(3))) == (pid, (one(3),))
 
 
 def test_a_driver_raises_its_fd_limit_to_the_hard_limit() -> None:
     with no_more_descriptors_than(0, 512), nnfmq.connect(embedded=True) as client:
-        soft, hard = resource.prlimit(client.driver_pid, resource.RLIMIT_NOFILE)
+        soft, hard = resource.prlimit(client.worker_pid, resource.RLIMIT_NOFILE)
         assert soft == hard > 512

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.drivers import LIMIT_S, Daemon, one, opened
+from support.drivers import LIMIT_S, Daemon, Process, Program, one, running_daemon, until
 from support.models import null_model
 
 import nnfmq
@@ -87,13 +90,71 @@ def test_DEV_14_a_client_that_connects_later_gets_the_current_status(
             later.device("reference").prepare(null_model())
 
 
-def test_DEV_14_the_status_outlives_the_worker_that_set_it(daemon: Daemon, administrator: nnfmq.Client) -> None:
-    with daemon.connect() as killed, ExitStack() as stack:
-        killed.set_device_status("reference", DeviceStatus.OFFLINE)
-        (worker,) = [stack.enter_context(process) for process in opened([killed.driver_pid])]
+@pytest.mark.parametrize("keep", [False, True])
+def test_DEV_14_the_status_ends_with_its_client_unless_it_is_kept(
+    daemon: Daemon, administrator: nnfmq.Client, keep: bool
+) -> None:
+    with daemon.connect() as other, Process(other.worker_pid) as worker:
+        other.set_device_status("reference", DeviceStatus.OFFLINE, keep=keep)
+        assert status(administrator) is DeviceStatus.OFFLINE
+        other.close()
+        worker.wait_for_end()
+    assert status(administrator) is (DeviceStatus.OFFLINE if keep else DeviceStatus.AVAILABLE)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_DEV_14_the_status_ends_with_a_worker_that_is_killed_unless_it_is_kept(
+    daemon: Daemon, administrator: nnfmq.Client, keep: bool
+) -> None:
+    administrator.set_device_status("reference", DeviceStatus.BUSY, keep=True)
+    with daemon.connect() as killed, Process(killed.worker_pid) as worker:
+        killed.set_device_status("reference", DeviceStatus.OFFLINE, keep=keep)
         worker.kill()
-        worker.wait_for_end(LIMIT_S)
-    assert status(administrator) is DeviceStatus.OFFLINE
+        worker.wait_for_end()
+    if keep:
+        with daemon.connect():  # the supervisor has seen the worker's exit, or is about to
+            assert status(administrator) is DeviceStatus.OFFLINE
+    else:
+        until(lambda: status(administrator) is DeviceStatus.BUSY, "the kept status is restored")
+
+
+def test_DEV_14_a_driver_that_was_not_started_for_it_lets_no_client_set_the_status(folder: Path) -> None:
+    with running_daemon(folder / "strict.sock") as strict, strict.connect() as client:
+        with pytest.raises(nnfmq.GeneralFailure, match="nnfmq serve --allow-device-status"):
+            client.set_device_status("reference", DeviceStatus.OFFLINE)
+        assert status(client) is DeviceStatus.AVAILABLE
+        done = command("devices", "--connect", strict.path, "--set", "reference=OFFLINE", "--keep")
+        assert (done.returncode, "--allow-device-status" in done.stderr) == (1, True)
+
+
+def test_DEV_14_the_command_holds_a_status_until_it_ends(daemon: Daemon, administrator: nnfmq.Client) -> None:
+    words = ["-P", "-m", "nnfmq", "devices", "--connect", daemon.path, "--set", "reference=OFFLINE"]
+    with Program.start(words) as program:
+        until(lambda: "held until Ctrl-C" in program.errors(), "the command holds the status")
+        assert status(administrator) is DeviceStatus.OFFLINE
+        program.interrupt()
+        assert program.wait() == 0
+    until(lambda: status(administrator) is DeviceStatus.AVAILABLE, "the status ends with the command")
+
+
+def test_DEV_14_the_command_keeps_a_status(daemon: Daemon, administrator: nnfmq.Client) -> None:
+    where = ("devices", "--connect", daemon.path, "--set")
+    assert command(*where, "reference=BUSY", "--keep").returncode == 0
+    assert status(administrator) is DeviceStatus.BUSY
+    assert command(*where, "reference=AVAILABLE").returncode == 0
+    assert status(administrator) is DeviceStatus.AVAILABLE
+
+
+def test_setting_a_status_without_a_driver_is_an_error(folder: Path) -> None:
+    done = command("devices", "--set", "reference=OFFLINE", environment={"NNFMQ_SOCKET": str(folder / "none.sock")})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "start one with `nnfmq serve --allow-device-status`" in done.stderr
+
+
+def command(*words: str | Path, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    arguments = [sys.executable, "-P", "-m", "nnfmq", *map(str, words)]
+    environment = {**os.environ, **(environment or {})}
+    return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 def test_DEV_14_an_embedded_driver_has_its_own_status(administrator: nnfmq.Client) -> None:

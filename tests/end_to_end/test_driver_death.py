@@ -18,7 +18,7 @@ TRIES = 3
 
 def nanoseconds_to_dead_object(daemon: Daemon, window_us: float, wait: Callable[[InThread], None]) -> int:
     """Kill the worker of a client that waits in a burst; return how long the client did not know."""
-    with daemon.connect() as client, Process(client.driver_pid) as worker:
+    with daemon.connect() as client, Process(client.worker_pid) as worker:
         model = client.device("reference").prepare(null_model())
         with model.burst(polling_window_us=window_us) as burst:
             burst.execute(one(1))
@@ -50,7 +50,7 @@ def test_LIFE_4_BUR_15_N_BUX_4_SIGKILL_of_the_worker_ends_a_wait_in_a_burst_with
 def test_LIFE_4_SIGKILL_of_the_worker_ends_a_pending_synchronous_call(
     client: nnfmq.Client, model: nnfmq.PreparedModel
 ) -> None:
-    with Process(client.driver_pid) as worker:
+    with Process(client.worker_pid) as worker:
         worker.stop()
         call = InThread.start(lambda: model.execute(one(1)))
         until(lambda: bool(client._connection._pending_calls), "the call waits for its reply")
@@ -60,7 +60,7 @@ def test_LIFE_4_SIGKILL_of_the_worker_ends_a_pending_synchronous_call(
 
 def test_LIFE_4_SIGKILL_of_the_worker_ends_a_pending_preparation(client: nnfmq.Client) -> None:
     device = client.device("reference")
-    with Process(client.driver_pid) as worker:
+    with Process(client.worker_pid) as worker:
         worker.stop()
         call = InThread.start(lambda: device.prepare(null_model()))
         until(lambda: bool(client._connection._pending_calls), "the call waits for its reply")
@@ -84,7 +84,7 @@ def test_after_the_worker_s_death_a_call_raises_immediately(
     model: nnfmq.PreparedModel,
     call: Callable[[nnfmq.Client, nnfmq.PreparedModel, nnfmq.Burst], Any],
 ) -> None:
-    with model.burst() as burst, Process(client.driver_pid) as worker:
+    with model.burst() as burst, Process(client.worker_pid) as worker:
         burst.execute(one(1))
         worker.kill()
         until(lambda: not client._connection.is_open, "the client knows")
@@ -93,7 +93,7 @@ def test_after_the_worker_s_death_a_call_raises_immediately(
 
 
 def test_LIFE_4_SIGKILL_of_the_worker_during_a_computation_ends_the_call(client: nnfmq.Client) -> None:
-    with client.device("reference").prepare(slow_model()) as model, Process(client.driver_pid) as worker:
+    with client.device("reference").prepare(slow_model()) as model, Process(client.worker_pid) as worker:
         call = InThread.start(lambda: model.execute(np.zeros(model.inputs[0].shape, np.float32)))
         until(lambda: "R" in worker.states(), "the worker computes")
         worker.kill()
@@ -102,7 +102,7 @@ def test_LIFE_4_SIGKILL_of_the_worker_during_a_computation_ends_the_call(client:
 
 def test_objects_of_a_dead_worker_can_be_closed(client: nnfmq.Client, model: nnfmq.PreparedModel) -> None:
     burst = model.burst()
-    with Process(client.driver_pid) as worker:
+    with Process(client.worker_pid) as worker:
         worker.kill()
         worker.wait_for_end()
     burst.close()
@@ -111,14 +111,14 @@ def test_objects_of_a_dead_worker_can_be_closed(client: nnfmq.Client, model: nnf
 
 
 def test_LIFE_7_the_death_of_a_worker_does_not_affect_other_clients(daemon: Daemon, model: nnfmq.PreparedModel) -> None:
-    with daemon.connect() as unlucky, Process(unlucky.driver_pid) as worker:
+    with daemon.connect() as unlucky, Process(unlucky.worker_pid) as worker:
         worker.kill()
         worker.wait_for_end()
     assert model.execute(one(3)) == (one(3),)
 
 
 def test_a_killed_embedded_driver_is_dead_for_its_client_and_reaped() -> None:
-    with nnfmq.connect(embedded=True) as client, Process(client.driver_pid) as driver:
+    with nnfmq.connect(embedded=True) as client, Process(client.worker_pid) as driver:
         driver.stop()
         call = InThread.start(client.devices)
         until(lambda: bool(client._connection._pending_calls), "the call waits for its reply")

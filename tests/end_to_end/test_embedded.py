@@ -17,7 +17,7 @@ from support.drivers import one
 from support.models import null_model
 client = nnfmq.connect(embedded=True)
 burst = client.device("reference").prepare(null_model()).burst()
-print(client.driver_pid, flush=True)
+print(client.worker_pid, flush=True)
 print(burst.execute(one(4.5))[0][0], flush=True)
 """
 
@@ -44,7 +44,8 @@ def test_an_embedded_driver_serves_an_interactive_session() -> None:
 def test_an_embedded_driver_outlives_the_thread_that_started_it() -> None:
     starter = InThread.start(lambda: nnfmq.connect(embedded=True)).wait()
     until(lambda: thread_state(starter.thread_id) == "X", "the thread has left the kernel, too")
-    with starter.value as client, Process(client.driver_pid) as driver:
+    with starter.value as client, Process(client.worker_pid) as driver:
+        assert client.driver_pid == client.worker_pid
         assert client.device("reference").prepare(null_model()).execute(one(4.5)) == (one(4.5),)
         assert not driver.has_exited()
 
@@ -78,7 +79,7 @@ def test_a_stopped_embedded_driver_ends_with_a_killed_app() -> None:
 
 def test_closing_the_client_reaps_the_embedded_driver() -> None:
     client = nnfmq.connect(embedded=True)
-    with Process(client.driver_pid) as driver:
+    with Process(client.worker_pid) as driver:
         client.close()
         client.close()
         assert driver.has_exited()
@@ -86,7 +87,7 @@ def test_closing_the_client_reaps_the_embedded_driver() -> None:
 
 def test_two_clients_have_separate_embedded_drivers() -> None:
     with nnfmq.connect(embedded=True) as first, nnfmq.connect(embedded=True) as second:
-        assert first.driver_pid != second.driver_pid
+        assert first.worker_pid != second.worker_pid
         assert first.is_embedded and second.is_embedded
         first.close()
         assert second.devices()

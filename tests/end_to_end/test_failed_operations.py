@@ -57,11 +57,11 @@ def resources() -> Iterator[ExitStack]:
 @pytest.fixture(autouse=True)
 def goes_on(client: nnfmq.Client, device: nnfmq.Device) -> Iterator[None]:
     """After each test the same process executes a valid request of the same client."""
-    worker = client.driver_pid
+    worker = client.worker_pid
     yield
     with device.prepare(null_model()) as model:
         assert model.execute(one(7), timeout=LIMIT_S)[0] == one(7)
-    assert client.driver_pid == worker
+    assert client.worker_pid == worker
 
 
 def execute(

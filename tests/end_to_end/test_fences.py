@@ -94,7 +94,7 @@ def test_FEN_12_the_death_of_a_driver_in_a_chain_fails_the_dependent_executions(
     remote = resources.enter_context(other.device("reference").prepare(null_model()))
     first = resources.enter_context(remote.execute_fenced(one(1), wait_for=[own]))
     second = resources.enter_context(model.execute_fenced(one(2), wait_for=[first.fence]))
-    with Process(other.driver_pid) as worker:
+    with Process(other.worker_pid) as worker:
         worker.kill()
         assert second.wait(LIMIT_S) is ERROR
     with pytest.raises(nnfmq.DeadObject):
@@ -107,7 +107,7 @@ def test_LIFE_4_SIGKILL_of_the_worker_fails_a_waiting_execution(
     client: nnfmq.Client, model: nnfmq.PreparedModel, own: nnfmq.Fence, resources: ExitStack
 ) -> None:
     launched = resources.enter_context(model.execute_fenced(one(1), wait_for=[own]))
-    with Process(client.driver_pid) as worker:
+    with Process(client.worker_pid) as worker:
         waiting = InThread.start(launched.wait)
         waiting.wait_until_asleep()
         killed_ns = worker.kill()
@@ -134,7 +134,7 @@ def test_LIFE_4_LIFE_5_SIGKILL_of_the_worker_fails_a_running_computation(
     run: Callable[..., Callable[[], Any]], client: nnfmq.Client, resources: ExitStack
 ) -> None:
     model = resources.enter_context(client.device("reference").prepare(slow_model()))
-    with Process(client.driver_pid) as worker:
+    with Process(client.worker_pid) as worker:
         waiting = InThread.start(run(model, np.zeros(model.inputs[0].shape, np.float32), resources))
         until(lambda: "R" in worker.states(), "the worker computes")
         worker.kill()
@@ -146,7 +146,7 @@ def test_LIFE_3_the_death_of_an_application_does_not_affect_another(
 ) -> None:
     launched = resources.enter_context(model.execute_fenced(one(4), wait_for=[own]))
     other = daemon.connect()
-    with other, Process(other.driver_pid) as worker:
+    with other, Process(other.worker_pid) as worker:
         worker.kill()
         worker.wait_for_end()
     own.signal()
@@ -167,7 +167,7 @@ def test_LIFE_9_a_thousand_executions_of_every_kind_leak_nothing_in_the_driver(
                     assert launched.result(LIMIT_S) == (one(number),)
         client.devices()  # the reply follows the release of everything before
 
-    with Process(client.driver_pid) as worker:
+    with Process(client.worker_pid) as worker:
         some(5)
         before = worker.descriptors()
         some(250)

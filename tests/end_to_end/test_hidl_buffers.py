@@ -403,7 +403,7 @@ def test_LIFE_4_buffers_are_freed_when_the_driver_is_killed(adding: Adding, driv
         lambda: adding.buffer.copyTo(adding.memories[0]),
         lambda: driver.allocate([adding.model], [FIRST]),
     ]
-    with Process(driver.client.driver_pid) as worker:
+    with Process(driver.client.worker_pid) as worker:
         worker.kill()
         worker.wait_for_end()
     for call in calls:

@@ -90,7 +90,7 @@ def test_DEV_13_EXE_15_hidl_calls_prepare_and_execute(daemon: Daemon, resources:
 def test_DEV_13_a_callback_is_called_once_when_the_driver_dies(daemon: Daemon) -> None:
     calls: Queue[tuple[Any, Any]] = Queue()
     with nnfmq.connect(daemon.path, timeout=LIMIT_S, interface="HIDL 1.3") as client:
-        with Process(client.driver_pid) as worker:
+        with Process(client.worker_pid) as worker:
             device = hidl.IDevice(client, "reference")
             worker.stop()
             call = InThread.start(lambda: device.prepareModel(ADD, lambda *given: calls.put(given)))
@@ -102,7 +102,7 @@ def test_DEV_13_a_callback_is_called_once_when_the_driver_dies(daemon: Daemon) -
 
 def test_BUR_19_an_aidl_burst_keeps_its_memory_in_the_driver(client: nnfmq.Client, resources: ExitStack) -> None:
     source, sink = create_pools(resources)
-    with Process(client.driver_pid) as worker, client.device("reference").prepare(ADD) as model:
+    with Process(client.worker_pid) as worker, client.device("reference").prepare(ADD) as model:
         before = len(worker.shared_mappings())
         with model.aidl_burst() as burst:
             for pool in (source, sink):
@@ -120,7 +120,7 @@ def test_BUR_15_BUR_19_SIGKILL_of_the_worker_ends_an_execution_on_an_aidl_burst(
 ) -> None:
     slow = slow_model()
     pools = create_pools(resources, slow)
-    with Process(client.driver_pid) as worker, closing(client.device("reference").prepare(slow).aidl_burst()) as burst:
+    with Process(client.worker_pid) as worker, closing(client.device("reference").prepare(slow).aidl_burst()) as burst:
         call = InThread.start(lambda: burst.execute_synchronously(request_for(slow, pools)))
         until(lambda: bool(client.connection._pending_calls), "the call waits for its reply")
         worker.kill()

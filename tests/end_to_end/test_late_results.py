@@ -18,7 +18,7 @@ SOON_S = 0.02
 
 @pytest.fixture
 def worker(client: nnfmq.Client) -> Iterator[Process]:
-    with Process(client.driver_pid) as process:
+    with Process(client.worker_pid) as process:
         yield process
 
 

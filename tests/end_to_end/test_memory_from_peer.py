@@ -157,7 +157,7 @@ def test_MEM_1_an_output_in_unsealed_memory_is_written(
 def test_unsealed_memory_is_never_mapped_and_leaks_nothing(
     client: nnfmq.Client, model: nnfmq.PreparedModel, loose: AnnouncedMemory
 ) -> None:
-    with Process(client.driver_pid) as worker:
+    with Process(client.worker_pid) as worker:
         execute_over(client, model, loose, AnnouncedMemory(loose.fd, NEEDED_BYTES))
         before = worker.descriptors(), worker.shared_mappings()
         for _ in range(20):
@@ -317,7 +317,7 @@ def test_a_request_beyond_its_memory_is_rejected_on_the_synchronous_path(
 def test_LIFE_9_rejected_memory_leaks_nothing_in_the_worker(
     client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, bad: AnnouncedMemory
 ) -> None:
-    with Process(client.driver_pid) as worker:
+    with Process(client.worker_pid) as worker:
         model.execute(one(1))
         before = worker.descriptors(), worker.shared_mappings()
         with pytest.raises(nnfmq.InvalidArgument):
@@ -419,7 +419,7 @@ def test_queues_in_unsealed_memory_are_rejected(
 
 
 def test_the_worker_maps_only_the_memory_that_a_burst_shares(client: nnfmq.Client, model: nnfmq.PreparedModel) -> None:
-    with Process(client.driver_pid) as worker:
+    with Process(client.worker_pid) as worker:
         before = worker.shared_mappings()
         with model.burst() as burst:
             burst.execute(one(1))

@@ -82,7 +82,7 @@ def test_VAL_1_LIFE_8_after_each_mutated_model_the_same_worker_executes_a_valid_
 ) -> None:
     outcomes: Counter[str] = Counter()
     with daemon.connect() as client, client.device("reference").prepare(null_model()) as good:
-        device, worker = client.device("reference"), client.driver_pid
+        device, worker = client.device("reference"), client.worker_pid
 
         @given(mutated_tests(list(REGISTRY)))
         @settings(

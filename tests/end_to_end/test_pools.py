@@ -90,7 +90,7 @@ def test_MEM_2_shared_memory_is_mapped_by_the_driver_and_has_no_name(
 ) -> None:
     model = add_model()
     pools = [resources.enter_context(Memory.create(size)) for size in pool_bytes(model)]
-    with Process(client.driver_pid) as worker, client.device("reference").prepare(model) as prepared:
+    with Process(client.worker_pid) as worker, client.device("reference").prepare(model) as prepared:
         before = worker.shared_mappings()
         with prepared.create_reusable_request(request_for(model, pools)) as execution:
             execution.compute()
@@ -211,7 +211,7 @@ def test_MEM_7_memory_that_the_application_closed_stays_valid_while_a_request_us
     kept = [resources.enter_context(Memory.adopt(os.dup(memory.fileno()))) for memory in (source, sink)]
     np.frombuffer(kept[0].view, np.float32, 4)[:] = 1
     np.frombuffer(kept[0].view, np.float32, 4, 64)[:] = TEN
-    with Process(client.driver_pid) as worker, client.device("reference").prepare(model) as prepared:
+    with Process(client.worker_pid) as worker, client.device("reference").prepare(model) as prepared:
         before = worker.shared_mappings()
         with Fence.create() as first, Fence.create() as second:
             request = request_for(model, (source, sink))
@@ -242,7 +242,7 @@ def test_MEM_7_memory_that_several_drivers_use_outlives_each_of_them(daemon: Dae
     for client in (first, second):
         prepared = resources.enter_context(client.device("reference").prepare(model))
         executions.append(resources.enter_context(prepared.create_reusable_request(request)))
-    with Process(first.driver_pid) as dying, Process(second.driver_pid) as other:
+    with Process(first.worker_pid) as dying, Process(second.worker_pid) as other:
         mapped = other.shared_mappings()
         for value, execution in enumerate(executions, start=1):
             np.frombuffer(pools[0].view, np.float32, 4)[:] = value

@@ -29,7 +29,7 @@ def client(daemon: Daemon) -> Iterator[nnfmq.Client]:
 
 def kill(client: nnfmq.Client) -> None:
     """Kill the process that serves a client, and return when the client knows."""
-    with Process(client.driver_pid) as worker:
+    with Process(client.worker_pid) as worker:
         worker.kill()
         worker.wait_for_end()
     until(lambda: not client._connection.is_open, "the client knows")
@@ -75,11 +75,11 @@ def test_DEV_11_a_waiting_connect_starts_no_embedded_driver(folder: Path, monkey
 
 
 def test_LIFE_6_a_client_whose_worker_was_killed_reconnects_and_continues(client: nnfmq.Client) -> None:
-    before = client.driver_pid
+    before = client.worker_pid
     assert executes(client)
     kill(client)
     client.reconnect(timeout=LIMIT_S)
-    assert client.driver_pid != before
+    assert client.worker_pid != before
     assert executes(client)
 
 
@@ -157,9 +157,9 @@ def test_LIFE_6_a_device_with_another_status_is_the_same_device(daemon: Daemon, 
 
 def test_LIFE_6_reconnecting_to_a_living_driver_does_nothing(client: nnfmq.Client) -> None:
     model = client.device("reference").prepare(null_model())
-    before = client.driver_pid
+    before = client.worker_pid
     client.reconnect()
-    assert client.driver_pid == before
+    assert client.worker_pid == before
     assert model.execute(one(1)) == (one(1),)
     model.close()
 
@@ -181,8 +181,8 @@ def test_LIFE_6_without_a_driver_the_client_stays_dead_and_may_try_again(path: P
 
 def test_LIFE_6_several_threads_reconnect_once(client: nnfmq.Client) -> None:
     kill(client)
-    threads = [InThread.start(lambda: (client.reconnect(timeout=LIMIT_S), client.driver_pid)[1]) for _ in range(4)]
-    assert {thread.wait().value for thread in threads} == {client.driver_pid}
+    threads = [InThread.start(lambda: (client.reconnect(timeout=LIMIT_S), client.worker_pid)[1]) for _ in range(4)]
+    assert {thread.wait().value for thread in threads} == {client.worker_pid}
 
 
 def test_LIFE_6_a_client_that_is_closed_while_it_reconnects_keeps_no_driver() -> None:

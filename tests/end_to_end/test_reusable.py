@@ -84,7 +84,7 @@ def test_RUX_5_a_running_execution_is_not_computed_again(
     interface_client: nnfmq.Client, adding: nnfmq.PreparedModel, reusable: bool
 ) -> None:
     with adding.create_reusable_execution() if reusable else adding.create_execution() as execution:
-        with Process(interface_client.driver_pid) as worker, worker.stopped():
+        with Process(interface_client.worker_pid) as worker, worker.stopped():
             running = InThread.start(lambda: computed(execution, ONE, TEN))
             until(lambda: bool(interface_client.connection._pending_calls), "the run is in progress")
             with pytest.raises(nnfmq.BadState, match="one run at a time"):

@@ -98,7 +98,7 @@ from support.models import weighty_model
 
 client = nnfmq.connect(sys.argv[1])
 model = client.device("compiled").prepare(weighty_model(), preference=ExecutionPreference.SUSTAINED_SPEED)
-print(client.driver_pid, flush=True)
+print(client.worker_pid, flush=True)
 sys.stdin.readline()
 """
 
@@ -172,7 +172,7 @@ class User:
 
     def __init__(self, daemon: Daemon, stack: ExitStack) -> None:
         self.client = stack.enter_context(daemon.connect())
-        self.worker = stack.enter_context(Process(self.client.driver_pid))
+        self.worker = stack.enter_context(Process(self.client.worker_pid))
         self._models = stack
 
     def prepare(self, model: Any = MODEL, preference: ExecutionPreference = SUSTAINED) -> nnfmq.PreparedModel:
@@ -478,7 +478,7 @@ def test_EXT_with_the_cache_disabled_nothing_is_shared(folder: Path) -> None:
 
 def test_an_embedded_driver_shares_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with nnfmq.connect(embedded=True, timeout=LIMIT_S) as client, Process(client.driver_pid) as driver:
+    with nnfmq.connect(embedded=True, timeout=LIMIT_S) as client, Process(client.worker_pid) as driver:
         for _ in range(2):  # compiled, then read from the file
             with client.device("compiled").prepare(MODEL, preference=SUSTAINED) as model:
                 assert_computes(model)

@@ -82,7 +82,8 @@ def test_without_a_free_fd_the_supervisor_retries_at_most_ten_times_a_second(fol
 def test_each_of_4_concurrent_clients_has_its_own_worker(daemon: Daemon) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(daemon.connect()) for _ in range(4)]
-        assert len({client.driver_pid for client in clients} | {daemon.process.pid}) == 5
+        assert len({client.worker_pid for client in clients} | {daemon.process.pid}) == 5
+        assert {client.driver_pid for client in clients} == {daemon.process.pid}
         calls = [InThread.start(lambda c=client, v=value: executes(c, v)) for value, client in enumerate(clients)]
         assert [call.wait().value for call in calls] == [True] * 4
 
@@ -91,7 +92,7 @@ def test_clients_that_connect_at_the_same_time_are_all_served(daemon: Daemon) ->
     calls = [InThread.start(daemon.connect) for _ in range(8)]
     with ExitStack() as stack:
         clients = [stack.enter_context(call.wait().value) for call in calls]
-        assert len({client.driver_pid for client in clients}) == 8
+        assert len({client.worker_pid for client in clients}) == 8
 
 
 def test_a_client_beyond_the_limit_is_rejected_until_another_leaves(folder: Path) -> None:
@@ -140,7 +141,7 @@ def test_another_socket_type_is_rejected_by_the_kernel(daemon: Daemon) -> None:
 def test_SIGTERM_ends_every_worker_and_the_waits_of_their_clients(own: Daemon, window_us: float) -> None:
     with ExitStack() as stack:
         idle, busy = (stack.enter_context(own.connect()) for _ in range(2))
-        first, second = (stack.enter_context(Process(client.driver_pid)) for client in (idle, busy))
+        first, second = (stack.enter_context(Process(client.worker_pid)) for client in (idle, busy))
         model = busy.device("reference").prepare(null_model())
         burst = stack.enter_context(model.burst(polling_window_us=window_us))
         burst.execute(one(1))
@@ -159,7 +160,7 @@ def test_SIGTERM_ends_every_worker_and_the_waits_of_their_clients(own: Daemon, w
 
 
 def test_SIGTERM_ends_a_worker_that_is_stopped_as_well(own: Daemon) -> None:
-    with own.connect() as client, Process(client.driver_pid) as worker:
+    with own.connect() as client, Process(client.worker_pid) as worker:
         worker.stop()
         call = InThread.start(client.devices)
         own.process.send(signal.SIGTERM)
@@ -169,7 +170,7 @@ def test_SIGTERM_ends_a_worker_that_is_stopped_as_well(own: Daemon) -> None:
 
 
 def test_Ctrl_C_in_its_terminal_ends_the_daemon_as_SIGTERM_does(own: Daemon) -> None:
-    with own.connect() as client, Process(client.driver_pid) as worker:
+    with own.connect() as client, Process(client.worker_pid) as worker:
         own.program.interrupt()
         assert own.program.wait() == 0
         worker.wait_for_end()
@@ -203,7 +204,7 @@ def test_workers_outlive_a_killed_daemon_and_end_with_their_client(own: Daemon) 
         for helper in helpers:
             stack.callback(helper.close)
         client = stack.enter_context(own.connect())
-        worker = stack.enter_context(Process(client.driver_pid))
+        worker = stack.enter_context(Process(client.worker_pid))
         own.kill()
         assert executes(client, 1)
         with running_daemon(own.path) as second, second.connect() as other:
@@ -253,7 +254,7 @@ def test_a_folder_that_does_not_exist_is_rejected_with_one_line(folder: Path) ->
 
 
 def test_a_worker_that_dies_is_reported_and_replaced_for_the_next_client(own: Daemon) -> None:
-    with own.connect() as client, Process(client.driver_pid) as worker:
+    with own.connect() as client, Process(client.worker_pid) as worker:
         worker.kill()
         worker.wait_for_end()
         until(lambda: f"worker {worker.pid} ended with status -9" in own.program.errors(), "the daemon says so")
@@ -264,7 +265,7 @@ def test_a_worker_that_dies_is_reported_and_replaced_for_the_next_client(own: Da
 def test_a_forkserver_that_dies_is_replaced_for_the_next_client(own: Daemon) -> None:
     with own.connect() as client, ExitStack() as stack:
         children = [stack.enter_context(Process(pid)) for pid in own.process.children()]
-        forkserver = next(child for child in children if client.driver_pid in child.children())
+        forkserver = next(child for child in children if client.worker_pid in child.children())
         forkserver.kill()
         forkserver.wait_for_end()
         assert executes(client, 1)
@@ -274,14 +275,14 @@ def test_a_forkserver_that_dies_is_replaced_for_the_next_client(own: Daemon) -> 
 
 def forkserver_of(daemon: Daemon, client: nnfmq.Client, stack: ExitStack) -> Process:
     children = [stack.enter_context(Process(pid)) for pid in daemon.process.children()]
-    return next(child for child in children if client.driver_pid in child.children())
+    return next(child for child in children if client.worker_pid in child.children())
 
 
 def test_workers_of_a_forkserver_that_died_still_count_and_end_with_the_daemon(folder: Path) -> None:
     path = folder / "d.sock"
     with running_daemon(path, arguments=["-P", "-c", SERVE_A_FEW, path, str(FEW)]) as daemon, ExitStack() as stack:
         first = stack.enter_context(daemon.connect())
-        worker = stack.enter_context(Process(first.driver_pid))
+        worker = stack.enter_context(Process(first.worker_pid))
         forkserver = forkserver_of(daemon, first, stack)
         forkserver.kill()
         forkserver.wait_for_end()
@@ -296,5 +297,5 @@ def test_workers_of_a_forkserver_that_died_still_count_and_end_with_the_daemon(f
 
 def test_an_idle_daemon_and_its_idle_workers_use_no_CPU(daemon: Daemon, client: nnfmq.Client) -> None:
     assert executes(client, 1)
-    with Process(client.driver_pid) as worker:
+    with Process(client.worker_pid) as worker:
         until(lambda: set(worker.states()) == {"S"} == set(daemon.process.states()), "all their threads sleep")

@@ -193,7 +193,7 @@ def test_a_model_released_during_compilation_does_not_delay_the_next_tier_up(hel
 
 def test_LIFE_2_a_client_that_dies_while_its_model_is_compiled_ends_its_worker(held: Held) -> None:
     with held.daemon.connect() as client:
-        worker = Process(client.driver_pid)
+        worker = Process(client.worker_pid)
         client.device("compiled").prepare(NULL, preference=FAST)
     with worker:
         worker.wait_for_end()
@@ -201,7 +201,7 @@ def test_LIFE_2_a_client_that_dies_while_its_model_is_compiled_ends_its_worker(h
 
 def test_LIFE_4_a_worker_killed_while_it_compiles_leaves_no_files(held: Held) -> None:
     before = entries(held.cache)
-    with held.daemon.connect() as client, Process(client.driver_pid) as worker:
+    with held.daemon.connect() as client, Process(client.worker_pid) as worker:
         model = client.device("compiled").prepare(NULL, preference=FAST)
         worker.kill()
         with pytest.raises(nnfmq.DeadObject):
@@ -286,7 +286,7 @@ def test_LIFE_4_a_worker_killed_while_it_writes_an_entry_leaves_none_and_the_nex
     with (
         patched(folder, tmp_path / "site", STOPPING, environment) as daemon,
         daemon.connect() as client,
-        Process(client.driver_pid) as worker,
+        Process(client.worker_pid) as worker,
     ):
         call = InThread.start(lambda: client.device("compiled").prepare(NULL, preference=SUSTAINED))
         until(lambda: set(worker.states()) == {"T"}, "the worker has stopped in the middle of an entry")

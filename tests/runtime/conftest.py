@@ -20,7 +20,7 @@ from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.service.session import Session
 
-GREETING = messages.HelloReply(control_protocol.PROTOCOL, "AIDL v4", "fake", 4711, "python")
+GREETING = messages.HelloReply(control_protocol.PROTOCOL, "AIDL v4", "fake", 4711, 4712, "python")
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import control_protocol, messages
 
 NONE = ErrorStatus.NONE
-GREETING = messages.HelloReply(control_protocol.PROTOCOL, "AIDL v4", "fake", 4711, "python")
+GREETING = messages.HelloReply(control_protocol.PROTOCOL, "AIDL v4", "fake", 4711, 4712, "python")
 SECOND_NS = 1_000_000_000
 Start = Callable[..., Future[Any]]
 

@@ -16,7 +16,7 @@ from nnfmq.serialize.messages import Message
 CLIENT, DRIVER = PeerRole.CLIENT, PeerRole.DRIVER
 OK, FAILED = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
 HELLO = messages.Hello(1, "aidl-4", "test")
-HELLO_REPLY = messages.HelloReply(1, "aidl-4", "nnfmq", 1, "python")
+HELLO_REPLY = messages.HelloReply(1, "aidl-4", "nnfmq", 1, 2, "python")
 PREPARE = messages.PrepareModel(3, "reference", 0, 0, -1, b"")
 EXECUTE = messages.Execute(4, 1, messages.RequestData((), (), ()), messages.ConfigData(MeasureTiming.NO, -1), -1)
 

@@ -68,8 +68,8 @@ SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
     ),
     (
         DRIVER,
-        {"protocol": 1, "interface": "aidl-4", "driver_name": "nnfmq", "pid": 12, "core": "python"},
-        messages.HelloReply(1, "aidl-4", "nnfmq", 12, "python"),
+        {"protocol": 1, "interface": "aidl-4", "driver_name": "nnfmq", "driver_pid": 12, "worker_pid": 13, "core": "python"},
+        messages.HelloReply(1, "aidl-4", "nnfmq", 12, 13, "python"),
         0,
     ),
     (
@@ -138,8 +138,8 @@ SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
     ),
     (
         CLIENT,
-        {"call": 3, "device": "reference", "status": 1},
-        messages.SetDeviceStatus(3, "reference", DeviceStatus.BUSY),
+        {"call": 3, "device": "reference", "status": 1, "is_kept": True},
+        messages.SetDeviceStatus(3, "reference", DeviceStatus.BUSY, True),
         0,
     ),
     (DRIVER, {**FAILED, "burst_id": 8}, messages.BurstConfigured(7, INVALID, "operand 3: no", 8), 0),

@@ -41,8 +41,9 @@ from nnfmq.service import plugin_devices
 from nnfmq.service.builtin_devices import InterpreterDevice
 from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles
 from nnfmq.service.device import DeviceBase
-from nnfmq.service.device_configuration import DEVICES_MAX, read_configuration
+from nnfmq.service.device_configuration import STATUS_PAGE_BYTES, read_configuration
 from nnfmq.service.device_registry import DeviceRegistry, load_devices, make_devices
+from nnfmq.service.device_status import end_changes
 from nnfmq.service.driver_prepared_model import MappedExecution, run_bound
 from nnfmq.validation.values import validate_capabilities
 
@@ -480,8 +481,8 @@ def test_DEV_8_a_second_device_with_the_same_name_is_skipped(loaded: Any, caplog
     assert "device 'test-plain' is left out: there is another one of this name" in caplog.text
 
 
-def test_DEV_14_the_status_is_one_byte_that_all_workers_map() -> None:
-    page = memoryview(bytearray(DEVICES_MAX))
+def test_DEV_14_the_status_is_in_a_page_that_all_workers_map() -> None:
+    page = memoryview(bytearray(STATUS_PAGE_BYTES))
     first, second = DeviceRegistry([Plain()]), DeviceRegistry([Plain()])
     for workers in (first, second):
         workers.share_status(page)
@@ -497,6 +498,23 @@ def test_DEV_14_the_status_is_one_byte_that_all_workers_map() -> None:
             call()
     second.set_status("test-plain", DeviceStatus.AVAILABLE)
     assert first["test-plain"].supported_operations(ADD) == [True]
+
+
+def test_DEV_14_a_temporary_status_ends_with_its_process_and_restores_the_status_that_was_kept() -> None:
+    page = memoryview(bytearray(STATUS_PAGE_BYTES))
+    first, second = DeviceRegistry([Plain()]), DeviceRegistry([Plain()])
+    for workers in (first, second):
+        workers.share_status(page)
+    device = second["test-plain"]
+    first.set_status("test-plain", DeviceStatus.BUSY)
+    first.set_status("test-plain", DeviceStatus.OFFLINE, is_kept=False)
+    end_changes(page, os.getpid() + 1)
+    assert device.status is DeviceStatus.OFFLINE
+    end_changes(page, os.getpid())
+    assert device.status is DeviceStatus.BUSY
+    first.set_status("test-plain", DeviceStatus.AVAILABLE, is_kept=False)
+    end_changes(page, os.getpid())
+    assert device.status is DeviceStatus.AVAILABLE
 
 
 def test_DEV_2_the_status_cannot_be_set_to_UNKNOWN() -> None:

@@ -81,7 +81,7 @@ def test_hello_is_replied_to(running: Running) -> None:
     reply = running.client.receive(messages.HelloReply)
     assert reply.protocol == control_protocol.PROTOCOL
     assert reply.driver_name == "driver under test"
-    assert reply.pid == os.getpid()
+    assert reply.driver_pid == reply.worker_pid == os.getpid()
     assert reply.core == core_name
 
 

@@ -195,12 +195,17 @@ class Hello(Greeting, frozen=True):
 
 
 class HelloReply(Greeting, frozen=True):
-    """The driver accepts the client; `core` is the queue core that it runs on."""
+    """The driver accepts the client; `core` is the queue core that it runs on.
+
+    `driver_pid` is the supervisor's pid and `worker_pid` that of the process that serves this client; an embedded
+    driver is both.
+    """
 
     protocol: U32
     interface: Name
     driver_name: Name
-    pid: U32
+    driver_pid: U32
+    worker_pid: U32
     core: Name
 
 

@@ -117,7 +117,8 @@ class DeviceCapabilities(StatusReply, frozen=True):
 
 
 class SetDeviceStatus(Call, frozen=True):
-    """Make a device available, busy or offline for all clients of the driver; for administrators."""
+    """Make a device available, busy or offline for all clients of the driver; unless `is_kept`, until this one ends."""
 
     device: Name
     status: DeviceStatus
+    is_kept: bool

@@ -34,7 +34,11 @@ def _capabilities_error(call: int, status: ErrorStatus, text: str) -> tuple[Mess
 def _set_device_status(context: SessionContext, message: SetDeviceStatus, _fds: list[int], _received_ns: int) -> None:
     if context.client_uid not in (os.getuid(), 0):  # a driver may serve other users, too
         raise GeneralFailure(f"uid {context.client_uid} does not administer this driver, which runs as {os.getuid()}")
-    context.devices.set_status(message.device, message.status)
+    if not context.options.allows_device_status:
+        raise GeneralFailure(
+            "this driver lets no client set the status of devices: start it with `nnfmq serve --allow-device-status`"
+        )
+    context.devices.set_status(message.device, message.status, is_kept=message.is_kept)
     context.send(reply(message.call))
 
 

@@ -20,6 +20,6 @@ burst = client.device("reference").prepare(null_model()).burst()
 burst.execute(one(1))
 child = fork()
 if child:
-    print(client.driver_pid, flush=True)
+    print(client.worker_pid, flush=True)
     print(child, flush=True)
 signal.pause()

@@ -32,7 +32,7 @@ def announce(already_open: int) -> None:
     print("waiting", flush=True)
 
 
-print(client.driver_pid, flush=True)
+print(client.worker_pid, flush=True)
 while word := sys.stdin.readline().strip():
     thread = threading.Thread(target=announce, args=(len(client._connection._pending_calls),))
     thread.start()

@@ -14,7 +14,7 @@ import nnfmq
 client = nnfmq.connect(*sys.argv[1:], embedded=None if sys.argv[1:] else True)
 model = client.device("reference").prepare(null_model())
 burst = model.burst()
-print(client.driver_pid, flush=True)
+print(client.worker_pid, flush=True)
 print(burst.execute(np.float32([4.5]))[0][0], flush=True)
 if sys.stdin.readline() == "_exit\n":
     os._exit(0)

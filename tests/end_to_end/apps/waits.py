@@ -85,7 +85,7 @@ WAITS: dict[str, tuple[Callable[[], Any], Callable[[], None]]] = {
 }
 
 wait, announce = WAITS[sys.argv[2]]
-print(client.driver_pid, flush=True)
+print(client.worker_pid, flush=True)
 sys.stdin.readline()
 threading.Thread(target=announce).start()
 wait()

@@ -319,10 +319,11 @@ class Daemon:
         *,
         environment: Mapping[str, str] | None = None,
         arguments: Sequence[str | Path] | None = None,
+        options: Sequence[str] = (),
     ) -> Self:
-        """Start the daemon at `path` and wait until it listens."""
+        """Start the daemon at `path`, with `options` of `nnfmq serve`, and wait until it listens."""
         if arguments is None:
-            arguments = ["-P", "-m", "nnfmq", "serve", "--socket", path]
+            arguments = ["-P", "-m", "nnfmq", "serve", "--socket", path, *options]
         program = Program.start(arguments, environment)
         try:
             assert program.line() == f"nnfmq: listening on {path}"
@@ -370,9 +371,10 @@ def running_daemon(
     *,
     environment: Mapping[str, str] | None = None,
     arguments: Sequence[str | Path] | None = None,
+    options: Sequence[str] = (),
 ) -> Iterator[Daemon]:
     """Run a daemon for the duration of the block and check that it exits properly."""
-    daemon = Daemon.start(path, environment=environment, arguments=arguments)
+    daemon = Daemon.start(path, environment=environment, arguments=arguments, options=options)
     try:
         yield daemon
         daemon.end()
