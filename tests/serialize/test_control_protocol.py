@@ -68,7 +68,10 @@ SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
     ),
     (
         DRIVER,
-        {"protocol": 1, "interface": "aidl-4", "driver_name": "nnfmq", "driver_pid": 12, "worker_pid": 13, "core": "python"},
+        {
+            "protocol": 1, "interface": "aidl-4", "driver_name": "nnfmq", "driver_pid": 12, "worker_pid": 13,
+            "core": "python",
+        },
         messages.HelloReply(1, "aidl-4", "nnfmq", 12, 13, "python"),
         0,
     ),
