@@ -426,14 +426,11 @@ def peek_fence_byte(fd: int) -> bytes | None:
         sock.detach()
 
 
-def _remove_stale(path: Path) -> None:
-    """Remove the socket of a driver that has exited; raise DeviceUnavailable if the path is anything else."""
-    try:
+def _require_no_other_file(path: Path) -> None:
+    """Raise DeviceUnavailable if the path is anything else than a socket."""
+    with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise DeviceUnavailable(f"{path} exists and is no socket; it is not replaced")
-        path.unlink()
-    except FileNotFoundError:
-        pass
 
 
 class Listener:
@@ -451,6 +448,7 @@ class Listener:
         Raises:
             DeviceUnavailable: If another driver listens there, or the path is not a socket.
         """
+        _require_no_other_file(path)  # before the lock file is created beside it
         with contextlib.ExitStack() as undo:
             with _fork_lock:
                 lock_fd = os.open(f"{path}.lock", _LOCK_FLAGS, 0o600)
@@ -460,7 +458,8 @@ class Listener:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise DeviceUnavailable(f"another driver already listens at {path}") from None
-            _remove_stale(path)
+            _require_no_other_file(path)
+            path.unlink(missing_ok=True)  # the socket of a driver that was killed
             sock.bind(os.fspath(path))
             path.chmod(0o600)
             sock.listen(64)

@@ -5,19 +5,22 @@
 * State, which a driver keeps between runs: `$XDG_STATE_HOME/nnfmq`, else `~/.local/state/nnfmq`.
 * Cache, which a driver can recreate: `$XDG_CACHE_HOME/nnfmq`, else `~/.cache/nnfmq`.
 
-A directory that belongs to another user, or that others may enter, is rejected: a process that can create files there
-could pretend to be the driver.
+A directory of nnfmq that belongs to another user, or that others may enter, is rejected: a process that can create
+files there could pretend to be the driver. A socket elsewhere, as $NNFMQ_SOCKET names, must be in a directory in which
+no other user can replace files (`check_socket_directory`). Members of a directory's group are trusted.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
 from nnfmq.hal.errors import DeviceUnavailable
 
 SOCKET_NAME = "nnfmq.sock"
+_MOVE = "Choose a directory of your own (`--socket`, `--connect` or $NNFMQ_SOCKET), or unset $NNFMQ_SOCKET"
 
 
 def runtime_directory() -> Path:
@@ -46,6 +49,32 @@ def check_directory(directory: Path) -> None:
             f"mode {stat.S_IMODE(info.st_mode):04o}. Remove it, or set XDG_RUNTIME_DIR, NNFMQ_SOCKET, "
             "XDG_STATE_HOME or XDG_CACHE_HOME"
         )
+
+
+def check_socket_directory(path: Path, owners: Collection[int] = ()) -> None:
+    """Check that only this user, root and `owners` can replace the socket `path` or a directory above it.
+
+    Its directory must belong to one of them. If everybody may write to it or to a directory above it, that must be
+    sticky, as /tmp is.
+
+    Raises:
+        DeviceUnavailable: If that is not so.
+        OSError: If the directory does not exist or cannot be examined.
+    """
+    directory = path.parent.resolve(strict=True)
+    owner = directory.stat().st_uid
+    if owner not in {os.getuid(), 0, *owners}:
+        raise DeviceUnavailable(
+            f"the socket {path} is not used: its directory belongs to uid {owner}, not to {os.getuid()} or root. "
+            f"{_MOVE}"
+        )
+    for folder in (directory, *directory.parents):
+        mode = folder.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise DeviceUnavailable(
+                f"the socket {path} is not used: every user can replace files in {folder} "
+                f"(mode {stat.S_IMODE(mode):04o}). {_MOVE}"
+            )
 
 
 def make_runtime_directory() -> Path:
@@ -115,5 +144,9 @@ def _make(directory: Path) -> Path:
 
 def default_socket() -> Path:
     """Return the path at which this user's driver listens. There may be no driver."""
-    named = os.environ.get("NNFMQ_SOCKET")
-    return Path(named) if named else runtime_directory() / SOCKET_NAME
+    return Path(os.environ["NNFMQ_SOCKET"]) if is_socket_named() else runtime_directory() / SOCKET_NAME
+
+
+def is_socket_named() -> bool:
+    """Return whether $NNFMQ_SOCKET names the socket."""
+    return bool(os.environ.get("NNFMQ_SOCKET"))

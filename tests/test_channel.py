@@ -664,6 +664,7 @@ def test_a_file_that_is_not_a_socket_is_not_removed(tmp_path: Path) -> None:
     with pytest.raises(DeviceUnavailable, match="no socket"):
         Listener.create(path)
     assert path.read_text() == "years of work"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]  # and no lock file
 
 
 def test_a_listener_that_cannot_be_made_leaves_nothing_open(tmp_path: Path) -> None:

@@ -135,3 +135,30 @@ def test_the_state_directory_is_created_for_its_owner_only(monkeypatch: pytest.M
     made = paths.make_state_directory()
     assert made.stat().st_mode & 0o777 == 0o700
     assert paths.make_state_directory() == made
+
+
+def test_a_socket_may_be_in_a_directory_of_the_user_or_in_a_sticky_one(tmp_path: Path) -> None:
+    for mode in (0o700, 0o755, 0o775, 0o1777):
+        tmp_path.chmod(mode)
+        paths.check_socket_directory(tmp_path / "d.sock")
+
+
+@pytest.mark.parametrize("below", [".", "deep/deeper"])
+def test_a_socket_where_every_user_can_replace_it_is_rejected(tmp_path: Path, below: str) -> None:
+    (tmp_path / "open" / below).mkdir(parents=True)
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(DeviceUnavailable, match=r"every user can replace files in .*open \(mode 0777\)"):
+        paths.check_socket_directory(tmp_path / "open" / below / "d.sock")
+
+
+def test_a_socket_in_a_directory_of_another_user_is_rejected_unless_that_user_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.getuid() == 0:
+        os.chown(tmp_path, 4711, -1)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    owner = tmp_path.stat().st_uid
+    with pytest.raises(DeviceUnavailable, match=f"belongs to uid {owner}, not to {os.getuid()} or root"):
+        paths.check_socket_directory(tmp_path / "d.sock")
+    paths.check_socket_directory(tmp_path / "d.sock", (owner,))

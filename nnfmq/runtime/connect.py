@@ -11,7 +11,7 @@ from pathlib import Path
 from nnfmq.channel import Channel
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
-from nnfmq.paths import default_socket
+from nnfmq.paths import check_socket_directory, default_socket, is_socket_named
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connection import DEFAULT_TIMEOUT_S, INTERFACE, Connection
 from nnfmq.runtime.embedded_driver import start_embedded_driver
@@ -65,11 +65,24 @@ def connect(
     except DeviceUnavailable as error:
         if path is not None or embedded is False:
             raise
+        if is_socket_named():
+            _check_directory(socket_path, server_uid)  # an error in the configuration must not go unnoticed
         _log.info("starting an embedded driver: %s", error)
         return _connect_embedded(deadline_ns, interface)
 
 
+def _check_directory(path: Path, server_uid: int | None) -> None:
+    """Raise DeviceUnavailable if another user could replace the socket. No effect while its directory is missing."""
+    try:
+        check_socket_directory(path, () if server_uid is None else (server_uid,))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise DeviceUnavailable(f"the directory of {path} cannot be examined: {error.strerror}") from error
+
+
 def _connect_to(path: Path, deadline_ns: int | None, server_uid: int | None, interface: str) -> Client:
+    _check_directory(path, server_uid)
     channel = Channel.connect(path, deadline_ns)
     uid = channel.peer().uid
     if uid not in {os.getuid(), 0, server_uid}:

@@ -35,7 +35,7 @@ from typing import Any
 from nnfmq.channel import NO_WAIT, Channel, Listener
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, MissedDeadlineTransient
 from nnfmq.memory import Memory
-from nnfmq.paths import default_socket, make_runtime_directory, runtime_directory
+from nnfmq.paths import check_socket_directory, default_socket, make_runtime_directory, runtime_directory
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.service import worker
 from nnfmq.service.caching import program_cache
@@ -251,7 +251,7 @@ def serve(
         ready: Called with the path as soon as clients can connect.
 
     Raises:
-        DeviceUnavailable: If another driver listens at `path`, or its directory is accessible to other users.
+        DeviceUnavailable: If another driver listens at `path`, or other users could replace it.
         InvalidArgument: If the configuration is not valid.
         OSError: If the configuration cannot be read.
     """
@@ -264,6 +264,7 @@ def serve(
             make_runtime_directory()
     if len(os.fsencode(path)) > _PATH_BYTES_MAX:
         raise DeviceUnavailable(f"the path of a driver's socket has at most {_PATH_BYTES_MAX} bytes; {path} is longer")
+    check_socket_directory(path)
     with ExitStack() as stack:
         # First: a signal during the rest of the setup must not leave files behind.
         stop_fd = stack.enter_context(_stop_signals())

@@ -114,3 +114,40 @@ def test_an_embedded_driver_has_the_same_devices_as_a_daemon(client: nnfmq.Clien
 def test_the_error_for_an_unknown_device_lists_the_known_devices(client: nnfmq.Client) -> None:
     with pytest.raises(nnfmq.InvalidArgument, match="no device 'gpu'; this driver has: compiled, reference"):
         client.device("gpu")
+
+
+@pytest.mark.parametrize("embedded", [None, False])
+def test_a_client_uses_no_socket_that_every_user_can_replace(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, embedded: bool | None
+) -> None:
+    with running_daemon(folder / "d.sock") as daemon:
+        monkeypatch.setenv("NNFMQ_SOCKET", str(daemon.path))
+        folder.chmod(0o777)
+        with pytest.raises(nnfmq.DeviceUnavailable, match="every user can replace files in"):
+            nnfmq.connect(embedded=embedded)
+        folder.chmod(0o1777)  # sticky, as /tmp is
+        with nnfmq.connect(embedded=embedded) as client:
+            assert not client.is_embedded
+
+
+def test_a_driver_listens_at_no_path_that_every_user_can_replace(folder: Path) -> None:
+    folder.chmod(0o777)
+    done = serve(folder, NNFMQ_SOCKET=str(folder / "d.sock"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "every user can replace files in" in done.stderr
+    assert list(folder.iterdir()) == []
+
+
+def test_a_driver_replaces_no_file_and_leaves_none_beside_it(folder: Path) -> None:
+    (folder / "thesis.txt").write_text("years of work")
+    done = serve(folder, "--socket", str(folder / "thesis.txt"))
+    assert (done.returncode, "exists and is no socket" in done.stderr) == (1, True)
+    assert [entry.name for entry in folder.iterdir()] == ["thesis.txt"]
+    assert (folder / "thesis.txt").read_text() == "years of work"
+
+
+def serve(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a driver that is expected to end at once."""
+    command = [sys.executable, "-P", "-m", "nnfmq", "serve", *options]
+    variables = os.environ | {"XDG_RUNTIME_DIR": str(folder)} | environment
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=LIMIT_S, check=False)
