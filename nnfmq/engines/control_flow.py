@@ -13,10 +13,10 @@ each iteration.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Protocol
 
-from nnfmq.engines.execution import ExecutionFrame, RunOptions, StepFunction, is_compatible_shape
+from nnfmq.engines.execution import LEDGER_SLOT, ExecutionFrame, RunOptions, StepFunction, is_compatible_shape
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadlineTransient
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OperationType, Subgraph, is_scalar
 from nnfmq.operations.if_while import FIRST_OUTER_INPUT
@@ -56,9 +56,16 @@ def reachable_subgraphs(model: Model, operation: Operation) -> set[int]:
 
 
 def control_flow_step(
-    label: str, operation: Operation, callees: Sequence[Callee], outputs: Sequence[Operand]
+    label: str,
+    operation: Operation,
+    callees: Sequence[Callee],
+    outputs: Sequence[Operand],
+    counted: Container[int] = (),
 ) -> StepFunction:
-    """Return the step of an IF (callees: then, else) or WHILE (callees: condition, body)."""
+    """Return the step of an IF (callees: then, else) or WHILE (callees: condition, body).
+
+    The program has counted the memory of the outputs in `counted`; the step counts the others in the frame's ledger.
+    """
     outer_inputs = operation.inputs[FIRST_OUTER_INPUT[operation.type] :]
     run = _if(operation.inputs[0], *callees) if operation.type == OperationType.IF else _while(*callees)
     count = len(operation.outputs)
@@ -69,6 +76,8 @@ def control_flow_step(
             for index, operand, result in zip(operation.outputs, outputs, results[:count], strict=True):
                 fits = is_scalar(operand.type) or is_compatible_shape(operand.dimensions, result.shape)
                 require(fits, "R4", f"an output has shape {result.shape}, declared is {operand.dimensions}")
+                if index not in counted:
+                    frame[LEDGER_SLOT].hold(index, result.nbytes)
                 frame[index] = result
         except GeneralFailure as error:
             raise GeneralFailure(f"{label}: {error}") from error

@@ -8,6 +8,7 @@ warnings themselves (`np.errstate(all="ignore")`), because entering that context
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from nnfmq.engines.memory_budget import Charge
 from nnfmq.hal.errors import (
     GeneralFailure,
     InvalidArgument,
@@ -30,7 +32,9 @@ from nnfmq.operations.signature import NUMPY_TYPES, Shape
 Array: TypeAlias = np.ndarray[Any, Any]
 ExecutionFrame: TypeAlias = list[Any]
 """The operand values of one execution: an array for each operand, None while it has no value; then slots of steps with
-state; last the `RunOptions`."""
+state; then the `FrameLedger`, None if all shapes are known; last the `RunOptions`."""
+
+LEDGER_SLOT = -2
 
 StepFunction: TypeAlias = Callable[[ExecutionFrame], None]
 OutputWriter: TypeAlias = Callable[[ExecutionFrame], tuple[OutputShape, ...]]
@@ -180,6 +184,12 @@ def known_shape(operand: Operand) -> Shape | None:
     return operand.dimensions if operand.dimensions and 0 not in operand.dimensions else None
 
 
+def value_bytes(operand: Operand) -> int:
+    """Return the size of an operand's value, 0 if it is not known when the model is prepared."""
+    shape = known_shape(operand)
+    return 0 if shape is None or operand.type not in NUMPY_TYPES else math.prod(shape) * dtype_of(operand).itemsize
+
+
 def is_compatible_shape(dimensions: Shape, shape: Shape) -> bool:
     """Return True if `shape` agrees with declared `dimensions`, in which 0 and an empty tuple mean unknown."""
     if not dimensions:
@@ -213,7 +223,7 @@ class BoundSteps:
     The profiler runs the program's steps itself, on `frame`, and calls `write_outputs` after the last one.
     """
 
-    __slots__ = ("_has_run", "_steps", "_write_directly", "frame", "write_outputs")
+    __slots__ = ("_charge", "_has_run", "_steps", "_write_directly", "frame", "write_outputs")
 
     def __init__(
         self,
@@ -221,12 +231,14 @@ class BoundSteps:
         steps: Sequence[StepFunction],
         write_outputs: OutputWriter,
         write_directly: Callable[[ExecutionFrame], OutputWriter] | None = None,
+        charge: Charge | None = None,
     ) -> None:
         self.frame = frame
         self._steps = steps
         self.write_outputs = write_outputs
         self._write_directly = write_directly
         self._has_run = False
+        self._charge = charge  # of the operand values, as long as this object exists
 
     def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
         """Execute once: read the inputs, fill the outputs, return the shape of each. Raises as `Program.execute`."""

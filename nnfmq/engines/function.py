@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, InputSpec, RunOptions, copy_outputs, is_compatible_shape
+from nnfmq.engines import memory_budget
+from nnfmq.engines.execution import (
+    DEFAULT_RUN_OPTIONS,
+    InputSpec,
+    RunOptions,
+    copy_outputs,
+    is_compatible_shape,
+    value_bytes,
+)
+from nnfmq.engines.memory_budget import Charge
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.types import Model, OutputShape, is_scalar
 from nnfmq.operations.signature import NUMPY_TYPES, Array
@@ -33,18 +42,21 @@ class FunctionProgram:
         self._function = function
         self._inputs = [InputSpec.of(main, index, True) for index in main.input_indexes]
         self._outputs = [main.operands[index] for index in main.output_indexes]
+        # What the function allocates beside its results is not known.
+        self._result_bytes = sum(map(value_bytes, self._outputs))
 
     def bind(self, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> _FunctionExecution:
         """Check `inputs` and bind the program to the buffers; see `PreparedProgram.bind`.
 
         Raises:
             InvalidArgument: If an input does not fit the model.
+            ResourceExhausted: If the results exceed the budget of this process.
         """
         if len(inputs) != len(self._inputs):
             raise InvalidArgument(f"{len(inputs)} inputs given, the model has {len(self._inputs)}")
         for expected, array in zip(self._inputs, inputs, strict=True):
             expected.check(array)
-        return _FunctionExecution(self, inputs, outputs)
+        return _FunctionExecution(self, inputs, outputs, memory_budget.charge(self._result_bytes))
 
     def run(self, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> tuple[OutputShape, ...]:
         """Call the function, copy its results to `outputs` and return their shapes.
@@ -68,8 +80,11 @@ class FunctionProgram:
 class _FunctionExecution:
     """A bound program: the buffers of one request."""
 
-    def __init__(self, program: FunctionProgram, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> None:
+    def __init__(
+        self, program: FunctionProgram, inputs: Sequence[Array | None], outputs: Sequence[Any], charge: Charge | None
+    ) -> None:
         self._program = program
+        self._charge = charge  # as long as this object exists
         self._inputs = inputs
         self._outputs = outputs
 

@@ -12,17 +12,20 @@ Subgraphs of IF and WHILE are programs that are prepared once (`control_flow` ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from nnfmq.engines import memory_budget
 from nnfmq.engines.control_flow import callee_indexes, control_flow_step
 from nnfmq.engines.execution import (
     DEFAULT_RUN_OPTIONS,
+    LEDGER_SLOT,
     BoundSteps,
     DirectWriter,
     ExecutionFrame,
@@ -38,19 +41,19 @@ from nnfmq.engines.execution import (
     run_options,
     run_steps,
 )
+from nnfmq.engines.resolved_operation import DynamicStep, ResolvedOp, with_label
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ResourceExhaustedTransient
-from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OutputShape, Subgraph
+from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType, OutputShape, Subgraph
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.if_while import FIRST_OUTER_INPUT
 from nnfmq.operations.prepacked import PrepackedWeights
-from nnfmq.operations.prepare import ShapedOp, infer_shapes, tensor_of
+from nnfmq.operations.prepare import ShapedOp, tensor_of
 from nnfmq.operations.shapes import DATA_DEPENDENT, require_max_rank
-from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Run, Shape, Tensor, match
+from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Role, Shape, Tensor, match
 
 __all__ = [
     "ExecutionStep",
     "Program",
-    "ResolvedOp",
     "SubgraphPreparation",
     "load_constant",
     "prepare",
@@ -58,7 +61,6 @@ __all__ = [
     "supports",
 ]
 
-T = TypeVar("T")
 _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
 
 
@@ -111,8 +113,11 @@ class ExecutionStep:
     last_operation: int
     dead_after: tuple[int, ...]
 
-    def releasing_function(self) -> StepFunction:
-        """Return `function` followed by the release of dead temporaries, whose memory is then reused while in cache."""
+    def releasing_function(self, counts_values: bool = False) -> StepFunction:
+        """Return `function` followed by the release of dead temporaries, whose memory is then reused while in cache.
+
+        If `counts_values`, the frame's ledger no longer counts them either.
+        """
         if not self.dead_after:
             return self.function
         function, dead_after = self.function, self.dead_after
@@ -122,7 +127,11 @@ class ExecutionStep:
             for index in dead_after:
                 frame[index] = None
 
-        return run_and_release
+        def run_release_and_count(frame: ExecutionFrame) -> None:
+            run_and_release(frame)
+            frame[LEDGER_SLOT].release(dead_after)
+
+        return run_release_and_count if counts_values else run_and_release
 
 
 class Program:
@@ -131,6 +140,11 @@ class Program:
     `prepacked` has the arrays that preparation computed from constants, for a compilation cache. `compiled_ops` are the
     numbers of the operations that another engine has compiled. `steps` and `shapes` (of the operands, None if a shape
     comes with the request) are for the profiler.
+
+    Attributes:
+        working_bytes: The most memory that operand values take at the same time, of those with known shapes that are
+            not in a compiled partition's arena. A view counts like a copy.
+        has_dynamic_values: Whether the shapes of some values come with the request.
     """
 
     prepacked: tuple[tuple[Array, ...], ...] = ()
@@ -143,11 +157,15 @@ class Program:
         steps: tuple[ExecutionStep, ...],
         optional_inputs: frozenset[int],
         shapes: tuple[Shape | None, ...],
+        working_bytes: int,
+        has_dynamic_values: bool,
     ) -> None:
         self.steps = steps
+        self.working_bytes = working_bytes
+        self.has_dynamic_values = has_dynamic_values
         self.shapes = shapes
         self._frame = frame
-        self._functions = tuple(step.releasing_function() for step in steps)
+        self._functions = tuple(step.releasing_function(has_dynamic_values) for step in steps)
         functions: list[object] = [step.function for step in steps]
         self._direct_writers = [f for f in functions if isinstance(f, DirectWriter) and f.direct_outputs]
         self._inputs = tuple(
@@ -187,11 +205,18 @@ class Program:
             return self.bind(inputs, outputs).run(options)
 
     def bind(self, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> BoundSteps:
-        """Check `inputs` and return the program bound to these buffers, which are as for `execute`."""
+        """Check `inputs` and return the program bound to these buffers, which are as for `execute`.
+
+        Raises:
+            InvalidArgument: If an input does not fit the model.
+            ResourceExhausted: If the operand values exceed the budget of this process.
+        """
         outputs = tuple(outputs)
         write_outputs = output_writer(self._outputs, outputs, self._output_dtypes, self._output_shapes)
         write_directly = partial(self._write_directly, outputs) if self._direct_writers else None
-        return BoundSteps(self._bind_inputs(inputs), self._functions, write_outputs, write_directly)
+        frame = self._bind_inputs(inputs)
+        charge = memory_budget.charge(self.working_bytes)
+        return BoundSteps(frame, self._functions, write_outputs, write_directly, charge)
 
     def _write_directly(self, outputs: Sequence[Any], frame: ExecutionFrame) -> OutputWriter:
         """Let steps write to `outputs` where that is possible, and return the writer of the others.
@@ -208,7 +233,10 @@ class Program:
         return output_writer(self._outputs, outputs, self._output_dtypes, self._output_shapes, written)
 
     def call(self, inputs: Sequence[Array | None], options: RunOptions) -> list[Array]:
-        """Run a subgraph for IF or WHILE and return the outputs, which may be views of inputs."""
+        """Run a subgraph for IF or WHILE and return the outputs, which may be views of inputs.
+
+        The caller has charged `working_bytes`.
+        """
         frame = self._bind_inputs(inputs)
         run_steps(self._functions, frame, options)
         return [frame[index] for index in self._outputs]
@@ -222,6 +250,8 @@ class Program:
             if array is None or array.dtype != expected.dtype or array.shape != expected.shape:
                 expected.check(array)
             frame[expected.index] = array
+        if self.has_dynamic_values:
+            frame[LEDGER_SLOT] = memory_budget.FrameLedger()
         return frame
 
 
@@ -255,6 +285,9 @@ class SubgraphPreparation:
         self._shapes = [known_shape(operand) for operand in subgraph.operands]
         self._required: set[int] = set()  # operands that are a required argument of some operation
         self._read: set[int] = set()  # operands that steps read during an execution
+        # What each operation that the interpreter computes needs beside its operands; another engine removes its own.
+        self._step_bytes: dict[int, int] = {}
+        self._has_dynamic_values = False
 
     def program(self) -> Program:
         """Bind all operations and return the program."""
@@ -263,8 +296,10 @@ class SubgraphPreparation:
         optional_inputs = frozenset(self.subgraph.input_indexes) - self._required
         # Constants that a binding has packed and that no step reads again are not kept.
         values = [value if index in self._read else None for index, value in enumerate(self._constants_frame)]
-        frame = [*values, *[None] * self.extra_slots, DEFAULT_RUN_OPTIONS]
-        return Program(self.subgraph, frame, steps, optional_inputs, tuple(self._shapes))
+        frame = [*values, *[None] * self.extra_slots, None, DEFAULT_RUN_OPTIONS]
+        working_bytes = self._working_bytes(steps)
+        shapes = tuple(self._shapes)
+        return Program(self.subgraph, frame, steps, optional_inputs, shapes, working_bytes, self._has_dynamic_values)
 
     def load_constants(self) -> ExecutionFrame:
         """Return the value of each constant operand, None for others."""
@@ -286,7 +321,8 @@ class SubgraphPreparation:
             self._required.update(operation.inputs[: FIRST_OUTER_INPUT[operation.type]])
             callees = [self._program_of(label, index) for index in callee_indexes(self.subgraph, operation)]
             outputs = [self.subgraph.operands[index] for index in operation.outputs]
-            return control_flow_step(label, operation, callees, outputs)
+            self._count_callees(number, operation, callees)
+            return control_flow_step(label, operation, callees, outputs, set(self._values_of(operation)))
         found = _find_match(self.subgraph, operation)
         if found is None:
             raise GeneralFailure(f"{label} is not supported with these operand types")
@@ -294,21 +330,56 @@ class SubgraphPreparation:
         self._required.update(op.required())
         if not self._is_static(op):
             self._read.update(operation.inputs)
-            return _DynamicStep(op, self.subgraph.operands, self._constants_frame)
+            self._has_dynamic_values = True
+            self._step_bytes[number] = 0
+            return DynamicStep(op, self.subgraph.operands, self._constants_frame, set(self._values_of(operation)))
         arguments = [self._argument(index) for index in operation.inputs]
         shaped = op.infer_shapes(arguments)
         self._read.update(op.data_indexes())
         for index, shape in zip(operation.outputs, shaped.shapes, strict=True):
             declared = known_shape(self.subgraph.operands[index])
             self._shapes[index] = declared if DATA_DEPENDENT in shape else shape
+        self._step_bytes[number] = 0
         return self.static_step(op, arguments, shaped)
+
+    # -- the memory of operand values ---------------------------------------------------------------------------------
+
+    def _values_of(self, operation: Operation) -> dict[int, int]:
+        """Return the sizes in bytes of an operation's outputs, as far as their shapes are known."""
+        known = {index: self._shapes[index] for index in operation.outputs}
+        operands = self.subgraph.operands
+        return {i: math.prod(s) * dtype_of(operands[i]).itemsize for i, s in known.items() if s is not None}
+
+    def _count_callees(self, number: int, operation: Operation, callees: Sequence[Program]) -> None:
+        """Count what IF or WHILE need for the subgraphs that they call: WHILE has two iterations' values at a time."""
+        self._has_dynamic_values |= len(self._values_of(operation)) < len(set(operation.outputs))
+        self._has_dynamic_values |= any(callee.has_dynamic_values for callee in callees)
+        needed = [callee.working_bytes for callee in callees]
+        self._step_bytes[number] = max(needed) if operation.type == OperationType.IF else 2 * sum(needed)
+
+    def _working_bytes(self, steps: Sequence[ExecutionStep]) -> int:
+        """Return `Program.working_bytes`, of a run after the first: the last run's outputs exist until replaced."""
+        operations = self.subgraph.operations
+        by_operation = [self._values_of(o) if n in self._step_bytes else {} for n, o in enumerate(operations)]
+        outputs = set(self.subgraph.output_indexes)
+        sizes = {index: size for values in by_operation for index, size in values.items()}
+        live = most = sum(size for index, size in sizes.items() if index in outputs)
+        first = 0
+        for step in steps:
+            for number, values in enumerate(by_operation[first : step.last_operation + 1], first):
+                live += sum(values.values())
+                most = max(most, live + self._step_bytes.get(number, 0))
+                live -= sum(size for index, size in values.items() if index in outputs)
+            live -= sum(sizes.get(index, 0) for index in step.dead_after)
+            first = step.last_operation + 1
+        return most
 
     def _program_of(self, label: str, index: int) -> Program:
         if index not in self._programs:
             try:
                 program = SubgraphPreparation(self._model, self._model.referenced[index], self._programs).program()
             except GeneralFailure as error:
-                raise _with_label(label, error) from error
+                raise with_label(label, error) from error
             self._programs[index] = program
         return self._programs[index]
 
@@ -345,133 +416,6 @@ def load_constant(model: Model, operand: Operand) -> Array | None:
     source = memoryview(model.operand_values) if is_inline else model.pools[location.pool_index].view
     data = bytearray(source[location.offset : location.offset + location.length])
     return np.frombuffer(data, dtype_of(operand)).reshape(operand.dimensions)
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedOp:
-    """An operation of the model with its matched declaration. `label` names it in error messages."""
-
-    label: str
-    match: Match
-    operation: Operation
-    outputs: tuple[Operand, ...]
-
-    def arguments(self) -> Iterator[tuple[Parameter, int]]:
-        """Yield each parameter with its operand's index."""
-        return zip(self.match.parameters, self.operation.inputs, strict=True)
-
-    def data_indexes(self) -> tuple[int, ...]:
-        """Return the operands that the kernel reads at each execution."""
-        return tuple(index for parameter, index in self.arguments() if parameter.role is Role.DATA)
-
-    def required(self) -> Iterator[int]:
-        """Yield the operands that may not be omitted."""
-        return (index for parameter, index in self.arguments() if not parameter.optional)
-
-    def infer_shapes(self, arguments: Sequence[Tensor | None]) -> ShapedOp:
-        """Infer the outputs' shapes.
-
-        Raises:
-            GeneralFailure: If a constraint is violated; the message names the operation.
-        """
-        return self._labelled(lambda: infer_shapes(self.match, arguments, self.outputs))
-
-    def bind(self, shaped: ShapedOp) -> Run:
-        """Bind to the arguments of `infer_shapes`. Raises as that."""
-        return self._labelled(shaped.bind)
-
-    def step(self, run: Run) -> StepFunction:
-        """Return the step that calls `run`."""
-        return _static_step(self.label, run, self.data_indexes(), self.operation.outputs)
-
-    def _labelled(self, act: Callable[[], T]) -> T:
-        try:
-            return act()
-        except GeneralFailure as error:
-            raise _with_label(self.label, error) from error
-
-
-def _static_step(
-    label: str, run: Callable[..., Any], inputs: tuple[int, ...], outputs: tuple[int, ...]
-) -> StepFunction:
-    """Return the step that calls `run` on the operands `inputs`.
-
-    Errors are labelled by `try`, which costs nothing if none is raised. One input and one output is the most frequent
-    case: its step has no argument lists.
-    """
-    if len(outputs) > 1:
-
-        def step_of_many(frame: ExecutionFrame) -> None:
-            try:
-                results = run(*[frame[i] for i in inputs])
-            except GeneralFailure as error:
-                raise _with_label(label, error) from error
-            for index, result in zip(outputs, results, strict=True):
-                frame[index] = result
-
-        return step_of_many
-    output = outputs[0]
-    if len(inputs) == 1:
-        input = inputs[0]
-
-        def step_of_one(frame: ExecutionFrame) -> None:
-            try:
-                frame[output] = run(frame[input])
-            except GeneralFailure as error:
-                raise _with_label(label, error) from error
-
-        return step_of_one
-
-    def step(frame: ExecutionFrame) -> None:
-        try:
-            frame[output] = run(*[frame[i] for i in inputs])
-        except GeneralFailure as error:
-            raise _with_label(label, error) from error
-
-    return step
-
-
-def _with_label(label: str, error: GeneralFailure) -> GeneralFailure:
-    return GeneralFailure(f"{label}: {error}")
-
-
-class _DynamicStep:
-    """An operation that is bound when its shapes and attributes are known. The last binding is reused if they recur."""
-
-    def __init__(self, op: ResolvedOp, operands: Sequence[Operand], constants: ExecutionFrame) -> None:
-        self._op = op
-        self._operands = operands
-        # The cache key does not contain weights, so a binding is reusable only if they are constants.
-        weights = [index for parameter, index in op.arguments() if parameter.role is Role.WEIGHT]
-        self._is_reusable = all(constants[index] is not None for index in weights)
-        self._last: tuple[Any, StepFunction] | None = None
-
-    def __call__(self, frame: ExecutionFrame) -> None:
-        arguments = [self._argument(frame, parameter, index) for parameter, index in self._op.arguments()]
-        key = [_binding_key(p, a) for p, a in zip(self._op.match.parameters, arguments, strict=True)]
-        last = self._last  # read once: a concurrent execution may replace it
-        if last is None or last[0] != key:
-            op = self._op
-            last = (key, op.step(op.bind(op.infer_shapes(arguments))))
-            self._last = last if self._is_reusable else None
-        last[1](frame)
-
-    def _argument(self, frame: ExecutionFrame, parameter: Parameter, index: int) -> Tensor | None:
-        array = frame[index]
-        if array is None:
-            return None
-        value = None if parameter.role is Role.DATA else array
-        if parameter.role is Role.ATTRIBUTE:
-            # An attribute decides addresses. Copy it before it is checked: another process may be able to write to it.
-            value = array.copy()
-        return tensor_of(self._operands[index], array.shape, value)
-
-
-def _binding_key(parameter: Parameter, argument: Tensor | None) -> Any:
-    """Return the part of an argument that a binding depends on: the shape and, for attributes, the bytes."""
-    if argument is None or parameter.role is not Role.ATTRIBUTE:
-        return None if argument is None else argument.shape
-    return argument.shape, argument.array.tobytes()
 
 
 def _with_dead_operands(subgraph: Subgraph, functions: Sequence[tuple[int, StepFunction]]) -> tuple[ExecutionStep, ...]:

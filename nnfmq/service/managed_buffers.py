@@ -262,7 +262,7 @@ class ManagedBuffers:
         Raises:
             InvalidArgument: If the roles are invalid or contradict each other.
             GeneralFailure: If the roles' operand type has no NumPy type.
-            ResourceExhaustedTransient: If the client's quota is exhausted.
+            ResourceExhausted: If the client's quota is exhausted.
         """
         self._handles.require_capacity()
         operand = validate_buffer(desc, [owner.model for owner in owners], inputs, outputs)

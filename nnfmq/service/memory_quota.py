@@ -1,17 +1,21 @@
 """Per-client quota of memory that the driver holds.
 
-Without a limit, a client could make the driver map, and so keep alive, as much memory as the machine has. The quota is
-charged with
+Without a limit, a client could make the driver allocate, map, and so keep alive, as much memory as the machine has. The
+quota is charged, before the memory is taken, with
 
 * received memory, by the size of its file, until it is closed;
 * the private copies of a model's constants, until the last user of the model (a burst, an execution) has dropped it;
+* the operand values of executions and the arenas of compiled code, as long as an execution is bound or they are cached
+  for the next one (`engines.memory_budget`);
 * copies of data in files, and managed buffers;
-* large messages while they wait to be handled.
+* large messages while they wait to be handled, and the objects into which they are decoded.
 
 It is not charged with what a device compiles, whether that is private to this worker or shared: the size of a compiled
-program grows with its model, which is charged to each client that has it.
+program grows with its model, which is charged to each client that has it. Nor with what a kernel allocates within one
+operation. `data_limit` bounds what is not charged.
 
-The limit is $NNFMQ_CLIENT_MEMORY_MIB, by default half of the machine's memory. Each session has one quota.
+The limit is $NNFMQ_CLIENT_MEMORY_MIB, by default half of what all clients of a driver may have together, which is
+$NNFMQ_MEMORY_MIB, by default a quarter of the machine's memory (`memory_shares`). Each session has one quota.
 """
 
 from __future__ import annotations
@@ -24,25 +28,44 @@ from functools import partial
 from typing import TypeAlias, TypeVar
 
 from nnfmq.channel import close_all
+from nnfmq.engines.idle_trim import trim_memory
 from nnfmq.file_memory import FileMemory
-from nnfmq.hal.errors import InvalidArgument, ResourceExhaustedTransient
+from nnfmq.hal.errors import (
+    InvalidArgument,
+    ResourceExhausted,
+    ResourceExhaustedPersistent,
+    ResourceExhaustedTransient,
+)
 from nnfmq.hal.types import Protection
 from nnfmq.memory import Memory, is_mappable
 from nnfmq.serialize.messages import MemoryData
+from nnfmq.service.memory_shares import MemoryShare
 
 LIMIT_VARIABLE = "NNFMQ_CLIENT_MEMORY_MIB"
+TOTAL_VARIABLE = "NNFMQ_MEMORY_MIB"
 _MIB = 1 << 20
 
 ReceivedMemory: TypeAlias = Memory | FileMemory
 MemoryT = TypeVar("MemoryT", Memory, FileMemory, ReceivedMemory)
 
 
+def total_limit_bytes() -> int:
+    """Return the limit for all clients of a driver together, in bytes."""
+    configured = _configured_bytes(TOTAL_VARIABLE)
+    if configured is not None:
+        return configured
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+
+
 def quota_limit_bytes() -> int:
     """Return the limit for one client, in bytes."""
-    value = os.environ.get(LIMIT_VARIABLE, "")
-    if value.isdecimal():
-        return int(value) * _MIB
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    configured = _configured_bytes(LIMIT_VARIABLE)
+    return total_limit_bytes() // 2 if configured is None else configured
+
+
+def _configured_bytes(variable: str) -> int | None:
+    value = os.environ.get(variable, "")
+    return int(value) * _MIB if value.isdecimal() else None
 
 
 class QuotaCharge:
@@ -64,10 +87,14 @@ class QuotaCharge:
 
 
 class MemoryQuota:
-    """The quota of one client. Thread-safe. `charged_bytes` is the sum of all charges."""
+    """The quota of one client. Thread-safe. `charged_bytes` is the sum of all charges.
 
-    def __init__(self, limit: int | None = None) -> None:
+    `share` is this client's part of what all clients of the driver may have; None: no other clients count.
+    """
+
+    def __init__(self, limit: int | None = None, share: MemoryShare | None = None) -> None:
         self._limit = quota_limit_bytes() if limit is None else limit
+        self._share = share
         # Reentrant: the garbage collector may close a charge in a thread that holds the lock.
         self._lock = threading.RLock()
         self.charged_bytes = 0
@@ -84,7 +111,7 @@ class MemoryQuota:
 
         Raises:
             InvalidArgument: If a file must not be mapped (see `Memory.adopt`).
-            ResourceExhaustedTransient: If the quota is exhausted.
+            ResourceExhausted: If the quota is exhausted.
         """
         return _adopt_each(fds, [self._adopt_mapped for _ in fds])
 
@@ -95,7 +122,7 @@ class MemoryQuota:
 
         Raises:
             InvalidArgument: If a memory's description is invalid.
-            ResourceExhaustedTransient: If the quota is exhausted.
+            ResourceExhausted: If the quota is exhausted.
         """
         return _adopt_each(fds, [partial(self._adopt, data=data) for data in memories])
 
@@ -128,25 +155,47 @@ class MemoryQuota:
         return memory
 
     def charge(self, size: int) -> QuotaCharge:
-        """Charge `size` bytes.
+        """Charge `size` bytes. If that would exceed a limit, first free what is cached for later executions.
 
         Raises:
-            ResourceExhaustedTransient: If that would exceed the limit.
+            ResourceExhaustedPersistent: If `size` alone exceeds a limit.
+            ResourceExhaustedTransient: If it exceeds a limit together with what is charged already.
         """
+        if self._try_charge(size) is not None:
+            trim_memory()
+            refusal = self._try_charge(size)
+            if refusal is not None:
+                raise refusal
+        return QuotaCharge(self, size)
+
+    def _try_charge(self, size: int) -> ResourceExhausted | None:
+        """Charge `size` bytes, or return the error."""
         with self._lock:
-            self.charged_bytes += size
-            charged = self.charged_bytes
-            if charged <= self._limit:
-                return QuotaCharge(self, size)
-            self.charged_bytes -= size
-        raise ResourceExhaustedTransient(
-            f"{size} bytes more would make {charged} of this client's in the driver; the limit is {self._limit} "
-            f"(${LIMIT_VARIABLE})"
-        )
+            charged = self.charged_bytes + size
+            if charged > self._limit:
+                return _refusal(size, charged, self._limit, "this client's", f"${LIMIT_VARIABLE}")
+            self._set_charged(charged)
+            if self._share is None or (total := self._share.total()) <= self._share.limit:
+                return None
+            self._set_charged(charged - size)
+        return _refusal(size, total, self._share.limit, "all clients'", f"${TOTAL_VARIABLE}, nnfmq serve --memory")
 
     def _uncharge(self, size: int) -> None:
         with self._lock:
-            self.charged_bytes -= size
+            self._set_charged(self.charged_bytes - size)
+
+    def _set_charged(self, charged: int) -> None:
+        self.charged_bytes = charged
+        if self._share is not None:
+            self._share.publish(charged)
+
+
+def _refusal(size: int, charged: int, limit: int, whose: str, option: str) -> ResourceExhausted:
+    kind = ResourceExhaustedPersistent if size > limit else ResourceExhaustedTransient
+    return kind(
+        f"{size} bytes more would make {charged} of {whose} memory in the driver; the limit is {limit}. "
+        f"The driver's {option} sets it, in MiB"
+    )
 
 
 def _adopt_each(fds: Sequence[int], adopt: Sequence[Callable[[int], MemoryT]]) -> list[MemoryT]:

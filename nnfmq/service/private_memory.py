@@ -47,7 +47,7 @@ def copy_constant_pools(memories: Sequence[ReceivedMemory], quota: MemoryQuota) 
 
     Raises:
         InvalidArgument: If a memory is write-only.
-        ResourceExhaustedTransient: If the quota or the memory is exhausted: a sparse file can be larger than what it
+        ResourceExhausted: If the quota or the memory is exhausted: a sparse file can be larger than what it
             cost the client.
     """
     pools = []

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 from nnfmq import watcher
 from nnfmq.channel import INLINE_BYTES, NO_WAIT, Channel, Frame
+from nnfmq.engines import memory_budget
 from nnfmq.engines.idle_trim import trim_memory
 from nnfmq.hal.errors import (
     DeadObject,
@@ -267,6 +268,7 @@ def run_session(
     sys.setswitchinterval(50e-6)
     threading.excepthook = lambda args: session_context.abort_on_internal_error(args.exc_value)
     session = Session(channel, driver_name, devices, options)
+    memory_budget.use_budget(session.quota)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the application or the supervisor
     signal.signal(signal.SIGTERM, lambda _number, _frame: session.stop())
     session.run()

@@ -30,6 +30,7 @@ from nnfmq.hal.errors import (
     InvalidArgument,
     MissedDeadlineTransient,
     NnfmqError,
+    ResourceExhaustedPersistent,
     ResourceExhaustedTransient,
 )
 from nnfmq.hal.types import (
@@ -897,7 +898,7 @@ def test_MEM_4_constants_in_write_only_memory_are_rejected(driver: Driver, file:
 
 def test_a_sparse_file_of_a_model_cannot_exceed_the_quota(driver: Driver, file: int) -> None:
     os.ftruncate(file, 1 << 50)
-    with FileMemory.from_fd(file, 1 << 50) as memory, pytest.raises(ResourceExhaustedTransient):
+    with FileMemory.from_fd(file, 1 << 50) as memory, pytest.raises(ResourceExhaustedPersistent):
         driver.prepare(replace(constant_model(), pools=(memory,)))
     until(lambda: driver.session.quota.charged_bytes == 0)
 

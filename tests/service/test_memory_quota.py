@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import ExitStack
 
 import pytest
 
-from nnfmq.hal.errors import ResourceExhaustedTransient
+from nnfmq.hal.errors import ResourceExhaustedPersistent, ResourceExhaustedTransient
 from nnfmq.serialize.messages import MemoryData
 from nnfmq.service import memory_quota
 from nnfmq.service.memory_quota import MemoryQuota
+from nnfmq.service.memory_shares import MemoryShare, MemoryShares
 
 
 def sealed(size_bytes: int) -> int:
@@ -54,8 +56,34 @@ def test_the_limit_can_be_set(given: str, limit: int, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("given", ["", "-1", "lots"])
-def test_an_invalid_limit_is_replaced_by_half_of_the_machine_s_memory(
+def test_invalid_limits_are_replaced_by_a_quarter_of_the_machine_s_memory_and_half_of_that(
     given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(memory_quota.LIMIT_VARIABLE, given)
-    assert memory_quota.quota_limit_bytes() == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    for variable in (memory_quota.LIMIT_VARIABLE, memory_quota.TOTAL_VARIABLE):
+        monkeypatch.setenv(variable, given)
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    assert (memory_quota.total_limit_bytes(), memory_quota.quota_limit_bytes()) == (total, total // 2)
+
+
+def test_a_client_may_have_half_of_the_total_unless_its_limit_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(memory_quota.LIMIT_VARIABLE, raising=False)
+    monkeypatch.setenv(memory_quota.TOTAL_VARIABLE, "6")
+    assert memory_quota.quota_limit_bytes() == 3 << 20
+
+
+def test_a_size_above_the_limit_is_refused_for_good() -> None:
+    with pytest.raises(ResourceExhaustedPersistent, match=r"10001 bytes more .* the limit is 10000\. .*NNFMQ_CLIENT"):
+        MemoryQuota(10_000).charge(10_001)
+
+
+def test_all_clients_together_have_one_limit(resources: ExitStack) -> None:
+    shares = resources.enter_context(MemoryShares(10_000, slots=2))
+    slots = [shares.take(), shares.take()]
+    first, second = (MemoryQuota(8000, MemoryShare(shares.memory, slot)) for slot in slots)
+    held = [first.charge(6000), second.charge(3000)]
+    with pytest.raises(ResourceExhaustedTransient, match=r"would make 10001 of all clients' .*--memory"):
+        second.charge(1001)
+    held.append(second.charge(1000))
+    shares.release(slots[0])  # its worker has exited
+    held.append(second.charge(4000))
+    assert second.charged_bytes == 8000

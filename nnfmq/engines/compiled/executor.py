@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines import idle_trim
+from nnfmq.engines import idle_trim, memory_budget
 from nnfmq.engines.compiled.jit import LoadedCode
 from nnfmq.engines.compiled.memory_plan import ALIGNMENT, FIRST_INPUT_BASE, ArraySpec, PartitionPlan
 from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, ThreadPool
@@ -34,6 +34,9 @@ class CompiledPartition:
         self._functions = [code.address(launch.function) for launch in plan.launches]
         self.launch_count = len(plan.launches)
         self._free_contexts: list[ExecutionContext] = []
+        fits = memory_budget.charge(self.context_bytes)  # a model that can never run is rejected when it is prepared
+        if fits is not None:
+            fits.close()
         idle_trim.register(self)
 
     def __call__(self, frame: ExecutionFrame) -> None:
@@ -126,9 +129,10 @@ class CompiledPartition:
         return self._pool.worker_count + 1
 
     @property
-    def scratch_slots(self) -> int:
-        """Number of scratch buffers of a context: one for each thread that the pool may ever have."""
-        return self._pool.scratch_slots
+    def context_bytes(self) -> int:
+        """Size of a context's memory: the arena, and scratch memory for each thread that the pool may ever have."""
+        plan = self.plan
+        return plan.arena_bytes + self._pool.scratch_slots * plan.scratch_bytes + ALIGNMENT
 
 
 class _AcquiredContext:
@@ -153,7 +157,8 @@ class ExecutionContext:
 
     def __init__(self, partition: CompiledPartition) -> None:
         plan = self._plan = partition.plan
-        memory = np.empty(plan.arena_bytes + partition.scratch_slots * plan.scratch_bytes + ALIGNMENT, np.uint8)
+        self._charge = memory_budget.charge(partition.context_bytes)  # as long as this object exists
+        memory = np.empty(partition.context_bytes, np.uint8)
         skip = -memory.ctypes.data % ALIGNMENT
         self._arena = memory[skip:]
         address = memory.ctypes.data + skip

@@ -42,7 +42,8 @@ from nnfmq.engines.compiled.memory_plan import (
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.thread_pool import default_thread_pool
 from nnfmq.engines.execution import StepFunction
-from nnfmq.engines.interpreter import Program, ResolvedOp, SubgraphPreparation, prepare_with
+from nnfmq.engines.interpreter import Program, SubgraphPreparation, prepare_with
+from nnfmq.engines.resolved_operation import ResolvedOp
 from nnfmq.hal.types import LifeTime, Model, OperationType, Subgraph
 from nnfmq.operations.prepacked import no_prepack_recording
 from nnfmq.operations.prepare import TO_NCHW, TO_NHWC, ShapedOp, permute_shape, split_arguments, tensor_of
@@ -203,6 +204,9 @@ class CompiledPreparation(SubgraphPreparation):
         runs = self._runs(steps)
         self._reader_counts = Counter(index for o in self.subgraph.operations for index in set(o.inputs))
         plans = [(numbers[0], numbers[-1], self._plan(numbers, steps)) for numbers, step in runs if step is None]
+        for first, last, _ in plans:
+            for number in range(first, last + 1):
+                del self._step_bytes[number]  # an arena is charged as a whole
         partitions = iter(self._compiled(plans))
         return [(numbers[-1], next(partitions) if step is None else step) for numbers, step in runs]
 

@@ -155,7 +155,7 @@ def _receive_model(
 
     Raises:
         InvalidArgument: If a memory or the model's encoding is invalid.
-        ResourceExhaustedTransient: If the quota is exhausted.
+        ResourceExhausted: If the quota is exhausted.
     """
     pools = copy_constant_pools(quota.adopt_all(fds, message.pools), quota)
     charge = quota.charge(len(message.model) + sum(pool.size_bytes for pool in pools))

@@ -190,6 +190,11 @@ class InThread:
         """The kernel's id of the thread."""
         return self._thread.native_id or 0
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the call has not returned."""
+        return self._thread.is_alive()
+
     def wait_until_asleep(self) -> None:
         """Wait until the kernel reports that the thread sleeps."""
         until(lambda: thread_state(self.thread_id) == "S", "the call sleeps")
