@@ -41,6 +41,7 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
 )
 from nnfmq.memory import read_from_memfd, write_to_memfd
+from nnfmq.uncopyable import Uncopyable
 
 INLINE_BYTES = 32 * 1024  # the default socket buffer (212992 bytes) has space for several such frames
 BODY_BYTES_MAX = 256 << 20  # as `serialize.control_protocol`: no larger message exists; a test compares these two
@@ -67,7 +68,7 @@ class Credentials(NamedTuple):
     gid: int
 
 
-class Frame:
+class Frame(Uncopyable):
     """A received message and its fds. The frame owns the fds until `detach_fds`; close it, or use `with`.
 
     If this process had no free fds for all of them (ulimit -n), `fds_truncated` is True and the frame has none.
@@ -157,7 +158,7 @@ def _is_connected(sock: socket.socket) -> bool:
     return True
 
 
-class Channel:
+class Channel(Uncopyable):
     """One end of a connection. Any thread may send; one thread may receive. Close it, or use `with`."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -364,7 +365,7 @@ class Channel:
         self.close()
 
 
-class FenceSignaler:
+class FenceSignaler(Uncopyable):
     """The signaling end of a fence. If it is closed without a byte, the other end sees the end of the connection.
 
     A forked child closes its copy, so the exit of the process that owns it is seen.
@@ -433,7 +434,7 @@ def _require_no_other_file(path: Path) -> None:
             raise DeviceUnavailable(f"{path} exists and is no socket; it is not replaced")
 
 
-class Listener:
+class Listener(Uncopyable):
     """A listening socket at a path, and the lock file that protects the path. Close it, or use `with`."""
 
     def __init__(self, sock: socket.socket, path: Path, lock: io.FileIO) -> None:

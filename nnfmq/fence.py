@@ -27,6 +27,7 @@ from nnfmq.channel import FenceSignaler, open_fence_pair, peek_fence_byte
 from nnfmq.deadlines import deadline_after, has_passed, remaining_ms
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import FenceState
+from nnfmq.uncopyable import Uncopyable
 
 _STATES = {bytes([state]): state for state in (FenceState.SIGNALED, FenceState.ERROR)}
 _EVENTFD, _SYNC_FILE = "anon_inode:[eventfd]", "anon_inode:sync_file"
@@ -98,7 +99,7 @@ def _is_readable(fd: int, timeout_ms: int) -> bool:
     return bool(poll.poll(timeout_ms))
 
 
-class Fence:
+class Fence(Uncopyable):
     """A fence: its fd and, for the creator, the signaling end. Close it, or use `with`.
 
     If the creator closes it without a signal, other holders see ERROR. `fileno()` can be polled (readable = not

@@ -18,12 +18,13 @@ from typing import Self
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.types import Protection
+from nnfmq.uncopyable import Uncopyable
 
 _READABLE = (os.O_RDONLY, os.O_RDWR)
 _WRITABLE = (os.O_WRONLY, os.O_RDWR)
 
 
-class _SharedFd:
+class _SharedFd(Uncopyable):
     """A file descriptor that is closed with the last reference to it."""
 
     __slots__ = ("fd",)
@@ -85,7 +86,7 @@ class FileRange:
                 raise GeneralFailure(f"a result cannot be written into memory in a file: {error.strerror}") from error
 
 
-class FileMemory:
+class FileMemory(Uncopyable):
     """`size_bytes` of a regular file from `offset` on. Satisfies `hal.types.Pool`. Close it, or use `with`.
 
     `protection` is what the creator asked for, limited to what the fd was opened for.

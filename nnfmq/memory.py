@@ -26,6 +26,7 @@ from typing import Self
 
 from nnfmq.hal.errors import InvalidArgument, ProtocolError, ResourceExhaustedTransient
 from nnfmq.hal.types import Protection
+from nnfmq.uncopyable import Uncopyable
 
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; Python 3.11 has no name for it
 SHARED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -33,7 +34,7 @@ CONSTANT_SEALS = SHARED_SEALS | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 _PAGE = mmap.PAGESIZE
 
 
-class Memory:
+class Memory(Uncopyable):
     """A shared memory region: a memfd and its mapping. Satisfies `hal.types.Pool`. Close it, or use `with`.
 
     Attributes:

@@ -27,6 +27,7 @@ from contextlib import ExitStack
 from typing import Protocol
 
 from nnfmq.deadlines import remaining_s
+from nnfmq.uncopyable import Uncopyable
 
 THREAD_NAME = "nnfmq-watcher"
 _WAKE_INTERVAL_S = 0.001
@@ -58,7 +59,7 @@ class Flag(Protocol):
         ...
 
 
-class DeathRecipients:
+class DeathRecipients(Uncopyable):
     """The flag to set and the queues to wake when one peer dies. Thread-safe."""
 
     def __init__(self, flag: Flag) -> None:
@@ -114,7 +115,7 @@ def _ignore(_error: Exception) -> None:
     """Do nothing: the default of `on_failure`."""
 
 
-class Watcher:
+class Watcher(Uncopyable):
     """The thread and its epoll set. Thread-safe. Use the functions of this module, which share one instance."""
 
     def __init__(self) -> None:

@@ -39,6 +39,7 @@ from nnfmq.queue.futex import (
 )
 from nnfmq.queue.hybrid_polling import POLL, SLEEP, WaitEstimator
 from nnfmq.queue.layout import QueueLayout
+from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -67,7 +68,7 @@ def require_ordered_memory() -> None:
 # ---- the event flag word ----
 
 
-class EventFlagWord:
+class EventFlagWord(Uncopyable):
     """An event flag: one futex word in shared memory, and the private flags that cancel waits on it.
 
     `waiters` is the in-use count: calls of this process that use the word now. The memory is unmapped after the last.
@@ -226,7 +227,7 @@ def _has_passed(deadline_ns: int | None) -> bool:
 # ---- the ring ----
 
 
-class Ring:
+class Ring(Uncopyable):
     """Counters and records of one queue. Each operation loads each counter once and computes on the copies.
 
     Args:

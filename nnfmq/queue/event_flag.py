@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.queue.core import ACTIVE_CORE, Core
 from nnfmq.queue.peer_death import PeerDeathFlag
+from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
     from nnfmq.queue._pycore import EventFlagWord
@@ -24,7 +25,7 @@ NOT_FULL = 0x1
 NOT_EMPTY = 0x2
 
 
-class EventFlag:
+class EventFlag(Uncopyable):
     """An event flag: that of a queue, or one over any aligned word (`from_buffer`). Thread-safe."""
 
     __slots__ = ("_word",)

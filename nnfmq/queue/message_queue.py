@@ -27,6 +27,7 @@ from nnfmq.queue.event_flag import NOT_EMPTY, NOT_FULL, EventFlag, checked_mask
 from nnfmq.queue.layout import SYNCHRONIZED, UNSYNCHRONIZED, MQDescriptor, QueueLayout
 from nnfmq.queue.peer_death import PeerDeathFlag
 from nnfmq.queue.transaction import Transaction
+from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Unpack
@@ -52,7 +53,7 @@ class AttachOptions(TypedDict, total=False):
     core: Core
 
 
-class MessageQueue:
+class MessageQueue(Uncopyable):
     """One end of a queue. Owns its memory regions; close it, or use `with`.
 
     Three methods are the core's own, so that a call has no Python frame in between:

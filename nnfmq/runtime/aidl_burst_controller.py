@@ -22,12 +22,13 @@ from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.sync_execution import exchange_execution
 from nnfmq.runtime.wire_values import memory_fds, to_wire_deadline
 from nnfmq.serialize import messages
+from nnfmq.uncopyable import Uncopyable
 
 NO_TOKEN = -1
 _CLOSE_TIMEOUT_NS = 5_000_000_000  # the driver finishes the execution in progress first
 
 
-class AidlBurst:
+class AidlBurst(Uncopyable):
     """A burst of one prepared model. Close it, or use `with`. One execution at a time; a second one is rejected."""
 
     def __init__(self, model: ModelHandle) -> None:

@@ -21,11 +21,12 @@ from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.tensor_layout import Array
 from nnfmq.runtime.wire_values import memory_fds, to_wire_deadline
 from nnfmq.serialize import messages
+from nnfmq.uncopyable import Uncopyable
 
 ResultT = TypeVar("ResultT")
 
 
-class PendingExecution(Generic[ResultT]):
+class PendingExecution(Uncopyable, Generic[ResultT]):
     """An execution in progress. Any thread may wait for it, any number of times. Nothing has to be closed."""
 
     def __init__(self, future: Future[ResultT]) -> None:

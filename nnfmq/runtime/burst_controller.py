@@ -53,6 +53,7 @@ from nnfmq.serialize.codec import decode_result, encode_request
 from nnfmq.serialize.datum import DATUM_BYTES
 from nnfmq.serialize.execution_stats import StatsArea
 from nnfmq.serialize.packets import ResultPacket
+from nnfmq.uncopyable import Uncopyable
 
 QUEUE_RECORDS = 1024  # of each queue, as in NNAPI's ExecutionBurstController
 _MAX_CACHED_BYTES = 4096  # larger replies are decoded each time
@@ -86,7 +87,7 @@ class CachedRequest:
     """The last reply that was decoded, validated, successful and without times. No reply is empty."""
 
 
-class Burst:
+class Burst(Uncopyable):
     """A burst. Close it, or use `with`. One execution at a time: a second thread's call is rejected, not queued.
 
     `inputs` and `outputs` are arrays over the shared memory itself: write the inputs, call `execute()` without

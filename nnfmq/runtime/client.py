@@ -20,12 +20,13 @@ from nnfmq.runtime.embedded_driver import end_embedded_driver
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
+from nnfmq.uncopyable import Uncopyable
 
 _COMPILED, _REFERENCE = "compiled", "reference"
 _log = logging.getLogger("nnfmq.client")
 
 
-class Client:
+class Client(Uncopyable):
     """A connection to a driver. Close it, or use `with`; the models and bursts made through it are closed with it.
 
     Thread-safe. When the driver dies, all calls raise DeadObject immediately; `reconnect` then makes the client usable

@@ -37,6 +37,7 @@ from nnfmq.runtime.pending_calls import MemoryProvider, PendingCall, ReplyHandle
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.connection_state import ConnectionState
 from nnfmq.serialize.control_protocol import PeerRole
+from nnfmq.uncopyable import Uncopyable
 
 INTERFACE = "AIDL v4"
 """The default interface version."""
@@ -51,7 +52,7 @@ ReplyT = TypeVar("ReplyT", bound=messages.StatusReply)
 CallT = TypeVar("CallT", bound=messages.Call)
 
 
-class Connection:
+class Connection(Uncopyable):
     """A connection to a driver, made by `open`; the owner closes it. Thread-safe."""
 
     def __init__(self, channel: Channel, level: int = _LEVEL) -> None:

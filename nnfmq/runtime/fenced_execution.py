@@ -22,6 +22,7 @@ from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.result_validation import fenced_times, raise_if_fenced_failed
 from nnfmq.runtime.wire_values import memory_fds
 from nnfmq.serialize import messages
+from nnfmq.uncopyable import Uncopyable
 
 ResultT = TypeVar("ResultT")
 _INFO_TIMEOUT_S = 10.0
@@ -44,7 +45,7 @@ class FenceLimits(NamedTuple):
     """From the last fence."""
 
 
-class FencedExecution(Generic[ResultT]):
+class FencedExecution(Uncopyable, Generic[ResultT]):
     """A launched execution that waits for fences. Close it, or use `with`; if closed early, it continues in the driver.
 
     `fence` is signaled when the execution is done; other executions can wait for it. This object owns it and closes it.

@@ -25,6 +25,7 @@ from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.tensor_layout import Array, size_bytes
 from nnfmq.serialize import messages
+from nnfmq.uncopyable import Uncopyable
 
 AnyMemory: TypeAlias = Memory | FileMemory
 Role: TypeAlias = tuple[ModelHandle, int, bool]
@@ -32,7 +33,7 @@ Role: TypeAlias = tuple[ModelHandle, int, bool]
 _RELEASE_TIMEOUT_NS = 1_000_000_000
 
 
-class Buffer:
+class Buffer(Uncopyable):
     """A tensor in the driver, for the roles that it was allocated for. Close it, or use `with`. Thread-safe.
 
     `nnfmq.allocate` may return one in shared memory instead; `is_shared` is then True.

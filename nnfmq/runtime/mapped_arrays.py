@@ -15,10 +15,11 @@ from nnfmq.memory import Memory
 from nnfmq.runtime.array_checks import check_count, check_out, checked_array, copy_out, require_fixed_shapes
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.tensor_layout import Array, layout, view
+from nnfmq.uncopyable import Uncopyable
 
 
 @dataclass(frozen=True, slots=True)
-class MappedArrays:
+class MappedArrays(Uncopyable):
     """Input arrays over one memory, output arrays over another, and the request over both.
 
     The driver cannot write the inputs' memory.

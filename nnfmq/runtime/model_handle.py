@@ -8,11 +8,12 @@ from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import messages
+from nnfmq.uncopyable import Uncopyable
 
 _RELEASE_TIMEOUT_NS = 1_000_000_000
 
 
-class ModelHandle:
+class ModelHandle(Uncopyable):
     """A prepared model's id in the driver, its signature, and the name of the device that prepared it. Thread-safe.
 
     `model_id` is None until the driver has replied to the prepare call, which is followed by `on_prepared`.

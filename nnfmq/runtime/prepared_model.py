@@ -28,6 +28,7 @@ from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.tensor_layout import ALIGNMENT, PADDING, Array, MemoryPreference
 from nnfmq.runtime.wire_values import make_execution_config
+from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
     from nnfmq.fence import HasFileno
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from nnfmq.runtime.reusable_execution import Execution, RequestExecution
 
 
-class PreparedModel:
+class PreparedModel(Uncopyable):
     """A prepared model. Close it, or use `with`; closing the client closes it too. Thread-safe.
 
     `inputs` and `outputs` describe its arrays: name, shape, dtype, scale, zero point. `device` is the name of the

@@ -33,11 +33,12 @@ from nnfmq.runtime.sync_execution import exchange_execution, execute_request
 from nnfmq.runtime.tensor_layout import Array
 from nnfmq.runtime.wire_values import memory_fds
 from nnfmq.serialize import messages
+from nnfmq.uncopyable import Uncopyable
 
 ResultT = TypeVar("ResultT")
 
 
-class RequestExecution:
+class RequestExecution(Uncopyable):
     """A request that can be executed any number of times, once at a time. Close it, or use `with`.
 
     It outlives its model.
@@ -170,7 +171,7 @@ class _ResentRequest:
         """Nothing is to be released."""
 
 
-class Execution:
+class Execution(Uncopyable):
     """An execution with its own arrays. Close it, or use `with`. One computation at a time.
 
     A reusable one computes any number of times and, with AIDL v4, outlives its model. Any other computes once, and its

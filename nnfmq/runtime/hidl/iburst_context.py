@@ -14,9 +14,10 @@ from nnfmq.runtime.burst_controller import to_wire_descriptor
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.hidl.methods import NONE, ModelReference, status_at
 from nnfmq.serialize import messages
+from nnfmq.uncopyable import Uncopyable
 
 
-class BurstContext:
+class BurstContext(Uncopyable):
     """IBurstContext: a burst over two queues, which it borrows. Close it before them."""
 
     def __init__(self, connection: Connection, callback: Any, queues: tuple[MessageQueue, MessageQueue]) -> None:

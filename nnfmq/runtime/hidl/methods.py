@@ -13,6 +13,7 @@ from nnfmq.hal.timing import HIDL_NO_TIME, to_microseconds
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.future import Future
 from nnfmq.serialize import messages
+from nnfmq.uncopyable import Uncopyable
 from nnfmq.validation.interface_conversion import convert_to
 
 UINT64_MAX = HIDL_NO_TIME
@@ -57,7 +58,7 @@ class ModelReference(Protocol):
     model_id: int
 
 
-class VersionedObject:
+class VersionedObject(Uncopyable):
     """An object of the driver. It has those of its `methods` that the connection's interface version has."""
 
     methods: Mapping[str, Method]
