@@ -43,9 +43,12 @@ OutputWriter: TypeAlias = Callable[[ExecutionFrame], tuple[OutputShape, ...]]
 _BUFFER_TYPES = (np.ndarray, memoryview)  # a tuple: `np.ndarray | memoryview` would build a union in each call
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunOptions:
-    """Deadline (monotonic clock), cancellation callback and WHILE timeout of one execution."""
+    """Deadline (monotonic clock), cancellation callback and WHILE timeout of one execution.
+
+    Constant while the execution runs; a burst uses the same object, with another deadline, for the next one.
+    """
 
     deadline_ns: int | None = None
     is_cancelled: Callable[[], bool] | None = None

@@ -10,7 +10,8 @@ any memory. A signal handler may raise between any two steps of a call. The flag
 request is sent and cleared after its result is counted; if it is still set, the queues' counters decide what happened.
 
 A request that cannot be sent as a packet is executed over the control channel instead. Nothing is sent twice (BUR-17).
-A result packet has only a status: the error's text is fetched over the control channel.
+A deadline goes to the driver beside the packet (`serialize.burst_deadline`). A result packet has only a status: the
+error's text is fetched over the control channel.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Self
 from numpy.typing import ArrayLike
 
 from nnfmq import watcher
-from nnfmq.deadlines import deadline_after
+from nnfmq.deadlines import deadline_after, has_passed
 from nnfmq.hal.errors import (
     ErrorStatus,
     GeneralFailure,
@@ -49,6 +50,7 @@ from nnfmq.runtime.sync_execution import execute_arrays, execute_request
 from nnfmq.runtime.tensor_layout import Array
 from nnfmq.runtime.wire_values import make_execution_config
 from nnfmq.serialize import messages
+from nnfmq.serialize.burst_deadline import DeadlineWord, marked
 from nnfmq.serialize.codec import decode_result, encode_request
 from nnfmq.serialize.datum import DATUM_BYTES
 from nnfmq.serialize.execution_stats import StatsArea
@@ -57,8 +59,9 @@ from nnfmq.uncopyable import Uncopyable
 
 QUEUE_RECORDS = 1024  # of each queue, as in NNAPI's ExecutionBurstController
 _MAX_CACHED_BYTES = 4096  # larger replies are decoded each time
-_TIMED_OUT = "the timeout passed before the driver replied; the execution continues"
+_TIMED_OUT = "the timeout passed before the driver replied"
 _CLOSE_TIMEOUT_NS = 5_000_000_000  # the driver finishes the execution in progress first
+_IS_MEASURED, _HAS_DEADLINE = 1, 2  # summands of an index of a burst's cached requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class ExecutionInfo:
 
 @dataclass(slots=True)
 class CachedRequest:
-    """The burst's request over its own memory, encoded once, for one value of `measure`."""
+    """The burst's request over its own memory, encoded once for each combination of `measure` and "has a deadline"."""
 
     packet: bytes
     output_args: tuple[RequestArgument, ...]
@@ -105,7 +108,7 @@ class Burst(Uncopyable):
         self._sent_bytes = self._received_bytes = 0  # the queues' counters when no request is in flight
         self._burst_id = 0
         self._arrays: MappedArrays | None = None
-        self._cached_requests: tuple[CachedRequest, ...] = ()  # by `measure`; empty without own memory
+        self._cached_requests: tuple[CachedRequest, ...] = ()  # see `_HAS_DEADLINE`; empty without own memory
         self._slots = SlotAllocator()
         self._latency_ns = 0  # of the last execution
         self._sent_bytes_then = 0  # `_sent_bytes` after it
@@ -114,6 +117,8 @@ class Burst(Uncopyable):
         self._peer_death = PeerDeathFlag()
         self.peer = watcher.DeathRecipients(self._peer_death)
         self._requests, self._results = self._create_queue("nnfmq-requests"), self._create_queue("nnfmq-results")
+        self._deadline = DeadlineWord(self._requests.stats_view)
+        self._resources.callback(self._deadline.close)
         self.inputs: tuple[Array, ...] = ()
         self.outputs: tuple[Array, ...] = ()
 
@@ -154,9 +159,11 @@ class Burst(Uncopyable):
         self.inputs, self.outputs = arrays.inputs, arrays.outputs
         slots = [self._slots.add(memory) for memory in arrays.memories]
         inputs, outputs = arrays.request.inputs, arrays.request.outputs
+        packets = [encode_request(inputs, outputs, slots, measure) for measure in (MeasureTiming.NO, MeasureTiming.YES)]
+        packets += [marked(packet) for packet in packets]
         self._cached_requests = tuple(
-            CachedRequest(encode_request(inputs, outputs, slots, measure), outputs, measure is MeasureTiming.YES)
-            for measure in (MeasureTiming.NO, MeasureTiming.YES)
+            CachedRequest(packet, outputs, is_measured)
+            for packet, is_measured in zip(packets, (False, True, False, True), strict=True)
         )
 
     def _open(self, deadline_ns: int | None) -> None:
@@ -196,12 +203,13 @@ class Burst(Uncopyable):
             inputs: One array for each input, of its shape and dtype; or none at all, if `self.inputs` were filled.
             out: Arrays to fill and return. With `burst.outputs` nothing is copied. None = return new arrays.
             measure: Whether to measure the HAL's times; see `last`.
-            timeout: In seconds; bounds the wait. None = no limit, 0 = do not wait.
+            timeout: In seconds; also the execution's deadline. None = no limit, 0 = has passed.
 
         Raises:
             InvalidArgument: If an array's shape, dtype or number is wrong, another thread is executing, or the burst is
                 closed.
-            MissedDeadlineTransient: If the timeout passes. The execution continues; the next call first waits for it.
+            MissedDeadline: If the timeout passes. The driver ends the execution at its next check; the next call
+                first waits for that. If the interface version has no deadlines, the execution continues.
             DeadObject: If the driver exits.
             NnfmqError: The error that the driver replied.
         """
@@ -210,7 +218,7 @@ class Burst(Uncopyable):
         try:
             if claims.setdefault(CLAIM, claim) is not claim:
                 raise self._busy_error()
-            return self._execute(inputs, out, 1 if measure else 0, timeout)
+            return self._execute(inputs, out, _IS_MEASURED if measure else 0, timeout)
         finally:
             try:
                 if claims[CLAIM] is claim:
@@ -219,21 +227,24 @@ class Burst(Uncopyable):
                 pass
 
     def _execute(
-        self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None, measure: int, timeout: float | None
+        self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None, kind: int, timeout: float | None
     ) -> tuple[Array, ...]:
         self._connection.raise_if_closed()  # in a forked child the burst looks open, but the parent uses its memory
         arrays = self._arrays
         if arrays is None:
             self._require_open()
             raise InvalidArgument("this burst was configured without memory: it only has execute_request")
-        deadline_ns = None if timeout is None else deadline_after(timeout)
         if out is not None and out is not arrays.outputs:
             check_out(self._model.outputs, out)
+        deadline_ns = None
+        if timeout is not None:
+            deadline_ns = deadline_after(timeout)
+            kind += self._store_deadline(deadline_ns)
         if self._in_flight:
             self._drain_late_result(deadline_ns)
         if inputs:
             arrays.copy_in(inputs)
-        request, begin_ns = self._cached_requests[measure], time.monotonic_ns()
+        request, begin_ns = self._cached_requests[kind], time.monotonic_ns()
         reply = self._exchange(request.packet, deadline_ns)
         if reply is None:
             self._fall_back_to_sync(arrays, request, begin_ns, deadline_ns)
@@ -249,6 +260,18 @@ class Burst(Uncopyable):
             if result.timing == NO_TIMING and len(reply) <= _MAX_CACHED_BYTES:
                 request.valid_reply = reply
         return arrays.outputs if out is arrays.outputs else arrays.copy_out(out)
+
+    def _store_deadline(self, deadline_ns: int | None) -> int:
+        """Store the deadline of the next request for the driver, and return _HAS_DEADLINE; 0 if there is none.
+
+        If the interface version has no deadlines, a timeout ends the wait alone, in every execution mode.
+        """
+        if deadline_ns is None or not self._connection.has_deadlines:
+            return 0
+        if self._in_flight:
+            self._drain_late_result(deadline_ns)  # the driver may not have read the word yet
+        self._deadline.store(deadline_ns)
+        return _HAS_DEADLINE
 
     def _require_open(self) -> None:
         self._connection.raise_if_closed()
@@ -274,11 +297,11 @@ class Burst(Uncopyable):
         """
         memories = [pool for pool in request.pools if not isinstance(pool, BufferToken)]
         needs_message = replace(config, measure=MeasureTiming.NO) != ExecutionConfig()
-        result = None
+        deadline_ns, result = deadline_after(timeout), None
         if not needs_message and len(memories) == len(request.pools):
-            result = self._execute_packet(request, memories, config.measure, deadline_after(timeout))
+            result = self._execute_packet(request, memories, config.measure, deadline_ns)
         if result is None:
-            result = execute_request(self._model, request, config, deadline_after(timeout))
+            result = execute_request(self._model, request, config, deadline_ns)
         return result
 
     @exclusive
@@ -291,7 +314,10 @@ class Burst(Uncopyable):
             self._drain_late_result(deadline_ns)
         self._free_slots(self._slots.expired(), deadline_ns)
         slots = [self._slots.find_or_add(memory) for memory in memories]
-        reply = self._exchange(encode_request(request.inputs, request.outputs, slots, measure), deadline_ns)
+        packet = encode_request(request.inputs, request.outputs, slots, measure)
+        if self._store_deadline(deadline_ns):
+            packet = marked(packet)
+        reply = self._exchange(packet, deadline_ns)
         if reply is None:
             return None
         result = self._decode(reply, request.outputs, measure is MeasureTiming.YES)
@@ -364,6 +390,8 @@ class Burst(Uncopyable):
             limit_ns = limit_ns if deadline_ns is None else min(limit_ns, deadline_ns)
             reply = self._connection.exchange(message, messages.BurstError, (), limit_ns)
         except MissedDeadlineTransient:
+            if result.status is ErrorStatus.GENERAL_FAILURE and has_passed(deadline_ns):
+                raise MissedDeadlineTransient(_TIMED_OUT) from None  # probably the driver's status, too
             error = error_for_status(result.status, f"the driver replied {result.status.name}")
         else:
             error = error_for_status(reply.status or result.status, reply.message)

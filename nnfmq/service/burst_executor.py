@@ -9,7 +9,7 @@ arrays (BUR-12, BUR-21).
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -124,6 +124,7 @@ class CachedExecution:
         version: The executor's version at which the request was bound: the other part of the key.
         is_measured: Whether the client asks for times.
         bound: The bound request.
+        run: Executes `bound`, and keeps the request's deadline if it has one.
         shapes: The output shapes of the last success, None before the first. A program whose shapes are known returns
             the same tuple from each run.
         reply: The encoded result packet for `shapes` without times.
@@ -133,5 +134,6 @@ class CachedExecution:
     version: int
     is_measured: bool
     bound: BoundExecution
+    run: Callable[[], tuple[OutputShape, ...]]
     shapes: tuple[OutputShape, ...] | None = None
     reply: bytes = b""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
 import pytest
-from support.drivers import LIMIT_S, InThread, Process, one, until, wait_until_waiting
+from support.drivers import LIMIT_S, Daemon, InThread, Process, one, until, wait_until_waiting
 from support.models import null_model
+from support.sessions import create_endless_request
 
 import nnfmq
+from nnfmq.deadlines import deadline_after
+from nnfmq.serialize import messages
 
 SOON_S = 0.02
 
@@ -80,6 +83,48 @@ def test_timeout_0_returns_a_result_that_has_arrived(worker: Process, burst: nnf
     assert burst.execute(one(4)) == (one(4),)
 
 
+def driver_error(burst: nnfmq.Burst) -> tuple[int, str]:
+    """Return the number of the burst's last failed execution, and its text."""
+    connection = burst._connection
+    call = messages.GetBurstError(connection.next_call_id(), burst._burst_id)
+    reply = connection.exchange(call, messages.BurstError, (), deadline_after(LIMIT_S))
+    return reply.sequence, reply.message
+
+
+def test_BUR_18_the_driver_does_not_begin_an_execution_whose_deadline_has_passed(
+    worker: Process, burst: nnfmq.Burst
+) -> None:
+    with worker.stopped(), pytest.raises(nnfmq.MissedDeadlineTransient):
+        burst.execute(one(2), timeout=SOON_S)
+    assert burst.execute(one(3)) == (one(3),)
+    assert driver_error(burst) == (2, "the deadline had passed before the execution began")
+    assert burst.execute(one(4), timeout=LIMIT_S) == (one(4),)
+
+
+def test_BUR_18_a_timeout_ends_the_wait_alone_where_the_interface_has_no_deadlines(daemon: Daemon) -> None:
+    with ExitStack() as stack:
+        client = stack.enter_context(nnfmq.connect(daemon.path, interface="HIDL 1.2"))
+        model = stack.enter_context(client.device("reference").prepare(null_model()))
+        burst, worker = stack.enter_context(model.burst()), stack.enter_context(Process(client.driver_pid))
+        burst.execute(one(1))
+        with worker.stopped(), pytest.raises(nnfmq.MissedDeadlineTransient):
+            burst.execute(one(2), timeout=SOON_S)
+        burst.execute(one(3))
+        assert driver_error(burst) == (0, "")
+
+
+def test_BUR_18_the_driver_ends_an_execution_at_its_deadline(client: nnfmq.Client) -> None:
+    """A loop that counts for hours ends by its deadline, long before the default loop timeout of 2 s."""
+    with ExitStack() as stack:
+        loop, endless = create_endless_request(stack)
+        burst = stack.enter_context(stack.enter_context(client.device("reference").prepare(loop)).request_burst())
+        for number in (1, 2):
+            with pytest.raises(nnfmq.MissedDeadline):
+                burst.execute_request(endless.request, timeout=0.3)
+            until(lambda expected=number: driver_error(burst)[0] == expected, "the execution has failed")  # type: ignore[misc]
+            assert "deadline passed" in driver_error(burst)[1]
+
+
 def test_a_second_thread_is_rejected_while_one_waits(worker: Process, burst: nnfmq.Burst) -> None:
     with worker.stopped():
         call = InThread.start(lambda: burst.execute(one(2)))
@@ -139,7 +184,7 @@ def test_a_burst_may_be_closed_while_the_driver_requests_its_memory(
     client: nnfmq.Client, model: nnfmq.PreparedModel, timeout: float
 ) -> None:
     for _ in range(50):
-        with model.burst() as burst, suppress(nnfmq.MissedDeadlineTransient):
+        with model.burst() as burst, suppress(nnfmq.MissedDeadline):
             burst.execute(one(2), timeout=timeout)
     assert client._connection.is_open
     assert model.execute(one(3)) == (one(3),)
