@@ -37,3 +37,5 @@ html_theme = "furo"
 html_title = "nnfmq"
 copybutton_prompt_text = r"\$ |>>> "
 copybutton_prompt_is_regexp = True
+html_static_path = ["_static"]
+html_css_files = ["narrow.css"]

@@ -8,6 +8,7 @@ import resource
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -240,20 +241,25 @@ def test_a_directory_that_cannot_be_created_is_logged(
     assert "a model was not added to the cache" in caplog.text
 
 
-@pytest.fixture
-def _files_of_64_KiB_at_most() -> Iterator[None]:
-    """Limit the size of files to 64 KiB, as on a full disk. Python ignores SIGXFSZ, so writing raises OSError."""
+@contextmanager
+def files_of_64_kib_at_most() -> Iterator[None]:
+    """Limit the size of files to 64 KiB, as on a full disk. Python ignores SIGXFSZ, so writing raises OSError.
+
+    For one call only: pytest writes its report, which can be a larger file, before and after the test.
+    """
     assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.usefixtures("_files_of_64_KiB_at_most")
 def test_CACHE_4_a_full_disk_leaves_no_file_and_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     entry = made_entry()
-    entry.store(GROUPS)
+    with files_of_64_kib_at_most():
+        entry.store(GROUPS)
     assert "a model was not added to the cache" in caplog.text
     assert os.listdir(folder) == []
 
