@@ -14,10 +14,11 @@ pytest.importorskip("llvmlite", exc_type=ImportError)
 
 from nnfmq.channel import Channel
 from nnfmq.engines.compiled import jit
-from nnfmq.engines.compiled.jit import LoadedCode, host_target, symbol_name
+from nnfmq.engines.compiled.jit import host_target, symbol_name
 from nnfmq.engines.compiled.kernel_serialization import encode_kernels
 from nnfmq.engines.compiled.kernels.elementwise_kernels import ElementwiseKernel
 from nnfmq.engines.compiled.kernels.float_ops import FloatUnary
+from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, MissedDeadlineTransient, ResourceExhaustedTransient
 from nnfmq.service import compile_jobs, compile_server
 from nnfmq.service.compile_jobs import (
@@ -37,7 +38,7 @@ def kernel(length: int = 8, steps: tuple[int, ...] = (1,)) -> ElementwiseKernel:
 def test_a_description_is_compiled_to_object_code() -> None:
     result = _compile(bytearray(encode_kernels([kernel()], host_target())))
     assert result.status is ErrorStatus.NONE
-    assert LoadedCode([result.code], host_target()).address(symbol_name(kernel())) != 0
+    assert LoadedCode([result.code]).address(symbol_name(kernel())) != 0
 
 
 def test_LIFE_8_an_error_while_compiling_is_returned() -> None:
@@ -115,7 +116,7 @@ def test_without_a_server_the_worker_compiles_and_reports_progress() -> None:
     progress: list[tuple[int, int]] = []
     kernels = [kernel(length) for length in range(8, 16)]
     with prepare_context(PrepareContext(on_progress=lambda *values: progress.append(values))):
-        linker = LoadedCode(compile_in_processes(kernels, host_target()), host_target())
+        linker = LoadedCode(compile_in_processes(kernels, host_target()))
     assert all(linker.address(symbol_name(each)) for each in kernels)
     assert progress[0] == (0, 8) and progress[-1] == (8, 8)
 

@@ -14,9 +14,8 @@ import msgspec
 import numpy as np
 
 from nnfmq.engines.compiled.executor import CompiledPartition
-from nnfmq.engines.compiled.jit import LoadedCode
 from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionPlan, PlannedLaunch
-from nnfmq.engines.compiled.target import Target
+from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.thread_pool import Parallelism, ThreadPool
 from nnfmq.engines.execution import ExecutionFrame, StepFunction
 from nnfmq.engines.interpreter import Program, SubgraphPreparation, load_constant
@@ -111,16 +110,14 @@ class CompiledArtifact(msgspec.Struct, frozen=True):
         return np.frombuffer(_encoder.encode(stored), np.uint8), self.constants, *self.object_code
 
 
-def load_partitions(
-    artifact: CompiledArtifact, target: Target, pool: ThreadPool, first_slot: int
-) -> list[CompiledPartition]:
+def load_partitions(artifact: CompiledArtifact, pool: ThreadPool, first_slot: int) -> list[CompiledPartition]:
     """Return the partitions, with frame slots from `first_slot` on.
 
     The code is loaded into this process, and unloaded with the last of them.
     """
     if not artifact.partitions:
         return []
-    code = LoadedCode([array.tobytes() for array in artifact.object_code], target)
+    code = LoadedCode([array.tobytes() for array in artifact.object_code])
     plans = [plan for _, _, plan in artifact.partitions]
     return [CompiledPartition(plan, artifact.constants, code, pool, first_slot + n) for n, plan in enumerate(plans)]
 
@@ -134,7 +131,6 @@ class CachedPreparation(SubgraphPreparation):
         subgraph: Subgraph,
         programs: dict[int, Program],
         arrays: Sequence[Array],
-        target: Target,
         pool: ThreadPool,
     ) -> None:
         plan, constants, *code = self._arrays = tuple(arrays)
@@ -142,7 +138,7 @@ class CachedPreparation(SubgraphPreparation):
         self._compiled_ops = frozenset(n for p in stored.partitions for n in range(p.first, p.last + 1))
         super().__init__(model, subgraph, programs)
         self._artifact = CompiledArtifact([(p.first, p.last, p.plan()) for p in stored.partitions], constants, code)
-        self._target, self._pool = target, pool
+        self._pool = pool
         self._shapes = list(stored.shapes)
         self._required.update(stored.required)
         self._read.update(index for partition in stored.partitions for index in partition.inputs)
@@ -168,7 +164,7 @@ class CachedPreparation(SubgraphPreparation):
 
     def group_steps(self, functions: Sequence[Any]) -> list[tuple[int, StepFunction]]:
         """Return the steps with the partitions in the places of their operations."""
-        partitions = load_partitions(self._artifact, self._target, self._pool, len(self.subgraph.operands))
+        partitions = load_partitions(self._artifact, self._pool, len(self.subgraph.operands))
         ends = [last for _, last, _ in self._artifact.partitions]
         others = [(number, function) for number, function in enumerate(functions) if function is not None]
         return sorted([*others, *zip(ends, partitions, strict=True)], key=lambda numbered: numbered[0])

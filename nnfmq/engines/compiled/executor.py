@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines import idle_trim, memory_budget
-from nnfmq.engines.compiled.jit import LoadedCode
 from nnfmq.engines.compiled.memory_plan import ALIGNMENT, FIRST_INPUT_BASE, ArraySpec, PartitionPlan
+from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, ThreadPool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, ExecutionFrame
 from nnfmq.operations.signature import Array

@@ -1,4 +1,4 @@
-"""JIT compilation: kernels to LLVM IR, object code and functions in this process.
+"""JIT compilation: kernels to LLVM IR and object code.
 
 The kernels of a program are compiled in shards, separate modules that do not refer to each other. A driver's
 compile processes take one shard after the other (`service.compile_jobs`), and progress is counted in them. Shards cost
@@ -22,7 +22,6 @@ from nnfmq.engines.compiled.target import Target, chosen_target
 __all__ = [
     "Compile",
     "Kernel",
-    "LoadedCode",
     "ProgressCallback",
     "compile_in_process",
     "compile_ir",
@@ -126,21 +125,6 @@ def compile_kernels(kernels: Iterable[Kernel], target: Target) -> bytes:
     for kernel in kernels:
         kernel.emit(KernelBuilder(module, symbol_name(kernel), target))
     return compile_ir(str(module), target)
-
-
-class LoadedCode:
-    """Object code linked into this process. Its functions stay callable as long as it is referenced."""
-
-    def __init__(self, object_code: Iterable[bytes], target: Target) -> None:
-        module = llvm.parse_assembly("")
-        self._engine = llvm.create_mcjit_compiler(module, _target_machine(target))
-        for code in object_code:
-            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        self._engine.finalize_object()
-
-    def address(self, name: str) -> int:
-        """Return the address of a function."""
-        return int(self._engine.get_function_address(name))
 
 
 # -- shards ------------------------------------------------------------------------------------------------------------

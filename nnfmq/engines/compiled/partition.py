@@ -81,7 +81,7 @@ def prepare(
     """
     if prepacked is None:
         return prepare_with(partial(CompiledPreparation, compile=compile), model)
-    restoring = partial(CachedPreparation, arrays=prepacked[0], target=host_target(), pool=default_thread_pool())
+    restoring = partial(CachedPreparation, arrays=prepacked[0], pool=default_thread_pool())
     return prepare_with(restoring, model, prepacked[1:])
 
 
@@ -322,4 +322,4 @@ class CompiledPreparation(SubgraphPreparation):
         arrays = [np.frombuffer(code, np.uint8) for code in object_code]
         self._artifact = CompiledArtifact(plans, self._constants.array(), arrays)
         self.extra_slots = len(plans)
-        return load_partitions(self._artifact, self.target, default_thread_pool(), len(self.subgraph.operands))
+        return load_partitions(self._artifact, default_thread_pool(), len(self.subgraph.operands))

@@ -17,9 +17,10 @@ import numpy as np
 
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
-from nnfmq.engines.compiled.jit import Kernel, LoadedCode, compile_kernels, host_target
+from nnfmq.engines.compiled.jit import Kernel, compile_kernels, host_target
 from nnfmq.engines.compiled.kernels.dot_product import Float32, dot2, dot4, madd_acc16
 from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionLaunch, plan_partition
+from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.thread_pool import ThreadPool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS
@@ -186,7 +187,7 @@ def _bind(kernels: Sequence[Kernel], pool: ThreadPool, target: Target) -> tuple[
     ]
     plan = plan_partition(launches, specs, {}, [source], [], target)
     slot = first_output + len(kernels)
-    code = LoadedCode([compile_kernels(kernels, target)], target)
+    code = LoadedCode([compile_kernels(kernels, target)])
     partition = CompiledPartition(plan, np.zeros(1, np.uint8), code, pool, slot)
     frame: list[Any] = [None] * (slot + 1)
     frame[source] = np.full(size // 4, 0.25, np.float32).view(np.uint8)

@@ -27,7 +27,8 @@ from string import Template
 
 import numpy as np
 
-from nnfmq.engines.compiled.jit import LoadedCode, compile_ir, host_target
+from nnfmq.engines.compiled.jit import compile_ir, host_target
+from nnfmq.engines.compiled.object_loader import LoadedCode
 
 __all__ = ["RECORD_WORDS", "Parallelism", "ThreadPool", "default_thread_pool", "pool_object_code"]
 
@@ -89,7 +90,7 @@ class ThreadPool:
     """Worker threads that any thread of the process can run launches with, one caller at a time."""
 
     def __init__(self, worker_count: int) -> None:
-        self._code = LoadedCode([pool_object_code()], host_target())
+        self._code = LoadedCode([pool_object_code()])
         self._run_launches = _RUN_LAUNCHES(self._code.address("run_launches"))
         self._worker_loop = _WORKER_LOOP(self._code.address("worker_loop"))
         self._shut_down = _SHUT_DOWN(self._code.address("shut_down"))
@@ -143,16 +144,17 @@ class ThreadPool:
 
     def _start(self) -> None:
         for number in range(1, self.worker_count + 1):
-            arguments = (self._base, number, _IDLE_SPINS, _BUSY_SPINS)
-            thread = threading.Thread(
-                target=self._worker_loop, args=arguments, name=f"nnfmq-pool-{number}", daemon=True
-            )
+            thread = threading.Thread(target=self._work, args=(number,), name=f"nnfmq-pool-{number}", daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # the system is out of threads: continue with those that have started
                 break
             self._threads.append(thread)
         self._words[0] = len(self._threads)
+
+    def _work(self, number: int) -> None:
+        """Be worker `number`. A method, so that the thread refers to the pool's code and memory as long as it runs."""
+        self._worker_loop(self._base, number, _IDLE_SPINS, _BUSY_SPINS)
 
 
 @cache

@@ -14,7 +14,6 @@ from support.models import relu_model
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.jit import (
-    LoadedCode,
     compile_shards,
     host_target,
     shard_kernels,
@@ -29,6 +28,7 @@ from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.engines.compiled.kernels.recurrent_cells import GateGemv, RnnCell
 from nnfmq.engines.compiled.kernels.recurrent_kernels import CellKernel, OutputKind
 from nnfmq.engines.compiled.kernels.reduction_kernels import PoolKernel
+from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.errors import MissedDeadlineTransient
 
@@ -99,7 +99,7 @@ def test_the_object_code_of_all_shards_is_loaded_together_and_progress_is_report
     progress: list[tuple[int, int]] = []
     kernels = [kernel(8), kernel(16), kernel(24)]
     codes = compile_shards(shard_kernels(kernels, 2), host_target(), lambda done, total: progress.append((done, total)))
-    loaded = LoadedCode(codes, host_target())
+    loaded = LoadedCode(codes)
     addresses = {loaded.address(symbol_name(each)) for each in kernels}
     assert len(codes) == 2 and len(addresses) == 3 and 0 not in addresses
     assert progress == [(0, 3), (2, 3), (3, 3)]

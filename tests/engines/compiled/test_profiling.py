@@ -14,8 +14,9 @@ from support.small_models import one_operation
 
 from nnfmq import example_path
 from nnfmq.engines.compiled.executor import CompiledPartition
-from nnfmq.engines.compiled.jit import Kernel, LoadedCode, compile_kernels, host_target
+from nnfmq.engines.compiled.jit import Kernel, compile_kernels, host_target
 from nnfmq.engines.compiled.memory_plan import Allocation, ArraySpec, PartitionLaunch, plan_partition
+from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.engines.compiled.roofline import (
     CopyBandwidth,
@@ -120,7 +121,7 @@ def run_once(kernel: Kernel, source: np.ndarray[Any, Any], output_bytes: int) ->
     values = {1: ArraySpec(np.dtype(np.uint8), (output_bytes,))}
     plan = plan_partition([PartitionLaunch(kernel, (0,), (1,), (), 0)], values, {}, [0], [1], target)
     partition = CompiledPartition(
-        plan, np.zeros(1, np.uint8), LoadedCode([compile_kernels([kernel], target)], target), default_thread_pool(), 2
+        plan, np.zeros(1, np.uint8), LoadedCode([compile_kernels([kernel], target)]), default_thread_pool(), 2
     )
     frame: list[Any] = [source, None, None, DEFAULT_RUN_OPTIONS]
     partition(frame)

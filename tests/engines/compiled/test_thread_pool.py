@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from support.drivers import until
 
-from nnfmq.engines.compiled.jit import LoadedCode, compile_ir, host_target
+from nnfmq.engines.compiled.jit import compile_ir, host_target
 from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionLaunch, plan_partition
+from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.roofline import CopyBandwidth
 from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, Parallelism, ThreadPool
 from nnfmq.operations.signature import Array
@@ -67,7 +68,7 @@ done:
 
 @pytest.fixture(scope="module")
 def kernels() -> LoadedCode:
-    return LoadedCode([compile_ir(KERNELS, host_target())], host_target())
+    return LoadedCode([compile_ir(KERNELS, host_target())])
 
 
 @pytest.fixture

@@ -85,8 +85,8 @@ class Arm:
 
     target = TARGETS["neon"]
 
-    def load(self, code: bytes) -> Image:
-        """Link object code for it."""
+    def load(self, *code: bytes) -> Image:
+        """Link object files for it."""
         return link(code, CODE, _ADDRESSES)
 
     def run(self, image: Image, regions: Sequence[Region], calls: Sequence[Call]) -> None:

@@ -92,9 +92,9 @@ class Bochs:
         self._bochs.communicate()
         self._place.cleanup()
 
-    def load(self, code: bytes) -> Image:
-        """Link object code for it."""
-        missing = undefined_symbols(code).difference(self._functions)
+    def load(self, *code: bytes) -> Image:
+        """Link object files for it."""
+        missing = undefined_symbols(*code).difference(self._functions)
         if missing:
             pytest.skip(f"the monitor in Bochs has no {', '.join(sorted(missing))}")
         return link(code, CODE, self._functions)

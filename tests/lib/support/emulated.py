@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from nnfmq.engines.compiled import compiled_artifact, jit, partition
+from nnfmq.engines.compiled import compiled_artifact, partition
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.memory_plan import PartitionPlan
 from nnfmq.engines.compiled.target import Target
@@ -72,8 +72,8 @@ class Machine(Protocol):
 
     target: Target
 
-    def load(self, code: bytes) -> Image:
-        """Link object code for it."""
+    def load(self, *code: bytes) -> Image:
+        """Link object files for it."""
         ...
 
     def run(self, image: Image, regions: Sequence[Region], calls: Sequence[Call]) -> None:
@@ -86,11 +86,11 @@ class Machine(Protocol):
 
 
 class _EmulatedCode:
-    """Replaces `jit.LoadedCode`."""
+    """Replaces `object_loader.LoadedCode`."""
 
-    def __init__(self, machine: Machine, code: bytes) -> None:
+    def __init__(self, machine: Machine, codes: Sequence[bytes]) -> None:
         self.machine = machine
-        self.image = machine.load(code)
+        self.image = machine.load(*codes)
 
     def address(self, name: str) -> int:
         return self.image.functions[name]
@@ -148,7 +148,6 @@ def emulated_on(machine: Machine) -> Iterator[None]:
     """Generate code for `machine`, and run it there, in the `with` block."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(partition, "host_target", lambda: machine.target)
-        patch.setattr(jit, "_SHARDS_IN_PROCESS", 1)  # an emulator loads one object file
-        patch.setattr(compiled_artifact, "LoadedCode", lambda codes, target: _EmulatedCode(machine, *codes))
+        patch.setattr(compiled_artifact, "LoadedCode", lambda codes: _EmulatedCode(machine, codes))
         patch.setattr(compiled_artifact, "CompiledPartition", _EmulatedPartition)
         yield

@@ -64,9 +64,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
 DOORS: dict[str, tuple[str, ...]] = {
     "socket": ("channel",),
     "socketserver": (),
-    "mmap": ("memory",),
+    # Memory of other processes; and private memory for machine code, in engines, which know nothing of other processes.
+    "mmap": ("memory", "engines.compiled.object_loader"),
     "posix_ipc": ("posix_shm",),
-    "ctypes": ("queue", "engines.idle_trim", "engines.compiled.thread_pool"),
+    "ctypes": ("queue", "engines.idle_trim", "engines.compiled.object_loader", "engines.compiled.thread_pool"),
     "llvmlite": ("engines.compiled",),
     "multiprocess": ("service.supervisor",),
     # The embedded driver, and modules that measure or test in child processes.
@@ -83,6 +84,7 @@ DOORS: dict[str, tuple[str, ...]] = {
 CALLS: dict[str, tuple[str, ...]] = {
     "fork": ("service.compile_server",),
     "memfd_create": ("memory", "cli.doctor"),  # the doctor asks the kernel whether it can
+    "mprotect": ("engines.compiled.object_loader",),
     "posix_fallocate": ("memory",),
     "F_ADD_SEALS": ("memory", "cli.doctor"),
     "recvmsg": ("channel",),
