@@ -18,20 +18,20 @@ import argparse
 import json
 import os
 import random
-import select
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench_daemon import started_daemon
+from bench_processes import BenchmarkFailed
 from driver_stress_client import StressClient
+from process_tree import descendants, memory_of
 
 import nnfmq
 from nnfmq.cli.console import console, print_json, table
@@ -42,7 +42,7 @@ MAX_INCREASE_KIB = 32 * 1024  # of the canary's worker; the memory that malloc k
 
 
 class StressFailed(Exception):
-    """The run has no result, because the driver or a client did not start or did not end properly."""
+    """The run has no result, because a client or the canary's worker ended early."""
 
 
 @dataclass
@@ -68,68 +68,45 @@ def count_resources(pid: int) -> dict[str, int]:
     return {
         "descriptors": len(os.listdir(folder / "fd")),
         "threads": len(os.listdir(folder / "task")),
-        "processes": len(list(_descendants(pid))),
+        "processes": len(descendants(pid)),
         "shared mappings": sum("/memfd:" in line or "/dev/shm/" in line for line in maps.splitlines()),
     }
-
-
-def private_kib(pid: int) -> int:
-    """Return the private memory of a process that it has written to (Private_Dirty), in KiB."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:"))
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    for task in os.listdir(f"/proc/{pid}/task"):
-        for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
-            yield int(child)
-            yield from _descendants(int(child))
-
-
-@contextmanager
-def driver(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `nnfmq serve`; yield its process and its socket's path. Its log goes to a file in `folder`."""
-    path = str(folder / "d.sock")
-    command = [sys.executable, "-P", "-m", "nnfmq", "serve", "--socket", path]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        try:
-            assert process.stdout is not None
-            ready, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
-            if not ready or "listening" not in process.stdout.readline():
-                raise StressFailed(f"the driver did not start: {(folder / 'log').read_text()}")
-            yield process, path
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(TIMEOUT_S)
 
 
 def stress(options: argparse.Namespace) -> dict[str, Any]:
     """Run the stress test and return its report. Blocks until it is done.
 
     Raises:
-        StressFailed: If the driver does not start, or a client process fails.
+        BenchmarkFailed: If the driver does not start.
+        StressFailed: If a client process fails.
     """
     with tempfile.TemporaryDirectory(prefix="nnfmq-") as name:
         folder = Path(name)
-        with driver(folder) as (process, path):
-            canary = StressClient(path, options.seed, stays_connected=True)
+        with started_daemon(folder) as daemon:
+            canary = StressClient(daemon.socket, options.seed, stays_connected=True)
             canary.call_at_random()  # the first call connects
             worker = canary.worker_pid
             _warm_up(canary)
-            before, kib_before = _stable_counts(process.pid, worker, None), private_kib(worker)
-            total = _run_clients(options, path, canary)
+            before, kib_before = _stable_counts(daemon.pid, worker, None), _private_kib(worker)
+            total = _run_clients(options, daemon.socket, canary)
             canary.release_all()
-            after, kib_after = _stable_counts(process.pid, worker, before), private_kib(worker)
+            after, kib_after = _stable_counts(daemon.pid, worker, before), _private_kib(worker)
             total.add({"calls": {}, "statuses": canary.tally.statuses, "failures": canary.tally.failures})
             canary.run(0)  # a time in the past: only disconnects
-        worker_deaths = [line for line in (folder / "log").read_text().splitlines() if "ended with status" in line]
+        worker_deaths = [line for line in daemon.log.read_text().splitlines() if "ended with status" in line]
     return {
         "calls": dict(total.calls), "statuses": dict(total.statuses), "killed": total.killed,
         "failures": total.failures, "worker_deaths": worker_deaths, "before": before, "after": after,
         "worker_private_kib": [kib_before, kib_after],
         "ok": not (total.failures or worker_deaths) and before == after and kib_after - kib_before < MAX_INCREASE_KIB,
     }  # fmt: skip
+
+
+def _private_kib(pid: int) -> int:
+    memory = memory_of(pid)
+    if memory is None:
+        raise StressFailed("the canary's worker has died")
+    return memory.private_dirty // 1024
 
 
 def _warm_up(canary: StressClient) -> None:
@@ -226,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         report = stress(options)
-    except (StressFailed, nnfmq.NnfmqError) as error:
+    except (BenchmarkFailed, StressFailed, nnfmq.NnfmqError) as error:
         print(f"driver_stress: error: {error}", file=sys.stderr)
         return 1
     if options.json:

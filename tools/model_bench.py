@@ -21,6 +21,7 @@ from typing import Any
 
 import cpu_pinning
 from bench_processes import BenchmarkFailed, cpu_model, package_version
+from bench_targets import format_metric, outcome_text
 from model_bench_metrics import MODELS, ModelBenchmark, format_threads, targets_of
 from model_bench_scheduler import progress
 from model_bench_suites import (
@@ -33,7 +34,6 @@ from model_bench_suites import (
     max_threads,
     polling_windows,
 )
-from queue_bench_cases import format_metric, outcome_text
 
 from nnfmq.cli.console import at_least_one, console, print_json, table
 from nnfmq.hal.errors import NnfmqError

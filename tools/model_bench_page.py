@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench_targets import format_metric, outcome_text
 from model_bench_metrics import targets_of
 from model_bench_plots import draw
-from queue_bench_cases import format_metric, outcome_text
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BEGIN, END = "<!-- results: written by tools/model_bench_page.py -->", "<!-- end of results -->"

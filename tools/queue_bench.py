@@ -23,9 +23,10 @@ from typing import Any
 
 import cpu_pinning
 from bench_processes import BenchmarkFailed, cpu_model, package_version, receive_result, started_processes
+from bench_targets import allowed_text, format_metric, outcome_text
 from latency_baselines import BaselineUnavailable
 from queue_bench_candidates import child_main
-from queue_bench_cases import ROWS, SLOWER, Row, format_metric, outcome_text, report_row
+from queue_bench_cases import ROWS, SLOWER, Row, report_row
 from queue_bench_html import page
 from queue_bench_server import DEFAULT_NS, POLLING_NS, RoundJob, Sample
 
@@ -219,7 +220,7 @@ def _print_row(screen: Any, row: dict[str, Any]) -> None:
     targets = table("target", ">measured", ">allowed", "")
     for target in row["targets"]:
         outcome = outcome_text(target)
-        targets.add_row(target["target"], format_metric(target["value"], target["unit"]), _allowed(target), outcome)
+        targets.add_row(target["target"], format_metric(target["value"], target["unit"]), allowed_text(target), outcome)
     screen.print(targets)
     for candidate, metrics in row["candidates"].items():
         screen.print(
@@ -228,10 +229,6 @@ def _print_row(screen: Any, row: dict[str, Any]) -> None:
     for candidate, reason in row["missing"].items():
         screen.print(f"  {candidate}: missing: {reason}")
     screen.print()
-
-
-def _allowed(target: dict[str, Any]) -> str:
-    return f"{target['sense']} {format_metric(target['limit'], target['unit'])}"
 
 
 if __name__ == "__main__":

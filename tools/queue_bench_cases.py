@@ -232,20 +232,5 @@ def evaluate_target(
     }
 
 
-def outcome_text(target: Mapping[str, Any]) -> str:
-    """Return "met", "missed", "not measured" (within the noise) or "not compared" (no value) for a reported target."""
-    if target["met"] is None:
-        return "not compared" if target["value"] is None else "not measured"
-    return "met" if target["met"] else "missed"
-
-
 def _ratio(value: float, per: float, is_inverse: bool) -> float:
     return per / value if is_inverse else value / per
-
-
-def format_metric(value: float | None, unit: str) -> str:
-    """Return a value with its unit for tables; `-` for None, which means that it was not measured."""
-    if value is None:
-        return "-"
-    digits = 0 if value >= 1000 or value == int(value) else 2
-    return f"{value:,.{digits}f} {unit}".strip()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from queue_bench_cases import format_metric, outcome_text
+from bench_targets import format_metric, outcome_text
 from queue_bench_server import Sample
 
 WIDTH, HEIGHT, MARGIN = 760, 260, 40

@@ -14,9 +14,10 @@ from typing import Any
 import cpu_pinning
 import pytest
 import queue_bench
+from bench_targets import outcome_text
 from latency_baselines import BaselineUnavailable
 from queue_bench_candidates import CANDIDATES
-from queue_bench_cases import ROWS, Row, Target, evaluate_target, medians, outcome_text, report_row
+from queue_bench_cases import ROWS, Row, Target, evaluate_target, medians, report_row
 from queue_bench_html import page
 from queue_bench_server import Sample
 from queue_bench_transports import require
