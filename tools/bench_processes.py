@@ -21,18 +21,22 @@ ProcessEntry = tuple[Callable[..., None], tuple[Any, ...]]
 """Function of a child process, and its arguments after the connection to the parent."""
 
 
+_SPAWN = multiprocessing.get_context("spawn")
+
+
 class BenchmarkFailed(Exception):
     """A child process reported an error, or ended without a result."""
 
 
 @contextmanager
-def started_processes(entries: Sequence[ProcessEntry], *, duplex: bool = False) -> Iterator[list[Connection]]:
+def started_processes(
+    entries: Sequence[ProcessEntry], *, duplex: bool = False, context: Any = _SPAWN
+) -> Iterator[list[Connection]]:
     """Start a process for each entry; yield the parent's ends of their connections, in the same order.
 
     At exit the connections are closed and all processes are ended and reaped. With `duplex`, the parent can also send
-    to the children.
+    to the children. `context` is that of multiprocessing; a forkserver's starts processes faster.
     """
-    context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         connections = []
         for function, arguments in entries:

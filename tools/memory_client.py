@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 Execute = Callable[[], object]
+_CONNECT_S = 60.0  # all clients connect at once
 
 
 def main(words: Sequence[str]) -> None:
@@ -51,17 +52,11 @@ def _random(shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
 def _start_nnfmq(stack: ExitStack, model: str, socket: str) -> tuple[Execute, dict[str, Any]]:
     import nnfmq
 
-    client = stack.enter_context(nnfmq.connect(socket))
+    client = stack.enter_context(nnfmq.connect(socket, timeout=_CONNECT_S))
     prepared = stack.enter_context(client.device("compiled").prepare(nnfmq.load(model)))
     burst = stack.enter_context(prepared.burst())
     inputs = [_random(info.shape, info.dtype) for info in prepared.inputs]
-    return lambda: burst.execute(*inputs), {"worker_pid": worker_pid(client)}
-
-
-def worker_pid(client: Any) -> int:
-    """Return the pid of the process that serves a client."""
-    pid: int = getattr(client, "worker_pid", None) or client.driver_pid
-    return pid
+    return lambda: burst.execute(*inputs), {"worker_pid": client.worker_pid}
 
 
 def _start_litert(_: ExitStack, model: str) -> tuple[Execute, dict[str, Any]]:
