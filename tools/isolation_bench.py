@@ -170,7 +170,11 @@ def _say(text: str) -> None:
 
 def _print(report: dict[str, Any], no_color: bool) -> None:
     screen = console(no_color, at_least=120)
-    printers = {"connections": _connections_table, "kills": _kills_table, "neighbour": _neighbour_table}
+    printers: dict[str, Callable[[Any], Any]] = {
+        "connections": _connections_table,
+        "kills": _kills_table,
+        "neighbour": _neighbour_table,
+    }
     for name, print_table in printers.items():
         if name in report:
             screen.print(name, style="bold")
