@@ -48,17 +48,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def replaced(page: str, text: str) -> str:
-    """Return the page with `text` between its markers.
+def replaced(page: str, text: str, begin_marker: str = BEGIN) -> str:
+    """Return the page with `text` between its markers, of which the second one is `END`.
 
     Raises:
         ValueError: If the page has no markers.
     """
-    before, begin, rest = page.partition(BEGIN)
+    before, begin, rest = page.partition(begin_marker)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"the page has no {BEGIN} … {END}")
-    return f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{after}"
+        raise ValueError(f"the page has no {begin_marker} … {END}")
+    return f"{before}{begin_marker}\n\n{text.strip()}\n\n{END}{after}"
 
 
 def results(report: Mapping[str, Any], plots: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@ and both sides compute a CRC of all bytes, so that a lost, repeated, torn or dis
 reads have random sizes, and blocking and non-blocking calls alternate at random. All waits have a limit. This is not a
 benchmark: the rates only show how much was tried.
 
-    python tools/queue_stress.py                            # 10 million, 1 million with a Python core
+    python tools/queue_stress.py                            # 10 million for each pair: half an hour
     python tools/queue_stress.py --pairs python-compiled --count 100000000 --json
 """
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.role:
             return _run_role(arguments)
-        reports = [run(pair, _records(pair, arguments), arguments.seed, arguments.limit) for pair in arguments.pairs]
+        reports = [run(pair, arguments.count, arguments.seed, arguments.limit) for pair in arguments.pairs]
     except Failed as error:
         print(f"queue_stress: error: {error}", file=sys.stderr)
         return 1
@@ -68,11 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=_possible(), help="writer-reader (default: all)")
-    parser.add_argument(
-        "--count", type=_positive, help="records (default: 10 million, 1 million where one is the Python core)"
-    )
+    parser.add_argument("--count", type=_positive, default=10_000_000, help="records (default: 10 million)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--limit", type=_positive, default=600, metavar="S", help="time limit of a pair in seconds")
+    parser.add_argument("--limit", type=_positive, default=3600, metavar="S", help="time limit of a pair in seconds")
     parser.add_argument("--json", action="store_true")
     for hidden in ("--role", "--descriptor"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
@@ -89,10 +87,6 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("at least 1")
     return value
-
-
-def _records(pair: str, arguments: argparse.Namespace) -> int:
-    return int(arguments.count or (1_000_000 if "python" in pair else 10_000_000))
 
 
 def _line(report: dict[str, Any]) -> str:
@@ -125,7 +119,7 @@ def run(pair: str, records: int, seed: int, limit_s: int) -> dict[str, Any]:
                 side.communicate()
     if (wrote.records, wrote.crc) != (read.records, read.crc):
         raise Failed(f"{pair}: {wrote} was written, {read} was read")
-    return {"pair": pair, **asdict(read), "calls": wrote.calls + read.calls, "seed": seed}
+    return {"pair": pair, "writer_core": wrote.core, **asdict(read), "calls": wrote.calls + read.calls, "seed": seed}
 
 
 def _started(role: str, core: str, queue: MessageQueue, records: int, seed: int, limit_s: int) -> subprocess.Popen[str]:

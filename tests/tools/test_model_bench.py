@@ -255,6 +255,8 @@ def test_the_cost_is_a_difference_with_a_target_of_5_us() -> None:
 def test_a_cost_below_the_noise_of_its_rounds_is_not_measured() -> None:
     (noisy,) = cost_row("net", 1, _metrics(45), _metrics(41), 4, [1, 4, 9])["targets"]
     assert (noisy["value"], noisy["noise"], noisy["met"]) == (4, 8, None)
+    (negative,) = cost_row("net", 1, _metrics(45), _metrics(46), -100, [-101, -100, -99])["targets"]
+    assert negative["met"] is None  # a burst cannot be faster than its engine
     (stable,) = cost_row("net", 1, _metrics(45), _metrics(41), 4, [3.75, 4, 4.25])["targets"]
     assert (stable["noise"], stable["met"]) == (0.5, True)
 

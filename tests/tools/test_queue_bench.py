@@ -14,8 +14,10 @@ from typing import Any
 import cpu_pinning
 import pytest
 import queue_bench
+import queue_bench_page
 from bench_targets import outcome_text
 from latency_baselines import BaselineUnavailable
+from model_bench_page import DOCS
 from queue_bench_candidates import CANDIDATES
 from queue_bench_cases import ROWS, Row, Target, evaluate_target, medians, report_row
 from queue_bench_html import page
@@ -229,3 +231,50 @@ def test_the_page_draws_a_curve_for_each_candidate_and_loads_nothing(tmp_path: P
     assert made.count("<polyline") == 2
     assert "&lt;them&gt;" in made and "a &amp; b" in made and "<them>" not in made
     assert not re.search(r"(src|href)=|<script|url\(", made)
+
+
+# ---- the page of the documentation ----
+
+
+def queue_report() -> dict[str, Any]:
+    target = Target("p50 against <them>", "us", "p50", 3.0, "×", ("them",))
+    noisy = Target("p99", "us", "p99", 3.0, "µs")
+    conditions = {
+        "cpu": "x", "cpus_allowed": [0, 1], "kernel": "6", "python": "3", "core": "compiled", "load_before": [0.1],
+        "packages": {"pyzmq": "27", "grpcio": None}, "polling_window_us": {"default": 50.0}, "clock": "c",
+        "quick": False,
+    }  # fmt: skip
+    rows = [
+        report_row(Row("r", "round trip", ("us", "them"), (target, noisy)), {"us": SUBJECT, "them": BASELINE}, {}),
+        report_row(Row("i", "idle", ("us",), ()), {"us": [Sample(metrics={"cpu_seconds": 0.1})]}, {}),
+    ]
+    return {"conditions": conditions, "rows": rows, "missed": [], "not_compared": ["r: grpc: not installed"]}
+
+
+def test_the_page_has_every_percentile_of_every_candidate_and_every_outcome() -> None:
+    text = queue_bench_page.results(queue_report())
+    assert "| us | 2 | 4 | 4 |" in text and "| them | 12 | 12 | 12 |" in text
+    assert "| p50 against <them> | 0.17 × | 0.12 × | at most 3 × | met |" in text
+    assert "| p99 | 4 µs | 7 µs | at most 3 µs | not measured |" in text
+    assert "* targets: 1 met, 1 not measured" in text
+    assert "pyzmq 27, grpcio not installed" in text and "* not compared: r: grpc: not installed" in text
+
+
+def test_the_page_is_rewritten_between_its_markers_with_the_same_bytes(tmp_path: Path) -> None:
+    report, page_file = tmp_path / "queue.json", tmp_path / "page.md"
+    report.write_text(json.dumps(queue_report()), encoding="utf-8")
+    page_file.write_text((DOCS / "explanation" / "queue-performance.md").read_text("utf-8"), encoding="utf-8")
+    made = []
+    for _ in range(2):
+        assert queue_bench_page.main([str(report), "--page", str(page_file)]) == 0
+        made.append(page_file.read_text("utf-8"))
+    assert made[0] == made[1]
+    assert "### Round trip" in made[0] and made[0].startswith("# Performance of the queue")
+
+
+def test_a_page_without_markers_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report, page_file = tmp_path / "queue.json", tmp_path / "page.md"
+    report.write_text(json.dumps(queue_report()), encoding="utf-8")
+    page_file.write_text("nothing", encoding="utf-8")
+    assert queue_bench_page.main([str(report), "--page", str(page_file)]) == 1
+    assert capsys.readouterr().err.startswith("queue_bench_page: error: ValueError: the page has no ")
