@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.types import ChannelQuant, LifeTime, Operand, OperandType, OperationType, is_scalar
+from nnfmq.hal.types import ChannelQuant, LifeTime, Operand, OperandType, OperationType
 
 Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
@@ -273,8 +273,6 @@ def _matched(
     named = {p.name: operand for p, operand in zip(parameters, inputs, strict=True)}
     _, output_level = declaration.expand_outputs(len(outputs)) or ((), V1_0)
     level = max(declaration.since, level, variant.level, output_level, declaration.level(named, outputs[0]))
-    if any(not o.dimensions and not is_scalar(o.type) and o.lifetime != LifeTime.NO_VALUE for o in (*inputs, *outputs)):
-        level = max(level, V1_2)  # a tensor of unknown rank
     return Match(declaration, parameters, variant, level)
 
 

@@ -20,7 +20,7 @@ from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.sync_execution import exchange_execution
-from nnfmq.runtime.wire_values import memory_fds, to_wire_deadline
+from nnfmq.runtime.wire_values import memory_fds, to_wire_config, to_wire_deadline
 from nnfmq.serialize import messages
 from nnfmq.uncopyable import Uncopyable
 
@@ -96,7 +96,7 @@ class AidlBurst(Uncopyable):
             self._require_id(),
             messages.request_to_data(request),
             tuple(tokens),
-            messages.config_to_data(config),
+            to_wire_config(self._model, config),
             to_wire_deadline(self._connection, deadline_ns),
         )
         run = RequestRun(self._model, request, config)

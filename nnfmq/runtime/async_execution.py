@@ -19,7 +19,7 @@ from nnfmq.runtime.future import Future
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.tensor_layout import Array
-from nnfmq.runtime.wire_values import memory_fds, to_wire_deadline
+from nnfmq.runtime.wire_values import memory_fds, to_wire_config, to_wire_deadline
 from nnfmq.serialize import messages
 from nnfmq.uncopyable import Uncopyable
 
@@ -109,7 +109,7 @@ class AsyncRequest:
             connection.next_call_id(),
             self._model_id,
             messages.request_to_data(request),
-            messages.config_to_data(self._config),
+            to_wire_config(self._model, self._config),
             to_wire_deadline(connection, self._deadline_ns),
         )
         run = RequestRun(self._model, request, self._config)

@@ -27,7 +27,7 @@ from nnfmq.runtime.buffer_allocation import ModelRole, allocate_in_device
 from nnfmq.runtime.connection import DEFAULT_TIMEOUT_S, Connection
 from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.prepared_model import PreparedModel
-from nnfmq.runtime.wire_values import memory_fds, to_wire_deadline
+from nnfmq.runtime.wire_values import memory_fds, require_supported_hints, to_wire_deadline
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model_codec import encode_model
@@ -149,7 +149,7 @@ class Device:
             model: The model.
             preference: What the compilation optimizes.
             priority: The priority of the model's executions among those of this client.
-            hints: Vendor hints for devices that know their extensions.
+            hints: Vendor hints, of extensions that this device supports; it ignores those that it does not know.
             extensions: The prefixes of extensions in `hints`.
             cache_dir: An existing directory. The compilation is read from cache files there if this driver wrote them,
                 otherwise made and saved. A cache that cannot be used is logged and has no other effect.
@@ -169,6 +169,7 @@ class Device:
         """
         if cache_dir is not None and (model_cache or data_cache):
             raise InvalidArgument("caches are either in `cache_dir` or the files given, not both")
+        require_supported_hints(self.info.name, self._extension_names(), hints, extensions)
         hal_model = _hal_model(model)
         data, pools = encode_model(hal_model)
         deadline_ns = deadline_after(timeout)
@@ -265,7 +266,8 @@ class Device:
             if progress is not None:
                 progress(notification.done, notification.total)
 
-        prepared = PreparedModel(self._connection, None, *_signature(model, self.info), self.info.name)
+        signature = _signature(model, self.info)
+        prepared = PreparedModel(self._connection, None, *signature, self.info.name, self._extension_names())
         try:
             self._connection.call(
                 replace(message, call=self._connection.next_call_id()),
@@ -279,6 +281,9 @@ class Device:
             prepared.close()  # the driver may have replied just before a signal handler raised
             raise
         return prepared
+
+    def _extension_names(self) -> frozenset[str]:
+        return frozenset(extension.name for extension in self.info.extensions)
 
     def _consumers(self, model: Model) -> tuple[tuple[int, ...], ...]:
         """Return numberOfConsumers of each subgraph's operands, which only HIDL has."""

@@ -20,7 +20,7 @@ from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.result_validation import fenced_times, raise_if_fenced_failed
-from nnfmq.runtime.wire_values import memory_fds
+from nnfmq.runtime.wire_values import memory_fds, to_wire_config
 from nnfmq.serialize import messages
 from nnfmq.uncopyable import Uncopyable
 
@@ -196,7 +196,7 @@ def launch_fenced(
         model.connection.next_call_id(),
         model.model_id,
         messages.request_to_data(request),
-        messages.config_to_data(config),
+        to_wire_config(model, config),
         to_limit_field(deadline_ns),
         to_limit_field(from_seconds(limits.duration)),
         len(fences),

@@ -14,7 +14,9 @@ _RELEASE_TIMEOUT_NS = 1_000_000_000
 
 
 class ModelHandle(Uncopyable):
-    """A prepared model's id in the driver, its signature, and the name of the device that prepared it. Thread-safe.
+    """A prepared model's id in the driver, its signature, and the device that prepared it. Thread-safe.
+
+    `device` is the device's name, and `extensions` has the names of the extensions that it supports.
 
     `model_id` is None until the driver has replied to the prepare call, which is followed by `on_prepared`.
     """
@@ -26,11 +28,13 @@ class ModelHandle(Uncopyable):
         inputs: tuple[TensorInfo, ...],
         outputs: tuple[TensorInfo, ...],
         device: str,
+        extensions: frozenset[str] = frozenset(),
     ) -> None:
         self.connection = connection
         self.inputs = inputs
         self.outputs = outputs
         self.device = device
+        self.extensions = extensions
         self._model_id = model_id
 
     def on_prepared(self, reply: messages.PreparedModelReady) -> None:

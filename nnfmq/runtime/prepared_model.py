@@ -53,8 +53,9 @@ class PreparedModel(Uncopyable):
         inputs: tuple[TensorInfo, ...],
         outputs: tuple[TensorInfo, ...],
         device: str = "",
+        extensions: frozenset[str] = frozenset(),
     ) -> None:
-        self.handle = ModelHandle(connection, model_id, inputs, outputs, device)
+        self.handle = ModelHandle(connection, model_id, inputs, outputs, device, extensions)
         """The model as the execution modes use it."""
         self.inputs = inputs
         self.outputs = outputs
@@ -74,7 +75,8 @@ class PreparedModel(Uncopyable):
     def memory_preference(self, kind: Literal["input", "output"], index: int) -> MemoryPreference:
         """Return the placement of one input or output in the application's memory that is fastest (MEM-6).
 
-        The driver may read the padding of an input. It never writes that of an output.
+        The driver may read the padding of an input. It never writes that of an output. HIDL requests cannot state a
+        padding: with its interface versions it is 1.
 
         Raises:
             InvalidArgument: If there is no such input or output.
@@ -82,7 +84,7 @@ class PreparedModel(Uncopyable):
         count = len(self.inputs if kind == "input" else self.outputs)
         if not 0 <= index < count:
             raise InvalidArgument(f"the model has {count} {kind}s, there is no {kind} {index}")
-        return MemoryPreference(ALIGNMENT, PADDING)
+        return MemoryPreference(ALIGNMENT, PADDING if self.connection.is_aidl else 1)
 
     @overload
     def execute(

@@ -31,7 +31,7 @@ from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.sync_execution import exchange_execution, execute_request
 from nnfmq.runtime.tensor_layout import Array
-from nnfmq.runtime.wire_values import memory_fds
+from nnfmq.runtime.wire_values import memory_fds, to_wire_config
 from nnfmq.serialize import messages
 from nnfmq.uncopyable import Uncopyable
 
@@ -61,7 +61,7 @@ class RequestExecution(Uncopyable):
             model.connection.next_call_id(),
             model.model_id,
             messages.request_to_data(request),
-            messages.config_to_data(config),
+            to_wire_config(model, config),
         )
         fds = memory_fds(request.pools)
         try:

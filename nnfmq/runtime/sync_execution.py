@@ -23,7 +23,7 @@ from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.tensor_layout import Array
-from nnfmq.runtime.wire_values import memory_fds, to_wire_deadline
+from nnfmq.runtime.wire_values import memory_fds, to_wire_config, to_wire_deadline
 from nnfmq.serialize import messages
 
 
@@ -42,7 +42,7 @@ def execute_request(
         model.connection.next_call_id(),
         model.model_id,
         messages.request_to_data(request),
-        messages.config_to_data(config),
+        to_wire_config(model, config),
         to_wire_deadline(model.connection, deadline_ns),
     )
     run = RequestRun(model, request, config)

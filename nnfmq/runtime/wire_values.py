@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import cast
 
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.timing import from_seconds, to_limit_field
-from nnfmq.hal.types import BufferToken, ExecutionConfig, LoopTimeoutDurationNs, MeasureTiming, Pool, SharedPool
+from nnfmq.hal.types import (
+    BufferToken,
+    ExecutionConfig,
+    ExtensionNameAndPrefix,
+    LoopTimeoutDurationNs,
+    MeasureTiming,
+    Pool,
+    SharedPool,
+    TokenValuePair,
+)
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.serialize import messages
 
 _log = logging.getLogger("nnfmq.client")
 
@@ -39,6 +51,36 @@ def make_execution_config(measure: bool, loop_timeout: float | None) -> Executio
         _log.warning("a loop timeout of %g s is reduced to the maximum of %g s", loop_timeout, maximum_ns / 1e9)
         loop_timeout_ns = maximum_ns
     return ExecutionConfig(measure_timing, loop_timeout_ns)
+
+
+def to_wire_config(model: ModelHandle, config: ExecutionConfig) -> messages.ConfigData:
+    """Return the configuration of an execution of `model` as messages carry it.
+
+    Raises:
+        InvalidArgument: If a hint is one of an extension that the model's device does not support.
+    """
+    require_supported_hints(model.device, model.extensions, config.hints, config.extensions)
+    return messages.config_to_data(config)
+
+
+def require_supported_hints(
+    device: str, supported: Container[str], hints: Sequence[TokenValuePair], named: Sequence[ExtensionNameAndPrefix]
+) -> None:
+    """Require that `device` supports the extensions of `hints` (EXT-6). The driver validates everything else.
+
+    The driver cannot check this, because the HAL makes it ignore hints that it does not know (PREP-10).
+
+    Raises:
+        InvalidArgument: If it does not support one.
+    """
+    if not hints:
+        return
+    from nnfmq.hal.extension_codes import extension_prefix  # few applications have hints
+
+    prefixes = {extension_prefix(hint.token) for hint in hints}
+    for extension in named:
+        if extension.prefix in prefixes and extension.name not in supported:
+            raise InvalidArgument(f"a hint of extension {extension.name!r}, which device {device} lacks (EXT-6)")
 
 
 def memory_fds(pools: Sequence[Pool | BufferToken]) -> list[int]:

@@ -31,7 +31,7 @@ from nnfmq.hal.types import (
     is_scalar,
 )
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.signature import V1_0, V1_1, V1_3, match
+from nnfmq.operations.signature import V1_0, V1_1, V1_2, V1_3, match
 from nnfmq.validation.rules import require
 from nnfmq.validation.subgraph_boundaries import require_counts, validate_boundaries
 from nnfmq.validation.values import validate_extensions
@@ -115,7 +115,8 @@ def _validate_type(operand: Operand, where: str) -> int:
         "N-VAL-1",
         f"{where}: type {operand.type.name} with lifetime {operand.lifetime.name}, both or neither must be SUBGRAPH",
     )
-    return introduced_in(operand.type)
+    is_unranked = not operand.dimensions and not is_scalar(operand.type) and operand.lifetime != LifeTime.NO_VALUE
+    return max(introduced_in(operand.type), V1_2 if is_unranked else V1_0)  # before 1.2 the rank must be known (MOD-5)
 
 
 def _validate_extension_operand(model: Model, operand: Operand, where: str) -> None:

@@ -7,7 +7,8 @@ import re
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ import nnfmq
 from nnfmq.hal.extension_codes import ExtensionCodes, extension_code
 from nnfmq.hal.types import (
     DataLocation,
+    ExecutionConfig,
     ExtensionNameAndPrefix,
     Model,
     Operand,
@@ -43,6 +45,7 @@ from nnfmq.hal.types import (
     OutputShape,
     Request,
     RequestArgument,
+    TokenValuePair,
 )
 from nnfmq.memory import Memory
 
@@ -465,3 +468,30 @@ def test_EXT_8_the_documented_tests_pass(site: Path) -> None:
 def test_EXT_8_the_documents_contain_the_example_s_files(name: str) -> None:
     shown = re.findall(r"^```(?:python|toml)\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
     assert (EXAMPLE / name).read_text() in shown
+
+
+def test_EXT_6_hints_are_those_of_extensions_that_the_device_supports(device: nnfmq.Device) -> None:
+    """An unknown hint of a supported extension is ignored (PREP-10); one of another extension is rejected."""
+    hints, prefix = (TokenValuePair(3 << 16 | 7, b"any"),), 3
+    known, unknown = ((ExtensionNameAndPrefix(name, prefix),) for name in (NAME, "com.example.none"))
+    refused = pytest.raises(nnfmq.InvalidArgument, match=r"'com\.example\.none', which device reference lacks")
+    with refused:
+        device.prepare(null_model(), hints=hints, extensions=unknown)
+    with ExitStack() as stack:
+        model = stack.enter_context(device.prepare(null_model(), hints=hints, extensions=known))
+        burst, aidl_burst = stack.enter_context(model.request_burst()), stack.enter_context(model.aidl_burst())
+        memory = stack.enter_context(Memory.create(128))
+        source, sink = (RequestArgument(location=DataLocation(0, at, 4)) for at in (0, 64))
+        request = Request((source,), (sink,), (memory,))
+        modes: list[Callable[[ExecutionConfig], object]] = [
+            lambda config: model.execute_request(request, config),
+            lambda config: model.execute_request_async(request, config).result(LIMIT_S),
+            lambda config: stack.enter_context(model.execute_request_fenced(request, config)).result(LIMIT_S),
+            lambda config: stack.enter_context(model.create_reusable_request(request, config)).compute(),
+            lambda config: burst.execute_request(request, config),
+            lambda config: aidl_burst.execute_synchronously(request, config),
+        ]
+        for execute in modes:
+            execute(ExecutionConfig(hints=hints, extensions=known))
+            with refused:
+                execute(ExecutionConfig(hints=hints, extensions=unknown))

@@ -11,13 +11,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.drivers import LIMIT_S, Daemon, InThread, Process, until
-from support.models import add_model, pool_bytes, request_for, slow_model
+from support.drivers import LIMIT_S, Daemon, InThread, Process, one, until
+from support.models import add_model, null_model, pool_bytes, request_for, slow_model, unsized_relu_model
 from support.places import ROOT
 
 import nnfmq
 from nnfmq.hal.feature_levels import FeatureLevel, interface_name
-from nnfmq.hal.types import MeasureTiming, OutputShape
+from nnfmq.hal.types import (
+    DataLocation,
+    LifeTime,
+    MeasureTiming,
+    Operand,
+    OperandType,
+    OutputShape,
+    Request,
+    RequestArgument,
+)
 from nnfmq.memory import Memory
 from nnfmq.runtime import hidl
 from nnfmq.validation.interface_conversion import convert_to
@@ -127,3 +136,48 @@ def test_BUR_15_BUR_19_SIGKILL_of_the_worker_ends_an_execution_on_an_aidl_burst(
         assert isinstance(call.wait().error, nnfmq.DeadObject)
         with pytest.raises(nnfmq.DeadObject):
             burst.execute_synchronously(request_for(slow, pools))
+
+
+@pytest.mark.parametrize("level", FeatureLevel, ids=interface_name)
+def test_MEM_6_the_preferred_padding_is_what_the_interface_can_carry(level: FeatureLevel, daemon: Daemon) -> None:
+    """What the model prefers is accepted as a request's layout; HIDL, whose preference is 1, rejects any padding."""
+    with ExitStack() as stack:
+        client = stack.enter_context(nnfmq.connect(daemon.path, timeout=LIMIT_S, interface=interface_name(level)))
+        model = stack.enter_context(client.device("reference").prepare(null_model()))
+        preferred = [model.memory_preference(kind, 0) for kind in ("input", "output")]  # type: ignore[arg-type]
+        assert preferred == [(64, 64 if level >= FeatureLevel.AIDL_V1 else 1)] * 2
+        memory = stack.enter_context(Memory.create(128))
+        memory.view[:4] = one(7).tobytes()
+        (source, sink), (alignment, padding) = (0, 64), preferred[0]
+        places = [DataLocation(0, at // alignment * alignment, 4, -4 % padding) for at in (source, sink)]
+        model.execute_request(Request(*((RequestArgument(location=place),) for place in places), (memory,)))
+        assert memory.view[64:68] == memory.view[:4]
+        if level < FeatureLevel.AIDL_V1:
+            padded = RequestArgument(location=DataLocation(0, 0, 4, 60))
+            with pytest.raises(nnfmq.InvalidArgument, match="does not have padding"):
+                model.execute_request(Request((padded,), (RequestArgument(location=places[1]),), (memory,)))
+
+
+@pytest.mark.parametrize("level", FeatureLevel, ids=interface_name)
+def test_MOD_5_an_unknown_rank_needs_1_2_and_before_it_a_request_specifies_unknown_extents(
+    level: FeatureLevel, daemon: Daemon
+) -> None:
+    with ExitStack() as stack:
+        client = stack.enter_context(nnfmq.connect(daemon.path, timeout=LIMIT_S, interface=interface_name(level)))
+        device = client.device("reference")
+        inputs = (*ADD.main.input_indexes, len(ADD.main.operands))
+        unranked = Operand(OperandType.TENSOR_FLOAT32, (), lifetime=LifeTime.SUBGRAPH_INPUT)  # no operation reads it
+        main = replace(ADD.main, operands=(*ADD.main.operands, unranked), input_indexes=inputs)
+        for call in (device.prepare, device.supported_operations):
+            if level < FeatureLevel.V1_2:
+                with pytest.raises(nnfmq.InvalidArgument, match=r"the model needs HIDL 1\.2, .*\(N-VAL-21\)$"):
+                    call(replace(ADD, main=main))
+            elif call == device.prepare:
+                stack.enter_context(device.prepare(replace(ADD, main=main)))
+        model = stack.enter_context(device.prepare(unsized_relu_model()))
+        source, sink = (stack.enter_context(Memory.create(16)) for _ in range(2))
+        given, open_output = (RequestArgument(location=DataLocation(pool, 0, 16)) for pool in (0, 1))
+        model.execute_request(Request((given,), (replace(open_output, dimensions=(4,)),), (source, sink)))
+        if level < FeatureLevel.V1_2:
+            with pytest.raises(nnfmq.InvalidArgument, match="N-RQX-8"):
+                model.execute_request(Request((given,), (open_output,), (source, sink)))

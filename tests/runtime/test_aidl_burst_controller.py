@@ -109,7 +109,10 @@ def test_TIM_2_a_measured_execution_has_both_times(burst: AidlBurst, pools: tupl
     assert 0 < timing.time_on_device_ns <= timing.time_in_driver_ns
 
 
-def test_BUR_20_EXE_14_the_configuration_is_used(burst: AidlBurst, pools: tuple[Memory, Memory]) -> None:
+def test_BUR_20_EXE_14_the_configuration_is_used(
+    burst: AidlBurst, pools: tuple[Memory, Memory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(burst._model, "extensions", {"com.example.none"})
     names = (ExtensionNameAndPrefix("com.example.none", 1),)
     hint = TokenValuePair(1 << 16, b"anything")
     burst.execute_synchronously(request_of(pools), ExecutionConfig(hints=(hint,), extensions=names))

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 from support.caching import TOKEN, Paths, chain
+from support.hints import with_extension
 from support.models import unsupported_model
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadline
@@ -51,7 +52,7 @@ class Counting:
 
     def __init__(self, connection: Connection, session: Session, patch: pytest.MonkeyPatch) -> None:
         served = session.devices.find("reference")
-        self.device = Device(served.info, connection)
+        self.device = with_extension(Device(served.info, connection), EXTENSION.name)
         self.compiled = self.restored = 0
         compile, restore = served.compile, served.restore
 

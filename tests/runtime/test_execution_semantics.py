@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from support import models
 from support.executors import LIMIT_S, Held, floats
+from support.hints import with_extension
 from support.protocol import ProtocolPeer
 from support.small_models import INPUT, OUTPUT, graph, one_operation, scalar, two_adds
 
@@ -294,7 +295,7 @@ def test_EXT_6_hints_of_an_execution_are_validated_and_unknown_ones_ignored(
 ) -> None:
     named = (ExtensionNameAndPrefix("com.example.hints", 3),)
     hint = TokenValuePair(3 << 16 | 7, b"fast")
-    with device.prepare(ADD) as prepared:
+    with with_extension(device, "com.example.hints").prepare(ADD) as prepared:
         prepared.execute_request(request_, ExecutionConfig(hints=(hint,), extensions=named))
         assert floats(pools[1]) == SUM
         wrong = {

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support import control_flow_models, models
 from support.executors import floats
+from support.hints import with_extension
 
 from nnfmq.channel import Channel
 from nnfmq.hal.capabilities import CPU_PERFORMANCE, UNKNOWN_PERFORMANCE
@@ -88,7 +89,7 @@ MODELS: dict[str, tuple[Model, L]] = {
 
 
 def prepare(client: Client, model: Model, **changes: Any) -> Any:
-    return client.device("reference").prepare(model, **changes)
+    return with_extension(client.device("reference"), "com.example.none").prepare(model, **changes)
 
 
 @every_interface

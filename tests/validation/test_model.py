@@ -444,6 +444,17 @@ def test_MOD_5_unknown_dimensions_are_legal_as_in_the_vectors_of_HAL_1_0_and_an_
     assert validate_model(with_operand(two_adds(), index, dimensions=dimensions)) == level
 
 
+UNRANKED = Operand(F32, (), lifetime=INPUT)
+UNRANKED_OEM = Operand(OperandType.TENSOR_OEM_BYTE, (), lifetime=INPUT)
+
+
+@pytest.mark.parametrize("unused", [UNRANKED, UNRANKED_OEM], ids=["base", "OEM"])
+def test_MOD_5_an_unknown_rank_needs_1_2_even_if_no_operation_reads_the_operand(unused: Operand) -> None:
+    main = two_adds().main
+    model = with_main(two_adds(), operands=(*main.operands, unused), input_indexes=(*main.input_indexes, 5))
+    assert validate_model(model) == 3
+
+
 def test_MOD_13_relaxed_computation_needs_HAL_1_1() -> None:
     assert validate_model(replace(two_adds(), relax_computation_float32_to_float16=True)) == 2
 

@@ -1,0 +1,16 @@
+"""Devices that support an extension of hints, as their description says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from nnfmq.runtime.client_device import Device
+from nnfmq.serialize import messages
+
+
+def with_extension(device: Device, name: str) -> Device:
+    """Return the device with one more extension in its description. The driver ignores hints that it does not know."""
+    extensions = (*device.info.extensions, messages.ExtensionData(name, ()))
+    return replace(device, info=msgspec.structs.replace(device.info, extensions=extensions))
