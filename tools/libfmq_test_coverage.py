@@ -81,7 +81,18 @@ PROCESSES: Table = {
 }
 
 LATER_VERSIONS: Table = {
-    **_suite("UnsynchronizedWriteTest", "ReadMoreThanNumMessagesMaxFails ReadMoreThanAvailableToReadFails", 4),
+    **_suite(
+        "BlockingReadWrites",
+        "ShortEventFlagWaitWithWakeTest ShortEventFlagWaitWithoutWakeTest FmqWriteAndReadWithShortEventFlagWaitTest",
+        4,
+    ),
+    **_suite(
+        "UnsynchronizedReadWriteTest",  # the name of UnsynchronizedWriteTest in these versions
+        "SmallInputTest1 ReadWhenEmpty WriteWhenFull1 WriteWhenFull2 LargeInputTest1 LargeInputTest2 LargeInputTest3 "
+        "MultipleRead MultipleWrite ReadWriteWrapAround ReadMoreThanNumMessagesMaxFails "
+        "ReadMoreThanAvailableToReadFails",
+        4,
+    ),
     **_suite("UnsynchronizedOverflowHistoryTest", "ReadAfterOverflow CommitReadAfterOverflow", 4),
     **_suite("UnsynchronizedOverflowHistoryTestSingleElement", "ReadAfterOverflow", 4),
     **_suite("SynchronizedReadWriteClient", "MisalignedWriteCounterClientSide", 4),

@@ -145,7 +145,9 @@ static inline uint64_t nnfmq_available_to_read(nnfmq_queue *q) {
     return w < r ? 0 : (w - r) / q->quantum;
 }
 
-/* Also -EMSGSIZE: more than the capacity; -EBADMSG: invalid counters; -EACCES: mapped read-only. */
+/* Also -EMSGSIZE: more than the capacity; -EACCES: mapped read-only; -EBADMSG: a counter that no correct peer stores. As
+ * in libfmq, a read counter ahead of the write counter counts as an empty ring, and the next read discards what is in
+ * it; with one more than a ring behind, a write fails until the next read. */
 static inline int nnfmq_write(nnfmq_queue *q, const void *data, uint64_t records) {
     if (records > q->ring_bytes / q->quantum)
         return -EMSGSIZE;
@@ -154,8 +156,10 @@ static inline int nnfmq_write(nnfmq_queue *q, const void *data, uint64_t records
     uint64_t bytes = records * q->quantum;
     uint64_t w = __atomic_load_n(q->write_counter, __ATOMIC_RELAXED);
     uint64_t used = 0;
-    if (q->flavor == NNFMQ_SYNCHRONIZED)
-        used = w - __atomic_load_n(q->read_counter, __ATOMIC_ACQUIRE);
+    if (q->flavor == NNFMQ_SYNCHRONIZED) {
+        uint64_t r = __atomic_load_n(q->read_counter, __ATOMIC_ACQUIRE);
+        used = w < r ? 0 : w - r;
+    }
     if (w % q->quantum != 0 || used > q->ring_bytes)
         return -EBADMSG;
     if (bytes > q->ring_bytes - used)
@@ -172,16 +176,21 @@ static inline int nnfmq_write(nnfmq_queue *q, const void *data, uint64_t records
     return 1;
 }
 
-/* Also -EMSGSIZE and -EBADMSG; -EOVERFLOW: an unsynchronized writer has overwritten unread records. The next call reads
- * what is written next, and `data` may contain bytes of other records. */
+/* Also -EMSGSIZE; -EBADMSG, after which, as in libfmq, the next call reads what is written next, unless a counter is no
+ * multiple of the quantum; -EOVERFLOW: an unsynchronized writer has overwritten unread records. The next call reads what
+ * is written next, and `data` may contain bytes of other records. */
 static inline int nnfmq_read(nnfmq_queue *q, void *data, uint64_t records) {
     if (records > q->ring_bytes / q->quantum)
         return -EMSGSIZE;
     uint64_t bytes = records * q->quantum;
     uint64_t w = __atomic_load_n(q->write_counter, __ATOMIC_ACQUIRE);
     uint64_t r = __atomic_load_n(nnfmq_read_counter(q), __ATOMIC_RELAXED);
-    if (w % q->quantum != 0 || r % q->quantum != 0 || (q->flavor == NNFMQ_SYNCHRONIZED && w - r > q->ring_bytes))
+    if (w % q->quantum != 0 || r % q->quantum != 0)
         return -EBADMSG;
+    if (q->flavor == NNFMQ_SYNCHRONIZED && w - r > q->ring_bytes) { /* also if w < r: the difference wraps around */
+        __atomic_store_n(q->read_counter, w, __ATOMIC_RELEASE);
+        return -EBADMSG;
+    }
     uint64_t end = w; /* the writer may have overwritten records before this counter */
     if (w - r <= q->ring_bytes) {
         if (w - r < bytes)

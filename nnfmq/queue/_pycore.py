@@ -378,7 +378,7 @@ class Ring(Uncopyable):
         return 0, -1
 
     def _recover_from_overflow(self, w: int) -> None:
-        # As libfmq's beginRead: nothing is left to read or, in versions after Android 14, the newest half of the ring.
+        # As libfmq's beginRead: nothing is left to read or, from Android 15 QPR1 on, the newest half of the ring.
         self._read_counter[0] = w - min(self._history_bytes, w)  # SYNC space
 
     def _copy_out(self, r: int, size: int) -> bytes:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 class Overflow(Enum):
     """Which records an unsynchronized reader can still read after an overflow."""
 
-    SKIP_ALL = "none: the next record to be written is the next to be read (Android 10 to 14)"
-    KEEP_HALF = "the newest half of the ring (Android 15 and later)"
+    SKIP_ALL = "none: the next record to be written is the next to be read (Android 10 to 15)"
+    KEEP_HALF = "the newest half of the ring (Android 15 QPR1 and later)"
 
 
 class AttachOptions(TypedDict, total=False):

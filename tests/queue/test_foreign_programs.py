@@ -157,14 +157,57 @@ def test_more_records_than_the_ring_holds_are_rejected_immediately(name: str, at
     assert attach(name).ask(line) == str(-errno.EMSGSIZE)
 
 
-@pytest.mark.parametrize(("counter", "value"), [(8, 12), (8, 80), (0, 8)])
-def test_impossible_counters_are_rejected(
-    queue: MessageQueue, name: str, attach: Attach, counter: int, value: int
+def set_counters(queue: MessageQueue, read: int, write: int) -> None:
+    queue.memory.view[:16] = records(read, write)
+
+
+@pytest.mark.parametrize("read", ["r 1", f"R {LONG_MS} 1"])
+@pytest.mark.parametrize(("r", "w"), [(8, 0), (0, 80), (2**64 - 8, 2**63)])
+def test_a_read_rejects_impossible_counters_once_and_recovers_as_in_libfmq(
+    queue: MessageQueue, name: str, attach: Attach, r: int, w: int, read: str
 ) -> None:
-    queue.memory.view[counter : counter + 8] = value.to_bytes(8, "little")
     peer = attach(name)
+    set_counters(queue, r, w)
+    assert peer.ask(read) == str(-errno.EBADMSG)
+    assert queue.counters() == (w, w)
+    assert peer.ask("r 1") == "0"
+    assert queue.write(records(7))
+    assert peer.ask(read) == "1 7"
+
+
+@pytest.mark.parametrize("write", ["w 9", f"W {LONG_MS} 9"])
+@pytest.mark.parametrize(("r", "w"), [(8, 0), (32, 8)])
+def test_a_write_with_the_read_counter_ahead_succeeds_as_in_libfmq(
+    queue: MessageQueue, name: str, attach: Attach, r: int, w: int, write: str
+) -> None:
+    peer = attach(name)
+    set_counters(queue, r, w)
+    assert queue.write(records(9)) is True  # as here
+    set_counters(queue, r, w)
+    assert peer.ask(write) == "1"
+    assert queue.counters() == (w + 8, r)
+
+
+def test_a_write_with_the_read_counter_more_than_a_ring_behind_fails_until_the_next_read(
+    queue: MessageQueue, name: str, attach: Attach
+) -> None:
+    peer = attach(name)
+    set_counters(queue, 0, 80)
+    assert peer.ask("w 9") == peer.ask("w 9") == str(-errno.EBADMSG)
+    assert queue.read(1) is None
+    assert peer.ask("w 9") == "1"
+    assert queue.read(1) == records(9)
+
+
+@pytest.mark.parametrize(("r", "w"), [(0, 12), (4, 16), (4, 12)])
+def test_counters_that_are_no_multiple_of_the_quantum_are_rejected_and_stay(
+    queue: MessageQueue, name: str, attach: Attach, r: int, w: int
+) -> None:
+    peer = attach(name)
+    set_counters(queue, r, w)
     assert peer.ask("r 1") == peer.ask(f"R {LONG_MS} 1") == str(-errno.EBADMSG)
-    assert peer.ask("w 1") == str(-errno.EBADMSG)
+    assert peer.ask("w 1") == ("1" if w % 8 == 0 else str(-errno.EBADMSG))
+    assert queue.counters()[1] == r
 
 
 # ---- waiting ----

@@ -20,6 +20,7 @@ FORMS = ["aidl", "hidl"]
 PLACES = ["one_fd", "two_fds"]
 
 COUNT = 2048
+CUSTOM_NOT_EMPTY, CUSTOM_NOT_FULL = 1, 2  # libfmq's tests number their bits the other way round than the defaults
 
 
 def travelled(descriptor: MQDescriptor, form: str) -> MQDescriptor:

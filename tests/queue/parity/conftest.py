@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from itertools import product
 
 import pytest
-from support.queues import CORES, FORMS, PLACES, Setup
+from support.queues import CORES, CUSTOM_NOT_FULL, FORMS, PLACES, Setup
+
+from nnfmq.queue import EventFlag
 
 
 @pytest.fixture(params=product(CORES, FORMS, PLACES), ids="-".join)
@@ -23,3 +25,11 @@ def plain(request: pytest.FixtureRequest) -> Iterator[Setup]:
     made = Setup(request.param)
     with made.stack:
         yield made
+
+
+@pytest.fixture
+def word(setup: Setup) -> EventFlag:
+    """An event flag over a private word that says that the queue is not full."""
+    flag = setup.stack.enter_context(EventFlag.from_buffer(memoryview(bytearray(4)), core=setup.core))
+    flag.wake(CUSTOM_NOT_FULL)
+    return flag

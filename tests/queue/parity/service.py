@@ -46,12 +46,10 @@ class Service:
     def attach_unsync(self, fds: list[int], text: str) -> None:
         self.unsync = MessageQueue.adopt(fds, text, flavor=UNSYNCHRONIZED, reset_pointers=False)
 
-    def get_unsync(self, fds: list[int], place: str, records: int, one_writer: bool) -> str:
+    def get_unsync(self, fds: list[int], place: str, records: int) -> str:
         """Create the unsynchronized queue; its fds are sent with the reply."""
-        ring = Memory.create(QUANTUM * records, one_writer=one_writer) if place == "two_fds" else None
-        self.unsync = MessageQueue.create(
-            QUANTUM, records, flavor=UNSYNCHRONIZED, one_writer=one_writer, ring_memory=ring
-        )
+        ring = Memory.create(QUANTUM * records, one_writer=True) if place == "two_fds" else None
+        self.unsync = MessageQueue.create(QUANTUM, records, flavor=UNSYNCHRONIZED, one_writer=True, ring_memory=ring)
         return self.unsync.to_json()
 
     def write_sync(self, fds: list[int], n: int) -> bool:

@@ -1,8 +1,8 @@
 """libfmq's msgq_test_client, test by test: 34 names, 143 instances, each on every core.
 
 The client is this process, the service another, on the same core. The synchronized queue is the client's, of
-(page − 16) / 4 records of 4 bytes; the unsynchronized one is the service's, of 1024, and where the client does not
-write it maps it for reading only.
+(page − 16) / 4 records of 4 bytes; the unsynchronized one is the service's, of 1024, which alone writes it: the client
+maps it for reading only. In the tests in which libfmq's service reads, too, it does so by the object that writes.
 """
 
 from __future__ import annotations
@@ -86,19 +86,19 @@ class Client:
         self.service.call("configure_sync", self._text(queue), fds=queue.fds())
         return queue
 
-    def unsync(self, writes: bool = False) -> MessageQueue:
+    def unsync(self) -> MessageQueue:
         """Have the service create the unsynchronized queue, and attach to it."""
-        self.service.ask("get_unsync", self.setup.place, UNSYNC_COUNT, not writes)
+        self.service.ask("get_unsync", self.setup.place, UNSYNC_COUNT)
         text, fds = self.service.result()
-        return self._join(text, fds, writes)
+        return self._join(text, fds)
 
     def another(self, queue: MessageQueue) -> None:
         """Have the second process attach to the service's queue."""
         self.second.call("attach_unsync", queue.to_json(), fds=queue.fds())
 
-    def _join(self, text: str, fds: list[int], writes: bool) -> MessageQueue:
+    def _join(self, text: str, fds: list[int]) -> MessageQueue:
         memories = [Memory.adopt(fd) for fd in fds]
-        assert [memory.is_writable for memory in memories] == [writes] * len(memories)
+        assert not any(memory.is_writable for memory in memories)
         descriptor = descriptor_formats.from_json(text)
         if self.setup.form == "hidl":
             descriptor = descriptor_formats.from_hidl(descriptor_formats.to_hidl(descriptor))
@@ -129,11 +129,11 @@ def client(setup: Setup, services: Callable[[str, int], Service]) -> Iterator[Cl
 def test_UnsynchronizedWriteClientMultiProcess_MultipleReadersAfterOverflow(client: Client) -> None:
     reader, service = client.unsync(), client.service
     assert service.call("write_unsync", UNSYNC_COUNT) and service.call("write_unsync", 1)
-    assert reader.read(1) is None
-    assert service.call("write_unsync", UNSYNC_COUNT)
-    assert reader.read(UNSYNC_COUNT) == pattern(UNSYNC_COUNT)
+    assert reader.read(UNSYNC_COUNT) is None
+    assert service.call("write_unsync", 16)
+    assert reader.read(16) == pattern(16)
     client.another(reader)
-    assert client.second.call("read_unsync", 1) is None
+    assert client.second.call("read_unsync", 16) is None
     assert service.call("write_unsync", 16)
     assert client.second.call("read_unsync", 16) is True
 
@@ -157,9 +157,9 @@ def test_SynchronizedReadWriteClient_BlockingReadWrite2(client: Client, limit_ns
     assert queue.write_blocking(bytes(QUANTUM * SYNC_COUNT), limit_ns)
 
 
-def blocking_repeat(client: Client, count: int, limit_ns: int) -> None:
-    """Write the pattern of 64 often, while the service reads `count` at a time; then the ring is empty."""
-    queue, writes = client.sync(), 128
+def blocking_repeat(client: Client, count: int, writes: int, limit_ns: int) -> None:
+    """Write the pattern of 64 `writes` times, while the service reads `count` at a time; then the ring is empty."""
+    queue = client.sync()
     client.service.ask("blocking_read", count, 64 * writes // count, True)
     for _ in range(writes):
         assert queue.write_blocking(pattern(64), limit_ns, **CUSTOM)
@@ -168,15 +168,15 @@ def blocking_repeat(client: Client, count: int, limit_ns: int) -> None:
 
 
 def test_SynchronizedReadWriteClient_BlockingReadWriteRepeat1(client: Client, limit_ns: int) -> None:
-    blocking_repeat(client, 64, limit_ns)
+    blocking_repeat(client, 64, SYNC_COUNT, limit_ns)
 
 
 def test_SynchronizedReadWriteClient_BlockingReadWriteRepeat2(client: Client, limit_ns: int) -> None:
-    blocking_repeat(client, 128, limit_ns)
+    blocking_repeat(client, 128, SYNC_COUNT, limit_ns)
 
 
 def test_SynchronizedReadWriteClient_BlockingReadWriteRepeat3(client: Client, limit_ns: int) -> None:
-    blocking_repeat(client, 32, limit_ns)
+    blocking_repeat(client, 32, 1024, limit_ns)
 
 
 def test_SynchronizedReadWriteClient_BlockingReadWriteZeroMessages(client: Client) -> None:
@@ -223,20 +223,21 @@ def test_SynchronizedReadWriteClient_SmallInputWriterTest2(client: Client) -> No
 
 def test_SynchronizedReadWriteClient_MisalignedWriteCounter(client: Client) -> None:
     queue = client.sync()
+    assert client.service.call("write_sync", 1)
+    assert queue.begin_read(1) is not None
     queue.memory.view[8:16] = struct.pack("<Q", QUANTUM * SYNC_COUNT - 1)
+    queue.commit_read(1)
     assert client.service.call("write_sync", 1) is False
 
 
 def test_SynchronizedReadWriteClient_ReadWhenEmpty(client: Client) -> None:
     queue = client.sync()
-    assert client.service.call("write_sync", 0)
     assert (queue.available_to_read(), queue.read(2)) == (0, None)
 
 
 def test_SynchronizedReadWriteClient_WriteWhenFull(client: Client) -> None:
     queue = client.sync()
-    for i in range(SYNC_COUNT):
-        assert queue.write(i.to_bytes(QUANTUM, "little"))
+    assert queue.write(pattern(SYNC_COUNT))
     assert (queue.available_to_write(), queue.write(bytes(QUANTUM))) == (0, False)
     assert client.service.call("read_sync", SYNC_COUNT) is True
 
@@ -249,7 +250,7 @@ def test_SynchronizedReadWriteClient_LargeInputTest1(client: Client) -> None:
 
 def test_SynchronizedReadWriteClient_LargeInputTest2(client: Client) -> None:
     queue = client.sync()
-    assert client.service.call("write_sync", SYNC_COUNT * 2) is False
+    assert client.service.call("write_sync", 2048) is False
     assert (queue.available_to_read(), queue.read(1)) == (0, None)
 
 
@@ -296,7 +297,7 @@ def test_SynchronizedReadWriteClient_ReadWriteWrapAround2(client: Client) -> Non
     assert client.service.call("read_sync", SYNC_COUNT) is True
 
 
-# ---- UnsynchronizedWriteClient: either of them writes ----
+# ---- UnsynchronizedWriteClient: the service writes ----
 
 
 def test_UnsynchronizedWriteClient_SmallInputReaderTest1(client: Client) -> None:
@@ -306,26 +307,27 @@ def test_UnsynchronizedWriteClient_SmallInputReaderTest1(client: Client) -> None
 
 
 def test_UnsynchronizedWriteClient_SmallInputWriterTest1(client: Client) -> None:
-    writer = client.unsync(writes=True)
-    assert writer.write(pattern(16))
+    client.unsync()
+    assert client.service.call("write_unsync", 16)
     assert client.service.call("read_unsync", 16) is True
 
 
 def test_UnsynchronizedWriteClient_ReadWhenEmpty(client: Client) -> None:
     reader = client.unsync()
-    assert client.service.call("write_unsync", 0)
     assert (reader.available_to_read(), reader.read(2)) == (0, None)
 
 
-def overfill(writer: MessageQueue) -> None:
-    """Write one record more than fit."""
-    assert writer.write(pattern(UNSYNC_COUNT))
-    assert (writer.available_to_write(), writer.write(bytes(QUANTUM))) == (0, True)
+def overfill(client: Client) -> None:
+    """Have the service write one record more than fit; then its read fails."""
+    reader = client.unsync()
+    assert client.service.call("write_unsync", UNSYNC_COUNT)
+    assert reader.available_to_write() == 0
+    assert client.service.call("write_unsync", 1)
+    assert client.service.call("read_unsync", UNSYNC_COUNT) is None
 
 
 def test_UnsynchronizedWriteClient_WriteWhenFull(client: Client) -> None:
-    overfill(client.unsync(writes=True))
-    assert client.service.call("read_unsync", UNSYNC_COUNT) is None
+    overfill(client)
 
 
 def test_UnsynchronizedWriteClient_LargeInputTest1(client: Client) -> None:
@@ -341,10 +343,8 @@ def test_UnsynchronizedWriteClient_LargeInputTest2(client: Client) -> None:
 
 
 def test_UnsynchronizedWriteClient_LargeInputTest3(client: Client) -> None:
-    writer = client.unsync(writes=True)
-    overfill(writer)
-    assert client.service.call("read_unsync", UNSYNC_COUNT) is None
-    assert writer.write(pattern(UNSYNC_COUNT))
+    overfill(client)
+    assert client.service.call("write_unsync", UNSYNC_COUNT)
     assert client.service.call("read_unsync", UNSYNC_COUNT) is True
 
 
@@ -355,17 +355,17 @@ def test_UnsynchronizedWriteClient_MultipleRead(client: Client) -> None:
 
 
 def test_UnsynchronizedWriteClient_MultipleWrite(client: Client) -> None:
-    writer, data = client.unsync(writes=True), pattern(500)
-    for at in range(0, len(data), 100 * QUANTUM):
-        assert writer.write(data[at : at + 100 * QUANTUM])
-    assert client.service.call("read_unsync", 500) is True
+    reader = client.unsync()
+    for _ in range(5):
+        assert client.service.call("write_unsync", 100)
+    assert (reader.available_to_read(), reader.read(500)) == (500, pattern(100) * 5)
 
 
 def test_UnsynchronizedWriteClient_ReadWriteWrapAround(client: Client) -> None:
-    writer = client.unsync(writes=True)
-    assert writer.write(pattern(UNSYNC_COUNT // 2))
+    client.unsync()
+    assert client.service.call("write_unsync", UNSYNC_COUNT // 2)
     assert client.service.call("read_unsync", UNSYNC_COUNT // 2) is True
-    assert writer.write(pattern(UNSYNC_COUNT))
+    assert client.service.call("write_unsync", UNSYNC_COUNT)
     assert client.service.call("read_unsync", UNSYNC_COUNT) is True
 
 

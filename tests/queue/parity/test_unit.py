@@ -14,7 +14,7 @@ from time import monotonic_ns
 from typing import Any
 
 import pytest
-from support.queues import COUNT, Setup, pattern
+from support.queues import COUNT, CUSTOM_NOT_EMPTY, CUSTOM_NOT_FULL, Setup, pattern
 
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
 from nnfmq.memory import Memory
@@ -23,8 +23,6 @@ from nnfmq.queue import UNSYNCHRONIZED, EventFlag, Grantor, MessageQueue, MQDesc
 Start = Callable[..., "Future[Any]"]
 Until = Callable[[Callable[[], object]], None]
 
-# libfmq's tests number their custom bits the other way round than the defaults.
-CUSTOM_NOT_EMPTY, CUSTOM_NOT_FULL = 1, 2
 SIZE_MAX, SSIZE_MAX = 2**64 - 1, 2**63 - 1
 DATA_64 = pattern(64)
 FIVE_SECONDS = 5 * 10**9
@@ -72,11 +70,17 @@ def test_HidlOnlyBadQueueConfig_ExtentTooLarge(plain: Setup) -> None:
 
 
 def test_AidlOnlyBadQueueConfig_LookForLeakedFds(plain: Setup) -> None:
+    """libfmq makes 100 queues that it cannot map. Such sizes open nothing here, so others fail after opening."""
+    donor = plain.create(4, 64)
+    outside = donor.to_json().replace('"extent":256', '"extent":25600000')
     before = os.listdir("/proc/self/fd")
-    limit = min(os.sysconf("SC_OPEN_MAX"), 1024)
-    for _ in range(limit + 1):
+    for _ in range(100):
         with pytest.raises(InvalidArgument):
             plain.create(4, SIZE_MAX // 4 - layout.PAGE_BYTES - 1)
+        with pytest.raises(InvalidArgument, match="ring of 256 bytes in memory of 128"):
+            plain.create(4, 64, ring_memory=Memory.create(128))
+        with pytest.raises(QueueCorrupted, match="ring"):
+            MessageQueue.adopt([os.dup(fd) for fd in donor.fds()], outside, core=plain.core)
     assert os.listdir("/proc/self/fd") == before
 
 
@@ -180,14 +184,6 @@ def test_DoubleFdFailures_LargerFdSize(plain: Setup) -> None:
 
 
 # ---- BlockingReadWrites: an event flag word that is not the queue's ----
-
-
-@pytest.fixture
-def word(setup: Setup) -> EventFlag:
-    """An event flag over a private word that says that the queue is not full."""
-    flag = setup.stack.enter_context(EventFlag.from_buffer(memoryview(bytearray(4)), core=setup.core))
-    flag.wake(CUSTOM_NOT_FULL)
-    return flag
 
 
 def test_BlockingReadWrites_SmallInputTest1(
