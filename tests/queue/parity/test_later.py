@@ -1,8 +1,8 @@
 """Tests of libfmq's later versions: after an overflow half of the ring is readable; short waits; the error handler.
 
-They also use AIDL's C++ backend, whose descriptors are those of the NDK backend. Their suite UnsynchronizedReadWriteTest
-is UnsynchronizedWriteTest with another name and two more tests; here its readers have the later rule. Two tests have no counterpart: MessageQueueErasedTest is about C++ templates, RustInteropTest about
-a Rust library.
+They also use AIDL's C++ backend, whose descriptors are those of the NDK backend. Their UnsynchronizedReadWriteTest is
+UnsynchronizedWriteTest with another name and two more tests; here its readers have the later rule. Two tests have no
+counterpart: MessageQueueErasedTest is about C++ templates, RustInteropTest about a Rust library.
 """
 
 from __future__ import annotations
