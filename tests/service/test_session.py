@@ -646,7 +646,7 @@ def test_a_pool_shorter_than_announced_is_rejected(
     assert reply.status is INVALID
 
 
-@pytest.mark.parametrize(("make", "status"), [(pipe, INVALID), (sparse, ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT)])
+@pytest.mark.parametrize(("make", "status"), [(pipe, INVALID), (sparse, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)])
 def test_a_pool_that_has_no_bytes_or_too_many_is_rejected(
     make: Callable[[], int], status: ErrorStatus, client: ProtocolPeer, pools: tuple[Memory, Memory]
 ) -> None:
