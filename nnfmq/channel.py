@@ -105,8 +105,7 @@ def close_all(fds: Sequence[int]) -> None:
 
 _FileT = TypeVar("_FileT", socket.socket, io.FileIO)
 _inherited: weakref.WeakSet[socket.socket | io.FileIO] = weakref.WeakSet()  # what a forked child has to close
-# Held while a file is opened and added to the set, and during a fork. So a child never inherits an fd that is not in
-# it.
+# Held while a file is opened and added to the set, and during a fork: a child inherits no fd that is not in it.
 _fork_lock = threading.RLock()
 
 
@@ -161,9 +160,9 @@ def _is_connected(sock: socket.socket) -> bool:
 class Channel(Uncopyable):
     """One end of a connection. Any thread may send; one thread may receive. Close it, or use `with`."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, buffer: bytearray | None = None) -> None:
         self._socket = sock
-        self._buffer = bytearray(INLINE_BYTES + 1)
+        self._buffer = bytearray(INLINE_BYTES + 1) if buffer is None else buffer  # one for all of a receiving thread
 
     @classmethod
     def adopt(cls, fd: int) -> Self:
@@ -334,8 +333,7 @@ class Channel(Uncopyable):
             os.close(body)
 
     def _wait(self, events: int, deadline_ns: int | None) -> None:
-        fd = self._socket.fileno()
-        if fd < 0:
+        if (fd := self._socket.fileno()) < 0:
             raise DeadObject("this channel is closed")
         poll = select.poll()
         poll.register(fd, events)
@@ -435,10 +433,11 @@ def _require_no_other_file(path: Path) -> None:
 
 
 class Listener(Uncopyable):
-    """A listening socket at a path, and the lock file that protects the path. Close it, or use `with`."""
+    """A listening socket at a path, and the lock file that protects the path. Close it, or use `with`. One thread."""
 
     def __init__(self, sock: socket.socket, path: Path, lock: io.FileIO) -> None:
         self._socket = sock
+        self._buffer = bytearray(INLINE_BYTES + 1)
         self._path = path
         self._lock = lock
 
@@ -463,7 +462,7 @@ class Listener(Uncopyable):
             path.unlink(missing_ok=True)  # the socket of a driver that was killed
             sock.bind(os.fspath(path))
             path.chmod(0o600)
-            sock.listen(64)
+            sock.listen(socket.SOMAXCONN)
             sock.setblocking(False)
             undo.pop_all()
         return cls(sock, path, lock)
@@ -479,7 +478,8 @@ class Listener(Uncopyable):
                 accepted, _ = self._socket.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return None
-            return Channel.adopt(accepted.detach())
+            accepted.setblocking(False)
+            return Channel(_close_after_fork(accepted), self._buffer)  # one buffer: the same thread receives
 
     def close(self) -> None:
         """Stop listening and remove the path. Idempotent.

@@ -157,6 +157,12 @@ class Memory(Uncopyable):
         self._view = memoryview(mapping)[begin:]
         self.size_bytes = size_bytes
 
+    def keep_from_children(self) -> None:
+        """Do not let forked children inherit the mapping."""
+        mapping = self.view.obj
+        assert isinstance(mapping, mmap.mmap)
+        mapping.madvise(mmap.MADV_DONTFORK)
+
     @property
     def view(self) -> memoryview:
         """The region as bytes (format "B").

@@ -679,6 +679,12 @@ def test_connecting_without_a_driver_raises_unavailable(tmp_path: Path) -> None:
         Channel.connect(tmp_path / "nothing", soon())
 
 
+@pytest.fixture
+def _short_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "SOMAXCONN", 64)
+
+
+@pytest.mark.usefixtures("_short_backlog")
 def test_clients_beyond_the_backlog_wait_until_they_are_accepted(tmp_path: Path, resources: ExitStack) -> None:
     """A full backlog is no absent driver: a client waits there until its deadline."""
     path = tmp_path / "socket"
@@ -696,6 +702,7 @@ def test_clients_beyond_the_backlog_wait_until_they_are_accepted(tmp_path: Path,
         resources.enter_context(late.result(20))
 
 
+@pytest.mark.usefixtures("_short_backlog")
 def test_a_signal_does_not_make_a_waiting_client_connected(tmp_path: Path, resources: ExitStack) -> None:
     """Python takes an AF_UNIX connect that a signal interrupts for done."""
     path = tmp_path / "socket"

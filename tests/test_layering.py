@@ -151,8 +151,7 @@ def test_an_import_of_a_private_module_is_found(module: str, text: str) -> None:
         ("channel", "import socket"),
         ("memory", "import mmap, os\nos.memfd_create('x')"),
         ("queue._pycore", "import ctypes"),
-        ("service.supervisor", "import multiprocess.context"),
-        ("service.compile_server", "import os\nos.fork()"),
+        ("service.child_process", "import os\nos.fork()"),
         ("runtime.embedded_driver", "import subprocess"),
     ],
 )

@@ -1,6 +1,6 @@
 """Start and end an embedded driver: a private process of this application, connected by a socketpair.
 
-It is started with `subprocess`, because `multiprocess` would import the application's `__main__` again and fail in a
+It is started with `subprocess`, because `multiprocessing` would import the application's `__main__` again and fail in a
 script without a `__main__` guard. PR_SET_PDEATHSIG is not used: it fires when the *thread* that created the child exits
 (prctl(2)). The child exits when this end of the socketpair is closed, also by the exit of this process.
 """

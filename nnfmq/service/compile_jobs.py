@@ -3,7 +3,7 @@
 The kernels are divided into parts, a few for each process; a process gets the next part when it has returned one. A
 model that compiles about as quickly as a process starts is compiled in the worker, as is every model if there is no
 compile server. If the call fails, misses its deadline, or the worker dies, the connections to its processes close, and
-the processes exit.
+the processes exit. If the compile server dies, its processes do as well, and those of the next one compile the model.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ __all__ = [
 
 PROCESSES_MAX = 16  # for one model: none has kernels for more
 _SMALL_COST = 4  # in units of `compiler.cost`: up to this, the worker compiles the model itself
+_ATTEMPTS = 2  # to compile a model in processes, if the compile server dies
 _PARTS_PER_PROCESS = 4  # so that the processes finish at about the same time, and progress can be reported
 _STATUS_TIMEOUT_S = 1.0  # between the exit of a process and the server's report of its status
 _POLL_MS_MAX = 2**31 - 1  # poll(2) takes an int
@@ -100,14 +101,23 @@ def current_prepare_context() -> PrepareContext:
     return _context.get()
 
 
-_server: Channel | None = None  # of this process; all threads use it without a lock, because a FORK is one frame
+_server: Channel | None = None  # or to the supervisor; all threads use it without a lock, because a FORK is one frame
+
+
+def connect_compile_server(fd: int) -> None:
+    """Let this worker compile in processes of its supervisor's compile server. Takes ownership of `fd`."""
+    global _server  # noqa: PLW0603  one for each process, as the watcher's thread
+    _server = Channel.adopt(fd)
 
 
 def start_compile_server() -> None:
-    """Start this process's compile server, if llvmlite is installed. Call it before the process starts threads."""
-    global _server  # noqa: PLW0603  one for each process, as the watcher's thread
+    """Start this process's own compile server, if llvmlite is installed. Call it before the process starts threads."""
+    global _server
     if find_spec("llvmlite") is not None:
-        _server = fork_compile_server()
+        try:
+            _server, _ = fork_compile_server()
+        except (OSError, GeneralFailure) as error:
+            _log.warning("models are compiled in this process: %s", error)
 
 
 def prefetch_imports() -> None:
@@ -132,10 +142,13 @@ def compile_in_processes(kernels: Sequence[Kernel], target: Target) -> list[byte
     if total_compile_cost(different) > _SMALL_COST and _server is not None:
         count = min(len(os.sched_getaffinity(0)), PROCESSES_MAX)
         parts = shard_kernels(different, count * _PARTS_PER_PROCESS)
-        with ExitStack() as stack:
-            processes = _start_processes(_server, min(count, len(parts)), stack, context.deadline_ns)
-            if processes:
+        for _ in range(_ATTEMPTS):
+            with suppress(_ServerDiedError), ExitStack() as stack:
+                processes = _start_processes(_server, min(count, len(parts)), stack, context.deadline_ns)
+                if not processes:
+                    break
                 return _Job(parts, target, processes, context).run()
+            _log.warning("the compile server has died during a compilation")
     return compile_shards(shard_kernels(different, _PARTS_PER_PROCESS), target, context.report)
 
 
@@ -151,6 +164,10 @@ def _start_processes(server: Channel, count: int, stack: ExitStack, deadline_ns:
         return []
     except OSError as error:
         raise ResourceExhaustedTransient(f"no compile process can be started: {error.strerror}") from error
+
+
+class _ServerDiedError(GeneralFailure):
+    """A compile process has ended because the compile server, which would report its exit status, has."""
 
 
 class _Process:
@@ -202,7 +219,10 @@ class _Process:
         """Return the error for a process that has died, with its exit status if the server reports it in time."""
         poll = select.poll()
         poll.register(self._status_pipe, select.POLLIN)
-        status = os.read(self._status_pipe, 16).decode() if poll.poll(_STATUS_TIMEOUT_S * 1000) else ""
+        is_ready = bool(poll.poll(_STATUS_TIMEOUT_S * 1000))
+        status = os.read(self._status_pipe, 16).decode() if is_ready else ""
+        if is_ready and not status:
+            return _ServerDiedError("the compile server has died")
         return GeneralFailure(f"the process that compiled the model {_describe_exit(status)}; prepare it again")
 
     def close(self) -> None:

@@ -1,20 +1,25 @@
 """The compile server and its compile processes, in which models become machine code.
 
 LLVM compiles slowly, one lock of llvmlite serializes all threads, and a failure inside LLVM ends the process. So models
-are compiled in other processes than the worker. The worker forks a compile server first of all, while it has one thread
-and no data of its client. The server forks a compile process for each job, which takes milliseconds, because everything
-is imported already, or is imported on PREFETCH. (A new interpreter would import for as long as a small model takes to
-compile.) Only file descriptors and kernel descriptions are sent:
+are compiled in other processes than the worker. The compile server is forked by a process with one thread and without
+data of a client: by the supervisor for all its workers (`compile_relay`), or by an embedded driver. The server imports
+the compiler on the first request, and forks a compile process for each job, which takes milliseconds. (A new
+interpreter would import for as long as a small model takes to compile.) Only file descriptors and kernel descriptions
+are sent:
 
-    worker -> server    PREFETCH             import the compiler now: a compilation will follow
-    worker -> server    FORK and 2 fds       the process's end of a connection; a pipe for its exit status
-    worker -> process   description          kernels as data; the next one follows the reply
-    process -> worker   CompileResult        object code, or an error
+    worker -> server      PREFETCH             import the compiler now: a compilation will follow
+    worker -> server      FORK and 2 fds       the process's end of a connection; a pipe for its exit status
+    worker -> process     description          kernels as data; the next one follows the reply
+    process -> worker     CompileResult        object code, or an error
+    server -> supervisor  ANSWERED             a request was handled
+    server -> supervisor  FINISHED             a process that a FORK started has exited
 
 The server and its processes run in a separate session (setsid), and keep no fd except their connection and the
-standard streams. They exit when the worker does, because their connections hang up then; in a compile process a thread
-waits for that, since the main thread is busy in LLVM. The server waits for its processes and writes the exit status of
-each to its pipe. `compile_jobs` decides what is compiled where.
+standard streams. They exit when the connection hangs up; in a compile process a thread waits for that, since the main
+thread is busy in LLVM. The server also watches the pipe for the exit status, which the worker closes as well: it kills
+a process that has not seen the hang-up, because it is stopped. If the process that forked them exits, the kernel kills
+them. The server waits for its processes and writes the exit status of each to its pipe. `compile_jobs` decides what is
+compiled where.
 """
 
 from __future__ import annotations
@@ -26,17 +31,18 @@ import select
 import signal
 import threading
 from contextlib import suppress
-from typing import NoReturn
 
 import msgspec
 
 from nnfmq.channel import NO_WAIT, Channel, Frame
 from nnfmq.hal.errors import DeadObject, ErrorStatus, MissedDeadlineTransient, NnfmqError, status_for_error
+from nnfmq.service.child_process import ChildProcess, fork_child
+from nnfmq.service.event_loop import EventLoop
 
-__all__ = ["FORK", "PREFETCH", "CompileResult", "fork_compile_server"]
+__all__ = ["ANSWERED", "FINISHED", "FORK", "PREFETCH", "CompileResult", "fork_compile_server"]
 
 PREFETCH, FORK = b"prefetch", b"fork"
-_BUG_STATUS = 70
+ANSWERED, FINISHED = b"answered", b"finished"
 _OOM_SCORE_ADJ = "500"  # of 1000: if memory runs out, the kernel kills a compile process before a client's worker
 _log = logging.getLogger("nnfmq.compiler")
 
@@ -49,123 +55,101 @@ class CompileResult(msgspec.Struct, frozen=True, array_like=True):
     code: bytes = b""
 
 
-def fork_compile_server() -> Channel | None:
-    """Fork a compile server and return the connection to it, which the caller owns. The server exits when it closes.
+def fork_compile_server(*, reports: bool = False) -> tuple[Channel, ChildProcess]:
+    """Fork a compile server; return the connection to it and the process. The server exits when the connection closes.
 
-    Returns None if the fork fails, or if this process has more than one thread: the child of a fork would inherit locks
-    that other threads hold.
+    With `reports` it sends ANSWERED and FINISHED, which the caller must receive.
+
+    Raises:
+        GeneralFailure: If this process has several threads.
+        OSError: If the system lacks processes, memory or fds.
     """
-    if len(os.listdir("/proc/self/task")) != 1:
-        _log.warning("no compile server: this process has several threads already")
-        return None
     local, remote = Channel.pair()
     fd = remote.detach()
     try:
-        if os.fork() == 0:
-            _run_and_exit(_Server, fd)
-    except OSError as error:
+        return local, fork_child(lambda: _Server(Channel.adopt(fd), reports).run(), [fd], ends_with_parent=True)
+    except BaseException:
         local.close()
-        _log.warning("no compile server: %s", error.strerror)
-        return None
+        raise
     finally:
         os.close(fd)
-    return local
-
-
-def _run_and_exit(kind: type[_Server] | type[_CompileProcess], fd: int) -> NoReturn:
-    """Run a server or a compile process on the connection `fd` until it closes, then exit. Never returns."""
-    status = _BUG_STATUS
-    try:
-        _close_other_fds(fd)
-        kind(Channel.adopt(fd)).run()
-    except DeadObject:
-        status = 0
-    except BaseException:  # noqa: BLE001  the last frame of this process
-        _log.critical("an internal error of the compiler ends this process", exc_info=True)
-    finally:
-        os._exit(status)  # no exit handlers: they are the worker's
-
-
-def _close_other_fds(fd: int) -> None:
-    """Close all fds that the fork copied, except `fd` and the standard streams.
-
-    Garbage collection is disabled first: finalizers of inherited objects would close these fds a second time.
-    """
-    gc.disable()
-    gc.freeze()
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != fd:
-            with suppress(OSError):  # the fd of the directory that was listed is closed already
-                os.close(int(name))
 
 
 class _Server:
     """Forks a compile process for each FORK message, and reports its exit status."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, reports: bool) -> None:
         self._channel = channel
-        self._processes: dict[int, tuple[int, int]] = {}  # pidfd → (pid, fd of the status pipe)
-        self._poll = select.poll()
-        self._poll.register(channel.fileno(), select.POLLIN)
+        self._reports = reports
+        self._loop = EventLoop()
+        self._loop.add_reader(channel.fileno(), self._serve)
 
     def run(self) -> None:
-        """Serve until the worker exits; raises DeadObject then."""
+        """Serve until the connection closes."""
         os.setsid()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        while True:
-            for fd, _ in self._poll.poll():
-                if fd in self._processes:
-                    self._reap(fd)
-                else:
-                    self._serve()
+        gc.disable()  # compilations are short, and their processes exit
+        with suppress(DeadObject):
+            while True:
+                self._loop.run_once()
 
     def _serve(self) -> None:
         with suppress(MissedDeadlineTransient), self._channel.receive(NO_WAIT) as frame:
             from nnfmq.engines.compiled.kernel_serialization import warm_up
 
             warm_up()
-            if frame.data == FORK and not frame.fds_truncated:  # else the worker sees its end of the connection hang up
-                self._fork(frame)
+            # If the fork fails, the worker sees that its end of the connection hangs up.
+            is_running = frame.data == FORK and not frame.fds_truncated and self._fork(frame)
+            self._report(ANSWERED)
+            if frame.data == FORK and not is_running:
+                self._report(FINISHED)
 
-    def _fork(self, frame: Frame) -> None:
+    def _report(self, message: bytes) -> None:
+        if self._reports:
+            self._channel.send(message)
+
+    def _fork(self, frame: Frame) -> bool:
+        """Fork a compile process; return False if that fails."""
         connection, status_pipe = frame.fds
         try:
-            pid = os.fork()
+            process = fork_child(lambda: _CompileProcess(connection).run(), [connection], ends_with_parent=True)
         except OSError as error:
             _log.warning("no compile process: %s", error.strerror)
-            return
-        if pid == 0:
-            _run_and_exit(_CompileProcess, connection)
-        pidfd = os.pidfd_open(pid)
+            return False
         frame.fds = [connection]  # the frame closes this one; the pipe stays open until the process exits
-        self._processes[pidfd] = (pid, status_pipe)
-        self._poll.register(pidfd, select.POLLIN)
+        self._loop.add_reader(process.fileno(), lambda: self._reap(process, status_pipe))
+        # The reading end closes when the worker has no more use for the process, or exits. A process that is stopped
+        # does not see that its connection hangs up.
+        self._loop.add_reader(status_pipe, lambda: self._kill(process, status_pipe))
+        return True
 
-    def _reap(self, pidfd: int) -> None:
-        pid, status_pipe = self._processes.pop(pidfd)
-        self._poll.unregister(pidfd)
-        os.close(pidfd)
-        exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    def _kill(self, process: ChildProcess, status_pipe: int) -> None:
+        self._loop.remove_reader(status_pipe)
+        process.send(signal.SIGKILL)
+
+    def _reap(self, process: ChildProcess, status_pipe: int) -> None:
+        self._loop.remove_reader(process.fileno())
+        self._loop.remove_reader(status_pipe)
         with suppress(BrokenPipeError):  # the worker no longer needs the status
-            os.write(status_pipe, str(exit_code).encode())
+            os.write(status_pipe, str(process.reap()).encode())
         os.close(status_pipe)
+        self._report(FINISHED)
 
 
 class _CompileProcess:
     """Compiles the descriptions that it receives, one after the other."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, fd: int) -> None:
+        self._channel = Channel.adopt(fd)
 
     def run(self) -> None:
-        """Compile until the worker closes the connection; raises DeadObject then, or exits during a compilation."""
+        """Compile until the worker closes the connection; during a compilation the process exits then."""
         threading.Thread(target=self._exit_with_worker, daemon=True).start()
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write(_OOM_SCORE_ADJ)
-        while True:
-            with self._channel.receive() as frame:
-                self._channel.send(msgspec.msgpack.encode(_compile(frame.data)))
+        with suppress(DeadObject):
+            while True:
+                with self._channel.receive() as frame:
+                    self._channel.send(msgspec.msgpack.encode(_compile(frame.data)))
 
     def _exit_with_worker(self) -> None:
         poll = select.poll()

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from functools import cache
+from importlib.metadata import EntryPoint
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import DeviceStatus
@@ -82,14 +83,14 @@ def load_devices() -> DeviceRegistry:
     return make_devices(read_configuration())
 
 
-def make_devices(entries: Iterable[DeviceEntry]) -> DeviceRegistry:
-    """Create the devices of a configuration and those of plug-ins.
+def make_devices(entries: Iterable[DeviceEntry], plugins: Iterable[EntryPoint] | None = None) -> DeviceRegistry:
+    """Create the devices of a configuration and those of plug-ins, by default of all that are installed.
 
     A device whose name is taken, and any beyond DEVICES_MAX, is skipped with a log line.
     """
     builtin = (CompiledDevice(entry) if entry.engine == "compiled" else InterpreterDevice(entry) for entry in entries)
     devices: dict[str, DeviceBase] = {}
-    for device in (*builtin, *load_plugin_devices()):
+    for device in (*builtin, *load_plugin_devices(plugins)):
         if device.name in devices:
             _log.warning("device %r is left out: there is another one of this name", device.name)
         elif len(devices) == DEVICES_MAX:

@@ -1,4 +1,4 @@
-"""DriverOptions: what the supervisor tells each worker about the driver. Imports nothing: it is passed on pickled."""
+"""DriverOptions: what the supervisor tells each worker about the driver."""
 
 from __future__ import annotations
 

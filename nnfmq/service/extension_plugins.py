@@ -1,7 +1,7 @@
 """Vendor extensions from plug-ins: entry points of the group `nnfmq.operations`.
 
 An entry point has the extension's name and refers to a `VendorExtension`. The driver loads the extensions that are
-installed in its own environment once, before it serves a client; clients cannot load any. $NNFMQ_EXTENSIONS lists the
+installed in its own environment, before it serves a client; clients cannot load any. $NNFMQ_EXTENSIONS lists the
 names that may be loaded, separated by commas (unset: all; empty: none); others are not even imported.
 
 An extension that cannot be loaded, is not valid, or that two plug-ins define with different operand types, is skipped
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
@@ -30,13 +30,17 @@ ALLOWED_VARIABLE = "NNFMQ_EXTENSIONS"
 _log = logging.getLogger("nnfmq.extensions")
 
 
-def load_extensions() -> None:
-    """Install all extensions that are installed as plug-ins and allowed. Call it before the process starts threads."""
+def load_extensions(plugins: Iterable[EntryPoint] | None = None) -> None:
+    """Install all extensions that are installed as plug-ins and allowed, before the first client is served.
+
+    `plugins` are entry points, of this and other groups; by default those of all that is installed.
+    """
     allowed = allowed_extensions()
     if allowed is not None and not allowed:
         return
     found: dict[str, list[EntryPoint]] = {}
-    for entry in entry_points(group=GROUP):
+    plugins = entry_points(group=GROUP) if plugins is None else [entry for entry in plugins if entry.group == GROUP]
+    for entry in plugins:
         if allowed is None or entry.name in allowed:
             found.setdefault(entry.name, []).append(entry)
     for name in sorted(found):
@@ -68,12 +72,8 @@ def _install(name: str, entries: Sequence[EntryPoint]) -> None:
 def _load(entry: EntryPoint) -> VendorExtension | None:
     """Import a plug-in and validate its extension. If that fails, log it and return None."""
     origin = f"{entry.name} ({entry.value}, of {entry.dist.name if entry.dist else 'an unknown distribution'})"
-    threads = _thread_count()
     with _skip_on_error(origin):
-        extension = _validated(entry.name, entry.load())
-        if _thread_count() > threads:  # the forkserver must have one thread, and another's thread cannot be ended
-            _log.error("extension %s started threads when it was imported: this driver cannot start workers", origin)
-        return extension
+        return _validated(entry.name, entry.load())
     return None
 
 
@@ -84,10 +84,6 @@ def _skip_on_error(label: str) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:  # noqa: BLE001
         _log.warning("extension %s is left out: %s: %s", label, type(error).__name__, error)
-
-
-def _thread_count() -> int:
-    return len(os.listdir("/proc/self/task"))
 
 
 def _validated(name: str, extension: object) -> VendorExtension:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundProgram, PreparedProgram, RunOptions
@@ -119,13 +119,15 @@ class _PlugInExecution:
         return shapes
 
 
-def load_plugin_devices() -> list[DeviceBase]:
-    """Return the devices of all installed plug-ins in the order of their entry points' names.
+def load_plugin_devices(plugins: Iterable[EntryPoint] | None = None) -> list[DeviceBase]:
+    """Return the devices of plug-ins in the order of their entry points' names.
 
-    A plug-in that cannot be loaded is skipped with a log line.
+    `plugins` are entry points, of this and other groups; by default those of all that is installed. A plug-in that
+    cannot be loaded is skipped with a log line.
     """
     devices = []
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+    found = entry_points(group=GROUP) if plugins is None else [entry for entry in plugins if entry.group == GROUP]
+    for entry in sorted(found, key=lambda entry: entry.name):
         try:
             devices.append(_create(entry.load()))
         except (Exception, SystemExit) as error:  # noqa: BLE001  code of a plug-in may raise anything

@@ -30,7 +30,6 @@ from nnfmq.engines.idle_trim import trim_memory
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
-    InvalidArgument,
     MissedDeadlineTransient,
     NnfmqError,
     ResourceExhaustedTransient,
@@ -55,6 +54,7 @@ from nnfmq.service.handlers import (
     reusable_calls,
 )
 from nnfmq.service.handlers.base import BlockingHandler
+from nnfmq.service.handshake import check_hello
 from nnfmq.service.interface_versions import InterfaceVersion
 from nnfmq.service.memory_quota import QuotaCharge
 from nnfmq.service.session_context import SessionContext
@@ -74,9 +74,11 @@ class Session(SessionContext):
         driver_name: str,
         devices: DeviceRegistry | None = None,
         options: DriverOptions = DriverOptions(),  # noqa: B008  it is immutable
+        hello: bytes | None = None,
     ) -> None:
         super().__init__(channel, load_devices() if devices is None else devices, options)
         self._driver_name = driver_name
+        self._received_hello = hello
 
     def run(self) -> None:
         """Serve the client until it exits or `stop` is called. Blocks; call it on the process's main thread."""
@@ -90,6 +92,8 @@ class Session(SessionContext):
             if pidfd is not None:
                 stack.callback(os.close, pidfd)
                 poll.register(pidfd, select.POLLIN)
+            if self._received_hello is not None:
+                self._dispatch_hello(self._received_hello)
             reader = watcher.add_reader(
                 self._channel.fileno(), self._on_readable, session_context.abort_on_internal_error
             )
@@ -205,18 +209,20 @@ class Session(SessionContext):
 
     # -- the handshake ------------------------------------------------------------------------------------------------
 
-    def _hello(self, message: messages.Hello, _fds: list[int]) -> None:
-        if message.protocol != control_protocol.PROTOCOL:
-            self._reject_handshake(
-                f"this driver implements protocol {control_protocol.PROTOCOL}, the client {message.protocol}: "
-                "install the same nnfmq release on both sides"
-            )
-            return
+    def _dispatch_hello(self, data: bytes) -> None:
+        """Handle the Hello that the supervisor has received and checked."""
         try:
-            self.interface = InterfaceVersion(interface_level(message.interface))
-        except InvalidArgument as error:
-            self._reject_handshake(str(error))
+            self._dispatch(Frame(bytearray(data), []))
+        except DeadObject:  # the client has exited meanwhile
+            self.stop()
+
+    def _hello(self, message: messages.Hello, _fds: list[int]) -> None:
+        reason = check_hello(message)
+        if reason:
+            self.send(messages.Refused(ErrorStatus.GENERAL_FAILURE, reason))
+            self.stop()
             return
+        self.interface = InterfaceVersion(interface_level(message.interface))
         worker_pid = os.getpid()
         driver_pid = self.options.supervisor_pid or worker_pid
         self.send(
@@ -224,10 +230,6 @@ class Session(SessionContext):
                 control_protocol.PROTOCOL, message.interface, self._driver_name, driver_pid, worker_pid, core.core_name
             )
         )
-
-    def _reject_handshake(self, text: str) -> None:
-        self.send(messages.Refused(ErrorStatus.GENERAL_FAILURE, text))
-        self.stop()
 
     def _goodbye(self, _message: messages.Goodbye, _fds: list[int]) -> None:
         self.stop()
@@ -252,6 +254,7 @@ def run_session(
     driver_name: str,
     devices: DeviceRegistry | None = None,
     options: DriverOptions = DriverOptions(),  # noqa: B008  it is immutable
+    hello: bytes | None = None,
 ) -> NoReturn:
     """Serve the client at the other end of `channel` until it exits or SIGTERM arrives, then exit the process.
 
@@ -260,6 +263,7 @@ def run_session(
         driver_name: The name that the client sees.
         devices: The devices to offer; by default those of the configuration and of plug-ins.
         options: What the session needs to know of its driver.
+        hello: The client's first message; by default it is received from `channel`.
     """
     with suppress(OSError, ValueError):  # as many fds as possible: each memory of a client takes two
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -267,7 +271,7 @@ def run_session(
     # A burst's listener thread gets the GIL back from a thread that prepares a model after 50 µs instead of 5 ms.
     sys.setswitchinterval(50e-6)
     threading.excepthook = lambda args: session_context.abort_on_internal_error(args.exc_value)
-    session = Session(channel, driver_name, devices, options)
+    session = Session(channel, driver_name, devices, options, hello)
     memory_budget.use_budget(session.quota)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the application or the supervisor
     signal.signal(signal.SIGTERM, lambda _number, _frame: session.stop())

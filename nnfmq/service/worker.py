@@ -1,45 +1,78 @@
 """A worker: the driver process that serves one client and owns all its objects.
 
-The supervisor starts it through the forkserver. From then on it depends on the client alone, and outlives a killed
-supervisor. SIGTERM (from the supervisor) and the client's exit both end it immediately, with everything that it owns.
-The workers of a driver share one page with the devices' status, and compiled programs (`service.caching`).
+The supervisor forks it when the client's Hello has arrived. From then on it depends on the client alone, and outlives a
+killed supervisor. SIGTERM (from the supervisor) and the client's exit both end it immediately, with everything that it
+owns. The workers of a driver share one page with the devices' status, and compiled programs (`service.caching`).
+
+Plug-ins are imported here, after the fork: the supervisor runs no code of others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import NamedTuple, NoReturn
 
 from nnfmq.channel import Channel
 from nnfmq.memory import Memory
-from nnfmq.service import compile_jobs
+from nnfmq.service import compile_jobs, extension_plugins, plugin_devices
 from nnfmq.service.caching import shared_cache_client
+from nnfmq.service.caching.compilation_cache import build_identity
 from nnfmq.service.device_configuration import DeviceEntry
 from nnfmq.service.device_registry import make_devices
 from nnfmq.service.driver_options import DriverOptions
 from nnfmq.service.session import run_session
 
-
-def detach_fd(passed: Any) -> int:
-    """Return the fd that `multiprocess` duplicated into this process, which the caller owns."""
-    return int(passed.detach())
+__all__ = ["WorkerFds", "WorkerSetup", "installed_plugins", "main", "preload"]
 
 
-def main(
-    control_fd: int, status_fd: int, shared_cache_fd: int, entries: Sequence[DeviceEntry], options: DriverOptions
-) -> NoReturn:
-    """Serve one client with the configured devices and those of plug-ins. Takes ownership of the fds. Never returns.
+class WorkerFds(NamedTuple):
+    """The fds of a worker, which it owns.
 
-    Args:
-        control_fd: The connection to the client.
-        status_fd: The memory of the devices' status, STATUS_PAGE_BYTES.
-        shared_cache_fd: The connection to the supervisor's shared program cache.
-        entries: The devices of the configuration.
-        options: What the session needs to know of the driver.
+    Attributes:
+        control: The connection to the client.
+        status: The memory of the devices' status, STATUS_PAGE_BYTES.
+        shared_cache: The connection to the supervisor's shared program cache.
+        compile_relay: The connection over which the supervisor takes requests for compile processes.
     """
-    if any(entry.engine == "compiled" for entry in entries):
-        compile_jobs.start_compile_server()  # first: it forks, so this process must have one thread
-    shared_cache_client.connect(shared_cache_fd)
-    devices = make_devices(entries)
-    devices.share_status(Memory.adopt(status_fd).view)
-    run_session(Channel.adopt(control_fd), "nnfmq", devices, options)
+
+    control: int
+    status: int
+    shared_cache: int
+    compile_relay: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """What all workers of a driver have in common.
+
+    Attributes:
+        entries: The devices of the configuration.
+        plugins: The entry points of the installed plug-ins.
+        options: What a session needs to know of the driver.
+    """
+
+    entries: Sequence[DeviceEntry]
+    plugins: Sequence[EntryPoint]
+    options: DriverOptions
+
+
+def preload() -> None:
+    """Do once, in the supervisor, what every worker would do again. Importing this module is a part of it."""
+    build_identity()
+
+
+def installed_plugins() -> list[EntryPoint]:
+    """Return the entry points of installed plug-ins. Imports none of them."""
+    return [entry for group in (plugin_devices.GROUP, extension_plugins.GROUP) for entry in entry_points(group=group)]
+
+
+def main(hello: bytes, fds: WorkerFds, setup: WorkerSetup) -> NoReturn:
+    """Serve the client whose first message was `hello`, with the configured devices and those of plug-ins."""
+    extension_plugins.load_extensions(setup.plugins)
+    shared_cache_client.connect(fds.shared_cache)
+    compile_jobs.connect_compile_server(fds.compile_relay)
+    devices = make_devices(setup.entries, setup.plugins)
+    devices.share_status(Memory.adopt(fds.status).view)
+    run_session(Channel.adopt(fds.control), "nnfmq", devices, setup.options, hello)

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,12 @@ def worker(client: nnfmq.Client) -> Iterator[Process]:
 
 
 @pytest.fixture
-def server(worker: Process) -> Iterator[Process]:
-    """Return the worker's compile server, its only child."""
-    (pid,) = worker.children()
+def server(daemon: Daemon, client: nnfmq.Client) -> Iterator[Process]:
+    """Return the daemon's compile server, which the first preparation starts."""
+    with prepare(client, SHORT):
+        (pid,) = daemon.compile_servers()
     with Process(pid) as process:
+        until(lambda: process.children() == [], "the compile processes are gone")
         yield process
 
 
@@ -124,35 +126,120 @@ def test_LIFE_3_SIGKILL_of_the_worker_ends_its_compile_processes(
     call = InThread.start(lambda: prepare(client, ENDLESS))
     with compile_processes(server) as processes:
         worker.kill()
-        for process in (server, *processes):
+        for process in processes:
+            process.wait_for_end(PROMPT_S)
+        assert not server.has_exited()
+    assert isinstance(call.wait().error, DeadObject)
+
+
+def test_LIFE_3_compile_processes_that_are_stopped_end_with_their_worker(
+    daemon: Daemon, client: nnfmq.Client, worker: Process, server: Process
+) -> None:
+    call = InThread.start(lambda: prepare(client, ENDLESS))
+    with compile_processes(server) as processes:
+        for process in processes:
+            process.stop()
+        worker.kill()
+        for process in processes:
             process.wait_for_end(PROMPT_S)
     assert isinstance(call.wait().error, DeadObject)
 
 
-def test_LIFE_3_SIGKILL_of_the_client_ends_its_worker_and_the_compile_processes(daemon: Daemon) -> None:
+def test_LIFE_3_SIGKILL_of_the_client_ends_its_worker_and_the_compile_processes(
+    daemon: Daemon, server: Process
+) -> None:
     with app("waits", daemon.path, "compilation") as client, Process(int(client.line())) as worker:
-        (pid,) = worker.children()
         client.tell()
         assert client.line() == "waiting"
-        with Process(pid) as server, compile_processes(server) as processes:
+        with compile_processes(server) as processes:
             client.popen.kill()
-            for process in (worker, server, *processes):
+            for process in (worker, *processes):
                 process.wait_for_end(PROMPT_S)
 
 
-def test_a_compile_server_that_is_killed_leaves_the_worker_compiling(client: nnfmq.Client, server: Process) -> None:
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_a_compile_server_that_is_killed_is_replaced(
+    daemon: Daemon, client: nnfmq.Client, server: Process, stopped: bool
+) -> None:
+    if stopped:
+        server.stop()
     server.kill()
     server.wait_for_end()
     with prepare(client, SHORT) as prepared:
         assert_computes(prepared, SHORT)
+    (pid,) = daemon.compile_servers()
+    assert pid != server.pid
 
 
-def test_a_preparation_outlives_the_compile_server(client: nnfmq.Client, server: Process) -> None:
+def test_a_preparation_outlives_the_compile_server_and_its_processes(client: nnfmq.Client, server: Process) -> None:
     call = InThread.start(lambda: prepare(client, logistics_model(60)))
-    with compile_processes(server):
+    with compile_processes(server) as processes:
+        processes[0].stop()
         server.kill()
+        for process in processes:
+            process.wait_for_end(PROMPT_S)
     with call.wait().value as prepared:
         assert_computes(prepared, logistics_model(60))
+
+
+SERVE_IMPATIENTLY = """
+import pathlib, sys
+from nnfmq.service import compile_relay, supervisor
+setattr(compile_relay, sys.argv[2], float(sys.argv[3]))
+supervisor.serve(pathlib.Path(sys.argv[1]), ready=lambda path: print(f"nnfmq: listening on {path}", flush=True))
+"""
+
+
+def impatient_daemon(folder: Path, name: str, seconds: float) -> AbstractContextManager[Daemon]:
+    """Run a daemon without a driver cache, with another value of a limit of `compile_relay`."""
+    path = folder / "impatient.sock"
+    arguments = ["-P", "-c", SERVE_IMPATIENTLY, path, name, str(seconds)]
+    return running_daemon(path, environment={program_cache.CACHE_VARIABLE: "0"}, arguments=arguments)
+
+
+def test_a_compile_server_that_is_not_used_ends(folder: Path) -> None:
+    with impatient_daemon(folder, "IDLE_TIMEOUT_S", 0.1) as daemon, daemon.connect() as client:
+        assert daemon.compile_servers() == []
+        for _ in range(2):
+            with prepare(client, SHORT) as prepared:
+                until(lambda: daemon.compile_servers() == [], "it has ended")
+                assert_computes(prepared, SHORT)
+        assert daemon.program.errors() == ""
+
+
+def test_a_compile_server_that_does_not_answer_is_replaced(folder: Path) -> None:
+    with impatient_daemon(folder, "ANSWER_TIMEOUT_S", 5.0) as daemon, daemon.connect() as client:
+        with prepare(client, SHORT):
+            (pid,) = daemon.compile_servers()
+        with Process(pid) as server:
+            server.stop()
+            with prepare(client, SHORT) as prepared:
+                assert_computes(prepared, SHORT)
+            assert server.has_exited()
+        assert "the compile server has not answered for 5 s: it is replaced" in daemon.program.errors()
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_a_preparation_outlives_the_daemon_whose_compile_server_ends_with_it(folder: Path, stopped: bool) -> None:
+    path = folder / "d.sock"
+    with Daemon.start(path, environment={program_cache.CACHE_VARIABLE: "0"}) as daemon, daemon.connect() as client:
+        with prepare(client, SHORT):
+            (pid,) = daemon.compile_servers()
+        call = InThread.start(lambda: prepare(client, logistics_model(60)))
+        with Process(pid) as server, compile_processes(server) as processes:
+            if stopped:
+                server.stop()
+            daemon.kill()
+            for process in (server, *processes):
+                process.wait_for_end(PROMPT_S)
+        for model, prepared in ((logistics_model(60), call.wait().value), (SHORT, prepare(client, SHORT))):
+            with prepared:
+                assert_computes(prepared, model)
+
+
+def test_only_the_compile_server_and_its_processes_load_LLVM(daemon: Daemon, server: Process) -> None:
+    assert "libllvmlite" in Path(f"/proc/{server.pid}/maps").read_text()
+    assert "llvm" not in Path(f"/proc/{daemon.process.pid}/maps").read_text()
 
 
 def test_PREP_6_a_deadline_that_passes_ends_the_compile_processes(client: nnfmq.Client, server: Process) -> None:
@@ -248,4 +335,4 @@ def test_a_driver_without_a_device_that_compiles_has_no_compile_server(folder: P
         nnfmq.connect(daemon.path, timeout=LIMIT_S) as client,
         Process(client.worker_pid) as worker,
     ):
-        assert worker.children() == []
+        assert worker.children() == daemon.compile_servers() == []

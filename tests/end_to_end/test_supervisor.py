@@ -156,7 +156,7 @@ def test_SIGTERM_ends_every_worker_and_the_waits_of_their_clients(own: Daemon, w
         with pytest.raises(nnfmq.DeadObject):
             idle.devices()
     assert own.program.errors() == ""  # nobody had to be killed
-    assert not own.path.exists() and not own.directory.exists()
+    assert not own.path.exists()
 
 
 def test_SIGTERM_ends_a_worker_that_is_stopped_as_well(own: Daemon) -> None:
@@ -177,7 +177,7 @@ def test_Ctrl_C_in_its_terminal_ends_the_daemon_as_SIGTERM_does(own: Daemon) -> 
         with pytest.raises(nnfmq.DeadObject):
             client.devices()
     assert "Traceback" not in own.program.errors()
-    assert not own.path.exists() and not own.directory.exists()
+    assert not own.path.exists()
 
 
 def test_after_SIGKILL_connecting_fails_immediately(own: Daemon) -> None:
@@ -189,20 +189,14 @@ def test_after_SIGKILL_connecting_fails_immediately(own: Daemon) -> None:
     assert time.monotonic_ns() - begin_ns < DEAD_WITHIN_NS
 
 
-def test_the_next_daemon_replaces_the_files_of_a_killed_one(own: Daemon) -> None:
-    left = own.directory / "left"
-    left.touch()
+def test_the_next_daemon_replaces_the_socket_of_a_killed_one(own: Daemon) -> None:
     own.kill()
     with running_daemon(own.path) as second, second.connect() as client:
-        assert not left.exists()
         assert executes(client, 1)
 
 
 def test_workers_outlive_a_killed_daemon_and_end_with_their_client(own: Daemon) -> None:
-    helpers = [Process(pid) for pid in own.process.children()]
     with ExitStack() as stack:
-        for helper in helpers:
-            stack.callback(helper.close)
         client = stack.enter_context(own.connect())
         worker = stack.enter_context(Process(client.worker_pid))
         own.kill()
@@ -211,8 +205,6 @@ def test_workers_outlive_a_killed_daemon_and_end_with_their_client(own: Daemon) 
             assert executes(other, 2) and executes(client, 3)
         client.close()
         worker.wait_for_end()
-        for helper in helpers:
-            helper.wait_for_end()
 
 
 def test_a_second_daemon_at_the_same_path_is_rejected_with_one_line(daemon: Daemon, client: nnfmq.Client) -> None:
@@ -238,7 +230,7 @@ def test_of_daemons_that_start_at_the_same_time_at_one_path_one_listens(folder: 
 
 
 def test_a_path_that_is_too_long_is_rejected_with_one_line(folder: Path) -> None:
-    with serve(folder / ("x" * 80)) as program:
+    with serve(folder / ("x" * 120)) as program:
         assert program.wait() == 1
         text = r"nnfmq: error: the path of a driver's socket has at most \d+ bytes; .* is longer\n"
         assert re.fullmatch(text, program.errors())
@@ -247,7 +239,7 @@ def test_a_path_that_is_too_long_is_rejected_with_one_line(folder: Path) -> None
 def test_a_folder_that_does_not_exist_is_rejected_with_one_line(folder: Path) -> None:
     with serve(folder / "missing" / "d.sock") as program:
         assert program.wait() == 1
-        assert program.errors() == f"nnfmq: error: {folder}/missing/d.sock.lock: No such file or directory\n"
+        assert program.errors() == f"nnfmq: error: {folder}/missing: No such file or directory\n"
 
 
 # ---------------------------------------------------------------------------------------------------------- its parts
@@ -260,39 +252,6 @@ def test_a_worker_that_dies_is_reported_and_replaced_for_the_next_client(own: Da
         until(lambda: f"worker {worker.pid} ended with status -9" in own.program.errors(), "the daemon says so")
     with own.connect() as client:
         assert executes(client, 1)
-
-
-def test_a_forkserver_that_dies_is_replaced_for_the_next_client(own: Daemon) -> None:
-    with own.connect() as client, ExitStack() as stack:
-        children = [stack.enter_context(Process(pid)) for pid in own.process.children()]
-        forkserver = next(child for child in children if client.worker_pid in child.children())
-        forkserver.kill()
-        forkserver.wait_for_end()
-        assert executes(client, 1)
-        with own.connect() as another:
-            assert executes(another, 2)
-
-
-def forkserver_of(daemon: Daemon, client: nnfmq.Client, stack: ExitStack) -> Process:
-    children = [stack.enter_context(Process(pid)) for pid in daemon.process.children()]
-    return next(child for child in children if client.worker_pid in child.children())
-
-
-def test_workers_of_a_forkserver_that_died_still_count_and_end_with_the_daemon(folder: Path) -> None:
-    path = folder / "d.sock"
-    with running_daemon(path, arguments=["-P", "-c", SERVE_A_FEW, path, str(FEW)]) as daemon, ExitStack() as stack:
-        first = stack.enter_context(daemon.connect())
-        worker = stack.enter_context(Process(first.worker_pid))
-        forkserver = forkserver_of(daemon, first, stack)
-        forkserver.kill()
-        forkserver.wait_for_end()
-        second = stack.enter_context(daemon.connect())
-        with pytest.raises(nnfmq.ResourceExhaustedTransient):
-            daemon.connect()
-        assert executes(first, 1) and executes(second, 2)
-        daemon.process.send(signal.SIGTERM)
-        assert daemon.program.wait() == 0
-        assert worker.has_exited()
 
 
 def test_an_idle_daemon_and_its_idle_workers_use_no_CPU(daemon: Daemon, client: nnfmq.Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 
@@ -121,6 +122,23 @@ def test_without_a_server_the_worker_compiles_and_reports_progress() -> None:
     assert progress[0] == (0, 8) and progress[-1] == (8, 8)
 
 
-def test_a_process_with_several_threads_forks_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_server.os, "listdir", lambda _path: ["1", "2"])
-    assert compile_server.fork_compile_server() is None
+def test_a_process_with_several_threads_forks_no_server() -> None:
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        with pytest.raises(GeneralFailure, match="threads starts no child processes"):
+            compile_server.fork_compile_server()
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_a_process_ends_without_a_status_if_its_server_died() -> None:
+    worker_end, process_end = Channel.pair()
+    reading, writing = os.pipe()
+    with _Process(worker_end, reading) as process:
+        process_end.close()
+        os.close(writing)
+        with pytest.raises(compile_jobs._ServerDiedError):
+            process.result()

@@ -51,13 +51,6 @@ WRONG = {
 
 RIGHT = "EXTENSION = VendorExtension(NAME, ({types}), (declared(),))"
 
-THREADS = """
-import threading
-END = threading.Event()
-THREAD = threading.Thread(target=END.wait)
-THREAD.start()
-"""
-
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -157,18 +150,6 @@ def test_EXT_7_an_allowed_extension_that_is_missing_is_logged(
 ) -> None:
     monkeypatch.setenv("NNFMQ_EXTENSIONS", "com.example.one")
     assert loaded() == ([], ["extension com.example.one is allowed, but no plug-in defines it"])
-
-
-def test_a_plug_in_that_starts_threads_is_logged(site: Path, loaded: Loaded) -> None:
-    source = START + THREADS + RIGHT.format(types="")
-    add_plugin(site, "plugin_one", source, {"com.example.one": "plugin_one:EXTENSION"})
-    try:
-        _, messages = loaded()
-    finally:
-        sys.modules["plugin_one"].END.set()
-        sys.modules["plugin_one"].THREAD.join()
-    assert len(messages) == 1
-    assert "com.example.one (plugin_one:EXTENSION, of plugin_one) started threads" in messages[0]
 
 
 def test_EXT_2_an_extension_is_installed_once(site: Path, loaded: Loaded) -> None:

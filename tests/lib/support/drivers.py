@@ -337,10 +337,14 @@ class Daemon:
             program.__exit__(None, None, None)
             raise
 
-    @property
-    def directory(self) -> Path:
-        """The directory of its helpers' files."""
-        return Path(f"{self.path}.d")
+    def compile_servers(self) -> list[int]:
+        """Return the pids of its compile server, and of one that ends: children with sessions of their own."""
+        found = []
+        for pid in self.process.children():
+            with suppress(ProcessLookupError):
+                if os.getsid(pid) == pid:
+                    found.append(pid)
+        return found
 
     def connect(self) -> nnfmq.Client:
         """Return a new client, whose worker is ready."""
@@ -357,7 +361,7 @@ class Daemon:
             for process in others:
                 process.wait_for_end()
         assert (status, "Traceback" in self.program.errors()) == (0, False), self.program.errors()
-        assert not self.path.exists() and not self.directory.exists()
+        assert not self.path.exists()
 
     def kill(self) -> None:
         """Send SIGKILL. The test cleans up the files that the daemon leaves."""
@@ -368,6 +372,12 @@ class Daemon:
         """Close the handles of a daemon that has exited."""
         self.process.close()
         self.program.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 @contextmanager

@@ -67,9 +67,15 @@ DOORS: dict[str, tuple[str, ...]] = {
     # Memory of other processes; and private memory for machine code, in engines, which know nothing of other processes.
     "mmap": ("memory", "engines.compiled.object_loader"),
     "posix_ipc": ("posix_shm",),
-    "ctypes": ("queue", "engines.idle_trim", "engines.compiled.object_loader", "engines.compiled.thread_pool"),
+    "ctypes": (
+        "queue",
+        "engines.idle_trim",
+        "engines.compiled.thread_pool",
+        "engines.compiled.object_loader",
+        "service.child_process",
+    ),
     "llvmlite": ("engines.compiled",),
-    "multiprocess": ("service.supervisor",),
+    "multiprocess": (),
     # The embedded driver, and modules that measure or test in child processes.
     "subprocess": ("runtime.embedded_driver", "runtime.client", "cli.queue_bench", "conformance.runner"),
     "multiprocessing": (),
@@ -82,7 +88,7 @@ DOORS: dict[str, tuple[str, ...]] = {
 """Module → the only places that may import it."""
 
 CALLS: dict[str, tuple[str, ...]] = {
-    "fork": ("service.compile_server",),
+    "fork": ("service.child_process",),
     "memfd_create": ("memory", "cli.doctor"),  # the doctor asks the kernel whether it can
     "mprotect": ("engines.compiled.object_loader",),
     "posix_fallocate": ("memory",),

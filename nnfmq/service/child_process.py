@@ -1,0 +1,134 @@
+"""Child processes of the driver: fork(2), what the child inherits, and its exit status. The only module that forks.
+
+A forked child inherits locks that other threads hold, but not the threads that would release them. So only a process
+with one thread forks, and `fork_child` checks that. The child keeps the standard streams and the fds that it is given,
+and closes all others: a copy of a connection would hide its hang-up.
+
+A child that should end with its parent asks the kernel for SIGKILL at the parent's exit (PR_SET_PDEATHSIG), which ends
+a stopped process as well. The kernel sends the signal when the *thread* that forked exits; callers fork on the main
+thread, which lives as long as the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import cache
+from typing import Any, NoReturn
+
+from nnfmq.hal.errors import GeneralFailure
+
+__all__ = ["BUG_STATUS", "ChildProcess", "fork_child"]
+
+BUG_STATUS = 70  # the exit status of a child that an exception ended
+_PR_SET_PDEATHSIG = 1
+_HANDLED = (signal.SIGINT, signal.SIGTERM)
+_log = logging.getLogger("nnfmq.processes")
+
+
+class ChildProcess:
+    """A process that this one has forked. Owns a pidfd until `reap`."""
+
+    def __init__(self, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        self._pidfd = pidfd
+
+    def fileno(self) -> int:
+        """Return the pidfd, which becomes readable when the process exits; it stays owned by this object."""
+        return self._pidfd
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal. Does nothing if the process has exited."""
+        if self._pidfd < 0:
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def reap(self) -> int:
+        """Wait for the exit, close the pidfd, and return the exit status; the negative number of a fatal signal."""
+        ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        fd, self._pidfd = self._pidfd, -1
+        os.close(fd)
+        assert ended is not None  # only with WNOHANG
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def fork_child(run: Callable[[], None], keep_fds: Collection[int], *, ends_with_parent: bool = False) -> ChildProcess:
+    """Fork a process that calls `run` and exits with status 0, or BUG_STATUS if `run` raises. Main thread only.
+
+    The child ignores SIGINT, which Ctrl-C sends to all processes of a terminal, and SIGTERM ends it. `keep_fds` are the
+    fds that it keeps; sockets among them must be detached from their `Channel`, which a fork closes in the child.
+
+    Raises:
+        GeneralFailure: If this process has several threads.
+        OSError: If the system lacks processes, memory or fds.
+    """
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        raise GeneralFailure(f"a process with {threads} threads starts no child processes")
+    if ends_with_parent:
+        _prctl()  # loaded before the fork, so that all children share it
+    parent = os.getpid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)  # the child must never call the parent's handlers
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _run_and_exit(run, keep_fds, mask, parent if ends_with_parent else None)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        return ChildProcess(pid, os.pidfd_open(pid))
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+def _run_and_exit(
+    run: Callable[[], None], keep_fds: Collection[int], mask: set[signal.Signals | int], parent: int | None
+) -> NoReturn:
+    """Run in a forked child, then exit. Never returns, so no object of the parent's frames is finalized."""
+    status = BUG_STATUS
+    try:
+        gc.freeze()  # the collector would write to pages that parent and children share
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if parent is not None:
+            _end_with(parent)
+        _close_other_fds(keep_fds)
+        run()
+        status = 0
+    except BaseException:  # noqa: BLE001  the last frame of this process
+        _log.critical("an internal error ends this process", exc_info=True)
+    finally:
+        os._exit(status)  # no exit handlers: they are the parent's
+
+
+def _end_with(parent: int) -> None:
+    if _prctl()(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it exited before the call
+        os._exit(0)
+
+
+@cache
+def _prctl() -> Any:
+    function = ctypes.CDLL(None, use_errno=True).prctl
+    function.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+    return function
+
+
+def _close_other_fds(keep_fds: Collection[int]) -> None:
+    """Close all fds except `keep_fds` and the standard streams."""
+    last = max(map(int, os.listdir("/proc/self/fd")))
+    begin = 3
+    for fd in sorted(keep_fds):
+        os.closerange(begin, fd)
+        begin = fd + 1
+    os.closerange(begin, last + 1)

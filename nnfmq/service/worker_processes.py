@@ -1,0 +1,180 @@
+"""The supervisor's workers: it forks one for each client, and ends those that outlive their client.
+
+The supervisor has imported everything that a worker needs, so that a worker starts in milliseconds and shares those
+pages. It closes its copy of the client's connection immediately, because a hang-up is seen only when no other process
+has the connection open.
+
+A worker exits by itself when its client does. But it may be stopped, or its threads may be busy in calls that do not
+return soon. So the supervisor watches a pidfd of each client, and sends SIGKILL to a worker that has not exited
+CLIENT_EXIT_GRACE_S after its client. When a worker exits, the supervisor closes the worker's link to the shared program
+cache (`shared_cache_server`), even if another process still has a copy of the link's other end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from contextlib import ExitStack
+from functools import partial
+
+from nnfmq.channel import Channel
+from nnfmq.hal.errors import ErrorStatus, GeneralFailure
+from nnfmq.memory import Memory
+from nnfmq.service import worker
+from nnfmq.service.caching import program_cache
+from nnfmq.service.caching.shared_cache_server import SharedCacheServer, WorkerLink
+from nnfmq.service.child_process import ChildProcess, fork_child
+from nnfmq.service.compile_relay import CompileRelay
+from nnfmq.service.device_status import end_changes
+from nnfmq.service.event_loop import EventLoop
+from nnfmq.service.pending_clients import reject
+from nnfmq.service.worker import WorkerFds, WorkerSetup
+
+__all__ = ["CLIENT_EXIT_GRACE_S", "WorkerProcesses"]
+
+CLIENT_EXIT_GRACE_S = 0.05
+STOP_TIMEOUT_S = 2.0  # after SIGTERM, and again after SIGKILL
+_log = logging.getLogger("nnfmq.supervisor")
+
+
+class _Worker:
+    def __init__(
+        self, process: ChildProcess, cache_link: WorkerLink, compile_link: Channel, client_pidfd: int | None
+    ) -> None:
+        self.process = process
+        self.cache_link = cache_link
+        self.compile_link = compile_link
+        self.client_pidfd = client_pidfd  # None: unknown, or the client has exited
+        self.was_killed = False
+
+
+class WorkerProcesses:
+    """The workers of one supervisor. Used by one thread, which must be the only one of its process.
+
+    Borrows `status`, the memory of the devices' status, which all workers map.
+    """
+
+    def __init__(self, loop: EventLoop, status: Memory, setup: WorkerSetup) -> None:
+        self._loop = loop
+        self._status = status
+        self._setup = setup
+        self._compile_relay = CompileRelay(loop)
+        self._shared_cache = SharedCacheServer(program_cache.cache_limit_bytes())
+        self._workers: dict[int, _Worker] = {}  # by pid
+        status.keep_from_children()  # compile processes map no shared memory; workers map it themselves
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def start(self, channel: Channel, hello: bytes) -> None:
+        """Start a worker for a client, or reject the client if that fails. Takes ownership of `channel`."""
+        try:
+            client_pidfd = channel.open_peer_pidfd()
+        except OSError as error:
+            _reject(channel, error)
+            return
+        control_fd = channel.detach()  # a fork closes channels in the child
+        try:
+            self._fork(control_fd, hello, client_pidfd)
+        except (OSError, GeneralFailure) as error:
+            if client_pidfd is not None:
+                os.close(client_pidfd)
+            _reject(Channel.adopt(control_fd), error)
+        else:
+            os.close(control_fd)
+
+    def _fork(self, control_fd: int, hello: bytes, client_pidfd: int | None) -> None:
+        """Fork a worker and watch it. Raises as `fork_child`; the caller then still owns the fds."""
+        with ExitStack() as undo, ExitStack() as worker_ends:
+            link, cache_end = self._shared_cache.connect()
+            undo.callback(self._shared_cache.close, link)
+            cache_fd = cache_end.detach()
+            worker_ends.callback(os.close, cache_fd)
+            compile_link, compile_end = Channel.pair()
+            undo.callback(compile_link.close)
+            compile_fd = compile_end.detach()
+            worker_ends.callback(os.close, compile_fd)
+            fds = WorkerFds(control_fd, self._status.fileno(), cache_fd, compile_fd)
+            process = fork_child(partial(worker.main, hello, fds, self._setup), fds)
+            undo.pop_all()
+        link.worker_pid = process.pid
+        self._watch(_Worker(process, link, compile_link, client_pidfd))
+
+    def _watch(self, started: _Worker) -> None:
+        self._workers[started.process.pid] = started
+        self._loop.add_reader(started.process.fileno(), lambda: self._on_exit(started))
+        self._loop.add_reader(started.cache_link.channel.fileno(), lambda: self._serve_cache(started))
+        self._loop.add_reader(started.compile_link.fileno(), lambda: self._relay_compilation(started))
+        if started.client_pidfd is not None:
+            self._loop.add_reader(started.client_pidfd, lambda: self._on_client_exit(started))
+
+    def _serve_cache(self, linked: _Worker) -> None:
+        if not self._shared_cache.serve(linked.cache_link):
+            self._close_cache_link(linked)
+
+    def _close_cache_link(self, linked: _Worker) -> None:
+        """Close a worker's link to the shared program cache. Idempotent. The worker goes on without it."""
+        self._loop.remove_reader(linked.cache_link.channel.fileno())
+        self._shared_cache.close(linked.cache_link)
+
+    def _relay_compilation(self, linked: _Worker) -> None:
+        if not self._compile_relay.relay(linked.compile_link):
+            self._close_compile_link(linked)
+
+    def _close_compile_link(self, linked: _Worker) -> None:
+        """Close a worker's link to the compile server. Idempotent. The worker compiles its models itself then."""
+        self._loop.remove_reader(linked.compile_link.fileno())
+        linked.compile_link.close()
+
+    # -- ending -------------------------------------------------------------------------------------------------------
+
+    def _on_client_exit(self, served: _Worker) -> None:
+        self._close_client_pidfd(served)
+        self._loop.call_at(time.monotonic() + CLIENT_EXIT_GRACE_S, lambda: self._kill_without_client(served))
+
+    def _close_client_pidfd(self, served: _Worker) -> None:
+        fd, served.client_pidfd = served.client_pidfd, None
+        if fd is not None:
+            self._loop.remove_reader(fd)
+            os.close(fd)
+
+    def _kill_without_client(self, served: _Worker) -> None:
+        if served.process.pid in self._workers:
+            served.was_killed = True
+            served.process.send(signal.SIGKILL)
+
+    def _on_exit(self, ended: _Worker) -> None:
+        del self._workers[ended.process.pid]
+        self._loop.remove_reader(ended.process.fileno())
+        self._close_client_pidfd(ended)
+        self._close_cache_link(ended)
+        self._close_compile_link(ended)
+        end_changes(self._status.view, ended.process.pid)
+        status = ended.process.reap()
+        if ended.was_killed:
+            _log.info("worker %d was killed after its client had exited", ended.process.pid)
+        elif status:
+            _log.error("worker %d ended with status %d", ended.process.pid, status)
+
+    def end_all(self) -> None:
+        """Send SIGTERM to all workers, and SIGKILL to those that have not exited after STOP_TIMEOUT_S. Blocks."""
+        self._compile_relay.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for running in self._workers.values():
+                running.process.send(number)
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            while self._workers and time.monotonic() < deadline:
+                self._loop.run_once(deadline)
+
+
+def _reject(channel: Channel, error: OSError | GeneralFailure) -> None:
+    """Reject a client for which no worker could be started."""
+    if isinstance(error, OSError):
+        status, reason = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, error.strerror or str(error)
+    else:
+        status, reason = ErrorStatus.GENERAL_FAILURE, str(error)
+    text = f"no worker could be started: {reason}"
+    _log.warning("client rejected: %s", text)
+    reject(channel, status, text)
