@@ -105,7 +105,7 @@ def test_BUR_18_a_timeout_ends_the_wait_alone_where_the_interface_has_no_deadlin
     with ExitStack() as stack:
         client = stack.enter_context(nnfmq.connect(daemon.path, interface="HIDL 1.2"))
         model = stack.enter_context(client.device("reference").prepare(null_model()))
-        burst, worker = stack.enter_context(model.burst()), stack.enter_context(Process(client.driver_pid))
+        burst, worker = stack.enter_context(model.burst()), stack.enter_context(Process(client.worker_pid))
         burst.execute(one(1))
         with worker.stopped(), pytest.raises(nnfmq.MissedDeadlineTransient):
             burst.execute(one(2), timeout=SOON_S)
