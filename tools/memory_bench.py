@@ -140,7 +140,8 @@ def _new_folder(folder: Path, name: str) -> Path:
 def _conditions(options: argparse.Namespace, load: tuple[float, ...]) -> dict[str, Any]:
     return {
         "clients": options.clients, "executions": options.executions, "together": options.together,
-        "busy_s": options.busy, "settle_s": options.settle, "kernel": os.uname().release, "python": sys.version.split()[0],
+        "busy_s": options.busy, "settle_s": options.settle, "kernel": os.uname().release,
+        "python": sys.version.split()[0],
         "cpus": len(os.sched_getaffinity(0)), "load_before": [round(value, 2) for value in load],
     }  # fmt: skip
 
