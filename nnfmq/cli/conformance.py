@@ -43,12 +43,16 @@ _SEED_MAX = (1 << 32) - 1
 _SHOWN_FAILURES = 20
 
 PATHS = (  # those of `conformance.targets`, repeated because importing it takes long
-    "interpreter", "compiled", "sync", "async", "fenced", "reusable", "burst", "aidl-burst", "memory-domain",
-    "memory-domain-async", "memory-domain-fenced", "memory-domain-aidl-burst",
+    "interpreter", "compiled", "compiled-steps", "sync", "async", "fenced", "reusable", "burst", "aidl-burst",
+    "memory-domain", "memory-domain-async", "memory-domain-fenced", "memory-domain-aidl-burst", "all",
 )  # fmt: skip
 
 
-_ENGINES = {"interpreter": "the interpreter", "compiled": "the compiling engine"}
+_ENGINES = {
+    "interpreter": "the interpreter",
+    "compiled": "the compiling engine",
+    "compiled-steps": "the compiling engine",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="*")
     parser.add_argument(
         "--path", choices=PATHS, metavar="P", default="interpreter",
-        help="interpreter (default), compiled; by a driver: sync, async, fenced, reusable, "
-        "burst, aidl-burst, memory-domain[-async|-fenced|-aidl-burst]",
+        help="interpreter (default), compiled, compiled-steps; by a driver: sync, async, fenced, reusable, "
+        "burst, aidl-burst, memory-domain[-async|-fenced|-aidl-burst], or all of these",
     )  # fmt: skip
     parser.add_argument("--device", metavar="NAME", help="the driver's device (default: reference)")
     parser.add_argument("--jobs", metavar="N", type=at_least_one, default=1, help="number of processes (default: 1)")
@@ -231,6 +235,8 @@ def _print(screen: Console, summary: Summary, duration_ns: int, verbose: bool) -
     if summary.dumped:
         folder = Path(summary.dumped[0]).parent
         screen.print(f"Random graphs that failed: {len(summary.dumped):,}, in {folder}", soft_wrap=True)
+    if summary.compared_steps:
+        screen.print(f"Compiled operations that were compared with the interpreter's: {summary.compared_steps:,}")
     headline = "All tests passed" if summary.has_passed else "Some tests failed"
     screen.print(f"{headline}; {duration_ns / 1e9:.1f} s.")
 

@@ -18,7 +18,14 @@ import numpy as np
 
 from nnfmq.conformance import variants
 from nnfmq.conformance.criteria import OutputMismatch, compare_outputs, coupling_mismatches
-from nnfmq.conformance.targets import ExecutionOutput, ExecutionRequest, ExecutionTarget, Prepared
+from nnfmq.conformance.targets import (
+    ExecutionOutput,
+    ExecutionRequest,
+    ExecutionTarget,
+    Prepared,
+    TargetMismatch,
+    has_specified_outputs,
+)
 from nnfmq.conformance.testmodels import FEATURE_LEVELS, Array, Line, TestModel, read
 from nnfmq.hal.errors import (
     DeadObject,
@@ -64,6 +71,8 @@ class ConformanceResult:
     duration_ns: int
     dumped: str = ""
     """The file that a failing random graph was written to."""
+    compared_steps: int = 0
+    """The number of compiled operations that were compared with the interpreter's."""
 
     @property
     def has_failed(self) -> bool:
@@ -87,12 +96,12 @@ class _Failure(Exception):
         self.mismatches = found
 
 
-def run_test(test: TestModel, target: ExecutionTarget) -> ConformanceResult:
+def run_test(test: TestModel, target: ExecutionTarget, *, with_variants: bool = True) -> ConformanceResult:
     """Run a test model and its variants, and evaluate the results. Blocks."""
-    began_ns = time.monotonic_ns()
+    began_ns, compared_before = time.monotonic_ns(), target.compared_steps
     model_outcome = _evaluate(MODEL, test, target)
     outcomes = [model_outcome]
-    for kind in variants.kinds_of(test):
+    for kind in variants.kinds_of(test) if with_variants else ():
         if kind == variants.INSUFFICIENT_OUTPUT and not target.allows_short_buffers:
             continue
         # The variants of a skipped model are skipped. Except the int8 form, which must be unsupported as well, unless
@@ -103,7 +112,12 @@ def run_test(test: TestModel, target: ExecutionTarget) -> ConformanceResult:
         outcomes.append(TestOutcome(kind, SKIPPED, model_outcome.reason) if skips else _evaluate(kind, test, target))
     spent_ns = time.monotonic_ns() - began_ns
     return ConformanceResult(
-        test.name, str(test.line["spec"]), tuple(matrix_entries(test.line)), tuple(outcomes), spent_ns
+        test.name,
+        str(test.line["spec"]),
+        tuple(matrix_entries(test.line)),
+        tuple(outcomes),
+        spent_ns,
+        compared_steps=target.compared_steps - compared_before,
     )
 
 
@@ -122,7 +136,7 @@ def _evaluate(kind: str, test: TestModel, target: ExecutionTarget) -> TestOutcom
         _RUN[kind](test, target)
     except _Skip as skip:
         return TestOutcome(kind, SKIPPED, str(skip))
-    except _Failure as failure:
+    except (_Failure, TargetMismatch) as failure:
         return TestOutcome(kind, FAILED, str(failure), failure.mismatches)
     except DeadObject as error:
         target.close()
@@ -276,14 +290,9 @@ _RUN = {
 
 def _executed(test: TestModel, model: Model, target: ExecutionTarget) -> ExecutionOutput:
     with _prepared(model, target) as prepared:
-        if target.rejects_unspecified_outputs and not _has_specified_outputs(model):
+        if target.rejects_unspecified_outputs and not has_specified_outputs(model):
             _require_rejected_execution(prepared, test)
         return _execute(prepared, test)
-
-
-def _has_specified_outputs(model: Model) -> bool:
-    outputs = (model.main.operands[index] for index in model.main.output_indexes)
-    return all(is_scalar(output.type) or (output.dimensions and 0 not in output.dimensions) for output in outputs)
 
 
 def _require_rejected_execution(prepared: Prepared, test: TestModel) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from nnfmq.conformance.testmodels import Array, Criterion, Line, TestModel
 from nnfmq.conformance.variants import is_unsigned
-from nnfmq.hal.types import OutputShape
+from nnfmq.hal.types import Model, OperandType, OutputShape
 
 MAX_REPORTED = 8
 """Mismatching elements of one output that are reported; the message has the number of all."""
@@ -92,7 +92,7 @@ def coupling_mismatches(test: TestModel, unsigned: Sequence[Array], signed: Sequ
         want = (first ^ 0x80).view(np.int8) if is_unsigned(operand) else first
         wrong = np.asarray((want != second) & ~((want != want) & (second != second)))
         if wrong.any() and not operand["isIgnored"]:
-            found.append(_mismatch(f"{label}, of uint8 less 128 and of int8", want, second, wrong))
+            found.append(describe_mismatch(f"{label}, of uint8 less 128 and of int8", want, second, wrong))
     return found
 
 
@@ -100,7 +100,7 @@ def _evaluate(label: str, rule: Criterion, want: Array, got: Array, type: str) -
     if type == "TENSOR_BOOL8":
         wrong = np.asarray((want != 0) != (got != 0))
         if np.count_nonzero(wrong) > math.ceil(rule.wrong_share * want.size):
-            yield _mismatch(label, want, got, wrong)
+            yield describe_mismatch(label, want, got, wrong)
         return
     expected = want.astype(np.float64)
     with np.errstate(invalid="ignore"):  # inf - inf is NaN, which never passes
@@ -109,7 +109,7 @@ def _evaluate(label: str, rule: Criterion, want: Array, got: Array, type: str) -
     is_compared = np.abs(expected) <= rule.skip_above if rule.skip_above < math.inf else np.ones(want.shape, bool)
     wrong = np.asarray(is_compared & ~close)
     if wrong.any():
-        yield _mismatch(label, want, got, wrong)
+        yield describe_mismatch(label, want, got, wrong)
     elif np.count_nonzero(is_compared) >= MIN_COMPARED_ELEMENTS:
         scale = np.maximum(1.0, np.abs(expected[is_compared])) if want.dtype.kind == "f" else 1.0
         yield from _outside_means(label, rule, differences[is_compared] / scale)
@@ -129,7 +129,8 @@ def _labels(test: TestModel) -> list[str]:
     return [f"operand {index} ({operand['name']})" for index, operand in operands]
 
 
-def _mismatch(label: str, want: Array, got: Array, wrong: Array) -> OutputMismatch:
+def describe_mismatch(label: str, want: Array, got: Array, wrong: Array) -> OutputMismatch:
+    """Return the mismatch of an output with the elements that are True in `wrong`."""
     indexes = np.argwhere(np.atleast_1d(wrong))
     differences = tuple(_difference(label, want, got, tuple(map(int, index))) for index in indexes[:MAX_REPORTED])
     first = differences[0]
@@ -158,6 +159,13 @@ def tolerances(test: TestModel, operand_type: str) -> tuple[float, float]:
     if operand_type == "TENSOR_FLOAT32":
         return _COARSE if test.line["isRelaxed"] or _has_half(test.line) else _FINE
     return (3 if "mobilenet" in test.name and "QUANT8" in operand_type else 1), 0
+
+
+def tolerance_of_float32(model: Model) -> tuple[float, float]:
+    """Return the usual atol and rtol for float32 in a model."""
+    subgraphs = (model.main, *model.referenced)
+    has_half = any(operand.type == OperandType.TENSOR_FLOAT16 for graph in subgraphs for operand in graph.operands)
+    return _COARSE if model.relax_computation_float32_to_float16 or has_half else _FINE
 
 
 def _has_half(line: Line) -> bool:

@@ -62,6 +62,7 @@ class Summary:
     matrix: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
     slowest: list[tuple[int, str]] = field(default_factory=list)
     dumped: list[str] = field(default_factory=list)
+    compared_steps: int = 0
 
     @property
     def has_passed(self) -> bool:
@@ -74,6 +75,7 @@ class Summary:
             self.kinds[outcome.kind].add(result.name, outcome)
         for entry in result.matrix_entries:
             self.matrix.setdefault(entry, Counter()).update(outcome.status for outcome in result.outcomes)
+        self.compared_steps += result.compared_steps
         self.dumped += [result.dumped] if result.dumped else []
         self.slowest = heapq.nlargest(SLOWEST, [*self.slowest, (result.duration_ns, result.name)])
 
@@ -85,6 +87,7 @@ class Summary:
             "variants": {kind: self.kinds[kind].as_json() for kind in KINDS},
             "slowest": slowest,
             "dumped": self.dumped,
+            "compared_steps": self.compared_steps,
         }
 
 

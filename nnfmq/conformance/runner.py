@@ -29,8 +29,9 @@ from typing import IO, Any
 import msgspec
 
 from nnfmq.conformance.cases import ConformanceResult, run_test
+from nnfmq.conformance.execution_paths import open_target
 from nnfmq.conformance.random_classes import Batch
-from nnfmq.conformance.targets import ExecutionTarget, open_target
+from nnfmq.conformance.targets import ExecutionTarget
 from nnfmq.conformance.testmodels import FormatError, Line, lines, read, read_at
 from nnfmq.hal.errors import GeneralFailure
 

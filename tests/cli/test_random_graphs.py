@@ -31,7 +31,7 @@ def report_of(path: Path, *words: object) -> dict[str, Any]:
 @pytest.fixture
 def off_by_a_lot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the interpreter's outputs wrong."""
-    right = targets._InProcess.execute
+    right = targets.InProcess.execute
 
     def wrong(self: Any, execution: ExecutionRequest) -> ExecutionOutput:
         executed = right(self, execution)
@@ -39,7 +39,7 @@ def off_by_a_lot(monkeypatch: pytest.MonkeyPatch) -> None:
         outputs = tuple((np.frombuffer(raw, e.dtype, e.size) + e.dtype.type(7)).tobytes() for e, raw in pairs)
         return ExecutionOutput(executed.shapes, outputs)
 
-    monkeypatch.setattr(targets._InProcess, "execute", wrong)
+    monkeypatch.setattr(targets.InProcess, "execute", wrong)
 
 
 @pytest.mark.parametrize("path", ["interpreter", "sync", "burst"])

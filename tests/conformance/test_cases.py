@@ -17,17 +17,16 @@ from support import model_lines
 from nnfmq.cli import conformance as command
 from nnfmq.conformance import testmodels, variants
 from nnfmq.conformance.cases import FAILED, MODEL, PASSED, SKIPPED, ConformanceResult, run_test
+from nnfmq.conformance.driver_targets import ALL_PATHS, DRIVER_PATHS, Driver
+from nnfmq.conformance.execution_paths import PATHS, open_target
 from nnfmq.conformance.targets import (
     INTERPRETER_LEVEL,
-    PATHS,
     CompilingEngine,
-    Driver,
     ExecutionOutput,
     ExecutionRequest,
     ExecutionTarget,
     Interpreter,
     Prepared,
-    open_target,
 )
 from nnfmq.hal.errors import GeneralFailure, OutputInsufficientSize
 from nnfmq.hal.types import Model, OperandType, OutputShape
@@ -318,7 +317,7 @@ def test_SUP_5_operations_whose_int8_form_differs_or_is_missing_are_not_coupled(
     assert not variants.is_coupled(line)
 
 
-@on(*PATHS[2:])
+@on(*DRIVER_PATHS, ALL_PATHS)
 def test_control_flow_boundaries_of_unknown_size_are_skipped_after_a_driver_rejects_them(
     target: ExecutionTarget, data_dir: Path
 ) -> None:

@@ -23,11 +23,12 @@ from support.tiers import IS_DEEP
 from nnfmq.conformance import testmodels
 from nnfmq.conformance.cases import PASSED, run_test
 from nnfmq.conformance.criteria import MIN_COMPARED_ELEMENTS
+from nnfmq.conformance.execution_paths import open_target
 from nnfmq.conformance.random_classes import FAMILIES, SEEDS, Batch, batches, classes
 from nnfmq.conformance.random_graphs import GraphClass, generate, usages
 from nnfmq.conformance.random_operations import GENERATORS
 from nnfmq.conformance.random_source import GraphLimits, RandomSource, Sign
-from nnfmq.conformance.targets import ExecutionOutput, ExecutionRequest, Interpreter, Prepared, open_target
+from nnfmq.conformance.targets import ExecutionOutput, ExecutionRequest, Interpreter, Prepared
 from nnfmq.hal.types import Model, OperandType, is_scalar
 from nnfmq.validation import validate_model
 

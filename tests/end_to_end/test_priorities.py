@@ -48,7 +48,7 @@ def prepared(client: ProtocolPeer, model: Model, priority: Priority) -> int:
     return client.receive(messages.PreparedModelReady).model_id
 
 
-def test_PREP_5_waiting_executions_of_one_client_run_in_order_of_priority(
+def test_PREP_5_QOS_1_waiting_executions_of_one_client_run_in_order_of_priority(
     peer: ProtocolPeer, daemon: Daemon, resources: ExitStack
 ) -> None:
     endless, lent_endless = create_endless_request(resources)

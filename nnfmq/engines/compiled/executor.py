@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines import idle_trim, memory_budget
-from nnfmq.engines.compiled.memory_plan import ALIGNMENT, FIRST_INPUT_BASE, ArraySpec, PartitionPlan
+from nnfmq.engines.compiled.memory_plan import ALIGNMENT, FIRST_INPUT_BASE, Allocation, ArraySpec, PartitionPlan
 from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, ThreadPool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, ExecutionFrame
@@ -64,6 +64,11 @@ class CompiledPartition:
         context: ExecutionContext = frame[self._slot].context
         run, records, stride = self._pool.run, context.relocated_records(frame), self.plan.scratch_bytes
         return lambda first, last: run(records, first, last, context.scratch, stride)
+
+    def arena_view(self, frame: ExecutionFrame, place: Allocation) -> Array:
+        """Return an operand's place in the arena, as an array. For tests of single launches, see `range_runner`."""
+        context: ExecutionContext = frame[self._slot].context
+        return context.view(place.offset, place.spec)
 
     def publish_outputs(self, frame: ExecutionFrame) -> None:
         """Put the outputs into the frame, as views of the arena. A call does so at its end."""
@@ -163,7 +168,7 @@ class ExecutionContext:
         self._arena = memory[skip:]
         address = memory.ctypes.data + skip
         self.scratch = address + plan.arena_bytes
-        self._arena_outputs = [(index, self._view(offset, spec)) for index, offset, spec in plan.outputs]
+        self._arena_outputs = [(index, self.view(offset, spec)) for index, offset, spec in plan.outputs]
         offsets = {index: offset for index, offset, _ in plan.outputs}
         self._arena_addresses = [address + offsets[index] for index in plan.direct_outputs]
         input_addresses = [0] * len(plan.inputs)  # set in each execution
@@ -174,7 +179,8 @@ class ExecutionContext:
         self._records_address = int(self._records.ctypes.data)
         self.forget_arrays()
 
-    def _view(self, offset: int, spec: ArraySpec) -> Array:
+    def view(self, offset: int, spec: ArraySpec) -> Array:
+        """Return a part of the arena as an array."""
         return self._arena[offset : offset + spec.bytes].view(spec.dtype).reshape(spec.shape)
 
     def forget_arrays(self) -> None:

@@ -13,7 +13,8 @@ from support import places
 
 from nnfmq.conformance import testmodels
 from nnfmq.conformance.cases import FAILED, run_test
-from nnfmq.conformance.targets import ExecutionTarget, open_target
+from nnfmq.conformance.execution_paths import open_target
+from nnfmq.conformance.targets import ExecutionTarget
 
 FOLDER = places.data_path() / "vts"
 SPECS = sorted(FOLDER.glob("*/*.jsonl.gz"))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import cache
 
 from nnfmq.conformance import testmodels
+from nnfmq.conformance.cases import matrix_entries
 from nnfmq.conformance.testmodels import Line, TestModel
 from support import places
 
 FOLDER = places.data_path() / "vts"
-_Use = tuple[str, int, tuple[str, ...]]
 
 
 @cache
@@ -19,22 +19,48 @@ def one_of_each() -> tuple[TestModel, ...]:
 
     Small models come first, so that few of the chosen ones are large.
     """
-    lines = [line for path in testmodels.find_files([FOLDER]) for _, line in testmodels.lines(path)]
-    seen: set[_Use] = set()
+    return _covering(sorted(_lines(), key=_operand_count), _uses)
+
+
+@cache
+def one_of_each_type() -> tuple[TestModel, ...]:
+    """Return test models that have, all together, each operation with each tensor type of its operands.
+
+    A driver must execute each of them. Models with little data come first, so that few of the chosen ones take long.
+    """
+    return _covering(sorted(executable_lines(), key=_data_size), matrix_entries)
+
+
+def executable_lines() -> Iterator[Line]:
+    """Return the test models that a driver must execute: not those that must fail, nor those for frameworks only."""
+    return (line for line in _lines() if not line["expectFailure"] and "cts_only" not in line["spec"])
+
+
+def _lines() -> Iterator[Line]:
+    return (line for path in testmodels.find_files([FOLDER]) for _, line in testmodels.lines(path))
+
+
+def _covering(lines: Iterable[Line], uses_of: Callable[[Line], Iterable[Hashable]]) -> tuple[TestModel, ...]:
+    """Return the models that have a use which no earlier one has."""
+    seen: set[Hashable] = set()
     found = []
-    for line in sorted(lines, key=_operand_count):
-        uses = set(_uses(line))
+    for line in lines:
+        uses = set(uses_of(line))
         if not uses <= seen:
             seen |= uses
             found.append(testmodels.read(line))
     return tuple(found)
 
 
+def _data_size(line: Line) -> int:
+    return sum(len(operand["data"] or "") for operand in line["main"]["operands"])
+
+
 def _operand_count(line: Line) -> int:
     return sum(len(graph["operands"]) for graph in (line["main"], *line["referenced"]))
 
 
-def _uses(line: Line) -> Iterator[_Use]:
+def _uses(line: Line) -> Iterator[tuple[str, int, tuple[str, ...]]]:
     for graph in (line["main"], *line["referenced"]):
         for operation in graph["operations"]:
             arguments = (*operation["inputs"], *operation["outputs"])
