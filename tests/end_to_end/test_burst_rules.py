@@ -124,7 +124,7 @@ def test_BUR_2_BUR_6_queues_without_an_event_flag_have_no_burst(raw: Raw, resour
 
 def test_BUR_4_a_driver_that_sleeps_is_woken_for_each_request(raw: Raw) -> None:
     raw.begin()
-    with Process(raw.client.driver_pid) as driver:
+    with Process(raw.client.worker_pid) as driver:
         for _ in range(3):
             until(lambda: set(driver.states()) == {"S"}, "all threads of the driver sleep")
             assert raw.queues.execute(packet_for(ADD)).status is NONE
@@ -214,22 +214,18 @@ def test_BUR_13_BUR_16_both_ways_to_execute_a_request_return_the_same(
 def test_BUR_1_BUR_14_thread_and_memory_of_a_burst_end_with_it(
     client: nnfmq.Client, adding: nnfmq.PreparedModel
 ) -> None:
-    with Process(client.driver_pid) as driver:
+    with Process(client.worker_pid) as driver:
         adding.execute(ONE, TEN)
-
-        def held() -> tuple[int, int]:
-            return len(driver.states()), len(driver.shared_mappings())
-
-        before = held()
+        mappings = len(driver.shared_mappings())
         bursts = [adding.burst() for _ in range(3)]
         for burst in bursts:
             burst.execute(ONE, TEN)
-        threads, mappings = held()
-        assert threads == before[0] + 3
-        assert mappings > before[1]
-        for burst in bursts:
+        assert len(driver.shared_mappings()) > mappings
+        threads = len(driver.states())
+        for closed, burst in enumerate(bursts, 1):
             burst.close()
-        until(lambda: held() == before, f"threads and mappings of the driver are {before} again")
+            until(lambda left=threads - closed: len(driver.states()) == left, "the burst's thread has ended")  # type: ignore[misc]
+        until(lambda: len(driver.shared_mappings()) == mappings, "the bursts' memory is unmapped")
 
 
 def test_BUR_16_a_second_execution_on_a_busy_burst_is_rejected(client: nnfmq.Client) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from support import control_flow_models
 from support.drivers import LIMIT_S, Process, until
+from support.hints import with_extension
 from support.models import add_model, gather_model, pool_bytes, relu_model, request_for, slow_model, unsized_relu_model
 from support.small_models import F32, one_operation
 
@@ -260,12 +261,13 @@ def test_EXE_14_PREP_10_a_configuration_measures_and_unknown_hints_are_ignored(
 ) -> None:
     extension = ExtensionNameAndPrefix("com.example.hints", 1)
     hint = TokenValuePair((1 << 16) | 5, b"unknown")
-    with device.prepare(ADD, hints=[hint], extensions=[extension]) as prepared:
+    knowing = with_extension(device, extension.name)
+    with knowing.prepare(ADD, hints=[hint], extensions=[extension]) as prepared:
         config = ExecutionConfig(MeasureTiming.YES, hints=(hint,), extensions=(extension,))
         assert prepared.execute_request(request_, config).timing.time_in_driver_ns > 0
         assert sums(request_) == SUM
     with pytest.raises(nnfmq.InvalidArgument):
-        device.prepare(ADD, hints=[hint, hint], extensions=[extension])
+        knowing.prepare(ADD, hints=[hint, hint], extensions=[extension])
 
 
 # ------------------------------------------------------------------------------------------------ shapes
@@ -470,7 +472,7 @@ def test_EXE_13_an_idle_driver_gives_memory_back(client: nnfmq.Client) -> None:
         client.device("compiled").prepare(
             slow_model(4, 256, 32), preference=ExecutionPreference.SUSTAINED_SPEED
         ) as prepared,
-        Process(client.driver_pid) as driver,
+        Process(client.worker_pid) as driver,
     ):
         prepared.execute(np.ones((1, 256, 256, 32), np.float32))
 

@@ -37,7 +37,6 @@ from nnfmq.hal.types import (
     DataLocation,
     ExecutionConfig,
     ExecutionPreference,
-    ExtensionNameAndPrefix,
     FenceState,
     MeasureTiming,
     Model,
@@ -46,7 +45,6 @@ from nnfmq.hal.types import (
     Priority,
     Request,
     RequestArgument,
-    TokenValuePair,
 )
 from nnfmq.memory import Memory
 from nnfmq.runtime import hidl
@@ -389,20 +387,6 @@ def test_VAL_3_the_driver_checks_every_field_of_a_request(adding: nnfmq.Prepared
             adding.execute_request(request)
     adding.execute_request(request_)
     assert sums(request_) == SUM
-
-
-def test_EXT_6_hints_are_validated_and_unknown_ones_ignored(adding: nnfmq.PreparedModel, request_: Request) -> None:
-    named = (ExtensionNameAndPrefix("com.example.hints", 3),)
-    hint = TokenValuePair(3 << 16 | 7, b"fast")
-    adding.execute_request(request_, ExecutionConfig(hints=(hint,), extensions=named))
-    assert sums(request_) == SUM
-    for config in (
-        ExecutionConfig(hints=(hint, hint), extensions=named),
-        ExecutionConfig(hints=(hint,)),
-        ExecutionConfig(extensions=(ExtensionNameAndPrefix("no name", 3),)),
-    ):
-        with pytest.raises(nnfmq.InvalidArgument, match=r"\(N-VAL-22\)"):
-            adding.execute_request(request_, config)
 
 
 @pytest.mark.parametrize(
