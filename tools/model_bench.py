@@ -140,7 +140,7 @@ def _supported_sections(sections: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, Any]:
-    from nnfmq.engines.compiled.jit import host_target
+    from nnfmq.engines.compiled.target import host_target
     from nnfmq.queue import core
 
     threads = max_threads()

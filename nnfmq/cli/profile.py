@@ -171,8 +171,8 @@ def _report(arguments: argparse.Namespace, model: LoadedModel, inputs: Sequence[
     if not has_llvmlite:
         program, times = _measured(arguments.device, model, inputs, runs)
         return build(model.model.main, program, times, None, {**conditions, "threads": 1, "target": None})
-    from nnfmq.engines.compiled.jit import host_target
     from nnfmq.engines.compiled.roofline import measure_ceilings
+    from nnfmq.engines.compiled.target import host_target
 
     with _limited_pool(arguments.threads) as pool:
         ceilings = measure_ceilings(pool)

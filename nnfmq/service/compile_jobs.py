@@ -1,9 +1,9 @@
 """Compilation of one model's kernels in compile processes, on behalf of a prepareModel call.
 
-The kernels are divided into parts, a few for each process; a process gets the next part when it has returned one. A
-model that compiles about as quickly as a process starts is compiled in the worker, as is every model if there is no
-compile server. If the call fails, misses its deadline, or the worker dies, the connections to its processes close, and
-the processes exit. If the compile server dies, its processes do as well, and those of the next one compile the model.
+The kernels are divided into parts, a few for each process; a process gets the next part when it has returned one. The
+worker does not load LLVM, unless there is no compile server: then it compiles itself. If the call fails, misses its
+deadline, or the worker dies, the connections to its processes close, and the processes exit. If the compile server
+dies, its processes do as well, and those of the next one compile the model.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ __all__ = [
 ]
 
 PROCESSES_MAX = 16  # for one model: none has kernels for more
-_SMALL_COST = 4  # in units of `compiler.cost`: up to this, the worker compiles the model itself
 _ATTEMPTS = 2  # to compile a model in processes, if the compile server dies
 _PARTS_PER_PROCESS = 4  # so that the processes finish at about the same time, and progress can be reported
 _STATUS_TIMEOUT_S = 1.0  # between the exit of a process and the server's report of its status
@@ -135,11 +134,12 @@ def compile_in_processes(kernels: Sequence[Kernel], target: Target) -> list[byte
         MissedDeadlineTransient: If the deadline passes.
         ResourceExhaustedTransient: If there is not enough memory, or no process can be started.
     """
-    from nnfmq.engines.compiled.jit import compile_shards, shard_kernels, total_compile_cost, unique_kernels
+    from nnfmq.engines.compiled.jit import shard_kernels, unique_kernels
+    from nnfmq.engines.compiled.local_compilation import compile_shards
 
     different = unique_kernels(kernels)
     context = current_prepare_context()
-    if total_compile_cost(different) > _SMALL_COST and _server is not None:
+    if _server is not None:
         count = min(len(os.sched_getaffinity(0)), PROCESSES_MAX)
         parts = shard_kernels(different, count * _PARTS_PER_PROCESS)
         for _ in range(_ATTEMPTS):

@@ -159,7 +159,7 @@ class _CompileProcess:
 
 
 def _compile(description: bytearray) -> CompileResult:
-    from nnfmq.engines.compiled.jit import compile_kernels
+    from nnfmq.engines.compiled.code_generator import compile_kernels
     from nnfmq.engines.compiled.kernel_serialization import decode_kernels
 
     try:

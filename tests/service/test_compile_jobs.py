@@ -14,12 +14,13 @@ import pytest
 pytest.importorskip("llvmlite", exc_type=ImportError)
 
 from nnfmq.channel import Channel
-from nnfmq.engines.compiled import jit
-from nnfmq.engines.compiled.jit import host_target, symbol_name
+from nnfmq.engines.compiled import code_generator
+from nnfmq.engines.compiled.jit import symbol_name
 from nnfmq.engines.compiled.kernel_serialization import encode_kernels
 from nnfmq.engines.compiled.kernels.elementwise_kernels import ElementwiseKernel
 from nnfmq.engines.compiled.kernels.float_ops import FloatUnary
 from nnfmq.engines.compiled.object_loader import LoadedCode
+from nnfmq.engines.compiled.target import host_target
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, MissedDeadlineTransient, ResourceExhaustedTransient
 from nnfmq.service import compile_jobs, compile_server
 from nnfmq.service.compile_jobs import (
@@ -52,7 +53,7 @@ def test_a_memory_error_while_compiling_is_returned(monkeypatch: pytest.MonkeyPa
     def exhausted(*_: object) -> bytes:
         raise MemoryError
 
-    monkeypatch.setattr(jit, "compile_kernels", exhausted)
+    monkeypatch.setattr(code_generator, "compile_kernels", exhausted)
     result = _compile(bytearray(encode_kernels([kernel()], host_target())))
     assert result.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
 

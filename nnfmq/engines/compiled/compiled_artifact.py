@@ -1,8 +1,9 @@
 """Compiled programs in the compilation cache: the artifact, and preparation from it without lowering or packing again.
 
-An artifact is a list of arrays: the partitions' plans as msgpack, all constants, then object code. Preparation from an
-artifact restores the partitions, and prepares only the operations without kernels, with the shapes that were known. An
-artifact is valid for this build of nnfmq, one target and one model. The caller that stores it checks that.
+An artifact is a list of arrays: the partitions' plans as msgpack, all constants, then object code of the thread pool
+and of the kernels. Preparation from an artifact restores the partitions, and prepares only the operations without
+kernels, with the shapes that were known. An artifact is valid for this build of nnfmq, one target and one model. The
+caller that stores it checks that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionPlan, PlannedLaunch
 from nnfmq.engines.compiled.object_loader import LoadedCode
-from nnfmq.engines.compiled.thread_pool import Parallelism, ThreadPool
+from nnfmq.engines.compiled.thread_pool import Parallelism, default_thread_pool
 from nnfmq.engines.execution import ExecutionFrame, StepFunction
 from nnfmq.engines.interpreter import Program, SubgraphPreparation, load_constant
 from nnfmq.hal.types import Model, Operation, Subgraph
@@ -94,29 +95,34 @@ _decoder = msgspec.msgpack.Decoder(_StoredProgram)
 
 
 class CompiledArtifact(msgspec.Struct, frozen=True):
-    """A program's partitions, each with the numbers of its first and last operation, their constants and their code."""
+    """A program's partitions, each with the numbers of its first and last operation, their constants and their code.
+
+    `pool_code` is `ThreadPool.object_code`, for a process that has no pool yet.
+    """
 
     partitions: Sequence[tuple[int, int, PartitionPlan]]
     constants: Array
+    pool_code: Array
     object_code: Sequence[Array]
 
     def to_arrays(self, required: Sequence[int], shapes: Sequence[tuple[int, ...] | None]) -> tuple[Array, ...]:
-        """Return the arrays for `CachedPreparation`: the plans, the constants, then object code.
+        """Return the arrays for `CachedPreparation`: the plans, the constants, the pool's code, then the kernels'.
 
         `required` are the operands that may not be omitted; `shapes` are all operands' shapes, None if not known.
         """
         partitions = tuple(_StoredPartition.of(first, last, plan) for first, last, plan in self.partitions)
         stored = _StoredProgram(partitions, tuple(required), tuple(shapes))
-        return np.frombuffer(_encoder.encode(stored), np.uint8), self.constants, *self.object_code
+        return np.frombuffer(_encoder.encode(stored), np.uint8), self.constants, self.pool_code, *self.object_code
 
 
-def load_partitions(artifact: CompiledArtifact, pool: ThreadPool, first_slot: int) -> list[CompiledPartition]:
+def load_partitions(artifact: CompiledArtifact, first_slot: int) -> list[CompiledPartition]:
     """Return the partitions, with frame slots from `first_slot` on.
 
     The code is loaded into this process, and unloaded with the last of them.
     """
     if not artifact.partitions:
         return []
+    pool = default_thread_pool(artifact.pool_code.tobytes)
     code = LoadedCode([array.tobytes() for array in artifact.object_code])
     plans = [plan for _, _, plan in artifact.partitions]
     return [CompiledPartition(plan, artifact.constants, code, pool, first_slot + n) for n, plan in enumerate(plans)]
@@ -131,14 +137,13 @@ class CachedPreparation(SubgraphPreparation):
         subgraph: Subgraph,
         programs: dict[int, Program],
         arrays: Sequence[Array],
-        pool: ThreadPool,
     ) -> None:
-        plan, constants, *code = self._arrays = tuple(arrays)
+        plan, constants, pool_code, *code = self._arrays = tuple(arrays)
         self._stored = stored = _decoder.decode(plan.data)
         self._compiled_ops = frozenset(n for p in stored.partitions for n in range(p.first, p.last + 1))
         super().__init__(model, subgraph, programs)
-        self._artifact = CompiledArtifact([(p.first, p.last, p.plan()) for p in stored.partitions], constants, code)
-        self._pool = pool
+        partitions = [(p.first, p.last, p.plan()) for p in stored.partitions]
+        self._artifact = CompiledArtifact(partitions, constants, pool_code, code)
         self._shapes = list(stored.shapes)
         self._required.update(stored.required)
         self._read.update(index for partition in stored.partitions for index in partition.inputs)
@@ -164,7 +169,7 @@ class CachedPreparation(SubgraphPreparation):
 
     def group_steps(self, functions: Sequence[Any]) -> list[tuple[int, StepFunction]]:
         """Return the steps with the partitions in the places of their operations."""
-        partitions = load_partitions(self._artifact, self._pool, len(self.subgraph.operands))
+        partitions = load_partitions(self._artifact, len(self.subgraph.operands))
         ends = [last for _, last, _ in self._artifact.partitions]
         others = [(number, function) for number, function in enumerate(functions) if function is not None]
         return sorted([*others, *zip(ends, partitions, strict=True)], key=lambda numbered: numbered[0])

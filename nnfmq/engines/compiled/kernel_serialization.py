@@ -23,9 +23,8 @@ from typing import Any
 import msgspec
 
 from nnfmq.engines.compiled import kernels as kernel_package
-from nnfmq.engines.compiled.jit import Kernel, compile_kernels, host_target
-from nnfmq.engines.compiled.target import TARGETS, Target
-from nnfmq.engines.compiled.thread_pool import pool_object_code
+from nnfmq.engines.compiled.jit import Kernel
+from nnfmq.engines.compiled.target import TARGETS, Target, host_target
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.operations.shapes import WindowDimension
 
@@ -54,14 +53,15 @@ def kernel_types() -> Mapping[str, type[Any]]:
 
 @cache
 def warm_up() -> None:
-    """Import all kernels, initialize LLVM and compile the thread pool's functions. Idempotent.
+    """Import all kernels, and import and initialize LLVM. Idempotent.
 
     Called before a fork, so that compile processes start without that delay.
     """
+    from nnfmq.engines.compiled.code_generator import compile_kernels
+
     kernel_types()
     with suppress(InvalidArgument):  # this machine has no target: each preparation reports that
         compile_kernels([], host_target())
-        pool_object_code()
 
 
 @cache

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from nnfmq.engines.compiled.code_generator import compile_kernels
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
-from nnfmq.engines.compiled.jit import Kernel, compile_kernels, host_target
+from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.kernels.dot_product import Float32, dot2, dot4, madd_acc16
 from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionLaunch, plan_partition
 from nnfmq.engines.compiled.object_loader import LoadedCode
-from nnfmq.engines.compiled.target import Target
+from nnfmq.engines.compiled.target import Target, host_target
 from nnfmq.engines.compiled.thread_pool import ThreadPool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS
 

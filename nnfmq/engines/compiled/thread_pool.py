@@ -12,7 +12,8 @@ A worker sets `busy`, then re-reads `epoch`; the caller closes the region, then 
 are seq_cst (Dekker), so at least one of them sees the other, and a region's fields are never overwritten while a worker
 reads them. Work items are independent: results do not depend on the schedule.
 
-The loops are LLVM IR (`thread_pool.ll`), compiled once per process.
+The loops are LLVM IR (`thread_pool.ll`). Every compiled program has their code with it, so that a process that loads
+its first one from a cache compiles nothing.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from enum import IntEnum
 from functools import cache
-from importlib import resources
-from string import Template
 
 import numpy as np
 
-from nnfmq.engines.compiled.jit import compile_ir, host_target
+from nnfmq.engines.compiled.jit import Compile
+from nnfmq.engines.compiled.kernels.launch_loops import LaunchLoops
+from nnfmq.engines.compiled.local_compilation import compile_in_process
 from nnfmq.engines.compiled.object_loader import LoadedCode
+from nnfmq.engines.compiled.target import host_target
 
-__all__ = ["RECORD_WORDS", "Parallelism", "ThreadPool", "default_thread_pool", "pool_object_code"]
+__all__ = ["RECORD_WORDS", "Parallelism", "ThreadPool", "default_thread_pool", "launch_loops", "pool_object_code"]
 
 RECORD_WORDS = 4
 """64-bit words of a launch record: function, argument array, work items, parallelism."""
@@ -43,11 +46,6 @@ _BUSY_SPINS = 200_000  # during a run
 _SPINS_BEFORE_WAIT = 2000  # of the caller, for a worker that still computes a chunk
 _CHUNKS_PER_THREAD = 4
 _MAX_WORKERS = 15
-
-_MACHINES = {  # spin-loop hint: intrinsic, parameter and argument; number of futex(2)
-    "x86_64": ("@llvm.x86.sse2.pause", "", "", 202),
-    "aarch64": ("@llvm.aarch64.hint", "i32", "i32 1", 98),
-}
 
 _RUN_LAUNCHES = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
@@ -64,33 +62,27 @@ class Parallelism(IntEnum):
     PARALLEL_WAKE = 2
 
 
-def pool_ir(machine: str) -> str:
-    """Return the IR of the pool's functions for `machine`, as `uname -m` names it."""
-    pause, parameter, argument, futex = _MACHINES[machine]
-    return Template(resources.files(__package__).joinpath("thread_pool.ll").read_text("utf-8")).substitute(
-        PAUSE_DECLARATION=f"{pause}({parameter})",
-        PAUSE=f"{pause}({argument})",
-        FUTEX=futex,
-        CHUNKS_PER_THREAD=_CHUNKS_PER_THREAD,
-        SPINS_BEFORE_WAIT=_SPINS_BEFORE_WAIT,
-        PARALLEL_WAKE=int(Parallelism.PARALLEL_WAKE),
-    )
+def launch_loops(machine: str) -> LaunchLoops:
+    """Return the pool's functions for `machine`, as `uname -m` names it, in the form in which they are compiled."""
+    return LaunchLoops(machine, _CHUNKS_PER_THREAD, _SPINS_BEFORE_WAIT, int(Parallelism.PARALLEL_WAKE))
 
 
 @cache
-def pool_object_code() -> bytes:
-    """Return the object code of the pool's functions.
-
-    Compiling it takes as long as a small model: a process that forks calls it before, so that its children have it.
-    """
-    return compile_ir(pool_ir(os.uname().machine), host_target())
+def pool_object_code(compile: Compile = compile_in_process) -> bytes:
+    """Return the object code of the pool's functions, compiled by `compile`, which raises its errors."""
+    (code,) = compile([launch_loops(os.uname().machine)], host_target())
+    return code
 
 
 class ThreadPool:
-    """Worker threads that any thread of the process can run launches with, one caller at a time."""
+    """Worker threads that any thread of the process can run launches with, one caller at a time.
 
-    def __init__(self, worker_count: int) -> None:
-        self._code = LoadedCode([pool_object_code()])
+    `object_code` is `pool_object_code`, which is called if it is not given.
+    """
+
+    def __init__(self, worker_count: int, object_code: bytes | None = None) -> None:
+        self.object_code = object_code or pool_object_code()
+        self._code = LoadedCode([self.object_code])
         self._run_launches = _RUN_LAUNCHES(self._code.address("run_launches"))
         self._worker_loop = _WORKER_LOOP(self._code.address("worker_loop"))
         self._shut_down = _SHUT_DOWN(self._code.address("shut_down"))
@@ -157,7 +149,23 @@ class ThreadPool:
         self._worker_loop(self._base, number, _IDLE_SPINS, _BUSY_SPINS)
 
 
-@cache
-def default_thread_pool() -> ThreadPool:
-    """Return this process's pool: a thread for each CPU that it may use, the calling thread among them."""
-    return ThreadPool(min(len(os.sched_getaffinity(0)) - 1, _MAX_WORKERS))
+class _Process:
+    """What this process has one of."""
+
+    pool: ThreadPool | None = None
+
+
+_create = threading.Lock()
+
+
+def default_thread_pool(object_code: Callable[[], bytes] = pool_object_code) -> ThreadPool:
+    """Return this process's pool: a thread for each CPU that it may use, the calling thread among them.
+
+    `object_code` returns `ThreadPool.object_code` for the first call. It may block, so it is called without a lock.
+    """
+    if _Process.pool is None:
+        code, workers = object_code(), min(len(os.sched_getaffinity(0)) - 1, _MAX_WORKERS)
+        with _create:
+            if _Process.pool is None:
+                _Process.pool = ThreadPool(workers, code)
+    return _Process.pool

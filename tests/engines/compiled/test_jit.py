@@ -14,8 +14,6 @@ from support.models import relu_model
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.jit import (
-    compile_shards,
-    host_target,
     shard_kernels,
     symbol_name,
     total_compile_cost,
@@ -28,8 +26,10 @@ from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.engines.compiled.kernels.recurrent_cells import GateGemv, RnnCell
 from nnfmq.engines.compiled.kernels.recurrent_kernels import CellKernel, OutputKind
 from nnfmq.engines.compiled.kernels.reduction_kernels import PoolKernel
+from nnfmq.engines.compiled.local_compilation import compile_shards
 from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.partition import prepare
+from nnfmq.engines.compiled.target import host_target
 from nnfmq.hal.errors import MissedDeadlineTransient
 
 

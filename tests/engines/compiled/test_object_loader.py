@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from support.emulated import Call, Memory
 from support.instruction_sets import initialize_all_targets
 
-from nnfmq.engines.compiled.jit import compile_ir, host_target
+from nnfmq.engines.compiled.code_generator import compile_ir
 from nnfmq.engines.compiled.object_file import parse_object
 from nnfmq.engines.compiled.object_linker import RELOCATIONS, Linker
 from nnfmq.engines.compiled.object_loader import LoadedCode
-from nnfmq.engines.compiled.target import TARGETS
+from nnfmq.engines.compiled.target import TARGETS, host_target
 from nnfmq.engines.compiled.thread_pool import ThreadPool
 from nnfmq.hal.errors import GeneralFailure
 

@@ -13,8 +13,9 @@ from support.compiled import outputs_of, random_inputs
 from support.small_models import one_operation
 
 from nnfmq import example_path
+from nnfmq.engines.compiled.code_generator import compile_kernels
 from nnfmq.engines.compiled.executor import CompiledPartition
-from nnfmq.engines.compiled.jit import Kernel, compile_kernels, host_target
+from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.memory_plan import Allocation, ArraySpec, PartitionLaunch, plan_partition
 from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.partition import prepare
@@ -25,6 +26,7 @@ from nnfmq.engines.compiled.roofline import (
     measure_ceilings,
     roofline_kernels,
 )
+from nnfmq.engines.compiled.target import host_target
 from nnfmq.engines.compiled.thread_pool import ThreadPool, default_thread_pool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS
 from nnfmq.engines.interpreter import Program

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ from support.emulated import Call, Machine, Memory
 from support.instruction_sets import initialize_all_targets
 from support.linked import undefined_symbols
 
-from nnfmq.engines.compiled import jit, thread_pool
+from nnfmq.engines.compiled import code_generator, thread_pool
 from nnfmq.engines.compiled.ir_builder import KernelBuilder
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.dot_product import DotS16x2, DotU8S8x4, MaddU8S8Acc16, MicroKernel
@@ -26,7 +27,7 @@ from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.lowering import KernelLaunch
 from nnfmq.engines.compiled.partition import LOWERING_RULES
-from nnfmq.engines.compiled.target import TARGETS, Target
+from nnfmq.engines.compiled.target import TARGETS, Target, host_features
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.shapes import window_dimension
 from nnfmq.operations.signature import Tensor
@@ -86,7 +87,7 @@ def copied(machine: Machine, begin: int, end: int, to_input: bool = False) -> np
     memory = Memory()
     source, target = memory.add(np.arange(33, dtype=np.uint8)), memory.add(np.zeros(33, np.uint8), writable=True)
     args = memory.add(np.array([source.address, (source if to_input else target).address], np.int64))
-    image = machine.load(jit.compile_ir(_COPY, machine.target))
+    image = machine.load(code_generator.compile_ir(_COPY, machine.target))
     machine.run(image, memory.regions, [Call(image.functions["copy"], (args.address, begin, end, 0))])
     return target.data
 
@@ -113,7 +114,7 @@ def test_an_emulator_rejects_instructions_of_other_sets() -> None:
     from support.bochs import Bochs
 
     initialize_all_targets()
-    code = jit.compile_ir(_COPY, TARGETS["avx512"])  # its moves have VEX encodings
+    code = code_generator.compile_ir(_COPY, TARGETS["avx512"])  # its moves have VEX encodings
     with Bochs(TARGETS["sse4.1"]) as machine:
         memory = Memory()
         image = machine.load(code)
@@ -126,7 +127,7 @@ def test_an_emulator_rejects_instructions_of_other_sets() -> None:
 def test_the_thread_pool_s_code_is_generated_for_every_machine(machine: str) -> None:
     initialize_all_targets()
     target = next(t for t in TARGETS.values() if t.triple.startswith(machine))
-    code = jit.compile_ir(thread_pool.pool_ir(machine), target)
+    code = code_generator.compile_ir(thread_pool.launch_loops(machine).module_ir(), target)
     assert undefined_symbols(code) <= {"syscall"}
 
 
@@ -135,8 +136,8 @@ def test_a_pool_without_workers_runs_every_launch(emulated: Machine) -> None:
     source, target = memory.add(data), memory.add(np.zeros(33, np.uint8), writable=True)
     args = memory.add(np.array([source.address, target.address], np.int64))
     no_workers = memory.add(np.zeros(48, np.int64), writable=True)
-    text = thread_pool.pool_ir(emulated.target.triple.split("-")[0]) + _COPY
-    image = emulated.load(jit.compile_ir(text, emulated.target))
+    text = thread_pool.launch_loops(emulated.target.triple.split("-")[0]).module_ir() + _COPY
+    image = emulated.load(code_generator.compile_ir(text, emulated.target))
     copy = image.functions["copy"]
     records = memory.add(np.array([[copy, args.address, work_items, 1] for work_items in (17, 0, 3, 1)], np.int64))
 
@@ -172,9 +173,37 @@ def test_code_has_only_instructions_of_its_set(processor: str) -> None:
     target, parsed = TARGETS["avx2"], llvm.parse_assembly(_WIDE)
     parsed.triple = target.triple
     initialize_all_targets()
-    assembly = jit.create_target_machine(target, processor, llvm.get_host_cpu_features()).emit_assembly(parsed)
+    assembly = code_generator.create_target_machine(target, processor, llvm.get_host_cpu_features()).emit_assembly(
+        parsed
+    )
     assert "ymm" in assembly
     assert not re.search(r"gf2p8|vpmullq|zmm|%k[0-7]|[xy]mm(1[6-9]|2\d|3[01])", assembly)
+
+
+def test_the_kernel_lists_the_features_that_llvm_finds() -> None:
+    known = {feature for target in TARGETS.values() for feature in target.features}
+    found = llvm.get_host_cpu_features()
+    assert host_features() == {feature for feature in known if found.get(feature)}
+    assert any(host_features().issuperset(target.features) for target in TARGETS.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "flags\t: fpu sse4_1 ssse3 avx512_vnni bmi1\n\nflags\t: avx\n",
+            {"sse4.1", "ssse3", "avx512vnni", "bmi"},
+        ),
+        ("BogoMIPS\t: 50.00\nFeatures\t: fp asimd evtstrm\n", {"neon"}),
+        ("Processor: 0\n", set()),
+    ],
+    ids=["x86_64", "aarch64", "unknown"],
+)
+def test_features_of_the_first_cpu_are_read(text: str, expected: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", lambda *_args, **_options: io.StringIO(text))
+        found = host_features()
+    assert found == expected
 
 
 def planned_gemm(
@@ -192,7 +221,7 @@ def assembly_of(kernel: GemmKernel, target: Target) -> str:
     parsed = llvm.parse_assembly(str(module))
     parsed.triple = target.triple
     initialize_all_targets()
-    return jit.create_target_machine(target, "", ()).emit_assembly(parsed)
+    return code_generator.create_target_machine(target, "", ()).emit_assembly(parsed)
 
 
 def vnni_assembly(micro_kernel: MicroKernel, size: int) -> str:

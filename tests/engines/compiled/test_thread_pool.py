@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from support.drivers import until
 
-from nnfmq.engines.compiled.jit import compile_ir, host_target
+from nnfmq.engines.compiled.code_generator import compile_ir
 from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionLaunch, plan_partition
 from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.roofline import CopyBandwidth
+from nnfmq.engines.compiled.target import host_target
 from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, Parallelism, ThreadPool
 from nnfmq.operations.signature import Array
 

@@ -16,8 +16,9 @@ from unittest.mock import patch
 import numpy as np
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.compiled.jit import Kernel, compile_in_process, symbol_name, unique_kernels
+from nnfmq.engines.compiled.jit import Kernel, symbol_name, unique_kernels
 from nnfmq.engines.compiled.kernel_serialization import decode_kernels, encode_kernels
+from nnfmq.engines.compiled.local_compilation import compile_in_process
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.hal.types import Model, Operand, is_scalar
