@@ -9,14 +9,16 @@ arrays (BUR-12, BUR-21).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, RunOptions
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import OutputShape, Request
+from nnfmq.serialize.burst_deadline import DeadlineWord
 from nnfmq.serialize.packets import RequestPacket
-from nnfmq.service.driver_prepared_model import BoundExecution, DriverPreparedModel
+from nnfmq.service.driver_prepared_model import BoundExecution, DriverPreparedModel, raise_if_deadline_passed
 from nnfmq.service.memory_quota import ReceivedMemory
 
 CACHED_PACKET_BYTES_MAX = 4096
@@ -115,6 +117,43 @@ class CachingBurstExecutor:
             memory.close()
 
 
+class DeadlineExecution:
+    """A `BoundExecution` of a request with a deadline, which the client stores in `word` before each run (BUR-18)."""
+
+    __slots__ = ("_bound", "_options", "_word")
+
+    def __init__(self, bound: BoundExecution, word: DeadlineWord) -> None:
+        self._bound = bound
+        self._word = word
+        self._options = RunOptions()  # one object: creating one for each run costs more than a small model
+
+    @property
+    def engine_begin_ns(self) -> int:
+        """See `BoundExecution`."""
+        return self._bound.engine_begin_ns
+
+    @property
+    def engine_end_ns(self) -> int:
+        """See `BoundExecution`."""
+        return self._bound.engine_end_ns
+
+    def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
+        """See `BoundExecution.run`. The options are those of the deadline.
+
+        Raises:
+            MissedDeadlinePersistent: If the deadline has passed already.
+            MissedDeadlineTransient: If it passes meanwhile.
+        """
+        deadline_ns = self._word.load()
+        raise_if_deadline_passed(deadline_ns)
+        self._options.deadline_ns = deadline_ns
+        return self._bound.run(self._options)
+
+    def abort(self) -> None:
+        """See `BoundExecution.abort`."""
+        self._bound.abort()
+
+
 @dataclass(slots=True)
 class CachedExecution:
     """The last request of a burst, bound to its memory; valid while the packet and the slots stay the same.
@@ -124,7 +163,6 @@ class CachedExecution:
         version: The executor's version at which the request was bound: the other part of the key.
         is_measured: Whether the client asks for times.
         bound: The bound request.
-        run: Executes `bound`, and keeps the request's deadline if it has one.
         shapes: The output shapes of the last success, None before the first. A program whose shapes are known returns
             the same tuple from each run.
         reply: The encoded result packet for `shapes` without times.
@@ -134,6 +172,5 @@ class CachedExecution:
     version: int
     is_measured: bool
     bound: BoundExecution
-    run: Callable[[], tuple[OutputShape, ...]]
     shapes: tuple[OutputShape, ...] | None = None
     reply: bytes = b""

@@ -20,7 +20,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from time import monotonic_ns
 from types import TracebackType
 from typing import Protocol, Self
@@ -28,10 +27,9 @@ from typing import Protocol, Self
 import numpy as np
 
 from nnfmq import watcher
-from nnfmq.engines.execution import RunOptions
 from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, NnfmqError, QueueCorrupted
 from nnfmq.hal.timing import NO_TIMING, Timing
-from nnfmq.hal.types import MeasureTiming, OutputShape
+from nnfmq.hal.types import MeasureTiming
 from nnfmq.queue import NOT_EMPTY, MessageQueue, PeerDeathFlag, PollingWindow
 from nnfmq.serialize.burst_deadline import DeadlineWord, is_marked
 from nnfmq.serialize.codec import decode_request, encode_result
@@ -43,13 +41,9 @@ from nnfmq.service.burst_executor import (
     BurstExecutor,
     CachedExecution,
     CachingBurstExecutor,
+    DeadlineExecution,
 )
-from nnfmq.service.driver_prepared_model import (
-    BoundExecution,
-    DriverPreparedModel,
-    error_reply,
-    raise_if_deadline_passed,
-)
+from nnfmq.service.driver_prepared_model import DriverPreparedModel, error_reply
 from nnfmq.service.error_translation import RECOVERABLE_ERRORS
 from nnfmq.service.memory_quota import ReceivedMemory
 
@@ -99,7 +93,6 @@ class BurstServer:
         self._window_ns = window_ns
         self._stats = StatsArea.over(results.stats_view)
         self._deadline = DeadlineWord(requests.stats_view)
-        self._options = RunOptions()  # of executions with a deadline; creating one costs more than a small model
         self._sequence = 0
         self._cached: CachedExecution | None = None
         self.last_failure = LastFailure()
@@ -218,7 +211,7 @@ class BurstServer:
                 memory_ready_ns = monotonic_ns()
                 execution = self._bind(packet, request)
             bound = execution.bound
-            shapes = execution.run()
+            shapes = bound.run()
             timing = NO_TIMING
             if execution.is_measured:
                 timing = Timing(bound.engine_end_ns - bound.engine_begin_ns, monotonic_ns() - received_ns)
@@ -268,8 +261,9 @@ class BurstServer:
 
     def _bind(self, packet: bytes, request: RequestPacket) -> CachedExecution:
         version, bound = self._executor.bind(request)
-        run = partial(self._run_before_deadline, bound) if is_marked(packet) else bound.run
-        execution = CachedExecution(packet, version, request.measure is MeasureTiming.YES, bound, run)
+        if is_marked(packet):
+            bound = DeadlineExecution(bound, self._deadline)
+        execution = CachedExecution(packet, version, request.measure is MeasureTiming.YES, bound)
         if len(packet) <= CACHED_PACKET_BYTES_MAX:
             self._cached = execution
             # `free_memory` in another thread increments the version, then clears `_cached`. If it cleared `_cached`
@@ -277,18 +271,6 @@ class BurstServer:
             if version != self._executor.version:
                 self._cached = None
         return execution
-
-    def _run_before_deadline(self, bound: BoundExecution) -> tuple[OutputShape, ...]:
-        """Execute a request that has a deadline.
-
-        Raises:
-            MissedDeadlinePersistent: If the deadline has passed already.
-            MissedDeadlineTransient: If it passes meanwhile.
-        """
-        deadline_ns = self._deadline.load()
-        raise_if_deadline_passed(deadline_ns)
-        self._options.deadline_ns = deadline_ns
-        return bound.run(self._options)
 
     def _reply_with_error(self, error: NnfmqError, received_ns: int, memory_ready_ns: int) -> None:
         reply = error_reply(error)
