@@ -27,7 +27,7 @@ from bench_processes import BenchmarkFailed, cpu_model
 from bench_targets import format_metric, print_targets
 from isolation_actions import PHASES, PhaseJob, write_message
 from isolation_sections import MIB, IsolationPlan, connections, kills, neighbour
-from process_tree import adopt_orphans, end_descendants
+from process_tree import adopt_orphans, end_descendants, interrupt_on_sigterm
 
 from nnfmq.cli.console import console, print_json, table
 from nnfmq.hal.errors import NnfmqError
@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; return 0 if all was measured, 1 after a failure or a missed target, 130 if interrupted."""
     options = _parser().parse_args(argv)
     adopt_orphans()
+    interrupt_on_sigterm()
     try:
         with tempfile.TemporaryDirectory(prefix="nnfmq-isolation-") as folder:
             try:

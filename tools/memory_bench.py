@@ -36,6 +36,7 @@ from process_tree import (
     command_of,
     descendants,
     end_descendants,
+    interrupt_on_sigterm,
     memory_of,
     open_memfd_bytes,
 )
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; return 0 if all was measured, 1 after a failure or a missed target, 130 if interrupted."""
     options = _parser().parse_args(argv)
     adopt_orphans()
+    interrupt_on_sigterm()
     try:
         with tempfile.TemporaryDirectory(prefix="nnfmq-memory-") as folder:
             report = measure(options, Path(folder))

@@ -122,6 +122,11 @@ def adopt_orphans() -> None:
         raise OSError(error, os.strerror(error))
 
 
+def interrupt_on_sigterm() -> None:
+    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does, so that a benchmark ends and removes what it made."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 def end_descendants() -> None:
     """Kill and reap all descendants of this process. Waits at most 10 s."""
     end = time.monotonic() + _END_S

@@ -72,14 +72,15 @@ def test_a_neighbour_is_measured_alone_and_beside_a_phase(folder: Path) -> None:
     assert row["targets"][0]["value"] == pytest.approx(row["beside_us"]["p99"] / row["alone_us"]["p99"])
 
 
-def test_an_interrupt_ends_all_processes_and_removes_all_files(folder: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_all_processes_and_removes_all_files(folder: Path, number: signal.Signals) -> None:
     words, environment = command("--sections", "kills", "--phases", "computing", "--kills", "1000")
     environment["TMPDIR"] = str(folder)
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
         until(lambda: len(process_tree.descendants(process.pid)) > 3, "the driver and a client start")
         pids = process_tree.descendants(process.pid)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         process.stderr.read()
         assert process.wait(LIMIT_S) == 130
     assert [pid for pid in pids if os.path.exists(f"/proc/{pid}")] == []

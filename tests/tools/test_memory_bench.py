@@ -66,7 +66,8 @@ def assert_sums(found: dict[str, Any]) -> None:
     assert min(pss) > 0
 
 
-def test_an_interrupt_ends_all_processes_and_removes_all_files(folder: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_all_processes_and_removes_all_files(folder: Path, number: signal.Signals) -> None:
     words, environment = command(
         "--sections", "busy", "--model", str(DIGITS), "--clients", "1", "--busy", "60", "--settle", "0.1"
     )
@@ -76,7 +77,7 @@ def test_an_interrupt_ends_all_processes_and_removes_all_files(folder: Path) -> 
         assert "come and go" in process.stderr.readline()
         until(lambda: len(process_tree.descendants(process.pid)) > 3, "the clients start")
         pids = process_tree.descendants(process.pid)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.wait(LIMIT_S) == 130
     assert [pid for pid in pids if os.path.exists(f"/proc/{pid}")] == []
     assert list(folder.iterdir()) == []
