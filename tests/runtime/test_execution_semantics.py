@@ -20,6 +20,7 @@ from support.protocol import ProtocolPeer
 from support.small_models import INPUT, OUTPUT, graph, one_operation, scalar, two_adds
 
 from nnfmq.engines import interpreter
+from nnfmq.engines.resolved_operation import ResolvedOp
 from nnfmq.hal.errors import (
     DeviceUnavailable,
     ErrorStatus,
@@ -360,12 +361,13 @@ def test_PREP_9_weights_are_prepared_before_the_first_execution(
 ) -> None:
     done: list[str] = []
 
-    def noting(name: str) -> None:
-        real = getattr(interpreter, name)
-        monkeypatch.setattr(interpreter, name, lambda *arguments: (done.append(name), real(*arguments))[1])
+    def noting(owner: object, name: str) -> None:
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *arguments: (done.append(name), real(*arguments))[1])
 
-    for name in ("match", "infer_shapes", "load_constant"):  # choosing kernels, binding them, copying constants
-        noting(name)
+    noting(interpreter, "match")  # choosing kernels
+    noting(ResolvedOp, "infer_shapes")  # binding them
+    noting(interpreter, "load_constant")  # copying constants
     slow = models.slow_model(operations=3, side=4, channels=2)
     image = np.ones((1, 4, 4, 2), np.float32)
     with device.prepare(slow) as model:

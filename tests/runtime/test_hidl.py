@@ -399,7 +399,7 @@ EXHAUSTED = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     [
         (L.V1_2, "prepareModel_1_2", FAILED),
         (L.V1_3, "prepareModel_1_2", FAILED),
-        (L.V1_3, "prepareModel_1_3", EXHAUSTED),
+        (L.V1_3, "prepareModel_1_3", ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT),  # more than the whole quota
     ],
 )
 def test_DEV_13_PREP_11_a_rejected_preparation_returns_a_status_of_its_version(
