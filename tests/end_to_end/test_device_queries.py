@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from support import control_flow_models, models
 from support.small_models import Q8, Q8S, two_adds
 
 import nnfmq
-from nnfmq.hal.capabilities import CPU_PERFORMANCE, performance_of
+from nnfmq.hal.capabilities import CPU_PERFORMANCE, PerformanceInfo, performance_of
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.feature_levels import FeatureLevel, interface_name
 from nnfmq.hal.types import DeviceStatus, DeviceType, OperandType, Operation, OperationType
@@ -130,6 +131,22 @@ def test_CAP_4_CAP_5_relaxed_figures_are_for_scalars_and_tensors_and_control_flo
         assert found.relaxed_float32_to_float16_scalar.exec_time == pytest.approx(relaxed)
         assert found.relaxed_float32_to_float16_tensor.exec_time == pytest.approx(relaxed)
         assert min(found.if_performance.exec_time, found.while_performance.exec_time) > 0
+
+
+def test_CAP_7_measured_figures_in_the_configuration_are_the_device_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "devices.toml"
+    path.write_text(
+        '[[device]]\nname = "test-measured"\n[device.performance.types]\n'
+        "TENSOR_FLOAT32 = { exec_time = 0.25, power_usage = 1.5 }\n"
+    )
+    monkeypatch.setenv("NNFMQ_DEVICES", str(path))
+    with nnfmq.connect(embedded=True) as client:
+        assert [info.name for info in client.devices()] == ["test-measured"]
+        found = client.device("test-measured").capabilities()
+    assert performance_of(found, OperandType.TENSOR_FLOAT32) == PerformanceInfo(0.25, 1.5)
+    assert performance_of(found, OperandType.TENSOR_INT32) == CPU_PERFORMANCE
 
 
 # ------------------------------------------------------------------------------------------------ operations

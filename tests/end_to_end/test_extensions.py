@@ -116,6 +116,22 @@ def test_DEV_5_EXT_1_a_device_lists_its_extensions_with_their_types(device: nnfm
     assert (faulty.name, faulty.operand_types) == (FAULTY_NAME, ())
 
 
+ONE_TYPE = """
+from nnfmq.operations.extensions import ExtensionType, VendorExtension, define_type
+EXTENSION = VendorExtension("com.example.one", (ExtensionType(define_type(0, "T"), "{dtype}"),), ())
+"""
+
+
+@pytest.mark.parametrize(("second", "offered"), [("int8", ["com.example.one"]), ("int16", [])])
+def test_EXT_2_a_driver_offers_an_extension_only_if_all_plug_ins_agree_on_its_types(
+    second: str, offered: list[str], folder: Path, tmp_path: Path
+) -> None:
+    for module, dtype in (("plugin_one", "int8"), ("plugin_two", second)):
+        add_plugin(tmp_path, module, ONE_TYPE.format(dtype=dtype), {"com.example.one": f"{module}:EXTENSION"})
+    with running_daemon(folder / "d.sock", environment=path_with(tmp_path)) as daemon, daemon.connect() as client:
+        assert [one.name for one in client.device("reference").info.extensions] == offered
+
+
 def test_EXT_8_the_device_supports_the_operation(device: nnfmq.Device) -> None:
     assert device.supported_operations(Fibonacci().model()) == [True]
 

@@ -1,7 +1,7 @@
 """Each compiled operation on the interpreter's inputs, compared with the interpreter's outputs.
 
 `nnfmq conformance TESTS --path compiled-steps` does so for all test models. Here are one for each use of an operation,
-in the deep tier all of them, and the real models.
+in the deep tier all of them, random graphs, and the real models.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ from support.vts_models import executable_lines, one_of_each
 
 import nnfmq
 from nnfmq.conformance import testmodels
-from nnfmq.conformance.stepwise import StepReport, compare_operations
+from nnfmq.conformance.cases import PASSED, run_test
+from nnfmq.conformance.random_classes import classes
+from nnfmq.conformance.random_graphs import generate
+from nnfmq.conformance.stepwise import StepReport, StepwiseEngine, compare_operations
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.types import FusedActivationFunc, Model, OperationType
 
 Arrays = list[npt.NDArray[Any]]
 PARTS = 4
+SEEDS = range(50 if IS_DEEP else 1)
 REAL_TOLERANCE = (2e-5, 5 * 2**-23)
 """Twice the vectors' atol: layers of the float MobileNet sum 256 products, whose magnitudes add up to 70. In another
 order that differs by up to 1.6e-5, and as much from the exact sum."""
@@ -48,6 +52,16 @@ def test_the_outputs_of_every_compiled_operation_are_the_interpreter_s(part: int
     reports = {test.name: compare(test.model, test.inputs) for test in chosen}
     assert sum(report.operations for report in reports.values()) > 50
     assert {name: report.mismatches for name, report in reports.items() if report.mismatches} == {}
+
+
+@pytest.mark.parametrize("family", ["small", "large", "quantized"])
+def test_TST_6_random_graphs_and_their_compiled_operations_pass(family: str) -> None:
+    """One graph of each class; `nnfmq conformance --random-graphs --path compiled-steps` runs any number."""
+    target = StepwiseEngine()
+    graphs = [generate(chosen, seed) for chosen in classes().values() if chosen.family == family for seed in SEEDS]
+    results = [run_test(testmodels.read(line), target, with_variants=False) for line in graphs]
+    assert target.compared_steps > 3 * len(results)
+    assert [(result.name, one.reason) for result in results for one in result.outcomes if one.status != PASSED] == []
 
 
 @pytest.mark.parametrize("path", TFLITE, ids=lambda path: path.stem)
