@@ -46,6 +46,7 @@ from nnfmq.uncopyable import Uncopyable
 INLINE_BYTES = 32 * 1024  # the default socket buffer (212992 bytes) has space for several such frames
 BODY_BYTES_MAX = 256 << 20  # as `serialize.control_protocol`: no larger message exists; a test compares these two
 FDS_MAX = 250  # of the 253 that Linux passes with a message (SCM_MAX_FD); a body needs another one
+BACKLOG = 256  # short, because a client waits for all before it; those beyond it wait in connect(2), in order
 SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
 
 NO_WAIT = 0
@@ -462,7 +463,7 @@ class Listener(Uncopyable):
             path.unlink(missing_ok=True)  # the socket of a driver that was killed
             sock.bind(os.fspath(path))
             path.chmod(0o600)
-            sock.listen(socket.SOMAXCONN)
+            sock.listen(BACKLOG)
             sock.setblocking(False)
             undo.pop_all()
         return cls(sock, path, lock)

@@ -23,6 +23,7 @@ import pytest
 from support.descriptors import no_more_descriptors
 from support.forking import fork
 
+from nnfmq import channel as channel_module
 from nnfmq.channel import BODY_BYTES_MAX, FDS_MAX, INLINE_BYTES, NO_WAIT, Channel, Frame, Listener
 from nnfmq.hal.errors import (
     DeadObject,
@@ -681,7 +682,7 @@ def test_connecting_without_a_driver_raises_unavailable(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _short_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "SOMAXCONN", 64)
+    monkeypatch.setattr(channel_module, "BACKLOG", 64)
 
 
 @pytest.mark.usefixtures("_short_backlog")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 
 from nnfmq.channel import NO_WAIT, Channel, Credentials, Frame
 from nnfmq.hal.errors import DeadObject, ErrorStatus, MissedDeadlineTransient, TransportError
@@ -154,4 +155,10 @@ class PendingClients:
 def reject(channel: Channel, status: ErrorStatus, text: str) -> None:
     """Send the reason to a client and close the connection. Does not block."""
     with channel, suppress(DeadObject, MissedDeadlineTransient, OSError):
-        channel.send(control_protocol.encode(messages.Refused(status, text)), (), NO_WAIT)
+        channel.send(_encoded_rejection(status, text), (), NO_WAIT)
+
+
+@lru_cache(maxsize=16)
+def _encoded_rejection(status: ErrorStatus, text: str) -> bytes:
+    """Return the message, which thousands of connections of one process may get."""
+    return control_protocol.encode(messages.Refused(status, text))
