@@ -10,6 +10,7 @@ Plug-ins are imported here, after the fork: the supervisor runs no code of other
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple, NoReturn
@@ -60,6 +61,8 @@ class WorkerSetup:
 
 def preload() -> None:
     """Do once, in the supervisor, what every worker would do again. Importing this module is a part of it."""
+    with suppress(ImportError, OSError):  # the compiling engine may be unable to run on this machine
+        import nnfmq.engines.compiled.partition  # noqa: F401  everything that prepares a model, except LLVM
     build_identity()
 
 
