@@ -93,10 +93,10 @@ def test_LIFE_7_of_too_many_silent_connections_of_a_process_the_oldest_is_reject
 def test_LIFE_7_connections_of_other_processes_are_limited_in_total(folder: Path) -> None:
     with changed_daemon(folder, "pending_clients", "module.PROCESS_MAX, module.PENDING_MAX = 4, 6") as daemon:
         before = len(daemon.process.descriptors())
-        with silent(daemon.path, 4), silent(daemon.path, 2), silent(daemon.path, 2), daemon.connect() as client:
-            assert executes(client)
-            client.close()
+        with silent(daemon.path, 4), silent(daemon.path, 2), silent(daemon.path, 2):
             until(lambda: len(daemon.process.descriptors()) == before + 6, "two of the first process are rejected")
+            with daemon.connect() as client:
+                assert executes(client)
 
 
 def test_LIFE_7_a_connection_without_a_hello_is_closed_in_time(folder: Path) -> None:
