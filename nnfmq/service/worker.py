@@ -63,6 +63,9 @@ def preload() -> None:
     """Do once, in the supervisor, what every worker would do again. Importing this module is a part of it."""
     with suppress(ImportError, OSError):  # the compiling engine may be unable to run on this machine
         import nnfmq.engines.compiled.partition  # noqa: F401  everything that prepares a model, except LLVM
+        from nnfmq.engines.compiled.kernel_serialization import kernel_types
+
+        kernel_types()
     build_identity()
 
 

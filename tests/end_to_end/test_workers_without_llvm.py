@@ -50,6 +50,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
+def test_a_worker_of_a_daemon_has_no_llvm_either(client: nnfmq.Client) -> None:
+    for model in MODELS.values():
+        assert_computes(client, model)
+    assert not has_llvm(client.worker_pid)
+
+
 def test_a_worker_prepares_and_executes_without_llvm(cache: None) -> None:
     """First everything is compiled; then another driver loads it from the driver's cache, and nothing has LLVM."""
     for compiles in (True, False):

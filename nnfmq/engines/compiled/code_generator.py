@@ -5,7 +5,7 @@ Compile processes import it. Another process does so only to compile without the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from llvmlite import binding as llvm
@@ -13,6 +13,7 @@ from llvmlite import ir
 
 from nnfmq.engines.compiled.ir_builder import KernelBuilder
 from nnfmq.engines.compiled.jit import Kernel, symbol_name
+from nnfmq.engines.compiled.kernels.launch_loops import LaunchLoops
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["compile_ir", "compile_kernels", "create_target_machine"]
@@ -48,8 +49,22 @@ def compile_ir(text: str, target: Target) -> bytes:
     return code
 
 
-def compile_kernels(kernels: Iterable[Kernel], target: Target) -> bytes:
-    """Return object code with a function for each of the kernels, which differ."""
+def compile_kernels(kernels: Sequence[Kernel], target: Target) -> bytes:
+    """Return object code with a function for each of the kernels, which differ.
+
+    That of the thread pool is kept: every worker asks for it, and compile processes are forks of one that has it.
+    """
+    if len(kernels) == 1 and isinstance(kernels[0], LaunchLoops):
+        return _compiled_launch_loops(kernels[0], target)
+    return _compile_together(kernels, target)
+
+
+@cache
+def _compiled_launch_loops(kernel: LaunchLoops, target: Target) -> bytes:
+    return _compile_together([kernel], target)
+
+
+def _compile_together(kernels: Sequence[Kernel], target: Target) -> bytes:
     module = ir.Module("kernels")
     module_ir: list[str] = []
     for kernel in kernels:
