@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
                         help=", ".join(PHASES))  # fmt: skip
     parser.add_argument("--kills", type=_positive, default=100, help="in each phase (default: 100)")
     parser.add_argument("--silent", type=_positive, default=2000, help="silent connections (default: 2000)")
-    parser.add_argument("--connects", type=_positive, default=100, help="of honest clients (default: 100)")
+    parser.add_argument("--connects", type=_positive, default=100, help="of clients that send a hello (default: 100)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of one trial of the neighbour (default: 3)")
     parser.add_argument("--rounds", type=_positive, default=5, help="interleaved rounds (default: 5)")
     parser.add_argument("--pool-mib", type=_positive, default=1024, help="pool of phase copying (default: 1024)")

@@ -63,12 +63,12 @@ def connections(plan: IsolationPlan) -> dict[str, Any]:
     errors: list[str] = []
     opened: list[int] = []
     entry = (connect_main, (plan.daemon.socket, plan.limit_s))
-    with started_processes([entry], duplex=True, context=plan.context) as (honest,):
-        _connect(honest, 1, plan)  # imports
+    with started_processes([entry], duplex=True, context=plan.context) as (talking,):
+        _connect(talking, 1, plan)  # imports
         for number in range(plan.rounds):
             plan.say(f"connections: round {number + 1} of {plan.rounds}")
-            alone.append(_connect(honest, plan.connects, plan)[0])
-            times, failures, count = _beside_silent(honest, plan)
+            alone.append(_connect(talking, plan.connects, plan)[0])
+            times, failures, count = _beside_silent(talking, plan)
             beside.append(times)
             errors += failures
             opened.append(count)
@@ -79,18 +79,18 @@ def connections(plan: IsolationPlan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _connect(honest: Connection, count: int, plan: IsolationPlan) -> tuple[list[float], list[str]]:
-    honest.send(count)
-    times, errors = receive_result(honest, plan.limit_s)
+def _connect(talking: Connection, count: int, plan: IsolationPlan) -> tuple[list[float], list[str]]:
+    talking.send(count)
+    times, errors = receive_result(talking, plan.limit_s)
     return times, errors
 
 
-def _beside_silent(honest: Connection, plan: IsolationPlan) -> tuple[list[float], list[str], int]:
+def _beside_silent(talking: Connection, plan: IsolationPlan) -> tuple[list[float], list[str], int]:
     """Connect while another process has half of its silent connections open and opens the other half."""
     entry = (silent_main, (plan.daemon.socket, plan.silent, plan.limit_s))
     with started_processes([entry], duplex=True, context=plan.context) as (silent,):
         receive_result(silent, plan.limit_s)
-        times, errors = _connect(honest, plan.connects, plan)
+        times, errors = _connect(talking, plan.connects, plan)
         return times, errors, receive_result(silent, plan.limit_s)
 
 

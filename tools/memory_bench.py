@@ -180,16 +180,16 @@ def _compare(name: str, options: argparse.Namespace, folder: Path, model: Path) 
         before = _settled(daemon, options)
         _say(f"{name}: {options.clients} clients of the driver, {options.executions} executions each")
         with started_clients("nnfmq", model, options, daemon.socket) as clients:
-            ours = [_reading(clients, daemon) for _ in range(READINGS)]
+            subject = [_reading(clients, daemon) for _ in range(READINGS)]
         after = _settled(daemon, options)
     _say(f"{name}: {options.clients} LiteRT processes, {options.executions} executions each")
     with started_clients("litert", model, options) as clients:
-        theirs = [_reading(clients, None) for _ in range(READINGS)]
+        baseline = [_reading(clients, None) for _ in range(READINGS)]
     idle = {"before any client": before, "after the last client": after}
     return {
         "model": model.name, "model_bytes": model.stat().st_size, "arena_bytes": arena,
-        "nnfmq": _summary(ours), "litert": _summary(theirs), "idle": idle,
-        "targets": [_ratio_target(name, ours, theirs), _worker_target(name, ours, arena), *_idle_targets(name, idle)],
+        "nnfmq": _summary(subject), "litert": _summary(baseline), "idle": idle,
+        "targets": [_ratio_target(name, subject, baseline), _worker_target(name, subject, arena), *_idle_targets(name, idle)],
     }  # fmt: skip
 
 
@@ -297,7 +297,7 @@ class started_clients:
 def _receive(process: subprocess.Popen[str], errors: IO[str], limit_s: float) -> dict[str, Any]:
     assert process.stdout is not None
     if not select.select([process.stdout], [], [], limit_s)[0]:
-        raise BenchmarkFailed(f"a client did not answer within {limit_s:g} seconds")
+        raise BenchmarkFailed(f"a client did not reply within {limit_s:g} seconds")
     line = process.stdout.readline()
     if not line:
         status = process.wait(limit_s)
@@ -395,8 +395,8 @@ def _kinds_of(reading: _Reading) -> dict[str, Any]:
 # ---- targets
 
 
-def _ratio_target(name: str, ours: Sequence[_Reading], theirs: Sequence[_Reading]) -> dict[str, Any]:
-    ratios = [a.total().pss / b.total().pss for a, b in zip(ours, theirs, strict=True)]
+def _ratio_target(name: str, subject: Sequence[_Reading], baseline: Sequence[_Reading]) -> dict[str, Any]:
+    ratios = [a.total().pss / b.total().pss for a, b in zip(subject, baseline, strict=True)]
     text = f"{name}: PSS of all processes over that of LiteRT's"
     return upper_limit(text, ratios, statistics.median(ratios), RATIO_LIMITS[name], "×")
 

@@ -77,7 +77,7 @@ def control_flow_step(
                 fits = is_scalar(operand.type) or is_compatible_shape(operand.dimensions, result.shape)
                 require(fits, "R4", f"an output has shape {result.shape}, declared is {operand.dimensions}")
                 if index not in counted:
-                    frame[LEDGER_SLOT].hold(index, result.nbytes)
+                    frame[LEDGER_SLOT].record(index, result.nbytes)
                 frame[index] = result
         except GeneralFailure as error:
             raise GeneralFailure(f"{label}: {error}") from error

@@ -68,7 +68,7 @@ class FrameLedger:
         self._live = self._charged = 0
         self._charges: list[Charge | None] = []
 
-    def hold(self, index: int, size: int) -> None:
+    def record(self, index: int, size: int) -> None:
         """Count the value that operand `index` is about to get; its last value exists until then.
 
         Raises:

@@ -134,7 +134,7 @@ class DynamicStep:
             last = (key, op.step(op.bind(shaped)), self._sizes(shaped))
             self._last = last if self._is_reusable else None
         for index, size in last[2]:
-            frame[LEDGER_SLOT].hold(index, size)
+            frame[LEDGER_SLOT].record(index, size)
         last[1](frame)
 
     def _sizes(self, shaped: ShapedOp) -> tuple[tuple[int, int], ...]:

@@ -5,7 +5,7 @@ nothing else of them. It starts the server for the first request, and ends it ID
 compile process runs, so that an idle driver does not keep the compiler's memory. Only the supervisor sends to the
 server, so a request never meets one that is about to end.
 
-A server that dies, or that does not answer a request within ANSWER_TIMEOUT_S (it may be stopped), is replaced for the
+A server that dies, or that does not handle a request within REPLY_TIMEOUT_S (it may be stopped), is replaced for the
 next request. Its processes end with it; workers notice, and ask again.
 """
 
@@ -18,13 +18,13 @@ import time
 from nnfmq.channel import NO_WAIT, Channel, Frame
 from nnfmq.hal.errors import DeadObject, GeneralFailure, MissedDeadlineTransient, ProtocolError, TransportError
 from nnfmq.service.child_process import ChildProcess
-from nnfmq.service.compile_server import ANSWERED, FINISHED, FORK, PREFETCH, fork_compile_server
+from nnfmq.service.compile_server import FINISHED, FORK, HANDLED, PREFETCH, fork_compile_server
 from nnfmq.service.event_loop import EventLoop, Timer
 
-__all__ = ["ANSWER_TIMEOUT_S", "IDLE_TIMEOUT_S", "CompileRelay"]
+__all__ = ["IDLE_TIMEOUT_S", "REPLY_TIMEOUT_S", "CompileRelay"]
 
 IDLE_TIMEOUT_S = 10.0
-ANSWER_TIMEOUT_S = 30.0  # importing the compiler takes up to some seconds on a busy machine
+REPLY_TIMEOUT_S = 30.0  # importing the compiler takes up to some seconds on a busy machine
 _FDS = {PREFETCH: 0, FORK: 2}
 _log = logging.getLogger("nnfmq.supervisor")
 
@@ -36,7 +36,7 @@ class _Server:
         self.channel = channel
         self.process = process
         self.unanswered = self.processes = 0
-        self.timer: Timer | None = None  # for the answer to a request, or for the end of an idle server
+        self.timer: Timer | None = None  # for the reply to a request, or for the end of an idle server
 
 
 class CompileRelay:
@@ -91,7 +91,7 @@ class CompileRelay:
     def _on_report(self, server: _Server) -> None:
         try:
             with server.channel.receive(NO_WAIT, body_bytes_max=0) as frame:
-                server.unanswered -= frame.data == ANSWERED
+                server.unanswered -= frame.data == HANDLED
                 server.processes -= frame.data == FINISHED
         except MissedDeadlineTransient:
             return
@@ -101,17 +101,17 @@ class CompileRelay:
         self._set_timer(server)
 
     def _set_timer(self, server: _Server) -> None:
-        """Limit the time to the next answer, or, if the server is idle, to the next request."""
+        """Limit the time to the next reply, or, if the server is idle, to the next request."""
         if server.timer is not None:
             server.timer.cancel()
             server.timer = None
         if server.unanswered:
-            server.timer = self._loop.call_at(time.monotonic() + ANSWER_TIMEOUT_S, self._give_up)
+            server.timer = self._loop.call_at(time.monotonic() + REPLY_TIMEOUT_S, self._give_up)
         elif not server.processes:
             server.timer = self._loop.call_at(time.monotonic() + IDLE_TIMEOUT_S, self._drop)
 
     def _give_up(self) -> None:
-        _log.error("the compile server has not answered for %g s: it is replaced", ANSWER_TIMEOUT_S)
+        _log.error("the compile server has not replied for %g s: it is replaced", REPLY_TIMEOUT_S)
         self._drop()
 
     def _drop(self) -> None:

@@ -11,7 +11,7 @@ are sent:
     worker -> server      FORK and 2 fds       the process's end of a connection; a pipe for its exit status
     worker -> process     description          kernels as data; the next one follows the reply
     process -> worker     CompileResult        object code, or an error
-    server -> supervisor  ANSWERED             a request was handled
+    server -> supervisor  HANDLED             a request was handled
     server -> supervisor  FINISHED             a process that a FORK started has exited
 
 The server and its processes run in a separate session (setsid), and keep no fd except their connection and the
@@ -39,10 +39,10 @@ from nnfmq.hal.errors import DeadObject, ErrorStatus, MissedDeadlineTransient, N
 from nnfmq.service.child_process import ChildProcess, fork_child
 from nnfmq.service.event_loop import EventLoop
 
-__all__ = ["ANSWERED", "FINISHED", "FORK", "PREFETCH", "CompileResult", "fork_compile_server"]
+__all__ = ["FINISHED", "FORK", "HANDLED", "PREFETCH", "CompileResult", "fork_compile_server"]
 
 PREFETCH, FORK = b"prefetch", b"fork"
-ANSWERED, FINISHED = b"answered", b"finished"
+HANDLED, FINISHED = b"handled", b"finished"
 _OOM_SCORE_ADJ = "500"  # of 1000: if memory runs out, the kernel kills a compile process before a client's worker
 _log = logging.getLogger("nnfmq.compiler")
 
@@ -58,7 +58,7 @@ class CompileResult(msgspec.Struct, frozen=True, array_like=True):
 def fork_compile_server(*, reports: bool = False) -> tuple[Channel, ChildProcess]:
     """Fork a compile server; return the connection to it and the process. The server exits when the connection closes.
 
-    With `reports` it sends ANSWERED and FINISHED, which the caller must receive.
+    With `reports` it sends HANDLED and FINISHED, which the caller must receive.
 
     Raises:
         GeneralFailure: If this process has several threads.
@@ -99,7 +99,7 @@ class _Server:
             warm_up()
             # If the fork fails, the worker sees that its end of the connection hangs up.
             is_running = frame.data == FORK and not frame.fds_truncated and self._fork(frame)
-            self._report(ANSWERED)
+            self._report(HANDLED)
             if frame.data == FORK and not is_running:
                 self._report(FINISHED)
 

@@ -17,7 +17,7 @@ from nnfmq.hal.types import DeviceStatus
 from nnfmq.service.builtin_devices import CompiledDevice, InterpreterDevice
 from nnfmq.service.device import DeviceBase
 from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration
-from nnfmq.service.device_status import WORD_BYTES, end_changes, keep_status, lend_status
+from nnfmq.service.device_status import WORD_BYTES, end_changes, keep_status, set_temporary_status
 from nnfmq.service.plugin_devices import load_plugin_devices
 
 __all__ = ["DeviceRegistry", "load_devices", "make_devices"]
@@ -69,7 +69,7 @@ class DeviceRegistry(Mapping[str, DeviceBase]):
         if is_kept or status is DeviceStatus.AVAILABLE:
             keep_status(word, status)
         else:
-            lend_status(word, status, os.getpid())
+            set_temporary_status(word, status, os.getpid())
 
     def end_changes(self) -> None:
         """End this process's temporary changes of the status of devices."""

@@ -39,7 +39,7 @@ def keep_status(word: memoryview, status: DeviceStatus) -> None:
     _write(word, status, status, 0)
 
 
-def lend_status(word: memoryview, status: DeviceStatus, worker_pid: int) -> None:
+def set_temporary_status(word: memoryview, status: DeviceStatus, worker_pid: int) -> None:
     """Set a device's status until `end_changes` is called for `worker_pid`, or until the next change."""
     _write(word, status, word[1], worker_pid)
 

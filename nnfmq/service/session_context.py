@@ -68,7 +68,7 @@ class SessionContext:
     Attributes:
         quota: The client's memory quota.
         devices: The devices that this driver offers.
-        options: What the session knows of its driver.
+        options: The driver's options that concern a session.
         interface: The client's HAL version; AIDL v4 until its Hello is received.
         connection_state: State of the control protocol.
         models: Prepared models.

@@ -208,7 +208,7 @@ def test_a_compile_server_that_is_not_used_ends(folder: Path) -> None:
 
 
 def test_a_compile_server_that_does_not_answer_is_replaced(folder: Path) -> None:
-    with impatient_daemon(folder, "ANSWER_TIMEOUT_S", 5.0) as daemon, daemon.connect() as client:
+    with impatient_daemon(folder, "REPLY_TIMEOUT_S", 5.0) as daemon, daemon.connect() as client:
         with prepare(client, SHORT):
             (pid,) = daemon.compile_servers()
         with Process(pid) as server:
@@ -216,7 +216,7 @@ def test_a_compile_server_that_does_not_answer_is_replaced(folder: Path) -> None
             with prepare(client, SHORT) as prepared:
                 assert_computes(prepared, SHORT)
             assert server.has_exited()
-        assert "the compile server has not answered for 5 s: it is replaced" in daemon.program.errors()
+        assert "the compile server has not replied for 5 s: it is replaced" in daemon.program.errors()
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
