@@ -189,7 +189,9 @@ def _compare(name: str, options: argparse.Namespace, folder: Path, model: Path) 
     return {
         "model": model.name, "model_bytes": model.stat().st_size, "arena_bytes": arena,
         "nnfmq": _summary(subject), "litert": _summary(baseline), "idle": idle,
-        "targets": [_ratio_target(name, subject, baseline), _worker_target(name, subject, arena), *_idle_targets(name, idle)],
+        "targets": [
+            _ratio_target(name, subject, baseline), _worker_target(name, subject, arena), *_idle_targets(name, idle),
+        ],
     }  # fmt: skip
 
 
