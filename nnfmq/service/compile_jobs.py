@@ -51,8 +51,10 @@ __all__ = [
 PROCESSES_MAX = 16  # for one model: none has kernels for more
 _ATTEMPTS = 2  # to compile a model in processes, if the compile server dies
 _PARTS_PER_PROCESS = 4  # so that the processes finish at about the same time, and progress can be reported
+_START_TIMEOUT_S = 5.0  # for the fork and the import of the compiler; the supervisor or the server may be stopped
 _STATUS_TIMEOUT_S = 1.0  # between the exit of a process and the server's report of its status
 _POLL_MS_MAX = 2**31 - 1  # poll(2) takes an int
+_LATE = "the deadline passed while the model was compiled"
 _log = logging.getLogger("nnfmq.compiler")
 
 
@@ -77,7 +79,7 @@ class PrepareContext:
             MissedDeadlineTransient: If the deadline has passed.
         """
         if self.deadline_ns is not None and time.monotonic_ns() >= self.deadline_ns:
-            raise MissedDeadlineTransient("the deadline passed while the model was compiled")
+            raise MissedDeadlineTransient(_LATE)
         self.on_progress(done, total)
 
 
@@ -153,17 +155,30 @@ def compile_in_processes(kernels: Sequence[Kernel], target: Target) -> list[byte
 
 
 def _start_processes(server: Channel, count: int, stack: ExitStack, deadline_ns: int | None) -> list[_Process]:
-    """Start compile processes, which `stack` ends. Return an empty list if the server has exited.
+    """Start compile processes, which `stack` ends. Return an empty list if the server has exited or does not fork.
 
-    Raises MissedDeadlineTransient, ResourceExhaustedTransient.
+    Raises:
+        GeneralFailure: If a process has died.
+        MissedDeadlineTransient: If the deadline passes.
+        ResourceExhaustedTransient: If no process can be started.
     """
+    limit_ns = time.monotonic_ns() + int(_START_TIMEOUT_S * 1e9)
+    is_limited_by_deadline = deadline_ns is not None and deadline_ns < limit_ns
     try:
-        return [stack.enter_context(_Process.start(server, deadline_ns)) for _ in range(count)]
+        processes = [stack.enter_context(_Process.start(server, deadline_ns)) for _ in range(count)]
+        for process in processes:
+            process.wait_until_ready(deadline_ns if is_limited_by_deadline else limit_ns)
     except DeadObject:
         _log.warning("the compile server has exited: models are compiled in the worker from now on")
         return []
+    except MissedDeadlineTransient:
+        if is_limited_by_deadline:
+            raise MissedDeadlineTransient(_LATE) from None
+        _log.warning("no compile process has started within %g s: the worker compiles this model", _START_TIMEOUT_S)
+        return []
     except OSError as error:
         raise ResourceExhaustedTransient(f"no compile process can be started: {error.strerror}") from error
+    return processes
 
 
 class _ServerDiedError(GeneralFailure):
@@ -198,6 +213,18 @@ class _Process:
                     os.close(server_end)
             undo.pop_all()
         return cls(local, status_pipe)
+
+    def wait_until_ready(self, deadline_ns: int | None) -> None:
+        """Wait until the process has been forked.
+
+        Raises:
+            GeneralFailure: If it has died.
+            MissedDeadlineTransient: If the deadline passes.
+        """
+        try:
+            self.channel.receive(deadline_ns).close()
+        except DeadObject:
+            raise self.death_error() from None
 
     def result(self) -> bytes:
         """Return the object code that the process has sent. Does not block.

@@ -9,6 +9,7 @@ are sent:
 
     worker -> server      PREFETCH             import the compiler now: a compilation will follow
     worker -> server      FORK and 2 fds       the process's end of a connection; a pipe for its exit status
+    process -> worker     READY                the process has been forked
     worker -> process     description          kernels as data; the next one follows the reply
     process -> worker     CompileResult        object code, or an error
     server -> supervisor  HANDLED             a request was handled
@@ -43,6 +44,7 @@ __all__ = ["FINISHED", "FORK", "HANDLED", "PREFETCH", "CompileResult", "fork_com
 
 PREFETCH, FORK = b"prefetch", b"fork"
 HANDLED, FINISHED = b"handled", b"finished"
+READY = b"ready"
 _OOM_SCORE_ADJ = "500"  # of 1000: if memory runs out, the kernel kills a compile process before a client's worker
 _log = logging.getLogger("nnfmq.compiler")
 
@@ -147,6 +149,7 @@ class _CompileProcess:
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write(_OOM_SCORE_ADJ)
         with suppress(DeadObject):
+            self._channel.send(READY)
             while True:
                 with self._channel.receive() as frame:
                     self._channel.send(msgspec.msgpack.encode(_compile(frame.data)))
