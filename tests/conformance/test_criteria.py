@@ -38,11 +38,11 @@ def test_a_nan_never_passes() -> None:
 
 
 @pytest.mark.parametrize(("relaxed", "passes"), [(False, False), (True, True)])
-def test_relaxed_models_have_the_tolerance_of_float16(relaxed: bool, passes: bool) -> None:
+def test_TST_3_relaxed_models_have_the_tolerance_of_float16(relaxed: bool, passes: bool) -> None:
     assert (mismatches_of(changed(isRelaxed=relaxed), 11, 22.05, 33) == []) is passes
 
 
-def test_a_float16_operand_anywhere_gives_float32_outputs_the_tolerance_of_float16() -> None:
+def test_TST_3_a_float16_operand_anywhere_gives_float32_outputs_the_tolerance_of_float16() -> None:
     line = model_lines.add()
     line["main"]["operands"].append(model_lines.operand("half", "NO_VALUE", None, "TENSOR_FLOAT16"))
 
@@ -58,7 +58,7 @@ def test_a_float16_operand_anywhere_gives_float32_outputs_the_tolerance_of_float
         ("mobilenet_quantized", "TENSOR_INT32", 1),
     ],
 )
-def test_integers_are_compared_as_stored(name: str, operand_type: str, atol: int) -> None:
+def test_TST_3_integers_are_compared_as_stored(name: str, operand_type: str, atol: int) -> None:
     assert tolerances(changed(name=name), operand_type) == (atol, 0)
 
 

@@ -54,7 +54,7 @@ def test_a_model_is_prepared_on_the_compiling_device(
     assert warnings_in(caplog) == []
 
 
-def test_the_options_are_those_of_a_device(client: nnfmq.Client, digits: nnfmq.LoadedModel) -> None:
+def test_API_5_the_options_are_those_of_a_device(client: nnfmq.Client, digits: nnfmq.LoadedModel) -> None:
     with client.prepare(digits, preference=ExecutionPreference.SUSTAINED_SPEED, timeout=LIMIT_S) as model:
         image = np.zeros(model.inputs[0].shape, model.inputs[0].dtype)
         assert model.execute(image)[0].shape == model.outputs[0].shape

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 from support.drivers import LIMIT_S, until
-from support.models import add_model, gather_model, relu_model
+from support.models import add_model, gather_model, relu_model, relus_model
 
 import nnfmq
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadline, NnfmqError
@@ -149,6 +149,68 @@ def test_DOM_9_a_buffer_is_used_only_in_its_roles(
     for request in (known.read(buffer), known.written(buffer)):
         with pytest.raises(InvalidArgument, match="DOM-9"):
             mode(other, request)
+
+
+class TwoOfEach:
+    """Two RELUs of four floats in one model, each with an input and an output, and a memory for every one of them."""
+
+    def __init__(self, client: nnfmq.Client, stack: ExitStack) -> None:
+        self._stack = stack
+        self.device = client.device("reference")
+        self.model = stack.enter_context(self.device.prepare(relus_model(2, (4,))))
+        self.memories = [stack.enter_context(Memory.create(16)) for _ in range(4)]
+        for number, memory in enumerate(self.memories[:2], 1):
+            memory.view[:] = (number * FOUR).tobytes()
+
+    def buffer(self, inputs: list[int], outputs: list[int]) -> nnfmq.Buffer:
+        """Return a buffer for these inputs and outputs, which holds 100 times the first input."""
+        roles = [[(self.model, index) for index in indexes] for indexes in (inputs, outputs)]
+        made = self._stack.enter_context(self.device.allocate(inputs=roles[0], outputs=roles[1]))
+        made.copy_from(100 * FOUR)
+        return made
+
+    def request(self, buffer: nnfmq.Buffer, inputs: list[int], outputs: list[int]) -> Request:
+        """Return a request that has the buffer at some inputs and outputs, and the memories at the others."""
+        inside, pools = RequestArgument(location=DataLocation(4)), (*self.memories, buffer.pool)
+        places = [RequestArgument(location=DataLocation(index, 0, 16)) for index in range(4)]
+        return Request(
+            tuple(inside if index in inputs else places[index] for index in range(2)),
+            tuple(inside if index in outputs else places[2 + index] for index in range(2)),
+            pools,
+        )
+
+    def results(self) -> list[list[float]]:
+        """Return what the memories of the outputs hold."""
+        return [np.frombuffer(memory.view, np.float32).tolist() for memory in self.memories[2:]]
+
+
+@pytest.fixture
+def pair(client: nnfmq.Client, resources: ExitStack) -> TwoOfEach:
+    return TwoOfEach(client, resources)
+
+
+@in_every_mode
+def test_N_DEX_3_a_buffer_is_used_only_at_its_own_input_and_output(pair: TwoOfEach, mode: Mode) -> None:
+    for own, other in ((0, 1), (1, 0)):
+        for is_input in (True, False):
+            buffer = pair.buffer([own] if is_input else [], [] if is_input else [own])
+            used = [([own], []), ([other], [])] if is_input else [([], [own]), ([], [other])]
+            mode(pair.model, pair.request(buffer, *used[0]))
+            with pytest.raises(InvalidArgument, match="DOM-9"):
+                mode(pair.model, pair.request(buffer, *used[1]))
+
+
+@in_every_mode
+def test_N_DEX_6_one_buffer_is_several_inputs_but_neither_two_outputs_nor_input_and_output(
+    pair: TwoOfEach, mode: Mode
+) -> None:
+    for inputs, outputs in (([0], [0]), ([0], [1]), ([1], [0]), ([], [0, 1]), ([0, 1], [0, 1])):
+        buffer = pair.buffer([0, 1], [0, 1])
+        with pytest.raises(InvalidArgument, match="N-DEX-6"):
+            mode(pair.model, pair.request(buffer, inputs, outputs))
+    buffer = pair.buffer([0, 1], [0, 1])
+    mode(pair.model, pair.request(buffer, [0, 1], []))
+    assert pair.results() == [(100 * FOUR).tolist()] * 2
 
 
 @in_every_mode

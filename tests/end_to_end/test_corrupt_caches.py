@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from support.caching import TOKEN, CachingClient, Loaded, Paths, chain, expected_result
 from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
-from support.models import pool_bytes, request_for
+from support.models import pool_bytes, relu_model, request_for, weighty_model
 from support.protocol import ProtocolPeer
 
 from nnfmq.channel import Channel
@@ -32,7 +32,7 @@ NONE, FAILURE, INVALID = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE, ErrorSta
 ADD, MUL = OperationType.ADD, OperationType.MUL
 FILES = [0, 1]  # the model's, the data's
 SEEDS = range(5)
-ROUNDS = 20
+ROUNDS = 100
 
 
 class OverDaemon(CachingClient):
@@ -103,6 +103,26 @@ def saved(client: OverDaemon, files: Paths, model: Model | None = None, token: b
     assert loaded.status is NONE and all(files.contents())
     client.result(loaded.model_id)
     return files
+
+
+HEADER_BYTES = 64  # of each file: it contains the digest
+
+
+def test_CACHE_1_the_model_file_describes_the_model_and_the_data_file_has_its_constants(
+    client: OverDaemon, tmp_path: Path
+) -> None:
+    side, files = 64, []
+    for value in (0.1234567, 7.6543217):
+        path = Paths.new(tmp_path, f"of {value}")
+        loaded = client.save(weighty_model(value, side), path)
+        assert loaded.status is NONE
+        weights, (model, data) = np.full((side, side), value, np.float32).tobytes(), path.contents()
+        assert weights in data and weights[:4] not in model
+        files.append((model[HEADER_BYTES:], data[HEADER_BYTES:]))
+    assert files[0][0] == files[1][0] and files[0][1] != files[1][1]
+    other = Paths.new(tmp_path, "of a RELU")
+    assert client.save(relu_model(), other).status is NONE
+    assert other.contents()[0][HEADER_BYTES:] != files[0][0]
 
 
 @pytest.mark.parametrize("number", FILES)

@@ -42,7 +42,7 @@ def signaller() -> Iterator[tuple[Program, nnfmq.Fence]]:
             yield program, fence
 
 
-def test_FEN_12_an_execution_waits_for_another_process(model: nnfmq.PreparedModel) -> None:
+def test_API_9_FEN_12_an_execution_waits_for_another_process(model: nnfmq.PreparedModel) -> None:
     with signaller() as (program, fence), model.execute_fenced(one(5), wait_for=[fence]) as launched:
         assert not launched.done()
         program.tell("signal")
@@ -130,7 +130,7 @@ RUNS: dict[str, Callable[[nnfmq.PreparedModel, np.ndarray[Any, Any], ExitStack],
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
-def test_LIFE_4_LIFE_5_SIGKILL_of_the_worker_fails_a_running_computation(
+def test_LIFE_4_LIFE_5_UTL_9_SIGKILL_of_the_worker_fails_a_running_computation(
     run: Callable[..., Callable[[], Any]], client: nnfmq.Client, resources: ExitStack
 ) -> None:
     model = resources.enter_context(client.device("reference").prepare(slow_model()))

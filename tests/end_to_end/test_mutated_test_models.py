@@ -77,7 +77,7 @@ def run(device: nnfmq.Device, test: MutatedTest) -> None:
         model.execute_request(request, ExecutionConfig(loop_timeout_ns=LOOP_NS), timeout=LIMIT_S)
 
 
-def test_VAL_1_LIFE_8_after_each_mutated_model_the_same_worker_executes_a_valid_one(
+def test_VAL_1_LIFE_8_TST_9_after_each_mutated_model_the_same_worker_executes_a_valid_one(
     daemon: Daemon, data_dir: Path
 ) -> None:
     outcomes: Counter[str] = Counter()

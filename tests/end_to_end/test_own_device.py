@@ -60,7 +60,7 @@ def test_a_model_with_unsupported_operations_is_rejected_and_the_device_continue
 
 
 @pytest.mark.skipif(not (DATA / "vts").is_dir(), reason="no test models in $NNFMQ_DATA")
-def test_conformance_passes_for_the_supported_operations(driver: Daemon, tmp_path: Path) -> None:
+def test_TST_1_conformance_passes_for_the_supported_operations(driver: Daemon, tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "nnfmq", "conformance", str(DATA / "vts" / "V1_0")]
     options = ["--device", "mine", "--connect", str(driver.path), "--path", "burst", "--jobs", "1"]
     options += ["--filter", "^(add|relu)"]

@@ -203,7 +203,7 @@ def check_rejected(client: nnfmq.Client, resources: ExitStack, pool: AnnouncedMe
 # ------------------------------------------------------------------------------------------------ shared by many
 
 
-def test_MEM_7_memory_that_the_application_closed_stays_valid_while_a_request_uses_it(
+def test_API_10_MEM_7_memory_that_the_application_closed_stays_valid_while_a_request_uses_it(
     client: nnfmq.Client, resources: ExitStack
 ) -> None:
     model = add_model()

@@ -1,27 +1,32 @@
 """Models that the HAL forbids, through a driver process: both methods reject each, and the same client continues.
 
-Some messages could not be sent by nnfmq's client; every test ends with a valid model on the same connection.
+Some messages could not be sent by nnfmq's client; every test ends with a valid model on the same connection. The full
+tier takes one mutation of each kind from every second test model of a selection, the deep tier all of all test models.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from support.control_flow_models import COUNT, REAL, branching, counting, named, output
 from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
-from support.model_mutations import FAMILIES, mutants
+from support.model_mutations import FAMILIES, Mutant, mutants
 from support.models import add_model
 from support.protocol import ProtocolPeer
 from support.sessions import HELLO, NO_LIMIT, create_request, encoded, prepare, prepare_message, statuses_of
 from support.small_models import F32, OUTPUT, Q8S, TEMPORARY, two_adds, with_main, with_operand, with_operation
+from support.vts_models import FOLDER, SPECS, is_legal, one_of_each
 
 from nnfmq.channel import Channel
+from nnfmq.conformance import testmodels
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import (
     ChannelQuant,
@@ -110,6 +115,43 @@ def test_a_mutated_model_of_the_hal_s_suite_is_rejected_and_the_client_continues
     mutated = [mutant for mutant in mutants(LEGAL[name], rule) if can_be_sent(mutant.model)]
     wrong = [mutant.what for mutant in mutated if statuses_of(client, encoded(mutant.model)) != REJECTED]
     assert mutated and wrong == []
+    assert goes_on(client)
+
+
+def accepted(client: ProtocolPeer, chosen: Iterable[Mutant]) -> list[str]:
+    """Return the mutations that the driver does not reject in both methods."""
+    return [
+        f"{mutant.rule}: {mutant.what}"
+        for mutant in chosen
+        if can_be_sent(mutant.model) and statuses_of(client, encoded(mutant.model)) != REJECTED
+    ]
+
+
+@cache
+def legal_models() -> list[Model]:
+    return [test.model for test in one_of_each() if is_legal(test.model)]
+
+
+@pytest.mark.parametrize("rule", FAMILIES)
+def test_one_mutation_of_every_second_test_model_is_rejected_and_the_client_continues(
+    rule: str, client: ProtocolPeer, data_dir: Path
+) -> None:
+    first = list(FAMILIES).index(rule) % 2
+    chosen = []
+    for number, model in enumerate(legal_models()[first::2]):
+        found = list(mutants(model, rule))
+        chosen += found[number % len(found) :][:1] if found else []
+    assert chosen and accepted(client, chosen) == []
+    assert goes_on(client)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("spec", SPECS)
+def test_N_MOD_1_to_20_every_mutation_of_every_test_model_is_rejected(spec: str, client: ProtocolPeer) -> None:
+    for _, line in testmodels.lines(FOLDER / f"{spec}.jsonl.gz"):
+        model = testmodels.read(line).model
+        if is_legal(model) and not model.pools:
+            assert accepted(client, mutants(model)) == []
     assert goes_on(client)
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -17,7 +18,7 @@ import pytest
 from support.control_flow_models import counting
 from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
 from support.models import add_model, gather_model, pool_bytes, relu_model, request_for, unsized_relu_model
-from support.small_models import F32, one_operation, with_operand
+from support.small_models import F32, nothing_left_model, one_operation, with_operand
 
 import nnfmq
 from nnfmq.fence import Fence
@@ -30,6 +31,7 @@ from nnfmq.hal.types import (
     MeasureTiming,
     Model,
     Operand,
+    OperandType,
     OperationType,
     Priority,
     Request,
@@ -140,6 +142,46 @@ def goes_on(mode: Mode, model: nnfmq.PreparedModel, stack: ExitStack) -> bool:
     return found == SUM
 
 
+# ------------------------------------------------------------------------------------------------ valid requests
+
+
+@in_every_mode
+def test_EXE_1_API_6_API_8_a_request_s_dimensions_complete_those_that_the_model_leaves_unknown(
+    mode: Mode, device: nnfmq.Device, resources: ExitStack
+) -> None:
+    request = create_request(resources, relu_model(), [-1, 2, -3, 4])
+    with device.prepare(relu_model((0, 0))) as model:
+        for shape in ((4, 1), (2, 2), (1, 4)):
+            sized = replace(
+                request,
+                inputs=(replace(request.inputs[0], dimensions=shape),),
+                outputs=(replace(request.outputs[0], dimensions=shape),),
+            )
+            outcome = run(mode, model, sized)
+            assert mode is fenced or [found.dimensions for found in outcome.shapes] == [shape]
+            sink = request.pools[1]
+            assert np.frombuffer(sink.view, np.float32, 4).tolist() == [0, 2, 0, 4]  # type: ignore[union-attr]
+            sink.view[:BYTES] = bytes(BYTES)  # type: ignore[union-attr]
+    with device.prepare(relu_model((0, 2))) as model, pytest.raises(nnfmq.InvalidArgument, match="N-RQX-6"):
+        run(mode, model, first(request, dimensions=(4, 1)))
+
+
+@in_every_mode
+def test_EXE_1_API_6_an_input_without_a_value_is_omitted(
+    mode: Mode, device: nnfmq.Device, resources: ExitStack
+) -> None:
+    transpose = one_operation(
+        OperationType.TRANSPOSE, [Operand(F32, (2, 2)), Operand(OperandType.TENSOR_INT32, (2,))], Operand(F32, (2, 2))
+    )
+    request = create_request(resources, transpose, [1, 2, 3, 4])
+    at = request.inputs[1].location.offset
+    request.pools[0].view[at : at + 8] = struct.pack("<2i", 0, 1)  # type: ignore[union-attr]
+    with device.prepare(transpose) as model:
+        for inputs, expected in ((request.inputs, [1, 2, 3, 4]), ((request.inputs[0], NONE), [1, 3, 2, 4])):
+            run(mode, model, replace(request, inputs=inputs))
+            assert np.frombuffer(request.pools[1].view, np.float32, 4).tolist() == expected  # type: ignore[union-attr]
+
+
 # ------------------------------------------------------------------------------------------------ requests
 
 
@@ -182,8 +224,6 @@ INVALID_REQUESTS: dict[str, Callable[[Request], Request]] = {
     "N-RQX-9 none": lambda r: in_buffer(r, 0),
     "N-RQX-9 negative": lambda r: in_buffer(r, -7),
     "N-RQX-9 unknown": lambda r: in_buffer(r, 100),
-    "N-RQX-10 offset": lambda r: in_buffer(r, 1, 4),
-    "N-RQX-10 length": lambda r: in_buffer(r, 1, 0, BYTES),
     "N-RQX-13 over an input": lambda r: result(r, 0, 8, BYTES),
 }  # fmt: skip
 
@@ -203,6 +243,27 @@ def test_a_request_that_the_hal_forbids_is_rejected_and_the_client_continues(
         run(mode, adding, request, measure=MeasureTiming.YES)
     assert not hasattr(caught.value, "output_shapes")
     assert not any(request.pools[1].view)  # type: ignore[union-attr]  # nothing was written
+    assert goes_on(mode, adding, resources)
+
+
+@in_every_mode
+@pytest.mark.parametrize("place", [(4,), (0, BYTES), (0, 0, 4)], ids=["offset", "length", "padding"])
+def test_N_RQX_10_a_part_of_an_existing_buffer_is_rejected_as_input_and_as_output(
+    place: tuple[int, ...], mode: Mode, device: nnfmq.Device, adding: nnfmq.PreparedModel, resources: ExitStack
+) -> None:
+    role = [(adding, 0)]
+    buffer = resources.enter_context(device.allocate(inputs=role, outputs=role))
+    request = good(resources)
+    pools = (*request.pools, buffer.pool)
+    for where in ((), place):  # all of it, and then the part
+        read = replace(placed(request, 2, *where), pools=pools)
+        written = replace(result(request, 2, *where), pools=pools)
+        buffer.copy_from(np.array([5, 6, 7, 8], np.float32))
+        with pytest.raises(nnfmq.InvalidArgument, match="N-RQX-10") if where else nullcontext():
+            run(mode, adding, read)
+        with pytest.raises(nnfmq.InvalidArgument, match="N-RQX-10") if where else nullcontext():
+            run(mode, adding, written)
+    assert np.frombuffer(request.pools[1].view, np.float32, 4).tolist() == [15, 26, 37, 48]  # type: ignore[union-attr]
     assert goes_on(mode, adding, resources)
 
 
@@ -319,7 +380,9 @@ def test_N_REQ_3_a_hidl_handle_without_a_fence_is_rejected(driver: Daemon, resou
 
 OPEN = {
     "N-FEN-1 N-RQX-8 unknown extent": unsized_relu_model(),
-    "N-FEN-2 N-RQX-8 no size": one_operation(OperationType.RELU, [Operand(F32, (4,))], Operand(F32, (0,))),
+    "N-FEN-1 N-RQX-8 size 0, which is unknown": one_operation(
+        OperationType.RELU, [Operand(F32, (4,))], Operand(F32, (0,))
+    ),
     "N-FEN-1 N-RQX-8 unknown rank": with_operand(relu_model(), 1, dimensions=()),
 }
 
@@ -334,6 +397,27 @@ def test_a_fenced_execution_whose_output_is_not_fully_specified_is_rejected(
             run(fenced, model, request)
         assert run(synchronous, model, request).shapes[0].dimensions == (4,)
     assert goes_on(fenced, adding, resources)
+
+
+@in_every_mode
+def test_N_FEN_2_EXE_12_an_output_without_elements_is_computed_in_every_mode_but_rejected_in_fenced_ones(
+    mode: Mode, device: nnfmq.Device, adding: nnfmq.PreparedModel, resources: ExitStack
+) -> None:
+    source, sink = (resources.enter_context(Memory.create(256)) for _ in range(2))
+    inputs = [DataLocation(0, 0, 16), DataLocation(0, 64, 64), DataLocation(0, 192, 8)]  # all scores are 0
+    outputs = [DataLocation(1, 64 * number, 1) for number in range(4)]
+    arguments = [tuple(RequestArgument(location=place) for place in places) for places in (inputs, outputs)]
+    request = Request(arguments[0], arguments[1], (source, sink))
+    with device.prepare(nothing_left_model()) as model:
+        if mode is fenced:
+            with pytest.raises(nnfmq.InvalidArgument, match="N-RQX-8"):
+                run(mode, model, request)
+        else:
+            shapes = run(mode, model, request).shapes
+            assert [shape.dimensions for shape in shapes] == [(0,), (0, 4), (0,), (0,)]
+            assert all(shape.is_sufficient for shape in shapes)
+    assert not any(sink.view)
+    assert goes_on(mode, adding, resources)
 
 
 SHORT = [
@@ -407,17 +491,36 @@ def test_N_QOS_2_a_deadline_for_preparing_is_kept_or_missed(
 
 @in_every_mode
 @pytest.mark.parametrize("timeout", [0, 0.005], ids=["now", "5 ms"])
-def test_N_QOS_4_a_deadline_for_executing_is_kept_or_missed(
-    timeout: float, mode: Mode, adding: nnfmq.PreparedModel, resources: ExitStack
+def test_N_QOS_4_a_deadline_that_passes_before_the_end_is_missed_and_there_are_no_times(
+    timeout: float, mode: Mode, device: nnfmq.Device, adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
-    with missed(timeout):
-        run(mode, adding, good(resources), timeout, measure=MeasureTiming.YES)
+    loop = counting()  # for hours: the default loop timeout would end it after 2 s, as a missed deadline, too
+    request = create_request(resources, loop)
+    at = request.inputs[1].location.offset
+    request.pools[0].view[at : at + 4] = struct.pack("<i", 2**31 - 1)  # type: ignore[union-attr]
+    with device.prepare(loop) as model:
+        begin_ns = time.monotonic_ns()
+        with pytest.raises(nnfmq.MissedDeadline):
+            run(mode, model, request, timeout, measure=MeasureTiming.YES)
+        assert time.monotonic_ns() - begin_ns < 1_500_000_000
+        assert model.last_timing == NO_TIMING
     assert goes_on(mode, adding, resources)
 
 
 @in_every_mode
+def test_API_8_N_QOS_4_an_execution_before_its_deadline_succeeds_and_has_times(
+    mode: Mode, adding: nnfmq.PreparedModel, resources: ExitStack
+) -> None:
+    request = good(resources)
+    outcome = run(mode, adding, request, LIMIT_S, measure=MeasureTiming.YES)
+    timing = outcome.launched if mode is fenced else outcome.timing
+    assert 0 <= timing.time_on_device_ns <= timing.time_in_driver_ns
+    assert np.frombuffer(request.pools[1].view, np.float32, 4).tolist() == SUM  # type: ignore[union-attr]
+
+
+@in_every_mode
 @pytest.mark.parametrize("timeout", [None, 9e9], ids=["none", "longest"])
-def test_N_QOS_5_without_a_deadline_every_execution_mode_succeeds(
+def test_API_7_N_QOS_5_without_a_deadline_every_execution_mode_succeeds(
     timeout: float | None, mode: Mode, adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
     run(mode, adding, good(resources), timeout)
@@ -425,7 +528,7 @@ def test_N_QOS_5_without_a_deadline_every_execution_mode_succeeds(
 
 
 @in_every_mode
-def test_N_QOS_6_an_endless_loop_misses_its_loop_timeout(
+def test_API_12_N_QOS_6_an_endless_loop_misses_its_loop_timeout(
     mode: Mode, device: nnfmq.Device, adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
     loop = counting()

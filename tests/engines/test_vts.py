@@ -31,7 +31,7 @@ def lines(spec: str) -> Iterator[dict[str, Any]]:
     return (line for _, line in testmodels.lines(FOLDER / f"{spec}.jsonl.gz"))
 
 
-def test_the_suite_runs_the_expected_number_of_models(data_dir: Path) -> None:
+def test_TST_4_the_suite_runs_the_expected_number_of_models(data_dir: Path) -> None:
     found = [testmodels.operation_types(line) for spec in SPECS for line in lines(spec)]
 
     assert len(found) == sum(entry["testModels"] for entry in INDEX.values()) >= 1000

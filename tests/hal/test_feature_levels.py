@@ -87,7 +87,7 @@ def test_MOD_15_numbers_out_of_range_are_rejected(prefix: int, number: int) -> N
         extension_code(prefix, number)
 
 
-def test_result_codes_become_statuses() -> None:
+def test_API_13_result_codes_become_statuses() -> None:
     assert [int(status_for_result_code(ResultCode(code))) for code in range(15)] == [
         0,
         2,

@@ -176,7 +176,9 @@ def test_a_model_whose_shapes_are_not_known_has_no_burst(model: Any, client: Cli
         prepared.burst()
 
 
-def test_BUR_16_a_second_thread_is_rejected_while_one_executes(held: Held, adding: PreparedModel, start: Start) -> None:
+def test_API_11_BUR_16_a_second_thread_is_rejected_while_one_executes(
+    held: Held, adding: PreparedModel, start: Start
+) -> None:
     with adding.burst() as burst:
         waiting = start(burst.execute, ONE, TEN)
         assert held.begun.wait(LIMIT_S)

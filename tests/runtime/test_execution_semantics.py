@@ -17,7 +17,7 @@ from support import models
 from support.executors import LIMIT_S, Held, floats
 from support.hints import with_extension
 from support.protocol import ProtocolPeer
-from support.small_models import INPUT, OUTPUT, graph, one_operation, scalar, two_adds
+from support.small_models import nothing_left_model, one_operation, two_adds
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.resolved_operation import ResolvedOp
@@ -43,7 +43,6 @@ from nnfmq.hal.types import (
     Model,
     Operand,
     OperandType,
-    Operation,
     OperationType,
     OutputShape,
     Request,
@@ -158,19 +157,6 @@ def test_EXE_2_writable_inputs_are_not_written(name: str, device: Device, resour
                 burst.execute_request(request)
             assert bytes(source.view) == before
     assert any(sink.view)
-
-
-def nothing_left_model() -> Model:
-    """BOX_WITH_NMS_LIMIT of two boxes and a constant threshold of 0.9."""
-    types = [Operand(F32, (2, 2)), Operand(F32, (2, 8)), Operand(I32, (2,))]
-    operands = [replace(operand, lifetime=INPUT) for operand in types]
-    constants = {}
-    for value in (0.9, -1, 0, 0.5, 0.5, 0.1):  # score threshold, results at most, kernel: hard, its parameters
-        operand, constants[len(operands)] = scalar(value)
-        operands.append(operand)
-    shapes = [(F32, (0,)), (F32, (0, 4)), (I32, (0,)), (I32, (0,))]
-    operands += [Operand(kind, shape, lifetime=OUTPUT) for kind, shape in shapes]
-    return graph(operands, [Operation(OperationType.BOX_WITH_NMS_LIMIT, tuple(range(9)), (9, 10, 11, 12))], constants)
 
 
 @pytest.mark.parametrize("path", ["synchronous", "burst"])

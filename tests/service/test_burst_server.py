@@ -58,7 +58,7 @@ def assert_usable(client: BurstClient, outputs: Memory) -> None:
 # ------------------------------------------------------------------------------------------------ executing
 
 
-def test_BUR_13_a_burst_executes_with_a_model_or_an_executor(
+def test_BUR_13_UTL_7_a_burst_executes_with_a_model_or_an_executor(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     serve(client, form(prepared(ADD)))

@@ -19,7 +19,7 @@ from nnfmq.hal.types import OperationType
 LIMIT_S = 240
 
 
-def test_LIFE_7_random_clients_leak_nothing() -> None:
+def test_LIFE_7_TST_11_random_clients_leak_nothing() -> None:
     command = [sys.executable, str(ROOT / "tools" / "driver_stress.py"), "--json", "--kill"]
     options = ["--processes", "3", "--threads", "2", "--seconds", "5"]
     environment = {

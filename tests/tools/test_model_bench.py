@@ -467,7 +467,7 @@ def test_only_the_text_between_the_markers_is_replaced() -> None:
 
 
 @needs_matplotlib
-def test_the_page_links_the_plots_and_the_same_report_gives_the_same_bytes(
+def test_TST_10_the_page_links_the_plots_and_the_same_report_gives_the_same_bytes(
     report: dict[str, Any], tmp_path: Path
 ) -> None:
     file = tmp_path / "report.json"

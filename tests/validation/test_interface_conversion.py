@@ -105,7 +105,7 @@ def test_N_VAL_21_a_model_is_rejected_below_the_level_of_its_operations(code: Op
             convert_to(model, L(older))
 
 
-def test_VAL_2_optional_properties_of_a_model_are_dropped_and_reported() -> None:
+def test_VAL_2_UTL_1_UTL_2_optional_properties_of_a_model_are_dropped_and_reported() -> None:
     model = replace(two_adds(), relax_computation_float32_to_float16=True, extensions=NAMED)
 
     assert convert_to(model, L.V1_2).value == model
@@ -150,7 +150,7 @@ def test_padding_of_an_argument_is_for_AIDL_only() -> None:
 
 
 @pytest.mark.parametrize("status", [s for s in ErrorStatus if s > 4])
-def test_statuses_above_4_are_general_failures_before_1_3(status: ErrorStatus) -> None:
+def test_UTL_2_statuses_above_4_are_general_failures_before_1_3(status: ErrorStatus) -> None:
     assert convert_to(status, L.V1_2).value == ErrorStatus.GENERAL_FAILURE
     assert status.name in convert_to(status, L.V1_2).lost[0]
     assert compliant_with(status, L.V1_3) == (status != ErrorStatus.DEAD_OBJECT)

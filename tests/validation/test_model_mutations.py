@@ -6,7 +6,6 @@ types of arguments (N-MOD-10) every fourth; the deep tier takes all.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -14,15 +13,13 @@ from pathlib import Path
 import pytest
 from support.model_mutations import FAMILIES, mutants
 from support.small_models import two_adds
-from support.vts_models import FOLDER, one_of_each
+from support.vts_models import FOLDER, SPECS, one_of_each
 
 from nnfmq.conformance import testmodels
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import Model
 from nnfmq.operations import REGISTRY
 from nnfmq.validation import validate_model
-
-SPECS = sorted(json.loads((FOLDER / "index.json").read_text())) if FOLDER.is_dir() else []
 
 
 def accepted(name: str, model: Model, *rules: str, first: int = 0, step: int = 1) -> Iterator[str]:

@@ -88,7 +88,7 @@ def test_N_RQX_6_dimensions_below_zero_are_rejected_even_where_their_product_fit
     rejected(with_first_input(argument(0, dimensions=(-2, -2))), "N-RQX-6", unknown_rank)
 
 
-def test_N_RQX_6_an_dimension_over_32_bits_is_rejected_even_where_another_is_unknown() -> None:
+def test_N_RQX_6_UTL_3_a_dimension_over_32_bits_is_rejected_even_where_another_is_unknown() -> None:
     output = argument(1, dimensions=(0, 1 << 32))
     rejected(replace(GOOD, outputs=(output,)), "N-RQX-6", with_operand(MODEL, 4, dimensions=()))
 

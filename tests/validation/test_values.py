@@ -55,7 +55,7 @@ def test_VAL_4_N_MOD_21_N_MOD_22_codes_next_to_the_range_are_rejected(
 
 
 @pytest.mark.parametrize("code", [-1, 9, 10000])
-def test_VAL_4_a_status_that_no_interface_has_is_rejected(code: int) -> None:
+def test_VAL_4_UTL_4_a_status_that_no_interface_has_is_rejected(code: int) -> None:
     rejected("VAL-4", values.validate_error_status, code)
 
 
@@ -111,7 +111,7 @@ def test_N_MOD_8_other_numbers_of_consumers_are_rejected(counts: tuple[int, ...]
     rejected("N-MOD-8", values.validate_consumers, two_adds().main, counts)
 
 
-def test_N_MOD_8_numbers_of_consumers_count_every_reading() -> None:
+def test_N_MOD_8_UTL_8_numbers_of_consumers_count_every_reading() -> None:
     main = two_adds().main
     readings = [index for operation in main.operations for index in operation.inputs]
 

@@ -74,6 +74,19 @@ def two_adds(operand_type: OperandType = F32, scale: float = 0.0, zero_point: in
     return graph(operands, operations, {2: none})
 
 
+def nothing_left_model() -> Model:
+    """Return a BOX_WITH_NMS_LIMIT of two boxes and a threshold of 0.9: without larger scores its outputs are empty."""
+    types = [Operand(F32, (2, 2)), Operand(F32, (2, 8)), Operand(I32, (2,))]
+    operands = [replace(operand, lifetime=INPUT) for operand in types]
+    constants = {}
+    for value in (0.9, -1, 0, 0.5, 0.5, 0.1):  # score threshold, results at most, kernel: hard, its parameters
+        operand, constants[len(operands)] = scalar(value)
+        operands.append(operand)
+    shapes = [(F32, (0,)), (F32, (0, 4)), (I32, (0,)), (I32, (0,))]
+    operands += [Operand(kind, shape, lifetime=OUTPUT) for kind, shape in shapes]
+    return graph(operands, [Operation(OperationType.BOX_WITH_NMS_LIMIT, tuple(range(9)), (9, 10, 11, 12))], constants)
+
+
 def with_operand(model: Model, index: int, **changes: Any) -> Model:
     """Return the model with fields of one operand changed."""
     operands = list(model.main.operands)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import cache
 
 from nnfmq.conformance import testmodels
 from nnfmq.conformance.cases import matrix_entries
 from nnfmq.conformance.testmodels import Line, TestModel
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.types import Model
+from nnfmq.validation import validate_model
 from support import places
 
 FOLDER = places.data_path() / "vts"
+SPECS: list[str] = sorted(json.loads((FOLDER / "index.json").read_text())) if FOLDER.is_dir() else []
 
 
 @cache
@@ -66,3 +71,12 @@ def _uses(line: Line) -> Iterator[tuple[str, int, tuple[str, ...]]]:
             arguments = (*operation["inputs"], *operation["outputs"])
             types = tuple(graph["operands"][index]["type"] for index in arguments)
             yield operation["type"], len(operation["inputs"]), types
+
+
+def is_legal(model: Model) -> bool:
+    """Return False for a model that a driver rejects unchanged: one for the runtime's own CPU (N-VAL-20)."""
+    try:
+        validate_model(model)
+    except InvalidArgument:
+        return False
+    return True
