@@ -13,6 +13,7 @@ import fcntl
 import os
 import stat
 import warnings
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -20,8 +21,13 @@ from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.types import Protection
 from nnfmq.uncopyable import Uncopyable
 
+SLICE_BYTES = 4 << 20  # takes 1 to 4 ms
 _READABLE = (os.O_RDONLY, os.O_RDWR)
 _WRITABLE = (os.O_WRONLY, os.O_RDWR)
+
+
+def _no_check() -> None:
+    """Let a copy go on."""
 
 
 class _SharedFd(Uncopyable):
@@ -52,16 +58,22 @@ class FileRange:
         self.start = start
         self.size_bytes = size_bytes
 
-    def read_into(self, target: memoryview) -> None:
+    def read_into(self, target: memoryview, check: Callable[[], None] = _no_check) -> None:
         """Fill `target` (format "B", not larger than the range) with bytes from the start of the range. Blocks.
+
+        It reads SLICE_BYTES at a time, without the GIL, so that other threads run. `check` is called after each slice
+        but the last, and may raise to end the copy.
 
         Raises:
             InvalidArgument: If the file is too short, or cannot be read.
+            Exception: Any error that `check` raises.
         """
         done = 0
         while done < len(target):
+            if done:
+                check()
             try:
-                count = os.preadv(self._file.fd, [target[done:]], self.start + done)
+                count = os.preadv(self._file.fd, [target[done : done + SLICE_BYTES]], self.start + done)
             except OSError as error:
                 raise InvalidArgument(f"memory in a file cannot be read: {error.strerror}") from error
             if count == 0:

@@ -32,6 +32,7 @@ F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; Python 3.11 has no name for it
 SHARED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 CONSTANT_SEALS = SHARED_SEALS | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 _PAGE = mmap.PAGESIZE
+_FREED_AT_ONCE = 16 << 20
 
 
 class Memory(Uncopyable):
@@ -354,6 +355,34 @@ def _translated_errors(size_bytes: int) -> Iterator[None]:
 def _check_size(size_bytes: int) -> None:
     if size_bytes < 1:
         raise InvalidArgument(f"shared memory needs at least 1 byte, not {size_bytes}")
+
+
+class PrivateBytes(mmap.mmap):
+    """Zeroed private memory for large copies. Make it with `allocate`; freed with the last view of it.
+
+    The pages are returned in slices, because the GIL is held meanwhile: returning 1 GiB at once takes 0.1 to 0.5 s.
+    """
+
+    @classmethod
+    def allocate(cls, size_bytes: int) -> Self:
+        """Return memory of `size_bytes`.
+
+        Raises:
+            MemoryError: If there is not enough, or the process may not have so much (RLIMIT_DATA).
+        """
+        try:
+            memory = cls(-1, max(size_bytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            raise MemoryError(f"{size_bytes} bytes of private memory: {error}") from error
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return memory
+
+    def __del__(self) -> None:
+        if self.closed:  # `allocate` has failed
+            return
+        for begin in range(0, len(self), _FREED_AT_ONCE):
+            self.madvise(mmap.MADV_DONTNEED, begin, min(_FREED_AT_ONCE, len(self) - begin))
 
 
 # ---- message bodies ----

@@ -406,7 +406,8 @@ class SubgraphPreparation:
 def load_constant(model: Model, operand: Operand) -> Array | None:
     """Return a constant's value, or None for another operand.
 
-    The value is copied to private memory: another process may be able to write to a memory pool.
+    The value is copied to private memory, unless it is there already and aligned: another process may be able to write
+    to a memory pool.
     """
     if operand.lifetime not in _CONSTANTS:
         return None
@@ -414,8 +415,12 @@ def load_constant(model: Model, operand: Operand) -> Array | None:
     location = operand.location
     is_inline = operand.lifetime == LifeTime.CONSTANT_COPY
     source = memoryview(model.operand_values) if is_inline else model.pools[location.pool_index].view
-    data = bytearray(source[location.offset : location.offset + location.length])
-    return np.frombuffer(data, dtype_of(operand)).reshape(operand.dimensions)
+    is_private = isinstance(source.obj, bytes) or (
+        not is_inline and getattr(model.pools[location.pool_index], "is_private", False)
+    )
+    data = np.frombuffer(source[location.offset : location.offset + location.length], np.uint8)
+    value = (data if is_private else data.copy()).view(dtype_of(operand)).reshape(operand.dimensions)
+    return value if value.flags.aligned else value.copy()
 
 
 def _with_dead_operands(subgraph: Subgraph, functions: Sequence[tuple[int, StepFunction]]) -> tuple[ExecutionStep, ...]:

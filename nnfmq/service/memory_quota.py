@@ -128,11 +128,7 @@ class MemoryQuota:
 
     def _adopt(self, fd: int, data: MemoryData) -> ReceivedMemory:
         try:
-            if data.protection & ~Protection.READ_WRITE.value:
-                raise InvalidArgument(
-                    f"protection {data.protection:#x} of a memory; 1 (read) and 2 (write) are known (N-VAL-13)"
-                )
-            protection = Protection(data.protection)
+            protection = _protection_of(data)
             is_mapped = is_mappable(fd)
         except BaseException:
             close_all([fd])
@@ -196,6 +192,32 @@ def _refusal(size: int, charged: int, limit: int, whose: str, option: str) -> Re
         f"{size} bytes more would make {charged} of {whose} memory in the driver; the limit is {limit}. "
         f"The driver's {option} sets it, in MiB"
     )
+
+
+def adopt_files(fds: Sequence[int], memories: Iterable[MemoryData]) -> list[FileMemory]:
+    """Take ownership of one fd for each of `memories`, to be read and never mapped. Nothing is charged.
+
+    Raises:
+        InvalidArgument: If a memory's description is invalid.
+    """
+    return _adopt_each(fds, [partial(_adopt_file, data=data) for data in memories])
+
+
+def _adopt_file(fd: int, data: MemoryData) -> FileMemory:
+    try:
+        protection = _protection_of(data)
+    except BaseException:
+        close_all([fd])
+        raise
+    return FileMemory.adopt(fd, data.size_bytes, data.offset, protection)
+
+
+def _protection_of(data: MemoryData) -> Protection:
+    if data.protection & ~Protection.READ_WRITE.value:
+        raise InvalidArgument(
+            f"protection {data.protection:#x} of a memory; 1 (read) and 2 (write) are known (N-VAL-13)"
+        )
+    return Protection(data.protection)
 
 
 def _adopt_each(fds: Sequence[int], adopt: Sequence[Callable[[int], MemoryT]]) -> list[MemoryT]:

@@ -2,19 +2,21 @@
 
 The client can write to its memory at any time. What decides addresses or control flow in the driver, such as a model's
 constants, must therefore not be read from it twice (TOCTOU): it is copied once, then validated and used from the copy.
+
+The memory is read by pread(2) and never mapped: the copy is all that it costs the driver, and the GIL is free while the
+kernel copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.memory import file_identity
+from nnfmq.memory import PrivateBytes, file_identity
 from nnfmq.service.error_translation import errors_to_status
-from nnfmq.service.memory_quota import MemoryQuota, ReceivedMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,13 @@ class ConstantPool:
         data: The copy.
         identity: The file from which it was copied (see `memory.file_identity`), None if that cannot be identified.
         offset: Where in the file the copied bytes begin.
+        is_private: No other process can write to it.
     """
 
     data: bytes | memoryview
     identity: tuple[int, int] | None = None
     offset: int = 0
+    is_private: ClassVar[bool] = True
 
     @property
     def size_bytes(self) -> int:
@@ -42,24 +46,23 @@ class ConstantPool:
         return memoryview(self.data).toreadonly()
 
 
-def copy_constant_pools(memories: Sequence[ReceivedMemory], quota: MemoryQuota) -> tuple[ConstantPool, ...]:
-    """Copy the memories and close them.
+def copy_constant_pools(memories: Sequence[FileMemory], check: Callable[[], None]) -> tuple[ConstantPool, ...]:
+    """Copy the memories and close them. The caller has charged the copies.
+
+    `check` is called between slices (see `FileRange.read_into`).
 
     Raises:
-        InvalidArgument: If a memory is write-only.
-        ResourceExhausted: If the quota or the memory is exhausted: a sparse file can be larger than what it
-            cost the client.
+        InvalidArgument: If a memory is write-only, or too short.
+        ResourceExhaustedTransient: If there is not enough memory.
+        Exception: Any error that `check` raises.
     """
     pools = []
-    with ExitStack() as stack, errors_to_status("copying the model's memory"):
-        for memory in memories:
-            stack.callback(memory.close)
-        # Mapped memory is charged already, as long as it is open. The caller charges the copies.
-        file_bytes = sum(memory.size_bytes for memory in memories if isinstance(memory, FileMemory))
-        stack.callback(quota.charge(file_bytes).close)
+    with errors_to_status("copying the model's memory"):
         for memory in memories:
             if not memory.is_readable:
                 raise InvalidArgument("a memory with constants is write-only (MEM-4)")
-            pools.append(ConstantPool(bytes(memory.view), file_identity(memory.fileno()), memory.offset))
-            memory.close()  # before the next copy, so that at most one memory is held twice
+            with memory:
+                copy = memoryview(PrivateBytes.allocate(memory.size_bytes))[: memory.size_bytes]
+                memory.range(0, memory.size_bytes).read_into(copy, check)
+                pools.append(ConstantPool(copy, file_identity(memory.fileno()), memory.offset))
     return tuple(pools)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -9,8 +10,17 @@ from functools import partial
 
 from nnfmq.channel import close_all
 from nnfmq.engines.execution import TieredProgram
-from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, ProtocolError, status_for_error
-from nnfmq.hal.timing import from_limit_field
+from nnfmq.hal.errors import (
+    DeadObject,
+    ErrorStatus,
+    InvalidArgument,
+    MissedDeadlinePersistent,
+    MissedDeadlineTransient,
+    NnfmqError,
+    ProtocolError,
+    status_for_error,
+)
+from nnfmq.hal.timing import NO_LIMIT, from_limit_field
 from nnfmq.hal.types import Model, Priority
 from nnfmq.serialize.messages import (
     CachesData,
@@ -33,7 +43,7 @@ from nnfmq.service.driver_prepared_model import DriverPreparedModel
 from nnfmq.service.error_translation import errors_to_status
 from nnfmq.service.handle_table import NO_ID
 from nnfmq.service.handlers.base import BlockingHandler, InlineHandler, reply
-from nnfmq.service.memory_quota import MemoryQuota, QuotaCharge
+from nnfmq.service.memory_quota import QuotaCharge, adopt_files
 from nnfmq.service.private_memory import copy_constant_pools
 from nnfmq.service.session_context import SessionContext
 
@@ -41,7 +51,7 @@ from nnfmq.service.session_context import SessionContext
 def _get_supported_operations(
     context: SessionContext, message: GetSupportedOperations, fds: list[int], _received_ns: int
 ) -> None:
-    model, charge = _receive_model(context.quota, message, fds)
+    model, charge = _receive_model(context, message, fds)
     with closing(charge):
         supported = context.devices.find(message.device).supported_operations(model, context.interface.level)
         context.interface.check_consumers(model, message.consumers)
@@ -60,7 +70,7 @@ def _prepare(context: SessionContext, message: PrepareModel, fds: list[int], _re
     """
     with ExitStack() as files:
         caches = _receive_caches(message.caches, fds[len(message.pools) :], files)
-        model, charge = _receive_model(context.quota, message, fds[: len(message.pools)])
+        model, charge = _receive_model(context, message, fds[: len(message.pools)])
         with ExitStack() as undo:
             undo.callback(charge.close)
             context.models.require_capacity()
@@ -147,7 +157,7 @@ def _prepare_error(call: int, status: ErrorStatus, text: str) -> tuple[Message, 
 
 
 def _receive_model(
-    quota: MemoryQuota, message: PrepareModel | GetSupportedOperations, fds: list[int]
+    context: SessionContext, message: PrepareModel | GetSupportedOperations, fds: list[int]
 ) -> tuple[Model, QuotaCharge]:
     """Return the model over private copies of its pools, and the charge for it.
 
@@ -156,11 +166,18 @@ def _receive_model(
     Raises:
         InvalidArgument: If a memory or the model's encoding is invalid.
         ResourceExhausted: If the quota is exhausted.
+        MissedDeadlineTransient: If the deadline passes meanwhile.
+        MissedDeadlinePersistent: If it had passed before, and much would have to be copied.
+        DeadObject: If the session ends meanwhile.
     """
-    pools = copy_constant_pools(quota.adopt_all(fds, message.pools), quota)
-    charge = quota.charge(len(message.model) + sum(pool.size_bytes for pool in pools))
-    with ExitStack() as undo:
+    check = _checkpoint(context, getattr(message, "deadline_ns", NO_LIMIT))
+    with ExitStack() as files, ExitStack() as undo:
+        memories = adopt_files(fds, message.pools)
+        for memory in memories:
+            files.callback(memory.close)
+        charge = context.quota.charge(len(message.model) + sum(memory.size_bytes for memory in memories))
         undo.callback(charge.close)
+        pools = copy_constant_pools(memories, check)
         try:
             with errors_to_status("reading the model"):
                 model = decode_model(message.model, pools)
@@ -168,6 +185,21 @@ def _receive_model(
             raise InvalidArgument(str(error)) from error
         undo.pop_all()
     return model, charge
+
+
+def _checkpoint(context: SessionContext, deadline_ns: int) -> Callable[[], None]:
+    """Return a function that a long preparation calls again and again: it raises once nobody waits for the result."""
+    had_passed = NO_LIMIT < deadline_ns <= time.monotonic_ns()
+
+    def check() -> None:
+        if context.is_closed:
+            raise DeadObject("the client has exited")
+        if had_passed:
+            raise MissedDeadlinePersistent("the deadline had passed before the model was received")
+        if NO_LIMIT < deadline_ns <= time.monotonic_ns():
+            raise MissedDeadlineTransient("the deadline passed while the model was received")
+
+    return check
 
 
 def _release_model(context: SessionContext, message: ReleaseModel, _fds: list[int]) -> None:
