@@ -373,7 +373,8 @@ def test_a_model_in_memory_that_has_no_bytes_or_too_many_is_rejected(
     make: Callable[[], int], status: ErrorStatus, client: ProtocolPeer
 ) -> None:
     fd = make()
-    client.send(prepare_message(4, pools=ONE_POOL), [fd])
+    announced = os.fstat(fd).st_size or 64
+    client.send(prepare_message(4, pools=(messages.MemoryData(announced),)), [fd])
     os.close(fd)
     assert client.receive(messages.PreparedModelReady).status is status
     assert client.receive(messages.Reply).status is status
