@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--path", choices=PATHS, metavar="P", default="interpreter",
         help="interpreter (default), compiled, compiled-steps; by a driver: sync, async, fenced, reusable, "
-        "burst, aidl-burst, memory-domain[-async|-fenced|-aidl-burst], or all of these",
+        "[aidl-]burst, memory-domain[-async|-fenced|-aidl-burst], or all",
     )  # fmt: skip
     parser.add_argument("--device", metavar="NAME", help="the driver's device (default: reference)")
     parser.add_argument("--jobs", metavar="N", type=at_least_one, default=1, help="number of processes (default: 1)")
