@@ -55,6 +55,36 @@ def reachable_subgraphs(model: Model, operation: Operation) -> set[int]:
     return reached
 
 
+NESTING_MAX = 64
+"""How deep IF and WHILE may be nested. Each level takes some of Python's call stack, in preparing and in executing."""
+
+
+def require_nesting(model: Model) -> None:
+    """Require that IF and WHILE are not nested deeper than NESTING_MAX.
+
+    Subgraphs do not call themselves (N-VAL-17). The search has an explicit stack, because the depth is not limited yet.
+
+    Raises:
+        InvalidArgument: If they are; the message names the limit.
+    """
+    depths: dict[int, int] = {}
+    waiting = _callees(model, model.main)
+    while waiting:
+        callees = _callees(model, model.referenced[waiting[-1]])
+        unknown = [index for index in callees if index not in depths]
+        if unknown:
+            waiting += unknown
+        else:
+            depths[waiting.pop()] = 1 + max((depths[index] for index in callees), default=0)
+    depth = max(depths.values(), default=0)
+    if depth > NESTING_MAX:
+        raise InvalidArgument(f"IF and WHILE are nested {depth} deep; at most {NESTING_MAX} are possible")
+
+
+def _callees(model: Model, subgraph: Subgraph) -> list[int]:
+    return [index for operation in subgraph.operations for index in callee_indexes(subgraph, operation)]
+
+
 def control_flow_step(
     label: str,
     operation: Operation,

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines import memory_budget
-from nnfmq.engines.control_flow import callee_indexes, control_flow_step
+from nnfmq.engines.control_flow import callee_indexes, control_flow_step, require_nesting
 from nnfmq.engines.execution import (
     DEFAULT_RUN_OPTIONS,
     LEDGER_SLOT,
@@ -84,7 +84,8 @@ def prepare(model: Model, prepacked: Sequence[tuple[Array, ...]] | None = None) 
     Raises:
         GeneralFailure: If an operation is not supported or its arguments violate a constraint; the message names the
             first one. Constraints on arguments that come with the request are checked by the execution.
-        ResourceExhaustedTransient: If memory runs out or subgraphs are nested too deep.
+        InvalidArgument: If IF and WHILE are nested too deep.
+        ResourceExhaustedTransient: If memory runs out.
     """
     return prepare_with(SubgraphPreparation, model, prepacked)
 
@@ -95,11 +96,12 @@ def prepare_with(
     prepacked: Sequence[tuple[Array, ...]] | None = None,
 ) -> Program:
     """Return a Program as `prepare` does, with another engine's `preparation` for the main subgraph."""
+    require_nesting(model)
     weights = PrepackedWeights(prepacked)
     try:
         with np.errstate(all="ignore"), weights.in_use():
             program = preparation(model, model.main, {}).program()
-    except (MemoryError, RecursionError) as error:
+    except MemoryError as error:
         raise ResourceExhaustedTransient(f"out of memory while preparing the model: {error}") from error
     program.prepacked = (*program.prepacked, *weights.groups)
     return program

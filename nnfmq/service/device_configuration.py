@@ -122,6 +122,8 @@ def read_configuration(path: Path | None = None) -> list[DeviceEntry]:
         repeated = [name for index, name in enumerate(names) if name in names[:index]]
         if repeated:
             raise InvalidArgument(f"device {repeated[0]!r} is listed twice")
+    except RecursionError:
+        raise InvalidArgument(f"the devices in {path} cannot be used: its values are nested too deep") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, InvalidArgument) as error:
         raise InvalidArgument(f"the devices in {path} cannot be used: {error}") from error
     return entries

@@ -27,7 +27,6 @@ from nnfmq.hal.errors import (
     GeneralFailure,
     InvalidArgument,
     MissedDeadlineTransient,
-    ResourceExhaustedTransient,
 )
 from nnfmq.hal.types import (
     ExtensionNameAndPrefix,
@@ -337,7 +336,7 @@ def test_too_deeply_nested_subgraphs_raise_an_error() -> None:
     model = parts.model(operands, [Operation(IF, (0, 1, 2, 3, 4), (5,))])
     validate_model(model)
 
-    with pytest.raises(ResourceExhaustedTransient):
+    with pytest.raises(InvalidArgument, match="nested 2001 deep; at most 64"):
         interpreter.prepare(model)
 
 

@@ -113,10 +113,20 @@ def test_the_message_names_the_file_and_the_byte(tmp_path: Path) -> None:
         load(path)
 
 
-def test_a_file_that_is_no_tflite_file_is_rejected(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (b"\x89PNG\r\n\x1a\n", r"photo\.tflite: this is a PNG image; models are read from .*\.tflite"),
+        (b"\xff\xd8\xff\xe0", "this is a JPEG image"),
+        (b"\x08\x08\x12\x07pytorch", "this is an ONNX model"),
+        (b"PK\x03\x04", "this is a zip archive"),
+        (b"?", r"identifier is .*, not b'TFL3'"),
+    ],
+)
+def test_a_file_that_is_no_tflite_file_is_rejected(start: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "photo.tflite"
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
-    with pytest.raises(InvalidArgument, match=r"identifier is .*, not b'TFL3'"):
+    path.write_bytes(start + bytes(100))
+    with pytest.raises(InvalidArgument, match=message):
         load(path)
 
 

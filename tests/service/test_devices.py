@@ -250,7 +250,9 @@ def test_operations_can_be_excluded(configured: Any) -> None:
         ),
         ('[[device]]\nname = "test-a"\n[[device]]\nname = "test-a"\n', "'test-a' is listed twice"),
         ("no toml", "devices.toml"),
+        ("device = " + "[" * 5000 + "]" * 5000, "nested too deep"),
     ],
+    ids=lambda value: value[:40] if isinstance(value, str) else None,
 )
 def test_an_invalid_configuration_is_rejected(text: str, message: str, configured: Any) -> None:
     with pytest.raises(InvalidArgument, match=message):
