@@ -154,11 +154,20 @@ class DeadObject(TransportError, ConnectionError):
 
 
 class ProtocolError(TransportError):
-    """The peer sent bytes that the protocol does not allow; `offset` counts from the start of the message, if known."""
+    """The peer sent bytes that the protocol does not allow; `offset` counts from the start of the message, if known.
+
+    `message` may contain text of the peer. Characters that are not printable are escaped, and long text is cut, because
+    the error is logged and shown in terminals.
+    """
 
     def __init__(self, message: str, offset: int | None = None) -> None:
-        super().__init__(message if offset is None else f"{message} (at byte {offset})")
+        printable = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message[:_PEER_TEXT_MAX])
+        cut = " ..." if len(message) > _PEER_TEXT_MAX else ""
+        super().__init__(printable + cut + ("" if offset is None else f" (at byte {offset})"))
         self.offset = offset
+
+
+_PEER_TEXT_MAX = 500  # characters
 
 
 class QueueCorrupted(TransportError):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.descriptors import no_more_descriptors_than
 from support.drivers import LIMIT_S, Daemon, Process, Program, app, one, running_daemon, until
@@ -220,3 +221,15 @@ def test_SIGTERM_ends_a_daemon_with_silent_connections_and_a_stopped_worker(fold
 def test_the_supervisor_has_one_thread(daemon: Daemon, client: nnfmq.Client) -> None:
     assert executes(client)
     assert len(daemon.process.states()) == 1
+
+
+def test_text_of_a_client_in_the_log_is_escaped(tmp_path: Path) -> None:
+    with running_daemon(tmp_path / "d.sock") as daemon:
+        with daemon.connect() as client:
+            worker = client.worker_pid
+            goodbye = {"type": "Goodbye", "a\nnnfmq: forged line\x1b[31m": 1}
+            client.connection._channel.send(msgspec.msgpack.encode(goodbye), (), time.monotonic_ns() + 10**9)
+            until(lambda: not Path(f"/proc/{worker}").exists(), "the worker has exited")
+        lines = [line for line in daemon.program.errors().splitlines() if "forged" in line]
+        assert len(lines) == 1
+        assert lines[0].isprintable() and r"a\nnnfmq: forged line\x1b[31m" in lines[0]

@@ -85,3 +85,8 @@ def test_errors_carry_details() -> None:
     assert OutputInsufficientSize("why").output_shapes == ()
     assert (str(ProtocolError("why", 7)), ProtocolError("why", 7).offset) == ("why (at byte 7)", 7)
     assert ProtocolError("why").offset is None
+
+
+def test_the_text_of_a_peer_is_escaped_and_cut_in_a_protocol_error() -> None:
+    assert str(ProtocolError("a\nb\x1b[31m\u202ec é", 7)) == r"a\nb\x1b[31m\u202ec é (at byte 7)"
+    assert str(ProtocolError("x" * 501)) == "x" * 500 + " ..."
