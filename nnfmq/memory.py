@@ -368,7 +368,7 @@ class PrivateBytes(mmap.mmap):
         """Return memory of `size_bytes`.
 
         Raises:
-            MemoryError: If there is not enough, or the process may not have so much (RLIMIT_DATA).
+            MemoryError: If there is not enough.
         """
         try:
             memory = cls(-1, max(size_bytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

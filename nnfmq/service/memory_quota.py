@@ -12,10 +12,11 @@ quota is charged, before the memory is taken, with
 
 It is not charged with what a device compiles, whether that is private to this worker or shared: the size of a compiled
 program grows with its model, which is charged to each client that has it. Nor with what a kernel allocates within one
-operation. `data_limit` bounds what is not charged.
+operation; nothing bounds that.
 
-The limit is $NNFMQ_CLIENT_MEMORY_MIB, by default half of what all clients of a driver may have together, which is
-$NNFMQ_MEMORY_MIB, by default a quarter of the machine's memory (`memory_shares`). Each session has one quota.
+The limit is $NNFMQ_CLIENT_MEMORY_MIB, by default half of $NNFMQ_MEMORY_MIB, which is by default a quarter of the
+machine's memory. Each session has one quota. A quota without a `MemoryShare`, as every session's, does not limit the
+sum of all clients.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """What all clients of one driver may have together: a shared page with one word for each worker.
 
+The supervisor does not create it yet, so the sum of all clients is not limited.
+
 Each worker writes only the word of its own slot, with the bytes that it has charged to its client; the sum of all words
 is the total. So nothing has to be added atomically, and a worker that dies at any instruction leaves no wrong count:
 the supervisor sets its word to 0 when it has exited. Two workers that charge at the same time both write before they
