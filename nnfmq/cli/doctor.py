@@ -184,6 +184,10 @@ def _limits() -> Iterator[Finding]:
     memory = _first_line("/sys/fs/cgroup/memory.max")
     value = f"{int(memory) // _MIB:,} MiB" if memory and memory.isdigit() else "unlimited"
     yield Finding("limits", "memory of this control group", value)
+    from nnfmq.service.memory_quota import quota_limit_bytes, total_limit_bytes
+
+    limits = f"{total_limit_bytes() // _MIB:,} MiB, one client {quota_limit_bytes() // _MIB:,} MiB"
+    yield Finding("limits", "memory of a driver's clients", limits)
     yield Finding("limits", "/dev/shm free (named queues)", _free_bytes("/dev/shm"))
     socket_buffer = _first_line("/proc/sys/net/core/wmem_max") or "unknown"
     yield Finding("limits", "socket buffer", f"{socket_buffer} bytes at most")

@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from nnfmq.cli.console import at_least_one
+
 EXAMPLES = """\
 examples:
   nnfmq serve                             # at the path that clients use by default
@@ -39,6 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="TOML file that lists the devices to offer (default: $NNFMQ_DEVICES, or the packaged one)",
     )
     parser.add_argument(
+        "--memory",
+        metavar="MIB",
+        type=at_least_one,
+        help="what all clients together may take in the driver; one client may take half of it, see "
+        "$NNFMQ_CLIENT_MEMORY_MIB (default: $NNFMQ_MEMORY_MIB, or a quarter of the machine's)",
+    )
+    parser.add_argument(
         "--allow-device-status",
         action="store_true",
         help="let clients set devices to BUSY or OFFLINE for all others (`nnfmq devices --set`)",
@@ -54,6 +63,7 @@ def execute(arguments: argparse.Namespace) -> int:
         extensions=arguments.extensions,
         devices=arguments.devices,
         allow_device_status=arguments.allow_device_status,
+        memory_mib=arguments.memory,
         ready=_announce,
     )
 

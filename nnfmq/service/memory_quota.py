@@ -15,8 +15,7 @@ program grows with its model, which is charged to each client that has it. Nor w
 operation; nothing bounds that.
 
 The limit is $NNFMQ_CLIENT_MEMORY_MIB, by default half of $NNFMQ_MEMORY_MIB, which is by default a quarter of the
-machine's memory. Each session has one quota. A quota without a `MemoryShare`, as every session's, does not limit the
-sum of all clients.
+machine's memory and limits all clients of a supervisor together (`memory_shares`). Each session has one quota.
 """
 
 from __future__ import annotations

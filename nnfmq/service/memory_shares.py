@@ -1,7 +1,5 @@
 """What all clients of one driver may have together: a shared page with one word for each worker.
 
-The supervisor does not create it yet, so the sum of all clients is not limited.
-
 Each worker writes only the word of its own slot, with the bytes that it has charged to its client; the sum of all words
 is the total. So nothing has to be added atomically, and a worker that dies at any instruction leaves no wrong count:
 the supervisor sets its word to 0 when it has exited. Two workers that charge at the same time both write before they
@@ -20,11 +18,15 @@ _WORD_BYTES = 8
 
 
 class MemoryShares:
-    """The supervisor's side: it gives each worker a slot. Owns its memory; close it, or use `with`."""
+    """The supervisor's side: it gives each worker a slot. Owns its memory; close it, or use `with`.
+
+    Forked children do not inherit the mapping; workers map the memory themselves.
+    """
 
     def __init__(self, limit: int, slots: int) -> None:
         self.memory = Memory.create((1 + slots) * _WORD_BYTES, "nnfmq-shares")
         self._words = self.memory.view.cast("q")
+        self.memory.keep_from_children()
         self._words[0] = limit
         self._free = list(range(slots, 0, -1))
 

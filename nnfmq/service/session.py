@@ -56,7 +56,8 @@ from nnfmq.service.handlers import (
 from nnfmq.service.handlers.base import BlockingHandler
 from nnfmq.service.handshake import check_hello
 from nnfmq.service.interface_versions import InterfaceVersion
-from nnfmq.service.memory_quota import QuotaCharge
+from nnfmq.service.memory_quota import MemoryQuota, QuotaCharge
+from nnfmq.service.memory_shares import MemoryShare
 from nnfmq.service.session_context import SessionContext
 
 IDLE_TRIM_MS = 2000
@@ -75,8 +76,9 @@ class Session(SessionContext):
         devices: DeviceRegistry | None = None,
         options: DriverOptions = DriverOptions(),  # noqa: B008  it is immutable
         hello: bytes | None = None,
+        share: MemoryShare | None = None,
     ) -> None:
-        super().__init__(channel, load_devices() if devices is None else devices, options)
+        super().__init__(channel, load_devices() if devices is None else devices, options, MemoryQuota(share=share))
         self._driver_name = driver_name
         self._received_hello = hello
 
@@ -255,6 +257,7 @@ def run_session(
     devices: DeviceRegistry | None = None,
     options: DriverOptions = DriverOptions(),  # noqa: B008  it is immutable
     hello: bytes | None = None,
+    share: MemoryShare | None = None,
 ) -> NoReturn:
     """Serve the client at the other end of `channel` until it exits or SIGTERM arrives, then exit the process.
 
@@ -264,6 +267,7 @@ def run_session(
         devices: The devices to offer; by default those of the configuration and of plug-ins.
         options: What the session needs to know of its driver.
         hello: The client's first message; by default it is received from `channel`.
+        share: This client's part of what all clients may have; by default no other clients count.
     """
     with suppress(OSError, ValueError):  # as many fds as possible: each memory of a client takes two
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -271,7 +275,7 @@ def run_session(
     # A burst's listener thread gets the GIL back from a thread that prepares a model after 50 µs instead of 5 ms.
     sys.setswitchinterval(50e-6)
     threading.excepthook = lambda args: session_context.abort_on_internal_error(args.exc_value)
-    session = Session(channel, driver_name, devices, options, hello)
+    session = Session(channel, driver_name, devices, options, hello, share)
     memory_budget.use_budget(session.quota)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the application or the supervisor
     signal.signal(signal.SIGTERM, lambda _number, _frame: session.stop())

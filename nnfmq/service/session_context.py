@@ -83,8 +83,8 @@ class SessionContext:
         is_closed: Whether the session is ending.
     """
 
-    def __init__(self, channel: Channel, devices: DeviceRegistry, options: DriverOptions) -> None:
-        self.quota = MemoryQuota()
+    def __init__(self, channel: Channel, devices: DeviceRegistry, options: DriverOptions, quota: MemoryQuota) -> None:
+        self.quota = quota
         self.devices = devices
         self.options = options
         self.connection_state = ConnectionState()

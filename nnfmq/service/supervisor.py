@@ -144,6 +144,7 @@ def serve(
     extensions: Sequence[str] | None = None,
     devices: Path | None = None,
     allow_device_status: bool = False,
+    memory_mib: int | None = None,
     ready: Callable[[Path], None] = lambda _path: None,
 ) -> int:
     """Run a driver that listens at `path` until SIGTERM or SIGINT. Return 0, the exit status. Main thread only. Blocks.
@@ -153,6 +154,8 @@ def serve(
         extensions: Names of the extensions that workers may load; by default those of $NNFMQ_EXTENSIONS.
         devices: The configuration file; by default $NNFMQ_DEVICES, or the package's own.
         allow_device_status: Whether clients may set the status of devices.
+        memory_mib: What all clients together may take in the driver; by default $NNFMQ_MEMORY_MIB, or a quarter of
+            the machine's memory.
         ready: Called with the path as soon as clients can connect.
 
     Raises:
@@ -175,32 +178,40 @@ def serve(
         status = stack.enter_context(Memory.create(STATUS_PAGE_BYTES, "nnfmq-status"))
         listener = stack.enter_context(Listener.create(path))
         loop = stack.enter_context(EventLoop())
-        workers = _prepare_workers(loop, status, entries, options, extensions)
+        _set_environment(extensions, memory_mib)
+        workers = _prepare_workers(stack, loop, status, entries, options)
         supervisor = stack.enter_context(Supervisor(loop, listener, workers, stop_fd))
         ready(path)
         supervisor.run()
     return 0
 
 
-def _prepare_workers(
-    loop: EventLoop,
-    status: Memory,
-    entries: Sequence[DeviceEntry],
-    options: DriverOptions,
-    extensions: Sequence[str] | None,
-) -> WorkerProcesses:
-    """Import what workers need, without threads, and prepare to share it with them."""
+def _set_environment(extensions: Sequence[str] | None, memory_mib: int | None) -> None:
+    """Set the variables that this process's libraries and the workers read."""
     os.environ.update(_SINGLE_THREADED)  # BLAS would start threads when numpy is imported, and this process forks
-    from nnfmq.engines.idle_trim import trim_memory
-    from nnfmq.service import worker
     from nnfmq.service.extension_plugins import ALLOWED_VARIABLE
-    from nnfmq.service.worker_processes import WorkerProcesses
+    from nnfmq.service.memory_quota import TOTAL_VARIABLE
 
     if extensions is not None:
-        os.environ[ALLOWED_VARIABLE] = ",".join(extensions)  # for the workers, which load them
+        os.environ[ALLOWED_VARIABLE] = ",".join(extensions)
+    if memory_mib is not None:
+        os.environ[TOTAL_VARIABLE] = str(memory_mib)
+
+
+def _prepare_workers(
+    stack: ExitStack, loop: EventLoop, status: Memory, entries: Sequence[DeviceEntry], options: DriverOptions
+) -> WorkerProcesses:
+    """Import what workers need, without threads, and prepare to share it with them. `stack` releases the rest."""
+    from nnfmq.engines.idle_trim import trim_memory
+    from nnfmq.service import worker
+    from nnfmq.service.memory_quota import total_limit_bytes
+    from nnfmq.service.memory_shares import MemoryShares
+    from nnfmq.service.worker_processes import WorkerProcesses
+
     worker.preload()
     setup = worker.WorkerSetup(entries, worker.installed_plugins(), options)
-    workers = WorkerProcesses(loop, status, setup)
+    shares = stack.enter_context(MemoryShares(total_limit_bytes(), CLIENTS_MAX))
+    workers = WorkerProcesses(loop, status, shares, setup)
     with contextlib.suppress(OSError, ValueError):  # each client takes several fds
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

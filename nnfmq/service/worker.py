@@ -23,6 +23,7 @@ from nnfmq.service.caching.compilation_cache import build_identity
 from nnfmq.service.device_configuration import DeviceEntry
 from nnfmq.service.device_registry import make_devices
 from nnfmq.service.driver_options import DriverOptions
+from nnfmq.service.memory_shares import MemoryShare
 from nnfmq.service.session import run_session
 
 __all__ = ["WorkerFds", "WorkerSetup", "installed_plugins", "main", "preload"]
@@ -34,12 +35,14 @@ class WorkerFds(NamedTuple):
     Attributes:
         control: The connection to the client.
         status: The memory of the devices' status, STATUS_PAGE_BYTES.
+        shares: The memory of `MemoryShares`.
         shared_cache: The connection to the supervisor's shared program cache.
         compile_relay: The connection over which the supervisor takes requests for compile processes.
     """
 
     control: int
     status: int
+    shares: int
     shared_cache: int
     compile_relay: int
 
@@ -74,11 +77,15 @@ def installed_plugins() -> list[EntryPoint]:
     return [entry for group in (plugin_devices.GROUP, extension_plugins.GROUP) for entry in entry_points(group=group)]
 
 
-def main(hello: bytes, fds: WorkerFds, setup: WorkerSetup) -> NoReturn:
-    """Serve the client whose first message was `hello`, with the configured devices and those of plug-ins."""
+def main(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup) -> NoReturn:
+    """Serve the client whose first message was `hello`, with the configured devices and those of plug-ins.
+
+    `slot` is this worker's place among the shares of memory.
+    """
     extension_plugins.load_extensions(setup.plugins)
     shared_cache_client.connect(fds.shared_cache)
     compile_jobs.connect_compile_server(fds.compile_relay)
     devices = make_devices(setup.entries, setup.plugins)
     devices.share_status(Memory.adopt(fds.status).view)
-    run_session(Channel.adopt(fds.control), "nnfmq", devices, setup.options, hello)
+    share = MemoryShare(Memory.adopt(fds.shares), slot)
+    run_session(Channel.adopt(fds.control), "nnfmq", devices, setup.options, hello, share)

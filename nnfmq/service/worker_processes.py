@@ -29,6 +29,7 @@ from nnfmq.service.child_process import ChildProcess, fork_child
 from nnfmq.service.compile_relay import CompileRelay
 from nnfmq.service.device_status import end_changes
 from nnfmq.service.event_loop import EventLoop
+from nnfmq.service.memory_shares import MemoryShares
 from nnfmq.service.pending_clients import reject
 from nnfmq.service.worker import WorkerFds, WorkerSetup
 
@@ -41,24 +42,27 @@ _log = logging.getLogger("nnfmq.supervisor")
 
 class _Worker:
     def __init__(
-        self, process: ChildProcess, cache_link: WorkerLink, compile_link: Channel, client_pidfd: int | None
+        self, process: ChildProcess, cache_link: WorkerLink, compile_link: Channel, client_pidfd: int | None, slot: int
     ) -> None:
         self.process = process
         self.cache_link = cache_link
         self.compile_link = compile_link
         self.client_pidfd = client_pidfd  # None: unknown, or the client has exited
+        self.slot = slot  # of MemoryShares
         self.was_killed = False
 
 
 class WorkerProcesses:
     """The workers of one supervisor. Used by one thread, which must be the only one of its process.
 
-    Borrows `status`, the memory of the devices' status, which all workers map.
+    Borrows `status`, the memory of the devices' status, and `shares`, what each client has of the driver's memory. All
+    workers map both.
     """
 
-    def __init__(self, loop: EventLoop, status: Memory, setup: WorkerSetup) -> None:
+    def __init__(self, loop: EventLoop, status: Memory, shares: MemoryShares, setup: WorkerSetup) -> None:
         self._loop = loop
         self._status = status
+        self._shares = shares
         self._setup = setup
         self._compile_relay = CompileRelay(loop)
         self._shared_cache = SharedCacheServer(program_cache.cache_limit_bytes())
@@ -96,11 +100,13 @@ class WorkerProcesses:
             undo.callback(compile_link.close)
             compile_fd = compile_end.detach()
             worker_ends.callback(os.close, compile_fd)
-            fds = WorkerFds(control_fd, self._status.fileno(), cache_fd, compile_fd)
-            process = fork_child(partial(worker.main, hello, fds, self._setup), fds)
+            slot = self._shares.take()
+            undo.callback(self._shares.release, slot)
+            fds = WorkerFds(control_fd, self._status.fileno(), self._shares.memory.fileno(), cache_fd, compile_fd)
+            process = fork_child(partial(worker.main, hello, fds, slot, self._setup), fds)
             undo.pop_all()
         link.worker_pid = process.pid
-        self._watch(_Worker(process, link, compile_link, client_pidfd))
+        self._watch(_Worker(process, link, compile_link, client_pidfd, slot))
 
     def _watch(self, started: _Worker) -> None:
         self._workers[started.process.pid] = started
@@ -152,6 +158,7 @@ class WorkerProcesses:
         self._close_cache_link(ended)
         self._close_compile_link(ended)
         end_changes(self._status.view, ended.process.pid)
+        self._shares.release(ended.slot)
         status = ended.process.reap()
         if ended.was_killed:
             _log.info("worker %d was killed after its client had exited", ended.process.pid)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.drivers import Daemon, InThread, running_daemon, short_folder
+from support.drivers import Daemon, InThread, Process, running_daemon, short_folder, until
 from support.small_models import F32, I32, INPUT, OUTPUT, TEMPORARY, graph, scalar, vector
 
 import nnfmq
@@ -111,3 +112,31 @@ def test_a_neighbour_executes_while_a_client_is_refused(limited_driver: Daemon, 
             results.append(run(theirs, 16))
     assert refused.wait().error is None
     assert len(results) > 1 and set(results) == {ROW - 1}
+
+
+def test_all_clients_together_have_one_limit_and_a_killed_one_gives_its_part_back() -> None:
+    copies, row = 24 * 256, np.arange(ROW, dtype=np.float32).reshape(1, ROW)
+    with ExitStack() as stack:
+        folder = stack.enter_context(short_folder())
+        daemon = stack.enter_context(running_daemon(folder / "d.sock", environment={"NNFMQ_MEMORY_MIB": "64"}))
+        clients = [stack.enter_context(daemon.connect()) for _ in range(3)]
+        models = [stack.enter_context(client.device("reference").prepare(tiles(copies, 1))) for client in clients]
+        bursts = [stack.enter_context(model.burst()) for model in models[:2]]
+        for burst in bursts:
+            burst.execute(row)  # stays bound: 24 MiB are charged to each
+        with pytest.raises(
+            ResourceExhaustedTransient, match=rf"all clients' memory.* the limit is {64 * MIB}.*--memory"
+        ):
+            run(models[2], copies)
+        with Process(clients[0].worker_pid) as worker:
+            worker.kill()
+            worker.wait_for_end()
+        until(lambda: is_admitted(models[2], copies), "the third client has the share of the killed worker")
+        bursts[1].execute(row)
+
+
+def is_admitted(model: nnfmq.PreparedModel, copies: int) -> bool:
+    try:
+        return run(model, copies) == ROW - 1
+    except ResourceExhaustedTransient:
+        return False
