@@ -138,6 +138,8 @@ def _model(options: argparse.Namespace) -> Path:
 
 def _forkserver() -> Any:
     """Return a context of multiprocessing whose processes have imported the client already."""
+    # The forkserver imports from the current directory otherwise: in a source tree that is not what is installed.
+    os.environ["PYTHONSAFEPATH"] = "1"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     return context
