@@ -83,29 +83,39 @@ class Supervisor:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 channel = self._listener.accept()
-            except OSError as error:
-                if error.errno not in _ACCEPT_SHORTAGES:
+            except OSError as shortage:
+                if shortage.errno not in _ACCEPT_SHORTAGES:
                     raise
-                self._reject_waiting(error)
-                return
+                if not self._reject_next(shortage):
+                    self._pause_accepting()
+                    return
+                continue  # the shortage may be over: the next client is rejected only if accepting it fails, too
             if channel is None:
                 return
             self._pending.add(channel)
 
-    def _reject_waiting(self, shortage: OSError) -> None:
-        """Reject the clients that wait, with the spare fd if none is left, and accept no others for a while."""
+    def _reject_next(self, shortage: OSError) -> bool:
+        """Reject the client that waits longest, accepted with the spare fd. Return whether that was possible."""
         _log.error("cannot accept a client now: %s", shortage.strerror)
         self._close_spare_fd()
-        with contextlib.suppress(OSError):
-            for _ in range(_ACCEPTED_AT_ONCE):
-                channel = self._listener.accept()
-                if channel is None:
-                    break
-                text = f"the driver cannot accept a client now: {shortage.strerror}"
-                reject(channel, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
-        with contextlib.suppress(OSError):
-            self._spare_fd = os.dup(self._stop_fd)
-        self._loop.remove_reader(self._listener.fileno())  # a waiting client would end every poll immediately
+        try:
+            channel = self._listener.accept()
+            if channel is None:
+                return False
+            text = f"the driver cannot accept a client now: {shortage.strerror}"
+            reject(channel, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
+            return True
+        except OSError as error:
+            if error.errno not in _ACCEPT_SHORTAGES:
+                raise
+            return False
+        finally:
+            with contextlib.suppress(OSError):
+                self._spare_fd = os.dup(self._stop_fd)
+
+    def _pause_accepting(self) -> None:
+        """Do not poll the listening socket for a while: the waiting client would end every poll immediately."""
+        self._loop.remove_reader(self._listener.fileno())
         self._is_accepting = False
         self._loop.call_at(time.monotonic() + _ACCEPT_PAUSE_S, self._resume_accepting)
 

@@ -184,6 +184,28 @@ def test_without_a_free_fd_a_client_gets_RESOURCE_EXHAUSTED(folder: Path) -> Non
             assert executes(client)
 
 
+def test_a_client_that_connects_after_a_shortage_is_not_rejected(folder: Path) -> None:
+    change = """
+import errno, os, select
+accept, reject, shortages = module.Listener.accept, module.reject, [errno.EMFILE]
+def accepts(listener):
+    global listening
+    listening = listener
+    if shortages:
+        raise OSError(shortages.pop(), "no fd")
+    return accept(listener)
+def rejects(*arguments):
+    reject(*arguments)
+    select.select([listening], [], [])  # the next client waits before the supervisor goes on
+module.Listener.accept, module.reject = accepts, rejects
+"""
+    with changed_daemon(folder, "supervisor", change) as daemon:
+        with pytest.raises(nnfmq.ResourceExhaustedTransient, match="cannot accept a client now"):
+            daemon.connect()
+        with daemon.connect() as client:
+            assert executes(client)
+
+
 def test_if_no_process_can_be_forked_a_client_gets_RESOURCE_EXHAUSTED(folder: Path) -> None:
     fail = """
 import errno, os
