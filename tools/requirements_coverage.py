@@ -19,6 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -211,11 +212,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("groups", metavar="GROUP", nargs="*", help="e.g. DEV N-VAL (default: all)")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="JUnit XML of a run: count what passed")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        action="append",
+        help="JUnit XML of a run: count what passed; may be repeated",
+    )
     parser.add_argument("--write", action="store_true", help="name files in the rows whose last column is false")
     parser.add_argument("--json", action="store_true", help="print JSON: tests by row and file, and what is false")
     options = parser.parse_args(arguments)
-    tests = count_tests(passed_names(options.results) if options.results else collect_names())
+    tests = count_tests(list(chain(*map(passed_names, options.results))) if options.results else collect_names())
     if options.write:
         DOCUMENT.write_text(fill_in(DOCUMENT.read_text(), tests))
     groups = check(find_rows(DOCUMENT.read_text()), tests)
