@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers.examples import example_path
+from nnfmq.importers.file_format import importer_of, read_source
 from nnfmq.importers.loaded_model import LoadedModel
 
 __all__ = ["LoadedModel", "example_path", "load"]
 
 
-def load(source: str | os.PathLike[str] | bytes) -> LoadedModel:
-    """Return the model of a .tflite file, given its path or its bytes.
+def load(
+    source: str | os.PathLike[str] | bytes, *, shapes: Mapping[str | int, Sequence[int]] | None = None
+) -> LoadedModel:
+    """Return the model of a file, given its path or its bytes. The content of the file decides which format it has.
 
     The result has its own copy of all constants; the file may change or be deleted afterwards.
 
+    Args:
+        source: A path, or the content of a file.
+        shapes: New shapes of inputs, by their names or indexes, for example `{"image": (4, 224, 224, 3)}`.
+
     Raises:
-        InvalidArgument: If the file is corrupt or uses an unsupported feature; the message names operator and tensor.
+        InvalidArgument: If the file is no model, is corrupt or uses an unsupported feature; the message says what the
+            file is, or names the operators and tensors.
         OSError: If the file cannot be read.
     """
-    from nnfmq.importers import tflite
-
-    return tflite.load(source)
+    file = read_source(source, shapes)
+    try:
+        loaded: LoadedModel = import_module(importer_of(file.data)).import_model(file)
+    except InvalidArgument as error:
+        if file.path is None:
+            raise
+        raise InvalidArgument(f"{file.path}: {error}") from None
+    return loaded

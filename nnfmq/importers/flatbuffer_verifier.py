@@ -89,7 +89,7 @@ class _Verifier:
         self._checked: set[tuple[int, str]] = set()
 
     def fail(self, path: str, what: str, at: int) -> NoReturn:
-        raise InvalidArgument(f"corrupt file: {path}: {what} (at byte {at} of {len(self._buffer)})")
+        raise InvalidArgument(f"corrupt or truncated file: {path}: {what} (at byte {at} of {len(self._buffer)})")
 
     def need(self, at: int, size_bytes: int, path: str) -> None:
         """Require that `size_bytes` bytes at `at` are inside the buffer."""

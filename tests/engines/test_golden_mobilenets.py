@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nnfmq.engines import interpreter
-from nnfmq.importers import tflite
+from nnfmq.importers import load
 from nnfmq.validation import validate_model
 
 FLOAT, QUANTIZED = "mobilenet_float", "mobilenet_quantized"
@@ -29,7 +29,7 @@ CASES = [
 
 @pytest.mark.parametrize(("model", "input_file", "output_file"), CASES)
 def test_a_mobilenet_returns_its_golden_output(data_dir: Path, model: str, input_file: str, output_file: str) -> None:
-    loaded = tflite.load(data_dir / "models" / f"{model}.tflite")
+    loaded = load(data_dir / "models" / f"{model}.tflite")
     validate_model(loaded.model)
     program = interpreter.prepare(loaded.model)
     source, result = loaded.inputs[0], loaded.outputs[0]

@@ -17,7 +17,7 @@ from support.tflite_files import Operator, Tensor, everything, quantized, single
 from support.tiers import IS_DEEP
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.importers.tflite import load
+from nnfmq.importers import load
 from nnfmq.validation import validate_model
 
 TINY = {"everything": everything, "quantized": quantized}
@@ -109,24 +109,9 @@ def test_a_truncated_real_model_is_rejected(data_dir: Path, name: str) -> None:
 def test_the_message_names_the_file_and_the_byte(tmp_path: Path) -> None:
     path = tmp_path / "cut.tflite"
     path.write_bytes(everything()[:1000])
-    with pytest.raises(InvalidArgument, match=r"cut\.tflite: corrupt file: Model.*\(at byte \d+ of 1000\)"):
-        load(path)
-
-
-@pytest.mark.parametrize(
-    ("start", "message"),
-    [
-        (b"\x89PNG\r\n\x1a\n", r"photo\.tflite: this is a PNG image; models are read from .*\.tflite"),
-        (b"\xff\xd8\xff\xe0", "this is a JPEG image"),
-        (b"\x08\x08\x12\x07pytorch", "this is an ONNX model"),
-        (b"PK\x03\x04", "this is a zip archive"),
-        (b"?", r"identifier is .*, not b'TFL3'"),
-    ],
-)
-def test_a_file_that_is_no_tflite_file_is_rejected(start: bytes, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "photo.tflite"
-    path.write_bytes(start + bytes(100))
-    with pytest.raises(InvalidArgument, match=message):
+    with pytest.raises(
+        InvalidArgument, match=r"cut\.tflite: corrupt or truncated file: Model.*\(at byte \d+ of 1000\)"
+    ):
         load(path)
 
 

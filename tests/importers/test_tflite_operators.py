@@ -11,7 +11,7 @@ from support.tflite_files import CONV, POOL, Operator, Tensor, floats, ints, sin
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType
-from nnfmq.importers.tflite import load
+from nnfmq.importers import load
 from nnfmq.validation import validate_model
 
 F32 = OperandType.TENSOR_FLOAT32

@@ -8,7 +8,7 @@ import pytest
 
 from nnfmq.engines import interpreter
 from nnfmq.hal.types import LifeTime, OperationType
-from nnfmq.importers import tflite
+from nnfmq.importers import load
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.op_cost import MULTIPLY_ADDS, OpCost, compute_op_cost
 from nnfmq.operations.signature import Match, Shape, match
@@ -119,7 +119,7 @@ def test_every_cell_of_the_table_names_its_matrices_weights() -> None:
     ],
 )
 def test_a_mobilenet_has_the_multiply_adds_that_it_is_known_for(data_dir: Path, model: str, millions: int) -> None:
-    loaded = tflite.load(data_dir / "models" / f"{model}.tflite").model
+    loaded = load(data_dir / "models" / f"{model}.tflite").model
     main, shapes = loaded.main, interpreter.prepare(loaded).shapes
     total = 0
     for operation in main.operations:

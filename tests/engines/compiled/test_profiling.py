@@ -31,11 +31,11 @@ from nnfmq.engines.compiled.thread_pool import ThreadPool, default_thread_pool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS
 from nnfmq.engines.interpreter import Program
 from nnfmq.hal.types import Model, Operand, OperandType, OperationType
-from nnfmq.importers import tflite
+from nnfmq.importers import load
 
 
 def digits(name: str = "digits.tflite") -> Model:
-    return tflite.load(example_path(name)).model
+    return load(example_path(name)).model
 
 
 def partition_of(program: Program) -> CompiledPartition:
@@ -96,7 +96,7 @@ def overlapping(places: tuple[Allocation, ...]) -> Iterator[tuple[Allocation, Al
 
 @pytest.mark.parametrize("model", ["mobilenet_v1_0.25_128_quant", "mobilenet_v2_1.0_224_quant", "tts_float"])
 def test_simultaneously_live_allocations_do_not_overlap_in_the_arena(data_dir: Path, model: str) -> None:
-    loaded = tflite.load(data_dir / "models" / f"{model}.tflite").model
+    loaded = load(data_dir / "models" / f"{model}.tflite").model
     plan = partition_of(prepare(loaded)).plan
 
     assert list(overlapping(plan.allocations)) == []

@@ -1,0 +1,155 @@
+"""Model files: their bytes, and the importer that their content selects. A file's name does not matter.
+
+To add a format, add its importer to `_IMPORTERS` and its test to `_format_of`. An importer is a module with
+`import_model(source: ModelSource) -> LoadedModel`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from nnfmq.hal.errors import InvalidArgument
+
+__all__ = ["ModelSource", "Shapes", "importer_of", "read_source"]
+
+Shapes: TypeAlias = Mapping[str | int, Sequence[int]]
+"""New shapes of inputs, by name or by index."""
+
+_IMPORTERS = {
+    "a TensorFlow Lite file": "nnfmq.importers.tflite",
+}
+"""The module that imports each supported format."""
+_SUPPORTED = "models are read from TensorFlow Lite files (.tflite)"
+
+_FIRST_BYTES = {
+    b"\xff\xd8\xff": "a JPEG image",
+    b"\x89PNG": "a PNG image",
+    b"GIF8": "a GIF image",
+    b"BM": "a BMP image",
+    b"%PDF": "a PDF document",
+    b"\x93NUMPY": "a NumPy array (.npy)",
+    b"\x89HDF": "an HDF5 file, such as a Keras model",
+    b"GGUF": "a GGUF model",
+    b"\x1f\x8b": "a gzip archive; extract it first",
+    b"version https://git-lfs": "a Git LFS pointer, not the file itself; run `git lfs pull`",
+    b"\x80\x02": "a Python pickle, such as a PyTorch checkpoint",
+    b"\x80\x04": "a Python pickle, such as a PyTorch checkpoint",
+    b"<!DOCTYPE": "an HTML page; the download has probably failed",
+    b"<html": "an HTML page; the download has probably failed",
+    b"ORTM": "an ONNX Runtime file (.ort)",
+}
+_SHORTEST = 8
+_LISTED_MEMBERS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """The content of a model file, and how to import it.
+
+    `path` is None if the caller gave bytes; it locates files that belong to this one. `shapes` replace those of inputs.
+    """
+
+    data: bytes = field(repr=False)
+    path: Path | None = None
+    shapes: Shapes = field(default_factory=dict)
+
+
+def read_source(source: str | os.PathLike[str] | bytes, shapes: Shapes | None = None) -> ModelSource:
+    """Return the content of a file, or the given bytes.
+
+    Raises:
+        InvalidArgument: If the path is not that of a regular file.
+        OSError: If the file cannot be read.
+    """
+    if isinstance(source, bytes):
+        return ModelSource(source, None, shapes or {})
+    path = Path(source)
+    # Reading a device or a pipe might never end.
+    with path.open("rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise InvalidArgument(f"{path}: not a regular file")
+        return ModelSource(file.read(), path, shapes or {})
+
+
+def importer_of(data: bytes) -> str:
+    """Return the name of the module that imports a file with this content.
+
+    Raises:
+        InvalidArgument: If there is none; the message says what the file is.
+    """
+    kind = _format_of(data)
+    if kind in _IMPORTERS:
+        return _IMPORTERS[kind]
+    raise InvalidArgument(f"this is {kind}; {_SUPPORTED}")
+
+
+def _format_of(data: bytes) -> str:
+    if not data:
+        return "an empty file"
+    if data[4:8] == b"TFL3":
+        return "a TensorFlow Lite file"
+    for start, name in _FIRST_BYTES.items():
+        if data.startswith(start):
+            return name
+    if data.startswith(b"PK\x03\x04"):
+        return _zip_archive(data)
+    if data[8:10] == b'{"' and int.from_bytes(data[:8], "little") < len(data):
+        return "a safetensors file, which has weights but no model"
+    if _is_onnx(data):
+        return "an ONNX model"
+    if len(data) < _SHORTEST:
+        return f"a file of {len(data)} bytes, too short for a model and probably truncated"
+    return f"a file of an unknown format (its identifier is {data[4:8]!r}, not b'TFL3')"
+
+
+def _zip_archive(data: bytes) -> str:
+    """Describe a zip archive by the models in it, if there are any."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
+        return "a truncated or corrupt zip archive"
+    models = [name for name in names if name.endswith((".tflite", ".onnx"))]
+    if models:
+        listed = ", ".join(repr(name[:80]) for name in models[:_LISTED_MEMBERS])
+        return f"a zip archive with {listed}; extract it first"
+    return "a zip archive, such as a PyTorch, Keras or .npz file"
+
+
+_ONNX_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
+"""Number and wire type of each field of ONNX's ModelProto (onnx.proto)."""
+
+
+def _is_onnx(data: bytes) -> bool:
+    """Return True if `data` is a protocol buffer with the fields of an ONNX model; it may be truncated."""
+    at, seen = 0, set()
+    while at < len(data):
+        tag, at = _varint(data, at)
+        number, wire_type = tag >> 3, tag & 7
+        if _ONNX_FIELDS.get(number) != wire_type:
+            return False
+        seen.add(number)
+        value, at = _varint(data, at)
+        if wire_type == 2:  # a length
+            at += value
+    return 1 in seen and len(seen) > 1
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number at `at` and the position after it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        byte = data[at]
+        value, at = value | (byte & 127) << shift, at + 1
+        if byte < 128:
+            break
+    return value, at
