@@ -2,7 +2,7 @@
 
     import nnfmq
     with nnfmq.connect() as client:
-        model = client.prepare(nnfmq.load("model.tflite"))
+        model = client.prepare("model.tflite")
         with model.burst() as burst:
             scores, = burst.execute(image)
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nnfmq.fence import Fence
     from nnfmq.file_memory import FileMemory
     from nnfmq.hal.tensor_info import TensorInfo
-    from nnfmq.hal.types import FenceState
+    from nnfmq.hal.types import ExecutionPreference, FenceState
     from nnfmq.importers import LoadedModel, example_path, load
     from nnfmq.memory import Memory
     from nnfmq.runtime.async_execution import PendingExecution
@@ -42,6 +42,7 @@ __all__ = [
     "DeviceInfo",
     "Execution",
     "ExecutionInfo",
+    "ExecutionPreference",
     "Fence",
     "FenceState",
     "FencedExecution",
@@ -72,7 +73,7 @@ if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__get
         "allocate": "nnfmq.runtime.buffer_allocation",
         "Execution": "nnfmq.runtime.reusable_execution",
         "Fence": "nnfmq.fence",
-        "FenceState": "nnfmq.hal.types",
+        **dict.fromkeys(("ExecutionPreference", "FenceState"), "nnfmq.hal.types"),
         "FencedExecution": "nnfmq.runtime.fenced_execution",
         "FileMemory": "nnfmq.file_memory",
         "Memory": "nnfmq.memory",

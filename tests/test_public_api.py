@@ -28,6 +28,7 @@ _AGREED = [
     "ErrorStatus",
     "Execution",
     "ExecutionInfo",
+    "ExecutionPreference",
     "Fence",
     "FenceState",
     "FencedExecution",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -175,6 +175,7 @@ def _execute(job: PhaseJob, device: str, size: int, channels: int) -> Work:
         sustained = ExecutionPreference.SUSTAINED_SPEED
         with client.device(device).prepare(model, preference=sustained) as prepared, prepared.burst() as burst:
             yield client.worker_pid
+            _clear(burst.inputs)
             while True:
                 burst.execute(out=burst.outputs, timeout=job.limit_s)
                 yield "NONE"
@@ -183,6 +184,7 @@ def _execute(job: PhaseJob, device: str, size: int, channels: int) -> Work:
 def idle(job: PhaseJob) -> Work:
     """Keep a burst of a small model open, and do nothing."""
     with _connect(job) as client, _small_burst(client) as burst:
+        _clear(burst.inputs)
         burst.execute(out=burst.outputs)
         yield client.worker_pid
         while True:
@@ -293,8 +295,14 @@ def neighbour_main(connection: Connection, job: PhaseJob) -> None:
         connection.close()
 
 
+def _clear(arrays: Iterable[Any]) -> None:
+    for array in arrays:
+        array[...] = 0
+
+
 def _burst_times(burst: Any, seconds: float) -> list[int]:
     clock, times, outputs = time.perf_counter_ns, [], burst.outputs
+    _clear(burst.inputs)
     end = clock() + int(seconds * 1e9)
     while (begin := clock()) < end:
         burst.execute(out=outputs)

@@ -1,6 +1,6 @@
 """Files as model inputs: .npy arrays, photos (`cli.images`), or raw little-endian elements.
 
-Shape and dtype are checked here, before a driver is contacted, so that messages name the file. A leading dimension of 1
+Shape and dtype are checked here, before a driver is contacted, so that messages name the file. A batch dimension of 1
 may be missing; float64 is converted to float32; nothing else is converted.
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 from nnfmq.cli.console import shape_text
 from nnfmq.cli.images import SUFFIXES, read_image
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.runtime.array_checks import with_batch_dimension
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,10 +63,11 @@ def _read_npy(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype == np.float64 and dtype == np.float32:
         array = array.astype(np.float32)
-    if array.dtype != dtype or (array.shape != shape and (1, *array.shape) != shape):
+    array = with_batch_dimension(array, shape)
+    if array.dtype != dtype or array.shape != shape:
         actual, expected = f"{shape_text(array.shape)} {array.dtype}", f"{shape_text(shape)} {dtype}"
         raise InvalidArgument(f"{path} is an array of {actual}; the input needs {expected}")
-    return np.ascontiguousarray(array.reshape(shape))
+    return np.ascontiguousarray(array)
 
 
 def _read_raw(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -1,7 +1,7 @@
 """Checks of an application's arrays against a model's inputs and outputs.
 
-An array must have the shape and the dtype of its tensor. Only conversions within a kind, such as float64 to float32,
-are made (NumPy's `same_kind` casting).
+An array must have the shape and the dtype of its tensor. An input's batch dimension of 1 may be missing. Only
+conversions within a kind, such as float64 to float32, are made (NumPy's `same_kind` casting).
 """
 
 from __future__ import annotations
@@ -17,8 +17,24 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.runtime.tensor_layout import Array, format_shape, has_unknown_shape
 
 
+def with_batch_dimension(array: Array, shape: tuple[int, ...]) -> Array:
+    """Return `array` with a first dimension of 1 if that makes it fit `shape`, otherwise unchanged; without a copy.
+
+    An unknown dimension of `shape` (0) fits any.
+    """
+    if array.ndim + 1 == len(shape) and _fits((1, *array.shape), shape):
+        return array[np.newaxis]
+    return array
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    return len(shape) == len(wanted) and all(w in (0, s) for w, s in zip(wanted, shape, strict=True))
+
+
 def checked_array(info: TensorInfo, value: ArrayLike) -> Array:
     """Return `value` as an array that can be copied into the input `info`. An unknown dimension (0) matches any.
+
+    A missing batch dimension of 1 is added.
 
     Raises:
         InvalidArgument: If `value` is not an array, or has another shape or an incompatible dtype.
@@ -27,9 +43,10 @@ def checked_array(info: TensorInfo, value: ArrayLike) -> Array:
         array = np.asarray(value)
     except ValueError as error:  # ragged lists
         raise InvalidArgument(f"input {info.name!r} is no array: {error}") from error
-    wanted, shape = info.shape, array.shape
-    matches = len(shape) == len(wanted) and all(w in (0, s) for w, s in zip(wanted, shape, strict=True))
-    if not matches and (wanted or info.is_scalar):
+    wanted = info.shape
+    array = with_batch_dimension(array, wanted)
+    shape = array.shape
+    if not _fits(shape, wanted) and (wanted or info.is_scalar):
         raise InvalidArgument(
             f"input {info.name!r} has shape {format_shape(wanted)}; the given array has {format_shape(shape)}"
         )
@@ -53,6 +70,15 @@ def check_count(kind: str, infos: Sequence[TensorInfo], count: int) -> None:
     if count != len(infos):
         names = ", ".join(repr(info.name) for info in infos)
         raise InvalidArgument(f"the model has {len(infos)} {kind}s ({names}); {count} were given")
+
+
+def no_inputs_error(infos: Sequence[TensorInfo], call: str) -> InvalidArgument:
+    """Return the exception for a call without arguments on an object whose own input arrays nobody has accessed."""
+    names = ", ".join(repr(info.name) for info in infos[:8])
+    return InvalidArgument(
+        f"{call}() without arguments uses the arrays in `inputs`, which were never written: "
+        f"write them, or pass {len(infos)} arrays ({names})"
+    )
 
 
 def require_fixed_shapes(kind: str, infos: Sequence[TensorInfo], user: str = "a burst") -> None:

@@ -39,7 +39,7 @@ from nnfmq.hal.errors import (
 from nnfmq.hal.timing import NO_TIMING, Timing
 from nnfmq.hal.types import BufferToken, ExecutionConfig, MeasureTiming, Pool, Request, RequestArgument
 from nnfmq.queue import MessageQueue, PeerDeathFlag, PollingWindow
-from nnfmq.runtime.array_checks import check_out
+from nnfmq.runtime.array_checks import check_out, no_inputs_error
 from nnfmq.runtime.burst_slots import SlotAllocator
 from nnfmq.runtime.exclusive_use import CLAIM, exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
@@ -95,7 +95,8 @@ class Burst(Uncopyable):
 
     `inputs` and `outputs` are arrays over the shared memory itself: write the inputs, call `execute()` without
     arguments, and read the outputs, and nothing is copied. Do not write the inputs or use the outputs while an
-    execution runs, nor after a call that ended early until the next call has returned.
+    execution runs, nor after a call that ended early until the next call has returned. Without arguments `execute`
+    needs inputs: from an earlier call, or because the application has accessed `inputs`.
     """
 
     def __init__(self, model: ModelHandle, window_ns: int) -> None:
@@ -119,7 +120,8 @@ class Burst(Uncopyable):
         self._requests, self._results = self._create_queue("nnfmq-requests"), self._create_queue("nnfmq-results")
         self._deadline = DeadlineWord(self._requests.stats_view)
         self._resources.callback(self._deadline.close)
-        self.inputs: tuple[Array, ...] = ()
+        self._inputs: tuple[Array, ...] = ()
+        self._has_inputs = False
         self.outputs: tuple[Array, ...] = ()
 
     @classmethod
@@ -156,7 +158,7 @@ class Burst(Uncopyable):
 
     def _create_memory(self) -> None:
         self._arrays = arrays = MappedArrays.create(self._model, self._resources, "a burst")
-        self.inputs, self.outputs = arrays.inputs, arrays.outputs
+        self._inputs, self.outputs = arrays.inputs, arrays.outputs
         slots = [self._slots.add(memory) for memory in arrays.memories]
         inputs, outputs = arrays.request.inputs, arrays.request.outputs
         packets = [encode_request(inputs, outputs, slots, measure) for measure in (MeasureTiming.NO, MeasureTiming.YES)]
@@ -188,6 +190,16 @@ class Burst(Uncopyable):
         """Return the memories of `slots`, for the driver (IBurstCallback.getMemories). Raises InvalidArgument."""
         return self._slots.get_memories(slots)
 
+    @property
+    def inputs(self) -> tuple[Array, ...]:
+        """The input arrays over the shared memory; empty without own memory, and once closed."""
+        self._has_inputs = True  # what the application does with the arrays cannot be seen from here
+        return self._inputs
+
+    def discard_inputs(self) -> None:
+        """Require new inputs for the next `execute`; the arrays keep their content. For a burst's next user."""
+        self._has_inputs = False
+
     # ------------------------------------------------------------------------------------------------ executing
 
     def execute(
@@ -206,8 +218,8 @@ class Burst(Uncopyable):
             timeout: In seconds; also the execution's deadline. None = no limit, 0 = has passed.
 
         Raises:
-            InvalidArgument: If an array's shape, dtype or number is wrong, another thread is executing, or the burst is
-                closed.
+            InvalidArgument: If an array's shape, dtype or number is wrong, there are no inputs yet, another thread is
+                executing, or the burst is closed.
             MissedDeadline: If the timeout passes. The driver ends the execution at its next check; the next call
                 first waits for that. If the interface version has no deadlines, the execution continues.
             DeadObject: If the driver exits.
@@ -234,6 +246,8 @@ class Burst(Uncopyable):
         if arrays is None:
             self._require_open()
             raise InvalidArgument("this burst was configured without memory: it only has execute_request")
+        if not inputs and not self._has_inputs and arrays.inputs:
+            raise no_inputs_error(self._model.inputs, "burst.execute")
         if out is not None and out is not arrays.outputs:
             check_out(self._model.outputs, out)
         deadline_ns = None
@@ -244,6 +258,7 @@ class Burst(Uncopyable):
             self._drain_late_result(deadline_ns)
         if inputs:
             arrays.copy_in(inputs)
+            self._has_inputs = True
         request, begin_ns = self._cached_requests[kind], time.monotonic_ns()
         reply = self._exchange(request.packet, deadline_ns)
         if reply is None:
@@ -465,7 +480,7 @@ class Burst(Uncopyable):
             self.peer.discard(self._requests, self._results)
             if self._latency_ns and self._info is None:
                 self._info = self._read_stats()  # for `last` after closing
-            self.inputs = self.outputs = ()
+            self._inputs = self.outputs = ()
             self._arrays = None  # its arrays would keep the memory mapped
             self._resources.close()  # wakes a thread that waits here
 

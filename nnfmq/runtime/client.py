@@ -12,11 +12,12 @@ from typing import Self, Unpack
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
-from nnfmq.hal.types import DeviceStatus, Model
-from nnfmq.runtime.client_device import Device, NamedModel, PrepareOptions
+from nnfmq.hal.types import DeviceStatus
+from nnfmq.runtime.client_device import Device, PrepareOptions
 from nnfmq.runtime.connection import DEFAULT_TIMEOUT_S, Connection
 from nnfmq.runtime.device_validation import valid_devices
 from nnfmq.runtime.embedded_driver import end_embedded_driver
+from nnfmq.runtime.prepare_arguments import ModelArgument
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
@@ -123,8 +124,8 @@ class Client(Uncopyable):
         self._known_devices.setdefault(name, infos[name])
         return Device(infos[name], self._connection)
 
-    def prepare(self, model: Model | NamedModel, **options: Unpack[PrepareOptions]) -> PreparedModel:
-        """Prepare a model on the best available device; blocks until it is ready. The caller closes the result.
+    def prepare(self, model: ModelArgument, **options: Unpack[PrepareOptions]) -> PreparedModel:
+        """Prepare a model, or a model file, on the best available device; blocks. The caller closes the result.
 
         That is `compiled`, which generates machine code, if it is available; otherwise `reference`, and the client logs
         one warning. Takes the keyword arguments of `Device.prepare`, and raises as it does.

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 from msgspec.structs import replace
 
@@ -26,13 +26,21 @@ from nnfmq.hal.types import ExecutionPreference, ExtensionNameAndPrefix, Model, 
 from nnfmq.runtime.buffer_allocation import ModelRole, allocate_in_device
 from nnfmq.runtime.connection import DEFAULT_TIMEOUT_S, Connection
 from nnfmq.runtime.managed_buffer import Buffer
+from nnfmq.runtime.prepare_arguments import (
+    ModelArgument,
+    ModelSignature,
+    NamedModel,
+    Preference,
+    to_model,
+    to_preference,
+)
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.wire_values import memory_fds, require_supported_hints, to_wire_deadline
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model_codec import encode_model
 
-__all__ = ["Device", "DeviceInfo", "ModelSignature", "NamedModel", "PrepareOptions", "ProgressCallback"]
+__all__ = ["Device", "DeviceInfo", "PrepareOptions", "ProgressCallback"]
 
 if TYPE_CHECKING:
     from nnfmq.runtime.cache_directory import CacheDirectory
@@ -42,33 +50,10 @@ ProgressCallback: TypeAlias = Callable[[int, int], None]
 _log = logging.getLogger("nnfmq.client")
 
 
-class ModelSignature(Protocol):
-    """The inputs and outputs of a model: a NamedModel, a PreparedModel, or an application's own object."""
-
-    @property
-    def inputs(self) -> tuple[TensorInfo, ...]:
-        """The inputs, in order."""
-        ...
-
-    @property
-    def outputs(self) -> tuple[TensorInfo, ...]:
-        """The outputs, in order."""
-        ...
-
-
-class NamedModel(ModelSignature, Protocol):
-    """A model with names for its inputs and outputs, as `nnfmq.load` returns it."""
-
-    @property
-    def model(self) -> Model:
-        """The HAL's model."""
-        ...
-
-
 class PrepareOptions(TypedDict, total=False):
     """The keyword arguments of `Device.prepare`."""
 
-    preference: ExecutionPreference
+    preference: Preference
     priority: Priority
     hints: Sequence[TokenValuePair]
     extensions: Sequence[ExtensionNameAndPrefix]
@@ -107,9 +92,9 @@ class Device:
             raise GeneralFailure(f"invalid capabilities of device {self.info.name!r}: {error}") from error
         return capabilities
 
-    def supported_operations(self, model: Model | NamedModel, *, timeout: float | None = None) -> list[bool]:
+    def supported_operations(self, model: ModelArgument, *, timeout: float | None = None) -> list[bool]:
         """Return for each operation of the main subgraph whether this device can execute it; blocks."""
-        hal_model = _hal_model(model)
+        hal_model = _hal_model(to_model(model))
         data, pools = encode_model(hal_model)
         message = messages.GetSupportedOperations(
             self._connection.next_call_id(),
@@ -130,9 +115,9 @@ class Device:
 
     def prepare(
         self,
-        model: Model | NamedModel,
+        model: ModelArgument,
         *,
-        preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
+        preference: Preference = ExecutionPreference.FAST_SINGLE_ANSWER,
         priority: Priority = Priority.MEDIUM,
         hints: Sequence[TokenValuePair] = (),
         extensions: Sequence[ExtensionNameAndPrefix] = (),
@@ -146,8 +131,8 @@ class Device:
         """Validate and compile a model in the driver; blocks until it is ready. The caller closes the result.
 
         Args:
-            model: The model.
-            preference: What the compilation optimizes.
+            model: The model, or the path of a file that `nnfmq.load` reads.
+            preference: What the compilation optimizes; also by name: "low_power", "fast", "sustained".
             priority: The priority of the model's executions among those of this client.
             hints: Vendor hints, of extensions that this device supports; it ignores those that it does not know.
             extensions: The prefixes of extensions in `hints`.
@@ -162,7 +147,8 @@ class Device:
                 compiles. An exception that it raises ends the call.
 
         Raises:
-            InvalidArgument: If the model or a hint is invalid.
+            InvalidArgument: If the model, its file, the preference or a hint is invalid.
+            OSError: If the model's file cannot be read.
             GeneralFailure: If the device cannot execute the model.
             MissedDeadline: If the timeout passes.
             DeadObject: If the driver exits.
@@ -170,13 +156,14 @@ class Device:
         if cache_dir is not None and (model_cache or data_cache):
             raise InvalidArgument("caches are either in `cache_dir` or the files given, not both")
         require_supported_hints(self.info.name, self._extension_names(), hints, extensions)
-        hal_model = _hal_model(model)
-        data, pools = encode_model(hal_model)
         deadline_ns = deadline_after(timeout)
+        loaded = to_model(model)
+        hal_model = _hal_model(loaded)
+        data, pools = encode_model(hal_model)
         message = messages.PrepareModel(
             0,  # `_prepare` sets the id
             self.info.name,
-            preference,
+            to_preference(preference),
             priority,
             to_wire_deadline(self._connection, deadline_ns),
             data,
@@ -188,12 +175,12 @@ class Device:
         )
         fds = [*memory_fds(pools), *model_cache, *data_cache]
         if cache_dir is None:
-            return self._prepare(message, fds, model, deadline_ns, progress)
+            return self._prepare(message, fds, loaded, deadline_ns, progress)
         from nnfmq.runtime.cache_directory import CacheDirectory, model_token
 
         token = model_token(message, pools) if token is None else token
         directory = CacheDirectory.of(cache_dir, self.info, message, token)
-        return self._prepare_in(directory, message, fds, model, deadline_ns, progress)
+        return self._prepare_in(directory, message, fds, loaded, deadline_ns, progress)
 
     def _prepare_in(
         self,

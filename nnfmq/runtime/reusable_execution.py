@@ -22,6 +22,7 @@ from nnfmq.fence import Fence, HasFileno
 from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.timing import Timing, from_seconds, to_limit_field
 from nnfmq.hal.types import ExecutionConfig, FenceState, Request
+from nnfmq.runtime.array_checks import no_inputs_error
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
@@ -190,7 +191,8 @@ class Execution(Uncopyable):
         self._last_fence: Fence | None = None  # of the last fenced computation
         self._arrays: MappedArrays | None = None
         self._request: _BoundRequest
-        self.inputs: tuple[Array, ...] = ()
+        self._inputs: tuple[Array, ...] = ()
+        self._has_inputs = False
         self.outputs: tuple[Array, ...] = ()
         self.last_timing = Timing()
 
@@ -206,7 +208,7 @@ class Execution(Uncopyable):
         try:
             model.require_open()
             execution._arrays = arrays = MappedArrays.create(model, execution._resources, "a reusable execution")
-            execution.inputs, execution.outputs = arrays.inputs, arrays.outputs
+            execution._inputs, execution.outputs = arrays.inputs, arrays.outputs
             if reusable and model.connection.has_reusable_executions:
                 execution._request = RequestExecution.create(model, arrays.request, config, deadline_ns)
             else:
@@ -216,6 +218,12 @@ class Execution(Uncopyable):
             execution.close()
             raise
         return execution
+
+    @property
+    def inputs(self) -> tuple[Array, ...]:
+        """The input arrays over the shared memory; empty once closed."""
+        self._has_inputs = True  # what the application does with the arrays cannot be seen from here
+        return self._inputs
 
     @exclusive
     def compute(
@@ -231,14 +239,14 @@ class Execution(Uncopyable):
 
         Raises:
             BadState: If a computation is in progress, or this one was computed and is not reusable.
-            InvalidArgument: If an array's shape, dtype or number is wrong.
+            InvalidArgument: If an array's shape, dtype or number is wrong, or there are no inputs yet.
             MissedDeadline: If the timeout passes.
             DeadObject: If the driver exits.
             NnfmqError: The error that the driver replied.
         """
         self._require_computable()
         self._open_arrays.check_out(out)
-        self._open_arrays.copy_in(inputs)
+        self._copy_in(inputs)
         self._was_computed = True
         self.last_timing = self._request.compute(timeout=timeout).timing
         return self._open_arrays.copy_out(out)
@@ -257,12 +265,18 @@ class Execution(Uncopyable):
         returns copies of the outputs; call it before the next computation starts. Raises as `compute`.
         """
         self._require_computable()
-        self._open_arrays.copy_in(inputs)
+        self._copy_in(inputs)
         self._was_computed = True
         limits = FenceLimits(wait_for, timeout, duration)
         launched = self._request.launch(limits, lambda _times: tuple(output.copy() for output in self.outputs))
         self._last_fence = Fence.adopt(os.dup(launched.fence.fileno()))
         return launched
+
+    def _copy_in(self, inputs: Sequence[ArrayLike]) -> None:
+        if not inputs and not self._has_inputs and self._open_arrays.input_infos:
+            raise no_inputs_error(self._open_arrays.input_infos, "execution.compute")
+        self._open_arrays.copy_in(inputs)
+        self._has_inputs = True
 
     @property
     def _open_arrays(self) -> MappedArrays:
@@ -296,7 +310,7 @@ class Execution(Uncopyable):
 
     def close(self) -> None:
         """Release the execution here and in the driver; a computation in progress continues. Idempotent."""
-        self.inputs = self.outputs = ()
+        self._inputs = self.outputs = ()
         self._arrays = None  # its arrays would keep the memory mapped
         self._close_last_fence()
         self._resources.close()

@@ -36,6 +36,28 @@ def test_an_array_that_fits_is_accepted(info: TensorInfo, value: Any) -> None:
     np.testing.assert_array_equal(array_checks.checked_array(info, value), np.asarray(value))
 
 
+BATCH = TensorInfo("batch", (0, 2, 3), "float32")
+
+
+@pytest.mark.parametrize(
+    ("info", "shape", "expected"),
+    [(IMAGE, (2, 3), (1, 2, 3)), (BATCH, (2, 3), (1, 2, 3)), (BATCH, (4, 2, 3), (4, 2, 3)), (FACTOR, (3,), (3,))],
+)
+def test_a_missing_batch_dimension_is_added_without_a_copy(
+    info: TensorInfo, shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    given = np.zeros(shape, np.float32)
+    checked = array_checks.checked_array(info, given)
+    assert checked.shape == expected
+    assert np.shares_memory(checked, given)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (3, 2), (1, 1, 2, 3), (2, 2, 3)])
+def test_no_other_dimension_is_added(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidArgument, match="input 'image' has shape 1x2x3"):
+        array_checks.checked_array(IMAGE, np.zeros(shape, np.float32))
+
+
 @pytest.mark.parametrize(
     ("info", "value", "said"),
     [

@@ -126,6 +126,26 @@ def test_a_burst_whose_arrays_are_used_in_place_copies_nothing(burst: Burst) -> 
     assert outputs[0].tolist() == SUM
 
 
+def test_a_burst_without_inputs_says_how_to_give_them(burst: Burst) -> None:
+    with pytest.raises(InvalidArgument, match=r"never written: write them, or pass 2 arrays \('input 0', 'input 1'\)"):
+        burst.execute()
+    with pytest.raises(InvalidArgument, match="the model has 2 inputs"):
+        burst.execute(ONE)
+    with pytest.raises(InvalidArgument, match="never written"):
+        burst.execute(out=burst.outputs)
+    burst.execute(ONE, TEN)
+    assert burst.execute()[0].tolist() == SUM
+
+
+def test_a_burst_takes_no_inputs_of_its_previous_user(burst: Burst) -> None:
+    burst.execute(ONE, TEN)
+    burst.discard_inputs()
+    with pytest.raises(InvalidArgument, match="never written"):
+        burst.execute()
+    assert burst.inputs[0].tolist() == ONE.tolist()
+    assert burst.execute()[0].tolist() == SUM
+
+
 def test_a_burst_fills_the_arrays_that_it_is_given(burst: Burst) -> None:
     out = np.zeros(4, np.float32)
     assert burst.execute(ONE, TEN, out=[out])[0] is out

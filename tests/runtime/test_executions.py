@@ -411,6 +411,14 @@ def test_RUX_1_an_execution_runs_repeatedly(adding: PreparedModel) -> None:
         assert out.tolist() == [20, 40, 60, 80]
 
 
+def test_an_execution_without_inputs_says_how_to_give_them(adding: PreparedModel) -> None:
+    with adding.create_reusable_execution() as execution:
+        for compute in (execution.compute, execution.compute_fenced):
+            with pytest.raises(InvalidArgument, match="never written: write them, or pass 2 arrays"):
+                compute()
+        assert execution.compute(ONE, TEN)[0].tolist() == execution.compute()[0].tolist() == SUM
+
+
 def test_RUX_1_arrays_used_in_place_are_not_copied(adding: PreparedModel) -> None:
     with adding.create_reusable_execution(measure=True) as execution:
         execution.inputs[0][:], execution.inputs[1][:] = ONE, TEN

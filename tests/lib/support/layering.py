@@ -52,7 +52,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "watcher": ("deadlines", "uncopyable", "hal.errors"),
     "engines": ("operations", "hal"),
     "service": BOTH_SIDES,
-    "runtime": BOTH_SIDES,
+    "runtime": (*BOTH_SIDES, "importers"),
     "importers": ("hal", "validation"),
     "conformance": ("runtime", "engines", "validation", "operations", "memory", "fence", "hal"),
     "compat": ("runtime", "importers", "hal"),

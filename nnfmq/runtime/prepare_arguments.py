@@ -1,0 +1,76 @@
+"""Arguments of `Device.prepare` in the forms that applications use: paths of model files, and names of preferences."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.types import ExecutionPreference, Model
+
+__all__ = ["ModelArgument", "ModelSignature", "NamedModel", "Preference", "to_model", "to_preference"]
+
+
+class ModelSignature(Protocol):
+    """The inputs and outputs of a model: a NamedModel, a PreparedModel, or an application's own object."""
+
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]:
+        """The inputs, in order."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]:
+        """The outputs, in order."""
+        ...
+
+
+class NamedModel(ModelSignature, Protocol):
+    """A model with names for its inputs and outputs, as `nnfmq.load` returns it."""
+
+    @property
+    def model(self) -> Model:
+        """The HAL's model."""
+        ...
+
+
+ModelArgument: TypeAlias = Model | NamedModel | str | os.PathLike[str]
+"""A model, or the path of a model file."""
+Preference: TypeAlias = ExecutionPreference | Literal["low_power", "fast", "sustained"]
+"""A preference, or its short name."""
+
+_PREFERENCES = {
+    "low_power": ExecutionPreference.LOW_POWER,
+    "fast": ExecutionPreference.FAST_SINGLE_ANSWER,
+    "sustained": ExecutionPreference.SUSTAINED_SPEED,
+}
+
+
+def to_model(model: ModelArgument) -> Model | NamedModel:
+    """Return a model; if `model` is a path, load that file.
+
+    Raises:
+        InvalidArgument: If `nnfmq.load` rejects the file.
+        OSError: If the file cannot be read.
+    """
+    if not isinstance(model, (str, os.PathLike)):
+        return model
+    from nnfmq.importers import load
+
+    return load(Path(model))
+
+
+def to_preference(preference: Preference) -> ExecutionPreference:
+    """Return the preference with this short name; an ExecutionPreference is returned unchanged.
+
+    Raises:
+        InvalidArgument: If there is none of that name.
+    """
+    if not isinstance(preference, str):
+        return preference
+    if preference not in _PREFERENCES:
+        allowed = ", ".join(repr(name) for name in _PREFERENCES)
+        raise InvalidArgument(f"preference {preference!r}: allowed are {allowed}, and nnfmq.ExecutionPreference")
+    return _PREFERENCES[preference]
