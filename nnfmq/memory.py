@@ -56,6 +56,10 @@ class Memory(Uncopyable):
         self.is_writable = False
         self.size_bytes = 0
 
+    def __repr__(self) -> str:
+        access = "" if self.is_writable else ", read-only"
+        return f"<{type(self).__name__}: {self.size_bytes} bytes{', closed' if self.closed else access}>"
+
     @classmethod
     def create(cls, size_bytes: int, label: str = "nnfmq", *, one_writer: bool = False) -> Self:
         """Create zeroed memory whose size neither side can change. With `one_writer` a peer can map it only read-only.

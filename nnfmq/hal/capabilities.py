@@ -128,7 +128,7 @@ class OperandPerformance:
     info: PerformanceInfo
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Capabilities:
     """A device's performance: for each operand type (ascending, unique), relaxed float32, and control flow."""
 
@@ -137,6 +137,9 @@ class Capabilities:
     relaxed_float32_to_float16_tensor: PerformanceInfo = UNKNOWN_PERFORMANCE
     if_performance: PerformanceInfo = UNKNOWN_PERFORMANCE
     while_performance: PerformanceInfo = UNKNOWN_PERFORMANCE
+
+    def __repr__(self) -> str:
+        return f"<Capabilities: performance for {len(self.operand_performance)} operand types>"
 
 
 def uniform_capabilities(info: PerformanceInfo) -> Capabilities:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.summaries import clipped, tensor_text
 from nnfmq.hal.types import Operand, OperandType, is_scalar
 
 __all__ = ["ElementInfo", "TensorInfo", "dtype_name", "operand_info"]
@@ -34,7 +35,7 @@ _DTYPES: dict[OperandType, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TensorInfo:
     """One input or output of a model: real value = scale × (element − zero_point); scale 0.0 means not quantized.
 
@@ -49,6 +50,12 @@ class TensorInfo:
     zero_point: int = 0
     is_scalar: bool = False
     is_state: bool = False
+
+    def __repr__(self) -> str:
+        given = [clipped(repr(self.name), 64), tensor_text(self.dtype, self.shape)]
+        given += [f"scale {self.scale:g}, zero point {self.zero_point}"] if self.scale else []
+        given += [word for word, holds in (("scalar", self.is_scalar), ("state", self.is_state)) if holds]
+        return f"<TensorInfo: {', '.join(given)}>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from enum import IntEnum, IntFlag
 from typing import Protocol
 
 from nnfmq.hal.operation_type import OperationType
+from nnfmq.hal.summaries import TensorRow, code_name, html_tables, listed, tensor_text
 
 __all__ = [
     "BASE_MAX",
@@ -287,15 +288,18 @@ class DataLocation:
     padding: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ChannelQuant:
     """Per-channel scales of TENSOR_QUANT8_SYMM_PER_CHANNEL along dimension `channel_dim`."""
 
     scales: tuple[float, ...]
     channel_dim: int
 
+    def __repr__(self) -> str:
+        return f"<ChannelQuant: {len(self.scales)} scales along dimension {self.channel_dim}>"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Operand:
     """One value of a subgraph. `dimensions` () = scalar or unknown rank; a dimension of 0 = unknown.
 
@@ -311,8 +315,21 @@ class Operand:
     channel_quant: ChannelQuant | None = None
     extension_data: bytes = b""
 
+    def __repr__(self) -> str:
+        parts = [tensor_text(code_name(self.type), self.dimensions), code_name(self.lifetime)]
+        if self.scale or self.zero_point:
+            parts.append(f"scale {self.scale:g}, zero point {self.zero_point}")
+        if self.channel_quant is not None:
+            parts.append(f"{len(self.channel_quant.scales)} scales along dimension {self.channel_quant.channel_dim}")
+        if self.location.length:
+            place = f"pool {self.location.pool_index}, " if self.lifetime == LifeTime.CONSTANT_REFERENCE else ""
+            parts.append(f"{place}{self.location.length} bytes from {self.location.offset} on")
+        if self.extension_data:
+            parts.append(f"{len(self.extension_data)} bytes of extension data")
+        return f"<Operand: {', '.join(parts)}>"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Operation:
     """One operation: its code, and its operands as indexes into the subgraph's operands."""
 
@@ -320,8 +337,12 @@ class Operation:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
+    def __repr__(self) -> str:
+        inputs, outputs = (listed(indexes[:8], len(indexes)) for indexes in (self.inputs, self.outputs))
+        return f"<Operation: {code_name(self.type)} of operands ({inputs}) → ({outputs})>"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Subgraph:
     """Operands, operations in topological order, and the operands that are inputs and outputs."""
 
@@ -329,6 +350,25 @@ class Subgraph:
     operations: tuple[Operation, ...]
     input_indexes: tuple[int, ...]
     output_indexes: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return f"<Subgraph: {self.summary()}>"
+
+    def summary(self) -> str:
+        """Return types and shapes of inputs and outputs, and the numbers of operations and operands, in a line."""
+        sides = (
+            listed([tensor_text(row.dtype, row.shape) for row in map(self.row, indexes[:2])], len(indexes))
+            for indexes in (self.input_indexes, self.output_indexes)
+        )
+        return f"{' → '.join(sides)}; {len(self.operations)} operations, {len(self.operands)} operands"
+
+    def row(self, index: int) -> TensorRow:
+        """Return what tables show of operand `index`; also if a model that nobody has validated lacks it."""
+        if not 0 <= index < len(self.operands):
+            return TensorRow(f"no operand {index}")
+        operand = self.operands[index]
+        name = f"operand {index}"
+        return TensorRow(name, operand.dimensions, code_name(operand.type), operand.scale, operand.zero_point)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +379,7 @@ class ExtensionNameAndPrefix:
     prefix: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Model:
     """A model: main and referenced subgraphs, small constants, pools with large constants, and its extensions."""
 
@@ -349,6 +389,21 @@ class Model:
     pools: tuple[Pool, ...] = ()
     relax_computation_float32_to_float16: bool = False
     extensions: tuple[ExtensionNameAndPrefix, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Model: {self._summary()}>"
+
+    def _summary(self) -> str:
+        constants = len(self.operand_values) + sum(pool.size_bytes for pool in self.pools)
+        more = f", {len(self.referenced)} more subgraphs" if self.referenced else ""
+        return f"{self.main.summary()}{more}, {constants} bytes of constants"
+
+    def _repr_html_(self) -> str:
+        """Return tables of inputs, outputs and operations, for notebooks."""
+        main = self.main
+        inputs, outputs = ([main.row(i) for i in indexes] for indexes in (main.input_indexes, main.output_indexes))
+        operations = [code_name(operation.type) for operation in main.operations]
+        return html_tables(f"Model: {len(operations)} operations", inputs, outputs, operations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +415,7 @@ class RequestArgument:
     dimensions: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Request:
     """The arguments of one execution; `location.pool_index` is an index of `pools`.
 
@@ -370,6 +425,9 @@ class Request:
     inputs: tuple[RequestArgument, ...]
     outputs: tuple[RequestArgument, ...]
     pools: tuple[Pool | BufferToken, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Request: {len(self.inputs)} inputs, {len(self.outputs)} outputs, {len(self.pools)} pools>"
 
 
 @dataclass(frozen=True, slots=True)

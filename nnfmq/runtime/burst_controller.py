@@ -36,6 +36,7 @@ from nnfmq.hal.errors import (
     OutputInsufficientSize,
     error_for_status,
 )
+from nnfmq.hal.summaries import clipped, signature
 from nnfmq.hal.timing import NO_TIMING, Timing
 from nnfmq.hal.types import BufferToken, ExecutionConfig, MeasureTiming, Pool, Request, RequestArgument
 from nnfmq.queue import MessageQueue, PeerDeathFlag, PollingWindow
@@ -48,7 +49,7 @@ from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.result_validation import validate_result
 from nnfmq.runtime.sync_execution import execute_arrays, execute_request
 from nnfmq.runtime.tensor_layout import Array
-from nnfmq.runtime.wire_values import make_execution_config
+from nnfmq.runtime.wire_values import make_execution_config, to_wire_descriptor
 from nnfmq.serialize import messages
 from nnfmq.serialize.burst_deadline import DeadlineWord, marked
 from nnfmq.serialize.codec import decode_result, encode_request
@@ -189,6 +190,12 @@ class Burst(Uncopyable):
     def get_memories(self, slots: Sequence[int]) -> list[Pool]:
         """Return the memories of `slots`, for the driver (IBurstCallback.getMemories). Raises InvalidArgument."""
         return self._slots.get_memories(slots)
+
+    def __repr__(self) -> str:
+        state = "" if self._burst_id and self._connection.is_open else ", closed"
+        memory = "" if self._arrays is not None or state else ", without memory"
+        model = signature(self._model.inputs, self._model.outputs)
+        return f"<Burst on {clipped(repr(self._model.device))}{state}{memory}: {model}>"
 
     @property
     def inputs(self) -> tuple[Array, ...]:
@@ -489,10 +496,3 @@ class Burst(Uncopyable):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
-
-
-def to_wire_descriptor(queue: MessageQueue) -> messages.MQDescriptorData:
-    """Return a queue's descriptor as messages carry it. The fd of its memory is sent beside the message."""
-    descriptor = queue.descriptor
-    grantors = tuple(messages.GrantorData(g.fd_index, g.offset, g.extent) for g in descriptor.grantors)
-    return messages.MQDescriptorData(grantors, descriptor.quantum, descriptor.flags)

@@ -50,6 +50,11 @@ class Client(Uncopyable):
         self._known_devices: dict[str, DeviceInfo] = {}  # as they were when `device` returned them first
         self._lost_devices: set[str] = set()  # missing or different in the driver of a later connection
 
+    def __repr__(self) -> str:
+        state = "" if self._connection.is_open else ", closed"
+        kind = "embedded driver" if self.is_embedded else "driver"
+        return f"<Client of {kind} {self.driver_pid}, {self.interface}{state}>"
+
     @property
     def driver_pid(self) -> int:
         """The pid of the driver, `nnfmq serve`, as the driver knows it; of an embedded driver that of its process."""

@@ -65,12 +65,15 @@ class PrepareOptions(TypedDict, total=False):
     progress: ProgressCallback | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Device:
     """A device of the driver; `info` is the description that the driver sent."""
 
     info: DeviceInfo
     _connection: Connection
+
+    def __repr__(self) -> str:
+        return f"<Device {self.info.summary()}>"
 
     def capabilities(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Capabilities:
         """Return how fast this device is, relative to the CPU; blocks.

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from nnfmq.deadlines import deadline_after
 from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
+from nnfmq.hal.summaries import tensor_text
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, DataLocation, Request, RequestArgument
 from nnfmq.memory import Memory
@@ -53,6 +54,10 @@ class Buffer(Uncopyable):
         self._last_writer: object = None
         self.info = info
         self.token = 0
+
+    def __repr__(self) -> str:
+        place = "in shared memory" if self.is_shared else f"in the driver, token {self.token}"
+        return f"<Buffer: {tensor_text(self.info.dtype, self.info.shape)}, {place}>"
 
     def on_allocated(self, reply: messages.Allocated) -> None:
         """Store the id and the token that the driver returned.

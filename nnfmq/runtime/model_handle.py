@@ -49,6 +49,11 @@ class ModelHandle(Uncopyable):
             raise InvalidArgument("this prepared model is closed")
         return self._model_id
 
+    @property
+    def is_open(self) -> bool:
+        """True until the model or its connection is closed, or the driver has exited."""
+        return self._model_id is not None and self.connection.is_open
+
     def require_open(self) -> None:
         """Raise InvalidArgument if the model is released."""
         _ = self.model_id

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.summaries import clipped, html_tables, signature
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import ExecutionConfig, Request
@@ -61,6 +62,16 @@ class PreparedModel(Uncopyable):
         self.outputs = outputs
         self.device = device
         self.last_timing = Timing()
+
+    def __repr__(self) -> str:
+        return f"<PreparedModel on {self._place()}: {signature(self.inputs, self.outputs)}>"
+
+    def _place(self) -> str:
+        return f"{clipped(repr(self.device))}{'' if self.handle.is_open else ', closed'}"
+
+    def _repr_html_(self) -> str:
+        """Return a table of inputs and outputs, for notebooks."""
+        return html_tables(f"PreparedModel on {self._place()}", self.inputs, self.outputs)
 
     @property
     def connection(self) -> Connection:

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 from nnfmq.deadlines import deadline_after
 from nnfmq.fence import Fence, HasFileno
 from nnfmq.hal.errors import BadState, InvalidArgument
+from nnfmq.hal.summaries import signature
 from nnfmq.hal.timing import Timing, from_seconds, to_limit_field
 from nnfmq.hal.types import ExecutionConfig, FenceState, Request
 from nnfmq.runtime.array_checks import no_inputs_error
@@ -218,6 +219,12 @@ class Execution(Uncopyable):
             execution.close()
             raise
         return execution
+
+    def __repr__(self) -> str:
+        kind = "reusable" if self.is_reusable else "computable once"
+        arrays = self._arrays
+        model = "closed" if arrays is None else signature(arrays.input_infos, arrays.output_infos)
+        return f"<Execution, {kind}: {model}>"
 
     @property
     def inputs(self) -> tuple[Array, ...]:

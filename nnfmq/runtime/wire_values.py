@@ -1,4 +1,4 @@
-"""Conversion of execution options and memories to the values that messages carry, for all execution modes."""
+"""Conversion of execution options, queues and memories to the values that messages carry, for all execution modes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from nnfmq.hal.types import (
     SharedPool,
     TokenValuePair,
 )
+from nnfmq.queue import MessageQueue
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.serialize import messages
@@ -81,6 +82,13 @@ def require_supported_hints(
     for extension in named:
         if extension.prefix in prefixes and extension.name not in supported:
             raise InvalidArgument(f"a hint of extension {extension.name!r}, which device {device} lacks (EXT-6)")
+
+
+def to_wire_descriptor(queue: MessageQueue) -> messages.MQDescriptorData:
+    """Return a queue's descriptor as messages carry it. The fd of its memory is sent beside the message."""
+    descriptor = queue.descriptor
+    grantors = tuple(messages.GrantorData(g.fd_index, g.offset, g.extent) for g in descriptor.grantors)
+    return messages.MQDescriptorData(grantors, descriptor.quantum, descriptor.flags)
 
 
 def memory_fds(pools: Sequence[Pool | BufferToken]) -> list[int]:

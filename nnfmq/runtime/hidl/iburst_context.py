@@ -10,9 +10,9 @@ from nnfmq.hal.errors import ErrorStatus, error_for_status
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import Pool
 from nnfmq.queue import MessageQueue, PeerDeathFlag
-from nnfmq.runtime.burst_controller import to_wire_descriptor
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.hidl.methods import NONE, ModelReference, status_at
+from nnfmq.runtime.wire_values import to_wire_descriptor
 from nnfmq.serialize import messages
 from nnfmq.uncopyable import Uncopyable
 

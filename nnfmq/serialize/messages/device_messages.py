@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from nnfmq.hal.capabilities import Capabilities
+from nnfmq.hal.summaries import clipped, code_name
 from nnfmq.hal.types import DeviceStatus, DeviceType, OperandType
 from nnfmq.serialize.messages.common import U32, Call, Data, Name, StatusReply
 
@@ -55,6 +56,16 @@ class DeviceInfo(Data, frozen=True):
     extensions: Annotated[tuple[ExtensionData, ...], Meta(max_length=1024)]
     model_cache_files: U32 = 0
     data_cache_files: U32 = 0
+
+    def __repr__(self) -> str:
+        return f"<DeviceInfo {self.summary()}>"
+
+    def summary(self) -> str:
+        """Return name, type, version, feature level, status and the number of extensions in a short line."""
+        kinds = f"{code_name(self.type)}, {code_name(self.status)}"
+        parts = [kinds, clipped(repr(self.version)), f"feature level {self.feature_level}"]
+        parts += [f"{len(self.extensions)} extensions"] if self.extensions else []
+        return f"{clipped(repr(self.name))}: {', '.join(parts)}"
 
 
 class PerformanceData(Data, frozen=True):
