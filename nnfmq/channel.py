@@ -1,4 +1,4 @@
-"""The control channel: AF_UNIX SEQPACKET connections. The only module that uses sockets.
+"""The control channel: AF_UNIX SEQPACKET connections. The only module that uses sockets, and long because of that.
 
 A frame is a message and its file descriptors. SEQPACKET keeps message boundaries, and fds with their message, so a
 frame arrives completely or not at all. A body that is larger than the socket buffer is passed in a memfd, which the
@@ -53,6 +53,7 @@ NO_WAIT = 0
 """A deadline that has passed: try once, do not block."""
 
 _INLINE, _IN_FILE = 0, 1
+_LAST_FD = 512  # above an application's usual descriptors; select(2) takes those below 1024
 _BODY_LENGTH = struct.Struct("<BQ")
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _TIMEVAL = struct.Struct("ll")
@@ -213,6 +214,19 @@ class Channel(Uncopyable):
     def detach(self) -> int:
         """Return the socket's fd; the caller owns it, and the channel is closed."""
         return self._socket.detach()
+
+    def close_first_at_exit(self) -> None:
+        """Make the kernel close this socket before the process's memfds when the process exits.
+
+        To free 1 GiB of memfds takes the kernel 200 ms; the peer should see the hang-up before that. Linux releases the
+        files of a process in reverse order of their descriptors. Call it before the fd is watched; it changes the fd.
+        No effect if ulimit -n is too low.
+        """
+        with contextlib.suppress(OSError), _fork_lock:
+            fd = fcntl.fcntl(self._socket.fileno(), fcntl.F_DUPFD_CLOEXEC, _LAST_FD)
+            previous, self._socket = self._socket, _close_after_fork(socket.socket(fileno=fd))
+            self._socket.setblocking(False)
+            previous.close()
 
     def peer(self) -> Credentials:
         """Return the credentials of the peer (SO_PEERCRED)."""

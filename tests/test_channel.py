@@ -176,6 +176,34 @@ def test_the_sockets_are_close_on_exec(pair: tuple[Channel, Channel]) -> None:
     assert [os.get_inheritable(channel.fileno()) for channel in pair] == [False, False]
 
 
+def test_a_socket_that_closes_first_at_exit_has_a_higher_descriptor_than_others_and_works(
+    pair: tuple[Channel, Channel], files: Callable[[int], list[int]]
+) -> None:
+    count = open_descriptors()
+    pair[0].close_first_at_exit()
+    assert open_descriptors() == count
+    assert pair[0].fileno() > max(files(100))
+    assert not os.get_inheritable(pair[0].fileno())
+    pair[0].send(b"there")
+    pair[1].send(b"back")
+    assert pair[1].receive(soon()).data == b"there" and pair[0].receive(soon()).data == b"back"
+    with pytest.raises(MissedDeadlineTransient):
+        pair[0].receive(NO_WAIT)
+    fd = pair[0].fileno()
+    assert open_in_a_forked_child(lambda: [fd]) == 0
+
+
+def test_a_socket_keeps_its_descriptor_if_the_limit_allows_no_higher_one(
+    pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nnfmq.channel._LAST_FD", 1 << 30)
+    fd = pair[0].fileno()
+    pair[0].close_first_at_exit()
+    assert pair[0].fileno() == fd
+    pair[0].send(b"there")
+    assert pair[1].receive(soon()).data == b"there"
+
+
 def test_sent_descriptors_remain_open_in_the_sender(
     pair: tuple[Channel, Channel], files: Callable[[int], list[int]]
 ) -> None:

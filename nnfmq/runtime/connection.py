@@ -105,6 +105,7 @@ class Connection(Uncopyable):
             channel.close()
             raise
         open_connections.add(connection)
+        channel.close_first_at_exit()
         try:
             reader = watcher.add_reader(channel.fileno(), connection._on_readable, connection._on_internal_error)
             connection._watches.append(reader)

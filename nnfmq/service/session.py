@@ -41,6 +41,7 @@ from nnfmq.queue import core
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.service import session_context
+from nnfmq.service.client_process import ClientProcess
 from nnfmq.service.device_registry import DeviceRegistry, load_devices
 from nnfmq.service.driver_options import DriverOptions
 from nnfmq.service.handlers import (
@@ -90,10 +91,10 @@ class Session(SessionContext):
             stack.callback(self.devices.end_changes)
             poll = select.poll()
             poll.register(self._wakeup_fd, select.POLLIN)
-            pidfd = self._channel.open_peer_pidfd()
-            if pidfd is not None:
-                stack.callback(os.close, pidfd)
-                poll.register(pidfd, select.POLLIN)
+            self._client = ClientProcess.of(self._channel)
+            if self._client is not None:
+                stack.callback(self._client.close)
+                poll.register(self._client, select.POLLIN)
             if self._received_hello is not None:
                 self._dispatch_hello(self._received_hello)
             reader = watcher.add_reader(

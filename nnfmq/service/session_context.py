@@ -28,6 +28,7 @@ from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.service.aidl_burst_server import AidlBurstServer
 from nnfmq.service.background_compile import tier_up
 from nnfmq.service.burst_server import BurstServer
+from nnfmq.service.client_process import ClientProcess
 from nnfmq.service.device_registry import DeviceRegistry
 from nnfmq.service.driver_execution import DriverExecution
 from nnfmq.service.driver_fenced_execution import DriverFencedExecution
@@ -101,6 +102,7 @@ class SessionContext:
         self.client_uid = channel.peer().uid
         self.is_closed = False
         self._channel = channel
+        self._client: ClientProcess | None = None  # None: unknown
         self._send_lock = threading.Lock()
         self._pool = PriorityThreadPool(POOL_THREADS, "nnfmq-session")
         self._launch_pool = PriorityThreadPool(1, "nnfmq-launches")
@@ -110,6 +112,10 @@ class SessionContext:
         self._completed = 0  # pieces of work that the pools have completed
         self._is_idle = False  # trimmed, and no work since: the main loop sleeps without a timeout
         self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def client_was_killed(self) -> bool:
+        """Return whether the client's process has received SIGKILL, even if it has not exited yet."""
+        return self._client is not None and self._client.was_killed()
 
     def send(self, message: messages.Message, fds: Sequence[int] = ()) -> None:
         """Send a message, without what the client's HAL version cannot express. Borrows `fds`.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,12 +13,11 @@ import pytest
 from support.drivers import Daemon, InThread, until
 from support.protocol import ProtocolPeer
 from support.sessions import HELLO, assert_alive, prepare_message
-from support.small_models import F32, INPUT, OUTPUT, graph, scalar, two_adds
+from support.small_models import two_adds, with_constants
 
 import nnfmq
 from nnfmq.channel import Channel
 from nnfmq.hal.errors import ErrorStatus
-from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, Operation, OperationType
 from nnfmq.serialize import messages
 from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.serialize.messages.common import memory_to_data
@@ -34,19 +32,6 @@ def pool() -> Iterator[nnfmq.Memory]:
     """Return 256 MiB for a model's constants."""
     with nnfmq.Memory.create(SIZE) as memory:
         yield memory
-
-
-def large(pool: nnfmq.Memory) -> Model:
-    """Return a model that adds its input to a constant, which is all of `pool`."""
-    floats = SIZE // 4
-    operands = [
-        Operand(F32, (1,), lifetime=INPUT),
-        Operand(F32, (floats,), lifetime=LifeTime.CONSTANT_REFERENCE, location=DataLocation(0, 0, SIZE)),
-        scalar(0)[0],
-        Operand(F32, (floats,), lifetime=OUTPUT),
-    ]
-    model = graph(operands, [Operation(OperationType.ADD, (0, 1, 2), (3,))], {2: scalar(0)[1]})
-    return replace(model, pools=(pool,))
 
 
 def resident_bytes(client: nnfmq.Client) -> int:
@@ -69,7 +54,7 @@ def test_a_burst_goes_on_while_the_same_client_prepares_a_large_model(client: nn
         assert begun.wait(30)
         begin_ns = time.monotonic_ns()
         try:
-            model = device.prepare(large(pool))
+            model = device.prepare(with_constants(pool))
         finally:
             prepared_ns = time.monotonic_ns()
             prepared.set()
@@ -81,7 +66,7 @@ def test_a_burst_goes_on_while_the_same_client_prepares_a_large_model(client: nn
 
 def test_a_pool_of_constants_costs_the_driver_one_copy(client: nnfmq.Client, pool: nnfmq.Memory) -> None:
     before = resident_bytes(client)
-    with client.device("reference").prepare(large(pool)):
+    with client.device("reference").prepare(with_constants(pool)):
         assert resident_bytes(client) - before < SIZE * 5 // 4
 
 
@@ -92,7 +77,7 @@ def test_a_pool_of_constants_costs_the_driver_one_copy(client: nnfmq.Client, poo
 )
 def test_a_deadline_ends_the_copy(daemon: Daemon, pool: nnfmq.Memory, after_ns: int, status: ErrorStatus) -> None:
     with speaking(daemon) as raw:
-        data, _ = encode_model(large(pool))
+        data, _ = encode_model(with_constants(pool))
         deadline_ns = time.monotonic_ns() + after_ns  # 256 MiB take far longer than 10 ms, a message far less
         raw.send(prepare_message(1, data, deadline_ns=deadline_ns, pools=(memory_to_data(pool),)), [pool.fileno()])
         assert raw.receive(messages.PreparedModelReady).status is status
@@ -110,6 +95,6 @@ def speaking(daemon: Daemon) -> ProtocolPeer:
 def test_the_driver_frees_what_it_copied_for_a_client_that_has_left(client: nnfmq.Client, pool: nnfmq.Memory) -> None:
     worker = Path(f"/proc/{client.worker_pid}/statm")
     pages = SIZE // 4096
-    with client.device("reference").prepare(large(pool)):
+    with client.device("reference").prepare(with_constants(pool)):
         assert int(worker.read_text().split()[1]) > pages
     until(lambda: int(worker.read_text().split()[1]) < pages, "the copy is freed")

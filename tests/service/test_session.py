@@ -39,6 +39,7 @@ from support.small_models import two_adds
 from nnfmq import watcher
 from nnfmq.channel import NO_WAIT, Channel
 from nnfmq.engines import interpreter
+from nnfmq.file_memory import SLICE_BYTES
 from nnfmq.hal.errors import ErrorStatus, MissedDeadlineTransient
 from nnfmq.hal.types import (
     ExecutionConfig,
@@ -52,8 +53,9 @@ from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue, core_name
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.model_codec import encode_model
-from nnfmq.service import device, session_context
+from nnfmq.service import checkpoint, device, session_context
 from nnfmq.service import session as session_module
+from nnfmq.service.client_process import ClientProcess
 from nnfmq.service.driver_prepared_model import DriverPreparedModel
 from nnfmq.service.handlers import model_calls
 
@@ -232,6 +234,17 @@ def test_LIFE_a_client_s_death_is_detected_while_the_driver_waits_for_it_to_read
         finally:
             process.kill()
             running.close()
+
+
+def test_LIFE_3_a_killed_client_that_has_not_exited_yet_ends_the_session_while_its_pool_is_copied(
+    running: Running, client: ProtocolPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "_LOOK_INTERVAL_NS", 0)
+    monkeypatch.setattr(ClientProcess, "was_killed", lambda _process: True)
+    size = 3 * SLICE_BYTES
+    with Memory.create(size) as pool:
+        client.send(prepare_message(1, pools=(messages.MemoryData(size),)), [pool.fileno()])
+        assert running.ends()
 
 
 # ------------------------------------------------------------------------------------------------ devices and support

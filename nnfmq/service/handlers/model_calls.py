@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -11,11 +10,8 @@ from functools import partial
 from nnfmq.channel import close_all
 from nnfmq.engines.execution import TieredProgram
 from nnfmq.hal.errors import (
-    DeadObject,
     ErrorStatus,
     InvalidArgument,
-    MissedDeadlinePersistent,
-    MissedDeadlineTransient,
     NnfmqError,
     ProtocolError,
     status_for_error,
@@ -37,6 +33,7 @@ from nnfmq.serialize.messages import (
 )
 from nnfmq.serialize.model_codec import decode_model
 from nnfmq.service.caching.compilation_cache import CacheFiles
+from nnfmq.service.checkpoint import Checkpoint
 from nnfmq.service.compile_jobs import PrepareContext, no_progress, prepare_context
 from nnfmq.service.constant_overlap import find_constant_ranges
 from nnfmq.service.driver_prepared_model import DriverPreparedModel
@@ -170,7 +167,7 @@ def _receive_model(
         MissedDeadlinePersistent: If it had passed before, and much would have to be copied.
         DeadObject: If the session ends meanwhile.
     """
-    check = _checkpoint(context, getattr(message, "deadline_ns", NO_LIMIT))
+    check = Checkpoint(context, getattr(message, "deadline_ns", NO_LIMIT))
     with ExitStack() as files, ExitStack() as undo:
         memories = adopt_files(fds, message.pools)
         for memory in memories:
@@ -185,21 +182,6 @@ def _receive_model(
             raise InvalidArgument(str(error)) from error
         undo.pop_all()
     return model, charge
-
-
-def _checkpoint(context: SessionContext, deadline_ns: int) -> Callable[[], None]:
-    """Return a function that a long preparation calls again and again: it raises once nobody waits for the result."""
-    had_passed = NO_LIMIT < deadline_ns <= time.monotonic_ns()
-
-    def check() -> None:
-        if context.is_closed:
-            raise DeadObject("the client has exited")
-        if had_passed:
-            raise MissedDeadlinePersistent("the deadline had passed before the model was received")
-        if NO_LIMIT < deadline_ns <= time.monotonic_ns():
-            raise MissedDeadlineTransient("the deadline passed while the model was received")
-
-    return check
 
 
 def _release_model(context: SessionContext, message: ReleaseModel, _fds: list[int]) -> None:

@@ -1,6 +1,6 @@
 """An application that waits for its driver in the given call, prints that it waits, and never returns.
 
-waits.py SOCKET burst|preparation|compilation|execution|computation|fenced|copy|copies|buffers|nothing: prints the
+waits.py SOCKET burst|preparation|compilation|execution|computation|fenced|copy|copies|buffers|large|nothing: prints the
 driver's pid, reads a line, begins, prints "waiting".
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from support.drivers import one, until, wait_until_waiting
 from support.models import logistics_model, null_model, relu_model, slow_model
+from support.small_models import with_constants
 
 import nnfmq
 from nnfmq.hal.types import ExecutionPreference, Model
@@ -35,6 +36,14 @@ def copies() -> None:
     with nnfmq.Memory.create(1 << 24) as memory:
         while True:
             buffers[2].copy_from(memory)
+
+
+def prepare_large_models() -> None:
+    """Prepare a model with 256 MiB of constants, again and again."""
+    with nnfmq.Memory.create(256 << 20) as memory:
+        memory.view[:] = bytes(len(memory.view))
+        while True:
+            device.prepare(with_constants(memory)).close()
 
 
 def when_called() -> None:
@@ -81,6 +90,7 @@ WAITS: dict[str, tuple[Callable[[], Any], Callable[[], None]]] = {
     "copies": (copies, when_called),
     "buffers": (lambda: model.execute(buffers[0], out=[buffers[1]]), when_called),
     "fenced": (wait_for_a_fence_of_our_own, when_fenced),
+    "large": (prepare_large_models, when_called),
     "nothing": (signal.pause, lambda: print("waiting", flush=True)),
 }
 

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperandType, Operation, OperationType, Subgraph
+from nnfmq.hal.types import (
+    DataLocation,
+    LifeTime,
+    Model,
+    Operand,
+    OperandType,
+    Operation,
+    OperationType,
+    Pool,
+    Subgraph,
+)
 
 INPUT, OUTPUT, TEMPORARY = LifeTime.SUBGRAPH_INPUT, LifeTime.SUBGRAPH_OUTPUT, LifeTime.TEMPORARY_VARIABLE
 F32, Q8, Q8S, I32 = (
@@ -43,6 +53,19 @@ def scalar(value: int | float | bool) -> tuple[Operand, bytes]:
 def vector(values: Sequence[int]) -> tuple[Operand, bytes]:
     """Return an INT32 tensor operand and its bytes."""
     return Operand(I32, (len(values),)), struct.pack(f"<{len(values)}i", *values)
+
+
+def with_constants(pool: Pool) -> Model:
+    """Return a model that adds its input, one float, to a constant, which is all of `pool`."""
+    count = pool.size_bytes // 4
+    operands = [
+        Operand(F32, (1,), lifetime=INPUT),
+        Operand(F32, (count,), lifetime=LifeTime.CONSTANT_REFERENCE, location=DataLocation(0, 0, 4 * count)),
+        scalar(0)[0],
+        Operand(F32, (count,), lifetime=OUTPUT),
+    ]
+    model = graph(operands, [Operation(OperationType.ADD, (0, 1, 2), (3,))], {2: scalar(0)[1]})
+    return replace(model, pools=(pool,))
 
 
 def one_operation(code: OperationType, arguments: Sequence[Any], output: Operand) -> Model:
