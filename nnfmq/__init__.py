@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nnfmq.runtime.async_execution import PendingExecution
     from nnfmq.runtime.buffer_allocation import allocate
     from nnfmq.runtime.burst_controller import Burst, ExecutionInfo
+    from nnfmq.runtime.burst_pool import BurstPool
     from nnfmq.runtime.client import Client
     from nnfmq.runtime.client_device import Device, DeviceInfo
     from nnfmq.runtime.connect import connect
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Buffer",
     "Burst",
+    "BurstPool",
     "Client",
     "Device",
     "DeviceInfo",
@@ -67,6 +69,7 @@ if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__get
         **dict.fromkeys(("Device", "DeviceInfo"), "nnfmq.runtime.client_device"),
         **dict.fromkeys(("LoadedModel", "example_path", "load"), "nnfmq.importers"),
         "Buffer": "nnfmq.runtime.managed_buffer",
+        "BurstPool": "nnfmq.runtime.burst_pool",
         "Client": "nnfmq.runtime.client",
         "connect": "nnfmq.runtime.connect",
         "copy": "nnfmq.runtime.memory_copy",

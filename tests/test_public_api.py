@@ -20,6 +20,7 @@ _AGREED = [
     "BadState",
     "Buffer",
     "Burst",
+    "BurstPool",
     "Client",
     "DeadObject",
     "Device",

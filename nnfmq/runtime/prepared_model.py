@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from nnfmq.runtime.aidl_burst_controller import AidlBurst
     from nnfmq.runtime.async_execution import PendingExecution
     from nnfmq.runtime.burst_controller import Burst
+    from nnfmq.runtime.burst_pool import BurstPool
     from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming
     from nnfmq.runtime.reusable_execution import Execution, RequestExecution
 
@@ -254,6 +255,20 @@ class PreparedModel(Uncopyable):
         from nnfmq.runtime.burst_controller import Burst
 
         return Burst.configure(self.handle, polling_window_us, deadline_after(timeout))
+
+    def burst_pool(
+        self, count: int, *, polling_window_us: float | None = None, timeout: float | None = DEFAULT_TIMEOUT_S
+    ) -> BurstPool:
+        """Configure `count` bursts that threads share; blocks. The caller closes the pool.
+
+        Each burst has a thread in the driver. Arguments as for `burst`.
+
+        Raises:
+            InvalidArgument: If `count` is less than 1, or as `burst`.
+        """
+        from nnfmq.runtime.burst_pool import BurstPool
+
+        return BurstPool.configure(self.handle, count, polling_window_us, deadline_after(timeout))
 
     # ------------------------------------------------------------------------------------------------ HAL requests
 
