@@ -17,10 +17,10 @@ EXAMPLES = re.findall(
 
 
 def test_the_document_contains_examples() -> None:
-    assert len(EXAMPLES) == 2
+    assert len(EXAMPLES) == 3
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=["ways", "fences"])
+@pytest.mark.parametrize("example", EXAMPLES, ids=["ways", "fences", "pool"])
 def test_an_example_runs(example: str, folder: Path) -> None:
     with Program.start(["-P", "-c", example], {"NNFMQ_SOCKET": str(folder / "none")}) as program:
         assert (program.wait(), program.errors()) == (0, "")
