@@ -54,6 +54,8 @@ def read(data: bytes) -> Graph:
         InvalidArgument: If the file is corrupt or has a tensor of an unsupported type.
     """
     file = tflite_file.read(data)
+    if file.subgraph_count != 1:
+        raise InvalidArgument(f"{file.subgraph_count} subgraphs: only models of exactly one are supported")
     tables = {table.name: table for table in tflite_schema.OPTIONS.values()}
     operators = tuple(_operator(operator, tables) for operator in file.operators())
     kept = _used_tensors(operators, file.inputs, file.outputs)

@@ -2,8 +2,9 @@
 
 A command is a module of this package with `EXAMPLES`, `add_arguments(parser)` and `execute(arguments) -> int`. Only
 the chosen one is imported, and functions import heavy packages (numpy, rich, Pillow, the client) when they need them,
-so that `--help` is fast. Data goes to stdout, errors to stderr as one line `nnfmq: error: ...`. Exit status: 0
-success, 1 failure, 2 wrong usage, 130 interrupted. A traceback is a bug of nnfmq.
+so that `--help` is fast. Data goes to stdout, errors to stderr as one line `nnfmq: error: ...`, which a table follows
+if a model has several problems. Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted. A traceback is a bug
+of nnfmq.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from nnfmq.hal.errors import NnfmqError
+from nnfmq.hal.errors import NnfmqError, UnsupportedModel
 
 COMMANDS = {
     "demo": "classify handwritten digits in a private driver; a first test of an installation",
@@ -49,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _stdout_closed()
     except SystemExit as ended:  # argparse: 0 after --help and --version, 2 after a usage error
         return ended.code if isinstance(ended.code, int) else 1
+    except UnsupportedModel as error:
+        return _unsupported(error)
     except (NnfmqError, OSError) as error:
         return _failed(describe(error))
     except ImportError as error:
@@ -123,6 +126,17 @@ class _PrintVersion(argparse.Action):
 
 def _failed(line: str) -> int:
     print(f"nnfmq: error: {line}", file=sys.stderr)
+    return 1
+
+
+def _unsupported(error: UnsupportedModel) -> int:
+    """Print the first line of a model's problems and, if there are more, a table of all."""
+    first, *more = str(error).splitlines()
+    _failed(first)
+    if more:
+        from nnfmq.cli.problems_table import print_problems
+
+        print_problems(error)
     return 1
 
 

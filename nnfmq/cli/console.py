@@ -90,6 +90,16 @@ def console(no_color: bool, at_least: int = 0) -> Console:
     return screen
 
 
+def error_console() -> Console:
+    """Return a plain console on stderr, 100 columns wide if that is not a terminal."""
+    from rich.console import Console
+
+    screen = Console(stderr=True, no_color=True, highlight=False, emoji=False, markup=False)
+    if not screen.is_terminal and "COLUMNS" not in os.environ:
+        screen.width = max(screen.width, _WIDTH_IN_A_FILE)
+    return screen
+
+
 @contextmanager
 def compiling(no_color: bool) -> Iterator[Callable[[int, int], None] | None]:
     """Yield a progress callback for `Device.prepare` that draws a bar on stderr; None if stderr is not a terminal."""

@@ -14,6 +14,7 @@ Source: the HAL's ErrorStatus (HIDL 1.0 and 1.3). BAD_STATE and DEAD_OBJECT are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ __all__ = [
     "MissedDeadline",
     "MissedDeadlinePersistent",
     "MissedDeadlineTransient",
+    "ModelProblem",
     "NnfmqError",
     "OutputInsufficientSize",
     "ProtocolError",
@@ -39,6 +41,7 @@ __all__ = [
     "ResourceExhaustedPersistent",
     "ResourceExhaustedTransient",
     "TransportError",
+    "UnsupportedModel",
 ]
 
 
@@ -83,6 +86,27 @@ class InvalidArgument(HalError, ValueError):
 
 class BadState(InvalidArgument):
     """INVALID_ARGUMENT: the object's state does not allow this call (NNAPI: BAD_STATE). The driver was not called."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProblem:
+    """Why an importer cannot convert an operator of a model file, or the whole model: then `operator` is "".
+
+    `types` has the element types of the operator's inputs and outputs, as the file names them: "FLOAT32 → INT8".
+    """
+
+    index: int
+    operator: str
+    types: str
+    reason: str
+
+
+class UnsupportedModel(InvalidArgument):
+    """INVALID_ARGUMENT: a model file uses what cannot be imported; `problems` has all operators concerned."""
+
+    def __init__(self, message: str, problems: tuple[ModelProblem, ...]) -> None:
+        super().__init__(message)
+        self.problems = problems
 
 
 class DeviceUnavailable(HalError):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 from nnfmq.importers.examples import example_path
 from nnfmq.importers.file_format import importer_of, read_source
 from nnfmq.importers.loaded_model import LoadedModel
@@ -26,8 +26,8 @@ def load(
         shapes: New shapes of inputs, by their names or indexes, for example `{"image": (4, 224, 224, 3)}`.
 
     Raises:
-        InvalidArgument: If the file is no model, is corrupt or uses an unsupported feature; the message says what the
-            file is, or names the operators and tensors.
+        UnsupportedModel: If operators or tensors of the model are not supported; it lists all of them.
+        InvalidArgument: If the file is no model, or is corrupt; the message says what the file is.
         OSError: If the file cannot be read.
     """
     file = read_source(source, shapes)
@@ -36,5 +36,8 @@ def load(
     except InvalidArgument as error:
         if file.path is None:
             raise
-        raise InvalidArgument(f"{file.path}: {error}") from None
+        message = f"{file.path}: {error}"
+        if isinstance(error, UnsupportedModel):
+            raise UnsupportedModel(message, error.problems) from None
+        raise InvalidArgument(message) from None
     return loaded

@@ -3,17 +3,20 @@
     bytes ── flatbuffer_verifier ── tflite_file: records ── tflite_operators: conversion ── graph_builder ── Model
 
 The file is not trusted: time and memory are bounded by its size. A corrupt file raises InvalidArgument with the field
-and the byte offset, an unsupported feature with the operator and the tensor. Several subgraphs, sparse tensors,
-external buffers and custom operators are not supported.
+and the byte offset. Unsupported operators and tensors raise UnsupportedModel, which lists all of them. Several
+subgraphs, sparse tensors, external buffers and custom operators are not supported.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers.file_format import ModelSource
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.loaded_model import LoadedModel
-from nnfmq.importers.tflite_file import TfliteFile, read
+from nnfmq.importers.problems import Problems
+from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator, read
 from nnfmq.importers.tflite_operators import ConversionContext, convert_operator, live_operators
 
 __all__ = ["import_model"]
@@ -32,15 +35,36 @@ def import_model(source: ModelSource) -> LoadedModel:
 
 def _import(file: TfliteFile) -> LoadedModel:
     # Constants may be larger than the file: missing biases become zeros, dequantized weights four times their size.
-    builder = GraphBuilder(max_constant_bytes=4 * file.size_bytes + 65536)
+    builder, problems = GraphBuilder(max_constant_bytes=4 * file.size_bytes + 65536), Problems()
     context = ConversionContext(file, builder)
-    inputs = [context.model_input(index) for index in file.inputs]
+    if file.subgraph_count != 1:
+        problems.add(f"{file.subgraph_count} subgraphs: only models of exactly one are supported")
+    inputs = _all(problems, context.model_input, file.inputs)
     for operator in live_operators(file):
-        convert_operator(context, operator)
-    outputs = [context.model_output(index) for index in file.outputs]
+        _convert(context, operator, problems)
+    outputs = _all(problems, context.model_output, file.outputs)
+    problems.raise_if_any()
     if not inputs or not outputs:
         raise InvalidArgument(f"{len(inputs)} inputs and {len(outputs)} outputs: a model needs at least one of each")
     inputs += [state.before for state in context.states]
     outputs += [state.after for state in context.states]
     model = builder.build(inputs, outputs)
     return LoadedModel(model, context.infos(file.inputs), context.infos(file.outputs))
+
+
+def _convert(context: ConversionContext, operator: TfliteOperator, problems: Problems) -> None:
+    """Add the operations of an operator; or a problem, and operands for its results, which later operators read."""
+    try:
+        convert_operator(context, operator)
+    except InvalidArgument as error:
+        problems.add(str(error), operator.index, operator.name, context.file.types(operator))
+        context.assume_written(operator)
+
+
+def _all(problems: Problems, convert: Callable[[int], int], indexes: Iterable[int]) -> list[int]:
+    """Return the operands of a model's inputs or outputs, and collect the problems of those that have none."""
+    operands = []
+    for index in indexes:
+        with problems.collect():
+            operands.append(convert(index))
+    return operands

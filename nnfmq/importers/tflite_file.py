@@ -21,6 +21,7 @@ __all__ = ["TfliteFile", "TfliteOperator", "TfliteTensor", "read"]
 # The limits bound the work on a hostile file; TFLite's own kernels stop at rank 8.
 _MAX_RANK = 8
 _MAX_NAME_BYTES = 4096
+_TYPES_SHOWN = 8  # of an operator, in messages
 _MAX_TENSOR_BYTES = 2**32 - 1  # the HAL's limit on an operand
 _MAX_FILE_BYTES = 2**31 - 1  # flatbuffers' own
 
@@ -82,7 +83,7 @@ class TfliteOperator:
 
 
 def read(data: bytes) -> TfliteFile:
-    """Verify a TFLite file and return its only subgraph. Raises InvalidArgument if it is invalid or unsupported."""
+    """Verify a TFLite file and return its first subgraph. Raises InvalidArgument if it is invalid."""
     if len(data) > _MAX_FILE_BYTES:
         raise InvalidArgument(f"a file of {len(data)} bytes: flatbuffers end at {_MAX_FILE_BYTES}")
     flatbuffer_verifier.verify(data, tflite_schema.MODEL, tflite_schema.IDENTIFIER)
@@ -91,20 +92,24 @@ def read(data: bytes) -> TfliteFile:
     model = tflite.Model.GetRootAs(data, 0)
     if model.Version() != tflite_schema.VERSION:
         raise InvalidArgument(f"TFLite schema version {model.Version()}: only {tflite_schema.VERSION} is known")
-    if model.SubgraphsLength() != 1:
-        raise InvalidArgument(f"{model.SubgraphsLength()} subgraphs: only models of exactly one are supported")
+    if model.SubgraphsLength() == 0:
+        raise InvalidArgument("0 subgraphs: a model has at least one")
     return TfliteFile(model, len(data))
 
 
 class TfliteFile:
-    """The subgraph of a checked file; its vectors are read within one budget, so that overlaps cannot multiply work."""
+    """The first subgraph of a checked file.
+
+    Its vectors are read within one budget, so that overlaps cannot multiply the work.
+    """
 
     def __init__(self, model: Any, size_bytes: int) -> None:
         self._model = model
         self._subgraph = model.Subgraphs(0)
         self._elements_left = size_bytes
-        self._tensors: dict[int, TfliteTensor] = {}
+        self._tensors: dict[int, TfliteTensor | str] = {}  # or why it is invalid, so that it is read once
         self.size_bytes = size_bytes
+        self.subgraph_count = model.SubgraphsLength()
         self.inputs = self._ints(self._subgraph.InputsLength(), self._subgraph.InputsAsNumpy)
         self.outputs = self._ints(self._subgraph.OutputsLength(), self._subgraph.OutputsAsNumpy)
 
@@ -132,8 +137,23 @@ class TfliteFile:
             try:
                 self._tensors[index] = self._tensor(index, name, raw)
             except InvalidArgument as error:
-                raise InvalidArgument(f"tensor {index} ({name[:80]!r}): {error}") from None
-        return self._tensors[index]
+                self._tensors[index] = f"tensor {index} ({name[:80]!r}): {error}"
+        tensor = self._tensors[index]
+        if isinstance(tensor, str):
+            raise InvalidArgument(tensor)
+        return tensor
+
+    def types(self, operator: TfliteOperator) -> str:
+        """Return the element types of an operator's tensors as the file names them: `FLOAT32, INT8 → FLOAT32`."""
+        return " → ".join(self._type_names(indexes) for indexes in (operator.inputs, operator.outputs))
+
+    def _type_names(self, indexes: tuple[int, ...]) -> str:
+        count = self._subgraph.TensorsLength()
+        names = [
+            _type_name(self._subgraph.Tensors(index).Type()) if 0 <= index < count else "none"
+            for index in indexes[:_TYPES_SHOWN]
+        ]
+        return ", ".join(names) + (", …" if len(indexes) > len(names) else "") or "none"
 
     def _spend(self, count: int) -> None:
         self._elements_left -= count

@@ -1,8 +1,8 @@
 """Conversion of TFLite operators to HAL operations: CONVERTERS, by the operator's name.
 
 A converter reads an operator's options and adds one operation, rarely more. It rejects only what the HAL cannot express
-or would interpret differently; `validation` decides whether the result is a valid model. `convert_operator` adds the
-operator's name to messages. Argument lists: the operation documents of HAL 1.0 to 1.3 and of AIDL.
+or would interpret differently; `validation` decides whether the result is a valid model. Argument lists: the operation
+documents of HAL 1.0 to 1.3 and of AIDL.
 """
 
 from __future__ import annotations
@@ -37,23 +37,13 @@ def convert_operator(context: ConversionContext, operator: TfliteOperator) -> No
     """Add the operations that compute `operator`.
 
     Raises:
-        InvalidArgument: If the operator is not supported; the message names it.
+        InvalidArgument: If the operator is not supported; the message is the reason.
     """
     converter = CONVERTERS.get(operator.name)
     if converter is None:
-        raise InvalidArgument(f"{operator} is not supported; it writes {_written(context, operator)}")
-    try:
-        _check_counts_and_options(converter, operator)
-        converter.convert(context, operator)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{operator}: {error}") from None
-
-
-def _written(context: ConversionContext, operator: TfliteOperator) -> str:
-    try:
-        return str(context.file.tensor(operator.outputs[0])) if operator.outputs else "no tensor"
-    except InvalidArgument as error:
-        return str(error)
+        raise InvalidArgument("is not supported")
+    _check_counts_and_options(converter, operator)
+    converter.convert(context, operator)
 
 
 def _check_counts_and_options(converter: OpConverter, operator: TfliteOperator) -> None:

@@ -8,6 +8,7 @@ execution to the next one, and starts with zeros (quantized: the zero point). Th
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -130,6 +131,15 @@ class ConversionContext:
         self._check_unwritten(tensor)
         lifetime = LifeTime.SUBGRAPH_OUTPUT if self.is_model_output(index) else LifeTime.TEMPORARY_VARIABLE
         return self._add(tensor, lifetime, shape)
+
+    def assume_written(self, operator: TfliteOperator) -> None:
+        """Give the results of an operator that cannot be converted operands, so that their readers can be converted."""
+        for index in operator.outputs:
+            if index in self._operands:
+                continue
+            with suppress(InvalidArgument):  # a tensor of an unsupported type: its readers report that
+                lifetime = LifeTime.SUBGRAPH_OUTPUT if self.is_model_output(index) else LifeTime.TEMPORARY_VARIABLE
+                self._add(self.file.tensor(index), lifetime)
 
     def temporary(self, tensor: TfliteTensor, shape: tuple[int, ...]) -> int:
         """Return a new operand between two operations of one operator, typed and quantized like `tensor`."""

@@ -7,6 +7,7 @@ that the HAL does not have (SHAPE).
 
 from __future__ import annotations
 
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator
 
 __all__ = ["live_operators"]
@@ -37,5 +38,12 @@ def _read(file: TfliteFile, operator: TfliteOperator) -> list[int]:
     size_position = _SIZES.get(operator.name, -1)
     if not 0 <= size_position < len(operator.inputs) or len(operator.outputs) != 1:
         return list(operator.inputs)
-    is_stated = bool(file.tensor(operator.outputs[0]).shape)
+    is_stated = _has_stated_shape(file, operator.outputs[0])
     return [index for position, index in enumerate(operator.inputs) if position != size_position or not is_stated]
+
+
+def _has_stated_shape(file: TfliteFile, index: int) -> bool:
+    try:
+        return bool(file.tensor(index).shape)
+    except InvalidArgument:  # the conversion of the operator reports it
+        return True
