@@ -104,7 +104,7 @@ class ModelProblem:
 class UnsupportedModel(InvalidArgument):
     """INVALID_ARGUMENT: a model file uses what cannot be imported; `problems` has all operators concerned."""
 
-    def __init__(self, message: str, problems: tuple[ModelProblem, ...]) -> None:
+    def __init__(self, message: str, problems: tuple[ModelProblem, ...] = ()) -> None:
         super().__init__(message)
         self.problems = problems
 

@@ -36,7 +36,7 @@ def test_every_error_is_a_hal_error_or_a_transport_error_and_is_public() -> None
     classes = set(subclasses(NnfmqError))
     assert classes == {HalError, TransportError, *subclasses(HalError), *subclasses(TransportError)}
     assert not set(subclasses(HalError)) & set(subclasses(TransportError))
-    assert {kind.__name__ for kind in classes} | {"NnfmqError", "ErrorStatus"} == set(errors.__all__)
+    assert {kind.__name__ for kind in classes} | {"NnfmqError", "ErrorStatus", "ModelProblem"} == set(errors.__all__)
     assert all(getattr(nnfmq, kind.__name__) is kind for kind in classes)
 
 
