@@ -5,6 +5,9 @@ The structs below are the field table of both directions: `encode_model` convert
 is the wire format; unknown, missing and surplus fields are rejected. Extensions are sent by name, with the prefixes of
 this model. The bytes contain the sizes of the pools; the caller sends their file descriptors in the same order.
 
+A model may have millions of operands, and neither decoding nor converting one array releases the GIL. So the arrays of
+operands and operations are divided into their entries first, of which a slice is then decoded at a time.
+
 Whether the model is valid (indexes within the subgraph, locations within the pools, scales) is checked by `validation`.
 
 Source: the HAL's Model, Subgraph, Operation and Operand.
@@ -12,8 +15,9 @@ Source: the HAL's Model, Subgraph, Operation and Operand.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, TypeAlias
+import struct
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -23,7 +27,9 @@ from nnfmq.hal.types import (
     ExtensionNameAndPrefix,
     LifeTime,
     Model,
+    Operand,
     OperandType,
+    Operation,
     OperationType,
     Pool,
     Subgraph,
@@ -36,6 +42,12 @@ I32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 U63: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 MAX_EXTENSIONS = 1024  # of one model
+SLICE_RECORDS = 512  # operands or operations that are decoded at a time, in about 0.5 ms
+
+
+_OperandT = TypeVar("_OperandT")
+_OperationT = TypeVar("_OperationT")
+_RecordT = TypeVar("_RecordT", Operand, Operation)
 
 
 class _Wire(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -71,9 +83,9 @@ class _Operation(_Wire, frozen=True):
     outputs: tuple[U32, ...]
 
 
-class _Subgraph(_Wire, frozen=True):
-    operands: tuple[_Operand, ...]
-    operations: tuple[_Operation, ...]
+class _Subgraph(_Wire, Generic[_OperandT, _OperationT], frozen=True):
+    operands: tuple[_OperandT, ...]
+    operations: tuple[_OperationT, ...]
     input_indexes: tuple[U32, ...]
     output_indexes: tuple[U32, ...]
 
@@ -83,9 +95,9 @@ class _Extension(_Wire, frozen=True):
     prefix: Annotated[int, Meta(ge=0, le=2**16 - 1)]
 
 
-class _Model(_Wire, frozen=True):
-    main: _Subgraph
-    referenced: tuple[_Subgraph, ...]
+class _Model(_Wire, Generic[_OperandT, _OperationT], frozen=True):
+    main: _Subgraph[_OperandT, _OperationT]
+    referenced: tuple[_Subgraph[_OperandT, _OperationT], ...]
     operand_values: bytes
     pool_sizes: tuple[U63, ...]
     relax_computation_float32_to_float16: bool
@@ -94,7 +106,18 @@ class _Model(_Wire, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 msgspec.convert((), tuple[Subgraph, ...])  # while there is one thread, see `messages.common`
-_decoder = msgspec.msgpack.Decoder(_Model)
+_decoder = msgspec.msgpack.Decoder(_Model[msgspec.Raw, msgspec.Raw])
+_operands_decoder = msgspec.msgpack.Decoder(tuple[_Operand, ...])
+_operations_decoder = msgspec.msgpack.Decoder(tuple[_Operation, ...])
+_ARRAY_32, _ARRAY = 0xDD, struct.Struct(">BI")  # of MessagePack: an array with a length of 32 bits
+
+
+def _accept(_size_bytes: int) -> None:
+    """Accept records of any size."""
+
+
+def _go_on() -> None:
+    """Let decoding go on."""
 
 
 def encode_model(model: Model) -> tuple[bytes, tuple[Pool, ...]]:
@@ -120,22 +143,30 @@ def encode_model(model: Model) -> tuple[bytes, tuple[Pool, ...]]:
     return _encoder.encode(wire), model.pools
 
 
-def _encode_subgraph(subgraph: Subgraph) -> _Subgraph:
-    return msgspec.convert(subgraph, _Subgraph, from_attributes=True)
+def _encode_subgraph(subgraph: Subgraph) -> _Subgraph[_Operand, _Operation]:
+    return msgspec.convert(subgraph, _Subgraph[_Operand, _Operation], from_attributes=True)
 
 
-def _decode_subgraph(wire: _Subgraph) -> Subgraph:
-    return msgspec.convert(wire, Subgraph, from_attributes=True)
-
-
-def decode_model(data: BytesLike, pools: Sequence[Pool]) -> Model:
+def decode_model(
+    data: BytesLike,
+    pools: Sequence[Pool],
+    admit: Callable[[int], None] = _accept,
+    check: Callable[[], None] = _go_on,
+) -> Model:
     """Return the model in `data` over `pools`, the memories that came with it in their order; it keeps them.
 
     `operand_values` is a copy.
 
+    Args:
+        data: The encoded model.
+        pools: The memories.
+        admit: Called once with the size of all operands and operations in bytes, before they are decoded. May raise.
+        check: Called between slices of operands or operations. May raise, to end the decoding.
+
     Raises:
         ProtocolError: If `data` is not exactly one encoded model, or the number of pools differs, or a pool is smaller
             than the model states.
+        Exception: Any error that `admit` or `check` raises.
     """
     try:
         wire = _decoder.decode(data)
@@ -146,11 +177,43 @@ def decode_model(data: BytesLike, pools: Sequence[Pool]) -> Model:
     for index, (size, pool) in enumerate(zip(wire.pool_sizes, pools, strict=True)):
         if pool.size_bytes < size:
             raise ProtocolError(f"pool {index} of the model has {size} bytes, the received one {pool.size_bytes}")
+    admit(len(data) - len(wire.operand_values))
     return Model(
-        main=_decode_subgraph(wire.main),
-        referenced=tuple(_decode_subgraph(subgraph) for subgraph in wire.referenced),
+        main=_decode_subgraph(wire.main, "main", check),
+        referenced=tuple(
+            _decode_subgraph(subgraph, f"referenced[{index}]", check) for index, subgraph in enumerate(wire.referenced)
+        ),
         operand_values=wire.operand_values,
         pools=tuple(pools),
         relax_computation_float32_to_float16=wire.relax_computation_float32_to_float16,
         extensions=msgspec.convert(wire.extensions, tuple[ExtensionNameAndPrefix, ...], from_attributes=True),
     )
+
+
+def _decode_subgraph(wire: _Subgraph[msgspec.Raw, msgspec.Raw], name: str, check: Callable[[], None]) -> Subgraph:
+    return Subgraph(
+        _decode_slices(wire.operands, _operands_decoder, tuple[Operand, ...], f"{name}.operands", check),
+        _decode_slices(wire.operations, _operations_decoder, tuple[Operation, ...], f"{name}.operations", check),
+        wire.input_indexes,
+        wire.output_indexes,
+    )
+
+
+def _decode_slices(
+    records: Sequence[msgspec.Raw],
+    decoder: msgspec.msgpack.Decoder[Any],
+    kind: type[tuple[_RecordT, ...]],
+    name: str,
+    check: Callable[[], None],
+) -> tuple[_RecordT, ...]:
+    decoded: list[_RecordT] = []
+    for begin in range(0, len(records), SLICE_RECORDS):
+        if begin:
+            check()
+        part = records[begin : begin + SLICE_RECORDS]
+        try:
+            wire = decoder.decode(_ARRAY.pack(_ARRAY_32, len(part)) + b"".join(part))
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"the model's {name}, counted from {begin}, cannot be read: {error}") from error
+        decoded += msgspec.convert(wire, kind, from_attributes=True)
+    return tuple(decoded)

@@ -8,7 +8,8 @@ quota is charged, before the memory is taken, with
 * the operand values of executions and the arenas of compiled code, as long as an execution is bound or they are cached
   for the next one (`engines.memory_budget`);
 * copies of data in files, and managed buffers;
-* large messages while they wait to be handled, and the objects into which they are decoded.
+* large messages while they wait to be handled, and the objects into which they are decoded, a model's until its last
+  user has dropped it.
 
 It is not charged with what a device compiles, whether that is private to this worker or shared: the size of a compiled
 program grows with its model, which is charged to each client that has it. Nor with what a kernel allocates within one
@@ -43,6 +44,8 @@ from nnfmq.service.memory_shares import MemoryShare
 
 LIMIT_VARIABLE = "NNFMQ_CLIENT_MEMORY_MIB"
 TOTAL_VARIABLE = "NNFMQ_MEMORY_MIB"
+DECODED_BYTES_PER_BYTE = 16
+"""An estimate: the size of a decoded message's objects, divided by the message's size."""
 _MIB = 1 << 20
 
 ReceivedMemory: TypeAlias = Memory | FileMemory
@@ -76,6 +79,12 @@ class QuotaCharge:
     def __init__(self, quota: MemoryQuota, size: int) -> None:
         self._quota = quota
         self._size = size
+
+    def add(self, size: int) -> None:
+        """Charge `size` bytes more. Raises as `MemoryQuota.charge`."""
+        more = self._quota.charge(size)
+        self._size += more._size
+        more._size = 0
 
     def close(self) -> None:
         """Return the bytes to the quota. Idempotent."""

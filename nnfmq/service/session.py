@@ -57,13 +57,12 @@ from nnfmq.service.handlers import (
 from nnfmq.service.handlers.base import BlockingHandler
 from nnfmq.service.handshake import check_hello
 from nnfmq.service.interface_versions import InterfaceVersion
-from nnfmq.service.memory_quota import MemoryQuota, QuotaCharge
+from nnfmq.service.memory_quota import DECODED_BYTES_PER_BYTE, MemoryQuota, QuotaCharge
 from nnfmq.service.memory_shares import MemoryShare
 from nnfmq.service.session_context import SessionContext
 
 IDLE_TRIM_MS = 2000
 CALLS_MAX = 256  # queued or running, for each client; further calls are rejected immediately
-_DECODED_BYTES_PER_BYTE = 16  # an estimate: the size of a decoded message's objects, divided by the message's size
 _log = logging.getLogger("nnfmq.session")
 
 
@@ -191,9 +190,9 @@ class Session(SessionContext):
         if size_bytes <= INLINE_BYTES:
             return self.quota.charge(0)
         # A larger message comes in a file, which may be sparse and so cost the client nothing. A model's bytes are kept
-        # as they are; the rest is decoded into objects.
+        # as they are and charged when they are decoded; the rest is decoded into objects now.
         model_bytes = len(getattr(message, "model", b""))
-        return self.quota.charge(model_bytes + (size_bytes - model_bytes) * _DECODED_BYTES_PER_BYTE)
+        return self.quota.charge(model_bytes + (size_bytes - model_bytes) * DECODED_BYTES_PER_BYTE)
 
     def _call(
         self, handler: BlockingHandler, message: Any, fds: list[int], received_ns: int, charge: QuotaCharge

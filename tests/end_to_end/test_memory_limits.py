@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.drivers import Daemon, InThread, Process, running_daemon, short_folder, until
-from support.small_models import F32, I32, INPUT, OUTPUT, TEMPORARY, graph, scalar, vector
+from support.small_models import F32, I32, INPUT, OUTPUT, TEMPORARY, graph, scalar, vector, with_unused_operands
 
 import nnfmq
-from nnfmq.hal.errors import ResourceExhausted, ResourceExhaustedPersistent, ResourceExhaustedTransient
+from nnfmq.hal.errors import ErrorStatus, ResourceExhausted, ResourceExhaustedPersistent, ResourceExhaustedTransient
 from nnfmq.hal.types import Model, Operand, Operation, OperationType
+from nnfmq.serialize import messages
+from nnfmq.serialize.model_codec import encode_model
 
 MIB = 1 << 20
 LIMIT_MIB = 64
@@ -102,6 +104,20 @@ def test_a_size_that_never_fits_is_refused_for_good_and_one_that_fits_alone_for_
             with pytest.raises(ResourceExhaustedTransient):
                 run(second, 40 * 256)
         assert run(second, 40 * 256) == ROW - 1
+
+
+def test_operands_whose_objects_would_exceed_the_limit_are_refused_before_they_are_decoded(
+    limited: nnfmq.Client,
+) -> None:
+    data, _ = encode_model(with_unused_operands(LIMIT_MIB * MIB // 256))  # 6.5 MiB, and 104 MiB of objects
+    connection, before = limited.connection, peak_bytes(limited)
+    message = messages.GetSupportedOperations(connection.next_call_id(), "reference", data)
+    refused = connection.exchange(message, messages.SupportedOperations)
+    assert refused.status is ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
+    assert f"the limit is {LIMIT_MIB * MIB}" in refused.message
+    assert peak_bytes(limited) - before < LIMIT_MIB * MIB
+    with limited.device("reference").prepare(tiles(16)) as small:
+        assert run(small, 16) == ROW - 1
 
 
 def test_a_neighbour_executes_while_a_client_is_refused(limited_driver: Daemon, limited: nnfmq.Client) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.small_models import two_adds
 
-from nnfmq.hal.errors import InvalidArgument, ProtocolError
+from nnfmq.hal.errors import DeadObject, InvalidArgument, ProtocolError
 from nnfmq.hal.types import (
     ChannelQuant,
     DataLocation,
@@ -24,7 +24,7 @@ from nnfmq.hal.types import (
     OperationType,
     Subgraph,
 )
-from nnfmq.serialize.model_codec import decode_model, encode_model
+from nnfmq.serialize.model_codec import SLICE_RECORDS, decode_model, encode_model
 from nnfmq.validation import validate_model
 
 
@@ -167,8 +167,51 @@ def test_a_wrong_number_of_parts_is_rejected(wire: Any) -> None:
 
 
 def test_the_error_names_the_position_in_the_model() -> None:
-    with pytest.raises(ProtocolError, match=r"are not a model: Invalid enum value 16 - at `\$\[0\]"):
-        decode_model(changed((0, 0, 0, 0), 16), POOLS)
+    with pytest.raises(ProtocolError, match=r"not a model: .* - at `\$\[0\]\[2\]\[0\]`"):
+        decode_model(changed((0, 2, 0), -1), POOLS)
+    with pytest.raises(ProtocolError, match=r"main.operands, counted from 0, .* enum value 16 - at `\$\[2\]\[0\]`"):
+        decode_model(changed((0, 0, 2, 0), 16), POOLS)
+    with pytest.raises(ProtocolError, match=r"referenced\[0\].operations, counted from 0, .*: Expected `array`"):
+        decode_model(changed((1, 0, 1), [7]), POOLS)
+
+
+SLICES = replace(MAIN, operands=MAIN.operands * SLICE_RECORDS, operations=MAIN.operations * (2 * SLICE_RECORDS + 1))
+
+
+def test_a_model_of_many_slices_round_trips() -> None:
+    model = Model(MAIN, (SLICES, OTHER))
+    data, pools = encode_model(model)
+    assert decode_model(data, pools) == model
+
+
+def test_decoding_is_checked_between_slices_and_ends_with_an_error() -> None:
+    calls: list[str] = []
+    data, _ = encode_model(Model(SLICES))
+    decode_model(data, (), check=lambda: calls.append("slice"))
+    assert len(calls) == (len(MAIN.operands) - 1) + 2
+
+    def fail() -> None:
+        raise DeadObject("no longer wanted")
+
+    with pytest.raises(DeadObject, match="no longer wanted"):
+        decode_model(data, (), check=fail)
+
+
+def test_a_model_of_one_slice_is_not_checked() -> None:
+    def fail() -> None:
+        raise AssertionError
+
+    assert decode_model(DATA, POOLS, check=fail) == MODEL
+
+
+def test_the_size_of_the_records_is_known_before_they_are_decoded() -> None:
+    sizes: list[int] = []
+    values = bytes(10_000)
+    data, _ = encode_model(replace(MODEL, operand_values=values))
+    decode_model(data, POOLS, admit=sizes.append)
+    assert sizes == [len(data) - len(values)]
+    with pytest.raises(ZeroDivisionError):  # before the invalid operand is seen
+        decode_model(changed((0, 0, 0, 0), 16), POOLS, admit=lambda _size: print(1 // 0))
 
 
 def test_excessive_nesting_is_rejected() -> None:

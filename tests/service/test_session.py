@@ -53,11 +53,11 @@ from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue, core_name
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.model_codec import encode_model
-from nnfmq.service import checkpoint, device, session_context
+from nnfmq.service import checkpoint, device, received_models, session_context
 from nnfmq.service import session as session_module
 from nnfmq.service.client_process import ClientProcess
 from nnfmq.service.driver_prepared_model import DriverPreparedModel
-from nnfmq.service.handlers import model_calls
+from nnfmq.service.memory_quota import DECODED_BYTES_PER_BYTE
 
 ADD = models.add_model()
 SUM = [11.0, 22.0, 33.0, 44.0]
@@ -442,11 +442,12 @@ def test_a_model_is_charged_with_its_pools_until_it_is_released(
     client: ProtocolPeer, resources: ExitStack, running: Running
 ) -> None:
     data, fds = pooled(ADD, resources)
+    objects = DECODED_BYTES_PER_BYTE * (len(data) - len(ADD.operand_values))
     for model_id, number in ((1, 10), (2, 11)):
         client.send(prepare_message(number, data, pools=ONE_POOL), fds)
         client.receive(messages.Reply)
         assert client.receive(messages.PreparedModelReady).model_id == model_id
-        assert running.session.quota.charged_bytes == model_id * (len(data) + 64)
+        assert running.session.quota.charged_bytes == model_id * (len(data) + objects + 64)
     for model_id in (1, 2):
         client.send(messages.ReleaseModel(20 + model_id, model_id))
         client.receive(messages.Reply)
@@ -468,13 +469,13 @@ FAULTS = [
 
 
 def failing(error: type[Exception]) -> Callable[..., Any]:
-    def fail(*_: object) -> Any:
+    def fail(*_: object, **__: object) -> Any:
         raise error("unforeseen")
 
     return fail
 
 
-@pytest.mark.parametrize("place", [(model_calls, "decode_model"), (device, "validate_model")], ids=lambda p: p[1])
+@pytest.mark.parametrize("place", [(received_models, "decode_model"), (device, "validate_model")], ids=lambda p: p[1])
 @pytest.mark.parametrize(("error", "status"), FAULTS)
 def test_LIFE_8_a_model_that_cannot_be_read_is_rejected(
     place: tuple[Any, str],

@@ -13,11 +13,10 @@ from nnfmq.hal.errors import (
     ErrorStatus,
     InvalidArgument,
     NnfmqError,
-    ProtocolError,
     status_for_error,
 )
-from nnfmq.hal.timing import NO_LIMIT, from_limit_field
-from nnfmq.hal.types import Model, Priority
+from nnfmq.hal.timing import from_limit_field
+from nnfmq.hal.types import Priority
 from nnfmq.serialize.messages import (
     CachesData,
     GetSupportedOperations,
@@ -31,24 +30,21 @@ from nnfmq.serialize.messages import (
     SupportedOperations,
     hints_from_data,
 )
-from nnfmq.serialize.model_codec import decode_model
 from nnfmq.service.caching.compilation_cache import CacheFiles
-from nnfmq.service.checkpoint import Checkpoint
 from nnfmq.service.compile_jobs import PrepareContext, no_progress, prepare_context
 from nnfmq.service.constant_overlap import find_constant_ranges
 from nnfmq.service.driver_prepared_model import DriverPreparedModel
-from nnfmq.service.error_translation import errors_to_status
 from nnfmq.service.handle_table import NO_ID
 from nnfmq.service.handlers.base import BlockingHandler, InlineHandler, reply
-from nnfmq.service.memory_quota import QuotaCharge, adopt_files
-from nnfmq.service.private_memory import copy_constant_pools
+from nnfmq.service.memory_quota import QuotaCharge
+from nnfmq.service.received_models import receive_model
 from nnfmq.service.session_context import SessionContext
 
 
 def _get_supported_operations(
     context: SessionContext, message: GetSupportedOperations, fds: list[int], _received_ns: int
 ) -> None:
-    model, charge = _receive_model(context, message, fds)
+    model, charge = receive_model(context, message, fds)
     with closing(charge):
         supported = context.devices.find(message.device).supported_operations(model, context.interface.level)
         context.interface.check_consumers(model, message.consumers)
@@ -67,7 +63,7 @@ def _prepare(context: SessionContext, message: PrepareModel, fds: list[int], _re
     """
     with ExitStack() as files:
         caches = _receive_caches(message.caches, fds[len(message.pools) :], files)
-        model, charge = _receive_model(context, message, fds[: len(message.pools)])
+        model, charge = receive_model(context, message, fds[: len(message.pools)])
         with ExitStack() as undo:
             undo.callback(charge.close)
             context.models.require_capacity()
@@ -151,37 +147,6 @@ def _priority(_context: SessionContext, message: PrepareModel | PrepareModelFrom
 
 def _prepare_error(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
     return PreparedModelReady(call, status, text, NO_ID), Reply(call, status, text)
-
-
-def _receive_model(
-    context: SessionContext, message: PrepareModel | GetSupportedOperations, fds: list[int]
-) -> tuple[Model, QuotaCharge]:
-    """Return the model over private copies of its pools, and the charge for it.
-
-    Takes ownership of `fds` also if it raises, so call it before anything else that can raise.
-
-    Raises:
-        InvalidArgument: If a memory or the model's encoding is invalid.
-        ResourceExhausted: If the quota is exhausted.
-        MissedDeadlineTransient: If the deadline passes meanwhile.
-        MissedDeadlinePersistent: If it had passed before, and much would have to be copied.
-        DeadObject: If the session ends meanwhile.
-    """
-    check = Checkpoint(context, getattr(message, "deadline_ns", NO_LIMIT))
-    with ExitStack() as files, ExitStack() as undo:
-        memories = adopt_files(fds, message.pools)
-        for memory in memories:
-            files.callback(memory.close)
-        charge = context.quota.charge(len(message.model) + sum(memory.size_bytes for memory in memories))
-        undo.callback(charge.close)
-        pools = copy_constant_pools(memories, check)
-        try:
-            with errors_to_status("reading the model"):
-                model = decode_model(message.model, pools)
-        except ProtocolError as error:
-            raise InvalidArgument(str(error)) from error
-        undo.pop_all()
-    return model, charge
 
 
 def _release_model(context: SessionContext, message: ReleaseModel, _fds: list[int]) -> None:

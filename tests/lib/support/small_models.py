@@ -68,6 +68,11 @@ def with_constants(pool: Pool) -> Model:
     return replace(model, pools=(pool,))
 
 
+def with_unused_operands(count: int) -> Model:
+    """Return a model of `count` operands and no operation, which a driver rejects after it has decoded them."""
+    return Model(Subgraph((Operand(F32, (1, 2, 3, 4), lifetime=TEMPORARY),) * count, (), (), ()))
+
+
 def one_operation(code: OperationType, arguments: Sequence[Any], output: Operand) -> Model:
     """Return a model of one operation.
 
