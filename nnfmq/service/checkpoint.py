@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from nnfmq.hal.errors import DeadObject, MissedDeadlinePersistent, MissedDeadlineTransient
 from nnfmq.hal.timing import NO_LIMIT
@@ -12,6 +12,7 @@ from nnfmq.uncopyable import Uncopyable
 __all__ = ["Checkpoint"]
 
 _LOOK_INTERVAL_NS = 5_000_000  # a look at the client's process takes 0.1 ms
+_EXIT_S = 0.05
 
 
 class _Session(Protocol):
@@ -49,14 +50,21 @@ class Checkpoint(Uncopyable):
             MissedDeadlineTransient: If the deadline has passed since.
         """
         if self._session.is_closed:
-            raise DeadObject("the client has exited")
+            self._end("the client has exited")
         now_ns = time.monotonic_ns()
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + _LOOK_INTERVAL_NS
             if self._session.client_was_killed():
-                self._session.stop()
-                raise DeadObject("the client has been killed")
+                self._end("the client has been killed")
         if self._had_passed:
             raise MissedDeadlinePersistent("the deadline had passed before the model was received")
         if NO_LIMIT < self._deadline_ns <= now_ns:
             raise MissedDeadlineTransient("the deadline passed while the model was received")
+
+    def _end(self, reason: str) -> NoReturn:
+        """End the session, whose main thread exits the process, and raise DeadObject if that takes long."""
+        self._session.stop()
+        # Without this pause, this thread would free what it has made, perhaps millions of objects, and so keep the GIL
+        # from the main thread.
+        time.sleep(_EXIT_S)
+        raise DeadObject(reason)
