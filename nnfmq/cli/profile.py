@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import at_least_one, console, from_zero, new_file, print_json
+from nnfmq.cli.model_file import add_model_arguments, load_model
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ _BLAS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `profile`."""
     parser.usage = "%(prog)s [options] MODEL.tflite"
-    parser.add_argument("model", metavar="MODEL.tflite", type=Path)
+    add_model_arguments(parser)
     parser.add_argument("--device", choices=DEVICES, default=DEVICES[0], help="default: compiled")
     parser.add_argument(
         "--threads", metavar="N", type=at_least_one, help="threads of the device compiled (default: all CPUs)"
@@ -74,10 +75,9 @@ def execute(arguments: argparse.Namespace) -> int:
         return 2
     if "numpy" not in sys.modules:
         os.environ.update(dict.fromkeys(_BLAS, "1"))  # as in the driver
-    import nnfmq
     from nnfmq.validation import validate_model
 
-    model = nnfmq.load(arguments.model)
+    model = load_model(arguments)
     validate_model(model.model)
     inputs = _inputs(arguments, model.inputs)
     report = _report(arguments, model, inputs)

@@ -24,6 +24,7 @@ from nnfmq.cli.console import (
     shape_text,
     table,
 )
+from nnfmq.cli.model_file import add_model_arguments, load_model
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ EXAMPLES = """\
 examples:
   nnfmq run mobilenet.tflite --input photo.jpg --labels labels.txt
   nnfmq run mobilenet.tflite --input array.npy --repeat 200 --json
+  nnfmq run mobilenet.tflite --shape 4x224x224x3 --input batch.npy
   nnfmq run model.tflite --input raw.bin --output scores.npy --connect embedded
   nnfmq run speech.tflite --input step.npy --output step.npz
 
@@ -54,7 +56,8 @@ _STAGES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `run`."""
-    parser.add_argument("model", metavar="MODEL.tflite", type=Path)
+    parser.usage = "%(prog)s [options] --input FILE MODEL.tflite"
+    add_model_arguments(parser)
     parser.add_argument(
         "--input", metavar="FILE", type=Path, action="append", required=True,
         help="photo, .npy array, or raw elements; once for each input of the model (states may be omitted)",
@@ -87,10 +90,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Read the files, execute the model, print the result; return the exit status."""
-    import nnfmq
     from nnfmq.cli.inputs import read_inputs
 
-    model = nnfmq.load(arguments.model)
+    model = load_model(arguments)
     inputs = read_inputs(arguments.input, model.inputs)
     labels = None if arguments.labels is None else read_labels(arguments.labels)
     device, outputs, times = _burst(arguments, model, inputs)

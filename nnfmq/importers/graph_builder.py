@@ -10,12 +10,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperandType, Operation, Subgraph, element_bytes
+from nnfmq.operations import REGISTRY, signature
+from nnfmq.operations.prepare import infer_shapes, tensor_of
 
 __all__ = ["GraphBuilder"]
+
+_POSITIONS = ("indices", "lookups")  # attributes of which shape rules only use the shape; 0 is always valid
 
 
 class GraphBuilder:
@@ -25,6 +32,7 @@ class GraphBuilder:
         self._operands: list[Operand] = []
         self._operations: list[Operation] = []
         self._chunks: list[bytes | memoryview] = []
+        self._contents: dict[int, bytes | memoryview] = {}  # of the constants, by offset
         self._constant_bytes = 0
         self._max_constant_bytes = max_constant_bytes
         self._known: dict[Hashable, DataLocation] = {}
@@ -43,6 +51,7 @@ class GraphBuilder:
         offset = -(-self._constant_bytes // _alignment(len(data))) * _alignment(len(data))
         self.reserve(offset - self._constant_bytes + len(data))
         self._chunks += [bytes(offset - self._constant_bytes), data]
+        self._contents[offset] = data
         self._constant_bytes = offset + len(data)
         return DataLocation(0, offset, len(data))
 
@@ -100,6 +109,44 @@ class GraphBuilder:
     def operation(self, operation_type: OperationType, inputs: Sequence[int], *outputs: int) -> None:
         """Append an operation."""
         self._operations.append(Operation(operation_type, tuple(inputs), outputs))
+
+    @property
+    def operation_count(self) -> int:
+        """The number of operations so far."""
+        return len(self._operations)
+
+    def infer_shapes(self, begin: int) -> None:
+        """Give the outputs of the operations from `begin` on the shapes that follow from their inputs.
+
+        Raises:
+            InvalidArgument: If a shape depends on the data.
+            GeneralFailure: If the inputs' shapes violate a constraint of an operation.
+        """
+        for operation in self._operations[begin:]:
+            outputs = [self._operands[index] for index in operation.outputs]
+            inputs = [self._operands[index] for index in operation.inputs]
+            match = signature.match(REGISTRY[operation.type], inputs, outputs)
+            pairs = zip(match.parameters, inputs, strict=True)
+            arguments = [self._argument(parameter, operand) for parameter, operand in pairs]
+            if match.variant.plan is None:
+                raise InvalidArgument(f"{match.declaration.name} of these types cannot be resized")
+            for index, shape in zip(operation.outputs, infer_shapes(match, arguments, outputs).shapes, strict=True):
+                if any(extent < 1 for extent in shape):
+                    raise InvalidArgument("the shape of its result depends on the data")
+                self._operands[index] = replace(self._operands[index], dimensions=shape)
+
+    def _argument(self, parameter: signature.Parameter, operand: Operand) -> signature.Tensor | None:
+        """Return what a shape rule takes: attributes with their values. Raises InvalidArgument if one is computed."""
+        if operand.lifetime == LifeTime.NO_VALUE:
+            return None
+        value, dtype = None, signature.NUMPY_TYPES[operand.type]
+        if operand.lifetime == LifeTime.CONSTANT_COPY:
+            value = np.frombuffer(self._contents[operand.location.offset], dtype).reshape(operand.dimensions)
+        elif parameter.name in _POSITIONS:
+            value = np.zeros(operand.dimensions, dtype)
+        elif parameter.role is signature.Role.ATTRIBUTE:
+            raise InvalidArgument(f"the shape of its result depends on its {parameter.name}, which is not a constant")
+        return tensor_of(operand, operand.dimensions, value)
 
     def build(self, inputs: Sequence[int], outputs: Sequence[int]) -> Model:
         """Return the model, with one copy of all constants."""

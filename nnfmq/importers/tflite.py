@@ -10,14 +10,16 @@ subgraphs, sparse tensors, external buffers and custom operators are not support
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.importers.file_format import ModelSource
+from nnfmq.importers.file_format import ModelSource, Shapes
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.loaded_model import LoadedModel
 from nnfmq.importers.problems import Problems
 from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator, read
 from nnfmq.importers.tflite_operators import ConversionContext, convert_operator, live_operators
+from nnfmq.importers.tflite_resizing import Resizing
 
 __all__ = ["import_model"]
 
@@ -28,20 +30,19 @@ def import_model(source: ModelSource) -> LoadedModel:
     Raises:
         InvalidArgument: If the file is corrupt or uses an unsupported feature.
     """
-    if source.shapes:
-        raise InvalidArgument("inputs of .tflite files cannot be resized")
-    return _import(read(source.data))
+    return _import(read(source.data), source.shapes)
 
 
-def _import(file: TfliteFile) -> LoadedModel:
+def _import(file: TfliteFile, shapes: Shapes) -> LoadedModel:
     # Constants may be larger than the file: missing biases become zeros, dequantized weights four times their size.
     builder, problems = GraphBuilder(max_constant_bytes=4 * file.size_bytes + 65536), Problems()
     context = ConversionContext(file, builder)
+    convert = Resizing(context, shapes).convert if shapes else partial(convert_operator, context)
     if file.subgraph_count != 1:
         problems.add(f"{file.subgraph_count} subgraphs: only models of exactly one are supported")
     inputs = _all(problems, context.model_input, file.inputs)
     for operator in live_operators(file):
-        _convert(context, operator, problems)
+        _convert(context, operator, problems, convert)
     outputs = _all(problems, context.model_output, file.outputs)
     problems.raise_if_any()
     if not inputs or not outputs:
@@ -52,10 +53,15 @@ def _import(file: TfliteFile) -> LoadedModel:
     return LoadedModel(model, context.infos(file.inputs), context.infos(file.outputs))
 
 
-def _convert(context: ConversionContext, operator: TfliteOperator, problems: Problems) -> None:
+def _convert(
+    context: ConversionContext,
+    operator: TfliteOperator,
+    problems: Problems,
+    convert: Callable[[TfliteOperator], None],
+) -> None:
     """Add the operations of an operator; or a problem, and operands for its results, which later operators read."""
     try:
-        convert_operator(context, operator)
+        convert(operator)
     except InvalidArgument as error:
         problems.add(str(error), operator.index, operator.name, context.file.types(operator))
         context.assume_written(operator)

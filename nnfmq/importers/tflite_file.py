@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nnfmq.hal.errors import InvalidArgument
@@ -142,6 +142,21 @@ class TfliteFile:
         if isinstance(tensor, str):
             raise InvalidArgument(tensor)
         return tensor
+
+    def set_shape(self, index: int, shape: tuple[int, ...]) -> None:
+        """Replace the shape of a tensor that is no constant. Raises InvalidArgument if it cannot be one's shape."""
+        tensor = self.tensor(index)
+        if tensor.data is not None:
+            raise InvalidArgument(f"{tensor} is a constant: it cannot be resized")
+        if not all(isinstance(extent, int) and extent > 0 for extent in shape):
+            raise InvalidArgument(f"{tensor} cannot have the shape {list(shape)}: dimensions are positive integers")
+        _check_size(tensor.type, _checked_shape(shape), None, 8 if tensor.is_int64 else element_bytes(tensor.type))
+        self._tensors[index] = replace(tensor, shape=shape, rank=len(shape))
+
+    def signature(self, index: int) -> tuple[int, ...]:
+        """Return the shape of a tensor with -1 for each dimension that may change; () if the file does not state it."""
+        raw = self._subgraph.Tensors(index)
+        return self._ints(raw.ShapeSignatureLength(), raw.ShapeSignatureAsNumpy)
 
     def types(self, operator: TfliteOperator) -> str:
         """Return the element types of an operator's tensors as the file names them: `FLOAT32, INT8 → FLOAT32`."""

@@ -133,6 +133,7 @@ _SPARSITY = Table("SparsityParameters", ())
 _TENSOR = Table("Tensor", (
     Field(4, "Shape", Vector(_INT)), Field(6, "Type", _BYTE), Field(8, "Buffer", _INT), Field(10, "Name", String()),
     Field(12, "Quantization", _QUANTIZATION), Field(14, "IsVariable", _BYTE), Field(16, "Sparsity", _SPARSITY),
+    Field(18, "ShapeSignature", Vector(_INT)),
 ))  # fmt: skip
 _SUBGRAPH = Table("SubGraph", (
     Field(4, "Tensors", Vector(_TENSOR)), Field(6, "Inputs", Vector(_INT)), Field(8, "Outputs", Vector(_INT)),

@@ -98,7 +98,7 @@ class Fake(Managed):
         self.connected.append((path, embedded))
         return self
 
-    def load(self, path: object) -> Self:
+    def load(self, path: object, *, shapes: object = None) -> Self:
         return self
 
     def extension(self, name: str) -> ExtensionData:

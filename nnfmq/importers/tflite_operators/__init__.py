@@ -14,7 +14,7 @@ from nnfmq.importers.tflite_file import TfliteOperator
 from nnfmq.importers.tflite_operators.conversion import ConversionContext, OpConverter
 from nnfmq.importers.tflite_operators.pruning import live_operators
 
-__all__ = ["CONVERTERS", "ConversionContext", "OpConverter", "convert_operator", "live_operators"]
+__all__ = ["CONVERTERS", "ConversionContext", "OpConverter", "convert_operator", "converter_of", "live_operators"]
 
 _MODULES = (
     "data_movement_ops",
@@ -39,11 +39,16 @@ def convert_operator(context: ConversionContext, operator: TfliteOperator) -> No
     Raises:
         InvalidArgument: If the operator is not supported; the message is the reason.
     """
+    converter_of(operator).convert(context, operator)
+
+
+def converter_of(operator: TfliteOperator) -> OpConverter:
+    """Return the converter of `operator`, whose numbers of tensors and options it accepts. Raises InvalidArgument."""
     converter = CONVERTERS.get(operator.name)
     if converter is None:
         raise InvalidArgument("is not supported")
     _check_counts_and_options(converter, operator)
-    converter.convert(context, operator)
+    return converter
 
 
 def _check_counts_and_options(converter: OpConverter, operator: TfliteOperator) -> None:

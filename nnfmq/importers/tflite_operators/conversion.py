@@ -62,6 +62,8 @@ class ConversionContext:
         self._operands: dict[int, int] = {}
         self._states: dict[int, State] = {}
         self._outputs = frozenset(file.outputs)
+        self.resized_shapes: dict[int, tuple[int, ...]] = {}
+        """New shapes of results whose shape the file states for its own inputs; see `tflite_resizing`."""
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -91,6 +93,10 @@ class ConversionContext:
         if operand is None or self.builder[operand].lifetime != LifeTime.SUBGRAPH_OUTPUT:
             raise InvalidArgument(f"{tensor} cannot be a model output: no operator writes it")
         return operand
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        """Return the shape of the operand of tensor `index`, which an operator has written."""
+        return self.builder[self._operands[index]].dimensions
 
     def is_model_output(self, index: int) -> bool:
         """Return True if tensor `index` is a model output."""

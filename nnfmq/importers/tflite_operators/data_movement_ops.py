@@ -67,6 +67,8 @@ def _new_shape(context: ConversionContext, operator: TfliteOperator) -> int:
     A shape that the model computes is that of the output in the file, as far as the file knows it.
     """
     y = context.file.tensor(operator.outputs[0])
+    if y.index in context.resized_shapes:
+        return context.builder.int32_vector(context.resized_shapes[y.index])
     if len(operator.inputs) == 2 and operator.inputs[1] != -1:
         shape = context.file.tensor(operator.inputs[1])
         if shape.type != OperandType.TENSOR_INT32:

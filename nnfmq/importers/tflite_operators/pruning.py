@@ -10,9 +10,9 @@ from __future__ import annotations
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator
 
-__all__ = ["live_operators"]
+__all__ = ["SIZES", "live_operators"]
 
-_SIZES = {
+SIZES = {
     "BROADCAST_TO": 1,
     "FILL": 0,
     "RESHAPE": 1,
@@ -35,7 +35,7 @@ def live_operators(file: TfliteFile) -> list[TfliteOperator]:
 
 def _read(file: TfliteFile, operator: TfliteOperator) -> list[int]:
     """Return the tensors that the rule of `operator` reads."""
-    size_position = _SIZES.get(operator.name, -1)
+    size_position = SIZES.get(operator.name, -1)
     if not 0 <= size_position < len(operator.inputs) or len(operator.outputs) != 1:
         return list(operator.inputs)
     is_stated = _has_stated_shape(file, operator.outputs[0])

@@ -5,7 +5,7 @@ LiteRT keeps variable tensors itself, initially zeros; in nnfmq they are the las
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,15 +51,22 @@ class Ours:
         return outputs[:count]
 
 
-def ours(content: bytes) -> Ours:
-    """Load `content` and make it ready to run."""
-    return Ours(load(content))
+def ours(content: bytes, shapes: Mapping[str | int, Sequence[int]] | None = None) -> Ours:
+    """Load `content`, with inputs of `shapes`, and make it ready to run."""
+    return Ours(load(content, shapes=shapes))
 
 
 class Theirs:
     """A model loaded by LiteRT, with its reference kernels or the `optimized` ones. `keep_all` keeps inner tensors."""
 
-    def __init__(self, content: bytes, *, keep_all: bool = False, optimized: bool = False) -> None:
+    def __init__(
+        self,
+        content: bytes,
+        *,
+        keep_all: bool = False,
+        optimized: bool = False,
+        shapes: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
         litert: Any = pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
         kernels = litert.OpResolverType
         self.runner = litert.Interpreter(
@@ -70,6 +77,8 @@ class Theirs:
             experimental_preserve_all_tensors=keep_all,
             num_threads=1,
         )
+        for position, shape in (shapes or {}).items():
+            self.runner.resize_tensor_input(self.runner.get_input_details()[position]["index"], shape)
         self.runner.allocate_tensors()
 
     def __call__(self, inputs: Sequence[Array]) -> Arrays:

@@ -1,0 +1,48 @@
+"""The model of `run` and `profile`: its file, and new shapes for its inputs (`--shape`)."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nnfmq.importers import LoadedModel
+
+__all__ = ["add_model_arguments", "load_model"]
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the model's file and --shape."""
+    parser.add_argument("model", metavar="MODEL.tflite", type=Path)
+    parser.add_argument(
+        "--shape", metavar="SHAPE", type=_shape, action="append", default=[],
+        help="resize an input: 4x224x224x3, or NAME=4x224x224x3",
+    )  # fmt: skip
+
+
+def load_model(arguments: argparse.Namespace) -> LoadedModel:
+    """Return the model, with inputs of the shapes given.
+
+    Raises:
+        InvalidArgument: If the file or a shape is not supported.
+        OSError: If the file cannot be read.
+    """
+    import nnfmq
+
+    unnamed = [shape for name, shape in arguments.shape if not name]
+    shapes: dict[str | int, tuple[int, ...]] = dict(enumerate(unnamed))
+    shapes.update({name: shape for name, shape in arguments.shape if name})
+    return nnfmq.load(arguments.model, shapes=shapes)
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """Argparse type: the name of an input, or "", and a shape."""
+    name, _, shape = text.rpartition("=")
+    try:
+        extents = tuple(int(extent) for extent in shape.split("x"))
+    except ValueError:
+        extents = ()
+    if not extents or min(extents) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape; give positive numbers, as in 4x224x224x3")
+    return name, extents
