@@ -47,20 +47,39 @@ class ConnectionState:
             ProtocolError: If the message is not allowed in this phase, or a call uses the id of a pending call, or a
                 reply belongs to no pending call or has the wrong type for it.
         """
+        kind = type(message)
         with self._lock:
-            next_phase = TRANSITIONS[sender].get(self.phase, {}).get(type(message))
-            if next_phase is None:
-                phase = self.phase.value
-                raise ProtocolError(f"the {sender.value} may not send {_name(message)} while the connection is {phase}")
+            next_phase = self._next_phase(kind, sender)
             if isinstance(message, Call):
-                if type(message) in REPLIES:
-                    pending = self._pending[sender]
-                    if message.call in pending:
-                        raise ProtocolError(f"{_name(message)} uses call id {message.call}, which is still pending")
-                    pending[message.call] = _PendingCall(type(message), REPLIES[type(message)])
+                if kind in REPLIES:
+                    self._begin_call(kind, message.call, sender)
                 else:
                     _process_reply(message, self._pending[sender.peer])
             self.phase = next_phase
+
+    def process_call(self, kind: type[Call], call: int, sender: PeerRole) -> None:
+        """Record a call of `sender` whose message is not decoded. An error changes nothing.
+
+        Raises:
+            ProtocolError: As `process_message`.
+        """
+        with self._lock:
+            self._next_phase(kind, sender)  # which is the same: calls do not change the phase
+            self._begin_call(kind, call, sender)
+
+    def _next_phase(self, kind: type[Message], sender: PeerRole) -> Phase:
+        next_phase = TRANSITIONS[sender].get(self.phase, {}).get(kind)
+        if next_phase is None:
+            raise ProtocolError(
+                f"the {sender.value} may not send {kind.__name__} while the connection is {self.phase.value}"
+            )
+        return next_phase
+
+    def _begin_call(self, kind: type[Call], call: int, sender: PeerRole) -> None:
+        pending = self._pending[sender]
+        if call in pending:
+            raise ProtocolError(f"{kind.__name__} uses call id {call}, which is still pending")
+        pending[call] = _PendingCall(kind, REPLIES[kind])
 
     def cancel_call(self, message: Call, sender: PeerRole) -> None:
         """Remove a call that could not be sent after all. Replies, and calls that are not pending, change nothing."""

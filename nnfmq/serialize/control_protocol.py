@@ -70,6 +70,8 @@ from nnfmq.serialize.messages import (
     SetDeviceStatus,
     SupportedOperations,
 )  # fmt: skip
+from nnfmq.serialize.messages.common import U63
+from nnfmq.serialize.model_size import DECODED_BYTES_PER_BYTE
 from nnfmq.serialize.packets import BytesLike
 
 PROTOCOL = 1  # the version; every other version must be able to decode Hello, HelloReply and Refused
@@ -194,10 +196,23 @@ def fd_count(message: Message) -> int:
 # ------------------------------------------------------------------------------------------------ encoding
 
 
-class _Envelope(msgspec.Struct):
-    """The type of a rejected message, for the error's text."""
+class MessageSize(msgspec.Struct, frozen=True):
+    """What is known of a message before it is decoded.
+
+    Attributes:
+        type: The type's name; it is not checked.
+        call: The call id; 0 if the message has none.
+        model: The encoded model, without a copy; empty if the message has none.
+    """
 
     type: str
+    call: U63 = 0
+    model: msgspec.Raw = msgspec.Raw()
+
+    def decoded_bytes(self, encoded_bytes: int) -> int:
+        """Return the most memory that decoding the message takes; a model stays as it is."""
+        model_bytes = memoryview(self.model).nbytes
+        return model_bytes + (encoded_bytes - model_bytes) * DECODED_BYTES_PER_BYTE
 
 
 def _decoder(sender: PeerRole) -> msgspec.msgpack.Decoder[Message]:
@@ -205,7 +220,7 @@ def _decoder(sender: PeerRole) -> msgspec.msgpack.Decoder[Message]:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
+_size_decoder = msgspec.msgpack.Decoder(MessageSize)
 _decoders = {role: _decoder(role) for role in PeerRole}
 _senders = {kind: role for role in PeerRole for kind in message_types_of(role)}
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -244,6 +259,23 @@ def decode(data: BytesLike, *, sender: PeerRole, fds: int | None = 0) -> Message
     return message
 
 
+def message_size(data: BytesLike) -> MessageSize:
+    """Return what a message needs before it is decoded. Creates no objects of its contents.
+
+    Raises:
+        ProtocolError: If `data` is not a message.
+    """
+    try:
+        return _size_decoder.decode(data)
+    except _DECODE_ERRORS as error:
+        raise ProtocolError(f"these {len(data)} bytes are not a message: {error}") from error
+
+
+def call_type(name: str, sender: PeerRole) -> type[Call] | None:
+    """Return the call of `sender` whose type has this name, or None."""
+    return next((kind for kind in REPLIES if kind.__name__ == name and _senders[kind] is sender), None)
+
+
 def require_fd_count(message: object, received: int | None, needed: int) -> None:
     """Check that a message came with as many file descriptors as it needs; None is not checked.
 
@@ -263,6 +295,6 @@ def _with_sendable_text(message: Message) -> Message:
 
 def _describe(data: BytesLike) -> str:
     try:
-        return f"this {_envelope_decoder.decode(data).type[:MAX_NAME]!r} message of {len(data)} bytes"
+        return f"this {_size_decoder.decode(data).type[:MAX_NAME]!r} message of {len(data)} bytes"
     except _DECODE_ERRORS:
         return f"these {len(data)} bytes ({bytes(data[:16]).hex(' ')} ...)"

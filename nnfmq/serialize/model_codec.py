@@ -112,10 +112,6 @@ _operations_decoder = msgspec.msgpack.Decoder(tuple[_Operation, ...])
 _ARRAY_32, _ARRAY = 0xDD, struct.Struct(">BI")  # of MessagePack: an array with a length of 32 bits
 
 
-def _accept(_size_bytes: int) -> None:
-    """Accept records of any size."""
-
-
 def _go_on() -> None:
     """Let decoding go on."""
 
@@ -150,7 +146,6 @@ def _encode_subgraph(subgraph: Subgraph) -> _Subgraph[_Operand, _Operation]:
 def decode_model(
     data: BytesLike,
     pools: Sequence[Pool],
-    admit: Callable[[int], None] = _accept,
     check: Callable[[], None] = _go_on,
 ) -> Model:
     """Return the model in `data` over `pools`, the memories that came with it in their order; it keeps them.
@@ -160,13 +155,12 @@ def decode_model(
     Args:
         data: The encoded model.
         pools: The memories.
-        admit: Called once with the size of all operands and operations in bytes, before they are decoded. May raise.
         check: Called between slices of operands or operations. May raise, to end the decoding.
 
     Raises:
         ProtocolError: If `data` is not exactly one encoded model, or the number of pools differs, or a pool is smaller
             than the model states.
-        Exception: Any error that `admit` or `check` raises.
+        Exception: Any error that `check` raises.
     """
     try:
         wire = _decoder.decode(data)
@@ -177,7 +171,6 @@ def decode_model(
     for index, (size, pool) in enumerate(zip(wire.pool_sizes, pools, strict=True)):
         if pool.size_bytes < size:
             raise ProtocolError(f"pool {index} of the model has {size} bytes, the received one {pool.size_bytes}")
-    admit(len(data) - len(wire.operand_values))
     return Model(
         main=_decode_subgraph(wire.main, "main", check),
         referenced=tuple(

@@ -27,7 +27,14 @@ from typing import Protocol, Self
 import numpy as np
 
 from nnfmq import watcher
-from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, NnfmqError, QueueCorrupted
+from nnfmq.hal.errors import (
+    DeadObject,
+    ErrorStatus,
+    GeneralFailure,
+    NnfmqError,
+    QueueCorrupted,
+    ResourceExhaustedTransient,
+)
 from nnfmq.hal.timing import NO_TIMING, Timing
 from nnfmq.hal.types import MeasureTiming
 from nnfmq.queue import NOT_EMPTY, MessageQueue, PeerDeathFlag, PollingWindow
@@ -46,6 +53,7 @@ from nnfmq.service.burst_executor import (
 from nnfmq.service.driver_prepared_model import DriverPreparedModel, error_reply
 from nnfmq.service.error_translation import RECOVERABLE_ERRORS
 from nnfmq.service.memory_quota import ReceivedMemory
+from nnfmq.service.private_memory_limit import STACK_BYTES, add_to_limit
 
 RING_BYTES_MAX = 1 << 20  # limits what is copied and decoded: a packet can fill the ring
 _NONE = ErrorStatus.NONE  # an enum's attribute costs more than a record through the ring
@@ -99,6 +107,7 @@ class BurstServer:
         self._peer_death = PeerDeathFlag()
         self.peer = watcher.DeathRecipients(self._peer_death)
         self._thread = threading.Thread(target=self._listen, name="nnfmq-burst", daemon=True)
+        self._is_closed = False
 
     @classmethod
     def create(
@@ -124,6 +133,7 @@ class BurstServer:
 
         Raises:
             GeneralFailure: If a queue does not have the quantum, the event flag or the size of a burst's queue.
+            ResourceExhaustedTransient: If no thread can be started.
         """
         for queue in (requests, results):
             if queue.quantum != DATUM_BYTES:
@@ -140,8 +150,17 @@ class BurstServer:
         server = cls(callback, requests, results, executor, PollingWindow.server(polling_window_us).ns)
         requests.peer_death = results.peer_death = server._peer_death
         server.peer.add(requests, results)
-        server._thread.start()
+        server._start_thread()
         return server
+
+    def _start_thread(self) -> None:
+        add_to_limit(STACK_BYTES)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            add_to_limit(-STACK_BYTES)
+            self.peer.discard(self._requests, self._results)
+            raise ResourceExhaustedTransient(f"no thread could be started for the burst: {error}") from error
 
     def free_memory(self, slot: int) -> None:
         """Forget a slot (`IBurstContext.freeMemory`). Does nothing if it is unknown. Thread-safe."""
@@ -157,6 +176,9 @@ class BurstServer:
         """End the listener thread and release everything. Blocks until a running execution has ended. Idempotent."""
         watcher.notify_peer_death(self.peer)
         self._thread.join()
+        if not self._is_closed:
+            self._is_closed = True
+            add_to_limit(-STACK_BYTES)
         self.peer.discard(self._requests, self._results)
         self._cached = None
         self._executor.close()
@@ -224,6 +246,9 @@ class BurstServer:
             raise
         except NnfmqError as error:
             self._reply_with_error(error, received_ns, memory_ready_ns)
+        except MemoryError as error:
+            shortage = ResourceExhaustedTransient(f"there is not enough memory for the execution: {error}")
+            self._reply_with_error(shortage, received_ns, memory_ready_ns)
         except RECOVERABLE_ERRORS as error:
             _log.exception("an executor failed")
             failure = GeneralFailure(f"the executor failed: {error!r}")

@@ -8,12 +8,12 @@ quota is charged, before the memory is taken, with
 * the operand values of executions and the arenas of compiled code, as long as an execution is bound or they are cached
   for the next one (`engines.memory_budget`);
 * copies of data in files, and managed buffers;
-* large messages while they wait to be handled, and the objects into which they are decoded, a model's until its last
-  user has dropped it.
+* large messages while they wait to be handled, and the objects into which messages and models are decoded; a model's
+  until its last user has dropped it.
 
 It is not charged with what a device compiles, whether that is private to this worker or shared: the size of a compiled
 program grows with its model, which is charged to each client that has it. Nor with what a kernel allocates within one
-operation; nothing bounds that.
+operation, and with results whose shape depends on the data; `private_memory_limit` bounds these.
 
 The limit is $NNFMQ_CLIENT_MEMORY_MIB, by default half of $NNFMQ_MEMORY_MIB, which is by default a quarter of the
 machine's memory and limits all clients of a supervisor together (`memory_shares`). Each session has one quota.
@@ -44,8 +44,6 @@ from nnfmq.service.memory_shares import MemoryShare
 
 LIMIT_VARIABLE = "NNFMQ_CLIENT_MEMORY_MIB"
 TOTAL_VARIABLE = "NNFMQ_MEMORY_MIB"
-DECODED_BYTES_PER_BYTE = 16
-"""An estimate: the size of a decoded message's objects, divided by the message's size."""
 _MIB = 1 << 20
 
 ReceivedMemory: TypeAlias = Memory | FileMemory
@@ -80,12 +78,6 @@ class QuotaCharge:
         self._quota = quota
         self._size = size
 
-    def add(self, size: int) -> None:
-        """Charge `size` bytes more. Raises as `MemoryQuota.charge`."""
-        more = self._quota.charge(size)
-        self._size += more._size
-        more._size = 0
-
     def close(self) -> None:
         """Return the bytes to the quota. Idempotent."""
         size, self._size = self._size, 0
@@ -96,13 +88,13 @@ class QuotaCharge:
 
 
 class MemoryQuota:
-    """The quota of one client. Thread-safe. `charged_bytes` is the sum of all charges.
+    """The quota of one client. Thread-safe. `charged_bytes` is the sum of all charges, `limit_bytes` its maximum.
 
     `share` is this client's part of what all clients of the driver may have; None: no other clients count.
     """
 
     def __init__(self, limit: int | None = None, share: MemoryShare | None = None) -> None:
-        self._limit = quota_limit_bytes() if limit is None else limit
+        self.limit_bytes = quota_limit_bytes() if limit is None else limit
         self._share = share
         # Reentrant: the garbage collector may close a charge in a thread that holds the lock.
         self._lock = threading.RLock()
@@ -111,7 +103,7 @@ class MemoryQuota:
     @property
     def free_bytes(self) -> int:
         """How many bytes can be charged now."""
-        return max(self._limit - self.charged_bytes, 0)
+        return max(self.limit_bytes - self.charged_bytes, 0)
 
     def adopt_mapped(self, fds: Sequence[int]) -> list[Memory]:
         """Map received memory that must be mapped, such as a queue's; it is charged until it is closed.
@@ -149,14 +141,15 @@ class MemoryQuota:
     def _adopt_mapped(
         self, fd: int, size_bytes: int | None = None, offset: int = 0, protection: Protection = Protection.READ_WRITE
     ) -> Memory:
-        memory = Memory.adopt(fd, size_bytes, offset, protection)
-        # The whole file is charged: the peer can allocate all of its pages, however little of it is mapped here.
-        size = os.fstat(memory.fileno()).st_size
+        # The whole file is charged: the peer can allocate all of its pages, however little of it is mapped here. It is
+        # charged before it is mapped, because a sparse file may be larger than the address space.
         try:
-            memory.on_close = self.charge(size).close
+            charge = self.charge(_file_bytes(fd))
         except BaseException:
-            memory.close()
+            close_all([fd])
             raise
+        memory = Memory.adopt(fd, size_bytes, offset, protection)
+        memory.on_close = charge.close
         return memory
 
     def charge(self, size: int) -> QuotaCharge:
@@ -177,8 +170,8 @@ class MemoryQuota:
         """Charge `size` bytes, or return the error."""
         with self._lock:
             charged = self.charged_bytes + size
-            if charged > self._limit:
-                return _refusal(size, charged, self._limit, "this client's", f"${LIMIT_VARIABLE}")
+            if charged > self.limit_bytes:
+                return _refusal(size, charged, self.limit_bytes, "this client's", f"${LIMIT_VARIABLE}")
             self._set_charged(charged)
             if self._share is None or (total := self._share.total()) <= self._share.limit:
                 return None
@@ -193,6 +186,14 @@ class MemoryQuota:
         self.charged_bytes = charged
         if self._share is not None:
             self._share.publish(charged)
+
+
+def _file_bytes(fd: int) -> int:
+    """Return the size of a received file; 0 if `fd` is not open, which `Memory.adopt` reports."""
+    try:
+        return os.fstat(fd).st_size
+    except OSError:
+        return 0
 
 
 def _refusal(size: int, charged: int, limit: int, whose: str, option: str) -> ResourceExhausted:

@@ -16,9 +16,10 @@ from nnfmq.hal.timing import NO_LIMIT
 from nnfmq.hal.types import Model
 from nnfmq.serialize.messages import GetSupportedOperations, PrepareModel
 from nnfmq.serialize.model_codec import decode_model
+from nnfmq.serialize.model_size import decoded_model_bytes
 from nnfmq.service.checkpoint import Checkpoint
 from nnfmq.service.error_translation import errors_to_status
-from nnfmq.service.memory_quota import DECODED_BYTES_PER_BYTE, QuotaCharge, adopt_files
+from nnfmq.service.memory_quota import QuotaCharge, adopt_files
 from nnfmq.service.private_memory import copy_constant_pools
 from nnfmq.service.session_context import SessionContext
 
@@ -46,17 +47,13 @@ def receive_model(
         memories = adopt_files(fds, message.pools)
         for memory in memories:
             files.callback(memory.close)
-        charge = context.quota.charge(len(message.model) + sum(memory.size_bytes for memory in memories))
-        undo.callback(charge.close)
-        pools = copy_constant_pools(memories, check)
         try:
+            decoded_bytes = decoded_model_bytes(message.model)
+            charge = context.quota.charge(decoded_bytes + sum(memory.size_bytes for memory in memories))
+            undo.callback(charge.close)
+            pools = copy_constant_pools(memories, check)
             with errors_to_status("reading the model"):
-                model = decode_model(
-                    message.model,
-                    pools,
-                    admit=lambda size: charge.add(size * DECODED_BYTES_PER_BYTE),
-                    check=_frozen_often(check),
-                )
+                model = decode_model(message.model, pools, _frozen_often(check))
         except ProtocolError as error:
             raise InvalidArgument(str(error)) from error
         undo.pop_all()

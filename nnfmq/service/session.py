@@ -32,6 +32,8 @@ from nnfmq.hal.errors import (
     ErrorStatus,
     MissedDeadlineTransient,
     NnfmqError,
+    ProtocolError,
+    ResourceExhausted,
     ResourceExhaustedTransient,
     TransportError,
     status_for_error,
@@ -57,8 +59,9 @@ from nnfmq.service.handlers import (
 from nnfmq.service.handlers.base import BlockingHandler
 from nnfmq.service.handshake import check_hello
 from nnfmq.service.interface_versions import InterfaceVersion
-from nnfmq.service.memory_quota import DECODED_BYTES_PER_BYTE, MemoryQuota, QuotaCharge
+from nnfmq.service.memory_quota import MemoryQuota, QuotaCharge
 from nnfmq.service.memory_shares import MemoryShare
+from nnfmq.service.private_memory_limit import limit_private_memory
 from nnfmq.service.session_context import SessionContext
 
 IDLE_TRIM_MS = 2000
@@ -148,51 +151,76 @@ class Session(SessionContext):
             pass  # the frame that woke the watcher was received before
         except DeadObject:
             self.stop()
-        except TransportError as error:
-            _log.warning("connection closed: %s", error)
+        except (TransportError, MemoryError) as error:
+            _log.warning("connection closed: %s", error or "there is not enough memory for a message")
             self.stop()
 
     def _dispatch(self, frame: Frame) -> None:
         received_ns = time.monotonic_ns()
-        fd_count = None if frame.fds_truncated else len(frame.fds)
-        message = control_protocol.decode(frame.data, sender=PeerRole.CLIENT, fds=fd_count)
-        self.connection_state.process_message(message, PeerRole.CLIENT)
-        handler = _HANDLERS[type(message)]
-        if frame.fds_truncated:
-            error = ResourceExhaustedTransient("the driver cannot open more fds for this client (ulimit -n)")
-            if isinstance(handler, BlockingHandler):
-                self._reply_with_error(handler, message, error)
-            else:
-                assert isinstance(message, messages.Memories)  # no other message with fds has an inline handler
-                burst_calls.fail_pending_call(self, message, error)
-        elif not isinstance(handler, BlockingHandler):
-            handler(self, message, frame.detach_fds())
+        if len(frame.data) <= INLINE_BYTES:
+            self._decode_and_dispatch(frame, received_ns, QuotaCharge(self.quota, 0))
+            return
+        # A larger message comes in a file, which may be sparse and so cost the client nothing.
+        size = control_protocol.message_size(frame.data)
+        try:
+            charge = self.quota.charge(size.decoded_bytes(len(frame.data)))
+        except ResourceExhausted as error:
+            frame.close()
+            self._reject_undecoded(size, error)
         else:
-            try:
-                charge = self._admit(message, len(frame.data))
-            except NnfmqError as error:
-                frame.close()
-                self._reply_with_error(handler, message, error)
-                return
-            pool = self._launch_pool if handler.is_launch else self._pool
-            priority = handler.priority(self, message)
-            self._submit(pool, priority, Session._call, handler, message, frame.detach_fds(), received_ns, charge)
+            self._decode_and_dispatch(frame, received_ns, charge)
 
-    def _admit(self, message: messages.Message, size_bytes: int) -> QuotaCharge:
-        """Return the charge of a call's message for as long as it is queued.
+    def _decode_and_dispatch(self, frame: Frame, received_ns: int, charge: QuotaCharge) -> None:
+        """Decode a message and pass it to its handler; it is charged until it is handled."""
+        with ExitStack() as undo:
+            undo.callback(charge.close)
+            fd_count = None if frame.fds_truncated else len(frame.fds)
+            message = control_protocol.decode(frame.data, sender=PeerRole.CLIENT, fds=fd_count)
+            self.connection_state.process_message(message, PeerRole.CLIENT)
+            handler = _HANDLERS[type(message)]
+            if frame.fds_truncated:
+                self._reject_without_fds(handler, message)
+            elif not isinstance(handler, BlockingHandler):
+                handler(self, message, frame.detach_fds())
+            elif self._admit(handler, message, frame):
+                undo.pop_all()
+                pool = self._launch_pool if handler.is_launch else self._pool
+                priority = handler.priority(self, message)
+                self._submit(pool, priority, Session._call, handler, message, frame.detach_fds(), received_ns, charge)
+
+    def _reject_undecoded(self, size: control_protocol.MessageSize, error: NnfmqError) -> None:
+        """Reply to a call whose message is too large to be decoded.
 
         Raises:
-            NnfmqError: If the call is rejected.
+            ProtocolError: If the message is no call.
         """
-        if self._open_calls + len(self.launched) >= CALLS_MAX:
-            raise ResourceExhaustedTransient(f"{CALLS_MAX} calls of this client are open already")
-        self.interface.check_request(message)
-        if size_bytes <= INLINE_BYTES:
-            return self.quota.charge(0)
-        # A larger message comes in a file, which may be sparse and so cost the client nothing. A model's bytes are kept
-        # as they are and charged when they are decoded; the rest is decoded into objects now.
-        model_bytes = len(getattr(message, "model", b""))
-        return self.quota.charge(model_bytes + (size_bytes - model_bytes) * DECODED_BYTES_PER_BYTE)
+        kind = control_protocol.call_type(size.type, PeerRole.CLIENT)
+        handler = None if kind is None else _HANDLERS[kind]
+        if kind is None or not isinstance(handler, BlockingHandler):
+            raise ProtocolError(f"{error}; only calls may be so large")
+        self.connection_state.process_call(kind, size.call, PeerRole.CLIENT)
+        self._reply_with_error(handler, size.call, error)
+
+    def _reject_without_fds(self, handler: object, message: messages.Message) -> None:
+        error = ResourceExhaustedTransient("the driver cannot open more fds for this client (ulimit -n)")
+        if isinstance(handler, BlockingHandler):
+            assert isinstance(message, messages.Call)
+            self._reply_with_error(handler, message.call, error)
+        else:
+            assert isinstance(message, messages.Memories)  # no other message with fds has an inline handler
+            burst_calls.fail_pending_call(self, message, error)
+
+    def _admit(self, handler: BlockingHandler, message: Any, frame: Frame) -> bool:
+        """Return whether a call may be queued; close its frame and reply with an error if not."""
+        try:
+            if self._open_calls + len(self.launched) >= CALLS_MAX:
+                raise ResourceExhaustedTransient(f"{CALLS_MAX} calls of this client are open already")
+            self.interface.check_request(message)
+        except NnfmqError as error:
+            frame.close()
+            self._reply_with_error(handler, message.call, error)
+            return False
+        return True
 
     def _call(
         self, handler: BlockingHandler, message: Any, fds: list[int], received_ns: int, charge: QuotaCharge
@@ -203,10 +231,13 @@ class Session(SessionContext):
         except DeadObject:
             raise
         except NnfmqError as error:
-            self._reply_with_error(handler, message, error)
+            self._reply_with_error(handler, message.call, error)
+        except MemoryError as error:
+            text = f"there is not enough memory for the call: {error}"
+            self._reply_with_error(handler, message.call, ResourceExhaustedTransient(text))
 
-    def _reply_with_error(self, handler: BlockingHandler, message: Any, error: NnfmqError) -> None:
-        for reply in handler.error_replies(message.call, status_for_error(error), str(error)):
+    def _reply_with_error(self, handler: BlockingHandler, call: int, error: NnfmqError) -> None:
+        for reply in handler.error_replies(call, status_for_error(error), str(error)):
             self.send(reply)
 
     # -- the handshake ------------------------------------------------------------------------------------------------
@@ -276,6 +307,7 @@ def run_session(
     sys.setswitchinterval(50e-6)
     threading.excepthook = lambda args: session_context.abort_on_internal_error(args.exc_value)
     session = Session(channel, driver_name, devices, options, hello, share)
+    limit_private_memory(session.quota.limit_bytes)
     memory_budget.use_budget(session.quota)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the application or the supervisor
     signal.signal(signal.SIGTERM, lambda _number, _frame: session.stop())

@@ -109,7 +109,7 @@ def test_a_size_that_never_fits_is_refused_for_good_and_one_that_fits_alone_for_
 def test_operands_whose_objects_would_exceed_the_limit_are_refused_before_they_are_decoded(
     limited: nnfmq.Client,
 ) -> None:
-    data, _ = encode_model(with_unused_operands(LIMIT_MIB * MIB // 256))  # 6.5 MiB, and 104 MiB of objects
+    data, _ = encode_model(with_unused_operands(LIMIT_MIB * MIB // 256))  # 6.5 MiB, charged as 312
     connection, before = limited.connection, peak_bytes(limited)
     message = messages.GetSupportedOperations(connection.next_call_id(), "reference", data)
     refused = connection.exchange(message, messages.SupportedOperations)

@@ -406,7 +406,7 @@ def test_DEV_13_PREP_11_a_rejected_preparation_returns_a_status_of_its_version(
     level: L, form: str, status: ErrorStatus, speaking: Speaking
 ) -> None:
     connection, session = speaking(interface_name(level))
-    session.quota._limit = session.quota.charged_bytes
+    session.quota.limit_bytes = session.quota.charged_bytes
     callback = Callback()
     device = hidl.IDevice(Client(connection, None), "reference")
     assert getattr(device, form)(ADD, *PREPARE[form], callback) is status
@@ -540,7 +540,7 @@ def test_EXE_15_the_limits_of_the_newest_version_are_enforced(
 def test_EXE_15_an_older_version_returns_no_newer_status(speaking: Speaking, request_: Request) -> None:
     connection, session = speaking("HIDL 1.3")
     model = prepared(hidl.IDevice(Client(connection, None), "reference"), L.V1_3)
-    session.quota._limit = session.quota.charged_bytes  # so that the request's memory exceeds it
+    session.quota.limit_bytes = session.quota.charged_bytes  # so that the request's memory exceeds it
     assert model.executeSynchronously_1_3(request_, NO, None, None)[0] is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     assert model.executeSynchronously(request_, NO)[0] is FAILED
 

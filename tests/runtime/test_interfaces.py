@@ -279,7 +279,7 @@ def test_a_status_that_the_version_does_not_have_is_a_general_failure(
 ) -> None:
     connection, session = speaking(interface_name(level))
     prepared = prepare(Client(connection, None), ADD)
-    session.quota._limit = session.quota.charged_bytes  # so that the request's memory is too much
+    session.quota.limit_bytes = session.quota.charged_bytes  # so that the request's memory is too much
     message = messages.Execute(
         connection.next_call_id(),
         prepared.model_id,

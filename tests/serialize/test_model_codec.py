@@ -204,16 +204,6 @@ def test_a_model_of_one_slice_is_not_checked() -> None:
     assert decode_model(DATA, POOLS, check=fail) == MODEL
 
 
-def test_the_size_of_the_records_is_known_before_they_are_decoded() -> None:
-    sizes: list[int] = []
-    values = bytes(10_000)
-    data, _ = encode_model(replace(MODEL, operand_values=values))
-    decode_model(data, POOLS, admit=sizes.append)
-    assert sizes == [len(data) - len(values)]
-    with pytest.raises(ZeroDivisionError):  # before the invalid operand is seen
-        decode_model(changed((0, 0, 0, 0), 16), POOLS, admit=lambda _size: print(1 // 0))
-
-
 def test_excessive_nesting_is_rejected() -> None:
     assert is_rejected(b"\x91" * 100_000)
 

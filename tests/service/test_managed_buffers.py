@@ -319,10 +319,10 @@ class PreparedModelStandIn:
 
 def test_DOM_4_a_buffer_beyond_the_client_s_limit_is_rejected_and_not_charged(driver: Driver) -> None:
     model, quota = driver.prepare(relus(TENSORS["float32"])), driver.session.quota
-    quota._limit = quota.charged_bytes + 31
+    quota.limit_bytes = quota.charged_bytes + 31
     assert driver.allocate([model.model_id], [(0, 0)]).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     assert driver.session.buffers._by_token == {}
-    quota._limit += 1
+    quota.limit_bytes += 1
     assert driver.allocate([model.model_id], [(0, 0)]).status is ErrorStatus.NONE
 
 
@@ -873,9 +873,9 @@ def test_MEM_1_only_the_part_of_a_file_that_a_request_uses_is_charged(driver: Dr
     os.pwrite(file, given.content.tobytes(), 1 << 40)
     with FileMemory.from_fd(file, 1 << 30, offset=1 << 40) as memory:
         request = replace(given.request([None], [None]), pools=(memory, *given.memories[1:]))
-        quota._limit = quota.charged_bytes + 2 * given.size + 31
+        quota.limit_bytes = quota.charged_bytes + 2 * given.size + 31
         fails(ResourceExhaustedTransient, given.model, request)
-        quota._limit += 1
+        quota.limit_bytes += 1
         held = quota.charged_bytes
         given.model.execute_request(request)
         until(lambda: quota.charged_bytes == held)

@@ -53,11 +53,11 @@ from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue, core_name
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.model_codec import encode_model
+from nnfmq.serialize.model_size import decoded_model_bytes
 from nnfmq.service import checkpoint, device, received_models, session_context
 from nnfmq.service import session as session_module
 from nnfmq.service.client_process import ClientProcess
 from nnfmq.service.driver_prepared_model import DriverPreparedModel
-from nnfmq.service.memory_quota import DECODED_BYTES_PER_BYTE
 
 ADD = models.add_model()
 SUM = [11.0, 22.0, 33.0, 44.0]
@@ -442,12 +442,11 @@ def test_a_model_is_charged_with_its_pools_until_it_is_released(
     client: ProtocolPeer, resources: ExitStack, running: Running
 ) -> None:
     data, fds = pooled(ADD, resources)
-    objects = DECODED_BYTES_PER_BYTE * (len(data) - len(ADD.operand_values))
     for model_id, number in ((1, 10), (2, 11)):
         client.send(prepare_message(number, data, pools=ONE_POOL), fds)
         client.receive(messages.Reply)
         assert client.receive(messages.PreparedModelReady).model_id == model_id
-        assert running.session.quota.charged_bytes == model_id * (len(data) + objects + 64)
+        assert running.session.quota.charged_bytes == model_id * (decoded_model_bytes(data) + 64)
     for model_id in (1, 2):
         client.send(messages.ReleaseModel(20 + model_id, model_id))
         client.receive(messages.Reply)
@@ -456,7 +455,7 @@ def test_a_model_is_charged_with_its_pools_until_it_is_released(
 
 def test_PREP_11_a_model_beyond_the_limit_is_rejected(client: ProtocolPeer, running: Running) -> None:
     prepare(client)
-    running.session.quota._limit = running.session.quota.charged_bytes + 1
+    running.session.quota.limit_bytes = running.session.quota.charged_bytes + 1
     client.send(prepare_message(4))
     assert client.receive(messages.PreparedModelReady).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     assert client.receive(messages.Reply).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
@@ -661,7 +660,7 @@ def test_a_pool_shorter_than_announced_is_rejected(
     assert reply.status is INVALID
 
 
-@pytest.mark.parametrize(("make", "status"), [(pipe, INVALID), (sparse, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)])
+@pytest.mark.parametrize(("make", "status"), [(pipe, INVALID), (sparse, ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT)])
 def test_a_pool_that_has_no_bytes_or_too_many_is_rejected(
     make: Callable[[], int], status: ErrorStatus, client: ProtocolPeer, pools: tuple[Memory, Memory]
 ) -> None:
@@ -678,11 +677,11 @@ def test_memory_beyond_the_client_s_quota_is_rejected(
 ) -> None:
     model_id, quota = prepare(client), running.session.quota
     held = quota.charged_bytes
-    quota._limit = held + 90  # both need 96
+    quota.limit_bytes = held + 90  # both need 96
     reply = execute(client, model_id, pools)
     assert reply.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     assert f"the limit is {held + 90}" in reply.message
-    quota._limit = held + 96
+    quota.limit_bytes = held + 96
     assert execute(client, model_id, pools, call=31).status is NONE
     assert quota.charged_bytes == held
 
@@ -755,13 +754,13 @@ def test_messages_of_queued_calls_are_charged_to_the_client(
         client.send(execute_message(UNKNOWN, pools, call), fds)
     mapped_bytes = session_context.POOL_THREADS * sum(pool.size_bytes for pool in pools)
     until(lambda: quota.charged_bytes == mapped_bytes)
-    quota._limit = mapped_bytes + (2 << 20)
+    quota.limit_bytes = mapped_bytes + (2 << 20)
     for call in (50, 51):
         client.send(messages.GetSupportedOperations(call, "reference", bytes(1 << 20)))
     rejected = client.receive(messages.SupportedOperations)  # immediately, while the first waits
     assert (rejected.call, rejected.status) == (51, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)
-    assert mapped_bytes + (1 << 20) <= quota.charged_bytes < quota._limit
-    quota._limit = 1 << 40
+    assert mapped_bytes + (1 << 20) <= quota.charged_bytes < quota.limit_bytes
+    quota.limit_bytes = 1 << 40
     held.go.set()
     replies = [client.receive_any() for _ in range(session_context.POOL_THREADS + 1)]
     assert sorted(reply.call for reply in replies) == [40, 41, 42, 43, 50]  # type: ignore[attr-defined]
