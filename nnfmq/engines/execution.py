@@ -62,7 +62,7 @@ class RunOptions:
             GeneralFailure: If the execution was cancelled.
         """
         if self.deadline_ns is not None and time.monotonic_ns() >= self.deadline_ns:
-            raise MissedDeadlineTransient("the deadline passed before the model was executed")
+            raise MissedDeadlineTransient("the deadline passed before the execution had ended")
         if self.is_cancelled is not None and self.is_cancelled():
             raise GeneralFailure("the execution was cancelled")
 

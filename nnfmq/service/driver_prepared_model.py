@@ -184,9 +184,9 @@ class StagedExecution:
         return self._bound.engine_end_ns if self._bound is not None else 0
 
     def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
-        """See `BoundExecution.run`. Blocks while files are read and written."""
+        """See `BoundExecution.run`. Blocks while files are read, until the deadline, and while they are written."""
         try:
-            inputs = [binding.load() for binding in self._inputs]
+            inputs = [binding.load(options.check) for binding in self._inputs]
             outputs = [binding.begin() for binding in self._outputs]
             arrays = inputs + outputs
             if self._bound is None or not all(map(operator.is_, arrays, self._bound_to)):

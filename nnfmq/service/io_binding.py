@@ -9,7 +9,7 @@ used in place, after its state was checked for this run. (MEM-1, DOM-5..10, DOM-
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -42,11 +42,14 @@ Shape: TypeAlias = tuple[int, ...]
 class InputBinding(Protocol):
     """One input of a staged request."""
 
-    def load(self) -> Array | None:
+    def load(self, check: Callable[[], None]) -> Array | None:
         """Return the input's current value, or None if it is omitted. Blocks while a file is read.
+
+        `check` is called between parts of a large file, and may raise to end the execution.
 
         Raises:
             NnfmqError: If the value cannot be read.
+            Exception: Any error that `check` raises.
         """
         ...
 
@@ -140,7 +143,7 @@ class _MappedArgument:
 
     value: Any
 
-    def load(self) -> Array | None:
+    def load(self, check: Callable[[], None]) -> Array | None:
         return self.value  # type: ignore[no-any-return]
 
     def begin(self) -> Any:
@@ -171,8 +174,8 @@ class _FileInput:
     dtype: np.dtype[Any]
     dimensions: Shape
 
-    def load(self) -> Array:
-        self.copy.range.read_into(self.copy.raw.data)
+    def load(self, check: Callable[[], None]) -> Array:
+        self.copy.range.read_into(self.copy.raw.data, check)
         return self.copy.raw.view(self.dtype).reshape(self.dimensions)
 
 
@@ -201,7 +204,7 @@ class _BufferInput:
     dimensions: Shape
     storage: TensorStorage | None = None  # keeps the memory of the array that `load` returned last
 
-    def load(self) -> Array:
+    def load(self, check: Callable[[], None]) -> Array:
         storage = self.storage = self.buffer.content()
         if merge_dimensions(self.dimensions, storage.shape) != storage.shape:
             raise InvalidArgument(
