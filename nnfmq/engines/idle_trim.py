@@ -1,8 +1,10 @@
 """Trimming of cached memory in a process that has been idle (EXE-13).
 
-The compiling engine keeps arenas for the next execution, and the C library's allocator keeps freed memory: after
-MobileNet v2 was prepared, 8 of a worker's 76 MiB could be returned to the kernel, after it ran 6 of 89. `trim_memory`
-returns both. The interpreter needs no entry here: it drops each temporary after its last reader.
+The compiling engine keeps arenas for the next execution, and the C library's allocator keeps freed memory.
+`trim_memory` returns both. The interpreter needs no entry here: it drops each temporary after its last reader.
+
+glibc gives threads separate heaps, and malloc_trim(3) never returns what is free at the end of such a heap: 25 MiB
+after MobileNet v2 was compiled. So a process that is to be trimmed uses one heap for all threads (`use_one_heap`).
 
 Thread-safe.
 """
@@ -15,7 +17,9 @@ import weakref
 from functools import cache
 from typing import Any, Protocol
 
-__all__ = ["Trimmable", "register", "trim_memory"]
+__all__ = ["Trimmable", "register", "trim_memory", "use_one_heap"]
+
+_M_ARENA_MAX = -8  # of <malloc.h>
 
 
 class Trimmable(Protocol):
@@ -48,6 +52,16 @@ def trim_memory() -> None:
     malloc_trim = _malloc_trim()
     if malloc_trim is not None:
         malloc_trim(0)
+
+
+def use_one_heap() -> None:
+    """Let all threads that this process starts allocate from the main heap. With another C library, do nothing.
+
+    Hardly anything waits for the heap's lock: threads hold the GIL when they allocate, except in some NumPy functions.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
 
 
 @cache

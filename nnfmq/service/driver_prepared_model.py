@@ -11,7 +11,7 @@ import logging
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic_ns
 from typing import Any, Protocol
 
@@ -236,7 +236,7 @@ class DriverPreparedModel:
     """A model that is ready to execute. Thread-safe.
 
     Attributes:
-        model: The model.
+        model: The model. `without_constants` removes what only its preparation needs.
         program: What the engine prepared.
         charge: The cost of the model, which the client is charged until the last burst or execution has dropped it.
         status_byte: The status of its device. While that is BUSY or OFFLINE, every execution fails with
@@ -259,6 +259,10 @@ class DriverPreparedModel:
     constants: tuple[ConstantRange, ...] = ()
     key: object = field(default_factory=object)
     priority: int = Priority.MEDIUM
+
+    def without_constants(self) -> DriverPreparedModel:
+        """Return this prepared model without the values of the constants: `program` has those that it needs."""
+        return replace(self, model=replace(self.model, operand_values=b"", pools=()))
 
     def require_available(self) -> None:
         """Check the device's status.

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from nnfmq import watcher
 from nnfmq.channel import INLINE_BYTES, NO_WAIT, Channel, Frame
 from nnfmq.engines import memory_budget
-from nnfmq.engines.idle_trim import trim_memory
+from nnfmq.engines.idle_trim import trim_memory, use_one_heap
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
@@ -65,6 +65,7 @@ from nnfmq.service.private_memory_limit import limit_private_memory
 from nnfmq.service.session_context import SessionContext
 
 IDLE_TRIM_MS = 2000
+_TRIM_SOON_MS = 200  # until whoever has asked for it has dropped its last reference
 CALLS_MAX = 256  # queued or running, for each client; further calls are rejected immediately
 _log = logging.getLogger("nnfmq.session")
 
@@ -112,26 +113,36 @@ class Session(SessionContext):
     def _wait_for_end(self, poll: select.poll) -> None:
         """Return when the session ends. After IDLE_TRIM_MS without work, trim memory once (EXE-13).
 
-        After trimming, the thread sleeps without a timeout; `_submit` wakes it. While a burst is open the thread sleeps
-        as well, and the burst keeps its memory (BUR-1).
+        What a preparation has freed is trimmed in any case (`trim_soon`). After trimming, the thread sleeps without a
+        timeout; `_submit` wakes it. While a burst is open the thread sleeps as well, and the burst keeps its memory
+        (BUR-1).
         """
         seen = trimmed_at = None
         while not self.is_closed:
-            ready = {fd for fd, _ in poll.poll(None if self._is_idle else IDLE_TRIM_MS)}
+            ready = {fd for fd, _ in poll.poll(self._trim_timeout_ms())}
             if ready - {self._wakeup_fd}:
                 return  # the client has exited
-            if ready:  # the session ends, or there is work again
+            if ready:  # the session ends, there is work again, or memory to trim
                 os.eventfd_read(self._wakeup_fd)
                 self._is_idle = False
+                continue
+            if self._trim_is_due:
+                self._trim_is_due = False
+                trim_memory()
                 continue
             before, seen = seen, self._work_done()
             if before == seen != trimmed_at and not self._open_calls:
                 trim_memory()
                 trimmed_at = seen
             self._is_idle = trimmed_at == seen or bool(self.bursts.values())
-            if self._work_done() != seen or self._open_calls:
+            if self._work_done() != seen or self._open_calls or self._trim_is_due:
                 # Work that began before `_is_idle` was set did not wake this thread.
                 self._is_idle = False
+
+    def _trim_timeout_ms(self) -> int | None:
+        if self._trim_is_due:
+            return _TRIM_SOON_MS
+        return None if self._is_idle else IDLE_TRIM_MS
 
     def _work_done(self) -> tuple[int, int]:
         """Return a value that changes with each execution."""
@@ -303,6 +314,7 @@ def run_session(
     with suppress(OSError, ValueError):  # as many fds as possible: each memory of a client takes two
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+    use_one_heap()
     # A burst's listener thread gets the GIL back from a thread that prepares a model after 50 µs instead of 5 ms.
     sys.setswitchinterval(50e-6)
     threading.excepthook = lambda args: session_context.abort_on_internal_error(args.exc_value)

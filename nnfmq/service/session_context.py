@@ -111,6 +111,7 @@ class SessionContext:
         self._open_calls = 0  # queued or running on a pool
         self._completed = 0  # pieces of work that the pools have completed
         self._is_idle = False  # trimmed, and no work since: the main loop sleeps without a timeout
+        self._trim_is_due = False
         self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def client_was_killed(self) -> bool:
@@ -169,12 +170,24 @@ class SessionContext:
         self._tier_up_pool.submit(partial(self._tier_up, weakref.ref(program)), priority)
 
     def _tier_up(self, program_ref: weakref.ref[TieredProgram]) -> None:
-        if not self.is_closed:
+        program = program_ref()
+        if program is not None and not self.is_closed:
+            # Bursts use the baseline until their next execution.
+            weakref.finalize(program.program, self.trim_soon).atexit = False
+            del program
             tier_up(program_ref)
         with self._lock:
             self._completed += 1
-        if self._is_idle:
-            self._wake_up()  # the compilation has left memory to trim
+        self.trim_soon()
+
+    def trim_soon(self) -> None:
+        """Let the main thread return freed memory to the kernel, also while bursts are open. Takes no lock.
+
+        Call it when much memory has been freed, or will be in a moment.
+        """
+        self._trim_is_due = True
+        self._is_idle = False
+        self._wake_up()
 
     def stop(self) -> None:
         """End the session. Idempotent. Takes no lock, so a signal handler may call it."""

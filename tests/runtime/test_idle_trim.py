@@ -35,6 +35,33 @@ trim_memory()
 print(before - resident())
 """
 
+IN_A_THREAD = """
+import os, threading
+from nnfmq.engines.idle_trim import trim_memory, use_one_heap
+
+use_one_heap()
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+def allocate():
+    bytes(30_000_000)  # free() keeps up to twice as much at the end of a heap from now on
+    pieces = [b"x" * 60_000 for _ in range(500)]
+    del pieces
+    allocated.set()
+    done.wait()
+
+allocated, done = threading.Event(), threading.Event()
+thread = threading.Thread(target=allocate)
+thread.start()
+allocated.wait()
+before = resident()
+trim_memory()
+print(before - resident())
+done.set()
+thread.join()
+"""
+
 
 @pytest.fixture
 def trims(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -119,4 +146,11 @@ def test_EXE_13_BUR_1_memory_is_trimmed_after_an_open_burst_is_closed(
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator than glibc's")
 def test_EXE_13_memory_that_the_allocator_keeps_is_returned_to_the_kernel() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", PIECES], capture_output=True, text=True, timeout=60, check=False)
+    assert int(done.stdout or 0) > 20_000_000, done.stderr
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator than glibc's")
+def test_EXE_13_what_a_thread_has_freed_is_returned_if_all_threads_use_one_heap() -> None:
+    command = [sys.executable, "-P", "-c", IN_A_THREAD]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert int(done.stdout or 0) > 20_000_000, done.stderr

@@ -129,11 +129,12 @@ def _prepare_and_call_back(
             buffers=context.buffers,
             takes_unspecified=context.interface.takes_unspecified,
             constants=find_constant_ranges(prepared.model),
-        )
+        ).without_constants()
     except NnfmqError as error:
         charge.close()
         context.send(PreparedModelReady(message.call, status_for_error(error), str(error), NO_ID))
         return
+    context.trim_soon()  # the messages and the constants are dropped when this call has returned
     context.send(PreparedModelReady(message.call, ErrorStatus.NONE, "", context.models.insert(prepared)))
     if isinstance(prepared.program, TieredProgram):
         context.tier_up(prepared.program, prepared.priority)
