@@ -15,6 +15,7 @@ import cpu_pinning
 import process_tree
 import pytest
 from isolation_actions import PHASES, write_message
+from support import commands
 from support.drivers import short_folder, until
 from support.places import ROOT
 
@@ -72,10 +73,16 @@ def test_a_neighbour_is_measured_alone_and_beside_a_phase(folder: Path) -> None:
     assert row["targets"][0]["value"] == pytest.approx(row["beside_us"]["p99"] / row["alone_us"]["p99"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_all_processes_and_removes_all_files(folder: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "by_nohup"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)]
+)
+def test_an_interrupt_ends_all_processes_and_removes_all_files(
+    folder: Path, number: signal.Signals, by_nohup: bool
+) -> None:
     words, environment = command("--sections", "kills", "--phases", "computing", "--kills", "1000")
     environment["TMPDIR"] = str(folder)
+    if by_nohup:
+        words[1:] = commands.ignoring_signals(*words[1:])
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
         until(lambda: len(process_tree.descendants(process.pid)) > 3, "the driver and a client start")

@@ -6,9 +6,25 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 LIMIT_S = 60
+
+_IGNORE = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def ignoring_signals(*arguments: str | Path) -> list[str]:
+    """Return arguments of Python that run it with `arguments` as nohup, and `&` in a script, start a program.
+
+    SIGINT, SIGQUIT and SIGHUP are ignored.
+    """
+    return ["-P", "-c", _IGNORE, *map(str, arguments)]
 
 
 @contextmanager
