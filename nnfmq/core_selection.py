@@ -3,8 +3,9 @@
 $NNFMQ_CORE (`compiled` or `python`) selects for all parts; if it is unset, each part takes its compiled module if that
 was built. The modules that have two implementations describe them by a `CorePair` (`queue.core`, `serialize.codec`).
 
-A source tree has no compiled modules until they are built in place. If it is the current directory, it hides an
-installed nnfmq that has them; that is reported by a warning.
+A source tree has no compiled modules until they are built in place. If it is the current directory, it may hide an
+installed nnfmq that has them. A warning reports that, and a tree in which they could be built: Python in a clone would
+silently use the slow core. Without a C compiler the Python core is what was installed, and there is no warning.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 import importlib
 import importlib.util
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator
@@ -62,7 +64,7 @@ class CorePair:
             return wanted, f"${VARIABLE} asks for it"
         if "compiled" in self.available():
             return "compiled", "it is built, and nothing else was asked for"
-        _warn_if_hiding()
+        _warn_if_unbuilt()
         return "python", f"the compiled core is not built in {_PACKAGE}"
 
 
@@ -74,13 +76,24 @@ def hidden_installations() -> Iterator[Path]:
             yield package
 
 
+def _is_buildable() -> bool:
+    """Return whether this is a source tree, on a machine with a C compiler."""
+    if not (_PACKAGE.parent / "setup.py").is_file():
+        return False
+    compilers = os.environ.get("CC", "").split()[:1] or ["cc", "gcc", "clang"]
+    return any(shutil.which(compiler) for compiler in compilers)
+
+
 @functools.cache  # warn once, not once for each part
-def _warn_if_hiding() -> None:
+def _warn_if_unbuilt() -> None:
     hidden = next(hidden_installations(), None)
     if hidden is not None:
-        warnings.warn(
-            f"nnfmq is imported from the source tree {_PACKAGE}, which has no compiled core and hides the nnfmq "
-            f"installed in {hidden}: start Python in another directory, or {REMEDY}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        problem = f"which has no compiled core and hides the nnfmq installed in {hidden}: "
+        problem += "start Python in another directory, or"
+    elif _is_buildable():
+        problem = "in which the compiled core is not built, and runs on the slow one:"
+    else:
+        return
+    warnings.warn(
+        f"nnfmq is imported from the source tree {_PACKAGE}, {problem} {REMEDY}", RuntimeWarning, stacklevel=2
+    )

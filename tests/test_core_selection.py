@@ -100,6 +100,18 @@ def test_a_source_tree_that_shadows_an_installed_nnfmq_causes_a_warning(tree: Pa
     assert done.stdout.startswith("python |")
 
 
+@pytest.mark.parametrize(("compiler", "warns"), [(sys.executable, True), ("/no/such/cc", False)])
+def test_a_source_tree_causes_a_warning_if_its_core_could_be_built(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, compiler: str, warns: bool
+) -> None:
+    (tree / "setup.py").touch()
+    monkeypatch.setenv("CC", compiler)
+    nothing_hidden = "from nnfmq import core_selection; core_selection.hidden_installations = lambda: iter(())"
+    done = run(tree, core=None, code=f"{nothing_hidden}\n{QUEUE}")
+    assert done.stderr.count("in which the compiled core is not built, and runs on the slow one") == warns
+    assert done.stdout.startswith("python |")
+
+
 def test_a_python_core_on_request_causes_no_warning(tree: Path, tmp_path: Path) -> None:
     installed = copy_package(tmp_path / "site", compiled=True)
     done = run(installed, core="python", cwd=tree)

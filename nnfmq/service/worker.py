@@ -86,6 +86,7 @@ def main(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup) -> NoRetur
     shared_cache_client.connect(fds.shared_cache)
     compile_jobs.connect_compile_server(fds.compile_relay)
     devices = make_devices(setup.entries, setup.plugins)
-    devices.share_status(Memory.adopt(fds.status).view)
+    status = Memory.adopt(fds.status)  # until the process exits
+    devices.share_status(status.view)
     share = MemoryShare(Memory.adopt(fds.shares), slot)
     run_session(Channel.adopt(fds.control), "nnfmq", devices, setup.options, hello, share)

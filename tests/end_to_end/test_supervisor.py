@@ -67,6 +67,17 @@ def executes(client: nnfmq.Client, value: float) -> bool:
 # ---------------------------------------------------------------------------------------------------------- clients
 
 
+def test_with_all_warnings_on_a_driver_prints_none(folder: Path) -> None:
+    with running_daemon(folder / "d.sock", environment={"PYTHONWARNINGS": "always"}) as daemon:
+        for device in ("reference", "compiled"):
+            with daemon.connect() as client, client.device(device).prepare(null_model()) as model:
+                with model.burst() as burst:
+                    burst.execute(one(1))
+                model.execute(one(2))
+        daemon.end()
+        assert daemon.program.errors() == ""
+
+
 def test_without_a_free_fd_the_supervisor_retries_at_most_ten_times_a_second(folder: Path) -> None:
     """A client that waits would otherwise have it try without a pause, and log every try."""
     with serve(folder / "d.sock") as program:
