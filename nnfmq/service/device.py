@@ -135,14 +135,13 @@ class DeviceBase:
         raise NotImplementedError
 
     def load_cached(self, _model: Model) -> PreparedProgram | None:
-        """Return a program from the driver's own cache, or None. Built-in devices only: plug-ins are not asked."""
+        """Return a program from a cache of the device's own, or None. The default is None."""
         return None
 
     def compile_baseline(self, _model: Model) -> PreparedProgram | None:
         """Return a program that is available faster than that of `compile` and gives the same results, or None.
 
-        Used for ExecutionPreference.FAST_SINGLE_ANSWER while `compile` runs on a background thread. Built-in devices
-        only: plug-ins are not asked.
+        Used for FAST_SINGLE_ANSWER while `compile` runs on a background thread. The default is None.
         """
         return None
 

@@ -41,11 +41,14 @@ class PlugInDevice(DeviceBase):
         self.name, self.type, self.feature_level = device.name, DeviceType(device.type), device.feature_level
         self._version, self._capabilities = device.version_string, device.capabilities
         self._extensions, self._cache_files = tuple(device.extensions), device.cache_files_needed
+        self._unavailable_reason = str(device.unavailable_reason)
         self._label = f"device {device.name!r}"
         self._supports = wrap_plugin_call(self._label, device.supports)
         self._compile = wrap_plugin_call(self._label, device.compile)
         self._save = wrap_plugin_call(self._label, device.save)
         self._restore = wrap_plugin_call(self._label, device.restore)
+        self._load_cached = wrap_plugin_call(self._label, device.load_cached)
+        self._compile_baseline = wrap_plugin_call(self._label, device.compile_baseline)
 
     @property
     def version_string(self) -> str:
@@ -62,6 +65,11 @@ class PlugInDevice(DeviceBase):
         """The plug-in's extensions, as read when the device was created."""
         return self._extensions
 
+    @property
+    def unavailable_reason(self) -> str:
+        """The plug-in's reason, as read when the device was created."""
+        return self._unavailable_reason
+
     def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
         """Return the plug-in's result. Raises GeneralFailure if the plug-in raises."""
         return bool(self._supports(model, subgraph, operation))
@@ -69,6 +77,17 @@ class PlugInDevice(DeviceBase):
     def compile(self, model: Model) -> PreparedProgram:
         """Return the plug-in's program, wrapped. Raises GeneralFailure if the plug-in raises."""
         return _PlugInProgram(self._label, self._compile(model))
+
+    def load_cached(self, model: Model) -> PreparedProgram | None:
+        """Return the plug-in's program, wrapped, or None. Raises GeneralFailure if the plug-in raises."""
+        return self._wrapped(self._load_cached(model))
+
+    def compile_baseline(self, model: Model) -> PreparedProgram | None:
+        """Return the plug-in's program, wrapped, or None. Raises GeneralFailure if the plug-in raises."""
+        return self._wrapped(self._compile_baseline(model))
+
+    def _wrapped(self, program: PreparedProgram | None) -> PreparedProgram | None:
+        return None if program is None else _PlugInProgram(self._label, program)
 
     @property
     def cache_files_needed(self) -> NumberOfCacheFiles:

@@ -81,16 +81,17 @@ class WorkerProcesses:
             return
         control_fd = channel.detach()  # a fork closes channels in the child
         try:
-            self._fork(control_fd, hello, client_pidfd)
+            started = self._fork(control_fd, hello, client_pidfd)
         except (OSError, GeneralFailure) as error:
             if client_pidfd is not None:
                 os.close(client_pidfd)
             _reject(Channel.adopt(control_fd), error)
         else:
             os.close(control_fd)
+            self._watch_or_end(started)
 
-    def _fork(self, control_fd: int, hello: bytes, client_pidfd: int | None) -> None:
-        """Fork a worker and watch it. Raises as `fork_child`; the caller then still owns the fds."""
+    def _fork(self, control_fd: int, hello: bytes, client_pidfd: int | None) -> _Worker:
+        """Fork a worker. Raises as `fork_child`; the caller then still owns the fds."""
         with ExitStack() as undo, ExitStack() as worker_ends:
             link, cache_end = self._shared_cache.connect()
             undo.callback(self._shared_cache.close, link)
@@ -106,7 +107,16 @@ class WorkerProcesses:
             process = fork_child(partial(worker.main, hello, fds, slot, self._setup), fds)
             undo.pop_all()
         link.worker_pid = process.pid
-        self._watch(_Worker(process, link, compile_link, client_pidfd, slot))
+        return _Worker(process, link, compile_link, client_pidfd, slot)
+
+    def _watch_or_end(self, started: _Worker) -> None:
+        """Watch a worker. If that fails, end it: its client, which may have its reply already, sees a hang-up."""
+        try:
+            self._watch(started)
+        except OSError as error:
+            _log.error("worker %d is ended, because it cannot be watched: %s", started.process.pid, error.strerror)
+            started.process.send(signal.SIGKILL)
+            self._on_exit(started)
 
     def _watch(self, started: _Worker) -> None:
         self._workers[started.process.pid] = started

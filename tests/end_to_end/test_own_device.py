@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from support.places import ROOT, data_path
 from support.plugins import add_example, add_plugin, path_with
 
 import nnfmq
+from nnfmq.hal.types import DeviceStatus
 
 DATA = data_path()
 EXAMPLE = ROOT / "docs" / "examples" / "driver"
@@ -110,6 +112,29 @@ class Saving(DeviceBase):
         return model, self.compile(model)
 
 
+class Baseline(DeviceBase):
+    name = "test-baseline"
+
+    def supports(self, model, subgraph, operation):
+        return True
+
+    def compile(self, model):
+        return interpreter.prepare(model)
+
+    def load_cached(self, model):
+        return self.compile(model) if model.relax_computation_float32_to_float16 else None
+
+    def compile_baseline(self, model):
+        if len(model.main.operations) > 1:
+            raise KeyError("no baseline")
+        return self.compile(model)
+
+
+class Unplugged(Baseline):
+    name = "test-unplugged"
+    unavailable_reason = "the accelerator is not plugged in"
+
+
 class Misnamed(Saving):
     name = "test-saving-twice"
 
@@ -127,9 +152,12 @@ class Versionless(Saving):
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Return a driver with four plug-ins, of which one has a valid description."""
+    """Return a driver with six plug-ins, of which three have a valid description."""
     site = tmp_path_factory.mktemp("site")
-    kinds = {name.lower(): f"several:{name}" for name in ("Saving", "Misnamed", "Hoarding", "Versionless")}
+    kinds = {
+        name.lower(): f"several:{name}"
+        for name in ("Saving", "Baseline", "Unplugged", "Misnamed", "Hoarding", "Versionless")
+    }
     add_plugin(site, "several", SAVING, kinds, "nnfmq.devices")
     with short_folder() as made, running_daemon(made / "d.sock", environment=path_with(site)) as daemon:
         yield daemon
@@ -139,7 +167,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def test_N_BAS_3_DEV_6_DEV_8_DEV_10_a_driver_skips_invalid_devices(interface: str, many: Daemon) -> None:
     with nnfmq.connect(many.path, timeout=LIMIT_S, interface=interface) as client:
         infos = {info.name: info for info in client.devices()}
-    assert {name for name in infos if name.startswith("test-")} == {"test-saving"}
+    assert {name for name in infos if name.startswith("test-")} == {"test-saving", "test-baseline", "test-unplugged"}
     assert "reference" in infos
     assert (infos["test-saving"].model_cache_files, infos["test-saving"].data_cache_files) == (2, 0)
     for name in ("misnamed", "hoarding", "versionless"):
@@ -157,3 +185,20 @@ def test_CACHE_6_N_CCH_16_a_plug_in_s_compilation_is_saved_and_restored(many: Da
             assert model.execute([1] * 4, [2] * 4)[0].tolist() == [3] * 4
         with pytest.raises(nnfmq.GeneralFailure):
             device.prepare_from_cache(token, other.open(stack)[0], [], model=add_model())
+
+
+@pytest.mark.parametrize("preference", ["fast", "sustained"])
+def test_a_plug_in_can_have_programs_in_a_cache_and_baselines(many: Daemon, preference: str) -> None:
+    with many.connect() as client:
+        device = client.device("test-baseline")
+        for model in (add_model(), replace(add_model(), relax_computation_float32_to_float16=True)):
+            with device.prepare(model, preference=preference) as prepared:
+                assert prepared.execute([1] * 4, [2] * 4)[0].tolist() == [3] * 4
+
+
+def test_a_plug_in_s_reason_to_be_unavailable_reaches_clients(many: Daemon) -> None:
+    with many.connect() as client:
+        device = client.device("test-unplugged")
+        assert device.info.status is DeviceStatus.OFFLINE
+        with pytest.raises(nnfmq.DeviceUnavailable, match="the accelerator is not plugged in"):
+            device.prepare(add_model())

@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -25,10 +25,13 @@ from support.drivers import (
     wait_until_waiting,
 )
 from support.models import null_model
+from support.protocol import LIMIT_NS, ProtocolPeer
+from support.sessions import HELLO
 
 import nnfmq
 from nnfmq.channel import Channel
 from nnfmq.serialize import control_protocol, messages
+from nnfmq.serialize.control_protocol import PeerRole
 
 FEW = 2
 
@@ -36,6 +39,21 @@ SERVE_A_FEW = """
 import pathlib, sys
 from nnfmq.service import supervisor
 supervisor.CLIENTS_MAX = int(sys.argv[2])
+supervisor.serve(pathlib.Path(sys.argv[1]), ready=lambda path: print(f"nnfmq: listening on {path}", flush=True))
+"""
+
+
+SERVE_UNWATCHED = """
+import errno, pathlib, sys
+from nnfmq.service import event_loop, supervisor
+calls = []
+def add_reader(self, fd, callback, real=event_loop.EventLoop.add_reader):
+    if sys._getframe(1).f_code.co_name == "_watch":
+        calls.append(fd)
+        if len(calls) == int(sys.argv[2]):  # of the first client's worker
+            raise OSError(errno.ENOSPC, "No space left on device")
+    real(self, fd, callback)
+event_loop.EventLoop.add_reader = add_reader
 supervisor.serve(pathlib.Path(sys.argv[1]), ready=lambda path: print(f"nnfmq: listening on {path}", flush=True))
 """
 
@@ -65,6 +83,22 @@ def executes(client: nnfmq.Client, value: float) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------- clients
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3, 4])
+def test_a_worker_that_cannot_be_watched_is_ended_and_its_client_sees_a_hang_up(folder: Path, failing: int) -> None:
+    arguments = ["-P", "-c", SERVE_UNWATCHED, folder / "d.sock", str(failing)]
+    with running_daemon(folder / "d.sock", arguments=arguments) as daemon:
+        channel = Channel.connect(daemon.path, time.monotonic_ns() + LIMIT_NS)
+        with ProtocolPeer(channel, PeerRole.CLIENT) as raw:
+            raw.send(HELLO)
+            with suppress(nnfmq.DeadObject):
+                raw.receive(messages.HelloReply)  # the worker may have been faster; nothing else comes
+                raw.receive_any()
+                pytest.fail("a second message came")
+        until(lambda: daemon.process.children() == [], "the worker has exited")
+        with daemon.connect() as client, client.device("reference").prepare(null_model()) as model:
+            model.execute(one(1))
 
 
 def test_with_all_warnings_on_a_driver_prints_none(folder: Path) -> None:
