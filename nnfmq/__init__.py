@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nnfmq.file_memory import FileMemory
     from nnfmq.hal.tensor_info import TensorInfo
     from nnfmq.hal.types import ExecutionPreference, FenceState
-    from nnfmq.importers import LoadedModel, example_path, load
+    from nnfmq.importers import LoadedModel, ModelMetadata, TensorMetadata, example_path, load
     from nnfmq.memory import Memory
     from nnfmq.runtime.async_execution import PendingExecution
     from nnfmq.runtime.buffer_allocation import allocate
@@ -51,9 +51,11 @@ __all__ = [
     "FileMemory",
     "LoadedModel",
     "Memory",
+    "ModelMetadata",
     "PendingExecution",
     "PreparedModel",
     "TensorInfo",
+    "TensorMetadata",
     "allocate",
     "connect",
     "copy",
@@ -67,7 +69,7 @@ if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__get
     _MODULES = {
         **dict.fromkeys(("Burst", "ExecutionInfo"), "nnfmq.runtime.burst_controller"),
         **dict.fromkeys(("Device", "DeviceInfo"), "nnfmq.runtime.client_device"),
-        **dict.fromkeys(("LoadedModel", "example_path", "load"), "nnfmq.importers"),
+        **dict.fromkeys(("LoadedModel", "ModelMetadata", "TensorMetadata", "example_path", "load"), "nnfmq.importers"),
         "Buffer": "nnfmq.runtime.managed_buffer",
         "BurstPool": "nnfmq.runtime.burst_pool",
         "Client": "nnfmq.runtime.client",

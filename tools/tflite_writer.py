@@ -59,15 +59,16 @@ def write(
     outputs: Sequence[int],
     description: str = "",
     subgraph_count: int = 1,
+    metadata: bytes = b"",
 ) -> bytes:
     """Return the content of the file. `inputs` and `outputs` are tensor indexes.
 
-    The file has `subgraph_count` copies of the subgraph, for tests of models with several.
+    The file has `subgraph_count` copies of the subgraph, for tests of models with several. `metadata` is a FlatBuffer.
     """
     builder = flatbuffers.Builder(1024)
     codes = list(dict.fromkeys(map(_operator_version, operators)))
     constants = [tensor.data for tensor in tensors if tensor.data is not None]
-    buffers = [_buffer(builder, data) for data in (b"", *constants)]
+    buffers = [_buffer(builder, data) for data in (b"", *constants, *([metadata] if metadata else []))]
     graph = _subgraph(builder, tensors, operators, codes, inputs, outputs)
     fields = {
         "Version": 3,
@@ -76,6 +77,9 @@ def write(
         "Description": builder.CreateString(description),
         "Buffers": _offsets(builder, buffers),
     }
+    if metadata:
+        entry = {"Name": builder.CreateString("TFLITE_METADATA"), "Buffer": len(buffers) - 1}
+        fields["Metadata"] = _offsets(builder, [_table(builder, "Metadata", entry)])
     builder.Finish(_table(builder, "Model", fields), IDENTIFIER)
     return bytes(builder.Output())
 

@@ -1,7 +1,7 @@
 """Photos as model inputs: the central square of 87.5 % of the shorter side, resized bilinearly to the input's size.
 
 float32 inputs get values in [-1, 1], uint8 inputs the pixels, int8 inputs the pixels minus 128, as MobileNets are
-trained. Other crops, means and channel orders are not supported: give an .npy file instead.
+trained, unless a normalization is given. Other crops and channel orders are not supported: give an .npy file instead.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,11 @@ from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from nnfmq.hal.tensor_info import TensorInfo
+
+Normalization: TypeAlias = tuple[Sequence[float], Sequence[float]] | None
+"""Mean and standard deviation of an input's values, one of each or one for each channel; None: see above."""
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
 _CROP = 0.875
@@ -40,6 +45,28 @@ def read_image(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> np.nda
     square = image.crop((left, top, left + side, top + side))
     pixels = np.asarray(_resized(square, width, height), dtype=np.uint8)
     return _scaled(pixels.reshape(tuple(shape)), dtype)
+
+
+def read_photo(path: Path, tensor: TensorInfo, normalization: Normalization) -> np.ndarray[Any, Any]:
+    """Read a photo for an input, normalized as (pixel - mean) / std and then quantized; without one as `read_image`.
+
+    Raises:
+        InvalidArgument: As `read_image`, or if the normalization does not fit the input.
+    """
+    if normalization is None:
+        return read_image(path, tensor.shape, np.dtype(tensor.dtype))
+    if tensor.dtype != "float32" and not (tensor.dtype in ("uint8", "int8") and tensor.scale):
+        raise InvalidArgument(f"a photo needs an input of float32, uint8 or int8; this input is {tensor.dtype}")
+    pixels = read_image(path, tensor.shape, np.dtype(np.uint8)).astype(np.float32)
+    mean, std = (np.array(values, np.float32) for values in normalization)
+    if any(values.size not in (1, tensor.shape[-1]) for values in (mean, std)):
+        raise InvalidArgument(f"a normalization of {mean.size} channels; the input has {tensor.shape[-1]}")
+    real: np.ndarray[Any, Any] = (pixels - mean) / std
+    if tensor.dtype == "float32":
+        return real
+    limits = np.iinfo(tensor.dtype)
+    codes = np.round(real / np.float32(tensor.scale)) + tensor.zero_point
+    return np.clip(codes, limits.min, limits.max).astype(tensor.dtype)
 
 
 def _decode(path: Path, mode: str) -> Image:

@@ -7,13 +7,14 @@ may be missing; float64 is converted to float32; nothing else is converted.
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nnfmq.cli.console import shape_text
-from nnfmq.cli.images import SUFFIXES, read_image
+from nnfmq.cli.images import SUFFIXES, Normalization, read_image, read_photo
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.runtime.array_checks import with_batch_dimension
 
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-def read_inputs(paths: Sequence[Path], tensors: Sequence[TensorInfo]) -> list[Array]:
-    """Return one array for each input of the model.
+def read_inputs(
+    paths: Sequence[Path], tensors: Sequence[TensorInfo], normalizations: Sequence[Normalization] = ()
+) -> list[Array]:
+    """Return one array for each input of the model; the first inputs have `normalizations`, which photos get.
 
     The states of a recurrent model, its last inputs, may be omitted together; they then begin at their zero point.
 
@@ -41,7 +44,13 @@ def read_inputs(paths: Sequence[Path], tensors: Sequence[TensorInfo]) -> list[Ar
             states = [tensor.name for tensor in tensors if tensor.is_state]
             expected += f"; or {len(tensors)} with its states: {', '.join(states)}"
         raise InvalidArgument(f"--input was given {len(paths)} times; the model has {expected}")
-    arrays = [read_input(path, t.shape, np.dtype(t.dtype)) for path, t in zip(paths, tensors, strict=False)]
+    given = zip_longest(paths, tensors[: len(paths)], normalizations[: len(paths)])
+    arrays = [
+        read_photo(path, tensor, normalization)
+        if normalization is not None and path.suffix.lower() in SUFFIXES
+        else read_input(path, tensor.shape, np.dtype(tensor.dtype))
+        for path, tensor, normalization in given
+    ]
     return arrays + [np.full(t.shape, t.zero_point, t.dtype) for t in tensors[len(paths) :]]
 
 

@@ -9,6 +9,8 @@ beginning with their zero point or with the given files; they are not printed, a
 from __future__ import annotations
 
 import argparse
+import math
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from nnfmq.cli.images import Normalization
     from nnfmq.cli.inputs import Array
+    from nnfmq.importers import LoadedModel
 
 EXAMPLES = """\
 examples:
@@ -62,7 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input", metavar="FILE", type=Path, action="append", required=True,
         help="photo, .npy array, or raw elements; once for each input of the model (states may be omitted)",
     )  # fmt: skip
-    parser.add_argument("--labels", metavar="FILE", type=Path, help="text file with one class name per line")
+    parser.add_argument("--labels", metavar="FILE", type=Path, help="one class name per line (default: the model's)")
+    parser.add_argument(
+        "--normalize", metavar="MEAN,STD", type=_mean_and_std, help="of a photo's pixels (default: the model's)"
+    )
     parser.add_argument(
         "--top", metavar="N", type=at_least_one, default=5, help="number of classes to print (default: 5)"
     )
@@ -93,7 +100,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from nnfmq.cli.inputs import read_inputs
 
     model = load_model(arguments)
-    inputs = read_inputs(arguments.input, model.inputs)
+    inputs = read_inputs(arguments.input, model.inputs, _normalizations(arguments, model))
     labels = None if arguments.labels is None else read_labels(arguments.labels)
     device, outputs, times = _burst(arguments, model, inputs)
     results = [pair for pair in zip(outputs, model.outputs, strict=True) if not pair[1].is_state]
@@ -102,7 +109,10 @@ def execute(arguments: argparse.Namespace) -> int:
     report = {
         "model": str(arguments.model),
         "device": device,
-        "outputs": [_output(array, info, labels, arguments.top) for array, info in results],
+        "outputs": [
+            _output(array, info, own_labels if labels is None else labels, arguments.top)
+            for (array, info), own_labels in zip_longest(results, _metadata_labels(model)[: len(results)])
+        ],
         "repeat": arguments.repeat,
         "p50_ns": times,
     }
@@ -111,6 +121,29 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         _print(console(arguments.no_color), report)
     return 0
+
+
+def _normalizations(arguments: argparse.Namespace, model: LoadedModel) -> list[Normalization]:
+    """Return the normalization of each input: that of the option, else that of the file's metadata, if any."""
+    if arguments.normalize is not None:
+        return [arguments.normalize] * len(model.inputs)
+    described = model.metadata.inputs if model.metadata is not None else ()
+    return [(tensor.mean, tensor.std) if tensor.mean else None for tensor in described]
+
+
+def _metadata_labels(model: LoadedModel) -> list[list[str] | None]:
+    """Return the labels of each output in the file's metadata, unless their number differs from that of the classes."""
+    described = model.metadata.outputs if model.metadata is not None else ()
+    pairs = zip(described, model.outputs, strict=False)
+    return [list(tensor.labels) if len(tensor.labels) == math.prod(info.shape) else None for tensor, info in pairs]
+
+
+def _mean_and_std(text: str) -> tuple[list[float], list[float]]:
+    """Argparse type: MEAN,STD of all channels."""
+    mean, std = map(float, text.split(","))
+    if not (math.isfinite(mean) and math.isfinite(std) and std):
+        raise argparse.ArgumentTypeError("finite numbers, and a STD other than 0")
+    return [mean], [std]
 
 
 def read_labels(path: Path) -> list[str]:

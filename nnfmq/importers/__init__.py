@@ -9,9 +9,9 @@ from importlib import import_module
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 from nnfmq.importers.examples import example_path
 from nnfmq.importers.file_format import importer_of, read_source
-from nnfmq.importers.loaded_model import LoadedModel
+from nnfmq.importers.loaded_model import LoadedModel, ModelMetadata, TensorMetadata
 
-__all__ = ["LoadedModel", "example_path", "load"]
+__all__ = ["LoadedModel", "ModelMetadata", "TensorMetadata", "example_path", "load"]
 
 
 def load(

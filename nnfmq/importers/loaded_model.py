@@ -1,21 +1,67 @@
-"""The result type of every importer, in a separate module so that no importer is imported with it."""
+"""The result types of every importer, in a separate module so that no importer is imported with it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from nnfmq.hal.summaries import code_name, html_tables, signature
+from nnfmq.hal.summaries import clipped, code_name, html_tables, listed, signature
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import Model
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+class TensorMetadata:
+    """What a file's author says of an input or output: its normalization, and the labels of its elements or values.
+
+    Inputs are normalized as (x - mean) / std, before they are quantized. `mean` and `std` have one element or one for
+    each channel; none if there is no normalization.
+    """
+
+    name: str = ""
+    description: str = ""
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    labels: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        parts = [clipped(repr(self.name), 64)]
+        if self.mean:
+            mean, std = (listed(values[:4], len(values)) for values in (self.mean, self.std))
+            parts.append(f"mean {mean}, std {std}")
+        parts += [f"{len(self.labels)} labels"] if self.labels else []
+        return f"<TensorMetadata: {', '.join(parts)}>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ModelMetadata:
+    """What a file's author says of a model, its inputs and its outputs (without states), and the files in it."""
+
+    name: str = ""
+    description: str = ""
+    version: str = ""
+    author: str = ""
+    license: str = ""
+    inputs: tuple[TensorMetadata, ...] = ()
+    outputs: tuple[TensorMetadata, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict, hash=False)
+
+    def __repr__(self) -> str:
+        name, version = clipped(repr(self.name), 64), clipped(repr(self.version))
+        return f"<ModelMetadata: {name}, version {version}, {len(self.files)} files>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class LoadedModel:
-    """A model read from a file, ready for `Device.prepare`, and its inputs and outputs in the model's order."""
+    """A model read from a file, ready for `Device.prepare`, and its inputs and outputs in the model's order.
+
+    `metadata` is None if the file has none.
+    """
 
     model: Model
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
+    metadata: ModelMetadata | None = None
 
     def __repr__(self) -> str:
         return f"<LoadedModel: {signature(self.inputs, self.outputs)}; {len(self.model.main.operations)} operations>"

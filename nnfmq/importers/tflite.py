@@ -10,6 +10,7 @@ subgraphs, sparse tensors, external buffers and custom operators are not support
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 from nnfmq.hal.errors import InvalidArgument
@@ -18,6 +19,7 @@ from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.loaded_model import LoadedModel
 from nnfmq.importers.problems import Problems
 from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator, read
+from nnfmq.importers.tflite_metadata import read_metadata
 from nnfmq.importers.tflite_operators import ConversionContext, convert_operator, live_operators
 from nnfmq.importers.tflite_resizing import Resizing
 
@@ -30,7 +32,8 @@ def import_model(source: ModelSource) -> LoadedModel:
     Raises:
         InvalidArgument: If the file is corrupt or uses an unsupported feature.
     """
-    return _import(read(source.data), source.shapes)
+    file = read(source.data)
+    return replace(_import(file, source.shapes), metadata=read_metadata(file, source.data))
 
 
 def _import(file: TfliteFile, shapes: Shapes) -> LoadedModel:

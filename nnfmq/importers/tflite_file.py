@@ -158,6 +158,15 @@ class TfliteFile:
         raw = self._subgraph.Tensors(index)
         return self._ints(raw.ShapeSignatureLength(), raw.ShapeSignatureAsNumpy)
 
+    def metadata(self) -> bytes | None:
+        """Return the FlatBuffer of the model's metadata; None if there is none. Raises InvalidArgument."""
+        for index in range(self._model.MetadataLength()):
+            entry = self._model.Metadata(index)
+            if self._text(entry.Name()) == "TFLITE_METADATA":
+                content = self._constant(entry.Buffer())
+                return None if content is None else bytes(content)
+        return None
+
     def types(self, operator: TfliteOperator) -> str:
         """Return the element types of an operator's tensors as the file names them: `FLOAT32, INT8 → FLOAT32`."""
         return " → ".join(self._type_names(indexes) for indexes in (operator.inputs, operator.outputs))

@@ -144,7 +144,10 @@ _OPERATOR_CODE = Table("OperatorCode", (
 ))  # fmt: skip
 _BUFFER = Table("Buffer", (Field(4, "Data", Vector(_BYTE)), Field(6, "Offset", _LONG), Field(8, "Size", _LONG)))
 
+_METADATA = Table("Metadata", (Field(4, "Name", String()), Field(6, "Buffer", _INT)))
+
 MODEL = Table("Model", (
     Field(4, "Version", _INT), Field(6, "OperatorCodes", Vector(_OPERATOR_CODE)),
     Field(8, "Subgraphs", Vector(_SUBGRAPH)), Field(12, "Buffers", Vector(_BUFFER)),
+    Field(16, "Metadata", Vector(_METADATA)),
 ))  # fmt: skip

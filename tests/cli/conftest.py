@@ -93,6 +93,7 @@ class Fake(Managed):
     made: list[tuple[str, DeviceStatus, bool]] = field(default_factory=list)
     requested: DeviceInfo | None = None
     unavailable: str = "busy"
+    metadata: None = None
 
     def connect(self, path: object = None, *, embedded: bool | None = None, timeout: float = 10.0) -> Self:
         self.connected.append((path, embedded))
