@@ -51,8 +51,8 @@ def test_a_model_has_the_normalization_and_the_labels_of_its_file() -> None:
 
 
 def test_labels_without_a_locale_come_first() -> None:
-    packed = metadata(None, [("de.txt", "de"), ("labels.txt", ""), ("fr.txt", "fr")])
-    found = load(classifier(packed, {"de.txt": b"rot", "labels.txt": LABELS, "fr.txt": b"rouge"})).metadata
+    packed = metadata(None, [("de.txt", "de"), ("labels.txt", ""), ("es.txt", "es")])
+    found = load(classifier(packed, {"de.txt": b"rot", "labels.txt": LABELS, "es.txt": b"rojo"})).metadata
     assert found is not None
     assert found.outputs[0].labels == ("red", "green", "blue")
 
