@@ -4,9 +4,9 @@ A forked child inherits locks that other threads hold, but not the threads that 
 with one thread forks, and `fork_child` checks that. The child keeps the standard streams and the fds that it is given,
 and closes all others: a copy of a connection would hide its hang-up.
 
-A child that should end with its parent asks the kernel for SIGKILL at the parent's exit (PR_SET_PDEATHSIG), which ends
-a stopped process as well. The kernel sends the signal when the *thread* that forked exits; callers fork on the main
-thread, which lives as long as the process.
+A child can ask the kernel for a signal at the parent's exit (PR_SET_PDEATHSIG): SIGKILL ends it, also if it is stopped;
+SIGCONT only continues it, so that it can notice by itself whether to end. The kernel sends the signal when the *thread*
+that forked exits; callers fork on the main thread, which lives as long as the process.
 """
 
 from __future__ import annotations
@@ -58,11 +58,14 @@ class ChildProcess:
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
-def fork_child(run: Callable[[], None], keep_fds: Collection[int], *, ends_with_parent: bool = False) -> ChildProcess:
+def fork_child(
+    run: Callable[[], None], keep_fds: Collection[int], *, at_parent_exit: signal.Signals | None = None
+) -> ChildProcess:
     """Fork a process that calls `run` and exits with status 0, or BUG_STATUS if `run` raises. Main thread only.
 
     The child ignores SIGINT, which Ctrl-C sends to all processes of a terminal, and SIGTERM ends it. `keep_fds` are the
     fds that it keeps; sockets among them must be detached from their `Channel`, which a fork closes in the child.
+    `at_parent_exit` is the signal that it gets when this process exits.
 
     Raises:
         GeneralFailure: If this process has several threads.
@@ -71,14 +74,14 @@ def fork_child(run: Callable[[], None], keep_fds: Collection[int], *, ends_with_
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         raise GeneralFailure(f"a process with {threads} threads starts no child processes")
-    if ends_with_parent:
+    if at_parent_exit is not None:
         _prctl()  # loaded before the fork, so that all children share it
     parent = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)  # the child must never call the parent's handlers
     try:
         pid = os.fork()
         if pid == 0:
-            _run_and_exit(run, keep_fds, mask, parent if ends_with_parent else None)
+            _run_and_exit(run, keep_fds, mask, parent, at_parent_exit)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
@@ -90,7 +93,11 @@ def fork_child(run: Callable[[], None], keep_fds: Collection[int], *, ends_with_
 
 
 def _run_and_exit(
-    run: Callable[[], None], keep_fds: Collection[int], mask: set[signal.Signals | int], parent: int | None
+    run: Callable[[], None],
+    keep_fds: Collection[int],
+    mask: set[signal.Signals | int],
+    parent: int,
+    at_parent_exit: signal.Signals | None,
 ) -> NoReturn:
     """Run in a forked child, then exit. Never returns, so no object of the parent's frames is finalized."""
     status = BUG_STATUS
@@ -99,8 +106,8 @@ def _run_and_exit(
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if parent is not None:
-            _end_with(parent)
+        if at_parent_exit is not None:
+            _request_signal(at_parent_exit, parent)
         _close_other_fds(keep_fds)
         run()
         status = 0
@@ -110,10 +117,10 @@ def _run_and_exit(
         os._exit(status)  # no exit handlers: they are the parent's
 
 
-def _end_with(parent: int) -> None:
-    if _prctl()(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+def _request_signal(at_parent_exit: signal.Signals, parent: int) -> None:
+    if _prctl()(_PR_SET_PDEATHSIG, at_parent_exit, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:  # it exited before the call
+    if os.getppid() != parent and at_parent_exit == signal.SIGKILL:  # it exited before the call
         os._exit(0)
 
 

@@ -111,12 +111,15 @@ def connect_compile_server(fd: int) -> None:
     _server = Channel.adopt(fd)
 
 
-def start_compile_server() -> None:
-    """Start this process's own compile server, if llvmlite is installed. Call it before the process starts threads."""
+def start_compile_server(client_pidfd: int | None) -> None:
+    """Start this process's own compile server, if llvmlite is installed. Call it before the process starts threads.
+
+    The server kills this process if it outlives its client, the process of `client_pidfd`, which is borrowed.
+    """
     global _server
     if find_spec("llvmlite") is not None:
         try:
-            _server, _ = fork_compile_server()
+            _server, _ = fork_compile_server(client_pidfd=client_pidfd)
         except (OSError, GeneralFailure) as error:
             _log.warning("models are compiled in this process: %s", error)
 

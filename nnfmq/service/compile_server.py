@@ -21,6 +21,9 @@ thread is busy in LLVM. The server also watches the pipe for the exit status, wh
 a process that has not seen the hang-up, because it is stopped. If the process that forked them exits, the kernel kills
 them. The server waits for its processes and writes the exit status of each to its pipe. `compile_jobs` decides what is
 compiled where.
+
+The server of an embedded driver also does for the driver what a supervisor does for a worker: it kills the driver if
+that has not exited CLIENT_EXIT_GRACE_S after its client.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ import os
 import select
 import signal
 import threading
+import time
 from contextlib import suppress
 
 import msgspec
@@ -38,6 +42,7 @@ import msgspec
 from nnfmq.channel import NO_WAIT, Channel, Frame
 from nnfmq.hal.errors import DeadObject, ErrorStatus, MissedDeadlineTransient, NnfmqError, status_for_error
 from nnfmq.service.child_process import ChildProcess, fork_child
+from nnfmq.service.client_process import CLIENT_EXIT_GRACE_S
 from nnfmq.service.event_loop import EventLoop
 
 __all__ = ["FINISHED", "FORK", "HANDLED", "PREFETCH", "CompileResult", "fork_compile_server"]
@@ -57,10 +62,11 @@ class CompileResult(msgspec.Struct, frozen=True, array_like=True):
     code: bytes = b""
 
 
-def fork_compile_server(*, reports: bool = False) -> tuple[Channel, ChildProcess]:
+def fork_compile_server(*, reports: bool = False, client_pidfd: int | None = None) -> tuple[Channel, ChildProcess]:
     """Fork a compile server; return the connection to it and the process. The server exits when the connection closes.
 
-    With `reports` it sends HANDLED and FINISHED, which the caller must receive.
+    With `reports` it sends HANDLED and FINISHED, which the caller must receive. With `client_pidfd`, which is borrowed,
+    it kills this process if that outlives the client.
 
     Raises:
         GeneralFailure: If this process has several threads.
@@ -69,7 +75,10 @@ def fork_compile_server(*, reports: bool = False) -> tuple[Channel, ChildProcess
     local, remote = Channel.pair()
     fd = remote.detach()
     try:
-        return local, fork_child(lambda: _Server(Channel.adopt(fd), reports).run(), [fd], ends_with_parent=True)
+        keep_fds = [fd] if client_pidfd is None else [fd, client_pidfd]
+        return local, fork_child(
+            lambda: _Server(Channel.adopt(fd), reports, client_pidfd).run(), keep_fds, at_parent_exit=signal.SIGKILL
+        )
     except BaseException:
         local.close()
         raise
@@ -80,11 +89,14 @@ def fork_compile_server(*, reports: bool = False) -> tuple[Channel, ChildProcess
 class _Server:
     """Forks a compile process for each FORK message, and reports its exit status."""
 
-    def __init__(self, channel: Channel, reports: bool) -> None:
+    def __init__(self, channel: Channel, reports: bool, client_pidfd: int | None) -> None:
         self._channel = channel
         self._reports = reports
         self._loop = EventLoop()
         self._loop.add_reader(channel.fileno(), self._serve)
+        if client_pidfd is not None:
+            driver = ChildProcess(os.getppid(), os.pidfd_open(os.getppid()))
+            self._loop.add_reader(client_pidfd, lambda: self._on_client_exit(client_pidfd, driver))
 
     def run(self) -> None:
         """Serve until the connection closes."""
@@ -113,7 +125,7 @@ class _Server:
         """Fork a compile process; return False if that fails."""
         connection, status_pipe = frame.fds
         try:
-            process = fork_child(lambda: _CompileProcess(connection).run(), [connection], ends_with_parent=True)
+            process = fork_child(lambda: _CompileProcess(connection).run(), [connection], at_parent_exit=signal.SIGKILL)
         except OSError as error:
             _log.warning("no compile process: %s", error.strerror)
             return False
@@ -123,6 +135,10 @@ class _Server:
         # does not see that its connection hangs up.
         self._loop.add_reader(status_pipe, lambda: self._kill(process, status_pipe))
         return True
+
+    def _on_client_exit(self, client_pidfd: int, driver: ChildProcess) -> None:
+        self._loop.remove_reader(client_pidfd)
+        self._loop.call_at(time.monotonic() + CLIENT_EXIT_GRACE_S, lambda: driver.send(signal.SIGKILL))
 
     def _kill(self, process: ChildProcess, status_pipe: int) -> None:
         self._loop.remove_reader(status_pipe)

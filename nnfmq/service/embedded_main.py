@@ -8,6 +8,7 @@ to the application's first result.
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import suppress
 from typing import NoReturn
@@ -26,9 +27,12 @@ def main(control_fd: int) -> NoReturn:
 
     If the devices' configuration cannot be read, reject the client with the reason, and exit with status 1.
     """
-    compile_jobs.start_compile_server()  # first: it forks, so this process must have one thread
-    load_extensions()
     channel = Channel.adopt(control_fd)
+    client_pidfd = channel.open_peer_pidfd()
+    compile_jobs.start_compile_server(client_pidfd)  # first: it forks, so this process must have one thread
+    if client_pidfd is not None:
+        os.close(client_pidfd)
+    load_extensions()
     try:
         devices = load_devices()
     except (InvalidArgument, OSError) as error:

@@ -26,6 +26,7 @@ from nnfmq.service import worker
 from nnfmq.service.caching import program_cache
 from nnfmq.service.caching.shared_cache_server import SharedCacheServer, WorkerLink
 from nnfmq.service.child_process import ChildProcess, fork_child
+from nnfmq.service.client_process import CLIENT_EXIT_GRACE_S
 from nnfmq.service.compile_relay import CompileRelay
 from nnfmq.service.device_status import end_changes
 from nnfmq.service.event_loop import EventLoop
@@ -33,9 +34,8 @@ from nnfmq.service.memory_shares import MemoryShares
 from nnfmq.service.pending_clients import reject
 from nnfmq.service.worker import WorkerFds, WorkerSetup
 
-__all__ = ["CLIENT_EXIT_GRACE_S", "WorkerProcesses"]
+__all__ = ["WorkerProcesses"]
 
-CLIENT_EXIT_GRACE_S = 0.02  # an idle worker exits within a millisecond or two
 STOP_TIMEOUT_S = 2.0  # after SIGTERM, and again after SIGKILL
 _log = logging.getLogger("nnfmq.supervisor")
 
@@ -104,7 +104,10 @@ class WorkerProcesses:
             slot = self._shares.take()
             undo.callback(self._shares.release, slot)
             fds = WorkerFds(control_fd, self._status.fileno(), self._shares.memory.fileno(), cache_fd, compile_fd)
-            process = fork_child(partial(worker.main, hello, fds, slot, self._setup), fds)
+            # Without a supervisor nobody would end the worker if it is stopped and its client exits.
+            process = fork_child(
+                partial(worker.main, hello, fds, slot, self._setup), fds, at_parent_exit=signal.SIGCONT
+            )
             undo.pop_all()
         link.worker_pid = process.pid
         return _Worker(process, link, compile_link, client_pidfd, slot)

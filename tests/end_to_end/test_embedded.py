@@ -68,12 +68,21 @@ def test_an_embedded_driver_ends_with_an_app_that_a_signal_kills(number: signal.
         driver.wait_for_end()
 
 
-def test_a_stopped_embedded_driver_ends_with_a_killed_app() -> None:
+def test_a_stopped_embedded_driver_ends_when_it_continues_after_its_app_was_killed() -> None:
     with app("plain") as script, Process(int(script.line())) as driver:
         script.line()
         with driver.stopped():
             script.popen.kill()
             script.wait()
+        driver.wait_for_end()
+
+
+def test_LIFE_3_a_stopped_embedded_driver_with_a_compile_server_ends_with_a_killed_app() -> None:
+    pytest.importorskip("llvmlite")
+    with app("plain") as script, Process(int(script.line())) as driver:
+        script.line()
+        driver.stop()
+        script.popen.kill()
         driver.wait_for_end()
 
 

@@ -19,6 +19,7 @@ from support.drivers import (
     InThread,
     Process,
     Program,
+    app,
     one,
     running_daemon,
     until,
@@ -238,6 +239,24 @@ def test_the_next_daemon_replaces_the_socket_of_a_killed_one(own: Daemon) -> Non
     own.kill()
     with running_daemon(own.path) as second, second.connect() as client:
         assert executes(client, 1)
+
+
+def test_LIFE_3_a_worker_that_is_stopped_when_its_daemon_is_killed_ends_with_its_client(own: Daemon) -> None:
+    with app("waits", own.path, "nothing") as client, Process(int(client.line())) as worker:
+        worker.stop()
+        own.process.stop()  # so that it does not end the worker itself
+        client.popen.kill()
+        client.wait()
+        own.kill()
+        worker.wait_for_end()
+
+
+def test_a_worker_that_is_stopped_when_its_daemon_is_killed_continues_with_its_client(own: Daemon) -> None:
+    with own.connect() as client, Process(client.worker_pid) as worker:
+        model = client.device("reference").prepare(null_model())
+        worker.stop()
+        own.kill()
+        assert model.execute(one(3)) == (one(3),)
 
 
 def test_workers_outlive_a_killed_daemon_and_end_with_their_client(own: Daemon) -> None:
