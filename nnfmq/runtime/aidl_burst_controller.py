@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from nnfmq.deadlines import deadline_after
-from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
+from nnfmq.hal.errors import BadState, InvalidArgument, NnfmqError
 from nnfmq.hal.types import BufferToken, ExecutionConfig, Pool, Request
 from nnfmq.runtime.burst_slots import TokenAllocator
 from nnfmq.runtime.exclusive_use import exclusive
@@ -50,7 +50,7 @@ class AidlBurst(Uncopyable):
         self._burst_id = reply.burst_id
 
     def _busy_error(self) -> Exception:
-        return GeneralFailure("this burst is executing in another thread; make one burst for each")
+        return BadState("this burst is executing in another thread; make one burst for each")  # BUR-16
 
     def cache_memory(self, memory: Pool) -> int:
         """Return a token for `memory`; the driver keeps its mapping from the next execution with it. Borrows `memory`.
@@ -80,7 +80,7 @@ class AidlBurst(Uncopyable):
             timeout: In seconds; also the execution's deadline. None = no limit.
 
         Raises:
-            GeneralFailure: If another thread is executing.
+            BadState: If another thread is executing.
             InvalidArgument: If the burst is closed.
             MissedDeadline: If the timeout passes.
             DeadObject: If the driver exits.

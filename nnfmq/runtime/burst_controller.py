@@ -28,6 +28,7 @@ from numpy.typing import ArrayLike
 from nnfmq import watcher
 from nnfmq.deadlines import deadline_after, has_passed
 from nnfmq.hal.errors import (
+    BadState,
     ErrorStatus,
     GeneralFailure,
     InvalidArgument,
@@ -225,8 +226,9 @@ class Burst(Uncopyable):
             timeout: In seconds; also the execution's deadline. None = no limit, 0 = has passed.
 
         Raises:
-            InvalidArgument: If an array's shape, dtype or number is wrong, there are no inputs yet, another thread is
-                executing, or the burst is closed.
+            InvalidArgument: If an array's shape, dtype or number is wrong, there are no inputs yet, or the burst is
+                closed.
+            BadState: If another thread is executing.
             MissedDeadline: If the timeout passes. The driver ends the execution at its next check; the next call
                 first waits for that. If the interface version has no deadlines, the execution continues.
             DeadObject: If the driver exits.
@@ -302,7 +304,7 @@ class Burst(Uncopyable):
 
     def _busy_error(self) -> Exception:
         self._require_open()
-        return InvalidArgument("this burst is executing in another thread; make one burst for each")
+        return BadState("this burst is executing in another thread; make one burst for each")  # BUR-16
 
     def execute_request(
         self,
@@ -426,7 +428,8 @@ class Burst(Uncopyable):
         """Make the driver unmap a memory that was a pool of `execute_request`; blocks. Idempotent.
 
         Raises:
-            InvalidArgument: If another thread is executing, or the burst is closed.
+            BadState: If another thread is executing.
+            InvalidArgument: If the burst is closed.
             MissedDeadlineTransient: If `timeout` (seconds; None = no limit) passes.
             DeadObject: If the driver exits.
         """

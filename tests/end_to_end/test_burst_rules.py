@@ -233,7 +233,7 @@ def test_BUR_16_a_second_execution_on_a_busy_burst_is_rejected(client: nnfmq.Cli
     with client.device("reference").prepare(slow_model(40)) as slow, slow.burst() as burst:
         running = InThread.start(lambda: burst.execute(np.ones(shape, np.float32)))
         wait_until_waiting(burst)
-        with pytest.raises(nnfmq.InvalidArgument, match="is executing in another thread"):
+        with pytest.raises(nnfmq.BadState, match="is executing in another thread"):
             burst.execute(np.ones(shape, np.float32))
         assert running.wait().error is None
 

@@ -129,7 +129,7 @@ def test_a_second_thread_is_rejected_while_one_waits(worker: Process, burst: nnf
     with worker.stopped():
         call = InThread.start(lambda: burst.execute(one(2)))
         wait_until_waiting(burst)
-        with pytest.raises(nnfmq.InvalidArgument, match="another thread"):
+        with pytest.raises(nnfmq.BadState, match="another thread"):
             burst.execute(one(3))
     assert call.wait().value == (one(2),)
 

@@ -15,7 +15,7 @@ import pytest
 from support import models
 from support.executors import LIMIT_S, Held, floats, until
 
-from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument
+from nnfmq.hal.errors import BadState, DeadObject, DeviceUnavailable, ErrorStatus, InvalidArgument
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import (
     BufferToken,
@@ -328,7 +328,7 @@ def test_BUR_16_a_second_execution_is_rejected_by_the_client_and_by_the_driver(
     connection, _ = real
     waiting = start(burst.execute_synchronously, request_of(pools))
     assert held.begun.wait(LIMIT_S)
-    with pytest.raises(GeneralFailure, match="another thread"):
+    with pytest.raises(BadState, match="another thread"):
         burst.execute_synchronously(request_of(pools))
     reply = connection.exchange(execute_message(connection, burst, pools), messages.Executed, fds_of(pools))
     assert reply.status is ErrorStatus.GENERAL_FAILURE

@@ -16,6 +16,7 @@ from support import models
 from support.executors import LIMIT_S, Held, until
 
 from nnfmq.hal.errors import (
+    BadState,
     DeadObject,
     ErrorStatus,
     GeneralFailure,
@@ -202,7 +203,7 @@ def test_API_11_BUR_16_a_second_thread_is_rejected_while_one_executes(
     with adding.burst() as burst:
         waiting = start(burst.execute, ONE, TEN)
         assert held.begun.wait(LIMIT_S)
-        with pytest.raises(InvalidArgument, match="another thread"):
+        with pytest.raises(BadState, match="another thread"):
             burst.execute(TEN, TEN)
         held.go.set()
         assert waiting.result(LIMIT_S)[0].tolist() == SUM
