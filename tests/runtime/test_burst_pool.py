@@ -78,6 +78,7 @@ def test_a_loan_is_returned_once(pool: BurstPool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the handler also raises in `__del__`
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the handler may raise in `__del__`
 def test_a_signal_handler_that_raises_at_any_instruction_loses_no_burst(pool: BurstPool, armed: list[object]) -> None:
     source = random.Random(5)
     for _ in range(ROUNDS):
