@@ -136,6 +136,17 @@ def test_importing_nnfmq_loads_neither_numpy_nor_client_modules(tmp_path: Path) 
     assert [name for name in ("numpy", "msgspec", "nnfmq.channel", "nnfmq.runtime") if name in loaded] == []
 
 
+def test_a_client_that_loads_and_executes_a_model_imports_nothing_of_the_driver(tmp_path: Path) -> None:
+    """Every application has these modules in its memory."""
+    code = (
+        "import json, sys, nnfmq; nnfmq.load(nnfmq.example_path('digits.tflite'));"
+        "nnfmq.connect, nnfmq.Burst, nnfmq.PreparedModel; print(json.dumps(list(sys.modules)))"
+    )
+    loaded = in_a_new_python(code, tmp_path)
+    unwanted = ("nnfmq.operations", "nnfmq.engines", "nnfmq.service", "zipfile", "html", "subprocess", "numpy.ma")
+    assert [name for name in unwanted if name in loaded] == []
+
+
 def test_dir_lists_names_before_their_import_and_unknown_names_raise(tmp_path: Path) -> None:
     code = "import json, nnfmq; print(json.dumps([dir(nnfmq), hasattr(nnfmq, 'nothing')]))"
     listed, has_nothing = in_a_new_python(code, tmp_path)

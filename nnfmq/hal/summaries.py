@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from html import escape
 from typing import NamedTuple, Protocol
 
 __all__ = ["ShownTensor", "TensorRow", "clipped", "code_name", "html_tables", "listed", "signature", "tensor_text"]
@@ -107,7 +106,7 @@ def html_tables(
     counts = Counter(operations)
     if counts:
         tables += _table(("operation", "count"), [(name, str(count)) for name, count in counts.most_common()])
-    return f"<p><b>{escape(title)}</b></p>{tables}"
+    return f"<p><b>{_escaped(title)}</b></p>{tables}"
 
 
 def _quantization(tensor: ShownTensor) -> str:
@@ -115,6 +114,12 @@ def _quantization(tensor: ShownTensor) -> str:
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    head = "".join(f"<th>{_escaped(heading)}</th>" for heading in headings)
+    body = "".join(f"<tr>{''.join(f'<td>{_escaped(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _escaped(text: str) -> str:
+    from html import escape  # imports a large table, which only notebooks need
+
+    return escape(text)

@@ -9,16 +9,18 @@ from __future__ import annotations
 import io
 import os
 import stat
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.memory import PrivateBytes
 
-__all__ = ["ModelSource", "Shapes", "importer_of", "read_source"]
+__all__ = ["FileContent", "ModelSource", "Shapes", "importer_of", "read_source"]
 
+FileContent: TypeAlias = bytes | PrivateBytes
+"""The bytes of a file. A slice is a copy; a view of them is a memoryview."""
 Shapes: TypeAlias = Mapping[str | int, Sequence[int]]
 """New shapes of inputs, by name or by index."""
 
@@ -56,7 +58,7 @@ class ModelSource:
     `path` is None if the caller gave bytes; it locates files that belong to this one. `shapes` replace those of inputs.
     """
 
-    data: bytes = field(repr=False)
+    data: FileContent = field(repr=False)
     path: Path | None = None
     shapes: Shapes = field(default_factory=dict)
 
@@ -75,10 +77,23 @@ def read_source(source: str | os.PathLike[str] | bytes, shapes: Shapes | None = 
     with path.open("rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise InvalidArgument(f"{path}: not a regular file")
-        return ModelSource(file.read(), path, shapes or {})
+        return ModelSource(_content(file), path, shapes or {})
 
 
-def importer_of(data: bytes) -> str:
+def _content(file: io.BufferedReader) -> FileContent:
+    """Return what is left of a file, in memory that returns to the kernel when it is freed.
+
+    After free() of a large block from malloc, glibc would keep later ones of that size in its heap.
+    """
+    size = os.fstat(file.fileno()).st_size
+    content = PrivateBytes.allocate(size)
+    if file.readinto(content) == size > 0 and not file.read(1):
+        return content
+    file.seek(0)  # it is empty, or has changed meanwhile
+    return file.read()
+
+
+def importer_of(data: FileContent) -> str:
     """Return the name of the module that imports a file with this content.
 
     Raises:
@@ -90,15 +105,15 @@ def importer_of(data: bytes) -> str:
     raise InvalidArgument(f"this is {kind}; {_SUPPORTED}")
 
 
-def _format_of(data: bytes) -> str:
+def _format_of(data: FileContent) -> str:
     if not data:
         return "an empty file"
     if data[4:8] == b"TFL3":
         return "a TensorFlow Lite file"
     for start, name in _FIRST_BYTES.items():
-        if data.startswith(start):
+        if data[: len(start)] == start:
             return name
-    if data.startswith(b"PK\x03\x04"):
+    if data[:4] == b"PK\x03\x04":
         return _zip_archive(data)
     if data[8:10] == b'{"' and int.from_bytes(data[:8], "little") < len(data):
         return "a safetensors file, which has weights but no model"
@@ -109,8 +124,10 @@ def _format_of(data: bytes) -> str:
     return f"a file of an unknown format (its identifier is {data[4:8]!r}, not b'TFL3')"
 
 
-def _zip_archive(data: bytes) -> str:
+def _zip_archive(data: FileContent) -> str:
     """Describe a zip archive by the models in it, if there are any."""
+    import zipfile  # rarely needed, and large
+
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             names = archive.namelist()
@@ -127,7 +144,7 @@ _ONNX_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25
 """Number and wire type of each field of ONNX's ModelProto (onnx.proto)."""
 
 
-def _is_onnx(data: bytes) -> bool:
+def _is_onnx(data: FileContent) -> bool:
     """Return True if `data` is a protocol buffer with the fields of an ONNX model; it may be truncated."""
     at, seen = 0, set()
     while at < len(data):
@@ -142,7 +159,7 @@ def _is_onnx(data: bytes) -> bool:
     return 1 in seen and len(seen) > 1
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: FileContent, at: int) -> tuple[int, int]:
     """Return the number at `at` and the position after it."""
     value = 0
     for shift in range(0, 70, 7):

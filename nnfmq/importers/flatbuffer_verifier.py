@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.importers.file_format import FileContent
 
 __all__ = ["Field", "Scalar", "String", "Table", "Union", "Vector", "verify"]
 
@@ -71,7 +72,7 @@ class Table:
     fields: tuple[Field, ...]
 
 
-def verify(buffer: bytes, root: Table, identifier: bytes) -> None:
+def verify(buffer: FileContent, root: Table, identifier: bytes) -> None:
     """Check `buffer` as a file with the given four-byte identifier and root table. Raises InvalidArgument."""
     verifier = _Verifier(buffer)
     verifier.need(0, 8, "file header")
@@ -83,7 +84,7 @@ def verify(buffer: bytes, root: Table, identifier: bytes) -> None:
 class _Verifier:
     """One pass over one buffer. `path` is the current value's name in the schema, for messages."""
 
-    def __init__(self, buffer: bytes) -> None:
+    def __init__(self, buffer: FileContent) -> None:
         self._buffer = buffer
         self._offsets_left = len(buffer) // _OFFSET_BYTES
         self._checked: set[tuple[int, str]] = set()

@@ -12,17 +12,11 @@ import struct
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperandType, Operation, Subgraph, element_bytes
-from nnfmq.operations import REGISTRY, signature
-from nnfmq.operations.prepare import infer_shapes, tensor_of
 
 __all__ = ["GraphBuilder"]
-
-_POSITIONS = ("indices", "lookups")  # attributes of which shape rules only use the shape; 0 is always valid
 
 
 class GraphBuilder:
@@ -122,31 +116,13 @@ class GraphBuilder:
             InvalidArgument: If a shape depends on the data.
             GeneralFailure: If the inputs' shapes violate a constraint of an operation.
         """
-        for operation in self._operations[begin:]:
-            outputs = [self._operands[index] for index in operation.outputs]
-            inputs = [self._operands[index] for index in operation.inputs]
-            match = signature.match(REGISTRY[operation.type], inputs, outputs)
-            pairs = zip(match.parameters, inputs, strict=True)
-            arguments = [self._argument(parameter, operand) for parameter, operand in pairs]
-            if match.variant.plan is None:
-                raise InvalidArgument(f"{match.declaration.name} of these types cannot be resized")
-            for index, shape in zip(operation.outputs, infer_shapes(match, arguments, outputs).shapes, strict=True):
-                if any(extent < 1 for extent in shape):
-                    raise InvalidArgument("the shape of its result depends on the data")
-                self._operands[index] = replace(self._operands[index], dimensions=shape)
+        # Imports all operations, which only the resizing of inputs needs: 3 MiB of an application.
+        from nnfmq.importers.shape_inference import output_shapes
 
-    def _argument(self, parameter: signature.Parameter, operand: Operand) -> signature.Tensor | None:
-        """Return what a shape rule takes: attributes with their values. Raises InvalidArgument if one is computed."""
-        if operand.lifetime == LifeTime.NO_VALUE:
-            return None
-        value, dtype = None, signature.NUMPY_TYPES[operand.type]
-        if operand.lifetime == LifeTime.CONSTANT_COPY:
-            value = np.frombuffer(self._contents[operand.location.offset], dtype).reshape(operand.dimensions)
-        elif parameter.name in _POSITIONS:
-            value = np.zeros(operand.dimensions, dtype)
-        elif parameter.role is signature.Role.ATTRIBUTE:
-            raise InvalidArgument(f"the shape of its result depends on its {parameter.name}, which is not a constant")
-        return tensor_of(operand, operand.dimensions, value)
+        for operation in self._operations[begin:]:
+            shapes = output_shapes(operation, self._operands, self._contents)
+            for index, shape in zip(operation.outputs, shapes, strict=True):
+                self._operands[index] = replace(self._operands[index], dimensions=shape)
 
     def build(self, inputs: Sequence[int], outputs: Sequence[int]) -> Model:
         """Return the model, with one copy of all constants."""

@@ -15,6 +15,7 @@ from typing import Any
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import ChannelQuant, OperandType, element_bytes
 from nnfmq.importers import flatbuffer_verifier, tflite_schema
+from nnfmq.importers.file_format import FileContent
 
 __all__ = ["TfliteFile", "TfliteOperator", "TfliteTensor", "read"]
 
@@ -82,7 +83,7 @@ class TfliteOperator:
         return f"operator {self.index} ({self.name})"
 
 
-def read(data: bytes) -> TfliteFile:
+def read(data: FileContent) -> TfliteFile:
     """Verify a TFLite file and return its first subgraph. Raises InvalidArgument if it is invalid."""
     if len(data) > _MAX_FILE_BYTES:
         raise InvalidArgument(f"a file of {len(data)} bytes: flatbuffers end at {_MAX_FILE_BYTES}")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
@@ -16,12 +15,14 @@ from nnfmq.hal.types import DeviceStatus
 from nnfmq.runtime.client_device import Device, PrepareOptions
 from nnfmq.runtime.connection import DEFAULT_TIMEOUT_S, Connection
 from nnfmq.runtime.device_validation import valid_devices
-from nnfmq.runtime.embedded_driver import end_embedded_driver
 from nnfmq.runtime.prepare_arguments import ModelArgument
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.uncopyable import Uncopyable
+
+if TYPE_CHECKING:
+    import subprocess
 
 _COMPILED, _REFERENCE = "compiled", "reference"
 _log = logging.getLogger("nnfmq.client")
@@ -184,7 +185,7 @@ class Client(Uncopyable):
         process, self._process = self._process, new._process
         old.close()
         if process is not None:
-            end_embedded_driver(process)
+            _end(process)
 
     def close(self) -> None:
         """Hang up; an embedded driver exits and is reaped. Idempotent, also in a forked child."""
@@ -192,13 +193,20 @@ class Client(Uncopyable):
         self._connection.close()
         process, self._process = self._process, None
         if process is not None and os.getpid() == self._pid:
-            end_embedded_driver(process)
+            _end(process)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End an embedded driver."""
+    from nnfmq.runtime.embedded_driver import end_embedded_driver  # imports subprocess
+
+    end_embedded_driver(process)
 
 
 def _is_same_device(old: DeviceInfo, new: DeviceInfo | None) -> bool:

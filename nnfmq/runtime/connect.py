@@ -14,7 +14,6 @@ from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
 from nnfmq.paths import check_socket_directory, default_socket, is_socket_named
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connection import DEFAULT_TIMEOUT_S, INTERFACE, Connection
-from nnfmq.runtime.embedded_driver import start_embedded_driver
 
 _RETRY_S = 0.02  # between two attempts to reach a driver that does not listen yet
 _log = logging.getLogger("nnfmq.client")
@@ -104,6 +103,8 @@ def _connect_when_listening(path: Path, server_uid: int | None, interface: str, 
 
 
 def _connect_embedded(deadline_ns: int | None, interface: str) -> Client:
+    from nnfmq.runtime.embedded_driver import start_embedded_driver  # imports subprocess
+
     channel, process = start_embedded_driver()
     try:
         connection = Connection.open(channel, deadline_ns, process.pid, interface)

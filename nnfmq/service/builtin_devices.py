@@ -30,7 +30,7 @@ from nnfmq.service.device_configuration import DeviceEntry
 if TYPE_CHECKING:
     from nnfmq.engines.compiled.thread_pool import ThreadPool
 
-__all__ = ["CompiledDevice", "InterpreterDevice"]
+__all__ = ["CompiledDevice", "InterpreterDevice", "llvmlite_version"]
 
 _log = logging.getLogger("nnfmq.devices")
 
@@ -99,12 +99,12 @@ class CompiledDevice(InterpreterDevice):
     @property
     def unavailable_reason(self) -> str:
         """How to install llvmlite, if it is missing."""
-        return "" if _llvmlite_version() else "llvmlite is not installed: pip install 'nnfmq[compiled]'"
+        return "" if llvmlite_version() else "llvmlite is not installed: pip install 'nnfmq[compiled]'"
 
     @property
     def version_string(self) -> str:
         """Nnfmq's release and the version of llvmlite, which generates the code."""
-        return f"{super().version_string} llvmlite-{_llvmlite_version() or 'none'}"
+        return f"{super().version_string} llvmlite-{llvmlite_version() or 'none'}"
 
     @property
     def identity(self) -> DeviceIdentity:
@@ -175,7 +175,8 @@ def _link(entry: program_cache.CacheEntry, model: Model, packed: PackedConstants
 
 
 @cache
-def _llvmlite_version() -> str | None:
+def llvmlite_version() -> str | None:
+    """Return the version of the installed llvmlite, or None."""
     try:
         return version("llvmlite")
     except PackageNotFoundError:

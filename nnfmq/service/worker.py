@@ -18,8 +18,10 @@ from typing import NamedTuple, NoReturn
 from nnfmq.channel import Channel
 from nnfmq.memory import Memory
 from nnfmq.service import compile_jobs, extension_plugins, plugin_devices
+from nnfmq.service.builtin_devices import llvmlite_version
 from nnfmq.service.caching import shared_cache_client
 from nnfmq.service.caching.compilation_cache import build_identity
+from nnfmq.service.device import release
 from nnfmq.service.device_configuration import DeviceEntry
 from nnfmq.service.device_registry import make_devices
 from nnfmq.service.driver_options import DriverOptions
@@ -70,6 +72,8 @@ def preload() -> None:
 
         kernel_types()
     build_identity()
+    release()
+    llvmlite_version()
 
 
 def installed_plugins() -> list[EntryPoint]:

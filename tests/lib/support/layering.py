@@ -53,7 +53,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "engines": ("operations", "hal"),
     "service": BOTH_SIDES,
     "runtime": (*BOTH_SIDES, "importers"),
-    "importers": ("hal", "validation", "operations"),
+    "importers": ("hal", "memory", "validation", "operations"),
     "conformance": ("runtime", "engines", "validation", "operations", "memory", "fence", "hal"),
     "compat": ("runtime", "importers", "hal"),
     "cli": (EVERYTHING,),

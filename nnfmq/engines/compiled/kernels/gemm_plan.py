@@ -116,7 +116,8 @@ def estimate_cycles(kernel: GemmKernel, weights: Array) -> float:
     tiles = math.ceil(kernel.shape.m / kernel.mr) * kernel.panels
     if kernel.micro_kernel.is_group_sparse:
         by_channel = weights.reshape(kernel.shape.output_channels, -1, k)
-        sample = np.unique(np.linspace(0, kernel.panels - 1, _SAMPLE_PANELS).astype(int))
+        # Not np.unique, which imports numpy.ma: 3 MiB of each worker.
+        sample = dict.fromkeys(np.linspace(0, kernel.panels - 1, _SAMPLE_PANELS).astype(int).tolist())
         panels = (by_channel[kernel.packed_channel_map[number * kernel.nr :][: kernel.nr]] for number in sample)
         k_groups = sum(map(group_list_length, panels)) / len(sample)
     else:
