@@ -12,13 +12,13 @@ import io
 import logging
 import math
 import struct
-import zipfile
 import zlib
 from collections.abc import Mapping
 from typing import Any
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers import flatbuffer_verifier
+from nnfmq.importers.file_format import FileContent
 from nnfmq.importers.flatbuffer_verifier import Field, Scalar, String, Table, Union, Vector
 from nnfmq.importers.loaded_model import ModelMetadata, TensorMetadata
 from nnfmq.importers.tflite_file import TfliteFile
@@ -44,13 +44,13 @@ _MODEL = Table("ModelMetadata", (
     Field(10, "subgraph_metadata", Vector(_SUBGRAPH)), Field(12, "author", String()), Field(14, "license", String()),
 ))  # fmt: skip
 _LABEL_TYPES = (2, 3)  # TENSOR_AXIS_LABELS, TENSOR_VALUE_LABELS
-_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError, struct.error, KeyError)
+_ZIP_ERRORS = (zlib.error, EOFError, OSError, ValueError, RuntimeError, struct.error, KeyError)
 _log = logging.getLogger("nnfmq.importers")
 
 _Record = Mapping[str, Any]
 
 
-def read_metadata(file: TfliteFile, data: bytes) -> ModelMetadata | None:
+def read_metadata(file: TfliteFile, data: FileContent) -> ModelMetadata | None:
     """Return the metadata of a file with this content; None if it has none, or, with a warning, if they are corrupt."""
     try:
         packed = file.metadata()
@@ -101,12 +101,14 @@ def _labels(record: _Record, files: Mapping[str, bytes]) -> tuple[str, ...]:
     return ()
 
 
-def _associated_files(data: bytes) -> dict[str, bytes]:
+def _associated_files(data: FileContent) -> dict[str, bytes]:
     """Return the files in the zip archive at the end of `data`, by name; none if there is no archive.
 
     Raises:
         InvalidArgument: If it is corrupt, or its files are larger than a file of this size may contain.
     """
+    import zipfile  # large, and only for files with metadata
+
     if not zipfile.is_zipfile(io.BytesIO(data)):
         return {}
     files, left = {}, 4 * len(data) + 65536
@@ -118,7 +120,7 @@ def _associated_files(data: bytes) -> dict[str, bytes]:
                 left -= len(files[member.filename])
                 if left < 0:
                     raise InvalidArgument("its associated files are too large")
-    except _ZIP_ERRORS as error:
+    except (zipfile.BadZipFile, *_ZIP_ERRORS) as error:
         if isinstance(error, InvalidArgument):
             raise
         raise InvalidArgument(f"its associated files cannot be read: {error}") from None
