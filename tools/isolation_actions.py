@@ -21,7 +21,7 @@ import cpu_pinning
 from bench_processes import BenchmarkFailed, set_time_limit
 
 import nnfmq
-from nnfmq.hal.errors import NnfmqError
+from nnfmq.hal.errors import ErrorStatus, NnfmqError
 from nnfmq.hal.types import (
     DataLocation,
     ExecutionPreference,
@@ -131,7 +131,10 @@ def decoding(job: PhaseJob) -> Work:
         yield client.worker_pid
         while True:
             message = messages.GetSupportedOperations(connection.next_call_id(), "reference", data)
-            yield connection.exchange(message, messages.SupportedOperations).status.name
+            reply = connection.exchange(message, messages.SupportedOperations)
+            if reply.status is not ErrorStatus.INVALID_ARGUMENT:
+                raise BenchmarkFailed(f"the model was not decoded: {reply.status.name}: {reply.message}")
+            yield reply.status.name
 
 
 def write_message(path: Path, message_bytes: int) -> None:

@@ -38,6 +38,7 @@ SECTIONS: dict[str, Callable[[IsolationPlan], Any]] = {
     "neighbour": neighbour,
 }
 COMPILED = "models/mobilenet_v2_1.0_224_quant.tflite"
+_MEMORY_MIB, _MEMORY_PER_MESSAGE, _MEMORY_PER_POOL = 1024, 64, 4  # that the driver may take: enough for the phases
 _PRELOADED = ["numpy", "nnfmq.runtime.client", "nnfmq.runtime.connect", "nnfmq.runtime.burst_controller",
               "nnfmq.importers.tflite"]  # fmt: skip
 
@@ -114,7 +115,9 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if "decoding" in options.phases and set(options.sections) & {"kills", "neighbour"}:
         _say(f"encoding a model of {options.message_mib} MiB")
         write_message(message, options.message_mib * MIB)
-    with started_daemon(folder, {"NNFMQ_CACHE_MIB": "0"}) as daemon:
+    memory_mib = str(max(_MEMORY_MIB, _MEMORY_PER_MESSAGE * options.message_mib, _MEMORY_PER_POOL * options.pool_mib))
+    environment = {"NNFMQ_CACHE_MIB": "0", "NNFMQ_CLIENT_MEMORY_MIB": memory_mib, "NNFMQ_MEMORY_MIB": memory_mib}
+    with started_daemon(folder, environment) as daemon:
         job = PhaseJob("", daemon.socket, options.pool_mib * MIB, message, _model(options), options.limit)
         plan = IsolationPlan(
             daemon, job, options.phases, options.kills, options.silent, options.connects, options.seconds,
