@@ -37,7 +37,7 @@ from nnfmq.hal.errors import (
     OutputInsufficientSize,
     error_for_status,
 )
-from nnfmq.hal.summaries import clipped, signature
+from nnfmq.hal.summaries import clipped
 from nnfmq.hal.timing import NO_TIMING, Timing
 from nnfmq.hal.types import BufferToken, ExecutionConfig, MeasureTiming, Pool, Request, RequestArgument
 from nnfmq.queue import MessageQueue, PeerDeathFlag, PollingWindow
@@ -193,10 +193,9 @@ class Burst(Uncopyable):
         return self._slots.get_memories(slots)
 
     def __repr__(self) -> str:
-        state = "" if self._burst_id and self._connection.is_open else ", closed"
-        memory = "" if self._arrays is not None or state else ", without memory"
-        model = signature(self._model.inputs, self._model.outputs)
-        return f"<Burst on {clipped(repr(self._model.device))}{state}{memory}: {model}>"
+        is_open = self._burst_id and self._connection.is_open
+        state = ", closed" if not is_open else "" if self._arrays is not None else ", without memory"
+        return f"<Burst on {clipped(repr(self._model.device))}{state}: {self._model.signature}>"
 
     @property
     def inputs(self) -> tuple[Array, ...]:

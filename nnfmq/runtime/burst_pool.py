@@ -24,7 +24,6 @@ from numpy.typing import ArrayLike
 
 from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.errors import InvalidArgument, MissedDeadlineTransient
-from nnfmq.hal.summaries import signature
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.tensor_layout import Array
 from nnfmq.uncopyable import Uncopyable
@@ -112,7 +111,7 @@ class BurstPool(Uncopyable):
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{len(self._free)} of {self.size} bursts free"
-        return f"<BurstPool, {state}: {signature(self._model.inputs, self._model.outputs)}>"
+        return f"<BurstPool, {state}: {self._model.signature}>"
 
     def acquire(self, *, timeout: float | None = None) -> BurstLoan:
         """Wait for a free burst and borrow it: `with pool.acquire() as burst:`. Blocks; `timeout` is in seconds.

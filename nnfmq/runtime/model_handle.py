@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
+from nnfmq.hal.summaries import signature
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import messages
@@ -48,6 +49,11 @@ class ModelHandle(Uncopyable):
         if self._model_id is None:
             raise InvalidArgument("this prepared model is closed")
         return self._model_id
+
+    @property
+    def signature(self) -> str:
+        """The names, shapes and dtypes of inputs and outputs in a short line."""
+        return signature(self.inputs, self.outputs)
 
     @property
     def is_open(self) -> bool:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.summaries import clipped, html_tables, signature
+from nnfmq.hal.summaries import clipped, html_tables
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import ExecutionConfig, Request
@@ -65,7 +65,7 @@ class PreparedModel(Uncopyable):
         self.last_timing = Timing()
 
     def __repr__(self) -> str:
-        return f"<PreparedModel on {self._place()}: {signature(self.inputs, self.outputs)}>"
+        return f"<PreparedModel on {self._place()}: {self.handle.signature}>"
 
     def _place(self) -> str:
         return f"{clipped(repr(self.device))}{'' if self.handle.is_open else ', closed'}"
