@@ -14,7 +14,6 @@ import functools
 import importlib
 import importlib.util
 import os
-import shutil
 import sys
 import warnings
 from collections.abc import Iterator
@@ -81,7 +80,9 @@ def _is_buildable() -> bool:
     if not (_PACKAGE.parent / "setup.py").is_file():
         return False
     compilers = os.environ.get("CC", "").split()[:1] or ["cc", "gcc", "clang"]
-    return any(shutil.which(compiler) for compiler in compilers)
+    from shutil import which  # imports decompressors
+
+    return any(which(compiler) for compiler in compilers)
 
 
 @functools.cache  # warn once, not once for each part

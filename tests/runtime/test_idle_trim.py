@@ -68,6 +68,7 @@ def trims(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Shorten the idle time before a trim, and record each trim."""
     trimmed: list[int] = []
     monkeypatch.setattr(session_module, "IDLE_TRIM_MS", 30)
+    monkeypatch.setattr(session_module, "_TRIM_SOON_MS", 30)
     monkeypatch.setattr(session_module, "trim_memory", lambda: trimmed.append(1))
     return trimmed
 
@@ -141,6 +142,17 @@ def test_EXE_13_BUR_1_memory_is_trimmed_after_an_open_burst_is_closed(
                 before = len(trims)
             await_more(trims, before)
     assert wait_until_idle(session, trims)
+
+
+def test_EXE_13_what_a_preparation_leaves_is_trimmed_while_a_burst_is_open(
+    device: Device, session: Session, trims: list[int]
+) -> None:
+    with device.prepare(ADD) as model, model.burst() as burst:
+        burst.execute(ONE, TEN)
+        for _ in range(3):
+            before = wait_until_idle(session, trims)
+            with device.prepare(ADD):
+                await_more(trims, before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator than glibc's")
