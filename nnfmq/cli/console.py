@@ -38,6 +38,9 @@ def add_connect_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+_LARGEST = 2**31 - 1  # of integers among the options
+
+
 def new_file(text: str) -> Path:
     """Argparse type: a path in an existing folder, to which a file can be written later."""
     path = Path(text)
@@ -50,18 +53,20 @@ def new_file(text: str) -> Path:
 
 def at_least_one(text: str) -> int:
     """Argparse type: an integer of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return value
+    return _integer(text, 1)
 
 
 def from_zero(text: str) -> int:
     """Argparse type: an integer of at least 0."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError("at least 0")
-    return value
+    return _integer(text, 0)
+
+
+def _integer(text: str, least: int) -> int:
+    if not text.removeprefix("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer")
+    if len(text) > len(str(_LARGEST)) or not least <= int(text) <= _LARGEST:
+        raise argparse.ArgumentTypeError(f"{text} is not between {least} and {_LARGEST}")
+    return int(text)
 
 
 def open_client(target: str | None) -> Client:

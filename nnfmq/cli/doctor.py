@@ -235,9 +235,16 @@ def _extras() -> Iterator[Finding]:
 def _driver() -> Iterator[Finding]:
     import nnfmq
     from nnfmq.hal.types import DeviceStatus
-    from nnfmq.paths import default_socket
+    from nnfmq.paths import check_socket_directory, default_socket
 
     path = default_socket()
+    try:
+        if path.parent.exists():
+            check_socket_directory(path)
+    except (DeviceUnavailable, OSError) as error:
+        remedy = "set NNFMQ_SOCKET to a path in a directory of yours, or unset it"
+        yield Finding("driver", "running driver", f"refused: {error}", FindingState.LIMITED, remedy)
+        return
     try:
         with nnfmq.connect(path, timeout=2.0) as client:
             devices = client.devices()

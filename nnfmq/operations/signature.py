@@ -276,16 +276,34 @@ def _matched(
     return Match(declaration, parameters, variant, level)
 
 
+_ANY_NAME = "any"
+
+
 def _mismatch(declaration: Declaration, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> str:
     """Return the message for operands that no overload and variant accept."""
     received = ", ".join(operand.type.name for operand in inputs)
     candidates = list(_candidates(declaration, len(inputs)))
     if not candidates:
-        allowed = sorted({count for overload in declaration.overloads for count in overload.arities})
-        return f"{len(inputs)} arguments given, allowed are {allowed} (S1)"
+        counts = sorted({count for overload in declaration.overloads for count in overload.arities})
+        return f"{len(inputs)} arguments given, allowed are {counts} (S1)"
     if any(_inputs_fit(parameters, inputs, variant) for parameters, _, variant in candidates):
         return f"output types ({', '.join(o.type.name for o in outputs)}) do not match argument types ({received}) (S4)"
-    parameters, _, variant = candidates[0]
-    types = (variant.types[p.type] if isinstance(p.type, str) else p.type for p in parameters)
-    first = ", ".join("any" if type is ANY else type.name for type in types)
-    return f"argument types ({received}) match no overload, the first one is ({first}) (S2)"
+    for position, operand in enumerate(inputs):
+        accepted = {_type_name(parameters[position], variant) for parameters, _, variant in candidates}
+        if not accepted & {operand.type.name, _ANY_NAME}:
+            name = candidates[0][0][position].name
+            allowed = ", ".join(sorted(accepted))
+            return f"argument {position} ({name}) has type {operand.type.name}, allowed are {allowed} (S2)"
+    nearest = max(candidates, key=lambda candidate: _fitting(candidate[0], inputs, candidate[2]))
+    allowed_types = ", ".join(_type_name(parameter, nearest[2]) for parameter in nearest[0])
+    return f"argument types ({received}) are not allowed together; the nearest that are: ({allowed_types}) (S2)"
+
+
+def _type_name(parameter: Parameter, variant: Variant) -> str:
+    if parameter.type is ANY:
+        return _ANY_NAME
+    return (variant.types[parameter.type] if isinstance(parameter.type, str) else parameter.type).name
+
+
+def _fitting(parameters: Sequence[Parameter], inputs: Sequence[Operand], variant: Variant) -> int:
+    return sum(p.accepts(operand, variant.types) for p, operand in zip(parameters, inputs, strict=True))

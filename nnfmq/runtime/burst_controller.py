@@ -225,8 +225,7 @@ class Burst(Uncopyable):
             timeout: In seconds; also the execution's deadline. None = no limit, 0 = has passed.
 
         Raises:
-            InvalidArgument: If an array's shape, dtype or number is wrong, there are no inputs yet, or the burst is
-                closed.
+            InvalidArgument: If an array or their number is wrong, there are no inputs yet, or the burst is closed.
             BadState: If another thread is executing.
             MissedDeadline: If the timeout passes. The driver ends the execution at its next check; the next call
                 first waits for that. If the interface version has no deadlines, the execution continues.

@@ -45,6 +45,7 @@ from nnfmq.service.memory_shares import MemoryShare
 LIMIT_VARIABLE = "NNFMQ_CLIENT_MEMORY_MIB"
 TOTAL_VARIABLE = "NNFMQ_MEMORY_MIB"
 _MIB = 1 << 20
+_LARGEST_MIB = 1 << 40  # sums of it still fit into 8 bytes
 
 ReceivedMemory: TypeAlias = Memory | FileMemory
 MemoryT = TypeVar("MemoryT", Memory, FileMemory, ReceivedMemory)
@@ -66,7 +67,7 @@ def quota_limit_bytes() -> int:
 
 def _configured_bytes(variable: str) -> int | None:
     value = os.environ.get(variable, "")
-    return int(value) * _MIB if value.isdecimal() else None
+    return min(int(value), _LARGEST_MIB) * _MIB if value.isdecimal() else None
 
 
 class QuotaCharge:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import pty
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nnfmq.cli import main
-from nnfmq.cli.console import compiling, console, distribution, microseconds, percentile, shape_text
+from nnfmq.cli.console import at_least_one, compiling, console, distribution, microseconds, percentile, shape_text
 
 
 @pytest.mark.parametrize(("percent", "expected"), [(50, 50), (90, 90), (99, 99), (99.9, 100), (100, 100), (0, 1)])
@@ -98,3 +99,18 @@ def test_a_file_that_cannot_be_written_later_is_rejected_before_anything_is_meas
     assert main([*command, str(tmp_path / place)]) == 2
     assert f"argument {command[-1]}: " in (complaint := capsys.readouterr().err)
     assert said in complaint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x", "'x' is not an integer"),
+        ("1.5", "'1.5' is not an integer"),
+        ("0", "0 is not between 1 and 2147483647"),
+        ("-7", "-7 is not between 1 and 2147483647"),
+        ("9" * 5000, "is not between 1 and 2147483647"),
+    ],
+)
+def test_an_option_that_is_no_integer_or_out_of_range_is_rejected_with_the_range(text: str, message: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=message):
+        at_least_one(text)

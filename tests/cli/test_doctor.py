@@ -165,3 +165,11 @@ def test_an_offline_device_is_limited_and_its_reason_is_reported(
     assert (finding.state, finding.remedy) == (
         FindingState.LIMITED, "llvmlite is not installed: pip install 'nnfmq[compiled]'",
     )  # fmt: skip
+
+
+def test_a_socket_that_other_users_could_replace_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    monkeypatch.setenv("NNFMQ_SOCKET", str(tmp_path / "d.sock"))
+    finding = named("running driver")
+    assert finding.state is FindingState.LIMITED
+    assert "every user can replace files" in finding.value and "NNFMQ_SOCKET" in finding.remedy

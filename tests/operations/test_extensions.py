@@ -139,7 +139,7 @@ def test_an_operation_of_the_hal_takes_no_type_of_an_extension() -> None:
     numbers = ExtensionCodes()
     wide = Operand(numbers.operand_type(NAME, 7), (2,))
     model = one_operation(OperationType.ABS, [wide], wide)
-    with pytest.raises(InvalidArgument, match=rf"argument types \({NAME}\.WIDE\) .*\(S2\)$"):
+    with pytest.raises(InvalidArgument, match=rf"argument 0 \(input\) has type {NAME}\.WIDE, allowed are .*\(S2\)$"):
         validate_model(to_local_prefixes(replace(model, extensions=numbers.extensions)))
 
 

@@ -466,3 +466,18 @@ def test_MOD_14_quantization_of_an_oem_operand_is_not_checked(fields: dict[str, 
     model = with_main(two_adds(), operands=(*main.operands, oem), input_indexes=(*main.input_indexes, 5))
 
     assert validate_model(model) == 1
+
+
+def test_an_argument_of_a_type_that_the_operation_never_takes_is_named_with_those_that_it_takes() -> None:
+    model = two_adds(OperandType.TENSOR_BOOL8, 0.0)
+    types = "TENSOR_FLOAT16, TENSOR_FLOAT32, TENSOR_INT32, TENSOR_QUANT8_ASYMM, TENSOR_QUANT8_ASYMM_SIGNED"
+    with pytest.raises(InvalidArgument) as rejected:
+        validate_model(model)
+    assert f"argument 0 (first) has type TENSOR_BOOL8, allowed are {types} (S2)" in str(rejected.value)
+
+
+def test_argument_types_that_do_not_fit_together_are_compared_with_the_nearest_that_do() -> None:
+    model = with_operand(two_adds(Q8, 1.0), 1, type=OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
+    nearest = "TENSOR_QUANT8_ASYMM, TENSOR_QUANT8_ASYMM, INT32"
+    with pytest.raises(InvalidArgument, match=rf"not allowed together; the nearest that are: \({nearest}\) \(S2\)"):
+        validate_model(model)
