@@ -26,9 +26,10 @@ Shapes: TypeAlias = Mapping[str | int, Sequence[int]]
 
 _IMPORTERS = {
     "a TensorFlow Lite file": "nnfmq.importers.tflite",
+    "an ONNX model": "nnfmq.importers.onnx_model",
 }
 """The module that imports each supported format."""
-_SUPPORTED = "models are read from TensorFlow Lite files (.tflite)"
+_SUPPORTED = "models are read from TensorFlow Lite files (.tflite) and ONNX files (.onnx)"
 
 _FIRST_BYTES = {
     b"\xff\xd8\xff": "a JPEG image",

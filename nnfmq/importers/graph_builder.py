@@ -104,6 +104,10 @@ class GraphBuilder:
         """Append an operation."""
         self._operations.append(Operation(operation_type, tuple(inputs), outputs))
 
+    def as_output(self, index: int) -> None:
+        """Make an operand, so far an intermediate result, an output of the model."""
+        self._operands[index] = replace(self._operands[index], lifetime=LifeTime.SUBGRAPH_OUTPUT)
+
     @property
     def operation_count(self) -> int:
         """The number of operations so far."""

@@ -1,0 +1,203 @@
+"""ONNX files: the parsed model, its constants, and the shapes of its inputs.
+
+Only this module and `onnx_folding` import the package `onnx`, which the extra `onnx` installs. The file is not trusted:
+what the protocol buffer does not guarantee (types of attributes, sizes of constants) is checked when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.importers.file_format import ModelSource, Shapes
+
+__all__ = ["FIRST_OPSET", "OnnxFile", "attribute_values", "dtype_of", "input_shapes", "read", "tensor_array"]
+
+Array: TypeAlias = npt.NDArray[Any]
+FIRST_OPSET = 7
+"""The first opset with NumPy's broadcasting."""
+_DEFAULT_DOMAINS = ("", "ai.onnx")
+_MALFORMED = (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError, NotImplementedError)
+"""What the package `onnx` raises for a field that contradicts another."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxFile:
+    """A parsed model. `proto` is onnx.ModelProto; `constants` are the initializers, by name."""
+
+    proto: Any
+    opset: int
+    size_bytes: int
+    folder: Path | None
+    constants: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> Any:
+        """The model's graph, an onnx.GraphProto."""
+        return self.proto.graph
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The inputs without a default value, as onnx.ValueInfoProto."""
+        return [info for info in self.graph.input if info.name not in self.constants]
+
+
+def read(source: ModelSource) -> OnnxFile:
+    """Return the model of an ONNX file with its constants, those in other files of its folder included.
+
+    Raises:
+        InvalidArgument: If the file is corrupt, its opset is not supported, or the package `onnx` is not installed.
+    """
+    try:
+        import onnx
+        from google.protobuf.message import DecodeError
+    except ImportError:
+        raise InvalidArgument(
+            "this is an ONNX model; reading it needs the package onnx: pip install 'nnfmq[onnx]'"
+        ) from None
+    try:
+        proto = onnx.load_model_from_string(bytes(source.data))
+    except DecodeError as error:
+        raise InvalidArgument(f"a truncated or corrupt ONNX model: {error}") from None
+    folder = source.path.parent if source.path is not None else None
+    file = OnnxFile(proto, _opset(proto), len(source.data), folder)
+    for tensor in proto.graph.initializer:
+        file.constants[tensor.name] = tensor_array(tensor, folder)
+    if proto.graph.sparse_initializer:
+        raise InvalidArgument("sparse initializers are not supported")
+    return file
+
+
+def _opset(proto: Any) -> int:
+    versions = [entry.version for entry in proto.opset_import if entry.domain in _DEFAULT_DOMAINS]
+    if not versions:
+        raise InvalidArgument("the model does not say which opset of ONNX it uses: it is corrupt")
+    if versions[0] < FIRST_OPSET:
+        raise InvalidArgument(f"the model uses opset {versions[0]}; supported are {FIRST_OPSET} and later ones")
+    return int(versions[0])
+
+
+def tensor_array(tensor: Any, folder: Path | None) -> Array:
+    """Return the array of an onnx.TensorProto; `folder` has the files with external data.
+
+    Raises:
+        InvalidArgument: If the tensor is corrupt, or its external data are missing.
+    """
+    import onnx
+
+    name = tensor.name[:80]
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        if folder is None:
+            raise InvalidArgument(f"tensor {name!r} has its data in another file: load the model from a path")
+        try:
+            onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        except (*_MALFORMED, OSError, onnx.checker.ValidationError) as error:
+            raise InvalidArgument(f"the external data of tensor {name!r} cannot be read: {error}") from None
+    try:
+        array = onnx.numpy_helper.to_array(tensor)
+    except (*_MALFORMED, SystemError) as error:
+        raise InvalidArgument(f"tensor {name!r} is corrupt: {error}") from None
+    return np.asarray(array)
+
+
+def dtype_of(element_type: int) -> np.dtype[Any]:
+    """Return NumPy's type of an ONNX element type. Raises InvalidArgument if there is none."""
+    import onnx
+
+    try:
+        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element_type))
+    except _MALFORMED:
+        raise InvalidArgument(f"element type {element_type} is unknown") from None
+
+
+def attribute_values(node: Any, folder: Path | None) -> dict[str, Any]:
+    """Return the attributes of a node: numbers, strings, tuples of them, arrays, and graphs as they are.
+
+    Raises:
+        InvalidArgument: If an attribute is corrupt.
+    """
+    import onnx
+
+    values = {}
+    for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            raise InvalidArgument("attributes of functions are not supported")
+        try:
+            value = onnx.helper.get_attribute_value(attribute)
+            values[attribute.name] = _plain(value, folder)
+        except (*_MALFORMED, UnicodeDecodeError) as error:
+            raise InvalidArgument(f"attribute {attribute.name[:80]!r} is corrupt: {error}") from None
+    return values
+
+
+def _plain(value: Any, folder: Path | None) -> Any:
+    import onnx
+
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, onnx.TensorProto):
+        return tensor_array(value, folder)
+    if isinstance(value, (int, float, onnx.GraphProto)):
+        return value
+    return tuple(_plain(element, folder) for element in value) if hasattr(value, "__iter__") else value
+
+
+def input_shapes(file: OnnxFile, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each input. A symbolic dimension has one size in all inputs.
+
+    Raises:
+        InvalidArgument: If a size remains unknown; the message names all of them. Or if `shapes` contradict the file.
+    """
+    names = [info.name for info in file.inputs]
+    given = {_input_name(names, key): tuple(map(int, shape)) for key, shape in shapes.items()}
+    symbols: dict[str, int] = {}
+    for info in file.inputs:
+        if info.name in given:
+            _bind(info, given[info.name], symbols)
+    resolved = {info.name: given.get(info.name) or _resolved(info, symbols) for info in file.inputs}
+    unknown = {info.name: info for info in file.inputs if resolved[info.name] is None}
+    if unknown:
+        listed = "; ".join(f"input {name!r} is {_declared(info)}" for name, info in unknown.items())
+        example = ", ".join(f"{name!r}: (…)" for name in unknown)
+        raise InvalidArgument(f"sizes of dimensions are not known: {listed}; give them as shapes={{{example}}}")
+    return {name: shape for name, shape in resolved.items() if shape is not None}
+
+
+def _input_name(names: list[str], key: str | int) -> str:
+    if isinstance(key, int) and 0 <= key < len(names):
+        return names[key]
+    if key in names:
+        return str(key)
+    raise InvalidArgument(f"shapes: there is no input {key!r}; the inputs are {', '.join(map(repr, names))}")
+
+
+def _bind(info: Any, shape: tuple[int, ...], symbols: dict[str, int]) -> None:
+    """Remember the sizes of the symbolic dimensions of an input, given its shape."""
+    dimensions = info.type.tensor_type.shape.dim
+    if (info.type.tensor_type.HasField("shape") and len(dimensions) != len(shape)) or min(shape, default=1) < 1:
+        raise InvalidArgument(f"shapes: {shape} is no shape for input {info.name!r}, which is {_declared(info)}")
+    for dimension, size in zip(dimensions, shape, strict=False):
+        if dimension.dim_param and symbols.setdefault(dimension.dim_param, size) != size:
+            raise InvalidArgument(
+                f"shapes: dimension {dimension.dim_param!r} is {symbols[dimension.dim_param]} and also {size}"
+            )
+
+
+def _resolved(info: Any, symbols: Mapping[str, int]) -> tuple[int, ...] | None:
+    """Return an input's shape, or None if one of its dimensions has no known size."""
+    if not info.type.tensor_type.HasField("shape"):
+        return None
+    sizes = [symbols.get(d.dim_param, 0) if d.dim_param else d.dim_value for d in info.type.tensor_type.shape.dim]
+    return tuple(sizes) if all(size > 0 for size in sizes) else None
+
+
+def _declared(info: Any) -> str:
+    if not info.type.tensor_type.HasField("shape"):
+        return "of unknown rank"
+    return f"({', '.join(str(d.dim_param or d.dim_value or '?') for d in info.type.tensor_type.shape.dim)})"

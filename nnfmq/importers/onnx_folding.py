@@ -1,0 +1,77 @@
+"""Evaluation of nodes whose inputs are constants, so that the arithmetic on shapes leaves only constants.
+
+The reference evaluator of the package `onnx` computes them. The size of a result is limited before it exists.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.importers.onnx_values import Node
+
+__all__ = ["fold"]
+
+Array: TypeAlias = npt.NDArray[Any]
+_MAX_ELEMENTS = 1 << 24
+_FOLDED = frozenset(
+    (
+        *("Abs", "Add", "And", "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape"),
+        *("CumSum", "Div", "Equal", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Greater"),
+        *("GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "NonZero", "Not"),
+        *("Or", "Pow", "Range", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "ScatterND", "Slice"),
+        *("Split", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where", "Xor"),
+    )
+)
+
+
+def fold(node: Node, proto: Any) -> list[Array] | None:
+    """Return the outputs of a node whose inputs are all constants; None if the node is to be converted.
+
+    Raises:
+        InvalidArgument: If the evaluator rejects the node, or its result would be too large.
+    """
+    arrays = [None if value is None else value.array for value in node.inputs]
+    is_constant = all(array is not None for array, value in zip(arrays, node.inputs, strict=True) if value is not None)
+    if node.operator not in _FOLDED or not is_constant or not any(value is not None for value in node.inputs):
+        return None
+    if _elements(node) > _MAX_ELEMENTS:
+        raise InvalidArgument(f"its constant result would have {_elements(node)} elements")
+    return _evaluate(proto, node.opset, [array for array in arrays if array is not None])
+
+
+def _elements(node: Node) -> int:
+    """Return how many elements the result has at most."""
+    sizes = [value.size for value in node.inputs if value is not None]
+    if node.operator == "ConstantOfShape":
+        return math.prod(int(extent) for extent in node.constant(0, "shape").reshape(-1))
+    if node.operator in ("Expand", "Tile"):
+        return sizes[0] * math.prod(max(int(extent), 1) for extent in node.constant(1, "shape").reshape(-1))
+    if node.operator == "Range":
+        start, limit, delta = (node.constant(position, "range").item() for position in range(3))
+        return math.ceil(abs((limit - start) / delta)) if delta else _MAX_ELEMENTS + 1
+    return math.prod(size for size in sizes if size > 0) if len(sizes) > 1 and max(sizes) > 1 << 12 else max(sizes)
+
+
+def _evaluate(proto: Any, opset: int, arrays: list[Array]) -> list[Array]:
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    names = [name for name in proto.input if name]
+    inputs = [
+        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in dict(zip(names, arrays, strict=True)).items()
+    ]
+    outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in proto.output if name]
+    graph = onnx.helper.make_graph([proto], "folded", inputs, outputs)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    try:
+        with np.errstate(all="ignore"):
+            results = ReferenceEvaluator(model).run(None, dict(zip(names, arrays, strict=True)))
+    except Exception as error:  # noqa: BLE001 - the evaluator raises errors of any type for what it rejects
+        raise InvalidArgument(f"its constant inputs are rejected: {error}") from None
+    return [np.asarray(result) for result in results]

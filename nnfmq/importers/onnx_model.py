@@ -1,0 +1,186 @@
+"""Import of ONNX files: a HAL model, and descriptions of its inputs and outputs.
+
+    bytes ── onnx_file: ModelProto ── onnx_folding: constants ── onnx_operators: conversion ── graph_builder ── Model
+
+Every shape is known when a node is converted: symbolic dimensions are bound by `shapes`. The file is not trusted.
+Operators and tensors that are not supported raise UnsupportedModel, which lists all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.operation_type import OperationType
+from nnfmq.hal.tensor_info import TensorInfo, dtype_name
+from nnfmq.hal.types import LifeTime, Operand, OperandType
+from nnfmq.importers.file_format import ModelSource
+from nnfmq.importers.graph_builder import GraphBuilder
+from nnfmq.importers.loaded_model import LoadedModel
+from nnfmq.importers.onnx_file import OnnxFile, attribute_values, dtype_of, input_shapes, read
+from nnfmq.importers.onnx_folding import fold
+from nnfmq.importers.onnx_operators import CONVERTERS
+from nnfmq.importers.onnx_values import Node, Value, operand_type_of
+from nnfmq.importers.problems import Problems
+
+__all__ = ["import_model"]
+
+_DEFAULT_DOMAINS = ("", "ai.onnx")
+_MALFORMED = (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError, ZeroDivisionError)
+"""What Python raises for attributes that a converter does not expect: an ONNX file may have any."""
+_WITHOUT_EFFECT = frozenset(
+    ("cubic_coeff_a", "extrapolation_value", "kernel_shape", "momentum", "ratio", "saturate", "seed", "sorted",
+     "storage_order", "value")
+)  # fmt: skip
+"""Attributes that inference, or the modes that are supported, do not use; kernels have the shape of the weights."""
+_SPARE_BYTES = 1 << 26  # for constants that the arithmetic on shapes makes
+
+
+def import_model(source: ModelSource) -> LoadedModel:
+    """Return the model of an ONNX file.
+
+    Raises:
+        InvalidArgument: If the file is corrupt or uses an unsupported feature.
+    """
+    file = read(source)
+    shapes = input_shapes(file, source.shapes)
+    return _Import(file, shapes).run()
+
+
+class _Import:
+    """One import: the values by name, and the problems so far."""
+
+    def __init__(self, file: OnnxFile, shapes: dict[str, tuple[int, ...]]) -> None:
+        self._file = file
+        self._shapes = shapes
+        constant_bytes = sum(array.nbytes for array in file.constants.values())
+        self._builder = GraphBuilder(4 * (file.size_bytes + constant_bytes) + _SPARE_BYTES)
+        self._problems = Problems()
+        self._values: dict[str, Value | None] = {}  # None: a result that a problem prevented
+
+    def run(self) -> LoadedModel:
+        """Return the model. Raises UnsupportedModel with all problems."""
+        self._values.update({name: Value.of(array) for name, array in self._file.constants.items()})
+        inputs = [self._input(info) for info in self._file.inputs]
+        for index, proto in _live_nodes(self._file):
+            self._convert(index, proto)
+        self._problems.raise_if_any()
+        outputs = [self._output(info.name) for info in self._file.graph.output]
+        self._problems.raise_if_any()
+        if not inputs or not outputs:
+            raise InvalidArgument(
+                f"{len(inputs)} inputs and {len(outputs)} outputs: a model needs at least one of each"
+            )
+        model = self._builder.build(inputs, outputs)
+        return LoadedModel(model, self._infos(self._file.inputs, inputs), self._infos(self._file.graph.output, outputs))
+
+    def _infos(self, protos: Iterable[Any], indexes: Iterable[int]) -> tuple[TensorInfo, ...]:
+        """Return the descriptions of inputs or outputs, whose operands have these indexes."""
+        return tuple(self._info(proto.name, index) for proto, index in zip(protos, indexes, strict=True))
+
+    def _info(self, name: str, index: int) -> TensorInfo:
+        operand = self._builder[index]
+        return TensorInfo(name, operand.dimensions, dtype_name(operand.type))
+
+    def _input(self, info: Any) -> int:
+        dtype, kind = None, OperandType.TENSOR_FLOAT32
+        with self._problems.collect():
+            if info.type.WhichOneof("value") != "tensor_type":
+                raise InvalidArgument(f"input {info.name!r} is no tensor")
+            dtype = dtype_of(info.type.tensor_type.elem_type)
+            kind = operand_type_of(dtype)
+        shape = self._shapes[info.name]
+        index = self._builder.operand(Operand(kind, shape or (1,), lifetime=LifeTime.SUBGRAPH_INPUT))
+        self._values[info.name] = None if dtype is None else Value(shape, dtype, index)
+        return index
+
+    def _convert(self, index: int, proto: Any) -> None:
+        """Add the operations of a node, or a problem."""
+        unknown = [name for name in proto.input if name and name not in self._values]
+        try:
+            if unknown:
+                raise InvalidArgument(f"input {unknown[0][:80]!r} is the result of no earlier node")
+            converter = CONVERTERS.get(proto.op_type)
+            if proto.domain not in _DEFAULT_DOMAINS or (converter is None and not _may_fold(proto)):
+                raise InvalidArgument("is not supported")
+            inputs = [self._values[name] if name else None for name in proto.input]
+            if any(value is None and name for name, value in zip(proto.input, inputs, strict=True)):
+                return self._assume(proto)  # a problem of an earlier node
+            self._add(self._node(proto, inputs), proto)
+        except InvalidArgument as error:
+            self._fail(index, proto, str(error))
+        except _MALFORMED as error:
+            self._fail(index, proto, f"an attribute or input is malformed ({type(error).__name__}: {error})")
+        return None
+
+    def _node(self, proto: Any, inputs: list[Value | None]) -> Node:
+        attributes = attribute_values(proto, self._file.folder)
+        outputs = list(proto.output)
+        return Node(proto.name, proto.op_type, self._file.opset, self._builder, inputs, outputs, attributes)
+
+    def _add(self, node: Node, proto: Any) -> None:
+        folded = fold(node, proto)
+        if folded is not None:
+            named = [name for name in proto.output if name]
+            self._values.update({name: Value.of(array) for name, array in zip(named, folded, strict=True)})
+            return
+        if node.operator not in CONVERTERS:
+            raise InvalidArgument("is supported only for constants")
+        CONVERTERS[node.operator](node)
+        unread = sorted(node.attributes.keys() - node.attributes_read - _WITHOUT_EFFECT)
+        if unread and node.operator != "Constant":  # a later opset may give the operator another meaning
+            raise InvalidArgument(f"attribute {unread[0][:80]} is not supported")
+        for position, name in enumerate(proto.output):
+            if name and position not in node.results:
+                raise InvalidArgument(f"output {position} is not supported")
+            if name:
+                self._values[name] = node.results[position]
+
+    def _fail(self, index: int, proto: Any, reason: str) -> None:
+        domain = f"{proto.domain}." if proto.domain not in _DEFAULT_DOMAINS else ""
+        name = f" ({proto.name[:80]!r})" if proto.name else ""
+        types = f"{self._types(proto.input)} → {len(proto.output)} outputs"
+        self._problems.add(f"{reason}{name}", index, f"{domain}{proto.op_type}"[:80], types)
+        self._assume(proto)
+
+    def _assume(self, proto: Any) -> None:
+        for name in proto.output:
+            self._values.setdefault(name, None)
+
+    def _types(self, names: Iterable[str]) -> str:
+        values = [self._values.get(name) for name in names if name]
+        return ", ".join("?" if value is None else value.dtype.name for value in values) or "nothing"
+
+    def _output(self, name: str) -> int:
+        """Return the operand of an output: a copy if it is an input, a constant, or another output, too."""
+        value = self._values.get(name)
+        if value is None:
+            self._problems.add(f"output {name[:80]!r} is the result of no node")
+            return 0
+        node = Node(name, "Identity", self._file.opset, self._builder, [value], [name])
+        try:
+            operand = node.operand(0)
+            if self._builder[operand].lifetime != LifeTime.TEMPORARY_VARIABLE:
+                is_bool = self._builder[operand].type == OperandType.TENSOR_BOOL8
+                copy = OperationType.LOGICAL_OR if is_bool else OperationType.MAXIMUM
+                operand = node.emit(copy, [operand, operand])
+        except InvalidArgument as error:
+            self._problems.add(f"output {name[:80]!r}: {error}")
+            return 0
+        self._builder.as_output(operand)
+        return operand
+
+
+def _may_fold(proto: Any) -> bool:
+    return proto.op_type in ("CastLike", "CumSum", "GatherElements", "GatherND", "Mod", "NonZero", "Range", "ScatterND")
+
+
+def _live_nodes(file: OnnxFile) -> list[tuple[int, Any]]:
+    """Return the nodes on which the outputs depend, with their indexes, in the file's order."""
+    wanted, found = {info.name for info in file.graph.output}, []
+    for index, proto in reversed(list(enumerate(file.graph.node))):
+        if not wanted.isdisjoint(proto.output):
+            found.append((index, proto))
+            wanted.update(proto.input)
+    return found[::-1]

@@ -1,0 +1,246 @@
+"""Elementwise operators: arithmetic, activations, comparisons, logic, selection, conversion of types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.types import OperandType
+from nnfmq.importers.onnx_operators.onnx_broadcasting import broadcast_to, common_shape
+from nnfmq.importers.onnx_values import Node, Value, operand_type_of
+
+__all__ = ["CONVERTERS"]
+
+_BOOL = np.dtype(bool)
+_B8, _I32 = OperandType.TENSOR_BOOL8, OperandType.TENSOR_INT32
+_RELU6 = 6.0
+
+
+def _same(node: Node, operand: int) -> None:
+    node.result(operand, node.value(0).shape)
+
+
+def _unary(operation: Op, node: Node) -> None:
+    _same(node, node.emit(operation, [node.operand(0)]))
+
+
+def _arithmetic(operation: Op, node: Node) -> None:
+    """Convert ADD, SUB and MUL."""
+    a, b = node.value(0), node.value(1)
+    found = node.emit(operation, [node.operand(a), node.operand(b), node.builder.int32(0)])
+    node.result(found, common_shape(a, b))
+
+
+def _div(node: Node) -> None:
+    if operand_type_of(node.value(0).dtype) == _I32:
+        raise InvalidArgument("a quotient of integers is not supported: NNAPI rounds it down, ONNX towards zero")
+    _arithmetic(Op.DIV, node)
+
+
+def _pow(node: Node) -> None:
+    base, exponent = node.value(0), node.value(1)
+    if base.dtype.kind != "f":
+        raise InvalidArgument("a power of integers is not supported")
+    kind = operand_type_of(base.dtype)
+    if exponent.array is not None:
+        exponent = Value.of(exponent.array.astype(base.dtype))
+    power = node.operand(exponent)
+    if node.builder[power].type != kind:
+        power = node.emit(Op.CAST, [power], kind)
+    node.result(node.emit(Op.POW, [node.operand(0), power]), common_shape(base, exponent))
+
+
+def _comparison(operation: Op, node: Node) -> None:
+    a, b = node.value(0), node.value(1)
+    node.result(node.emit(operation, [node.operand(a), node.operand(b)], _B8), common_shape(a, b), _BOOL)
+
+
+def _not(node: Node) -> None:
+    _same(node, node.emit(Op.LOGICAL_NOT, [node.operand(0)]))
+
+
+def _extremum(operation: Op, node: Node) -> None:
+    """Convert Max and Min of any number of inputs."""
+    values = [node.value(position) for position in range(len(node.inputs))]
+    found = node.operand(values[0])
+    for value in values[1:]:
+        found = node.emit(operation, [found, node.operand(value)])
+    node.result(found, common_shape(*values))
+
+
+def _sum(node: Node) -> None:
+    values = [node.value(position) for position in range(len(node.inputs))]
+    node.result(_total(node, values), common_shape(*values))
+
+
+def _mean(node: Node) -> None:
+    values = [node.value(position) for position in range(len(node.inputs))]
+    total = _total(node, values)
+    count = node.filled(node.builder[total].type, len(values))
+    node.result(node.emit(Op.DIV, [total, count, node.builder.int32(0)]), common_shape(*values))
+
+
+def _total(node: Node, values: list[Value]) -> int:
+    found = node.operand(values[0])
+    for value in values[1:]:
+        found = node.emit(Op.ADD, [found, node.operand(value), node.builder.int32(0)])
+    return found
+
+
+def _relu(node: Node) -> None:
+    x = node.operand(0)
+    if node.builder[x].type != _I32 and len(node.shape(x)) <= 4:
+        return _same(node, node.emit(Op.RELU, [x]))
+    return _same(node, node.emit(Op.MAXIMUM, [x, node.filled(node.builder[x].type, 0.0)]))
+
+
+def _clip(node: Node) -> None:
+    x = node.operand(0)
+    bounds: dict[str, int] = {}
+    for position, name in ((1, "min"), (2, "max")):
+        if node.given(position):
+            bounds[name] = node.operand(position)
+        elif name in node.attributes:
+            bounds[name] = node.filled(node.builder[x].type, node.attribute(name, 0.0))
+    if _is_relu6(node):
+        return _same(node, node.emit(Op.RELU6, [x]))
+    if "min" in bounds:
+        x = node.emit(Op.MAXIMUM, [x, bounds["min"]])
+    if "max" in bounds:
+        x = node.emit(Op.MINIMUM, [x, bounds["max"]])
+    return _same(node, x)
+
+
+def _is_relu6(node: Node) -> bool:
+    limits = [node.inputs[i].array if node.given(i) else None for i in (1, 2)]  # type: ignore[union-attr]
+    if any(limit is None or limit.size != 1 for limit in limits) or node.value(0).dtype.kind != "f":
+        return False
+    low, high = (float(limit.reshape(-1)[0]) for limit in limits if limit is not None)
+    return (low, high) == (0.0, _RELU6) and len(node.value(0).shape) <= 4
+
+
+def _leaky_relu(node: Node) -> None:
+    x = node.operand(0)
+    alpha = node.filled(node.builder[x].type, node.attribute("alpha", 0.01))
+    _same(node, node.emit(Op.PRELU, [x, alpha]))
+
+
+def _prelu(node: Node) -> None:
+    _same(node, node.emit(Op.PRELU, [node.operand(0), node.operand(1)]))
+
+
+def _elu(node: Node) -> None:
+    x = node.operand(0)
+    alpha = node.scalar(node.builder[x].type, node.attribute("alpha", 1.0))
+    _same(node, node.emit(Op.ELU, [x, alpha]))
+
+
+def _hard_sigmoid(node: Node) -> None:
+    """Convert to max(0, min(1, alpha·x + beta))."""
+    x = node.operand(0)
+    kind, none = node.builder[x].type, node.builder.int32(0)
+    x = node.emit(Op.MUL, [x, node.filled(kind, node.attribute("alpha", 0.2)), none])
+    x = node.emit(Op.ADD, [x, node.filled(kind, node.attribute("beta", 0.5)), none])
+    x = node.emit(Op.MINIMUM, [x, node.filled(kind, 1.0)])
+    _same(node, node.emit(Op.MAXIMUM, [x, node.filled(kind, 0.0)]))
+
+
+def _reciprocal(node: Node) -> None:
+    x = node.operand(0)
+    _same(node, node.emit(Op.DIV, [node.filled(node.builder[x].type, 1.0), x, node.builder.int32(0)]))
+
+
+def _ceil(node: Node) -> None:
+    x = node.operand(0)
+    for operation in (Op.NEG, Op.FLOOR, Op.NEG):
+        x = node.emit(operation, [x])
+    _same(node, x)
+
+
+def _round(node: Node) -> None:
+    """Round to the nearest integer, halves to the even one: floor(x), plus 1 if the exact rest demands it."""
+    x = node.operand(0)
+    kind, none = node.builder[x].type, node.builder.int32(0)
+    half, one, two = (node.filled(kind, number) for number in (0.5, 1.0, 2.0))
+    low = node.emit(Op.FLOOR, [x])
+    rest = node.emit(Op.SUB, [x, low, none])
+    pairs = node.emit(Op.FLOOR, [node.emit(Op.MUL, [low, half, none])])
+    parity = node.emit(Op.SUB, [low, node.emit(Op.MUL, [pairs, two, none]), none])
+    is_odd = node.emit(Op.EQUAL, [parity, one], _B8)
+    is_tie = node.emit(Op.LOGICAL_AND, [node.emit(Op.EQUAL, [rest, half], _B8), is_odd], _B8)
+    is_up = node.emit(Op.LOGICAL_OR, [node.emit(Op.GREATER, [rest, half], _B8), is_tie], _B8)
+    _same(node, node.emit(Op.SELECT, [is_up, node.emit(Op.ADD, [low, one, none]), low], kind))
+
+
+def _where(node: Node) -> None:
+    shape = common_shape(*(node.value(position) for position in range(3)))
+    operands = [broadcast_to(node, node.operand(position), shape) for position in range(3)]
+    kind = node.builder[operands[1]].type
+    if kind == _B8:
+        operands = [operands[0], *(node.from_bool(operand) for operand in operands[1:])]
+    found = node.emit(Op.SELECT, operands, node.builder[operands[1]].type)
+    node.result(node.to_bool(found) if kind == _B8 else found, shape, node.value(1).dtype)
+
+
+def _cast(node: Node) -> None:
+    from nnfmq.importers.onnx_file import dtype_of
+
+    dtype = dtype_of(node.attribute("to", 0))
+    x, kind = node.operand(0), operand_type_of(dtype)
+    source = node.builder[x].type
+    if source == kind:
+        found = x
+    elif source == _B8:
+        found = node.from_bool(x, kind)
+    else:
+        found = node.to_bool(x) if kind == _B8 else node.emit(Op.CAST, [x], kind)
+    node.result(found, node.value(0).shape, dtype)
+
+
+def _identity(node: Node) -> None:
+    value = node.value(0)
+    node.results[0] = value
+
+
+def _dropout(node: Node) -> None:
+    if node.used(1):
+        raise InvalidArgument("the mask is not supported")
+    if node.given(2) and node.constant(2, "training_mode").any():
+        raise InvalidArgument("training is not supported")
+    _identity(node)
+
+
+_UNARY = {"Abs": Op.ABS, "Exp": Op.EXP, "Floor": Op.FLOOR, "HardSwish": Op.HARD_SWISH, "Log": Op.LOG, "Neg": Op.NEG,
+          "Sigmoid": Op.LOGISTIC, "Sin": Op.SIN, "Sqrt": Op.SQRT, "Tanh": Op.TANH}  # fmt: skip
+_COMPARISONS = {"And": Op.LOGICAL_AND, "Equal": Op.EQUAL, "Greater": Op.GREATER, "GreaterOrEqual": Op.GREATER_EQUAL,
+                "Less": Op.LESS, "LessOrEqual": Op.LESS_EQUAL, "Or": Op.LOGICAL_OR, "Xor": Op.NOT_EQUAL}  # fmt: skip
+
+CONVERTERS: dict[str, Callable[[Node], None]] = {
+    **{name: partial(_unary, operation) for name, operation in _UNARY.items()},
+    **{name: partial(_comparison, operation) for name, operation in _COMPARISONS.items()},
+    **{name: partial(_arithmetic, Op[name.upper()]) for name in ("Add", "Sub", "Mul")},
+    "Cast": _cast,
+    "Ceil": _ceil,
+    "Clip": _clip,
+    "Div": _div,
+    "Dropout": _dropout,
+    "Elu": _elu,
+    "HardSigmoid": _hard_sigmoid,
+    "Identity": _identity,
+    "LeakyRelu": _leaky_relu,
+    "Max": partial(_extremum, Op.MAXIMUM),
+    "Mean": _mean,
+    "Min": partial(_extremum, Op.MINIMUM),
+    "Not": _not,
+    "PRelu": _prelu,
+    "Pow": _pow,
+    "Reciprocal": _reciprocal,
+    "Relu": _relu,
+    "Round": _round,
+    "Sum": _sum,
+    "Where": _where,
+}

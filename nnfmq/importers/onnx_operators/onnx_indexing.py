@@ -1,0 +1,103 @@
+"""Operators that select elements: Gather, Slice, TopK."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.types import OperandType
+from nnfmq.importers.onnx_operators.onnx_movement import axis_of, transposed
+from nnfmq.importers.onnx_values import Node, Value
+
+__all__ = ["CONVERTERS"]
+
+_B8, _I32 = OperandType.TENSOR_BOOL8, OperandType.TENSOR_INT32
+_EXACT_FLOATS = 1 << 24
+
+
+def _gather(node: Node) -> None:
+    shape, indices = node.value(0).shape, node.value(1)
+    axis = axis_of(node.attribute("axis", 0), len(shape))
+    found = node.emit(Op.GATHER, [node.operand(0), node.builder.int32(axis), _indices(node, indices, shape[axis])])
+    node.result(found, (*shape[:axis], *indices.shape, *shape[axis + 1 :]))
+
+
+def _indices(node: Node, value: Value, extent: int) -> int:
+    """Return the indices of a Gather without negative ones, which count from the end."""
+    if value.array is not None:
+        if value.array.size and not -extent <= value.array.min() <= value.array.max() < extent:
+            raise InvalidArgument(f"an index is outside the {extent} elements of the axis")
+        return node.add_constant(np.where(value.array < 0, value.array + extent, value.array))
+    given = node.operand(value)
+    is_negative = node.emit(Op.LESS, [given, node.filled(_I32, 0)], _B8)
+    from_end = node.emit(Op.ADD, [given, node.filled(_I32, extent), node.builder.int32(0)])
+    return node.emit(Op.SELECT, [is_negative, from_end, given], _I32)
+
+
+def _slice(node: Node) -> None:
+    shape = node.value(0).shape
+    starts, ends = node.integers("starts", 1), node.integers("ends", 2)
+    axes, steps = node.integers("axes", 3), node.integers("steps", 4)
+    if starts is None or ends is None:
+        raise InvalidArgument("starts or ends are missing")
+    axes = tuple(range(len(starts))) if axes is None else axes
+    steps = (1,) * len(starts) if steps is None else steps
+    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
+        raise InvalidArgument("starts, ends, axes and steps do not fit together")
+    ranges = [range(extent) for extent in shape]
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        at = axis_of(axis, len(shape))
+        ranges[at] = range(*slice(start, end, step).indices(shape[at]))
+    if not all(ranges):
+        raise InvalidArgument("an empty result is not supported")
+    x = node.operand(0)
+    is_bool = node.builder[x].type == _B8
+    found = _sliced(node, node.from_bool(x) if is_bool else x, ranges)
+    node.result(node.to_bool(found) if is_bool else found, tuple(map(len, ranges)))
+
+
+def _sliced(node: Node, operand: int, ranges: Sequence[range]) -> int:
+    begins = node.builder.int32_vector([indices[0] for indices in ranges])
+    if all(indices.step == 1 for indices in ranges):
+        return node.emit(Op.SLICE, [operand, begins, node.builder.int32_vector([len(indices) for indices in ranges])])
+    ends = [indices[-1] + (1 if indices.step > 0 else -1) for indices in ranges]
+    to_start = sum(1 << axis for axis, end in enumerate(ends) if end < 0)  # a mask: -1 would be the last element
+    vectors = [begins, node.builder.int32_vector([max(end, 0) for end in ends])]
+    vectors.append(node.builder.int32_vector([indices.step for indices in ranges]))
+    masks = [node.builder.int32(mask) for mask in (0, to_start, 0)]
+    return node.emit(Op.STRIDED_SLICE, [operand, *vectors, *masks])
+
+
+def _top_k(node: Node) -> None:
+    shape = node.value(0).shape
+    axis = axis_of(node.attribute("axis", -1), len(shape))
+    count = node.integers("k", 1)
+    if count is None or len(count) != 1:
+        raise InvalidArgument("k is missing")
+    permutation = [*(other for other in range(len(shape)) if other != axis), axis]
+    is_largest = bool(node.attribute("largest", 1))
+    x = transposed(node, node.operand(0), permutation)
+    x = x if is_largest else node.emit(Op.NEG, [x])
+    values, indices = node.emit_many(Op.TOPK_V2, [x, node.builder.int32(count[0])], [node.builder[x].type, _I32])
+    values = values if is_largest else node.emit(Op.NEG, [values])
+    result = (*shape[:axis], count[0], *shape[axis + 1 :])
+    inverse = [int(at) for at in np.argsort(permutation)]
+    node.result(transposed(node, values, inverse), result)
+    if node.used(1):
+        node.result(_transposed_indices(node, indices, inverse), result, np.dtype(np.int64), position=1)
+
+
+def _transposed_indices(node: Node, operand: int, permutation: list[int]) -> int:
+    """Return permuted indices; TRANSPOSE does not take INT32, and FLOAT32 holds integers up to 2²⁴ exactly."""
+    if permutation == sorted(permutation):
+        return operand
+    if max(node.value(0).shape) > _EXACT_FLOATS:
+        raise InvalidArgument(f"an axis of more than {_EXACT_FLOATS} elements is not supported")
+    floats = node.emit(Op.CAST, [operand], OperandType.TENSOR_FLOAT32)
+    return node.emit(Op.CAST, [transposed(node, floats, permutation)], _I32)
+
+
+CONVERTERS: dict[str, Callable[[Node], None]] = {"Gather": _gather, "Slice": _slice, "TopK": _top_k}

@@ -1,0 +1,85 @@
+"""Reductions, ArgMax and ArgMin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.types import OperandType
+from nnfmq.importers.onnx_operators.onnx_movement import axis_of
+from nnfmq.importers.onnx_values import Node
+
+__all__ = ["CONVERTERS"]
+
+
+def _axes(node: Node) -> list[int]:
+    """Return the axes to reduce: those given, or all."""
+    rank, given = len(node.value(0).shape), node.integers("axes", 1)
+    if not given:
+        return [] if node.attribute("noop_with_empty_axes", 0) else list(range(rank))
+    return sorted({axis_of(axis, rank) for axis in given})
+
+
+def _reduced(node: Node, operation: Op, x: int, axes: list[int]) -> int:
+    """Return a reduction that keeps the dimensions as 1."""
+    if not axes:
+        return x
+    keeps = node.builder.int32(1) if operation == Op.MEAN else node.builder.boolean(True)
+    return node.emit(operation, [x, node.builder.int32_vector(axes), keeps])
+
+
+def _finish(node: Node, operand: int, axes: list[int]) -> None:
+    keeps, shape = node.attribute("keepdims", 1), node.value(0).shape
+    kept = [1 if axis in axes else extent for axis, extent in enumerate(shape)]
+    node.result(operand, tuple(kept) if keeps else tuple(e for axis, e in enumerate(kept) if axis not in axes))
+
+
+def _reduce(operation: Op, before: str, after: str, node: Node) -> None:
+    """Convert a reduction of the absolute values or squares; its root or logarithm may follow."""
+    x, axes = node.operand(0) if node.value(0).shape else node.reshaped(node.operand(0), (1,)), _axes(node)
+    if before == "abs":
+        x = node.emit(Op.ABS, [x])
+    elif before == "square":
+        x = node.emit(Op.MUL, [x, x, node.builder.int32(0)])
+    found = _reduced(node, operation, x, axes)
+    found = node.emit(Op[after], [found]) if after else found
+    _finish(node, found, axes)
+
+
+def _log_sum_exp(node: Node) -> None:
+    """Convert to max + log(sum(exp(x − max))), which does not overflow."""
+    x, axes, none = node.operand(0), _axes(node), node.builder.int32(0)
+    highest = _reduced(node, Op.REDUCE_MAX, x, axes)
+    powers = node.emit(Op.EXP, [node.emit(Op.SUB, [x, highest, none])])
+    total = node.emit(Op.LOG, [_reduced(node, Op.REDUCE_SUM, powers, axes)])
+    _finish(node, node.emit(Op.ADD, [total, highest, none]), axes)
+
+
+def _arg(operation: Op, node: Node) -> None:
+    shape = node.value(0).shape
+    axis = axis_of(node.attribute("axis", 0), len(shape))
+    if node.attribute("select_last_index", 0):
+        raise InvalidArgument("select_last_index is not supported")
+    found = node.emit(operation, [node.operand(0), node.builder.int32(axis)], OperandType.TENSOR_INT32)
+    kept = (1,) if node.attribute("keepdims", 1) else ()
+    node.result(found, (*shape[:axis], *kept, *shape[axis + 1 :]), np.dtype(np.int64))
+
+
+CONVERTERS: dict[str, Callable[[Node], None]] = {
+    "ArgMax": partial(_arg, Op.ARGMAX),
+    "ArgMin": partial(_arg, Op.ARGMIN),
+    "ReduceL1": partial(_reduce, Op.REDUCE_SUM, "abs", ""),
+    "ReduceL2": partial(_reduce, Op.REDUCE_SUM, "square", "SQRT"),
+    "ReduceLogSum": partial(_reduce, Op.REDUCE_SUM, "", "LOG"),
+    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceMax": partial(_reduce, Op.REDUCE_MAX, "", ""),
+    "ReduceMean": partial(_reduce, Op.MEAN, "", ""),
+    "ReduceMin": partial(_reduce, Op.REDUCE_MIN, "", ""),
+    "ReduceProd": partial(_reduce, Op.REDUCE_PROD, "", ""),
+    "ReduceSum": partial(_reduce, Op.REDUCE_SUM, "", ""),
+    "ReduceSumSquare": partial(_reduce, Op.REDUCE_SUM, "square", ""),
+}

@@ -1,0 +1,201 @@
+"""Values of an ONNX graph and the conversion of one node: what the modules of `onnx_operators` work with.
+
+A Value is a constant, or the result of HAL operations. Every shape is known. A tensor of rank 0 has an operand of
+shape (1,): the HAL has no tensors of rank 0. int64 becomes INT32; a constant that does not fit is rejected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument
+from nnfmq.hal.operation_type import OperationType
+from nnfmq.hal.types import LifeTime, Operand, OperandType
+from nnfmq.importers.graph_builder import GraphBuilder
+
+__all__ = ["Node", "Value", "operand_type_of"]
+
+Array: TypeAlias = npt.NDArray[Any]
+Shape: TypeAlias = tuple[int, ...]
+_OPERAND_TYPES = {
+    "float32": OperandType.TENSOR_FLOAT32,
+    "float16": OperandType.TENSOR_FLOAT16,
+    "int32": OperandType.TENSOR_INT32,
+    "int64": OperandType.TENSOR_INT32,
+    "bool": OperandType.TENSOR_BOOL8,
+}
+_STORED = {OperandType.TENSOR_INT32: np.int32, OperandType.TENSOR_BOOL8: np.uint8}
+
+
+def operand_type_of(dtype: np.dtype[Any]) -> OperandType:
+    """Return the operand type of tensors of `dtype`. Raises InvalidArgument if there is none."""
+    try:
+        return _OPERAND_TYPES[dtype.name]
+    except KeyError:
+        raise InvalidArgument(f"tensors of {dtype.name} are not supported") from None
+
+
+@dataclass(slots=True)
+class Value:
+    """A tensor: `array` if it is a constant, else `operand`; a constant gets an operand when it is first needed."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    operand: int | None = None
+    array: Array | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @staticmethod
+    def of(array: Array) -> Value:
+        """Return a constant."""
+        return Value(array.shape, array.dtype, None, array)
+
+
+@dataclass(slots=True)
+class Node:
+    """One node under conversion: its inputs (None if omitted), its attributes, and the results so far."""
+
+    name: str
+    operator: str
+    opset: int
+    builder: GraphBuilder
+    inputs: list[Value | None]
+    output_names: list[str]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    results: dict[int, Value] = field(default_factory=dict)
+    attributes_read: set[str] = field(default_factory=set)
+
+    def attribute(self, name: str, default: Any) -> Any:
+        """Return an attribute. Raises InvalidArgument if it has another type than `default`."""
+        self.attributes_read.add(name)
+        value = self.attributes.get(name, default)
+        kind = (int, float) if isinstance(default, float) else type(default)
+        if default is not None and not isinstance(value, kind):
+            raise InvalidArgument(f"attribute {name} is {value!r}: it must be of type {type(default).__name__}")
+        return value
+
+    def given(self, position: int) -> bool:
+        """Return True if the input is given."""
+        return position < len(self.inputs) and self.inputs[position] is not None
+
+    def value(self, position: int) -> Value:
+        """Return an input. Raises InvalidArgument if it is omitted."""
+        found = self.inputs[position] if position < len(self.inputs) else None
+        if found is None:
+            raise InvalidArgument(f"input {position} is missing")
+        return found
+
+    def constant(self, position: int, name: str) -> Array:
+        """Return the value of an input that must be a constant. Raises InvalidArgument if it is not one."""
+        array = self.value(position).array
+        if array is None:
+            raise InvalidArgument(f"its {name} is not a constant")
+        return array
+
+    def integers(self, name: str, position: int) -> tuple[int, ...] | None:
+        """Return integers that are an attribute in old opsets and an input in new ones; None if they are omitted."""
+        self.attributes_read.add(name)
+        if self.given(position):
+            return tuple(int(number) for number in self.constant(position, name).reshape(-1))
+        found = self.attributes.get(name)
+        return None if found is None else tuple(int(number) for number in found)
+
+    def used(self, position: int) -> bool:
+        """Return True if an output has a name."""
+        return position < len(self.output_names) and bool(self.output_names[position])
+
+    def operand(self, value: Value | int) -> int:
+        """Return the operand of an input, given its position or its value."""
+        value = self.value(value) if isinstance(value, int) else value
+        if value.operand is None:
+            assert value.array is not None
+            value.operand = self.add_constant(value.array)
+        return value.operand
+
+    def add_constant(self, array: Array) -> int:
+        """Add a constant tensor. Raises InvalidArgument if the HAL has no such type, or a value does not fit it."""
+        kind = operand_type_of(array.dtype)
+        stored = np.ascontiguousarray(array, _STORED.get(kind))
+        if kind == OperandType.TENSOR_INT32 and not np.array_equal(stored.reshape(array.shape), array):
+            raise InvalidArgument("a constant of int64 does not fit int32")
+        if not array.size:
+            raise InvalidArgument(f"a constant of shape {array.shape} has no elements")
+        self.builder.reserve(stored.nbytes)
+        location = self.builder.constant(stored.tobytes())
+        return self.builder.operand(Operand(kind, array.shape or (1,), 0.0, 0, LifeTime.CONSTANT_COPY, location))
+
+    def shape(self, operand: int) -> Shape:
+        """Return the shape of an operand."""
+        return self.builder[operand].dimensions
+
+    def emit(self, operation: OperationType, operands: Sequence[int], kind: OperandType | None = None) -> int:
+        """Add an operation with one output, of the first operand's type if `kind` is None; return the output."""
+        return self.emit_many(operation, operands, [self.builder[operands[0]].type if kind is None else kind])[0]
+
+    def emit_many(
+        self, operation: OperationType, operands: Sequence[int], kinds: Sequence[OperandType]
+    ) -> tuple[int, ...]:
+        """Add an operation and return its outputs, which have the shapes that follow from the operands.
+
+        Raises:
+            InvalidArgument: If the HAL's operation does not accept the operands.
+        """
+        begin = self.builder.operation_count
+        outputs = tuple(self.builder.operand(Operand(kind)) for kind in kinds)
+        self.builder.operation(operation, operands, *outputs)
+        try:
+            self.builder.infer_shapes(begin)
+        except GeneralFailure as error:
+            raise InvalidArgument(str(error)) from None
+        return outputs
+
+    def result(self, operand: int, shape: Shape, dtype: np.dtype[Any] | None = None, position: int = 0) -> None:
+        """Make an operand the output at `position`, reshaped if it has another shape than `shape`."""
+        dtype = self.value(0).dtype if dtype is None else dtype
+        self.results[position] = Value(tuple(shape), dtype, self.reshaped(operand, shape))
+
+    def constant_result(self, array: Array) -> None:
+        """Make a constant the first output."""
+        self.results[0] = Value.of(array)
+
+    def reshaped(self, operand: int, shape: Shape) -> int:
+        """Return the operand in another shape; () becomes (1,)."""
+        wanted = tuple(shape) or (1,)
+        if self.shape(operand) == wanted:
+            return operand
+        if self.builder[operand].type == OperandType.TENSOR_BOOL8:
+            return self.to_bool(self.reshaped(self.from_bool(operand), wanted))
+        return self.emit(OperationType.RESHAPE, [operand, self.builder.int32_vector(wanted)])
+
+    def from_bool(self, operand: int, kind: OperandType = OperandType.TENSOR_FLOAT32) -> int:
+        """Return 1 where a BOOL8 operand is true, else 0; few operations take BOOL8, and CAST does not."""
+        dimensions = self.builder.int32_vector(self.shape(operand))
+        filled = [self.emit(OperationType.FILL, [dimensions, self.scalar(kind, number)], kind) for number in (1.0, 0.0)]
+        return self.emit(OperationType.SELECT, [operand, *filled], kind)
+
+    def to_bool(self, operand: int) -> int:
+        """Return where an operand is not 0."""
+        zero = self.filled(self.builder[operand].type, 0.0)
+        return self.emit(OperationType.NOT_EQUAL, [operand, zero], OperandType.TENSOR_BOOL8)
+
+    def scalar(self, kind: OperandType, number: float) -> int:
+        """Return a constant scalar of the type that goes with tensors of type `kind`."""
+        if kind == OperandType.TENSOR_INT32:
+            return self.builder.int32(int(number))
+        return self.builder.float_scalar(kind, float(number))
+
+    def filled(self, kind: OperandType, number: float) -> int:
+        """Return a constant tensor of shape (1,)."""
+        names = {operand_type: name for name, operand_type in _OPERAND_TYPES.items() if name != "int64"}
+        with np.errstate(over="ignore"):
+            return self.add_constant(np.asarray([number]).astype(names[kind]))

@@ -1,0 +1,156 @@
+"""ONNX models of several nodes: shapes, folded arithmetic, external data, what is refused, and corrupt files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.onnx_files import IR_VERSION, OPSET, assert_close, expected, file_of, results
+from support.onnx_runtime import onnx
+
+import nnfmq
+from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
+from nnfmq.importers import load
+
+RNG = np.random.default_rng(4)
+node = onnx.helper.make_node
+
+
+def real(*shape: int) -> Any:
+    return RNG.uniform(-1, 1, shape).astype(np.float32)
+
+
+def convolution() -> tuple[bytes, dict[str, Any]]:
+    """Return a small classifier whose reshape computes the batch from its input."""
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        node("Relu", ["c"], ["r"]),
+        node("Shape", ["r"], ["s"]),
+        node("Gather", ["s", "zero"], ["batch"]),
+        node("Unsqueeze", ["batch", "axes"], ["head"]),
+        node("Concat", ["head", "rest"], ["shape"], axis=0),
+        node("Reshape", ["r", "shape"], ["flat"]),
+        node("Softmax", ["flat"], ["y"]),
+    ]
+    constants = {"w": real(3, 2, 3, 3), "zero": np.array(0), "axes": np.array([0]), "rest": np.array([-1])}
+    fed = {"x": real(2, 2, 4, 4)}
+    return file_of(nodes, fed, ["y"], constants), fed
+
+
+def symbolic(*shape: Any) -> Any:
+    """Return a model that adds 1 to its input, which has symbolic dimensions."""
+    info = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, list(shape))
+    second = onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [shape[0]])
+    output = onnx.helper.make_empty_tensor_value_info("y")
+    nodes = [node("Add", ["x", "one"], ["t"]), node("ReduceSum", ["z"], ["u"]), node("Mul", ["t", "u"], ["y"])]
+    one = onnx.numpy_helper.from_array(np.float32([1]), "one")
+    graph = onnx.helper.make_graph(nodes, "graph", [info, second], [output], [one])
+    opsets = [onnx.helper.make_opsetid("", OPSET)]
+    return onnx.helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets)
+
+
+def test_arithmetic_on_shapes_leaves_only_constants() -> None:
+    content, fed = convolution()
+    kinds = [operation.type.name for operation in load(content).model.main.operations]
+    assert kinds == ["CONV_2D", "RELU", "RESHAPE", "SOFTMAX"]
+    assert_close(results(content, fed), expected(content, fed))
+
+
+def test_inputs_and_outputs_keep_their_names_and_int64_becomes_int32() -> None:
+    loaded = load(file_of([node("ArgMax", ["x"], ["best"], axis=1)], {"x": real(2, 3)}, ["best"]))
+    assert [(info.name, info.shape, info.dtype) for info in loaded.inputs] == [("x", (2, 3), "float32")]
+    assert [(info.name, info.shape, info.dtype) for info in loaded.outputs] == [("best", (2, 1), "int32")]
+
+
+def test_an_unknown_symbolic_dimension_is_named() -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"input 'x' is \(batch, 3\); input 'z' is \(batch\); give them as shapes="
+    ):
+        load(symbolic("batch", 3).SerializeToString())
+
+
+def test_a_symbolic_dimension_has_the_size_that_one_input_gives_it() -> None:
+    loaded = load(symbolic("batch", 3).SerializeToString(), shapes={"x": (4, 3)})
+    assert [info.shape for info in loaded.inputs] == [(4, 3), (4,)]
+
+
+def test_contradicting_sizes_of_a_dimension_are_rejected() -> None:
+    with pytest.raises(InvalidArgument, match="'batch' is 4 and also 5"):
+        load(symbolic("batch", 3).SerializeToString(), shapes={"x": (4, 3), "z": (5,)})
+
+
+def test_all_operators_that_are_not_supported_are_listed() -> None:
+    nodes = [
+        node("Det", ["x"], ["a"], name="first"),
+        node("Sin", ["x"], ["b"]),
+        node("StringNormalizer", ["b"], ["c"]),
+        node("Add", ["a", "c"], ["y"]),
+    ]
+    with pytest.raises(UnsupportedModel) as raised:
+        load(file_of(nodes, {"x": real(2, 2)}, ["y"]))
+    assert [(problem.index, problem.operator) for problem in raised.value.problems] == [
+        (0, "Det"),
+        (2, "StringNormalizer"),
+    ]
+    assert "'first'" in str(raised.value) and "float32" in str(raised.value)
+
+
+def test_an_attribute_that_the_importer_does_not_know_is_rejected() -> None:
+    with pytest.raises(UnsupportedModel, match="attribute future is not supported"):
+        load(file_of([node("Relu", ["x"], ["y"], future=1)], {"x": real(2)}, ["y"]))
+
+
+def test_a_constant_beyond_int32_is_rejected() -> None:
+    content = file_of([node("Add", ["x", "c"], ["y"])], {"x": np.int64([1])}, ["y"], {"c": np.int64([1 << 40])})
+    with pytest.raises(UnsupportedModel, match="does not fit int32"):
+        load(content)
+
+
+def test_a_large_constant_is_refused_before_it_is_computed() -> None:
+    nodes = [node("ConstantOfShape", ["c"], ["big"]), node("Add", ["x", "big"], ["y"])]
+    content = file_of(nodes, {"x": real(1)}, ["y"], {"c": np.int64([1 << 20, 1 << 20])})
+    with pytest.raises(UnsupportedModel, match="1099511627776 elements"):
+        load(content)
+
+
+def test_an_output_that_is_an_input_is_copied() -> None:
+    x = real(2, 3)
+    content = file_of([node("Identity", ["x"], ["y"])], {"x": x}, ["y"])
+    np.testing.assert_array_equal(results(content, {"x": x})[0], x)
+
+
+def test_external_data_are_read_from_the_folder_of_the_model(tmp_path: Path) -> None:
+    content, _ = convolution()
+    path = tmp_path / "model.onnx"
+    model = onnx.load_model_from_string(content)
+    onnx.save_model(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    assert load(path).model == load(content).model
+    with pytest.raises(InvalidArgument, match="load the model from a path"):
+        load(path.read_bytes())
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(InvalidArgument, match=r"model\.onnx: the external data of tensor"):
+        load(path)
+
+
+def test_prepare_takes_the_path_of_an_onnx_file(tmp_path: Path) -> None:
+    content, fed = convolution()
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    with nnfmq.connect(embedded=True) as client, client.prepare(path) as model:
+        assert_close(model.execute(*fed.values()), expected(content, fed))
+
+
+def test_a_corrupt_file_is_rejected_or_loaded_but_never_fails_otherwise() -> None:
+    content, _ = convolution()
+    rng, rejected = np.random.default_rng(9), 0
+    for _ in range(300):
+        corrupt = bytearray(content)
+        for at in rng.integers(0, len(corrupt), 2):
+            corrupt[at] = rng.integers(0, 256)
+        try:
+            load(bytes(corrupt[: rng.integers(len(corrupt) // 2, 2 * len(corrupt))]))
+        except InvalidArgument:
+            rejected += 1
+    assert rejected > 100

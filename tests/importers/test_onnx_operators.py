@@ -1,0 +1,165 @@
+"""Every ONNX operator that the importer knows, in a file of its own: nnfmq's result is ONNX Runtime's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.onnx_files import OnnxCase, assert_close, expected, results
+
+import nnfmq
+from nnfmq.importers.onnx_operators import CONVERTERS
+
+RNG = np.random.default_rng(15)
+
+
+def real(*shape: int, low: float = -2.0, high: float = 2.0) -> Any:
+    return RNG.uniform(low, high, shape).astype(np.float32)
+
+
+def truths(*shape: int) -> Any:
+    return RNG.integers(0, 2, shape).astype(bool)
+
+
+def ints(*values: int) -> Any:
+    return np.array(values, np.int64)
+
+
+def case(
+    operator: str, *inputs: Any, constants: tuple[int, ...] = (), outputs: int = 1, opset: int = 17, **attributes: Any
+) -> OnnxCase:
+    return OnnxCase(operator, inputs, attributes, frozenset(constants), outputs, opset)
+
+
+IMAGE = real(1, 4, 5, 6)
+UNARY = ["Abs", "Exp", "Neg", "Relu", "Sigmoid", "Tanh", "Floor", "Ceil", "Round", "HardSwish", "HardSigmoid", "Elu",
+         "LeakyRelu", "Identity", "Sin", "Softmax", "LogSoftmax", "Dropout", "Size", "Flatten"]  # fmt: skip
+REDUCTIONS = ["ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
+              "ReduceSumSquare"]  # fmt: skip
+CASES = [
+    *(case(name, real(2, 3, 4)) for name in UNARY),
+    *(case(name, real(2, 3, low=0.1)) for name in ("Log", "Sqrt", "Reciprocal")),
+    case("Round", np.float32([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 0.49999997, 7, -0.2])),
+    *(case(name, real(2, 3, 4), real(3, 1)) for name in ("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean")),
+    case("Add", real(2, 3), np.float32(3.0)),
+    case("Mul", np.int64([[1, -2], [3, 4]]), np.int64([5, -6])),
+    case("Pow", real(2, 3, low=0.1), real(3)),
+    case("Pow", real(2, 3), np.float32(2.0), constants=(1,)),
+    *(case(name, real(2, 3), real(3)) for name in ("Less", "Greater", "LessOrEqual", "GreaterOrEqual")),
+    case("Equal", ints(1, 2, 3), ints(1, 5, 3)),
+    *(case(name, truths(2, 3), truths(3)) for name in ("And", "Or", "Xor")),
+    case("Not", truths(2, 3)),
+    case("Where", truths(3, 1), real(2, 1, 4), real(4)),
+    case("Cast", real(2, 3), to=7),
+    case("Cast", ints(-1, 0, 5), to=1),
+    case("Cast", truths(2, 3), to=1),
+    case("Cast", np.float32([0, 1, -0.5]), to=9),
+    case("Clip", real(2, 3), np.float32(-0.5), np.float32(1.0), constants=(1, 2)),
+    case("Clip", real(2, 3), np.float32(0.0), np.float32(6.0), constants=(1, 2)),
+    case("Clip", real(2, 3), None, np.float32(1.0)),
+    case("Clip", real(2, 3), min=-0.5, max=0.5, opset=8),
+    case("PRelu", IMAGE, real(4, 1, 1), constants=(1,)),
+    case("Softmax", real(2, 3, 4), axis=1),
+    case("Softmax", real(2, 3, 4), axis=1, opset=11),
+    case("MatMul", real(2, 3, 4), real(4, 5), constants=(1,)),
+    case("MatMul", real(2, 3, 4), real(4, 5)),
+    case("MatMul", real(2, 1, 3, 4), real(3, 4, 5)),
+    case("MatMul", real(4), real(2, 4, 3)),
+    case("MatMul", real(2, 3), real(3)),
+    case("Gemm", real(2, 3), real(3, 4), real(4), constants=(1, 2), alpha=0.5, beta=2.0),
+    case("Gemm", real(3, 2), real(4, 3), real(2, 1), transA=1, transB=1, alpha=0.5, beta=2.0),
+    case("Conv", IMAGE, real(3, 4, 3, 3), real(3), constants=(1, 2), pads=[1, 0, 1, 2], strides=[2, 1]),
+    case("Conv", IMAGE, real(8, 1, 3, 3), constants=(1,), group=4, dilations=[1, 2], pads=[1, 2, 1, 2]),
+    case("Conv", IMAGE, real(8, 1, 2, 3), constants=(1,), group=4, strides=[2, 2], auto_pad="SAME_LOWER"),
+    case("Conv", IMAGE, real(6, 2, 2, 2), constants=(1,), group=2, auto_pad="SAME_UPPER", strides=[2, 2]),
+    case("Conv", IMAGE, real(3, 4, 1, 1), constants=(1,), pads=[2, 1, 0, 3]),
+    case("Conv", real(2, 3, 9), real(4, 3, 3), real(4), constants=(1,), pads=[1, 1], dilations=[2]),
+    case("ConvTranspose", IMAGE, real(4, 3, 3, 3), real(3), constants=(1, 2), strides=[2, 2], pads=[1, 1, 1, 1]),
+    case("ConvTranspose", IMAGE, real(4, 3, 3, 3), strides=[2, 2], pads=[1, 1, 1, 1], output_padding=[1, 1]),
+    case("ConvTranspose", real(1, 2, 5), real(2, 3, 4), strides=[3]),
+    case("MaxPool", IMAGE, kernel_shape=[3, 2], strides=[2, 2], pads=[1, 0, 1, 1]),
+    case("MaxPool", IMAGE, kernel_shape=[2, 3], strides=[2, 2], ceil_mode=1),
+    case("AveragePool", IMAGE, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+    case("AveragePool", IMAGE, kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1),
+    case("AveragePool", real(1, 2, 9), kernel_shape=[3], strides=[2]),
+    case("GlobalAveragePool", IMAGE),
+    case("GlobalMaxPool", IMAGE),
+    case("BatchNormalization", IMAGE, real(4), real(4), real(4), real(4, low=0.1), constants=(1, 2, 3, 4)),
+    case("InstanceNormalization", IMAGE, real(4), real(4), constants=(1, 2)),
+    case("LayerNormalization", real(2, 3, 4), real(4), real(4), constants=(1, 2)),
+    case("LayerNormalization", real(2, 3, 4), real(3, 4), axis=1),
+    case("LRN", real(1, 7, 2, 3), size=3, alpha=0.1, bias=2.0),
+    case("Concat", real(2, 3), real(2, 1), axis=-1),
+    case("Concat", truths(2, 3), truths(1, 3), axis=0),
+    case("Split", real(2, 7), ints(3, 4), constants=(1,), axis=1, outputs=2),
+    case("Split", real(2, 6), axis=1, outputs=3, opset=11),
+    case("Split", real(2, 7), axis=1, outputs=2, opset=18, num_outputs=2),
+    case("Slice", real(4, 5, 6), ints(1, -3), ints(3, 100), ints(0, 2), constants=(1, 2, 3)),
+    case("Slice", real(4, 5), ints(-1, 3), ints(-100, 0), ints(0, 1), ints(-1, -2), constants=(1, 2, 3, 4)),
+    case("Slice", truths(4, 5), ints(1), ints(3), ints(1), constants=(1, 2, 3)),
+    case("Pad", real(2, 3), ints(0, 1, 2, 0), np.float32(1.5), constants=(1, 2)),
+    case("Pad", real(4, 3), ints(1, 2, 2, 0), constants=(1,), mode="reflect"),
+    case("Pad", real(2, 3), opset=9, pads=[1, 0, 0, 2], value=0.5),
+    case("Reshape", real(2, 3, 4), ints(0, -1), constants=(1,)),
+    case("Flatten", IMAGE, axis=2),
+    case("Squeeze", real(1, 3, 1), ints(-1), constants=(1,)),
+    case("Squeeze", real(1, 3, 1), axes=[0], opset=11),
+    case("Unsqueeze", real(2, 3), ints(0, -1), constants=(1,)),
+    case("Transpose", IMAGE, perm=[0, 2, 3, 1]),
+    case("Transpose", truths(2, 3)),
+    case("Gather", real(4, 3), np.int64([[0, -1], [2, 1]]), constants=(1,)),
+    case("Gather", real(4, 3), np.int64([[0, -1], [2, 1]]), axis=1),
+    case("Gather", real(4, 3), np.array(-2), constants=(1,)),
+    case("Expand", real(3, 1), ints(2, 1, 4), constants=(1,)),
+    case("Expand", truths(3, 1), ints(2, 1, 4), constants=(1,)),
+    case("Tile", real(2, 3), ints(2, 3), constants=(1,)),
+    *(case(name, real(2, 3, 4), axes=[0, -1], keepdims=0) for name in REDUCTIONS),
+    case("ReduceLogSum", real(2, 3, low=0.1), axes=[1]),
+    case("ReduceMean", real(2, 3, 4)),
+    case("ReduceMean", real(2, 3), keepdims=0),
+    case("ReduceMax", real(2, 3), ints(1), constants=(1,), opset=18),
+    case("ReduceSum", real(2, 3, 4), ints(1), constants=(1,), keepdims=0),
+    case("ReduceSum", real(2, 3, 4), axes=[2], opset=11),
+    case("ArgMax", real(2, 3, 4), axis=1, keepdims=0),
+    case("ArgMin", real(2, 3, 4), axis=-1),
+    case("TopK", real(3, 7), ints(3), constants=(1,), outputs=2),
+    case("TopK", real(7, 3), ints(2), constants=(1,), axis=0, largest=0, outputs=2),
+    case("Shape", real(2, 3)),
+    case("Constant", value_floats=[1.0, 2.0]),
+    case("ConstantOfShape", ints(2, 3), constants=(0,)),
+    case("Resize", IMAGE, None, np.float32([1, 1, 2, 3]), constants=(2,)),
+    case("Resize", IMAGE, None, None, ints(1, 4, 7, 11), constants=(3,), coordinate_transformation_mode="asymmetric",
+         nearest_mode="floor"),
+    case("Resize", IMAGE, None, np.float32([1, 1, 2, 2]), constants=(2,), mode="linear"),
+    case("Resize", IMAGE, None, None, ints(1, 4, 9, 13), constants=(3,), mode="linear",
+         coordinate_transformation_mode="align_corners"),
+    case("Upsample", IMAGE, np.float32([1, 1, 2, 2]), constants=(1,), opset=9),
+    case("DepthToSpace", IMAGE, blocksize=2),
+    case("DepthToSpace", real(1, 8, 2, 3), blocksize=2, mode="CRD"),
+    case("SpaceToDepth", real(1, 2, 4, 6), blocksize=2),
+]  # fmt: skip
+THROUGH_A_DRIVER = ("Add", "Conv", "MatMul", "ReduceMean", "Where", "Gather", "Resize")
+FIRST_OF_EACH = [next(case for case in CASES if case.operator == name) for name in THROUGH_A_DRIVER]
+
+
+def test_every_operator_of_the_table_has_a_case() -> None:
+    assert {case.operator for case in CASES} == set(CONVERTERS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_imported_operator_is_onnx_runtime_s(case: OnnxCase) -> None:
+    content, fed = case.content(), case.fed()
+    if not fed:  # a model needs an input
+        with pytest.raises(nnfmq.InvalidArgument, match="0 inputs"):
+            results(content, fed)
+        return
+    assert_close(results(content, fed), expected(content, fed))
+
+
+def test_a_driver_computes_what_onnx_runtime_computes() -> None:
+    with nnfmq.connect(embedded=True) as client:
+        for case in FIRST_OF_EACH:
+            content, fed = case.content(), case.fed()
+            with client.prepare(nnfmq.load(content)) as model:
+                assert_close(model.execute(*fed.values()), expected(content, fed))
