@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tensor_info import TensorInfo, dtype_name
@@ -127,7 +129,8 @@ class _Import:
             return
         if node.operator not in CONVERTERS:
             raise InvalidArgument("is supported only for constants")
-        CONVERTERS[node.operator](node)
+        with np.errstate(all="ignore"):  # constants may overflow, as they would at execution
+            CONVERTERS[node.operator](node)
         unread = sorted(node.attributes.keys() - node.attributes_read - _WITHOUT_EFFECT)
         if unread and node.operator != "Constant":  # a later opset may give the operator another meaning
             raise InvalidArgument(f"attribute {unread[0][:80]} is not supported")

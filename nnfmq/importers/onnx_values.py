@@ -106,7 +106,10 @@ class Node:
         """Return integers that are an attribute in old opsets and an input in new ones; None if they are omitted."""
         self.attributes_read.add(name)
         if self.given(position):
-            return tuple(int(number) for number in self.constant(position, name).reshape(-1))
+            array = self.constant(position, name)
+            if array.dtype.kind not in "iu":
+                raise InvalidArgument(f"its {name} has elements of {array.dtype.name}: they must be integers")
+            return tuple(int(number) for number in array.reshape(-1))
         found = self.attributes.get(name)
         return None if found is None else tuple(int(number) for number in found)
 

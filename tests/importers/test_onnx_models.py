@@ -154,3 +154,15 @@ def test_a_corrupt_file_is_rejected_or_loaded_but_never_fails_otherwise() -> Non
         except InvalidArgument:
             rejected += 1
     assert rejected > 100
+
+
+def test_infinite_factors_do_not_warn() -> None:
+    gemm = node("Gemm", ["x", "w", "b"], ["y"], beta=3e38)
+    content = file_of([gemm], {"x": real(2, 3)}, ["y"], {"w": real(3, 4), "b": np.full(4, 1e38, np.float32)})
+    assert np.isinf(results(content, {"x": real(2, 3)})[0]).all()
+
+
+def test_axes_that_are_no_integers_are_rejected() -> None:
+    content = file_of([node("ReduceSum", ["x", "a"], ["y"])], {"x": real(2)}, ["y"], {"a": np.complex64([1])})
+    with pytest.raises(UnsupportedModel, match="its axes has elements of complex64: they must be integers"):
+        load(content)
