@@ -1,0 +1,1 @@
+"""Interfaces of other runtimes over nnfmq: one changed import moves a script into the driver."""

@@ -1,0 +1,136 @@
+"""The connection that the sessions of `nnfmq.compat` share: when it is made, shared, renewed and closed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from support.drivers import Daemon, Process, Program, one, until
+from support.forking import fork
+from support.models import null_model
+
+import nnfmq
+from nnfmq import watcher
+from nnfmq.compat.shared_client import DriverShare
+
+OWNS_NOTHING_AT_EXIT = """
+import nnfmq
+from nnfmq.compat.shared_client import DriverShare
+class Owner: pass
+owner = Owner()
+client = DriverShare(owner).client()
+print(client.worker_pid, flush=True)
+"""
+
+
+class Owner:
+    """As a session: it has a share."""
+
+    itself: Owner | None = None
+
+    def __init__(self) -> None:
+        self.share = DriverShare(self)
+
+    def prepare(self) -> nnfmq.PreparedModel:
+        """Prepare a model that is closed with this owner."""
+        return self.share.adopt(self.share.client().device("reference").prepare(null_model()))
+
+
+@pytest.fixture(autouse=True)
+def _use_daemon(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNFMQ_SOCKET", str(daemon.path))
+
+
+def is_closed(client: nnfmq.Client) -> bool:
+    return not client.connection.is_open
+
+
+def closer_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "nnfmq-compat"]
+
+
+def test_owners_share_the_connection_to_the_driver_that_listens(daemon: Daemon) -> None:
+    first, second = Owner(), Owner()
+    assert first.share.client() is second.share.client()
+    assert first.share.client().driver_pid == daemon.process.pid
+    client = first.share.client()
+    del first, second
+    until(lambda: is_closed(client), "the connection is closed")
+
+
+def test_the_connection_is_closed_after_its_last_owner_and_made_again_for_the_next() -> None:
+    first, second = Owner(), Owner()
+    client, model = first.share.client(), first.prepare()
+    second.share.client()
+    del first
+    until(lambda: not model.handle.is_open, "the model of the first owner is released")
+    assert client.connection.is_open
+    del second
+    until(lambda: is_closed(client) and not closer_threads(), "the connection is closed")
+    third = Owner()
+    assert third.prepare().execute(one(2)) == (one(2),)
+    del third
+    until(lambda: not closer_threads(), "the connection is closed")
+
+
+def test_an_owner_that_the_watcher_s_thread_collects_does_not_block_it() -> None:
+    other, owner = Owner(), Owner()
+    client, burst = other.share.client(), owner.share.adopt(owner.prepare().burst())
+    owner.itself = owner  # only the garbage collector frees it
+    del owner
+    read, write = os.pipe()
+
+    def collect() -> None:
+        os.read(read, 1)
+        gc.collect()
+
+    reader = watcher.add_reader(read, collect)
+    os.write(write, b"x")
+    until(lambda: "closed" in repr(burst), "the burst is closed")
+    assert client.devices()
+    watcher.remove_reader(reader)
+    os.close(read)
+    os.close(write)
+    del other
+    until(lambda: is_closed(client), "the connection is closed")
+
+
+def test_after_the_driver_s_death_the_next_use_connects_again() -> None:
+    owner = Owner()
+    client = owner.share.client()
+    with Process(client.worker_pid) as worker:
+        worker.kill()
+        worker.wait_for_end()
+    until(lambda: is_closed(client), "the client knows")
+    assert owner.prepare().execute(one(2)) == (one(2),)
+    del owner
+    until(lambda: is_closed(client), "the connection is closed")
+
+
+def test_a_forked_child_gets_a_connection_of_its_own() -> None:
+    owner = Owner()
+    parents = owner.share.client().worker_pid
+    child = fork()
+    if child == 0:
+        same = owner.share.client().worker_pid == parents
+        works = owner.prepare().execute(one(2)) == (one(2),)
+        os._exit(0 if works and not same else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    client = owner.share.client()
+    assert client.worker_pid == parents and client.devices()
+    del owner
+    until(lambda: is_closed(client), "the connection is closed")
+
+
+def test_an_embedded_driver_exits_with_a_script_that_closes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NNFMQ_SOCKET", str(tmp_path / "nobody.sock"))
+    script = tmp_path / "script.py"
+    script.write_text(OWNS_NOTHING_AT_EXIT)
+    with Program.start(["-W", "error", script]) as program, Process(int(program.line())) as driver:
+        assert (program.wait(), program.errors()) == (0, "")
+        driver.wait_for_end()
