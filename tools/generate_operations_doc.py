@@ -24,7 +24,7 @@ from typing import Any
 
 from nnfmq import operations
 from nnfmq.hal.types import OperandType
-from nnfmq.operations import REGISTRY, Declaration
+from nnfmq.operations import HAL_DECLARATIONS, Declaration
 from nnfmq.operations.signature import ANY, Overload, Parameter, Role
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference" / "operations"
@@ -105,7 +105,7 @@ def pages() -> dict[str, str]:
     """Return the pages as Markdown, by file name."""
     found = families()
     contents = "\n".join(f"* [{_title(f)}]({f}.md): {', '.join(_link(f, d) for d in found[f])}" for f in found)
-    head = HEAD.format(count=len(REGISTRY), types=_type_table(), contents=contents, pages="\n".join(found))
+    head = HEAD.format(count=len(HAL_DECLARATIONS), types=_type_table(), contents=contents, pages="\n".join(found))
     family_pages = {f"{name}.md": _family(name, members) for name, members in found.items()}
     return {"index.md": f"{head}\n{_shared()}", **family_pages}
 

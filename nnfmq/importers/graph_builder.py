@@ -13,7 +13,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.extension_codes import ExtensionCodes, extension_prefix, is_extension
 from nnfmq.hal.operation_type import OperationType
+from nnfmq.hal.tflite_codes import NAME
 from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperandType, Operation, Subgraph, element_bytes
 
 __all__ = ["GraphBuilder"]
@@ -29,11 +31,17 @@ class GraphBuilder:
         self._contents: dict[int, bytes | memoryview] = {}  # of the constants, by offset
         self._constant_bytes = 0
         self._max_constant_bytes = max_constant_bytes
+        self._used_prefixes: set[int] = set()
         self._known: dict[Hashable, DataLocation] = {}
         self._small: dict[tuple[OperandType, bytes], int] = {}
+        self.extension_codes = ExtensionCodes()
+        """The codes of extensions in this model; the built-in one has prefix `tflite_codes.PREFIX`."""
+        self.extension_codes.prefix(NAME)
 
     def operand(self, operand: Operand) -> int:
         """Add an operand and return its index."""
+        if is_extension(operand.type):
+            self._used_prefixes.add(extension_prefix(operand.type))
         self._operands.append(operand)
         return len(self._operands) - 1
 
@@ -101,7 +109,9 @@ class GraphBuilder:
         return self.operand(Operand(operand_type, lifetime=LifeTime.NO_VALUE))
 
     def operation(self, operation_type: OperationType, inputs: Sequence[int], *outputs: int) -> None:
-        """Append an operation."""
+        """Append an operation, of the HAL or of an extension."""
+        if is_extension(operation_type):
+            self._used_prefixes.add(extension_prefix(operation_type))
         self._operations.append(Operation(operation_type, tuple(inputs), outputs))
 
     def as_output(self, index: int) -> None:
@@ -131,7 +141,8 @@ class GraphBuilder:
     def build(self, inputs: Sequence[int], outputs: Sequence[int]) -> Model:
         """Return the model, with one copy of all constants."""
         main = Subgraph(tuple(self._operands), tuple(self._operations), tuple(inputs), tuple(outputs))
-        return Model(main, operand_values=b"".join(self._chunks))
+        used = tuple(entry for entry in self.extension_codes.extensions if entry.prefix in self._used_prefixes)
+        return Model(main, operand_values=b"".join(self._chunks), extensions=used)
 
     def _shared(self, operand_type: OperandType, dimensions: tuple[int, ...], data: bytes) -> int:
         key = (operand_type, data)

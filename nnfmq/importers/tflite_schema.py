@@ -75,6 +75,19 @@ _RESIZE_BILINEAR = Table(
 _RESIZE_NEAREST = Table("ResizeNearestNeighborOptions", (
     Field(4, "AlignCorners", _BYTE), Field(6, "HalfPixelCenters", _BYTE),
 ))  # fmt: skip
+_CONV_3D = Table("Conv3DOptions", (
+    Field(4, "Padding", _BYTE), Field(6, "StrideD", _INT), Field(8, "StrideW", _INT), Field(10, "StrideH", _INT),
+    Field(12, "FusedActivationFunction", _BYTE), Field(14, "DilationDFactor", _INT),
+    Field(16, "DilationWFactor", _INT), Field(18, "DilationHFactor", _INT),
+))  # fmt: skip
+_FAKE_QUANT = Table("FakeQuantOptions", (
+    Field(4, "Min", _INT), Field(6, "Max", _INT), Field(8, "NumBits", _INT), Field(10, "NarrowRange", _BYTE),
+))  # fmt: skip
+_REVERSE_SEQUENCE = Table("ReverseSequenceOptions", (Field(4, "SeqDim", _INT), Field(6, "BatchDim", _INT)))
+_IF = Table("IfOptions", (Field(4, "ThenSubgraphIndex", _INT), Field(6, "ElseSubgraphIndex", _INT)))
+_WHILE = Table("WhileOptions", (Field(4, "CondSubgraphIndex", _INT), Field(6, "BodySubgraphIndex", _INT)))
+_CUMSUM = Table("CumsumOptions", (Field(4, "Exclusive", _BYTE), Field(6, "Reverse", _BYTE)))
+_RANDOM = Table("RandomOptions", (Field(4, "Seed", _LONG), Field(6, "Seed2", _LONG)))
 _BATCH_MATMUL = Table("BatchMatMulOptions", (Field(4, "AdjX", _BYTE), Field(6, "AdjY", _BYTE)))
 
 
@@ -98,8 +111,10 @@ OPTIONS: dict[int, Table] = {
     13: _LOCAL_RESPONSE_NORMALIZATION,
     14: _LSTM,
     15: _RESIZE_BILINEAR,
+    16: Table("CallOptions", (Field(4, "Subgraph", _INT),)),
     17: _RESHAPE,
     19: Table("SpaceToDepthOptions", (Field(4, "BlockSize", _INT),)),
+    20: Table("EmbeddingLookupSparseOptions", (Field(4, "Combiner", _BYTE),)),
     21: _activated("MulOptions"),
     23: _GATHER,
     27: _REDUCER,
@@ -109,7 +124,9 @@ OPTIONS: dict[int, Table] = {
     31: _SEQUENCE_RNN,
     32: _STRIDED_SLICE,
     49: _TRANSPOSE_CONV,
+    58: _FAKE_QUANT,
     59: Table("PackOptions", (Field(6, "Axis", _INT),)),
+    61: Table("OneHotOptions", (Field(4, "Axis", _INT),)),
     64: Table("UnpackOptions", (Field(6, "Axis", _INT),)),
     69: _BIDIRECTIONAL_SEQUENCE_LSTM,
     70: _BIDIRECTIONAL_SEQUENCE_RNN,
@@ -117,8 +134,16 @@ OPTIONS: dict[int, Table] = {
     74: _RESIZE_NEAREST,
     75: Table("LeakyReluOptions", (Field(4, "Alpha", _INT),)),
     77: Table("MirrorPadOptions", (Field(4, "Mode", _BYTE),)),
+    87: _REVERSE_SEQUENCE,
+    92: _IF,
+    93: _WHILE,
     94: Table("DepthToSpaceOptions", (Field(4, "BlockSize", _INT),)),
     101: _BATCH_MATMUL,
+    102: _CUMSUM,
+    106: _CONV_3D,
+    114: _RANDOM,
+    115: Table("BucketizeOptions", (Field(4, "Boundaries", Vector(_INT)),)),
+    116: Table("GeluOptions", (Field(4, "Approximate", _BYTE),)),
 }
 
 _OPERATOR = Table("Operator", (

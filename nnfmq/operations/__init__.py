@@ -1,8 +1,8 @@
-"""The HAL's operations: one declaration each, in `REGISTRY` by operation code.
+"""The operations: one declaration each, in `REGISTRY` by operation code.
 
 A declaration (see `signature`) is everything that nnfmq knows about an operation: parameter lists, types by feature
 level, shape rule, kernels. Validation, the interpreter and the compiling engine all read it. A module holds one family
-of operations; `extensions` adds the operations of vendors.
+of the HAL's operations; `tflite_extension` has those of the built-in extension, and `extensions` adds those of vendors.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 from importlib import import_module
 
 from nnfmq.hal.types import OperationType
+from nnfmq.operations.extensions import install
+from nnfmq.operations.registry import REGISTRY
 from nnfmq.operations.signature import Declaration
+from nnfmq.operations.tflite_extension import EXTENSION
 
-__all__ = ["FAMILIES", "REGISTRY", "Declaration"]
+__all__ = ["FAMILIES", "HAL_DECLARATIONS", "REGISTRY", "Declaration"]
 
 _MODULES = (
     "activation",
@@ -54,6 +57,8 @@ _MODULES = (
 FAMILIES: dict[str, tuple[Declaration, ...]] = {
     name: import_module(f"{__name__}.{name}").DECLARATIONS for name in _MODULES
 }
-REGISTRY: dict[OperationType, Declaration] = {
+HAL_DECLARATIONS: dict[OperationType, Declaration] = {
     declaration.code: declaration for declarations in FAMILIES.values() for declaration in declarations
 }
+REGISTRY.update(HAL_DECLARATIONS)
+install(EXTENSION)

@@ -28,8 +28,9 @@ from nnfmq.hal.extension_codes import (
     is_extension,
     with_name,
 )
+from nnfmq.hal.tflite_codes import NAME
 from nnfmq.hal.types import EXTENSION_TYPES, ExtensionNameAndPrefix, Model, OperandType, OperationType, Subgraph
-from nnfmq.operations import REGISTRY
+from nnfmq.operations.registry import REGISTRY
 from nnfmq.operations.signature import NUMPY_TYPES, Declaration, ParameterType
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "define_type",
     "install",
     "to_local_prefixes",
+    "uses_plugins",
 ]
 
 _OWN_PREFIX = 1  # prefix of an extension's codes in the module that declares it
@@ -201,6 +203,11 @@ def to_local_prefixes(model: Model) -> Model:
         referenced=tuple(_subgraph_to_local_prefixes(subgraph, local_prefixes) for subgraph in model.referenced),
         extensions=tuple(ExtensionNameAndPrefix(local.name, local.prefix) for local in local_prefixes.values()),
     )
+
+
+def uses_plugins(model: Model) -> bool:
+    """Return whether a model uses extensions other than the built-in one, whose code is part of this build."""
+    return any(entry.name != NAME for entry in model.extensions)
 
 
 def _subgraph_to_local_prefixes(subgraph: Subgraph, local_prefixes: dict[int, _LocalPrefix]) -> Subgraph:

@@ -81,7 +81,7 @@ class InterpreterDevice(DeviceBase):
         return NumberOfCacheFiles(1, 1)
 
     def save(self, model: Model, program: PreparedProgram) -> CacheContents | None:
-        """Return the model and its packed constants, or None for a model with extensions."""
+        """Return the model and its packed constants, or None for a model with extensions of plug-ins."""
         assert isinstance(program, interpreter.Program)
         return interpreter_cache_format.encode_program(model, program.prepacked)
 

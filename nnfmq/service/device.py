@@ -21,6 +21,7 @@ from nnfmq.engines.execution import PreparedProgram, TieredProgram
 from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, NumberOfCacheFiles, uniform_capabilities
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, MissedDeadlinePersistent
 from nnfmq.hal.feature_levels import FeatureLevel
+from nnfmq.hal.summaries import listed
 from nnfmq.hal.types import (
     DeviceStatus,
     DeviceType,
@@ -46,6 +47,7 @@ from nnfmq.validation.values import validate_extensions, validate_hints
 __all__ = ["FEATURE_LEVEL", "DeviceBase", "release"]
 
 FEATURE_LEVEL = FeatureLevel.AIDL_V4
+_NAMES_SHOWN, _INDEXES_SHOWN = 40, 4  # of operations that are not supported, in the message
 
 
 @cache
@@ -262,9 +264,7 @@ class DeviceBase:
     def _program(self, model: Model, prefer_fast: bool) -> PreparedProgram:
         supported = self._supported(model)
         if not all(supported):
-            index = supported.index(False)
-            name = model.main.operations[index].type.name
-            raise GeneralFailure(f"device {self.name!r} does not support operation {index} ({name}) as it is here")
+            raise GeneralFailure(f"device {self.name!r} does not support {_unsupported(model, supported)}")
         # Only now: a program in the cache may be that of a configuration which supported more operations.
         cached = self.load_cached(model)
         if cached is not None:
@@ -298,6 +298,19 @@ class DeviceBase:
             if not all(self._supported(model)):
                 raise GeneralFailure(f"device {self.name!r} no longer supports the model that it saved")
         return DriverPreparedModel(model, program, status_byte=self.status_byte)
+
+
+def _unsupported(model: Model, supported: Sequence[bool]) -> str:
+    """Return the operations of the main subgraph that are not supported, by name, with some of their indexes."""
+    indexes: dict[str, list[int]] = {}
+    for index, operation in enumerate(model.main.operations):
+        if not supported[index]:
+            indexes.setdefault(operation.type.name, []).append(index)
+    names = [
+        f"{listed(found[:_INDEXES_SHOWN], len(found))} ({name})" for name, found in list(indexes.items())[:_NAMES_SHOWN]
+    ]
+    plural = "s" if supported.count(False) > 1 else ""
+    return f"operation{plural} {listed(names, len(indexes))} as {'they are' if plural else 'it is'} here"
 
 
 def _require_before(deadline_ns: int | None) -> None:

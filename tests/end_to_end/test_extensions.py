@@ -34,6 +34,7 @@ from support.small_models import F32, I32, one_operation
 
 import nnfmq
 from nnfmq.hal.extension_codes import ExtensionCodes, extension_code
+from nnfmq.hal.tflite_codes import NAME as BUILTIN
 from nnfmq.hal.types import (
     DataLocation,
     ExecutionConfig,
@@ -110,7 +111,7 @@ def rejection(device: nnfmq.Device, model: Model) -> nnfmq.NnfmqError:
 
 
 def test_DEV_5_EXT_1_a_device_lists_its_extensions_with_their_types(device: nnfmq.Device) -> None:
-    faulty, fibonacci = device.info.extensions
+    faulty, fibonacci, _ = device.info.extensions
     types = [(kind.type, kind.is_tensor, kind.byte_size, kind.dtype) for kind in fibonacci.operand_types]
     assert (fibonacci.name, types) == (NAME, [(0, False, 8, "int64"), (1, True, 8, "int64")])
     assert (faulty.name, faulty.operand_types) == (FAULTY_NAME, ())
@@ -129,7 +130,8 @@ def test_EXT_2_a_driver_offers_an_extension_only_if_all_plug_ins_agree_on_its_ty
     for module, dtype in (("plugin_one", "int8"), ("plugin_two", second)):
         add_plugin(tmp_path, module, ONE_TYPE.format(dtype=dtype), {"com.example.one": f"{module}:EXTENSION"})
     with running_daemon(folder / "d.sock", environment=path_with(tmp_path)) as daemon, daemon.connect() as client:
-        assert [one.name for one in client.device("reference").info.extensions] == offered
+        found = [one.name for one in client.device("reference").info.extensions]
+        assert found == [*offered, BUILTIN]
 
 
 def test_EXT_8_the_device_supports_the_operation(device: nnfmq.Device) -> None:
@@ -147,7 +149,7 @@ def test_EXT_8_an_operation_with_another_code_is_unsupported(device: nnfmq.Devic
 def test_EXT_5_VAL_5_a_driver_without_the_plug_in_reports_the_operation_as_unsupported(daemon: Daemon) -> None:
     with daemon.connect() as client:
         device = client.device("reference")
-        assert device.info.extensions == ()
+        assert [one.name for one in device.info.extensions] == [BUILTIN]
         assert device.supported_operations(Fibonacci().model()) == [False]
         error = rejection(device, Fibonacci().model())
         assert isinstance(error, nnfmq.GeneralFailure)
@@ -436,10 +438,10 @@ def test_EXT_7_a_driver_offers_only_allowed_extensions(
     path = folder / "d.sock"
     command: list[str | Path] = ["-P", "-m", "nnfmq", "serve", "--socket", path, "--extensions", *words]
     with running_daemon(path, environment=path_with(site), arguments=command) as daemon, daemon.connect() as client:
-        assert [extension.name for extension in client.devices()[0].extensions] == offered
+        assert [extension.name for extension in client.devices()[0].extensions] == [*offered, BUILTIN]
 
 
-@pytest.mark.parametrize(("allowed", "offered"), [(None, 2), ("", 0), (f" {NAME} ,", 1)])
+@pytest.mark.parametrize(("allowed", "offered"), [(None, 3), ("", 1), (f" {NAME} ,", 2)])
 def test_EXT_7_the_environment_configures_an_embedded_driver(
     site: Path, monkeypatch: pytest.MonkeyPatch, allowed: str | None, offered: int
 ) -> None:

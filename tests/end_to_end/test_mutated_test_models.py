@@ -25,7 +25,7 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.hal.types import DataLocation, ExecutionConfig, Model, Request, RequestArgument, is_scalar, operand_bytes
 from nnfmq.memory import Memory
-from nnfmq.operations import REGISTRY
+from nnfmq.operations import HAL_DECLARATIONS
 
 EXAMPLES = 2000 if IS_DEEP else 60
 LOOP_NS = 5_000_000
@@ -84,7 +84,7 @@ def test_VAL_1_LIFE_8_TST_9_after_each_mutated_model_the_same_worker_executes_a_
     with daemon.connect() as client, client.device("reference").prepare(null_model()) as good:
         device, worker = client.device("reference"), client.worker_pid
 
-        @given(mutated_tests(list(REGISTRY)))
+        @given(mutated_tests(list(HAL_DECLARATIONS)))
         @settings(
             max_examples=EXAMPLES,
             deadline=None,

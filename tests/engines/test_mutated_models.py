@@ -28,7 +28,7 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
 )
 from nnfmq.hal.types import DataLocation, LifeTime, OperationType, is_scalar
-from nnfmq.operations import REGISTRY
+from nnfmq.operations import HAL_DECLARATIONS
 from nnfmq.validation import validate_model
 
 EXAMPLES = 500 if IS_DEEP else 20
@@ -71,7 +71,7 @@ def run_all_steps(test: MutatedTest) -> None:
     assert all(shape.is_sufficient for shape in shapes)
 
 
-@pytest.mark.parametrize("code", REGISTRY, ids=lambda code: code.name)
+@pytest.mark.parametrize("code", HAL_DECLARATIONS, ids=lambda code: code.name)
 def test_VAL_1_mutated_arguments_are_rejected_or_computed(code: OperationType, data_dir: Path) -> None:
     @given(mutated_tests([code]))
     @settings(

@@ -2,7 +2,7 @@
 
 LiteRT is an optional dependency; without it these tests are skipped. Codes must be equal, floats nearly. Here the
 translation is under test; what the operations compute in all their types is in tests/operations. A few operators are
-compared with LiteRT's ordinary kernels: it has no reference kernels of CEIL and ELU, that of
+compared with LiteRT's ordinary kernels: it has no reference kernels of CEIL, ELU and ROUND, that of
 LOCAL_RESPONSE_NORMALIZATION leaves out the last neighbour, and that of SUM is far off for codes.
 """
 

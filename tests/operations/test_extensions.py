@@ -40,6 +40,7 @@ from nnfmq.validation import validate_model
 from nnfmq.validation.values import validate_extensions
 
 NAME = "com.example.wide"
+OTHERS = [f"com.example.other{index}" for index in range(50)]  # more than a process of tests installs
 SCALAR, WIDE = define_type(3, "SCALAR"), define_type(7, "WIDE")
 
 
@@ -90,7 +91,7 @@ def _installed() -> Iterator[None]:
 def shift(by: bytes = b"\x10\0", byte: bytes = b"\x03") -> Model:
     """Return SHIFT of two elements, under numbers that are not this process's."""
     numbers = ExtensionCodes()
-    for name in ("com.example.a", "com.example.b", "com.example.c"):
+    for name in OTHERS:
         numbers.prefix(name)
     wide, scalar = numbers.operand_type(NAME, 7), numbers.operand_type(NAME, 3)
     code = numbers.operation_type(NAME, 2)
@@ -152,7 +153,7 @@ def test_MOD_15_names_stay_one_to_one() -> None:
     """Those that are not installed get prefixes that no installed one has."""
     model = to_local_prefixes(shift())
     assert validate_extensions(model.extensions) == 3
-    assert [entry.name for entry in model.extensions] == ["com.example.a", "com.example.b", "com.example.c", NAME]
+    assert [entry.name for entry in model.extensions] == [*OTHERS, NAME]
 
 
 def test_MOD_15_an_unknown_extension_is_never_taken_for_an_installed_one() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.plugins import NAME, add_fibonacci, add_plugin, tables_as_they_were
 
+from nnfmq.hal.tflite_codes import NAME as BUILTIN
 from nnfmq.operations.extensions import INSTALLED
 from nnfmq.service.device_registry import load_devices
 from nnfmq.service.extension_plugins import load_extensions
@@ -72,12 +73,13 @@ Loaded = Callable[[], tuple[list[str], list[str]]]
 
 @pytest.fixture
 def loaded(caplog: pytest.LogCaptureFixture) -> Loaded:
-    """Return a function that loads the installed plug-ins and returns the extensions and the log lines."""
+    """Return a function that loads the installed plug-ins and returns their extensions and the log lines."""
 
     def load() -> tuple[list[str], list[str]]:
         with caplog.at_level(logging.WARNING, "nnfmq.extensions"):
             load_extensions()
-        return [extension.name for extension in load_devices()["reference"].info.extensions], caplog.messages
+        names = [extension.name for extension in load_devices()["reference"].info.extensions]
+        return [name for name in names if name != BUILTIN], caplog.messages
 
     return load
 

@@ -8,7 +8,7 @@ import generate_operations_doc as tool
 import pytest
 from support.places import ROOT
 
-from nnfmq.operations import REGISTRY
+from nnfmq.operations import HAL_DECLARATIONS
 
 VIOLATED = sorted(
     set(
@@ -21,7 +21,7 @@ VIOLATED = sorted(
 EVERYWHERE = {*tool.EVERYWHERE, *(f"S{n}" for n in range(1, 6))}  # said once, at the page's head
 FAMILIES = tool.families()
 FAMILY_OF = {declaration.name: family for family, members in FAMILIES.items() for declaration in members}
-BY_NAME = {declaration.name: declaration for declaration in REGISTRY.values()}
+BY_NAME = {declaration.name: declaration for declaration in HAL_DECLARATIONS.values()}
 
 
 def test_the_pages_are_current() -> None:

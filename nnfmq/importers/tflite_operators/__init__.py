@@ -19,6 +19,7 @@ __all__ = ["CONVERTERS", "ConversionContext", "OpConverter", "convert_operator",
 _MODULES = (
     "data_movement_ops",
     "elementwise_ops",
+    "extension_elementwise_ops",
     "image_ops",
     "recurrent_ops",
     "reduction_ops",

@@ -16,6 +16,7 @@ import numpy as np
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tensor_info import TensorInfo, operand_info
+from nnfmq.hal.tflite_codes import ELEMENTS
 from nnfmq.hal.types import LifeTime, Operand, OperandType, element_bytes
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator, TfliteTensor
@@ -72,7 +73,9 @@ class ConversionContext:
 
     def infos(self, tensors: tuple[int, ...]) -> tuple[TensorInfo, ...]:
         """Describe inputs or outputs of the model, followed by the states."""
-        plain = [operand_info(self.builder[self._operands[index]], self.file.tensor(index).name) for index in tensors]
+        names = [self.file.tensor(index).name for index in tensors]
+        operands = [self.builder[self._operands[index]] for index in tensors]
+        plain = [operand_info(operand, name, ELEMENTS) for operand, name in zip(operands, names, strict=True)]
         states = [
             replace(operand_info(self.builder[state.before], f"{self.file.tensor(index).name}:state"), is_state=True)
             for index, state in self._states.items()

@@ -20,6 +20,7 @@ import numpy as np
 
 from nnfmq.engines import interpreter
 from nnfmq.hal.types import Model
+from nnfmq.operations.extensions import uses_plugins
 from nnfmq.operations.signature import Array
 from nnfmq.serialize.model_codec import decode_model, encode_model
 from nnfmq.service.caching.compilation_cache import CacheContents
@@ -80,11 +81,11 @@ class _DataFile:
 
 
 def encode_program(model: Model, packed: PackedConstants) -> CacheContents | None:
-    """Return the two files of a model and its packed constants, or None for a model with vendor extensions.
+    """Return the two files of a model and its packed constants, or None for a model with extensions of plug-ins.
 
     What a plug-in's operation packs may change with the plug-in, whose version the caches do not record.
     """
-    if model.extensions:
+    if uses_plugins(model):
         return None
     data, pools = encode_model(replace(model, operand_values=b""))
     file = _DataFile()

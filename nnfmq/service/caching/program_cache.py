@@ -29,6 +29,7 @@ from pathlib import Path
 from nnfmq.hal.errors import GeneralFailure, NnfmqError
 from nnfmq.hal.types import Model
 from nnfmq.memory import Memory
+from nnfmq.operations.extensions import uses_plugins
 from nnfmq.paths import cache_directory, check_directory, make_cache_directory
 from nnfmq.serialize.model_codec import encode_model
 from nnfmq.service.caching import shared_cache_client
@@ -80,10 +81,10 @@ def cache_disabled() -> Iterator[None]:
 def entry_for(device: DeviceIdentity, model: Model) -> CacheEntry | None:
     """Return the entry for a program that `device` compiles from `model`, whether or not the entry exists.
 
-    Returns None if the cache is disabled, and for a model with vendor extensions: what a plug-in generates may change
-    with the plug-in, whose version is not part of the digest.
+    Returns None if the cache is disabled, and for a model with extensions of plug-ins: what a plug-in generates may
+    change with the plug-in, whose version is not part of the digest.
     """
-    if not cache_limit_bytes() or model.extensions:
+    if not cache_limit_bytes() or uses_plugins(model):
         return None
     data, pools = encode_model(replace(model, operand_values=b""))
     token = _digest(data, model.operand_values, *(pool.view for pool in pools))

@@ -102,7 +102,7 @@ def unary() -> list[Case]:
     floats = ("ABS", "EXP", "FLOOR", "NEG", "SIN", "SQUARE", "LOG_SOFTMAX")
     cases = [Case(name, [x(3, 5)], [x(3, 5)]) for name in floats]
     cases += [Case(name, [x(3, 5)], [x(3, 5)], low=0.1, high=3.0) for name in ("LOG", "RSQRT", "SQRT")]
-    cases += [Case(name, [x(3, 5)], [x(3, 5)], optimized=True) for name in ("CEIL", "ELU")]
+    cases += [Case(name, [x(3, 5)], [x(3, 5)], optimized=True) for name in ("CEIL", "ELU", "ROUND")]
     cases += [
         Case(name, [codes(3, 64)], [codes(3, 64, scale=out, zero_point=zero)])
         for name, out, zero in (("LOGISTIC", 1 / 256, -128), ("TANH", 1 / 128, 0), ("HARD_SWISH", 0.04, -5))
@@ -131,6 +131,16 @@ def unary() -> list[Case]:
         )
         for name, zero, out in (("ABS", 3, 0.05), ("EXP", 100, 2.0))
     ]
+    cases += [Case(name, [x(3, 5)], [x(3, 5)]) for name in ("COS", "SIGN")]
+    cases += [
+        Case("GELU", [x(3, 65)], [x(3, 65)], "GeluOptions", {"Approximate": flag}, -7, 7, note=str(flag))
+        for flag in (0, 1)
+    ]
+    cases += [
+        Case("GELU", [codes(4, 64, kind=kind)], [codes(4, 64, kind=kind, scale=0.031, zero_point=9)], "GeluOptions",
+            {"Approximate": flag}, note=f"{kind}{flag}")
+        for kind in ("INT8", "UINT8") for flag in (0, 1)
+    ]  # fmt: skip
     for kind in ("INT8", "UINT8"):
         for slope in (0.3, -0.2, 1.7, 0.0):
             given, out = codes(4, 64, kind=kind), codes(4, 64, kind=kind, scale=0.09, zero_point=40)

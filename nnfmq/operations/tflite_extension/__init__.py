@@ -1,0 +1,28 @@
+"""The built-in extension `nnfmq.tflite`: operations that TFLite and ONNX models need and the HAL does not have.
+
+They are declared as those of a vendor's plug-in (`operations.extensions`), and devices report them in the same way. A
+module holds one family and lists its operations in `DECLARATIONS`; their numbers are in `hal.tflite_codes`. Where the
+HAL has an operation or an operand type, importers use that instead.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from nnfmq.hal.tflite_codes import DTYPES, NAME
+from nnfmq.operations.extensions import ExtensionType, VendorExtension
+from nnfmq.operations.signature import Declaration
+
+__all__ = ["EXTENSION", "EXTENSION_FAMILIES"]
+
+_MODULES = ("unary_functions",)
+
+EXTENSION_FAMILIES: dict[str, tuple[Declaration, ...]] = {
+    name: import_module(f"{__name__}.{name}").DECLARATIONS for name in _MODULES
+}
+
+EXTENSION = VendorExtension(
+    NAME,
+    types=tuple(ExtensionType(operand_type, dtype) for operand_type, dtype in DTYPES.items()),
+    declarations=tuple(declaration for family in EXTENSION_FAMILIES.values() for declaration in family),
+)

@@ -1,0 +1,36 @@
+"""What declarations of the extension `nnfmq.tflite` share: codes, and sets of operand types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nnfmq.hal.tflite_codes import TfliteOperation
+from nnfmq.hal.types import OperandType, OperationType
+from nnfmq.operations.extensions import define_operation
+from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.signature import B8, F16, F32, I32, Q8, Q8S, Q16S, V1_2, Plan, Variant
+
+__all__ = ["ANY_TENSOR", "any_tensor_variants", "float_variants", "own_code", "variants_of"]
+
+ANY_TENSOR = (F32, F16, I32, Q8, Q8S, Q16S, B8)
+"""The operand types of operations that only move elements."""
+
+
+def own_code(operation: TfliteOperation) -> OperationType:
+    """Return the code of an operation for its declaration."""
+    return define_operation(operation, operation.name)
+
+
+def variants_of(types: Iterable[OperandType], plan: Plan) -> tuple[Variant, ...]:
+    """Return a variant with the same plan for each type as T."""
+    return tuple(Variant({"T": operand_type}, V1_2, plan) for operand_type in types)
+
+
+def any_tensor_variants(plan: Plan) -> tuple[Variant, ...]:
+    """Return the variants of an operation that only moves elements."""
+    return variants_of(ANY_TENSOR, plan)
+
+
+def float_variants(plan: Plan) -> tuple[Variant, ...]:
+    """Return the variants for float32, and for float16 computed in float32."""
+    return Variant({"T": F32}, V1_2, plan), Variant({"T": F16}, V1_2, fp16_via_fp32(plan))

@@ -1,0 +1,123 @@
+"""GELU, COS, ROUND and SIGN: functions of one value.
+
+GELU of quantized values is a table. TFLite fills it in float32, with the reciprocal of the output's scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+from nnfmq.hal.tflite_codes import TfliteOperation
+from nnfmq.operations.kernel_adapters import stateless, via_lut8
+from nnfmq.operations.quantization import dtype_range
+from nnfmq.operations.shapes import same_shape
+from nnfmq.operations.signature import (
+    BOOL,
+    F32,
+    I32,
+    Q8,
+    Q8S,
+    V1_2,
+    Array,
+    Declaration,
+    Tensor,
+    attribute,
+    data,
+    overload,
+)
+from nnfmq.operations.tflite_extension.declaring import float_variants, own_code, variants_of
+
+_TABLE_STEPS = 64  # of the error function's table for each unit: cubic interpolation is then exact to 2e-10
+_TABLE_END = 6  # the error function is 1 from here on, as a float32
+
+
+def gelu(x: Array, approximate: bool) -> Array:
+    """Return x · Φ(x), Φ being the normal distribution; with the approximation of Φ by tanh if `approximate`."""
+    if approximate:
+        inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+        result: Array = np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
+        return result
+    exact: Array = (0.5 * x * (1 + error_function(x.astype(np.float64) * math.sqrt(0.5)))).astype(x.dtype)
+    return exact
+
+
+def error_function(x: Array) -> Array:
+    """Return erf of float64 values, to 2e-10: a cubic between the entries of a table, from values and slopes."""
+    values, slopes = _erf_table()
+    position = np.clip(np.nan_to_num(np.abs(x)) * _TABLE_STEPS, 0, len(values) - 2)
+    index = position.astype(np.intp)
+    t = np.minimum(position - index, 1)
+    low, high = values[index], values[index + 1]
+    rise, start, end = high - low, slopes[index], slopes[index + 1]
+    cubic = low + t * (start + t * (3 * rise - 2 * start - end + t * (start + end - 2 * rise)))
+    return np.where(np.isnan(x), x, np.copysign(cubic, x))
+
+
+@cache
+def _erf_table() -> tuple[Array, Array]:
+    """Return the values of erf at the steps, and its slopes there for each step."""
+    points = [index / _TABLE_STEPS for index in range(_TABLE_STEPS * _TABLE_END + 2)]
+    values = np.array([math.erf(point) for point in points])
+    return values, np.array([2 / math.sqrt(math.pi) * math.exp(-point * point) / _TABLE_STEPS for point in points])
+
+
+def _gelu_table(quantized: Array, input: Tensor, output: Tensor, approximate: bool) -> Array:
+    function = _gelu_approximation if approximate else _gelu_of_one
+    real = np.float32(input.scale) * (quantized.astype(np.int32) - input.zero_point).astype(np.float32)
+    results = np.array([function(value) for value in real], np.float32) * (np.float32(1) / np.float32(output.scale))
+    rounded = np.copysign(np.floor(np.abs(results) + np.float32(0.5)), results)
+    low, high = dtype_range(output)
+    table: Array = np.clip(rounded + np.float32(output.zero_point), low, high).astype(output.dtype)
+    return table
+
+
+def _gelu_of_one(x: np.float32) -> np.float32:
+    return np.float32(0.5) * x * np.float32(math.erfc(x * np.float32(-math.sqrt(0.5))))
+
+
+def _gelu_approximation(x: np.float32) -> np.float32:
+    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return np.float32(0.5) * x * (np.float32(1) + np.float32(math.tanh(inner)))
+
+
+def sign(x: Array) -> Array:
+    """Return -1, 0 or 1; NaN gives 0."""
+    result: Array = (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
+    return result
+
+
+def _function_of_floats(operation: TfliteOperation, function: Callable[..., Array]) -> Declaration:
+    return Declaration(
+        own_code(operation),
+        since=V1_2,
+        overloads=(overload(data("input"), level=V1_2),),
+        variants=float_variants(stateless(function)),
+        shape=same_shape,
+        zero_sized=True,
+    )
+
+
+DECLARATIONS = (
+    Declaration(
+        own_code(TfliteOperation.GELU),
+        since=V1_2,
+        overloads=(overload(data("input"), attribute("approximate", BOOL), level=V1_2),),
+        variants=(*float_variants(stateless(gelu)), *variants_of((Q8, Q8S), via_lut8(_gelu_table))),
+        shape=same_shape,
+        zero_sized=True,
+    ),
+    _function_of_floats(TfliteOperation.COS, np.cos),
+    _function_of_floats(TfliteOperation.ROUND, np.rint),
+    Declaration(
+        own_code(TfliteOperation.SIGN),
+        since=V1_2,
+        overloads=(overload(data("input"), level=V1_2),),
+        variants=variants_of((F32, I32), stateless(sign)),
+        shape=same_shape,
+        zero_sized=True,
+    ),
+)
