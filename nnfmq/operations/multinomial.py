@@ -11,7 +11,7 @@ unless there is no other.
 
 from __future__ import annotations
 
-import secrets
+import os
 from functools import partial
 
 import numpy as np
@@ -82,8 +82,13 @@ def plan_multinomial(input: Tensor, *, output: Tensor, samples: int, seeds: Arra
     """Plan the samples; seeds 0 and 0 are replaced at each execution."""
     pair = int(seeds[0]), int(seeds[1])
     if pair == (0, 0):
-        return lambda logits: multinomial(logits, samples, (secrets.randbits(64), secrets.randbits(64)))
+        return lambda logits: multinomial(logits, samples, _random_seeds())
     return partial(multinomial, samples=samples, seeds=pair)
+
+
+def _random_seeds() -> tuple[int, int]:
+    first, second = np.frombuffer(os.urandom(16), np.uint64).tolist()
+    return first, second
 
 
 def multinomial(logits: Array, samples: int, seeds: tuple[int, int]) -> Array:

@@ -10,8 +10,7 @@ import logging
 import traceback
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nnfmq.engines import interpreter
@@ -26,11 +25,12 @@ from nnfmq.service.caching.compilation_cache import CacheContents, DeviceIdentit
 from nnfmq.service.caching.interpreter_cache_format import PackedConstants
 from nnfmq.service.device import DeviceBase
 from nnfmq.service.device_configuration import DeviceEntry
+from nnfmq.service.installation import installation
 
 if TYPE_CHECKING:
     from nnfmq.engines.compiled.thread_pool import ThreadPool
 
-__all__ = ["CompiledDevice", "InterpreterDevice", "llvmlite_version"]
+__all__ = ["CompiledDevice", "InterpreterDevice"]
 
 _log = logging.getLogger("nnfmq.devices")
 
@@ -99,12 +99,12 @@ class CompiledDevice(InterpreterDevice):
     @property
     def unavailable_reason(self) -> str:
         """How to install llvmlite, if it is missing."""
-        return "" if llvmlite_version() else "llvmlite is not installed: pip install 'nnfmq[compiled]'"
+        return "" if installation().llvmlite else "llvmlite is not installed: pip install 'nnfmq[compiled]'"
 
     @property
     def version_string(self) -> str:
         """Nnfmq's release and the version of llvmlite, which generates the code."""
-        return f"{super().version_string} llvmlite-{llvmlite_version() or 'none'}"
+        return f"{super().version_string} llvmlite-{installation().llvmlite or 'none'}"
 
     @property
     def identity(self) -> DeviceIdentity:
@@ -171,13 +171,4 @@ def _link(entry: program_cache.CacheEntry, model: Model, packed: PackedConstants
     except Exception:  # noqa: BLE001  the linker's errors too: the model is compiled again
         _log.error("an entry of the cache is removed: it cannot be linked\n%s", traceback.format_exc())
         entry.remove()
-        return None
-
-
-@cache
-def llvmlite_version() -> str | None:
-    """Return the version of the installed llvmlite, or None."""
-    try:
-        return version("llvmlite")
-    except PackageNotFoundError:
         return None

@@ -13,8 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
 
 from nnfmq.engines.control_flow import reachable_subgraphs
 from nnfmq.engines.execution import PreparedProgram, TieredProgram
@@ -40,23 +39,15 @@ from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles, D
 from nnfmq.service.device_status import WORD_BYTES
 from nnfmq.service.driver_prepared_model import DriverPreparedModel
 from nnfmq.service.error_translation import errors_to_status
+from nnfmq.service.installation import installation
 from nnfmq.validation import validate_model
 from nnfmq.validation.interface_conversion import require_level, require_prefixes
 from nnfmq.validation.values import validate_extensions, validate_hints
 
-__all__ = ["FEATURE_LEVEL", "DeviceBase", "release"]
+__all__ = ["FEATURE_LEVEL", "DeviceBase"]
 
 FEATURE_LEVEL = FeatureLevel.AIDL_V4
 _NAMES_SHOWN, _INDEXES_SHOWN = 40, 4  # of operations that are not supported, in the message
-
-
-@cache
-def release() -> str:
-    """Return the version of the installed nnfmq; "source" if it runs from a source tree that is not installed."""
-    try:
-        return version("nnfmq")
-    except PackageNotFoundError:
-        return "source"
 
 
 class DeviceBase:
@@ -88,7 +79,7 @@ class DeviceBase:
     @property
     def version_string(self) -> str:
         """A string that differs between any two releases of the device (DEV-4). The default is nnfmq's release."""
-        return f"nnfmq-{release()}"
+        return f"nnfmq-{installation().release}"
 
     @property
     def capabilities(self) -> Capabilities:

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import DeviceStatus
@@ -19,6 +19,9 @@ from nnfmq.service.device import DeviceBase
 from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration
 from nnfmq.service.device_status import WORD_BYTES, end_changes, keep_status, set_temporary_status
 from nnfmq.service.plugin_devices import load_plugin_devices
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["DeviceRegistry", "load_devices", "make_devices"]
 

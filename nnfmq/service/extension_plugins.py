@@ -15,17 +15,20 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.operations.extensions import VendorExtension, install
 from nnfmq.operations.signature import Declaration, Plan
 from nnfmq.service.error_translation import wrap_plugin_call
+from nnfmq.service.installation import OPERATIONS_GROUP, entry_points_of
 from nnfmq.validation.values import validate_extension
 
-__all__ = ["ALLOWED_VARIABLE", "GROUP", "allowed_extensions", "load_extensions"]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
-GROUP = "nnfmq.operations"
+__all__ = ["ALLOWED_VARIABLE", "allowed_extensions", "load_extensions"]
+
 ALLOWED_VARIABLE = "NNFMQ_EXTENSIONS"
 _log = logging.getLogger("nnfmq.extensions")
 
@@ -39,7 +42,11 @@ def load_extensions(plugins: Iterable[EntryPoint] | None = None) -> None:
     if allowed is not None and not allowed:
         return
     found: dict[str, list[EntryPoint]] = {}
-    plugins = entry_points(group=GROUP) if plugins is None else [entry for entry in plugins if entry.group == GROUP]
+    plugins = (
+        entry_points_of(OPERATIONS_GROUP)
+        if plugins is None
+        else [entry for entry in plugins if entry.group == OPERATIONS_GROUP]
+    )
     for entry in plugins:
         if allowed is None or entry.name in allowed:
             found.setdefault(entry.name, []).append(entry)

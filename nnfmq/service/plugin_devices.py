@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundProgram, PreparedProgram, RunOptions
 from nnfmq.hal.capabilities import Capabilities, NumberOfCacheFiles
@@ -22,11 +21,14 @@ from nnfmq.service.caching.compilation_cache import CacheContents
 from nnfmq.service.device import FEATURE_LEVEL, DeviceBase
 from nnfmq.service.device_configuration import require_device_name
 from nnfmq.service.error_translation import wrap_plugin_call
+from nnfmq.service.installation import DEVICES_GROUP, entry_points_of
 from nnfmq.validation.values import validate_cache_counts, validate_capabilities, validate_extension
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["PlugInDevice", "load_plugin_devices"]
 
-GROUP = "nnfmq.devices"
 _log = logging.getLogger("nnfmq.devices")
 
 
@@ -145,7 +147,11 @@ def load_plugin_devices(plugins: Iterable[EntryPoint] | None = None) -> list[Dev
     cannot be loaded is skipped with a log line.
     """
     devices = []
-    found = entry_points(group=GROUP) if plugins is None else [entry for entry in plugins if entry.group == GROUP]
+    found = (
+        entry_points_of(DEVICES_GROUP)
+        if plugins is None
+        else [entry for entry in plugins if entry.group == DEVICES_GROUP]
+    )
     for entry in sorted(found, key=lambda entry: entry.name):
         try:
             devices.append(_create(entry.load()))

@@ -213,13 +213,13 @@ def _prepare_workers(
 ) -> WorkerProcesses:
     """Import what workers need, without threads, and prepare to share it with them. `stack` releases the rest."""
     from nnfmq.engines.idle_trim import trim_memory
-    from nnfmq.service import worker
+    from nnfmq.service import installation, worker
     from nnfmq.service.memory_quota import total_limit_bytes
     from nnfmq.service.memory_shares import MemoryShares
     from nnfmq.service.worker_processes import WorkerProcesses
 
     worker.preload()
-    setup = worker.WorkerSetup(entries, worker.installed_plugins(), options)
+    setup = worker.WorkerSetup(entries, installation.installed_plugins(), options)
     shares = stack.enter_context(MemoryShares(total_limit_bytes(), CLIENTS_MAX))
     workers = WorkerProcesses(loop, status, shares, setup)
     with contextlib.suppress(OSError, ValueError):  # each client takes several fds

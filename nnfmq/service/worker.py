@@ -12,23 +12,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from nnfmq.channel import Channel
 from nnfmq.memory import Memory
-from nnfmq.service import compile_jobs, extension_plugins, plugin_devices
-from nnfmq.service.builtin_devices import llvmlite_version
+from nnfmq.service import compile_jobs, extension_plugins, installation
 from nnfmq.service.caching import shared_cache_client
-from nnfmq.service.caching.compilation_cache import build_identity
-from nnfmq.service.device import release
 from nnfmq.service.device_configuration import DeviceEntry
 from nnfmq.service.device_registry import make_devices
 from nnfmq.service.driver_options import DriverOptions
 from nnfmq.service.memory_shares import MemoryShare
 from nnfmq.service.session import run_session
 
-__all__ = ["WorkerFds", "WorkerSetup", "installed_plugins", "main", "preload"]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["WorkerFds", "WorkerSetup", "main", "preload"]
 
 
 class WorkerFds(NamedTuple):
@@ -71,14 +70,7 @@ def preload() -> None:
         from nnfmq.engines.compiled.kernel_serialization import kernel_types
 
         kernel_types()
-    build_identity()
-    release()
-    llvmlite_version()
-
-
-def installed_plugins() -> list[EntryPoint]:
-    """Return the entry points of installed plug-ins. Imports none of them."""
-    return [entry for group in (plugin_devices.GROUP, extension_plugins.GROUP) for entry in entry_points(group=group)]
+    installation.read_in_child()
 
 
 def main(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup) -> NoReturn:

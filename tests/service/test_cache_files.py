@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure
+from nnfmq.service import installation
 from nnfmq.service.caching import compilation_cache
 from nnfmq.service.caching.cache_key import find_key
 from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles, DeviceIdentity, read_files, save_files
@@ -63,7 +64,7 @@ def test_the_file_format_is_as_documented() -> None:
         for kind, index, size in [(1, 0, 5), (2, 0, 2), (2, 1, 2)]
     ]
     mac = hmac.new(find_key(), digestmod="sha256")
-    for field in (b"reference", b"nnfmq-1", compilation_cache.build_identity(), TOKEN):
+    for field in (b"reference", b"nnfmq-1", installation.build_identity(), TOKEN):
         mac.update(struct.pack("<Q", len(field)) + field)
     for header, content in zip(headers, (b"model", b"da", b"ta"), strict=True):
         mac.update(header + bytes(32) + content)

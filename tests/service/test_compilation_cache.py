@@ -31,7 +31,7 @@ from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import DeviceStatus, ExtensionNameAndPrefix, Model, Operation, OperationType, Subgraph
 from nnfmq.operations import packed_matmul
 from nnfmq.serialize import messages
-from nnfmq.service import device
+from nnfmq.service import device, installation
 from nnfmq.service.builtin_devices import InterpreterDevice
 from nnfmq.service.caching import compilation_cache, interpreter_cache_format
 from nnfmq.service.caching.compilation_cache import CacheContents
@@ -407,10 +407,10 @@ def test_N_CCX_1_CACHE_12_a_cache_of_another_driver_is_rejected(
 
 
 def test_CACHE_12_the_processor_s_features_are_part_of_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = compilation_cache.build_identity.__wrapped__()
-    assert here == compilation_cache.build_identity()
-    monkeypatch.setattr(compilation_cache, "_cpu_features", lambda: {"none"})
-    assert compilation_cache.build_identity.__wrapped__() != here
+    here = installation.read().build_identity
+    assert bytes.fromhex(here) == installation.build_identity()
+    monkeypatch.setattr(installation, "_cpu_features", lambda: {"none"})
+    assert installation.read().build_identity != here
 
 
 def test_N_CCX_1_a_cache_of_another_user_s_key_is_rejected(

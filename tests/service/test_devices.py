@@ -270,7 +270,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, configured: Any) -> Iterator[Any]:
         entries = [
             SimpleNamespace(name=name, value=name, load=lambda kind=kind: kind()) for name, kind in plug_ins.items()
         ]
-        monkeypatch.setattr(plugin_devices, "entry_points", lambda *, group: entries)
+        monkeypatch.setattr(plugin_devices, "entry_points_of", lambda _group: entries)
         return make_devices(read_configuration()[:1])
 
     return loaded

@@ -8,7 +8,6 @@ when it has finished one.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -59,6 +58,8 @@ Compile: TypeAlias = Callable[[Sequence[Kernel], Target], list[bytes]]
 
 def symbol_name(kernel: Kernel) -> str:
     """Return the name of a kernel's function, from its class and a hash of its repr."""
+    import hashlib  # it loads OpenSSL, which a supervisor does without
+
     text = repr(kernel)
     return f"{type(kernel).__name__}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 

@@ -24,17 +24,13 @@ client's memory quota. Saving never fails a preparation: an error is logged, and
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import hmac
 import logging
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -42,6 +38,7 @@ import numpy as np
 from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.service.caching.cache_key import find_key, find_or_create_key
+from nnfmq.service.installation import build_identity, framed
 from nnfmq.validation.values import validate_cache_token
 
 __all__ = [
@@ -49,7 +46,6 @@ __all__ = [
     "CacheContents",
     "CacheFiles",
     "DeviceIdentity",
-    "build_identity",
     "read_file",
     "read_files",
     "read_memory",
@@ -67,15 +63,6 @@ _MODEL_FILE, _DATA_FILE = 1, 2
 _DIGEST_BYTES = 32
 _ALIGNMENT = 64  # bytes; a cache line
 _NO_DIGEST = bytes(_DIGEST_BYTES)
-_BUILD_PARTS = (
-    "hal",
-    "operations",
-    "validation",
-    "engines",
-    "serialize/model_codec.py",
-    "service/caching/interpreter_cache_format.py",
-)
-_PACKAGE = Path(__file__).resolve().parents[2]
 _log = logging.getLogger("nnfmq.caching")
 
 
@@ -135,46 +122,13 @@ class DeviceIdentity:
 # ------------------------------------------------------------------------------------------------ digests
 
 
-@cache
-def build_identity() -> bytes:
-    """Return a digest of the engines' source code, the NumPy version and the CPU's features. Blocks when first called.
-
-    The source code is hashed, not only the release number, because a cache must not outlive an edit of the source.
-    """
-    digest = hashlib.sha256()
-    for text in (np.__version__, os.uname().machine, *sorted(_cpu_features())):
-        digest.update(_framed(text.encode()))
-    for path in _sources():
-        digest.update(_framed(path.read_bytes()))
-    return digest.digest()
-
-
-def _sources() -> Iterator[Path]:
-    for part in _BUILD_PARTS:
-        path = _PACKAGE / part
-        yield from [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in (".py", ".ll"))
-
-
-def _cpu_features() -> set[str]:
-    """Return the features of the first CPU in /proc/cpuinfo ("flags" on x86, "Features" on Arm)."""
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        for line in lines:
-            name, _, value = line.partition(":")
-            if name.strip() in ("flags", "Features"):
-                return set(value.split())
-    return set()
-
-
-def _framed(field: bytes) -> bytes:
-    """Prefix a field with its length, so that different sequences of fields never hash the same bytes."""
-    return struct.pack("<Q", len(field)) + field
-
-
 def _digest(key: bytes, device: DeviceIdentity, token: bytes, files: Sequence[tuple[bytes, BytesLike]]) -> bytes:
     """Return the digest of a compilation. Each of `files` is a header without digest, and the data after it."""
-    mac = hmac.new(key, digestmod=hashlib.sha256)
+    from hmac import new  # it loads OpenSSL, which a supervisor does without
+
+    mac = new(key, digestmod="sha256")
     for field in (device.name.encode(), device.version.encode(), build_identity(), token):
-        mac.update(_framed(field))
+        mac.update(framed(field))
     for header, data in files:  # the header contains the length of the data
         mac.update(header)
         mac.update(data)
@@ -312,7 +266,9 @@ def read_memory(file: memoryview, device: DeviceIdentity, token: bytes) -> Cache
 
 def _verify(files: Sequence[_File], device: DeviceIdentity, token: bytes) -> None:
     expected = _digest(find_key(), device, token, [(file.header, file.data) for file in files])
-    if not all(hmac.compare_digest(expected, file.digest) for file in files):
+    from hmac import compare_digest
+
+    if not all(compare_digest(expected, file.digest) for file in files):
         raise GeneralFailure("the cache is not what this driver saved for this device and token")
 
 

@@ -16,7 +16,6 @@ exact bytes of the file, so both are verified in the same way, and the program's
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import logging
 import os
 import stat
@@ -37,13 +36,13 @@ from nnfmq.service.caching.compilation_cache import (
     BytesLike,
     CacheContents,
     DeviceIdentity,
-    build_identity,
     read_file,
     read_memory,
     seal,
     write_file,
 )
 from nnfmq.service.caching.interpreter_cache_format import PackedConstants, decode_constants, encode_constants
+from nnfmq.service.installation import build_identity
 
 __all__ = ["CACHE_VARIABLE", "CacheEntry", "cache_disabled", "cache_limit_bytes", "entry_for", "entry_sizes"]
 
@@ -93,6 +92,8 @@ def entry_for(device: DeviceIdentity, model: Model) -> CacheEntry | None:
 
 
 def _digest(*fields: bytes | memoryview) -> bytes:
+    import hashlib  # it loads OpenSSL, which a supervisor does without
+
     digest = hashlib.sha256()
     for field in fields:
         digest.update(len(field).to_bytes(8, "little"))  # framed: ("ab", "c") and ("a", "bc") must differ

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import resources
 from string import Template
 
 from nnfmq.engines.compiled.ir_builder import KernelBuilder
@@ -40,6 +39,8 @@ class LaunchLoops:
     def module_ir(self) -> str:
         """Return the functions as LLVM IR."""
         pause, parameter, argument, futex = _MACHINES[self.machine]
+        from importlib import resources
+
         text = resources.files("nnfmq.engines.compiled").joinpath("thread_pool.ll").read_text("utf-8")
         return Template(text).substitute(
             PAUSE_DECLARATION=f"{pause}({parameter})",
