@@ -8,10 +8,10 @@ from importlib import import_module
 
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 from nnfmq.importers.examples import example_path
-from nnfmq.importers.file_format import importer_of, read_source
+from nnfmq.importers.file_format import ModelSource, importer_of, read_source
 from nnfmq.importers.loaded_model import LoadedModel, ModelMetadata, TensorMetadata
 
-__all__ = ["LoadedModel", "ModelMetadata", "TensorMetadata", "example_path", "load"]
+__all__ = ["LoadedModel", "ModelMetadata", "TensorMetadata", "example_path", "load", "load_source"]
 
 
 def load(
@@ -30,7 +30,11 @@ def load(
         InvalidArgument: If the file is no model, or is corrupt; the message says what the file is.
         OSError: If the file cannot be read.
     """
-    file = read_source(source, shapes)
+    return load_source(read_source(source, shapes))
+
+
+def load_source(file: ModelSource) -> LoadedModel:
+    """Return the model of a file that has been read. Raises as `load`."""
     try:
         loaded: LoadedModel = import_module(importer_of(file.data)).import_model(file)
     except InvalidArgument as error:

@@ -1,0 +1,1 @@
+"""The modules of ONNX Runtime from which programs import exceptions and classes."""

@@ -1,0 +1,81 @@
+"""The exceptions of ONNX Runtime, by name, base class, status code and text; and nnfmq's errors translated to them.
+
+If the application has imported ONNX Runtime itself, perhaps because a part of it was not changed, an exception is an
+instance of ONNX Runtime's class, too. nnfmq does not import ONNX Runtime for this: nobody can name its classes before.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import Any
+
+from nnfmq.hal.errors import (
+    DeadObject,
+    DeviceUnavailable,
+    InvalidArgument,
+    NnfmqError,
+    TransportError,
+    UnsupportedModel,
+)
+
+__all__ = ["EXCEPTIONS", "bare_message", "ort_error", "translated"]
+
+_CODES = {
+    "Fail": (1, "FAIL"),
+    "InvalidArgument": (2, "INVALID_ARGUMENT"),
+    "NoSuchFile": (3, "NO_SUCHFILE"),
+    "NoModel": (4, "NO_MODEL"),
+    "EngineError": (5, "ENGINE_ERROR"),
+    "RuntimeException": (6, "RUNTIME_EXCEPTION"),
+    "InvalidProtobuf": (7, "INVALID_PROTOBUF"),
+    "ModelLoaded": (8, "MODEL_LOADED"),
+    "NotImplemented": (9, "NOT_IMPLEMENTED"),
+    "InvalidGraph": (10, "INVALID_GRAPH"),
+    "EPFail": (11, "EP_FAIL"),
+    "ModelLoadCanceled": (12, "MODEL_LOAD_CANCELED"),
+    "ModelRequiresCompilation": (13, "MODEL_REQUIRES_COMPILATION"),
+    "NotFound": (14, "NOT_FOUND"),
+    "DeviceReset": (15, "DEVICE_RESET"),
+}
+"""Each exception's status code and its name (onnxruntime/core/common/status.h)."""
+_PEER = "onnxruntime.capi.onnxruntime_pybind11_state"
+
+EXCEPTIONS: dict[str, type[Exception]] = {
+    name: type(name, (Exception,), {"__module__": "nnfmq.compat.onnxruntime.capi.onnxruntime_pybind11_state"})
+    for name in _CODES
+}
+"""The exception classes. As ONNX Runtime's, they are derived from Exception alone."""
+
+
+def ort_error(name: str, message: str) -> Exception:
+    """Return the exception `name` with ONNX Runtime's form of its text."""
+    code, status = _CODES[name]
+    peer = getattr(sys.modules.get(_PEER), name, None)
+    return _exception(name, peer)(f"[ONNXRuntimeError] : {code} : {status} : {message}")
+
+
+@cache
+def _exception(name: str, peer: Any) -> type[Exception]:
+    """Return the exception class that is also `peer`, ONNX Runtime's own class, if that is not None."""
+    ours = EXCEPTIONS[name]
+    if peer is None:
+        return ours
+    return type(name, (ours, peer), {"__module__": ours.__module__})
+
+
+def translated(error: NnfmqError) -> Exception:
+    """Return the exception that stands for an error of nnfmq: it says the same."""
+    if isinstance(error, UnsupportedModel):
+        return ort_error("NotImplemented", str(error))
+    if isinstance(error, InvalidArgument):
+        return ort_error("InvalidArgument", str(error))
+    if isinstance(error, (DeadObject, DeviceUnavailable, TransportError)):
+        return ort_error("EPFail", str(error))
+    return ort_error("RuntimeException", str(error))
+
+
+def bare_message(error: Exception) -> str:
+    """Return the text of an exception without ONNX Runtime's status before it."""
+    text = str(error)
+    return text.split(" : ", 3)[-1] if text.startswith("[ONNXRuntimeError] : ") else text

@@ -1,0 +1,199 @@
+"""ONNX Runtime's names of tensor types, and its enumerations."""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "ELEMENT_NUMBERS",
+    "ArenaExtendStrategy",
+    "ExecutionMode",
+    "ExecutionOrder",
+    "GraphOptimizationLevel",
+    "ModelPackageWriteMode",
+    "OrtAllocatorType",
+    "OrtCompileApiFlags",
+    "OrtDeviceMemoryType",
+    "OrtDeviceVendorId",
+    "OrtExecutionProviderDevicePolicy",
+    "OrtHardwareDeviceType",
+    "OrtMemType",
+    "OrtMemoryInfoDeviceType",
+    "OrtSparseFormat",
+    "dtype_of_type",
+    "element_dtype",
+    "tensor_type",
+]
+
+ELEMENT_NUMBERS = {
+    "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9, "float16": 10,
+    "float64": 11, "uint32": 12, "uint64": 13, "complex64": 14, "complex128": 15,
+}  # fmt: skip
+"""TensorProto's number of each NumPy type."""
+_DTYPES = {number: np.dtype(name) for name, number in ELEMENT_NUMBERS.items()}
+_NAMES = {"float32": "float", "float64": "double"}
+_DTYPES_OF_TYPES = {f"tensor({_NAMES.get(name, name)})": np.dtype(name) for name in ELEMENT_NUMBERS}
+
+
+def tensor_type(dtype: np.dtype[Any]) -> str:
+    """Return the name of the type of a tensor with these elements, such as "tensor(float)"."""
+    if dtype.kind in "USO":
+        return "tensor(string)"
+    return f"tensor({_NAMES.get(dtype.name, dtype.name)})"
+
+
+def dtype_of_type(name: str) -> np.dtype[Any] | None:
+    """Return NumPy's element type of a type such as "tensor(float)"; None if NumPy has none."""
+    return _DTYPES_OF_TYPES.get(name)
+
+
+def element_dtype(element_type: npt.DTypeLike | int) -> np.dtype[Any]:
+    """Return NumPy's type of an element type that is given as NumPy or as ONNX names it.
+
+    Raises:
+        NotImplementedError: If NumPy has no such type.
+    """
+    if isinstance(element_type, int):
+        if element_type not in _DTYPES:
+            raise NotImplementedError(f"NumPy has no type for ONNX's element type {element_type}")
+        return _DTYPES[element_type]
+    return np.dtype(element_type)
+
+
+class _OrtEnum(Enum):
+    """An enumeration that converts to an integer, as pybind11's do, but does not equal one."""
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __index__(self) -> int:
+        return int(self.value)
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+
+class ExecutionMode(_OrtEnum):
+    """How the nodes of a graph are executed; without effect."""
+
+    ORT_SEQUENTIAL = 0
+    ORT_PARALLEL = 1
+
+
+class ExecutionOrder(_OrtEnum):
+    """The order of the nodes; without effect."""
+
+    DEFAULT = 0
+    PRIORITY_BASED = 1
+    MEMORY_EFFICIENT = 2
+
+
+class GraphOptimizationLevel(_OrtEnum):
+    """How much a graph is optimized; without effect."""
+
+    ORT_DISABLE_ALL = 0
+    ORT_ENABLE_BASIC = 1
+    ORT_ENABLE_EXTENDED = 2
+    ORT_ENABLE_LAYOUT = 3
+    ORT_ENABLE_ALL = 99
+
+
+class OrtAllocatorType(_OrtEnum):
+    """The kind of an allocator."""
+
+    INVALID = -1
+    ORT_DEVICE_ALLOCATOR = 0
+    ORT_ARENA_ALLOCATOR = 1
+
+
+class OrtMemType(_OrtEnum):
+    """The memory of an argument of a kernel."""
+
+    CPU_INPUT = -2
+    CPU_OUTPUT = -1
+    CPU = -1
+    DEFAULT = 0
+
+
+class OrtSparseFormat(_OrtEnum):
+    """The format of a sparse tensor."""
+
+    ORT_SPARSE_UNDEFINED = 0
+    ORT_SPARSE_COO = 1
+    ORT_SPARSE_CSRC = 2
+    ORT_SPARSE_BLOCK_SPARSE = 4
+
+
+class OrtExecutionProviderDevicePolicy(_OrtEnum):
+    """How devices are selected; without effect."""
+
+    DEFAULT = 0
+    PREFER_CPU = 1
+    PREFER_NPU = 2
+    PREFER_GPU = 3
+    MAX_PERFORMANCE = 4
+    MAX_EFFICIENCY = 5
+    MIN_OVERALL_POWER = 6
+
+
+class OrtHardwareDeviceType(_OrtEnum):
+    """The kind of a device."""
+
+    CPU = 0
+    GPU = 1
+    NPU = 2
+
+
+class OrtDeviceMemoryType(_OrtEnum):
+    """The memory of a device."""
+
+    DEFAULT = 0
+    HOST_ACCESSIBLE = 5
+
+
+class OrtMemoryInfoDeviceType(_OrtEnum):
+    """The kind of the device of a memory."""
+
+    CPU = 0
+    GPU = 1
+    FPGA = 2
+    NPU = 3
+
+
+class OrtCompileApiFlags(_OrtEnum):
+    """Flags of ModelCompiler."""
+
+    NONE = 0
+    ERROR_IF_NO_NODES_COMPILED = 1
+    ERROR_IF_OUTPUT_FILE_EXISTS = 2
+
+
+class ModelPackageWriteMode(_OrtEnum):
+    """How a model package is written."""
+
+    PRESERVE = 0
+    DENSE = 1
+
+
+class ArenaExtendStrategy(_OrtEnum):
+    """How an arena of memory grows."""
+
+    kNextPowerOfTwo = 0
+    kSameAsRequested = 1
+
+
+class OrtDeviceVendorId(IntEnum):
+    """PCI vendor ids."""
+
+    NONE = 0x0000
+    AMD = 0x1002
+    NVIDIA = 0x10DE
+    ARM = 0x13B5
+    MICROSOFT = 0x1414
+    HUAWEI = 0x19E5
+    QUALCOMM = 0x5143
+    INTEL = 0x8086

@@ -1,0 +1,370 @@
+"""Sessions of `nnfmq.compat.onnxruntime` beside those of ONNX Runtime: the same script has the same outcome."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.drivers import Daemon, Process, until
+from support.onnx_runtime import onnx, runtime
+from support.ort_scripts import (
+    FED,
+    RNG,
+    S,
+    Script,
+    X,
+    assert_same,
+    bound,
+    index_model,
+    nodes_of,
+    outcome,
+    session,
+    symbolic_model,
+)
+
+import nnfmq.compat.onnxruntime as ours
+from nnfmq.compat.onnxruntime import shape_plans
+
+
+@pytest.fixture(autouse=True)
+def _use_daemon(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("NNFMQ_SOCKET", str(daemon.path))
+    yield
+    closers = [thread for thread in threading.enumerate() if thread.name == "nnfmq-compat"]
+    until(lambda: not any(thread.is_alive() for thread in closers), "the sessions are closed")
+
+
+def feed(**changed: Any) -> dict[str, Any]:
+    return {**FED, **changed}
+
+
+def run(*outputs: str, **changed: Any) -> Script:
+    return lambda ort: list(session(ort).run(list(outputs), feed(**changed)))
+
+
+def with_ort_values(ort: Any) -> Any:
+    values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in FED.items()}
+    return [value.numpy() for value in session(ort).run_with_ort_values(["z"], values)]
+
+
+def _terminated(ort: Any) -> Any:
+    options = ort.RunOptions()
+    options.terminate = True
+    return options
+
+
+def _with_fixed_dimension(ort: Any) -> Any:
+    options = ort.SessionOptions()
+    options.add_free_dimension_override_by_name("N", 5)
+    made = ort.InferenceSession(symbolic_model(), options)
+    wrong = outcome(lambda _: made.run(None, FED), ort)
+    return [made.get_inputs()[0].shape, made.run(["z"], feed(x=np.resize(X, (5, 3, 1)))), wrong]
+
+
+def _metadata(ort: Any) -> Any:
+    made = session(ort).get_modelmeta()
+    names = "producer_name", "graph_name", "domain", "description", "graph_description", "version"
+    return [[getattr(made, name) for name in names], made.custom_metadata_map]
+
+
+RUNS: dict[str, Script] = {
+    "all outputs": lambda ort: session(ort).run(None, FED),
+    "no names": run(),
+    "one output": run("z"),
+    "an output twice": run("y", "y"),
+    "a tuple of names": lambda ort: session(ort).run(("y",), FED),
+    "a list as input": run("z", x=X.tolist()),
+    "an OrtValue as input": lambda ort: session(ort).run(["z"], feed(x=ort.OrtValue.ortvalue_from_numpy(X))),
+    "strided input": run("z", x=X[:, :, ::-1]),
+    "one element for a scalar": run("z", s=S.reshape(1)),
+    "OrtValues": with_ort_values,
+    "int64 and rank 0": lambda ort: session(ort, index_model()).run(
+        None, {"x": X[0].T[:, :1] * np.ones(5, np.float32) + np.arange(5, dtype=np.float32), "add": np.array(2**20)}
+    ),
+    "other shapes, and the first again": lambda ort: [
+        made.run(["z"], feed(x=np.resize(X, shape)))[0]
+        for made in [session(ort)]
+        for shape in [(2, 3, 4), (1, 3, 2), (2, 3, 4)]
+    ],
+    "described inputs": lambda ort: nodes_of(session(ort).get_inputs()),
+    "described outputs": lambda ort: nodes_of(session(ort).get_outputs()),
+    "described with a fixed dimension": _with_fixed_dimension,
+    "metadata": _metadata,
+    "providers": lambda ort: [session(ort).get_providers(), session(ort).get_provider_options(), ort.get_device()],
+    "a missing input": lambda ort: session(ort).run(None, {"x": X}),
+    "a wrong input name": run(q=X),
+    "a wrong output name": run("q"),
+    "a wrong type": run(x=X.astype(np.float64)),
+    "a wrong integer type": run(x=X.astype(np.int64)),
+    "strings": run(x=np.array(["a"])),
+    "a wrong rank": run(x=X[0]),
+    "a wrong dimension": run(x=np.ones((2, 4, 4), np.float32)),
+    "a number as input": run(s=2.0),
+    "a NumPy scalar as input": run(s=np.float32(2)),
+    "a list of inputs": lambda ort: session(ort).run(None, [X, S]),
+    "terminate": lambda ort: session(ort).run(None, FED, _terminated(ort)),
+    "no file": lambda ort: ort.InferenceSession("none.onnx"),
+    "an empty model": lambda ort: ort.InferenceSession(b""),
+    "neither path nor bytes": lambda ort: ort.InferenceSession(None),
+    "a bytearray": lambda ort: ort.InferenceSession(bytearray(symbolic_model())),
+    "an unknown configuration entry": lambda ort: ort.SessionOptions().get_session_config_entry("none"),
+    "an unknown run entry": lambda ort: ort.RunOptions().get_run_config_entry("none"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_script_has_the_outcome_that_it_has_with_onnx_runtime(name: str) -> None:
+    script = RUNS[name]
+    assert_same(outcome(script, ours), outcome(script, runtime))
+
+
+def test_classes_of_errors_at_load_are_onnx_runtime_s(tmp_path: Path) -> None:
+    (tmp_path / "text.onnx").write_text("hello world")
+    (tmp_path / "cut.onnx").write_bytes(symbolic_model()[:-20])
+    (tmp_path / "text.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(40))
+    for path in [*tmp_path.iterdir(), tmp_path]:
+        kinds = [outcome(lambda ort, path=path: ort.InferenceSession(path), ort)[0] for ort in (ours, runtime)]
+        assert kinds[0] == kinds[1] and kinds[0][0] == "InvalidProtobuf", path
+
+
+def test_an_ort_file_is_refused_with_the_reason() -> None:
+    raised = outcome(lambda ort: ort.InferenceSession(b"\x18\0\0\0ORTM" + bytes(40)), ours)
+    assert raised[0][0] == "NotImplemented" and "(.ort)" in raised[1]
+
+
+def test_a_model_whose_shapes_are_known_is_refused_when_it_is_loaded() -> None:
+    node = onnx.helper.make_node("Det", ["x"], ["y"])
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", [1, 3, 3]), ("y", [1])))
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "g", [x], [y]), opset_imports=[onnx.helper.make_opsetid("", 17)]
+    )
+    with pytest.raises(ours.onnxruntime_pybind11_state.NotImplemented, match=r"NOT_IMPLEMENTED : operator 0 \(Det\)"):
+        ours.InferenceSession(model.SerializeToString())
+
+
+def test_an_int64_beyond_int32_raises() -> None:
+    fed = {"x": np.ones((1, 5), np.float32), "add": np.array(2**31)}
+    with pytest.raises(ours.onnxruntime_pybind11_state.InvalidArgument, match="beyond int32"):
+        session(ours, index_model()).run(None, fed)
+
+
+def test_an_input_without_elements_is_refused_with_the_reason() -> None:
+    with pytest.raises(ours.onnxruntime_pybind11_state.NotImplemented, match="no elements"):
+        session(ours).run(None, feed(x=np.ones((0, 3, 4), np.float32)))
+
+
+def test_a_big_endian_input_is_converted() -> None:
+    """ONNX Runtime 1.32 reads its bytes in the machine's order."""
+    assert_same(session(ours).run(None, feed(x=X.astype(">f4"))), session(runtime).run(None, FED))
+
+
+def test_an_exception_is_also_onnx_runtime_s_own() -> None:
+    from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+    with pytest.raises(InvalidArgument):
+        session(ours).run(["q"], FED)
+
+
+# ------------------------------------------------------------------------------------------------ bindings
+
+
+def _bound_outputs(ort: Any) -> Any:
+    made, binding = bound(ort, **FED)
+    binding.bind_output("z")
+    binding.bind_output("y", "cpu")
+    made.run_with_iobinding(binding)
+    copies = binding.copy_outputs_to_cpu()
+    values = binding.get_outputs()
+    return [copies, [[value.data_type(), value.shape(), value.device_name(), value.numpy()] for value in values]]
+
+
+def _memory_of_the_caller(ort: Any) -> Any:
+    made = session(ort)
+    binding, x, z = made.io_binding(), X.copy(), np.zeros_like(X)
+    binding.bind_input("x", "cpu", 0, np.float32, x.shape, x.ctypes.data)
+    binding.bind_ortvalue_input("s", ort.OrtValue.ortvalue_from_numpy(S))
+    binding.bind_output("z", "cpu", 0, np.float32, z.shape, z.ctypes.data)
+    made.run_with_iobinding(binding)
+    first = z.copy()
+    x *= 2
+    binding.synchronize_inputs()
+    made.run_with_iobinding(binding)
+    binding.synchronize_outputs()
+    return [first, z]
+
+
+def _tensor_as_output(ort: Any) -> Any:
+    made, binding = bound(ort, **FED)
+    target = ort.OrtValue.ortvalue_from_shape_and_type([2, 3, 4], np.float32)
+    binding.bind_ortvalue_output("y", target)
+    made.run_with_iobinding(binding)
+    return [target.numpy(), binding.get_outputs()[0].data_ptr() == target.data_ptr()]
+
+
+def _cleared(ort: Any) -> Any:
+    made, binding = bound(ort, **FED)
+    binding.bind_output("z")
+    binding.clear_binding_outputs()
+    binding.bind_output("y")
+    made.run_with_iobinding(binding)
+    return binding.copy_outputs_to_cpu()
+
+
+def _bound_wrongly(ort: Any) -> Any:
+    made, binding = bound(ort, **feed(x=X.astype(np.float64)))
+    binding.bind_output("z")
+    return made.run_with_iobinding(binding)
+
+
+def _without_outputs(ort: Any) -> Any:
+    made, binding = bound(ort, **FED)
+    return made.run_with_iobinding(binding)
+
+
+BINDINGS: dict[str, Script] = {
+    "new outputs": _bound_outputs,
+    "memory of the caller": _memory_of_the_caller,
+    "a tensor as output": _tensor_as_output,
+    "cleared": _cleared,
+    "a wrong type": _bound_wrongly,
+    "no outputs": _without_outputs,
+    "a wrong name": lambda ort: bound(ort, q=X),
+    "another session's": lambda ort: session(ort).run_with_iobinding(bound(ort)[1]),
+    "memory without a shape": lambda ort: session(ort).io_binding().bind_output("z", buffer_ptr=1),
+    "another device": lambda ort: ort.OrtValue.ortvalue_from_numpy(X, "cuda", 0),
+    "an unknown device": lambda ort: ort.OrtDevice.make("abacus", 0),
+}
+
+
+@pytest.mark.parametrize("name", BINDINGS)
+def test_a_binding_has_the_outcome_that_it_has_with_onnx_runtime(name: str) -> None:
+    script = BINDINGS[name]
+    assert_same(outcome(script, ours), outcome(script, runtime))
+
+
+def test_a_tensor_of_another_shape_cannot_be_an_output() -> None:
+    made, binding = bound(ours, **FED)
+    binding.bind_ortvalue_output("y", ours.OrtValue.ortvalue_from_shape_and_type([2, 3, 5], 1))
+    with pytest.raises(RuntimeError, match=r"'y' is float32\[2, 3, 5\]; the model computes float32\[2, 3, 4\]"):
+        made.run_with_iobinding(binding)
+
+
+# ------------------------------------------------------------------------------------------------ time, threads, death
+
+
+def test_run_async_calls_back_with_the_outputs_or_the_error() -> None:
+    made, calls, done = session(ours), [], threading.Event()
+
+    def callback(*arguments: Any) -> None:
+        calls.append(arguments)
+        done.set()
+
+    made.run_async(["z"], FED, callback, "mine")
+    assert done.wait(30)
+    done.clear()
+    made.run_async(None, feed(x=X[0]), callback, 3)
+    assert done.wait(30)
+    (results, mine, nothing), (none, three, text) = calls
+    assert_same(results, runtime_result(["z"]))
+    assert (mine, nothing, none, three) == ("mine", "", [], 3)
+    assert text.startswith("Invalid rank for input: x Got: 2 Expected: 3")
+
+
+def runtime_result(names: list[str]) -> Any:
+    return session(runtime).run(names, FED)
+
+
+def test_threads_share_a_session() -> None:
+    made, wanted, found = session(ours), runtime_result(["z"]), []
+
+    def run_often() -> None:
+        found.extend(made.run(["z"], FED) for _ in range(20))
+
+    threads = [threading.Thread(target=run_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 80
+    for results in found:
+        assert_same(results, wanted)
+
+
+def test_a_session_keeps_as_many_shapes_prepared_as_it_may(daemon: Daemon) -> None:
+    made = session(ours)
+    for size in range(1, shape_plans.MAX_PLANS + 4):
+        made.run(["z"], feed(x=np.ones((1, 3, size), np.float32)))
+    assert len(made._plans._plans) == shape_plans.MAX_PLANS
+    assert_same(made.run(["z"], feed(x=np.ones((1, 3, 1), np.float32))), [np.full((1, 3, 1), 3, np.float32)])
+
+
+def test_a_session_goes_on_after_the_driver_s_death() -> None:
+    made = session(ours)
+    wanted = made.run(["z"], FED)
+    for _ in range(2):
+        client = made._plans._share.client()
+        with Process(client.worker_pid) as worker:
+            worker.kill()
+            worker.wait_for_end()
+        assert_same(made.run(["z"], FED), wanted)
+
+
+def test_a_driver_that_is_killed_while_threads_run_costs_no_result() -> None:
+    made, found, begun = session(ours), [], threading.Semaphore(0)
+
+    def run_often() -> None:
+        for _ in range(200):
+            found.append(made.run(["z"], FED)[0])
+            begun.release()
+
+    threads = [threading.Thread(target=run_often) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(50):
+        begun.acquire()
+    os.kill(made._plans._share.client().worker_pid, 9)
+    for thread in threads:
+        thread.join()
+    wanted = runtime_result(["z"])[0]
+    assert len(found) == 400
+    for result in found:
+        assert_same(result, wanted)
+
+
+def test_a_profile_lists_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ours.SessionOptions()
+    options.enable_profiling = True
+    made = ours.InferenceSession(symbolic_model(), options)
+    assert made.get_profiling_start_time_ns() > 0
+    for _ in range(3):
+        made.run(None, FED)
+    events = json.loads(Path(made.end_profiling()).read_text())
+    assert [event["name"] for event in events] == ["model_run"] * 3
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events)
+    assert session(ours).end_profiling() == ""
+
+
+def test_unknown_providers_are_reported_and_ignored() -> None:
+    with pytest.warns(UserWarning, match="Specified provider 'CUDAExecutionProvider' is not in available"):
+        made = ours.InferenceSession(symbolic_model(), providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+    assert made.get_providers() == ["CPUExecutionProvider"]
+    for providers, options in [(3, None), ([3], None), (["CPUExecutionProvider"], []), ([("a", {})], [{}])]:
+        with pytest.raises(ValueError, match="provider"):
+            ours.InferenceSession(symbolic_model(), providers=providers, provider_options=options)
+
+
+def test_an_input_array_may_change_after_the_run() -> None:
+    x = RNG.uniform(0, 1, (2, 3, 4)).astype(np.float32)
+    made = session(ours)
+    (first,) = made.run(["y"], feed(x=x))
+    kept = first.copy()
+    x[:] = 9
+    made.run(["y"], feed(x=x))
+    np.testing.assert_array_equal(first, kept)
