@@ -14,7 +14,17 @@ from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tensor_info import ElementInfo
 from nnfmq.hal.types import OperandType
 
-__all__ = ["DTYPES", "ELEMENTS", "NAME", "PREFIX", "TENSOR_COMPLEX64", "TfliteOperation", "operation_code"]
+__all__ = [
+    "DTYPES",
+    "ELEMENTS",
+    "NAME",
+    "PREFIX",
+    "SIXTEEN_BIT",
+    "TENSOR_COMPLEX64",
+    "TENSOR_INT64",
+    "TfliteOperation",
+    "operation_code",
+]
 
 NAME = "nnfmq.tflite"
 PREFIX = 1
@@ -30,6 +40,68 @@ class TfliteOperation(IntEnum):
     SIGN = 3
 
     # 64 to 127: quantization schemes of TFLite that the HAL does not have
+    # Q16_X is the HAL's X on TENSOR_QUANT16_SYMM
+    Q16_CONV_2D = 64
+    Q16_DEPTHWISE_CONV_2D = 65
+    Q16_TRANSPOSE_CONV_2D = 66
+    Q16_GROUPED_CONV_2D = 67
+    Q16_FULLY_CONNECTED = 68
+    Q16_BATCH_MATMUL = 69
+    Q16_ADD = 70
+    Q16_SUB = 71
+    Q16_MUL = 72
+    Q16_MAXIMUM = 73
+    Q16_MINIMUM = 74
+    Q16_PRELU = 75
+    Q16_LEAKY_RELU = 76
+    Q16_RELU = 77
+    Q16_RELU6 = 78
+    Q16_ABS = 79
+    Q16_NEG = 80
+    Q16_EXP = 81
+    Q16_LOG = 82
+    Q16_LOGISTIC = 83
+    Q16_TANH = 84
+    Q16_SOFTMAX = 85
+    Q16_MEAN = 86
+    Q16_REDUCE_MAX = 87
+    Q16_REDUCE_MIN = 88
+    Q16_AVERAGE_POOL_2D = 89
+    Q16_MAX_POOL_2D = 90
+    Q16_RESIZE_BILINEAR = 91
+    Q16_RESIZE_NEAREST_NEIGHBOR = 92
+    Q16_QUANTIZE = 93
+    Q16_DEQUANTIZE = 94
+    Q16_CAST = 95
+    Q16_RESHAPE = 96
+    Q16_SQUEEZE = 97
+    Q16_EXPAND_DIMS = 98
+    Q16_CONCATENATION = 99
+    Q16_PACK = 100
+    Q16_SLICE = 101
+    Q16_STRIDED_SLICE = 102
+    Q16_SPLIT = 103
+    Q16_GATHER = 104
+    Q16_EMBEDDING_LOOKUP = 105
+    Q16_TILE = 106
+    Q16_TRANSPOSE = 107
+    Q16_PAD = 108
+    Q16_PAD_V2 = 109
+    Q16_MIRROR_PAD = 110
+    Q16_REVERSE = 111
+    Q16_SPACE_TO_BATCH_ND = 112
+    Q16_BATCH_TO_SPACE_ND = 113
+    Q16_SELECT = 114
+    Q16_TOPK_V2 = 115
+    Q16_EQUAL = 116
+    Q16_NOT_EQUAL = 117
+    Q16_LESS = 118
+    Q16_LESS_EQUAL = 119
+    Q16_GREATER = 120
+    Q16_GREATER_EQUAL = 121
+    REQUANTIZE = 122
+    Q16_RSQRT = 123
+    Q16_SQRT = 124
 
     # 128 to 159: recurrent operators
 
@@ -41,9 +113,19 @@ def operation_code(operation: TfliteOperation) -> OperationType:
     return with_name(OperationType(extension_code(PREFIX, operation)), f"{NAME}.{operation.name}")
 
 
+SIXTEEN_BIT = {
+    OperationType[operation.name[4:]]: operation_code(operation)
+    for operation in TfliteOperation
+    if operation.name.startswith("Q16_") and operation.name[4:] in OperationType.__members__
+}
+"""The operation on 16-bit tensors for each of the HAL's that has one."""
+
 TENSOR_COMPLEX64 = with_name(OperandType(extension_code(PREFIX, 0)), "TENSOR_COMPLEX64")
 
-DTYPES: dict[OperandType, str] = {TENSOR_COMPLEX64: "complex64"}
+TENSOR_INT64 = with_name(OperandType(extension_code(PREFIX, 1)), "TENSOR_INT64")
+"""Biases of 16-bit products; all other integers of 64 bits in files become INT32."""
+
+DTYPES: dict[OperandType, str] = {TENSOR_COMPLEX64: "complex64", TENSOR_INT64: "int64"}
 """NumPy's name of the element type of each operand type."""
 
 ELEMENTS = {operand_type: ElementInfo(dtype, is_scalar=False) for operand_type, dtype in DTYPES.items()}

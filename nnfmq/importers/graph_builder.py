@@ -15,7 +15,7 @@ from dataclasses import replace
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extension_codes import ExtensionCodes, extension_prefix, is_extension
 from nnfmq.hal.operation_type import OperationType
-from nnfmq.hal.tflite_codes import NAME
+from nnfmq.hal.tflite_codes import NAME, SIXTEEN_BIT
 from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperandType, Operation, Subgraph, element_bytes
 
 __all__ = ["GraphBuilder"]
@@ -109,7 +109,9 @@ class GraphBuilder:
         return self.operand(Operand(operand_type, lifetime=LifeTime.NO_VALUE))
 
     def operation(self, operation_type: OperationType, inputs: Sequence[int], *outputs: int) -> None:
-        """Append an operation, of the HAL or of an extension."""
+        """Append an operation. On 16-bit tensors, the built-in extension's takes the place of the HAL's."""
+        if any(self._operands[index].type == OperandType.TENSOR_QUANT16_SYMM for index in (*inputs, *outputs)):
+            operation_type = SIXTEEN_BIT.get(operation_type, operation_type)
         if is_extension(operation_type):
             self._used_prefixes.add(extension_prefix(operation_type))
         self._operations.append(Operation(operation_type, tuple(inputs), outputs))

@@ -290,8 +290,8 @@ def _operand_type(
         return plain, 0.0, 0, None
     if type_name not in _QUANTIZED_TYPES:
         raise InvalidArgument(f"tensor type {type_name} is not supported")
-    if not scales and type_name == "UINT8":
-        return OperandType.TENSOR_QUANT8_ASYMM, 1.0, 0, None  # plain bytes: each stands for itself
+    if not scales and type_name in ("UINT8", "INT16"):
+        return _QUANTIZED_TYPES[type_name], 1.0, 0, None  # plain integers: each stands for itself
     if not scales:
         raise InvalidArgument(f"tensor type {type_name} without a quantization scale is not supported")
     if not all(math.isfinite(scale) and scale > 0 for scale in scales):

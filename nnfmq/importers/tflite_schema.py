@@ -95,6 +95,10 @@ def _activated(name: str) -> Table:
     return Table(name, (Field(4, "FusedActivationFunction", _BYTE),))
 
 
+def _sum(name: str) -> Table:
+    return Table(name, (Field(4, "FusedActivationFunction", _BYTE), Field(6, "PotScaleInt16", _BYTE)))
+
+
 # By the code of the member in the union BuiltinOptions.
 OPTIONS: dict[int, Table] = {
     1: _CONV_2D,
@@ -106,7 +110,7 @@ OPTIONS: dict[int, Table] = {
     8: _FULLY_CONNECTED,
     9: _SOFTMAX,
     10: _CONCATENATION,
-    11: _activated("AddOptions"),
+    11: _sum("AddOptions"),
     12: _activated("L2NormOptions"),
     13: _LOCAL_RESPONSE_NORMALIZATION,
     14: _LSTM,
@@ -118,7 +122,7 @@ OPTIONS: dict[int, Table] = {
     21: _activated("MulOptions"),
     23: _GATHER,
     27: _REDUCER,
-    28: _activated("SubOptions"),
+    28: _sum("SubOptions"),
     29: _activated("DivOptions"),
     30: _SQUEEZE,
     31: _SEQUENCE_RNN,

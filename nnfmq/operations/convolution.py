@@ -81,7 +81,7 @@ def plan_convolution(
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
     matrix = filter.array.reshape(filter.shape[0], -1).T
     matmul = float_matmul(matrix, bias.array, output, activation, columns.count)
-    return _convolve(matmul, input, rows, columns, filter.shape[0], 0)
+    return convolve(matmul, input, rows, columns, filter.shape[0], 0)
 
 
 def plan_quantized_convolution(
@@ -91,7 +91,7 @@ def plan_quantized_convolution(
     require_channel_dim(filter, 0)
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
     matmul = quantized_matmul(input, filter, bias, output, activation, columns.count)
-    return _convolve(matmul, input, rows, columns, filter.shape[0], input.zero_point)
+    return convolve(matmul, input, rows, columns, filter.shape[0], input.zero_point)
 
 
 def require_channel_dim(filter: Tensor, required: int) -> None:
@@ -100,9 +100,10 @@ def require_channel_dim(filter: Tensor, required: int) -> None:
     require(found == required, "C3", f"per-channel scales are along dimension {found}, required is {required}")
 
 
-def _convolve(
+def convolve(
     matmul: PackedMatmul, input: Tensor, rows: WindowDimension, columns: WindowDimension, channels: int, padding: int
 ) -> Run:
+    """Return a Run that multiplies the patches of an image, padded with `padding`, by a packed filter."""
     shape = (input.shape[0], rows.count, columns.count, channels)
     row_bytes = columns.count * matmul.matrix.shape[0] * matmul.matrix.itemsize
     dtype = matmul.matrix.dtype
@@ -190,7 +191,7 @@ def plan_depthwise(
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
     epilogue = float_epilogue(np.tile(bias.array, columns.count), activation)
     taps = filter.array[0].astype(np.float32)
-    return _accumulate_taps(taps, epilogue, output, input, rows, columns, depth_multiplier, 0)
+    return accumulate_taps(taps, epilogue, output, input, rows, columns, depth_multiplier, 0)
 
 
 def plan_quantized_depthwise(
@@ -209,10 +210,10 @@ def plan_quantized_depthwise(
     matrix, sums, bound = pack_exact_matrix(filter.array.reshape(-1, filter.shape[3]), filter.zero_point, input)
     epilogue = quantized_epilogue(sums, bound, input, filter, bias, output, activation, columns.count)
     taps = matrix.reshape(filter.shape[1:])
-    return _accumulate_taps(taps, epilogue, output, input, rows, columns, depth_multiplier, input.zero_point)
+    return accumulate_taps(taps, epilogue, output, input, rows, columns, depth_multiplier, input.zero_point)
 
 
-def _accumulate_taps(
+def accumulate_taps(
     taps: Array,
     epilogue: Epilogue,
     output: Tensor,

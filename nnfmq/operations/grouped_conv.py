@@ -49,7 +49,7 @@ def plan_grouped(
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
     matrix = filter.array.reshape(filter.shape[0], -1).T
     matmul = float_matmul(matrix, bias.array, output, activation, columns.count)
-    return _convolve(matmul, groups, output, rows, columns, 0)
+    return convolve_groups(matmul, groups, output, rows, columns, 0)
 
 
 def plan_quantized_grouped(
@@ -59,12 +59,13 @@ def plan_quantized_grouped(
     require_channel_dim(filter, 0)
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
     matmul = quantized_matmul(input, filter, bias, output, activation, columns.count)
-    return _convolve(matmul, groups, output, rows, columns, input.zero_point)
+    return convolve_groups(matmul, groups, output, rows, columns, input.zero_point)
 
 
-def _convolve(
+def convolve_groups(
     matmul: PackedMatmul, groups: int, output: Tensor, rows: WindowDimension, columns: WindowDimension, padding: int
 ) -> Run:
+    """Return a Run that multiplies the patches of each group of channels by that group's part of a packed filter."""
     shape, packed = output.shape, matmul.matrix
     length, channels = packed.shape
     matrices = np.ascontiguousarray(packed.reshape(length, groups, channels // groups).transpose(1, 0, 2))

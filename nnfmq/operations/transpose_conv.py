@@ -119,7 +119,7 @@ def plan_transposed(
     """Plan a transposed convolution in float32."""
     rows, columns = transposed_conv_dimensions(input.shape[1:3], filter.shape[1:3], **conv_params)
     taps = np.ascontiguousarray(filter.array.transpose(1, 2, 3, 0), dtype=np.float32)
-    return _scatter(taps, float_epilogue(bias.array, activation), output, rows, columns, 0)
+    return scatter_taps(taps, float_epilogue(bias.array, activation), output, rows, columns, 0)
 
 
 def plan_quantized_transposed(
@@ -133,10 +133,10 @@ def plan_quantized_transposed(
     bound, dtype = bound_accumulator(matrix, max(abs(limit - input.zero_point) for limit in dtype_range(input)))
     sums, symmetric_input = matrix.sum(axis=0), replace(input, zero_point=0)
     epilogue = quantized_epilogue(sums, bound, symmetric_input, filter, bias, output, activation, 1)
-    return _scatter(np.ascontiguousarray(taps, dtype=dtype), epilogue, output, rows, columns, input.zero_point)
+    return scatter_taps(np.ascontiguousarray(taps, dtype=dtype), epilogue, output, rows, columns, input.zero_point)
 
 
-def _scatter(
+def scatter_taps(
     taps: Array,
     epilogue: Epilogue,
     output: Tensor,

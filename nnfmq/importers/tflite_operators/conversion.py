@@ -16,13 +16,22 @@ import numpy as np
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tensor_info import TensorInfo, operand_info
-from nnfmq.hal.tflite_codes import ELEMENTS
+from nnfmq.hal.tflite_codes import ELEMENTS, TENSOR_INT64
 from nnfmq.hal.types import LifeTime, Operand, OperandType, element_bytes
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator, TfliteTensor
 
-__all__ = ["FLOAT_TYPES", "PER_CHANNEL", "QUANTIZED_TYPES", "ConversionContext", "OpConverter", "State"]
+__all__ = [
+    "FLOAT_TYPES",
+    "PER_CHANNEL",
+    "QUANTIZED_TYPES",
+    "SIXTEEN_BITS",
+    "ConversionContext",
+    "OpConverter",
+    "State",
+]
 
+SIXTEEN_BITS = OperandType.TENSOR_QUANT16_SYMM
 FLOAT_TYPES = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
 QUANTIZED_TYPES = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
 PER_CHANNEL = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
@@ -165,6 +174,13 @@ class ConversionContext:
         dimensions, copy = tensor.shape if shape is None else shape, LifeTime.CONSTANT_COPY
         return self.builder.operand(
             Operand(tensor.type, dimensions, scale, tensor.zero_point, copy, location, tensor.channel_quant)
+        )
+
+    def wide_constant(self, tensor: TfliteTensor) -> int:
+        """Add an operand for a constant vector of INT64 that keeps its 64 bits."""
+        location = self.builder.constant_of(tensor.buffer_index, self._data(tensor))
+        return self.builder.operand(
+            Operand(TENSOR_INT64, tensor.shape, lifetime=LifeTime.CONSTANT_COPY, location=location)
         )
 
     def dequantized_constant(self, tensor: TfliteTensor) -> int:

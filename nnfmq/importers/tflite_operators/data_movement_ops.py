@@ -21,6 +21,7 @@ _ELEMENTS = {
     OperandType.TENSOR_FLOAT16: "<f2",
     OperandType.TENSOR_QUANT8_ASYMM: "u1",
     OperandType.TENSOR_QUANT8_ASYMM_SIGNED: "i1",
+    OperandType.TENSOR_QUANT16_SYMM: "<i2",
 }
 
 

@@ -11,9 +11,16 @@ from typing import TypeAlias
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
+from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import LifeTime, Operand, OperandType
 from nnfmq.importers.tflite_file import TfliteOperator
-from nnfmq.importers.tflite_operators.conversion import FLOAT_TYPES, QUANTIZED_TYPES, ConversionContext, OpConverter
+from nnfmq.importers.tflite_operators.conversion import (
+    FLOAT_TYPES,
+    QUANTIZED_TYPES,
+    SIXTEEN_BITS,
+    ConversionContext,
+    OpConverter,
+)
 from nnfmq.importers.tflite_operators.data_movement_ops import broadcast
 from nnfmq.importers.tflite_operators.options import (
     activation,
@@ -58,7 +65,11 @@ def _with_activation(operation_type: OperationType) -> Apply:
 
     def convert(context: ConversionContext, operator: TfliteOperator) -> None:
         a, b = map(context.value, operator.inputs)
-        context.emit(operation_type, operator, a, b, activation(context, operator))
+        arguments = [a, b, activation(context, operator)]
+        options = operator.options
+        if context.builder[a].type == SIXTEEN_BITS and operation_type != OperationType.MUL:
+            arguments.append(context.builder.boolean(options is None or bool(options.PotScaleInt16())))
+        context.emit(operation_type, operator, *arguments)
 
     return convert
 
@@ -115,6 +126,10 @@ def _leaky_relu(context: ConversionContext, operator: TfliteOperator) -> None:
     x, slope = context.file.tensor(operator.inputs[0]), float(operator.options.Alpha())
     if not math.isfinite(slope):
         raise InvalidArgument(f"the slope is {slope}: it must be a finite number")
+    if x.type == SIXTEEN_BITS:
+        alpha = context.builder.float_scalar(OperandType.TENSOR_FLOAT32, slope)
+        code = operation_code(TfliteOperation.Q16_LEAKY_RELU)
+        return context.emit(code, operator, context.value(x.index), alpha)
     scale, zero_point = 0.0, 0
     if x.type in FLOAT_TYPES:
         location = context.builder[context.builder.float_scalar(x.type, slope)].location
@@ -122,7 +137,7 @@ def _leaky_relu(context: ConversionContext, operator: TfliteOperator) -> None:
         scale, zero_point = abs(slope) or 1.0, 1 if slope < 0 else 0
         location = context.builder.constant(bytes([1 - zero_point if slope else 0]))
     alpha = context.builder.operand(Operand(x.type, (1,), scale, zero_point, LifeTime.CONSTANT_COPY, location))
-    context.emit(OperationType.PRELU, operator, context.value(x.index), alpha)
+    return context.emit(OperationType.PRELU, operator, context.value(x.index), alpha)
 
 
 def _elu(context: ConversionContext, operator: TfliteOperator) -> None:
@@ -169,8 +184,12 @@ def _select(context: ConversionContext, operator: TfliteOperator) -> None:
 
 
 def _quantize(context: ConversionContext, operator: TfliteOperator) -> None:
-    """Quantize floats; dequantize other quantized tensors first."""
-    context.emit(OperationType.QUANTIZE, operator, dequantized(context, operator.inputs[0]))
+    """Quantize floats; requantize other tensors."""
+    x, y = context.file.tensor(operator.inputs[0]), context.file.tensor(operator.outputs[0])
+    if x.type not in FLOAT_TYPES:
+        scales = [context.builder.float_scalar(OperandType.TENSOR_FLOAT32, t.file_scale) for t in (x, y)]
+        return context.emit(operation_code(TfliteOperation.REQUANTIZE), operator, context.value(x.index), *scales)
+    return context.emit(OperationType.QUANTIZE, operator, dequantized(context, operator.inputs[0]))
 
 
 def _dequantize(context: ConversionContext, operator: TfliteOperator) -> None:

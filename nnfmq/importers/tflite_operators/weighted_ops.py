@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
-from nnfmq.hal.types import OperandType, PaddingScheme
+from nnfmq.hal.tflite_codes import TENSOR_INT64
+from nnfmq.hal.types import LifeTime, Operand, OperandType, PaddingScheme
 from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
 from nnfmq.importers.tflite_operators.conversion import (
     FLOAT_TYPES,
     PER_CHANNEL,
     QUANTIZED_TYPES,
+    SIXTEEN_BITS,
     ConversionContext,
     OpConverter,
 )
@@ -35,6 +37,7 @@ __all__ = ["CONVERTERS"]
 
 _BIAS_TOLERANCE = 0.02  # of the output's scale: what TFLite itself accepts between bias scale and input × filter
 _QUANTIZED_TYPES = (*QUANTIZED_TYPES, PER_CHANNEL)
+_FILTER_TYPES = ((PER_CHANNEL,), (PER_CHANNEL, OperandType.TENSOR_QUANT8_ASYMM_SIGNED))  # of 8, of 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,10 @@ class _WeightedOp:
         return self.x.type not in FLOAT_TYPES
 
     @property
+    def sixteen_bits(self) -> bool:
+        return self.x.type == SIXTEEN_BITS
+
+    @property
     def hybrid(self) -> bool:
         return self.x.type == OperandType.TENSOR_FLOAT32 and self.weights.type in _QUANTIZED_TYPES
 
@@ -59,7 +66,7 @@ def _weighted_op(
 ) -> _WeightedOp:
     x, weights = (context.file.tensor(operator.inputs[position]) for position in order[:2])
     op = _WeightedOp(x, weights, order[2])
-    fits = weights.type == x.type or (op.quantized and weights.type == PER_CHANNEL)
+    fits = weights.type == x.type or (op.quantized and weights.type in _FILTER_TYPES[op.sixteen_bits])
     if not fits and not (op.hybrid and weights.data is not None):
         raise InvalidArgument(f"{x} is {x.type.name} but {weights} is {weights.type.name}: this mix is not supported")
     if len(weights.shape) != rank:
@@ -74,6 +81,8 @@ def _operands(context: ConversionContext, operator: TfliteOperator, op: _Weighte
 
 
 def _bias(context: ConversionContext, operator: TfliteOperator, op: _WeightedOp, count: int) -> int:
+    if op.sixteen_bits:
+        return _bias_of_sixteen_bits(context, operator, op, count)
     scale = _bias_scale(op) if op.quantized else 0.0
     position = op.bias_position
     if len(operator.inputs) <= position or operator.inputs[position] == -1:
@@ -87,6 +96,20 @@ def _bias(context: ConversionContext, operator: TfliteOperator, op: _WeightedOp,
     if scale and bias.file_scale and abs(scale - bias.file_scale) > tolerance:
         raise InvalidArgument(f"{bias} has scale {bias.file_scale:g}, input times filter make {scale:g}")
     return context.constant(bias, scale)
+
+
+def _bias_of_sixteen_bits(context: ConversionContext, operator: TfliteOperator, op: _WeightedOp, count: int) -> int:
+    """Return a bias of 32 or 64 bits; its width decides how TFLite adds and requantizes the products."""
+    if len(operator.inputs) <= op.bias_position or operator.inputs[op.bias_position] == -1:
+        context.builder.reserve(8 * count)
+        location = context.builder.constant(bytes(8 * count))
+        return context.builder.operand(
+            Operand(TENSOR_INT64, (count,), lifetime=LifeTime.CONSTANT_COPY, location=location)
+        )
+    bias = context.file.tensor(operator.inputs[op.bias_position])
+    if bias.data is None or bias.type != OperandType.TENSOR_INT32:
+        raise InvalidArgument(f"{bias}: the bias of a quantized operation must be a constant of type INT32 or INT64")
+    return context.wide_constant(bias) if bias.is_int64 else context.constant(bias, 0.0)
 
 
 def _bias_scale(op: _WeightedOp) -> float:
@@ -160,7 +183,7 @@ def _fully_connected(context: ConversionContext, operator: TfliteOperator) -> No
     op = _weighted_op(context, operator, 2)
     if operator.options is not None and operator.options.WeightsFormat():
         raise InvalidArgument(f"weights format {operator.options.WeightsFormat()} (shuffled) is not supported")
-    if op.weights.channel_quant is not None and not op.hybrid:
+    if op.weights.channel_quant is not None and not (op.hybrid or op.sixteen_bits):
         return _connected_per_channel(context, operator, op)
     units = op.weights.shape[0]
     arguments = [*_operands(context, operator, op, units), activation(context, operator)]

@@ -15,7 +15,14 @@ from nnfmq.operations.signature import Declaration
 
 __all__ = ["EXTENSION", "EXTENSION_FAMILIES"]
 
-_MODULES = ("unary_functions",)
+_MODULES = (
+    "sixteen_bit_arithmetic",
+    "sixteen_bit_functions",
+    "sixteen_bit_images",
+    "sixteen_bit_movement",
+    "sixteen_bit_products",
+    "unary_functions",
+)
 
 EXTENSION_FAMILIES: dict[str, tuple[Declaration, ...]] = {
     name: import_module(f"{__name__}.{name}").DECLARATIONS for name in _MODULES

@@ -16,6 +16,7 @@ from support.tflite_files import CONV, Operator, Tensor, writer
 
 Array = npt.NDArray[Any]
 DTYPES = {"FLOAT32": np.float32, "INT32": np.int32, "INT64": np.int64, "UINT8": np.uint8, "INT8": np.int8, "BOOL": bool}
+DTYPES["INT16"] = np.int16
 SAME, VALID = 0, 1
 
 
@@ -54,6 +55,9 @@ class Case:
 
     def _values(self, rng: np.random.Generator, tensor: Any) -> Any:
         kind: Any = DTYPES[tensor.type]
+        if tensor.type == "INT16":
+            lowest = 0 if self.low >= 0 else -32768
+            return np.rint(rng.normal(0, 12000, tensor.shape)).clip(lowest, 32767).astype(kind)
         if tensor.type in ("UINT8", "INT8"):
             return rng.integers(0, 256, tensor.shape).astype(np.uint8).view(kind)
         if tensor.type == "FLOAT32":
