@@ -183,7 +183,9 @@ def _bind(info: Any, shape: tuple[int, ...], symbols: dict[str, int]) -> None:
     if (info.type.tensor_type.HasField("shape") and len(dimensions) != len(shape)) or min(shape, default=1) < 1:
         raise InvalidArgument(f"shapes: {shape} is no shape for input {info.name!r}, which is {_declared(info)}")
     for dimension, size in zip(dimensions, shape, strict=False):
-        if dimension.dim_param and symbols.setdefault(dimension.dim_param, size) != size:
+        if dimension.dim_param in ("", "?"):  # PaddlePaddle writes "?" for every unknown dimension
+            continue
+        if symbols.setdefault(dimension.dim_param, size) != size:
             raise InvalidArgument(
                 f"shapes: dimension {dimension.dim_param!r} is {symbols[dimension.dim_param]} and also {size}"
             )

@@ -132,6 +132,7 @@ def _shape(kind: Any) -> tuple[int | str | None, ...] | None:
     if kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
         return None
     return tuple(
-        dimension.dim_param or (dimension.dim_value if dimension.HasField("dim_value") else None)
+        dimension.dim_param
+        or (dimension.dim_value if dimension.HasField("dim_value") and dimension.dim_value >= 0 else None)
         for dimension in kind.tensor_type.shape.dim
     )

@@ -94,6 +94,7 @@ RUNS: dict[str, Script] = {
     ],
     "described inputs": lambda ort: nodes_of(session(ort).get_inputs()),
     "described outputs": lambda ort: nodes_of(session(ort).get_outputs()),
+    "described without sizes": lambda ort: nodes_of(session(ort, symbolic_model([-1, "?", None])).get_inputs()),
     "described with a fixed dimension": _with_fixed_dimension,
     "metadata": _metadata,
     "providers": lambda ort: [session(ort).get_providers(), session(ort).get_provider_options(), ort.get_device()],

@@ -71,6 +71,11 @@ def test_an_unknown_symbolic_dimension_is_named() -> None:
         load(symbolic("batch", 3).SerializeToString())
 
 
+def test_dimensions_that_are_named_by_a_question_mark_may_differ() -> None:
+    loaded = load(symbolic("?", "?").SerializeToString(), shapes={"x": (4, 3), "z": (5,)})
+    assert [info.shape for info in loaded.inputs] == [(4, 3), (5,)]
+
+
 def test_a_symbolic_dimension_has_the_size_that_one_input_gives_it() -> None:
     loaded = load(symbolic("batch", 3).SerializeToString(), shapes={"x": (4, 3)})
     assert [info.shape for info in loaded.inputs] == [(4, 3), (4,)]

@@ -121,6 +121,7 @@ CASES = [
     case("ReduceMax", real(2, 3), ints(1), constants=(1,), opset=18),
     case("ReduceSum", real(2, 3, 4), ints(1), constants=(1,), keepdims=0),
     case("ReduceSum", real(2, 3, 4), axes=[2], opset=11),
+    case("ReduceSum", real(2, 3, 4), ints(1), constants=(1,), noop_with_empty_axes=1),
     case("ArgMax", real(2, 3, 4), axis=1, keepdims=0),
     case("ArgMin", real(2, 3, 4), axis=-1),
     case("TopK", real(3, 7), ints(3), constants=(1,), outputs=2),

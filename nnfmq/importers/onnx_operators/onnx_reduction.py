@@ -19,8 +19,9 @@ __all__ = ["CONVERTERS"]
 def _axes(node: Node) -> list[int]:
     """Return the axes to reduce: those given, or all."""
     rank, given = len(node.value(0).shape), node.integers("axes", 1)
+    keeps_all = node.attribute("noop_with_empty_axes", 0)  # without effect if there are axes
     if not given:
-        return [] if node.attribute("noop_with_empty_axes", 0) else list(range(rank))
+        return [] if keeps_all else list(range(rank))
     return sorted({axis_of(axis, rank) for axis in given})
 
 
