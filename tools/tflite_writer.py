@@ -170,6 +170,10 @@ def _quantization(builder: Any, tensor: Tensor) -> int:
     return _table(builder, "QuantizationParameters", fields)
 
 
+def _kind_of(values: Sequence[int] | Sequence[float]) -> str:
+    return "Float32" if any(isinstance(value, float) for value in values) else "Int32"
+
+
 def _operator(builder: Any, operator: Operator, codes: Sequence[OperatorVersion]) -> int:
     fields: dict[str, Any] = {
         "OpcodeIndex": codes.index(_operator_version(operator)),
@@ -182,7 +186,7 @@ def _operator(builder: Any, operator: Operator, codes: Sequence[OperatorVersion]
         fields["CustomOptions"] = builder.CreateByteVector(operator.custom)
     if operator.table:
         options = {
-            key: _vector(builder, value, "Int32") if isinstance(value, list) else value
+            key: _vector(builder, value, _kind_of(value)) if isinstance(value, list) else value
             for key, value in operator.options.items()
         }
         fields["BuiltinOptionsType"] = getattr(tflite.BuiltinOptions, operator.table)

@@ -38,6 +38,43 @@ class TfliteOperation(IntEnum):
     COS = 1
     ROUND = 2
     SIGN = 3
+    FLOOR_MOD = 4
+    ATAN2 = 5
+    TRUNCATED_DIV = 6
+    BITWISE_XOR = 7
+    RIGHT_SHIFT = 8
+    RANGE = 9
+    SHAPE = 10
+    WHERE = 11
+    UNIQUE = 12
+    CUMSUM = 13
+    RFFT2D = 14
+    REAL = 15
+    IMAG = 16
+    COMPLEX_ABS = 17
+    ONE_HOT = 18
+    BATCH_GATHER = 19
+    GATHER_ND = 20
+    SCATTER_ND = 21
+    SPARSE_TO_DENSE = 22
+    SEGMENT_SUM = 23
+    UNSORTED_SEGMENT = 24
+    MATRIX_DIAG = 25
+    MATRIX_SET_DIAG = 26
+    REVERSE_SEQUENCE = 27
+    DYNAMIC_UPDATE_SLICE = 28
+    BITCAST = 29
+    BUCKETIZE = 30
+    CONV_3D = 31
+    CONV_3D_TRANSPOSE = 32
+    NON_MAX_SUPPRESSION = 33
+    EMBEDDING_LOOKUP_SPARSE = 34
+    FAKE_QUANT = 35
+    MAX_POOL_WITH_ARGMAX = 37
+    MAX_UNPOOL = 38
+    TRANSFORM_LANDMARKS = 39
+    TRANSFORM_TENSOR = 40
+    LANDMARKS_TO_TRANSFORM_MATRIX = 41
 
     # 64 to 127: quantization schemes of TFLite that the HAL does not have
     # Q16_X is the HAL's X on TENSOR_QUANT16_SYMM
@@ -106,6 +143,35 @@ class TfliteOperation(IntEnum):
     # 128 to 159: recurrent operators
 
     # 160 to 199: operators of ONNX
+
+    # 200 to 255: operations of the HAL for more types and ranks, which `wider_operations` selects
+    ADD = 200
+    SUB = 201
+    MUL = 202
+    DIV = 203
+    POW = 204
+    RESHAPE = 205
+    SQUEEZE = 206
+    EXPAND_DIMS = 207
+    CONCATENATION = 208
+    PACK = 209
+    SLICE = 210
+    STRIDED_SLICE = 211
+    SPLIT = 212
+    PAD = 213
+    PAD_V2 = 214
+    MIRROR_PAD = 215
+    TRANSPOSE = 216
+    REVERSE = 217
+    TILE = 218
+    GATHER = 219
+    SELECT = 220
+    MEAN = 221
+    REDUCE_MAX = 222
+    REDUCE_MIN = 223
+    REDUCE_SUM = 224
+    REDUCE_PROD = 225
+    CAST = 226
 
 
 def operation_code(operation: TfliteOperation) -> OperationType:

@@ -17,6 +17,7 @@ from nnfmq.hal.extension_codes import ExtensionCodes, extension_prefix, is_exten
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tflite_codes import NAME, SIXTEEN_BIT
 from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperandType, Operation, Subgraph, element_bytes
+from nnfmq.hal.wider_operations import widened
 
 __all__ = ["GraphBuilder"]
 
@@ -109,9 +110,14 @@ class GraphBuilder:
         return self.operand(Operand(operand_type, lifetime=LifeTime.NO_VALUE))
 
     def operation(self, operation_type: OperationType, inputs: Sequence[int], *outputs: int) -> None:
-        """Append an operation. On 16-bit tensors, the built-in extension's takes the place of the HAL's."""
-        if any(self._operands[index].type == OperandType.TENSOR_QUANT16_SYMM for index in (*inputs, *outputs)):
+        """Append an operation, of the HAL or of an extension.
+
+        If the HAL's operation does not accept the types or ranks, the built-in extension's takes its place.
+        """
+        operands = self._operands
+        if any(operands[index].type == OperandType.TENSOR_QUANT16_SYMM for index in (*inputs, *outputs)):
             operation_type = SIXTEEN_BIT.get(operation_type, operation_type)
+        operation_type = widened(operation_type, [operands[i] for i in inputs], [operands[i] for i in outputs])
         if is_extension(operation_type):
             self._used_prefixes.add(extension_prefix(operation_type))
         self._operations.append(Operation(operation_type, tuple(inputs), outputs))
@@ -119,6 +125,15 @@ class GraphBuilder:
     def as_output(self, index: int) -> None:
         """Make an operand, so far an intermediate result, an output of the model."""
         self._operands[index] = replace(self._operands[index], lifetime=LifeTime.SUBGRAPH_OUTPUT)
+
+    def content(self, index: int) -> bytes | memoryview:
+        """Return the bytes of a constant operand."""
+        return self._contents[self._operands[index].location.offset]
+
+    @property
+    def operations(self) -> Sequence[Operation]:
+        """The operations so far."""
+        return self._operations
 
     @property
     def operation_count(self) -> int:

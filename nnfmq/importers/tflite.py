@@ -19,6 +19,7 @@ from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.loaded_model import LoadedModel
 from nnfmq.importers.problems import Problems
 from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator, read
+from nnfmq.importers.tflite_folding import Folding
 from nnfmq.importers.tflite_metadata import read_metadata
 from nnfmq.importers.tflite_operators import ConversionContext, convert_operator, live_operators
 from nnfmq.importers.tflite_resizing import Resizing
@@ -44,8 +45,9 @@ def _import(file: TfliteFile, shapes: Shapes) -> LoadedModel:
     if file.subgraph_count != 1:
         problems.add(f"{file.subgraph_count} subgraphs: only models of exactly one are supported")
     inputs = _all(problems, context.model_input, file.inputs)
+    folding = Folding(context)
     for operator in live_operators(file):
-        _convert(context, operator, problems, convert)
+        _convert(context, operator, problems, folding.or_convert(convert))
     outputs = _all(problems, context.model_output, file.outputs)
     problems.raise_if_any()
     if not inputs or not outputs:

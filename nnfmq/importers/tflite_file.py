@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.tflite_codes import TENSOR_COMPLEX64
 from nnfmq.hal.types import ChannelQuant, OperandType, element_bytes
 from nnfmq.importers import flatbuffer_verifier, tflite_schema
 from nnfmq.importers.file_format import FileContent
@@ -26,12 +27,15 @@ _TYPES_SHOWN = 8  # of an operator, in messages
 _MAX_TENSOR_BYTES = 2**32 - 1  # the HAL's limit on an operand
 _MAX_FILE_BYTES = 2**31 - 1  # flatbuffers' own
 
+_STORED_BYTES = {"INT64": 8, "COMPLEX64": 8}  # of an element, where the operand type's size is another or unknown here
+
 _PLAIN_TYPES = {
     "FLOAT32": OperandType.TENSOR_FLOAT32,
     "FLOAT16": OperandType.TENSOR_FLOAT16,
     "INT32": OperandType.TENSOR_INT32,
     "INT64": OperandType.TENSOR_INT32,  # the HAL has no wider integers; constants are checked when they are used
     "BOOL": OperandType.TENSOR_BOOL8,
+    "COMPLEX64": TENSOR_COMPLEX64,
 }
 _QUANTIZED_TYPES = {
     "UINT8": OperandType.TENSOR_QUANT8_ASYMM,
@@ -151,8 +155,16 @@ class TfliteFile:
             raise InvalidArgument(f"{tensor} is a constant: it cannot be resized")
         if not all(isinstance(extent, int) and extent > 0 for extent in shape):
             raise InvalidArgument(f"{tensor} cannot have the shape {list(shape)}: dimensions are positive integers")
-        _check_size(tensor.type, _checked_shape(shape), None, 8 if tensor.is_int64 else element_bytes(tensor.type))
+        _check_size(tensor.type, _checked_shape(shape), None, 8 if tensor.is_int64 else element_bytes(tensor.type) or 8)
         self._tensors[index] = replace(tensor, shape=shape, rank=len(shape))
+
+    def set_value(self, index: int, data: bytes, shape: tuple[int, ...]) -> None:
+        """Make a tensor, which no operator will write, a constant whose elements are those of its operand type."""
+        tensor = self.tensor(index)
+        number = -1 - index  # of no buffer in the file
+        self._tensors[index] = replace(
+            tensor, data=memoryview(data), shape=shape or (1,), buffer_index=number, is_int64=False
+        )
 
     def signature(self, index: int) -> tuple[int, ...]:
         """Return the shape of a tensor with -1 for each dimension that may change; () if the file does not state it."""
@@ -216,7 +228,7 @@ class TfliteFile:
         kind, scale, zero_point, channels = _operand_type(type_name, shape, scales, zero_points, dimension)
         if data is not None:
             shape = shape or (1,)  # a constant of rank 0: shape () of an operand means unknown rank
-        _check_size(kind, shape, data, 8 if is_int64 else element_bytes(kind))
+        _check_size(kind, shape, data, _STORED_BYTES.get(type_name) or element_bytes(kind))
         file_scale = scales[0] if len(scales) == 1 else 0.0
         number, is_variable = raw.Buffer(), bool(raw.IsVariable())
         return TfliteTensor(

@@ -128,6 +128,7 @@ OPTIONS: dict[int, Table] = {
     31: _SEQUENCE_RNN,
     32: _STRIDED_SLICE,
     49: _TRANSPOSE_CONV,
+    55: Table("ShapeOptions", ()),
     58: _FAKE_QUANT,
     59: Table("PackOptions", (Field(6, "Axis", _INT),)),
     61: Table("OneHotOptions", (Field(4, "Axis", _INT),)),

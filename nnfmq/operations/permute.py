@@ -31,6 +31,11 @@ from nnfmq.operations.signature import (
 def transpose_shape(input: Shape, *, permutation: Array | None = None) -> Shape:
     """Return the permuted shape; without a permutation, that of a transposed matrix."""
     require_rank(input, range(1, 5), "input")
+    return permuted(input, permutation=permutation)
+
+
+def permuted(input: Shape, *, permutation: Array | None = None) -> Shape:
+    """Return the permuted shape, of any rank; without a permutation, that of a transposed matrix."""
     if permutation is None:
         require(len(input) == 2, "C1", f"the permutation of {len(input)} axes is omitted, allowed for 2 axes only")
         return input[::-1]

@@ -54,10 +54,15 @@ def reduced_axes(axes: Array, rank: int) -> Axes:
 def reduction_shape(input: Shape, *, axes: Array, keep_dimensions: int) -> Shape:
     """Return the input's shape without the axes, or with 1 in their place if dimensions are kept; at least (1,)."""
     require_rank(input, range(1, 5), "input")
-    reduced = reduced_axes(axes, len(input))
+    return reduced(input, axes=axes, keep_dimensions=keep_dimensions)
+
+
+def reduced(input: Shape, *, axes: Array, keep_dimensions: int) -> Shape:
+    """Return the same as `reduction_shape` for any rank of the input."""
+    gone = reduced_axes(axes, len(input))
     if keep_dimensions > 0:
-        return tuple(1 if axis in reduced else dimension for axis, dimension in enumerate(input))
-    return tuple(dimension for axis, dimension in enumerate(input) if axis not in reduced) or (1,)
+        return tuple(1 if axis in gone else dimension for axis, dimension in enumerate(input))
+    return tuple(dimension for axis, dimension in enumerate(input) if axis not in gone) or (1,)
 
 
 def index_shape(input: Shape, *, axis: int) -> Shape:

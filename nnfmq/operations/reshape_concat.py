@@ -56,6 +56,11 @@ def data_movement_variants(plan: Plan, since: int, int32: int | None = None) -> 
 def reshape_shape(input: Shape, *, shape: Array) -> Shape:
     """Return `shape` with a -1 replaced by the remaining count of elements."""
     require_rank(input, range(1, 5), "input")
+    return reshaped(input, shape=shape)
+
+
+def reshaped(input: Shape, *, shape: Array) -> Shape:
+    """Return `shape` with a -1 replaced by the remaining count of elements, for any rank of the input."""
     require(shape.ndim == 1 and len(shape) > 0, "C2", f"the new shape has shape {shape.shape}, a vector is required")
     dimensions = [int(dimension) for dimension in shape]
     require(
@@ -74,6 +79,11 @@ def reshape_shape(input: Shape, *, shape: Array) -> Shape:
 def squeeze_shape(input: Shape, *, axes: Array | None = None) -> Shape:
     """Return the input's shape without the axes (if omitted, without all dimensions of 1); at least (1,)."""
     require_rank(input, range(1, 5), "input")
+    return squeezed(input, axes=axes)
+
+
+def squeezed(input: Shape, *, axes: Array | None = None) -> Shape:
+    """Return the same as `squeeze_shape` for any rank of the input."""
     if axes is None or axes.size == 0:
         removed = {axis for axis, dimension in enumerate(input) if dimension == 1}
     else:
@@ -98,8 +108,13 @@ def plan_reshape(input: Tensor, *, output: Tensor, **_: Any) -> Run:
 
 def concatenation_shape(*inputs: Shape, axis: int) -> Shape:
     """Return the first shape with the sum of the dimensions along `axis`."""
+    require_rank(inputs[0], range(1, 5), "input")
+    return concatenated(*inputs, axis=axis)
+
+
+def concatenated(*inputs: Shape, axis: int) -> Shape:
+    """Return the first shape, of any rank, with the sum of the dimensions along `axis`."""
     first = inputs[0]
-    require_rank(first, range(1, 5), "input")
     axis = normalize_axis(axis, len(first))
     for other in inputs[1:]:
         agree = len(other) == len(first) and all(a == b for i, (a, b) in enumerate(zip(first, other)) if i != axis)  # noqa: B905

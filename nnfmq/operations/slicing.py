@@ -66,6 +66,21 @@ def strided_slice_shape(
 ) -> Shape:
     """Return the lengths of the slices without those that are shrunk; (1,) if none remains."""
     require_rank(input, range(1, 5), "input")
+    return strided(
+        input,
+        begin=begin,
+        end=end,
+        strides=strides,
+        begin_mask=begin_mask,
+        end_mask=end_mask,
+        shrink_mask=shrink_mask,
+    )
+
+
+def strided(
+    input: Shape, *, begin: Array, end: Array, strides: Array, begin_mask: int, end_mask: int, shrink_mask: int
+) -> Shape:
+    """Return the lengths of the slices, of any rank, without those that are shrunk; (1,) if none remains."""
     _require_vectors(input, begin=begin, end=end, strides=strides)
     dimensions = [len(r) for r in slice_ranges(input, begin, end, strides, begin_mask, end_mask)]
     kept = [axis for axis in range(len(input)) if not shrink_mask >> axis & 1]

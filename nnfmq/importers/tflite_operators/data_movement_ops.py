@@ -12,7 +12,13 @@ from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.tflite_file import TfliteOperator
 from nnfmq.importers.tflite_operators.conversion import FLOAT_TYPES, ConversionContext, OpConverter
-from nnfmq.importers.tflite_operators.options import no_activation, normalized_axis, passthrough, size_argument
+from nnfmq.importers.tflite_operators.options import (
+    emit_reshape,
+    no_activation,
+    normalized_axis,
+    passthrough,
+    size_argument,
+)
 
 __all__ = ["CONVERTERS", "broadcast"]
 
@@ -97,8 +103,10 @@ def _squeeze(context: ConversionContext, operator: TfliteOperator) -> None:
 
 def _expand_dims(context: ConversionContext, operator: TfliteOperator) -> None:
     x = context.value(operator.inputs[0])
+    if context.file.tensor(operator.inputs[0]).rank == 0 and context.builder[x].dimensions == (1,):
+        return emit_reshape(context, operator, x, (1,))
     axis = normalized_axis(context.one_int(operator.inputs[1]), len(context.builder[x].dimensions) + 1)
-    context.emit(OperationType.EXPAND_DIMS, operator, x, context.builder.int32(axis))
+    return context.emit(OperationType.EXPAND_DIMS, operator, x, context.builder.int32(axis))
 
 
 def _padv2(context: ConversionContext, operator: TfliteOperator) -> None:
@@ -120,8 +128,10 @@ def _concatenation(context: ConversionContext, operator: TfliteOperator) -> None
 
 def _pack(context: ConversionContext, operator: TfliteOperator) -> None:
     values = [context.value(index) for index in operator.inputs]
+    if all(context.file.tensor(index).rank == 0 for index in operator.inputs):  # of operands of shape (1,)
+        return context.emit(OperationType.CONCATENATION, operator, *values, context.builder.int32(0))
     axis = normalized_axis(operator.options.Axis(), len(context.builder[values[0]].dimensions) + 1)
-    context.emit(OperationType.PACK, operator, context.builder.int32(axis), *values)
+    return context.emit(OperationType.PACK, operator, context.builder.int32(axis), *values)
 
 
 def _broadcast_to(context: ConversionContext, operator: TfliteOperator) -> None:

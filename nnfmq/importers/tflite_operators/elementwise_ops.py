@@ -96,10 +96,12 @@ def _squared_difference(context: ConversionContext, operator: TfliteOperator) ->
 
 
 def _div(context: ConversionContext, operator: TfliteOperator) -> None:
-    if context.file.tensor(operator.inputs[0]).type == OperandType.TENSOR_INT32:
-        raise InvalidArgument("a quotient of integers is not supported: NNAPI rounds it down, TFLite towards zero")
+    if context.file.tensor(operator.inputs[0]).type == OperandType.TENSOR_INT32:  # NNAPI's quotient is rounded down
+        no_activation(operator)
+        arguments = map(context.value, operator.inputs)
+        return context.emit(operation_code(TfliteOperation.TRUNCATED_DIV), operator, *arguments)
     factors = [dequantized(context, index) for index in operator.inputs]
-    emit_dequantized(context, operator, OperationType.DIV, *factors, activation(context, operator))
+    return emit_dequantized(context, operator, OperationType.DIV, *factors, activation(context, operator))
 
 
 def _floor_div(context: ConversionContext, operator: TfliteOperator) -> None:

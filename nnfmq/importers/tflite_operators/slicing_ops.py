@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
+from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
 from nnfmq.importers.tflite_operators.conversion import ConversionContext, OpConverter
 from nnfmq.importers.tflite_operators.options import emit_reshape, normalized_axis, passthrough
@@ -107,7 +108,7 @@ def _gather(context: ConversionContext, operator: TfliteOperator) -> None:
     options = operator.options
     axis = normalized_axis(options.Axis() if options is not None else 0, len(x.shape))
     if options is not None and options.BatchDims():
-        raise InvalidArgument(f"{options.BatchDims()} batch dimensions are not supported: NNAPI's GATHER has none")
+        return _gather_in_batches(context, operator, axis)
     arguments = [context.value(x.index), context.builder.int32(axis), context.value(indices.index)]
     if indices.rank:
         return context.emit(OperationType.GATHER, operator, *arguments)
@@ -116,6 +117,16 @@ def _gather(context: ConversionContext, operator: TfliteOperator) -> None:
     row = context.temporary(x, (*before, 1, *after))
     context.builder.operation(OperationType.GATHER, arguments, row)
     return emit_reshape(context, operator, row, (*before, *after) or (1,))
+
+
+def _gather_in_batches(context: ConversionContext, operator: TfliteOperator, axis: int) -> None:
+    x, indices = (context.file.tensor(index) for index in operator.inputs)
+    count = normalized_axis(operator.options.BatchDims(), len(indices.shape) + 1)
+    if count > axis:
+        raise InvalidArgument(f"{count} batch dimensions before axis {axis} are not possible")
+    numbers = [context.builder.int32(number) for number in (axis, count)]
+    arguments = [context.value(x.index), numbers[0], context.value(indices.index), numbers[1]]
+    context.emit(operation_code(TfliteOperation.BATCH_GATHER), operator, *arguments)
 
 
 def _hashtable_lookup(context: ConversionContext, operator: TfliteOperator) -> None:

@@ -16,12 +16,18 @@ from nnfmq.operations.signature import Declaration
 __all__ = ["EXTENSION", "EXTENSION_FAMILIES"]
 
 _MODULES = (
+    "dynamic_sizes",
+    "indexing",
+    "integer_functions",
+    "segments",
     "sixteen_bit_arithmetic",
     "sixteen_bit_functions",
     "sixteen_bit_images",
     "sixteen_bit_movement",
     "sixteen_bit_products",
+    "spectral",
     "unary_functions",
+    "wider_types",
 )
 
 EXTENSION_FAMILIES: dict[str, tuple[Declaration, ...]] = {

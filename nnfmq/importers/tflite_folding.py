@@ -1,0 +1,93 @@
+"""Folding: operators whose inputs are constants become constants, and so does the SHAPE of a tensor of known shape.
+
+TFLite's converter writes sizes as computations if the batch is unknown. The operator is converted alone, and the
+kernels of its operations compute the values. Only operators whose cost is linear are folded, within a budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument
+from nnfmq.importers.graph_builder import GraphBuilder
+from nnfmq.importers.tflite_file import TfliteOperator
+from nnfmq.importers.tflite_operators import ConversionContext, convert_operator
+
+__all__ = ["Folding"]
+
+_SPARE_BYTES = 1 << 20
+_FOLDED = frozenset(
+    (
+        *("ABS", "ADD", "BITCAST", "BROADCAST_ARGS", "BROADCAST_TO", "CAST", "CEIL", "CONCATENATION", "DEQUANTIZE"),
+        *("DIV", "EQUAL", "EXPAND_DIMS", "FILL", "FLOOR", "FLOOR_DIV", "FLOOR_MOD", "GATHER", "GATHER_ND", "GREATER"),
+        *("GREATER_EQUAL", "LESS", "LESS_EQUAL", "LOGICAL_AND", "LOGICAL_NOT", "LOGICAL_OR", "MAXIMUM", "MINIMUM"),
+        *("MUL", "NEG", "NOT_EQUAL", "ONE_HOT", "PACK", "PAD", "PADV2", "RANGE", "REDUCE_MAX", "REDUCE_MIN"),
+        *("REDUCE_PROD", "RESHAPE", "REVERSE_V2", "RSQRT", "SELECT", "SELECT_V2", "SLICE", "SPLIT", "SPLIT_V", "SQRT"),
+        *("SQUARE", "SQUEEZE", "STRIDED_SLICE", "SUB", "SUM", "TILE", "TRANSPOSE", "UNPACK", "WHERE", "ZEROS_LIKE"),
+    )
+)
+
+
+class Folding:
+    """The budget of one import in bytes, for the constants that are read and made."""
+
+    def __init__(self, context: ConversionContext) -> None:
+        self._context = context
+        self._file = context.file
+        self._bytes_left = 8 * context.file.size_bytes + _SPARE_BYTES
+
+    def or_convert(self, convert: Callable[[TfliteOperator], None]) -> Callable[[TfliteOperator], None]:
+        """Return a function that folds an operator, or calls `convert` if that is not possible."""
+
+        def fold_or_convert(operator: TfliteOperator) -> None:
+            if not self._fold(operator):
+                convert(operator)
+
+        return fold_or_convert
+
+    def _fold(self, operator: TfliteOperator) -> bool:
+        if any(self._context.is_model_output(index) for index in operator.outputs):
+            return False
+        if operator.name in ("SHAPE", "RANK") and len(operator.inputs) == len(operator.outputs) == 1:
+            return self._fold_shape(operator)
+        if operator.name not in _FOLDED or not self._is_constant(operator):
+            return False
+        return self._evaluate(operator)
+
+    def _fold_shape(self, operator: TfliteOperator) -> bool:
+        x = self._file.tensor(operator.inputs[0])
+        shape = x.shape if x.rank else ()
+        if operator.name == "RANK":
+            shape = (x.rank,)
+        elif 0 in shape:
+            return False
+        self._file.set_value(operator.outputs[0], np.array(shape, "<i4").tobytes(), (len(shape),))
+        return True
+
+    def _is_constant(self, operator: TfliteOperator) -> bool:
+        tensors = [self._file.tensor(index) for index in operator.inputs if index >= 0]
+        return bool(tensors) and all(tensor.data is not None for tensor in tensors)
+
+    def _evaluate(self, operator: TfliteOperator) -> bool:
+        # Imports all operations, which few models need: 3 MiB of an application.
+        from nnfmq.importers.constant_evaluation import evaluate
+
+        read = sum(len(self._file.tensor(index).data or b"") for index in operator.inputs if index >= 0)
+        if read > self._bytes_left:
+            return False
+        alone = ConversionContext(self._file, GraphBuilder(max_constant_bytes=4 * read + _SPARE_BYTES))
+        convert_operator(alone, operator)
+        try:
+            values = evaluate(
+                alone.builder, [alone.value(index) for index in operator.outputs], self._bytes_left - read
+            )
+        except GeneralFailure as error:
+            raise InvalidArgument(f"its constant inputs are rejected: {error}") from None
+        if values is None:
+            return False
+        self._bytes_left -= read + sum(value.nbytes for value in values)
+        for index, value in zip(operator.outputs, values, strict=True):
+            self._file.set_value(index, value.tobytes(), value.shape)
+        return True

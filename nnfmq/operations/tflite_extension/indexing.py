@@ -1,0 +1,255 @@
+"""BATCH_GATHER, GATHER_ND, SCATTER_ND, SPARSE_TO_DENSE, ONE_HOT, DYNAMIC_UPDATE_SLICE and REVERSE_SEQUENCE.
+
+Indices are data: each execution checks a private copy.
+
+C1 an index is inside its dimension
+C2 the shapes of indices, updates and values agree
+C3 shapes, sizes and lengths are not negative
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from nnfmq.hal.tflite_codes import TfliteOperation
+from nnfmq.operations.kernel_adapters import stateless
+from nnfmq.operations.shapes import normalize_axis, require, require_max_rank, require_size
+from nnfmq.operations.signature import I32, V1_2, Array, Declaration, Run, Shape, Tensor, attribute, data, overload
+from nnfmq.operations.tflite_extension.declaring import any_tensor_variants, own_code
+
+
+def checked(indices: Array, dimension: int) -> Array:
+    """Return a private copy of indices that are all in [0, dimension)."""
+    copy = indices.astype(np.intp)
+    inside = copy.size == 0 or (int(copy.min()) >= 0 and int(copy.max()) < dimension)
+    require(inside, "C1", f"an index is outside [0, {dimension})")
+    return copy
+
+
+# -- gathers ----------------------------------------------------------------------------------------------------------
+
+
+def batch_gather_shape(input: Shape, indices: Shape, *, axis: int, batch_dims: int) -> Shape:
+    """Return the input's shape with that of the indices, without the batch, in place of the axis."""
+    axis = normalize_axis(axis, len(input))
+    fits = 0 <= batch_dims <= min(axis, len(indices)) and input[:batch_dims] == indices[:batch_dims]
+    require(fits, "C2", f"{batch_dims} batch dimensions for shapes {input} and {indices}, axis {axis}")
+    return input[:axis] + indices[batch_dims:] + input[axis + 1 :]
+
+
+def plan_batch_gather(input: Tensor, indices: Tensor, *, output: Tensor, axis: int, batch_dims: int) -> Run:
+    """Plan the slices at the indices, which each batch has its own."""
+    shape, axis = input.shape, axis % len(input.shape)
+    batches = math.prod(shape[:batch_dims])
+    parts = (batches, math.prod(shape[batch_dims:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+    rows = np.arange(batches)[:, None]
+
+    def run(array: Array, positions: Array) -> Array:
+        chosen = checked(positions, shape[axis]).reshape(batches, -1)
+        found = array.reshape(parts)[rows, :, chosen]  # batch, index, outer, inner
+        return np.ascontiguousarray(found.transpose(0, 2, 1, 3)).reshape(output.shape)
+
+    return run
+
+
+def gather_nd_shape(input: Shape, indices: Shape) -> Shape:
+    """Return the shape of the indices without their last dimension, then that of the selected slices."""
+    fits = len(indices) >= 1 and 1 <= indices[-1] <= len(input)
+    require(fits, "C2", f"indices of shape {indices} for an input of shape {input}")
+    return indices[:-1] + input[indices[-1] :] or (1,)
+
+
+def gather_nd(input: Array, indices: Array) -> Array:
+    """Return the slices at the index vectors."""
+    found: Array = np.asarray(input[_positions(indices, input.shape)])
+    return found.reshape(gather_nd_shape(input.shape, indices.shape))
+
+
+def _positions(indices: Array, shape: Shape) -> tuple[Array, ...]:
+    """Return the checked indices along each of the first dimensions of `shape`."""
+    return tuple(checked(indices[..., axis], shape[axis]) for axis in range(indices.shape[-1]))
+
+
+# -- scatters ---------------------------------------------------------------------------------------------------------
+
+
+def checked_shape(shape: Array, itemsize: int = 4) -> Shape:
+    """Return a shape from an attribute: a vector of numbers that are not negative."""
+    require(shape.ndim == 1 and not (shape < 0).any(), "C3", f"{shape.tolist()[:8]} is not a shape")
+    result = tuple(int(extent) for extent in shape)
+    require_size(result, itemsize)
+    return result
+
+
+def scatter_nd_shape(indices: Shape, updates: Shape, *, shape: Array) -> Shape:
+    """Return `shape`."""
+    result = checked_shape(shape)
+    fits = len(indices) >= 1 and 1 <= indices[-1] <= len(result)
+    require(fits, "C2", f"indices of shape {indices} for a result of shape {result}")
+    expected = indices[:-1] + result[indices[-1] :] or (1,)
+    require(updates == expected, "C2", f"updates of shape {updates}, {expected} are required")
+    return result
+
+
+def plan_scatter_nd(indices: Tensor, updates: Tensor, *, output: Tensor, shape: Array) -> Run:
+    """Plan zeros to which the updates are added at the index vectors."""
+
+    def run(positions: Array, values: Array) -> Array:
+        result = np.zeros(output.shape, output.dtype)
+        places = _positions(positions, output.shape)
+        np.add.at(result, places, values.reshape(*places[0].shape, *output.shape[len(places) :]))
+        return result
+
+    return run
+
+
+def sparse_to_dense_shape(indices: Shape, values: Shape, default: Shape, *, shape: Array) -> Shape:
+    """Return `shape`."""
+    result = checked_shape(shape)
+    count = indices[0] if indices else 1
+    width = indices[1] if len(indices) == 2 else 1
+    fits = len(indices) <= 2 and width == len(result) and values in ((1,), (count,)) and default == (1,)
+    require(fits, "C2", f"indices {indices}, values {values} and default {default} for a result of shape {result}")
+    return result
+
+
+def plan_sparse_to_dense(indices: Tensor, values: Tensor, default: Tensor, *, output: Tensor, shape: Array) -> Run:
+    """Plan the default, with values at the index vectors."""
+    rank = len(output.shape)
+
+    def run(positions: Array, given: Array, otherwise: Array) -> Array:
+        result = np.full(output.shape, otherwise.reshape(()), output.dtype)
+        result[_positions(positions.reshape(-1, rank), output.shape)] = given
+        return result
+
+    return run
+
+
+def one_hot_shape(indices: Shape, on: Shape, off: Shape, *, depth: Any, axis: int) -> Shape:
+    """Return the shape of the indices with `depth` inserted at the axis; -1 is the last one."""
+    require(math.prod(on) == math.prod(off) == 1, "C2", f"values of shapes {on} and {off}, each must have one element")
+    extent = int(np.asarray(depth).reshape(-1)[0])
+    require(extent >= 0, "C3", f"depth {extent}")
+    position = normalize_axis(axis, len(indices) + 1)
+    return (*indices[:position], extent, *indices[position:])
+
+
+def plan_one_hot(indices: Tensor, on: Tensor, off: Tensor, *, output: Tensor, depth: Any, axis: int) -> Run:
+    """Plan a comparison with the positions along the axis."""
+    position = axis % len(output.shape)
+    along = [1] * len(output.shape)
+    along[position] = output.shape[position]
+    numbers = np.arange(output.shape[position]).reshape(along)
+    return lambda chosen, true, false: np.where(
+        np.expand_dims(chosen, position) == numbers, true.reshape(()), false.reshape(())
+    )
+
+
+# -- slices -----------------------------------------------------------------------------------------------------------
+
+
+def dynamic_update_slice_shape(input: Shape, update: Shape, start: Shape) -> Shape:
+    """Return the input's shape."""
+    fits = len(input) == len(update) and start == (len(input),)
+    smaller = all(small <= large for small, large in zip(update, input, strict=False))
+    require(fits and smaller, "C2", f"an update of shape {update} at {start} positions for shape {input}")
+    return input
+
+
+def dynamic_update_slice(input: Array, update: Array, start: Array) -> Array:
+    """Return the input with `update` at `start`, which is moved so that the update is inside."""
+    result = input.copy()
+    limits = np.subtract(input.shape, update.shape)
+    begin = np.clip(start.astype(np.int64), 0, limits).tolist()
+    box = tuple(slice(first, first + extent) for first, extent in zip(begin, update.shape, strict=True))
+    result[box] = update
+    return result
+
+
+def reverse_sequence_shape(input: Shape, lengths: Shape, *, sequence_axis: int, batch_axis: int) -> Shape:
+    """Return the input's shape."""
+    require_max_rank(input, "the input")
+    axes = {normalize_axis(sequence_axis, len(input)), normalize_axis(batch_axis, len(input))}
+    fits = len(axes) == 2 and lengths == (input[batch_axis],)
+    require(fits, "C2", f"lengths of shape {lengths} for axes {sequence_axis} and {batch_axis} of shape {input}")
+    return input
+
+
+def reverse_sequence(input: Array, lengths: Array, *, sequence_axis: int, batch_axis: int) -> Array:
+    """Return the input with the first elements of each sequence reversed."""
+    extent = input.shape[sequence_axis]
+    counts = checked(lengths, extent + 1)[:, None]
+    steps = np.arange(extent)[None, :]
+    positions = np.where(steps < counts, counts - 1 - steps, steps)
+    shape = [1] * input.ndim
+    shape[batch_axis], shape[sequence_axis] = positions.shape
+    ordered = positions if batch_axis < sequence_axis else positions.T
+    return np.take_along_axis(input, ordered.reshape(shape), axis=sequence_axis)
+
+
+DECLARATIONS = (
+    Declaration(
+        own_code(TfliteOperation.BATCH_GATHER),
+        since=V1_2,
+        overloads=(
+            overload(data("input"), attribute("axis"), data("indices", I32), attribute("batch_dims"), level=V1_2),
+        ),
+        variants=any_tensor_variants(plan_batch_gather),
+        shape=batch_gather_shape,
+    ),
+    Declaration(
+        own_code(TfliteOperation.GATHER_ND),
+        since=V1_2,
+        overloads=(overload(data("input"), data("indices", I32), level=V1_2),),
+        variants=any_tensor_variants(stateless(gather_nd)),
+        shape=gather_nd_shape,
+    ),
+    Declaration(
+        own_code(TfliteOperation.SCATTER_ND),
+        since=V1_2,
+        overloads=(overload(data("indices", I32), data("updates"), attribute("shape", I32), level=V1_2),),
+        variants=any_tensor_variants(plan_scatter_nd),
+        shape=scatter_nd_shape,
+    ),
+    Declaration(
+        own_code(TfliteOperation.SPARSE_TO_DENSE),
+        since=V1_2,
+        overloads=(
+            overload(data("indices", I32), attribute("shape", I32), data("values"), data("default"), level=V1_2),
+        ),
+        variants=any_tensor_variants(plan_sparse_to_dense),
+        shape=sparse_to_dense_shape,
+    ),
+    Declaration(
+        own_code(TfliteOperation.ONE_HOT),
+        since=V1_2,
+        overloads=(
+            overload(
+                data("indices", I32), attribute("depth", I32), data("on"), data("off"), attribute("axis"), level=V1_2
+            ),
+        ),
+        variants=any_tensor_variants(plan_one_hot),
+        shape=one_hot_shape,
+    ),
+    Declaration(
+        own_code(TfliteOperation.DYNAMIC_UPDATE_SLICE),
+        since=V1_2,
+        overloads=(overload(data("input"), data("update"), data("start", I32), level=V1_2),),
+        variants=any_tensor_variants(stateless(dynamic_update_slice)),
+        shape=dynamic_update_slice_shape,
+    ),
+    Declaration(
+        own_code(TfliteOperation.REVERSE_SEQUENCE),
+        since=V1_2,
+        overloads=(
+            overload(
+                data("input"), data("lengths", I32), attribute("sequence_axis"), attribute("batch_axis"), level=V1_2
+            ),
+        ),
+        variants=any_tensor_variants(stateless(reverse_sequence)),
+        shape=reverse_sequence_shape,
+    ),
+)

@@ -1,0 +1,64 @@
+"""FLOOR_MOD, TRUNCATED_DIV, BITWISE_XOR, RIGHT_SHIFT and ATAN2: functions of two broadcast arrays.
+
+C1 no integer divisor is 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from nnfmq.hal.tflite_codes import TfliteOperation
+from nnfmq.hal.types import OperandType
+from nnfmq.operations.kernel_adapters import stateless
+from nnfmq.operations.shapes import broadcast_shapes, require
+from nnfmq.operations.signature import B8, F32, I32, Q8, Q8S, Q16S, V1_2, Array, Declaration, data, overload
+from nnfmq.operations.tflite_extension.declaring import own_code, variants_of
+
+
+def floor_mod(first: Array, second: Array) -> Array:
+    """Return the remainder of the quotient that is rounded down."""
+    _require_divisors(second)
+    result: Array = np.mod(first, second)
+    return result
+
+
+def truncated_div(first: Array, second: Array) -> Array:
+    """Return the quotient of integers, rounded towards zero; the minimum divided by -1 is the minimum."""
+    _require_divisors(second)
+    quotient = np.abs(first.astype(np.int64)) // np.abs(second.astype(np.int64))
+    result: Array = (quotient * (np.sign(first) * np.sign(second))).astype(first.dtype)
+    return result
+
+
+def _require_divisors(second: Array) -> None:
+    require(second.dtype.kind == "f" or bool(second.all()), "C1", "a divisor is 0")
+
+
+def right_shift(first: Array, second: Array) -> Array:
+    """Return `first` shifted by `second` bits, which is limited to 0 and the number of bits minus 1."""
+    result: Array = first >> np.clip(second, 0, 8 * first.dtype.itemsize - 1).astype(first.dtype)
+    return result
+
+
+def _binary(operation: TfliteOperation, kernel: Callable[..., Array], types: Iterable[OperandType]) -> Declaration:
+    return Declaration(
+        own_code(operation),
+        since=V1_2,
+        overloads=(overload(data("first"), data("second"), level=V1_2),),
+        variants=variants_of(types, stateless(kernel)),
+        shape=broadcast_shapes,
+        zero_sized=True,
+    )
+
+
+_INTEGERS = (I32, Q8, Q8S, Q16S)
+
+DECLARATIONS = (
+    _binary(TfliteOperation.FLOOR_MOD, floor_mod, (F32, *_INTEGERS)),
+    _binary(TfliteOperation.TRUNCATED_DIV, truncated_div, (I32,)),
+    _binary(TfliteOperation.BITWISE_XOR, np.bitwise_xor, (*_INTEGERS, B8)),
+    _binary(TfliteOperation.RIGHT_SHIFT, right_shift, _INTEGERS),
+    _binary(TfliteOperation.ATAN2, np.arctan2, (F32,)),
+)

@@ -1,0 +1,122 @@
+"""Operators whose result's shape depends on values, and arithmetic on shapes that is folded at import."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from support.both_runners import Theirs
+from support.tflite_files import Operator, Tensor, floats, ints, writer
+
+from nnfmq.engines import interpreter
+from nnfmq.hal.errors import GeneralFailure, UnsupportedModel
+from nnfmq.importers import LoadedModel, load
+
+Array = npt.NDArray[Any]
+
+
+def outputs_of(loaded: LoadedModel, *inputs: Array) -> list[Array]:
+    """Execute a model whose outputs may have any shape."""
+    sinks = [np.empty(1 << 12, info.dtype if info.dtype != "bool" else np.uint8) for info in loaded.outputs]
+    shapes = interpreter.prepare(loaded.model).execute(inputs, [memoryview(sink).cast("B") for sink in sinks])
+    return [sink[: int(np.prod(s.dimensions))].reshape(s.dimensions) for sink, s in zip(sinks, shapes, strict=True)]
+
+
+def agrees(tensors: list[Any], operators: list[Any], outputs: list[int], *inputs: Array) -> None:
+    """Require LiteRT's results; the first tensors are the inputs."""
+    content = writer.write(tensors, operators, range(len(inputs)), outputs)
+    for found, expected in zip(outputs_of(load(content), *inputs), Theirs(content)(list(inputs)), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_where_returns_the_indexes_of_true_elements() -> None:
+    tensors = [Tensor("x", (2, 3), "BOOL"), Tensor("y", (0, 2), "INT64", extra={})]
+    truths = np.array([[1, 0, 1], [0, 0, 1]], np.uint8)
+    agrees(tensors, [Operator("WHERE", (0,), (1,))], [1], truths)
+
+
+def test_unique_returns_values_in_their_order_and_the_index_of_each() -> None:
+    tensors = [Tensor("x", (6,), "INT32"), Tensor("y", (0,), "INT32"), Tensor("z", (6,), "INT32")]
+    operator = Operator("UNIQUE", (0,), (1, 2), "UniqueOptions", {"IdxOutType": 2})
+    agrees(tensors, [operator], [1, 2], np.int32([5, 2, 5, -1, 2, 9]))
+
+
+@pytest.mark.parametrize(("kind", "values"), [("INT32", (2, 11, 3)), ("INT32", (5, -5, -4)), ("FLOAT32", (0, 1, 0.3))])
+def test_range_takes_its_numbers_from_the_inputs(kind: str, values: tuple[float, ...]) -> None:
+    tensors = [*(Tensor(f"x{index}", (), kind) for index in range(3)), Tensor("y", (0,), kind)]
+    given = [np.array([value], {"INT32": np.int32, "FLOAT32": np.float32}[kind]) for value in values]
+    content = writer.write(tensors, [Operator("RANGE", (0, 1, 2), (3,))], (0, 1, 2), (3,))
+    (found,) = outputs_of(load(content), *given)
+    (expected,) = Theirs(content)([value.reshape(()) for value in given])
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_range_rejects_a_step_of_0() -> None:
+    tensors = [
+        Tensor("x", (), "INT32"),
+        *(Tensor(str(n), (), "INT32", ints(n)) for n in (9, 0)),
+        Tensor("y", (0,), "INT32"),
+    ]
+    loaded = load(writer.write(tensors, [Operator("RANGE", (0, 1, 2), (3,))], (0,), (3,)))
+    with pytest.raises(GeneralFailure, match=r"in steps of 0 \(C1\)"):
+        outputs_of(loaded, np.int32([1]))
+
+
+def test_segment_sum_adds_the_rows_of_each_segment() -> None:
+    tensors = [Tensor("x", (4, 2)), Tensor("ids", (4,), "INT32", ints(0, 0, 2, 2)), Tensor("y", (3, 2))]
+    loaded = load(writer.write(tensors, [Operator("SEGMENT_SUM", (0, 1), (2,))], (0,), (2,)))
+    (found,) = outputs_of(loaded, np.float32([[1, 2], [3, 4], [5, 6], [7, 8]]))
+    assert found.tolist() == [[4, 6], [0, 0], [12, 14]]
+
+
+def test_the_arithmetic_on_a_static_shape_is_folded() -> None:
+    """SHAPE → STRIDED_SLICE → PACK gives the target of a RESHAPE, whose own shape the file does not state."""
+    tensors = [
+        Tensor("x", (2, 3, 4)), Tensor("shape", (3,), "INT32"), Tensor("begin", (1,), "INT32", ints(0)),
+        Tensor("end", (1,), "INT32", ints(1)), Tensor("step", (1,), "INT32", ints(1)), Tensor("batch", (), "INT32"),
+        Tensor("rest", (), "INT32", ints(-1)), Tensor("target", (2,), "INT32"), Tensor("y", ()),
+    ]  # fmt: skip
+    operators = [
+        Operator("SHAPE", (0,), (1,), "ShapeOptions", {"OutType": 2}),
+        Operator("STRIDED_SLICE", (1, 2, 3, 4), (5,), "StridedSliceOptions", {"ShrinkAxisMask": 1}),
+        Operator("PACK", (5, 6), (7,), "PackOptions", {"ValuesCount": 2}),
+        Operator("RESHAPE", (0, 7), (8,)),
+    ]
+    loaded = load(writer.write(tensors, operators, (0,), (8,)))
+    assert [operation.type.name for operation in loaded.model.main.operations] == ["RESHAPE"]
+    (found,) = outputs_of(loaded, np.zeros((2, 3, 4), np.float32))
+    assert found.shape == (2, 12)
+
+
+def test_a_shape_that_is_an_output_is_computed() -> None:
+    operator = Operator("SHAPE", (0,), (1,), "ShapeOptions", {"OutType": 2})
+    agrees([Tensor("x", (2, 3)), Tensor("y", (2,), "INT32")], [operator], [1], np.zeros((2, 3), np.float32))
+
+
+def test_a_rank_that_is_an_output_is_a_constant() -> None:
+    agrees([Tensor("x", (2, 3)), Tensor("y", (), "INT32")], [Operator("RANK", (0,), (1,))], [1],
+        np.zeros((2, 3), np.float32))  # fmt: skip
+
+
+def test_constants_that_an_operator_rejects_are_a_problem_of_it() -> None:
+    tensors = [
+        Tensor("x", (3,), "INT32"), *(Tensor(str(n), (3,), "INT32", ints(n, n, n)) for n in (7, 0)),
+        Tensor("q", (3,), "INT32"), Tensor("y", (3,), "INT32"),
+    ]  # fmt: skip
+    operators = [Operator("FLOOR_MOD", (1, 2), (3,)), Operator("ADD", (0, 3), (4,))]
+    with pytest.raises(UnsupportedModel, match=r"FLOOR_MOD\): its constant inputs are rejected: a divisor is 0"):
+        load(writer.write(tensors, operators, (0,), (4,)))
+
+
+def test_folding_does_not_make_more_than_the_file_allows() -> None:
+    """A FILL of 2^28 elements from a file of few bytes stays an operation."""
+    tensors = [
+        Tensor("x", (1,)), Tensor("dimensions", (1,), "INT32", ints(1 << 28)), Tensor("value", (), data=floats(1)),
+        Tensor("filled", (1 << 28,)), Tensor("y", (1 << 28,)),
+    ]  # fmt: skip
+    operators = [Operator("FILL", (1, 2), (3,)), Operator("ADD", (0, 3), (4,), "AddOptions")]
+    loaded = load(writer.write(tensors, operators, (0,), (4,)))
+    assert [operation.type.name for operation in loaded.model.main.operations] == ["FILL", "ADD"]
+    assert len(loaded.model.operand_values) < 1000
