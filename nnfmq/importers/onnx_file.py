@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 from nnfmq.importers.file_format import ModelSource, Shapes
 
 __all__ = ["FIRST_OPSET", "OnnxFile", "attribute_values", "dtype_of", "input_shapes", "read", "tensor_array"]
@@ -70,16 +70,19 @@ def read(source: ModelSource) -> OnnxFile:
     for tensor in proto.graph.initializer:
         file.constants[tensor.name] = tensor_array(tensor, folder)
     if proto.graph.sparse_initializer:
-        raise InvalidArgument("sparse initializers are not supported")
+        raise UnsupportedModel("sparse initializers are not supported")
     return file
 
 
 def _opset(proto: Any) -> int:
     versions = [entry.version for entry in proto.opset_import if entry.domain in _DEFAULT_DOMAINS]
     if not versions:
+        domains = ", ".join(sorted(entry.domain[:80] for entry in proto.opset_import))
+        if domains:
+            raise UnsupportedModel(f"the model has no operators of ONNX itself; those of {domains} are not supported")
         raise InvalidArgument("the model does not say which opset of ONNX it uses: it is corrupt")
     if versions[0] < FIRST_OPSET:
-        raise InvalidArgument(f"the model uses opset {versions[0]}; supported are {FIRST_OPSET} and later ones")
+        raise UnsupportedModel(f"the model uses opset {versions[0]}; supported are {FIRST_OPSET} and later ones")
     return int(versions[0])
 
 

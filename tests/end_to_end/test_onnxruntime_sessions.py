@@ -139,6 +139,13 @@ def test_an_ort_file_is_refused_with_the_reason() -> None:
     assert raised[0][0] == "NotImplemented" and "(.ort)" in raised[1]
 
 
+def test_a_model_of_another_domain_is_refused_with_the_reason() -> None:
+    model = onnx.ModelProto.FromString(symbolic_model())
+    model.opset_import[0].domain = "ai.onnx.ml"
+    raised = outcome(lambda ort: ort.InferenceSession(model.SerializeToString()), ours)
+    assert raised[0][0] == "NotImplemented" and "ai.onnx.ml" in raised[1]
+
+
 def test_a_model_whose_shapes_are_known_is_refused_when_it_is_loaded() -> None:
     node = onnx.helper.make_node("Det", ["x"], ["y"])
     x, y = (onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", [1, 3, 3]), ("y", [1])))
@@ -347,9 +354,18 @@ def test_a_profile_lists_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for _ in range(3):
         made.run(None, FED)
     events = json.loads(Path(made.end_profiling()).read_text())
-    assert [event["name"] for event in events] == ["model_run"] * 3
+    assert [event["name"] for event in events] == ["session_initialization"] + ["model_run"] * 3
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events)
     assert session(ours).end_profiling() == ""
+
+
+def test_a_session_without_spinning_has_bursts_that_do_not_poll() -> None:
+    options = ours.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    made = ours.InferenceSession(symbolic_model((2, 3, 4)), options)
+    assert_same(made.run(["z"], FED), runtime_result(["z"]))
+    windows = [made._plans.get(((2, 3, 4), ()))._free[0]._window_ns, session(ours)._options.polling_window_us]
+    assert windows == [0, None]
 
 
 def test_unknown_providers_are_reported_and_ignored() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from nnfmq.compat.onnxruntime.ort_errors import ort_error
 from nnfmq.compat.onnxruntime.ort_types import dtype_of_type, tensor_type
 from nnfmq.compat.onnxruntime.shape_plans import Array, OutputForm
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 from nnfmq.importers.file_format import ModelSource, importer_of, read_source
 from nnfmq.importers.onnx_interface import OnnxInterface, OnnxValueType, read_interface
 
@@ -133,5 +133,7 @@ def open_model(path_or_bytes: str | bytes | os.PathLike[str]) -> tuple[ModelSour
     except FileNotFoundError as error:
         text = f"{place}Load model {path} failed. File doesn't exist"
         raise ort_error("NoSuchFile", text) from error
+    except UnsupportedModel as error:
+        raise ort_error("NotImplemented", f"{place}{error}") from error
     except (InvalidArgument, OSError) as error:
         raise ort_error("InvalidProtobuf", f"{place}Protobuf parsing failed: {error}") from error

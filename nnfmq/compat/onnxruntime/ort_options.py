@@ -1,8 +1,7 @@
 """SessionOptions and RunOptions of ONNX Runtime: what has an effect, what is accepted without one, what raises.
 
-Effective: free dimensions by name, profiling, `terminate`, and `intra_op_num_threads` as documented in
-docs/how-to/move-an-onnx-runtime-script.md. Everything that only changes how ONNX Runtime computes is accepted, because
-results do not depend on it.
+Effective: free dimensions by name, profiling, `terminate`, and whether a thread that waits polls. What only changes how
+ONNX Runtime computes is accepted, because results do not depend on it (docs/how-to/move-an-onnx-runtime-script.md).
 """
 
 from __future__ import annotations
@@ -89,8 +88,13 @@ class SessionOptions(_Typed):
     free_dimensions: dict[str, int]
     """The sizes of symbolic dimensions that `add_free_dimension_override_by_name` has fixed."""
 
+    @property
+    def polling_window_us(self) -> float | None:
+        """The polling window of a session's bursts: 0 if its threads may not spin, otherwise the default."""
+        return 0.0 if self._entries.get("session.intra_op.allow_spinning") == "0" else None
+
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Store a configuration entry; without effect."""
+        """Store a configuration entry; only "session.intra_op.allow_spinning" has an effect."""
         self._entries[key] = value
 
     def get_session_config_entry(self, key: str) -> str:

@@ -50,6 +50,7 @@ class InferenceSession:
                 supported, EPFail if no driver can be reached.
         """
         self._options = sess_options if sess_options is not None else SessionOptions()
+        self._profile = RunProfile(self._options.profile_file_prefix) if self._options.enable_profiling else None
         checked_providers(providers, provider_options)
         self._source, interface = open_model(path_or_bytes)
         sizes = self._options.free_dimensions
@@ -59,14 +60,16 @@ class InferenceSession:
         self._metadata = OrtModelMetadata.of(interface)
         self._places = {node.name: place for place, node in enumerate(self._outputs)}
         self._all_places = tuple(range(len(self._outputs)))
-        self._profile = RunProfile(self._options.profile_file_prefix) if self._options.enable_profiling else None
         self._plans = ShapePlans(
             DriverShare(self),
             _importer(self._source, [node.name for node in self._inputs]),
             [node.form for node in self._outputs],
+            self._options.polling_window_us,
         )
         if all(node.is_static for node in self._inputs):
             self._prepare(tuple(_sizes(node) for node in self._inputs))
+        if self._profile is not None:
+            self._profile.add("session_initialization", self._profile.start_ns, time.monotonic_ns())
 
     def _prepare(self, shapes: Shapes) -> None:
         try:

@@ -45,8 +45,11 @@ class OutputForm:
 class ShapePlan:
     """A model prepared for certain shapes, and its bursts that no thread uses. Thread-safe."""
 
-    def __init__(self, share: DriverShare, loaded: LoadedModel, forms: Sequence[OutputForm]) -> None:
+    def __init__(
+        self, share: DriverShare, loaded: LoadedModel, forms: Sequence[OutputForm], polling_window_us: float | None
+    ) -> None:
         self._share = share
+        self._polling_window_us = polling_window_us
         self._model = share.adopt(share.client().prepare(loaded))
         self._forms = forms
         dtypes = [(place, np.dtype(info.dtype)) for place, info in enumerate(loaded.inputs)]
@@ -77,7 +80,7 @@ class ShapePlan:
         try:
             return self._free.pop()
         except IndexError:
-            return self._share.adopt(self._model.burst())
+            return self._share.adopt(self._model.burst(polling_window_us=self._polling_window_us))
 
     def retire(self) -> None:
         """Close the model and its bursts, those in use as soon as they are not."""
@@ -108,9 +111,14 @@ class ShapePlans:
     """The plans of a session by the shapes of its inputs. Thread-safe; one thread makes plans at a time."""
 
     def __init__(
-        self, share: DriverShare, import_for: Callable[[Shapes], LoadedModel], forms: Sequence[OutputForm]
+        self,
+        share: DriverShare,
+        import_for: Callable[[Shapes], LoadedModel],
+        forms: Sequence[OutputForm],
+        polling_window_us: float | None = None,
     ) -> None:
         self._share = share
+        self._polling_window_us = polling_window_us
         self._import_for = import_for
         self._forms = forms
         self._lock = threading.Lock()
@@ -135,7 +143,9 @@ class ShapePlans:
         with self._lock:
             plan = self._plans.get(shapes)
             if plan is None:
-                plan = self._plans[shapes] = ShapePlan(self._share, self._import_for(shapes), self._forms)
+                loaded = self._import_for(shapes)
+                plan = ShapePlan(self._share, loaded, self._forms, self._polling_window_us)
+                self._plans[shapes] = plan
                 if len(self._plans) > MAX_PLANS:
                     self._plans.popitem(last=False)[1].retire()
         return plan
