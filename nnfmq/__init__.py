@@ -18,17 +18,18 @@ from nnfmq.hal.errors import *  # noqa: F403  its `__all__`, so that a new error
 if TYPE_CHECKING:
     from nnfmq.fence import Fence
     from nnfmq.file_memory import FileMemory
-    from nnfmq.hal.tensor_info import TensorInfo
+    from nnfmq.hal.tensor_info import StateInfo, TensorInfo
     from nnfmq.hal.types import ExecutionPreference, FenceState
     from nnfmq.importers import LoadedModel, ModelMetadata, TensorMetadata, example_path, load
     from nnfmq.memory import Memory
     from nnfmq.runtime.async_execution import PendingExecution
     from nnfmq.runtime.buffer_allocation import allocate
-    from nnfmq.runtime.burst_controller import Burst, ExecutionInfo
+    from nnfmq.runtime.burst_controller import Burst
     from nnfmq.runtime.burst_pool import BurstPool
     from nnfmq.runtime.client import Client
     from nnfmq.runtime.client_device import Device, DeviceInfo
     from nnfmq.runtime.connect import connect
+    from nnfmq.runtime.execution_result import ExecutionInfo
     from nnfmq.runtime.fenced_execution import FencedExecution
     from nnfmq.runtime.managed_buffer import Buffer
     from nnfmq.runtime.memory_copy import copy
@@ -54,6 +55,7 @@ __all__ = [
     "ModelMetadata",
     "PendingExecution",
     "PreparedModel",
+    "StateInfo",
     "TensorInfo",
     "TensorMetadata",
     "allocate",
@@ -67,7 +69,8 @@ __all__.sort()
 
 if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__getattr__`
     _MODULES = {
-        **dict.fromkeys(("Burst", "ExecutionInfo"), "nnfmq.runtime.burst_controller"),
+        "Burst": "nnfmq.runtime.burst_controller",
+        "ExecutionInfo": "nnfmq.runtime.execution_result",
         **dict.fromkeys(("Device", "DeviceInfo"), "nnfmq.runtime.client_device"),
         **dict.fromkeys(("LoadedModel", "ModelMetadata", "TensorMetadata", "example_path", "load"), "nnfmq.importers"),
         "Buffer": "nnfmq.runtime.managed_buffer",
@@ -84,7 +87,7 @@ if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__get
         "Memory": "nnfmq.memory",
         "PendingExecution": "nnfmq.runtime.async_execution",
         "PreparedModel": "nnfmq.runtime.prepared_model",
-        "TensorInfo": "nnfmq.hal.tensor_info",
+        **dict.fromkeys(("StateInfo", "TensorInfo"), "nnfmq.hal.tensor_info"),
     }
 
     def __getattr__(name):

@@ -51,6 +51,7 @@ _AGREED = [
     "ResourceExhausted",
     "ResourceExhaustedPersistent",
     "ResourceExhaustedTransient",
+    "StateInfo",
     "TensorInfo",
     "TensorMetadata",
     "allocate",

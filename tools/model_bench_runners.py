@@ -32,6 +32,7 @@ from nnfmq.cli.console import open_client
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionPreference
+from nnfmq.runtime.model_state import initial_values
 
 if TYPE_CHECKING:
     from nnfmq.hal.types import Model
@@ -154,16 +155,24 @@ def load_source(source: Path | GeneratedModel) -> Any:
 
 
 def inputs_for(infos: Sequence[TensorInfo]) -> list[Array]:
-    """Return random arrays, the same for every runner; states begin as zeros."""
+    """Return random arrays, the same for every runner."""
     random = np.random.default_rng(_SEED)
-    return [np.zeros(i.shape, i.dtype) if i.is_state else random_input(i, random) for i in infos]
+    return [random_input(info, random) for info in infos]
 
 
-def make_step(inputs: Sequence[Array], infos: Sequence[TensorInfo], input_buffers: Sequence[Array],
-              output_buffers: Sequence[Array], run: Callable[[], object]) -> Step:  # fmt: skip
-    """Return the step of a runtime that reads `input_buffers` and writes `output_buffers` in place."""
-    writes = [(buffer, array) for buffer, array, i in zip(input_buffers, inputs, infos, strict=True) if not i.is_state]
-    states = [buffer for buffer, info in zip(input_buffers, infos, strict=True) if info.is_state]
+def states_of(model: Any) -> tuple[Array, ...]:
+    """Return the initial values of a model's states, which a runtime without states has as inputs."""
+    return initial_values(getattr(model, "states", ()))
+
+
+def make_step(inputs: Sequence[Array], input_buffers: Sequence[Array], output_buffers: Sequence[Array],
+              run: Callable[[], object]) -> Step:  # fmt: skip
+    """Return the step of a runtime that reads `input_buffers` and writes `output_buffers` in place.
+
+    Buffers beyond those of `inputs` are the model's states.
+    """
+    writes = list(zip(input_buffers, inputs, strict=False))
+    states = input_buffers[len(inputs) :]
     first_state = len(output_buffers) - len(states)
     new_outputs, state_outputs = output_buffers[:first_state], output_buffers[first_state:]
     state_copies = list(zip(states, state_outputs, strict=True))
@@ -188,18 +197,15 @@ def _in_process(job: RunnerJob) -> Iterator[Runner]:
 
     model = load_source(job.source)
     inputs = inputs_for(model.inputs)
-    input_buffers, output_buffers = (
-        [array.copy() for array in inputs],
-        [np.zeros(i.shape, i.dtype) for i in model.outputs],
-    )
+    states = states_of(model)
+    input_buffers = [*(array.copy() for array in inputs), *states]
+    output_buffers = [*(np.zeros(i.shape, i.dtype) for i in model.outputs), *map(np.zeros_like, states)]
     begin = time.perf_counter()
     program = prepare(model.model)
     details = {"prepare_s": time.perf_counter() - begin, "threads": default_thread_pool().worker_count + 1}
     execution = program.bind(input_buffers, output_buffers)
     try:
-        yield Runner(
-            {"bound": make_step(inputs, model.inputs, input_buffers, output_buffers, execution.run)}, (), details
-        )
+        yield Runner({"bound": make_step(inputs, input_buffers, output_buffers, execution.run)}, (), details)
     finally:
         default_thread_pool().stop()
 
@@ -231,7 +237,7 @@ def _burst(job: RunnerJob) -> Iterator[Runner]:
         def run() -> None:
             burst.execute(out=outputs, timeout=job.limit_s)
 
-        step = make_step(inputs, model.inputs, burst.inputs, outputs, run)
+        step = make_step(inputs, burst.inputs, outputs, run)
         yield Runner({"in place": step}, (client.worker_pid,), details)
 
 
@@ -250,7 +256,7 @@ def _litert(job: RunnerJob) -> Iterator[Runner]:
         interpreter.allocate_tensors()
     details = {"threads": len(job.cpus), "delegate": "XNNPACK" if "XNNPACK" in captured[0] else "none"}
     model = load_source(job.source)
-    inputs = [array for array, info in zip(inputs_for(model.inputs), model.inputs, strict=True) if not info.is_state]
+    inputs = inputs_for(model.inputs)
     input_indexes = [detail["index"] for detail in interpreter.get_input_details()]
     output_indexes = [detail["index"] for detail in interpreter.get_output_details()]
     writes = list(zip(input_indexes, inputs, strict=True))
@@ -303,7 +309,7 @@ def _onnx_runtime(job: RunnerJob) -> Iterator[Runner]:
         session = _create_session(runtime, exported, len(job.cpus))
         inputs = [exported.to_onnx_input(array) for array in inputs_for(model.inputs)]
         for name, make in {"run": _run_variant, "bound": _io_binding_variant}.items():
-            variants[f"{name}, weights {weights}"] = _restore_int8(make(session, inputs, model.inputs), exported)
+            variants[f"{name}, weights {weights}"] = _restore_int8(make(session, inputs, states_of(model)), exported)
     yield Runner(variants, (), {"threads": len(job.cpus)})
 
 
@@ -327,28 +333,28 @@ def _restore_int8(step: Step, exported: Any) -> Step:
     return (lambda: [exported.from_onnx_output(array) for array in step()]) if exported.is_shifted else step
 
 
-def _run_variant(session: Any, inputs: Sequence[Array], infos: Sequence[TensorInfo]) -> Step:
+def _run_variant(session: Any, inputs: Sequence[Array], states: Sequence[Array]) -> Step:
     names = [described.name for described in session.get_inputs()]
-    feeds, run = dict(zip(names, inputs, strict=True)), session.run
-    states = [name for name, info in zip(names, infos, strict=True) if info.is_state]
+    feeds, run = dict(zip(names, [*inputs, *states], strict=True)), session.run
+    state_names = names[len(inputs) :]
 
     def step() -> list[Array]:
         outputs: list[Array] = run(None, feeds)
-        feeds.update(zip(states, outputs[len(outputs) - len(states) :], strict=True))
+        feeds.update(zip(state_names, outputs[len(outputs) - len(states) :], strict=True))
         return outputs[: len(outputs) - len(states)]
 
     return step
 
 
-def _io_binding_variant(session: Any, inputs: Sequence[Array], infos: Sequence[TensorInfo]) -> Step:
+def _io_binding_variant(session: Any, inputs: Sequence[Array], states: Sequence[Array]) -> Step:
     binding = session.io_binding()
-    input_buffers = [array.copy() for array in inputs]
+    input_buffers = [array.copy() for array in (*inputs, *states)]
     output_buffers = [np.zeros(o.shape, input_buffers[0].dtype) for o in session.get_outputs()]
     for described, array in zip(session.get_inputs(), input_buffers, strict=True):
         binding.bind_input(described.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
     for described, array in zip(session.get_outputs(), output_buffers, strict=True):
         binding.bind_output(described.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-    return make_step(inputs, infos, input_buffers, output_buffers, lambda: session.run_with_iobinding(binding))
+    return make_step(inputs, input_buffers, output_buffers, lambda: session.run_with_iobinding(binding))
 
 
 RUNNERS: dict[str, Callable[[RunnerJob], Any]] = {

@@ -31,27 +31,39 @@ def read_inputs(
 ) -> list[Array]:
     """Return one array for each input of the model; the first inputs have `normalizations`, which photos get.
 
-    The states of a recurrent model, its last inputs, may be omitted together; they then begin at their zero point.
-
     Raises:
         InvalidArgument: If the number of files, or a file's content, does not match the inputs.
         OSError: If a file cannot be read.
     """
-    plain = [tensor for tensor in tensors if not tensor.is_state]
-    if len(paths) not in (len(plain), len(tensors)):
-        expected = f"{len(plain)} inputs: {', '.join(tensor.name for tensor in plain)}"
-        if len(tensors) > len(plain):
-            states = [tensor.name for tensor in tensors if tensor.is_state]
-            expected += f"; or {len(tensors)} with its states: {', '.join(states)}"
+    if len(paths) != len(tensors):
+        expected = f"{len(tensors)} inputs: {', '.join(tensor.name for tensor in tensors)}"
         raise InvalidArgument(f"--input was given {len(paths)} times; the model has {expected}")
-    given = zip_longest(paths, tensors[: len(paths)], normalizations[: len(paths)])
-    arrays = [
+    given = zip_longest(paths, tensors, normalizations[: len(paths)])
+    return [
         read_photo(path, tensor, normalization)
         if normalization is not None and path.suffix.lower() in SUFFIXES
         else read_input(path, tensor.shape, np.dtype(tensor.dtype))
         for path, tensor, normalization in given
     ]
-    return arrays + [np.full(t.shape, t.zero_point, t.dtype) for t in tensors[len(paths) :]]
+
+
+def read_steps(
+    paths: Sequence[Path],
+    tensors: Sequence[TensorInfo],
+    normalizations: Sequence[Normalization] = (),
+    *,
+    has_states: bool,
+) -> list[list[Array]]:
+    """Return the inputs of each execution: one, or with states as many as there are files for.
+
+    Raises:
+        InvalidArgument: If the number of files, or a file's content, does not match the inputs.
+        OSError: If a file cannot be read.
+    """
+    size = len(tensors)
+    if not has_states or not size or len(paths) % size:
+        return [read_inputs(paths, tensors, normalizations)]
+    return [read_inputs(paths[at : at + size], tensors, normalizations) for at in range(0, len(paths), size)]
 
 
 def read_input(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:

@@ -1,7 +1,7 @@
 """`nnfmq profile`: time each operation of a model and compare it with the machine's measured ceilings.
 
 The engine runs in this process, without a driver or queue. Files are read and checked before anything is timed. Without
---input, inputs are random; integers without a scale are 0 because they may be indices, and states their zero point.
+--input, inputs are random; integers without a scale are 0 because they may be indices. States begin as usual.
 """
 
 from __future__ import annotations
@@ -75,11 +75,12 @@ def execute(arguments: argparse.Namespace) -> int:
         return 2
     if "numpy" not in sys.modules:
         os.environ.update(dict.fromkeys(_BLAS, "1"))  # as in the driver
+    from nnfmq.runtime.model_state import initial_values
     from nnfmq.validation import validate_model
 
     model = load_model(arguments)
     validate_model(model.model)
-    inputs = _inputs(arguments, model.inputs)
+    inputs = [*_inputs(arguments, model.inputs), *initial_values(model.states)]
     report = _report(arguments, model, inputs)
     if arguments.html is not None:
         from nnfmq.cli.profile_page import render
@@ -141,8 +142,6 @@ def _random(random: Any, tensor: TensorInfo) -> Array:
         raise InvalidArgument(
             f"the shape of input {tensor.name} is {shape}; only models with known input shapes can be profiled"
         )
-    if tensor.is_state:
-        return np.full(tensor.shape, tensor.zero_point, dtype)
     if dtype.kind == "f":
         return np.asarray(random.uniform(-1, 1, tensor.shape), dtype)
     if tensor.scale:

@@ -2,8 +2,8 @@
 
 Files are read and checked before a driver is contacted. If all elements of an output are along its last dimension, they
 are taken as class scores; other outputs are summarized by their range. Quantized scores are printed as real values;
-`--output` saves the elements unchanged. The states of a recurrent model are passed from each execution to the next,
-beginning with their zero point or with the given files; they are not printed, and saved only in an .npz.
+`--output` saves the elements unchanged. A model with states takes several sets of input files, one for each step; the
+outputs of the last step are printed and saved.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument(
         "--input", metavar="FILE", type=Path, action="append", required=True,
-        help="photo, .npy array, or raw elements; once for each input of the model (states may be omitted)",
+        help="photo, .npy array, or raw elements; for each input of the model; again for each step of one with states",
     )  # fmt: skip
     parser.add_argument("--labels", metavar="FILE", type=Path, help="one class name per line (default: the model's)")
     parser.add_argument(
@@ -97,15 +97,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Read the files, execute the model, print the result; return the exit status."""
-    from nnfmq.cli.inputs import read_inputs
+    from nnfmq.cli.inputs import read_steps
 
     model = load_model(arguments)
-    inputs = read_inputs(arguments.input, model.inputs, _normalizations(arguments, model))
+    normalizations = _normalizations(arguments, model)
+    steps = read_steps(arguments.input, model.inputs, normalizations, has_states=bool(model.states))
     labels = None if arguments.labels is None else read_labels(arguments.labels)
-    device, outputs, times = _burst(arguments, model, inputs)
-    results = [pair for pair in zip(outputs, model.outputs, strict=True) if not pair[1].is_state]
+    device, outputs, times = _burst(arguments, model, steps)
+    results = list(zip(outputs, model.outputs, strict=True))
     if arguments.output is not None:
-        _save(arguments.output, outputs, len(results))
+        _save(arguments.output, outputs)
     report = {
         "model": str(arguments.model),
         "device": device,
@@ -159,7 +160,7 @@ def read_labels(path: Path) -> list[str]:
 
 
 def _burst(
-    arguments: argparse.Namespace, model: Any, inputs: Sequence[Array]
+    arguments: argparse.Namespace, model: Any, steps: Sequence[Sequence[Array]]
 ) -> tuple[str, tuple[Array, ...], dict[str, int]]:
     """Return the device's name, the last outputs, and the p50 of each stage over all executions."""
     from contextlib import ExitStack
@@ -170,17 +171,17 @@ def _burst(
         client = stack.enter_context(open_client(arguments.connect))
         target = client if arguments.device is None else client.device(arguments.device)
         once, repeated = ExecutionPreference.FAST_SINGLE_ANSWER, ExecutionPreference.SUSTAINED_SPEED
-        preference = once if arguments.repeat == 1 else repeated
+        preference = once if arguments.repeat == len(steps) == 1 else repeated
         with compiling(arguments.no_color) as progress:
             prepared = stack.enter_context(
                 target.prepare(model, progress=progress, preference=preference, timeout=arguments.timeout)
             )
         burst = stack.enter_context(prepared.burst())
-        executions, states = [], sum(info.is_state for info in model.inputs)
+        executions = []
         for _ in range(arguments.repeat):
-            outputs = burst.execute(*inputs, timeout=arguments.timeout)
-            executions.append(burst.last)
-            inputs = [*inputs[: len(inputs) - states], *outputs[len(outputs) - states :]]
+            for inputs in steps:
+                outputs = burst.execute(*inputs, timeout=arguments.timeout)
+                executions.append(burst.last)
     return (
         prepared.device,
         outputs,
@@ -188,14 +189,15 @@ def _burst(
     )
 
 
-def _save(path: Path, outputs: Sequence[Array], count: int) -> None:
-    """Save the outputs; the first `count` of them are not states.
+def _save(path: Path, outputs: Sequence[Array]) -> None:
+    """Save the outputs.
 
     Raises:
         InvalidArgument: If the file's suffix does not fit the number of outputs.
     """
     import numpy as np
 
+    count = len(outputs)
     if path.suffix == ".npz":
         np.savez(path, *outputs)
     elif path.suffix == ".npy" and count == 1:

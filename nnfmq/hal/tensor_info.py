@@ -14,7 +14,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import clipped, tensor_text
 from nnfmq.hal.types import Operand, OperandType, is_scalar
 
-__all__ = ["ElementInfo", "TensorInfo", "dtype_name", "operand_info"]
+__all__ = ["ElementInfo", "StateInfo", "TensorInfo", "dtype_name", "operand_info"]
 
 _DTYPES: dict[OperandType, str] = {
     OperandType.FLOAT32: "float32",
@@ -37,11 +37,7 @@ _DTYPES: dict[OperandType, str] = {
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TensorInfo:
-    """One input or output of a model: real value = scale × (element − zero_point); scale 0.0 means not quantized.
-
-    `is_state` marks a state tensor, which the caller passes from the output of one execution to the input of the next;
-    initially every element is `zero_point`. States are the last inputs and the last outputs, in the same order.
-    """
+    """One input or output of a model: real value = scale × (element − zero_point); scale 0.0 means not quantized."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,13 +45,27 @@ class TensorInfo:
     scale: float = 0.0
     zero_point: int = 0
     is_scalar: bool = False
-    is_state: bool = False
 
     def __repr__(self) -> str:
         given = [clipped(repr(self.name), 64), tensor_text(self.dtype, self.shape)]
         given += [f"scale {self.scale:g}, zero point {self.zero_point}"] if self.scale else []
-        given += [word for word, holds in (("scalar", self.is_scalar), ("state", self.is_state)) if holds]
+        given += ["scalar"] if self.is_scalar else []
         return f"<TensorInfo: {', '.join(given)}>"
+
+
+@dataclass(frozen=True, slots=True)
+class StateInfo:
+    """A state of a model: what its executions keep between them.
+
+    The HAL's model has an input and an output of this tensor for each state, after all others and in the order of the
+    states. `initial` has the elements at first, as stored bytes; if it is empty, each element is the zero point.
+    """
+
+    tensor: TensorInfo
+    initial: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"<StateInfo: {repr(self.tensor).removeprefix('<TensorInfo: ')}"
 
 
 @dataclass(frozen=True, slots=True)

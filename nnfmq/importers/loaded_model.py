@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nnfmq.hal.summaries import clipped, code_name, html_tables, listed, signature
-from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import Model
 
 
@@ -53,18 +53,21 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LoadedModel:
-    """A model read from a file, ready for `Device.prepare`, and its inputs and outputs in the model's order.
+    """A model read from a file, ready for `Device.prepare`, and its inputs, outputs and states in the model's order.
 
-    `metadata` is None if the file has none.
+    The inputs and outputs of `model` are these, followed by the states. `metadata` is None if the file has none.
     """
 
     model: Model
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     metadata: ModelMetadata | None = None
+    states: tuple[StateInfo, ...] = ()
 
     def __repr__(self) -> str:
-        return f"<LoadedModel: {signature(self.inputs, self.outputs)}; {len(self.model.main.operations)} operations>"
+        states = f", {len(self.states)} states" if self.states else ""
+        operations = len(self.model.main.operations)
+        return f"<LoadedModel: {signature(self.inputs, self.outputs)}; {operations} operations{states}>"
 
     def _repr_html_(self) -> str:
         """Return tables of inputs, outputs and operations, for notebooks."""

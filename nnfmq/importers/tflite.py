@@ -52,10 +52,12 @@ def _import(file: TfliteFile, shapes: Shapes) -> LoadedModel:
     problems.raise_if_any()
     if not inputs or not outputs:
         raise InvalidArgument(f"{len(inputs)} inputs and {len(outputs)} outputs: a model needs at least one of each")
-    inputs += [state.before for state in context.states]
-    outputs += [state.after for state in context.states]
+    states = context.states()
+    inputs += [state.before for state in states]
+    outputs += [state.after for state in states]
     model = builder.build(inputs, outputs)
-    return LoadedModel(model, context.infos(file.inputs), context.infos(file.outputs))
+    infos = tuple(state.info for state in states)
+    return LoadedModel(model, context.infos(file.inputs), context.infos(file.outputs), states=infos)
 
 
 def _convert(

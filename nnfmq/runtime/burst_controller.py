@@ -38,15 +38,16 @@ from nnfmq.hal.errors import (
     error_for_status,
 )
 from nnfmq.hal.summaries import clipped
-from nnfmq.hal.timing import NO_TIMING, Timing
+from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import BufferToken, ExecutionConfig, MeasureTiming, Pool, Request, RequestArgument
 from nnfmq.queue import MessageQueue, PeerDeathFlag, PollingWindow
 from nnfmq.runtime.array_checks import check_out, no_inputs_error
 from nnfmq.runtime.burst_slots import SlotAllocator
 from nnfmq.runtime.exclusive_use import CLAIM, exclusive
-from nnfmq.runtime.execution_result import ExecutionResult
+from nnfmq.runtime.execution_result import ExecutionInfo, ExecutionResult
 from nnfmq.runtime.mapped_arrays import MappedArrays
 from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.model_state import HasState
 from nnfmq.runtime.result_validation import validate_result
 from nnfmq.runtime.sync_execution import execute_arrays, execute_request
 from nnfmq.runtime.tensor_layout import Array
@@ -66,21 +67,6 @@ _CLOSE_TIMEOUT_NS = 5_000_000_000  # the driver finishes the execution in progre
 _IS_MEASURED, _HAS_DEADLINE = 1, 2  # summands of an index of a burst's cached requests
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionInfo:
-    """Durations of one burst execution, in ns; 0 if the driver did not report them.
-
-    latency_ns = queue_ns (both queues, including wake-ups) + driver_ns (decoding, binding, replying) + engine_ns.
-    `timing` has the HAL's two durations if `measure` was set.
-    """
-
-    latency_ns: int
-    queue_ns: int
-    driver_ns: int
-    engine_ns: int
-    timing: Timing = NO_TIMING
-
-
 @dataclass(slots=True)
 class CachedRequest:
     """The burst's request over its own memory, encoded once for each combination of `measure` and "has a deadline"."""
@@ -92,13 +78,14 @@ class CachedRequest:
     """The last reply that was decoded, validated, successful and without times. No reply is empty."""
 
 
-class Burst(Uncopyable):
+class Burst(Uncopyable, HasState):
     """A burst. Close it, or use `with`. One execution at a time: a second thread's call is rejected, not queued.
 
     `inputs` and `outputs` are arrays over the shared memory itself: write the inputs, call `execute()` without
     arguments, and read the outputs, and nothing is copied. Do not write the inputs or use the outputs while an
     execution runs, nor after a call that ended early until the next call has returned. Without arguments `execute`
-    needs inputs: from an earlier call, or because the application has accessed `inputs`.
+    needs inputs: from an earlier call, or because the application has accessed `inputs`. The states of a model with
+    states are this burst's own; a call that raises does not change them.
     """
 
     def __init__(self, model: ModelHandle, window_ns: int) -> None:
@@ -160,7 +147,7 @@ class Burst(Uncopyable):
 
     def _create_memory(self) -> None:
         self._arrays = arrays = MappedArrays.create(self._model, self._resources, "a burst")
-        self._inputs, self.outputs = arrays.inputs, arrays.outputs
+        self._inputs, self.outputs, self._state = arrays.inputs, arrays.outputs, arrays.state
         slots = [self._slots.add(memory) for memory in arrays.memories]
         inputs, outputs = arrays.request.inputs, arrays.request.outputs
         packets = [encode_request(inputs, outputs, slots, measure) for measure in (MeasureTiming.NO, MeasureTiming.YES)]
@@ -204,8 +191,9 @@ class Burst(Uncopyable):
         return self._inputs
 
     def discard_inputs(self) -> None:
-        """Require new inputs for the next `execute`; the arrays keep their content. For a burst's next user."""
+        """Require new inputs for the next `execute`, and begin it with the initial states. For a burst's next user."""
         self._has_inputs = False
+        self.reset_state()
 
     # ------------------------------------------------------------------------------------------------ executing
 
@@ -254,9 +242,9 @@ class Burst(Uncopyable):
             self._require_open()
             raise InvalidArgument("this burst was configured without memory: it only has execute_request")
         if not inputs and not self._has_inputs and arrays.inputs:
-            raise no_inputs_error(self._model.inputs, "burst.execute")
+            raise no_inputs_error(arrays.input_infos, "burst.execute")
         if out is not None and out is not arrays.outputs:
-            check_out(self._model.outputs, out)
+            check_out(arrays.output_infos, out)
         deadline_ns = None
         if timeout is not None:
             deadline_ns = deadline_after(timeout)
@@ -266,6 +254,9 @@ class Burst(Uncopyable):
         if inputs:
             arrays.copy_in(inputs)
             self._has_inputs = True
+        state = arrays.state
+        if state is not None:
+            state.begin()
         request, begin_ns = self._cached_requests[kind], time.monotonic_ns()
         reply = self._exchange(request.packet, deadline_ns)
         if reply is None:
@@ -281,6 +272,8 @@ class Burst(Uncopyable):
                 self._raise_error(result, deadline_ns)
             if result.timing == NO_TIMING and len(reply) <= _MAX_CACHED_BYTES:
                 request.valid_reply = reply
+        if state is not None:
+            state.advance()
         return arrays.outputs if out is arrays.outputs else arrays.copy_out(out)
 
     def _store_deadline(self, deadline_ns: int | None) -> int:
@@ -400,7 +393,7 @@ class Burst(Uncopyable):
         Uses other memory: an execution that continues after its deadline must not write into the burst's memory.
         """
         config = make_execution_config(request.is_measured, None)
-        _, timing = execute_arrays(self._model, arrays.inputs, arrays.outputs, config, deadline_ns)
+        _, timing = execute_arrays(self._model, arrays.all_inputs, arrays.all_outputs, config, deadline_ns)
         latency_ns = time.monotonic_ns() - begin_ns
         self._info = ExecutionInfo(latency_ns, latency_ns, 0, 0, timing)
 
@@ -489,6 +482,7 @@ class Burst(Uncopyable):
             if self._latency_ns and self._info is None:
                 self._info = self._read_stats()  # for `last` after closing
             self._inputs = self.outputs = ()
+            self._detach_state()
             self._arrays = None  # its arrays would keep the memory mapped
             self._resources.close()  # wakes a thread that waits here
 

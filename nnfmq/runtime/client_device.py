@@ -256,8 +256,11 @@ class Device:
             if progress is not None:
                 progress(notification.done, notification.total)
 
-        signature = _signature(model, self.info)
-        prepared = PreparedModel(self._connection, None, *signature, self.info.name, self._extension_names())
+        inputs, outputs = _signature(model, self.info)
+        states = () if isinstance(model, Model) else tuple(getattr(model, "states", ()))
+        prepared = PreparedModel(
+            self._connection, None, inputs, outputs, self.info.name, self._extension_names(), states
+        )
         try:
             self._connection.call(
                 replace(message, call=self._connection.next_call_id()),

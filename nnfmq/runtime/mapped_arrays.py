@@ -14,6 +14,7 @@ from nnfmq.hal.types import Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime.array_checks import check_count, check_out, checked_array, copy_out, require_fixed_shapes
 from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.model_state import MappedState
 from nnfmq.runtime.tensor_layout import Array, layout, view
 from nnfmq.uncopyable import Uncopyable
 
@@ -22,13 +23,17 @@ from nnfmq.uncopyable import Uncopyable
 class MappedArrays(Uncopyable):
     """Input arrays over one memory, output arrays over another, and the request over both.
 
-    The driver cannot write the inputs' memory.
+    The driver cannot write the inputs' memory. `inputs` and `outputs` are the caller's; `all_inputs` and `all_outputs`
+    have the model's states, too.
     """
 
     input_infos: tuple[TensorInfo, ...]
     output_infos: tuple[TensorInfo, ...]
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
+    all_inputs: tuple[Array, ...]
+    all_outputs: tuple[Array, ...]
+    state: MappedState | None
     request: Request
     memories: tuple[Memory, Memory]
 
@@ -45,11 +50,20 @@ class MappedArrays(Uncopyable):
         output_args, output_bytes = layout(model.outputs, [info.shape for info in model.outputs], 1)
         source = resources.enter_context(Memory.create(input_bytes, "nnfmq-inputs", one_writer=True))
         sink = resources.enter_context(Memory.create(output_bytes, "nnfmq-outputs"))
+        inputs, outputs = _views(source, input_args, model.inputs), _views(sink, output_args, model.outputs)
+        input_count, output_count = len(model.caller_inputs), len(model.caller_outputs)
+        state = None
+        if model.states:
+            before, after = _range(source, input_args[input_count:]), _range(sink, output_args[output_count:])
+            state = MappedState(model.states, inputs[input_count:], before, after)
         return cls(
-            model.inputs,
-            model.outputs,
-            _views(source, input_args, model.inputs),
-            _views(sink, output_args, model.outputs),
+            model.caller_inputs,
+            model.caller_outputs,
+            inputs[:input_count],
+            outputs[:output_count],
+            inputs,
+            outputs,
+            state,
             Request(input_args, output_args, (source, sink)),
             (source, sink),
         )
@@ -86,6 +100,12 @@ class MappedArrays(Uncopyable):
         if out is None:
             return tuple([output.copy() for output in outputs])
         return outputs if out is outputs else copy_out(out, outputs)
+
+
+def _range(memory: Memory, args: Sequence[RequestArgument]) -> Array:
+    """Return the bytes from the first argument's begin to the last one's end."""
+    first, last = args[0].location, args[-1].location
+    return np.frombuffer(memory.view[first.offset : last.offset + last.length], np.uint8)
 
 
 def _views(memory: Memory, args: Sequence[RequestArgument], infos: Sequence[TensorInfo]) -> tuple[Array, ...]:

@@ -6,7 +6,7 @@ import time
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.hal.summaries import signature
-from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import messages
 from nnfmq.uncopyable import Uncopyable
@@ -17,7 +17,8 @@ _RELEASE_TIMEOUT_NS = 1_000_000_000
 class ModelHandle(Uncopyable):
     """A prepared model's id in the driver, its signature, and the device that prepared it. Thread-safe.
 
-    `device` is the device's name, and `extensions` has the names of the extensions that it supports.
+    `device` is the device's name, and `extensions` has the names of the extensions that it supports. `inputs` and
+    `outputs` are those of HAL requests: the caller's, `caller_inputs` and `caller_outputs`, followed by the states.
 
     `model_id` is None until the driver has replied to the prepare call, which is followed by `on_prepared`.
     """
@@ -30,10 +31,15 @@ class ModelHandle(Uncopyable):
         outputs: tuple[TensorInfo, ...],
         device: str,
         extensions: frozenset[str] = frozenset(),
+        states: tuple[StateInfo, ...] = (),
     ) -> None:
         self.connection = connection
-        self.inputs = inputs
-        self.outputs = outputs
+        self.caller_inputs = inputs
+        self.caller_outputs = outputs
+        self.states = states
+        tensors = tuple(state.tensor for state in states)
+        self.inputs = (*inputs, *tensors)
+        self.outputs = (*outputs, *tensors)
         self.device = device
         self.extensions = extensions
         self._model_id = model_id
@@ -53,7 +59,7 @@ class ModelHandle(Uncopyable):
     @property
     def signature(self) -> str:
         """The names, shapes and dtypes of inputs and outputs in a short line."""
-        return signature(self.inputs, self.outputs)
+        return signature(self.caller_inputs, self.caller_outputs)
 
     @property
     def is_open(self) -> bool:

@@ -12,21 +12,24 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, overload
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from nnfmq.deadlines import deadline_after
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.summaries import clipped, html_tables
-from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import ExecutionConfig, Request
 from nnfmq.runtime import sync_execution
-from nnfmq.runtime.array_checks import checked_arrays
+from nnfmq.runtime.array_checks import check_count, checked_arrays
 from nnfmq.runtime.array_request import ArrayRequest
 from nnfmq.runtime.connection import DEFAULT_TIMEOUT_S, Connection
+from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.model_state import HasState, StateValues, require_no_state
 from nnfmq.runtime.tensor_layout import ALIGNMENT, PADDING, Array, MemoryPreference
 from nnfmq.runtime.wire_values import make_execution_config
 from nnfmq.uncopyable import Uncopyable
@@ -41,11 +44,14 @@ if TYPE_CHECKING:
     from nnfmq.runtime.reusable_execution import Execution, RequestExecution
 
 
-class PreparedModel(Uncopyable):
+class PreparedModel(Uncopyable, HasState):
     """A prepared model. Close it, or use `with`; closing the client closes it too. Thread-safe.
 
     `inputs` and `outputs` describe its arrays: name, shape, dtype, scale, zero point. `device` is the name of the
     device that prepared it. `last_timing` is that of the last execution to end, in any thread.
+
+    If the model has states, those of `execute` are its own, and one thread executes at a time. Each burst and each
+    execution has its own. HAL requests contain the states as inputs and outputs, after all others.
     """
 
     def __init__(
@@ -56,13 +62,16 @@ class PreparedModel(Uncopyable):
         outputs: tuple[TensorInfo, ...],
         device: str = "",
         extensions: frozenset[str] = frozenset(),
+        states: tuple[StateInfo, ...] = (),
     ) -> None:
-        self.handle = ModelHandle(connection, model_id, inputs, outputs, device, extensions)
+        self.handle = ModelHandle(connection, model_id, inputs, outputs, device, extensions, states)
         """The model as the execution modes use it."""
         self.inputs = inputs
         self.outputs = outputs
         self.device = device
         self.last_timing = Timing()
+        self._state = StateValues(states) if states else None
+        self._claims: dict[int, object] = {}  # see `exclusive_use`
 
     def __repr__(self) -> str:
         return f"<PreparedModel on {self._place()}: {self.handle.signature}>"
@@ -137,6 +146,7 @@ class PreparedModel(Uncopyable):
 
         Raises:
             InvalidArgument: If an argument's shape, dtype or number is wrong, or the model is closed.
+            BadState: If the model has states, and another thread is executing.
             MissedDeadline: If a limit passes.
             ProtocolError: If the driver's reply is invalid.
             DeadObject: If the driver exits.
@@ -144,8 +154,34 @@ class PreparedModel(Uncopyable):
         """
         self.handle.require_open()
         config, deadline_ns = make_execution_config(measure, loop_timeout), deadline_after(timeout)
+        if self.handle.states:
+            return self._execute_with_state(inputs, out, config, deadline_ns)
         outputs, self.last_timing = sync_execution.execute_arrays(self.handle, inputs, out, config, deadline_ns)
         return outputs
+
+    @exclusive
+    def _execute_with_state(
+        self,
+        inputs: Sequence[ArrayLike | Buffer],
+        out: Sequence[Array | Buffer] | None,
+        config: ExecutionConfig,
+        deadline_ns: int | None,
+    ) -> tuple[Array | Buffer, ...]:
+        assert isinstance(self._state, StateValues)
+        check_count("input", self.inputs, len(inputs))
+        if out is not None:
+            sync_execution.check_out(self.outputs, out)
+        before = self._state.get()
+        all_out = None if out is None else [*out, *map(np.empty_like, before)]
+        results, self.last_timing = sync_execution.execute_arrays(
+            self.handle, (*inputs, *before), all_out, config, deadline_ns
+        )
+        outputs = results[: len(self.outputs)]
+        self._state.set([result for result in results[len(outputs) :] if not isinstance(result, Buffer)])
+        return outputs
+
+    def _busy_error(self) -> Exception:
+        return BadState("another thread executes this model, which has states; make a burst for each thread")
 
     def execute_async(
         self,
@@ -166,6 +202,7 @@ class PreparedModel(Uncopyable):
 
         config = make_execution_config(measure, loop_timeout)
         async_request = AsyncRequest(self.handle, config, deadline_after(timeout))
+        require_no_state(self.states, "execute")
         array_request = ArrayRequest.create(self.handle, checked_arrays(self.inputs, inputs))
         return start_arrays(async_request, array_request, self._set_last_timing)
 
@@ -202,6 +239,7 @@ class PreparedModel(Uncopyable):
         """
         from nnfmq.runtime.fenced_execution import FenceLimits, launch_fenced
 
+        require_no_state(self.states, "execute")
         array_request = ArrayRequest.create(self.handle, checked_arrays(self.inputs, inputs))
         try:
             config = make_execution_config(measure, loop_timeout)

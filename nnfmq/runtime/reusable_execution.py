@@ -30,6 +30,7 @@ from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming, FenceLimits, fence_fds, launch_fenced
 from nnfmq.runtime.mapped_arrays import MappedArrays
 from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.model_state import HasState, MappedState, require_no_state
 from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.sync_execution import exchange_execution, execute_request
 from nnfmq.runtime.tensor_layout import Array
@@ -173,7 +174,7 @@ class _ResentRequest:
         """Nothing is to be released."""
 
 
-class Execution(Uncopyable):
+class Execution(Uncopyable, HasState):
     """An execution with its own arrays. Close it, or use `with`. One computation at a time.
 
     A reusable one computes any number of times and, with AIDL v4, outlives its model. Any other computes once, and its
@@ -181,7 +182,8 @@ class Execution(Uncopyable):
 
     `inputs` and `outputs` are arrays over the shared memory itself: write the inputs, call `compute()` without
     arguments, and read the outputs, and nothing is copied. Do not write the inputs or use the outputs meanwhile.
-    `last_timing` is that of the last computation, if the execution was made with `measure`.
+    `last_timing` is that of the last computation, if the execution was made with `measure`. The states of a model with
+    states are this execution's own; a computation that raises does not change them.
     """
 
     def __init__(self, is_reusable: bool) -> None:
@@ -210,6 +212,7 @@ class Execution(Uncopyable):
             model.require_open()
             execution._arrays = arrays = MappedArrays.create(model, execution._resources, "a reusable execution")
             execution._inputs, execution.outputs = arrays.inputs, arrays.outputs
+            execution._state = arrays.state
             if reusable and model.connection.has_reusable_executions:
                 execution._request = RequestExecution.create(model, arrays.request, config, deadline_ns)
             else:
@@ -255,7 +258,11 @@ class Execution(Uncopyable):
         self._open_arrays.check_out(out)
         self._copy_in(inputs)
         self._was_computed = True
+        if isinstance(self._state, MappedState):
+            self._state.begin()
         self.last_timing = self._request.compute(timeout=timeout).timing
+        if isinstance(self._state, MappedState):
+            self._state.advance()
         return self._open_arrays.copy_out(out)
 
     @exclusive
@@ -272,6 +279,7 @@ class Execution(Uncopyable):
         returns copies of the outputs; call it before the next computation starts. Raises as `compute`.
         """
         self._require_computable()
+        require_no_state(self.states, "compute")
         self._copy_in(inputs)
         self._was_computed = True
         limits = FenceLimits(wait_for, timeout, duration)
@@ -318,6 +326,7 @@ class Execution(Uncopyable):
     def close(self) -> None:
         """Release the execution here and in the driver; a computation in progress continues. Idempotent."""
         self._inputs = self.outputs = ()
+        self._detach_state()
         self._arrays = None  # its arrays would keep the memory mapped
         self._close_last_fence()
         self._resources.close()

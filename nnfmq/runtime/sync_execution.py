@@ -74,7 +74,7 @@ def execute_arrays(
     """
     arguments = checked_arguments(model.inputs, inputs)
     if out is not None:
-        _check_out(model.outputs, out)
+        check_out(model.outputs, out)
     targets: Sequence[object] = out if out is not None else [None] * len(model.outputs)
     writer = object()
     for values, is_output in ((arguments, False), (targets, True)):
@@ -94,7 +94,8 @@ def execute_arrays(
     return (outputs if out is None else _copy_out(out, outputs)), result.timing
 
 
-def _check_out(infos: Sequence[TensorInfo], out: Sequence[Array | Buffer]) -> None:
+def check_out(infos: Sequence[TensorInfo], out: Sequence[Array | Buffer]) -> None:
+    """Raise InvalidArgument unless `out` has an array that can take it, or a Buffer, for each output."""
     unchecked: Any = out  # from the application: any type
     if not isinstance(unchecked, Sequence) or not any(isinstance(target, Buffer) for target in unchecked):
         array_checks.check_out(infos, unchecked)

@@ -17,7 +17,7 @@ from nnfmq.hal.capabilities import (
     with_performance,
 )
 from nnfmq.hal.errors import DeviceUnavailable
-from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import DeviceStatus, OperandType
 
 
@@ -94,6 +94,7 @@ class Fake(Managed):
     requested: DeviceInfo | None = None
     unavailable: str = "busy"
     metadata: None = None
+    states: tuple[StateInfo, ...] = ()
 
     def connect(self, path: object = None, *, embedded: bool | None = None, timeout: float = 10.0) -> Self:
         self.connected.append((path, embedded))

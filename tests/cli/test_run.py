@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nnfmq.cli import main
-from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 
 Run = Callable[..., int]
 
@@ -138,52 +138,24 @@ def test_outputs_that_do_not_fit_the_file_are_rejected(
     assert "saved as .npz or .npy" in capsys.readouterr().err
 
 
-STATE = TensorInfo("memory:state", (2,), "int8", 0.5, 7, is_state=True)
+STATE = StateInfo(TensorInfo("memory", (2,), "int8", 0.5, 7))
 
 
-def remembers(fake: Any) -> None:
-    """Give the fake model a state, for which it returns [8, 9]."""
-    fake.inputs, fake.outputs = (*fake.inputs, STATE), (*fake.outputs, STATE)
-    fake.results = (*fake.results, np.int8([8, 9]))
+def test_each_set_of_inputs_is_a_step_of_a_model_with_states(run: Run, fake: Any, tmp_path: Path) -> None:
+    fake.states = (STATE,)
+    for number in (1, 2):
+        np.save(tmp_path / f"{number}.npy", np.full((1, 2, 2, 3), number, np.float32))
+    more = [word for number in (1, 2) for word in ("--input", str(tmp_path / f"{number}.npy"))]
+    assert run(*more, "--repeat", "2") == 0
+    assert [given[0].flat[0] for given in fake.executed] == [0, 1, 2, 0, 1, 2]
 
 
-def test_a_state_starts_at_its_zero_point_and_is_carried(run: Run, fake: Any) -> None:
-    remembers(fake)
-    assert run("--repeat", "3") == 0
-    states = [given[1] for given in fake.executed]
-    assert [state.tolist() for state in states] == [[7, 7], [8, 9], [8, 9]]
-    assert {state.dtype for state in states} == {np.dtype(np.int8)}
-
-
-def test_a_state_may_be_given(run: Run, fake: Any, tmp_path: Path) -> None:
-    remembers(fake)
-    np.save(tmp_path / "state.npy", np.int8([1, 2]))
-    assert run("--input", str(tmp_path / "state.npy")) == 0
-    assert fake.executed[0][1].tolist() == [1, 2]
-
-
-def test_a_state_is_not_printed_as_an_output(run: Run, fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    remembers(fake)
-    run("--json")
-    assert [output["name"] for output in report(capsys)["outputs"]] == ["scores"]
-
-
-def test_states_are_saved_after_the_outputs_or_not_saved(run: Run, fake: Any, tmp_path: Path) -> None:
-    remembers(fake)
-    assert (run("--output", str(tmp_path / "out.npz")), run("--output", str(tmp_path / "out.npy"))) == (0, 0)
-    with np.load(tmp_path / "out.npz") as saved:
-        assert [saved[name].shape for name in saved] == [(1, 4), (2,)]
-    assert np.load(tmp_path / "out.npy").shape == (1, 4)
-
-
-def test_an_input_for_some_of_the_states_is_rejected(
-    run: Run, fake: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_more_inputs_than_a_model_without_states_has_are_rejected(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    remembers(fake)
     path = str(tmp_path / "input.npy")
     assert run("--input", path, "--input", path) == 1
-    expected = "--input was given 3 times; the model has 1 inputs: image; or 2 with its states: memory:state"
-    assert expected in capsys.readouterr().err
+    assert "--input was given 3 times; the model has 1 inputs: image" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--top", "--repeat"])

@@ -30,7 +30,7 @@ from nnfmq.importers import LoadedModel
 LONGEST = 320
 F32 = OperandType.TENSOR_FLOAT32
 HOSTILE = "<script>alert('x')</script>\x00\N{RIGHT-TO-LEFT OVERRIDE}" * 100
-MANY = tuple(TensorInfo(HOSTILE, (2**31 - 1,) * 100, "float32", 0.1, -128, is_state=True) for _ in range(100))
+MANY = tuple(TensorInfo(HOSTILE, (2**31 - 1,) * 100, "float32", 0.1, -128) for _ in range(100))
 LARGE = Model(
     Subgraph(
         tuple(
@@ -78,8 +78,8 @@ def test_a_model_is_described_by_its_types_shapes_and_sizes() -> None:
 
 
 def test_a_tensor_is_described_with_its_quantization() -> None:
-    info = TensorInfo("x", (0, 3), "int8", 0.5, -3, is_state=True)
-    assert repr(info) == "<TensorInfo: 'x', int8 ?x3, scale 0.5, zero point -3, state>"
+    info = TensorInfo("x", (0, 3), "int8", 0.5, -3)
+    assert repr(info) == "<TensorInfo: 'x', int8 ?x3, scale 0.5, zero point -3>"
 
 
 def test_an_operand_is_described_by_type_shape_lifetime_and_place() -> None:

@@ -65,7 +65,7 @@ def test_an_operator_with_resized_inputs_is_litert_s(case: Case) -> None:
 def test_a_model_with_a_batch_computes_each_of_its_images(data_dir: Path, name: str) -> None:
     content = (data_dir / "models" / f"{name}.tflite").read_bytes()
     one = load(content)
-    plain = [info for info in one.inputs if not info.is_state]
+    plain = one.inputs
     shapes: dict[str | int, Any] = {info.name: (3, *info.shape[1:]) for info in plain}
     batch, rng = load(content, shapes=shapes), np.random.default_rng(3)
     validate_model(batch.model)

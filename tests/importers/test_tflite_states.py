@@ -1,41 +1,24 @@
-"""Variable tensors: inputs and outputs named `<name>:state`, behind all others, in the order of their use."""
+"""Variable tensors: states, which are inputs and outputs behind all others, in the order of their use."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from support.both_runners import Ours
-from support.tflite_files import Operator, Tensor, floats, writer
+from support.stateful_models import X, two_rnns
+from support.tflite_files import Operator, writer
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import LifeTime
 from nnfmq.importers import load
 
-X = Tensor("x", (1, 2))
-WEIGHTS = Tensor("w", (2, 2), data=floats(2, 2))
-BIAS = Tensor("b", (2,), data=floats(2))
-VARIABLE = {"IsVariable": 1}
-
-
-def two_rnns(first_state: int = 4, second_state: int = 3) -> bytes:
-    """Return two RNNs in a row; the tensors 3 and 4 are variables, and the first RNN uses 4."""
-    early, late = (Tensor(name, (1, 2), extra=VARIABLE) for name in ("early", "late"))
-    tensors = [X, WEIGHTS, BIAS, late, early, Tensor("between", (1, 2)), Tensor("y", (1, 2))]
-    operators = [
-        Operator("RNN", (0, 1, 1, 2, first_state), (5,), "RNNOptions", {"FusedActivationFunction": 0}),
-        Operator("RNN", (5, 1, 1, 2, second_state), (6,), "RNNOptions", {"FusedActivationFunction": 0}),
-    ]
-    data: bytes = writer.write(tensors, operators, (0,), (6,))
-    return data
-
 
 def test_states_come_last_in_the_order_in_which_operators_use_them() -> None:
     loaded = load(two_rnns())
-    expected = [("early:state", True), ("late:state", True)]
-    assert [(info.name, info.is_state) for info in loaded.inputs] == [("x", False), *expected]
-    assert [(info.name, info.is_state) for info in loaded.outputs] == [("y", False), *expected]
-    assert {(info.shape, info.dtype) for info in (*loaded.inputs, *loaded.outputs)} == {((1, 2), "float32")}
+    states = [state.tensor for state in loaded.states]
+    assert [info.name for info in (*loaded.inputs, *loaded.outputs, *states)] == ["x", "y", "early", "late"]
+    assert {(info.shape, info.dtype) for info in (*loaded.inputs, *loaded.outputs, *states)} == {((1, 2), "float32")}
 
 
 def test_a_state_is_an_input_and_an_output_of_its_operation() -> None:
@@ -67,4 +50,4 @@ def test_a_state_of_two_operators_is_rejected() -> None:
 
 def test_a_model_without_variables_has_no_states() -> None:
     loaded = load(writer.write([X, X], [Operator("RELU", (0,), (1,))], (0,), (1,)))
-    assert not any(info.is_state for info in (*loaded.inputs, *loaded.outputs))
+    assert loaded.states == ()

@@ -1,21 +1,20 @@
 """ConversionContext: the mapping from a file's tensors to operands.
 
 A tensor must be written before it is read, and only once. A variable tensor, TFLite's memory between executions,
-becomes an input and an output of the model named `<name>:state`, after all others: the caller passes the output of an
-execution to the next one, and starts with zeros (quantized: the zero point). The HAL has no other memory.
+becomes a state: an input and an output of the model, after all others. The HAL has no other memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
-from nnfmq.hal.tensor_info import TensorInfo, operand_info
+from nnfmq.hal.tensor_info import StateInfo, TensorInfo, operand_info
 from nnfmq.hal.tflite_codes import ELEMENTS, TENSOR_INT64
 from nnfmq.hal.types import LifeTime, Operand, OperandType, element_bytes
 from nnfmq.importers.graph_builder import GraphBuilder
@@ -57,10 +56,11 @@ class OpConverter:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The operands of a variable tensor: the state before and after an execution."""
+    """The operands of a state before and after an execution, and its description."""
 
     before: int
     after: int
+    info: StateInfo
 
 
 class ConversionContext:
@@ -75,21 +75,15 @@ class ConversionContext:
         self.resized_shapes: dict[int, tuple[int, ...]] = {}
         """New shapes of results whose shape the file states for its own inputs; see `tflite_resizing`."""
 
-    @property
     def states(self) -> tuple[State, ...]:
-        """The states in the order in which operators use them."""
+        """Return the states in the order in which operators use them."""
         return tuple(self._states.values())
 
     def infos(self, tensors: tuple[int, ...]) -> tuple[TensorInfo, ...]:
-        """Describe inputs or outputs of the model, followed by the states."""
+        """Describe inputs or outputs of the model."""
         names = [self.file.tensor(index).name for index in tensors]
         operands = [self.builder[self._operands[index]] for index in tensors]
-        plain = [operand_info(operand, name, ELEMENTS) for operand, name in zip(operands, names, strict=True)]
-        states = [
-            replace(operand_info(self.builder[state.before], f"{self.file.tensor(index).name}:state"), is_state=True)
-            for index, state in self._states.items()
-        ]
-        return (*plain, *states)
+        return tuple(operand_info(operand, name, ELEMENTS) for operand, name in zip(operands, names, strict=True))
 
     def model_input(self, index: int) -> int:
         """Add tensor `index` as an input of the model."""
@@ -139,8 +133,10 @@ class ConversionContext:
             raise InvalidArgument(f"{tensor} is not a variable tensor: a state must be one")
         if index in self._states:
             raise InvalidArgument(f"{tensor} is the state of two operators: that is not supported")
-        lifetimes = (LifeTime.SUBGRAPH_INPUT, LifeTime.SUBGRAPH_OUTPUT)
-        self._states[index] = State(*(self._operand(tensor, lifetime, tensor.shape) for lifetime in lifetimes))
+        before = self._operand(tensor, LifeTime.SUBGRAPH_INPUT, tensor.shape)
+        after = self._operand(tensor, LifeTime.SUBGRAPH_OUTPUT, tensor.shape)
+        info = StateInfo(operand_info(self.builder[before], tensor.name, ELEMENTS))
+        self._states[index] = State(before, after, info)
         return self._states[index]
 
     def result(self, index: int, shape: tuple[int, ...] = ()) -> int:

@@ -17,6 +17,7 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.importers import LoadedModel, load, tflite_file
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.tflite_operators import ConversionContext, convert_operator
+from nnfmq.runtime.model_state import initial_values
 from nnfmq.validation import validate_model
 
 Array = npt.NDArray[Any]
@@ -29,7 +30,7 @@ def stored(array: Array) -> Array:
 
 
 def blank(info: TensorInfo) -> Array:
-    """Return an array for an output, or a state's first value."""
+    """Return an array for an output."""
     return stored(np.full(info.shape, info.zero_point, info.dtype))
 
 
@@ -39,11 +40,11 @@ class Ours:
     def __init__(self, loaded: LoadedModel) -> None:
         validate_model(loaded.model)
         self.loaded = loaded
-        self.states = [blank(info) for info in loaded.inputs if info.is_state]
+        self.states: Arrays = [stored(array) for array in initial_values(loaded.states)]
         self._program = interpreter.prepare(loaded.model)
 
     def __call__(self, inputs: Sequence[Array]) -> Arrays:
-        outputs = [blank(info) for info in self.loaded.outputs]
+        outputs = [*map(blank, self.loaded.outputs), *map(np.empty_like, self.states)]
         given = [stored(array.astype(info.dtype)) for array, info in zip(inputs, self.loaded.inputs, strict=False)]
         self._program.execute([*given, *self.states], outputs)
         count = len(outputs) - len(self.states)
