@@ -139,6 +139,9 @@ class TfliteOperation(IntEnum):
     REQUANTIZE = 122
     Q16_RSQRT = 123
     Q16_SQRT = 124
+    INTEGER_LSTM = 125
+    INTEGER_SVDF = 126
+    SOFTMAX_TO_Q16 = 127
 
     # 128 to 159: recurrent operators
 

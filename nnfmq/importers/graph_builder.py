@@ -21,6 +21,8 @@ from nnfmq.hal.wider_operations import widened
 
 __all__ = ["GraphBuilder"]
 
+_QUANTIZED = (OperandType.TENSOR_QUANT8_ASYMM_SIGNED, OperandType.TENSOR_QUANT16_SYMM)
+
 
 class GraphBuilder:
     """A main subgraph under construction. Methods return and take operand indexes."""
@@ -107,7 +109,8 @@ class GraphBuilder:
 
     def omitted(self, operand_type: OperandType) -> int:
         """Return an operand for an omitted optional argument."""
-        return self.operand(Operand(operand_type, lifetime=LifeTime.NO_VALUE))
+        scale = 1.0 if operand_type in _QUANTIZED else 0.0  # which validation requires of an omitted one, too
+        return self.operand(Operand(operand_type, scale=scale, lifetime=LifeTime.NO_VALUE))
 
     def operation(self, operation_type: OperationType, inputs: Sequence[int], *outputs: int) -> None:
         """Append an operation, of the HAL or of an extension.

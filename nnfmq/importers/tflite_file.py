@@ -42,7 +42,7 @@ _QUANTIZED_TYPES = {
     "INT8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
     "INT16": OperandType.TENSOR_QUANT16_SYMM,
 }
-_ZERO_POINTS = {"UINT8": (0, 255), "INT8": (-128, 127), "INT16": (0, 0)}
+_ZERO_POINTS = {"UINT8": (0, 255), "INT8": (-128, 127), "INT16": (-32768, 32767)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,10 @@ class TfliteTensor:
 
 @dataclass(frozen=True, slots=True)
 class TfliteOperator:
-    """An operator: TFLite's name, tensor indexes (-1: omitted), and the generated options object or None."""
+    """An operator: TFLite's name, tensor indexes (-1: omitted), and the generated options object or None.
+
+    `intermediates` are tensors without values, whose quantization some operators need.
+    """
 
     index: int
     name: str
@@ -82,6 +85,7 @@ class TfliteOperator:
     outputs: tuple[int, ...]
     options_name: str
     options: Any
+    intermediates: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"operator {self.index} ({self.name})"
@@ -129,7 +133,8 @@ class TfliteFile:
             inputs = self._ints(operator.InputsLength(), operator.InputsAsNumpy)
             outputs = self._ints(operator.OutputsLength(), operator.OutputsAsNumpy)
             options_name, options = _options(operator)
-            yield TfliteOperator(index, name, inputs, outputs, options_name, options)
+            inner = self._ints(operator.IntermediatesLength(), operator.IntermediatesAsNumpy)
+            yield TfliteOperator(index, name, inputs, outputs, options_name, options, inner)
 
     def tensor(self, index: int) -> TfliteTensor:
         """Return one tensor. Raises InvalidArgument for an index out of range and for what a tensor may not be."""

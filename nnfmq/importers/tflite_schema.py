@@ -154,6 +154,7 @@ OPTIONS: dict[int, Table] = {
 _OPERATOR = Table("Operator", (
     Field(4, "OpcodeIndex", _INT), Field(6, "Inputs", Vector(_INT)), Field(8, "Outputs", Vector(_INT)),
     Field(10, "BuiltinOptionsType", _BYTE), Field(12, "BuiltinOptions", Union(10, OPTIONS)),
+    Field(20, "Intermediates", Vector(_INT)),
 ))  # fmt: skip
 _QUANTIZATION = Table("QuantizationParameters", (
     Field(8, "Scale", Vector(_INT)), Field(10, "ZeroPoint", Vector(_LONG)),

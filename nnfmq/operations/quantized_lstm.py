@@ -62,12 +62,13 @@ def quantized_lstm_shape(input: Shape, *rest: Shape, cell_clip: float, projectio
 # -- parts of a gate --------------------------------------------------------------------------------------------------
 
 
-def _multiplier(real: float) -> Multiplier:
+def float_multiplier(real: float) -> Multiplier:
     """Return multiplier and shift of a scale, which TFLite stores in float32."""
     return fixed_point.quantize_multiplier(float(np.float32(real)))
 
 
-def _quotient(*factors: float, by: float) -> float:
+def scale_quotient(*factors: float, by: float) -> float:
+    """Return the product of `factors` divided by `by`, in float32."""
     product = np.float32(1)
     for factor in factors:
         product = product * np.float32(factor)
@@ -108,7 +109,7 @@ class QuantizedLayerNorm:
     @classmethod
     def of(cls, weights: Tensor, bias: Tensor) -> QuantizedLayerNorm:
         """Prepare the weights, their scale and the gate's bias, whose scale has 10 more bits."""
-        multiplier, shift = _multiplier(weights.scale)
+        multiplier, shift = float_multiplier(weights.scale)
         guard = max(1, int(np.float32(10000) * np.float32(weights.scale)))
         return cls(ints(weights.array), ints(bias.array), (multiplier, shift + 12), guard)
 
@@ -197,7 +198,7 @@ def plan_quantized_lstm(
     """Plan one step."""
     cell = LstmTensors.of(rest[:TENSOR_COUNT], norm=rest[TENSOR_COUNT + 2 :])
     previous, state = rest[TENSOR_COUNT : TENSOR_COUNT + 2]
-    shift = _state_shift(state.scale)
+    shift = cell_state_shift(state.scale)
     require(
         -128 <= hidden_state_zero_point <= 127,
         "C14",
@@ -205,21 +206,22 @@ def plan_quantized_lstm(
     )
     scales = tuple(intermediate_scales[f"{gate}_intermediate_scale"] for gate in GATES)
     packed = PreparedQuantizedLstmCell(
-        tuple(_gate(cell, gate, input, previous, shift, scales[gate]) for gate in cell.gates),
+        tuple(quantized_gate(cell, gate, input, previous, shift, scales[gate]) for gate in cell.gates),
         shift,
-        _quantized_clip(cell_clip, state.scale, 32767),
+        quantized_clip(cell_clip, state.scale, 32767),
         tanh_table(15 + shift),
-        (_multiplier(2.0**-30 / hidden_state_scale if hidden_state_scale else np.inf), hidden_state_zero_point),
+        (float_multiplier(2.0**-30 / hidden_state_scale if hidden_state_scale else np.inf), hidden_state_zero_point),
         _projection(cell, previous, hidden_state_scale, hidden_state_zero_point, projection_clip),
     )
     return packed.step
 
 
-def _quantized_clip(clip: float, scale: float, maximum: int) -> int:
+def quantized_clip(clip: float, scale: float, maximum: int) -> int:
+    """Return a clip in quantized values, at most `maximum`."""
     return int(min(float(np.float32(clip) / np.float32(scale)), maximum))
 
 
-def _state_shift(scale: float) -> int:
+def cell_state_shift(scale: float) -> int:
     """Return log2 of the cell state's scale (C13)."""
     exact = math.log2(scale)
     shift = round(exact)
@@ -228,17 +230,18 @@ def _state_shift(scale: float) -> int:
     return shift
 
 
-def _gate(
+def quantized_gate(
     cell: LstmTensors[Tensor], gate: int, input: Tensor, previous: Tensor, shift: int, scale: float
 ) -> QuantizedGate:
+    """Return a gate with packed weights; `scale` is that of its sum, `shift` log2 of the cell state's."""
     weights, recurrent, bias = cell.input[gate], cell.recurrent[gate], cell.bias[gate]
     peephole, norm = cell.peephole[gate], cell.norm[gate]
     assert weights is not None and recurrent is not None and bias is not None, "check_cell requires them"
-    of_input = _multiplier(_quotient(weights.scale, input.scale, by=scale))
-    of_previous = _multiplier(_quotient(recurrent.scale, previous.scale, by=scale))
+    of_input = float_multiplier(scale_quotient(weights.scale, input.scale, by=scale))
+    of_previous = float_multiplier(scale_quotient(recurrent.scale, previous.scale, by=scale))
     looked_at = None
     if peephole is not None:
-        looked_at = (ints(peephole.array), _multiplier(_quotient(2.0**shift, peephole.scale, by=scale)))
+        looked_at = (ints(peephole.array), float_multiplier(scale_quotient(2.0**shift, peephole.scale, by=scale)))
     return QuantizedGate(
         ScaledMatmul.of(weights, input.zero_point, bias if norm is None else None, of_input),
         ScaledMatmul.of(recurrent, previous.zero_point, None, of_previous),
@@ -257,9 +260,9 @@ def _projection(
     """
     if cell.projection is None:
         return lambda hidden: hidden
-    multiplier = _multiplier(_quotient(cell.projection.scale, hidden_scale, by=previous.scale))
+    multiplier = float_multiplier(scale_quotient(cell.projection.scale, hidden_scale, by=previous.scale))
     product = ScaledMatmul.of(cell.projection, -hidden_zero_point, cell.projection_bias, multiplier)
-    limit = _quantized_clip(clip, previous.scale, 255) if clip > 0 else 255
+    limit = quantized_clip(clip, previous.scale, 255) if clip > 0 else 255
 
     def project(hidden: Ints) -> Ints:
         return _int8(np.clip(product.apply(hidden), -limit, limit) + previous.zero_point)

@@ -78,7 +78,7 @@ def plan_quantized_softmax(input: Tensor, *, output: Tensor, beta: float, axis: 
     def run(quantized: Array) -> Array:
         wide = quantized.astype(np.int64)
         below = wide.max(axis=axis, keepdims=True) - wide
-        scale, bits = _reciprocal(summands.take(below).sum(axis=axis, keepdims=True))
+        scale, bits = reciprocal_of_sums(summands.take(below).sum(axis=axis, keepdims=True))
         shares = fixed_point.rounding_shift(fixed_point.high_mul(exponentials.take(below), scale), bits + 23)
         return (np.clip(shares, 0, 255) + lowest).astype(output.dtype)
 
@@ -96,7 +96,7 @@ def exponential_tables(scale: float, beta: float) -> tuple[Ints, Ints]:
     return exponentials, fixed_point.rounding_shift(exponentials, 12)
 
 
-def _reciprocal(sums: Ints) -> tuple[Ints, Ints]:
+def reciprocal_of_sums(sums: Ints) -> tuple[Ints, Ints]:
     """GetReciprocal of sums in Q12: return a Q0 multiplier and the number of bits by which it exceeds one."""
     _, exponents = np.frexp(sums.astype(np.float64))
     leading_zeros = 32 - ints(exponents)

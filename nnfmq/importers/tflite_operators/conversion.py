@@ -88,6 +88,7 @@ class ConversionContext:
     def model_input(self, index: int) -> int:
         """Add tensor `index` as an input of the model."""
         tensor = self.file.tensor(index)
+        self._check_zero_point(index, any_zero_point=False)
         if index in self._operands or tensor.data is not None or tensor.is_variable:
             raise InvalidArgument(f"{tensor} cannot be a model input: it is listed twice, a constant, or a variable")
         return self._add(tensor, LifeTime.SUBGRAPH_INPUT)
@@ -108,8 +109,12 @@ class ConversionContext:
         """Return True if tensor `index` is a model output."""
         return index in self._outputs
 
-    def value(self, index: int) -> int:
-        """Return the operand of a tensor that an operator reads."""
+    def value(self, index: int, *, any_zero_point: bool = False) -> int:
+        """Return the operand of a tensor that an operator reads.
+
+        `any_zero_point`: the operator gets the zero point of a tensor of 16 bits, which the operand does not have.
+        """
+        self._check_zero_point(index, any_zero_point)
         if index not in self._operands:
             tensor = self.file.tensor(index)
             if tensor.is_variable:
@@ -139,8 +144,12 @@ class ConversionContext:
         self._states[index] = State(before, after, info)
         return self._states[index]
 
-    def result(self, index: int, shape: tuple[int, ...] = ()) -> int:
-        """Return a new operand for a tensor that an operator writes; of `shape` if the file declares none."""
+    def result(self, index: int, shape: tuple[int, ...] = (), *, any_zero_point: bool = False) -> int:
+        """Return a new operand for a tensor that an operator writes; of `shape` if the file declares none.
+
+        `any_zero_point` is as for `value`; a model output needs an operand that has its zero point.
+        """
+        self._check_zero_point(index, any_zero_point and not self.is_model_output(index))
         tensor = self.file.tensor(index)
         self._check_unwritten(tensor)
         lifetime = LifeTime.SUBGRAPH_OUTPUT if self.is_model_output(index) else LifeTime.TEMPORARY_VARIABLE
@@ -215,6 +224,11 @@ class ConversionContext:
         """Add an operation that writes the operator's only output; `shape` is as for `result`."""
         self.builder.operation(operation_type, inputs, self.result(operator.outputs[0], shape))
 
+    def _check_zero_point(self, index: int, any_zero_point: bool) -> None:
+        tensor = self.file.tensor(index)
+        if tensor.type == SIXTEEN_BITS and tensor.zero_point != 0 and not any_zero_point:
+            raise InvalidArgument(f"{tensor} has zero point {tensor.zero_point}: here, that of INT16 must be 0")
+
     def _check_unwritten(self, tensor: TfliteTensor) -> None:
         if tensor.index in self._operands or tensor.data is not None or tensor.is_variable:
             raise InvalidArgument(
@@ -233,7 +247,8 @@ class ConversionContext:
     def _operand(self, tensor: TfliteTensor, lifetime: LifeTime, shape: tuple[int, ...]) -> int:
         if tensor.channel_quant is not None:
             raise InvalidArgument(f"{tensor}: only constants may be quantized per channel")
-        return self.builder.operand(Operand(tensor.type, shape, tensor.scale, tensor.zero_point, lifetime))
+        zero_point = 0 if tensor.type == SIXTEEN_BITS else tensor.zero_point
+        return self.builder.operand(Operand(tensor.type, shape, tensor.scale, zero_point, lifetime))
 
 
 def _to_int32(tensor: TfliteTensor, data: memoryview) -> bytes:

@@ -13,7 +13,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import LifeTime, Operand, OperandType
-from nnfmq.importers.tflite_file import TfliteOperator
+from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
 from nnfmq.importers.tflite_operators.conversion import (
     FLOAT_TYPES,
     QUANTIZED_TYPES,
@@ -152,7 +152,12 @@ def _softmax(context: ConversionContext, operator: TfliteOperator) -> None:
     x, beta = context.value(operator.inputs[0]), operator.options.Beta()
     if not (math.isfinite(beta) and beta > 0):
         raise InvalidArgument(f"beta is {beta}: it must be a positive number")
-    context.emit(OperationType.SOFTMAX, operator, x, context.builder.float_scalar(context.builder[x].type, beta))
+    y = context.file.tensor(operator.outputs[0])
+    if y.type == SIXTEEN_BITS and context.builder[x].type in QUANTIZED_TYPES:
+        factor = context.builder.float_scalar(OperandType.TENSOR_FLOAT32, beta)
+        result = context.result(y.index, any_zero_point=True)
+        return context.builder.operation(operation_code(TfliteOperation.SOFTMAX_TO_Q16), [x, factor], result)
+    return context.emit(OperationType.SOFTMAX, operator, x, context.builder.float_scalar(context.builder[x].type, beta))
 
 
 def _log_softmax(context: ConversionContext, operator: TfliteOperator) -> None:
@@ -189,9 +194,20 @@ def _quantize(context: ConversionContext, operator: TfliteOperator) -> None:
     """Quantize floats; requantize other tensors."""
     x, y = context.file.tensor(operator.inputs[0]), context.file.tensor(operator.outputs[0])
     if x.type not in FLOAT_TYPES:
-        scales = [context.builder.float_scalar(OperandType.TENSOR_FLOAT32, t.file_scale) for t in (x, y)]
-        return context.emit(operation_code(TfliteOperation.REQUANTIZE), operator, context.value(x.index), *scales)
+        arguments = [
+            context.value(x.index, any_zero_point=True),
+            *_quantization(context, x),
+            *_quantization(context, y),
+        ]
+        result = context.result(y.index, any_zero_point=True)
+        return context.builder.operation(operation_code(TfliteOperation.REQUANTIZE), arguments, result)
     return context.emit(OperationType.QUANTIZE, operator, dequantized(context, operator.inputs[0]))
+
+
+def _quantization(context: ConversionContext, tensor: TfliteTensor) -> list[int]:
+    """Return scale and zero point as arguments, for tensors whose operands do not have them."""
+    scale = context.builder.float_scalar(OperandType.TENSOR_FLOAT32, tensor.file_scale)
+    return [scale, context.builder.int32(tensor.zero_point)]
 
 
 def _dequantize(context: ConversionContext, operator: TfliteOperator) -> None:

@@ -1,4 +1,4 @@
-"""Recurrent operators on floats: LSTM, RNN, SVDF and their sequence operators.
+"""Recurrent operators on floats: LSTM, RNN, SVDF and their sequence operators. `integer_recurrent_ops` is for INT8.
 
 TFLite stores their states in variable tensors; the HAL takes the states as arguments and returns the new ones. Hidden
 state and output of a step are one value in TFLite and two results in the HAL. Quantized weights of a float input are
@@ -12,6 +12,7 @@ from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
 from nnfmq.importers.tflite_operators.conversion import FLOAT_TYPES, ConversionContext, OpConverter, State
+from nnfmq.importers.tflite_operators.integer_recurrent_ops import emit_integer_lstm, emit_integer_svdf
 
 __all__ = ["CONVERTERS"]
 
@@ -24,7 +25,7 @@ _NORMS = 4
 def _input(context: ConversionContext, operator: TfliteOperator) -> TfliteTensor:
     x = context.file.tensor(operator.inputs[0])
     if x.type not in FLOAT_TYPES:
-        raise InvalidArgument(f"{x} is {x.type.name}: only recurrent operators of floats are supported")
+        raise InvalidArgument(f"{x} is {x.type.name}: only recurrent operators of floats and INT8 are supported")
     return x
 
 
@@ -114,13 +115,21 @@ def _emit_bidirectional(
     context.builder.operation(operation_type, arguments + ordered + (trailing or []), *outputs, *states)
 
 
+def _is_integer(context: ConversionContext, operator: TfliteOperator) -> bool:
+    return context.file.tensor(operator.inputs[0]).type == OperandType.TENSOR_QUANT8_ASYMM_SIGNED
+
+
 def _svdf(context: ConversionContext, operator: TfliteOperator) -> None:
+    if _is_integer(context, operator):
+        return emit_integer_svdf(context, operator)
     x = _input(context, operator)
     weights = _weights(context, operator, x, range(1, 4))
     (state,) = _states(context, operator, range(4, 5))
     arguments = [context.value(x.index), *weights, state.before, context.builder.int32(operator.options.Rank())]
     output = context.result(operator.outputs[0])
-    context.builder.operation(OperationType.SVDF, [*arguments, _activation(context, operator)], state.after, output)
+    return context.builder.operation(
+        OperationType.SVDF, [*arguments, _activation(context, operator)], state.after, output
+    )
 
 
 def _lstm_arguments(
@@ -141,6 +150,8 @@ def _norms(context: ConversionContext, operator: TfliteOperator, x: TfliteTensor
 def _lstm(context: ConversionContext, operator: TfliteOperator) -> None:
     if operator.options.KernelType():
         raise InvalidArgument("the basic kernel (weights of all gates in one tensor) is not supported")
+    if _is_integer(context, operator):
+        return emit_integer_lstm(context, operator)
     x, arguments, hidden, cell = _lstm_arguments(context, operator)
     has_norms = any(index != -1 for index in operator.inputs[3 + _CELL :])
     arguments += _norms(context, operator, x) if has_norms else []
@@ -148,17 +159,19 @@ def _lstm(context: ConversionContext, operator: TfliteOperator) -> None:
     gates = 3 if operator.inputs[1] == -1 else 4
     scratch = context.temporary(x, (batch, gates * cells))
     output = context.result(operator.outputs[0], _hidden_shape(context, hidden))
-    context.builder.operation(OperationType.LSTM, arguments, scratch, hidden.after, cell.after, output)
+    return context.builder.operation(OperationType.LSTM, arguments, scratch, hidden.after, cell.after, output)
 
 
 def _sequence_lstm(context: ConversionContext, operator: TfliteOperator) -> None:
     if operator.options.DiagonalRecurrentTensors():
         raise InvalidArgument("diagonal recurrent weights are not supported: NNAPI has none")
+    if _is_integer(context, operator):
+        return emit_integer_lstm(context, operator, time_major=bool(operator.options.TimeMajor()))
     x, arguments, hidden, cell = _lstm_arguments(context, operator)
     arguments += [context.builder.boolean(bool(operator.options.TimeMajor())), *_norms(context, operator, x)]
     output = context.result(operator.outputs[0])
     code = OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM
-    context.builder.operation(code, arguments, output, hidden.after, cell.after)
+    return context.builder.operation(code, arguments, output, hidden.after, cell.after)
 
 
 def _bidirectional_lstm(context: ConversionContext, operator: TfliteOperator) -> None:

@@ -20,6 +20,7 @@ _MODULES = (
     "indexing",
     "integer_functions",
     "segments",
+    "integer_recurrent",
     "sixteen_bit_arithmetic",
     "sixteen_bit_functions",
     "sixteen_bit_images",

@@ -146,13 +146,24 @@ def plan_neg(input: Tensor, *, output: Tensor) -> Run:
     return np.negative
 
 
-def plan_requantize(input: Tensor, *, output: Tensor, input_scale: float, output_scale: float) -> Run:
-    """Plan quantized values in another scale, zero point or type. The scales are attributes, as INT32 has none."""
+def plan_requantize(
+    input: Tensor,
+    *,
+    output: Tensor,
+    input_scale: float,
+    input_zero_point: int,
+    output_scale: float,
+    output_zero_point: int,
+) -> Run:
+    """Plan quantized values in another scale, zero point or type.
+
+    The scales and zero points are attributes, because operands of INT32 and INT16 do not have all of them.
+    """
     info = np.iinfo(output.dtype)
 
     def run(x: Array) -> Array:
-        scaled = rescale(ints(x) - input.zero_point, input_scale / output_scale)
-        return np.clip(scaled + output.zero_point, info.min, info.max).astype(output.dtype)
+        scaled = rescale(ints(x) - input_zero_point, input_scale / output_scale)
+        return np.clip(scaled + output_zero_point, info.min, info.max).astype(output.dtype)
 
     return run
 
@@ -206,7 +217,12 @@ DECLARATIONS = (
         own_code(TfliteOperation.REQUANTIZE),
         since=V1_2,
         overloads=(
-            overload(data("input"), attribute("input_scale", FLOAT32), attribute("output_scale", FLOAT32), level=V1_2),
+            overload(
+                data("input"),
+                *(attribute("input_scale", FLOAT32), attribute("input_zero_point")),
+                *(attribute("output_scale", FLOAT32), attribute("output_zero_point")),
+                level=V1_2,
+            ),
         ),
         variants=tuple(
             Variant({"T": given, "O": result}, V1_2, plan_requantize)

@@ -27,6 +27,8 @@ from nnfmq.operations.signature import (
     F32,
     FLOAT32,
     I32,
+    Q8,
+    Q8S,
     Q16S,
     V1_2,
     Array,
@@ -35,6 +37,7 @@ from nnfmq.operations.signature import (
     Run,
     Tensor,
     Variant,
+    attribute,
     data,
     overload,
 )
@@ -148,6 +151,20 @@ def _softmax_tables() -> tuple[LookupTable, LookupTable]:
     return powers, inverses
 
 
+def plan_softmax_of_8_bits(input: Tensor, *, output: Tensor, beta: float) -> Run:
+    """Plan SOFTMAX along the last axis from 8 to 16 bits; 0 to 1 is represented as -32768 to 32767."""
+    exponentials, summands = softmax.exponential_tables(input.scale, beta)
+
+    def run(x: Array) -> Array:
+        rows = ints(x)
+        below = rows.max(axis=-1, keepdims=True) - rows
+        scale, bits = softmax.reciprocal_of_sums(summands.take(below).sum(axis=-1, keepdims=True))
+        shares = fixed_point.rounding_shift(fixed_point.high_mul(exponentials.take(below), scale), bits + 15)
+        return saturated(shares + INT16_MIN)
+
+    return run
+
+
 def via_table(function: Callable[[Array], Array], extreme: int | None = None) -> Plan:
     """Return the plan of a function of reals as a LookupTable.
 
@@ -238,6 +255,17 @@ DECLARATIONS = (
     _function(TfliteOperation.Q16_LOGISTIC, plan_logistic),
     _function(TfliteOperation.Q16_TANH, plan_tanh),
     sixteen_bit(find(softmax.DECLARATIONS, Op.SOFTMAX), plan_softmax, ({"S": FLOAT32},)),
+    Declaration(
+        own_code(TfliteOperation.SOFTMAX_TO_Q16),
+        since=V1_2,
+        overloads=(overload(data("input"), attribute("beta", FLOAT32), level=V1_2),),
+        variants=(
+            Variant({"T": Q8S, "O": Q16S}, V1_2, plan_softmax_of_8_bits),
+            Variant({"T": Q8, "O": Q16S}, V1_2, plan_softmax_of_8_bits),
+        ),
+        shape=same_shape,
+        outputs=("O",),
+    ),
     _function(TfliteOperation.Q16_EXP, via_table(_exp)),
     _function(TfliteOperation.Q16_LOG, via_table(_log, INT16_MIN)),
     _function(TfliteOperation.Q16_RSQRT, via_table(_rsqrt, INT16_MAX)),
