@@ -58,10 +58,10 @@ def ort_error(name: str, message: str) -> Exception:
 @cache
 def _exception(name: str, peer: Any) -> type[Exception]:
     """Return the exception class that is also `peer`, ONNX Runtime's own class, if that is not None."""
-    ours = EXCEPTIONS[name]
+    kind = EXCEPTIONS[name]
     if peer is None:
-        return ours
-    return type(name, (ours, peer), {"__module__": ours.__module__})
+        return kind
+    return type(name, (kind, peer), {"__module__": kind.__module__})
 
 
 def translated(error: NnfmqError) -> Exception:

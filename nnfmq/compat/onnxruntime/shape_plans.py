@@ -1,6 +1,6 @@
 """Models prepared for the shapes of inputs: each combination that a session meets is imported and prepared once.
 
-A prepared model has bursts, each lent to one thread at a time. The plans that were used last are kept; the others are
+A prepared model has bursts, each for one thread at a time. The plans that were used last are kept; the others are
 closed when no thread uses them.
 """
 
