@@ -12,7 +12,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.memory import PrivateBytes
@@ -57,11 +57,13 @@ class ModelSource:
     """The content of a model file, and how to import it.
 
     `path` is None if the caller gave bytes; it locates files that belong to this one. `shapes` replace those of inputs.
+    `values` has NumPy arrays, by name, for inputs that become constants; only ONNX files can have them.
     """
 
     data: FileContent = field(repr=False)
     path: Path | None = None
     shapes: Shapes = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 def read_source(source: str | os.PathLike[str] | bytes, shapes: Shapes | None = None) -> ModelSource:

@@ -71,6 +71,7 @@ def read(source: ModelSource) -> OnnxFile:
         file.constants[tensor.name] = tensor_array(tensor, folder)
     if proto.graph.sparse_initializer:
         raise UnsupportedModel("sparse initializers are not supported")
+    file.constants.update(source.values)
     return file
 
 

@@ -23,7 +23,19 @@ _FOLDED = frozenset(
         *("Abs", "Add", "And", "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape"),
         *("CumSum", "Div", "Equal", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Greater"),
         *("GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "NonZero", "Not"),
-        *("Or", "Pow", "Range", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "ScatterND", "Slice"),
+        *(
+            "Or",
+            "Pow",
+            "Range",
+            "ReduceMax",
+            "ReduceMin",
+            "ReduceProd",
+            "ReduceSum",
+            "Reshape",
+            "ScatterND",
+            "Size",
+            "Slice",
+        ),
         *("Split", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where", "Xor"),
     )
 )
@@ -49,6 +61,8 @@ def _elements(node: Node) -> int:
     sizes = [value.size for value in node.inputs if value is not None]
     if node.operator == "ConstantOfShape":
         return math.prod(int(extent) for extent in node.constant(0, "shape").reshape(-1))
+    if node.operator == "Concat":
+        return sum(sizes)
     if node.operator in ("Expand", "Tile"):
         return sizes[0] * math.prod(max(int(extent), 1) for extent in node.constant(1, "shape").reshape(-1))
     if node.operator == "Range":

@@ -8,7 +8,7 @@ Operators and tensors that are not supported raise UnsupportedModel, which lists
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from nnfmq.hal.types import LifeTime, Operand, OperandType
 from nnfmq.importers.file_format import ModelSource
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.loaded_model import LoadedModel
-from nnfmq.importers.onnx_file import OnnxFile, attribute_values, dtype_of, input_shapes, read
+from nnfmq.importers.onnx_file import OnnxFile, attribute_values, dtype_of, input_shapes, read, tensor_array
 from nnfmq.importers.onnx_folding import fold
 from nnfmq.importers.onnx_operators import CONVERTERS
 from nnfmq.importers.onnx_values import Node, Value, operand_type_of
@@ -65,7 +65,7 @@ class _Import:
         """Return the model. Raises UnsupportedModel with all problems."""
         self._values.update({name: Value.of(array) for name, array in self._file.constants.items()})
         inputs = [self._input(info) for info in self._file.inputs]
-        for index, proto in _live_nodes(self._file):
+        for index, proto in _live_nodes(self._file.graph):
             self._convert(index, proto)
         self._problems.raise_if_any()
         outputs = [self._output(info.name) for info in self._file.graph.output]
@@ -104,9 +104,12 @@ class _Import:
             if unknown:
                 raise InvalidArgument(f"input {unknown[0][:80]!r} is the result of no earlier node")
             converter = CONVERTERS.get(proto.op_type)
-            if proto.domain not in _DEFAULT_DOMAINS or (converter is None and not _may_fold(proto)):
+            is_known = converter is not None or proto.op_type == "If" or _may_fold(proto)
+            if proto.domain not in _DEFAULT_DOMAINS or not is_known:
                 raise InvalidArgument("is not supported")
             inputs = [self._values[name] if name else None for name in proto.input]
+            if proto.op_type == "If":
+                return self._inline(index, self._node(proto, inputs), proto)
             if any(value is None and name for name, value in zip(proto.input, inputs, strict=True)):
                 return self._assume(proto)  # a problem of an earlier node
             self._add(self._node(proto, inputs), proto)
@@ -115,6 +118,17 @@ class _Import:
         except _MALFORMED as error:
             self._fail(index, proto, f"an attribute or input is malformed ({type(error).__name__}: {error})")
         return None
+
+    def _inline(self, index: int, node: Node, proto: Any) -> None:
+        """Convert the nodes of the branch of an If that its condition, a constant, selects; they are in its scope."""
+        condition = node.constant(0, "condition")
+        branch = node.attributes["then_branch" if condition.reshape(-1)[0] else "else_branch"]
+        for tensor in branch.initializer:
+            self._values[tensor.name] = Value.of(tensor_array(tensor, self._file.folder))
+        for _, inner in _live_nodes(branch):
+            self._convert(index, inner)
+        for name, info in zip(proto.output, branch.output, strict=True):
+            self._values[name] = self._values.get(info.name)
 
     def _node(self, proto: Any, inputs: list[Value | None]) -> Node:
         attributes = attribute_values(proto, self._file.folder)
@@ -179,11 +193,21 @@ def _may_fold(proto: Any) -> bool:
     return proto.op_type in ("CastLike", "CumSum", "GatherElements", "GatherND", "Mod", "NonZero", "Range", "ScatterND")
 
 
-def _live_nodes(file: OnnxFile) -> list[tuple[int, Any]]:
-    """Return the nodes on which the outputs depend, with their indexes, in the file's order."""
-    wanted, found = {info.name for info in file.graph.output}, []
-    for index, proto in reversed(list(enumerate(file.graph.node))):
+def _live_nodes(graph: Any) -> list[tuple[int, Any]]:
+    """Return the nodes on which the outputs of a graph depend, with their indexes, in the graph's order."""
+    wanted, found = {info.name for info in graph.output}, []
+    for index, proto in reversed(list(enumerate(graph.node))):
         if not wanted.isdisjoint(proto.output):
             found.append((index, proto))
-            wanted.update(proto.input)
+            wanted.update(_read_names(proto))
     return found[::-1]
+
+
+def _read_names(proto: Any) -> Iterator[str]:
+    """Yield the names that a node reads, those that the graphs in its attributes read included."""
+    yield from proto.input
+    for attribute in proto.attribute:
+        if attribute.HasField("g"):
+            yield from (info.name for info in attribute.g.output)
+            for inner in attribute.g.node:
+                yield from _read_names(inner)

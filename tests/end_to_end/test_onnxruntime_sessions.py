@@ -24,6 +24,7 @@ from support.ort_scripts import (
     index_model,
     nodes_of,
     outcome,
+    rate_model,
     session,
     symbolic_model,
 )
@@ -91,6 +92,11 @@ RUNS: dict[str, Script] = {
         made.run(["z"], feed(x=np.resize(X, shape)))[0]
         for made in [session(ort)]
         for shape in [(2, 3, 4), (1, 3, 2), (2, 3, 4)]
+    ],
+    "conditions and shapes by the values of inputs": lambda ort: [
+        made.run(None, {"x": X[0], "rate": np.array(rate), "times": np.array(times)})[0]
+        for made in [session(ort, rate_model())]
+        for rate, times in [(8000, [1, 2]), (16000, [1, 2]), (16000, [3, 1]), (8000, [1, 2])]
     ],
     "described inputs": lambda ort: nodes_of(session(ort).get_inputs()),
     "described outputs": lambda ort: nodes_of(session(ort).get_outputs()),

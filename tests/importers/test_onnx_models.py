@@ -71,6 +71,38 @@ def test_an_unknown_symbolic_dimension_is_named() -> None:
         load(symbolic("batch", 3).SerializeToString())
 
 
+def conditional(condition: Any) -> tuple[bytes, dict[str, Any]]:
+    """Return a model whose If has branches with constants and results of their own, and of the graph around it."""
+
+    def branch(operator: str) -> Any:
+        nodes = [node(operator, ["x", "k"], ["t"]), node("Add", ["t", "outer"], ["u"])]
+        constant = onnx.numpy_helper.from_array(np.float32([2]), "k")
+        return onnx.helper.make_graph(nodes, operator, [], [onnx.helper.make_empty_tensor_value_info("u")], [constant])
+
+    nodes = [
+        node("Abs", ["x"], ["outer"]),
+        node("If", ["condition"], ["a"], then_branch=branch("Mul"), else_branch=branch("Sub")),
+        node("Not", ["condition"], ["other"]),
+        node("If", ["other"], ["b"], then_branch=branch("Mul"), else_branch=branch("Sub")),
+        node("Mul", ["a", "b"], ["y"]),
+    ]
+    fed = {"x": real(2, 3)}
+    return file_of(nodes, fed, ["y"], {"condition": np.array(condition)}), fed
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_an_if_whose_condition_is_a_constant_becomes_its_branch(condition: bool) -> None:
+    content, fed = conditional(condition)
+    assert_close(results(content, fed), expected(content, fed))
+
+
+def test_an_if_whose_condition_is_computed_is_refused() -> None:
+    branches = {name: onnx.helper.make_graph([], name, [], []) for name in ("then_branch", "else_branch")}
+    content = file_of([node("If", ["c"], ["y"], **branches)], {"c": np.array(True)}, ["y"])
+    with pytest.raises(UnsupportedModel, match="its condition is not a constant"):
+        load(content)
+
+
 def test_dimensions_that_are_named_by_a_question_mark_may_differ() -> None:
     loaded = load(symbolic("?", "?").SerializeToString(), shapes={"x": (4, 3), "z": (5,)})
     assert [info.shape for info in loaded.inputs] == [(4, 3), (5,)]

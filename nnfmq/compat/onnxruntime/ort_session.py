@@ -1,6 +1,6 @@
 """InferenceSession: an ONNX model that the driver runs, with the methods of ONNX Runtime's session.
 
-    feed ── checks, as ONNX Runtime's ── shapes ── ShapePlans: import, prepare ── burst ── copies of the outputs
+    feed ── checks, as ONNX Runtime's ── ShapePlans: import, prepare for the shapes ── burst ── copies of the outputs
 
 A model whose shapes are known is prepared when the session is made, another one by the first run with new shapes. If
 the driver dies during a run, the run is repeated once, on a new driver: it has no state.
@@ -24,10 +24,11 @@ from nnfmq.compat.onnxruntime.ort_options import OrtRunOptions, SessionOptions
 from nnfmq.compat.onnxruntime.ort_profile import RunProfile
 from nnfmq.compat.onnxruntime.ort_providers import CPU, OrtMemoryInfo, checked_providers
 from nnfmq.compat.onnxruntime.ort_value import OrtValue, require_cpu
-from nnfmq.compat.onnxruntime.shape_plans import Array, ShapePlans, Shapes
+from nnfmq.compat.onnxruntime.shape_plans import Array, ShapePlans, small_integers
 from nnfmq.compat.shared_client import DriverShare
-from nnfmq.hal.errors import DeadObject, NnfmqError
+from nnfmq.hal.errors import DeadObject, NnfmqError, UnsupportedModel
 from nnfmq.importers import LoadedModel, load_source
+from nnfmq.importers.file_format import ModelSource
 
 __all__ = ["InferenceSession"]
 
@@ -67,15 +68,17 @@ class InferenceSession:
             self._options.polling_window_us,
         )
         if all(node.is_static for node in self._inputs):
-            self._prepare(tuple(_sizes(node) for node in self._inputs))
+            self._prepare([_example(node) for node in self._inputs])
         if self._profile is not None:
             self._profile.add("session_initialization", self._profile.start_ns, time.monotonic_ns())
 
-    def _prepare(self, shapes: Shapes) -> None:
+    def _prepare(self, examples: Sequence[Array]) -> None:
+        """Prepare the model for the only shapes that it has, unless it needs values of inputs."""
         try:
-            self._plans.make(shapes)
+            self._plans.make(examples, may_bind=False)
         except NnfmqError as error:
-            raise translated(error) from error
+            if not (isinstance(error, UnsupportedModel) and small_integers(examples)):
+                raise translated(error) from error
 
     # ------------------------------------------------------------------------------------------------ the model
 
@@ -204,19 +207,19 @@ class InferenceSession:
             raise ort_error("Fail", "Exiting due to terminate flag being set to true.")
         begin_ns = time.monotonic_ns()
         inputs = self._arrays(feed)
-        shapes = tuple([array.shape for array in inputs])
-        plan = self._plans.get(shapes)
+        key = self._plans.key_of(inputs)
+        plan = self._plans.get(key)
         try:
             if plan is None:
                 self._check_shapes(inputs)
-                plan = self._plans.make(shapes)
+                plan = self._plans.make(inputs)
             results = plan.execute(inputs, places)
         except NnfmqError as error:
             is_gone = isinstance(error, DeadObject) or (plan is not None and plan.is_retired)
             if is_last or not is_gone:
                 raise translated(error) from error
             if plan is not None:
-                self._plans.discard(shapes, plan)
+                self._plans.discard(self._plans.key_of(inputs), plan)
             return self._run(places, feed, run_options, is_last=True)
         if self._profile is not None:
             self._profile.add("model_run", begin_ns, time.monotonic_ns())
@@ -312,17 +315,21 @@ class InferenceSession:
         raise ort_error("NotImplemented", "nnfmq has no OrtValueVector; use run_with_ort_values")
 
 
-def _importer(source: Any, names: list[str]) -> Callable[[Shapes], LoadedModel]:
-    """Return the function that imports a model for certain shapes. It does not refer to the session."""
+def _importer(source: ModelSource, names: list[str]) -> Callable[[Sequence[Array], Sequence[int]], LoadedModel]:
+    """Return the function that imports a model for certain inputs. It does not refer to the session."""
 
-    def import_for(shapes: Shapes) -> LoadedModel:
-        return load_source(replace(source, shapes=dict(zip(names, shapes, strict=True))))
+    def import_for(inputs: Sequence[Array], bound: Sequence[int]) -> LoadedModel:
+        free = [place for place in range(len(names)) if place not in bound]
+        shapes: dict[str | int, Sequence[int]] = {names[place]: inputs[place].shape for place in free}
+        return load_source(replace(source, shapes=shapes, values={names[place]: inputs[place] for place in bound}))
 
     return import_for
 
 
-def _sizes(node: NodeArg) -> tuple[int, ...]:
-    return tuple(size for size in node.shape if isinstance(size, int))
+def _example(node: NodeArg) -> Array:
+    """Return an array of an input's type and shape, which is known; it takes no memory."""
+    sizes = tuple(size for size in node.shape if isinstance(size, int))
+    return np.broadcast_to(np.zeros((), node.dtype), sizes)
 
 
 def _as_array(node: NodeArg, value: Any) -> Array:

@@ -1,5 +1,8 @@
 """Models prepared for the shapes of inputs: each combination that a session meets is imported and prepared once.
 
+If a model cannot be imported because shapes or conditions depend on the values of small integer inputs, such as a
+sampling rate, these values are constants of each import, too.
+
 A prepared model has bursts, each for one thread at a time. The plans that were used last are kept; the others are
 closed when no thread uses them.
 """
@@ -16,17 +19,20 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.compat.shared_client import DriverShare
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 from nnfmq.importers import LoadedModel
 from nnfmq.runtime.burst_controller import Burst
 
-__all__ = ["Array", "OutputForm", "ShapePlan", "ShapePlans", "Shapes"]
+__all__ = ["Array", "OutputForm", "ShapePlan", "ShapePlans", "small_integers"]
 
 Array: TypeAlias = npt.NDArray[Any]
-Shapes: TypeAlias = tuple[tuple[int, ...], ...]
-"""The shape of each input, in order."""
+PlanKey: TypeAlias = tuple[Any, ...]
+"""The shape of each input, in order, and the bytes of those that are bound by value."""
+Import: TypeAlias = Callable[[Sequence[Array], Sequence[int]], LoadedModel]
+"""Imports a model for inputs like these, with the values of those at certain places."""
 MAX_PLANS = 8
 """How many combinations of shapes a session keeps prepared."""
+_MAX_VALUES = 16  # elements of an input that may be bound by value
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +52,18 @@ class ShapePlan:
     """A model prepared for certain shapes, and its bursts that no thread uses. Thread-safe."""
 
     def __init__(
-        self, share: DriverShare, loaded: LoadedModel, forms: Sequence[OutputForm], polling_window_us: float | None
+        self,
+        share: DriverShare,
+        loaded: LoadedModel,
+        kept: Sequence[int],
+        forms: Sequence[OutputForm],
+        polling_window_us: float | None,
     ) -> None:
         self._share = share
         self._polling_window_us = polling_window_us
         self._model = share.adopt(share.client().prepare(loaded))
         self._forms = forms
+        self._kept = tuple(kept)  # places of the inputs that are not bound by value
         dtypes = [(place, np.dtype(info.dtype)) for place, info in enumerate(loaded.inputs)]
         self._integers = [(place, dtype) for place, dtype in dtypes if dtype.kind in "iu"]
         self._free: deque[Burst] = deque()
@@ -64,6 +76,8 @@ class ShapePlan:
             InvalidArgument: If an integer exceeds the element type that the driver computes with.
             NnfmqError: As `Burst.execute`.
         """
+        if len(inputs) != len(self._kept):
+            inputs = [inputs[place] for place in self._kept]
         for place, dtype in self._integers:
             if inputs[place].dtype != dtype:
                 inputs[place] = _narrowed(inputs[place], dtype)
@@ -113,7 +127,7 @@ class ShapePlans:
     def __init__(
         self,
         share: DriverShare,
-        import_for: Callable[[Shapes], LoadedModel],
+        import_for: Import,
         forms: Sequence[OutputForm],
         polling_window_us: float | None = None,
     ) -> None:
@@ -122,37 +136,64 @@ class ShapePlans:
         self._import_for = import_for
         self._forms = forms
         self._lock = threading.Lock()
-        self._plans: OrderedDict[Shapes, ShapePlan] = OrderedDict()
+        self._bound: tuple[int, ...] = ()  # places of the inputs that are bound by value
+        self._plans: OrderedDict[PlanKey, ShapePlan] = OrderedDict()
 
-    def get(self, shapes: Shapes) -> ShapePlan | None:
-        """Return the plan for inputs of these shapes if there is one."""
-        plan = self._plans.get(shapes)
+    def key_of(self, inputs: Sequence[Array]) -> PlanKey:
+        """Return the key of the plan for inputs like these."""
+        shapes = tuple([array.shape for array in inputs])
+        return (*shapes, *(inputs[place].tobytes() for place in self._bound)) if self._bound else shapes
+
+    def get(self, key: PlanKey) -> ShapePlan | None:
+        """Return the plan for inputs with this key if there is one."""
+        plan = self._plans.get(key)
         if plan is not None and len(self._plans) > 1:
             with self._lock:
-                if shapes in self._plans:
-                    self._plans.move_to_end(shapes)
+                if key in self._plans:
+                    self._plans.move_to_end(key)
         return plan
 
-    def make(self, shapes: Shapes) -> ShapePlan:
-        """Return the plan for inputs of these shapes, which is made if there is none; blocks.
+    def make(self, inputs: Sequence[Array], *, may_bind: bool = True) -> ShapePlan:
+        """Return the plan for inputs like these, which is made if there is none; blocks.
 
         Raises:
             InvalidArgument: If the model cannot be imported for them.
             NnfmqError: The error of the preparation.
         """
         with self._lock:
-            plan = self._plans.get(shapes)
+            plan = self._plans.get(self.key_of(inputs))
             if plan is None:
-                loaded = self._import_for(shapes)
-                plan = ShapePlan(self._share, loaded, self._forms, self._polling_window_us)
-                self._plans[shapes] = plan
+                loaded = self._import(inputs, may_bind)
+                kept = [place for place in range(len(inputs)) if place not in self._bound]
+                plan = ShapePlan(self._share, loaded, kept, self._forms, self._polling_window_us)
+                self._plans[self.key_of(inputs)] = plan
                 if len(self._plans) > MAX_PLANS:
                     self._plans.popitem(last=False)[1].retire()
         return plan
 
-    def discard(self, shapes: Shapes, plan: ShapePlan) -> None:
+    def _import(self, inputs: Sequence[Array], may_bind: bool) -> LoadedModel:
+        try:
+            return self._import_for(inputs, self._bound)
+        except UnsupportedModel:
+            small = small_integers(inputs)
+            if self._bound or not may_bind or not small:
+                raise
+            loaded = self._import_for(inputs, small)
+            self._bound = small
+            return loaded
+
+    def discard(self, key: PlanKey, plan: ShapePlan) -> None:
         """Retire a plan, for instance because the driver has died."""
         with self._lock:
-            if self._plans.get(shapes) is plan:
-                del self._plans[shapes]
+            if self._plans.get(key) is plan:
+                del self._plans[key]
         plan.retire()
+
+
+def small_integers(inputs: Sequence[Array]) -> tuple[int, ...]:
+    """Return the places of the inputs that may be bound by value."""
+    return tuple(
+        place
+        for place, array in enumerate(inputs)
+        if array.dtype.kind in "iub" and array.ndim <= 1 and array.size <= _MAX_VALUES
+    )

@@ -16,7 +16,17 @@ __all__ = ["CONVERTERS", "Converter"]
 
 Converter: TypeAlias = Callable[[Node], None]
 
-_MODULES = ("convolution", "elementwise", "indexing", "movement", "normalization", "products", "reduction", "resizing")
+_MODULES = (
+    "convolution",
+    "elementwise",
+    "indexing",
+    "movement",
+    "normalization",
+    "products",
+    "recurrent",
+    "reduction",
+    "resizing",
+)
 
 CONVERTERS: dict[str, Converter] = {
     name: converter

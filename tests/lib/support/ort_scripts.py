@@ -48,6 +48,40 @@ def index_model() -> bytes:
     return content
 
 
+def rate_model() -> bytes:
+    """Return a model that computes with 2·x if the integer `rate` is 8000, else with -x, and repeats it `times`."""
+    helper, int64 = onnx.helper, onnx.TensorProto.INT64
+
+    def branch(name: str, nodes: list[Any]) -> Any:
+        return helper.make_graph(nodes, name, [], [helper.make_empty_tensor_value_info(f"{name}_y")])
+
+    inputs = [
+        helper.make_tensor_value_info("x", 1, ["N", 4]),
+        helper.make_tensor_value_info("rate", int64, []),
+        helper.make_tensor_value_info("times", int64, [2]),
+    ]
+    nodes = [
+        helper.make_node("Equal", ["rate", "low"], ["is_low"]),
+        helper.make_node(
+            "If",
+            ["is_low"],
+            ["chosen"],
+            then_branch=branch("low", [helper.make_node("Mul", ["x", "two"], ["low_y"])]),
+            else_branch=branch("high", [helper.make_node("Neg", ["x"], ["high_y"])]),
+        ),
+        helper.make_node("Tile", ["chosen", "times"], ["y"]),
+    ]
+    constants = [
+        onnx.numpy_helper.from_array(np.array(8000), "low"),
+        onnx.numpy_helper.from_array(np.float32(2), "two"),
+    ]
+    outputs = [helper.make_tensor_value_info("y", 1, None)]
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, constants)
+    opsets = [helper.make_opsetid("", OPSET)]
+    content: bytes = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets).SerializeToString()
+    return content
+
+
 def session(ort: Any, content: bytes | None = None) -> Any:
     """Return a session that logs nothing."""
     options = ort.SessionOptions()

@@ -1,0 +1,125 @@
+"""LSTM: each direction is a UNIDIRECTIONAL_SEQUENCE_LSTM of the HAL.
+
+ONNX stacks the gates' weights as input, output, forget, cell; the HAL has them apart, as input, forget, cell, output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.importers.onnx_values import Node
+
+__all__ = ["CONVERTERS"]
+
+Array: TypeAlias = npt.NDArray[Any]
+_DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+_GATES = (0, 2, 3, 1)  # the HAL's order of ONNX's gates
+_PEEPHOLES = (0, 2, 1)
+_TANH = 4  # NNAPI's code
+_SEQUENCE_LENGTHS, _HIDDEN, _CELL, _PEEPHOLE = 4, 5, 6, 7
+
+
+def _lstm(node: Node) -> None:
+    steps, batch, _ = node.value(0).shape
+    direction = node.attribute("direction", "forward")
+    if direction not in _DIRECTIONS:
+        raise InvalidArgument(f"direction {direction!r} is not supported")
+    directions = _DIRECTIONS[direction]
+    _check(node, len(directions), steps)
+    hidden_size = node.value(2).shape[2]
+    found = [_one_direction(node, place, is_reversed) for place, is_reversed in enumerate(directions)]
+    shapes = (
+        (steps, len(directions), batch, hidden_size),
+        (len(directions), batch, hidden_size),
+        (len(directions), batch, hidden_size),
+    )
+    for position, shape in enumerate(shapes):
+        if not node.used(position):
+            continue
+        axis = 1 if position == 0 else 0
+        parts = [node.reshaped(results[position], (*shape[:axis], 1, *shape[axis + 1 :])) for results in found]
+        joined = parts[0] if len(parts) == 1 else node.emit(Op.CONCATENATION, [*parts, node.builder.int32(axis)])
+        node.result(joined, shape, position=position)
+
+
+def _check(node: Node, directions: int, steps: int) -> None:
+    activations = tuple(str(name).lower() for name in node.attribute("activations", ()))
+    if activations not in ((), ("sigmoid", "tanh", "tanh") * directions):
+        raise InvalidArgument(f"activations {activations} are not supported")
+    for name in ("input_forget", "layout", "clip"):
+        if node.attribute(name, None):
+            raise InvalidArgument(f"attribute {name} is not supported")
+    node.attribute("hidden_size", 0)  # the weights have it, too
+    if node.given(_SEQUENCE_LENGTHS) and set(node.constant(_SEQUENCE_LENGTHS, "lengths").reshape(-1)) != {steps}:
+        raise InvalidArgument("sequences of different lengths are not supported")
+
+
+def _one_direction(node: Node, place: int, is_reversed: bool) -> tuple[int, ...]:
+    """Return the operands of the outputs, (steps, batch, size), and of the last hidden and cell state."""
+    x = node.operand(0)
+    time = node.builder.int32_vector([0])
+    if is_reversed:
+        x = node.emit(Op.REVERSE, [x, time])
+    kind = node.builder[x].type
+    omitted = node.builder.omitted(kind)
+    weights, recurrent = (node.constant(position, "weights")[place] for position in (1, 2))
+    size = recurrent.shape[1]
+    biases = _biases(node, place, 4 * size, weights.dtype)
+    peepholes = [omitted] * 3
+    if node.given(_PEEPHOLE):
+        rows = node.constant(_PEEPHOLE, "peepholes")[place].reshape(3, size)
+        peepholes = [node.add_constant(rows[row]) for row in _PEEPHOLES]
+    arguments = [
+        x,
+        *_gates(node, weights, size),
+        *_gates(node, recurrent, size),
+        *peepholes,
+        *_gates(node, biases, size),
+        omitted,
+        omitted,
+        *(_state(node, position, place, size, weights.dtype) for position in (_HIDDEN, _CELL)),
+        node.builder.int32(_TANH),
+        *(node.builder.float_scalar(kind, 0.0) for _ in range(2)),
+        node.builder.boolean(True),
+        *(omitted for _ in range(4)),
+    ]
+    output, hidden, cell = node.emit_many(Op.UNIDIRECTIONAL_SEQUENCE_LSTM, arguments, [kind] * 3)
+    return node.emit(Op.REVERSE, [output, time]) if is_reversed else output, hidden, cell
+
+
+def _gates(node: Node, stacked: Array, size: int) -> list[int]:
+    """Return the four parts of weights or biases, as the HAL orders them."""
+    return [node.add_constant(stacked[gate * size : (gate + 1) * size]) for gate in _GATES]
+
+
+def _biases(node: Node, place: int, count: int, dtype: np.dtype[Any]) -> Array:
+    """Return the sum of the biases of the input and of the recurrence; zeros if they are omitted."""
+    if not node.given(3):
+        return np.zeros(count, dtype)
+    both = node.constant(3, "biases")[place]
+    total: Array = both[:count] + both[count:]
+    return total
+
+
+def _state(node: Node, position: int, place: int, size: int, dtype: np.dtype[Any]) -> int:
+    """Return the initial state of a direction, (batch, size)."""
+    batch = node.value(0).shape[1]
+    if not node.given(position):
+        return node.add_constant(np.zeros((batch, size), dtype))
+    value = node.value(position)
+    if value.array is not None:
+        return node.add_constant(np.ascontiguousarray(value.array[place]))
+    state = node.operand(position)
+    if value.shape[0] > 1:
+        begin, extent = node.builder.int32_vector([place, 0, 0]), node.builder.int32_vector([1, batch, size])
+        state = node.emit(Op.SLICE, [state, begin, extent])
+    return node.reshaped(state, (batch, size))
+
+
+CONVERTERS: dict[str, Callable[[Node], None]] = {"LSTM": _lstm}
