@@ -21,6 +21,15 @@ OperatorVersion = tuple[str, int]
 
 
 @dataclass(frozen=True)
+class Sparsity:
+    """The levels of a sparse tensor, in traversal order: a size if dense, else segments and indexes."""
+
+    order: Sequence[int]
+    levels: Sequence[int | tuple[Sequence[int], Sequence[int]]]
+    blocks: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
 class Tensor:
     """A tensor, constant if it has `data`. `extra` has further scalar fields of the schema, such as IsVariable."""
 
@@ -32,6 +41,7 @@ class Tensor:
     zero_points: Sequence[int] = ()
     dimension: int = 0
     extra: Mapping[str, int] = field(default_factory=dict)
+    sparsity: Sparsity | None = None
 
 
 @dataclass(frozen=True)
@@ -158,7 +168,27 @@ def _tensor(builder: Any, tensor: Tensor, buffer: int) -> int:
     }
     if tensor.scales:
         fields["Quantization"] = _quantization(builder, tensor)
+    if tensor.sparsity is not None:
+        fields["Sparsity"] = _sparsity(builder, tensor.sparsity)
     return _table(builder, "Tensor", fields | dict(tensor.extra))
+
+
+def _sparsity(builder: Any, sparsity: Sparsity) -> int:
+    levels = []
+    for level in sparsity.levels:
+        if isinstance(level, int):
+            levels.append(_table(builder, "DimensionMetadata", {"Format": 0, "DenseSize": level}))
+            continue
+        segments, indexes = (_table(builder, "Int32Vector", {"Values": _vector(builder, v, "Int32")}) for v in level)
+        fields = {"Format": 1, "ArraySegmentsType": 1, "ArraySegments": segments}
+        fields |= {"ArrayIndicesType": 1, "ArrayIndices": indexes}
+        levels.append(_table(builder, "DimensionMetadata", fields))
+    vectors = {
+        "TraversalOrder": _vector(builder, sparsity.order, "Int32"),
+        "BlockMap": _vector(builder, sparsity.blocks, "Int32"),
+        "DimMetadata": _offsets(builder, levels),
+    }
+    return _table(builder, "SparsityParameters", vectors)
 
 
 def _quantization(builder: Any, tensor: Tensor) -> int:

@@ -107,6 +107,23 @@ class GraphBuilder:
         """Return a constant TENSOR_INT32 of rank 1."""
         return self._shared(OperandType.TENSOR_INT32, (len(values),), _packed(values))
 
+    def float_vector(self, values: Sequence[float]) -> int:
+        """Return a constant TENSOR_FLOAT32 of rank 1. Raises InvalidArgument for a number beyond float32."""
+        try:
+            data = struct.pack(f"<{len(values)}f", *values)
+        except OverflowError:
+            raise InvalidArgument(f"one of {list(values)[:8]} does not fit float32") from None
+        return self._shared(OperandType.TENSOR_FLOAT32, (len(values),), data)
+
+    def int32_matrix(self, values: Sequence[int], columns: int) -> int:
+        """Return a constant TENSOR_INT32 of rank 2 from the elements of its rows."""
+        data = _packed(values)
+        location = self.converted(("matrix", columns, data), len(data), lambda: data)
+        shape = (len(values) // columns, columns)
+        return self.operand(
+            Operand(OperandType.TENSOR_INT32, shape, lifetime=LifeTime.CONSTANT_COPY, location=location)
+        )
+
     def omitted(self, operand_type: OperandType) -> int:
         """Return an operand for an omitted optional argument."""
         scale = 1.0 if operand_type in _QUANTIZED else 0.0  # which validation requires of an omitted one, too

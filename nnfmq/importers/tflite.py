@@ -4,7 +4,7 @@
 
 The file is not trusted: time and memory are bounded by its size. A corrupt file raises InvalidArgument with the field
 and the byte offset. Unsupported operators and tensors raise UnsupportedModel, which lists all of them. Several
-subgraphs, sparse tensors, external buffers and custom operators are not supported.
+subgraphs and external buffers are not supported.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ def import_model(source: ModelSource) -> LoadedModel:
 
 
 def _import(file: TfliteFile, shapes: Shapes) -> LoadedModel:
-    # Constants may be larger than the file: missing biases become zeros, dequantized weights four times their size.
-    builder, problems = GraphBuilder(max_constant_bytes=4 * file.size_bytes + 65536), Problems()
+    builder, problems = GraphBuilder(max_constant_bytes=file.constant_bytes_max), Problems()
     context = ConversionContext(file, builder)
     convert = Resizing(context, shapes).convert if shapes else partial(convert_operator, context)
     if file.subgraph_count != 1:

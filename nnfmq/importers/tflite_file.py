@@ -17,6 +17,7 @@ from nnfmq.hal.tflite_codes import TENSOR_COMPLEX64
 from nnfmq.hal.types import ChannelQuant, OperandType, element_bytes
 from nnfmq.importers import flatbuffer_verifier, tflite_schema
 from nnfmq.importers.file_format import FileContent
+from nnfmq.importers.tflite_sparsity import densified
 
 __all__ = ["TfliteFile", "TfliteOperator", "TfliteTensor", "read"]
 
@@ -25,6 +26,8 @@ _MAX_RANK = 8
 _MAX_NAME_BYTES = 4096
 _TYPES_SHOWN = 8  # of an operator, in messages
 _MAX_TENSOR_BYTES = 2**32 - 1  # the HAL's limit on an operand
+_SPARE_BYTES = 1 << 16
+_DENSE_FACTOR = 32  # how much larger than the file its sparse constants may become
 _MAX_FILE_BYTES = 2**31 - 1  # flatbuffers' own
 
 _STORED_BYTES = {"INT64": 8, "COMPLEX64": 8}  # of an element, where the operand type's size is another or unknown here
@@ -77,6 +80,7 @@ class TfliteOperator:
     """An operator: TFLite's name, tensor indexes (-1: omitted), and the generated options object or None.
 
     `intermediates` are tensors without values, whose quantization some operators need.
+    A custom operator has its code and options in `custom_code` and `custom`; its name is `CUSTOM 'code'`.
     """
 
     index: int
@@ -86,6 +90,8 @@ class TfliteOperator:
     options_name: str
     options: Any
     intermediates: tuple[int, ...] = ()
+    custom_code: str = ""
+    custom: bytes = b""
 
     def __str__(self) -> str:
         return f"operator {self.index} ({self.name})"
@@ -118,6 +124,7 @@ class TfliteFile:
         self._elements_left = size_bytes
         self._tensors: dict[int, TfliteTensor | str] = {}  # or why it is invalid, so that it is read once
         self.size_bytes = size_bytes
+        self._dense_bytes = 0
         self.subgraph_count = model.SubgraphsLength()
         self.inputs = self._ints(self._subgraph.InputsLength(), self._subgraph.InputsAsNumpy)
         self.outputs = self._ints(self._subgraph.OutputsLength(), self._subgraph.OutputsAsNumpy)
@@ -129,12 +136,13 @@ class TfliteFile:
         names = {code: name for name, code in vars(tflite.BuiltinOperator).items() if isinstance(code, int)}
         for index in range(self._subgraph.OperatorsLength()):
             operator = self._subgraph.Operators(index)
-            name = self._operator_name(index, operator.OpcodeIndex(), names)
+            name, custom_code = self._operator_name(index, operator.OpcodeIndex(), names)
             inputs = self._ints(operator.InputsLength(), operator.InputsAsNumpy)
             outputs = self._ints(operator.OutputsLength(), operator.OutputsAsNumpy)
             options_name, options = _options(operator)
+            custom = self._bytes(operator) if custom_code else b""
             inner = self._ints(operator.IntermediatesLength(), operator.IntermediatesAsNumpy)
-            yield TfliteOperator(index, name, inputs, outputs, options_name, options, inner)
+            yield TfliteOperator(index, name, inputs, outputs, options_name, options, inner, custom_code, custom)
 
     def tensor(self, index: int) -> TfliteTensor:
         """Return one tensor. Raises InvalidArgument for an index out of range and for what a tensor may not be."""
@@ -163,7 +171,18 @@ class TfliteFile:
         _check_size(tensor.type, _checked_shape(shape), None, 8 if tensor.is_int64 else element_bytes(tensor.type) or 8)
         self._tensors[index] = replace(tensor, shape=shape, rank=len(shape))
 
-    def set_value(self, index: int, data: bytes, shape: tuple[int, ...]) -> None:
+    @property
+    def constant_bytes_max(self) -> int:
+        """The limit on the constants of the imported model.
+
+        They may be larger than the file: missing biases become zeros, dequantized weights four times their size, and
+        sparse tensors dense.
+        """
+        tensors = (self._subgraph.Tensors(index) for index in range(self._subgraph.TensorsLength()))
+        is_sparse = any(tensor.Sparsity() is not None for tensor in tensors)
+        return 4 * self.size_bytes * (_DENSE_FACTOR if is_sparse else 1) + _SPARE_BYTES
+
+    def set_value(self, index: int, data: bytes | memoryview, shape: tuple[int, ...]) -> None:
         """Make a tensor, which no operator will write, a constant whose elements are those of its operand type."""
         tensor = self.tensor(index)
         number = -1 - index  # of no buffer in the file
@@ -202,6 +221,14 @@ class TfliteFile:
         if self._elements_left < 0:
             raise InvalidArgument("corrupt file: its vectors overlap (more elements than the file has bytes)")
 
+    def _spend_dense(self, size_bytes: int) -> None:
+        self._dense_bytes += size_bytes
+        if self._dense_bytes > _DENSE_FACTOR * self.size_bytes:
+            raise InvalidArgument(
+                f"sparse tensors of {self._dense_bytes} bytes or more: a file of {self.size_bytes} may have "
+                f"{_DENSE_FACTOR} times as many"
+            )
+
     def _ints(self, count: int, as_numpy: Callable[[], Any]) -> tuple[int, ...]:
         self._spend(count)
         return tuple(as_numpy().tolist()) if count else ()
@@ -211,18 +238,24 @@ class TfliteFile:
         self._spend(len(raw))
         return raw[:_MAX_NAME_BYTES].decode("utf-8", "replace")
 
-    def _operator_name(self, index: int, opcode_index: int, names: dict[int, str]) -> str:
+    def _bytes(self, operator: Any) -> bytes:
+        """Return the options of a custom operator."""
+        count = operator.CustomOptionsLength()
+        self._spend(count)
+        return bytes(operator.CustomOptionsAsNumpy()) if count else b""
+
+    def _operator_name(self, index: int, opcode_index: int, names: dict[int, str]) -> tuple[str, str]:
+        """Return the operator's name, and its custom code if it has one."""
         if opcode_index >= self._model.OperatorCodesLength():
             raise InvalidArgument(f"operator {index}: operator code index {opcode_index} is out of range")
         code = self._model.OperatorCodes(opcode_index)
         # Newer codes do not fit the deprecated byte: a file has the code in either field, and 0 or 127 in the other.
         number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
         name = names.get(number, f"code {number}")
-        return f"CUSTOM {self._text(code.CustomCode())!r}" if name == "CUSTOM" else name
+        custom_code = self._text(code.CustomCode()) if name == "CUSTOM" else ""
+        return (f"CUSTOM {custom_code!r}" if name == "CUSTOM" else name), custom_code
 
     def _tensor(self, index: int, name: str, raw: Any) -> TfliteTensor:
-        if raw.Sparsity() is not None:
-            raise InvalidArgument("sparse tensors are not supported")
         shape = _checked_shape(self._ints(raw.ShapeLength(), raw.ShapeAsNumpy))
         type_name = _type_name(raw.Type())
         scales, zero_points, dimension = self._quantization(raw.Quantization())
@@ -233,9 +266,13 @@ class TfliteFile:
         kind, scale, zero_point, channels = _operand_type(type_name, shape, scales, zero_points, dimension)
         if data is not None:
             shape = shape or (1,)  # a constant of rank 0: shape () of an operand means unknown rank
-        _check_size(kind, shape, data, _STORED_BYTES.get(type_name) or element_bytes(kind))
-        file_scale = scales[0] if len(scales) == 1 else 0.0
+        stored_bytes = _STORED_BYTES.get(type_name) or element_bytes(kind)
         number, is_variable = raw.Buffer(), bool(raw.IsVariable())
+        if raw.Sparsity() is not None and data is not None:
+            self._spend_dense(math.prod(shape) * stored_bytes)
+            data, number = densified(raw.Sparsity(), data, shape, stored_bytes), -1 - index
+        _check_size(kind, shape, data, stored_bytes)
+        file_scale = scales[0] if len(scales) == 1 else 0.0
         return TfliteTensor(
             index, name, kind, shape, scale, zero_point, channels, file_scale, number, data, rank, is_variable, is_int64
         )

@@ -48,6 +48,8 @@ class Folding:
         return fold_or_convert
 
     def _fold(self, operator: TfliteOperator) -> bool:
+        if operator.name == "DENSIFY":
+            return self._fold_copy(operator)
         if any(self._context.is_model_output(index) for index in operator.outputs):
             return False
         if operator.name in ("SHAPE", "RANK") and len(operator.inputs) == len(operator.outputs) == 1:
@@ -64,6 +66,15 @@ class Folding:
         elif 0 in shape:
             return False
         self._file.set_value(operator.outputs[0], np.array(shape, "<i4").tobytes(), (len(shape),))
+        return True
+
+    def _fold_copy(self, operator: TfliteOperator) -> bool:
+        """Make the result of DENSIFY the constant that it reads, which has become dense when it was read."""
+        if len(operator.inputs) != 1 or len(operator.outputs) != 1 or not self._is_constant(operator):
+            return False
+        x = self._file.tensor(operator.inputs[0])
+        assert x.data is not None, "checked above"
+        self._file.set_value(operator.outputs[0], x.data, x.shape)
         return True
 
     def _is_constant(self, operator: TfliteOperator) -> bool:

@@ -15,6 +15,7 @@ IDENTIFIER = b"TFL3"
 VERSION = 3
 
 _BYTE = Scalar(1)
+_SHORT = Scalar(2)
 _INT = Scalar(4)
 _LONG = Scalar(8)
 
@@ -154,13 +155,27 @@ OPTIONS: dict[int, Table] = {
 _OPERATOR = Table("Operator", (
     Field(4, "OpcodeIndex", _INT), Field(6, "Inputs", Vector(_INT)), Field(8, "Outputs", Vector(_INT)),
     Field(10, "BuiltinOptionsType", _BYTE), Field(12, "BuiltinOptions", Union(10, OPTIONS)),
+    Field(14, "CustomOptions", Vector(_BYTE)),
     Field(20, "Intermediates", Vector(_INT)),
 ))  # fmt: skip
 _QUANTIZATION = Table("QuantizationParameters", (
     Field(8, "Scale", Vector(_INT)), Field(10, "ZeroPoint", Vector(_LONG)),
     Field(12, "DetailsType", _BYTE), Field(16, "QuantizedDimension", _INT),
 ))  # fmt: skip
-_SPARSITY = Table("SparsityParameters", ())
+_INDEX_VECTORS = {
+    1: Table("Int32Vector", (Field(4, "Values", Vector(_INT)),)),
+    2: Table("Uint16Vector", (Field(4, "Values", Vector(_SHORT)),)),
+    3: Table("Uint8Vector", (Field(4, "Values", Vector(_BYTE)),)),
+}
+_DIMENSION_METADATA = Table("DimensionMetadata", (
+    Field(4, "Format", _BYTE), Field(6, "DenseSize", _INT),
+    Field(8, "ArraySegmentsType", _BYTE), Field(10, "ArraySegments", Union(8, _INDEX_VECTORS)),
+    Field(12, "ArrayIndicesType", _BYTE), Field(14, "ArrayIndices", Union(12, _INDEX_VECTORS)),
+))  # fmt: skip
+_SPARSITY = Table("SparsityParameters", (
+    Field(4, "TraversalOrder", Vector(_INT)), Field(6, "BlockMap", Vector(_INT)),
+    Field(8, "DimMetadata", Vector(_DIMENSION_METADATA)),
+))  # fmt: skip
 _TENSOR = Table("Tensor", (
     Field(4, "Shape", Vector(_INT)), Field(6, "Type", _BYTE), Field(8, "Buffer", _INT), Field(10, "Name", String()),
     Field(12, "Quantization", _QUANTIZATION), Field(14, "IsVariable", _BYTE), Field(16, "Sparsity", _SPARSITY),

@@ -127,7 +127,17 @@ def _tables(table: Table) -> Iterator[Table]:
 
 
 FIELDS = [(table.name, field) for table in _tables(tflite_schema.MODEL) for field in table.fields]
-FLAG_BYTES = {"Int8": 1, "Uint8": 1, "Bool": 1, "Int32": 4, "Uint32": 4, "Float32": 4, "Int64": 8, "Uint64": 8}
+FLAG_BYTES = {
+    "Int8": 1,
+    "Uint8": 1,
+    "Bool": 1,
+    "Uint16": 2,
+    "Int32": 4,
+    "Uint32": 4,
+    "Float32": 4,
+    "Int64": 8,
+    "Uint64": 8,
+}
 
 
 @pytest.mark.parametrize(("table", "field"), FIELDS, ids=[f"{table}.{field.name}" for table, field in FIELDS])

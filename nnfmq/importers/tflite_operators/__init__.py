@@ -12,11 +12,13 @@ from importlib import import_module
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers.tflite_file import TfliteOperator
 from nnfmq.importers.tflite_operators.conversion import ConversionContext, OpConverter
+from nnfmq.importers.tflite_operators.custom_plugins import plugin_converter
 from nnfmq.importers.tflite_operators.pruning import live_operators
 
 __all__ = ["CONVERTERS", "ConversionContext", "OpConverter", "convert_operator", "converter_of", "live_operators"]
 
 _MODULES = (
+    "custom_ops",
     "data_movement_ops",
     "elementwise_ops",
     "extension_elementwise_ops",
@@ -47,6 +49,8 @@ def convert_operator(context: ConversionContext, operator: TfliteOperator) -> No
 def converter_of(operator: TfliteOperator) -> OpConverter:
     """Return the converter of `operator`, whose numbers of tensors and options it accepts. Raises InvalidArgument."""
     converter = CONVERTERS.get(operator.name)
+    if converter is None and operator.custom_code:
+        converter = plugin_converter(operator.custom_code)
     if converter is None:
         raise InvalidArgument("is not supported")
     _check_counts_and_options(converter, operator)

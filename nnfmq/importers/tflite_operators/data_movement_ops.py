@@ -147,12 +147,19 @@ def _fill(context: ConversionContext, operator: TfliteOperator) -> None:
     context.emit(OperationType.FILL, operator, shape, scalar(context, operator.inputs[1]))
 
 
+def _densify(context: ConversionContext, operator: TfliteOperator) -> None:
+    """Copy a constant that became dense when it was read; folding does that for all but outputs of the model."""
+    x = context.file.tensor(operator.inputs[0])
+    emit_reshape(context, operator, context.value(x.index), x.shape)
+
+
 _ONE, _TWO, _THREE = range(1, 2), range(2, 3), range(3, 4)
 _MANY = range(1, 1 << 16)
 
 CONVERTERS: dict[str, OpConverter] = {
     "BROADCAST_TO": OpConverter(_TWO, _broadcast_to),
     "CONCATENATION": OpConverter(_MANY, _concatenation, "ConcatenationOptions", True),
+    "DENSIFY": OpConverter(_ONE, _densify),
     "EXPAND_DIMS": OpConverter(_TWO, _expand_dims),
     "FILL": OpConverter(_TWO, _fill),
     "MIRROR_PAD": OpConverter(_TWO, _mirror_pad, "MirrorPadOptions", True),

@@ -16,6 +16,8 @@ from nnfmq.operations.signature import Declaration
 __all__ = ["EXTENSION", "EXTENSION_FAMILIES"]
 
 _MODULES = (
+    "custom_images",
+    "landmarks",
     "dynamic_sizes",
     "indexing",
     "integer_functions",
