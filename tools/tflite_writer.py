@@ -1,13 +1,14 @@
 """Write a .tflite file from plain descriptions of tensors and operators, with the builders of the `tflite` package.
 
 `train_digits.py` and `quantize.py` write models with it, and so do the tests of the importer, invalid ones included:
-nothing is checked here. A file has one subgraph, buffers aligned to 16 bytes as the schema requires, and one operator
+nothing is checked here. A file has buffers aligned to 16 bytes as the schema requires, and one operator
 code for each operator and version. Options have the schema's field names (``{"Padding": 0}``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,34 +63,59 @@ class Operator:
     version: int = 1
 
 
+@dataclass(frozen=True)
+class Subgraph:
+    """A further subgraph of a file. `inputs` and `outputs` are tensor indexes."""
+
+    tensors: Sequence[Tensor]
+    operators: Sequence[Operator]
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A signature: tensor indexes of a subgraph's inputs and outputs by their names."""
+
+    key: str
+    inputs: Mapping[str, int]
+    outputs: Mapping[str, int]
+    subgraph: int = 0
+
+
 def write(
     tensors: Sequence[Tensor],
     operators: Sequence[Operator],
     inputs: Sequence[int],
     outputs: Sequence[int],
     description: str = "",
-    subgraph_count: int = 1,
+    more: Sequence[Subgraph] | None = (),
     metadata: bytes = b"",
+    signatures: Sequence[Signature] = (),
 ) -> bytes:
     """Return the content of the file. `inputs` and `outputs` are tensor indexes.
 
-    The file has `subgraph_count` copies of the subgraph, for tests of models with several. `metadata` is a FlatBuffer.
+    `more` has the subgraphs after the first; None leaves that out, too. `metadata` is a FlatBuffer.
     """
     builder = flatbuffers.Builder(1024)
-    codes = list(dict.fromkeys(map(_operator_version, operators)))
-    constants = [tensor.data for tensor in tensors if tensor.data is not None]
+    subgraphs = [] if more is None else [Subgraph(tensors, operators, inputs, outputs), *more]
+    codes = list(dict.fromkeys(_operator_version(operator) for graph in subgraphs for operator in graph.operators))
+    constants = [tensor.data for graph in subgraphs for tensor in graph.tensors if tensor.data is not None]
     buffers = [_buffer(builder, data) for data in (b"", *constants, *([metadata] if metadata else []))]
-    graph = _subgraph(builder, tensors, operators, codes, inputs, outputs)
+    buffer_numbers = itertools.count(1)  # buffer 0 is empty; those of constants follow in the order of the tensors
+    graphs = [_subgraph(builder, graph, codes, buffer_numbers) for graph in subgraphs]
     fields = {
         "Version": 3,
         "OperatorCodes": _offsets(builder, [_operator_code(builder, *code) for code in codes]),
-        "Subgraphs": _offsets(builder, [graph] * subgraph_count),
+        "Subgraphs": _offsets(builder, graphs),
         "Description": builder.CreateString(description),
         "Buffers": _offsets(builder, buffers),
     }
     if metadata:
         entry = {"Name": builder.CreateString("TFLITE_METADATA"), "Buffer": len(buffers) - 1}
         fields["Metadata"] = _offsets(builder, [_table(builder, "Metadata", entry)])
+    if signatures:
+        fields["SignatureDefs"] = _offsets(builder, [_signature(builder, signature) for signature in signatures])
     builder.Finish(_table(builder, "Model", fields), IDENTIFIER)
     return bytes(builder.Output())
 
@@ -139,24 +165,29 @@ def _operator_code(builder: Any, name: str, version: int) -> int:
     return _table(builder, "OperatorCode", fields)
 
 
-def _subgraph(
-    builder: Any,
-    tensors: Sequence[Tensor],
-    operators: Sequence[Operator],
-    codes: Sequence[OperatorVersion],
-    inputs: Sequence[int],
-    outputs: Sequence[int],
-) -> int:
-    buffers: list[int] = []
-    for tensor in tensors:  # buffer 0 is empty; those of constants follow in the order of the tensors
-        buffers.append(0 if tensor.data is None else max(buffers, default=0) + 1)
+def _subgraph(builder: Any, graph: Subgraph, codes: Sequence[OperatorVersion], buffer_numbers: Iterator[int]) -> int:
+    buffers = [0 if tensor.data is None else next(buffer_numbers) for tensor in graph.tensors]
     fields = {
-        "Tensors": _offsets(builder, [_tensor(builder, *pair) for pair in zip(tensors, buffers, strict=True)]),
-        "Inputs": _vector(builder, inputs, "Int32"),
-        "Outputs": _vector(builder, outputs, "Int32"),
-        "Operators": _offsets(builder, [_operator(builder, operator, codes) for operator in operators]),
+        "Tensors": _offsets(builder, [_tensor(builder, *pair) for pair in zip(graph.tensors, buffers, strict=True)]),
+        "Inputs": _vector(builder, graph.inputs, "Int32"),
+        "Outputs": _vector(builder, graph.outputs, "Int32"),
+        "Operators": _offsets(builder, [_operator(builder, operator, codes) for operator in graph.operators]),
     }
     return _table(builder, "SubGraph", fields)
+
+
+def _signature(builder: Any, signature: Signature) -> int:
+    fields = {
+        "SignatureKey": builder.CreateString(signature.key),
+        "Inputs": _offsets(builder, [_tensor_map(builder, *pair) for pair in signature.inputs.items()]),
+        "Outputs": _offsets(builder, [_tensor_map(builder, *pair) for pair in signature.outputs.items()]),
+        "SubgraphIndex": signature.subgraph,
+    }
+    return _table(builder, "SignatureDef", fields)
+
+
+def _tensor_map(builder: Any, name: str, index: int) -> int:
+    return _table(builder, "TensorMap", {"Name": builder.CreateString(name), "TensorIndex": index})
 
 
 def _tensor(builder: Any, tensor: Tensor, buffer: int) -> int:
@@ -204,6 +235,12 @@ def _kind_of(values: Sequence[int] | Sequence[float]) -> str:
     return "Float32" if any(isinstance(value, float) for value in values) else "Int32"
 
 
+def _option(builder: Any, value: Any) -> Any:
+    if isinstance(value, str):
+        return builder.CreateString(value)
+    return _vector(builder, value, _kind_of(value)) if isinstance(value, list) else value
+
+
 def _operator(builder: Any, operator: Operator, codes: Sequence[OperatorVersion]) -> int:
     fields: dict[str, Any] = {
         "OpcodeIndex": codes.index(_operator_version(operator)),
@@ -215,10 +252,7 @@ def _operator(builder: Any, operator: Operator, codes: Sequence[OperatorVersion]
     if operator.custom:
         fields["CustomOptions"] = builder.CreateByteVector(operator.custom)
     if operator.table:
-        options = {
-            key: _vector(builder, value, _kind_of(value)) if isinstance(value, list) else value
-            for key, value in operator.options.items()
-        }
+        options = {key: _option(builder, value) for key, value in operator.options.items()}
         fields["BuiltinOptionsType"] = getattr(tflite.BuiltinOptions, operator.table)
         fields["BuiltinOptions"] = _table(builder, operator.table, options)
     return _table(builder, "Operator", fields)

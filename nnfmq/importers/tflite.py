@@ -3,8 +3,8 @@
     bytes ── flatbuffer_verifier ── tflite_file: records ── tflite_operators: conversion ── graph_builder ── Model
 
 The file is not trusted: time and memory are bounded by its size. A corrupt file raises InvalidArgument with the field
-and the byte offset. Unsupported operators and tensors raise UnsupportedModel, which lists all of them. Several
-subgraphs and external buffers are not supported.
+and the byte offset. Unsupported operators and tensors raise UnsupportedModel, which lists all of them. The first
+subgraph is imported. External buffers are not supported.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator, read
 from nnfmq.importers.tflite_folding import Folding
 from nnfmq.importers.tflite_metadata import read_metadata
 from nnfmq.importers.tflite_operators import ConversionContext, convert_operator, live_operators
+from nnfmq.importers.tflite_operators.variable_ops import finish_variables
 from nnfmq.importers.tflite_resizing import Resizing
 
 __all__ = ["import_model"]
@@ -41,8 +42,6 @@ def _import(file: TfliteFile, shapes: Shapes) -> LoadedModel:
     builder, problems = GraphBuilder(max_constant_bytes=file.constant_bytes_max), Problems()
     context = ConversionContext(file, builder)
     convert = Resizing(context, shapes).convert if shapes else partial(convert_operator, context)
-    if file.subgraph_count != 1:
-        problems.add(f"{file.subgraph_count} subgraphs: only models of exactly one are supported")
     inputs = _all(problems, context.model_input, file.inputs)
     folding = Folding(context)
     for operator in live_operators(file):
@@ -51,7 +50,7 @@ def _import(file: TfliteFile, shapes: Shapes) -> LoadedModel:
     problems.raise_if_any()
     if not inputs or not outputs:
         raise InvalidArgument(f"{len(inputs)} inputs and {len(outputs)} outputs: a model needs at least one of each")
-    states = context.states()
+    states = [*context.states(), *finish_variables(context)]
     inputs += [state.before for state in states]
     outputs += [state.after for state in states]
     model = builder.build(inputs, outputs)

@@ -113,14 +113,14 @@ def read(data: FileContent) -> TfliteFile:
 
 
 class TfliteFile:
-    """The first subgraph of a checked file.
+    """A subgraph of a checked file, by default the first one.
 
     Its vectors are read within one budget, so that overlaps cannot multiply the work.
     """
 
-    def __init__(self, model: Any, size_bytes: int) -> None:
+    def __init__(self, model: Any, size_bytes: int, index: int = 0) -> None:
         self._model = model
-        self._subgraph = model.Subgraphs(0)
+        self._subgraph = model.Subgraphs(index)
         self._elements_left = size_bytes
         self._tensors: dict[int, TfliteTensor | str] = {}  # or why it is invalid, so that it is read once
         self.size_bytes = size_bytes
@@ -128,6 +128,17 @@ class TfliteFile:
         self.subgraph_count = model.SubgraphsLength()
         self.inputs = self._ints(self._subgraph.InputsLength(), self._subgraph.InputsAsNumpy)
         self.outputs = self._ints(self._subgraph.OutputsLength(), self._subgraph.OutputsAsNumpy)
+
+    def subgraph(self, index: int) -> TfliteFile:
+        """Return another subgraph of the file. Raises InvalidArgument if there is none of this index."""
+        if not 0 <= index < self.subgraph_count:
+            raise InvalidArgument(f"subgraph {index} is not in 0..{self.subgraph_count - 1}")
+        return TfliteFile(self._model, self.size_bytes, index)
+
+    def shared_name(self, operator: TfliteOperator) -> str:
+        """Return the name of the variable of a VAR_HANDLE."""
+        names = (self._text(text) for text in (operator.options.Container(), operator.options.SharedName()))
+        return "/".join(filter(None, names))
 
     def operators(self) -> Iterator[TfliteOperator]:
         """Yield the operators in the file's order, which is the order of execution."""

@@ -21,7 +21,7 @@ ALWAYS_AVAILABLE = memoryview(bytes(1))
 """The status byte of prepared models and buffers that belong to no device, as in tests."""
 WORD_BYTES = 8
 _WORD = struct.Struct("=BBxxI")
-_QUAD = struct.Struct("=Q")
+_UINT64 = struct.Struct("=Q")
 
 
 def require_available(status_byte: memoryview) -> None:
@@ -54,4 +54,4 @@ def end_changes(page: memoryview, worker_pid: int) -> None:
 
 
 def _write(word: memoryview, status: int, kept: int, worker_pid: int) -> None:
-    word.cast("Q")[0] = _QUAD.unpack(_WORD.pack(status, kept, worker_pid))[0]
+    word.cast("Q")[0] = _UINT64.unpack(_WORD.pack(status, kept, worker_pid))[0]

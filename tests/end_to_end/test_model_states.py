@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 from support.both_runners import Theirs
 from support.drivers import Daemon, Process
-from support.stateful_models import stream
+from support.stateful_models import stream, streaming_window
 
 import nnfmq
 
@@ -202,6 +202,21 @@ def test_states_of_other_shapes_are_rejected(model: nnfmq.PreparedModel) -> None
             with pytest.raises(nnfmq.InvalidArgument):
                 burst.state = wrong
         assert is_initial(burst.state)
+
+
+@pytest.mark.parametrize("device", ["reference", "compiled"])
+def test_resource_variables_give_litert_s_results_step_after_step(client: nnfmq.Client, device: str) -> None:
+    if device == "compiled":
+        pytest.importorskip("llvmlite", exc_type=ImportError)
+    theirs, random = Theirs(streaming_window()), np.random.default_rng(1)
+    with client.device(device).prepare(nnfmq.load(streaming_window())) as model, model.burst() as burst:
+        for _ in range(STEPS):
+            x = random.integers(-128, 127, (1, 1, 3)).astype(np.int8)
+            np.testing.assert_array_equal(burst.execute(x), theirs([x]))
+        burst.reset_state()
+        window, count = burst.state
+        assert (window == 2).all()
+        assert count == 10
 
 
 def test_a_model_without_states_has_an_empty_state(client: nnfmq.Client) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.tflite_files import Operator, Tensor, ints, single, writer
+from support.tflite_files import Operator, Tensor, ints, writer
 
 from nnfmq.cli import main
 from nnfmq.hal.errors import InvalidArgument, ModelProblem, UnsupportedModel
@@ -87,14 +87,6 @@ def test_inputs_and_outputs_of_unsupported_types_are_listed_once() -> None:
         (0, "is not supported"),
     ]
     assert str(error).startswith("1 operator is not supported, 1 other problem:\n")
-
-
-def test_several_subgraphs_are_listed_with_the_operators() -> None:
-    error = problems_of(single("CONCAT_EMBEDDINGS", [X, X], subgraph_count=2))
-    assert [p.reason for p in error.problems] == [
-        "2 subgraphs: only models of exactly one are supported",
-        "is not supported",
-    ]
 
 
 def test_an_operator_that_computes_a_shape_of_an_unsupported_tensor_is_listed() -> None:

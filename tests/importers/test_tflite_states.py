@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from support.both_runners import Ours
-from support.stateful_models import X, two_rnns
-from support.tflite_files import Operator, writer
+from support.both_runners import Ours, Theirs
+from support.stateful_models import X, handle, streaming_window, two_rnns
+from support.tflite_files import Operator, Tensor, ints, writer
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
@@ -51,3 +53,123 @@ def test_a_state_of_two_operators_is_rejected() -> None:
 def test_a_model_without_variables_has_no_states() -> None:
     loaded = load(writer.write([X, X], [Operator("RELU", (0,), (1,))], (0,), (1,)))
     assert loaded.states == ()
+
+
+# -- resource variables
+
+
+RESOURCE = Tensor("handle", (), "RESOURCE")
+VALUE = Tensor("v", (2,), "INT32")
+START = Operator("CALL_ONCE", (), (), "CallOnceOptions", {"InitSubgraphIndex": 1})
+READ = Operator("READ_VARIABLE", (0,), (2,), "ReadVariableOptions")
+ADD = ("AddOptions", {"FusedActivationFunction": 0})
+SUM = Operator("ADD", (1, 2), (3,), *ADD)
+
+
+def initial(*more: Tensor, operators: list[Operator] | None = None, value: int = 1) -> Any:
+    """Return a subgraph that assigns tensor `value` to the variable `a`; tensor 1 is 7, 8."""
+    tensors = [RESOURCE, Tensor("c", (2,), "INT32", ints(7, 8)), *more]
+    assign = Operator("ASSIGN_VARIABLE", (0, value), (), "AssignVariableOptions")
+    return writer.Subgraph(tensors, [handle("a"), *(operators or []), assign], (), ())
+
+
+def model_of(*operators: Operator, start: Any = None, outputs: tuple[int, ...] = (3,)) -> bytes:
+    """Return a model over tensors 0: the handle of `a`, 1: x, 2: the variable's value, 3: y, 4: z; all are INT32."""
+    tensors = [RESOURCE, *(Tensor(name, (2,), "INT32") for name in "xvyz")]
+    data: bytes = writer.write(tensors, operators, (1,), outputs, more=[initial() if start is None else start])
+    return data
+
+
+def assign(value: int) -> Operator:
+    return Operator("ASSIGN_VARIABLE", (0, value), (), "AssignVariableOptions")
+
+
+def test_variables_with_initial_values_give_litert_s_results_step_after_step() -> None:
+    run, theirs, random = Ours(load(streaming_window())), Theirs(streaming_window()), np.random.default_rng(1)
+    assert [state.tensor.name for state in run.loaded.states] == ["a", "b"]
+    for _ in range(50):
+        x = random.integers(-128, 127, (1, 1, 3)).astype(np.int8)
+        np.testing.assert_array_equal(run([x]), theirs([x]))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(model_of(START, handle("a"), READ, SUM, assign(1)), id="an input"),
+        pytest.param(model_of(START, handle("a"), READ, SUM, assign(3)), id="an output"),
+        pytest.param(model_of(START, handle("a"), READ, SUM), id="never assigned"),
+        pytest.param(
+            model_of(START, handle("a"), READ, Operator("SUB", (1, 2), (3,), "SubOptions"), assign(1), outputs=(3, 2)),
+            id="the variable itself is an output",
+        ),
+        pytest.param(
+            model_of(
+                handle("a"),
+                START,
+                assign(1),
+                READ,
+                Operator("ADD", (2, 2), (4,), *ADD),
+                assign(4),
+                Operator("READ_VARIABLE", (0,), (3,), "ReadVariableOptions"),
+            ),
+            id="assigned twice and read in between",
+        ),
+        pytest.param(
+            model_of(
+                START, handle("a"), READ, SUM, assign(3),
+                start=initial(
+                    Tensor("n", (1,), "INT32", ints(2)), Tensor("five", (), "INT32", ints(5)), VALUE,
+                    operators=[Operator("FILL", (2, 3), (4,), "FillOptions")], value=4,
+                ),
+            ),
+            id="an initial value that is computed",
+        ),
+    ],
+)  # fmt: skip
+def test_a_variable_may_be(content: bytes) -> None:
+    run, theirs, random = Ours(load(content)), Theirs(content), np.random.default_rng(1)
+    for _ in range(4):
+        x = random.integers(-100, 100, 2).astype(np.int32)
+        for found, expected in zip(run([x]), theirs([x]), strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            model_of(handle("a"), READ, SUM),
+            r"\(READ_VARIABLE\): the variable 'a' is read before a value is assigned",
+        ),
+        (
+            model_of(READ, SUM),
+            r"\(READ_VARIABLE\): its variable is not the result of a VAR_HANDLE",
+        ),
+        (
+            model_of(START, handle("a"), READ, SUM, assign(3), start=initial(
+                Tensor("wide", (3,), "INT32", ints(1, 2, 3)), value=2)),
+            r"\(ASSIGN_VARIABLE\): the variable 'a' gets a value of another type or shape",
+        ),
+        (
+            model_of(START, handle("a"), READ, SUM, start=initial(VALUE, value=2)),
+            r"\(CALL_ONCE\): its subgraph assigns tensor 2 \('v'\), which is not a constant",
+        ),
+        (
+            model_of(START, handle("a"), READ, SUM, start=initial(
+                VALUE, operators=[Operator("TANH", (1,), (2,))], value=2)),
+            r"\(CALL_ONCE\): its subgraph has operator 1 \(TANH\), which is not computed",
+        ),
+        (
+            model_of(Operator("CALL_ONCE", (), (), "CallOnceOptions", {"InitSubgraphIndex": 2}),
+                     Operator("ADD", (1, 1), (3,), *ADD)),
+            r"\(CALL_ONCE\): subgraph 2 is not in 0..1",
+        ),
+        (
+            model_of(START, handle("a"), READ, START, SUM),
+            r"operator 3 \(CALL_ONCE\): it initializes the variable 'a' after it was used",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_variable_may_not_be_is_listed(content: bytes, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        load(content)

@@ -27,6 +27,7 @@ _MODULES = (
     "recurrent_ops",
     "reduction_ops",
     "slicing_ops",
+    "variable_ops",
     "weighted_ops",
 )
 

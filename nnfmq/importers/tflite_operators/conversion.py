@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -72,6 +73,10 @@ class ConversionContext:
         self._operands: dict[int, int] = {}
         self._states: dict[int, State] = {}
         self._outputs = frozenset(file.outputs)
+        self.variables: dict[str, Any] = {}
+        """The resource variables by name; see `variable_ops`."""
+        self.handles: dict[int, str] = {}
+        """The names of variables by the tensors of their handles."""
         self.resized_shapes: dict[int, tuple[int, ...]] = {}
         """New shapes of results whose shape the file states for its own inputs; see `tflite_resizing`."""
 
@@ -187,6 +192,11 @@ class ConversionContext:
         return self.builder.operand(
             Operand(TENSOR_INT64, tensor.shape, lifetime=LifeTime.CONSTANT_COPY, location=location)
         )
+
+    def stored_bytes(self, tensor: TfliteTensor) -> bytes:
+        """Return the elements of a constant as its operand stores them."""
+        data = self._data(tensor)
+        return _to_int32(tensor, data) if tensor.is_int64 else bytes(data)
 
     def dequantized_constant(self, tensor: TfliteTensor) -> int:
         """Add a FLOAT32 operand with the values of a constant that is quantized or FLOAT16."""

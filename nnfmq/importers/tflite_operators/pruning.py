@@ -21,13 +21,14 @@ SIZES = {
     "TRANSPOSE_CONV": 0,
 }
 """The position of the input that only determines the output's shape."""
+_WITH_EFFECT = frozenset(("ASSIGN_VARIABLE", "CALL_ONCE"))
 
 
 def live_operators(file: TfliteFile) -> list[TfliteOperator]:
-    """Return the operators on which the outputs depend, in the file's order."""
+    """Return the operators on which the outputs and the variables depend, in the file's order."""
     wanted, found = set(file.outputs), []
     for operator in reversed(list(file.operators())):
-        if not wanted.isdisjoint(operator.outputs):
+        if operator.name in _WITH_EFFECT or not wanted.isdisjoint(operator.outputs):
             found.append(operator)
             wanted.update(_read(file, operator))
     return found[::-1]

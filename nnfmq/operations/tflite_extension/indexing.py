@@ -79,7 +79,7 @@ def _positions(indices: Array, shape: Shape) -> tuple[Array, ...]:
 def checked_shape(shape: Array, itemsize: int = 4) -> Shape:
     """Return a shape from an attribute: a vector of numbers that are not negative."""
     require(shape.ndim == 1 and not (shape < 0).any(), "C3", f"{shape.tolist()[:8]} is not a shape")
-    result = tuple(int(extent) for extent in shape)
+    result = tuple(int(dimension) for dimension in shape)
     require_size(result, itemsize)
     return result
 
@@ -131,10 +131,10 @@ def plan_sparse_to_dense(indices: Tensor, values: Tensor, default: Tensor, *, ou
 def one_hot_shape(indices: Shape, on: Shape, off: Shape, *, depth: Any, axis: int) -> Shape:
     """Return the shape of the indices with `depth` inserted at the axis; -1 is the last one."""
     require(math.prod(on) == math.prod(off) == 1, "C2", f"values of shapes {on} and {off}, each must have one element")
-    extent = int(np.asarray(depth).reshape(-1)[0])
-    require(extent >= 0, "C3", f"depth {extent}")
+    dimension = int(np.asarray(depth).reshape(-1)[0])
+    require(dimension >= 0, "C3", f"depth {dimension}")
     position = normalize_axis(axis, len(indices) + 1)
-    return (*indices[:position], extent, *indices[position:])
+    return (*indices[:position], dimension, *indices[position:])
 
 
 def plan_one_hot(indices: Tensor, on: Tensor, off: Tensor, *, output: Tensor, depth: Any, axis: int) -> Run:
@@ -164,7 +164,7 @@ def dynamic_update_slice(input: Array, update: Array, start: Array) -> Array:
     result = input.copy()
     limits = np.subtract(input.shape, update.shape)
     begin = np.clip(start.astype(np.int64), 0, limits).tolist()
-    box = tuple(slice(first, first + extent) for first, extent in zip(begin, update.shape, strict=True))
+    box = tuple(slice(first, first + dimension) for first, dimension in zip(begin, update.shape, strict=True))
     result[box] = update
     return result
 
@@ -180,9 +180,9 @@ def reverse_sequence_shape(input: Shape, lengths: Shape, *, sequence_axis: int, 
 
 def reverse_sequence(input: Array, lengths: Array, *, sequence_axis: int, batch_axis: int) -> Array:
     """Return the input with the first elements of each sequence reversed."""
-    extent = input.shape[sequence_axis]
-    counts = checked(lengths, extent + 1)[:, None]
-    steps = np.arange(extent)[None, :]
+    dimension = input.shape[sequence_axis]
+    counts = checked(lengths, dimension + 1)[:, None]
+    steps = np.arange(dimension)[None, :]
     positions = np.where(steps < counts, counts - 1 - steps, steps)
     shape = [1] * input.ndim
     shape[batch_axis], shape[sequence_axis] = positions.shape

@@ -6,7 +6,7 @@ releases it, when its connection closes, and when the worker exits. With the las
 memory outlives its users. The supervisor never maps, reads or hashes the memory: the worker that looks an entry up
 verifies it (`compilation_cache.read_memory`).
 
-A client may have taken over its worker, so workers are not trusted. Only memory that nobody can write or resize is
+A client may control its worker, so workers are not trusted. Only memory that nobody can write or resize is
 accepted, within limits of count and size. No call here blocks. A worker that violates the protocol loses its connection
 (with one log line) and goes on without shared programs. Publishing a name that exists does nothing: the first entry
 stays, and the second publisher uses its own copy.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from support.tflite_files import Operator, Tensor, floats, writer
+from support.tflite_files import Operator, Tensor, floats, ints, writer
 
 X = Tensor("x", (1, 2))
 WEIGHTS = Tensor("w", (2, 2), data=floats(2, 2))
@@ -50,4 +50,68 @@ def stream() -> bytes:
         Operator("SVDF", (5, 6, 7, 8, 9), (10,), "SVDFOptions", {"Rank": 2, "FusedActivationFunction": 0}),
     ]
     data: bytes = writer.write(tensors, operators, (0,), (10,))
+    return data
+
+
+def handle(name: str) -> Operator:
+    """Return the VAR_HANDLE of a variable; its result is tensor 0, or 1 for the variable `b`."""
+    return Operator("VAR_HANDLE", (), (int(name == "b"),), "VarHandleOptions", {"Container": "", "SharedName": name})
+
+
+def streaming_window() -> bytes:
+    """Return a model of resource variables: a window of the last 4 inputs, int8, and a counter, int32.
+
+    The input x is 1x1x3; y is the window (5 of the 4+1 rows), dequantized, times the number of executions. The window
+    is 2 everywhere at first, the counter is 10.
+    """
+    resource = {"type": "RESOURCE"}
+    window = {"type": "INT8", "scales": (0.5,), "zero_points": (1,)}
+    tensors = [
+        Tensor("a", (), **resource),
+        Tensor("b", (), **resource),
+        Tensor("x", (1, 1, 3), **window),
+        Tensor("old", (1, 4, 3), **window),
+        Tensor("rows", (1, 5, 3), **window),
+        Tensor("begin", (3,), "INT32", ints(0, 1, 0)),
+        Tensor("size", (3,), "INT32", ints(1, 4, 3)),
+        Tensor("new", (1, 4, 3), **window),
+        Tensor("count", (1,), "INT32"),
+        Tensor("one", (1,), "INT32", ints(1)),
+        Tensor("next", (1,), "INT32"),
+        Tensor("real", (1, 5, 3)),
+        Tensor("times", (1,)),
+        Tensor("y", (1, 5, 3)),
+    ]
+    operators = [
+        Operator("CALL_ONCE", (), (), "CallOnceOptions", {"InitSubgraphIndex": 1}),
+        handle("a"),
+        handle("b"),
+        Operator("READ_VARIABLE", (0,), (3,), "ReadVariableOptions"),
+        Operator("CONCATENATION", (3, 2), (4,), "ConcatenationOptions", {"Axis": 1}),
+        Operator("SLICE", (4, 5, 6), (7,), "SliceOptions"),
+        Operator("ASSIGN_VARIABLE", (0, 7), (), "AssignVariableOptions"),
+        Operator("READ_VARIABLE", (1,), (8,), "ReadVariableOptions"),
+        Operator("ADD", (8, 9), (10,), "AddOptions", {"FusedActivationFunction": 0}),
+        Operator("ASSIGN_VARIABLE", (1, 10), (), "AssignVariableOptions"),
+        Operator("DEQUANTIZE", (4,), (11,), "DequantizeOptions"),
+        Operator("CAST", (10,), (12,), "CastOptions"),
+        Operator("MUL", (11, 12), (13,), "MulOptions", {"FusedActivationFunction": 0}),
+    ]
+    initial = writer.Subgraph(
+        [
+            Tensor("a", (), **resource),
+            Tensor("b", (), **resource),
+            Tensor("first window", (1, 4, 3), data=bytes([2] * 12), **window),
+            Tensor("first count", (1,), "INT32", ints(10)),
+        ],
+        [
+            handle("a"),
+            handle("b"),
+            Operator("ASSIGN_VARIABLE", (0, 2), (), "AssignVariableOptions"),
+            Operator("ASSIGN_VARIABLE", (1, 3), (), "AssignVariableOptions"),
+        ],
+        (),
+        (),
+    )
+    data: bytes = writer.write(tensors, operators, (2,), (13,), more=[initial])
     return data

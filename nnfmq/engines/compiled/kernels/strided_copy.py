@@ -112,12 +112,12 @@ class StridedCopy:
         for region in self.regions:
             args = {axis.index_table for axis in region.axes} | {region.lut_arg, region.padding_arg}
             tables = {arg: kb.argument(arg) for arg in sorted(arg for arg in args if arg is not None)}
-            _RegionEmitter(kb, region, self.work_items, tables).emit()
+            _RegionBuilder(kb, region, self.work_items, tables).emit()
         kb.return_void()
 
 
 @dataclass(frozen=True, slots=True)
-class _RegionEmitter:
+class _RegionBuilder:
     """Emits one region. `tables` are the addresses of its constants, by argument index."""
 
     kb: KernelBuilder
