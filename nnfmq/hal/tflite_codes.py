@@ -176,6 +176,15 @@ class TfliteOperation(IntEnum):
     REDUCE_PROD = 225
     CAST = 226
 
+    # 256 to 287: operations for weights of 8 bits and inputs of floats. HYBRID_X is the HAL's X
+    DYNAMIC_QUANTIZE = 256
+    HYBRID_LSTM = 257
+    HYBRID_UNIDIRECTIONAL_SEQUENCE_LSTM = 258
+    HYBRID_BIDIRECTIONAL_SEQUENCE_LSTM = 259
+    HYBRID_RNN = 260
+    HYBRID_UNIDIRECTIONAL_SEQUENCE_RNN = 261
+    HYBRID_BIDIRECTIONAL_SEQUENCE_RNN = 262
+
 
 def operation_code(operation: TfliteOperation) -> OperationType:
     """Return the code of an operation in this process and in the models of importers."""

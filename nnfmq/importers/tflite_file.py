@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.tflite_codes import TENSOR_COMPLEX64
 from nnfmq.hal.types import ChannelQuant, OperandType, element_bytes
@@ -42,10 +44,11 @@ _PLAIN_TYPES = {
 }
 _QUANTIZED_TYPES = {
     "UINT8": OperandType.TENSOR_QUANT8_ASYMM,
+    "INT4": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,  # constants, which are unpacked
     "INT8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
     "INT16": OperandType.TENSOR_QUANT16_SYMM,
 }
-_ZERO_POINTS = {"UINT8": (0, 255), "INT8": (-128, 127), "INT16": (-32768, 32767)}
+_ZERO_POINTS = {"INT4": (-8, 7), "UINT8": (0, 255), "INT8": (-128, 127), "INT16": (-32768, 32767)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +274,9 @@ class TfliteFile:
         type_name = _type_name(raw.Type())
         scales, zero_points, dimension = self._quantization(raw.Quantization())
         data = self._constant(raw.Buffer())
+        number = raw.Buffer()
+        if type_name == "INT4":
+            data, number = self._unpacked(data, math.prod(shape)), -1 - index  # bytes that no other tensor has
         if data is not None and raw.IsVariable():
             raise InvalidArgument("a variable tensor with an initial value is not supported: it must start from zeros")
         rank, is_int64 = len(shape), type_name == "INT64"
@@ -278,7 +284,7 @@ class TfliteFile:
         if data is not None:
             shape = shape or (1,)  # a constant of rank 0: shape () of an operand means unknown rank
         stored_bytes = _STORED_BYTES.get(type_name) or element_bytes(kind)
-        number, is_variable = raw.Buffer(), bool(raw.IsVariable())
+        is_variable = bool(raw.IsVariable())
         if raw.Sparsity() is not None and data is not None:
             self._spend_dense(math.prod(shape) * stored_bytes)
             data, number = densified(raw.Sparsity(), data, shape, stored_bytes), -1 - index
@@ -287,6 +293,14 @@ class TfliteFile:
         return TfliteTensor(
             index, name, kind, shape, scale, zero_point, channels, file_scale, number, data, rank, is_variable, is_int64
         )
+
+    def _unpacked(self, data: memoryview | None, count: int) -> memoryview:
+        """Return a constant of INT4 as INT8; the first of two elements is in the lower half of a byte."""
+        if data is None or len(data) != (count + 1) // 2:
+            raise InvalidArgument(f"{count} elements of INT4 need a constant of {(count + 1) // 2} bytes")
+        self._spend_dense(count)
+        pairs = np.frombuffer(data, np.int8)
+        return memoryview(np.stack([pairs << 4 >> 4, pairs >> 4], axis=1).reshape(-1)[:count].tobytes())
 
     def _quantization(self, raw: Any) -> tuple[tuple[float, ...], tuple[int, ...], int]:
         if raw is None:
@@ -379,8 +393,8 @@ def _per_tensor(type_name: str, scale: float, zero_points: tuple[int, ...]) -> _
 def _per_channel(
     type_name: str, shape: tuple[int, ...], scales: tuple[float, ...], zero_points: tuple[int, ...], dimension: int
 ) -> _Quantized:
-    if type_name != "INT8":
-        raise InvalidArgument(f"scales per channel are supported for INT8 only, not for {type_name}")
+    if type_name not in ("INT8", "INT4"):
+        raise InvalidArgument(f"scales per channel are supported for INT8 and INT4 only, not for {type_name}")
     if not 0 <= dimension < len(shape) or shape[dimension] != len(scales):
         raise InvalidArgument(f"{len(scales)} scales for dimension {dimension} of shape {list(shape)}")
     if any(zero_points):

@@ -35,6 +35,7 @@ _POOL_2D = Table("Pool2DOptions", (
 ))  # fmt: skip
 _FULLY_CONNECTED = Table("FullyConnectedOptions", (
     Field(4, "FusedActivationFunction", _BYTE), Field(6, "WeightsFormat", _BYTE), Field(8, "KeepNumDims", _BYTE),
+    Field(10, "AsymmetricQuantizeInputs", _BYTE),
 ))  # fmt: skip
 _TRANSPOSE_CONV = Table("TransposeConvOptions", (
     Field(4, "Padding", _BYTE), Field(6, "StrideW", _INT), Field(8, "StrideH", _INT),
@@ -50,20 +51,30 @@ _STRIDED_SLICE = Table("StridedSliceOptions", (
 _LSTM = Table("LSTMOptions", (
     Field(4, "FusedActivationFunction", _BYTE), Field(6, "CellClip", _INT), Field(8, "ProjClip", _INT),
     Field(10, "KernelType", _BYTE),
+    Field(12, "AsymmetricQuantizeInputs", _BYTE),
 ))  # fmt: skip
 _UNIDIRECTIONAL_SEQUENCE_LSTM = Table("UnidirectionalSequenceLSTMOptions", (
     Field(4, "FusedActivationFunction", _BYTE), Field(6, "CellClip", _INT), Field(8, "ProjClip", _INT),
     Field(10, "TimeMajor", _BYTE), Field(14, "DiagonalRecurrentTensors", _BYTE),
+    Field(12, "AsymmetricQuantizeInputs", _BYTE),
 ))  # fmt: skip
 _BIDIRECTIONAL_SEQUENCE_LSTM = Table("BidirectionalSequenceLSTMOptions", (
     Field(4, "FusedActivationFunction", _BYTE), Field(6, "CellClip", _INT), Field(8, "ProjClip", _INT),
     Field(10, "MergeOutputs", _BYTE), Field(12, "TimeMajor", _BYTE),
+    Field(14, "AsymmetricQuantizeInputs", _BYTE),
 ))  # fmt: skip
-_SEQUENCE_RNN = Table("SequenceRNNOptions", (Field(4, "TimeMajor", _BYTE), Field(6, "FusedActivationFunction", _BYTE)))
+_SEQUENCE_RNN = Table("SequenceRNNOptions", (
+    Field(4, "TimeMajor", _BYTE), Field(6, "FusedActivationFunction", _BYTE),
+    Field(8, "AsymmetricQuantizeInputs", _BYTE),
+))  # fmt: skip
 _BIDIRECTIONAL_SEQUENCE_RNN = Table("BidirectionalSequenceRNNOptions", (
     Field(4, "TimeMajor", _BYTE), Field(6, "FusedActivationFunction", _BYTE), Field(8, "MergeOutputs", _BYTE),
+    Field(10, "AsymmetricQuantizeInputs", _BYTE),
 ))  # fmt: skip
-_SVDF = Table("SVDFOptions", (Field(4, "Rank", _INT), Field(6, "FusedActivationFunction", _BYTE)))
+_SVDF = Table("SVDFOptions", (
+    Field(4, "Rank", _INT), Field(6, "FusedActivationFunction", _BYTE),
+    Field(8, "AsymmetricQuantizeInputs", _BYTE),
+))  # fmt: skip
 _SOFTMAX = Table("SoftmaxOptions", (Field(4, "Beta", _INT),))
 _CONCATENATION = Table("ConcatenationOptions", (Field(4, "Axis", _INT), Field(6, "FusedActivationFunction", _BYTE)))
 _RESHAPE = Table("ReshapeOptions", (Field(4, "NewShape", Vector(_INT)),))
@@ -89,7 +100,10 @@ _IF = Table("IfOptions", (Field(4, "ThenSubgraphIndex", _INT), Field(6, "ElseSub
 _WHILE = Table("WhileOptions", (Field(4, "CondSubgraphIndex", _INT), Field(6, "BodySubgraphIndex", _INT)))
 _CUMSUM = Table("CumsumOptions", (Field(4, "Exclusive", _BYTE), Field(6, "Reverse", _BYTE)))
 _RANDOM = Table("RandomOptions", (Field(4, "Seed", _LONG), Field(6, "Seed2", _LONG)))
-_BATCH_MATMUL = Table("BatchMatMulOptions", (Field(4, "AdjX", _BYTE), Field(6, "AdjY", _BYTE)))
+_BATCH_MATMUL = Table("BatchMatMulOptions", (
+    Field(4, "AdjX", _BYTE), Field(6, "AdjY", _BYTE),
+    Field(8, "AsymmetricQuantizeInputs", _BYTE),
+))  # fmt: skip
 
 
 def _activated(name: str) -> Table:
@@ -107,7 +121,7 @@ OPTIONS: dict[int, Table] = {
     4: Table("LSHProjectionOptions", (Field(4, "Type", _BYTE),)),
     5: _POOL_2D,
     6: _SVDF,
-    7: _activated("RNNOptions"),
+    7: Table("RNNOptions", (Field(4, "FusedActivationFunction", _BYTE), Field(6, "AsymmetricQuantizeInputs", _BYTE))),
     8: _FULLY_CONNECTED,
     9: _SOFTMAX,
     10: _CONCATENATION,

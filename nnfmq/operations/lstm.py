@@ -6,7 +6,7 @@ and its arithmetic, `recurrent_sequences` has C12. float16 is computed in float3
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -23,6 +23,7 @@ from nnfmq.operations.lstm_cell import (
     check_cell,
     gate_parameters,
     pack,
+    unchanged,
 )
 from nnfmq.operations.recurrent_sequences import (
     Linking,
@@ -55,6 +56,7 @@ from nnfmq.operations.signature import (
 )
 
 T = TypeVar("T")
+Represent: TypeAlias = Callable[[Array], Array]  # applied to all rows that are multiplied by weights
 Shapes: TypeAlias = tuple[Shape, ...]
 Tensors: TypeAlias = tuple[Tensor, ...]
 
@@ -76,10 +78,16 @@ def one_cell(rest: Sequence[T]) -> tuple[LstmTensors[T], Sequence[T]]:
 
 
 def plan_lstm(
-    input: Tensor, *rest: Tensor, output: Tensors, activation: int, cell_clip: float, projection_clip: float
+    input: Tensor,
+    *rest: Tensor,
+    output: Tensors,
+    activation: int,
+    cell_clip: float,
+    projection_clip: float,
+    represent: Represent = unchanged,
 ) -> Run:
     """Plan one step. The scratch buffer's contents are undefined in the HAL; they are zeros here."""
-    packed = pack(one_cell(rest)[0], activation, cell_clip, projection_clip)
+    packed = pack(one_cell(rest)[0], activation, cell_clip, projection_clip, represent)
     scratch_shape = output[0].shape
 
     def run(input: Array, hidden: Array, state: Array) -> tuple[Array, ...]:

@@ -199,7 +199,8 @@ class GateParams:
 class PreparedLstmCell:
     """A cell with packed weights: matrices that compute all gates' products together, and each gate's other parameters.
 
-    `gates` are input, forget, cell and output, without the first if it is coupled to the forget gate.
+    `gates` are input, forget, cell and output, without the first if it is coupled to the forget gate. `represent` is
+    applied to all rows that are multiplied by weights.
     """
 
     weights: Array
@@ -209,15 +210,16 @@ class PreparedLstmCell:
     activation: Callable[[Array], Array]
     cell_clip: float
     projection: Callable[[Array], Array]
+    represent: Callable[[Array], Array]
 
     def run_sequence(self, steps: Array, aux: Array | None, hidden: Array, state: Array) -> tuple[Array, Array, Array]:
         """Run over `steps` (time, batch, size); return (time, batch, output size) and both final states."""
-        products = steps @ self.weights
+        products = self.represent(steps) @ self.weights
         if aux is not None and self.aux_weights is not None:
-            products = products + aux @ self.aux_weights
+            products = products + self.represent(aux) @ self.aux_weights
         out = np.empty((len(steps), *hidden.shape), np.float32)
         for time, row in enumerate(products):
-            hidden, state = self._step(row + hidden @ self.recurrent, state)
+            hidden, state = self._step(row + self.represent(hidden) @ self.recurrent, state)
             out[time] = hidden
         return out, hidden, state
 
@@ -233,8 +235,22 @@ class PreparedLstmCell:
         return self.projection(opened * self.activation(state)), state
 
 
-def pack(cell: LstmTensors[Tensor], activation: int, cell_clip: float, projection_clip: float) -> PreparedLstmCell:
-    """Copy and pack the weights of a cell that `check_cell` and `check_attributes` accepted."""
+def unchanged(rows: Array) -> Array:
+    """Return `rows`."""
+    return rows
+
+
+def pack(
+    cell: LstmTensors[Tensor],
+    activation: int,
+    cell_clip: float,
+    projection_clip: float,
+    represent: Callable[[Array], Array] = unchanged,
+) -> PreparedLstmCell:
+    """Copy and pack the weights of a cell that `check_cell` and `check_attributes` accepted.
+
+    `represent` is applied to all rows that are multiplied by weights.
+    """
     return PreparedLstmCell(
         _stacked(cell.input, cell.gates),
         None if cell.aux == NO_GATES else _stacked(cell.aux, cell.gates),
@@ -244,7 +260,8 @@ def pack(cell: LstmTensors[Tensor], activation: int, cell_clip: float, projectio
         ),
         ACTIVATIONS[activation],
         cell_clip,
-        _projection(cell, projection_clip),
+        _projection(cell, projection_clip, represent),
+        represent,
     )
 
 
@@ -261,14 +278,16 @@ def _stacked(tensors: Gates[Tensor], gates: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(np.concatenate([_value(tensors[gate]) for gate in gates]).T)
 
 
-def _projection(cell: LstmTensors[Tensor], clip: float) -> Callable[[Array], Array]:
+def _projection(
+    cell: LstmTensors[Tensor], clip: float, represent: Callable[[Array], Array]
+) -> Callable[[Array], Array]:
     if cell.projection is None:
         return lambda hidden: hidden
     weights = np.ascontiguousarray(_value(cell.projection).T)
     bias = np.float32(0) if cell.projection_bias is None else _value(cell.projection_bias)
 
     def project(hidden: Array) -> Array:
-        result: Array = hidden @ weights + bias
+        result: Array = represent(hidden) @ weights + bias
         return np.clip(result, -clip, clip) if clip > 0 else result
 
     return project

@@ -23,7 +23,7 @@ import numpy as np
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
-from nnfmq.operations.lstm_cell import ACTIVATIONS
+from nnfmq.operations.lstm_cell import ACTIVATIONS, unchanged
 from nnfmq.operations.recurrent_sequences import (
     Linking,
     bidirectional_shapes,
@@ -80,23 +80,34 @@ class PreparedRnnCell:
     recurrent: Array
     bias: Array
     activation: Callable[[Array], Array]
+    represent: Callable[[Array], Array]
 
     @classmethod
     def of(
-        cls, weights: Tensor, recurrent: Tensor, bias: Tensor, activation: int, aux_weights: Tensor | None = None
+        cls,
+        weights: Tensor,
+        recurrent: Tensor,
+        bias: Tensor,
+        activation: int,
+        aux_weights: Tensor | None = None,
+        represent: Callable[[Array], Array] = unchanged,
     ) -> PreparedRnnCell:
-        """Copy the weights: those that come with the request may be in another process's memory."""
+        """Copy the weights: those that come with the request may be in another process's memory.
+
+        `represent` is applied to all rows that are multiplied by weights.
+        """
         aux = None if aux_weights is None else _matrix(aux_weights)
-        return cls(_matrix(weights), aux, _matrix(recurrent), bias.array.copy(), activation_function(activation))
+        function = activation_function(activation)
+        return cls(_matrix(weights), aux, _matrix(recurrent), bias.array.copy(), function, represent)
 
     def run_sequence(self, steps: Array, aux: Array | None, hidden: Array) -> tuple[Array, Array]:
         """Run over `steps` (time, batch, size); return all outputs and the last hidden state."""
-        sums = steps @ self.weights + self.bias
+        sums = self.represent(steps) @ self.weights + self.bias
         if aux is not None and self.aux_weights is not None:
-            sums = sums + aux @ self.aux_weights
+            sums = sums + self.represent(aux) @ self.aux_weights
         out = np.empty_like(sums)
         for time, row in enumerate(sums):
-            hidden = self.activation(row + hidden @ self.recurrent)
+            hidden = self.activation(row + self.represent(hidden) @ self.recurrent)
             out[time] = hidden
         return out, hidden
 
@@ -127,9 +138,10 @@ def plan_rnn(
     *,
     output: Tensors,
     activation: int,
+    represent: Callable[[Array], Array] = unchanged,
 ) -> Run:
     """Plan one step."""
-    cell = PreparedRnnCell.of(weights, recurrent_weights, bias, activation)
+    cell = PreparedRnnCell.of(weights, recurrent_weights, bias, activation, represent=represent)
 
     def run(input: Array, hidden: Array) -> tuple[Array, ...]:
         _, hidden = cell.run_sequence(input[np.newaxis], None, hidden)
@@ -168,9 +180,10 @@ def plan_unidirectional(
     activation: int,
     time_major: int,
     output_count: int,
+    represent: Callable[[Array], Array] = unchanged,
 ) -> Run:
     """Plan all steps of a sequence."""
-    cell = PreparedRnnCell.of(weights, recurrent_weights, bias, activation)
+    cell = PreparedRnnCell.of(weights, recurrent_weights, bias, activation, represent=represent)
 
     def run(input: Array, hidden: Array) -> tuple[Array, ...]:
         out, hidden = cell.run_sequence(swap_time_batch(input, bool(time_major)), None, hidden)
@@ -211,11 +224,12 @@ def plan_bidirectional(
     time_major: bool,
     merge_outputs: bool,
     output_count: int,
+    represent: Callable[[Array], Array] = unchanged,
 ) -> Run:
     """Plan both directions of a sequence."""
     fw_aux, bw_aux = rest[-2:]
-    forward = PreparedRnnCell.of(rest[0], rest[1], rest[2], activation, fw_aux)
-    backward = PreparedRnnCell.of(rest[4], rest[5], rest[6], activation, bw_aux)
+    forward = PreparedRnnCell.of(rest[0], rest[1], rest[2], activation, fw_aux, represent)
+    backward = PreparedRnnCell.of(rest[4], rest[5], rest[6], activation, bw_aux, represent)
     both = (forward.run_sequence, backward.run_sequence)
 
     def run(input: Array, fw_hidden: Array, bw_hidden: Array, aux: Array | None) -> tuple[Array, ...]:

@@ -9,14 +9,16 @@ from collections.abc import Callable
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
+from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import FusedActivationFunc, Operand, OperandType, PaddingScheme
-from nnfmq.importers.tflite_file import TfliteOperator
+from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
 from nnfmq.importers.tflite_operators.conversion import QUANTIZED_TYPES, ConversionContext
 
 __all__ = [
     "activation",
     "dequantized",
     "dilation",
+    "dynamically_quantized",
     "emit_dequantized",
     "emit_reshape",
     "emit_same_quantization",
@@ -108,6 +110,17 @@ def dequantized(context: ConversionContext, index: int) -> int:
     real = context.builder.operand(Operand(OperandType.TENSOR_FLOAT32, tensor.shape))
     context.builder.operation(OperationType.DEQUANTIZE, [context.value(index)], real)
     return real
+
+
+def dynamically_quantized(context: ConversionContext, x: TfliteTensor, row_length: int, asymmetric: bool) -> int:
+    """Return float tensor `x` as 8 bits can represent it: what operators with quantized weights compute with.
+
+    Each row of `row_length` elements, or each element of the first dimension if that is 0, has a scale of its own.
+    """
+    represented = context.temporary(x, x.shape)
+    arguments = [context.value(x.index), context.builder.int32(row_length), context.builder.boolean(asymmetric)]
+    context.builder.operation(operation_code(TfliteOperation.DYNAMIC_QUANTIZE), arguments, represented)
+    return represented
 
 
 def emit_dequantized(

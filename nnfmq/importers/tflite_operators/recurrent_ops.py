@@ -2,17 +2,26 @@
 
 TFLite stores their states in variable tensors; the HAL takes the states as arguments and returns the new ones. Hidden
 state and output of a step are one value in TFLite and two results in the HAL. Quantized weights of a float input are
-dequantized, as in `weighted_ops`.
+dequantized, and operations of the extension quantize the rows that they are multiplied by.
 """
 
 from __future__ import annotations
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
+from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
-from nnfmq.importers.tflite_operators.conversion import FLOAT_TYPES, ConversionContext, OpConverter, State
+from nnfmq.importers.tflite_operators.conversion import (
+    FLOAT_TYPES,
+    PER_CHANNEL,
+    QUANTIZED_TYPES,
+    ConversionContext,
+    OpConverter,
+    State,
+)
 from nnfmq.importers.tflite_operators.integer_recurrent_ops import emit_integer_lstm, emit_integer_svdf
+from nnfmq.importers.tflite_operators.options import dynamically_quantized
 
 __all__ = ["CONVERTERS"]
 
@@ -20,6 +29,7 @@ _MAX_ACTIVATION = 4  # NONE, RELU, RELU_N1_TO_1, RELU6 and TANH have the same co
 _CELL = 17  # weights and biases of one LSTM cell
 _AUX = 8  # weights of an auxiliary input of two cells
 _NORMS = 4
+_QUANTIZED_WEIGHTS = (*QUANTIZED_TYPES, PER_CHANNEL)
 
 
 def _input(context: ConversionContext, operator: TfliteOperator) -> TfliteTensor:
@@ -63,13 +73,29 @@ def _hidden_shape(context: ConversionContext, state: State) -> tuple[int, ...]:
     return context.builder[state.before].dimensions
 
 
+def _is_hybrid(context: ConversionContext, operator: TfliteOperator) -> bool:
+    """Return whether the weights are quantized and the input is not; the second weights are those of every form."""
+    index = operator.inputs[2]
+    return index != -1 and context.file.tensor(index).type in _QUANTIZED_WEIGHTS
+
+
+def _emit(
+    context: ConversionContext, operator: TfliteOperator, code: OperationType, arguments: list[int], *results: int
+) -> None:
+    """Add an operation; if the weights are quantized, the one that quantizes its rows as TFLite does."""
+    if _is_hybrid(context, operator):
+        asymmetric = context.builder.boolean(bool(operator.options.AsymmetricQuantizeInputs()))
+        code, arguments = operation_code(TfliteOperation[f"HYBRID_{code.name}"]), [*arguments, asymmetric]
+    context.builder.operation(code, arguments, *results)
+
+
 def _rnn(context: ConversionContext, operator: TfliteOperator) -> None:
     x = _input(context, operator)
     weights = _weights(context, operator, x, range(1, 4))
     (hidden,) = _states(context, operator, range(4, 5))
     output = context.result(operator.outputs[0], _hidden_shape(context, hidden))
     arguments = [context.value(x.index), *weights, hidden.before, _activation(context, operator)]
-    context.builder.operation(OperationType.RNN, arguments, hidden.after, output)
+    _emit(context, operator, OperationType.RNN, arguments, hidden.after, output)
 
 
 def _sequence_rnn(context: ConversionContext, operator: TfliteOperator) -> None:
@@ -79,7 +105,7 @@ def _sequence_rnn(context: ConversionContext, operator: TfliteOperator) -> None:
     arguments = [context.value(x.index), *weights, hidden.before, _activation(context, operator)]
     arguments.append(context.builder.int32(int(operator.options.TimeMajor())))
     output = context.result(operator.outputs[0])
-    context.builder.operation(OperationType.UNIDIRECTIONAL_SEQUENCE_RNN, arguments, output, hidden.after)
+    _emit(context, operator, OperationType.UNIDIRECTIONAL_SEQUENCE_RNN, arguments, output, hidden.after)
 
 
 def _bidirectional_rnn(context: ConversionContext, operator: TfliteOperator) -> None:
@@ -112,7 +138,7 @@ def _emit_bidirectional(
         raise InvalidArgument(f"{len(operator.outputs)} outputs: {count} are needed")
     ordered = [context.builder.boolean(flag) for flag in (reversed(flags) if time_major_first else flags)]
     outputs = [context.result(index) for index in operator.outputs]
-    context.builder.operation(operation_type, arguments + ordered + (trailing or []), *outputs, *states)
+    _emit(context, operator, operation_type, arguments + ordered + (trailing or []), *outputs, *states)
 
 
 def _is_integer(context: ConversionContext, operator: TfliteOperator) -> bool:
@@ -123,9 +149,13 @@ def _svdf(context: ConversionContext, operator: TfliteOperator) -> None:
     if _is_integer(context, operator):
         return emit_integer_svdf(context, operator)
     x = _input(context, operator)
+    value = context.value(x.index)
+    if _is_hybrid(context, operator):
+        asymmetric = bool(operator.options.AsymmetricQuantizeInputs())
+        value = dynamically_quantized(context, x, x.shape[-1] if x.shape else 0, asymmetric)
     weights = _weights(context, operator, x, range(1, 4))
     (state,) = _states(context, operator, range(4, 5))
-    arguments = [context.value(x.index), *weights, state.before, context.builder.int32(operator.options.Rank())]
+    arguments = [value, *weights, state.before, context.builder.int32(operator.options.Rank())]
     output = context.result(operator.outputs[0])
     return context.builder.operation(
         OperationType.SVDF, [*arguments, _activation(context, operator)], state.after, output
@@ -154,12 +184,12 @@ def _lstm(context: ConversionContext, operator: TfliteOperator) -> None:
         return emit_integer_lstm(context, operator)
     x, arguments, hidden, cell = _lstm_arguments(context, operator)
     has_norms = any(index != -1 for index in operator.inputs[3 + _CELL :])
-    arguments += _norms(context, operator, x) if has_norms else []
+    arguments += _norms(context, operator, x) if has_norms or _is_hybrid(context, operator) else []
     batch, cells = _hidden_shape(context, cell) if len(_hidden_shape(context, cell)) == 2 else (0, 0)
     gates = 3 if operator.inputs[1] == -1 else 4
     scratch = context.temporary(x, (batch, gates * cells))
     output = context.result(operator.outputs[0], _hidden_shape(context, hidden))
-    return context.builder.operation(OperationType.LSTM, arguments, scratch, hidden.after, cell.after, output)
+    return _emit(context, operator, OperationType.LSTM, arguments, scratch, hidden.after, cell.after, output)
 
 
 def _sequence_lstm(context: ConversionContext, operator: TfliteOperator) -> None:
@@ -171,7 +201,7 @@ def _sequence_lstm(context: ConversionContext, operator: TfliteOperator) -> None
     arguments += [context.builder.boolean(bool(operator.options.TimeMajor())), *_norms(context, operator, x)]
     output = context.result(operator.outputs[0])
     code = OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM
-    return context.builder.operation(code, arguments, output, hidden.after, cell.after)
+    return _emit(context, operator, code, arguments, output, hidden.after, cell.after)
 
 
 def _bidirectional_lstm(context: ConversionContext, operator: TfliteOperator) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
+from nnfmq.hal.types import OperandType
 from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
 from nnfmq.importers.tflite_operators.conversion import ConversionContext, OpConverter
 from nnfmq.importers.tflite_operators.options import emit_reshape, normalized_axis, passthrough
@@ -129,6 +130,20 @@ def _gather_in_batches(context: ConversionContext, operator: TfliteOperator, axi
     context.emit(operation_code(TfliteOperation.BATCH_GATHER), operator, *arguments)
 
 
+def _embedding_lookup(context: ConversionContext, operator: TfliteOperator) -> None:
+    """Dequantize quantized rows after they are looked up; before, if each has a scale of its own."""
+    lookups, values = operator.inputs
+    table, y = context.file.tensor(values), context.file.tensor(operator.outputs[0])
+    arguments = [context.value(lookups)]
+    if table.type == y.type or y.type != OperandType.TENSOR_FLOAT32:
+        return context.emit(OperationType.EMBEDDING_LOOKUP, operator, *arguments, context.value(values))
+    if table.channel_quant is not None:
+        return context.emit(OperationType.EMBEDDING_LOOKUP, operator, *arguments, context.dequantized_constant(table))
+    rows = context.temporary(table, y.shape)
+    context.builder.operation(OperationType.EMBEDDING_LOOKUP, [*arguments, context.value(values)], rows)
+    return context.emit(OperationType.DEQUANTIZE, operator, rows)
+
+
 def _hashtable_lookup(context: ConversionContext, operator: TfliteOperator) -> None:
     values = [context.value(index) for index in operator.inputs]
     results = [context.result(index) for index in operator.outputs]
@@ -139,7 +154,7 @@ _TWO, _THREE = range(2, 3), range(3, 4)
 _SOME = range(1, 1 << 16)
 
 CONVERTERS: dict[str, OpConverter] = {
-    "EMBEDDING_LOOKUP": OpConverter(_TWO, passthrough(OperationType.EMBEDDING_LOOKUP)),
+    "EMBEDDING_LOOKUP": OpConverter(_TWO, _embedding_lookup),
     "GATHER": OpConverter(_TWO, _gather, "GatherOptions"),
     "HASHTABLE_LOOKUP": OpConverter(_THREE, _hashtable_lookup, output_counts=_TWO),
     "SLICE": OpConverter(_THREE, passthrough(OperationType.SLICE)),

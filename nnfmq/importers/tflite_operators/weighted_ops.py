@@ -26,6 +26,7 @@ from nnfmq.importers.tflite_operators.conversion import (
 from nnfmq.importers.tflite_operators.options import (
     activation,
     dilation,
+    dynamically_quantized,
     emit_reshape,
     padding,
     positive,
@@ -74,10 +75,21 @@ def _weighted_op(
     return op
 
 
-def _operands(context: ConversionContext, operator: TfliteOperator, op: _WeightedOp, count: int) -> list[int]:
-    """Return input, weights and bias."""
+def _operands(
+    context: ConversionContext,
+    operator: TfliteOperator,
+    op: _WeightedOp,
+    count: int,
+    *,
+    row_length: int = 0,
+    asymmetric: bool | None = None,
+) -> list[int]:
+    """Return input, weights and bias; `row_length` and `asymmetric` say how TFLite quantizes the input of a hybrid."""
+    x = context.value(op.x.index)
+    if op.hybrid and asymmetric is not None:
+        x = dynamically_quantized(context, op.x, row_length, asymmetric)
     weights = context.dequantized_constant(op.weights) if op.hybrid else context.value(op.weights.index)
-    return [context.value(op.x.index), weights, _bias(context, operator, op, count)]
+    return [x, weights, _bias(context, operator, op, count)]
 
 
 def _bias(context: ConversionContext, operator: TfliteOperator, op: _WeightedOp, count: int) -> int:
@@ -130,7 +142,7 @@ def _bias_scale(op: _WeightedOp) -> float:
 def _conv_2d(context: ConversionContext, operator: TfliteOperator) -> None:
     op = _weighted_op(context, operator, 4)
     groups = _groups(op)
-    arguments = _operands(context, operator, op, op.weights.shape[0])
+    arguments = _operands(context, operator, op, op.weights.shape[0], asymmetric=op.weights.channel_quant is not None)
     arguments += [padding(context, operator), *strides(context, operator)]
     dilated = dilation(context, operator)
     if groups == 1:
@@ -154,7 +166,7 @@ def _groups(op: _WeightedOp) -> int:
 def _depthwise_conv_2d(context: ConversionContext, operator: TfliteOperator) -> None:
     op = _weighted_op(context, operator, 4)
     multiplier = positive(context, depth_multiplier=_depth_multiplier(operator, op))
-    arguments = _operands(context, operator, op, op.weights.shape[3])
+    arguments = _operands(context, operator, op, op.weights.shape[3], asymmetric=True)
     arguments += [padding(context, operator), *strides(context, operator), *multiplier, activation(context, operator)]
     context.emit(OperationType.DEPTHWISE_CONV_2D, operator, *arguments, *dilation(context, operator))
 
@@ -186,7 +198,9 @@ def _fully_connected(context: ConversionContext, operator: TfliteOperator) -> No
     if op.weights.channel_quant is not None and not (op.hybrid or op.sixteen_bits):
         return _connected_per_channel(context, operator, op)
     units = op.weights.shape[0]
-    arguments = [*_operands(context, operator, op, units), activation(context, operator)]
+    asymmetric = operator.options is not None and bool(operator.options.AsymmetricQuantizeInputs())
+    operands = _operands(context, operator, op, units, row_length=op.weights.shape[1], asymmetric=asymmetric)
+    arguments = [*operands, activation(context, operator)]
     y = context.file.tensor(operator.outputs[0])
     keeps_dimensions = operator.options is not None and bool(operator.options.KeepNumDims())
     if not keeps_dimensions or len(y.shape) in (0, 2):
@@ -228,6 +242,9 @@ def _batch_matmul(context: ConversionContext, operator: TfliteOperator) -> None:
     left, right = (context.file.tensor(index) for index in operator.inputs)
     hybrid = left.type == OperandType.TENSOR_FLOAT32 and right.type in _QUANTIZED_TYPES and right.data is not None
     factors = [context.value(left.index), context.dequantized_constant(right) if hybrid else context.value(right.index)]
+    if hybrid and left.shape and not adjoint_x:
+        asymmetric = operator.options is not None and bool(operator.options.AsymmetricQuantizeInputs())
+        factors[0] = dynamically_quantized(context, left, left.shape[-1], asymmetric)
     flags = [context.builder.boolean(adjoint_x), context.builder.boolean(adjoint_y)]
     context.emit(OperationType.BATCH_MATMUL, operator, *factors, *flags)
 

@@ -17,10 +17,12 @@ __all__ = ["EXTENSION", "EXTENSION_FAMILIES"]
 
 _MODULES = (
     "custom_images",
-    "landmarks",
+    "dynamic_quantization",
     "dynamic_sizes",
+    "hybrid_recurrent",
     "indexing",
     "integer_functions",
+    "landmarks",
     "segments",
     "integer_recurrent",
     "sixteen_bit_arithmetic",
