@@ -24,7 +24,8 @@ STEPS = 3
 def test_every_operator_of_the_table_has_a_case() -> None:
     elsewhere = {"RANGE", "RANK", "SEGMENT_SUM", "SHAPE", "UNIQUE", "WHERE"}  # in test_tflite_dynamic_shapes
     elsewhere |= {name for name in CONVERTERS if name.startswith("CUSTOM")} | {
-        "DENSIFY"
+        "BROADCAST_ARGS",
+        "DENSIFY",
     }  # test_tflite_custom, _sparsity
     assert {case.name for case in (*CASES, *EXTENSION_CASES)} | elsewhere == set(CONVERTERS)
 

@@ -100,6 +100,15 @@ def test_a_rank_that_is_an_output_is_a_constant() -> None:
         np.zeros((2, 3), np.float32))  # fmt: skip
 
 
+def test_the_broadcast_of_two_constant_shapes_is_folded() -> None:
+    tensors = [
+        Tensor("x", (1, 3)), *(Tensor(str(n), (2,), "INT32", ints(n, 3)) for n in (1, 4)),
+        Tensor("shape", (2,), "INT32"), Tensor("y", (4, 3)),
+    ]  # fmt: skip
+    operators = [Operator("BROADCAST_ARGS", (1, 2), (3,)), Operator("BROADCAST_TO", (0, 3), (4,))]
+    agrees(tensors, operators, [4], np.float32([[1, 2, 3]]))
+
+
 def test_constants_that_an_operator_rejects_are_a_problem_of_it() -> None:
     tensors = [
         Tensor("x", (3,), "INT32"), *(Tensor(str(n), (3,), "INT32", ints(n, n, n)) for n in (7, 0)),

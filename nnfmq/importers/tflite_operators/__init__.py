@@ -22,6 +22,7 @@ _MODULES = (
     "data_movement_ops",
     "elementwise_ops",
     "extension_elementwise_ops",
+    "extension_image_ops",
     "extension_indexing_ops",
     "image_ops",
     "recurrent_ops",

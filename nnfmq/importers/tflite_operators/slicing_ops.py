@@ -45,7 +45,7 @@ class _Strides:
 def _strided_slice(context: ConversionContext, operator: TfliteOperator) -> None:
     options, x = operator.options, context.file.tensor(operator.inputs[0])
     if options.EllipsisMask() or options.NewAxisMask() or options.Offset():
-        raise InvalidArgument("an ellipsis, a new axis, or an offset as end is not supported: NNAPI has none")
+        return _strided_slice_of_entries(context, operator)
     begin, end, strides = (context.ints(index, _FEW) for index in operator.inputs[1:])
     rank, shrunk = len(x.shape), options.ShrinkAxisMask()
     if len(begin) > rank or not len(begin) == len(end) == len(strides):
@@ -58,7 +58,71 @@ def _strided_slice(context: ConversionContext, operator: TfliteOperator) -> None
     arguments = [context.builder.int32_vector(values) for values in (taken.begin, taken.end, taken.strides)]
     arguments += [context.builder.int32(mask) for mask in (taken.begin_mask, taken.end_mask, shrunk)]
     shape = (1,) if len(axes) == rank else ()
-    context.emit(OperationType.STRIDED_SLICE, operator, context.value(x.index), *arguments, shape=shape)
+    return context.emit(OperationType.STRIDED_SLICE, operator, context.value(x.index), *arguments, shape=shape)
+
+
+def _strided_slice_of_entries(context: ConversionContext, operator: TfliteOperator) -> None:
+    """Convert a slice with an ellipsis, new axes or ends relative to their begins: slice every dimension, then RESHAPE.
+
+    Entry i of begin, end and strides is not for dimension i here.
+    """
+    options, x = operator.options, context.file.tensor(operator.inputs[0])
+    begin, end, strides = (context.ints(index, _FEW) for index in operator.inputs[1:])
+    masks = (options.EllipsisMask(), options.NewAxisMask(), options.ShrinkAxisMask())
+    count, rank = len(begin), len(x.shape)
+    if not count == len(end) == len(strides) or 0 in strides or 0 in x.shape:
+        raise InvalidArgument(f"begin, end and strides of {count}, {len(end)} and {len(strides)}, or a stride of 0")
+    ellipsis, new, shrunk = ([bool(mask >> entry & 1) for entry in range(count)] for mask in masks)
+    taken = sum(not (e or n) for e, n in zip(ellipsis, new, strict=True))
+    if sum(ellipsis) > 1 or taken > rank:
+        raise InvalidArgument(f"{taken} slices and {sum(ellipsis)} ellipses for rank {rank}")
+    slices: list[slice] = []
+    shape: list[int] = []
+    for entry in range(count):
+        if ellipsis[entry]:
+            whole = range(len(slices), len(slices) + rank - taken)
+            shape += [x.shape[axis] for axis in whole]
+            slices += [slice(0, x.shape[axis], 1) for axis in whole]
+        elif new[entry]:
+            shape.append(1)
+        else:
+            extent = x.shape[len(slices)]
+            first = None if options.BeginMask() >> entry & 1 else begin[entry]
+            last = None if options.EndMask() >> entry & 1 else end[entry] + (begin[entry] if options.Offset() else 0)
+            slices.append(_one(first, extent) if shrunk[entry] else _box(first, last, strides[entry], extent))
+            shape += [] if shrunk[entry] else [len(range(slices[-1].start, slices[-1].stop, slices[-1].step))]
+    rest = x.shape[len(slices) :]
+    shape, slices = [*shape, *rest], [*slices, *(slice(0, extent, 1) for extent in rest)]
+    _emit_box(context, operator, slices, tuple(shape) or (1,))
+
+
+def _one(first: int | None, extent: int) -> slice:
+    start = (first or 0) + (extent if (first or 0) < 0 else 0)
+    if not 0 <= start < extent:
+        raise InvalidArgument(f"element {first} of a dimension of {extent}")
+    return slice(start, start + 1, 1)
+
+
+def _box(first: int | None, last: int | None, stride: int, extent: int) -> slice:
+    """Return a slice without open or negative ends; -1 as stop means that the first element is the last one."""
+    return slice(*slice(first, last, stride).indices(extent))
+
+
+def _emit_box(
+    context: ConversionContext, operator: TfliteOperator, slices: list[slice], shape: tuple[int, ...]
+) -> None:
+    x = context.file.tensor(operator.inputs[0])
+    sizes = tuple(len(range(s.start, s.stop, s.step)) for s in slices)
+    if 0 in sizes:
+        raise InvalidArgument("a slice without elements is not supported")
+    # A stop before the first element cannot be written as an index: the mask means it.
+    open_ends = sum(1 << axis for axis, s in enumerate(slices) if s.stop < 0)
+    vectors = [[getattr(s, name) for s in slices] for name in ("start", "stop", "step")]
+    arguments = [context.builder.int32_vector(values) for values in vectors]
+    arguments += [context.builder.int32(mask) for mask in (0, open_ends, 0)]
+    part = context.temporary(x, sizes)
+    context.builder.operation(OperationType.STRIDED_SLICE, [context.value(x.index), *arguments], part)
+    emit_reshape(context, operator, part, shape)
 
 
 def _split(context: ConversionContext, operator: TfliteOperator) -> None:

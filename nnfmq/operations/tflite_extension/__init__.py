@@ -31,7 +31,9 @@ _MODULES = (
     "sixteen_bit_movement",
     "sixteen_bit_products",
     "spectral",
+    "suppression",
     "unary_functions",
+    "volumes",
     "wider_types",
 )
 

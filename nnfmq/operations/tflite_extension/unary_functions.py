@@ -1,4 +1,4 @@
-"""GELU, COS, ROUND and SIGN: functions of one value.
+"""GELU, COS, ROUND, SIGN, FAKE_QUANT and BITCAST: functions of one value.
 
 GELU of quantized values is a table. TFLite fills it in float32, with the reciprocal of the output's scale.
 """
@@ -18,13 +18,16 @@ from nnfmq.operations.shapes import same_shape
 from nnfmq.operations.signature import (
     BOOL,
     F32,
+    FLOAT32,
     I32,
     Q8,
     Q8S,
     V1_2,
     Array,
     Declaration,
+    Run,
     Tensor,
+    Variant,
     attribute,
     data,
     overload,
@@ -90,6 +93,22 @@ def sign(x: Array) -> Array:
     return result
 
 
+def fake_quant(x: Array, *, low: float, high: float, step: float) -> Array:
+    """Return values in [low, high], rounded to `low` plus a multiple of `step`; halves go up."""
+    above = np.clip(x, np.float32(low), np.float32(high)) - np.float32(low)
+    steps = np.floor(above * (np.float32(1) / np.float32(step)) + np.float32(0.5))
+    result: Array = steps * np.float32(step) + np.float32(low)
+    return result
+
+
+def plan_bitcast(input: Tensor, *, output: Tensor) -> Run:
+    """Plan the same bytes as elements of another type of the same size."""
+    return lambda array: np.ascontiguousarray(array).view(output.dtype)
+
+
+_SAME_SIZE = ((F32, I32), (I32, F32), (Q8, Q8S), (Q8S, Q8))
+
+
 def _function_of_floats(operation: TfliteOperation, function: Callable[..., Array]) -> Declaration:
     return Declaration(
         own_code(operation),
@@ -111,6 +130,23 @@ DECLARATIONS = (
         zero_sized=True,
     ),
     _function_of_floats(TfliteOperation.COS, np.cos),
+    Declaration(
+        own_code(TfliteOperation.BITCAST),
+        since=V1_2,
+        overloads=(overload(data("input"), level=V1_2),),
+        variants=tuple(Variant({"T": source, "O": target}, V1_2, plan_bitcast) for source, target in _SAME_SIZE),
+        shape=same_shape,
+        outputs=("O",),
+        zero_sized=True,
+    ),
+    Declaration(
+        own_code(TfliteOperation.FAKE_QUANT),
+        since=V1_2,
+        overloads=(overload(data("x"), *(attribute(name, FLOAT32) for name in ("low", "high", "step")), level=V1_2),),
+        variants=variants_of((F32,), stateless(fake_quant)),
+        shape=same_shape,
+        zero_sized=True,
+    ),
     _function_of_floats(TfliteOperation.ROUND, np.rint),
     Declaration(
         own_code(TfliteOperation.SIGN),

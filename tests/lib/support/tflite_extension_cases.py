@@ -126,4 +126,46 @@ def wider() -> list[Case]:
     ]  # fmt: skip
 
 
-CASES = [*elementwise(), *spectral(), *indexing(), *wider()]
+def images() -> list[Case]:
+    given = x(2, 3, 4)
+    volume = x(2, 5, 6, 4, 3)
+    strides = {"StrideD": 1, "StrideW": 2, "StrideH": 2}
+    dilated = {"StrideD": 1, "StrideW": 1, "StrideH": 1, "DilationDFactor": 2, "DilationHFactor": 1,
+        "DilationWFactor": 2}  # fmt: skip
+    limit, overlap, least = (
+        integers(4, shape=()),
+        Tensor("iou", (), data=boundaries(0.3)),
+        Tensor("s", (), data=boundaries(-1)),
+    )
+    sigma = Tensor("sigma", (), data=boundaries(0.6))
+    boxes, scores = x(9, 4), x(9, name="scores")
+    index, count = x(4, kind="INT32", name="index"), x(kind="INT32", name="count")
+    slices = [
+        ([1, 0], [2, 2], [1, 1], {"EllipsisMask": 1, "EndMask": 2}, (2, 3, 4), "ellipsis first"),
+        ([0, 1, 0], [0, 2, 3], [1, 1, 2], {"NewAxisMask": 1}, (1, 1, 2, 4), "new axis first"),
+        ([-1, 0, 0, 2], [0, 0, 0, 3], [-1, 1, 1, 1], {"EllipsisMask": 2, "NewAxisMask": 4, "ShrinkAxisMask": 8,
+            "EndMask": 1}, (2, 3, 1), "all"),
+        ([1, 0, 3], [1, 3, -2], [1, 2, -1], {"Offset": 1}, (1, 2, 2), "relative ends"),
+    ]  # fmt: skip
+    return [
+        Case("BITCAST", [given], [x(2, 3, 4, kind="INT32")], "BitcastOptions"),
+        *(Case("STRIDED_SLICE", [given, integers(*begin), integers(*end), integers(*step)], [x(*shape)],
+            "StridedSliceOptions", masks, note=note) for begin, end, step, masks, shape, note in slices),
+        Case("CONV_3D", [volume, weight(2, 3, 3, 3, 4)], [x(2, 5, 3, 2, 4)], "Conv3DOptions", strides, note="same"),
+        Case("CONV_3D", [volume, weight(2, 3, 2, 3, 4), weight(4)], [x(2, 3, 4, 2, 4)], "Conv3DOptions",
+            {"Padding": 1, "FusedActivationFunction": 1, **dilated}, note="dilated"),
+        Case("CONV_3D_TRANSPOSE", [integers(2, 5, 6, 4, 3), weight(2, 3, 3, 3, 4), x(2, 5, 3, 2, 4)], [volume],
+            "Conv3DOptions", strides, note="same"),
+        Case("CONV_3D_TRANSPOSE", [integers(1, 3, 7, 4, 3), weight(2, 3, 2, 3, 4), x(1, 2, 3, 2, 4), weight(3)],
+            [x(1, 3, 7, 4, 3)], "Conv3DOptions", {"Padding": 1, **strides}, note="valid"),
+        *(Case("FAKE_QUANT", [given], [given], "FakeQuantOptions", {"Min": low, "Max": 1.3, "NumBits": bits,
+            "NarrowRange": narrow}, note=f"{low}-{bits}-{narrow}")
+            for low, bits, narrow in ((-1.0, 8, 0), (-0.7, 4, 0), (0.0, 8, 0))),
+        Case("NON_MAX_SUPPRESSION_V4", [boxes, scores, limit, overlap, least], [index, count],
+            "NonMaxSuppressionV4Options"),
+        Case("NON_MAX_SUPPRESSION_V5", [boxes, scores, limit, overlap, least, sigma], [index, x(4), count],
+            "NonMaxSuppressionV5Options", low=0.1),
+    ]  # fmt: skip
+
+
+CASES = [*elementwise(), *spectral(), *indexing(), *wider(), *images()]
