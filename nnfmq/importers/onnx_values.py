@@ -153,8 +153,11 @@ class Node:
         Raises:
             InvalidArgument: If the HAL's operation does not accept the operands.
         """
-        begin = self.builder.operation_count
-        outputs = tuple(self.builder.operand(Operand(kind)) for kind in kinds)
+        begin, first = self.builder.operation_count, self.builder[operands[0]]
+        quantization = (first.scale, first.zero_point)  # of operations that move elements
+        outputs = tuple(
+            self.builder.operand(Operand(kind, (), *(quantization if kind == first.type else ()))) for kind in kinds
+        )
         self.builder.operation(operation, operands, *outputs)
         try:
             self.builder.infer_shapes(begin)

@@ -23,6 +23,7 @@ _MODULES = (
     "movement",
     "normalization",
     "products",
+    "quantization",
     "recurrent",
     "reduction",
     "resizing",
