@@ -29,6 +29,7 @@ from nnfmq.engines.compiled.lowering import (
     conv_matmul_rules,
     data_movement_rules,
     elementwise_rules,
+    extension_rules,
     recurrent_rules,
     reduction_rules,
 )
@@ -68,6 +69,8 @@ LOWERING_RULES: Mapping[OperationType, LoweringRule] = {
     **reduction_rules.RULES,
     **conv_matmul_rules.RULES,
     **recurrent_rules.RULES,
+    **extension_rules.RULES,
+    **dict.fromkeys(extension_rules.VIEWS, _view),
 }
 
 

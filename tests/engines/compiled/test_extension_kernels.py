@@ -1,0 +1,62 @@
+"""Kernels of the built-in extension's operations, compared with the interpreter, whose results they have bit by bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.compiled import assert_kernels_agree, assert_kernels_agree_on
+from support.small_models import one_operation, vector
+
+from nnfmq.hal.tflite_codes import NAME, PREFIX, SIXTEEN_BIT, TfliteOperation, operation_code
+from nnfmq.hal.types import ExtensionNameAndPrefix, Model, Operand, OperandType, OperationType
+
+pytestmark = pytest.mark.instruction_sets
+
+F32 = OperandType.TENSOR_FLOAT32
+SHAPES = [((1, 512), 512), ((3, 2), 2), ((5, 33), 33), ((2, 7, 5, 3), 0), ((4, 6), 3), ((1, 1), 1), ((2, 5000), 0)]
+
+
+def declared(model: Model) -> Model:
+    """Return a model that may use the extension."""
+    return replace(model, extensions=(ExtensionNameAndPrefix(NAME, PREFIX),))
+
+
+def quantization(shape: tuple[int, ...], row_length: int, asymmetric: bool) -> Model:
+    code = operation_code(TfliteOperation.DYNAMIC_QUANTIZE)
+    return declared(one_operation(code, [Operand(F32, shape), row_length, asymmetric], Operand(F32, shape)))
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize(("shape", "row_length"), SHAPES)
+def test_dynamic_quantization_matches_the_interpreter(
+    shape: tuple[int, ...], row_length: int, asymmetric: bool
+) -> None:
+    assert_kernels_agree(quantization(shape, row_length, asymmetric), tolerance=0.0)
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_rows_of_zeros_positive_negative_and_halfway_values_are_the_interpreter_s(asymmetric: bool) -> None:
+    rows = np.zeros((5, 40), np.float32)
+    rows[1], rows[2] = np.linspace(0.5, 9, 40), -np.linspace(0.01, 3, 40)
+    rows[3], rows[4, 7] = np.arange(-20, 20) * 0.5 * 2, np.nan
+    rows[3, 0] = 127
+    assert_kernels_agree_on(quantization((5, 40), 40, asymmetric), [[rows]], tolerance=0.0)
+
+
+@pytest.mark.parametrize(
+    ("code", "shape", "arguments", "result"),
+    [
+        (OperationType.REVERSE, (4, 6), [vector([1])], (4, 6)),
+        (OperationType.TRANSPOSE, (5, 7, 3), [vector([2, 0, 1])], (3, 5, 7)),
+        (OperationType.SLICE, (9, 33), [vector([1, 2]), vector([4, 31])], (4, 31)),
+        (OperationType.CONCATENATION, (3, 8), [Operand(OperandType.TENSOR_QUANT16_SYMM, (3, 5), 0.1), 1], (3, 13)),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_16_bits_are_moved_by_kernels(
+    code: OperationType, shape: tuple[int, ...], arguments: list[object], result: tuple[int, ...]
+) -> None:
+    given, out = (Operand(OperandType.TENSOR_QUANT16_SYMM, extents, 0.1) for extents in (shape, result))
+    assert_kernels_agree(declared(one_operation(SIXTEEN_BIT[code], [given, *arguments], out)))
