@@ -9,8 +9,8 @@ subgraph is imported. External buffers are not supported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 from nnfmq.hal.errors import InvalidArgument
@@ -25,7 +25,25 @@ from nnfmq.importers.tflite_operators import ConversionContext, convert_operator
 from nnfmq.importers.tflite_operators.variable_ops import finish_variables
 from nnfmq.importers.tflite_resizing import Resizing
 
-__all__ = ["import_model"]
+__all__ = ["TracedModel", "import_model", "import_traced"]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedModel:
+    """A model, and where the file's tensors are in it.
+
+    `shapes` has the shape of each tensor that an operator writes, and `results` the outputs that are intermediate
+    results, by tensor; they follow the model's own outputs. `states` has the variable tensors, whose states come first.
+    """
+
+    loaded: LoadedModel
+    shapes: Mapping[int, tuple[int, ...]]
+    results: Mapping[int, int]
+    states: tuple[int, ...]
+
+
+_Imported = tuple[LoadedModel, ConversionContext, list[int]]
+"""The last are the tensors of the intermediate results that are outputs."""
 
 
 def import_model(source: ModelSource) -> LoadedModel:
@@ -35,10 +53,22 @@ def import_model(source: ModelSource) -> LoadedModel:
         InvalidArgument: If the file is corrupt or uses an unsupported feature.
     """
     file = read(source.data)
-    return replace(_import(file, source.shapes), metadata=read_metadata(file, source.data))
+    loaded, _, _ = _import(file, source.shapes)
+    return replace(loaded, metadata=read_metadata(file, source.data))
 
 
-def _import(file: TfliteFile, shapes: Shapes) -> LoadedModel:
+def import_traced(source: ModelSource, *, keep_results: bool = False) -> TracedModel:
+    """Return the model of a .tflite file with the places of its tensors. Raises as `import_model`.
+
+    With `keep_results` all results of operators on which the model's outputs depend are outputs, too.
+    """
+    file = read(source.data)
+    loaded, context, results = _import(file, source.shapes, keep_results=keep_results)
+    places = {tensor: len(file.outputs) + place for place, tensor in enumerate(results)}
+    return TracedModel(loaded, context.known_shapes(), places, tuple(context.states()))
+
+
+def _import(file: TfliteFile, shapes: Shapes, *, keep_results: bool = False) -> _Imported:
     builder, problems = GraphBuilder(max_constant_bytes=file.constant_bytes_max), Problems()
     context = ConversionContext(file, builder)
     convert = Resizing(context, shapes).convert if shapes else partial(convert_operator, context)
@@ -50,12 +80,14 @@ def _import(file: TfliteFile, shapes: Shapes) -> LoadedModel:
     problems.raise_if_any()
     if not inputs or not outputs:
         raise InvalidArgument(f"{len(inputs)} inputs and {len(outputs)} outputs: a model needs at least one of each")
-    states = [*context.states(), *finish_variables(context)]
+    states = [*context.states().values(), *finish_variables(context)]
+    results = context.keep_results() if keep_results else {}
     inputs += [state.before for state in states]
-    outputs += [state.after for state in states]
+    outputs += [*results.values(), *(state.after for state in states)]
     model = builder.build(inputs, outputs)
     infos = tuple(state.info for state in states)
-    return LoadedModel(model, context.infos(file.inputs), context.infos(file.outputs), states=infos)
+    loaded = LoadedModel(model, context.infos(file.inputs), context.infos((*file.outputs, *results)), states=infos)
+    return loaded, context, list(results)
 
 
 def _convert(

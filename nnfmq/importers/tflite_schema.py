@@ -210,8 +210,14 @@ _BUFFER = Table("Buffer", (Field(4, "Data", Vector(_BYTE)), Field(6, "Offset", _
 
 _METADATA = Table("Metadata", (Field(4, "Name", String()), Field(6, "Buffer", _INT)))
 
+_TENSOR_MAP = Table("TensorMap", (Field(4, "Name", String()), Field(6, "TensorIndex", _INT)))
+_SIGNATURE = Table("SignatureDef", (
+    Field(4, "Inputs", Vector(_TENSOR_MAP)), Field(6, "Outputs", Vector(_TENSOR_MAP)),
+    Field(8, "SignatureKey", String()), Field(12, "SubgraphIndex", _INT),
+))  # fmt: skip
+
 MODEL = Table("Model", (
     Field(4, "Version", _INT), Field(6, "OperatorCodes", Vector(_OPERATOR_CODE)),
     Field(8, "Subgraphs", Vector(_SUBGRAPH)), Field(12, "Buffers", Vector(_BUFFER)),
-    Field(16, "Metadata", Vector(_METADATA)),
+    Field(16, "Metadata", Vector(_METADATA)), Field(18, "SignatureDefs", Vector(_SIGNATURE)),
 ))  # fmt: skip

@@ -6,14 +6,14 @@ becomes a state: an input and an output of the model, after all others. The HAL 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo, operand_info
 from nnfmq.hal.tflite_codes import ELEMENTS, TENSOR_INT64
@@ -41,6 +41,7 @@ _STORAGE_DTYPES = {
     PER_CHANNEL: "i1",
     OperandType.TENSOR_QUANT16_SYMM: "<i2",
 }
+_COMPUTED = (LifeTime.SUBGRAPH_INPUT, LifeTime.SUBGRAPH_OUTPUT, LifeTime.TEMPORARY_VARIABLE)
 _MAX_ATTRIBUTE_ELEMENTS = 16  # the largest attribute: paddings of rank 8
 
 
@@ -80,9 +81,30 @@ class ConversionContext:
         self.resized_shapes: dict[int, tuple[int, ...]] = {}
         """New shapes of results whose shape the file states for its own inputs; see `tflite_resizing`."""
 
-    def states(self) -> tuple[State, ...]:
-        """Return the states in the order in which operators use them."""
-        return tuple(self._states.values())
+    def states(self) -> Mapping[int, State]:
+        """Return the states by tensor, in the order in which operators use them."""
+        return self._states
+
+    def known_shapes(self) -> dict[int, tuple[int, ...]]:
+        """Return the shapes of all tensors that operators read or write, without constants, after the model is built.
+
+        Those that the file does not state follow from the others, unless they depend on the data.
+        """
+        operands = {**self._operands, **{index: state.before for index, state in self._states.items()}}
+        if not all(self.builder[operand].dimensions for operand in operands.values()):
+            with suppress(InvalidArgument, GeneralFailure):
+                self.builder.infer_shapes(0)
+        found = {index: self.builder[operand] for index, operand in operands.items()}
+        return {index: operand.dimensions for index, operand in found.items() if operand.lifetime in _COMPUTED}
+
+    def keep_results(self) -> dict[int, int]:
+        """Make all intermediate results outputs of the model, and return their operands by tensor."""
+        found: dict[int, int] = {}
+        for index, operand in self._operands.items():
+            if self.builder[operand].lifetime == LifeTime.TEMPORARY_VARIABLE:
+                self.builder.as_output(operand)
+                found[index] = operand
+        return found
 
     def infos(self, tensors: tuple[int, ...]) -> tuple[TensorInfo, ...]:
         """Describe inputs or outputs of the model."""
