@@ -78,7 +78,7 @@ def read(source: ModelSource) -> OnnxFile:
 def _opset(proto: Any) -> int:
     versions = [entry.version for entry in proto.opset_import if entry.domain in _DEFAULT_DOMAINS]
     if not versions:
-        domains = ", ".join(sorted(entry.domain[:80] for entry in proto.opset_import))
+        domains = ", ".join(sorted(str(entry.domain)[:80] for entry in proto.opset_import))
         if domains:
             raise UnsupportedModel(f"the model has no operators of ONNX itself; those of {domains} are not supported")
         raise InvalidArgument("the model does not say which opset of ONNX it uses: it is corrupt")

@@ -36,6 +36,9 @@ _WITHOUT_EFFECT = frozenset(
      "storage_order", "value")
 )  # fmt: skip
 """Attributes that inference, or the modes that are supported, do not use; kernels have the shape of the weights."""
+_ONLY_FOLDED = frozenset(
+    ("CastLike", "CumSum", "GatherElements", "GatherND", "Mod", "NonZero", "Range", "ScatterND")
+)  # fmt: skip
 _SPARE_BYTES = 1 << 26  # for constants that the arithmetic on shapes makes
 
 
@@ -103,12 +106,11 @@ class _Import:
         try:
             if unknown:
                 raise InvalidArgument(f"input {unknown[0][:80]!r} is the result of no earlier node")
-            converter = CONVERTERS.get(proto.op_type)
-            is_known = converter is not None or proto.op_type == "If" or _may_fold(proto)
-            if proto.domain not in _DEFAULT_DOMAINS or not is_known:
+            operator = _qualified_name(proto)
+            if operator not in CONVERTERS and operator != "If" and operator not in _ONLY_FOLDED:
                 raise InvalidArgument("is not supported")
             inputs = [self._values[name] if name else None for name in proto.input]
-            if proto.op_type == "If":
+            if operator == "If":
                 return self._inline(index, self._node(proto, inputs), proto)
             if any(value is None and name for name, value in zip(proto.input, inputs, strict=True)):
                 return self._assume(proto)  # a problem of an earlier node
@@ -133,7 +135,7 @@ class _Import:
     def _node(self, proto: Any, inputs: list[Value | None]) -> Node:
         attributes = attribute_values(proto, self._file.folder)
         outputs = list(proto.output)
-        return Node(proto.name, proto.op_type, self._file.opset, self._builder, inputs, outputs, attributes)
+        return Node(proto.name, _qualified_name(proto), self._file.opset, self._builder, inputs, outputs, attributes)
 
     def _add(self, node: Node, proto: Any) -> None:
         folded = fold(node, proto)
@@ -155,10 +157,9 @@ class _Import:
                 self._values[name] = node.results[position]
 
     def _fail(self, index: int, proto: Any, reason: str) -> None:
-        domain = f"{proto.domain}." if proto.domain not in _DEFAULT_DOMAINS else ""
         name = f" ({proto.name[:80]!r})" if proto.name else ""
         types = f"{self._types(proto.input)} → {len(proto.output)} outputs"
-        self._problems.add(f"{reason}{name}", index, f"{domain}{proto.op_type}"[:80], types)
+        self._problems.add(f"{reason}{name}", index, _qualified_name(proto)[:80], types)
         self._assume(proto)
 
     def _assume(self, proto: Any) -> None:
@@ -189,8 +190,10 @@ class _Import:
         return operand
 
 
-def _may_fold(proto: Any) -> bool:
-    return proto.op_type in ("CastLike", "CumSum", "GatherElements", "GatherND", "Mod", "NonZero", "Range", "ScatterND")
+def _qualified_name(proto: Any) -> str:
+    """Return the name of a node's operator, with its domain unless that is ONNX's own."""
+    name = str(proto.op_type)  # bytes if it is no UTF-8
+    return name if proto.domain in _DEFAULT_DOMAINS else f"{proto.domain}.{name}"
 
 
 def _live_nodes(graph: Any) -> list[tuple[int, Any]]:

@@ -71,44 +71,6 @@ def test_an_unknown_symbolic_dimension_is_named() -> None:
         load(symbolic("batch", 3).SerializeToString())
 
 
-def quantized(kind: Any, channels: bool) -> tuple[bytes, dict[str, Any]]:
-    """Return a convolution between QuantizeLinear and DequantizeLinear, with weights of 8 bits and biases of 32."""
-    scales = np.float32([0.01, 0.02, 0.005]) if channels else np.float32(0.01)
-    nodes = [
-        node("QuantizeLinear", ["x", "xs", "xz"], ["xq"]),
-        node("DequantizeLinear", ["xq", "xs", "xz"], ["xf"]),
-        node("DequantizeLinear", ["w", "ws", "wz"], ["wf"], **({"axis": 0} if channels else {})),
-        node("DequantizeLinear", ["b", "bs"], ["bf"], **({"axis": 0} if channels else {})),
-        node("Conv", ["xf", "wf", "bf"], ["c"], pads=[1, 1, 1, 1]),
-        node("Relu", ["c"], ["r"]),
-        node("QuantizeLinear", ["r", "ys", "yz"], ["yq"]),
-        node("MaxPool", ["yq"], ["p"], kernel_shape=[2, 2]),
-        node("DequantizeLinear", ["p", "ys", "yz"], ["y"]),
-    ]
-    constants = {
-        "xs": np.float32(1 / 127),
-        "xz": kind(3),
-        "w": RNG.integers(-127, 128, (3, 2, 3, 3)).astype(np.int8),
-        "ws": scales,
-        "wz": np.zeros(scales.shape, np.int8),
-        "b": RNG.integers(-500, 500, 3).astype(np.int32),
-        "bs": scales / np.float32(127),
-        "ys": np.float32(0.03),
-        "yz": kind(-9 if kind is np.int8 else 20),
-    }
-    fed = {"x": real(1, 2, 6, 6)}
-    return file_of(nodes, fed, ["y"], constants), fed
-
-
-@pytest.mark.parametrize("channels", [False, True])
-@pytest.mark.parametrize("kind", [np.uint8, np.int8])
-def test_a_quantized_model_computes_what_onnx_runtime_computes_within_one_step(kind: Any, channels: bool) -> None:
-    content, fed = quantized(kind, channels)
-    (found,), (wanted,) = results(content, fed), expected(content, fed)
-    steps = np.abs(found - wanted) / 0.03
-    assert steps.max() < 1.01 and (steps > 0.5).mean() < 0.05
-
-
 def conditional(condition: Any) -> tuple[bytes, dict[str, Any]]:
     """Return a model whose If has branches with constants and results of their own, and of the graph around it."""
 

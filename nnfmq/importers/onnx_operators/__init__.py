@@ -24,6 +24,7 @@ _MODULES = (
     "normalization",
     "products",
     "quantization",
+    "quantized",
     "recurrent",
     "reduction",
     "resizing",

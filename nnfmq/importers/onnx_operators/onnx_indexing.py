@@ -19,9 +19,12 @@ _EXACT_FLOATS = 1 << 24
 
 
 def _gather(node: Node) -> None:
-    shape, indices = node.value(0).shape, node.value(1)
+    value, indices = node.value(0), node.value(1)
+    shape = value.shape
     axis = axis_of(node.attribute("axis", 0), len(shape))
-    found = node.emit(Op.GATHER, [node.operand(0), node.builder.int32(axis), _indices(node, indices, shape[axis])])
+    if value.array is not None and value.dtype in (np.int8, np.uint8):  # a quantized table, of which the scale follows
+        value = Value.of(value.array.astype(np.float32))
+    found = node.emit(Op.GATHER, [node.operand(value), node.builder.int32(axis), _indices(node, indices, shape[axis])])
     node.result(found, (*shape[:axis], *indices.shape, *shape[axis + 1 :]))
 
 

@@ -16,9 +16,9 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import Operand, OperandType
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of
-from nnfmq.importers.onnx_values import Node
+from nnfmq.importers.onnx_values import Node, Value
 
-__all__ = ["CONVERTERS"]
+__all__ = ["CONVERTERS", "dequantized", "quantized"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -30,53 +30,85 @@ _FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
 
 
 def _quantize(node: Node) -> None:
-    value = node.value(0)
+    value, scale = node.value(0), node.constant(1, "scale")
+    zero_point = node.constant(2, "zero point") if node.given(2) else np.zeros(scale.shape, _default_type(node))
+    axis = _axis(node)
     if value.array is not None:
-        return node.constant_result(_quantized(node, value.array))
-    scale, zero_point, dtype = _parameters(node)
-    x = node.operand(0)
-    if node.builder[x].type not in _FLOATS:
-        raise InvalidArgument("only floats can be quantized")
-    begin = node.builder.operation_count
-    found = node.builder.operand(Operand(_QUANTIZED[dtype.name], (), scale, zero_point))
-    node.builder.operation(Op.QUANTIZE, [x], found)
-    node.builder.infer_shapes(begin)
-    return node.result(found, value.shape, dtype)
+        return node.constant_result(_quantized(value.array, *_for_channels(value.array, scale, zero_point, axis)))
+    node.results[0] = quantized(node, value, scale, zero_point)
+    return None
 
 
 def _dequantize(node: Node) -> None:
-    value = node.value(0)
+    scale = node.constant(1, "scale")
+    zero_point = node.constant(2, "zero point") if node.given(2) else np.zeros(scale.shape, node.value(0).dtype)
+    node.results[0] = dequantized(node, node.value(0), scale, zero_point, _axis(node))
+
+
+def _axis(node: Node) -> int:
+    if node.attribute("block_size", 0):
+        raise InvalidArgument("scales for blocks are not supported")
+    axis: int = node.attribute("axis", 1)
+    return axis
+
+
+def _default_type(node: Node) -> type[np.uint8]:
+    if node.attribute("output_dtype", 0):
+        raise InvalidArgument("attribute output_dtype is not supported without a zero point")
+    return np.uint8
+
+
+def quantized(node: Node, value: Value, scale: Array, zero_point: Array) -> Value:
+    """Return a tensor of floats quantized as a whole.
+
+    Raises:
+        InvalidArgument: If scale or zero point are not those of a tensor of 8 bits.
+    """
+    number, zero, dtype = _parameters(scale, zero_point)
+    x = node.operand(value)
+    if node.builder[x].type not in _FLOATS:
+        raise InvalidArgument("only floats can be quantized")
+    begin = node.builder.operation_count
+    found = node.builder.operand(Operand(_QUANTIZED[dtype.name], (), number, zero))
+    node.builder.operation(Op.QUANTIZE, [x], found)
+    node.builder.infer_shapes(begin)
+    return Value(value.shape, dtype, found)
+
+
+def dequantized(node: Node, value: Value, scale: Array, zero_point: Array, axis: int = 0) -> Value:
+    """Return a quantized tensor as floats; a constant may have a scale for each channel along `axis`.
+
+    Raises:
+        InvalidArgument: If scale or zero point do not fit the tensor.
+    """
     if value.array is not None:
-        scale, zero_point = _for_channels(node, value.array)
-        return node.constant_result((value.array.astype(np.int64) - zero_point).astype(np.float32) * scale)
-    number, zero, dtype = _parameters(node)
-    x = node.operand(0)
+        factors, zeros = _for_channels(value.array, scale, zero_point, axis)
+        return Value.of((value.array.astype(np.int64) - zeros).astype(np.float32) * factors)
+    number, zero, dtype = _parameters(scale, zero_point)
+    x = node.operand(value)
     operand = node.builder[x]
+    if operand.type == OperandType.TENSOR_FLOAT32 and value.dtype == dtype:  # integers as floats: see `_gather`
+        difference = node.emit(Op.SUB, [x, node.filled(operand.type, zero), node.builder.int32(0)])
+        product = node.emit(Op.MUL, [difference, node.filled(operand.type, number), node.builder.int32(0)])
+        return Value(value.shape, np.dtype(np.float32), product)
     if (operand.type, operand.scale, operand.zero_point) != (_QUANTIZED[dtype.name], number, zero):
         raise InvalidArgument("its scale and zero point must be those with which the tensor was quantized")
-    found = node.emit(Op.DEQUANTIZE, [x], OperandType.TENSOR_FLOAT32)
-    return node.result(found, value.shape, np.dtype(np.float32))
+    return Value(value.shape, np.dtype(np.float32), node.emit(Op.DEQUANTIZE, [x], OperandType.TENSOR_FLOAT32))
 
 
-def _quantized(node: Node, array: Array) -> Array:
+def _quantized(array: Array, scale: Array, zero_point: Array) -> Array:
     """Return a constant quantized."""
-    scale, zero_point = _for_channels(node, array)
-    dtype = node.constant(2, "zero point").dtype if node.given(2) else _default_type(node)
-    if dtype.kind not in "iu":
-        raise InvalidArgument(f"quantized tensors of {dtype.name} are not supported")
-    limits = np.iinfo(dtype)
+    if zero_point.dtype.kind not in "iu":
+        raise InvalidArgument(f"quantized tensors of {zero_point.dtype.name} are not supported")
+    limits = np.iinfo(zero_point.dtype)
     with np.errstate(all="ignore"):
         steps = np.rint(array / scale) + zero_point
-    found: Array = np.clip(steps, limits.min, limits.max).astype(dtype)
+    found: Array = np.clip(steps, limits.min, limits.max).astype(zero_point.dtype)
     return found
 
 
-def _for_channels(node: Node, array: Array) -> tuple[Array, Array]:
+def _for_channels(array: Array, scale: Array, zero_point: Array, axis: int) -> tuple[Array, Array]:
     """Return scale and zero point in a shape that broadcasts to a constant's."""
-    scale, axis = node.constant(1, "scale"), node.attribute("axis", 1)
-    zero_point = node.constant(2, "zero point").astype(np.int64) if node.given(2) else np.zeros(scale.shape, np.int64)
-    if node.attribute("block_size", 0):
-        raise InvalidArgument("scales for blocks are not supported")
     if array.dtype.kind not in "iuf" or scale.dtype != np.float32 or zero_point.size != scale.size:
         raise InvalidArgument("types or shapes of its inputs are not supported")
     if scale.size == 1:
@@ -89,27 +121,15 @@ def _for_channels(node: Node, array: Array) -> tuple[Array, Array]:
     return scale.reshape(shape), zero_point.reshape(shape)
 
 
-def _parameters(node: Node) -> tuple[float, int, np.dtype[Any]]:
+def _parameters(scale: Array, zero_point: Array) -> tuple[float, int, np.dtype[Any]]:
     """Return scale, zero point and type of a tensor that is quantized as a whole."""
-    for name in ("axis", "block_size"):
-        node.attribute(name, 0)  # without effect if there is one scale
-    scale = node.constant(1, "scale")
-    given = node.constant(2, "zero point") if node.given(2) else np.zeros(scale.shape, _default_type(node))
-    if scale.size != 1 or given.size != 1:
+    if scale.size != 1 or zero_point.size != 1:
         raise InvalidArgument("scales for each channel are supported only for constants")
-    if given.dtype.name not in _QUANTIZED:
-        raise InvalidArgument(f"quantized tensors of {given.dtype.name} are not supported")
+    if zero_point.dtype.name not in _QUANTIZED:
+        raise InvalidArgument(f"quantized tensors of {zero_point.dtype.name} are not supported")
     if scale.dtype != np.float32:
         raise InvalidArgument(f"scales of {scale.dtype.name} are not supported")
-    return float(scale.reshape(-1)[0]), int(given.reshape(-1)[0]), given.dtype
-
-
-def _default_type(node: Node) -> np.dtype[Any]:
-    """Return the type of the integers of a node without zero point."""
-    is_quantizing = node.operator == "QuantizeLinear"
-    if is_quantizing and node.attribute("output_dtype", 0):
-        raise InvalidArgument("attribute output_dtype is not supported without a zero point")
-    return np.dtype(np.uint8) if is_quantizing else node.value(0).dtype
+    return float(scale.reshape(-1)[0]), int(zero_point.reshape(-1)[0]), zero_point.dtype
 
 
 CONVERTERS: dict[str, Callable[[Node], None]] = {"DequantizeLinear": _dequantize, "QuantizeLinear": _quantize}

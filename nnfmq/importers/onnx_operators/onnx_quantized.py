@@ -1,0 +1,160 @@
+"""Operators on quantized tensors: dequantized, computed in float, and quantized again.
+
+The results differ from ONNX Runtime's integer kernels by one step at most. Sums of products of bytes are exact in
+float32 up to 2²⁴. Names of operators of ONNX Runtime itself begin with its domain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.types import OperandType
+from nnfmq.importers.onnx_operators import onnx_convolution, onnx_elementwise, onnx_products, onnx_reduction
+from nnfmq.importers.onnx_operators.onnx_quantization import dequantized, quantized
+from nnfmq.importers.onnx_values import Node, Value
+
+__all__ = ["CONVERTERS"]
+
+Array: TypeAlias = npt.NDArray[Any]
+_FLOAT_CONVERTERS = {
+    **onnx_convolution.CONVERTERS,
+    **onnx_elementwise.CONVERTERS,
+    **onnx_products.CONVERTERS,
+    **onnx_reduction.CONVERTERS,
+}
+_SMALLEST = float(np.finfo(np.float32).tiny)
+
+
+def _apply(
+    node: Node, operator: str, values: Sequence[Value | None], attributes: Mapping[str, Any] | None = None
+) -> Value:
+    """Return the result of an operator on floats; without `attributes` it has those of `node`."""
+    given = node.attributes if attributes is None else dict(attributes)
+    inner = Node(node.name, operator, node.opset, node.builder, list(values), ["y"], given)
+    _FLOAT_CONVERTERS[operator](inner)
+    if attributes is None:
+        node.attributes_read |= inner.attributes_read
+    return inner.results[0]
+
+
+def _as_float(node: Node, position: int, axis: int = 0) -> Value:
+    """Return the quantized tensor at `position`, before its scale and zero point, as floats."""
+    value, scale = node.value(position), node.constant(position + 1, "scale")
+    zero_point = (
+        node.constant(position + 2, "zero point") if node.given(position + 2) else np.zeros(scale.shape, value.dtype)
+    )
+    return dequantized(node, value, scale, zero_point, axis)
+
+
+def _finish(node: Node, found: Value, position: int) -> None:
+    """Quantize the result with the scale and the zero point from `position` on."""
+    scale = node.constant(position, "scale")
+    zero_point = (
+        node.constant(position + 1, "zero point") if node.given(position + 1) else np.zeros(scale.shape, np.uint8)
+    )
+    node.results[0] = quantized(node, found, scale, zero_point)
+
+
+def _bias(node: Node, position: int) -> Value | None:
+    """Return the bias at `position`, whose scale is the product of those of the first two tensors."""
+    if not node.given(position):
+        return None
+    scale = node.constant(1, "scale") * node.constant(4, "scale")
+    return Value.of(node.constant(position, "bias").astype(np.float32) * scale.astype(np.float32).reshape(-1))
+
+
+def _convolution(node: Node) -> None:
+    _finish(node, _apply(node, "Conv", [_as_float(node, 0), _as_float(node, 3), _bias(node, 8)]), 6)
+
+
+def _gemm(node: Node) -> None:
+    transposed = node.attribute("transB", 0)
+    values = [_as_float(node, 0), _as_float(node, 3, 0 if transposed else 1), _bias(node, 6)]
+    found = _apply(node, "Gemm", values)
+    if not node.given(7):
+        node.results[0] = found
+        return
+    _finish(node, found, 7)
+
+
+def _binary(operator: str, node: Node) -> None:
+    _finish(node, _apply(node, operator, [_as_float(node, 0), _as_float(node, 3, -1)]), 6)
+
+
+def _unary(operator: str, node: Node) -> None:
+    if node.attribute("channels_last", 0):
+        raise InvalidArgument("channels_last is not supported")
+    _finish(node, _apply(node, operator, [_as_float(node, 0)]), 3)
+
+
+def _dynamic(node: Node) -> None:
+    """Quantize with the scale of the largest and smallest element: the results are floats that are integers."""
+    x, zero = node.value(0), _number(0)
+    highest, lowest = (
+        _apply(node, limit, [_apply(node, f"Reduce{limit}", [x], {"keepdims": 0}), zero], {})
+        for limit in ("Max", "Min")
+    )
+    extent = _apply(node, "Sub", [highest, lowest], {})
+    scale = _apply(node, "Max", [_apply(node, "Div", [extent, _number(255)], {}), _number(_SMALLEST)], {})
+    zero_point = _bytes(node, _apply(node, "Neg", [_apply(node, "Div", [lowest, scale], {})], {}))
+    steps = _apply(node, "Round", [_apply(node, "Div", [x, scale], {})], {})
+    found = _bytes(node, _apply(node, "Add", [steps, zero_point], {}))
+    for position, value in enumerate((found, scale, zero_point)):
+        node.results[position] = value
+
+
+def _number(value: float) -> Value:
+    return Value.of(np.array(value, np.float32))
+
+
+def _bytes(node: Node, value: Value) -> Value:
+    """Return a tensor rounded to integers from 0 to 255."""
+    rounded = _apply(node, "Round", [value], {})
+    return _apply(node, "Clip", [rounded, _number(0), _number(255)], {})
+
+
+def _integer_product(operator: str, node: Node) -> None:
+    """Convert a product of integers of 8 bits, whose result has 32 bits."""
+    found = _apply(node, operator, [_without_zero_point(node, 0), _without_zero_point(node, 1)])
+    node.result(node.emit(Op.CAST, [node.operand(found)], OperandType.TENSOR_INT32), found.shape, np.dtype(np.int32))
+
+
+def _without_zero_point(node: Node, position: int) -> Value:
+    """Return integers as floats, less their zero point."""
+    value = node.value(position)
+    zero_point = node.value(position + 2) if node.given(position + 2) else None
+    if value.array is not None:
+        zeros: Any = 0
+        if zero_point is not None:
+            zeros = node.constant(position + 2, "zero point").astype(np.int32)
+            if position and zeros.size > 1 and node.operator == "ConvInteger":
+                zeros = zeros.reshape(-1, *[1] * (value.array.ndim - 1))
+        return Value.of((value.array.astype(np.int32) - zeros).astype(np.float32))
+    if value.dtype != np.float32:
+        raise InvalidArgument("its first input must be the result of DynamicQuantizeLinear")
+    if zero_point is None:
+        return value
+    return _apply(node, "Sub", [value, zero_point], {})
+
+
+_MICROSOFT = "com.microsoft."
+CONVERTERS: dict[str, Callable[[Node], None]] = {
+    "ConvInteger": partial(_integer_product, "Conv"),
+    "DynamicQuantizeLinear": _dynamic,
+    "MatMulInteger": partial(_integer_product, "MatMul"),
+    "QLinearConv": _convolution,
+    "QLinearMatMul": partial(_binary, "MatMul"),
+    f"{_MICROSOFT}QGemm": _gemm,
+    f"{_MICROSOFT}QLinearAdd": partial(_binary, "Add"),
+    f"{_MICROSOFT}QLinearGlobalAveragePool": partial(_unary, "GlobalAveragePool"),
+    f"{_MICROSOFT}QLinearLeakyRelu": partial(_unary, "LeakyRelu"),
+    f"{_MICROSOFT}QLinearMul": partial(_binary, "Mul"),
+    f"{_MICROSOFT}QLinearSigmoid": partial(_unary, "Sigmoid"),
+}

@@ -1,0 +1,175 @@
+"""Quantized ONNX models in the three forms that ONNX Runtime's quantizer writes: at most one step from its results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.onnx_files import assert_close, expected, file_of, results
+from support.onnx_runtime import onnx
+
+from nnfmq.hal.errors import UnsupportedModel
+from nnfmq.importers import load
+from nnfmq.importers.onnx_operators.onnx_quantized import CONVERTERS
+
+RNG = np.random.default_rng(5)
+X, STEP = np.float32(1 / 127), np.float32(0.03)
+node = onnx.helper.make_node
+
+
+def real(*shape: int) -> Any:
+    return RNG.uniform(-1, 1, shape).astype(np.float32)
+
+
+def weights(*shape: int) -> Any:
+    return RNG.integers(-127, 128, shape).astype(np.int8)
+
+
+def within_one_step(content: bytes, fed: dict[str, Any], step: float) -> None:
+    (found,), (wanted,) = results(content, fed), expected(content, fed)
+    steps = np.abs(found.astype(float) - wanted) / step
+    assert found.shape == wanted.shape and np.abs(wanted).max() > 3 * step
+    assert steps.max() < 1.01 and (steps > 0.5).mean() < 0.05
+
+
+def quantized(kind: Any, channels: bool) -> tuple[bytes, dict[str, Any]]:
+    """Return a convolution between QuantizeLinear and DequantizeLinear, with weights of 8 bits and biases of 32."""
+    scales = np.float32([0.01, 0.02, 0.005]) if channels else np.float32(0.01)
+    nodes = [
+        node("QuantizeLinear", ["x", "xs", "xz"], ["xq"]),
+        node("DequantizeLinear", ["xq", "xs", "xz"], ["xf"]),
+        node("DequantizeLinear", ["w", "ws", "wz"], ["wf"], **({"axis": 0} if channels else {})),
+        node("DequantizeLinear", ["b", "bs"], ["bf"], **({"axis": 0} if channels else {})),
+        node("Conv", ["xf", "wf", "bf"], ["c"], pads=[1, 1, 1, 1]),
+        node("Relu", ["c"], ["r"]),
+        node("QuantizeLinear", ["r", "ys", "yz"], ["yq"]),
+        node("MaxPool", ["yq"], ["p"], kernel_shape=[2, 2]),
+        node("DequantizeLinear", ["p", "ys", "yz"], ["y"]),
+    ]
+    constants = {
+        "xs": np.float32(1 / 127),
+        "xz": kind(3),
+        "w": RNG.integers(-127, 128, (3, 2, 3, 3)).astype(np.int8),
+        "ws": scales,
+        "wz": np.zeros(scales.shape, np.int8),
+        "b": RNG.integers(-500, 500, 3).astype(np.int32),
+        "bs": scales / np.float32(127),
+        "ys": np.float32(0.03),
+        "yz": kind(-9 if kind is np.int8 else 20),
+    }
+    fed = {"x": real(1, 2, 6, 6)}
+    return file_of(nodes, fed, ["y"], constants), fed
+
+
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("kind", [np.uint8, np.int8])
+def test_a_quantized_model_computes_what_onnx_runtime_computes_within_one_step(kind: Any, channels: bool) -> None:
+    content, fed = quantized(kind, channels)
+    within_one_step(content, fed, 0.03)
+
+
+A, B, Y = (["a", "xs", "xz"], ["b", "xs", "xz"], ["ys", "yz"])
+W, V = (["w", "ws", "wz"], ["v", "ws", "wz"])
+OPERATORS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "QLinearConv": ([*A, *W, *Y, "bias"], {"pads": [1, 1, 1, 1]}),
+    "QLinearMatMul": ([*A, *V, *Y], {}),
+    "com.microsoft.QGemm": ([*A, *V, "", *Y], {}),
+    "com.microsoft.QLinearAdd": ([*A, *B, *Y], {}),
+    "com.microsoft.QLinearGlobalAveragePool": ([*A, *Y], {}),
+    "com.microsoft.QLinearLeakyRelu": ([*A, *Y], {"alpha": 0.1}),
+    "com.microsoft.QLinearMul": ([*A, *B, *Y], {}),
+    "com.microsoft.QLinearSigmoid": ([*A, *Y], {}),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_on_quantized_tensors_is_within_one_step(name: str) -> None:
+    names, attributes = OPERATORS[name]
+    domain, _, operator = name.rpartition(".")
+    shape = (3, 8) if "v" in names else (1, 2, 4, 4)
+    fed = {"x": real(*shape), "z": real(*shape)} if "b" in names else {"x": real(*shape)}
+    nodes = [node("QuantizeLinear", [given, "xs", "xz"], [to]) for given, to in zip(fed, "ab", strict=False)]
+    nodes.append(node(operator, names, ["q"], domain=domain, **attributes))
+    nodes.append(node("DequantizeLinear", ["q", "ys", "yz"], ["y"]))
+    step = np.float32(0.005) if "Average" in name else STEP / 4 if "Sigmoid" in name else STEP
+    constants = {
+        "xs": X,
+        "xz": np.uint8(120),
+        "w": weights(3, 2, 3, 3),
+        "v": weights(8, 5),
+        "ws": np.float32(0.01),
+        "wz": np.int8(0),
+        "ys": step,
+        "yz": np.uint8(100),
+        "bias": RNG.integers(-900, 900, 3).astype(np.int32),
+    }
+    model = onnx.ModelProto.FromString(file_of(nodes, fed, ["y"], constants))
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    within_one_step(model.SerializeToString(), fed, float(step))
+
+
+@pytest.mark.parametrize("operator", ["MatMulInteger", "ConvInteger"])
+def test_a_model_that_is_quantized_when_it_runs_computes_what_onnx_runtime_computes(operator: str) -> None:
+    is_product = operator == "MatMulInteger"
+    kernel, zero = (weights(8, 5), np.int8(3)) if is_product else (weights(3, 2, 3, 3).view(np.uint8), np.uint8(7))
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["a", "s", "z"]),
+        node(operator, ["a", "w", "z", "wz"], ["product"]),
+        node("Cast", ["product"], ["float"], to=1),
+        node("Mul", ["s", "ws"], ["scale"]),
+        node("Mul", ["float", "scale"], ["y"]),
+    ]
+    constants = {"w": kernel, "wz": zero, "ws": np.float32(0.01)}
+    for fed in (
+        {"x": real(3, 8) if is_product else real(1, 2, 6, 6)},
+        {"x": np.zeros((3, 8) if is_product else (1, 2, 6, 6), np.float32)},
+    ):
+        content = file_of(nodes, fed, ["y"], constants)
+        assert_close(results(content, fed), expected(content, fed))
+
+
+def test_a_quantized_table_is_looked_up() -> None:
+    nodes = [node("Gather", ["table", "x"], ["q"]), node("DequantizeLinear", ["q", "s", "z"], ["y"])]
+    constants = {"table": weights(9, 4), "s": np.float32(0.02), "z": np.int8(-4)}
+    fed = {"x": np.array([[1, 8], [0, 3]])}
+    content = file_of(nodes, fed, ["y"], constants)
+    assert_close(results(content, fed), expected(content, fed))
+
+
+def test_constants_are_quantized_when_the_model_is_loaded() -> None:
+    nodes = [
+        node("QuantizeLinear", ["w", "s", "z"], ["q"], axis=0),
+        node("DequantizeLinear", ["q", "s", "z"], ["f"], axis=0),
+        node("Mul", ["x", "f"], ["y"]),
+    ]
+    constants = {"w": real(3, 4) * 2, "s": np.float32([0.01, 0.02, 0.015]), "z": np.int8([0, -5, 3])}
+    fed = {"x": real(3, 4)}
+    content = file_of(nodes, fed, ["y"], constants)
+    assert len(load(content).model.main.operations) == 1
+    assert_close(results(content, fed), expected(content, fed))
+
+
+@pytest.mark.parametrize(
+    ("constants", "message"),
+    [
+        ({"s": np.float32([0.1, 0.2]), "z": np.uint8([1, 2])}, "for each channel are supported only for constants"),
+        ({"s": np.float32(0.1), "z": np.int16(1)}, "tensors of int16"),
+        ({"s": np.float32(0.1), "z": np.uint8([1, 2])}, "for each channel"),
+    ],
+)
+def test_quantization_that_the_hal_does_not_have_is_refused(constants: dict[str, Any], message: str) -> None:
+    content = file_of([node("QuantizeLinear", ["x", "s", "z"], ["y"])], {"x": real(2, 3)}, ["y"], constants, 21)
+    with pytest.raises(UnsupportedModel, match=message):
+        load(content)
+
+
+def test_another_scale_than_that_of_the_tensor_is_refused() -> None:
+    nodes = [node("QuantizeLinear", ["x", "s", "z"], ["q"]), node("DequantizeLinear", ["q", "t", "z"], ["y"])]
+    constants = {"s": np.float32(0.1), "t": np.float32(0.2), "z": np.uint8(0)}
+    with pytest.raises(UnsupportedModel, match="with which the tensor was quantized"):
+        load(file_of(nodes, {"x": real(2, 3)}, ["y"], constants))
+
+
+def test_every_operator_of_the_table_is_tested() -> None:
+    assert {*OPERATORS, "MatMulInteger", "ConvInteger", "DynamicQuantizeLinear"} == set(CONVERTERS)
