@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extension_codes import ExtensionCodes, extension_prefix, is_extension
@@ -24,17 +24,25 @@ __all__ = ["GraphBuilder"]
 _QUANTIZED = (OperandType.TENSOR_QUANT8_ASYMM_SIGNED, OperandType.TENSOR_QUANT16_SYMM)
 
 
-class GraphBuilder:
-    """A main subgraph under construction. Methods return and take operand indexes."""
+@dataclass(slots=True)
+class _Shared:
+    """What all subgraphs of a model share: the bytes of constants, prefixes of extensions, subgraphs to be called."""
 
-    def __init__(self, max_constant_bytes: int) -> None:
+    max_bytes: int
+    size_bytes: int = 0
+    chunks: list[bytes | memoryview] = field(default_factory=list)
+    contents: dict[int, bytes | memoryview] = field(default_factory=dict)  # of the constants, by offset
+    prefixes: set[int] = field(default_factory=set)
+    referenced: list[Subgraph] = field(default_factory=list)
+
+
+class GraphBuilder:
+    """A subgraph under construction, by default the main one. Methods return and take operand indexes."""
+
+    def __init__(self, max_constant_bytes: int, shared: _Shared | None = None) -> None:
         self._operands: list[Operand] = []
         self._operations: list[Operation] = []
-        self._chunks: list[bytes | memoryview] = []
-        self._contents: dict[int, bytes | memoryview] = {}  # of the constants, by offset
-        self._constant_bytes = 0
-        self._max_constant_bytes = max_constant_bytes
-        self._used_prefixes: set[int] = set()
+        self._shared_parts = shared or _Shared(max_constant_bytes)
         self._known: dict[Hashable, DataLocation] = {}
         self._small: dict[tuple[OperandType, bytes], int] = {}
         self.extension_codes = ExtensionCodes()
@@ -44,7 +52,7 @@ class GraphBuilder:
     def operand(self, operand: Operand) -> int:
         """Add an operand and return its index."""
         if is_extension(operand.type):
-            self._used_prefixes.add(extension_prefix(operand.type))
+            self._shared_parts.prefixes.add(extension_prefix(operand.type))
         self._operands.append(operand)
         return len(self._operands) - 1
 
@@ -53,20 +61,19 @@ class GraphBuilder:
 
     def constant(self, data: bytes | memoryview) -> DataLocation:
         """Add a constant's bytes and return their location. Raises InvalidArgument if the limit is exceeded."""
-        offset = -(-self._constant_bytes // _alignment(len(data))) * _alignment(len(data))
-        self.reserve(offset - self._constant_bytes + len(data))
-        self._chunks += [bytes(offset - self._constant_bytes), data]
-        self._contents[offset] = data
-        self._constant_bytes = offset + len(data)
+        shared = self._shared_parts
+        offset = -(-shared.size_bytes // _alignment(len(data))) * _alignment(len(data))
+        self.reserve(offset - shared.size_bytes + len(data))
+        shared.chunks += [bytes(offset - shared.size_bytes), data]
+        shared.contents[offset] = data
+        shared.size_bytes = offset + len(data)
         return DataLocation(0, offset, len(data))
 
     def reserve(self, size_bytes: int) -> None:
         """Raise InvalidArgument if `size_bytes` more of constants would exceed the limit."""
-        if self._constant_bytes + size_bytes > self._max_constant_bytes:
-            raise InvalidArgument(
-                f"constants of {self._constant_bytes + size_bytes} bytes: the file's size allows "
-                f"{self._max_constant_bytes}, so its parts overlap"
-            )
+        total, most = self._shared_parts.size_bytes + size_bytes, self._shared_parts.max_bytes
+        if total > most:
+            raise InvalidArgument(f"constants of {total} bytes: the file's size allows {most}, so its parts overlap")
 
     def constant_of(self, buffer_index: int, data: memoryview) -> DataLocation:
         """Return the location of a file's buffer, added once even if tensors share it."""
@@ -139,7 +146,7 @@ class GraphBuilder:
             operation_type = SIXTEEN_BIT.get(operation_type, operation_type)
         operation_type = widened(operation_type, [operands[i] for i in inputs], [operands[i] for i in outputs])
         if is_extension(operation_type):
-            self._used_prefixes.add(extension_prefix(operation_type))
+            self._shared_parts.prefixes.add(extension_prefix(operation_type))
         self._operations.append(Operation(operation_type, tuple(inputs), outputs))
 
     def as_output(self, index: int) -> None:
@@ -148,7 +155,7 @@ class GraphBuilder:
 
     def content(self, index: int) -> bytes | memoryview:
         """Return the bytes of a constant operand."""
-        return self._contents[self._operands[index].location.offset]
+        return self._shared_parts.contents[self._operands[index].location.offset]
 
     @property
     def operations(self) -> Sequence[Operation]:
@@ -171,15 +178,40 @@ class GraphBuilder:
         from nnfmq.importers.shape_inference import output_shapes
 
         for operation in self._operations[begin:]:
-            shapes = output_shapes(operation, self._operands, self._contents)
+            shapes = output_shapes(operation, self._operands, self._shared_parts.contents)
             for index, shape in zip(operation.outputs, shapes, strict=True):
                 self._operands[index] = replace(self._operands[index], dimensions=shape)
 
     def build(self, inputs: Sequence[int], outputs: Sequence[int]) -> Model:
         """Return the model, with one copy of all constants."""
-        main = Subgraph(tuple(self._operands), tuple(self._operations), tuple(inputs), tuple(outputs))
-        used = tuple(entry for entry in self.extension_codes.extensions if entry.prefix in self._used_prefixes)
-        return Model(main, operand_values=b"".join(self._chunks), extensions=used)
+        shared = self._shared_parts
+        used = tuple(entry for entry in self.extension_codes.extensions if entry.prefix in shared.prefixes)
+        return Model(
+            self._subgraph(inputs, outputs), tuple(shared.referenced), b"".join(shared.chunks), extensions=used
+        )
+
+    def _subgraph(self, inputs: Sequence[int], outputs: Sequence[int]) -> Subgraph:
+        return Subgraph(tuple(self._operands), tuple(self._operations), tuple(inputs), tuple(outputs))
+
+    def child(self) -> GraphBuilder:
+        """Return a builder of another subgraph of the model, which `refer` ends."""
+        builder = GraphBuilder(0, self._shared_parts)
+        builder.extension_codes = self.extension_codes
+        return builder
+
+    def refer(self, inputs: Sequence[int], outputs: Sequence[int]) -> int:
+        """Add this subgraph to those that operations of others can call, and return its index."""
+        self._shared_parts.referenced.append(self._subgraph(inputs, outputs))
+        return len(self._shared_parts.referenced) - 1
+
+    def callee(self, index: int) -> int:
+        """Return an operand that names a subgraph that `refer` returned."""
+        location = DataLocation(0, index, 0)
+        return self.operand(Operand(OperandType.SUBGRAPH, lifetime=LifeTime.SUBGRAPH, location=location))
+
+    def set_dimensions(self, index: int, dimensions: tuple[int, ...]) -> None:
+        """State the dimensions of an operand whose shape was unknown."""
+        self._operands[index] = replace(self._operands[index], dimensions=dimensions)
 
     def _shared(self, operand_type: OperandType, dimensions: tuple[int, ...], data: bytes) -> int:
         key = (operand_type, data)

@@ -4,7 +4,7 @@
 
 The file is not trusted: time and memory are bounded by its size. A corrupt file raises InvalidArgument with the field
 and the byte offset. Unsupported operators and tensors raise UnsupportedModel, which lists all of them. The first
-subgraph is imported. External buffers are not supported.
+subgraph is imported, with those that it calls. External buffers are not supported.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from nnfmq.importers.tflite_metadata import read_metadata
 from nnfmq.importers.tflite_operators import ConversionContext, convert_operator, live_operators
 from nnfmq.importers.tflite_operators.variable_ops import finish_variables
 from nnfmq.importers.tflite_resizing import Resizing
+from nnfmq.importers.tflite_subgraphs import Subgraphs
 
 __all__ = ["TracedModel", "import_model", "import_traced"]
 
@@ -74,6 +75,7 @@ def _import(file: TfliteFile, shapes: Shapes, *, keep_results: bool = False) -> 
     convert = Resizing(context, shapes).convert if shapes else partial(convert_operator, context)
     inputs = _all(problems, context.model_input, file.inputs)
     folding = Folding(context)
+    Subgraphs().allow(context)
     for operator in live_operators(file):
         _convert(context, operator, problems, folding.or_convert(convert))
     outputs = _all(problems, context.model_output, file.outputs)

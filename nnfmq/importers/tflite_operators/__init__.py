@@ -18,6 +18,7 @@ from nnfmq.importers.tflite_operators.pruning import live_operators
 __all__ = ["CONVERTERS", "ConversionContext", "OpConverter", "convert_operator", "converter_of", "live_operators"]
 
 _MODULES = (
+    "control_flow_ops",
     "custom_ops",
     "data_movement_ops",
     "elementwise_ops",

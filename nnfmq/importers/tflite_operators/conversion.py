@@ -6,7 +6,7 @@ becomes a state: an input and an output of the model, after all others. The HAL 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +65,18 @@ class State:
     info: StateInfo
 
 
+@dataclass(frozen=True, slots=True)
+class Callee:
+    """A subgraph that operations can call: its index in the model, and the operands of its outputs."""
+
+    index: int
+    outputs: tuple[Operand, ...]
+
+
+def _no_subgraphs(index: int, _inputs: Sequence[int]) -> Callee:
+    raise InvalidArgument(f"subgraph {index} cannot be called here")
+
+
 class ConversionContext:
     """The state of one conversion: the file, the builder, and the operand of each tensor so far."""
 
@@ -78,6 +90,8 @@ class ConversionContext:
         """The resource variables by name; see `variable_ops`."""
         self.handles: dict[int, str] = {}
         """The names of variables by the tensors of their handles."""
+        self.call: Callable[[int, Sequence[int]], Callee] = _no_subgraphs
+        """Import a subgraph to be called with these operands; see `tflite_subgraphs`."""
         self.resized_shapes: dict[int, tuple[int, ...]] = {}
         """New shapes of results whose shape the file states for its own inputs; see `tflite_resizing`."""
 
@@ -119,6 +133,12 @@ class ConversionContext:
         if index in self._operands or tensor.data is not None or tensor.is_variable:
             raise InvalidArgument(f"{tensor} cannot be a model input: it is listed twice, a constant, or a variable")
         return self._add(tensor, LifeTime.SUBGRAPH_INPUT)
+
+    def given(self, index: int, operand: int) -> None:
+        """Make `operand`, an input of a subgraph that is called, the operand of tensor `index`."""
+        if index in self._operands:
+            raise InvalidArgument(f"{self.file.tensor(index)} is listed twice")
+        self._operands[index] = operand
 
     def model_output(self, index: int) -> int:
         """Return the operand of tensor `index`, which must have been written by an operator."""
