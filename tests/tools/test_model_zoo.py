@@ -1,0 +1,131 @@
+"""tools/model_zoo.py: the list, the comparison, the states of models, and two small models through a driver."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import model_zoo
+import model_zoo_files
+import numpy as np
+import pytest
+from model_zoo_run import difference, inputs_of, times
+
+import nnfmq
+
+
+def test_the_list_names_each_content_once_and_packages_by_their_version() -> None:
+    entries = model_zoo_files.read_list()
+    assert len({entry.sha256 for entry in entries}) == len(entries)
+    assert all(entry.package.count("==") == 1 and entry.format in ("tflite", "onnx") for entry in entries)
+    assert sum(entry.format == "onnx" for entry in entries) >= 40
+
+
+def wheel(folder: Path, content: bytes) -> model_zoo_files.ZooEntry:
+    """Write a wheel with one model, and return its entry."""
+    with zipfile.ZipFile(folder / "some_models-1.0-py3-none-any.whl", "w") as made:
+        made.writestr("some_models/a.tflite", content)
+    return model_zoo_files.ZooEntry("some-models==1.0", "some_models/a.tflite", hashlib.sha256(content).hexdigest())
+
+
+def test_a_file_is_read_from_the_cached_package(tmp_path: Path) -> None:
+    assert model_zoo_files.content(wheel(tmp_path, b"model"), tmp_path) == b"model"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"sha256": "00"}, "has the hash"), ({"file": "some_models/b.tflite"}, "has no file some_models/b.tflite")],
+)
+def test_another_content_than_the_listed_one_is_an_error(tmp_path: Path, change: Any, message: str) -> None:
+    entry = wheel(tmp_path, b"model")
+    changed = model_zoo_files.ZooEntry(
+        **{"package": entry.package, "file": entry.file, "sha256": entry.sha256} | change
+    )
+    with pytest.raises(model_zoo_files.ZooError, match=message):
+        model_zoo_files.content(changed, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "result"),
+    [
+        (np.float32([1, 2]), np.float32([1, 4]), 0.5),
+        (np.int8([1, 2]), np.int8([1, 4]), 2.0),
+        (np.float32([np.nan, 2]), np.float32([np.nan, 2]), 0.0),
+        (np.float32([np.nan, 2]), np.float32([1, 2]), math.inf),
+        (np.float32([1]), np.float32([1, 1]), math.inf),
+        (np.float32([[1, 2]]), np.float32([1, 2]), 0.0),
+    ],
+)
+def test_a_difference_is_relative_for_floats_and_absolute_for_integers(
+    found: Any, expected: Any, result: float
+) -> None:
+    assert difference([found], [expected]) == result
+
+
+RAN = {"peer": True, "runs": True, "float": True}
+
+
+@pytest.mark.parametrize(
+    ("result", "state"),
+    [
+        ({}, "not counted"),
+        ({"peer": True}, "not run"),
+        (RAN | {"difference": 1e-5}, "equal"),
+        (RAN | {"difference": 2e-5}, "different"),
+        (RAN | {"difference": 2e-5, "rival": 1e-5}, "equal"),
+        (RAN | {"difference": 3e-5, "rival": 1e-5}, "different"),
+        (RAN | {"float": False, "difference": 0.0}, "equal"),
+        (RAN | {"float": False, "difference": 1.0, "rival": 1.0}, "different"),
+    ],
+)
+def test_the_state_of_a_model_follows_from_its_differences(result: dict[str, Any], state: str) -> None:
+    assert model_zoo.state_of(result) == state
+
+
+def test_both_sides_get_the_same_inputs_in_every_run() -> None:
+    class Two:
+        inputs = (("x", (2, 3), "float32"), ("n", (), "int64"), ("q", (40,), "uint8"))
+
+    first, again = (inputs_of(Two(), {"n": 16000}) for _ in range(2))  # type: ignore[arg-type]
+    assert all(
+        np.array_equal(a, b) for one, two in zip(first, again, strict=True) for a, b in zip(one, two, strict=True)
+    )
+    assert [array.dtype.name for array in first[0]] == ["float32", "int64", "uint8"]
+    assert first[0][1] == 16000
+    assert not np.array_equal(first[0][0], first[1][0])
+
+
+def test_the_times_of_both_sides_are_taken_in_turns() -> None:
+    calls: list[str] = []
+    ours, theirs = times(lambda: calls.append("a"), lambda: calls.append("b"))
+    assert len(ours) == len(theirs) > 10
+    assert "".join(calls).count("ab") > 10
+
+
+@pytest.mark.full
+def test_models_run_and_the_page_shows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
+    models = tmp_path / "models"
+    models.mkdir()
+    for name in ("digits", "digits_quant"):
+        (models / f"{name}.tflite").write_bytes(Path(nnfmq.example_path(f"{name}.tflite")).read_bytes())
+    (models / "broken.tflite").write_bytes(b"TFL3")
+    page = tmp_path / "page.md"
+    page.write_text("before\n" + model_zoo._BEGIN + "\nold\n" + model_zoo._END + "\nafter\n")
+    monkeypatch.setattr(model_zoo, "PAGE", page)
+    words = ["--folder", str(models), "--device", "reference", "--no-time", "--json", "--page"]
+    assert model_zoo.main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [model["state"] for model in found["models"]] == ["not counted", "equal", "equal"]
+    assert found["totals"] == {"tflite": {"not counted": 1, "equal": 2}}
+    written = page.read_text()
+    assert "| digits_quant.tflite | equal | 0 |" in written
+    assert "old" not in written
+    assert written.startswith("before\n")
+    assert written.endswith("after\n")
