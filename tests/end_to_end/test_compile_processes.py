@@ -34,6 +34,7 @@ pytest.importorskip("llvmlite", exc_type=ImportError)
 SUSTAINED = ExecutionPreference.SUSTAINED_SPEED
 ENDLESS = logistics_model(1200)
 SHORT = logistics_model(24)
+FDS = 4  # of a compile process: the standard streams and its connection
 PROMPT_S = 2.0  # less than all of ENDLESS takes; a part of it may be quicker
 
 
@@ -70,11 +71,16 @@ def server(daemon: Daemon, client: nnfmq.Client) -> Iterator[Process]:
 
 @contextmanager
 def compile_processes(server: Process) -> Iterator[list[Process]]:
-    """Wait until there is one for each CPU, and yield them."""
+    """Wait until there is one for each CPU, which has asked for a signal at the server's exit, and yield them.
+
+    That signal ends a process that is stopped. A process asks for it before it closes the fds that it does not keep.
+    """
     count = min(len(os.sched_getaffinity(0)), PROCESSES_MAX)
     until(lambda: len(server.children()) == count, "the compile processes are there")
     with ExitStack() as stack:
-        yield [stack.enter_context(process) for process in opened(server.children())]
+        processes = [stack.enter_context(process) for process in opened(server.children())]
+        until(lambda: all(len(process.descriptors()) == FDS for process in processes), "they have closed the rest")
+        yield processes
 
 
 def assert_computes(prepared: nnfmq.PreparedModel, model: Model) -> None:
@@ -98,7 +104,6 @@ def test_server_and_processes_have_their_own_sessions_and_fds(
     with compile_processes(server) as processes:
         assert os.getsid(server.pid) == server.pid
         assert {os.getsid(process.pid) for process in processes} == {server.pid}
-        until(lambda: all(len(process.descriptors()) == 4 for process in processes), "they have closed the rest")
         assert all(process.descriptors().count("socket") == 1 for process in processes)
         assert all(process.shared_mappings() == [] for process in processes)
     client.close()

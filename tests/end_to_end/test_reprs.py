@@ -23,7 +23,8 @@ def test_a_client_shows_its_driver_and_interface(client: nnfmq.Client) -> None:
 
 
 def test_a_device_shows_what_it_is(device: nnfmq.Device) -> None:
-    shown = f"'reference': CPU, AVAILABLE, {device.info.version!r}, feature level {device.info.feature_level}"
+    version, level = device.info.version, device.info.feature_level
+    shown = f"'reference': CPU, AVAILABLE, {version!r}, feature level {level}, 1 extension"
     assert (repr(device), repr(device.info)) == (f"<Device {shown}>", f"<DeviceInfo {shown}>")
 
 

@@ -215,7 +215,11 @@ def forks():
         number = failures.pop()
         raise OSError(number, os.strerror(number))
     return fork()
-module.os.fork = forks
+run = supervisor.Supervisor.run
+def runs(self):
+    module.os.fork = forks
+    run(self)
+supervisor.Supervisor.run = runs
 """
     with changed_daemon(folder, "child_process", fail) as daemon:
         before = daemon.process.descriptors()

@@ -84,12 +84,13 @@ def assert_close(found: Sequence[Array], expected: Sequence[Array], tolerance: i
 
 def inputs_of(loaded: nnfmq.LoadedModel, folder: Path) -> list[Array]:
     """Return the photo among the golden inputs that has the model's type and size; random values if there is none."""
-    first, *states = loaded.inputs
+    first, *others = loaded.inputs
+    states = [state.tensor for state in loaded.states]
     random = np.random.default_rng(11)
     names = {"uint8": "mobilenet_quantized", "float32": "mobilenet_float"}
     golden = folder / names.get(first.dtype, "") / f"cup_{first.shape[1]}.input"
     image = np.fromfile(golden, first.dtype).reshape(first.shape) if golden.is_file() else random_input(first, random)
-    return [image, *(random_input(state, random) for state in states)]
+    return [image, *(random_input(info, random) for info in (*others, *states))]
 
 
 @pytest.mark.parametrize("name", MAX_DIFFERENCE)

@@ -51,6 +51,7 @@ from nnfmq.validation.values import validate_consumers
 
 Array = npt.NDArray[Any]
 ADD = OperationType.ADD
+PREFIX = 9  # of no installed extension, whose rules validation would apply
 REALS = np.array([1, 2], np.float32)
 
 
@@ -81,7 +82,7 @@ def test_MOD_1_a_model_has_these_parts_and_all_that_computes_travels() -> None:
 
 
 def test_MOD_1_names_and_prefixes_of_extensions_are_part_of_a_model() -> None:
-    listed = (ExtensionNameAndPrefix("com.example.one", 1), ExtensionNameAndPrefix("com.example.two", 2))
+    listed = (ExtensionNameAndPrefix("com.example.one", PREFIX), ExtensionNameAndPrefix("com.example.two", 2))
 
     assert validate_model(replace(two_adds(), extensions=listed)) == 3
     rejected(replace(two_adds(), extensions=(*listed, listed[0])), "N-VAL-12")
@@ -147,7 +148,7 @@ def test_MOD_4_each_lifetime_has_its_own_rule_for_the_location(index: int, chang
     rejected(with_operand(two_adds(), index, **changes), rule)
 
 
-EXTENDED = OperandType(extension_code(1, 7))
+EXTENDED = OperandType(extension_code(PREFIX, 7))
 
 
 @pytest.mark.parametrize(
@@ -163,13 +164,13 @@ EXTENDED = OperandType(extension_code(1, 7))
     ],
 )
 def test_MOD_6_extra_parameters_match_the_type(fields: dict[str, Any], rule: str) -> None:
-    model = replace(two_adds(), extensions=(ExtensionNameAndPrefix("com.example.one", 1),))
+    model = replace(two_adds(), extensions=(ExtensionNameAndPrefix("com.example.one", PREFIX),))
 
     rejected(with_operand(model, 3, **fields), rule)
 
 
 def test_MOD_6_bytes_besides_are_an_extension_type_s() -> None:
-    model = replace(two_adds(), extensions=(ExtensionNameAndPrefix("com.example.one", 1),))
+    model = replace(two_adds(), extensions=(ExtensionNameAndPrefix("com.example.one", PREFIX),))
     unread = Operand(EXTENDED, lifetime=INPUT, extension_data=b"x")
     wider = with_main(model, operands=(*model.main.operands, unread), input_indexes=(0, 1, 5))
 
@@ -312,11 +313,11 @@ def test_MOD_16_preparing_and_executing_change_nothing_of_any_operation_s_model(
 @pytest.mark.parametrize("lifetime", [INPUT, LifeTime.NO_VALUE])
 @pytest.mark.parametrize("kind", [OperandType.OEM, OperandType.TENSOR_OEM_BYTE, EXTENDED])
 def test_VAL_5_what_an_owner_checks_is_let_through(kind: OperandType, lifetime: LifeTime) -> None:
-    model = replace(two_adds(), extensions=(ExtensionNameAndPrefix("com.example.one", 1),))
+    model = replace(two_adds(), extensions=(ExtensionNameAndPrefix("com.example.one", PREFIX),))
     operands = (*model.main.operands, Operand(kind, lifetime=lifetime))
     listed = (0, 1, 5) if lifetime is INPUT else (0, 1)
     operation = Operation(
-        OperationType((1 << 16) + 3) if kind is EXTENDED else OperationType.OEM_OPERATION, (5, 3), (4,)
+        OperationType(extension_code(PREFIX, 3)) if kind is EXTENDED else OperationType.OEM_OPERATION, (5, 3), (4,)
     )
     operations = (model.main.operations[0], operation)
 

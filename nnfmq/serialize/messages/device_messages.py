@@ -64,7 +64,8 @@ class DeviceInfo(Data, frozen=True):
         """Return name, type, version, feature level, status and the number of extensions in a short line."""
         kinds = f"{code_name(self.type)}, {code_name(self.status)}"
         parts = [kinds, clipped(repr(self.version)), f"feature level {self.feature_level}"]
-        parts += [f"{len(self.extensions)} extensions"] if self.extensions else []
+        count = len(self.extensions)
+        parts += [f"{count} extension{'s' * (count != 1)}"] if count else []
         return f"{clipped(repr(self.name))}: {', '.join(parts)}"
 
 
