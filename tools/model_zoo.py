@@ -123,7 +123,7 @@ def _cells(result: dict[str, Any]) -> list[str]:
     return [name, result["state"], shown + rival, ratio, reason]
 
 
-_HEADINGS = ("model", "result", "difference (XNNPACK's)", "µs / the peer's", "reason")
+_HEADINGS = ("model", "result", "difference (the peer's)", "µs / the peer's", "reason")
 
 
 def _print(results: Sequence[dict[str, Any]]) -> None:

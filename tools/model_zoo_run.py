@@ -2,7 +2,11 @@
 
 Reads a job as JSON from stdin and prints the result as JSON. The peer of a .tflite file is LiteRT: reference kernels
 for the results, XNNPACK with one thread for the time and as the measure of float differences. That of an .onnx file is
-ONNX Runtime with one thread. The driver's worker may use one CPU.
+ONNX Runtime with one thread: without optimizations for the results, with all of them for the time and as the measure.
+The driver's worker may use one CPU.
+
+nnfmq runs a model in a burst. A model whose shapes or conditions depend on values of inputs runs in a session of
+nnfmq.compat.onnxruntime, which binds such values.
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,22 +78,26 @@ def onnx_runtime(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Peer:
     """Return ONNX Runtime's model; dimensions that neither the file nor `shapes` states are 1."""
     import onnxruntime  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [node.name for node in session.get_inputs()]
+    def session(level: str) -> Any:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    plain, optimized = session("ORT_DISABLE_ALL"), session("ORT_ENABLE_ALL")
+    names = [node.name for node in plain.get_inputs()]
     described = []
-    for position, node in enumerate(session.get_inputs()):
+    for position, node in enumerate(plain.get_inputs()):
         shape = shapes.get(node.name, shapes.get(str(position)))
         if shape is None:
             shape = tuple(size if isinstance(size, int) else 1 for size in node.shape)
         described.append((node.name, shape, _ORT_TYPES[node.type]))
 
-    def run(arrays: Sequence[Array]) -> list[Array]:
-        return list(session.run(None, dict(zip(names, arrays, strict=True))))
+    def runner(session: Any) -> Callable[[Sequence[Array]], list[Array]]:
+        return lambda arrays: list(session.run(None, dict(zip(names, arrays, strict=True))))
 
-    return Peer(described, run, run)
+    return Peer(described, runner(plain), runner(optimized), runner(optimized))
 
 
 _ORT_TYPES = {
@@ -168,26 +176,43 @@ def main() -> int:
 
 
 def _examine(job: Mapping[str, Any], result: dict[str, Any]) -> None:
-    import nnfmq
-
     path, shapes = Path(job["path"]), {name: tuple(shape) for name, shape in job["shapes"].items()}
     peer = (onnx_runtime if path.suffix == ".onnx" else litert)(path, shapes)
     steps = inputs_of(peer, job["values"])
     expected = [peer.run(step) for step in steps]
     result["peer"] = True
+    with _ours(path, peer, job["device"], result) as run:
+        found = [[array.copy() for array in run(step)] for step in steps]
+        result["runs"] = True
+        result |= _compared(found, expected, peer, steps)
+        if job["measure"]:
+            result |= _timed(lambda: run(steps[0]), lambda: peer.timed(steps[0]))
+
+
+@contextmanager
+def _ours(path: Path, peer: Peer, device: str, result: dict[str, Any]) -> Iterator[Callable[[Sequence[Array]], Any]]:
+    """Load the model and yield the function that runs it; its results are valid until the next call."""
+    import nnfmq
+
     bound: dict[str | int, tuple[int, ...]] = {name: shape for name, shape, _ in peer.inputs if shape}
-    loaded = nnfmq.load(path, shapes=bound if path.suffix == ".onnx" else None)
+    try:
+        loaded = nnfmq.load(path, shapes=bound if path.suffix == ".onnx" else None)
+    except nnfmq.UnsupportedModel:
+        if path.suffix != ".onnx":
+            raise
+        from nnfmq.compat.onnxruntime import InferenceSession
+
+        session, names = InferenceSession(path), [name for name, _, _ in peer.inputs]
+        result |= {"loads": True, "values": True}
+        yield lambda arrays: session.run(None, dict(zip(names, arrays, strict=True)))
+        return
     result["loads"] = True
     with nnfmq.connect(embedded=True) as client:
         with suppress(OSError):
             os.sched_setaffinity(client.worker_pid, {max(os.sched_getaffinity(0))})
-        device = client.device(job["device"])
-        with device.prepare(loaded, preference="sustained", timeout=120) as model, model.burst() as burst:
-            found = [list(burst.execute(*step, timeout=60)) for step in steps]
-            result["runs"] = True
-            result |= _compared(found, expected, peer, steps)
-            if job["measure"]:
-                result |= _timed(burst, peer, steps[0])
+        prepared = client.device(device).prepare(loaded, preference="sustained", timeout=120)
+        with prepared as model, model.burst() as burst:
+            yield lambda arrays: burst.execute(*arrays, out=burst.outputs, timeout=60)
 
 
 def _compared(
@@ -204,8 +229,8 @@ def _compared(
     return compared
 
 
-def _timed(burst: Any, peer: Peer, step: Sequence[Array]) -> dict[str, Any]:
-    ours, theirs = times(lambda: burst.execute(*step, out=burst.outputs), lambda: peer.timed(step))
+def _timed(ours_once: Callable[[], object], theirs_once: Callable[[], object]) -> dict[str, Any]:
+    ours, theirs = times(ours_once, theirs_once)
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return {
         "us": statistics.median(ours),
