@@ -75,7 +75,7 @@ def _import(file: TfliteFile, shapes: Shapes, *, keep_results: bool = False) -> 
     convert = Resizing(context, shapes).convert if shapes else partial(convert_operator, context)
     inputs = _all(problems, context.model_input, file.inputs)
     folding = Folding(context)
-    Subgraphs().allow(context)
+    context.subgraphs = Subgraphs()
     for operator in live_operators(file):
         _convert(context, operator, problems, folding.or_convert(convert))
     outputs = _all(problems, context.model_output, file.outputs)

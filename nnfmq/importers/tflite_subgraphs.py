@@ -25,21 +25,30 @@ _DEPTH_MAX = 8
 
 
 class Subgraphs:
-    """The calls of one import so far."""
+    """The calls of one import so far. It refers to no context: a cycle would keep the content of the file."""
 
     def __init__(self) -> None:
         self._calls = 0
+        self._depth = 0
 
-    def allow(self, context: ConversionContext, depth: int = 0) -> None:
-        """Let the operators of `context` call subgraphs."""
-        context.call = partial(self._call, context, depth)
+    def call(self, caller: ConversionContext, index: int, inputs: Sequence[int]) -> Callee:
+        """Import a subgraph to be called with these operands of the caller.
 
-    def _call(self, caller: ConversionContext, depth: int, index: int, inputs: Sequence[int]) -> Callee:
+        Raises:
+            InvalidArgument: If there are too many calls, or the subgraph is not supported; the message has all reasons.
+        """
         self._calls += 1
-        if self._calls > _CALLS_MAX or depth >= _DEPTH_MAX:
+        if self._calls > _CALLS_MAX or self._depth >= _DEPTH_MAX:
             raise InvalidArgument(f"more than {_CALLS_MAX} subgraphs are called, or deeper than {_DEPTH_MAX}")
+        self._depth += 1
+        try:
+            return self._import(caller, index, inputs)
+        finally:
+            self._depth -= 1
+
+    def _import(self, caller: ConversionContext, index: int, inputs: Sequence[int]) -> Callee:
         context = ConversionContext(caller.file.subgraph(index), caller.builder.child())
-        self.allow(context, depth + 1)
+        context.subgraphs = self
         given = self._give(caller, context, inputs)
         problems, folding = Problems(), Folding(context)
         convert = folding.or_convert(partial(convert_operator, context))

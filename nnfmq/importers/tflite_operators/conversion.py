@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -73,8 +73,11 @@ class Callee:
     outputs: tuple[Operand, ...]
 
 
-def _no_subgraphs(index: int, _inputs: Sequence[int]) -> Callee:
-    raise InvalidArgument(f"subgraph {index} cannot be called here")
+class SubgraphCalls(Protocol):
+    """Imports the subgraphs that operators call; see `tflite_subgraphs`."""
+
+    def call(self, caller: ConversionContext, index: int, inputs: Sequence[int]) -> Callee:
+        """Import a subgraph to be called with these operands of the caller."""
 
 
 class ConversionContext:
@@ -90,10 +93,15 @@ class ConversionContext:
         """The resource variables by name; see `variable_ops`."""
         self.handles: dict[int, str] = {}
         """The names of variables by the tensors of their handles."""
-        self.call: Callable[[int, Sequence[int]], Callee] = _no_subgraphs
-        """Import a subgraph to be called with these operands; see `tflite_subgraphs`."""
+        self.subgraphs: SubgraphCalls | None = None
         self.resized_shapes: dict[int, tuple[int, ...]] = {}
         """New shapes of results whose shape the file states for its own inputs; see `tflite_resizing`."""
+
+    def call(self, index: int, inputs: Sequence[int]) -> Callee:
+        """Import a subgraph to be called with these operands. Raises InvalidArgument if it is not supported."""
+        if self.subgraphs is None:
+            raise InvalidArgument(f"subgraph {index} cannot be called here")
+        return self.subgraphs.call(self, index, inputs)
 
     def states(self) -> Mapping[int, State]:
         """Return the states by tensor, in the order in which operators use them."""
