@@ -5,6 +5,7 @@ two and the file says so, one input is shifted to the scale of the output and th
 
     B1 dimensions are equal or 1     Q1, Q2 ranges of real multipliers     Q5 activation code 0 to 3
     C1 one input has the output's scale and the other none larger, if scales are powers of two
+    C2 the scales of REQUANTIZE are positive
 """
 
 from __future__ import annotations
@@ -159,10 +160,11 @@ def plan_requantize(
 
     The scales and zero points are attributes, because operands of INT32 and INT16 do not have all of them.
     """
-    info = np.iinfo(output.dtype)
+    require(min(input_scale, output_scale) > 0, "C2", f"the scales are {input_scale} and {output_scale}")
+    info, real = np.iinfo(output.dtype), input_scale / output_scale
 
     def run(x: Array) -> Array:
-        scaled = rescale(ints(x) - input_zero_point, input_scale / output_scale)
+        scaled = rescale(ints(x) - input_zero_point, real)
         return np.clip(scaled + output_zero_point, info.min, info.max).astype(output.dtype)
 
     return run

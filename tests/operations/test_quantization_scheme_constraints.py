@@ -1,0 +1,98 @@
+"""Every constraint of the extension's operations on 16 bits, on rows to be quantized and on integer cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.small_models import one_operation
+
+from nnfmq.engines import interpreter
+from nnfmq.hal.errors import GeneralFailure
+from nnfmq.hal.tflite_codes import NAME, PREFIX, TfliteOperation, operation_code
+from nnfmq.hal.types import ExtensionNameAndPrefix, Operand, OperandType
+from nnfmq.operations.lstm_cell import TENSOR_COUNT
+from nnfmq.operations.tflite_extension.integer_recurrent import lstm_shape, svdf_shape
+
+F32, I32, Q8S, Q16S = (
+    OperandType.TENSOR_FLOAT32,
+    OperandType.TENSOR_INT32,
+    OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+    OperandType.TENSOR_QUANT16_SYMM,
+)
+
+
+def wide(*shape: int, scale: float = 0.5) -> Operand:
+    return Operand(Q16S, shape, scale)
+
+
+def weights(zero_point: int) -> list[Any]:
+    """Weights (2, 3) and a bias, which follow an input of three elements."""
+    return [(Operand(Q8S, (2, 3), 0.5, zero_point), bytes(6)), (Operand(I32, (2,)), bytes(8)), 0]
+
+
+VIOLATIONS = [
+    ("Q16_ADD", "C1", [wide(4, scale=0.25), wide(4, scale=0.25), 0, True], wide(4)),
+    ("Q16_SUB", "C1", [wide(4, scale=0.5), wide(4, scale=1.0), 0, True], wide(4)),
+    ("Q16_ADD", "B1", [wide(4), wide(3), 0, False], wide(4)),
+    ("Q16_ADD", "Q2", [wide(4), wide(4), 0, False], wide(4, scale=1e-9)),
+    ("Q16_MUL", "Q5", [wide(4), wide(4), 7], wide(4)),
+    ("Q16_FULLY_CONNECTED", "C7", [wide(1, 3), *weights(1)], wide(1, 2)),
+    ("REQUANTIZE", "C2", [wide(4), 0.0, 0, 1.0, 0], wide(4)),
+    ("REQUANTIZE", "C2", [wide(4), 1.0, 0, 0.0, 0], wide(4)),
+    ("DYNAMIC_QUANTIZE", "C1", [Operand(F32, (2, 3)), 4, False], Operand(F32, (2, 3))),
+    ("DYNAMIC_QUANTIZE", "C1", [Operand(F32, (2, 3)), -1, False], Operand(F32, (2, 3))),
+]
+
+
+@pytest.mark.parametrize(("name", "constraint", "arguments", "output"), VIOLATIONS)
+def test_a_violated_constraint_is_named(name: str, constraint: str, arguments: list[Any], output: Operand) -> None:
+    model = one_operation(operation_code(TfliteOperation[name]), arguments, output)
+    declared = replace(model, extensions=(ExtensionNameAndPrefix(NAME, PREFIX),))
+    with pytest.raises(GeneralFailure, match=rf"\({constraint}\)$"):
+        interpreter.prepare(declared)
+
+
+def svdf(**changes: Any) -> Callable[[], Any]:
+    """Return the shape rule of an SVDF of six filters and a memory of four."""
+    shapes = {"input": (2, 5), "features": (6, 5), "times": (6, 4), "bias": (3,), "state": (2, 24), "rank": 2} | changes
+    return lambda: svdf_shape(*list(shapes.values())[:5], rank=shapes["rank"])
+
+
+def lstm(input: tuple[int, ...] = (2, 5), outputs: int = 4, **changes: Any) -> Callable[[], Any]:
+    """Return the shape rule of an LSTM of four cells with peepholes, and a projection if it has other outputs."""
+    cell: list[Any] = [(4, 5)] * 4 + [(4, outputs)] * 4 + [(4,)] * 7 + [None, None]
+    cell[15] = (outputs, 4) if outputs != 4 else None
+    assert len(cell) == TENSOR_COUNT
+    attributes = {"cell_clip": 0.0, "projection_clip": 0.0, "time_major": False} | changes
+    return lambda: lstm_shape(input, *cell, (2, outputs), (2, 4), **attributes)
+
+
+@pytest.mark.parametrize(
+    ("rule", "constraint"),
+    [
+        (svdf(features=(6, 4)), "C11"),
+        (svdf(state=(2, 23)), "C11"),
+        (svdf(bias=(2,)), "C11"),
+        (svdf(input=(5,)), "C11"),
+        (svdf(rank=4), "C12"),
+        (svdf(rank=0), "C12"),
+        (lstm(input=(5,)), "C1"),
+        (lstm(cell_clip=-1.0), "C9"),
+        (lstm(projection_clip=-1.0), "C9"),
+        (lstm(outputs=3), "C10"),
+        (lstm(input=(2, 6)), "C2"),
+    ],
+)
+def test_shapes_that_do_not_fit_name_the_constraint(rule: Callable[[], Any], constraint: str) -> None:
+    with pytest.raises(GeneralFailure, match=rf"\({constraint}\)$"):
+        rule()
+
+
+def test_shapes_that_fit_are_accepted() -> None:
+    assert svdf()() == ((2, 3), (2, 24))
+    assert lstm()() == ((2, 4), (2, 4), (2, 4))
+    assert np.all(np.array(lstm(input=(2, 7, 5))()[0]) == (2, 7, 4))
