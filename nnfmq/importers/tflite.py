@@ -25,6 +25,7 @@ from nnfmq.importers.tflite_operators import ConversionContext, convert_operator
 from nnfmq.importers.tflite_operators.variable_ops import finish_variables
 from nnfmq.importers.tflite_resizing import Resizing
 from nnfmq.importers.tflite_subgraphs import Subgraphs
+from nnfmq.importers.type_check import require_types
 
 __all__ = ["TracedModel", "import_model", "import_traced"]
 
@@ -99,8 +100,10 @@ def _convert(
     convert: Callable[[TfliteOperator], None],
 ) -> None:
     """Add the operations of an operator; or a problem, and operands for its results, which later operators read."""
+    begin = context.builder.operation_count
     try:
         convert(operator)
+        require_types(context.builder, begin)
     except InvalidArgument as error:
         problems.add(str(error), operator.index, operator.name, context.file.types(operator))
         context.assume_written(operator)

@@ -17,6 +17,7 @@ from nnfmq.importers.problems import Problems
 from nnfmq.importers.tflite_folding import Folding
 from nnfmq.importers.tflite_operators import ConversionContext, convert_operator, live_operators
 from nnfmq.importers.tflite_operators.conversion import Callee
+from nnfmq.importers.type_check import require_types
 
 __all__ = ["Subgraphs"]
 
@@ -53,8 +54,10 @@ class Subgraphs:
         problems, folding = Problems(), Folding(context)
         convert = folding.or_convert(partial(convert_operator, context))
         for operator in live_operators(context.file):
+            begin = context.builder.operation_count
             try:
                 convert(operator)
+                require_types(context.builder, begin)
             except InvalidArgument as error:
                 problems.add(str(error), operator.index, operator.name, context.file.types(operator))
                 context.assume_written(operator)

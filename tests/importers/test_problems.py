@@ -89,6 +89,19 @@ def test_inputs_and_outputs_of_unsupported_types_are_listed_once() -> None:
     assert str(error).startswith("1 operator is not supported, 1 other problem:\n")
 
 
+def test_element_types_that_no_device_takes_are_named_at_load() -> None:
+    """TFLite has neither a SQRT of integers nor a maximum of truths."""
+    number, truth = Tensor("n", (2,), "INT32"), Tensor("t", (2,), "BOOL")
+    operators = [Operator("SQRT", (0,), (2,)), Operator("MAXIMUM", (1, 1), (3,)), Operator("ABS", (0,), (4,))]
+    error = problems_of(writer.write([number, truth, number, truth, number], operators, (0, 1), (2, 3, 4)))
+    assert [(p.index, p.operator, p.types) for p in error.problems] == [
+        (0, "SQRT", "INT32 → INT32"),
+        (1, "MAXIMUM", "BOOL, BOOL → BOOL"),
+    ]
+    reason = "no device can take its types: SQRT: argument 0 (input) has type TENSOR_INT32"
+    assert error.problems[0].reason.startswith(reason)
+
+
 def test_an_operator_that_computes_a_shape_of_an_unsupported_tensor_is_listed() -> None:
     size = Tensor("size", (2,), "INT32", ints(1, 4))
     error = problems_of(writer.write([X, size, TEXT], [Operator("RESHAPE", (0, 1), (2,))], (0,), (2,)))
