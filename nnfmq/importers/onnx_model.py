@@ -8,7 +8,7 @@ Operators and tensors that are not supported raise UnsupportedModel, which lists
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.loaded_model import LoadedModel
 from nnfmq.importers.onnx_file import OnnxFile, attribute_values, dtype_of, input_shapes, read, tensor_array
 from nnfmq.importers.onnx_folding import fold
+from nnfmq.importers.onnx_functions import body, called
 from nnfmq.importers.onnx_operators import CONVERTERS
 from nnfmq.importers.onnx_values import Node, Value, operand_type_of
 from nnfmq.importers.problems import Problems
@@ -36,9 +37,8 @@ _WITHOUT_EFFECT = frozenset(
      "storage_order", "value")
 )  # fmt: skip
 """Attributes that inference, or the modes that are supported, do not use; kernels have the shape of the weights."""
-_ONLY_FOLDED = frozenset(
-    ("CastLike", "CumSum", "GatherElements", "GatherND", "Mod", "NonZero", "Range", "ScatterND")
-)  # fmt: skip
+_MAX_DEPTH = 16  # of functions that call each other
+_MAX_CALLS = 10_000
 _SPARE_BYTES = 1 << 26  # for constants that the arithmetic on shapes makes
 
 
@@ -63,12 +63,16 @@ class _Import:
         self._builder = GraphBuilder(4 * (file.size_bytes + constant_bytes) + _SPARE_BYTES)
         self._problems = Problems()
         self._values: dict[str, Value | None] = {}  # None: a result that a problem prevented
+        self._opset = file.opset  # of the function whose nodes are converted
+        self._functions = {(each.domain, each.name): each for each in file.proto.functions}
+        self._calls: list[str] = []  # of functions, those that have ended included
+        self._depth = 0
 
     def run(self) -> LoadedModel:
         """Return the model. Raises UnsupportedModel with all problems."""
         self._values.update({name: Value.of(array) for name, array in self._file.constants.items()})
         inputs = [self._input(info) for info in self._file.inputs]
-        for index, proto in _live_nodes(self._file.graph):
+        for index, proto in _live_nodes(self._file.graph.node, (info.name for info in self._file.graph.output)):
             self._convert(index, proto)
         self._problems.raise_if_any()
         outputs = [self._output(info.name) for info in self._file.graph.output]
@@ -106,20 +110,23 @@ class _Import:
         try:
             if unknown:
                 raise InvalidArgument(f"input {unknown[0][:80]!r} is the result of no earlier node")
-            operator = _qualified_name(proto)
-            if operator not in CONVERTERS and operator != "If" and operator not in _ONLY_FOLDED:
+            if not self._is_known(proto):
                 raise InvalidArgument("is not supported")
             inputs = [self._values[name] if name else None for name in proto.input]
-            if operator == "If":
+            if _qualified_name(proto) == "If":
                 return self._inline(index, self._node(proto, inputs), proto)
             if any(value is None and name for name, value in zip(proto.input, inputs, strict=True)):
                 return self._assume(proto)  # a problem of an earlier node
-            self._add(self._node(proto, inputs), proto)
+            self._add(index, self._node(proto, inputs), proto)
         except InvalidArgument as error:
             self._fail(index, proto, str(error))
         except _MALFORMED as error:
             self._fail(index, proto, f"an attribute or input is malformed ({type(error).__name__}: {error})")
         return None
+
+    def _is_known(self, proto: Any) -> bool:
+        is_local = (proto.domain, proto.op_type) in self._functions
+        return is_local or proto.domain in _DEFAULT_DOMAINS or _qualified_name(proto) in CONVERTERS
 
     def _inline(self, index: int, node: Node, proto: Any) -> None:
         """Convert the nodes of the branch of an If that its condition, a constant, selects; they are in its scope."""
@@ -127,7 +134,7 @@ class _Import:
         branch = node.attributes["then_branch" if condition.reshape(-1)[0] else "else_branch"]
         for tensor in branch.initializer:
             self._values[tensor.name] = Value.of(tensor_array(tensor, self._file.folder))
-        for _, inner in _live_nodes(branch):
+        for _, inner in _live_nodes(branch.node, (info.name for info in branch.output)):
             self._convert(index, inner)
         for name, info in zip(proto.output, branch.output, strict=True):
             self._values[name] = self._values.get(info.name)
@@ -135,16 +142,17 @@ class _Import:
     def _node(self, proto: Any, inputs: list[Value | None]) -> Node:
         attributes = attribute_values(proto, self._file.folder)
         outputs = list(proto.output)
-        return Node(proto.name, _qualified_name(proto), self._file.opset, self._builder, inputs, outputs, attributes)
+        return Node(proto.name, _qualified_name(proto), self._opset, self._builder, inputs, outputs, attributes)
 
-    def _add(self, node: Node, proto: Any) -> None:
-        folded = fold(node, proto)
+    def _add(self, index: int, node: Node, proto: Any) -> None:
+        is_local = (proto.domain, proto.op_type) in self._functions
+        folded = None if is_local else fold(node, proto)
         if folded is not None:
             named = [name for name in proto.output if name]
             self._values.update({name: Value.of(array) for name, array in zip(named, folded, strict=True)})
-            return
-        if node.operator not in CONVERTERS:
-            raise InvalidArgument("is supported only for constants")
+            return None
+        if is_local or node.operator not in CONVERTERS:
+            return self._call(index, node, proto)
         with np.errstate(all="ignore"):  # constants may overflow, as they would at execution
             CONVERTERS[node.operator](node)
         unread = sorted(node.attributes.keys() - node.attributes_read - _WITHOUT_EFFECT)
@@ -155,6 +163,24 @@ class _Import:
                 raise InvalidArgument(f"output {position} is not supported")
             if name:
                 self._values[name] = node.results[position]
+        return None
+
+    def _call(self, index: int, node: Node, proto: Any) -> None:
+        """Convert the nodes of the function that a node calls."""
+        function = body(proto, self._opset, self._functions, [_type_proto(value) for value in node.inputs])
+        if function is None:
+            raise InvalidArgument("is supported only for constants" if _may_fold(proto) else "is not supported")
+        if self._depth == _MAX_DEPTH or len(self._calls) == _MAX_CALLS:
+            raise InvalidArgument(f"functions call each other more than {_MAX_DEPTH} deep, or {_MAX_CALLS} times")
+        self._calls.append(f"{proto.op_type}#{len(self._calls)}/")
+        versions = [entry.version for entry in function.opset_import if entry.domain in _DEFAULT_DOMAINS]
+        outer, self._opset = self._opset, versions[0] if versions else self._opset
+        self._depth += 1
+        try:
+            for _, inner in _live_nodes(called(proto, function, self._calls[-1]), proto.output):
+                self._convert(index, inner)
+        finally:
+            self._opset, self._depth = outer, self._depth - 1
 
     def _fail(self, index: int, proto: Any, reason: str) -> None:
         name = f" ({proto.name[:80]!r})" if proto.name else ""
@@ -196,13 +222,26 @@ def _qualified_name(proto: Any) -> str:
     return name if proto.domain in _DEFAULT_DOMAINS else f"{proto.domain}.{name}"
 
 
-def _live_nodes(graph: Any) -> list[tuple[int, Any]]:
+def _type_proto(value: Value | None) -> Any:
+    """Return the onnx.TypeProto of an input; an empty one if it is omitted."""
+    import onnx
+
+    if value is None:
+        return onnx.TypeProto()
+    return onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+
+
+def _may_fold(proto: Any) -> bool:
+    return proto.op_type in ("CastLike", "CumSum", "GatherElements", "GatherND", "Mod", "NonZero", "Range", "ScatterND")
+
+
+def _live_nodes(nodes: Sequence[Any], outputs: Iterable[str]) -> list[tuple[int, Any]]:
     """Return the nodes on which the outputs of a graph depend, with their indexes, in the graph's order."""
-    wanted, found = {info.name for info in graph.output}, []
-    for index, proto in reversed(list(enumerate(graph.node))):
+    wanted, found = set(outputs) - {""}, []
+    for index, proto in reversed(list(enumerate(nodes))):
         if not wanted.isdisjoint(proto.output):
             found.append((index, proto))
-            wanted.update(_read_names(proto))
+            wanted.update(name for name in _read_names(proto) if name)
     return found[::-1]
 
 

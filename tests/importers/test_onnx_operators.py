@@ -55,6 +55,7 @@ CASES = [
     case("Cast", ints(-1, 0, 5), to=1),
     case("Cast", truths(2, 3), to=1),
     case("Cast", np.float32([0, 1, -0.5]), to=9),
+    case("CastLike", real(2, 3), ints(1)),
     case("Clip", real(2, 3), np.float32(-0.5), np.float32(1.0), constants=(1, 2)),
     case("Clip", real(2, 3), np.float32(0.0), np.float32(6.0), constants=(1, 2)),
     case("Clip", real(2, 3), None, np.float32(1.0)),

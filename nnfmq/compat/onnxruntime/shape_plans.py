@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.compat.shared_client import DriverShare
-from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers import LoadedModel
 from nnfmq.runtime.burst_controller import Burst
 
@@ -174,7 +174,7 @@ class ShapePlans:
     def _import(self, inputs: Sequence[Array], may_bind: bool) -> LoadedModel:
         try:
             return self._import_for(inputs, self._bound)
-        except UnsupportedModel:
+        except InvalidArgument:
             small = small_integers(inputs)
             if self._bound or not may_bind or not small:
                 raise
@@ -191,9 +191,9 @@ class ShapePlans:
 
 
 def small_integers(inputs: Sequence[Array]) -> tuple[int, ...]:
-    """Return the places of the inputs that may be bound by value."""
+    """Return the places of the inputs that may be bound by value: small integers, and arrays without elements."""
     return tuple(
         place
         for place, array in enumerate(inputs)
-        if array.dtype.kind in "iub" and array.ndim <= 1 and array.size <= _MAX_VALUES
+        if not array.size or (array.dtype.kind in "iub" and array.ndim <= 1 and array.size <= _MAX_VALUES)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -217,7 +218,14 @@ def _where(node: Node) -> None:
 def _cast(node: Node) -> None:
     from nnfmq.importers.onnx_file import dtype_of
 
-    dtype = dtype_of(node.attribute("to", 0))
+    _cast_to(node, dtype_of(node.attribute("to", 0)))
+
+
+def _cast_like(node: Node) -> None:
+    _cast_to(node, node.value(1).dtype)
+
+
+def _cast_to(node: Node, dtype: np.dtype[Any]) -> None:
     x, kind = node.operand(0), operand_type_of(dtype)
     source = node.builder[x].type
     if source == kind:
@@ -252,6 +260,7 @@ CONVERTERS: dict[str, Callable[[Node], None]] = {
     **{name: partial(_comparison, operation) for name, operation in _COMPARISONS.items()},
     **{name: partial(_arithmetic, Op[name.upper()]) for name in ("Add", "Sub", "Mul")},
     "Cast": _cast,
+    "CastLike": _cast_like,
     "Ceil": _ceil,
     "Clip": _clip,
     "Div": _div,
