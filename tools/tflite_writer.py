@@ -32,7 +32,10 @@ class Sparsity:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor, constant if it has `data`. `extra` has further scalar fields of the schema, such as IsVariable."""
+    """A tensor, constant if it has `data`. `extra` has further scalar fields of the schema, such as IsVariable.
+
+    `signature` is the shape with -1 for each dimension that is not known.
+    """
 
     name: str
     shape: Sequence[int]
@@ -43,6 +46,7 @@ class Tensor:
     dimension: int = 0
     extra: Mapping[str, int] = field(default_factory=dict)
     sparsity: Sparsity | None = None
+    signature: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,8 @@ def _tensor(builder: Any, tensor: Tensor, buffer: int) -> int:
     }
     if tensor.scales:
         fields["Quantization"] = _quantization(builder, tensor)
+    if tensor.signature:
+        fields["ShapeSignature"] = _vector(builder, tensor.signature, "Int32")
     if tensor.sparsity is not None:
         fields["Sparsity"] = _sparsity(builder, tensor.sparsity)
     return _table(builder, "Tensor", fields | dict(tensor.extra))

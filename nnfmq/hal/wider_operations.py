@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nnfmq.hal.operation_type import OperationType
-from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
+from nnfmq.hal.tflite_codes import TENSOR_COMPLEX64, TfliteOperation, operation_code
 from nnfmq.hal.types import Operand, OperandType
 
 __all__ = ["WIDER_OPERATIONS", "WiderOperation", "widened"]
@@ -35,6 +35,7 @@ class WiderOperation:
 
 _REST = frozenset((_INT32, _BOOL8))  # besides floats and 8-bit values
 _FEW = frozenset((_BOOL8,))
+_COMPLEX = frozenset((TENSOR_COMPLEX64,))
 _ARITHMETIC = WiderOperation()
 _MOVED = WiderOperation(_REST)
 
@@ -44,9 +45,9 @@ WIDER_OPERATIONS: dict[OperationType, WiderOperation] = {
     OperationType.MUL: _ARITHMETIC,
     OperationType.DIV: _ARITHMETIC,
     OperationType.POW: WiderOperation(frozenset((_INT32,)), is_limited=False),
-    OperationType.RESHAPE: WiderOperation(_FEW),
-    OperationType.SQUEEZE: _MOVED,
-    OperationType.EXPAND_DIMS: WiderOperation(_FEW),
+    OperationType.RESHAPE: WiderOperation(_FEW | _COMPLEX),
+    OperationType.SQUEEZE: WiderOperation(_REST | _COMPLEX),
+    OperationType.EXPAND_DIMS: WiderOperation(_FEW | _COMPLEX),
     OperationType.CONCATENATION: _MOVED,
     OperationType.PACK: WiderOperation(_FEW, position=1),
     OperationType.SLICE: WiderOperation(_FEW, is_limited=False),

@@ -10,10 +10,11 @@ subgraph is imported, with those that it calls. External buffers are not support
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 from nnfmq.importers.file_format import ModelSource, Shapes
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.loaded_model import LoadedModel
@@ -22,6 +23,7 @@ from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator, read
 from nnfmq.importers.tflite_folding import Folding
 from nnfmq.importers.tflite_metadata import read_metadata
 from nnfmq.importers.tflite_operators import ConversionContext, convert_operator, live_operators
+from nnfmq.importers.tflite_operators.pruning import has_unknown_sizes
 from nnfmq.importers.tflite_operators.variable_ops import finish_variables
 from nnfmq.importers.tflite_resizing import Resizing
 from nnfmq.importers.tflite_subgraphs import Subgraphs
@@ -54,8 +56,7 @@ def import_model(source: ModelSource) -> LoadedModel:
     Raises:
         InvalidArgument: If the file is corrupt or uses an unsupported feature.
     """
-    file = read(source.data)
-    loaded, _, _ = _import(file, source.shapes)
+    file, (loaded, _, _) = _import_file(source)
     return replace(loaded, metadata=read_metadata(file, source.data))
 
 
@@ -64,20 +65,42 @@ def import_traced(source: ModelSource, *, keep_results: bool = False) -> TracedM
 
     With `keep_results` all results of operators on which the model's outputs depend are outputs, too.
     """
-    file = read(source.data)
-    loaded, context, results = _import(file, source.shapes, keep_results=keep_results)
+    file, (loaded, context, results) = _import_file(source, keep_results=keep_results)
     places = {tensor: len(file.outputs) + place for place, tensor in enumerate(results)}
     return TracedModel(loaded, context.known_shapes(), places, tuple(context.states()))
 
 
-def _import(file: TfliteFile, shapes: Shapes, *, keep_results: bool = False) -> _Imported:
+def _import_file(source: ModelSource, *, keep_results: bool = False) -> tuple[TfliteFile, _Imported]:
+    """Import a file with the shapes that it states, or with those that follow from the inputs; in turn if one fails.
+
+    The converter of TFLite states 1 for a dimension that it does not know, even if it follows from the inputs' shapes.
+    Then the operators that compute sizes are needed; otherwise they are left out, because they may not be supported.
+    """
+    file = read(source.data)
+    with_sizes = has_unknown_sizes(file)
+    try:
+        return file, _import_once(file, source.shapes, keep_results, with_sizes)
+    except UnsupportedModel:
+        file = read(source.data)
+        with suppress(InvalidArgument):
+            return file, _import_once(file, source.shapes, keep_results, not with_sizes)
+        raise
+
+
+def _import_once(file: TfliteFile, shapes: Shapes, keep_results: bool, with_sizes: bool) -> _Imported:
+    if with_sizes and not shapes:
+        shapes = {place: file.tensor(index).shape for place, index in enumerate(file.inputs)}
+    return _import(file, shapes, keep_results=keep_results, with_sizes=with_sizes)
+
+
+def _import(file: TfliteFile, shapes: Shapes, *, keep_results: bool = False, with_sizes: bool = False) -> _Imported:
     builder, problems = GraphBuilder(max_constant_bytes=file.constant_bytes_max), Problems()
     context = ConversionContext(file, builder)
     convert = Resizing(context, shapes).convert if shapes else partial(convert_operator, context)
     inputs = _all(problems, context.model_input, file.inputs)
     folding = Folding(context)
     context.subgraphs = Subgraphs()
-    for operator in live_operators(file):
+    for operator in live_operators(file, with_sizes=with_sizes):
         _convert(context, operator, problems, folding.or_convert(convert))
     outputs = _all(problems, context.model_output, file.outputs)
     problems.raise_if_any()

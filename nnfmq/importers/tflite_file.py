@@ -206,6 +206,8 @@ class TfliteFile:
 
     def signature(self, index: int) -> tuple[int, ...]:
         """Return the shape of a tensor with -1 for each dimension that may change; () if the file does not state it."""
+        if not 0 <= index < self._subgraph.TensorsLength():
+            return ()
         raw = self._subgraph.Tensors(index)
         return self._ints(raw.ShapeSignatureLength(), raw.ShapeSignatureAsNumpy)
 

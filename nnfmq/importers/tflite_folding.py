@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
+from nnfmq.hal.types import OperandType
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.tflite_file import TfliteOperator
 from nnfmq.importers.tflite_operators import ConversionContext, convert_operator
@@ -56,7 +57,26 @@ class Folding:
             return self._fold_shape(operator)
         if operator.name not in _FOLDED or not self._is_constant(operator):
             return False
-        return self._evaluate(operator)
+        return self._fold_split(operator) or self._evaluate(operator)
+
+    def _fold_split(self, operator: TfliteOperator) -> bool:
+        """Cut a vector with SPLIT_V, which the HAL cannot do if a part has no elements."""
+        if operator.name != "SPLIT_V":
+            return False
+        x, sizes, _ = (self._file.tensor(index) for index in operator.inputs)
+        if len(x.shape) != 1 or x.type != OperandType.TENSOR_INT32 or sizes.type != x.type:
+            return False
+        values, counts = (np.frombuffer(tensor.data or b"", "<i4") for tensor in (x, sizes))
+        free = np.flatnonzero(counts < 0)
+        if len(counts) != len(operator.outputs) or len(free) > 1:
+            return False
+        counts = np.where(counts < 0, len(values) - counts[counts >= 0].sum(), counts)
+        if (counts < 0).any() or counts.sum() != len(values):
+            return False
+        for index, part in zip(operator.outputs, np.split(values, np.cumsum(counts)[:-1]), strict=True):
+            if part.size:
+                self._file.set_value(index, part.tobytes(), part.shape)
+        return True
 
     def _fold_shape(self, operator: TfliteOperator) -> bool:
         x = self._file.tensor(operator.inputs[0])
@@ -79,6 +99,8 @@ class Folding:
 
     def _is_constant(self, operator: TfliteOperator) -> bool:
         tensors = [self._file.tensor(index) for index in operator.inputs if index >= 0]
+        if operator.name == "RESHAPE" and len(tensors) == 2 and tensors[1].shape == (0,):
+            del tensors[1]  # the shape of a scalar
         return bool(tensors) and all(tensor.data is not None for tensor in tensors)
 
     def _evaluate(self, operator: TfliteOperator) -> bool:
@@ -90,6 +112,9 @@ class Folding:
             return False
         alone = ConversionContext(self._file, GraphBuilder(max_constant_bytes=4 * read + _SPARE_BYTES))
         convert_operator(alone, operator)
+        for operation in alone.builder.operations:  # the shapes in the file may be those of other sizes
+            for index in operation.outputs:
+                alone.builder.set_dimensions(index, ())
         try:
             values = evaluate(
                 alone.builder, [alone.value(index) for index in operator.outputs], self._bytes_left - read

@@ -129,3 +129,54 @@ def test_folding_does_not_make_more_than_the_file_allows() -> None:
     loaded = load(writer.write(tensors, operators, (0,), (4,)))
     assert [operation.type.name for operation in loaded.model.main.operations] == ["FILL", "ADD"]
     assert len(loaded.model.operand_values) < 1000
+
+
+def test_sizes_that_follow_from_the_inputs_replace_those_in_the_file() -> None:
+    """The model cuts x to a multiple of 3 columns, which become rows of 3.
+
+    The sizes are computed from the shape of x, which is split with an empty part, as TFLite's converter does. The file
+    states 1 for the dimensions that it does not know.
+    """
+    tensors = [
+        Tensor("x", (2, 7)), Tensor("shape", (2,), "INT32"), Tensor("sizes", (3,), "INT32", ints(1, -1, 0)),
+        Tensor("axis", (), "INT32", ints(0)), Tensor("rows", (1,), "INT32"), Tensor("columns", (1,), "INT32"),
+        Tensor("none", (0,), "INT32"), Tensor("scalar", (0,), "INT32"), Tensor("n", (), "INT32"),
+        Tensor("three", (), "INT32", ints(3)), Tensor("count", (), "INT32"), Tensor("pair", (2,), "INT32"),
+        Tensor("used", (), "INT32"), Tensor("one", (1,), "INT32", ints(1)), Tensor("vector", (1,), "INT32"),
+        Tensor("end", (2,), "INT32"), Tensor("target", (3,), "INT32"), Tensor("begin", (2,), "INT32", ints(0, 0)),
+        Tensor("strides", (2,), "INT32", ints(1, 1)),
+        Tensor("cut", (1, 1), signature=(-1, -1)), Tensor("y", (1, 1, 1), signature=(-1, -1, 3)),
+    ]  # fmt: skip
+    operators = [
+        Operator("SHAPE", (0,), (1,), "ShapeOptions", {"OutType": 2}),
+        Operator("SPLIT_V", (1, 2, 3), (4, 5, 6), "SplitVOptions", {"NumSplits": 3}),
+        Operator("RESHAPE", (5, 7), (8,)),
+        Operator("FLOOR_DIV", (8, 9), (10,)),
+        Operator("PACK", (10, 9), (11,), "PackOptions", {"ValuesCount": 2}),
+        Operator("MUL", (10, 9), (12,), "MulOptions"),
+        Operator("RESHAPE", (12, 13), (14,)),
+        Operator("CONCATENATION", (4, 14), (15,), "ConcatenationOptions"),
+        Operator("CONCATENATION", (4, 11), (16,), "ConcatenationOptions"),
+        Operator("STRIDED_SLICE", (0, 17, 15, 18), (19,), "StridedSliceOptions"),
+        Operator("RESHAPE", (19, 16), (20,)),
+    ]
+    agrees(tensors, operators, [20], np.arange(14, dtype=np.float32).reshape(2, 7))
+
+
+def test_the_condition_of_a_selection_may_be_smaller_than_its_result() -> None:
+    tensors = [Tensor("c", (2, 1), "BOOL"), Tensor("x", (2, 3)), Tensor("y", (3,)), Tensor("z", (2, 3))]
+    truths, x, y = np.array([[1], [0]], np.uint8), np.ones((2, 3), np.float32), np.arange(3, dtype=np.float32)
+    agrees(tensors, [Operator("SELECT_V2", (0, 1, 2), (3,))], [3], truths, x, y)
+
+
+def test_the_real_parts_of_a_spectrum_are_what_a_CAST_leaves() -> None:
+    lengths, spectrum = Tensor("n", (2,), "INT32", ints(1, 8)), Tensor("s", (1, 1, 5), "COMPLEX64")
+    tensors = [Tensor("x", (1, 1, 8)), lengths, spectrum, Tensor("t", (5,), "COMPLEX64"), Tensor("y", (5,))]
+    operators = [
+        Operator("RFFT2D", (0, 1), (2,), "Rfft2dOptions"),
+        Operator("SQUEEZE", (2,), (3,), "SqueezeOptions"),
+        Operator("CAST", (3,), (4,)),
+    ]
+    content = writer.write(tensors, operators, (0,), (4,))
+    x = np.random.default_rng(3).uniform(-1, 1, (1, 1, 8)).astype(np.float32)
+    np.testing.assert_allclose(outputs_of(load(content), x)[0], Theirs(content)([x])[0], atol=1e-5)

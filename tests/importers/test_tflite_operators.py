@@ -306,7 +306,7 @@ REJECTED: list[tuple[str, bytes, str]] = [
     ("more begins than dimensions", strided({}, 3), r"begin, end and strides of 3, 3 and 3 for rank 2"),
     ("batch dimensions", single("GATHER", [VECTOR, Tensor("i", (1,), "INT32", ints(0)), VECTOR], "GatherOptions",
         {"BatchDims": 1}), r"1 batch dimensions before axis 0"),
-    ("a condition of another shape", single("SELECT_V2", [Tensor("c", (2,), "BOOL"), FW, FW, Tensor("y", (2, 2))]),
+    ("a condition of another shape", single("SELECT", [Tensor("c", (2,), "BOOL"), FW, FW, Tensor("y", (2, 2))]),
         r"NNAPI's SELECT has one shape"),
     ("a repetition that does not fit", single("BROADCAST_TO", [VECTOR, Tensor("s", (2,), "INT32", ints(3, 3)),
         Tensor("y", (3, 3))]), r"of shape \[1, 2\] cannot be repeated to \[3, 3\]"),

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
-from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
+from nnfmq.hal.tflite_codes import TENSOR_COMPLEX64, TfliteOperation, operation_code
 from nnfmq.hal.types import LifeTime, Operand, OperandType
 from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
 from nnfmq.importers.tflite_operators.conversion import (
@@ -180,14 +180,12 @@ def _local_response_normalization(context: ConversionContext, operator: TfliteOp
 
 
 def _select(context: ConversionContext, operator: TfliteOperator) -> None:
-    condition, *choices = operator.inputs
     y = context.file.tensor(operator.outputs[0])
-    if y.shape and context.file.tensor(condition).shape != y.shape:
-        raise InvalidArgument(
-            f"{context.file.tensor(condition)} has another shape than {y}: NNAPI's SELECT has one shape"
-        )
-    values = [broadcast(context, index, y.shape) if y.shape else context.value(index) for index in choices]
-    context.emit(OperationType.SELECT, operator, context.value(condition), *values)
+    condition = context.file.tensor(operator.inputs[0])
+    if operator.name == "SELECT" and y.shape and condition.shape != y.shape:
+        raise InvalidArgument(f"{condition} has another shape than {y}: NNAPI's SELECT has one shape")
+    values = [broadcast(context, index, y.shape) if y.shape else context.value(index) for index in operator.inputs]
+    context.emit(OperationType.SELECT, operator, *values)
 
 
 def _quantize(context: ConversionContext, operator: TfliteOperator) -> None:
@@ -220,9 +218,17 @@ def _dequantize(context: ConversionContext, operator: TfliteOperator) -> None:
     return context.emit(OperationType.CAST if widens else OperationType.DEQUANTIZE, operator, context.value(x.index))
 
 
+def _cast(context: ConversionContext, operator: TfliteOperator) -> None:
+    """Convert to CAST; the real parts of complex numbers are what is left of them."""
+    x = context.file.tensor(operator.inputs[0])
+    if x.type != TENSOR_COMPLEX64:
+        return context.emit(OperationType.CAST, operator, context.value(x.index))
+    return context.emit(operation_code(TfliteOperation.REAL), operator, context.value(x.index))
+
+
 _ONE, _TWO, _THREE = range(1, 2), range(2, 3), range(3, 4)
 _MANY = range(2, 1 << 16)
-_UNARY = ("CAST", "HARD_SWISH", "LOGICAL_NOT", "LOGISTIC", "RSQRT", "TANH")
+_UNARY = ("HARD_SWISH", "LOGICAL_NOT", "LOGISTIC", "RSQRT", "TANH")
 _UNARY_OF_REALS = ("ABS", "EXP", "FLOOR", "LOG", "NEG", "SIN", "SQRT")
 _BINARY = (
     "EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "LOGICAL_AND", "LOGICAL_OR", "MAXIMUM", "MINIMUM",
@@ -238,6 +244,7 @@ CONVERTERS: dict[str, OpConverter] = {
         for name in ("ADD", "MUL", "SUB")
     },
     "ADD_N": OpConverter(_MANY, _add_n),
+    "CAST": OpConverter(_ONE, _cast),
     "CEIL": OpConverter(_ONE, _ceil),
     "DEQUANTIZE": OpConverter(_ONE, _dequantize),
     "DIV": OpConverter(_TWO, _div, "DivOptions"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator
 
-__all__ = ["SIZES", "live_operators"]
+__all__ = ["SIZES", "has_unknown_sizes", "live_operators"]
 
 SIZES = {
     "BROADCAST_TO": 1,
@@ -24,13 +24,27 @@ SIZES = {
 _WITH_EFFECT = frozenset(("ASSIGN_VARIABLE", "CALL_ONCE"))
 
 
-def live_operators(file: TfliteFile) -> list[TfliteOperator]:
-    """Return the operators on which the outputs and the variables depend, in the file's order."""
+def has_unknown_sizes(file: TfliteFile) -> bool:
+    """Return whether results have dimensions that the file does not know, besides the batch, although inputs have not.
+
+    Such a dimension follows from the inputs' shapes, and the file states 1 for it.
+    """
+    if any(-1 in file.signature(index)[1:] for index in file.inputs):
+        return False
+    results = (index for operator in file.operators() for index in operator.outputs)
+    return any(-1 in file.signature(index)[1:] for index in results)
+
+
+def live_operators(file: TfliteFile, *, with_sizes: bool = False) -> list[TfliteOperator]:
+    """Return the operators on which the outputs and the variables depend, in the file's order.
+
+    Without `with_sizes` they do not depend on the inputs that only determine a shape, if the file states that shape.
+    """
     wanted, found = set(file.outputs), []
     for operator in reversed(list(file.operators())):
         if operator.name in _WITH_EFFECT or not wanted.isdisjoint(operator.outputs):
             found.append(operator)
-            wanted.update(_read(file, operator))
+            wanted.update(operator.inputs if with_sizes else _read(file, operator))
     return found[::-1]
 
 

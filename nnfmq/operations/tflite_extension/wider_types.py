@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.hal.tflite_codes import TfliteOperation
+from nnfmq.hal.tflite_codes import TENSOR_COMPLEX64, TfliteOperation
 from nnfmq.hal.types import OperandType, OperationType
 from nnfmq.operations import (
     binary_arithmetic,
@@ -158,9 +158,9 @@ _REST, _FEW = (I32, B8), (B8,)
 DECLARATIONS = (
     *(_wider(name, shape=broadcast_shapes) for name in ("ADD", "SUB", "MUL", "DIV")),
     _wider("POW", (I32,), stateless(integer_power)),
-    _wider("RESHAPE", _FEW, shape=reshape_concat.reshaped),
-    _wider("SQUEEZE", _REST, shape=reshape_concat.squeezed),
-    _wider("EXPAND_DIMS", _FEW),
+    _wider("RESHAPE", (*_FEW, TENSOR_COMPLEX64), shape=reshape_concat.reshaped),
+    _wider("SQUEEZE", (*_REST, TENSOR_COMPLEX64), shape=reshape_concat.squeezed),
+    _wider("EXPAND_DIMS", (*_FEW, TENSOR_COMPLEX64)),
     _wider("CONCATENATION", _REST, shape=reshape_concat.concatenated),
     _wider("PACK", _FEW),
     _wider("SLICE", _FEW),
