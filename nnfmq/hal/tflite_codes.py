@@ -146,6 +146,9 @@ class TfliteOperation(IntEnum):
     # 128 to 159: recurrent operators
 
     # 160 to 199: operators of ONNX
+    GATHER_ELEMENTS = 160
+    SCATTER_ELEMENTS = 161
+    SCATTER_ND_UPDATE = 162
 
     # 200 to 255: operations of the HAL for more types and ranks, which `wider_operations` selects
     ADD = 200

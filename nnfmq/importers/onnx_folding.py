@@ -19,26 +19,13 @@ __all__ = ["fold"]
 Array: TypeAlias = npt.NDArray[Any]
 _MAX_ELEMENTS = 1 << 24
 _FOLDED = frozenset(
-    (
-        *("Abs", "Add", "And", "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape"),
-        *("CumSum", "Div", "Equal", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Greater"),
-        *("GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "NonZero", "Not"),
-        *(
-            "Or",
-            "Pow",
-            "Range",
-            "ReduceMax",
-            "ReduceMin",
-            "ReduceProd",
-            "ReduceSum",
-            "Reshape",
-            "ScatterND",
-            "Size",
-            "Slice",
-        ),
-        *("Split", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where", "Xor"),
-    )
-)
+    ("Abs", "Add", "And", "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape", "CumSum",
+     "Div", "Equal", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual",
+     "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "NonZero", "Not", "OneHot", "Or", "Pow",
+     "Range", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "ScatterElements", "ScatterND", "Sign",
+     "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze",
+     "Where", "Xor")
+)  # fmt: skip
 
 
 def fold(node: Node, proto: Any) -> list[Array] | None:
@@ -63,6 +50,8 @@ def _elements(node: Node) -> int:
         return math.prod(int(extent) for extent in node.constant(0, "shape").reshape(-1))
     if node.operator == "Concat":
         return sum(sizes)
+    if node.operator == "OneHot":
+        return sizes[0] * max(int(node.constant(1, "depth").reshape(-1)[0]), 1)
     if node.operator in ("Expand", "Tile"):
         return sizes[0] * math.prod(max(int(extent), 1) for extent in node.constant(1, "shape").reshape(-1))
     if node.operator == "Range":

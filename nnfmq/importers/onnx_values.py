@@ -1,7 +1,8 @@
 """Values of an ONNX graph and the conversion of one node: what the modules of `onnx_operators` work with.
 
 A Value is a constant, or the result of HAL operations. Every shape is known. A tensor of rank 0 has an operand of
-shape (1,): the HAL has no tensors of rank 0. int64 becomes INT32; a constant that does not fit is rejected.
+shape (1,): the HAL has no tensors of rank 0. int64 becomes INT32, float64 FLOAT32; a constant that does not fit is
+rejected.
 """
 
 from __future__ import annotations
@@ -26,11 +27,17 @@ Shape: TypeAlias = tuple[int, ...]
 _OPERAND_TYPES = {
     "float32": OperandType.TENSOR_FLOAT32,
     "float16": OperandType.TENSOR_FLOAT16,
+    "float64": OperandType.TENSOR_FLOAT32,
     "int32": OperandType.TENSOR_INT32,
     "int64": OperandType.TENSOR_INT32,
     "bool": OperandType.TENSOR_BOOL8,
 }
-_STORED = {OperandType.TENSOR_INT32: np.int32, OperandType.TENSOR_BOOL8: np.uint8}
+_WIDE = ("float64", "int64")
+_STORED = {
+    OperandType.TENSOR_BOOL8: np.uint8,
+    OperandType.TENSOR_FLOAT32: np.float32,
+    OperandType.TENSOR_INT32: np.int32,
+}
 
 
 def operand_type_of(dtype: np.dtype[Any]) -> OperandType:
@@ -128,9 +135,10 @@ class Node:
     def add_constant(self, array: Array) -> int:
         """Add a constant tensor. Raises InvalidArgument if the HAL has no such type, or a value does not fit it."""
         kind = operand_type_of(array.dtype)
-        stored = np.ascontiguousarray(array, _STORED.get(kind))
-        if kind == OperandType.TENSOR_INT32 and not np.array_equal(stored.reshape(array.shape), array):
-            raise InvalidArgument("a constant of int64 does not fit int32")
+        with np.errstate(over="ignore"):
+            stored = np.ascontiguousarray(array, _STORED.get(kind))
+        if array.dtype.name in _WIDE and not _fits(stored.reshape(array.shape), array):
+            raise InvalidArgument(f"a constant of {array.dtype.name} does not fit {stored.dtype.name}")
         if not array.size:
             raise InvalidArgument(f"a constant of shape {array.shape} has no elements")
         self.builder.reserve(stored.nbytes)
@@ -202,6 +210,13 @@ class Node:
 
     def filled(self, kind: OperandType, number: float) -> int:
         """Return a constant tensor of shape (1,)."""
-        names = {operand_type: name for name, operand_type in _OPERAND_TYPES.items() if name != "int64"}
+        names = {operand_type: name for name, operand_type in _OPERAND_TYPES.items() if name not in _WIDE}
         with np.errstate(over="ignore"):
             return self.add_constant(np.asarray([number]).astype(names[kind]))
+
+
+def _fits(stored: Array, array: Array) -> bool:
+    """Return whether a smaller type has the same integers, or as many infinite numbers."""
+    if array.dtype.kind == "f":
+        return np.array_equal(np.isinf(stored), np.isinf(array))
+    return np.array_equal(stored, array)

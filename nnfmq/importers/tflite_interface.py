@@ -1,7 +1,7 @@
 """What a TFLite file says of its tensors, operators and signatures, in all its subgraphs and before any conversion.
 
-`tflite_file` has what the conversion needs; this is what a program that inspects a file sees. Nothing is judged here:
-a tensor may have a type that is not supported. The file is verified first, and reading it is bounded by its size.
+`tflite_file` has what the conversion needs; this is what a program that inspects a file sees. A tensor may have a type
+that is not supported. The file is verified first, and reading it is bounded by its size.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from nnfmq.hal.types import LifeTime
 from nnfmq.importers.problems import Problems
 from nnfmq.importers.tflite_folding import Folding
 from nnfmq.importers.tflite_operators import ConversionContext, convert_operator, live_operators
-from nnfmq.importers.tflite_operators.conversion import Callee
+from nnfmq.importers.tflite_operators.conversion import CalledSubgraph
 from nnfmq.importers.type_check import require_types
 
 __all__ = ["Subgraphs"]
@@ -32,7 +32,7 @@ class Subgraphs:
         self._calls = 0
         self._depth = 0
 
-    def call(self, caller: ConversionContext, index: int, inputs: Sequence[int]) -> Callee:
+    def call(self, caller: ConversionContext, index: int, inputs: Sequence[int]) -> CalledSubgraph:
         """Import a subgraph to be called with these operands of the caller.
 
         Raises:
@@ -47,7 +47,7 @@ class Subgraphs:
         finally:
             self._depth -= 1
 
-    def _import(self, caller: ConversionContext, index: int, inputs: Sequence[int]) -> Callee:
+    def _import(self, caller: ConversionContext, index: int, inputs: Sequence[int]) -> CalledSubgraph:
         context = ConversionContext(caller.file.subgraph(index), caller.builder.child())
         context.subgraphs = self
         given = self._give(caller, context, inputs)
@@ -69,7 +69,7 @@ class Subgraphs:
         if context.states() or context.variables:
             raise InvalidArgument(f"subgraph {index} has states or variables: that is not supported")
         number = context.builder.refer(given, outputs)
-        return Callee(number, tuple(context.builder[output] for output in outputs))
+        return CalledSubgraph(number, tuple(context.builder[output] for output in outputs))
 
     def _give(self, caller: ConversionContext, context: ConversionContext, inputs: Sequence[int]) -> list[int]:
         """Return operands of the subgraph's inputs, of the types and shapes of the caller's."""

@@ -173,3 +173,32 @@ def test_another_scale_than_that_of_the_tensor_is_refused() -> None:
 
 def test_every_operator_of_the_table_is_tested() -> None:
     assert {*OPERATORS, "MatMulInteger", "ConvInteger", "DynamicQuantizeLinear"} == set(CONVERTERS)
+
+
+def lstm(operator: str, weights: dict[str, Any], names: list[str], domain: str = "") -> tuple[bytes, dict[str, Any]]:
+    """Return a model of one LSTM of hidden size 4, over x (5, 2, 3), and its input."""
+    fed = {"x": RNG.uniform(-1, 1, (5, 2, 3)).astype(np.float32)}
+    nodes = [node(operator, ["x", *names], ["y"], domain=domain, hidden_size=4)]
+    model = onnx.load_model_from_string(file_of(nodes, fed, ["y"], weights))
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    return model.SerializeToString(), fed
+
+
+@pytest.mark.parametrize("per_gate", [False, True])
+def test_an_lstm_with_quantized_weights_computes_with_their_values(per_gate: bool) -> None:
+    """ONNX Runtime also rounds the input and the states to 8 bits, at each step."""
+    count = 16 if per_gate else 1
+    w, r = (RNG.integers(-128, 128, (1, size, 16)).astype(np.int8) for size in (3, 4))
+    scales = {
+        name: RNG.uniform(0.002, 0.004, (1, count)[-1 if not per_gate else 0 :]).astype(np.float32) for name in "ab"
+    }
+    zeros = {name: np.zeros(scales["a"].shape, np.int8) for name in "cd"}
+    names = ["w", "r", "", "", "", "", "", "a", "c", "b", "d"]
+    quantized, fed = lstm("DynamicQuantizeLSTM", {"w": w, "r": r, **scales, **zeros}, names, "com.microsoft")
+    real = {"w": w * scales["a"][..., None, :], "r": r * scales["b"][..., None, :]}
+    plain, _ = lstm(
+        "LSTM", {name: values.transpose(0, 2, 1).astype(np.float32) for name, values in real.items()}, ["w", "r"]
+    )
+    found = results(quantized, fed)
+    assert_close(found, expected(plain, fed))
+    np.testing.assert_allclose(found[0], expected(quantized, fed)[0], atol=0.01)

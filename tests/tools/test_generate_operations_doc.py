@@ -18,10 +18,10 @@ VIOLATED = sorted(
         )
     )
 )
+BY_NAME = {declaration.name: declaration for declaration in HAL_DECLARATIONS.values()}  # extensions have no pages
 EVERYWHERE = {*tool.EVERYWHERE, *(f"S{n}" for n in range(1, 6))}  # said once, at the page's head
 FAMILIES = tool.families()
 FAMILY_OF = {declaration.name: family for family, members in FAMILIES.items() for declaration in members}
-BY_NAME = {declaration.name: declaration for declaration in HAL_DECLARATIONS.values()}
 
 
 def test_the_pages_are_current() -> None:
@@ -44,7 +44,9 @@ def test_every_link_leads_to_a_target() -> None:
     assert set(re.findall(r"\]\((?:\w+\.md)?#([\w-]+)\)", text)) <= targets
 
 
-@pytest.mark.parametrize(("name", "id"), [pair for pair in VIOLATED if pair[1] not in EVERYWHERE])
+@pytest.mark.parametrize(
+    ("name", "id"), [pair for pair in VIOLATED if pair[0] in BY_NAME and pair[1] not in EVERYWHERE]
+)
 def test_a_constraint_that_a_test_violates_is_listed(name: str, id: str) -> None:
     assert id in tool.constraints(FAMILY_OF[name], BY_NAME[name])
 

@@ -65,7 +65,7 @@ class ShapePlan:
         self._forms = forms
         self._kept = tuple(kept)  # places of the inputs that are not bound by value
         dtypes = [(place, np.dtype(info.dtype)) for place, info in enumerate(loaded.inputs)]
-        self._integers = [(place, dtype) for place, dtype in dtypes if dtype.kind in "iu"]
+        self._numbers = [(place, dtype) for place, dtype in dtypes if dtype.kind in "iuf"]
         self._free: deque[Burst] = deque()
         self.is_retired = False
 
@@ -78,7 +78,7 @@ class ShapePlan:
         """
         if len(inputs) != len(self._kept):
             inputs = [inputs[place] for place in self._kept]
-        for place, dtype in self._integers:
+        for place, dtype in self._numbers:
             if inputs[place].dtype != dtype:
                 inputs[place] = _narrowed(inputs[place], dtype)
         burst = self._take()
@@ -112,7 +112,10 @@ class ShapePlan:
 
 
 def _narrowed(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the integers of `array` in another type. Raises InvalidArgument if one of them exceeds it."""
+    """Return the numbers of `array` in another type. Raises InvalidArgument if an integer exceeds it."""
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            return array.astype(dtype)
     limits = np.iinfo(dtype)
     if array.size and (array.min() < limits.min or array.max() > limits.max):
         raise InvalidArgument(

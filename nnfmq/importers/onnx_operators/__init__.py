@@ -18,6 +18,8 @@ Converter: TypeAlias = Callable[[Node], None]
 
 _MODULES = (
     "convolution",
+    "einsum",
+    "elements",
     "elementwise",
     "indexing",
     "movement",
@@ -25,9 +27,11 @@ _MODULES = (
     "products",
     "quantization",
     "quantized",
+    "reals",
     "recurrent",
     "reduction",
     "resizing",
+    "unrolled",
 )
 
 CONVERTERS: dict[str, Converter] = {

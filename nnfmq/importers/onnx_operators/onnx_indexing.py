@@ -9,7 +9,8 @@ import numpy as np
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import OperandType
-from nnfmq.importers.onnx_operators.onnx_movement import axis_of, transposed
+from nnfmq.importers.onnx_operators.onnx_elements import from_the_start
+from nnfmq.importers.onnx_operators.onnx_movement import axis_of, reversed_along, transposed
 from nnfmq.importers.onnx_values import Node, Value
 
 __all__ = ["CONVERTERS"]
@@ -24,20 +25,11 @@ def _gather(node: Node) -> None:
     axis = axis_of(node.attribute("axis", 0), len(shape))
     if value.array is not None and value.dtype in (np.int8, np.uint8):  # a quantized table, of which the scale follows
         value = Value.of(value.array.astype(np.float32))
-    found = node.emit(Op.GATHER, [node.operand(value), node.builder.int32(axis), _indices(node, indices, shape[axis])])
+    found = node.emit(
+        Op.GATHER,
+        [node.operand(value), node.builder.int32(axis), from_the_start(node, indices, shape[axis : axis + 1])],
+    )
     node.result(found, (*shape[:axis], *indices.shape, *shape[axis + 1 :]))
-
-
-def _indices(node: Node, value: Value, extent: int) -> int:
-    """Return the indices of a Gather without negative ones, which count from the end."""
-    if value.array is not None:
-        if value.array.size and not -extent <= value.array.min() <= value.array.max() < extent:
-            raise InvalidArgument(f"an index is outside the {extent} elements of the axis")
-        return node.add_constant(np.where(value.array < 0, value.array + extent, value.array))
-    given = node.operand(value)
-    is_negative = node.emit(Op.LESS, [given, node.filled(_I32, 0)], _B8)
-    from_end = node.emit(Op.ADD, [given, node.filled(_I32, extent), node.builder.int32(0)])
-    return node.emit(Op.SELECT, [is_negative, from_end, given], _I32)
 
 
 def _slice(node: Node) -> None:
@@ -84,7 +76,9 @@ def _top_k(node: Node) -> None:
     is_largest = bool(node.attribute("largest", 1))
     x = transposed(node, node.operand(0), permutation)
     x = x if is_largest else node.emit(Op.NEG, [x])
+    x = reversed_along(node, x, len(shape) - 1)  # of equal elements TOPK_V2 returns the last one first, ONNX the first
     values, indices = node.emit_many(Op.TOPK_V2, [x, node.builder.int32(count[0])], [node.builder[x].type, _I32])
+    indices = node.emit(Op.SUB, [node.filled(_I32, shape[axis] - 1), indices, node.builder.int32(0)])
     values = values if is_largest else node.emit(Op.NEG, [values])
     result = (*shape[:axis], count[0], *shape[axis + 1 :])
     inverse = [int(at) for at in np.argsort(permutation)]

@@ -13,7 +13,7 @@ from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx_operators.onnx_broadcasting import broadcast_to
 from nnfmq.importers.onnx_values import Node, Value
 
-__all__ = ["CONVERTERS", "axis_of", "pad", "transposed"]
+__all__ = ["CONVERTERS", "axis_of", "pad", "reversed_along", "transposed"]
 
 _B8 = OperandType.TENSOR_BOOL8
 _UNEVEN_SPLIT = 18
@@ -32,6 +32,11 @@ def transposed(node: Node, operand: int, permutation: Sequence[int]) -> int:
     if list(permutation) == sorted(permutation):
         return operand
     return node.emit(Op.TRANSPOSE, [operand, node.builder.int32_vector(permutation)])
+
+
+def reversed_along(node: Node, operand: int, axis: int) -> int:
+    """Return an operand with the elements along an axis in reverse order."""
+    return node.emit(Op.REVERSE, [operand, node.builder.int32_vector([axis])])
 
 
 def pad(node: Node, operand: int, begin: Sequence[int], end: Sequence[int], number: float) -> int:
@@ -100,6 +105,24 @@ def _unsqueeze(node: Node) -> None:
     _reshaped(node, [1 if axis in added else next(rest) for axis in range(rank)])
 
 
+def _trilu(node: Node) -> None:
+    """Convert to a selection between the elements and 0, with a constant mask."""
+    value = node.value(0)
+    if len(value.shape) < 2:
+        raise InvalidArgument(f"a tensor of rank {len(value.shape)} is no matrix")
+    k = int(node.constant(1, "k").reshape(-1)[0]) if node.given(1) else 0
+    node.builder.reserve(value.size)  # before the mask exists
+    is_upper, (rows, columns) = node.attribute("upper", 1), value.shape[-2:]
+    lower = np.tri(rows, columns, k - 1 if is_upper else k, dtype=bool)
+    mask = np.broadcast_to(~lower if is_upper else lower, value.shape)
+    x = node.operand(0)
+    kind = node.builder[x].type
+    if kind == _B8:
+        return node.result(node.emit(Op.LOGICAL_AND, [x, node.add_constant(mask)]), value.shape)
+    zeros = node.emit(Op.FILL, [node.builder.int32_vector(value.shape), node.scalar(kind, 0.0)], kind)
+    return node.result(node.emit(Op.SELECT, [node.add_constant(mask), x, zeros], kind), value.shape)
+
+
 def _transpose(node: Node) -> None:
     shape = node.value(0).shape
     permutation = node.attribute("perm", tuple(reversed(range(len(shape)))))
@@ -159,14 +182,27 @@ def _pad(node: Node) -> None:
         begin[axis], end[axis] = pads[position], pads[position + len(axes)]
     x = node.operand(0)
     if mode == "constant":
-        number = node.constant(2, "constant_value").item() if node.given(2) else node.attribute("value", 0.0)
-        found = pad(node, x, begin, end, number)
+        found = _padded(node, x, begin, end)
     elif mode in _PAD_MODES:
         pairs = node.add_constant(np.array([begin, end], np.int32).T)
         found = node.emit(Op.MIRROR_PAD, [x, pairs, node.builder.int32(_PAD_MODES[mode])])
     else:
         raise InvalidArgument(f"mode {mode!r} is not supported")
     node.result(found, node.shape(found))
+
+
+def _padded(node: Node, x: int, begin: Sequence[int], end: Sequence[int]) -> int:
+    """Return an operand padded with a constant, or with a value that the model computes."""
+    if not node.given(2):
+        return pad(node, x, begin, end, node.attribute("value", 0.0))
+    given = node.value(2)
+    if given.array is not None:
+        return pad(node, x, begin, end, given.array.item())
+    found, kind = pad(node, x, begin, end, 0.0), node.builder[x].type
+    node.builder.reserve(math.prod(node.shape(found)))  # before the mask exists
+    inside = np.pad(np.ones(node.shape(x), bool), list(zip(begin, end, strict=True)))
+    value = broadcast_to(node, node.operand(given), node.shape(found))
+    return node.emit(Op.SELECT, [node.add_constant(inside), found, value], kind)
 
 
 def _expand(node: Node) -> None:
@@ -251,5 +287,6 @@ CONVERTERS: dict[str, Callable[[Node], None]] = {
     "Squeeze": _squeeze,
     "Tile": _tile,
     "Transpose": _transpose,
+    "Trilu": _trilu,
     "Unsqueeze": _unsqueeze,
 }

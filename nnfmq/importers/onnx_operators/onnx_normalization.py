@@ -16,6 +16,7 @@ from nnfmq.importers.onnx_values import Node, Value
 __all__ = ["CONVERTERS"]
 
 _LAST_AXIS_OPSET = 13
+_MIN_NORMAL = 2.0**-126
 
 
 def _softmax(operation: Op, node: Node) -> None:
@@ -41,6 +42,8 @@ def _batch_normalization(node: Node) -> None:
     if node.attribute("training_mode", 0) or any(node.used(position) for position in range(1, 5)):
         raise InvalidArgument("training is not supported")
     epsilon, shape = node.attribute("epsilon", 1e-5), node.value(0).shape
+    if any(node.value(position).array is None for position in range(1, 5)):
+        return _computed_batch_normalization(node, epsilon)
     along = (-1,) + (1,) * (len(shape) - 2)
     parameters = [node.constant(position, "parameters").astype(np.float64) for position in range(1, 5)]
     scale, bias, mean, variance = parameters
@@ -50,7 +53,32 @@ def _batch_normalization(node: Node) -> None:
     dtype = node.value(0).dtype
     terms = [node.operand(Value.of(term.astype(dtype).reshape(along))) for term in (factor, offset)]
     scaled = node.emit(Op.MUL, [node.operand(0), terms[0], node.builder.int32(0)])
-    node.result(node.emit(Op.ADD, [scaled, terms[1], node.builder.int32(0)]), shape)
+    return node.result(node.emit(Op.ADD, [scaled, terms[1], node.builder.int32(0)]), shape)
+
+
+def _computed_batch_normalization(node: Node, epsilon: float) -> None:
+    """Convert with parameters that the model computes."""
+    shape, none = node.value(0).shape, node.builder.int32(0)
+    along = (node.value(1).size,) + (1,) * (len(shape) - 2)
+    scale, bias, mean, variance = (node.reshaped(node.operand(position), along) for position in range(1, 5))
+    shifted = node.emit(Op.ADD, [variance, node.filled(node.builder[variance].type, epsilon), none])
+    factor = node.emit(Op.MUL, [node.emit(Op.RSQRT, [shifted]), scale, none])
+    found = node.emit(Op.MUL, [node.emit(Op.SUB, [node.operand(0), mean, none]), factor, none])
+    node.result(node.emit(Op.ADD, [found, bias, none]), shape)
+
+
+def _lp_normalization(node: Node) -> None:
+    """Convert to the quotient of the elements and their norm along an axis."""
+    shape, none, p = node.value(0).shape, node.builder.int32(0), node.attribute("p", 2)
+    axes = node.builder.int32_vector([axis_of(node.attribute("axis", -1), len(shape))])
+    x = node.operand(0)
+    if p not in (1, 2):
+        raise InvalidArgument(f"p is {p}: it must be 1 or 2")
+    sizes = node.emit(Op.ABS, [x]) if p == 1 else node.emit(Op.MUL, [x, x, none])
+    total = node.emit(Op.REDUCE_SUM, [sizes, axes, node.builder.boolean(True)])
+    norm = total if p == 1 else node.emit(Op.SQRT, [total])
+    norm = node.emit(Op.MAXIMUM, [norm, node.filled(node.builder[x].type, _MIN_NORMAL)])  # zeros stay zeros
+    node.result(node.emit(Op.DIV, [x, norm, none]), shape)
 
 
 def _normalized(node: Node, x: int, axes: list[int], epsilon: float) -> tuple[int, int, int]:
@@ -111,6 +139,7 @@ CONVERTERS: dict[str, Callable[[Node], None]] = {
     "InstanceNormalization": _instance_normalization,
     "LRN": _lrn,
     "LayerNormalization": _layer_normalization,
+    "LpNormalization": _lp_normalization,
     "LogSoftmax": partial(_softmax, Op.LOG_SOFTMAX),
     "Softmax": partial(_softmax, Op.SOFTMAX),
 }

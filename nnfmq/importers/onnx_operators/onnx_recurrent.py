@@ -1,11 +1,12 @@
-"""LSTM: each direction is a UNIDIRECTIONAL_SEQUENCE_LSTM of the HAL.
+"""LSTM: each direction is a UNIDIRECTIONAL_SEQUENCE_LSTM of the HAL. Also what all recurrent operators have in common.
 
 ONNX stacks the gates' weights as input, output, forget, cell; the HAL has them apart, as input, forget, cell, output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,9 +14,9 @@ import numpy.typing as npt
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
-from nnfmq.importers.onnx_values import Node
+from nnfmq.importers.onnx_values import Node, Value
 
-__all__ = ["CONVERTERS"]
+__all__ = ["CONVERTERS", "Array", "directions_of", "finish_directions", "initial_state", "require_lengths"]
 
 Array: TypeAlias = npt.NDArray[Any]
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
@@ -23,22 +24,28 @@ _GATES = (0, 2, 3, 1)  # the HAL's order of ONNX's gates
 _PEEPHOLES = (0, 2, 1)
 _TANH = 4  # NNAPI's code
 _SEQUENCE_LENGTHS, _HIDDEN, _CELL, _PEEPHOLE = 4, 5, 6, 7
+_QUANTIZATION = 8  # the first of four inputs of DynamicQuantizeLSTM
 
 
 def _lstm(node: Node) -> None:
     steps, batch, _ = node.value(0).shape
+    directions = directions_of(node)
+    _check(node, len(directions), steps)
+    found = [_one_direction(node, place, is_reversed) for place, is_reversed in enumerate(directions)]
+    last = (len(directions), batch, node.value(2).shape[2])
+    finish_directions(node, found, ((steps, *last), last, last))
+
+
+def directions_of(node: Node) -> tuple[bool, ...]:
+    """Return for each direction whether it goes from the last step to the first."""
     direction = node.attribute("direction", "forward")
     if direction not in _DIRECTIONS:
         raise InvalidArgument(f"direction {direction!r} is not supported")
-    directions = _DIRECTIONS[direction]
-    _check(node, len(directions), steps)
-    hidden_size = node.value(2).shape[2]
-    found = [_one_direction(node, place, is_reversed) for place, is_reversed in enumerate(directions)]
-    shapes = (
-        (steps, len(directions), batch, hidden_size),
-        (len(directions), batch, hidden_size),
-        (len(directions), batch, hidden_size),
-    )
+    return _DIRECTIONS[direction]
+
+
+def finish_directions(node: Node, found: Sequence[Sequence[int]], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Join the results of all directions: those of all steps along axis 1, the last ones along axis 0."""
     for position, shape in enumerate(shapes):
         if not node.used(position):
             continue
@@ -52,7 +59,14 @@ def _check(node: Node, directions: int, steps: int) -> None:
     activations = tuple(str(name).lower() for name in node.attribute("activations", ()))
     if activations not in ((), ("sigmoid", "tanh", "tanh") * directions):
         raise InvalidArgument(f"activations {activations} are not supported")
-    for name in ("input_forget", "layout", "clip"):
+    if node.attribute("input_forget", None):
+        raise InvalidArgument("attribute input_forget is not supported")
+    require_lengths(node, steps)
+
+
+def require_lengths(node: Node, steps: int) -> None:
+    """Require that all sequences have the same length, and that no unusual attribute is given."""
+    for name in ("layout", "clip"):
         if node.attribute(name, None):
             raise InvalidArgument(f"attribute {name} is not supported")
     node.attribute("hidden_size", 0)  # the weights have it, too
@@ -83,7 +97,7 @@ def _one_direction(node: Node, place: int, is_reversed: bool) -> tuple[int, ...]
         *_gates(node, biases, size),
         omitted,
         omitted,
-        *(_state(node, position, place, size, weights.dtype) for position in (_HIDDEN, _CELL)),
+        *(initial_state(node, position, place, size, weights.dtype) for position in (_HIDDEN, _CELL)),
         node.builder.int32(_TANH),
         *(node.builder.float_scalar(kind, 0.0) for _ in range(2)),
         node.builder.boolean(True),
@@ -107,7 +121,7 @@ def _biases(node: Node, place: int, count: int, dtype: np.dtype[Any]) -> Array:
     return total
 
 
-def _state(node: Node, position: int, place: int, size: int, dtype: np.dtype[Any]) -> int:
+def initial_state(node: Node, position: int, place: int, size: int, dtype: np.dtype[Any]) -> int:
     """Return the initial state of a direction, (batch, size)."""
     batch = node.value(0).shape[1]
     if not node.given(position):
@@ -122,4 +136,19 @@ def _state(node: Node, position: int, place: int, size: int, dtype: np.dtype[Any
     return node.reshaped(state, (batch, size))
 
 
-CONVERTERS: dict[str, Callable[[Node], None]] = {"LSTM": _lstm}
+def _quantized_lstm(node: Node) -> None:
+    """Convert DynamicQuantizeLSTM with the values of its weights: inputs and states are not quantized."""
+    weights = []
+    for position, parameters in ((1, _QUANTIZATION), (2, _QUANTIZATION + 2)):
+        scale, zero_point = (node.constant(place, "quantization") for place in (parameters, parameters + 1))
+        stored = node.constant(position, "weights")
+        along = (len(stored), 1, -1) if scale.size > len(stored) else (-1, 1, 1)
+        real = (stored.astype(np.float32) - zero_point.astype(np.float32).reshape(along)) * scale.reshape(along)
+        weights.append(Value.of(np.ascontiguousarray(real.transpose(0, 2, 1))))
+    _lstm(replace(node, inputs=[node.inputs[0], *weights, *node.inputs[3:_QUANTIZATION]]))
+
+
+CONVERTERS: dict[str, Callable[[Node], None]] = {
+    "LSTM": _lstm,
+    "com.microsoft.DynamicQuantizeLSTM": _quantized_lstm,
+}

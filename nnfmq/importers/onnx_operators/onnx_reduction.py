@@ -7,13 +7,14 @@ from functools import partial
 
 import numpy as np
 
-from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import OperandType
-from nnfmq.importers.onnx_operators.onnx_movement import axis_of
+from nnfmq.importers.onnx_operators.onnx_movement import axis_of, reversed_along
 from nnfmq.importers.onnx_values import Node
 
 __all__ = ["CONVERTERS"]
+
+_I32 = OperandType.TENSOR_INT32
 
 
 def _axes(node: Node) -> list[int]:
@@ -63,9 +64,11 @@ def _log_sum_exp(node: Node) -> None:
 def _arg(operation: Op, node: Node) -> None:
     shape = node.value(0).shape
     axis = axis_of(node.attribute("axis", 0), len(shape))
-    if node.attribute("select_last_index", 0):
-        raise InvalidArgument("select_last_index is not supported")
-    found = node.emit(operation, [node.operand(0), node.builder.int32(axis)], OperandType.TENSOR_INT32)
+    is_last, x = node.attribute("select_last_index", 0), node.operand(0)
+    x = reversed_along(node, x, axis) if is_last else x
+    found = node.emit(operation, [x, node.builder.int32(axis)], _I32)
+    if is_last:
+        found = node.emit(Op.SUB, [node.filled(_I32, shape[axis] - 1), found, node.builder.int32(0)])
     kept = (1,) if node.attribute("keepdims", 1) else ()
     node.result(found, (*shape[:axis], *kept, *shape[axis + 1 :]), np.dtype(np.int64))
 

@@ -66,7 +66,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Callee:
+class CalledSubgraph:
     """A subgraph that operations can call: its index in the model, and the operands of its outputs."""
 
     index: int
@@ -76,7 +76,7 @@ class Callee:
 class SubgraphCalls(Protocol):
     """Imports the subgraphs that operators call; see `tflite_subgraphs`."""
 
-    def call(self, caller: ConversionContext, index: int, inputs: Sequence[int]) -> Callee:
+    def call(self, caller: ConversionContext, index: int, inputs: Sequence[int]) -> CalledSubgraph:
         """Import a subgraph to be called with these operands of the caller."""
 
 
@@ -97,7 +97,7 @@ class ConversionContext:
         self.resized_shapes: dict[int, tuple[int, ...]] = {}
         """New shapes of results whose shape the file states for its own inputs; see `tflite_resizing`."""
 
-    def call(self, index: int, inputs: Sequence[int]) -> Callee:
+    def call(self, index: int, inputs: Sequence[int]) -> CalledSubgraph:
         """Import a subgraph to be called with these operands. Raises InvalidArgument if it is not supported."""
         if self.subgraphs is None:
             raise InvalidArgument(f"subgraph {index} cannot be called here")

@@ -19,6 +19,7 @@ _MODULES = (
     "custom_images",
     "dynamic_quantization",
     "dynamic_sizes",
+    "element_indexing",
     "hybrid_recurrent",
     "indexing",
     "integer_functions",

@@ -106,13 +106,13 @@ def landmarks_to_matrix(
     points = landmarks.reshape(-1, 3)[:, :2].astype(np.float64)
     across = points[right] - points[left]
     angle = rotation - math.atan2(across[1], across[0])
-    turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
-    turned = points[subset.reshape(-1)] @ turn.T
-    low, high = turned.min(axis=0), turned.max(axis=0)
-    center = turn.T @ ((low + high) / 2)
+    matrix = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    rotated = points[subset.reshape(-1)] @ matrix.T
+    low, high = rotated.min(axis=0), rotated.max(axis=0)
+    center = matrix.T @ ((low + high) / 2)
     scale = (high - low) * [scale_x, scale_y] / [width, height]
     result = np.eye(4)
-    result[:2, :2] = turn.T * scale
+    result[:2, :2] = matrix.T * scale
     result[:2, 3] = center - result[:2, :2] @ [width / 2, height / 2]
     return result.astype(np.float32).reshape(1, 4, 4)
 

@@ -133,8 +133,8 @@ def plan_softmax(input: Tensor, *, output: Tensor, beta: float, axis: int = -1) 
         exponentials = powers(saturated(scaled + INT16_MAX))
         sums = exponentials.sum(axis=-1, keepdims=True)
         bits = np.frexp(sums.astype(np.float64))[1].astype(np.int64)  # of the sum: 32 minus its leading zeros
-        mantissas = ((sums << (31 - bits)) + (1 << 13)) >> 14
-        reciprocals = inverses(saturated(mantissas - (1 << 15) - (1 << 16)))
+        normalized = ((sums << (31 - bits)) + (1 << 13)) >> 14
+        reciprocals = inverses(saturated(normalized - (1 << 15) - (1 << 16)))
         right_shift = bits - 1
         results = (exponentials * reciprocals + (np.int64(1) << (right_shift - 1))) >> right_shift
         return np.moveaxis(np.clip(results, 0, INT16_MAX).astype(np.int16), -1, position)

@@ -1,0 +1,140 @@
+"""GRU and RNN, whose steps become operations of their own: the HAL has no GRU, and its RNN has one activation.
+
+The products with the inputs of all steps are one FULLY_CONNECTED; each step then has those with the last hidden state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.importers.onnx_operators.onnx_recurrent import (
+    Array,
+    directions_of,
+    finish_directions,
+    initial_state,
+    require_lengths,
+)
+from nnfmq.importers.onnx_values import Node
+
+__all__ = ["CONVERTERS"]
+
+_MAX_STEPS = 512  # each step of a GRU is a dozen operations
+_ACTIVATIONS = {"sigmoid": Op.LOGISTIC, "tanh": Op.TANH, "relu": Op.RELU}
+_HIDDEN = 5
+
+
+@dataclass(slots=True)
+class _Cell:
+    """One direction of one node: its weights, (gates · size, ...), its biases and its activations."""
+
+    node: Node
+    weights: Array
+    recurrent: Array
+    biases: Array
+    recurrent_biases: Array
+    activations: Sequence[Op]
+
+    @property
+    def size(self) -> int:
+        return int(self.recurrent.shape[1])
+
+    def dense(self, x: int, weights: Array, biases: Array) -> int:
+        """Return x · weightsᵀ + biases, for x of shape (rows, elements)."""
+        node = self.node
+        arguments = [x, node.add_constant(weights), node.add_constant(biases), node.builder.int32(0)]
+        return node.emit(Op.FULLY_CONNECTED, arguments)
+
+    def combine(self, operation: Op, a: int, b: int) -> int:
+        return self.node.emit(operation, [a, b, self.node.builder.int32(0)])
+
+    def activate(self, place: int, x: int) -> int:
+        return self.node.emit(self.activations[place], [x])
+
+    def part(self, x: int, gate: int, count: int = 1) -> int:
+        """Return the columns of a gate, or of some gates."""
+        rows, vector = self.node.shape(x)[0], self.node.builder.int32_vector
+        return self.node.emit(Op.SLICE, [x, vector([0, gate * self.size]), vector([rows, count * self.size])])
+
+
+def _gru_step(cell: _Cell, is_linear_first: bool, x: int, hidden: int) -> int:
+    """Return the next hidden state; the gates are update, reset and candidate."""
+    update_and_reset = slice(0, 2 * cell.size)
+    candidate = slice(2 * cell.size, None)
+    from_hidden = cell.dense(hidden, cell.recurrent[update_and_reset], cell.recurrent_biases[update_and_reset])
+    gates = cell.activate(0, cell.combine(Op.ADD, cell.part(x, 0, 2), from_hidden))
+    update, reset = cell.part(gates, 0), cell.part(gates, 1)
+    weights, biases = cell.recurrent[candidate], cell.recurrent_biases[candidate]
+    if is_linear_first:
+        added = cell.combine(Op.MUL, reset, cell.dense(hidden, weights, biases))
+    else:
+        added = cell.dense(cell.combine(Op.MUL, reset, hidden), weights, biases)
+    new = cell.activate(1, cell.combine(Op.ADD, cell.part(x, 2), added))
+    kept = cell.combine(Op.MUL, update, cell.combine(Op.SUB, hidden, new))
+    return cell.combine(Op.ADD, new, kept)
+
+
+def _rnn_step(cell: _Cell, _is_linear_first: bool, x: int, hidden: int) -> int:
+    return cell.activate(0, cell.combine(Op.ADD, x, cell.dense(hidden, cell.recurrent, cell.recurrent_biases)))
+
+
+def _recurrent(gates: int, defaults: tuple[str, ...], step: Callable[[_Cell, bool, int, int], int], node: Node) -> None:
+    """Convert a node whose weights have `gates` parts."""
+    steps, batch, _ = node.value(0).shape
+    directions = directions_of(node)
+    names = tuple(str(name).lower() for name in node.attribute("activations", ())) or defaults * len(directions)
+    if len(names) != len(defaults) * len(directions) or not set(names) <= _ACTIVATIONS.keys():
+        raise InvalidArgument(f"activations {names} are not supported; {', '.join(_ACTIVATIONS)} are")
+    require_lengths(node, steps)
+    if steps > _MAX_STEPS:
+        raise InvalidArgument(f"{steps} steps are not supported: at most {_MAX_STEPS} are")
+    is_linear_first = bool(node.attribute("linear_before_reset", 0))
+    found = []
+    for place, is_reversed in enumerate(directions):
+        own = [_ACTIVATIONS[name] for name in names[place * len(defaults) : (place + 1) * len(defaults)]]
+        cell = _cell(node, place, gates, own)
+        found.append(_one_direction(cell, place, is_reversed, partial(step, cell, is_linear_first)))
+    last = (len(directions), batch, node.value(2).shape[2])
+    finish_directions(node, found, ((steps, *last), last))
+
+
+def _cell(node: Node, place: int, gates: int, activations: Sequence[Op]) -> _Cell:
+    weights, recurrent = (node.constant(position, "weights")[place] for position in (1, 2))
+    count = gates * recurrent.shape[1]
+    if len(weights) != count or len(recurrent) != count:
+        raise InvalidArgument(f"weights of {len(weights)} and {len(recurrent)} rows: {count} are required")
+    both = node.constant(3, "biases")[place] if node.given(3) else np.zeros(2 * count, weights.dtype)
+    return _Cell(node, weights, recurrent, both[:count], both[count:], activations)
+
+
+def _one_direction(cell: _Cell, place: int, is_reversed: bool, step: Callable[[int, int], int]) -> tuple[int, int]:
+    """Return the outputs of all steps, (steps, batch, size), and the last hidden state."""
+    node = cell.node
+    steps, batch, elements = node.value(0).shape
+    gates = cell.dense(node.reshaped(node.operand(0), (steps * batch, elements)), cell.weights, cell.biases)
+    hidden = initial_state(node, _HIDDEN, place, cell.size, cell.weights.dtype)
+    vector, columns = node.builder.int32_vector, node.shape(gates)[1]
+    outputs: dict[int, int] = {}
+    for at in reversed(range(steps)) if is_reversed else range(steps):
+        x = node.emit(Op.SLICE, [gates, vector([at * batch, 0]), vector([batch, columns])])
+        outputs[at] = hidden = step(x, hidden)
+    rows = [outputs[at] for at in range(steps)]
+    joined = rows[0] if steps == 1 else node.emit(Op.CONCATENATION, [*rows, node.builder.int32(0)])
+    return node.reshaped(joined, (steps, batch, cell.size)), hidden
+
+
+def _gru(node: Node) -> None:
+    _recurrent(3, ("sigmoid", "tanh"), _gru_step, node)
+
+
+def _rnn(node: Node) -> None:
+    _recurrent(1, ("tanh",), _rnn_step, node)
+
+
+CONVERTERS: dict[str, Callable[[Node], Any]] = {"GRU": _gru, "RNN": _rnn}
