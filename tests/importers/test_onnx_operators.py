@@ -43,7 +43,7 @@ EINSUMS = [
     ("i,j->ij", real(3), real(4)),
     ("ijk->ik", real(2, 3, 4)),
     ("bhid,bhjd->bhij", real(2, 3, 4, 5), real(2, 3, 6, 5)),
-    ("ijk,jl->lik", real(2, 3, 4), real(3, 5)),
+    ("ijk,jm->mik", real(2, 3, 4), real(3, 5)),
     ("ij,ij", real(2, 3), real(2, 3)),
 ]
 CASES = [
