@@ -149,6 +149,8 @@ class TfliteOperation(IntEnum):
     GATHER_ELEMENTS = 160
     SCATTER_ELEMENTS = 161
     SCATTER_ND_UPDATE = 162
+    BITWISE_AND = 163
+    LEFT_SHIFT = 164
 
     # 200 to 255: operations of the HAL for more types and ranks, which `wider_operations` selects
     ADD = 200

@@ -1,8 +1,8 @@
 """Values of an ONNX graph and the conversion of one node: what the modules of `onnx_operators` work with.
 
 A Value is a constant, or the result of HAL operations. Every shape is known. A tensor of rank 0 has an operand of
-shape (1,): the HAL has no tensors of rank 0. int64 becomes INT32, float64 FLOAT32; a constant that does not fit is
-rejected.
+shape (1,): the HAL has no tensors of rank 0. All integers become INT32, float64 FLOAT32; a constant that does not fit
+is rejected. Results of integers of 8 and 16 bits are wrapped to these bits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.operation_type import OperationType
+from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import LifeTime, Operand, OperandType
 from nnfmq.importers.graph_builder import GraphBuilder
 
@@ -31,11 +32,18 @@ _OPERAND_TYPES = {
     "int32": OperandType.TENSOR_INT32,
     "int64": OperandType.TENSOR_INT32,
     "bool": OperandType.TENSOR_BOOL8,
+    **dict.fromkeys(("int8", "int16", "uint8", "uint16", "uint32", "uint64"), OperandType.TENSOR_INT32),
 }
-_WIDE = ("float64", "int64")
+_WIDE = ("float64", "int64", "uint32", "uint64")
+_UNCHANGED = frozenset(
+    ("Concat", "Expand", "Flatten", "Gather", "Identity", "Max", "Min", "Reshape", "Slice", "Split", "Squeeze",
+     "Transpose", "Unsqueeze", "Where")
+)  # fmt: skip
+"""Operators whose results are elements of their inputs: they need no wrapping to the bits of a type."""
 _STORED = {
     OperandType.TENSOR_BOOL8: np.uint8,
     OperandType.TENSOR_FLOAT32: np.float32,
+    OperandType.TENSOR_FLOAT16: np.float16,
     OperandType.TENSOR_INT32: np.int32,
 }
 
@@ -176,7 +184,18 @@ class Node:
     def result(self, operand: int, shape: Shape, dtype: np.dtype[Any] | None = None, position: int = 0) -> None:
         """Make an operand the output at `position`, reshaped if it has another shape than `shape`."""
         dtype = self.value(0).dtype if dtype is None else dtype
+        operand = operand if self.operator in _UNCHANGED else self._wrapped(operand, dtype)
         self.results[position] = Value(tuple(shape), dtype, self.reshaped(operand, shape))
+
+    def _wrapped(self, operand: int, dtype: np.dtype[Any]) -> int:
+        """Return INT32 elements modulo the range of an integer type of fewer bits."""
+        if dtype.kind not in "iu" or dtype.itemsize > 2 or self.builder[operand].type != OperandType.TENSOR_INT32:
+            return operand
+        lowest, none = self.filled(OperandType.TENSOR_INT32, np.iinfo(dtype).min), self.builder.int32(0)
+        count = self.filled(OperandType.TENSOR_INT32, 1 << 8 * dtype.itemsize)
+        from_zero = self.emit(OperationType.SUB, [operand, lowest, none])
+        rest = self.emit(operation_code(TfliteOperation.FLOOR_MOD), [from_zero, count])
+        return self.emit(OperationType.ADD, [rest, lowest, none])
 
     def constant_result(self, array: Array) -> None:
         """Make a constant the first output."""
@@ -210,9 +229,9 @@ class Node:
 
     def filled(self, kind: OperandType, number: float) -> int:
         """Return a constant tensor of shape (1,)."""
-        names = {operand_type: name for name, operand_type in _OPERAND_TYPES.items() if name not in _WIDE}
+        dtype = bool if kind == OperandType.TENSOR_BOOL8 else _STORED[kind]
         with np.errstate(over="ignore"):
-            return self.add_constant(np.asarray([number]).astype(names[kind]))
+            return self.add_constant(np.asarray([number]).astype(dtype))
 
 
 def _fits(stored: Array, array: Array) -> bool:

@@ -32,6 +32,11 @@ def case(
     return OnnxCase(operator, inputs, attributes, frozenset(constants), outputs, opset)
 
 
+def small(kind: str, *values: int) -> Any:
+    """Return integers of a NumPy type, such as "i1" for int8; those beyond its range wrap."""
+    return np.array(values).astype(kind)
+
+
 IMAGE = real(1, 4, 5, 6)
 UNARY = ["Abs", "Exp", "Neg", "Relu", "Sigmoid", "Tanh", "Floor", "Ceil", "Round", "HardSwish", "HardSigmoid", "Elu",
          "LeakyRelu", "Identity", "Sin", "Softmax", "LogSoftmax", "Dropout", "Size", "Flatten"]  # fmt: skip
@@ -147,6 +152,23 @@ CASES = [
     case("TopK", real(7, 3), ints(2), constants=(1,), axis=0, largest=0, outputs=2),
     case("TopK", np.float32([[1, 1, 0, 1], [2, 3, 3, 2]]), ints(3), constants=(1,), outputs=2),
     case("ArgMax", np.float32([[1, 3, 3], [2, 2, 0]]), axis=1, select_last_index=1),
+    *(case(name, small(kind, 7, -7, -128, 100), small(kind, 2, 2, 3, 5))
+      for name in ("Add", "Sub", "Mul", "Div", "Less") for kind in ("i1", "i2", "i4", "i8")),
+    *(case(name, small(kind, 7, 200, 255, 100), small(kind, 2, 3, 201, 100))
+      for name in ("Add", "Mul", "Div", "Mod", "Greater") for kind in ("u1", "u2", "u4", "u8")),
+    *(case("Sub", small(kind, 7, 200), small(kind, 9, 201)) for kind in ("u1", "u2")),
+    case("Div", small("i1", -128), small("i1", -1)),
+    *(case("Cast", np.int32([1, -100, 7, 1000]), to=number) for number in (2, 3, 4, 5)),
+    case("Mod", small("i1", 7, -7, 5, -6), small("i1", 3, 3, -3, -4)),
+    case("Mod", small("i2", 7, -7, 5, -6), small("i2", 3, 3, -3, -4), fmod=1),
+    case("Mod", real(2, 3), real(3, low=0.5), fmod=1),
+    *(case("BitShift", small(kind, 1, 200, 7), small(kind, 2, 1, 0), direction=direction)
+      for kind in ("u1", "u4", "u8") for direction in ("LEFT", "RIGHT")),
+    *(case(f"Bitwise{name}", small(kind, 1, -100, 7), small(kind, 3, 99, -1), opset=18)
+      for name in ("And", "Or", "Xor") for kind in ("i1", "u2", "i4")),
+    case("BitwiseNot", small("u2", 0, 200, 7), opset=18),
+    case("CumSum", real(2, 3, 4), ints(1), constants=(1,), exclusive=1),
+    case("CumSum", real(2, 3, 4), ints(-1), constants=(1,), reverse=1),
     case("GatherElements", real(3, 4), np.int64([[0, -1], [2, 1]]), axis=1),
     case("GatherElements", real(3, 4), np.int64([[0, -1], [2, 1]]), constants=(1,)),
     case("GatherND", real(3, 4, 2), np.int64([[0, -1], [2, 1]])),
@@ -201,7 +223,7 @@ FIRST_OF_EACH = [next(case for case in CASES if case.operator == name) for name 
 
 def test_every_operator_of_the_table_has_a_case() -> None:
     quantized = {"DequantizeLinear", "com.microsoft.DynamicQuantizeLSTM"}  # see test_onnx_quantized
-    others = quantized | onnx_quantized.CONVERTERS.keys()
+    others = quantized | onnx_quantized.CONVERTERS.keys() | {"CumProd"}  # which ONNX Runtime does not have
     assert {case.operator for case in CASES} == set(CONVERTERS) - others
 
 
@@ -221,3 +243,14 @@ def test_a_driver_computes_what_onnx_runtime_computes() -> None:
             content, fed = case.content(), case.fed()
             with client.prepare(nnfmq.load(content)) as model:
                 assert_close(model.execute(*fed.values()), expected(content, fed))
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+def test_cumulative_products_may_be_exclusive_and_reversed(axis: int) -> None:
+    x = real(3, 4)
+    plain, both = (case("CumProd", x, ints(axis), constants=(1,), opset=26, exclusive=f, reverse=f) for f in (0, 1))
+    last = np.ones_like(np.take(x, [0], axis))
+    shifted = np.concatenate([np.delete(x, 0, axis), last], axis)
+    wanted = np.flip(np.cumprod(np.flip(shifted, axis), axis), axis)
+    assert_close(results(plain.content(), plain.fed()), [np.cumprod(x, axis)])
+    assert_close(results(both.content(), both.fed()), [wanted])

@@ -22,6 +22,7 @@ _MODULES = (
     "elements",
     "elementwise",
     "indexing",
+    "integers",
     "movement",
     "normalization",
     "products",

@@ -78,7 +78,7 @@ def _reduction(node: Node) -> int:
 def _one_hot(node: Node) -> None:
     """Convert with the values' type; indices outside the depth give the off value everywhere."""
     indices, values = node.value(0), node.value(2)
-    if indices.dtype.kind != "i" or values.size != 2:
+    if indices.dtype.kind not in "iu" or values.size != 2:
         raise InvalidArgument("indices that are no integers, or not two values, are not supported")
     depth = int(node.constant(1, "depth").reshape(-1)[0])
     if depth < 1:

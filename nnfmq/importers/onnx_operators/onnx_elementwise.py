@@ -10,6 +10,7 @@ import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx_operators.onnx_broadcasting import broadcast_to, common_shape
 from nnfmq.importers.onnx_values import Node, Value, operand_type_of
@@ -41,8 +42,10 @@ def _arithmetic(operation: Op, node: Node) -> None:
 
 def _div(node: Node) -> None:
     if operand_type_of(node.value(0).dtype) == _I32:
-        raise InvalidArgument("a quotient of integers is not supported: NNAPI rounds it down, ONNX towards zero")
-    _arithmetic(Op.DIV, node)
+        operands = [node.operand(0), node.operand(1)]
+        found = node.emit(operation_code(TfliteOperation.TRUNCATED_DIV), operands)  # NNAPI's DIV rounds down
+        return node.result(found, common_shape(node.value(0), node.value(1)))
+    return _arithmetic(Op.DIV, node)
 
 
 def _pow(node: Node) -> None:

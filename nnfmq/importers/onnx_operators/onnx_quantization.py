@@ -86,6 +86,8 @@ def dequantized(node: Node, value: Value, scale: Array, zero_point: Array, axis:
         return Value.of((value.array.astype(np.int64) - zeros).astype(np.float32) * factors)
     number, zero, dtype = _parameters(scale, zero_point)
     x = node.operand(value)
+    if node.builder[x].type == OperandType.TENSOR_INT32:
+        x = node.emit(Op.CAST, [x], OperandType.TENSOR_FLOAT32)
     operand = node.builder[x]
     if operand.type == OperandType.TENSOR_FLOAT32 and value.dtype == dtype:  # integers as floats: see `_gather`
         difference = node.emit(Op.SUB, [x, node.filled(operand.type, zero), node.builder.int32(0)])

@@ -137,11 +137,26 @@ def _without_zero_point(node: Node, position: int) -> Value:
             if position and zeros.size > 1 and node.operator == "ConvInteger":
                 zeros = zeros.reshape(-1, *[1] * (value.array.ndim - 1))
         return Value.of((value.array.astype(np.int32) - zeros).astype(np.float32))
-    if value.dtype != np.float32:
-        raise InvalidArgument("its first input must be the result of DynamicQuantizeLinear")
+    value = _as_integral_float(node, value)
     if zero_point is None:
         return value
+    zero_point = _as_integral_float(node, zero_point)
+    if position and zero_point.size > 1 and node.operator == "ConvInteger":  # one for each output channel
+        shape = (zero_point.size, *[1] * (len(value.shape) - 1))
+        zero_point = Value(shape, zero_point.dtype, node.reshaped(node.operand(zero_point), shape))
     return _apply(node, "Sub", [value, zero_point], {})
+
+
+def _as_integral_float(node: Node, value: Value) -> Value:
+    """Return a tensor of integers as floats."""
+    if value.array is not None:
+        return Value.of(value.array.astype(np.float32))
+    x = node.operand(value)
+    if node.builder[x].type == OperandType.TENSOR_INT32:
+        x = node.emit(Op.CAST, [x], OperandType.TENSOR_FLOAT32)
+    if node.builder[x].type != OperandType.TENSOR_FLOAT32:
+        raise InvalidArgument("an input must be integers that are not quantized, or those of DynamicQuantizeLinear")
+    return Value(value.shape, np.dtype(np.float32), x)
 
 
 _MICROSOFT = "com.microsoft."

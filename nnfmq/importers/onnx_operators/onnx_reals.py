@@ -12,7 +12,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import OperandType
-from nnfmq.importers.onnx_operators.onnx_broadcasting import common_shape
+from nnfmq.importers.onnx_operators.onnx_broadcasting import broadcast_to, common_shape
 from nnfmq.importers.onnx_values import Node
 
 __all__ = ["CONVERTERS"]
@@ -117,9 +117,19 @@ def _mod(node: Node) -> None:
     """Convert the remainder that has the divisor's sign; with `fmod`, which floats need, it has the dividend's."""
     a, b = node.value(0), node.value(1)
     shape, operands = common_shape(a, b), [node.operand(0), node.operand(1)]
-    if not node.attribute("fmod", 0):
-        return node.result(node.emit(operation_code(TfliteOperation.FLOOR_MOD), operands), shape)
-    raise InvalidArgument("fmod is not supported")
+    kind, has_sign_of_dividend = node.builder[operands[0]].type, node.attribute("fmod", 0)
+    if kind == OperandType.TENSOR_FLOAT16:
+        operands = [node.emit(Op.CAST, [operand], _F32) for operand in operands]
+    dividend, computed = operands[0], node.builder[operands[0]].type
+    if has_sign_of_dividend:
+        operands = [node.emit(Op.ABS, [operand]) for operand in operands]
+    found = node.emit(operation_code(TfliteOperation.FLOOR_MOD), operands)
+    if has_sign_of_dividend:
+        is_negative = node.emit(Op.LESS, [dividend, node.filled(computed, 0.0)], _B8)
+        pair = [node.emit(Op.NEG, [found]), found]
+        chosen = [broadcast_to(node, operand, shape) for operand in (is_negative, *pair)]
+        found = node.emit(Op.SELECT, chosen, computed)
+    node.result(found if computed == kind else node.emit(Op.CAST, [found], kind), shape)
 
 
 CONVERTERS: dict[str, Callable[[Node], None]] = {

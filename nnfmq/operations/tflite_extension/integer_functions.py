@@ -1,4 +1,4 @@
-"""FLOOR_MOD, TRUNCATED_DIV, BITWISE_XOR, RIGHT_SHIFT and ATAN2: functions of two broadcast arrays.
+"""FLOOR_MOD, TRUNCATED_DIV, BITWISE_AND, BITWISE_XOR, shifts and ATAN2: functions of two broadcast arrays.
 
 C1 no integer divisor is 0
 """
@@ -42,6 +42,14 @@ def right_shift(first: Array, second: Array) -> Array:
     return result
 
 
+def left_shift(first: Array, second: Array) -> Array:
+    """Return `first` shifted by `second` bits; 0 if these are negative, or as many as the type has."""
+    bits = 8 * first.dtype.itemsize
+    inside = (second >= 0) & (second < bits)
+    result: Array = np.where(inside, first << np.where(inside, second, 0).astype(first.dtype), 0).astype(first.dtype)
+    return result
+
+
 def _binary(operation: TfliteOperation, kernel: Callable[..., Array], types: Iterable[OperandType]) -> Declaration:
     return Declaration(
         own_code(operation),
@@ -59,6 +67,8 @@ DECLARATIONS = (
     _binary(TfliteOperation.FLOOR_MOD, floor_mod, (F32, *_INTEGERS)),
     _binary(TfliteOperation.TRUNCATED_DIV, truncated_div, (I32,)),
     _binary(TfliteOperation.BITWISE_XOR, np.bitwise_xor, (*_INTEGERS, B8)),
+    _binary(TfliteOperation.BITWISE_AND, np.bitwise_and, (*_INTEGERS, B8)),
+    _binary(TfliteOperation.LEFT_SHIFT, left_shift, _INTEGERS),
     _binary(TfliteOperation.RIGHT_SHIFT, right_shift, _INTEGERS),
     _binary(TfliteOperation.ATAN2, np.arctan2, (F32,)),
 )
