@@ -105,7 +105,7 @@ def test_readme_names_every_command() -> None:
 
 @pytest.mark.parametrize("pattern", OUTSIDE)
 def test_no_file_refers_to_paths_outside_the_project(pattern: str) -> None:
-    binary = (".npz", ".npy", ".tflite", ".png", ".jpg", ".so")
+    binary = (".npz", ".npy", ".tflite", ".png", ".jpg", ".so", ".wav")
     files = [path for path in project_files() if path.suffix not in binary]
     assert [str(path.relative_to(ROOT)) for path in files if re.search(pattern, read(path))] == []
 
