@@ -2,9 +2,9 @@
 
     python3 tools/onnx_node_tests.py [--refused] [--reasons]
 
-Inputs are bound by value, as sessions of nnfmq.compat.onnxruntime do, if the importer needs constants: integers of up
-to 16 elements. Inputs of unknown shapes get those of the test. The share is that of tests that have only tensors of
-numbers and no operator of strings, sequences, optionals, training or ai.onnx.ml.
+Inputs are bound by value, as sessions of nnfmq.compat.onnxruntime do, if the importer needs constants: integers, and
+then floats, of up to 16 elements. Inputs of unknown shapes get those of the test. The share is that of tests that have
+only tensors of numbers and no operator of strings, sequences, optionals, training or ai.onnx.ml.
 
 A test passes if the importer accepts the model and each output is within 1e-5 of the largest element (float16: 1e-2) of
 the expected one. It is refused if the importer rejects the model with a reason. Everything else is a failure: then the
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import nnfmq
-from nnfmq.compat.onnxruntime.shape_plans import small_integers
+from nnfmq.compat.onnxruntime.shape_plans import bindings
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import InvalidArgument, NnfmqError
 from nnfmq.importers import load_source
@@ -120,8 +120,9 @@ def _load(model: Any, given: list[Any]) -> Any:
     except InvalidArgument as error:
         first = error
     arrays = {info.name: array for info, array in zip(model.graph.input, given, strict=True)}
-    bound = {model.graph.input[place].name: given[place] for place in small_integers(given)}
-    for values in ({}, bound):
+    names = [info.name for info in model.graph.input]
+    bound = [{names[place]: given[place] for place in places} for places in bindings(given)]
+    for values in ({}, *bound):
         shapes: Any = {name: array.shape for name, array in arrays.items() if name not in values and array.dtype != "O"}
         source = replace(read_source(data), shapes=shapes, values=values)
         try:

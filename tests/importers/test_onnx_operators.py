@@ -38,6 +38,16 @@ def small(kind: str, *values: int) -> Any:
 
 
 IMAGE = real(1, 4, 5, 6)
+
+
+def resize(mode: str, **options: Any) -> OnnxCase:
+    """Return a Resize of opset 19 with the roi, scales or sizes, and the attributes, in `options`."""
+    roi, scales = (np.float32(options[name]) if name in options else None for name in ("roi", "scales"))
+    sizes = np.int64(options["sizes"]) if "sizes" in options else None
+    attributes = {name: value for name, value in options.items() if name not in ("roi", "scales", "sizes")}
+    return case("Resize", IMAGE, roi, scales, sizes, constants=(1, 2, 3), opset=19, mode=mode, **attributes)
+
+
 UNARY = ["Abs", "Exp", "Neg", "Relu", "Sigmoid", "Tanh", "Floor", "Ceil", "Round", "HardSwish", "HardSigmoid", "Elu",
          "LeakyRelu", "Identity", "Sin", "Softmax", "LogSoftmax", "Dropout", "Size", "Flatten"]  # fmt: skip
 COMBINED = ("add", "mul", "max", "min")
@@ -169,6 +179,22 @@ CASES = [
     case("BitwiseNot", small("u2", 0, 200, 7), opset=18),
     case("CumSum", real(2, 3, 4), ints(1), constants=(1,), exclusive=1),
     case("CumSum", real(2, 3, 4), ints(-1), constants=(1,), reverse=1),
+    *(resize(mode, scales=scales, coordinate_transformation_mode=coordinates)
+      for mode in ("cubic", "linear") for scales in ([1, 1, 2, 1.5], [1, 1, 0.6, 0.7])
+      for coordinates in ("half_pixel", "asymmetric", "half_pixel_symmetric")),
+    resize("cubic", scales=[1, 1, 2, 2], cubic_coeff_a=-0.5, exclude_outside=1),
+    resize("cubic", sizes=[1, 4, 9, 7], coordinate_transformation_mode="align_corners"),
+    resize("linear", sizes=[1, 4, 1, 3], coordinate_transformation_mode="pytorch_half_pixel"),
+    *(resize(mode, scales=[1, 1, 0.6, 0.5], antialias=1, exclude_outside=1) for mode in ("linear", "cubic")),
+    resize("linear", roi=[0, 0, 0.1, 0.2, 1, 1, 0.7, 1.2], sizes=[1, 4, 4, 5], extrapolation_value=3.0,
+           coordinate_transformation_mode="tf_crop_and_resize"),
+    *(resize("nearest", sizes=[7, 9], axes=[2, 3], keep_aspect_ratio_policy=policy)
+      for policy in ("not_larger", "not_smaller")),
+    resize("linear", scales=[2.0, 1.5], axes=[3, 2]),
+    *(case("DFT", real(2, 5, 6, parts), None, np.array(axis), constants=(2,), opset=20, **flags)
+      for parts, axis, flags in ((1, 1, {}), (2, 2, {}), (2, 1, {"inverse": 1}), (1, 2, {"onesided": 1}))),
+    case("DFT", real(2, 5, 1), np.array(8), constants=(1,), opset=17, axis=1),
+    case("DFT", real(2, 5, 1), np.array(3), constants=(1,), opset=17, axis=1, onesided=1),
     case("GatherElements", real(3, 4), np.int64([[0, -1], [2, 1]]), axis=1),
     case("GatherElements", real(3, 4), np.int64([[0, -1], [2, 1]]), constants=(1,)),
     case("GatherND", real(3, 4, 2), np.int64([[0, -1], [2, 1]])),

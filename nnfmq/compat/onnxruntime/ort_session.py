@@ -24,7 +24,7 @@ from nnfmq.compat.onnxruntime.ort_options import OrtRunOptions, SessionOptions
 from nnfmq.compat.onnxruntime.ort_profile import RunProfile
 from nnfmq.compat.onnxruntime.ort_providers import CPU, OrtMemoryInfo, checked_providers
 from nnfmq.compat.onnxruntime.ort_value import OrtValue, require_cpu
-from nnfmq.compat.onnxruntime.shape_plans import Array, ShapePlans, small_integers
+from nnfmq.compat.onnxruntime.shape_plans import Array, ShapePlans, bindings
 from nnfmq.compat.shared_client import DriverShare
 from nnfmq.hal.errors import DeadObject, NnfmqError, UnsupportedModel
 from nnfmq.importers import LoadedModel, load_source
@@ -77,7 +77,7 @@ class InferenceSession:
         try:
             self._plans.make(examples, may_bind=False)
         except NnfmqError as error:
-            if not (isinstance(error, UnsupportedModel) and small_integers(examples)):
+            if not (isinstance(error, UnsupportedModel) and bindings(examples)):
                 raise translated(error) from error
 
     # ------------------------------------------------------------------------------------------------ the model

@@ -1,7 +1,7 @@
 """Models prepared for the shapes of inputs: each combination that a session meets is imported and prepared once.
 
-If a model cannot be imported because shapes or conditions depend on the values of small integer inputs, such as a
-sampling rate, these values are constants of each import, too.
+If a model cannot be imported because shapes or conditions depend on the values of small inputs, such as a sampling rate
+or a scale, these values are constants of each import, too.
 
 A prepared model has bursts, each for one thread at a time. The plans that were used last are kept; the others are
 closed when no thread uses them.
@@ -23,7 +23,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers import LoadedModel
 from nnfmq.runtime.burst_controller import Burst
 
-__all__ = ["Array", "OutputForm", "ShapePlan", "ShapePlans", "small_integers"]
+__all__ = ["Array", "OutputForm", "ShapePlan", "ShapePlans", "bindings"]
 
 Array: TypeAlias = npt.NDArray[Any]
 PlanKey: TypeAlias = tuple[Any, ...]
@@ -177,13 +177,19 @@ class ShapePlans:
     def _import(self, inputs: Sequence[Array], may_bind: bool) -> LoadedModel:
         try:
             return self._import_for(inputs, self._bound)
-        except InvalidArgument:
-            small = small_integers(inputs)
-            if self._bound or not may_bind or not small:
+        except InvalidArgument as error:
+            if self._bound or not may_bind:
                 raise
-            loaded = self._import_for(inputs, small)
-            self._bound = small
+            first = error
+        for places in bindings(inputs):
+            try:
+                loaded = self._import_for(inputs, places)
+            except InvalidArgument as error:
+                first = error
+                continue
+            self._bound = places
             return loaded
+        raise first
 
     def discard(self, key: PlanKey, plan: ShapePlan) -> None:
         """Retire a plan, for instance because the driver has died."""
@@ -193,10 +199,15 @@ class ShapePlans:
         plan.retire()
 
 
-def small_integers(inputs: Sequence[Array]) -> tuple[int, ...]:
-    """Return the places of the inputs that may be bound by value: small integers, and arrays without elements."""
-    return tuple(
-        place
-        for place, array in enumerate(inputs)
-        if not array.size or (array.dtype.kind in "iub" and array.ndim <= 1 and array.size <= _MAX_VALUES)
-    )
+def bindings(inputs: Sequence[Array]) -> list[tuple[int, ...]]:
+    """Return the places of inputs that may be bound by value, in the order in which imports try them.
+
+    These are small integers and arrays without elements; and these with small floats, but not the first input, which
+    is the data.
+    """
+    small = [place for place, array in enumerate(inputs) if array.ndim <= 1 and array.size <= _MAX_VALUES]
+    empty = {place for place, array in enumerate(inputs) if not array.size}
+    integers = tuple(sorted(empty.union(place for place in small if inputs[place].dtype.kind in "iub")))
+    floats = {place for place in small if place and inputs[place].dtype.kind == "f"}
+    numbers = tuple(sorted({place for place in integers if place}.union(floats)))
+    return [places for places in dict.fromkeys((integers, numbers)) if places]

@@ -23,6 +23,7 @@ _MODULES = (
     "elementwise",
     "indexing",
     "integers",
+    "linear_maps",
     "movement",
     "normalization",
     "products",
