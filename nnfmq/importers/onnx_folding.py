@@ -27,6 +27,11 @@ _FOLDED = frozenset(
      "Where", "Xor")
 )  # fmt: skip
 
+_BROADCASTING = frozenset(
+    ("Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Or",
+     "Pow", "Sub", "Where", "Xor")
+)  # fmt: skip
+
 
 def fold(node: Node, proto: Any) -> list[Array] | None:
     """Return the outputs of a node whose inputs are all constants; None if the node is to be converted.
@@ -57,7 +62,20 @@ def _elements(node: Node) -> int:
     if node.operator == "Range":
         start, limit, delta = (node.constant(position, "range").item() for position in range(3))
         return math.ceil(abs((limit - start) / delta)) if delta else _MAX_ELEMENTS + 1
-    return math.prod(size for size in sizes if size > 0) if len(sizes) > 1 and max(sizes) > 1 << 12 else max(sizes)
+    if node.operator in ("Gather", "GatherND"):
+        return sizes[0] * sizes[1]
+    if node.operator in _BROADCASTING:
+        return _broadcast_elements([value.shape for value in node.inputs if value is not None])
+    if node.operator == "NonZero":
+        return sizes[0] * len(node.value(0).shape)
+    return max(sizes)
+
+
+def _broadcast_elements(shapes: list[tuple[int, ...]]) -> int:
+    try:
+        return math.prod(np.broadcast_shapes(*shapes))
+    except ValueError:
+        return 0  # the evaluator rejects them
 
 
 def _evaluate(proto: Any, opset: int, arrays: list[Array]) -> list[Array]:

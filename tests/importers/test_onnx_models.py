@@ -152,6 +152,38 @@ def test_a_large_constant_is_refused_before_it_is_computed() -> None:
         load(content)
 
 
+@pytest.mark.parametrize(
+    ("operator", "constants"),
+    [
+        ("ScatterElements", (real(9000), RNG.permutation(9000), real(9000))),
+        ("Mul", (real(9000), real(9000))),
+        ("Where", (real(9000) > 0, real(9000), real(1))),
+    ],
+)
+def test_constants_of_the_size_of_their_result_are_folded(operator: str, constants: Any) -> None:
+    names = [f"c{place}" for place in range(len(constants))]
+    nodes = [node(operator, names, ["folded"]), node("Add", ["x", "folded"], ["y"])]
+    fed = {"x": real(9000)}
+    content = file_of(nodes, fed, ["y"], dict(zip(names, constants, strict=True)))
+    assert [operation.type.name for operation in load(content).model.main.operations] == ["ADD"]
+    assert_close(results(content, fed), expected(content, fed))
+
+
+@pytest.mark.parametrize(
+    ("operator", "constants"),
+    [
+        ("Add", (real(5000, 1), real(1, 5000))),
+        ("Gather", (real(2, 5000), np.zeros(5000, np.int64))),
+        ("NonZero", (np.ones((1, 1, 1, 5000, 1000), bool),)),
+    ],
+)
+def test_a_result_that_is_larger_than_its_constants_is_refused(operator: str, constants: Any) -> None:
+    names = [f"c{place}" for place in range(len(constants))]
+    nodes = [node(operator, names, ["folded"]), node("Cast", ["folded"], ["f"], to=1), node("Add", ["x", "f"], ["y"])]
+    with pytest.raises(UnsupportedModel, match=r"its constant result would have \d+ elements"):
+        load(file_of(nodes, {"x": real(1)}, ["y"], dict(zip(names, constants, strict=True))))
+
+
 def test_an_output_that_is_an_input_is_copied() -> None:
     x = real(2, 3)
     content = file_of([node("Identity", ["x"], ["y"])], {"x": x}, ["y"])

@@ -160,3 +160,24 @@ def test_the_module_imports_neither_onnx_nor_onnx_runtime() -> None:
     code = "import sys, nnfmq.compat.onnxruntime; print([m for m in ('onnx', 'onnxruntime') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+WITHOUT_THE_PEER = """
+import sys
+sys.modules["onnxruntime"] = None
+from nnfmq.compat.onnxruntime import InferenceSession
+from nnfmq.compat.onnxruntime.capi.onnxruntime_pybind11_state import InvalidProtobuf, NoSuchFile
+for model, kind in (("none.onnx", NoSuchFile), (b"no model", InvalidProtobuf)):
+    try:
+        InferenceSession(model)
+    except kind as error:
+        print(type(error).__module__, [base.__name__ for base in type(error).__mro__])
+"""
+
+
+def test_exceptions_have_the_peer_s_types_where_it_is_not_installed() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_THE_PEER], capture_output=True, text=True, check=True)
+    module = "nnfmq.compat.onnxruntime.capi.onnxruntime_pybind11_state"
+    theirs = runtime.capi.onnxruntime_pybind11_state
+    bases = [[base.__name__ for base in kind.__mro__] for kind in (theirs.NoSuchFile, theirs.InvalidProtobuf)]
+    assert done.stdout.splitlines() == [f"{module} {found}" for found in bases]
