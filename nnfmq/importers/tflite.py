@@ -60,28 +60,28 @@ def import_model(source: ModelSource) -> LoadedModel:
     return replace(loaded, metadata=read_metadata(file, source.data))
 
 
-def import_traced(source: ModelSource, *, keep_results: bool = False) -> TracedModel:
-    """Return the model of a .tflite file with the places of its tensors. Raises as `import_model`.
+def import_traced(source: ModelSource, *, keep_results: bool = False, subgraph: int = 0) -> TracedModel:
+    """Return a subgraph of a .tflite file as a model, with the places of its tensors. Raises as `import_model`.
 
     With `keep_results` all results of operators on which the model's outputs depend are outputs, too.
     """
-    file, (loaded, context, results) = _import_file(source, keep_results=keep_results)
+    file, (loaded, context, results) = _import_file(source, keep_results=keep_results, subgraph=subgraph)
     places = {tensor: len(file.outputs) + place for place, tensor in enumerate(results)}
     return TracedModel(loaded, context.known_shapes(), places, tuple(context.states()))
 
 
-def _import_file(source: ModelSource, *, keep_results: bool = False) -> tuple[TfliteFile, _Imported]:
+def _import_file(source: ModelSource, *, keep_results: bool = False, subgraph: int = 0) -> tuple[TfliteFile, _Imported]:
     """Import a file with the shapes that it states, or with those that follow from the inputs; in turn if one fails.
 
     The converter of TFLite states 1 for a dimension that it does not know, even if it follows from the inputs' shapes.
     Then the operators that compute sizes are needed; otherwise they are left out, because they may not be supported.
     """
-    file = read(source.data)
+    file = read(source.data).subgraph(subgraph)
     with_sizes = has_unknown_sizes(file)
     try:
         return file, _import_once(file, source.shapes, keep_results, with_sizes)
     except UnsupportedModel:
-        file = read(source.data)
+        file = read(source.data).subgraph(subgraph)
         with suppress(InvalidArgument):
             return file, _import_once(file, source.shapes, keep_results, not with_sizes)
         raise

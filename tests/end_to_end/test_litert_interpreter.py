@@ -27,7 +27,7 @@ from support.litert_scripts import (
     made,
     outcome,
 )
-from support.tflite_files import Tensor, single
+from support.tflite_files import Operator, Tensor, single, writer
 
 import nnfmq
 import nnfmq.compat.litert as ours
@@ -336,6 +336,46 @@ def test_wrong_arguments_of_a_signature_raise_as_in_litert(sine: str, arguments:
         outcome(lambda lite: made(lite, sine).get_signature_runner()(**arguments), lite) for lite in (ours, litert)
     ]
     assert_same(*raised)
+
+
+def two_signatures(variable: bool = False) -> bytes:
+    """Return a model that doubles in its first subgraph and squares in its second one, or reads a variable there."""
+    tensors = [Tensor("x", (1, 2)), Tensor("y", (1, 2))]
+    double = Operator("ADD", (0, 0), (1,), "AddOptions", {"FusedActivationFunction": 0})
+    half = Tensor("half", (1,), data=np.float32(0.5).tobytes())
+    square = [
+        Operator("MUL", (0, 0), (2,), "MulOptions", {"FusedActivationFunction": 0}),
+        Operator("MUL", (2, 3), (1,), "MulOptions", {"FusedActivationFunction": 0}),
+    ]
+    rnn = [Tensor("w", (2, 2), data=np.eye(2, dtype=np.float32).tobytes()), Tensor("b", (2,), data=bytes(8)),
+           Tensor("state", (1, 2), extra={"IsVariable": 1})]  # fmt: skip
+    recurrent = Operator("RNN", (0, 2, 2, 3, 4), (1,), "RNNOptions", {"FusedActivationFunction": 0})
+    second = writer.Subgraph([*tensors, Tensor("squared", (1, 2)), half], square, (0,), (1,))
+    if variable:
+        second = writer.Subgraph([*tensors, *rnn], [recurrent], (0,), (1,))
+    keys = [writer.Signature(key, {"x": 0}, {"y": 1}, place) for place, key in enumerate(("double", "square"))]
+    content: bytes = writer.write(tensors, [double], (0,), (1,), more=[second], signatures=keys)
+    return content
+
+
+def _two_signatures(lite: Any) -> Any:
+    found = lite.Interpreter(model_content=two_signatures())
+    double, square = (found.get_signature_runner(key) for key in ("double", "square"))
+    results = []
+    for value in (np.float32([[1, 2]]), np.float32([[3, 4], [5, 6]]), np.float32([[-1, 0]])):
+        results += [square(x=value), double(x=value), square(x=value), found.get_tensor(3, 1)]
+    return [results, square.get_input_details(), square.get_output_details(), found.num_subgraphs(),
+            found.get_signature_list(), found.get_tensor_details(1)]  # fmt: skip
+
+
+def test_signatures_of_all_subgraphs_are_litert_s() -> None:
+    assert_same(*[_two_signatures(lite) for lite in (ours, litert)])
+
+
+def test_a_signature_of_another_subgraph_with_variables_is_refused() -> None:
+    runner = ours.Interpreter(model_content=two_signatures(variable=True)).get_signature_runner("square")
+    with pytest.raises(RuntimeError, match="subgraph 1 has variables"):
+        runner(x=np.zeros((1, 2), np.float32))
 
 
 # ------------------------------------------------------------------------------------------------ states, death

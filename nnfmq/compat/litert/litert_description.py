@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,15 @@ __all__ = ["DescribedModel", "as_index"]
 class DescribedModel:
     """The tensors, operators and signatures of a file, as LiteRT describes them."""
 
-    def __init__(self, content: FileContent) -> None:
-        """Read the file. Raises InvalidArgument if it is no .tflite file, or corrupt."""
+    def __init__(self, content: FileContent, subgraph: int = 0) -> None:
+        """Read the file; with `subgraph` as if it had no subgraph but this one.
+
+        Raises:
+            InvalidArgument: If it is no .tflite file, or corrupt.
+        """
         self._file = read_interface(content)
+        if subgraph:
+            self._file = replace(self._file, subgraphs=(self._file.subgraphs[subgraph],))
         self._subgraph = self._file.subgraphs[0]
         self._signature_defs = self.get_signature_list()
 

@@ -94,9 +94,17 @@ class LiteRtInterpreter(DescribedModel):
         ):
             warnings.warn(_PRESERVING, UserWarning, stacklevel=2)
         self._experimental_compress_quantization_zero_points = experimental_compress_quantization_zero_points
-        self._keeps_results = bool(experimental_preserve_all_tensors)
-        self._source = _read(model_path, model_content)
-        super().__init__(self._source.data)
+        self._open(_read(model_path, model_content), 0, keep_results=bool(experimental_preserve_all_tensors))
+        self._delegates = list(experimental_delegates or ())
+        warn_of_delegates(self._delegates)
+
+    def _open(self, source: ModelSource, subgraph: int, *, keep_results: bool) -> None:
+        """Read and import a subgraph, which is then the only one. Raises ValueError."""
+        self._keeps_results = keep_results
+        self._source = source
+        self._subgraph_index = subgraph
+        self._others: dict[int, LiteRtInterpreter] = {}  # of other subgraphs, which signatures name
+        super().__init__(source.data, subgraph)
         self._traced: TracedModel | None = None  # for the shapes in the file, until tensors are allocated
         self._import_in_advance()
         self._share = DriverShare(self)
@@ -104,8 +112,6 @@ class LiteRtInterpreter(DescribedModel):
         self._allocation: TensorAllocation | None = None
         self._is_ready = False
         self._views: WeakSet[_View] = WeakSet()
-        self._delegates = list(experimental_delegates or ())
-        warn_of_delegates(self._delegates)
 
     def _import_in_advance(self) -> None:
         """Import the model with the file's shapes, to tell what is not supported, unless inputs are to be resized."""
@@ -120,7 +126,8 @@ class LiteRtInterpreter(DescribedModel):
         places: dict[str | int, Sequence[int]] = {
             self._subgraph.inputs.index(index): shape for index, shape in shapes.items()
         }
-        return import_traced(replace(self._source, shapes=places), keep_results=self._keeps_results)
+        source = replace(self._source, shapes=places)
+        return import_traced(source, keep_results=self._keeps_results, subgraph=self._subgraph_index)
 
     # ------------------------------------------------------------------------------------------------ running
 
@@ -247,6 +254,8 @@ class LiteRtInterpreter(DescribedModel):
             array = self._allocation.arrays.get(tensor_index) if self._allocation is not None else None
             if array is not None:
                 return array.copy()
+        if subgraph_index in self._others:
+            return self._others[subgraph_index].get_tensor(tensor_index)
         return np.array(self._value(tensor_index, subgraph_index))
 
     def tensor(self, tensor_index: int) -> Callable[[], Array]:
@@ -336,8 +345,8 @@ class LiteRtInterpreter(DescribedModel):
         outputs: Sequence[int],
     ) -> list[Array]:
         """Resize the inputs, allocate, set them, invoke, and return copies of the outputs."""
-        if subgraph_index != 0:
-            raise RuntimeError(f"the signature is subgraph {subgraph_index} of the file: only the first one can be run")
+        if subgraph_index:
+            return self._other(subgraph_index)._run_subgraph(0, shapes, values, outputs)
         for index, shape in shapes.items():
             self.resize_tensor_input(index, shape)
         self.allocate_tensors()
@@ -345,6 +354,17 @@ class LiteRtInterpreter(DescribedModel):
             self.set_tensor(index, value)
         self.invoke()
         return [self.get_tensor(index) for index in outputs]
+
+    def _other(self, subgraph_index: int) -> LiteRtInterpreter:
+        """Return the interpreter of another subgraph, imported by the first call. Raises RuntimeError."""
+        if subgraph_index not in self._others:
+            found = object.__new__(LiteRtInterpreter)
+            with _runtime_errors():
+                found._open(self._source, subgraph_index, keep_results=self._keeps_results)
+            if found._traced is None or found._traced.states:
+                raise RuntimeError(f"subgraph {subgraph_index} has variables: only those of the first one are kept")
+            self._others[subgraph_index] = found
+        return self._others[subgraph_index]
 
 
 class InterpreterWithCustomOps(LiteRtInterpreter):
