@@ -136,20 +136,20 @@ def test_classes_of_errors_at_load_are_onnx_runtime_s(tmp_path: Path) -> None:
     (tmp_path / "cut.onnx").write_bytes(symbolic_model()[:-20])
     (tmp_path / "text.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(40))
     for path in [*tmp_path.iterdir(), tmp_path]:
-        kinds = [outcome(lambda ort, path=path: ort.InferenceSession(path), ort)[0] for ort in (ours, runtime)]
+        kinds = [outcome(lambda ort, path=path: ort.InferenceSession(path), ort) for ort in (ours, runtime)]
         assert kinds[0] == kinds[1] and kinds[0][0] == "InvalidProtobuf", path
 
 
 def test_an_ort_file_is_refused_with_the_reason() -> None:
-    raised = outcome(lambda ort: ort.InferenceSession(b"\x18\0\0\0ORTM" + bytes(40)), ours)
-    assert raised[0][0] == "NotImplemented" and "(.ort)" in raised[1]
+    with pytest.raises(ours.onnxruntime_pybind11_state.NotImplemented, match=r"\(\.ort\)"):
+        ours.InferenceSession(b"\x18\0\0\0ORTM" + bytes(40))
 
 
 def test_a_model_of_another_domain_is_refused_with_the_reason() -> None:
     model = onnx.ModelProto.FromString(symbolic_model())
     model.opset_import[0].domain = "ai.onnx.ml"
-    raised = outcome(lambda ort: ort.InferenceSession(model.SerializeToString()), ours)
-    assert raised[0][0] == "NotImplemented" and "ai.onnx.ml" in raised[1]
+    with pytest.raises(ours.onnxruntime_pybind11_state.NotImplemented, match=r"ai\.onnx\.ml"):
+        ours.InferenceSession(model.SerializeToString())
 
 
 def test_a_model_whose_shapes_are_known_is_refused_when_it_is_loaded() -> None:
@@ -375,7 +375,7 @@ def test_a_session_without_spinning_has_bursts_that_do_not_poll() -> None:
 
 
 def test_unknown_providers_are_reported_and_ignored() -> None:
-    with pytest.warns(UserWarning, match="Specified provider 'CUDAExecutionProvider' is not in available"):
+    with pytest.warns(UserWarning, match="no provider 'CUDAExecutionProvider'"):
         made = ours.InferenceSession(symbolic_model(), providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
     assert made.get_providers() == ["CPUExecutionProvider"]
     for providers, options in [(3, None), ([3], None), (["CPUExecutionProvider"], []), ([("a", {})], [{}])]:

@@ -41,10 +41,7 @@ class DescribedModel:
     def get_tensor_details(self, subgraph_index: int = 0) -> list[dict[str, Any]]:
         """Return a dictionary for each tensor of the file, as `get_input_details`. Raises ValueError."""
         if not 0 <= subgraph_index < self.num_subgraphs():
-            raise ValueError(
-                f"subgraph_index is out of range: {subgraph_index} for the model, "
-                f"which has {self.num_subgraphs()} subgraphs."
-            )
+            raise ValueError(f"subgraph index {subgraph_index} is not in 0..{self.num_subgraphs() - 1}")
         tensors = self._file.subgraphs[subgraph_index].tensors
         known = [index for index, tensor in enumerate(tensors) if element_type(tensor) is not None]
         return [self._get_tensor_details(index, subgraph_index) for index in known]
@@ -65,18 +62,16 @@ class DescribedModel:
 
     def _tensor(self, index: int, subgraph_index: int) -> FileTensor:
         if not 0 <= as_index(subgraph_index) < self.num_subgraphs():
-            raise ValueError(
-                f"Invalid subgraph index {subgraph_index} exceeds max subgraph index {self.num_subgraphs()}"
-            )
+            raise ValueError(f"subgraph index {subgraph_index} is not in 0..{self.num_subgraphs() - 1}")
         tensors = self._file.subgraphs[subgraph_index].tensors
         if not 0 <= as_index(index) < len(tensors):
-            raise ValueError(f"Invalid tensor index {index} exceeds max tensor index {len(tensors) - 1}")
+            raise ValueError(f"tensor index {index} is not in 0..{len(tensors) - 1}")
         return tensors[index]
 
     def _get_op_details(self, op_index: int) -> dict[str, Any]:
         operators = self._subgraph.operators
         if not 0 <= as_index(op_index) < len(operators):
-            raise ValueError("Invalid node index")
+            raise ValueError(f"operator index {op_index} is not in 0..{len(operators) - 1}")
         found = operators[op_index]
         return {
             "index": int(op_index),

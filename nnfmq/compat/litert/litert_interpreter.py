@@ -36,10 +36,10 @@ from nnfmq.importers.tflite_interface import FileTensor
 
 __all__ = ["InterpreterWithCustomOps", "LiteRtInterpreter"]
 
-_UNALLOCATED = "Tensor data is null. Run allocate_tensors() first"
+_UNALLOCATED = "the tensor has no memory yet: call allocate_tensors() first"
 _HELD = (
-    "There is at least 1 reference to internal data in the interpreter in the form of a numpy array or slice. "
-    "Be sure to only hold the function returned from tensor() if you are using raw data access."
+    "an array of tensor(), or a slice of one, still refers to the interpreter's memory: delete it, and keep only the "
+    "function that tensor() returned"
 )
 _PRESERVING = (
     "experimental_preserve_all_tensors makes every intermediate result an output of the model, which takes time and "
@@ -159,7 +159,7 @@ class LiteRtInterpreter(DescribedModel):
         self._ensure_safe()
         allocation = self._allocation
         if allocation is None or not self._is_ready:
-            raise RuntimeError("Invoke called on model that is not ready: call allocate_tensors() first.")
+            raise RuntimeError("the tensors are not allocated for the inputs' shapes: call allocate_tensors() first")
         try:
             allocation.invoke()
         except DeadObject:
@@ -186,7 +186,7 @@ class LiteRtInterpreter(DescribedModel):
         self._ensure_safe()
         size = np.array(tensor_size, dtype=np.int32)
         if size.ndim != 1:
-            raise ValueError(f"Shape should be 1D instead of {size.ndim}.")
+            raise ValueError(f"tensor_size has {size.ndim} dimensions: it must be a list of integers")
         shape = tuple(size.tolist())
         if not 0 <= as_index(input_index) < len(self._subgraph.tensors):
             raise RuntimeError(f"there is no tensor {input_index}")
@@ -204,12 +204,12 @@ class LiteRtInterpreter(DescribedModel):
         now = self._shape(index)
         signature = self._subgraph.tensors[index].shape_signature or now
         if len(shape) != len(now):
-            raise RuntimeError(f"Attempting to resize tensor {index} of {len(now)} dimensions to {len(shape)}.")
+            raise RuntimeError(f"tensor {index} has {len(now)} dimensions, the new shape {len(shape)}")
         for axis, (old, new) in enumerate(zip(now, shape, strict=True)):
             if old != new and signature[axis] != -1:
                 raise RuntimeError(
-                    f"Attempting to resize dimension {axis} of tensor {index} with value {old} to {new}. "
-                    "ResizeInputTensorStrict only allows mutating unknown dimensions identified by -1."
+                    f"dimension {axis} of tensor {index} is {old} and cannot become {new}: with strict=True only those "
+                    "may change that are -1 in shape_signature"
                 )
 
     # ------------------------------------------------------------------------------------------------ tensors
@@ -235,7 +235,7 @@ class LiteRtInterpreter(DescribedModel):
     def _set_other(self, index: int, value: Any) -> None:
         tensor = self._tensor(index, 0)
         if self._allocation is None or not self._is_ready:
-            raise ValueError("Cannot set tensor: Tensor is unallocated. Try calling allocate_tensors() first")
+            raise ValueError("the tensor cannot be set before allocate_tensors() has been called")
         if index not in self._allocation.variables:
             raise ValueError(f"Cannot set tensor: {self._reason(index, tensor)}")
         array = as_tensor_value(value, index, tensor.name, stored_dtype(tensor), self._shape(index))
@@ -331,8 +331,8 @@ class LiteRtInterpreter(DescribedModel):
         if signature_key is None:
             if len(self._signature_defs) != 1:
                 raise ValueError(
-                    f"SignatureDef signature_key is None and model has {len(self._signature_defs)} Signatures. "
-                    "None is only allowed when the model has 1 SignatureDef"
+                    f"the model has {len(self._signature_defs)} signatures, {list(self._signature_defs)[:16]}: "
+                    "signature_key must name one"
                 )
             signature_key = next(iter(self._signature_defs))
         return SignatureRunner(self, signature_key)
@@ -386,19 +386,19 @@ class InterpreterWithCustomOps(LiteRtInterpreter):
 
 def _check_options(resolver: Any, num_threads: Any) -> None:
     if not isinstance(resolver, OpResolverType):
-        raise ValueError(f"Unrecognized passed in op resolver type: {resolver}")
+        raise ValueError(f"{resolver!r} is no OpResolverType")
     if num_threads is not None:
         if not isinstance(num_threads, int):
-            raise ValueError("type of num_threads should be int")
+            raise ValueError(f"num_threads is {num_threads!r}: it must be an int")
         if num_threads < 1:
-            raise ValueError("num_threads should >= 1")
+            raise ValueError(f"num_threads is {num_threads}: it must be at least 1")
 
 
 def _read(model_path: Any, model_content: Any) -> ModelSource:
     if not model_content and not model_path:
-        raise ValueError("`model_path` or `model_content` must be specified.")
+        raise ValueError("neither model_path nor model_content is given")
     if model_content and model_path:
-        raise ValueError("Can't both provide `model_path` and `model_content`")
+        raise ValueError("model_path and model_content are both given: only one is allowed")
     if model_content:
         if not isinstance(model_content, bytes):
             raise TypeError(f"model_content is the bytes of a model, not {type(model_content).__name__}")
@@ -407,7 +407,7 @@ def _read(model_path: Any, model_content: Any) -> ModelSource:
     try:
         return read_source(path)
     except OSError as error:
-        raise ValueError(f"Could not open '{path}': {error.strerror}") from error
+        raise ValueError(f"{path!r} cannot be opened: {error.strerror}") from error
 
 
 @contextmanager

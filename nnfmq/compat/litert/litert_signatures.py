@@ -58,12 +58,11 @@ class SignatureRunner:
         """
         if len(kwargs) != len(self._inputs):
             raise ValueError(
-                "Invalid number of inputs provided for running a SignatureDef, "
-                f"expected {len(self._inputs)} vs provided {len(kwargs)}"
+                f"the signature has the inputs {list(self._inputs)}, {len(kwargs)} are given: {list(kwargs)}"
             )
         for name in kwargs:
             if name not in self._inputs:
-                raise ValueError(f"Invalid Input name ({name}) for SignatureDef")
+                raise ValueError(f"the signature has no input {name!r}")
         shapes = {self._inputs[name]: value.shape for name, value in kwargs.items()}
         values = {self._inputs[name]: value for name, value in kwargs.items()}
         run = self._interpreter._run_subgraph

@@ -69,7 +69,7 @@ def tensor_details(tensor: FileTensor, index: int, shape: Sequence[int]) -> dict
     """
     kind = element_type(tensor)
     if kind is None:
-        raise ValueError(f"Could not get tensor details: tensor {index} has the unknown type {tensor.type}")
+        raise ValueError(f"tensor {index} has the unknown type {tensor.type}")
     return {
         "name": tensor.name,
         "index": index,

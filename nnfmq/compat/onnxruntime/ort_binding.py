@@ -30,7 +30,7 @@ class IOBinding:
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
         """Use an array, with its content at the time of each run, as an input. Raises RuntimeError if there is none."""
         if name not in {node.name for node in self.session.get_inputs()}:
-            raise RuntimeError(f"Failed to find NodeArg with name: {name} in the def list")
+            raise RuntimeError(f"the model has no input or output {name!r}")
         self.inputs[name] = arr_on_cpu
 
     def bind_input(
@@ -59,7 +59,7 @@ class IOBinding:
             self.outputs[name] = None
             return
         if element_type is None or shape is None:
-            raise ValueError("`element_type` and `shape` are to be provided if pre-allocated memory is provided")
+            raise ValueError("buffer_ptr needs element_type and shape")
         self.outputs[name] = OrtValue(array_at(buffer_ptr, shape, element_type))
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:

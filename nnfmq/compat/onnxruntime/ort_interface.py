@@ -122,7 +122,7 @@ def open_model(path_or_bytes: str | bytes | os.PathLike[str]) -> tuple[ModelSour
     try:
         source = read_source(path_or_bytes)
         if not len(source.data):
-            raise ort_error("InvalidArgument", f"{place}No graph was found in the protobuf.")
+            raise ort_error("InvalidArgument", f"{place}the model is empty")
         if source.data[4:8] == b"ORTM":
             raise ort_error(
                 "NotImplemented", f"{place}this is a model in ONNX Runtime's own format (.ort); use its .onnx"
@@ -131,9 +131,8 @@ def open_model(path_or_bytes: str | bytes | os.PathLike[str]) -> tuple[ModelSour
             raise InvalidArgument("this is no ONNX model; nnfmq.load and nnfmq.compat.litert read .tflite files")
         return source, read_interface(source)
     except FileNotFoundError as error:
-        text = f"{place}Load model {path} failed. File doesn't exist"
-        raise ort_error("NoSuchFile", text) from error
+        raise ort_error("NoSuchFile", f"{place}there is no file {path}") from error
     except UnsupportedModel as error:
         raise ort_error("NotImplemented", f"{place}{error}") from error
     except (InvalidArgument, OSError) as error:
-        raise ort_error("InvalidProtobuf", f"{place}Protobuf parsing failed: {error}") from error
+        raise ort_error("InvalidProtobuf", f"{place}{error}") from error

@@ -100,7 +100,7 @@ class SessionOptions(_Typed):
     def get_session_config_entry(self, key: str) -> str:
         """Return a configuration entry. Raises RuntimeError if there is none."""
         if key not in self._entries:
-            raise RuntimeError(f"SessionOptions does not have configuration with key: {key}")
+            raise RuntimeError(f"the session options have no entry {key!r}")
         return self._entries[key]
 
     def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
@@ -192,7 +192,7 @@ class OrtRunOptions(_Typed):
     def get_run_config_entry(self, key: str) -> str:
         """Return a configuration entry. Raises RuntimeError if there is none."""
         if key not in self._entries:
-            raise RuntimeError(f"RunOptions does not have configuration with key: {key}")
+            raise RuntimeError(f"the run options have no entry {key!r}")
         return self._entries[key]
 
     def add_active_adapter(self, adapter: Any) -> NoReturn:

@@ -22,21 +22,21 @@ def checked_providers(providers: Any, provider_options: Any) -> None:
     if providers is None:
         return
     if not isinstance(providers, Sequence):
-        raise ValueError("'providers' should be a sequence.")
+        raise ValueError(f"providers is a {type(providers).__name__}: it must be a sequence")
     if provider_options is not None:
         _check_options(providers, provider_options)
     for provider in providers:
         name = provider[0] if isinstance(provider, tuple) and len(provider) == 2 else provider
         if not isinstance(name, str):
-            raise ValueError("'providers' values must be either strings or (string, dict) tuples.")
+            raise ValueError(f"{name!r} among the providers is neither a name nor a pair of a name and a dict")
         if name != CPU:
-            text = f"Specified provider '{name}' is not in available provider names.Available providers: '{CPU}'"
+            text = f"there is no provider {name!r}, which is ignored: {CPU!r} is the only one"
             warnings.warn(text, stacklevel=4)
 
 
 def _check_options(providers: Sequence[Any], options: Any) -> None:
     if not isinstance(options, Sequence):
-        raise ValueError("'provider_options' should be a sequence.")
+        raise ValueError(f"provider_options is a {type(options).__name__}: it must be a sequence")
     if len(providers) != len(options):
         raise ValueError("'providers' and 'provider_options' should be the same length if both are given.")
     if not all(isinstance(provider, str) for provider in providers):

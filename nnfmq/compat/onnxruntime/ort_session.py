@@ -191,20 +191,20 @@ class InferenceSession:
             RuntimeError: With the text of what `run` raises.
         """
         if iobinding.session is not self:
-            raise ValueError("IOBinding must be used with the session that created it.")
+            raise ValueError("the IOBinding belongs to another session")
         try:
             names = list(iobinding.outputs)
             if not names:
-                raise ort_error("InvalidArgument", "At least one output should be requested.")
+                raise ort_error("InvalidArgument", "no output is bound")
             iobinding.fill(self.run(names, iobinding.inputs, run_options))
         except Exception as error:
-            raise RuntimeError(f"Error in execution: {bare_message(error)}") from error
+            raise RuntimeError(f"the execution failed: {bare_message(error)}") from error
 
     def _run(
         self, places: Sequence[int], feed: Mapping[str, Any], run_options: OrtRunOptions | None, is_last: bool = False
     ) -> list[Array]:
         if run_options is not None and run_options.terminate:
-            raise ort_error("Fail", "Exiting due to terminate flag being set to true.")
+            raise ort_error("Fail", "terminate is set in the run options")
         begin_ns = time.monotonic_ns()
         inputs = self._arrays(feed)
         key = self._plans.key_of(inputs)
@@ -233,7 +233,7 @@ class InferenceSession:
         try:
             return [self._places[name] for name in names]
         except KeyError as error:
-            raise ort_error("InvalidArgument", f"Invalid output name:{error.args[0]}") from None
+            raise ort_error("InvalidArgument", f"the model has no output {error.args[0]!r}") from None
 
     def _arrays(self, feed: Mapping[str, Any]) -> list[Array]:
         """Return the arrays of the inputs, in order, with the types that the model has."""
@@ -255,7 +255,7 @@ class InferenceSession:
         names = list(feed.keys())
         missing = [node.name for node in self._inputs if node.name not in names]
         if missing:
-            raise ValueError(f"Required inputs ({missing}) are missing from input feed ({names}).")
+            raise ValueError(f"inputs {missing} are missing; {names} are given")
 
     def _reject_other_names(self, feed: Mapping[str, Any]) -> None:
         known = {node.name for node in self._inputs}
@@ -265,7 +265,7 @@ class InferenceSession:
                     raise ort_error(
                         "NotImplemented", f"input {name} has a value in the file, which cannot be overridden"
                     )
-                raise ort_error("InvalidArgument", f"Invalid input name: {name}")
+                raise ort_error("InvalidArgument", f"the model has no input {name!r}")
 
     def _check_shapes(self, arrays: Sequence[Array]) -> None:
         for node, array in zip(self._inputs, arrays, strict=True):
@@ -344,7 +344,7 @@ def _as_array(node: NodeArg, value: Any) -> Array:
     elif isinstance(value, list) and node.dtype is not None:
         value = np.asarray(value, node.dtype)
     elif not isinstance(value, np.ndarray):
-        raise RuntimeError(f"Unable to handle object of type {type(value)}")
+        raise RuntimeError(f"an input is a {type(value).__name__}: it must be an array, a list or an OrtValue")
     array: Array = np.asarray(value, value.dtype.newbyteorder("="))
     if array.dtype != node.dtype:
         node.check(array)

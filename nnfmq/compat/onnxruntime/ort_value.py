@@ -32,7 +32,7 @@ class OrtDevice:
     def make(ort_device_name: str, device_id: int, vendor_id: int = -1) -> OrtDevice:
         """Return the device of this name: "cpu", "cuda", ..."""
         if ort_device_name not in _DEVICE_TYPES:
-            raise Exception(f"Unsupported device type: {ort_device_name}")
+            raise Exception(f"the device {ort_device_name!r} does not exist here")
         return OrtDevice(_DEVICE_TYPES[ort_device_name], device_id, max(vendor_id, 0))
 
     def device_id(self) -> int:
@@ -78,7 +78,7 @@ class OrtValue:
         """
         require_cpu(device_type, device_id, vendor_id)
         if numpy_obj.dtype.name not in ELEMENT_NUMBERS:
-            raise RuntimeError("Creation of OrtValues is currently only supported from non-string numpy arrays")
+            raise RuntimeError("an OrtValue is made of an array of numbers, not of strings")
         return cls(np.ascontiguousarray(numpy_obj).reshape(numpy_obj.shape))
 
     @classmethod
@@ -183,10 +183,10 @@ class OrtValue:
             TypeError: If it is neither.
         """
         if not isinstance(data, (np.ndarray, OrtValue)):
-            raise TypeError("data must be a numpy.ndarray or an OrtValue.")
+            raise TypeError(f"data is a {type(data).__name__}: it must be an array or an OrtValue")
         array = data.numpy() if isinstance(data, OrtValue) else data
         if array.size != self._array.size:
-            raise RuntimeError("The input size of numpy arrays does not match the size of the OrtValue.")
+            raise RuntimeError("the array has another size than the OrtValue")
         self._array[...] = array.reshape(self._array.shape)
 
 

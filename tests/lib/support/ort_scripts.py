@@ -90,11 +90,11 @@ def session(ort: Any, content: bytes | None = None) -> Any:
 
 
 def outcome(script: Script, ort: Any) -> Any:
-    """Return what a script returns, or the names of the classes and the text of what it raises."""
+    """Return what a script returns, or the names of the classes of what it raises."""
     try:
         return script(ort)
     except Exception as error:  # noqa: BLE001  any of them is compared
-        return [list(dict.fromkeys(kind.__name__ for kind in type(error).__mro__)), str(error)]
+        return list(dict.fromkeys(kind.__name__ for kind in type(error).__mro__))
 
 
 def assert_same(found: Any, wanted: Any) -> None:
