@@ -6,9 +6,9 @@ Inputs are bound by value, as sessions of nnfmq.compat.onnxruntime do, if the im
 then floats, of up to 16 elements. Inputs of unknown shapes get those of the test. The share is that of tests that have
 only tensors of numbers and no operator of strings, sequences, optionals, training or ai.onnx.ml.
 
-A test passes if the importer accepts the model and each output is within 1e-5 of the largest element (float16: 1e-2) of
-the expected one. It is refused if the importer rejects the model with a reason. Everything else is a failure: then the
-exit status is 1.
+A test passes if the importer accepts the model and each output is within 1e-5 of the largest element (float16 and
+bfloat16: 1e-2) of the expected one. It is refused if the importer rejects the model with a reason. Everything else is a
+failure: then the exit status is 1.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from nnfmq.importers.file_format import read_source
 from nnfmq.validation import validate_model
 
 _SEED = 1
+_SHORT = ("float16", "bfloat16")
 _NOT_NUMERIC = ("StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch", "TfIdfVectorizer", "ImageDecoder")
 
 
@@ -166,7 +167,8 @@ def _difference(found: Any, expected: Any) -> str:
         return f"shape {found.shape}, expected {expected.shape}"
     wanted = expected.reshape(found.shape).astype(float)
     finite = wanted[np.isfinite(wanted)]
-    relative = 0.0 if expected.dtype.kind != "f" else 1e-2 if expected.dtype == np.float16 else 1e-5
+    is_float = expected.dtype.kind == "f" or expected.dtype.name in _SHORT
+    relative = 0.0 if not is_float else 1e-2 if expected.dtype.name in _SHORT else 1e-5
     tolerance = relative * float(np.abs(finite).max(initial=1e-3))
     close = np.isclose(found.astype(float), wanted, rtol=0, atol=tolerance, equal_nan=True)
     return "" if close.all() else f"{int((~close).sum())} of {close.size} elements differ"

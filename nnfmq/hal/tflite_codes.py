@@ -151,6 +151,7 @@ class TfliteOperation(IntEnum):
     SCATTER_ND_UPDATE = 162
     BITWISE_AND = 163
     LEFT_SHIFT = 164
+    ROUND_TO_FORMAT = 165
 
     # 200 to 255: operations of the HAL for more types and ranks, which `wider_operations` selects
     ADD = 200

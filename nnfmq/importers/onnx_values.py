@@ -2,7 +2,7 @@
 
 A Value is a constant, or the result of HAL operations. Every shape is known. A tensor of rank 0 has an operand of
 shape (1,): the HAL has no tensors of rank 0. All integers become INT32, float64 FLOAT32; a constant that does not fit
-is rejected. Results of integers of 8 and 16 bits are wrapped to these bits.
+is rejected. Results of narrower integers are wrapped, those of narrower floats rounded, to what their type has.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import LifeTime, Operand, OperandType
 from nnfmq.importers.graph_builder import GraphBuilder
+from nnfmq.importers.onnx_narrow_types import FLOAT_FORMATS, integer_limits
 
 __all__ = ["Node", "Value", "operand_type_of"]
 
@@ -33,6 +34,8 @@ _OPERAND_TYPES = {
     "int64": OperandType.TENSOR_INT32,
     "bool": OperandType.TENSOR_BOOL8,
     **dict.fromkeys(("int8", "int16", "uint8", "uint16", "uint32", "uint64"), OperandType.TENSOR_INT32),
+    **dict.fromkeys(("int2", "int4", "uint2", "uint4"), OperandType.TENSOR_INT32),
+    **dict.fromkeys(FLOAT_FORMATS, OperandType.TENSOR_FLOAT32),
 }
 _WIDE = ("float64", "int64", "uint32", "uint64")
 _UNCHANGED = frozenset(
@@ -184,18 +187,30 @@ class Node:
     def result(self, operand: int, shape: Shape, dtype: np.dtype[Any] | None = None, position: int = 0) -> None:
         """Make an operand the output at `position`, reshaped if it has another shape than `shape`."""
         dtype = self.value(0).dtype if dtype is None else dtype
-        operand = operand if self.operator in _UNCHANGED else self._wrapped(operand, dtype)
+        operand = operand if self.operator in _UNCHANGED else self._narrowed(operand, dtype)
         self.results[position] = Value(tuple(shape), dtype, self.reshaped(operand, shape))
 
-    def _wrapped(self, operand: int, dtype: np.dtype[Any]) -> int:
-        """Return INT32 elements modulo the range of an integer type of fewer bits."""
-        if dtype.kind not in "iu" or dtype.itemsize > 2 or self.builder[operand].type != OperandType.TENSOR_INT32:
+    def _narrowed(self, operand: int, dtype: np.dtype[Any]) -> int:
+        """Return elements of INT32 or FLOAT32 as a narrower type has them: integers wrap, and floats are rounded."""
+        kind, limits = self.builder[operand].type, integer_limits(dtype)
+        if limits is not None and limits[1] - limits[0] < 1 << 16 and kind == OperandType.TENSOR_INT32:
+            return self._wrapped(operand, *limits)
+        form = FLOAT_FORMATS.get(dtype.name)
+        if form is None or kind != OperandType.TENSOR_FLOAT32:
             return operand
-        lowest, none = self.filled(OperandType.TENSOR_INT32, np.iinfo(dtype).min), self.builder.int32(0)
-        count = self.filled(OperandType.TENSOR_INT32, 1 << 8 * dtype.itemsize)
-        from_zero = self.emit(OperationType.SUB, [operand, lowest, none])
+        saturates = dtype.name.startswith("float8") and self.attribute("saturate", 1)
+        numbers = [self.builder.int32(form.mantissa), self.builder.int32(form.exponent)]
+        largest = self.builder.float_scalar(OperandType.TENSOR_FLOAT32, form.largest)
+        overflow = self.builder.int32(0 if saturates else form.overflow)
+        return self.emit(operation_code(TfliteOperation.ROUND_TO_FORMAT), [operand, *numbers, largest, overflow])
+
+    def _wrapped(self, operand: int, lowest: int, highest: int) -> int:
+        """Return INT32 elements modulo a range."""
+        first, none = self.filled(OperandType.TENSOR_INT32, lowest), self.builder.int32(0)
+        count = self.filled(OperandType.TENSOR_INT32, highest - lowest + 1)
+        from_zero = self.emit(OperationType.SUB, [operand, first, none])
         rest = self.emit(operation_code(TfliteOperation.FLOOR_MOD), [from_zero, count])
-        return self.emit(OperationType.ADD, [rest, lowest, none])
+        return self.emit(OperationType.ADD, [rest, first, none])
 
     def constant_result(self, array: Array) -> None:
         """Make a constant the first output."""

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.onnx_files import OnnxCase, assert_close, expected, results
+from support.onnx_files import OnnxCase, assert_close, expected, file_of, results
+from support.onnx_runtime import onnx
 
 import nnfmq
 from nnfmq.importers.onnx_operators import CONVERTERS, onnx_quantized
@@ -195,6 +196,16 @@ CASES = [
       for parts, axis, flags in ((1, 1, {}), (2, 2, {}), (2, 1, {"inverse": 1}), (1, 2, {"onesided": 1}))),
     case("DFT", real(2, 5, 1), np.array(8), constants=(1,), opset=17, axis=1),
     case("DFT", real(2, 5, 1), np.array(3), constants=(1,), opset=17, axis=1, onesided=1),
+    case("LpPool", IMAGE, kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 1], p=3),
+    case("LpPool", real(1, 2, 9), kernel_shape=[3], pads=[2, 1], opset=18, dilations=[2]),
+    case("EyeLike", real(3, 4), k=1),
+    case("EyeLike", real(3, 3), dtype=6, k=-1),
+    case("Dropout", real(2, 3), outputs=2),
+    *(case("QuantizeLinear", real(2, 3), np.float32([0.01, 0.02, 0.3]), np.array([1, 2, 3], kind), constants=(1, 2),
+           axis=1, opset=21) for kind in (np.uint8, np.int8, np.uint16, np.int16)),
+    case("QuantizeLinear", real(4, 6), real(2, 6, low=0.1), constants=(1,), axis=0, block_size=2, opset=21),
+    *(case("DequantizeLinear", small(kind, 1, 100, 7), np.float32([0.01, 0.02, 0.3]), small(kind, 3, 5, 7),
+           constants=(1, 2), axis=0, opset=21) for kind in ("u1", "i1", "u2", "i2")),
     case("GatherElements", real(3, 4), np.int64([[0, -1], [2, 1]]), axis=1),
     case("GatherElements", real(3, 4), np.int64([[0, -1], [2, 1]]), constants=(1,)),
     case("GatherND", real(3, 4, 2), np.int64([[0, -1], [2, 1]])),
@@ -248,7 +259,7 @@ FIRST_OF_EACH = [next(case for case in CASES if case.operator == name) for name 
 
 
 def test_every_operator_of_the_table_has_a_case() -> None:
-    quantized = {"DequantizeLinear", "com.microsoft.DynamicQuantizeLSTM"}  # see test_onnx_quantized
+    quantized = {"com.microsoft.DynamicQuantizeLSTM"}  # see test_onnx_quantized
     others = quantized | onnx_quantized.CONVERTERS.keys() | {"CumProd"}  # which ONNX Runtime does not have
     assert {case.operator for case in CASES} == set(CONVERTERS) - others
 
@@ -280,3 +291,18 @@ def test_cumulative_products_may_be_exclusive_and_reversed(axis: int) -> None:
     wanted = np.flip(np.cumprod(np.flip(shifted, axis), axis), axis)
     assert_close(results(plain.content(), plain.fed()), [np.cumprod(x, axis)])
     assert_close(results(both.content(), both.fed()), [wanted])
+
+
+def cast_and_back(name: str, values: Any) -> bytes:
+    """Return the file of a model that casts floats to an element type and back."""
+    to, back = onnx.TensorProto.DataType.Value(name), onnx.TensorProto.FLOAT
+    nodes = [onnx.helper.make_node("Cast", ["x"], ["t"], to=to), onnx.helper.make_node("Cast", ["t"], ["y"], to=back)]
+    return file_of(nodes, {"x": values}, ["y"], opset=19)
+
+
+@pytest.mark.parametrize("name", ["BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"])
+def test_floats_are_rounded_to_a_narrower_type(name: str) -> None:
+    values = np.concatenate([real(200), real(50) * 1e-2, real(50) * 1e-5, real(50) * 1e5, np.float32([0, 1.0625])])
+    values = values.astype(np.float32)
+    content = cast_and_back(name, values)
+    np.testing.assert_array_equal(results(content, {"x": values})[0], expected(content, {"x": values})[0])

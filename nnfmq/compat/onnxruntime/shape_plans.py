@@ -208,6 +208,6 @@ def bindings(inputs: Sequence[Array]) -> list[tuple[int, ...]]:
     small = [place for place, array in enumerate(inputs) if array.ndim <= 1 and array.size <= _MAX_VALUES]
     empty = {place for place, array in enumerate(inputs) if not array.size}
     integers = tuple(sorted(empty.union(place for place in small if inputs[place].dtype.kind in "iub")))
-    floats = {place for place in small if place and inputs[place].dtype.kind == "f"}
+    floats = {place for place in small if place and inputs[place].dtype.kind in "fV"}
     numbers = tuple(sorted({place for place in integers if place}.union(floats)))
     return [places for places in dict.fromkeys((integers, numbers)) if places]

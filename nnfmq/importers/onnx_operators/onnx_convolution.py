@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from nnfmq.importers.onnx_values import Node, Value
 __all__ = ["CONVERTERS"]
 
 _ROW, _IMAGE = 3, 4
+_WINDOW_ATTRIBUTES = ("auto_pad", "dilations", "pads", "strides")
 
 
 @dataclass(slots=True)
@@ -194,6 +196,25 @@ def _round_up(window: Window, sizes: Sequence[int]) -> None:
         window.end[axis] += max((count - 1) * stride + kernel - padded, 0)
 
 
+def _lp_pool(node: Node) -> None:
+    """Convert to the p-th root of a convolution, with weights of 1, of the p-th powers."""
+    value, power = node.value(0), node.attribute("p", 2)
+    kernel = node.attribute("kernel_shape", ())
+    if node.attribute("ceil_mode", 0) or power < 1 or len(kernel) != len(value.shape) - 2 or min(kernel) < 1:
+        raise InvalidArgument("ceil_mode is not supported, and p and kernel_shape must be positive")
+    kind, channels = node.builder[node.operand(0)].type, value.shape[1]
+    node.builder.reserve(4 * channels * math.prod(kernel))  # before the weights exist
+    powers = node.emit(Op.POW, [node.emit(Op.ABS, [node.operand(0)]), node.filled(kind, power)])
+    weights = Value.of(np.ones((channels, 1, *kernel), value.dtype))
+    attributes = {name: node.attributes[name] for name in _WINDOW_ATTRIBUTES if name in node.attributes}
+    inputs: list[Value | None] = [Value(value.shape, value.dtype, powers), weights]
+    inner = Node(node.name, "Conv", node.opset, node.builder, inputs, ["y"], {**attributes, "group": channels})
+    _conv(inner)
+    node.attributes_read |= inner.attributes_read
+    found = inner.results[0]
+    node.result(node.emit(Op.POW, [node.operand(found), node.filled(kind, 1 / power)]), found.shape)
+
+
 def _global_pool(operation: Op, node: Node) -> None:
     x = node.operand(0)
     axes = node.builder.int32_vector(range(2, len(node.shape(x))))
@@ -208,5 +229,6 @@ CONVERTERS: dict[str, Callable[[Node], Any]] = {
     "ConvTranspose": _conv_transpose,
     "GlobalAveragePool": partial(_global_pool, Op.MEAN),
     "GlobalMaxPool": partial(_global_pool, Op.REDUCE_MAX),
+    "LpPool": _lp_pool,
     "MaxPool": partial(_pool, Op.MAX_POOL_2D),
 }

@@ -21,6 +21,7 @@ _BOOL = np.dtype(bool)
 _B8, _I32 = OperandType.TENSOR_BOOL8, OperandType.TENSOR_INT32
 _F32 = OperandType.TENSOR_FLOAT32
 _RELU6 = 6.0
+_BOOL_MASK = 10  # the opset from which the mask of Dropout is bool
 _ERF_P = 0.3275911
 _ERF_A = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 
@@ -246,10 +247,13 @@ def _identity(node: Node) -> None:
 
 
 def _dropout(node: Node) -> None:
-    if node.used(1):
-        raise InvalidArgument("the mask is not supported")
     if node.given(2) and node.constant(2, "training_mode").any():
         raise InvalidArgument("training is not supported")
+    if node.used(1):
+        shape = node.value(0).shape
+        node.builder.reserve(node.value(0).size)  # before the mask exists
+        mask_type = np.dtype(bool) if node.opset >= _BOOL_MASK else node.value(0).dtype
+        node.results[1] = Value.of(np.ones(shape, mask_type))
     _identity(node)
 
 

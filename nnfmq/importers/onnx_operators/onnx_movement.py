@@ -10,6 +10,7 @@ import numpy as np
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import OperandType
+from nnfmq.importers.onnx_file import dtype_of
 from nnfmq.importers.onnx_operators.onnx_broadcasting import broadcast_to
 from nnfmq.importers.onnx_values import Node, Value
 
@@ -121,6 +122,17 @@ def _trilu(node: Node) -> None:
         return node.result(node.emit(Op.LOGICAL_AND, [x, node.add_constant(mask)]), value.shape)
     zeros = node.emit(Op.FILL, [node.builder.int32_vector(value.shape), node.scalar(kind, 0.0)], kind)
     return node.result(node.emit(Op.SELECT, [node.add_constant(mask), x, zeros], kind), value.shape)
+
+
+def _eye_like(node: Node) -> None:
+    value = node.value(0)
+    if len(value.shape) != 2:
+        raise InvalidArgument(f"a tensor of rank {len(value.shape)} is no matrix")
+    number = node.attribute("dtype", 0)
+    node.builder.reserve(8 * value.size)  # before the matrix exists
+    node.constant_result(
+        np.eye(*value.shape, k=node.attribute("k", 0), dtype=dtype_of(number) if number else value.dtype)
+    )
 
 
 def _transpose(node: Node) -> None:
@@ -277,6 +289,7 @@ CONVERTERS: dict[str, Callable[[Node], None]] = {
     "ConstantOfShape": _constant_of_shape,
     "DepthToSpace": _depth_to_space,
     "Expand": _expand,
+    "EyeLike": _eye_like,
     "Flatten": _flatten,
     "Pad": _pad,
     "Reshape": _reshape,

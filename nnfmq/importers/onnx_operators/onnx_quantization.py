@@ -14,7 +14,10 @@ import numpy.typing as npt
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import Operand, OperandType
+from nnfmq.importers.onnx_file import dtype_of
+from nnfmq.importers.onnx_narrow_types import FLOAT_FORMATS, integer_limits
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of
 from nnfmq.importers.onnx_values import Node, Value
 
@@ -33,10 +36,33 @@ def _quantize(node: Node) -> None:
     value, scale = node.value(0), node.constant(1, "scale")
     zero_point = node.constant(2, "zero point") if node.given(2) else np.zeros(scale.shape, _default_type(node))
     axis = _axis(node)
-    if value.array is not None:
-        return node.constant_result(_quantized(value.array, *_for_channels(value.array, scale, zero_point, axis)))
-    node.results[0] = quantized(node, value, scale, zero_point)
-    return None
+    if value.array is not None and integer_limits(zero_point.dtype):
+        return node.constant_result(_quantized(value.array, *_for_channels(value, scale, zero_point, axis)))
+    if scale.size == 1 and zero_point.dtype.name in _QUANTIZED:
+        node.results[0] = quantized(node, value, scale, zero_point)
+        return None
+    return _stepped(node, value, scale, zero_point, axis)
+
+
+def _stepped(node: Node, value: Value, scale: Array, zero_point: Array, axis: int) -> None:
+    """Quantize to a type, or with scales, that no quantized operand has: steps are INT32, or floats of 8 or 4 bits."""
+    x, none = node.operand(value), node.builder.int32(0)
+    if node.builder[x].type == OperandType.TENSOR_FLOAT16:
+        x = node.emit(Op.CAST, [x], OperandType.TENSOR_FLOAT32)
+    factors, zeros = (node.add_constant(each) for each in _as_floats(_for_channels(value, scale, zero_point, axis)))
+    steps, limits = node.emit(Op.DIV, [x, factors, none]), integer_limits(zero_point.dtype)
+    if limits is not None:
+        steps = node.emit(operation_code(TfliteOperation.ROUND), [steps])
+    steps = node.emit(Op.ADD, [steps, zeros, none])
+    if limits is not None:
+        low, high = (node.filled(OperandType.TENSOR_FLOAT32, limit) for limit in limits)
+        steps = node.emit(Op.MINIMUM, [node.emit(Op.MAXIMUM, [steps, low]), high])
+        steps = node.emit(Op.CAST, [steps], OperandType.TENSOR_INT32)
+    node.result(steps, value.shape, zero_point.dtype)
+
+
+def _as_floats(arrays: tuple[Array, Array]) -> tuple[Array, Array]:
+    return arrays[0].astype(np.float32), arrays[1].astype(np.float32)
 
 
 def _dequantize(node: Node) -> None:
@@ -46,16 +72,14 @@ def _dequantize(node: Node) -> None:
 
 
 def _axis(node: Node) -> int:
-    if node.attribute("block_size", 0):
-        raise InvalidArgument("scales for blocks are not supported")
+    node.attribute("block_size", 0)  # which follows from the shapes
     axis: int = node.attribute("axis", 1)
     return axis
 
 
-def _default_type(node: Node) -> type[np.uint8]:
-    if node.attribute("output_dtype", 0):
-        raise InvalidArgument("attribute output_dtype is not supported without a zero point")
-    return np.uint8
+def _default_type(node: Node) -> np.dtype[Any]:
+    number = node.attribute("output_dtype", 0)
+    return dtype_of(number) if number else np.dtype(np.uint8)
 
 
 def quantized(node: Node, value: Value, scale: Array, zero_point: Array) -> Value:
@@ -82,45 +106,67 @@ def dequantized(node: Node, value: Value, scale: Array, zero_point: Array, axis:
         InvalidArgument: If scale or zero point do not fit the tensor.
     """
     if value.array is not None:
-        factors, zeros = _for_channels(value.array, scale, zero_point, axis)
-        return Value.of((value.array.astype(np.int64) - zeros).astype(np.float32) * factors)
-    number, zero, dtype = _parameters(scale, zero_point)
+        factors, zeros = _for_channels(value, scale, zero_point, axis)
+        wide = np.float32 if value.array.dtype.name in FLOAT_FORMATS else np.int64
+        return Value.of((value.array.astype(wide) - zeros.astype(wide)).astype(np.float32) * factors)
     x = node.operand(value)
     if node.builder[x].type == OperandType.TENSOR_INT32:
         x = node.emit(Op.CAST, [x], OperandType.TENSOR_FLOAT32)
     operand = node.builder[x]
-    if operand.type == OperandType.TENSOR_FLOAT32 and value.dtype == dtype:  # integers as floats: see `_gather`
-        difference = node.emit(Op.SUB, [x, node.filled(operand.type, zero), node.builder.int32(0)])
-        product = node.emit(Op.MUL, [difference, node.filled(operand.type, number), node.builder.int32(0)])
-        return Value(value.shape, np.dtype(np.float32), product)
+    if operand.type == OperandType.TENSOR_FLOAT32 and value.dtype == zero_point.dtype:
+        return _from_floats(node, Value(value.shape, value.dtype, x), scale, zero_point, axis)
+    number, zero, dtype = _parameters(scale, zero_point)
     if (operand.type, operand.scale, operand.zero_point) != (_QUANTIZED[dtype.name], number, zero):
         raise InvalidArgument("its scale and zero point must be those with which the tensor was quantized")
     return Value(value.shape, np.dtype(np.float32), node.emit(Op.DEQUANTIZE, [x], OperandType.TENSOR_FLOAT32))
 
 
+def _from_floats(node: Node, value: Value, scale: Array, zero_point: Array, axis: int) -> Value:
+    """Return steps that are FLOAT32, less their zero point, times their scale."""
+    factors, zeros = (node.add_constant(each) for each in _as_floats(_for_channels(value, scale, zero_point, axis)))
+    found = node.emit(Op.SUB, [node.operand(value), zeros, node.builder.int32(0)])
+    found = node.emit(Op.MUL, [found, factors, node.builder.int32(0)])
+    if scale.dtype == np.float16:
+        found = node.emit(Op.CAST, [found], OperandType.TENSOR_FLOAT16)
+    return Value(value.shape, scale.dtype, found)
+
+
 def _quantized(array: Array, scale: Array, zero_point: Array) -> Array:
-    """Return a constant quantized."""
-    if zero_point.dtype.kind not in "iu":
+    """Return a constant quantized to integers."""
+    limits = integer_limits(zero_point.dtype)
+    if limits is None:
         raise InvalidArgument(f"quantized tensors of {zero_point.dtype.name} are not supported")
-    limits = np.iinfo(zero_point.dtype)
     with np.errstate(all="ignore"):
-        steps = np.rint(array / scale) + zero_point
-    found: Array = np.clip(steps, limits.min, limits.max).astype(zero_point.dtype)
+        steps = np.rint(array / scale) + zero_point.astype(np.float64)
+    found: Array = np.clip(steps, *limits).astype(zero_point.dtype)
     return found
 
 
-def _for_channels(array: Array, scale: Array, zero_point: Array, axis: int) -> tuple[Array, Array]:
-    """Return scale and zero point in a shape that broadcasts to a constant's."""
-    if array.dtype.kind not in "iuf" or scale.dtype != np.float32 or zero_point.size != scale.size:
+def _for_channels(value: Value, scale: Array, zero_point: Array, axis: int) -> tuple[Array, Array]:
+    """Return scale and zero point in a shape that broadcasts to a value's; those of blocks are repeated."""
+    if scale.dtype not in (np.float32, np.float16) or zero_point.size != scale.size:
         raise InvalidArgument("types or shapes of its inputs are not supported")
     if scale.size == 1:
         return scale.reshape(()), zero_point.reshape(())
-    axis = axis_of(axis, array.ndim)
-    shape = [1] * array.ndim
-    shape[axis] = array.shape[axis]
-    if scale.shape != (array.shape[axis],):
-        raise InvalidArgument(f"{scale.size} scales for {array.shape[axis]} channels")
+    axis = axis_of(axis, len(value.shape))
+    extent = value.shape[axis]
+    if scale.ndim > 1:
+        return _for_blocks(value, scale, axis), _for_blocks(value, zero_point.reshape(scale.shape), axis)
+    shape = [1] * len(value.shape)
+    shape[axis] = extent
+    if scale.shape != (extent,):
+        raise InvalidArgument(f"{scale.size} scales for {extent} channels")
     return scale.reshape(shape), zero_point.reshape(shape)
+
+
+def _for_blocks(value: Value, numbers: Array, axis: int) -> Array:
+    """Return the number of each element, of one for each block along an axis."""
+    if numbers.ndim != len(value.shape) or numbers.shape[axis] == 0 or value.shape[axis] % numbers.shape[axis]:
+        raise InvalidArgument(f"scales of shape {numbers.shape} for blocks of the shape {value.shape}")
+    found = np.repeat(numbers, value.shape[axis] // numbers.shape[axis], axis)
+    if found.shape != value.shape:
+        raise InvalidArgument(f"scales of shape {numbers.shape} for blocks of the shape {value.shape}")
+    return found
 
 
 def _parameters(scale: Array, zero_point: Array) -> tuple[float, int, np.dtype[Any]]:

@@ -46,7 +46,7 @@ def _apply(
 
 def _as_float(node: Node, position: int, axis: int = 0) -> Value:
     """Return the quantized tensor at `position`, before its scale and zero point, as floats."""
-    value, scale = node.value(position), node.constant(position + 1, "scale")
+    value, scale = node.value(position), _scale(node, position + 1)
     zero_point = (
         node.constant(position + 2, "zero point") if node.given(position + 2) else np.zeros(scale.shape, value.dtype)
     )
@@ -55,11 +55,17 @@ def _as_float(node: Node, position: int, axis: int = 0) -> Value:
 
 def _finish(node: Node, found: Value, position: int) -> None:
     """Quantize the result with the scale and the zero point from `position` on."""
-    scale = node.constant(position, "scale")
+    scale = _scale(node, position)
     zero_point = (
         node.constant(position + 1, "zero point") if node.given(position + 1) else np.zeros(scale.shape, np.uint8)
     )
     node.results[0] = quantized(node, found, scale, zero_point)
+
+
+def _scale(node: Node, position: int) -> Array:
+    """Return the scale at `position`, as float32."""
+    found: Array = node.constant(position, "scale").astype(np.float32)
+    return found
 
 
 def _bias(node: Node, position: int) -> Value | None:

@@ -24,6 +24,7 @@ _MODULES = (
     "indexing",
     "integer_functions",
     "landmarks",
+    "narrow_floats",
     "segments",
     "integer_recurrent",
     "sixteen_bit_arithmetic",

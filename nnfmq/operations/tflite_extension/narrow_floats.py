@@ -1,0 +1,76 @@
+"""ROUND_TO_FORMAT: floats rounded to those that a narrower format has.
+
+C1 the format has between 0 and 23 bits of mantissa and an exponent of at least -149
+C2 overflow, what larger numbers become, is 0 (the largest), 1 (infinity), 2 (NaN) or 3 (the largest, and 0 from NaN)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nnfmq.hal.tflite_codes import TfliteOperation
+from nnfmq.operations.shapes import require
+from nnfmq.operations.signature import (
+    F32,
+    FLOAT32,
+    V1_2,
+    Array,
+    Declaration,
+    Run,
+    Shape,
+    Tensor,
+    attribute,
+    data,
+    overload,
+)
+from nnfmq.operations.tflite_extension.declaring import own_code, variants_of
+
+_MANTISSA_BITS, _LEAST_EXPONENT, _OVERFLOWS = 23, -149, 4
+_WITHOUT_NAN = 3
+
+
+def rounded_shape(input: Shape, *, mantissa: int, exponent: int, largest: float, overflow: int) -> Shape:
+    """Return the shape of the input."""
+    fits = 0 <= mantissa <= _MANTISSA_BITS and _LEAST_EXPONENT <= exponent <= -_LEAST_EXPONENT
+    require(fits, "C1", f"{mantissa} bits of mantissa, exponents from {exponent}")
+    require(0 <= overflow < _OVERFLOWS, "C2", f"overflow is {overflow}")
+    return input
+
+
+def plan_rounded(input: Tensor, *, output: Tensor, mantissa: int, exponent: int, largest: float, overflow: int) -> Run:
+    """Plan the nearest numbers with `mantissa` bits, the least normal `exponent`, and none above `largest`."""
+    beyond = (largest, np.inf, np.nan, largest)[overflow]
+
+    def run(array: Array) -> Array:
+        wide = array.astype(np.float64)
+        _, exponents = np.frexp(wide)
+        unit = np.maximum(exponents - 1, exponent) - mantissa
+        found = np.ldexp(np.rint(np.ldexp(wide, -unit)), unit)
+        found = np.where(np.abs(found) > largest, np.copysign(beyond, wide), found)
+        if overflow == _WITHOUT_NAN:
+            found = np.nan_to_num(found, nan=0.0)
+        result: Array = found.astype(np.float32)
+        return result
+
+    return run
+
+
+DECLARATIONS = (
+    Declaration(
+        own_code(TfliteOperation.ROUND_TO_FORMAT),
+        since=V1_2,
+        overloads=(
+            overload(
+                data("input"),
+                attribute("mantissa"),
+                attribute("exponent"),
+                attribute("largest", FLOAT32),
+                attribute("overflow"),
+                level=V1_2,
+            ),
+        ),
+        variants=variants_of((F32,), plan_rounded),
+        shape=rounded_shape,
+        zero_sized=True,
+    ),
+)
