@@ -9,6 +9,7 @@ Operators and tensors that are not supported raise UnsupportedModel, which lists
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tensor_info import TensorInfo, dtype_name
-from nnfmq.hal.types import LifeTime, Operand, OperandType
+from nnfmq.hal.types import DataLocation, LifeTime, Operand, OperandType
 from nnfmq.importers.file_format import ModelSource
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.loaded_model import LoadedModel
@@ -39,6 +40,8 @@ _WITHOUT_EFFECT = frozenset(
 """Attributes that inference, or the modes that are supported, do not use; kernels have the shape of the weights."""
 _MAX_DEPTH = 16  # of functions that call each other
 _MAX_CALLS = 10_000
+_MAX_BRANCH_DEPTH = 8
+_INPUT = LifeTime.SUBGRAPH_INPUT
 _SPARE_BYTES = 1 << 26  # for constants that the arithmetic on shapes makes
 
 
@@ -113,10 +116,10 @@ class _Import:
             if not self._is_known(proto):
                 raise InvalidArgument("is not supported")
             inputs = [self._values[name] if name else None for name in proto.input]
-            if _qualified_name(proto) == "If":
-                return self._inline(index, self._node(proto, inputs), proto)
             if any(value is None and name for name, value in zip(proto.input, inputs, strict=True)):
                 return self._assume(proto)  # a problem of an earlier node
+            if _qualified_name(proto) == "If":
+                return self._if(index, self._node(proto, inputs), proto)
             self._add(index, self._node(proto, inputs), proto)
         except InvalidArgument as error:
             self._fail(index, proto, str(error))
@@ -128,16 +131,81 @@ class _Import:
         is_local = (proto.domain, proto.op_type) in self._functions
         return is_local or proto.domain in _DEFAULT_DOMAINS or _qualified_name(proto) in CONVERTERS
 
+    def _if(self, index: int, node: Node, proto: Any) -> None:
+        convert = self._select if node.value(0).array is None else self._inline
+        convert(index, node, proto)
+
     def _inline(self, index: int, node: Node, proto: Any) -> None:
         """Convert the nodes of the branch of an If that its condition, a constant, selects; they are in its scope."""
         condition = node.constant(0, "condition")
         branch = node.attributes["then_branch" if condition.reshape(-1)[0] else "else_branch"]
-        for tensor in branch.initializer:
-            self._values[tensor.name] = Value.of(tensor_array(tensor, self._file.folder))
-        for _, inner in _live_nodes(branch.node, (info.name for info in branch.output)):
-            self._convert(index, inner)
+        self._convert_graph(index, branch)
         for name, info in zip(proto.output, branch.output, strict=True):
             self._values[name] = self._values.get(info.name)
+
+    def _select(self, index: int, node: Node, proto: Any) -> None:
+        """Add IF: both branches become subgraphs; their inputs are the results around them that either reads."""
+        graphs = [node.attributes[name] for name in ("then_branch", "else_branch")]
+        if node.value(0).dtype != np.bool_ or node.value(0).size != 1:
+            raise InvalidArgument(f"its condition is {node.value(0).dtype} of the shape {node.value(0).shape}")
+        condition = node.reshaped(node.operand(0), (1,))
+        names = dict.fromkeys(name for graph in graphs for inner in graph.node for name in _read_names(inner))
+        names.update(dict.fromkeys(info.name for graph in graphs for info in graph.output))
+        known = {name: self._values[name] for name in names if name in self._values}
+        given = {name: value for name, value in known.items() if value is not None and value.array is None}
+        branches = [self._branch(index, graph, known, given) for graph in graphs]
+        first, second = branches
+        if first is None or second is None:
+            return self._assume(proto)  # a problem of a node in a branch
+        (then, results), (otherwise, others) = first, second
+        if [_kind(*result) for result in results] != [_kind(*other) for other in others]:
+            raise InvalidArgument("the results of its branches differ in number, type or shape: that is not supported")
+        callees = [self._builder.callee(number) for number in (then, otherwise)]
+        operands = [value.operand for value in given.values() if value.operand is not None]
+        outputs = [self._builder.operand(replace(o, lifetime=LifeTime.TEMPORARY_VARIABLE)) for _, o in results]
+        self._builder.operation(OperationType.IF, [condition, *callees, *(operands or [condition])], *outputs)
+        for name, (value, _), output in zip(proto.output, results, outputs, strict=True):
+            self._values[name] = Value(value.shape, value.dtype, output)
+        return None
+
+    def _branch(
+        self, index: int, graph: Any, known: dict[str, Value | None], given: dict[str, Value]
+    ) -> tuple[int, list[tuple[Value, Operand]]] | None:
+        """Return the number of a branch's subgraph and its results; None if there is a problem in it."""
+        if self._depth == _MAX_BRANCH_DEPTH:
+            raise InvalidArgument(f"If is nested more than {_MAX_BRANCH_DEPTH} deep")
+        outer_values, outer = self._values, self._builder
+        self._values, self._builder = {name: _constant_of(value) for name, value in known.items()}, outer.child()
+        self._depth += 1
+        try:
+            inputs = [self._give(outer, name, value) for name, value in given.items()]
+            if not inputs:  # the HAL requires one; the condition is given
+                inputs = [self._builder.operand(Operand(OperandType.TENSOR_BOOL8, (1,), 0.0, 0, _INPUT))]
+            self._convert_graph(index, graph)
+            results = [self._values.get(info.name) for info in graph.output]
+            if any(result is None for result in results):
+                return None
+            outputs = [self._output(info.name) for info in graph.output]
+            values = [value for value in results if value is not None]
+            pairs = list(zip(values, (self._builder[output] for output in outputs), strict=True))
+            return self._builder.refer(inputs, outputs), pairs
+        finally:
+            self._values, self._builder, self._depth = outer_values, outer, self._depth - 1
+
+    def _give(self, outer: GraphBuilder, name: str, value: Value) -> int:
+        """Return the input of a branch for a result of the graph around it."""
+        assert value.operand is not None
+        operand = replace(outer[value.operand], lifetime=_INPUT, location=DataLocation())
+        index = self._builder.operand(operand)
+        self._values[name] = Value(value.shape, value.dtype, index)
+        return index
+
+    def _convert_graph(self, index: int, graph: Any) -> None:
+        """Convert the nodes of a branch, in the scope of the present values."""
+        for tensor in graph.initializer:
+            self._values[tensor.name] = Value.of(tensor_array(tensor, self._file.folder))
+        for _, inner in _live_nodes(graph.node, (info.name for info in graph.output)):
+            self._convert(index, inner)
 
     def _node(self, proto: Any, inputs: list[Value | None]) -> Node:
         attributes = attribute_values(proto, self._file.folder)
@@ -220,6 +288,15 @@ def _qualified_name(proto: Any) -> str:
     """Return the name of a node's operator, with its domain unless that is ONNX's own."""
     name = str(proto.op_type)  # bytes if it is no UTF-8
     return name if proto.domain in _DEFAULT_DOMAINS else f"{proto.domain}.{name}"
+
+
+def _kind(value: Value, operand: Operand) -> tuple[Any, ...]:
+    return value.shape, value.dtype, operand.type, operand.dimensions, operand.scale, operand.zero_point
+
+
+def _constant_of(value: Value | None) -> Value | None:
+    """Return a constant without its operand, which another subgraph cannot use."""
+    return None if value is None or value.array is None else Value.of(value.array)
 
 
 def _type_proto(value: Value | None) -> Any:

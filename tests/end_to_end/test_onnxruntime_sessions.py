@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.drivers import Daemon, Process, until
+from support.onnx_files import file_of
 from support.onnx_runtime import onnx, runtime
 from support.ort_scripts import (
     FED,
@@ -391,3 +392,21 @@ def test_an_input_array_may_change_after_the_run() -> None:
     x[:] = 9
     made.run(["y"], feed(x=x))
     np.testing.assert_array_equal(first, kept)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_if_on_a_computed_condition_runs_in_the_driver(sign: int) -> None:
+    helper, y = onnx.helper, onnx.helper.make_empty_tensor_value_info("b")
+    branches = {
+        name: helper.make_graph([helper.make_node(operator, ["x", "sizes"], ["b"])], name, [], [y])
+        for name, operator in (("then_branch", "Mul"), ("else_branch", "Sub"))
+    }
+    nodes = [
+        helper.make_node("Abs", ["x"], ["sizes"]),
+        helper.make_node("ReduceMax", ["x"], ["top"], keepdims=0),
+        helper.make_node("Greater", ["top", "zero"], ["condition"]),
+        helper.make_node("If", ["condition"], ["y"], **branches),
+    ]
+    fed = {"x": sign * RNG.uniform(1, 2, (2, 3)).astype(np.float32)}
+    content = file_of(nodes, fed, ["y"], {"zero": np.array(0, np.float32)})
+    assert_same(session(ours, content).run(["y"], fed), session(runtime, content).run(["y"], fed))

@@ -96,11 +96,69 @@ def test_an_if_whose_condition_is_a_constant_becomes_its_branch(condition: bool)
     assert_close(results(content, fed), expected(content, fed))
 
 
-def test_an_if_whose_condition_is_computed_is_refused() -> None:
-    branches = {name: onnx.helper.make_graph([], name, [], []) for name in ("then_branch", "else_branch")}
-    content = file_of([node("If", ["c"], ["y"], **branches)], {"c": np.array(True)}, ["y"])
-    with pytest.raises(UnsupportedModel, match="its condition is not a constant"):
+def graph_of(nodes: list[Any], outputs: list[str], **constants: Any) -> Any:
+    infos = [onnx.helper.make_empty_tensor_value_info(name) for name in outputs]
+    initializers = [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()]
+    return onnx.helper.make_graph(nodes, "branch", [], infos, initializers)
+
+
+def selecting(then: Any, otherwise: Any, fed: dict[str, Any], outputs: list[str]) -> bytes:
+    """Return a model that takes the first branch if the mean of x is positive."""
+    nodes = [
+        node("Abs", ["x"], ["outer"]),
+        node("ReduceMean", ["x"], ["mean"], keepdims=0),
+        node("Greater", ["mean", "zero"], ["condition"]),
+        node("If", ["condition"], outputs, then_branch=then, else_branch=otherwise),
+    ]
+    return file_of(nodes, fed, outputs, {"zero": np.float32(0), "k": real(3)})
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_if_whose_condition_is_computed_takes_that_branch(sign: int) -> None:
+    fed = {"x": sign * (real(2, 3) + 2), "n": np.array([4, -5], np.int64)}
+    inner = node(
+        "If",
+        ["flag"],
+        ["a"],
+        then_branch=graph_of([node("Mul", ["outer", "k"], ["m"])], ["m"]),
+        else_branch=graph_of([node("Sub", ["x", "own"], ["m"])], ["m"], own=real(3)),
+    )
+    flagged = [node("ReduceMax", ["n"], ["top"], keepdims=0), node("Less", ["top", "limit"], ["flag"]), inner]
+    then = graph_of([*flagged, node("Neg", ["n"], ["b"])], ["a", "b"], limit=np.array(0))
+    copied = node("Identity", ["n"], ["b"])  # a value from outside
+    otherwise = graph_of([node("Add", ["x", "k"], ["a"]), copied], ["a", "b"])
+    content = selecting(then, otherwise, fed, ["y", "z"])
+    assert [operation.type.name for operation in load(content).model.main.operations][-1] == "IF"
+    assert_close(results(content, fed), expected(content, fed))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_branches_may_be_constants(sign: int) -> None:
+    fed = {"x": sign * (real(2, 3) + 2)}
+    content = selecting(graph_of([], ["c"], c=real(2)), graph_of([], ["d"], d=real(2)), fed, ["y"])
+    assert_close(results(content, fed), expected(content, fed))
+
+
+def test_branches_of_a_computed_if_whose_results_differ_in_shape_are_refused() -> None:
+    fed = {"x": real(2, 3)}
+    content = selecting(graph_of([], ["c"], c=real(2)), graph_of([], ["d"], d=real(3)), fed, ["y"])
+    with pytest.raises(UnsupportedModel, match="the results of its branches differ"):
         load(content)
+
+
+def test_problems_in_the_branches_of_a_computed_if_are_listed() -> None:
+    fed = {"x": real(2, 2)}
+    branches = [graph_of([node(operator, ["x"], ["c"])], ["c"]) for operator in ("Det", "StringNormalizer")]
+    with pytest.raises(UnsupportedModel, match=r"(?s)Det.*StringNormalizer"):
+        load(selecting(*branches, fed, ["y"]))
+
+
+def test_the_depth_of_computed_ifs_is_limited() -> None:
+    graph = graph_of([node("Neg", ["x"], ["r"])], ["r"])
+    for _ in range(9):
+        graph = graph_of([node("If", ["condition"], ["r"], then_branch=graph, else_branch=graph)], ["r"])
+    with pytest.raises(UnsupportedModel, match="nested more than 8 deep"):
+        load(selecting(graph, graph, {"x": real(2, 3)}, ["y"]))
 
 
 def test_dimensions_that_are_named_by_a_question_mark_may_differ() -> None:
