@@ -20,7 +20,7 @@ class FloatFormat(NamedTuple):
     With 3, for types without NaN, NaN becomes 0.
     """
 
-    mantissa: int
+    fraction: int
     exponent: int
     largest: float
     overflow: int
@@ -37,7 +37,7 @@ FLOAT_FORMATS = {
 
 
 def integer_limits(dtype: np.dtype[Any]) -> tuple[int, int] | None:
-    """Return the least and the largest integer of a type; None if it has no integers."""
+    """Return the smallest and the largest integer of a type; None if it has no integers."""
     if dtype.name in _LIMITS:
         return _LIMITS[dtype.name]
     return (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) if dtype.kind in "iu" else None

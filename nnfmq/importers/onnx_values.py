@@ -199,7 +199,7 @@ class Node:
         if form is None or kind != OperandType.TENSOR_FLOAT32:
             return operand
         saturates = dtype.name.startswith("float8") and self.attribute("saturate", 1)
-        numbers = [self.builder.int32(form.mantissa), self.builder.int32(form.exponent)]
+        numbers = [self.builder.int32(form.fraction), self.builder.int32(form.exponent)]
         largest = self.builder.float_scalar(OperandType.TENSOR_FLOAT32, form.largest)
         overflow = self.builder.int32(0 if saturates else form.overflow)
         return self.emit(operation_code(TfliteOperation.ROUND_TO_FORMAT), [operand, *numbers, largest, overflow])

@@ -42,6 +42,27 @@ def _use_daemon(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     until(lambda: not any(thread.is_alive() for thread in closers), "the sessions are closed")
 
 
+IMAGE = RNG.uniform(-2, 2, (1, 2, 3, 4)).astype(np.float32)
+NARROW = {"a": np.uint8([200, 3, 7]), "b": np.uint8([100, 1, 2]), "x": np.float32([0.3, -500, 1e-4])}
+
+
+def narrow_model() -> bytes:
+    """Return a model of uint8 that wraps, and of a float that is rounded to float8."""
+    make = onnx.helper.make_node
+    nodes = [
+        make("Add", ["a", "b"], ["sum"]),
+        make("BitShift", ["sum", "b"], ["shifted"], direction="LEFT"),
+        make("Cast", ["x"], ["short"], to=onnx.TensorProto.FLOAT8E4M3FN),
+        make("Cast", ["short"], ["rounded"], to=onnx.TensorProto.FLOAT),
+    ]
+    return file_of(nodes, NARROW, ["sum", "shifted", "rounded"], opset=19)
+
+
+def resizing_model() -> bytes:
+    node = onnx.helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="cubic")
+    return file_of([node], {"x": IMAGE, "scales": np.ones(4, np.float32)}, ["y"], opset=19)
+
+
 def feed(**changed: Any) -> dict[str, Any]:
     return {**FED, **changed}
 
@@ -98,6 +119,12 @@ RUNS: dict[str, Script] = {
         made.run(None, {"x": X[0], "rate": np.array(rate), "times": np.array(times)})[0]
         for made in [session(ort, rate_model())]
         for rate, times in [(8000, [1, 2]), (16000, [1, 2]), (16000, [3, 1]), (8000, [1, 2])]
+    ],
+    "integers of 8 bits, and floats rounded to 8": lambda ort: session(ort, narrow_model()).run(None, NARROW),
+    "scales that are an input": lambda ort: [
+        made.run(None, {"x": IMAGE, "scales": np.float32([1, 1, 2, scale])})[0].shape
+        for made in [session(ort, resizing_model())]
+        for scale in (1.5, 3)
     ],
     "described inputs": lambda ort: nodes_of(session(ort).get_inputs()),
     "described outputs": lambda ort: nodes_of(session(ort).get_outputs()),

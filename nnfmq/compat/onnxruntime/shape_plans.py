@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -177,19 +178,19 @@ class ShapePlans:
     def _import(self, inputs: Sequence[Array], may_bind: bool) -> LoadedModel:
         try:
             return self._import_for(inputs, self._bound)
-        except InvalidArgument as error:
-            if self._bound or not may_bind:
+        except InvalidArgument:
+            choices = bindings(inputs)
+            if self._bound or not may_bind or not choices:
                 raise
-            first = error
-        for places in bindings(inputs):
-            try:
-                loaded = self._import_for(inputs, places)
-            except InvalidArgument as error:
-                first = error
-                continue
-            self._bound = places
-            return loaded
-        raise first
+            for places in choices[:-1]:
+                with suppress(InvalidArgument):
+                    return self._bind(inputs, places)
+            return self._bind(inputs, choices[-1])
+
+    def _bind(self, inputs: Sequence[Array], places: tuple[int, ...]) -> LoadedModel:
+        loaded = self._import_for(inputs, places)
+        self._bound = places
+        return loaded
 
     def discard(self, key: PlanKey, plan: ShapePlan) -> None:
         """Retire a plan, for instance because the driver has died."""

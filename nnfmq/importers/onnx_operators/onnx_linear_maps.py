@@ -33,9 +33,9 @@ def mapped(node: Node, operand: int, axis: int, matrix: Array, bias: Array | Non
         raise InvalidArgument(f"elements of {dtype.name} are not supported")
     rows, columns = matrix.shape
     order = [*(other for other in range(rank) if other != axis), axis]
-    moved = transposed(node, operand, order)
-    shape = node.shape(moved)
-    flat = node.reshaped(moved, (math.prod(shape[:-1]), columns))
+    reordered = transposed(node, operand, order)
+    shape = node.shape(reordered)
+    flat = node.reshaped(reordered, (math.prod(shape[:-1]), columns))
     offsets = np.zeros(rows) if bias is None else bias
     constants = [node.add_constant(np.asarray(array, dtype)) for array in (matrix, offsets)]
     found = node.emit(Op.FULLY_CONNECTED, [flat, *constants, node.builder.int32(0)])
@@ -56,9 +56,9 @@ def _dft(node: Node) -> None:
     node.builder.reserve(matrix.nbytes)
     rank = len(shape)
     order = [*(other for other in range(rank - 1) if other != axis), axis, rank - 1]
-    moved = transposed(node, x, order)
-    outer = node.shape(moved)[:-2]
-    flat = node.reshaped(moved, (math.prod(outer), 1, matrix.shape[1]))
+    reordered = transposed(node, x, order)
+    outer = node.shape(reordered)[:-2]
+    flat = node.reshaped(reordered, (math.prod(outer), 1, matrix.shape[1]))
     found = mapped(node, flat, 2, matrix)
     kept = 1 if is_inverse and is_onesided else 2
     found = node.reshaped(found, (*outer, matrix.shape[0] // kept, kept))

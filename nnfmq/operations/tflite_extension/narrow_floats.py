@@ -1,6 +1,6 @@
 """ROUND_TO_FORMAT: floats rounded to those that a narrower format has.
 
-C1 the format has between 0 and 23 bits of mantissa and an exponent of at least -149
+C1 the format has between 0 and 23 bits of fraction and an exponent of at least -149
 C2 overflow, what larger numbers become, is 0 (the largest), 1 (infinity), 2 (NaN) or 3 (the largest, and 0 from NaN)
 """
 
@@ -25,26 +25,26 @@ from nnfmq.operations.signature import (
 )
 from nnfmq.operations.tflite_extension.declaring import own_code, variants_of
 
-_MANTISSA_BITS, _LEAST_EXPONENT, _OVERFLOWS = 23, -149, 4
+_FRACTION_BITS, _MIN_EXPONENT, _OVERFLOWS = 23, -149, 4
 _WITHOUT_NAN = 3
 
 
-def rounded_shape(input: Shape, *, mantissa: int, exponent: int, largest: float, overflow: int) -> Shape:
+def rounded_shape(input: Shape, *, fraction: int, exponent: int, largest: float, overflow: int) -> Shape:
     """Return the shape of the input."""
-    fits = 0 <= mantissa <= _MANTISSA_BITS and _LEAST_EXPONENT <= exponent <= -_LEAST_EXPONENT
-    require(fits, "C1", f"{mantissa} bits of mantissa, exponents from {exponent}")
+    fits = 0 <= fraction <= _FRACTION_BITS and _MIN_EXPONENT <= exponent <= -_MIN_EXPONENT
+    require(fits, "C1", f"{fraction} bits of fraction, exponents from {exponent}")
     require(0 <= overflow < _OVERFLOWS, "C2", f"overflow is {overflow}")
     return input
 
 
-def plan_rounded(input: Tensor, *, output: Tensor, mantissa: int, exponent: int, largest: float, overflow: int) -> Run:
-    """Plan the nearest numbers with `mantissa` bits, the least normal `exponent`, and none above `largest`."""
+def plan_rounded(input: Tensor, *, output: Tensor, fraction: int, exponent: int, largest: float, overflow: int) -> Run:
+    """Plan the nearest numbers with `fraction` bits, the smallest normal `exponent`, and none above `largest`."""
     beyond = (largest, np.inf, np.nan, largest)[overflow]
 
     def run(array: Array) -> Array:
         wide = array.astype(np.float64)
         _, exponents = np.frexp(wide)
-        unit = np.maximum(exponents - 1, exponent) - mantissa
+        unit = np.maximum(exponents - 1, exponent) - fraction
         found = np.ldexp(np.rint(np.ldexp(wide, -unit)), unit)
         found = np.where(np.abs(found) > largest, np.copysign(beyond, wide), found)
         if overflow == _WITHOUT_NAN:
@@ -62,7 +62,7 @@ DECLARATIONS = (
         overloads=(
             overload(
                 data("input"),
-                attribute("mantissa"),
+                attribute("fraction"),
                 attribute("exponent"),
                 attribute("largest", FLOAT32),
                 attribute("overflow"),
