@@ -1,0 +1,276 @@
+"""Load, prepare and run mutated model files, and compare the results with LiteRT's or ONNX Runtime's.
+
+    python3 tools/mutated_models.py tflite                 # 10,000 mutations of the models in the repository
+    python3 tools/mutated_models.py onnx --count 500       # of the node tests of the package onnx
+    python3 tools/mutated_models.py tflite --folder DIR --json
+
+A mutation changes one to four places of a file: a bit, a byte, a word, bytes copied from elsewhere, or the length. Each
+side runs in a process of its own with limits of time and memory. A file is rejected, runs with an equal result, with a
+different one, or where the peer fails, or exceeds a limit. If nnfmq's process exits, or raises anything but its own
+errors, the exit status is 1. Different results are listed with the difference over the largest element: NaN in weights
+has no defined maximum, the peers do not check what a file says of quantization, and rounding errors of layers add up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import resource
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = [*ROOT.glob("nnfmq/data/*.tflite"), *ROOT.glob("docs/examples/data/*.tflite")]
+SERVE = "--serve"  # the first argument of the processes that this program starts
+LIMIT_S = 20.0
+MEMORY_BYTES = 6 << 30
+WORDS = (0, 1, 2, 3, 255, 1_000_000, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1)
+TOLERANCE = 1e-5  # of the largest element
+Outcome = tuple[str, Any]
+
+
+def mutated(data: bytes, rng: random.Random) -> bytes:
+    """Return a file with one to four changes."""
+    changed = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        at, kind = rng.randrange(len(changed)), rng.randrange(5)
+        if kind == 0:
+            changed[at] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            changed[at] = rng.randrange(256)
+        elif kind == 2:
+            word = rng.choice(WORDS).to_bytes(4, "little")
+            changed[at & ~3 : (at & ~3) + 4] = word[: len(changed) - (at & ~3)]
+        elif kind == 3:
+            source, count = rng.randrange(len(changed)), rng.randrange(1, 9)
+            changed[at : at + count] = changed[source : source + count]
+        elif at and rng.random() < 0.2:
+            del changed[at:]
+    return bytes(changed)
+
+
+class Side:
+    """A process that runs models: nnfmq's interpreter or a peer. It is started again when it exits."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._start()
+
+    def _start(self) -> None:
+        self._connection, theirs = Pipe()
+        command = [sys.executable, __file__, SERVE, self._name, str(theirs.fileno())]
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        theirs.close()
+
+    def ask(self, *request: Any) -> Outcome:
+        """Return what the process answers: "exit" if it exits, "limit" if it takes too long."""
+        try:
+            self._connection.send(request)
+            if self._connection.poll(LIMIT_S):
+                answer: Outcome = self._connection.recv()
+                return answer
+            outcome = "limit"
+        except (EOFError, OSError):
+            outcome = "exit"
+        self.close()
+        self._start()
+        return outcome, None
+
+    def close(self) -> None:
+        """End the process."""
+        self._connection.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def serve_nnfmq(connection: Connection) -> None:
+    """Answer with ("ran", (inputs, outputs, peak memory)), ("rejected", message) or ("error", what was raised)."""
+    from nnfmq.engines import interpreter
+    from nnfmq.hal.errors import NnfmqError
+    from nnfmq.importers import load
+    from nnfmq.runtime.model_state import initial_values
+    from nnfmq.validation import validate_model
+
+    warnings.simplefilter("error")
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    while True:
+        (content,) = connection.recv()
+        try:
+            loaded = load(content)
+            validate_model(loaded.model)
+            inputs = [_random(info.shape, info.dtype) for info in loaded.inputs]
+            states = list(initial_values(loaded.states))
+            outputs = [np.zeros(info.shape, info.dtype) for info in loaded.outputs]
+            with np.errstate(all="ignore"):
+                program = interpreter.prepare(loaded.model)
+                program.execute(
+                    *([_stored(a) for a in part] for part in ((*inputs, *states), (*outputs, *map(np.copy, states))))
+                )
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            connection.send(("ran", (inputs, outputs, peak)))
+        except NnfmqError as error:
+            connection.send(("rejected", str(error)))
+        except Exception as error:  # noqa: BLE001  any other is what is looked for
+            connection.send(("error", repr(error)))
+
+
+def _stored(array: Any) -> Any:
+    return array.view(np.uint8) if array.dtype == bool else array
+
+
+def _random(shape: Sequence[int], dtype: str) -> Any:
+    kind, random_ = np.dtype(dtype), np.random.default_rng(1)
+    if kind.kind == "f":
+        return random_.uniform(-1, 1, shape).astype(kind)
+    limits = (np.iinfo(kind).min, np.iinfo(kind).max) if kind.itemsize == 1 and kind.kind in "iu" else (0, 1)
+    return random_.integers(*limits, shape, endpoint=True).astype(kind)
+
+
+def serve_litert(connection: Connection) -> None:
+    """Answer with ("ran", outputs) of LiteRT's reference kernels, or ("rejected", message)."""
+    from ai_edge_litert.interpreter import (  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        Interpreter,
+        OpResolverType,
+    )
+
+    def run(content: bytes, inputs: list[Any]) -> list[Any]:
+        model = Interpreter(
+            model_content=content, experimental_op_resolver_type=OpResolverType.BUILTIN_REF, num_threads=1
+        )
+        model.allocate_tensors()
+        for detail, array in zip(model.get_input_details(), inputs, strict=True):
+            model.set_tensor(detail["index"], array.reshape(detail["shape"]).astype(detail["dtype"]))
+        model.invoke()
+        return [model.get_tensor(detail["index"]) for detail in model.get_output_details()]
+
+    _serve(connection, run)
+
+
+def serve_onnx_runtime(connection: Connection) -> None:
+    """Answer with ("ran", outputs) of ONNX Runtime, or ("rejected", message)."""
+    import onnxruntime  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+
+    def run(content: bytes, inputs: list[Any]) -> list[Any]:
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        names = [node.name for node in session.get_inputs()]
+        return list(session.run(None, dict(zip(names, inputs, strict=True))))
+
+    _serve(connection, run)
+
+
+def _serve(connection: Connection, run: Callable[[bytes, list[Any]], list[Any]]) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    while True:
+        content, inputs = connection.recv()
+        try:
+            connection.send(("ran", run(content, inputs)))
+        except Exception as error:  # noqa: BLE001  the peers raise errors of any type
+            connection.send(("rejected", str(error)))
+
+
+def difference(found: Sequence[Any], expected: Sequence[Any]) -> float:
+    """Return the largest difference, for floats over the output's largest element; infinite if sizes or NaN differ."""
+    if [array.size for array in found] != [array.size for array in expected]:
+        return math.inf
+    worst = 0.0
+    for one, other in zip(found, expected, strict=True):
+        a, b = (array.astype(np.float64).reshape(-1) for array in (one, other))
+        finite = np.isfinite(a) & np.isfinite(b)
+        if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+            return math.inf
+        largest = float(np.abs(b[finite]).max(initial=0.0)) if other.dtype.kind == "f" else 1.0
+        worst = max(worst, float(np.abs(a - b)[finite].max(initial=0.0)) / max(largest, 1e-30))
+    return worst
+
+
+def compared(found: Sequence[Any], expected: Sequence[Any]) -> Outcome:
+    """Return "equal" or "different", and the difference."""
+    size = difference(found, expected)
+    limit = TOLERANCE if any(array.dtype.kind == "f" for array in expected) else 0.0
+    return ("equal" if size <= limit else "different"), f"{size:.1e}"
+
+
+def onnx_models() -> Iterator[bytes]:
+    """Yield the small models of the node tests of the package onnx."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        np.random.seed(1)  # the package's cases use the global generator
+        for case in collect_testcases(None):
+            content = case.model.SerializeToString() if case.model is not None else b""
+            if 0 < len(content) < 20_000:
+                yield content
+
+
+SERVERS = {"nnfmq": serve_nnfmq, "litert": serve_litert, "onnxruntime": serve_onnx_runtime}
+
+
+def main() -> int:
+    """Run the mutations and print the counts; return the exit status."""
+    if sys.argv[1:2] == [SERVE]:
+        with suppress(EOFError):
+            SERVERS[sys.argv[2]](Connection(int(sys.argv[3])))
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("format", choices=("tflite", "onnx"))
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=Path, help="mutate the models of a folder")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    paths = sorted(arguments.folder.rglob(f"*.{arguments.format}")) if arguments.folder else MODELS
+    is_onnx = arguments.format == "onnx"
+    models = list(onnx_models()) if is_onnx and not arguments.folder else [path.read_bytes() for path in paths]
+    if not models:
+        parser.error(f"{arguments.folder} has no .{arguments.format} file")
+    result = mutate(models, arguments.count, arguments.seed, "onnxruntime" if is_onnx else "litert")
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        print(", ".join(f"{count:,} {name}" for name, count in result["counts"].items()))
+        print(f"peak memory after a tenth and at the end: {result['peak_mib'][0]} and {result['peak_mib'][1]} MiB")
+        print("\n".join(f"{name}: {text}" for name, text in result["details"]))
+    return 1 if result["counts"].keys() & {"error", "exit"} else 0
+
+
+def mutate(models: Sequence[bytes], count: int, seed: int, peer: str) -> dict[str, Any]:
+    """Return how often each outcome occurred, nnfmq's peak memory, and the outcomes that a person should see."""
+    rng, counts, details = random.Random(seed), Counter[str](), []
+    peaks = [0, 0]
+    ours, theirs = Side("nnfmq"), Side(peer)
+    for number in range(count):
+        content = mutated(rng.choice(models), rng)
+        outcome, value = ours.ask(content)
+        if outcome == "ran":
+            inputs, outputs, peak = value
+            peaks = [peak if number < count // 10 else peaks[0], peak]
+            kind, expected = theirs.ask(content, inputs)
+            outcome, value = compared(outputs, expected) if kind == "ran" else ("peer fails", "")
+        counts[outcome] += 1
+        if outcome in ("different", "error", "exit", "limit"):
+            details.append((outcome, f"mutation {number} of seed {seed}: {value}"))
+        if sys.stderr.isatty() and number % 100 == 0:
+            print(f"\r{number:,} of {count:,}", end="", file=sys.stderr, flush=True)
+    for side in (ours, theirs):
+        side.close()
+    return {"counts": dict(counts), "peak_mib": [peak // 1024 for peak in peaks], "details": details}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
