@@ -77,7 +77,12 @@ def test_a_loan_is_returned_once(pool: BurstPool) -> None:
     assert all_numbers(pool) == [0, 1, 2]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the handler also raises in `__del__`
+def acquire_until_interrupted(pool: BurstPool, armed: list[object]) -> None:
+    while armed:
+        with pool.acquire():
+            pass
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the handler may raise in `__del__`
 def test_a_signal_handler_that_raises_at_any_instruction_loses_no_burst(pool: BurstPool, armed: list[object]) -> None:
     source = random.Random(5)
@@ -85,7 +90,5 @@ def test_a_signal_handler_that_raises_at_any_instruction_loses_no_burst(pool: Bu
         with suppress(Interrupted):
             armed.append(None)
             signal.setitimer(signal.ITIMER_REAL, source.uniform(1e-6, 1e-4))
-            while armed:
-                with pool.acquire():
-                    pass
+            acquire_until_interrupted(pool, armed)  # not here: Python lets jumps of a loop raise outside of the `with`
     assert all_numbers(pool) == [0, 1, 2]
