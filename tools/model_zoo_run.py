@@ -126,7 +126,7 @@ def _input(
         return np.full(shape, values[name], kind)
     if kind.kind == "f":
         return random.uniform(0, 1, shape).astype(kind)
-    if kind.itemsize == 1 and kind.kind in "iu":
+    if kind.itemsize <= 2 and kind.kind in "iu":
         info = np.iinfo(kind)
         return random.integers(info.min, info.max, shape, kind, endpoint=True)
     return random.integers(0, 2, shape).astype(kind)
