@@ -128,14 +128,16 @@ def test_positions_outside_of_the_image_are_left_out() -> None:
 MATRIX = np.float32([[0.8, 0.3, 0, 1.2345], [-0.2, 0.9, 0, 0.5678], [0, 0, 1, 0], [0, 0, 0, 1]])
 
 
-def test_landmarks_are_transformed() -> None:
-    points = RNG.uniform(0, 9, (1, 7, 3)).astype(np.float32)
-    content = single("TransformLandmarks", [Tensor("p", (1, 7, 3)), Tensor("m", (1, 4, 4))], [Tensor("y", (1, 7, 3))],
-        flex(dimensions=3))  # fmt: skip
+@pytest.mark.parametrize(("columns", "options"), [(3, flex(dimensions=3)), (2, flex(dimensions=2)), (2, b"")])
+def test_landmarks_are_transformed(columns: int, options: bytes) -> None:
+    """MediaPipe's face_landmark_with_attention has operators without options, for points of x and y."""
+    points = RNG.uniform(0, 9, (1, 7, columns)).astype(np.float32)
+    tensors = [Tensor("p", points.shape), Tensor("m", (1, 4, 4))]
+    content = single("TransformLandmarks", tensors, [Tensor("y", points.shape)], options)
     (found,) = ours(content)([points, MATRIX[None]])
     flat = np.concatenate([points[0, :, :2], np.zeros((7, 1)), np.ones((7, 1))], axis=1)
     np.testing.assert_allclose(found[0, :, :2], (flat @ MATRIX.T)[:, :2], rtol=1e-5)
-    np.testing.assert_array_equal(found[..., 2], points[..., 2])
+    np.testing.assert_array_equal(found[..., 2:], points[..., 2:])
 
 
 def test_an_image_is_sampled_along_a_transformation() -> None:

@@ -36,7 +36,7 @@ class FlexOptions:
         if found is None:
             if default is None:
                 raise InvalidArgument(f"its options have no {key!r}")
-            return default
+            return float(default)
         return float(self._guarded(lambda: found.AsFloat if found.IsNumeric or found.IsBool else struct.error()))
 
     def integer(self, key: str, default: int | None = None) -> int:
