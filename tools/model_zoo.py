@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -119,10 +120,13 @@ def _cells(result: dict[str, Any]) -> list[str]:
     shown = f"{result['difference']:.2g}" if "difference" in result else ""
     rival = f" ({result['rival']:.2g})" if "rival" in result else ""
     ratio = f"{result['us']:.0f} / {result['peer_us']:.0f} = {result['ratio']:.2f}" if "ratio" in result else ""
-    reason = " ".join(result.get("reason", "").split())
+    reason = " ".join(_FOLDER.sub("", result.get("reason", "")).split())
     return [name, result["state"], shown + rival, ratio, reason]
 
 
+_LONG_US = 50  # below it, the fixed cost of a burst decides
+_MUCH_SLOWER = 1.5
+_FOLDER = re.compile(r"/\S*/(?=\S)")
 _HEADINGS = ("model", "result", "difference (the peer's)", "µs / the peer's", "reason")
 
 
@@ -132,13 +136,13 @@ def _print(results: Sequence[dict[str, Any]]) -> None:
         table.add_row(*_cells(result))
     console = Console()
     console.print(table)
-    for kind, counts in totals(results).items():
-        console.print(f"{kind}: " + ", ".join(f"{count} {state}" for state, count in sorted(counts.items())))
+    for sentence in _sentences(results):
+        console.print(sentence)
 
 
 def write_page(results: Sequence[dict[str, Any]]) -> None:
     """Replace the results in the page of the documentation."""
-    lines = [f"* {kind}: {counts}" for kind, counts in _sentences(results)]
+    lines = [f"* {sentence}" for sentence in _sentences(results)]
     lines += ["", "| " + " | ".join(_HEADINGS) + " |", "|---" * len(_HEADINGS) + "|"]
     for result in results:
         lines.append("| " + " | ".join(cell.replace("|", "\\|")[:240] for cell in _cells(result)) + " |")
@@ -146,11 +150,20 @@ def write_page(results: Sequence[dict[str, Any]]) -> None:
     PAGE.write_text("\n".join([before + _BEGIN, "", *lines, "", _END + rest.partition(_END)[2]]), encoding="utf-8")
 
 
-def _sentences(results: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    return [
-        (f".{kind}", ", ".join(f"{count} {state}" for state, count in sorted(counts.items())))
+def _sentences(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the counts of each format, and of the models of all formats that take the peer longer than `_LONG_US`."""
+    sentences = [
+        f".{kind}: " + ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
         for kind, counts in totals(results).items()
     ]
+    ratios = [result["ratio"] for result in results if result.get("peer_us", 0) > _LONG_US]
+    if ratios:
+        no_slower, much_slower = sum(r <= 1 for r in ratios), sum(r > _MUCH_SLOWER for r in ratios)
+        sentences.append(
+            f"{len(ratios)} models take the peer more than {_LONG_US} µs: {no_slower} of them are no slower here, "
+            f"{much_slower} take more than {_MUCH_SLOWER} times as long"
+        )
+    return sentences
 
 
 if __name__ == "__main__":
