@@ -2,6 +2,7 @@
 
     python3 tools/mutated_models.py tflite                 # 10,000 mutations of the models in the repository
     python3 tools/mutated_models.py onnx --count 500       # of the node tests of the package onnx
+    python3 tools/mutated_models.py tflite --device compiled
     python3 tools/mutated_models.py tflite --folder DIR --json
 
 A mutation changes one to four places of a file: a bit, a byte, a word, bytes copied from elsewhere, or the length. Each
@@ -24,6 +25,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,7 @@ SERVE = "--serve"  # the first argument of the processes that this program start
 LIMIT_S = 20.0
 MEMORY_BYTES = 6 << 30
 WORDS = (0, 1, 2, 3, 255, 1_000_000, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1)
-TOLERANCE = 1e-5  # of the largest element
+TOLERANCE, TOLERANCE_OF_HALF_FLOATS = 1e-5, 1e-3  # of the largest element
 Outcome = tuple[str, Any]
 
 
@@ -61,7 +63,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 class Side:
-    """A process that runs models: nnfmq's interpreter or a peer. It is started again when it exits."""
+    """A process that runs models: an engine of nnfmq or a peer. It is started again when it exits."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -94,9 +96,9 @@ class Side:
         self.process.wait()
 
 
-def serve_nnfmq(connection: Connection) -> None:
-    """Answer with ("ran", (inputs, outputs, peak memory)), ("rejected", message) or ("error", what was raised)."""
-    from nnfmq.engines import interpreter
+def serve_nnfmq(connection: Connection, device: str) -> None:
+    """Answer with ("ran", (inputs, outputs, resident memory)), ("rejected", message) or ("error", what was raised)."""
+    from nnfmq.conformance.targets import CompilingEngine, Interpreter
     from nnfmq.hal.errors import NnfmqError
     from nnfmq.importers import load
     from nnfmq.runtime.model_state import initial_values
@@ -104,6 +106,7 @@ def serve_nnfmq(connection: Connection) -> None:
 
     warnings.simplefilter("error")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    engine = {"reference": Interpreter, "compiled": CompilingEngine}[device]()
     while True:
         (content,) = connection.recv()
         try:
@@ -113,16 +116,19 @@ def serve_nnfmq(connection: Connection) -> None:
             states = list(initial_values(loaded.states))
             outputs = [np.zeros(info.shape, info.dtype) for info in loaded.outputs]
             with np.errstate(all="ignore"):
-                program = interpreter.prepare(loaded.model)
+                program = engine.prepare(loaded.model)
                 program.execute(
                     *([_stored(a) for a in part] for part in ((*inputs, *states), (*outputs, *map(np.copy, states))))
                 )
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            connection.send(("ran", (inputs, outputs, peak)))
+            connection.send(("ran", (inputs, outputs, _resident_bytes())))
         except NnfmqError as error:
             connection.send(("rejected", str(error)))
         except Exception as error:  # noqa: BLE001  any other is what is looked for
             connection.send(("error", repr(error)))
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def _stored(array: Any) -> Any:
@@ -201,8 +207,14 @@ def difference(found: Sequence[Any], expected: Sequence[Any]) -> float:
 def compared(found: Sequence[Any], expected: Sequence[Any]) -> Outcome:
     """Return "equal" or "different", and the difference."""
     size = difference(found, expected)
-    limit = TOLERANCE if any(array.dtype.kind == "f" for array in expected) else 0.0
+    limit = max((_tolerance(array.dtype) for array in expected), default=0.0)
     return ("equal" if size <= limit else "different"), f"{size:.1e}"
+
+
+def _tolerance(kind: np.dtype[Any]) -> float:
+    if kind.kind != "f":
+        return 0.0
+    return TOLERANCE_OF_HALF_FLOATS if kind.itemsize == 2 else TOLERANCE
 
 
 def onnx_models() -> Iterator[bytes]:
@@ -218,7 +230,12 @@ def onnx_models() -> Iterator[bytes]:
                 yield content
 
 
-SERVERS = {"nnfmq": serve_nnfmq, "litert": serve_litert, "onnxruntime": serve_onnx_runtime}
+SERVERS: dict[str, Callable[[Connection], None]] = {
+    "compiled": partial(serve_nnfmq, device="compiled"),
+    "reference": partial(serve_nnfmq, device="reference"),
+    "litert": serve_litert,
+    "onnxruntime": serve_onnx_runtime,
+}
 
 
 def main() -> int:
@@ -232,6 +249,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="mutate the models of a folder")
+    parser.add_argument("--device", choices=("compiled", "reference"), default="reference", help="nnfmq's engine")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     paths = sorted(arguments.folder.rglob(f"*.{arguments.format}")) if arguments.folder else MODELS
@@ -239,27 +257,27 @@ def main() -> int:
     models = list(onnx_models()) if is_onnx and not arguments.folder else [path.read_bytes() for path in paths]
     if not models:
         parser.error(f"{arguments.folder} has no .{arguments.format} file")
-    result = mutate(models, arguments.count, arguments.seed, "onnxruntime" if is_onnx else "litert")
+    result = mutate(models, arguments.count, arguments.seed, arguments.device, "onnxruntime" if is_onnx else "litert")
     if arguments.json:
         print(json.dumps(result))
     else:
         print(", ".join(f"{count:,} {name}" for name, count in result["counts"].items()))
-        print(f"peak memory after a tenth and at the end: {result['peak_mib'][0]} and {result['peak_mib'][1]} MiB")
+        print("resident memory after a tenth and at the end: {} and {} MiB".format(*result["resident_mib"]))
         print("\n".join(f"{name}: {text}" for name, text in result["details"]))
     return 1 if result["counts"].keys() & {"error", "exit"} else 0
 
 
-def mutate(models: Sequence[bytes], count: int, seed: int, peer: str) -> dict[str, Any]:
-    """Return how often each outcome occurred, nnfmq's peak memory, and the outcomes that a person should see."""
+def mutate(models: Sequence[bytes], count: int, seed: int, device: str, peer: str) -> dict[str, Any]:
+    """Return how often each outcome occurred, nnfmq's memory, and the outcomes that a person should see."""
     rng, counts, details = random.Random(seed), Counter[str](), []
-    peaks = [0, 0]
-    ours, theirs = Side("nnfmq"), Side(peer)
+    sizes = [0, 0]
+    ours, theirs = Side(device), Side(peer)
     for number in range(count):
         content = mutated(rng.choice(models), rng)
         outcome, value = ours.ask(content)
         if outcome == "ran":
-            inputs, outputs, peak = value
-            peaks = [peak if number < count // 10 else peaks[0], peak]
+            inputs, outputs, size = value
+            sizes = [size if number < count // 10 else sizes[0], size]
             kind, expected = theirs.ask(content, inputs)
             outcome, value = compared(outputs, expected) if kind == "ran" else ("peer fails", "")
         counts[outcome] += 1
@@ -269,7 +287,7 @@ def mutate(models: Sequence[bytes], count: int, seed: int, peer: str) -> dict[st
             print(f"\r{number:,} of {count:,}", end="", file=sys.stderr, flush=True)
     for side in (ours, theirs):
         side.close()
-    return {"counts": dict(counts), "peak_mib": [peak // 1024 for peak in peaks], "details": details}
+    return {"counts": dict(counts), "resident_mib": [size >> 20 for size in sizes], "details": details}
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def test_a_difference_is_relative_to_the_largest_element(found: Any, expected: A
 
 
 def test_a_process_that_exits_or_takes_too_long_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    side = tool.Side("nnfmq")
+    side = tool.Side("reference")
     try:
         assert side.ask(b"no model")[0] == "rejected"
         side.process.kill()
@@ -53,6 +53,6 @@ def test_a_process_that_exits_or_takes_too_long_is_replaced(monkeypatch: pytest.
 @pytest.mark.full
 def test_mutated_models_are_rejected_or_run() -> None:
     pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
-    result = tool.mutate([path.read_bytes() for path in tool.MODELS], 60, 1, "litert")
+    result = tool.mutate([path.read_bytes() for path in tool.MODELS], 60, 1, "reference", "litert")
     assert result["counts"].keys() <= {"rejected", "equal", "different", "peer fails"}
     assert result["counts"]["equal"] > 20
