@@ -8,6 +8,7 @@ partition's pool.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,11 +18,12 @@ from nnfmq.engines import idle_trim, memory_budget
 from nnfmq.engines.compiled.memory_plan import ALIGNMENT, FIRST_INPUT_BASE, Allocation, ArraySpec, PartitionPlan
 from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, ThreadPool
-from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, ExecutionFrame
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, ExecutionFrame, RunOptions
 from nnfmq.operations.signature import Array
 
 __all__ = ["CompiledPartition"]
 
+_CHECK_PERIOD_NS = 200_000
 _MAX_POOLED_CONTEXTS = 4  # as many executions run at the same time; open bursts keep their own
 
 
@@ -40,20 +42,33 @@ class CompiledPartition:
         idle_trim.register(self)
 
     def __call__(self, frame: ExecutionFrame) -> None:
-        """Run all launches, and publish the outputs in the frame. `RunOptions.check` may raise before each launch."""
+        """Run all launches, and publish the outputs in the frame.
+
+        `RunOptions.check` may raise before the first launch, and about every `_CHECK_PERIOD_NS` from then on.
+        """
         acquired: _AcquiredContext | None = frame[self._slot]
         if acquired is None:
             acquired = frame[self._slot] = _AcquiredContext(self, self.acquire())
         context = acquired.context
         records = context.relocated_records(frame)
-        options, run = frame[-1], self._pool.run
-        if options is DEFAULT_RUN_OPTIONS:
-            run(records, 0, self.launch_count, context.scratch, self.plan.scratch_bytes)
+        if frame[-1] is DEFAULT_RUN_OPTIONS:
+            self._pool.run(records, 0, self.launch_count, context.scratch, self.plan.scratch_bytes)
         else:
-            for number in range(self.launch_count):
-                options.check()
-                run(records, number, number + 1, context.scratch, self.plan.scratch_bytes)
+            self._run_with_checks(records, context, frame[-1])
         self.publish_outputs(frame)
+
+    def _run_with_checks(self, records: int, context: ExecutionContext, options: RunOptions) -> None:
+        """Run all launches; check the options before a launch if `_CHECK_PERIOD_NS` have passed since the last check.
+
+        How many launches that is follows from the last run: a check costs as much as a small launch.
+        """
+        run, last = self._pool.run, self.launch_count
+        begin_ns = time.monotonic_ns()
+        for first in range(0, last, context.launches_per_check):
+            options.check()
+            run(records, first, min(first + context.launches_per_check, last), context.scratch, self.plan.scratch_bytes)
+        elapsed_ns = max(time.monotonic_ns() - begin_ns, 1)
+        context.launches_per_check = max(1, last * _CHECK_PERIOD_NS // elapsed_ns)
 
     def range_runner(self, frame: ExecutionFrame) -> Callable[[int, int], None]:
         """Return a function that runs the launches from `first` to before `last`, without looking at the run options.
@@ -177,6 +192,7 @@ class ExecutionContext:
         self._args = np.empty_like(plan.relocation_offsets)
         self._records = partition.launch_records(self._args.ctypes.data)
         self._records_address = int(self._records.ctypes.data)
+        self.launches_per_check = 1  # until a run has shown how long the launches take
         self.forget_arrays()
 
     def view(self, offset: int, spec: ArraySpec) -> Array:

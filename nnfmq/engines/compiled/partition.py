@@ -141,6 +141,36 @@ class _ConstantData:
         return memory[skip : skip + self.size]
 
 
+def _consecutive(
+    steps: Sequence[Any], joinable: AbstractSet[int]
+) -> tuple[list[tuple[list[int], StepFunction | None]], set[int]]:
+    """Return the operations of each partition as `CompiledPreparation._runs`, and the views of memory outside of them.
+
+    A view of memory outside of the arena is in a partition if `joinable` has its number.
+    """
+    runs: list[tuple[list[int], StepFunction | None]] = []
+    outside_views: set[int] = set()
+    produced: set[int] = set()  # in the arena of the last partition
+    for number, step in enumerate(steps):
+        partition = runs[-1][0] if runs and runs[-1][1] is None else None
+        if not isinstance(step, _LoweredOp):
+            runs.append(([number], step))
+            continue
+        is_outside = step.is_view and not (partition and step.inputs[0] in produced)
+        if is_outside and number not in joinable:
+            runs.append(([number], step.reference))
+            continue
+        if partition is None:
+            partition, produced = [], set()
+            runs.append((partition, None))
+        partition.append(number)
+        if is_outside:
+            outside_views.add(number)
+        else:
+            produced.update(step.outputs)
+    return runs, outside_views
+
+
 class CompiledPreparation(SubgraphPreparation):
     """Lowers the operations of a subgraph, forms partitions, and compiles their kernels."""
 
@@ -216,8 +246,8 @@ class CompiledPreparation(SubgraphPreparation):
 
     def group_steps(self, steps: Sequence[Any]) -> list[tuple[int, StepFunction]]:
         """Merge consecutive lowered operations into partitions; return each step with its last operation's number."""
-        runs = self._runs(steps)
         self._reader_counts = Counter(index for o in self.subgraph.operations for index in set(o.inputs))
+        runs = self._runs(steps)
         plans = [(numbers[0], numbers[-1], self._plan(numbers, steps)) for numbers, step in runs if step is None]
         for first, last, _ in plans:
             for number in range(first, last + 1):
@@ -225,24 +255,25 @@ class CompiledPreparation(SubgraphPreparation):
         partitions = iter(self._compiled(plans))
         return [(numbers[-1], next(partitions) if step is None else step) for numbers, step in runs]
 
-    @staticmethod
-    def _runs(steps: Sequence[Any]) -> list[tuple[list[int], StepFunction | None]]:
-        """Return the operations of each partition, with None; and single operations with the interpreter's step."""
-        runs: list[tuple[list[int], StepFunction | None]] = []
-        produced: set[int] = set()  # by the last partition
-        for number, step in enumerate(steps):
-            partition = runs[-1][0] if runs and runs[-1][1] is None else None
-            if not isinstance(step, _LoweredOp):
-                runs.append(([number], step))
-            elif step.is_view and not (partition and step.inputs[0] in produced):
-                runs.append(([number], step.reference))  # a view of memory that is not in this partition's arena
-            elif partition is None:
-                runs.append(([number], None))
-                produced = set(step.outputs)
-            else:
-                partition.append(number)
-                produced.update(step.outputs)
-        return runs
+    def _runs(self, steps: Sequence[Any]) -> list[tuple[list[int], StepFunction | None]]:
+        """Return the operations of each partition, with None; and single operations with the interpreter's step.
+
+        A view of memory outside of a partition's arena belongs to the partition if nothing else reads it; launches then
+        read that memory. Otherwise it is a step of the interpreter.
+        """
+        joinable = {n for n, step in enumerate(steps) if isinstance(step, _LoweredOp) and step.is_view}
+        while True:
+            runs, outside_views = _consecutive(steps, joinable)
+            partitions = [numbers for numbers, step in runs if step is None]
+            read_outside = set[int]().union(*map(self._read_outside, partitions))
+            unsuitable = {n for n in outside_views if self._needs_value(steps[n].outputs[0], read_outside)}
+            if not unsuitable:
+                return runs
+            joinable -= unsuitable
+
+    def _needs_value(self, view: int, read_outside: AbstractSet[int]) -> bool:
+        """Return whether a view's operand must have a value in the frame. One that nothing reads also gets it."""
+        return view in read_outside or self._reader_counts[view] == 0
 
     def _plan(self, numbers: Sequence[int], steps: Sequence[Any]) -> PartitionPlan:
         ops = [steps[number] for number in numbers]
