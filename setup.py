@@ -8,7 +8,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-SOURCES = sorted(Path("nnfmq").glob("*/_*.pyx"))
+SOURCES = sorted(Path("nnfmq").rglob("_*.pyx"))
 
 
 def extensions() -> list[Extension]:
@@ -29,7 +29,7 @@ def extension(path: Path) -> Extension:
     return Extension(
         ".".join(path.with_suffix("").parts),
         [str(path)],
-        depends=[str(header) for header in path.parent.glob("*.h")],
+        depends=[str(header) for header in Path("nnfmq").rglob("*.h")],
         extra_compile_args=["-O3", "-std=c11"],
     )
 

@@ -23,6 +23,7 @@ from typing import Any
 from nnfmq.cli.console import console, print_json, table
 from nnfmq.cli.devices import query_capabilities
 from nnfmq.core_selection import REMEDY
+from nnfmq.cpu_allowance import allowed_cpus, cpu_quota
 from nnfmq.hal.errors import DeviceUnavailable, NnfmqError
 
 EXAMPLES = """\
@@ -110,6 +111,17 @@ def _core() -> Iterator[Finding]:
     yield Finding("core", "packet codec", codec.codec_name, state, _core_remedy(state))
     yield Finding("core", "codec from", codec.codec_path)
     yield Finding("core", "codec because", codec.codec_reason)
+    yield from _thread_pool()
+
+
+def _thread_pool() -> Iterator[Finding]:
+    """Without the compiled core the device `compiled` runs a model with one thread."""
+    from nnfmq.engines.compiled import thread_pool
+
+    state = FindingState.OK if thread_pool.core_name == "compiled" else FindingState.LIMITED
+    threads = 1 + min(allowed_cpus() - 1, thread_pool.load(thread_pool.core_name).MAX_WORKERS)
+    value = f"{thread_pool.core_name}, {threads} thread{'s' if threads > 1 else ''} for a model"
+    yield Finding("core", "thread pool", value, state, _core_remedy(state))
 
 
 def _core_remedy(state: FindingState) -> str:
@@ -181,6 +193,8 @@ def _limits() -> Iterator[Finding]:
         "allow a second one: client and driver each need a CPU while the client polls for the result" if one else ""
     )
     yield Finding("limits", "CPUs allowed", value, FindingState.LIMITED if one else FindingState.OK, remedy)
+    quota = cpu_quota()
+    yield Finding("limits", "CPU quota", "none" if quota is None else f"{quota:g} CPUs")
     memory = _first_line("/sys/fs/cgroup/memory.max")
     value = f"{int(memory) // _MIB:,} MiB" if memory and memory.isdigit() else "unlimited"
     yield Finding("limits", "memory of this control group", value)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import at_least_one, console, from_zero, new_file, print_json
 from nnfmq.cli.model_file import add_model_arguments, load_model
+from nnfmq.cpu_allowance import allowed_cpus
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _misuse(arguments: argparse.Namespace) -> str:
-    available = len(os.sched_getaffinity(0))
+    available = allowed_cpus()
     if arguments.threads is None:
         return ""
     if arguments.device != "compiled":

@@ -45,6 +45,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../_pause.h"
 #include "_hybrid_polling.h"
 
 #define NNFMQ_NOT_FULL 0x1u
@@ -86,14 +87,6 @@ static inline int64_t nnfmq_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
-static inline void nnfmq_pause(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ __volatile__("isb" ::: "memory"); /* delays by some ns; `yield` is a no-op on most CPUs */
-#endif
 }
 
 /* ---- event flag word ---- */

@@ -9,9 +9,6 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Iterable
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.execution import PreparedProgram
@@ -26,9 +23,6 @@ from nnfmq.service.caching.interpreter_cache_format import PackedConstants
 from nnfmq.service.device import DeviceBase
 from nnfmq.service.device_configuration import DeviceEntry
 from nnfmq.service.installation import installation
-
-if TYPE_CHECKING:
-    from nnfmq.engines.compiled.thread_pool import ThreadPool
 
 __all__ = ["CompiledDevice", "InterpreterDevice"]
 
@@ -121,7 +115,7 @@ class CompiledDevice(InterpreterDevice):
         compile_jobs.prefetch_imports()
         from nnfmq.engines.compiled.partition import prepare  # imports llvmlite, which need not be installed
 
-        program = prepare(model, compile=compile_jobs.compile_in_processes, thread_pool=_thread_pool)
+        program = prepare(model, compile=compile_jobs.compile_in_processes)
         entry = program_cache.entry_for(self.identity, model)
         shared = None if entry is None else entry.store(program.prepacked)
         if entry is None or shared is None:
@@ -146,15 +140,6 @@ class CompiledDevice(InterpreterDevice):
         from nnfmq.engines.compiled.partition import prepare
 
         return interpreter_cache_format.decode_program(contents, prepare)
-
-
-def _thread_pool() -> ThreadPool:
-    """Return this process's thread pool. The first call compiles it, which is no part of the progress of a model."""
-    from nnfmq.engines.compiled.thread_pool import default_thread_pool, pool_object_code
-
-    context = replace(compile_jobs.current_prepare_context(), on_progress=compile_jobs.no_progress)
-    with compile_jobs.prepare_context(context):
-        return default_thread_pool(partial(pool_object_code, compile_jobs.compile_in_processes))
 
 
 def _link(entry: program_cache.CacheEntry, model: Model, packed: PackedConstants) -> PreparedProgram | None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from nnfmq.channel import NO_WAIT, Channel
+from nnfmq.cpu_allowance import allowed_cpus
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
@@ -145,7 +146,7 @@ def compile_in_processes(kernels: Sequence[Kernel], target: Target) -> list[byte
     different = unique_kernels(kernels)
     context = current_prepare_context()
     if _server is not None:
-        count = min(len(os.sched_getaffinity(0)), PROCESSES_MAX)
+        count = min(allowed_cpus(), PROCESSES_MAX)
         parts = shard_kernels(different, count * _PARTS_PER_PROCESS)
         for _ in range(_ATTEMPTS):
             with suppress(_ServerDiedError), ExitStack() as stack:

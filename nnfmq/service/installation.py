@@ -160,7 +160,7 @@ def framed(field: bytes) -> bytes:
 def _sources() -> Iterator[Path]:
     for part in _BUILD_PARTS:
         path = _PACKAGE / part
-        yield from [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in (".py", ".ll"))
+        yield from [path] if path.is_file() else sorted(path.rglob("*.py"))
 
 
 def _cpu_features() -> set[str]:

@@ -109,6 +109,14 @@ class TestReport:
         monkeypatch.setattr(platform, "machine", lambda: machine)
         assert named("queue core").state is state
 
+    def test_without_the_compiled_core_a_model_has_one_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from nnfmq.engines.compiled import thread_pool
+
+        monkeypatch.setattr(thread_pool, "core_name", "python")
+        finding = named("thread pool")
+        assert (finding.state, finding.value) == (FindingState.LIMITED, "python, 1 thread for a model")
+        assert "compiled core" in finding.remedy
+
     def test_one_cpu_is_limited(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
         finding = named("CPUs allowed")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 import xml.etree.ElementTree as xml
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -23,6 +22,7 @@ import nnfmq
 from nnfmq.cli import main, profile
 from nnfmq.cli.profile_charts import arena, colours_of
 from nnfmq.cli.profile_tables import operations_table
+from nnfmq.cpu_allowance import allowed_cpus
 from nnfmq.engines import profiling
 from nnfmq.engines.compiled import roofline
 from nnfmq.hal.tensor_info import TensorInfo, operand_info
@@ -376,7 +376,7 @@ def test_without_llvmlite_the_reference_has_no_peaks(
 
 
 def test_more_threads_than_processors_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    available = len(os.sched_getaffinity(0))
+    available = allowed_cpus()
     assert run(DIGITS, "--threads", available + 1) == 2
     assert error(capsys) == (
         f"nnfmq: error: --threads {available + 1}: this process may use {available} CPUs, so give 1 to {available}"

@@ -21,6 +21,7 @@ from support.drivers import LIMIT_S, Daemon, InThread, Process, app, opened, run
 from support.models import logistics_model
 
 import nnfmq
+from nnfmq.cpu_allowance import allowed_cpus
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, MissedDeadlineTransient
 from nnfmq.hal.types import ExecutionPreference, Model
@@ -75,7 +76,7 @@ def compile_processes(server: Process) -> Iterator[list[Process]]:
 
     That signal ends a process that is stopped. A process asks for it before it closes the fds that it does not keep.
     """
-    count = min(len(os.sched_getaffinity(0)), PROCESSES_MAX)
+    count = min(allowed_cpus(), PROCESSES_MAX)
     until(lambda: len(server.children()) == count, "the compile processes are there")
     with ExitStack() as stack:
         processes = [stack.enter_context(process) for process in opened(server.children())]

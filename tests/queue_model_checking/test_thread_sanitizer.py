@@ -1,6 +1,6 @@
-"""`_atomics.h` between two threads under ThreadSanitizer, where the compiler has it; and broken versions of it there.
+"""`_atomics.h` and `_thread_pool.h` under ThreadSanitizer, if the compiler has it; and broken versions of them.
 
-The same program compiled for AArch64 runs under qemu by hand: see docs/explanation/verification.md.
+The same programs compiled for AArch64 run under qemu by hand: see docs/explanation/verification.md.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 from support.places import ROOT
 
 HARNESS = ROOT / "tools" / "tsan" / "harness.c"
+POOL_HARNESS = ROOT / "tools" / "tsan" / "pool_harness.c"
 FLAGS = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fno-builtin", "-pthread"]
 LIMIT_S = 60
 WRONG_RECORD, DATA_RACE = 1, 66
@@ -45,8 +46,8 @@ def sanitizer(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip("ThreadSanitizer's programs do not start on this kernel")
 
 
-def harness(folder: Path, *flags: str) -> Path:
-    done = compiled(folder / "harness", HARNESS, *flags)
+def harness(folder: Path, *flags: str, source: Path = HARNESS) -> Path:
+    done = compiled(folder / "harness", source, *flags)
     assert done.returncode == 0, done.stderr
     return folder / "harness"
 
@@ -75,3 +76,23 @@ def test_payload_that_is_written_after_its_counter_is_reported_as_a_race_or_a_wr
 def test_the_harness_checks_its_records_without_a_sanitizer(tmp_path: Path) -> None:
     done = ran(harness(tmp_path), "100000")
     assert (done.returncode, done.stdout, done.stderr) == (0, "100000 records\n", "")
+
+
+@pytest.mark.usefixtures("sanitizer")
+def test_the_thread_pool_has_no_data_race(tmp_path: Path) -> None:
+    done = ran(harness(tmp_path, "-fsanitize=thread", source=POOL_HARNESS), "5000")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "5000 runs\n", "")
+
+
+@pytest.mark.usefixtures("sanitizer")
+@pytest.mark.parametrize("seed", ["RELAXED", "PLAIN_BUSY"])
+def test_a_seeded_race_of_the_thread_pool_is_reported(tmp_path: Path, seed: str) -> None:
+    done = ran(harness(tmp_path, "-fsanitize=thread", f"-DSEED_{seed}", source=POOL_HARNESS), "20000")
+    assert done.returncode == DATA_RACE, done.stderr
+    assert "data race" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_the_harness_of_the_thread_pool_checks_its_items_without_a_sanitizer(tmp_path: Path) -> None:
+    done = ran(harness(tmp_path, source=POOL_HARNESS), "20000")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "20000 runs\n", "")

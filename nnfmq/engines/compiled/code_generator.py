@@ -13,7 +13,6 @@ from llvmlite import ir
 
 from nnfmq.engines.compiled.ir_builder import KernelBuilder
 from nnfmq.engines.compiled.jit import Kernel, symbol_name
-from nnfmq.engines.compiled.kernels.launch_loops import LaunchLoops
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["compile_ir", "compile_kernels", "create_target_machine"]
@@ -50,25 +49,8 @@ def compile_ir(text: str, target: Target) -> bytes:
 
 
 def compile_kernels(kernels: Sequence[Kernel], target: Target) -> bytes:
-    """Return object code with a function for each of the kernels, which differ.
-
-    That of the thread pool is kept: every worker asks for it, and compile processes are forks of one that has it.
-    """
-    if len(kernels) == 1 and isinstance(kernels[0], LaunchLoops):
-        return _compiled_launch_loops(kernels[0], target)
-    return _compile_together(kernels, target)
-
-
-@cache
-def _compiled_launch_loops(kernel: LaunchLoops, target: Target) -> bytes:
-    return _compile_together([kernel], target)
-
-
-def _compile_together(kernels: Sequence[Kernel], target: Target) -> bytes:
+    """Return object code with a function for each of the kernels, which differ."""
     module = ir.Module("kernels")
-    module_ir: list[str] = []
     for kernel in kernels:
-        builder = KernelBuilder(module, symbol_name(kernel), target)
-        kernel.emit(builder)
-        module_ir += builder.module_ir
-    return compile_ir("\n".join([str(module), *module_ir]), target)
+        kernel.emit(KernelBuilder(module, symbol_name(kernel), target))
+    return compile_ir(str(module), target)

@@ -1,9 +1,9 @@
 """Compiled programs in the compilation cache: the artifact, and preparation from it without lowering or packing again.
 
-An artifact is a list of arrays: the partitions' plans as msgpack, all constants, then object code of the thread pool
-and of the kernels. Preparation from an artifact restores the partitions, and prepares only the operations without
-kernels, with the shapes that were known. An artifact is valid for this build of nnfmq, one target and one model. The
-caller that stores it checks that.
+An artifact is a list of arrays: the partitions' plans as msgpack, all constants, then the kernels' object code.
+Preparation from an artifact restores the partitions, and prepares only the operations without kernels, with the shapes
+that were known. An artifact is valid for this build of nnfmq, one target and one model. The caller that stores it
+checks that.
 """
 
 from __future__ import annotations
@@ -95,24 +95,20 @@ _decoder = msgspec.msgpack.Decoder(_StoredProgram)
 
 
 class CompiledArtifact(msgspec.Struct, frozen=True):
-    """A program's partitions, each with the numbers of its first and last operation, their constants and their code.
-
-    `pool_code` is `ThreadPool.object_code`, for a process that has no pool yet.
-    """
+    """A program's partitions, each with the numbers of its first and last operation, their constants and their code."""
 
     partitions: Sequence[tuple[int, int, PartitionPlan]]
     constants: Array
-    pool_code: Array
     object_code: Sequence[Array]
 
     def to_arrays(self, required: Sequence[int], shapes: Sequence[tuple[int, ...] | None]) -> tuple[Array, ...]:
-        """Return the arrays for `CachedPreparation`: the plans, the constants, the pool's code, then the kernels'.
+        """Return the arrays for `CachedPreparation`: the plans, the constants, then the code.
 
         `required` are the operands that may not be omitted; `shapes` are all operands' shapes, None if not known.
         """
         partitions = tuple(_StoredPartition.of(first, last, plan) for first, last, plan in self.partitions)
         stored = _StoredProgram(partitions, tuple(required), tuple(shapes))
-        return np.frombuffer(_encoder.encode(stored), np.uint8), self.constants, self.pool_code, *self.object_code
+        return np.frombuffer(_encoder.encode(stored), np.uint8), self.constants, *self.object_code
 
 
 def load_partitions(artifact: CompiledArtifact, first_slot: int) -> list[CompiledPartition]:
@@ -122,7 +118,7 @@ def load_partitions(artifact: CompiledArtifact, first_slot: int) -> list[Compile
     """
     if not artifact.partitions:
         return []
-    pool = default_thread_pool(artifact.pool_code.tobytes)
+    pool = default_thread_pool()
     code = LoadedCode([array.tobytes() for array in artifact.object_code])
     plans = [plan for _, _, plan in artifact.partitions]
     return [CompiledPartition(plan, artifact.constants, code, pool, first_slot + n) for n, plan in enumerate(plans)]
@@ -138,12 +134,12 @@ class CachedPreparation(SubgraphPreparation):
         programs: dict[int, Program],
         arrays: Sequence[Array],
     ) -> None:
-        plan, constants, pool_code, *code = self._arrays = tuple(arrays)
+        plan, constants, *code = self._arrays = tuple(arrays)
         self._stored = stored = _decoder.decode(plan.data)
         self._compiled_ops = frozenset(n for p in stored.partitions for n in range(p.first, p.last + 1))
         super().__init__(model, subgraph, programs)
         partitions = [(p.first, p.last, p.plan()) for p in stored.partitions]
-        self._artifact = CompiledArtifact(partitions, constants, pool_code, code)
+        self._artifact = CompiledArtifact(partitions, constants, code)
         self._shapes = list(stored.shapes)
         self._required.update(stored.required)
         self._read.update(index for partition in stored.partitions for index in partition.inputs)

@@ -68,7 +68,6 @@ class KernelBuilder:
         self.args, self.begin, self.end, self.scratch = self.function.args
         self.ir = ir.IRBuilder(self.function.append_basic_block("entry"))
         self._stack: dict[tuple[str, int], Value] = {}
-        self.module_ir: list[str] = []  # more functions for the module, as text
 
     # -- integers and vectors ------------------------------------------------------------------------------------------
 

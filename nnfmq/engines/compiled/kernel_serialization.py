@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
 import pkgutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +25,6 @@ import msgspec
 from nnfmq.engines.compiled import kernels as kernel_package
 from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.target import TARGETS, Target, host_target
-from nnfmq.engines.compiled.thread_pool import launch_loops
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.operations.shapes import WindowDimension
 
@@ -55,7 +53,7 @@ def kernel_types() -> Mapping[str, type[Any]]:
 
 @cache
 def warm_up() -> None:
-    """Import all kernels and LLVM, and compile the thread pool's functions. Idempotent.
+    """Import all kernels and LLVM, and generate code once. Idempotent.
 
     Called before a fork, so that compile processes start without that delay.
     """
@@ -63,7 +61,7 @@ def warm_up() -> None:
 
     kernel_types()
     with suppress(InvalidArgument):  # this machine has no target: each preparation reports that
-        compile_kernels([launch_loops(os.uname().machine)], host_target())
+        compile_kernels([], host_target())
 
 
 @cache

@@ -7,7 +7,7 @@ partitions; all others stay steps of the interpreter. Arguments are checked by t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,7 +42,6 @@ from nnfmq.engines.compiled.memory_plan import (
     plan_partition,
 )
 from nnfmq.engines.compiled.target import Target, host_target
-from nnfmq.engines.compiled.thread_pool import ThreadPool, default_thread_pool
 from nnfmq.engines.execution import StepFunction
 from nnfmq.engines.interpreter import Program, SubgraphPreparation, prepare_with
 from nnfmq.engines.resolved_operation import ResolvedOp
@@ -78,17 +77,15 @@ def prepare(
     model: Model,
     prepacked: Sequence[tuple[Array, ...]] | None = None,
     compile: Compile = compile_in_process,
-    thread_pool: Callable[[], ThreadPool] = default_thread_pool,
 ) -> Program:
     """Return a Program that executes the main subgraph of `model`, as `interpreter.prepare` does.
 
     `prepacked` is `Program.prepacked` of an earlier Program of the same model, build and target: machine code and
-    prepacked weights, so that nothing is lowered or compiled. Otherwise `compile` compiles the kernels, and
-    `thread_pool` returns this process's pool, which it may have to compile; an exception that they raise ends the
-    preparation.
+    prepacked weights, so that nothing is lowered or compiled. Otherwise `compile` compiles the kernels; an
+    exception that it raises ends the preparation.
     """
     if prepacked is None:
-        return prepare_with(partial(CompiledPreparation, compile=compile, thread_pool=thread_pool), model)
+        return prepare_with(partial(CompiledPreparation, compile=compile), model)
     restoring = partial(CachedPreparation, arrays=prepacked[0])
     return prepare_with(restoring, model, prepacked[1:])
 
@@ -182,10 +179,9 @@ class CompiledPreparation(SubgraphPreparation):
         subgraph: Subgraph,
         programs: dict[int, Program],
         compile: Compile,
-        thread_pool: Callable[[], ThreadPool],
     ) -> None:
         super().__init__(model, subgraph, programs)
-        self._compile, self._thread_pool = compile, thread_pool
+        self._compile = compile
 
     def program(self) -> Program:
         """Return the Program."""
@@ -193,7 +189,7 @@ class CompiledPreparation(SubgraphPreparation):
         self._constants = _ConstantData()
         self._kernels: list[Kernel] = []
         self._intermediate_indexes = count(len(self.subgraph.operands))
-        self._artifact = CompiledArtifact((), np.empty(0, np.uint8), np.empty(0, np.uint8), ())
+        self._artifact = CompiledArtifact((), np.empty(0, np.uint8), ())
         program = super().program()
         ranges = (range(first, last + 1) for first, last, _ in self._artifact.partitions)
         program.compiled_ops = frozenset(chain.from_iterable(ranges))
@@ -366,7 +362,6 @@ class CompiledPreparation(SubgraphPreparation):
             return []
         object_code = self._compile(self._kernels, self.target)
         arrays = [np.frombuffer(code, np.uint8) for code in object_code]
-        pool_code = np.frombuffer(self._thread_pool().object_code, np.uint8)
-        self._artifact = CompiledArtifact(plans, self._constants.array(), pool_code, arrays)
+        self._artifact = CompiledArtifact(plans, self._constants.array(), arrays)
         self.extra_slots = len(plans)
         return load_partitions(self._artifact, len(self.subgraph.operands))

@@ -7,7 +7,6 @@ import gc
 import importlib.util
 import os
 import struct
-import weakref
 from collections import defaultdict
 from contextlib import suppress
 from functools import cache
@@ -26,7 +25,6 @@ from nnfmq.engines.compiled.object_file import parse_object
 from nnfmq.engines.compiled.object_linker import RELOCATIONS, Linker
 from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.target import TARGETS, host_target
-from nnfmq.engines.compiled.thread_pool import ThreadPool
 from nnfmq.hal.errors import GeneralFailure
 
 # Stores constants of all sizes in args[0], an element of a table, and a copy of args[1]; `other` stores one more.
@@ -141,20 +139,6 @@ def test_code_is_executable_constants_are_read_only_and_both_are_unmapped_with_t
     del loaded
     gc.collect()
     assert not [right for span, right in mappings() if code in span and "x" in right]
-
-
-def test_worker_threads_keep_the_code_that_they_execute() -> None:
-    pool = ThreadPool(1)
-    pool._start()
-    code, pool_reference = weakref.ref(pool._code), weakref.ref(pool)
-    del pool
-    gc.collect()
-    running = pool_reference()
-    assert running is not None and code() is not None
-    running.stop()
-    del running
-    gc.collect()
-    assert pool_reference() is None and code() is None
 
 
 def test_the_instruction_cache_is_synchronized_on_aarch64_only(monkeypatch: pytest.MonkeyPatch) -> None:

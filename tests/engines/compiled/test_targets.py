@@ -16,9 +16,8 @@ from llvmlite import binding as llvm
 from llvmlite import ir
 from support.emulated import Call, Machine, Memory
 from support.instruction_sets import initialize_all_targets
-from support.linked import undefined_symbols
 
-from nnfmq.engines.compiled import code_generator, thread_pool
+from nnfmq.engines.compiled import code_generator
 from nnfmq.engines.compiled.ir_builder import KernelBuilder
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.dot_product import DotS16x2, DotU8S8x4, MaddU8S8Acc16, MicroKernel
@@ -121,33 +120,6 @@ def test_an_emulator_rejects_instructions_of_other_sets() -> None:
         args = memory.add(np.array([0, 0], np.int64))
         with pytest.raises(AssertionError, match="exception 6 "):
             machine.run(image, memory.regions, [Call(image.functions["copy"], (args.address, 0, 0, 0))])
-
-
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_thread_pool_s_code_is_generated_for_every_machine(machine: str) -> None:
-    initialize_all_targets()
-    target = next(t for t in TARGETS.values() if t.triple.startswith(machine))
-    code = code_generator.compile_ir(thread_pool.launch_loops(machine).module_ir(), target)
-    assert undefined_symbols(code) <= {"syscall"}
-
-
-def test_a_pool_without_workers_runs_every_launch(emulated: Machine) -> None:
-    memory, data = Memory(), np.arange(16, dtype=np.uint8)
-    source, target = memory.add(data), memory.add(np.zeros(33, np.uint8), writable=True)
-    args = memory.add(np.array([source.address, target.address], np.int64))
-    no_workers = memory.add(np.zeros(48, np.int64), writable=True)
-    text = thread_pool.launch_loops(emulated.target.triple.split("-")[0]).module_ir() + _COPY
-    image = emulated.load(code_generator.compile_ir(text, emulated.target))
-    copy = image.functions["copy"]
-    records = memory.add(np.array([[copy, args.address, work_items, 1] for work_items in (17, 0, 3, 1)], np.int64))
-
-    emulated.run(
-        image,
-        memory.regions,
-        [Call(image.functions["run_launches"], (records.address, 0, 2, no_workers.address, target.address, 0))],
-    )
-
-    np.testing.assert_array_equal(target.data, [*data, 0, *data])
 
 
 _WIDE = """

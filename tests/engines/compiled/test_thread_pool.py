@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
+import warnings
+import weakref
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 from support.drivers import until
 
+from nnfmq.engines.compiled import thread_pool
 from nnfmq.engines.compiled.code_generator import compile_ir
 from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionLaunch, plan_partition
 from nnfmq.engines.compiled.object_loader import LoadedCode
@@ -118,17 +123,12 @@ def test_every_work_item_is_computed_once(
         assert not count[work_items:].any()
 
 
-def sleepers(pool: ThreadPool) -> int:
-    """Return the workers that were counted as sleepers since the last wake-up; some may not have slept after all."""
-    return int(pool._words.view(np.int32)[2 * 32])
-
-
 def test_a_sleeping_worker_joins_a_launch_in_progress(
     kernels: LoadedCode, make_pool: Callable[[int], ThreadPool]
 ) -> None:
     pool = make_pool(1)
     run_launches(pool, kernels.address("count"), [np.zeros(8, np.int64)], 8)
-    until(lambda: sleepers(pool) >= 1, "the worker sleeps")
+    until(lambda: pool.sleepers >= 1, "the worker sleeps")
     args = np.array([8, 0, 0], np.int64)
     run_launches(pool, kernels.address("meet"), [args], 8)
     assert args[1] == 1
@@ -139,10 +139,10 @@ def test_a_sleeping_worker_is_not_woken_for_little_work(
 ) -> None:
     pool, count = make_pool(1), np.zeros(8, np.int64)
     run_launches(pool, kernels.address("count"), [count], 8)
-    until(lambda: sleepers(pool) >= 1, "the worker sleeps")
-    before = sleepers(pool)
+    until(lambda: pool.sleepers >= 1, "the worker sleeps")
+    before = pool.sleepers
     run_launches(pool, kernels.address("count"), [count], 8, Parallelism.PARALLEL)
-    assert sleepers(pool) == before, "a wake-up resets the count"
+    assert pool.sleepers == before, "a wake-up resets the count"
     assert (count == 2).all()
 
 
@@ -232,6 +232,68 @@ def test_every_work_item_is_computed_once_while_the_worker_count_changes(
         runs += 1
     changer.join()
     assert all((count == runs).all() for count in counts)
+
+
+def test_worker_threads_keep_the_memory_that_they_use(kernels: LoadedCode) -> None:
+    pool = ThreadPool(1)
+    run_launches(pool, kernels.address("count"), [np.zeros(8, np.int64)], 8)
+    reference = weakref.ref(pool)
+    del pool
+    gc.collect()
+    running = reference()
+    assert running is not None
+    running.stop()
+    del running
+    gc.collect()
+    assert reference() is None
+
+
+def test_without_the_compiled_core_the_calling_thread_computes_alone(kernels: LoadedCode) -> None:
+    pool, counts = ThreadPool(3, thread_pool.load("python")), [np.zeros(9, np.int64) for _ in range(3)]
+    assert (pool.worker_count, pool.scratch_slots) == (0, 1)
+    run_launches(pool, kernels.address("count"), counts, 8)
+    assert [count.tolist() for count in counts] == [[1] * 8 + [0]] * 3
+    assert not pool._threads
+
+
+def test_a_core_runs_the_records_of_a_range(kernels: LoadedCode) -> None:
+    for name in ("compiled", "python"):
+        counts = [np.zeros(8, np.int64) for _ in range(4)]
+        records = np.array([[kernels.address("count"), count.ctypes.data, 8, 0] for count in counts], np.int64)
+        thread_pool.load(name).LaunchCore().run(records.ctypes.data, 1, 3, 0, 0)
+        assert [int(count.sum()) for count in counts] == [0, 8, 8, 0]
+
+
+def test_impossible_workers_are_rejected() -> None:
+    for name in ("compiled", "python"):
+        module = thread_pool.load(name)
+        core = module.LaunchCore()
+        with pytest.raises(ValueError, match="workers"):
+            core.set_workers(module.MAX_WORKERS + 1)
+        for number in (0, module.MAX_WORKERS + 1):
+            with pytest.raises(ValueError, match="worker"):
+                core.work(number)
+
+
+def test_a_forked_child_has_workers_of_its_own(kernels: LoadedCode, make_pool: Callable[[int], ThreadPool]) -> None:
+    pool, count = make_pool(2), np.zeros(64, np.int64)
+    run_launches(pool, kernels.address("count"), [count], 64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # from Python 3.12 on: a fork with threads
+        child = os.fork()
+    if not child:
+        status = 1
+        try:
+            assert not pool._threads
+            run_launches(pool, kernels.address("count"), [count], 64)
+            assert len(pool._threads) == 2
+            pool.stop()
+            status = 0 if (count == 2).all() else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    run_launches(pool, kernels.address("count"), [count], 64)
+    assert (count == 2).all()
 
 
 def test_workers_are_not_woken_near_the_end_of_a_partition() -> None:

@@ -14,7 +14,6 @@ from llvmlite import binding as llvm
 from nnfmq.engines.compiled import code_generator, partition
 from nnfmq.engines.compiled.code_generator import compile_kernels
 from nnfmq.engines.compiled.jit import Kernel
-from nnfmq.engines.compiled.kernels.launch_loops import LaunchLoops
 from nnfmq.engines.compiled.target import TARGETS, Target, can_run, host_features, host_target
 from support.linked import undefined_symbols
 
@@ -79,13 +78,12 @@ def emulator(name: str | None, always: bool) -> Iterator[Any]:
 
 @contextmanager
 def known_symbols_only() -> Iterator[None]:
-    """Assert that kernels call no function that is not in LIBRARY_FUNCTIONS; the thread pool calls syscall(2)."""
+    """Assert that kernels call no function that is not in LIBRARY_FUNCTIONS."""
     real_compile = compile_kernels
 
     def checked(kernels: Sequence[Kernel], target: Target) -> bytes:
         code = real_compile(kernels, target)
-        is_pool = any(isinstance(kernel, LaunchLoops) for kernel in kernels)
-        assert undefined_symbols(code) <= (LIBRARY_FUNCTIONS | {"syscall"} if is_pool else LIBRARY_FUNCTIONS)
+        assert undefined_symbols(code) <= LIBRARY_FUNCTIONS
         return code
 
     with pytest.MonkeyPatch.context() as patch:

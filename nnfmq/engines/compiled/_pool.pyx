@@ -1,0 +1,77 @@
+# cython: language_level=3, embedsignature=True, binding=False
+"""The compiled core of the thread pool: `LaunchCore` over `_thread_pool.h`. `_pypool.py` has the docstrings.
+
+The GIL is released while launches run and while a worker works: only C code runs there, and the kernels. Whoever calls
+keeps this object, the launch records, the scratch memory and the kernels' code alive.
+"""
+
+cimport cython
+from libc.stdint cimport int64_t, uintptr_t
+from libc.stdlib cimport free
+
+cdef extern from "_thread_pool.h" nogil:
+    ctypedef struct nnfmq_launch:
+        pass
+    ctypedef struct nnfmq_pool:
+        int64_t workers
+    const int NNFMQ_POOL_MAX_WORKERS
+    nnfmq_pool *nnfmq_pool_new()
+    void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_launch *launches, int64_t first, int64_t last, char *scratch,
+                        int64_t stride)
+    void nnfmq_pool_work(nnfmq_pool *pool, int64_t me)
+    void nnfmq_pool_stop(nnfmq_pool *pool)
+
+cdef extern from *:
+    """
+    #define nnfmq_pool_sleepers(pool) ((int64_t)atomic_load_explicit(&(pool)->sleepers, memory_order_relaxed))
+    """
+    int64_t nnfmq_pool_sleepers(nnfmq_pool *pool) nogil
+
+MAX_WORKERS = NNFMQ_POOL_MAX_WORKERS
+
+
+@cython.final
+cdef class LaunchCore:
+    """Memory of a pool, and the loops of its threads."""
+
+    cdef nnfmq_pool *pool
+
+    def __cinit__(self):
+        self.pool = nnfmq_pool_new()
+        if self.pool is NULL:
+            raise MemoryError("a thread pool")
+
+    def __dealloc__(self):
+        free(self.pool)
+
+    def set_workers(self, int64_t count):
+        """Let `run` share its launches with workers 1 to `count`. No run may be in progress."""
+        if not 0 <= count <= NNFMQ_POOL_MAX_WORKERS:
+            raise ValueError(f"{count} workers; at most {NNFMQ_POOL_MAX_WORKERS} are possible")
+        self.pool.workers = count
+
+    def run(self, uintptr_t launches, int64_t first, int64_t last, uintptr_t scratch, int64_t stride):
+        """Run launch records together with the workers. Blocks, without the GIL. One caller at a time."""
+        with nogil:
+            nnfmq_pool_run(self.pool, <const nnfmq_launch *>launches, first, last, <char *>scratch, stride)
+
+    def run_serially(self, uintptr_t launches, int64_t first, int64_t last, uintptr_t scratch):
+        """Run launch records on the calling thread. Blocks, without the GIL. Any number of callers."""
+        with nogil:
+            nnfmq_pool_run(NULL, <const nnfmq_launch *>launches, first, last, <char *>scratch, 0)
+
+    def work(self, int64_t number):
+        """Be worker `number` until `stop` is called. Blocks, without the GIL."""
+        if not 1 <= number <= NNFMQ_POOL_MAX_WORKERS:
+            raise ValueError(f"worker {number}; the numbers are 1 to {NNFMQ_POOL_MAX_WORKERS}")
+        with nogil:
+            nnfmq_pool_work(self.pool, number)
+
+    def stop(self):
+        """Let all workers return from `work`, for good: the core cannot be used again. No run may be in progress."""
+        nnfmq_pool_stop(self.pool)
+
+    @property
+    def sleepers(self):
+        """The workers counted as sleepers since the last wake-up; some may not have slept after all."""
+        return nnfmq_pool_sleepers(self.pool)

@@ -1,0 +1,61 @@
+"""The Python core of the thread pool: runs launches on the calling thread alone.
+
+The protocol between threads needs ordered accesses to memory, which Python does not have. The compiled core (`_pool`)
+has them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+__all__ = ["MAX_WORKERS", "LaunchCore"]
+
+MAX_WORKERS = 0
+"""Workers that a core may have."""
+
+_RECORD_WORDS = 4
+_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+
+
+class LaunchCore:
+    """Memory of a pool, and the loops of its threads."""
+
+    def set_workers(self, count: int) -> None:
+        """Let `run` share its launches with workers 1 to `count`. No run may be in progress.
+
+        Raises:
+            ValueError: There are more than MAX_WORKERS.
+        """
+        if count:
+            raise ValueError(f"{count} workers; without the compiled core none is possible")
+
+    def run(self, launches: int, first: int, last: int, scratch: int, stride: int) -> None:
+        """Run the launch records from `first` to before `last` of those at address `launches`, with the workers.
+
+        Blocks, without the GIL. One caller at a time. `scratch` is the address of a buffer of `stride` bytes for each
+        thread.
+        """
+        self.run_serially(launches, first, last, scratch)
+
+    def run_serially(self, launches: int, first: int, last: int, scratch: int) -> None:
+        """Run launch records on the calling thread. Blocks, without the GIL. Any number of callers."""
+        words = (ctypes.c_int64 * (_RECORD_WORDS * last)).from_address(launches)
+        for start in range(_RECORD_WORDS * first, _RECORD_WORDS * last, _RECORD_WORDS):
+            kernel, args, items, _ = words[start : start + _RECORD_WORDS]
+            _KERNEL(kernel)(args, 0, items, scratch)
+
+    def work(self, number: int) -> None:
+        """Be worker `number` until `stop` is called. Blocks, without the GIL.
+
+        Raises:
+            ValueError: There is no such worker.
+        """
+        raise ValueError(f"worker {number}; without the compiled core none is possible")
+
+    def stop(self) -> None:
+        """Let all workers return from `work`, for good: the core cannot be used again. No run may be in progress."""
+
+    @property
+    def sleepers(self) -> int:
+        """The workers counted as sleepers since the last wake-up; some may not have slept after all."""
+        return 0
