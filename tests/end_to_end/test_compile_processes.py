@@ -231,13 +231,15 @@ def test_a_preparation_outlives_the_daemon_whose_compile_server_ends_with_it(fol
     with Daemon.start(path, environment={program_cache.CACHE_VARIABLE: "0"}) as daemon, daemon.connect() as client:
         with prepare(client, SHORT):
             (pid,) = daemon.compile_servers()
-        call = InThread.start(lambda: prepare(client, logistics_model(60)))
-        with Process(pid) as server, compile_processes(server) as processes:
-            if stopped:
-                server.stop()
-            daemon.kill()
-            for process in (server, *processes):
-                process.wait_for_end(PROMPT_S)
+        with Process(pid) as server:
+            until(lambda: not server.children(), "the compile processes of the first model have ended")
+            call = InThread.start(lambda: prepare(client, logistics_model(60)))
+            with compile_processes(server) as processes:
+                if stopped:
+                    server.stop()
+                daemon.kill()
+                for process in (server, *processes):
+                    process.wait_for_end(PROMPT_S)
         for model, prepared in ((logistics_model(60), call.wait().value), (SHORT, prepare(client, SHORT))):
             with prepared:
                 assert_computes(prepared, model)
