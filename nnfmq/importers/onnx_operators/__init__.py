@@ -17,10 +17,12 @@ __all__ = ["CONVERTERS", "Converter"]
 Converter: TypeAlias = Callable[[Node], None]
 
 _MODULES = (
+    "attention",
     "convolution",
     "einsum",
     "elements",
     "elementwise",
+    "fused",
     "indexing",
     "integers",
     "linear_maps",
@@ -33,6 +35,7 @@ _MODULES = (
     "recurrent",
     "reduction",
     "resizing",
+    "skip_normalization",
     "unrolled",
 )
 

@@ -6,7 +6,7 @@ float32 up to 2²⁴. Names of operators of ONNX Runtime itself begin with its d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -16,32 +16,14 @@ import numpy.typing as npt
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import OperandType
-from nnfmq.importers.onnx_operators import onnx_convolution, onnx_elementwise, onnx_products, onnx_reduction
+from nnfmq.importers.onnx_operators.onnx_composition import applied, number
 from nnfmq.importers.onnx_operators.onnx_quantization import dequantized, quantized
 from nnfmq.importers.onnx_values import Node, Value
 
 __all__ = ["CONVERTERS"]
 
 Array: TypeAlias = npt.NDArray[Any]
-_FLOAT_CONVERTERS = {
-    **onnx_convolution.CONVERTERS,
-    **onnx_elementwise.CONVERTERS,
-    **onnx_products.CONVERTERS,
-    **onnx_reduction.CONVERTERS,
-}
 _SMALLEST = float(np.finfo(np.float32).tiny)
-
-
-def _apply(
-    node: Node, operator: str, values: Sequence[Value | None], attributes: Mapping[str, Any] | None = None
-) -> Value:
-    """Return the result of an operator on floats; without `attributes` it has those of `node`."""
-    given = node.attributes if attributes is None else dict(attributes)
-    inner = Node(node.name, operator, node.opset, node.builder, list(values), ["y"], given)
-    _FLOAT_CONVERTERS[operator](inner)
-    if attributes is None:
-        node.attributes_read |= inner.attributes_read
-    return inner.results[0]
 
 
 def _as_float(node: Node, position: int, axis: int = 0) -> Value:
@@ -77,13 +59,13 @@ def _bias(node: Node, position: int) -> Value | None:
 
 
 def _convolution(node: Node) -> None:
-    _finish(node, _apply(node, "Conv", [_as_float(node, 0), _as_float(node, 3), _bias(node, 8)]), 6)
+    _finish(node, applied(node, "Conv", [_as_float(node, 0), _as_float(node, 3), _bias(node, 8)]), 6)
 
 
 def _gemm(node: Node) -> None:
     transposed = node.attribute("transB", 0)
     values = [_as_float(node, 0), _as_float(node, 3, 0 if transposed else 1), _bias(node, 6)]
-    found = _apply(node, "Gemm", values)
+    found = applied(node, "Gemm", values)
     if not node.given(7):
         node.results[0] = found
         return
@@ -91,44 +73,40 @@ def _gemm(node: Node) -> None:
 
 
 def _binary(operator: str, node: Node) -> None:
-    _finish(node, _apply(node, operator, [_as_float(node, 0), _as_float(node, 3, -1)]), 6)
+    _finish(node, applied(node, operator, [_as_float(node, 0), _as_float(node, 3, -1)]), 6)
 
 
 def _unary(operator: str, node: Node) -> None:
     if node.attribute("channels_last", 0):
         raise InvalidArgument("channels_last is not supported")
-    _finish(node, _apply(node, operator, [_as_float(node, 0)]), 3)
+    _finish(node, applied(node, operator, [_as_float(node, 0)]), 3)
 
 
 def _dynamic(node: Node) -> None:
     """Quantize with the scale of the largest and smallest element: the results are floats that are integers."""
-    x, zero = node.value(0), _number(0)
+    x, zero = node.value(0), number(0)
     highest, lowest = (
-        _apply(node, limit, [_apply(node, f"Reduce{limit}", [x], {"keepdims": 0}), zero], {})
+        applied(node, limit, [applied(node, f"Reduce{limit}", [x], {"keepdims": 0}), zero], {})
         for limit in ("Max", "Min")
     )
-    extent = _apply(node, "Sub", [highest, lowest], {})
-    scale = _apply(node, "Max", [_apply(node, "Div", [extent, _number(255)], {}), _number(_SMALLEST)], {})
-    zero_point = _bytes(node, _apply(node, "Neg", [_apply(node, "Div", [lowest, scale], {})], {}))
-    steps = _apply(node, "Round", [_apply(node, "Div", [x, scale], {})], {})
-    found = _bytes(node, _apply(node, "Add", [steps, zero_point], {}))
+    extent = applied(node, "Sub", [highest, lowest], {})
+    scale = applied(node, "Max", [applied(node, "Div", [extent, number(255)], {}), number(_SMALLEST)], {})
+    zero_point = _bytes(node, applied(node, "Neg", [applied(node, "Div", [lowest, scale], {})], {}))
+    steps = applied(node, "Round", [applied(node, "Div", [x, scale], {})], {})
+    found = _bytes(node, applied(node, "Add", [steps, zero_point], {}))
     for position, value in enumerate((found, scale, zero_point)):
         node.results[position] = value
 
 
-def _number(value: float) -> Value:
-    return Value.of(np.array(value, np.float32))
-
-
 def _bytes(node: Node, value: Value) -> Value:
     """Return a tensor rounded to integers from 0 to 255."""
-    rounded = _apply(node, "Round", [value], {})
-    return _apply(node, "Clip", [rounded, _number(0), _number(255)], {})
+    rounded = applied(node, "Round", [value], {})
+    return applied(node, "Clip", [rounded, number(0), number(255)], {})
 
 
 def _integer_product(operator: str, node: Node) -> None:
     """Convert a product of integers of 8 bits, whose result has 32 bits."""
-    found = _apply(node, operator, [_without_zero_point(node, 0), _without_zero_point(node, 1)])
+    found = applied(node, operator, [_without_zero_point(node, 0), _without_zero_point(node, 1)])
     node.result(node.emit(Op.CAST, [node.operand(found)], OperandType.TENSOR_INT32), found.shape, np.dtype(np.int32))
 
 
@@ -150,7 +128,7 @@ def _without_zero_point(node: Node, position: int) -> Value:
     if position and zero_point.size > 1 and node.operator == "ConvInteger":  # one for each output channel
         shape = (zero_point.size, *[1] * (len(value.shape) - 1))
         zero_point = Value(shape, zero_point.dtype, node.reshaped(node.operand(zero_point), shape))
-    return _apply(node, "Sub", [value, zero_point], {})
+    return applied(node, "Sub", [value, zero_point], {})
 
 
 def _as_integral_float(node: Node, value: Value) -> Value:

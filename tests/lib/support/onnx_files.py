@@ -67,7 +67,10 @@ def file_of(
     results = [helper.make_empty_tensor_value_info(name) for name in outputs]
     initializers = [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()]
     graph = helper.make_graph(list(nodes), "graph", described, results, initializers)
-    model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=[helper.make_opsetid("", opset)])
+    opsets = [helper.make_opsetid("", opset)]
+    if any(node.domain == "com.microsoft" for node in nodes):
+        opsets.append(helper.make_opsetid("com.microsoft", 1))
+    model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets)
     content: bytes = model.SerializeToString()
     return content
 

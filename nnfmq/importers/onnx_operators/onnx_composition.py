@@ -1,0 +1,86 @@
+"""Operators that converters express by operators of ONNX: `applied` adds one of those and returns its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnfmq.importers.onnx_operators import (
+    onnx_convolution,
+    onnx_elementwise,
+    onnx_indexing,
+    onnx_movement,
+    onnx_normalization,
+    onnx_products,
+    onnx_reduction,
+)
+from nnfmq.importers.onnx_values import Node, Value
+
+__all__ = ["Composition", "applied", "number"]
+
+_CONVERTERS = {
+    **onnx_convolution.CONVERTERS,
+    **onnx_elementwise.CONVERTERS,
+    **onnx_indexing.CONVERTERS,
+    **onnx_movement.CONVERTERS,
+    **onnx_normalization.CONVERTERS,
+    **onnx_products.CONVERTERS,
+    **onnx_reduction.CONVERTERS,
+}
+_OPSET = 18
+
+
+def applied(
+    node: Node, operator: str, values: Sequence[Value | None], attributes: Mapping[str, Any] | None = None
+) -> Value:
+    """Return the result of an operator; without `attributes` it has those of `node`, and the opset of its model."""
+    given = node.attributes if attributes is None else dict(attributes)
+    opset = node.opset if attributes is None else _OPSET
+    inner = Node(node.name, operator, opset, node.builder, list(values), ["y"], given)
+    _CONVERTERS[operator](inner)
+    if attributes is None:
+        node.attributes_read |= inner.attributes_read
+    return inner.results[0]
+
+
+def number(value: float) -> Value:
+    """Return a constant of rank 0."""
+    return Value.of(np.array(value, np.float32))
+
+
+class Composition:
+    """Operators for one node under conversion; methods take and return values."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __call__(self, operator: str, *values: Value | None, **attributes: Any) -> Value:
+        """Return the result of an operator with these attributes."""
+        return applied(self._node, operator, values, attributes)
+
+    def reshape(self, value: Value, *shape: int) -> Value:
+        """Return a value in another shape; a constant stays one."""
+        if value.array is not None:
+            return Value.of(value.array.reshape(shape))
+        return Value(shape, value.dtype, self._node.reshaped(self._node.operand(value), shape))
+
+    def transpose(self, value: Value, *permutation: int) -> Value:
+        """Return a value with permuted dimensions; a constant stays one."""
+        if value.array is not None:
+            return Value.of(value.array.transpose(permutation))
+        return self("Transpose", value, perm=permutation)
+
+    def part(self, value: Value, axis: int, begin: int, end: int) -> Value:
+        """Return the elements from `begin` to `end` along an axis; a constant stays one."""
+        if value.shape[axis] == end - begin:
+            return value
+        if value.array is not None:
+            return Value.of(value.array[(slice(None),) * (axis % len(value.shape)) + (slice(begin, end),)])
+        limits = (Value.of(np.array([limit], np.int64)) for limit in (begin, end, axis))
+        return self("Slice", value, *limits)
+
+    def like(self, value: float, other: Value) -> Value:
+        """Return a constant of rank 0 and of another value's type."""
+        return Value.of(np.array(value, other.dtype))

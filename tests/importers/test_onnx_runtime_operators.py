@@ -1,0 +1,173 @@
+"""Operators of ONNX Runtime's own domain, com.microsoft, on floats: nnfmq's result is ONNX Runtime's."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.onnx_files import OnnxCase, assert_close, expected, file_of, results
+from support.onnx_runtime import onnx, runtime
+
+import nnfmq
+from nnfmq.importers.onnx_operators import CONVERTERS, onnx_attention, onnx_fused, onnx_skip_normalization
+
+RNG = np.random.default_rng(21)
+
+
+def real(*shape: int, low: float = -2.0, high: float = 2.0) -> Any:
+    return RNG.uniform(low, high, shape).astype(np.float32)
+
+
+def ints(values: Any) -> Any:
+    return np.array(values, np.int32)
+
+
+def case(name: str, *inputs: Any, constants: tuple[int, ...] = (), outputs: int = 1, **attributes: Any) -> OnnxCase:
+    domain = "" if name.startswith("Simplified") else "com.microsoft"
+    return OnnxCase(name, inputs, {"domain": domain, **attributes}, frozenset(constants), outputs)
+
+
+X, TOKENS = real(2, 3, 8), real(2, 5, 8)
+WORDS = (ints([[1, 4, 0], [2, 2, 3]]), ints([[0, 1, 1], [0, 0, 1]]), real(6, 8), real(4, 8), real(2, 8), real(8),
+         real(8))  # fmt: skip
+HEADS = (real(2, 3, 8), real(2, 4, 8), real(2, 4, 8))
+PROJECTION = (real(8, 24), real(24))
+COS, SIN = real(7, 4), real(7, 4)
+
+CASES = [
+    case("Gelu", X),
+    case("FastGelu", X),
+    case("FastGelu", X, real(8), constants=(1,)),
+    case("BiasGelu", X, real(8), constants=(1,)),
+    case("QuickGelu", X),
+    case("QuickGelu", X, alpha=1.0),
+    case("FusedMatMul", X, real(8, 4), constants=(1,), alpha=0.5),
+    case("FusedMatMul", X, real(4, 8), constants=(1,), alpha=0.5, transB=1),
+    case("FusedMatMul", real(2, 3, 4), real(2, 3, 5), alpha=0.25, transA=1),
+    case("FusedMatMul", real(2, 4, 3), real(2, 5, 3), transB=1),
+    case("FusedMatMul", real(3, 2, 4), real(2, 4, 5), transBatchA=1),
+    case("FusedMatMul", real(2, 3, 4), real(4, 2, 5), transBatchB=1),
+    case("FusedMatMul", real(3, 2, 4), real(5, 2, 3), transBatchA=1, transBatchB=1, transA=1, transB=1),
+    case("TransposeMatMul", real(2, 3, 4), real(2, 5, 4), transB=1, alpha=0.5),
+    case("FusedGemm", real(3, 8), real(8, 4), real(4), constants=(1, 2), activation="Relu"),
+    case("FusedGemm", real(3, 8), real(4, 8), real(4), constants=(1, 2), transB=1, alpha=0.5,
+         activation="LeakyRelu", activation_alpha=0.1),
+    case("FusedConv", real(1, 4, 5, 6), real(3, 4, 3, 3), real(3), constants=(1, 2), pads=[1, 1, 1, 1],
+         activation="Relu"),
+    case("FusedConv", real(1, 4, 5, 6), real(3, 4, 3, 3), constants=(1,), activation="Clip",
+         activation_params=[-1.0, 1.5]),
+    case("FusedConv", real(1, 4, 5, 6), real(3, 4, 1, 1), real(3), real(1, 3, 5, 6), constants=(1, 2),
+         activation="HardSigmoid", activation_params=[0.2, 0.5]),
+    case("FusedConv", real(1, 4, 5, 6), real(3, 4, 1, 1), real(3), constants=(1, 2), activation="LeakyRelu",
+         activation_params=[0.2]),
+    *(case("FusedConv", real(1, 4, 5, 6), real(3, 4, 1, 1), real(3), constants=(1, 2), activation=name)
+      for name in ("Sigmoid", "Tanh")),
+    case("SimplifiedLayerNormalization", X, real(8), constants=(1,), axis=-1, epsilon=1e-6),
+    case("SkipLayerNormalization", X, real(2, 3, 8), real(8), real(8), constants=(2, 3), epsilon=1e-5),
+    case("SkipLayerNormalization", X, real(1, 3, 8), real(8), real(8), real(8), constants=(2, 3, 4)),
+    case("SkipSimplifiedLayerNormalization", X, real(2, 3, 8), real(8), constants=(2,), epsilon=1e-5),
+    case("EmbedLayerNormalization", *WORDS, constants=(2, 3, 4, 5, 6), outputs=2),
+    case("EmbedLayerNormalization", *WORDS, ints([[1, 1, 0], [1, 1, 1]]), constants=(2, 3, 4, 5, 6), outputs=2),
+    case("EmbedLayerNormalization", WORDS[0], None, *WORDS[2:4], None, *WORDS[5:], None, ints([[0, 2, 1], [3, 0, 0]]),
+         constants=(2, 3, 5, 6), outputs=3),
+    case("Attention", TOKENS, *PROJECTION, constants=(1, 2), num_heads=2),
+    case("Attention", TOKENS, *PROJECTION, num_heads=2, unidirectional=1, scale=0.3),
+    case("Attention", TOKENS, *PROJECTION, ints([3, 5]), constants=(1, 2), num_heads=2),
+    case("Attention", TOKENS, *PROJECTION, ints([4, 5, 1, 0]), constants=(1, 2), num_heads=2),
+    case("Attention", TOKENS, *PROJECTION, ints([[1, 1, 0, 1, 0], [1, 1, 1, 1, 1]]), constants=(1, 2), num_heads=4,
+         mask_filter_value=-3.0),
+    case("Attention", TOKENS, *PROJECTION, ints(np.tri(5)[None].repeat(2, 0)), constants=(1, 2), num_heads=2),
+    case("Attention", TOKENS, real(8, 20), real(20), None, None, real(2, 2, 5, 5), constants=(1, 2), num_heads=2,
+         qkv_hidden_sizes=[8, 8, 4]),
+    case("Attention", TOKENS, *PROJECTION, None, real(2, 2, 2, 3, 4), constants=(1, 2), num_heads=2, outputs=2,
+         unidirectional=1),
+    case("MultiHeadAttention", *HEADS, num_heads=2),
+    case("MultiHeadAttention", *HEADS, real(24), constants=(3,), num_heads=4, scale=0.4),
+    case("MultiHeadAttention", *HEADS, None, ints([2, 4]), num_heads=2),
+    case("MultiHeadAttention", *HEADS, None, ints([[1, 1, 1, 0], [1, 1, 1, 1]]), num_heads=2),
+    case("MultiHeadAttention", *HEADS, None, None, real(1, 2, 3, 4), num_heads=2),
+    case("MultiHeadAttention", HEADS[0], real(2, 2, 4, 4), real(2, 2, 4, 4), num_heads=2),
+    case("MultiHeadAttention", HEADS[0], real(2, 3, 8), real(2, 3, 8), real(24), None, None, real(2, 2, 5, 4),
+         real(2, 2, 5, 4), constants=(3,), num_heads=2, unidirectional=1, outputs=3),
+    case("RotaryEmbedding", real(2, 3, 16), np.int64([0]), COS, SIN, constants=(1, 2, 3)),
+    case("RotaryEmbedding", real(2, 3, 16), np.int64([[0, 1, 2], [4, 5, 6]]), COS, SIN, constants=(2, 3),
+         interleaved=1),
+    case("RotaryEmbedding", real(2, 2, 3, 8), np.int64([2]), COS, SIN, constants=(2, 3)),
+    case("RotaryEmbedding", real(2, 2, 3, 12), np.int64([[0, 1, 2], [4, 5, 6]]), COS, SIN, constants=(2, 3),
+         num_heads=2, rotary_embedding_dim=8),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_imported_operator_is_onnx_runtime_s(case: OnnxCase) -> None:
+    content, fed = case.content(), case.fed()
+    assert_close(results(content, fed), expected(content, fed))
+
+
+def test_every_operator_of_these_modules_is_tested() -> None:
+    named = {case.operator if case.operator in CONVERTERS else f"com.microsoft.{case.operator}" for case in CASES}
+    modules = (onnx_attention, onnx_fused, onnx_skip_normalization)
+    without_reference = {"com.microsoft.BiasSplitGelu", "com.microsoft.GroupNorm"}  # on the CPU
+    assert named | without_reference == {name for module in modules for name in module.CONVERTERS}
+
+
+def test_split_gelu_is_that_of_its_definition() -> None:
+    x, bias = real(2, 3, 8), real(8)
+    left, right = np.split((x + bias).astype(float), 2, axis=-1)
+    gelu = 0.5 * right * (1 + np.vectorize(math.erf)(right / math.sqrt(2)))
+    found = case("BiasSplitGelu", x, bias, constants=(1,))
+    assert_close(results(found.content(), found.fed()), [(left * gelu).astype(np.float32)])
+
+
+@pytest.mark.parametrize("channels_last", [0, 1])
+def test_a_group_is_normalized_as_its_definition_says(channels_last: int) -> None:
+    x, scale, bias = real(2, 6, 4, 5), real(6), real(6)
+    groups = x.astype(float).reshape(2, 3, -1)
+    normal = (groups - groups.mean(-1, keepdims=True)) / np.sqrt(groups.var(-1, keepdims=True) + 1e-5)
+    wanted = normal.reshape(x.shape) * scale[:, None, None] + bias[:, None, None]
+    wanted = (wanted / (1 + np.exp(-wanted))).astype(np.float32)
+    given, wanted = (np.moveaxis(each, 1, -1) if channels_last else each for each in (x, wanted))
+    options = {"groups": 3, "activation": 1, "channels_last": channels_last}
+    found = case("GroupNorm", np.ascontiguousarray(given), scale, bias, constants=(1, 2), **options)
+    assert_close(results(found.content(), found.fed()), [wanted])
+
+
+def test_an_attribute_that_changes_the_meaning_is_refused() -> None:
+    found = case("Attention", TOKENS, *PROJECTION, constants=(1, 2), num_heads=2, do_rotary=1)
+    with pytest.raises(nnfmq.UnsupportedModel, match="do_rotary is not supported"):
+        nnfmq.load(found.content())
+
+
+def test_an_operator_that_is_not_known_is_listed_with_its_domain() -> None:
+    with pytest.raises(nnfmq.UnsupportedModel, match=r"com.microsoft.Sampling.*is not supported"):
+        nnfmq.load(case("Sampling", TOKENS).content())
+
+
+def test_a_file_that_onnx_runtime_has_optimized_is_computed_by_a_driver(tmp_path: Path) -> None:
+    node, path = onnx.helper.make_node, tmp_path / "optimized.onnx"
+    nodes = [
+        node("MatMul", ["x", "w"], ["product"]),
+        node("Add", ["product", "b"], ["shifted"]),
+        node("Div", ["shifted", "root"], ["scaled"]),
+        node("Erf", ["scaled"], ["erf"]),
+        node("Add", ["erf", "one"], ["half"]),
+        node("Mul", ["shifted", "half"], ["twice"]),
+        node("Mul", ["twice", "point_five"], ["gelu"]),
+        node("Add", ["gelu", "x"], ["sum"]),
+        node("LayerNormalization", ["sum", "gamma", "beta"], ["y"]),
+    ]
+    numbers = {"root": np.float32(math.sqrt(2)), "one": np.float32(1), "point_five": np.float32(0.5)}
+    constants = {"w": real(8, 8), "b": real(8), "gamma": real(8), "beta": real(8), **numbers}
+    plain = file_of(nodes, {"x": X}, ["y"], constants)
+    options = runtime.SessionOptions()
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(path)
+    options.log_severity_level = 3
+    runtime.InferenceSession(plain, options, providers=["CPUExecutionProvider"])
+    written = [each.op_type for each in onnx.load(path).graph.node]
+    assert {"Gelu", "SkipLayerNormalization"} <= set(written)
+    with nnfmq.connect(embedded=True) as client, client.prepare(nnfmq.load(path)) as model:
+        assert_close(model.execute(X), expected(plain, {"x": X}))
