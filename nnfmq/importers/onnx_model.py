@@ -42,6 +42,7 @@ _MAX_DEPTH = 16  # of functions that call each other
 _MAX_CALLS = 10_000
 _MAX_BRANCH_DEPTH = 8
 _INPUT = LifeTime.SUBGRAPH_INPUT
+_EXPANSION = 12  # of constants; those of 4 bits become floats of 32
 _SPARE_BYTES = 1 << 26  # for constants that the arithmetic on shapes makes
 
 
@@ -63,7 +64,7 @@ class _Import:
         self._file = file
         self._shapes = shapes
         constant_bytes = sum(array.nbytes for array in file.constants.values())
-        self._builder = GraphBuilder(4 * (file.size_bytes + constant_bytes) + _SPARE_BYTES)
+        self._builder = GraphBuilder(4 * file.size_bytes + _EXPANSION * constant_bytes + _SPARE_BYTES)
         self._problems = Problems()
         self._values: dict[str, Value | None] = {}  # None: a result that a problem prevented
         self._opset = file.opset  # of the function whose nodes are converted

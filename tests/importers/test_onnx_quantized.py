@@ -69,39 +69,53 @@ def test_a_quantized_model_computes_what_onnx_runtime_computes_within_one_step(k
     within_one_step(content, fed, 0.03)
 
 
+STEPS = {"Average": 0.005, "Sigmoid": STEP / 4, "Softmax": 1 / 256, "NhwcMaxPool": X}
 A, B, Y = (["a", "xs", "xz"], ["b", "xs", "xz"], ["ys", "yz"])
 W, V = (["w", "ws", "wz"], ["v", "ws", "wz"])
 OPERATORS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "QLinearConv": ([*A, *W, *Y, "bias"], {"pads": [1, 1, 1, 1]}),
     "QLinearMatMul": ([*A, *V, *Y], {}),
+    "com.microsoft.NhwcMaxPool": (["a"], {"kernel_shape": [2, 2], "strides": [2, 1]}),
     "com.microsoft.QGemm": ([*A, *V, "", *Y], {}),
     "com.microsoft.QLinearAdd": ([*A, *B, *Y], {}),
+    "com.microsoft.QLinearAveragePool": ([*A, *Y], {"kernel_shape": [2, 2], "pads": [1, 0, 0, 1]}),
+    "com.microsoft.QLinearAveragePool channels_last": ([*A, *Y], {"kernel_shape": [2, 2], "channels_last": 1}),
+    "com.microsoft.QLinearConcat": ([*Y, *A, *B], {"axis": 1}),
+    "com.microsoft.QLinearConv": ([*A, *W, *Y, "bias"], {"pads": [1, 1, 1, 1]}),
+    "com.microsoft.QLinearConv channels_last": ([*A, "u", "ws", "wz", *Y, "bias"], {"channels_last": 1}),
     "com.microsoft.QLinearGlobalAveragePool": ([*A, *Y], {}),
+    "com.microsoft.QLinearGlobalAveragePool channels_last": ([*A, *Y], {"channels_last": 1}),
     "com.microsoft.QLinearLeakyRelu": ([*A, *Y], {"alpha": 0.1}),
     "com.microsoft.QLinearMul": ([*A, *B, *Y], {}),
     "com.microsoft.QLinearSigmoid": ([*A, *Y], {}),
+    "com.microsoft.QLinearSoftmax": ([*A, *Y], {"axis": 1, "opset": 13}),
+    "com.microsoft.QLinearSoftmax flat": ([*A, *Y], {"axis": 2, "opset": 12}),
+    "com.microsoft.QLinearWhere": (["c", *A, *B, *Y], {}),
 }
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_on_quantized_tensors_is_within_one_step(name: str) -> None:
     names, attributes = OPERATORS[name]
-    domain, _, operator = name.rpartition(".")
+    domain, _, operator = name.split()[0].rpartition(".")
     shape = (3, 8) if "v" in names else (1, 2, 4, 4)
     fed = {"x": real(*shape), "z": real(*shape)} if "b" in names else {"x": real(*shape)}
     nodes = [node("QuantizeLinear", [given, "xs", "xz"], [to]) for given, to in zip(fed, "ab", strict=False)]
     nodes.append(node(operator, names, ["q"], domain=domain, **attributes))
     nodes.append(node("DequantizeLinear", ["q", "ys", "yz"], ["y"]))
-    step = np.float32(0.005) if "Average" in name else STEP / 4 if "Sigmoid" in name else STEP
+    small = next((step for part, step in STEPS.items() if part in name), STEP)
+    step = np.float32(small)
     constants = {
         "xs": X,
         "xz": np.uint8(120),
         "w": weights(3, 2, 3, 3),
+        "u": weights(3, 4, 1, 1),
         "v": weights(8, 5),
+        "c": RNG.integers(0, 2, (1, 2, 4, 4)).astype(bool),
         "ws": np.float32(0.01),
         "wz": np.int8(0),
         "ys": step,
-        "yz": np.uint8(100),
+        "yz": np.uint8(0 if "Softmax" in name else 120 if "NhwcMaxPool" in name else 100),
         "bias": RNG.integers(-900, 900, 3).astype(np.int32),
     }
     model = onnx.ModelProto.FromString(file_of(nodes, fed, ["y"], constants))
@@ -171,7 +185,9 @@ def test_another_scale_than_that_of_the_tensor_is_refused() -> None:
 
 
 def test_every_operator_of_the_table_is_tested() -> None:
-    assert {*OPERATORS, "MatMulInteger", "ConvInteger", "DynamicQuantizeLinear"} == set(CONVERTERS)
+    assert {*(name.split()[0] for name in OPERATORS), "MatMulInteger", "ConvInteger", "DynamicQuantizeLinear"} == set(
+        CONVERTERS
+    )
 
 
 def lstm(operator: str, weights: dict[str, Any], names: list[str], domain: str = "") -> tuple[bytes, dict[str, Any]]:

@@ -18,12 +18,14 @@ Converter: TypeAlias = Callable[[Node], None]
 
 _MODULES = (
     "attention",
+    "blockwise",
     "convolution",
     "einsum",
     "elements",
     "elementwise",
     "fused",
     "indexing",
+    "integer_products",
     "integers",
     "linear_maps",
     "movement",

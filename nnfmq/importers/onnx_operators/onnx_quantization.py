@@ -180,4 +180,9 @@ def _parameters(scale: Array, zero_point: Array) -> tuple[float, int, np.dtype[A
     return float(scale.reshape(-1)[0]), int(zero_point.reshape(-1)[0]), zero_point.dtype
 
 
-CONVERTERS: dict[str, Callable[[Node], None]] = {"DequantizeLinear": _dequantize, "QuantizeLinear": _quantize}
+CONVERTERS: dict[str, Callable[[Node], None]] = {
+    "DequantizeLinear": _dequantize,
+    "QuantizeLinear": _quantize,
+    "com.microsoft.DequantizeLinear": _dequantize,
+    "com.microsoft.QuantizeLinear": _quantize,
+}

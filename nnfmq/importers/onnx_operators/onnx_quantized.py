@@ -6,6 +6,7 @@ float32 up to 2²⁴. Names of operators of ONNX Runtime itself begin with its d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
@@ -16,13 +17,15 @@ import numpy.typing as npt
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import OperandType
-from nnfmq.importers.onnx_operators.onnx_composition import applied, number
+from nnfmq.importers.onnx_operators.onnx_composition import Composition, applied, number
+from nnfmq.importers.onnx_operators.onnx_movement import axis_of
 from nnfmq.importers.onnx_operators.onnx_quantization import dequantized, quantized
 from nnfmq.importers.onnx_values import Node, Value
 
-__all__ = ["CONVERTERS"]
+__all__ = ["CONVERTERS", "dynamically_quantized", "without_zero_point"]
 
 Array: TypeAlias = npt.NDArray[Any]
+_LAST_AXIS_OPSET = 13
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
 
@@ -58,10 +61,6 @@ def _bias(node: Node, position: int) -> Value | None:
     return Value.of(node.constant(position, "bias").astype(np.float32) * scale.astype(np.float32).reshape(-1))
 
 
-def _convolution(node: Node) -> None:
-    _finish(node, applied(node, "Conv", [_as_float(node, 0), _as_float(node, 3), _bias(node, 8)]), 6)
-
-
 def _gemm(node: Node) -> None:
     transposed = node.attribute("transB", 0)
     values = [_as_float(node, 0), _as_float(node, 3, 0 if transposed else 1), _bias(node, 6)]
@@ -77,14 +76,52 @@ def _binary(operator: str, node: Node) -> None:
 
 
 def _unary(operator: str, node: Node) -> None:
-    if node.attribute("channels_last", 0):
-        raise InvalidArgument("channels_last is not supported")
     _finish(node, applied(node, operator, [_as_float(node, 0)]), 3)
+
+
+def _on_image(operator: str, quantization: int | None, node: Node) -> None:
+    """Convert an operator on an image whose channels may come last; without `quantization` its type stays."""
+    compose = Composition(node)
+    x = _as_float(node, 0) if quantization is not None else node.value(0)
+    is_last, rank = node.attribute("channels_last", 0) or node.operator.endswith("NhwcMaxPool"), len(x.shape)
+    x = compose.transpose(x, 0, rank - 1, *range(1, rank - 1)) if is_last else x
+    values = [x, _as_float(node, 3), _bias(node, 8)] if operator == "Conv" else [x]
+    found = applied(node, operator, values)
+    found = compose.transpose(found, 0, *range(2, rank), 1) if is_last else found
+    if quantization is None:
+        node.results[0] = found
+    else:
+        _finish(node, found, quantization)
+
+
+def _concat(node: Node) -> None:
+    """Convert inputs each of which has a scale and a zero point; those of the result are the first inputs."""
+    values = [_as_float(node, position) for position in range(2, len(node.inputs), 3)]
+    _finish(node, applied(node, "Concat", values), 0)
+
+
+def _softmax(node: Node) -> None:
+    """Convert a softmax that has the meaning of the opset in an attribute."""
+    compose, x = Composition(node), _as_float(node, 0)
+    axis, shape = axis_of(node.attribute("axis", -1), len(x.shape)), x.shape
+    if node.attribute("opset", 0) >= _LAST_AXIS_OPSET:
+        return _finish(node, compose("Softmax", x, axis=axis), 3)
+    flat = compose.reshape(x, math.prod(shape[:axis]), math.prod(shape[axis:]))
+    return _finish(node, compose.reshape(compose("Softmax", flat, axis=1), *shape), 3)
+
+
+def _where(node: Node) -> None:
+    _finish(node, applied(node, "Where", [node.value(0), _as_float(node, 1), _as_float(node, 4)]), 7)
 
 
 def _dynamic(node: Node) -> None:
     """Quantize with the scale of the largest and smallest element: the results are floats that are integers."""
-    x, zero = node.value(0), number(0)
+    node.results.update(enumerate(dynamically_quantized(node, node.value(0))))
+
+
+def dynamically_quantized(node: Node, x: Value) -> tuple[Value, Value, Value]:
+    """Return steps, scale and zero point, as DynamicQuantizeLinear has them, in float."""
+    zero = number(0)
     highest, lowest = (
         applied(node, limit, [applied(node, f"Reduce{limit}", [x], {"keepdims": 0}), zero], {})
         for limit in ("Max", "Min")
@@ -93,9 +130,7 @@ def _dynamic(node: Node) -> None:
     scale = applied(node, "Max", [applied(node, "Div", [extent, number(255)], {}), number(_SMALLEST)], {})
     zero_point = _bytes(node, applied(node, "Neg", [applied(node, "Div", [lowest, scale], {})], {}))
     steps = applied(node, "Round", [applied(node, "Div", [x, scale], {})], {})
-    found = _bytes(node, applied(node, "Add", [steps, zero_point], {}))
-    for position, value in enumerate((found, scale, zero_point)):
-        node.results[position] = value
+    return _bytes(node, applied(node, "Add", [steps, zero_point], {})), scale, zero_point
 
 
 def _bytes(node: Node, value: Value) -> Value:
@@ -106,18 +141,18 @@ def _bytes(node: Node, value: Value) -> Value:
 
 def _integer_product(operator: str, node: Node) -> None:
     """Convert a product of integers of 8 bits, whose result has 32 bits."""
-    found = applied(node, operator, [_without_zero_point(node, 0), _without_zero_point(node, 1)])
+    found = applied(node, operator, [without_zero_point(node, place, place + 2) for place in (0, 1)])
     node.result(node.emit(Op.CAST, [node.operand(found)], OperandType.TENSOR_INT32), found.shape, np.dtype(np.int32))
 
 
-def _without_zero_point(node: Node, position: int) -> Value:
-    """Return integers as floats, less their zero point."""
+def without_zero_point(node: Node, position: int, zero_position: int) -> Value:
+    """Return integers as floats, less their zero point, which may be missing."""
     value = node.value(position)
-    zero_point = node.value(position + 2) if node.given(position + 2) else None
+    zero_point = node.value(zero_position) if node.given(zero_position) else None
     if value.array is not None:
         zeros: Any = 0
         if zero_point is not None:
-            zeros = node.constant(position + 2, "zero point").astype(np.int32)
+            zeros = node.constant(zero_position, "zero point").astype(np.int32)
             if position and zeros.size > 1 and node.operator == "ConvInteger":
                 zeros = zeros.reshape(-1, *[1] * (value.array.ndim - 1))
         return Value.of((value.array.astype(np.int32) - zeros).astype(np.float32))
@@ -126,8 +161,7 @@ def _without_zero_point(node: Node, position: int) -> Value:
         return value
     zero_point = _as_integral_float(node, zero_point)
     if position and zero_point.size > 1 and node.operator == "ConvInteger":  # one for each output channel
-        shape = (zero_point.size, *[1] * (len(value.shape) - 1))
-        zero_point = Value(shape, zero_point.dtype, node.reshaped(node.operand(zero_point), shape))
+        zero_point = Composition(node).reshape(zero_point, zero_point.size, *[1] * (len(value.shape) - 1))
     return applied(node, "Sub", [value, zero_point], {})
 
 
@@ -148,12 +182,18 @@ CONVERTERS: dict[str, Callable[[Node], None]] = {
     "ConvInteger": partial(_integer_product, "Conv"),
     "DynamicQuantizeLinear": _dynamic,
     "MatMulInteger": partial(_integer_product, "MatMul"),
-    "QLinearConv": _convolution,
+    "QLinearConv": partial(_on_image, "Conv", 6),
     "QLinearMatMul": partial(_binary, "MatMul"),
+    f"{_MICROSOFT}NhwcMaxPool": partial(_on_image, "MaxPool", None),
     f"{_MICROSOFT}QGemm": _gemm,
     f"{_MICROSOFT}QLinearAdd": partial(_binary, "Add"),
-    f"{_MICROSOFT}QLinearGlobalAveragePool": partial(_unary, "GlobalAveragePool"),
+    f"{_MICROSOFT}QLinearAveragePool": partial(_on_image, "AveragePool", 3),
+    f"{_MICROSOFT}QLinearConcat": _concat,
+    f"{_MICROSOFT}QLinearConv": partial(_on_image, "Conv", 6),
+    f"{_MICROSOFT}QLinearGlobalAveragePool": partial(_on_image, "GlobalAveragePool", 3),
     f"{_MICROSOFT}QLinearLeakyRelu": partial(_unary, "LeakyRelu"),
     f"{_MICROSOFT}QLinearMul": partial(_binary, "Mul"),
     f"{_MICROSOFT}QLinearSigmoid": partial(_unary, "Sigmoid"),
+    f"{_MICROSOFT}QLinearSoftmax": _softmax,
+    f"{_MICROSOFT}QLinearWhere": _where,
 }

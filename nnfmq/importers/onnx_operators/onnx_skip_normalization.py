@@ -13,7 +13,7 @@ from nnfmq.importers.onnx_operators.onnx_composition import Composition
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of
 from nnfmq.importers.onnx_values import Node, Value
 
-__all__ = ["CONVERTERS"]
+__all__ = ["CONVERTERS", "embeddings"]
 
 _SUM = 3  # the position of the output that is not normalized
 _EPSILON = 1e-12
@@ -56,8 +56,12 @@ def _layer_normalized(node: Node, x: Value, position: int) -> Value:
     return Composition(node)("LayerNormalization", x, node.value(position), beta, epsilon=epsilon)
 
 
-def _embeddings(node: Node) -> None:
-    """Convert the normalization of the sum of the embeddings of words, positions and segments."""
+def embeddings(node: Node) -> None:
+    """Convert the normalization of the sum of the embeddings of words, positions and segments.
+
+    Raises:
+        InvalidArgument: If the words are no matrix.
+    """
     compose, ids = Composition(node), node.value(0)
     if len(ids.shape) != 2:
         raise InvalidArgument(f"words of the shape {ids.shape} are not supported: rank 2 is")
@@ -99,7 +103,7 @@ def _groups(node: Node) -> None:
 _MICROSOFT = "com.microsoft."
 CONVERTERS: dict[str, Callable[[Node], None]] = {
     "SimplifiedLayerNormalization": _simplified,
-    f"{_MICROSOFT}EmbedLayerNormalization": _embeddings,
+    f"{_MICROSOFT}EmbedLayerNormalization": embeddings,
     f"{_MICROSOFT}GroupNorm": _groups,
     f"{_MICROSOFT}SkipLayerNormalization": partial(_skip, False),
     f"{_MICROSOFT}SkipSimplifiedLayerNormalization": partial(_skip, True),
