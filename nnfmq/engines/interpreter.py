@@ -95,7 +95,7 @@ def prepare_with(
     model: Model,
     prepacked: Sequence[tuple[Array, ...]] | None = None,
 ) -> Program:
-    """Return a Program as `prepare` does, with another engine's `preparation` for the main subgraph."""
+    """Return a Program as `prepare` does, with another engine's `preparation`."""
     require_nesting(model)
     weights = PrepackedWeights(prepacked)
     try:
@@ -169,7 +169,9 @@ class Program:
         self._frame = frame
         self._functions = tuple(step.releasing_function(has_dynamic_values) for step in steps)
         functions: list[object] = [step.function for step in steps]
-        self._direct_writers = [f for f in functions if isinstance(f, DirectWriter) and f.direct_outputs]
+        partitions = [f for f in functions if isinstance(f, DirectWriter)]
+        self._has_arena = bool(partitions)
+        self._direct_writers = [partition for partition in partitions if partition.direct_outputs]
         self._inputs = tuple(
             InputSpec.of(subgraph, index, index in optional_inputs) for index in subgraph.input_indexes
         )
@@ -237,11 +239,13 @@ class Program:
     def call(self, inputs: Sequence[Array | None], options: RunOptions) -> list[Array]:
         """Run a subgraph for IF or WHILE and return the outputs, which may be views of inputs.
 
-        The caller has charged `working_bytes`.
+        The caller has charged `working_bytes`. What a compiled partition computed is copied: the next call, also by
+        another thread, may reuse its arena.
         """
         frame = self._bind_inputs(inputs)
         run_steps(self._functions, frame, options)
-        return [frame[index] for index in self._outputs]
+        outputs = [frame[index] for index in self._outputs]
+        return [array.copy() if array.base is not None else array for array in outputs] if self._has_arena else outputs
 
     def _bind_inputs(self, inputs: Sequence[Array | None]) -> ExecutionFrame:
         """Return a new frame with the constants and the inputs."""
@@ -302,6 +306,10 @@ class SubgraphPreparation:
         working_bytes = self._working_bytes(steps)
         shapes = tuple(self._shapes)
         return Program(self.subgraph, frame, steps, optional_inputs, shapes, working_bytes, self._has_dynamic_values)
+
+    def preparation_of(self, subgraph: Subgraph) -> SubgraphPreparation:
+        """Return the preparation of a subgraph that IF or WHILE call; other engines return their own."""
+        return SubgraphPreparation(self._model, subgraph, self._programs)
 
     def load_constants(self) -> ExecutionFrame:
         """Return the value of each constant operand, None for others."""
@@ -379,7 +387,7 @@ class SubgraphPreparation:
     def _program_of(self, label: str, index: int) -> Program:
         if index not in self._programs:
             try:
-                program = SubgraphPreparation(self._model, self._model.referenced[index], self._programs).program()
+                program = self.preparation_of(self._model.referenced[index]).program()
             except GeneralFailure as error:
                 raise with_label(label, error) from error
             self._programs[index] = program

@@ -8,7 +8,7 @@ checks that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -125,16 +125,17 @@ def load_partitions(artifact: CompiledArtifact, first_slot: int) -> list[Compile
 
 
 class CachedPreparation(SubgraphPreparation):
-    """Prepares a program from an artifact's arrays."""
+    """Prepares a program from the next of the artifacts, each the arrays of a subgraph."""
 
     def __init__(
         self,
         model: Model,
         subgraph: Subgraph,
         programs: dict[int, Program],
-        arrays: Sequence[Array],
+        artifacts: Iterator[tuple[Array, ...]],
     ) -> None:
-        plan, constants, *code = self._arrays = tuple(arrays)
+        self._artifacts = artifacts
+        plan, constants, *code = next(artifacts)
         self._stored = stored = _decoder.decode(plan.data)
         self._compiled_ops = frozenset(n for p in stored.partitions for n in range(p.first, p.last + 1))
         super().__init__(model, subgraph, programs)
@@ -144,6 +145,10 @@ class CachedPreparation(SubgraphPreparation):
         self._required.update(stored.required)
         self._read.update(index for partition in stored.partitions for index in partition.inputs)
         self.extra_slots = len(stored.partitions)
+
+    def preparation_of(self, subgraph: Subgraph) -> CachedPreparation:
+        """Return the preparation of a subgraph that IF or WHILE call."""
+        return CachedPreparation(self._model, subgraph, self._programs, self._artifacts)
 
     def load_constants(self) -> ExecutionFrame:
         """Return the constants that steps read; those that kernels read are in the artifact, packed."""
@@ -156,7 +161,7 @@ class CachedPreparation(SubgraphPreparation):
     def program(self) -> Program:
         """Bind the operations without kernels, and return the program."""
         program = super().program()
-        program.compiled_ops, program.prepacked = self._compiled_ops, (self._arrays,)
+        program.compiled_ops = self._compiled_ops
         return program
 
     def prepare_step(self, number: int, operation: Operation) -> Any:

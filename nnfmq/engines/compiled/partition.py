@@ -42,6 +42,7 @@ from nnfmq.engines.compiled.memory_plan import (
     plan_partition,
 )
 from nnfmq.engines.compiled.target import Target, host_target
+from nnfmq.engines.control_flow import reachable_subgraphs
 from nnfmq.engines.execution import StepFunction
 from nnfmq.engines.interpreter import Program, SubgraphPreparation, prepare_with
 from nnfmq.engines.resolved_operation import ResolvedOp
@@ -80,14 +81,16 @@ def prepare(
 ) -> Program:
     """Return a Program that executes the main subgraph of `model`, as `interpreter.prepare` does.
 
-    `prepacked` is `Program.prepacked` of an earlier Program of the same model, build and target: machine code and
-    prepacked weights, so that nothing is lowered or compiled. Otherwise `compile` compiles the kernels; an
-    exception that it raises ends the preparation.
+    `prepacked` is `Program.prepacked` of an earlier Program of the same model, build and target: machine code of the
+    main subgraph and of each that it calls, and prepacked weights, so that nothing is lowered or compiled. Otherwise
+    `compile` compiles the kernels; an exception that it raises ends the preparation.
     """
     if prepacked is None:
-        return prepare_with(partial(CompiledPreparation, compile=compile), model)
-    restoring = partial(CachedPreparation, arrays=prepacked[0])
-    return prepare_with(restoring, model, prepacked[1:])
+        return prepare_with(partial(CompiledPreparation, compile=compile, artifacts=[]), model)
+    count = 1 + len(set[int]().union(*(reachable_subgraphs(model, operation) for operation in model.main.operations)))
+    program = prepare_with(partial(CachedPreparation, artifacts=iter(prepacked[:count])), model, prepacked[count:])
+    program.prepacked = tuple(prepacked)
+    return program
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +172,10 @@ def _consecutive(
 
 
 class CompiledPreparation(SubgraphPreparation):
-    """Lowers the operations of a subgraph, forms partitions, and compiles their kernels."""
+    """Lowers the operations of a subgraph, forms partitions, and compiles their kernels.
+
+    `artifacts` gets the arrays of each subgraph, in the order in which their preparation begins.
+    """
 
     target: Target
 
@@ -179,12 +185,19 @@ class CompiledPreparation(SubgraphPreparation):
         subgraph: Subgraph,
         programs: dict[int, Program],
         compile: Compile,
+        artifacts: list[tuple[Array, ...]],
     ) -> None:
         super().__init__(model, subgraph, programs)
-        self._compile = compile
+        self._compile, self._artifacts = compile, artifacts
+
+    def preparation_of(self, subgraph: Subgraph) -> CompiledPreparation:
+        """Return the preparation of a subgraph that IF or WHILE call."""
+        return CompiledPreparation(self._model, subgraph, self._programs, self._compile, self._artifacts)
 
     def program(self) -> Program:
         """Return the Program."""
+        position = len(self._artifacts)
+        self._artifacts.append(())
         self.target = host_target()
         self._constants = _ConstantData()
         self._kernels: list[Kernel] = []
@@ -194,7 +207,8 @@ class CompiledPreparation(SubgraphPreparation):
         ranges = (range(first, last + 1) for first, last, _ in self._artifact.partitions)
         program.compiled_ops = frozenset(chain.from_iterable(ranges))
         required = sorted(self._required.intersection(self.subgraph.input_indexes))
-        program.prepacked = (self._artifact.to_arrays(required, self._shapes),)
+        self._artifacts[position] = self._artifact.to_arrays(required, self._shapes)
+        program.prepacked = tuple(self._artifacts)
         return program
 
     # -- lowering ------------------------------------------------------------------------------------------------------
