@@ -8,8 +8,9 @@ Operators and tensors that are not supported raise UnsupportedModel, which lists
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from nnfmq.importers.loaded_model import LoadedModel
 from nnfmq.importers.onnx_file import OnnxFile, attribute_values, dtype_of, input_shapes, read, tensor_array
 from nnfmq.importers.onnx_folding import fold
 from nnfmq.importers.onnx_functions import body, called
+from nnfmq.importers.onnx_loops import iterations_of, trip_count, unrolled
 from nnfmq.importers.onnx_operators import CONVERTERS
 from nnfmq.importers.onnx_values import Node, Value, operand_type_of
 from nnfmq.importers.problems import Problems
@@ -41,6 +43,7 @@ _WITHOUT_EFFECT = frozenset(
 _MAX_DEPTH = 16  # of functions that call each other
 _MAX_CALLS = 10_000
 _MAX_BRANCH_DEPTH = 8
+_MAX_UNROLLED = 20_000  # nodes of the bodies of loops, in all iterations
 _INPUT = LifeTime.SUBGRAPH_INPUT
 _EXPANSION = 12  # of constants; those of 4 bits become floats of 32
 _SPARE_BYTES = 1 << 26  # for constants that the arithmetic on shapes makes
@@ -71,6 +74,7 @@ class _Import:
         self._functions = {(each.domain, each.name): each for each in file.proto.functions}
         self._calls: list[str] = []  # of functions, those that have ended included
         self._depth = 0
+        self._unrolled_nodes = 0
 
     def run(self) -> LoadedModel:
         """Return the model. Raises UnsupportedModel with all problems."""
@@ -121,6 +125,8 @@ class _Import:
                 return self._assume(proto)  # a problem of an earlier node
             if _qualified_name(proto) == "If":
                 return self._if(index, self._node(proto, inputs), proto)
+            if _qualified_name(proto) in ("Loop", "Scan"):
+                return self._loop(index, self._node(proto, inputs), proto)
             self._add(index, self._node(proto, inputs), proto)
         except InvalidArgument as error:
             self._fail(index, proto, str(error))
@@ -201,12 +207,68 @@ class _Import:
         self._values[name] = Value(value.shape, value.dtype, index)
         return index
 
+    def _loop(self, index: int, node: Node, proto: Any) -> None:
+        """Convert the body of a Loop or Scan once for each iteration."""
+        loop = iterations_of(node)
+        count = trip_count(loop, lambda inner: list(_read_names(inner)), partial(self._evaluated, index, loop.body))
+        if count is None:
+            raise InvalidArgument("how often it iterates depends on the model's inputs: that is not supported")
+        self._unrolled_nodes += count * len(loop.body.node)
+        if self._unrolled_nodes > _MAX_UNROLLED or self._depth == _MAX_BRANCH_DEPTH:
+            raise InvalidArgument(
+                f"{count} iterations of {len(loop.body.node)} nodes: in all {_MAX_UNROLLED} are supported, "
+                f"and {_MAX_BRANCH_DEPTH} loops in each other"
+            )
+        self._depth += 1
+        try:
+            results = unrolled(node, loop, count, partial(self._scoped, index, loop.body))
+        finally:
+            self._depth -= 1
+        if results is None:
+            return self._assume(proto)  # a problem of a node in the body
+        self._values.update(zip(proto.output, results, strict=False))
+        return None
+
+    def _scoped(self, index: int, graph: Any, given: Mapping[str, Value]) -> list[Value | None]:
+        """Convert the nodes of a body with these values of its inputs; return its results."""
+        outer = self._values
+        self._values = {**outer, **given}
+        try:
+            self._convert_graph(index, graph)
+            return [self._values.get(info.name) for info in graph.output]
+        finally:
+            self._values = outer
+
+    def _evaluated(
+        self, index: int, graph: Any, nodes: Sequence[Any], given: Mapping[str, Value]
+    ) -> dict[str, Value | None] | None:
+        """Return the values of nodes of a body, whose inputs are constants; None if they are not."""
+        outer, builder = self._values, self._builder
+        names = {name for proto in nodes for name in _read_names(proto)}
+        self._values = {**{name: outer[name] for name in names if name in outer}, **given}
+        self._values.update((each.name, self._constant(each)) for each in graph.initializer if each.name in names)
+        self._builder = builder.child()
+        try:
+            for proto in nodes:
+                inputs = [self._values.get(name) if name else None for name in proto.input]
+                known = [value is not None and value.array is not None for value in inputs]
+                if not all(known[at] for at, name in enumerate(proto.input) if name):
+                    return None
+                self._add(index, self._node(proto, inputs), proto)
+            return self._values
+        except (InvalidArgument, *_MALFORMED):
+            return None  # the conversion of the body has the same problem, and says so
+        finally:
+            self._values, self._builder = outer, builder
+
     def _convert_graph(self, index: int, graph: Any) -> None:
         """Convert the nodes of a branch, in the scope of the present values."""
-        for tensor in graph.initializer:
-            self._values[tensor.name] = Value.of(tensor_array(tensor, self._file.folder))
+        self._values.update((tensor.name, self._constant(tensor)) for tensor in graph.initializer)
         for _, inner in _live_nodes(graph.node, (info.name for info in graph.output)):
             self._convert(index, inner)
+
+    def _constant(self, tensor: Any) -> Value:
+        return Value.of(tensor_array(tensor, self._file.folder))
 
     def _node(self, proto: Any, inputs: list[Value | None]) -> Node:
         attributes = attribute_values(proto, self._file.folder)
