@@ -32,6 +32,7 @@ class _Shared:
     size_bytes: int = 0
     chunks: list[bytes | memoryview] = field(default_factory=list)
     contents: dict[int, bytes | memoryview] = field(default_factory=dict)  # of the constants, by offset
+    equal: dict[bytes, DataLocation] = field(default_factory=dict)  # of constants that `stored` has added
     prefixes: set[int] = field(default_factory=set)
     referenced: list[Subgraph] = field(default_factory=list)
 
@@ -68,6 +69,13 @@ class GraphBuilder:
         shared.contents[offset] = data
         shared.size_bytes = offset + len(data)
         return DataLocation(0, offset, len(data))
+
+    def stored(self, data: bytes) -> DataLocation:
+        """Return the location of a constant's bytes; all subgraphs of the model share those of equal constants."""
+        equal = self._shared_parts.equal
+        if data not in equal:
+            equal[data] = self.constant(data)
+        return equal[data]
 
     def reserve(self, size_bytes: int) -> None:
         """Raise InvalidArgument if `size_bytes` more of constants would exceed the limit."""

@@ -37,7 +37,11 @@ class Sequenced:
 
 @dataclass(frozen=True, slots=True)
 class Iterations:
-    """The parts of a Loop or Scan; `counter` and `condition` are the names of the body's inputs, "" in a Scan."""
+    """The parts of a Loop or Scan.
+
+    `limit` is the largest number of iterations; None if there is none, or if it is `computed_limit`. `begins` is the
+    condition of the first one, None if the model computes it.
+    """
 
     body: Any
     limit: int | None
@@ -45,6 +49,7 @@ class Iterations:
     carried: tuple[Value, ...]
     sequences: tuple[tuple[Value, Sequenced], ...] = ()
     results: tuple[Sequenced, ...] = ()
+    computed_limit: Value | None = None
 
     @property
     def is_scan(self) -> bool:
@@ -75,9 +80,9 @@ def iterations_of(node: Node) -> Iterations:
 
 def _loop(node: Node) -> Iterations:
     body = node.attributes["body"]
-    limit = None
-    if node.given(0):
-        limit = int(node.constant(0, "trip count").reshape(-1)[0])
+    limit, computed = None, node.value(0) if node.given(0) else None
+    if computed is not None and computed.array is not None:
+        limit, computed = int(computed.array.reshape(-1)[0]), None
     begins: bool | None = True
     if node.given(1):
         condition = node.value(1).array
@@ -86,7 +91,7 @@ def _loop(node: Node) -> Iterations:
     results = len(body.output) - 1 - len(carried)
     if len(body.input) != 2 + len(carried) or results < 0 or len(node.output_names) > len(carried) + results:
         raise InvalidArgument(f"{len(carried)} values do not fit its body")
-    return Iterations(body, limit, begins, carried, (), (Sequenced(0, False),) * results)
+    return Iterations(body, limit, begins, carried, (), (Sequenced(0, False),) * results, computed)
 
 
 def _scan(node: Node) -> Iterations:
@@ -121,7 +126,7 @@ def trip_count(loop: Iterations, read_names: Callable[[Any], Sequence[str]], eva
         return loop.limit
     if loop.begins is False:
         return 0
-    if loop.begins is None:
+    if loop.begins is None or loop.computed_limit is not None:
         return None
     nodes, names = _condition_nodes(loop, read_names)
     counter, condition = (info.name for info in loop.body.input[:2])
@@ -146,7 +151,7 @@ def trip_count(loop: Iterations, read_names: Callable[[Any], Sequence[str]], eva
             return loop.limit
         latest = {name: found.get(following[name]) for name in names if name in following}
         given.update({name: each for name, each in latest.items() if each is not None})
-    raise InvalidArgument(f"it iterates more than {_MAX_EVALUATED} times, or for ever")
+    raise InvalidArgument(f"it iterates more than {_MAX_EVALUATED} times, or indefinitely")
 
 
 def _condition_nodes(loop: Iterations, read_names: Callable[[Any], Sequence[str]]) -> tuple[list[Any], set[str]]:

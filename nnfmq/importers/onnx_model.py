@@ -9,6 +9,7 @@ Operators and tensors that are not supported raise UnsupportedModel, which lists
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,9 +26,10 @@ from nnfmq.importers.loaded_model import LoadedModel
 from nnfmq.importers.onnx_file import OnnxFile, attribute_values, dtype_of, input_shapes, read, tensor_array
 from nnfmq.importers.onnx_folding import fold
 from nnfmq.importers.onnx_functions import body, called
-from nnfmq.importers.onnx_loops import iterations_of, trip_count, unrolled
+from nnfmq.importers.onnx_loops import Iterations, iterations_of, trip_count, unrolled
 from nnfmq.importers.onnx_operators import CONVERTERS
 from nnfmq.importers.onnx_values import Node, Value, operand_type_of
+from nnfmq.importers.onnx_while import VaryingShape, WhileLoop
 from nnfmq.importers.problems import Problems
 
 __all__ = ["import_model"]
@@ -43,6 +45,7 @@ _WITHOUT_EFFECT = frozenset(
 _MAX_DEPTH = 16  # of functions that call each other
 _MAX_CALLS = 10_000
 _MAX_BRANCH_DEPTH = 8
+_MAX_UNROLLED_NODES = 1000  # of one loop, which is WHILE if it has more
 _MAX_UNROLLED = 20_000  # nodes of the bodies of loops, in all iterations
 _INPUT = LifeTime.SUBGRAPH_INPUT
 _EXPANSION = 12  # of constants; those of 4 bits become floats of 32
@@ -156,10 +159,7 @@ class _Import:
         if node.value(0).dtype != np.bool_ or node.value(0).size != 1:
             raise InvalidArgument(f"its condition is {node.value(0).dtype} of the shape {node.value(0).shape}")
         condition = node.reshaped(node.operand(0), (1,))
-        names = dict.fromkeys(name for graph in graphs for inner in graph.node for name in _read_names(inner))
-        names.update(dict.fromkeys(info.name for graph in graphs for info in graph.output))
-        known = {name: self._values[name] for name in names if name in self._values}
-        given = {name: value for name, value in known.items() if value is not None and value.array is None}
+        known, given = self._read_by(graphs)
         branches = [self._branch(index, graph, known, given) for graph in graphs]
         first, second = branches
         if first is None or second is None:
@@ -179,25 +179,44 @@ class _Import:
         self, index: int, graph: Any, known: dict[str, Value | None], given: dict[str, Value]
     ) -> tuple[int, list[tuple[Value, Operand]]] | None:
         """Return the number of a branch's subgraph and its results; None if there is a problem in it."""
+        outer = self._builder
+        with self._subgraph(known):
+            inputs = [self._give(outer, name, value) for name, value in given.items()]
+            if not inputs:  # the HAL requires one; the condition is given
+                inputs = [self._builder.operand(Operand(OperandType.TENSOR_BOOL8, (1,), 0.0, 0, _INPUT))]
+            results = self._converted(index, graph)
+            if results is None:
+                return None
+            outputs = [self._output(info.name) for info in graph.output]
+            pairs = list(zip(results, (self._builder[output] for output in outputs), strict=True))
+            return self._builder.refer(inputs, outputs), pairs
+
+    @contextmanager
+    def _subgraph(self, known: Mapping[str, Value | None]) -> Iterator[None]:
+        """Let the block build another subgraph; of the values around it, only constants exist in it."""
         if self._depth == _MAX_BRANCH_DEPTH:
-            raise InvalidArgument(f"If is nested more than {_MAX_BRANCH_DEPTH} deep")
+            raise InvalidArgument(f"it is nested more than {_MAX_BRANCH_DEPTH} deep")
         outer_values, outer = self._values, self._builder
         self._values, self._builder = {name: _constant_of(value) for name, value in known.items()}, outer.child()
         self._depth += 1
         try:
-            inputs = [self._give(outer, name, value) for name, value in given.items()]
-            if not inputs:  # the HAL requires one; the condition is given
-                inputs = [self._builder.operand(Operand(OperandType.TENSOR_BOOL8, (1,), 0.0, 0, _INPUT))]
-            self._convert_graph(index, graph)
-            results = [self._values.get(info.name) for info in graph.output]
-            if any(result is None for result in results):
-                return None
-            outputs = [self._output(info.name) for info in graph.output]
-            values = [value for value in results if value is not None]
-            pairs = list(zip(values, (self._builder[output] for output in outputs), strict=True))
-            return self._builder.refer(inputs, outputs), pairs
+            yield
         finally:
             self._values, self._builder, self._depth = outer_values, outer, self._depth - 1
+
+    def _converted(self, index: int, graph: Any) -> list[Value] | None:
+        """Convert the nodes of a graph in the present scope; return its results, None if there is a problem."""
+        self._convert_graph(index, graph)
+        results = [self._values.get(info.name) for info in graph.output]
+        found = [result for result in results if result is not None]
+        return found if len(found) == len(results) else None
+
+    def _read_by(self, graphs: Sequence[Any]) -> tuple[dict[str, Value | None], dict[str, Value]]:
+        """Return the values around graphs that they read, and those of them that are no constants."""
+        names = dict.fromkeys(name for graph in graphs for inner in graph.node for name in _read_names(inner))
+        names.update(dict.fromkeys(info.name for graph in graphs for info in graph.output))
+        known = {name: self._values[name] for name in names if name in self._values}
+        return known, {name: value for name, value in known.items() if value is not None and value.array is None}
 
     def _give(self, outer: GraphBuilder, name: str, value: Value) -> int:
         """Return the input of a branch for a result of the graph around it."""
@@ -208,17 +227,19 @@ class _Import:
         return index
 
     def _loop(self, index: int, node: Node, proto: Any) -> None:
-        """Convert the body of a Loop or Scan once for each iteration."""
+        """Convert the body of a Loop or Scan for each iteration if they are few, else to WHILE."""
         loop = iterations_of(node)
         count = trip_count(loop, lambda inner: list(_read_names(inner)), partial(self._evaluated, index, loop.body))
-        if count is None:
-            raise InvalidArgument("how often it iterates depends on the model's inputs: that is not supported")
-        self._unrolled_nodes += count * len(loop.body.node)
-        if self._unrolled_nodes > _MAX_UNROLLED or self._depth == _MAX_BRANCH_DEPTH:
-            raise InvalidArgument(
-                f"{count} iterations of {len(loop.body.node)} nodes: in all {_MAX_UNROLLED} are supported, "
-                f"and {_MAX_BRANCH_DEPTH} loops in each other"
-            )
+        nodes = (count or 0) * len(loop.body.node)
+        if count is None or nodes > _MAX_UNROLLED_NODES:
+            try:
+                return self._while(index, node, proto, loop, count)
+            except VaryingShape:
+                if count is None or self._unrolled_nodes + nodes > _MAX_UNROLLED:
+                    raise
+        self._unrolled_nodes += nodes
+        if self._depth == _MAX_BRANCH_DEPTH:
+            raise InvalidArgument(f"it is nested more than {_MAX_BRANCH_DEPTH} deep")
         self._depth += 1
         try:
             results = unrolled(node, loop, count, partial(self._scoped, index, loop.body))
@@ -227,6 +248,28 @@ class _Import:
         if results is None:
             return self._assume(proto)  # a problem of a node in the body
         self._values.update(zip(proto.output, results, strict=False))
+        return None
+
+    def _while(self, index: int, node: Node, proto: Any, loop: Iterations, count: int | None) -> None:
+        """Add WHILE, whose body and condition become subgraphs."""
+        if count is None and any(node.used(len(loop.carried) + place) for place in range(len(loop.results))):
+            raise InvalidArgument("how often it iterates, and so a result's size, depends on the model's inputs")
+        limit = loop.limit if count is None else count
+        loop = loop if count is not None else replace(loop, results=())
+        known, given = self._read_by([loop.body])
+        with self._subgraph(known):
+            inner = Node(node.name, node.operator, self._opset, self._builder, [], [])
+            loops = WhileLoop(node, inner, loop, limit, count is not None)
+            self._values.update(loops.begin(given))
+            results = self._converted(index, loop.body)
+            if results is not None:
+                first = len(results) - len(loop.results)
+                values = [value for value in map(self._values.get, loops.names) if value is not None]
+                outputs = [self._output(name) for name in loops.names]
+                found = loops.end(outputs, results[first:], values)
+        if results is None:
+            return self._assume(proto)  # a problem of a node in the body
+        self._values.update(zip(proto.output, found, strict=False))
         return None
 
     def _scoped(self, index: int, graph: Any, given: Mapping[str, Value]) -> list[Value | None]:

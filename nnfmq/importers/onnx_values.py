@@ -153,7 +153,7 @@ class Node:
         if not array.size:
             raise InvalidArgument(f"a constant of shape {array.shape} has no elements")
         self.builder.reserve(stored.nbytes)
-        location = self.builder.constant(stored.tobytes())
+        location = self.builder.stored(stored.tobytes())
         return self.builder.operand(Operand(kind, array.shape or (1,), 0.0, 0, LifeTime.CONSTANT_COPY, location))
 
     def shape(self, operand: int) -> Shape:

@@ -106,7 +106,7 @@ def test_a_loop_in_a_loop_and_an_if_in_a_loop_are_converted() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (looped([SAME, *SCALED], ["c_next", "v_next"], ["", "true", "x"]), "more than 4096 times, or for ever"),
+        (looped([SAME, *SCALED], ["c_next", "v_next"], ["", "true", "x"]), "more than 4096 times, or indefinitely"),
         (looped([SAME, node("Det", ["v"], ["v_next"])], ["c_next", "v_next"]), r"Det\): is not supported"),
     ],
 )
@@ -115,9 +115,111 @@ def test_a_loop_that_is_not_supported_is_refused_with_the_reason(content: bytes,
         nnfmq.load(content)
 
 
-def test_iterations_of_all_loops_are_limited() -> None:
-    content = looped([SAME, *SCALED], ["c_next", "v_next"], ["large", "true", "x"])
-    model = onnx.load_model_from_string(content)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1 << 40, np.int64), "large"))
-    with pytest.raises(nnfmq.UnsupportedModel, match=r"1099511627776 iterations of 4 nodes"):
-        nnfmq.load(model.SerializeToString())
+MANY = {"n": np.array(300, np.int64)}
+STEPS = {"k": np.array([7], np.int64)}
+GROWS = [node("ReduceMax", ["v"], ["top"], keepdims=0), node("Less", ["top", "x_top"], ["c_next"]),
+         node("Add", ["v", "half"], ["v_next"])]  # fmt: skip
+COMPUTED = [node("ReduceSum", ["x"], ["x_sum"], keepdims=0), node("Add", ["x_sum", "x_sum"], ["twice"]),
+            node("Abs", ["twice"], ["x_size"]), node("Add", ["x_size", "five"], ["x_top"])]  # fmt: skip
+WEIGHTS = RNG.uniform(-0.5, 0.5, (3, 3)).astype(np.float32)
+
+
+def counted(nodes: Sequence[Any], outputs: Sequence[str], passed: Sequence[str] = ()) -> bytes:
+    """Return a model whose Loop of 300 iterations carries v, and values that it passes through."""
+    described = [info(name, BOOL if name.startswith(("c_", "is_")) else FLOAT, None) for name in outputs]
+    inputs = [*HEAD, info("v", FLOAT, [1, 3]), *(info(f"{name}_in", FLOAT, None) for name in passed)]
+    names = [f"y{place}" for place in range(len(outputs) - 1)]
+    loop = node("Loop", ["n", "true", "x", *passed], names, body=graph(nodes, inputs, described, **ONE))
+    return file_of([loop], ROW, names, {**COUNT, **MANY, "w": WEIGHTS})
+
+
+MIXED = [SAME, node("MatMul", ["v", "w_in"], ["p"]), node("Add", ["p", "x"], ["q"]), node("Sin", ["q"], ["v_next"]),
+         node("Identity", ["w_in"], ["w_out"])]  # fmt: skip
+ROUND = [SAME, node("Cast", ["i"], ["f"], to=1), node("Sin", ["f"], ["g"]), node("Add", ["v", "g"], ["v_next"]),
+         node("Less", ["v", "x"], ["is_less"])]  # fmt: skip
+WHILES: Mapping[str, bytes] = {
+    "values that it passes through": counted(MIXED, ["c_next", "v_next", "w_out", "q"], ["w"]),
+    "results of truths": counted(ROUND, ["c_next", "v_next", "is_less", "g"]),
+}
+
+
+@pytest.mark.parametrize("name", WHILES)
+def test_a_loop_of_many_iterations_becomes_while(name: str) -> None:
+    content = WHILES[name]
+    assert [each.type.name for each in nnfmq.load(content).model.main.operations].count("WHILE") == 1
+    assert_close(results(content, ROW), expected(content, ROW))
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{}, {"scan_input_directions": [1], "scan_output_directions": [1]}, {"scan_output_axes": [1]}],
+    ids=str,
+)
+def test_a_scan_of_many_elements_becomes_while(attributes: dict[str, Any]) -> None:
+    vector = [info(name, FLOAT, [2]) for name in ("sum", "element", "next", "out")]
+    body = graph([node("Add", ["sum", "element"], ["next"]), node("Tanh", ["next"], ["out"])], vector[:2], vector[2:])
+    scan = node("Scan", ["start", "x"], ["last", "all"], body=body, num_scan_inputs=1, **attributes)
+    fed = {"x": RNG.uniform(-1, 1, (600, 2)).astype(np.float32)}
+    content = file_of([scan], fed, ["last", "all"], {"start": np.float32([0.5, -0.5])})
+    assert_close(results(content, fed), expected(content, fed))
+
+
+@pytest.mark.parametrize("first", ["", "m"])
+def test_a_condition_that_the_model_computes_ends_a_loop(first: str) -> None:
+    body = graph(GROWS, [*HEAD, info("v", FLOAT, [1, 3])], [info("c_next", BOOL, []), info("v_next", FLOAT, [1, 3])],
+                 half=np.float32(0.5))  # fmt: skip
+    nodes = [
+        *COMPUTED,
+        node("Less", ["five", "x_top"], ["begins"]),
+        node("Loop", [first, "begins", "x"], ["y"], body=body),
+    ]
+    content = file_of(nodes, ROW, ["y"], {**COUNT, "five": np.float32(5)})
+    assert_close(results(content, ROW), expected(content, ROW))
+    with nnfmq.connect(embedded=True) as client, client.prepare(nnfmq.load(content)) as model:
+        assert_close(model.execute(*ROW.values()), expected(content, ROW))
+
+
+def test_a_number_of_iterations_that_is_an_input_is_respected() -> None:
+    body = graph([SAME, *SCALED], [*HEAD, info("v", FLOAT, [1, 3])],
+                 [info("c_next", BOOL, []), info("v_next", FLOAT, [1, 3])])  # fmt: skip
+    fed = {**ROW, **STEPS}
+    content = file_of([node("Loop", ["k", "", "x"], ["y"], body=body)], fed, ["y"])
+    for count in (0, 1, 7):
+        fed["k"] = np.array([count], np.int64)
+        assert_close(results(content, fed), expected(content, fed))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs", "message"),
+    [
+        ([SAME, node("Concat", ["v", "x"], ["v_next"], axis=0)], ["c_next", "v_next"], "is float32 of the shape"),
+        ([SAME, *SCALED], ["c_next", "v_next", "w"], "a result's size, depends on the model's inputs"),
+    ],
+)
+def test_a_size_that_the_number_of_iterations_decides_is_refused(
+    nodes: list[Any], outputs: list[str], message: str
+) -> None:
+    described = [info(outputs[0], BOOL, []), *(info(name, FLOAT, None) for name in outputs[1:])]
+    body = graph(nodes, [*HEAD, info("v", FLOAT, [1, 3])], described)
+    names = [f"y{place}" for place in range(len(outputs) - 1)]
+    content = file_of([node("Loop", ["k", "", "x"], names, body=body)], {**ROW, **STEPS}, names)
+    with pytest.raises(nnfmq.UnsupportedModel, match=message):
+        nnfmq.load(content)
+
+
+def test_equal_constants_of_subgraphs_are_stored_once() -> None:
+    weights = RNG.uniform(-1, 1, (300, 300)).astype(np.float32)
+    fed = {"x": np.ones((1, 300), np.float32)}
+    branches = {
+        f"{name}_branch": graph(
+            [node("MatMul", ["x", "w"], ["product"]), node(operator, ["product"], ["out"])],
+            [],
+            [info("out", FLOAT, [1, 300])],
+        )
+        for name, operator in (("then", "Tanh"), ("else", "Neg"))
+    }
+    nodes = [node("ReduceMax", ["x"], ["top"], keepdims=0), node("Less", ["top", "five"], ["is_small"]),
+             node("If", ["is_small"], ["y"], **branches)]  # fmt: skip
+    content = file_of(nodes, fed, ["y"], {"w": weights, "five": np.float32(5)})
+    assert weights.nbytes < len(nnfmq.load(content).model.operand_values) < 1.2 * weights.nbytes
+    assert_close(results(content, fed), expected(content, fed))
