@@ -38,6 +38,8 @@ FILTERS = [  # height, width, stride, dilation, padding, activation
     (2, 3, 1, 2, SAME, 2),
     (1, 1, 2, 1, VALID, 0),
 ]
+COLUMN = (2, 43, 1, 17, 33)
+COLUMN_FILTERS = [(5, 1, 1, 1, VALID, 0), (3, 1, 2, 1, SAME, 1), (3, 1, 1, 3, SAME, 3), (4, 1, 3, 1, VALID, 2)]
 
 
 def weights(kind: str, shape: tuple[int, ...], channels: int, axis: int, random: np.random.Generator) -> list[Any]:
@@ -89,20 +91,30 @@ def test_convolutions_match_the_interpreter(kind: str, size: tuple[int, ...], fi
     assert_kernels_agree(convolution(kind, size, filter))
 
 
-@pytest.mark.parametrize("filter", [*FILTERS, (5, 7, 1, 1, SAME, 0)])
-@pytest.mark.parametrize("size", IMAGES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_depthwise_convolutions_match_the_interpreter(
-    kind: str, size: tuple[int, ...], filter: tuple[int, ...]
-) -> None:
+def depthwise(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -> Model:
     batch, height, width, channels, _ = size
     rows, columns, stride, dilation, padding, activation = filter
     constants = weights(kind, (1, rows, columns, channels), channels, 3, np.random.default_rng(2))
     out = image(kind, (batch, *output_size((height, width), filter), channels), 0.25, 110)
     source = image(kind, (batch, height, width, channels), 0.5, 115)
     arguments = [source, *constants, padding, stride, stride, 1, activation, False, dilation, dilation]
+    return one_operation(OperationType.DEPTHWISE_CONV_2D, arguments, out)
 
-    assert_kernels_agree(one_operation(OperationType.DEPTHWISE_CONV_2D, arguments, out))
+
+@pytest.mark.parametrize("filter", [*FILTERS, (5, 7, 1, 1, SAME, 0)])
+@pytest.mark.parametrize("size", IMAGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_depthwise_convolutions_match_the_interpreter(
+    kind: str, size: tuple[int, ...], filter: tuple[int, ...]
+) -> None:
+    assert_kernels_agree(depthwise(kind, size, filter))
+
+
+@pytest.mark.parametrize("filter", COLUMN_FILTERS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("build", [convolution, depthwise])
+def test_convolutions_of_one_column_match_the_interpreter(build: Any, kind: str, filter: tuple[int, ...]) -> None:
+    assert_kernels_agree(build(kind, COLUMN, filter))
 
 
 @pytest.mark.parametrize("size", [(1, 8, 8, 8, 16, 2), (2, 7, 5, 9, 3, 3), (1, 13, 11, 14, 66, 2), (1, 4, 6, 5, 85, 5)])

@@ -120,6 +120,14 @@ def test_pad_v2_fills_with_any_value(kind: str, shape: tuple[int, ...]) -> None:
     )
 
 
+@pytest.mark.parametrize("value", [0.0, 1.25, -3.0])
+@pytest.mark.parametrize("type", [TYPES["float32"][0], TYPES["float16"][0], I32])
+def test_fill_with_constants_is_compiled(type: OperandType, value: float) -> None:
+    half = (Operand(OperandType.FLOAT16), np.float16(value).tobytes())
+    scalar: Any = int(value) if type == I32 else value if type == TYPES["float32"][0] else half
+    assert_kernels_agree(one_operation(OperationType.FILL, [vector([3, 1, 70]), scalar], Operand(type, (3, 1, 70))))
+
+
 @pytest.mark.parametrize("kind", TYPES)
 def test_embedding_lookup_matches_the_interpreter(kind: str) -> None:
     arguments = [vector([3, 3, 0, 6, 1]), tensor(kind, 7, 9)]

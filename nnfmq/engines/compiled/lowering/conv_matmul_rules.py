@@ -93,10 +93,24 @@ def grouped(
     """GROUPED_CONV_2D."""
     if 0 in input.shape:
         return None
-    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
-    batch, height, width, channels = input.shape
+    batch, height, width, channels, rows, columns = _image(input, filter, conv_params)
     shape = ConvShape(batch, height, width, channels, rows, columns, filter.shape[0], groups)
     return _lower_gemm(_WeightedOp(shape, input, filter, bias, output, target, activation))
+
+
+def _image(
+    input: Tensor, filter: Tensor, conv_params: Mapping[str, int]
+) -> tuple[int, int, int, int, WindowDimension, WindowDimension]:
+    """Return batch, height, width and channels of the input, and the windows along its rows and columns.
+
+    An image of one column is treated as one of one row, which has the same elements in the same order: kernels compute
+    several pixels of a row at a time. Convolutions along time are often such images.
+    """
+    batch, height, width, channels = input.shape
+    rows, columns = windows((height, width), filter.shape[1:3], **conv_params)
+    if (width, columns.size, columns.padding_low, columns.count) == (1, 1, 0, 1):
+        return batch, 1, height, channels, columns, rows
+    return batch, height, width, channels, rows, columns
 
 
 def fully_connected(
@@ -169,15 +183,17 @@ def depthwise(
     """DEPTHWISE_CONV_2D."""
     if 0 in input.shape:
         return None
-    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
+    batch, height, width, channels, rows, columns = _image(input, filter, conv_params)
+    taps_shape = (rows.size, columns.size, filter.shape[3])
 
     def plan(micro_kernel: Float32 | Q8ViaFloat32) -> DwConvKernel:
-        return plan_dwconv(input.shape, depth_multiplier, rows, columns, micro_kernel, target)
+        image = (batch, height, width, channels)
+        return plan_dwconv(image, depth_multiplier, rows, columns, micro_kernel, target)
 
     if _is_float(input, filter, output):
         kernel = plan(Float32(*float_activation_range(activation)))
         biases = np.asarray(bias.array, np.float32)[kernel.packed_channel_map]
-        constants = (lambda: kernel.pack(filter.array[0]), biases.tobytes(), kernel.params())
+        constants = (lambda: kernel.pack(filter.array.reshape(taps_shape)), biases.tobytes(), kernel.params())
         return KernelLaunch(kernel, constants, kernel.macs // 12)
     if input.dtype not in _Q8 or output.dtype not in _Q8:
         return None
@@ -194,7 +210,7 @@ def depthwise(
     kernel = replace(kernel, micro_kernel=Q8ViaFloat32(is_signed, epilogue.requantization))
     prescale = np.int16(kernel.micro_kernel.weight_prescale)
     constants = (
-        lambda: kernel.pack(_without_zero_point(filter)[0] * prescale),
+        lambda: kernel.pack(_without_zero_point(filter).reshape(taps_shape) * prescale),
         epilogue.constant(target),
         kernel.params(),
     )

@@ -183,28 +183,35 @@ def _pad(input: Tensor, *, output: Tensor, target: Target, paddings: Array) -> K
 
 
 def _pad_v2(input: Tensor, *, output: Tensor, target: Target, paddings: Array, value: float) -> KernelLaunch | None:
-    """Lower PAD_V2: the padding axis by axis, each inside what the axes before it left, then the input.
-
-    If all bytes of the padding value are equal it is filled, else read from a constant with stride 0.
-    """
-    element_bytes, inside = output.dtype.itemsize, StridedView.of(output)
-    element = np.array(value).astype(output.dtype).tobytes()
-    is_fill = len(set(element)) == 1
-
-    def padding(part: StridedView) -> CopyRegion:
-        if is_fill:
-            return copy_region(None, part, element_bytes, fill_byte=element[0])
-        repeated = StridedView(0, part.shape, (0,) * len(part.shape), part.index_tables)
-        return copy_region(repeated, part, element_bytes, source_arg=2)
-
+    """Lower PAD_V2: the padding axis by axis, each inside what the axes before it left, then the input."""
+    inside, element = StridedView.of(output), np.array(value).astype(output.dtype).tobytes()
     regions = []
     for axis, (before, after) in enumerate(paddings.tolist()):
         extent = inside.shape[axis]
         borders = (range(before), range(extent - after, extent))
-        regions += [padding(inside.slice(axis, positions)) for positions in borders if len(positions)]
+        regions += [_filled(inside.slice(axis, p), element, constant=2, target_arg=1) for p in borders if len(p)]
         inside = inside.slice(axis, range(before, extent - after))
-    regions.append(copy_region(StridedView.of(input), inside, element_bytes))
-    return _launch(regions, output, target, () if is_fill else (element,))
+    regions.append(copy_region(StridedView.of(input), inside, output.dtype.itemsize))
+    return _launch(regions, output, target, () if _is_repeated_byte(element) else (element,))
+
+
+def _fill(*, output: Tensor, target: Target, dimensions: Array, value: float) -> KernelLaunch | None:
+    """Lower FILL."""
+    element = np.array(value).astype(output.dtype).tobytes()
+    region = _filled(StridedView.of(output), element, constant=1, target_arg=0)
+    return _launch([region], output, target, () if _is_repeated_byte(element) else (element,))
+
+
+def _filled(part: StridedView, element: bytes, *, constant: int, target_arg: int) -> CopyRegion:
+    """Return the region that fills `part`: with a byte, or by reading the argument `constant` with stride 0."""
+    if _is_repeated_byte(element):
+        return copy_region(None, part, len(element), fill_byte=element[0], target_arg=target_arg)
+    repeated = StridedView(0, part.shape, (0,) * len(part.shape), part.index_tables)
+    return copy_region(repeated, part, len(element), source_arg=constant, target_arg=target_arg)
+
+
+def _is_repeated_byte(element: bytes) -> bool:
+    return len(set(element)) == 1
 
 
 def _mirror_pad(input: Tensor, *, output: Tensor, target: Target, paddings: Array, mode: int) -> KernelLaunch | None:
@@ -449,6 +456,7 @@ _COPY_RULES: Mapping[OperationType, Callable[..., KernelLaunch | None]] = {
 
 RULES: Mapping[OperationType, LoweringRule] = {
     OperationType.CONCATENATION: lower_concatenation,
+    OperationType.FILL: _fill,
     OperationType.RESIZE_BILINEAR: _resize_bilinear,
     **{code: _unless_empty(rule) for code, rule in _COPY_RULES.items()},
 }
