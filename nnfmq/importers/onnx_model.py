@@ -35,6 +35,7 @@ from nnfmq.importers.problems import Problems
 __all__ = ["import_model"]
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
+_BLOCKED_DOMAIN = "com.microsoft.nchwc"  # what ONNX Runtime writes with ORT_ENABLE_ALL
 _MALFORMED = (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError, ZeroDivisionError)
 """What Python raises for attributes that a converter does not expect: an ONNX file may have any."""
 _WITHOUT_EFFECT = frozenset(
@@ -47,6 +48,7 @@ _MAX_CALLS = 10_000
 _MAX_BRANCH_DEPTH = 8
 _MAX_UNROLLED_NODES = 1000  # of one loop, which is WHILE if it has more
 _MAX_UNROLLED = 20_000  # nodes of the bodies of loops, in all iterations
+_MAX_EVALUATED = 40_000  # nodes on which conditions of loops depend, in all iterations
 _INPUT = LifeTime.SUBGRAPH_INPUT
 _EXPANSION = 12  # of constants; those of 4 bits become floats of 32
 _SPARE_BYTES = 1 << 26  # for constants that the arithmetic on shapes makes
@@ -77,7 +79,7 @@ class _Import:
         self._functions = {(each.domain, each.name): each for each in file.proto.functions}
         self._calls: list[str] = []  # of functions, those that have ended included
         self._depth = 0
-        self._unrolled_nodes = 0
+        self._unrolled_nodes = self._evaluated_nodes = 0
 
     def run(self) -> LoadedModel:
         """Return the model. Raises UnsupportedModel with all problems."""
@@ -121,6 +123,8 @@ class _Import:
         try:
             if unknown:
                 raise InvalidArgument(f"input {unknown[0][:80]!r} is the result of no earlier node")
+            if proto.domain == _BLOCKED_DOMAIN:
+                raise InvalidArgument("its layout fits one machine; optimize the file with ORT_ENABLE_EXTENDED at most")
             if not self._is_known(proto):
                 raise InvalidArgument("is not supported")
             inputs = [self._values[name] if name else None for name in proto.input]
@@ -230,12 +234,13 @@ class _Import:
         """Convert the body of a Loop or Scan for each iteration if they are few, else to WHILE."""
         loop = iterations_of(node)
         count = trip_count(loop, lambda inner: list(_read_names(inner)), partial(self._evaluated, index, loop.body))
-        nodes = (count or 0) * len(loop.body.node)
-        if count is None or nodes > _MAX_UNROLLED_NODES:
+        nodes = (count or 0) * _node_count(loop.body)
+        fits = self._unrolled_nodes + nodes <= _MAX_UNROLLED
+        if count is None or nodes > _MAX_UNROLLED_NODES or not fits:
             try:
                 return self._while(index, node, proto, loop, count)
             except VaryingShape:
-                if count is None or self._unrolled_nodes + nodes > _MAX_UNROLLED:
+                if count is None or not fits:
                     raise
         self._unrolled_nodes += nodes
         if self._depth == _MAX_BRANCH_DEPTH:
@@ -286,6 +291,9 @@ class _Import:
         self, index: int, graph: Any, nodes: Sequence[Any], given: Mapping[str, Value]
     ) -> dict[str, Value | None] | None:
         """Return the values of nodes of a body, whose inputs are constants; None if they are not."""
+        self._evaluated_nodes += len(nodes)
+        if self._evaluated_nodes > _MAX_EVALUATED:
+            raise InvalidArgument(f"conditions of loops take more than {_MAX_EVALUATED} nodes to evaluate")
         outer, builder = self._values, self._builder
         names = {name for proto in nodes for name in _read_names(proto)}
         self._values = {**{name: outer[name] for name in names if name in outer}, **given}
@@ -426,6 +434,12 @@ def _live_nodes(nodes: Sequence[Any], outputs: Iterable[str]) -> list[tuple[int,
             found.append((index, proto))
             wanted.update(name for name in _read_names(proto) if name)
     return found[::-1]
+
+
+def _node_count(graph: Any) -> int:
+    """Return the number of nodes of a graph and of those in its nodes' attributes."""
+    inner = (each.g for proto in graph.node for each in proto.attribute if each.HasField("g"))
+    return len(graph.node) + sum(map(_node_count, inner))
 
 
 def _read_names(proto: Any) -> Iterator[str]:

@@ -223,3 +223,28 @@ def test_equal_constants_of_subgraphs_are_stored_once() -> None:
     content = file_of(nodes, fed, ["y"], {"w": weights, "five": np.float32(5)})
     assert weights.nbytes < len(nnfmq.load(content).model.operand_values) < 1.2 * weights.nbytes
     assert_close(results(content, fed), expected(content, fed))
+
+
+def test_work_on_conditions_of_loops_is_limited() -> None:
+    """The nodes are few, and the iterations many: time must not grow with their product."""
+    chain = [node("Add", ["i" if at == 0 else f"s{at - 1}", "one"], [f"s{at}"]) for at in range(20_000)]
+    ends = node("Less", ["i", "s19999"], ["c_next"])
+    content = looped([*chain, ends, *SCALED], ["c_next", "v_next"], ["", "true", "x"])
+    with pytest.raises(nnfmq.UnsupportedModel, match="take more than 40000 nodes to evaluate"):
+        nnfmq.load(content)
+
+
+def test_loops_in_loops_are_limited_together() -> None:
+    def nested(depth: int) -> Any:
+        inside = [node("Concat", ["v0", "x"], ["v_next"], axis=0)]
+        if depth:
+            inside = [node("Loop", ["hundred", "true", f"v{depth}"], [f"w{depth}"], body=nested(depth - 1))]
+        names = [f"{name}{depth}" for name in ("i", "c", "v", "d")]
+        head = [info(names[0], INT, []), info(names[1], BOOL, []), info(names[2], FLOAT, None)]
+        tail = [info(names[3], BOOL, []), info(f"w{depth}" if depth else "v_next", FLOAT, None)]
+        return graph([node("Identity", [names[1]], [names[3]]), *inside], head, tail)
+
+    loop = node("Loop", ["hundred", "true", "x"], ["y"], body=nested(3))
+    content = file_of([loop], ROW, ["y"], {**COUNT, "hundred": np.array(100, np.int64)})
+    with pytest.raises(nnfmq.UnsupportedModel, match="is float32 of the shape"):
+        nnfmq.load(content)

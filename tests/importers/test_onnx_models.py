@@ -197,6 +197,14 @@ def test_an_attribute_that_the_importer_does_not_know_is_rejected() -> None:
         load(file_of([node("Relu", ["x"], ["y"], future=1)], {"x": real(2)}, ["y"]))
 
 
+def test_sequences_of_another_rank_are_refused_with_their_shape() -> None:
+    for operator, gates in (("LSTM", 4), ("GRU", 3)):
+        constants = {"w": real(1, 4 * gates, 3), "r": real(1, 4 * gates, 4)}
+        nodes = [node(operator, ["x", "w", "r"], ["y"], hidden_size=4)]
+        with pytest.raises(UnsupportedModel, match=r"its sequences have the shape \(2, 3\)"):
+            load(file_of(nodes, {"x": real(2, 3)}, ["y"], constants))
+
+
 def test_a_constant_beyond_int32_is_rejected() -> None:
     content = file_of([node("Add", ["x", "c"], ["y"])], {"x": np.int64([1])}, ["y"], {"c": np.int64([1 << 40])})
     with pytest.raises(UnsupportedModel, match="does not fit int32"):

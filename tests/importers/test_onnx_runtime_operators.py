@@ -194,6 +194,17 @@ def test_an_operator_that_is_not_known_is_listed_with_its_domain() -> None:
         nnfmq.load(case("Sampling", TOKENS).content())
 
 
+def test_a_file_whose_layout_fits_one_machine_is_refused_with_the_reason(tmp_path: Path) -> None:
+    path, options = tmp_path / "optimized.onnx", runtime.SessionOptions()
+    options.optimized_model_filepath = str(path)
+    options.log_severity_level = 3
+    image = {"x": real(1, 16, 8, 8)}
+    conv = onnx.helper.make_node("Conv", ["x", "w"], ["y"])
+    runtime.InferenceSession(file_of([conv], image, ["y"], {"w": real(16, 16, 3, 3)}), options)
+    with pytest.raises(nnfmq.UnsupportedModel, match=r"nchwc.Conv.*ORT_ENABLE_EXTENDED"):
+        nnfmq.load(path)
+
+
 def test_a_file_that_onnx_runtime_has_optimized_is_computed_by_a_driver(tmp_path: Path) -> None:
     node, path = onnx.helper.make_node, tmp_path / "optimized.onnx"
     nodes = [

@@ -16,7 +16,15 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.importers.onnx_values import Node, Value
 
-__all__ = ["CONVERTERS", "Array", "directions_of", "finish_directions", "initial_state", "require_lengths"]
+__all__ = [
+    "CONVERTERS",
+    "Array",
+    "directions_of",
+    "finish_directions",
+    "initial_state",
+    "require_lengths",
+    "sequence_shape",
+]
 
 Array: TypeAlias = npt.NDArray[Any]
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
@@ -28,12 +36,20 @@ _QUANTIZATION = 8  # the first of four inputs of DynamicQuantizeLSTM
 
 
 def _lstm(node: Node) -> None:
-    steps, batch, _ = node.value(0).shape
+    steps, batch, _ = sequence_shape(node)
     directions = directions_of(node)
     _check(node, len(directions), steps)
     found = [_one_direction(node, place, is_reversed) for place, is_reversed in enumerate(directions)]
     last = (len(directions), batch, node.value(2).shape[2])
     finish_directions(node, found, ((steps, *last), last, last))
+
+
+def sequence_shape(node: Node) -> tuple[int, int, int]:
+    """Return the numbers of steps, of sequences and of elements. Raises InvalidArgument for another rank than 3."""
+    shape = node.value(0).shape
+    if len(shape) != 3:
+        raise InvalidArgument(f"its sequences have the shape {shape}: (steps, batch, elements) is required")
+    return shape[0], shape[1], shape[2]
 
 
 def directions_of(node: Node) -> tuple[bool, ...]:

@@ -20,6 +20,7 @@ from nnfmq.importers.onnx_operators.onnx_recurrent import (
     finish_directions,
     initial_state,
     require_lengths,
+    sequence_shape,
 )
 from nnfmq.importers.onnx_values import Node
 
@@ -86,7 +87,7 @@ def _rnn_step(cell: _Cell, _is_linear_first: bool, x: int, hidden: int) -> int:
 
 def _recurrent(gates: int, defaults: tuple[str, ...], step: Callable[[_Cell, bool, int, int], int], node: Node) -> None:
     """Convert a node whose weights have `gates` parts."""
-    steps, batch, _ = node.value(0).shape
+    steps, batch, _ = sequence_shape(node)
     directions = directions_of(node)
     names = tuple(str(name).lower() for name in node.attribute("activations", ())) or defaults * len(directions)
     if len(names) != len(defaults) * len(directions) or not set(names) <= _ACTIVATIONS.keys():
