@@ -23,6 +23,8 @@
  *            caller sees the sleeper, changes `wake_seq` and wakes. A worker that was about to sleep then finds
  *            `wake_seq` changed, in the futex. The load of `wake_seq` is acquire: a worker that loads the new value
  *            counts itself after the caller's reset of `sleepers`, not before.
+ *
+ * tests/queue_model_checking/test_pool_interleavings.py explores these functions, one ordered access at a time.
  */
 #ifndef NNFMQ_THREAD_POOL_H
 #define NNFMQ_THREAD_POOL_H
@@ -150,7 +152,7 @@ static inline void nnfmq_pool_leave(_Atomic uint32_t *busy) {
 /* Takes part in the region `epoch`; returns 0 if that is closed already. */
 static inline int nnfmq_pool_join(nnfmq_pool *pool, int64_t me, int64_t epoch) {
     _Atomic uint32_t *busy = &pool->ranges[me].busy;
-    atomic_exchange_explicit(busy, NNFMQ_POOL_BUSY, memory_order_seq_cst);                           /* SYNC busy */
+    atomic_exchange_explicit(busy, NNFMQ_POOL_BUSY, memory_order_seq_cst); /* SYNC busy */
     int is_open = atomic_load_explicit(&pool->epoch, memory_order_seq_cst) == epoch; /* SYNC busy, region */
     if (is_open)
         nnfmq_pool_compute(pool, me);
@@ -163,7 +165,7 @@ static inline int nnfmq_pool_join(nnfmq_pool *pool, int64_t me, int64_t epoch) {
 static inline void nnfmq_pool_sleep(nnfmq_pool *pool, int64_t epoch) {
     uint32_t seq = atomic_load_explicit(&pool->wake_seq, memory_order_acquire);    /* SYNC sleep */
     atomic_fetch_add_explicit(&pool->sleepers, 1, memory_order_seq_cst);           /* SYNC sleep */
-    if (atomic_load_explicit(&pool->epoch, memory_order_seq_cst) != epoch)         /* SYNC sleep */
+    if (atomic_load_explicit(&pool->epoch, memory_order_seq_cst) != epoch) /* SYNC sleep */
         return;
     do /* a futex may return without a wake-up */
         nnfmq_pool_futex_wait(&pool->wake_seq, seq);
