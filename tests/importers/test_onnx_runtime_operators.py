@@ -183,10 +183,28 @@ def test_a_group_is_normalized_as_its_definition_says(channels_last: int) -> Non
     assert_close(results(found.content(), found.fed()), [wanted])
 
 
-def test_an_attribute_that_changes_the_meaning_is_refused() -> None:
-    found = case("Attention", TOKENS, *PROJECTION, constants=(1, 2), num_heads=2, do_rotary=1)
-    with pytest.raises(nnfmq.UnsupportedModel, match="do_rotary is not supported"):
-        nnfmq.load(found.content())
+REFUSED = [
+    (case("Attention", TOKENS, *PROJECTION, constants=(1, 2), num_heads=2, do_rotary=1), "do_rotary is not supported"),
+    (case("Attention", TOKENS, *PROJECTION, constants=(1, 2), num_heads=3), "cannot be split into 3 heads"),
+    (case("Attention", TOKENS, *PROJECTION, ints([[1, 1]]), constants=(1, 2), num_heads=2), r"mask of the shape \(1"),
+    (case("MultiHeadAttention", real(2, 3, 2, 3, 4), num_heads=2), "packed queries"),
+    (case("RotaryEmbedding", real(2, 2, 3, 8), np.int64([0]), COS, SIN, num_heads=2, rotary_embedding_dim=1 << 31),
+     "2147483648 of 8 elements cannot be rotated"),
+    (case("FusedGemm", real(3, 8), real(8, 4), real(4), activation="Sin"), "the activation 'Sin'"),
+    (case("MatMulNBits", real(3, 32), numbers(np.uint8, 5, 2, 8), scales(10), constants=(1, 2), K=32, N=5, bits=3,
+          block_size=16), "numbers of 3 bits"),
+    (case("MatMulNBits", real(3, 32), numbers(np.uint8, 5, 2, 8), scales(10), constants=(1, 2), K=1 << 40, N=5, bits=4,
+          block_size=16), "80 bytes do not have 5"),
+    (case("GatherBlockQuantized", numbers(np.uint8, 5, 16), ints([3]), scales(5, 2), constants=(0, 2),
+          block_size=1 << 40), "for blocks of 1099511627776"),
+    (case("MatMulIntegerToFloat", BYTES, WEIGHTS, scales(6), ONE, constants=(1, 2, 3)), "6 scales of the first matrix"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "message"), REFUSED, ids=str)
+def test_an_operator_that_would_be_computed_wrongly_is_refused(case: OnnxCase, message: str) -> None:
+    with pytest.raises(nnfmq.UnsupportedModel, match=message):
+        nnfmq.load(case.content())
 
 
 def test_an_operator_that_is_not_known_is_listed_with_its_domain() -> None:

@@ -120,7 +120,7 @@ def _masks(node: Node, compose: Composition, position: int, query: Value, key: V
     if node.given(position):
         allowed = _allowed(compose, node.value(position), query.shape[0], length, total)
         found.append(compose("Where", allowed, compose.like(0.0, query), compose.like(lowest, query)))
-    if node.attribute("unidirectional", 0):
+    if node.attribute("unidirectional", 0) == 1:
         if length * total > _ELEMENTS:
             raise InvalidArgument(f"a mask of {length} × {total} elements is not supported")
         smallest = np.finfo(query.dtype).min / 2
@@ -155,9 +155,11 @@ def _rotary(node: Node) -> None:
     if len(shape) == 3:
         count = count or shape[2] // width
         x = compose.transpose(compose.reshape(x, shape[0], shape[1], count, shape[2] // count), *_HEADS_FIRST)
+    if not 0 < width <= x.shape[3] or width % 2:
+        raise InvalidArgument(f"{width} of {x.shape[3]} elements cannot be rotated")
     rest = compose.part(x, 3, width, x.shape[3]) if width < x.shape[3] else None
     order = np.arange(width)
-    if node.attribute("interleaved", 0):
+    if node.attribute("interleaved", 0) == 1:
         order = order.reshape(-1, 2).T.reshape(-1)
     rotated = _rotated(node, compose, compose.part(x, 3, 0, width), order)
     found = rotated if rest is None else compose("Concat", rotated, rest, axis=3)

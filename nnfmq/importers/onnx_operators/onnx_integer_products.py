@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers.onnx_operators.onnx_attention import self_attention
 from nnfmq.importers.onnx_operators.onnx_composition import Composition
 from nnfmq.importers.onnx_operators.onnx_quantized import dynamically_quantized, without_zero_point
@@ -16,6 +17,8 @@ __all__ = ["CONVERTERS"]
 
 def _product(node: Node) -> None:
     """Convert (A − its zero point) · (B − its zero point), times both scales, plus a bias."""
+    if node.value(2).size != 1:
+        raise InvalidArgument(f"{node.value(2).size} scales of the first matrix are not supported: one is")
     factors = [without_zero_point(node, 0, 4), without_zero_point(node, 1, 5)]
     node.results[0] = _scaled(node, factors, [node.value(2), node.value(3)], 6)
 
