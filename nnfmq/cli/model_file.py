@@ -1,4 +1,4 @@
-"""The model of `run` and `profile`: its file, and new shapes for its inputs (`--shape`)."""
+"""The model of `run` and `profile`: its file, new shapes for its inputs (`--shape`), and its `--signature`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ __all__ = ["add_model_arguments", "load_model"]
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the model's file and --shape."""
+    """Declare the model's file, --shape and --signature."""
     parser.add_argument("model", metavar="MODEL.tflite", type=Path)
     parser.add_argument(
         "--shape", metavar="SHAPE", type=_shape, action="append", default=[],
         help="resize an input: 4x224x224x3, or NAME=4x224x224x3",
     )  # fmt: skip
+    parser.add_argument("--signature", metavar="NAME", help="load this signature of a .tflite file")
 
 
 def load_model(arguments: argparse.Namespace) -> LoadedModel:
@@ -33,7 +34,7 @@ def load_model(arguments: argparse.Namespace) -> LoadedModel:
     unnamed = [shape for name, shape in arguments.shape if not name]
     shapes: dict[str | int, tuple[int, ...]] = dict(enumerate(unnamed))
     shapes.update({name: shape for name, shape in arguments.shape if name})
-    return nnfmq.load(arguments.model, shapes=shapes)
+    return nnfmq.load(arguments.model, shapes=shapes, signature=arguments.signature)
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:

@@ -8,14 +8,17 @@ from importlib import import_module
 
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 from nnfmq.importers.examples import example_path
-from nnfmq.importers.file_format import ModelSource, importer_of, read_source
+from nnfmq.importers.file_format import TFLITE_IMPORTER, ModelSource, importer_of, read_source
 from nnfmq.importers.loaded_model import LoadedModel, ModelMetadata, TensorMetadata
 
 __all__ = ["LoadedModel", "ModelMetadata", "TensorMetadata", "example_path", "load", "load_source"]
 
 
 def load(
-    source: str | os.PathLike[str] | bytes, *, shapes: Mapping[str | int, Sequence[int]] | None = None
+    source: str | os.PathLike[str] | bytes,
+    *,
+    shapes: Mapping[str | int, Sequence[int]] | None = None,
+    signature: str | None = None,
 ) -> LoadedModel:
     """Return the model of a file, given its path or its bytes. The content of the file decides which format it has.
 
@@ -24,19 +27,25 @@ def load(
     Args:
         source: A path, or the content of a file.
         shapes: New shapes of inputs, by their names or indexes, for example `{"image": (4, 224, 224, 3)}`.
+        signature: One of `LoadedModel.signatures`. Its inputs and outputs become the model's, with the names that it
+            gives them and sorted by these. Without it the file's first subgraph is loaded.
 
     Raises:
         UnsupportedModel: If operators or tensors of the model are not supported; it lists all of them.
-        InvalidArgument: If the file is no model, or is corrupt; the message says what the file is.
+        InvalidArgument: If the file is no model, or is corrupt; the message says what the file is. If it has no such
+            signature; the message lists those that it has.
         OSError: If the file cannot be read.
     """
-    return load_source(read_source(source, shapes))
+    return load_source(read_source(source, shapes, signature))
 
 
 def load_source(file: ModelSource) -> LoadedModel:
     """Return the model of a file that has been read. Raises as `load`."""
     try:
-        loaded: LoadedModel = import_module(importer_of(file.data)).import_model(file)
+        importer = importer_of(file.data)
+        if file.signature is not None and importer != TFLITE_IMPORTER:
+            raise InvalidArgument("only TensorFlow Lite files have signatures")
+        loaded: LoadedModel = import_module(importer).import_model(file)
     except InvalidArgument as error:
         if file.path is None:
             raise

@@ -17,15 +17,16 @@ from typing import Any, TypeAlias
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.memory import PrivateBytes
 
-__all__ = ["FileContent", "ModelSource", "Shapes", "importer_of", "read_source"]
+__all__ = ["TFLITE_IMPORTER", "FileContent", "ModelSource", "Shapes", "importer_of", "read_source"]
 
 FileContent: TypeAlias = bytes | PrivateBytes
 """The bytes of a file. A slice is a copy; a view of them is a memoryview."""
 Shapes: TypeAlias = Mapping[str | int, Sequence[int]]
 """New shapes of inputs, by name or by index."""
 
+TFLITE_IMPORTER = "nnfmq.importers.tflite"
 _IMPORTERS = {
-    "a TensorFlow Lite file": "nnfmq.importers.tflite",
+    "a TensorFlow Lite file": TFLITE_IMPORTER,
     "an ONNX model": "nnfmq.importers.onnx_model",
 }
 """The module that imports each supported format."""
@@ -57,16 +58,20 @@ class ModelSource:
     """The content of a model file, and how to import it.
 
     `path` is None if the caller gave bytes; it locates files that belong to this one. `shapes` replace those of inputs.
-    `values` has NumPy arrays, by name, for inputs that become constants; only ONNX files can have them.
+    `values` has NumPy arrays, by name, for inputs that become constants; only ONNX files can have them. `signature`
+    names one of a TensorFlow Lite file.
     """
 
     data: FileContent = field(repr=False)
     path: Path | None = None
     shapes: Shapes = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    signature: str | None = None
 
 
-def read_source(source: str | os.PathLike[str] | bytes, shapes: Shapes | None = None) -> ModelSource:
+def read_source(
+    source: str | os.PathLike[str] | bytes, shapes: Shapes | None = None, signature: str | None = None
+) -> ModelSource:
     """Return the content of a file, or the given bytes.
 
     Raises:
@@ -74,13 +79,13 @@ def read_source(source: str | os.PathLike[str] | bytes, shapes: Shapes | None = 
         OSError: If the file cannot be read.
     """
     if isinstance(source, bytes):
-        return ModelSource(source, None, shapes or {})
+        return ModelSource(source, None, shapes or {}, signature=signature)
     path = Path(source)
     # Reading a device or a pipe might never end.
     with path.open("rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise InvalidArgument(f"{path}: not a regular file")
-        return ModelSource(_content(file), path, shapes or {})
+        return ModelSource(_content(file), path, shapes or {}, signature=signature)
 
 
 def _content(file: io.BufferedReader) -> FileContent:

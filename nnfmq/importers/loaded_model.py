@@ -56,6 +56,7 @@ class LoadedModel:
     """A model read from a file, ready for `Device.prepare`, and its inputs, outputs and states in the model's order.
 
     The inputs and outputs of `model` are these, followed by the states. `metadata` is None if the file has none.
+    `signatures` are the names of those in the file, for `nnfmq.load(file, signature=name)`.
     """
 
     model: Model
@@ -63,6 +64,7 @@ class LoadedModel:
     outputs: tuple[TensorInfo, ...]
     metadata: ModelMetadata | None = None
     states: tuple[StateInfo, ...] = ()
+    signatures: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         states = f", {len(self.states)} states" if self.states else ""

@@ -4,7 +4,7 @@
 
 The file is not trusted: time and memory are bounded by its size. A corrupt file raises InvalidArgument with the field
 and the byte offset. Unsupported operators and tensors raise UnsupportedModel, which lists all of them. The first
-subgraph is imported, with those that it calls. External buffers are not supported.
+subgraph or that of a signature is imported, with those that it calls. External buffers are not supported.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
+from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.importers.file_format import ModelSource, Shapes
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.loaded_model import LoadedModel
 from nnfmq.importers.problems import Problems
 from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator, read
 from nnfmq.importers.tflite_folding import Folding
+from nnfmq.importers.tflite_interface import FileSignature, read_signatures
 from nnfmq.importers.tflite_metadata import read_metadata
 from nnfmq.importers.tflite_operators import ConversionContext, convert_operator, live_operators
 from nnfmq.importers.tflite_operators.pruning import has_unknown_sizes
@@ -56,8 +58,35 @@ def import_model(source: ModelSource) -> LoadedModel:
     Raises:
         InvalidArgument: If the file is corrupt or uses an unsupported feature.
     """
+    if source.signature is not None:
+        return _import_signature(source, source.signature)
     file, (loaded, _, _) = _import_file(source)
-    return replace(loaded, metadata=read_metadata(file, source.data))
+    signatures = tuple(read_signatures(source.data))
+    return replace(loaded, metadata=read_metadata(file, source.data), signatures=signatures)
+
+
+def _import_signature(source: ModelSource, key: str) -> LoadedModel:
+    """Return a signature of a .tflite file as a model, whose inputs and outputs have the signature's names."""
+    read(source.data)  # verifies it
+    signatures = read_signatures(source.data)
+    if key not in signatures:
+        known = ", ".join(map(repr, signatures)) or "none"
+        raise InvalidArgument(f"there is no signature {key!r}; those of the file: {known}")
+    places: dict[str | int, int] = {name: place for place, name in enumerate(signatures[key].inputs)}
+    shapes = {places.get(name, name): shape for name, shape in source.shapes.items()}
+    _, (loaded, _, _) = _import_file(
+        replace(source, shapes=shapes), subgraph=signatures[key].subgraph, signature=signatures[key]
+    )
+    return replace(
+        loaded,
+        inputs=_named(loaded.inputs, signatures[key].inputs),
+        outputs=_named(loaded.outputs, signatures[key].outputs),
+        signatures=tuple(signatures),
+    )
+
+
+def _named(infos: Iterable[TensorInfo], names: Iterable[str]) -> tuple[TensorInfo, ...]:
+    return tuple(replace(info, name=name) for info, name in zip(infos, names, strict=True))
 
 
 def import_traced(source: ModelSource, *, keep_results: bool = False, subgraph: int = 0) -> TracedModel:
@@ -70,21 +99,30 @@ def import_traced(source: ModelSource, *, keep_results: bool = False, subgraph: 
     return TracedModel(loaded, context.known_shapes(), places, tuple(context.states()))
 
 
-def _import_file(source: ModelSource, *, keep_results: bool = False, subgraph: int = 0) -> tuple[TfliteFile, _Imported]:
+def _import_file(
+    source: ModelSource, *, keep_results: bool = False, subgraph: int = 0, signature: FileSignature | None = None
+) -> tuple[TfliteFile, _Imported]:
     """Import a file with the shapes that it states, or with those that follow from the inputs; in turn if one fails.
 
     The converter of TFLite states 1 for a dimension that it does not know, even if it follows from the inputs' shapes.
     Then the operators that compute sizes are needed; otherwise they are left out, because they may not be supported.
     """
-    file = read(source.data).subgraph(subgraph)
+    file = _open(source, subgraph, signature)
     with_sizes = has_unknown_sizes(file)
     try:
         return file, _import_once(file, source.shapes, keep_results, with_sizes)
     except UnsupportedModel:
-        file = read(source.data).subgraph(subgraph)
+        file = _open(source, subgraph, signature)
         with suppress(InvalidArgument):
             return file, _import_once(file, source.shapes, keep_results, not with_sizes)
         raise
+
+
+def _open(source: ModelSource, subgraph: int, signature: FileSignature | None) -> TfliteFile:
+    file = read(source.data).subgraph(subgraph)
+    if signature is not None:
+        file.inputs, file.outputs = tuple(signature.inputs.values()), tuple(signature.outputs.values())
+    return file
 
 
 def _import_once(file: TfliteFile, shapes: Shapes, keep_results: bool, with_sizes: bool) -> _Imported:

@@ -12,9 +12,17 @@ from typing import Any
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers import flatbuffer_verifier, tflite_schema
-from nnfmq.importers.file_format import FileContent, importer_of
+from nnfmq.importers.file_format import TFLITE_IMPORTER, FileContent, importer_of
 
-__all__ = ["FileOperator", "FileSignature", "FileSubgraph", "FileTensor", "TfliteInterface", "read_interface"]
+__all__ = [
+    "FileOperator",
+    "FileSignature",
+    "FileSubgraph",
+    "FileTensor",
+    "TfliteInterface",
+    "read_interface",
+    "read_signatures",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +85,15 @@ def read_interface(data: FileContent) -> TfliteInterface:
     Raises:
         InvalidArgument: If it is no .tflite file, or corrupt.
     """
-    if importer_of(data) != "nnfmq.importers.tflite":
+    if importer_of(data) != TFLITE_IMPORTER:
         raise InvalidArgument("this is no TensorFlow Lite file")
     flatbuffer_verifier.verify(data, tflite_schema.MODEL, tflite_schema.IDENTIFIER)
     return _InterfaceReader(data).read()
+
+
+def read_signatures(data: FileContent) -> dict[str, FileSignature]:
+    """Return the signatures of a verified .tflite file by key. Raises InvalidArgument if one is invalid."""
+    return _InterfaceReader(data).signatures()
 
 
 class _InterfaceReader:
@@ -99,8 +112,11 @@ class _InterfaceReader:
         subgraphs = tuple(self._subgraph(model.Subgraphs(index)) for index in range(model.SubgraphsLength()))
         if not subgraphs:
             raise InvalidArgument("0 subgraphs: a model has at least one")
-        signatures = (model.SignatureDefs(index) for index in range(model.SignatureDefsLength()))
-        return TfliteInterface(subgraphs, {self._text(raw.SignatureKey()): self._signature(raw) for raw in signatures})
+        return TfliteInterface(subgraphs, self.signatures())
+
+    def signatures(self) -> dict[str, FileSignature]:
+        signatures = (self._model.SignatureDefs(index) for index in range(self._model.SignatureDefsLength()))
+        return {self._text(raw.SignatureKey()): self._signature(raw) for raw in signatures}
 
     def _subgraph(self, raw: Any) -> FileSubgraph:
         tensors = tuple(self._tensor(raw.Tensors(index)) for index in range(raw.TensorsLength()))
