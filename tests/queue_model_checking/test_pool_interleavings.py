@@ -32,6 +32,7 @@ LARGE = [
     (PoolScenario(1, (TWO, AWAKE_ONLY, TWO), SPINNING), Machine.C11),
     (PoolScenario(1, (TWO, TWO), spurious=1), Machine.C11),
     (PoolScenario(1, (Launches(2, count=2),), QUICK_TO_SLEEP), Machine.C11),
+    (PoolScenario(2, (TWO,), QUICK_TO_SLEEP), Machine.VALUES),
 ]
 
 NEXT_RUN = PoolScenario(1, (TWO, ONE), QUICK_TO_SLEEP)

@@ -249,15 +249,23 @@ static inline void nnfmq_pool_divide(nnfmq_pool *pool, const nnfmq_launch *launc
     }
 }
 
-static inline void nnfmq_pool_launch(nnfmq_pool *pool, const nnfmq_launch *launch) {
+static inline void nnfmq_pool_open(nnfmq_pool *pool, const nnfmq_launch *launch) {
     nnfmq_pool_divide(pool, launch);
     atomic_fetch_add_explicit(&pool->epoch, 1, memory_order_seq_cst); /* SYNC region, busy, sleep */
     if (launch->parallelism == NNFMQ_PARALLEL_WAKE)
         nnfmq_pool_wake(pool);
-    nnfmq_pool_compute(pool, 0);
+}
+
+static inline void nnfmq_pool_close(nnfmq_pool *pool) {
     atomic_fetch_add_explicit(&pool->epoch, 1, memory_order_seq_cst); /* SYNC busy */
     for (int64_t t = 1; t <= pool->workers; t++)
         nnfmq_pool_await(&pool->ranges[t].busy);
+}
+
+static inline void nnfmq_pool_launch(nnfmq_pool *pool, const nnfmq_launch *launch) {
+    nnfmq_pool_open(pool, launch);
+    nnfmq_pool_compute(pool, 0);
+    nnfmq_pool_close(pool);
 }
 
 /* Runs the launches from `first` to before `last`. `scratch` has a buffer of `stride` bytes for each thread. Without a

@@ -22,6 +22,7 @@ from support.pool_explorer.replay import DONE, Access, Call, Library, Node, Prog
 __all__ = ["Launches", "PoolReport", "PoolScenario", "PoolViolation", "explore_pool"]
 
 _EAGAIN = 11
+_PARTS = ("open", "compute", "close")
 
 Thread = tuple[Node, int | None]
 """Where it is, and the futex word on which it sleeps."""
@@ -62,6 +63,11 @@ class PoolScenario:
     spurious: int = 0
     """How often a futex returns without a wake-up."""
 
+    @property
+    def workers_spin_during_runs(self) -> bool:
+        """Whether it matters to the workers that a run is in progress."""
+        return self.spins[1] > self.spins[0]
+
     def __str__(self) -> str:
         runs = ", ".join(map(str, self.runs)) or "none"
         returns = f", {self.spurious} spurious return" if self.spurious else ""
@@ -94,7 +100,8 @@ def explore_pool(
     """
     start = time.perf_counter()
     library, uses = build(folder, scenario.workers, scenario.spins, bugs), Uses()
-    _Search(library, scenario, Machine.VALUES, uses).walk(limit)
+    if machine is not Machine.VALUES:
+        _Search(library, scenario, Machine.VALUES, uses).walk(limit)
     search = _Search(library, scenario, machine, uses)
     search.walk(limit)
     search.check_that_all_can_end()
@@ -105,7 +112,9 @@ def _caller(library: Library, scenario: PoolScenario) -> Program:
     calls: list[Call] = []
     total = 0
     for number, run in enumerate(scenario.runs, 1):
-        calls.append(Call("explored_run", number, (run.items, run.count, run.parallelism)))
+        state = run.items, run.count, run.parallelism
+        is_whole = run.count > 1 or scenario.workers_spin_during_runs
+        calls += [Call(f"explored_{part}", number, state) for part in (("run",) if is_whole else _PARTS)]
         total += number * run.count
         calls.append(Call("explored_check", total, (min(one.items for one in scenario.runs), 0, 0)))
     calls.append(Call("explored_stop", 0, (0, 0, 0)))

@@ -49,6 +49,26 @@ int64_t explored_run(int64_t amount, int64_t *state) {
     return 0;
 }
 
+/* The parts of a launch, after each of which the search forgets what the caller has loaded. */
+int64_t explored_open(int64_t amount, int64_t *state) {
+    nnfmq_launch launch = {add, &explored_data, state[0], state[2]};
+    explored_data.amount = amount;
+    nnfmq_pool_open(&explored_pool, &launch);
+    return 0;
+}
+
+int64_t explored_compute(int64_t unused, int64_t *state) {
+    (void)unused, (void)state;
+    nnfmq_pool_compute(&explored_pool, 0);
+    return 0;
+}
+
+int64_t explored_close(int64_t unused, int64_t *state) {
+    (void)unused, (void)state;
+    nnfmq_pool_close(&explored_pool);
+    return 0;
+}
+
 /* The items that do not have the sum `expected`. */
 int64_t explored_check(int64_t expected, int64_t *state) {
     int64_t wrong = 0;
