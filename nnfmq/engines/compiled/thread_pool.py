@@ -24,7 +24,7 @@ from nnfmq.cpu_allowance import allowed_cpus
 if TYPE_CHECKING:
     from nnfmq.engines.compiled import _pypool
 
-__all__ = ["RECORD_WORDS", "Parallelism", "ThreadPool", "core_name", "default_thread_pool", "load"]
+__all__ = ["RECORD_WORDS", "Parallelism", "ThreadPool", "available", "core_name", "default_thread_pool", "load"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +55,11 @@ def load(name: str) -> PoolCore:
         ImportError: If there is no core of that name, or the compiled one is not built. The text has the remedy.
     """
     return cast(PoolCore, _CORES.load(name))
+
+
+def available() -> tuple[str, ...]:
+    """Return the names of the cores that can be loaded, the fastest first."""
+    return _CORES.available()
 
 
 core_name, core_reason = _CORES.choose()

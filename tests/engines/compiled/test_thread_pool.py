@@ -8,6 +8,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -77,12 +78,19 @@ def kernels() -> LoadedCode:
     return LoadedCode([compile_ir(KERNELS, host_target())])
 
 
+def with_workers(count: int) -> ThreadPool:
+    """Return a pool with the compiled core, whichever is active."""
+    if find_spec("nnfmq.engines.compiled._pool") is None:
+        pytest.skip("the compiled core is not built")
+    return ThreadPool(count, thread_pool.load("compiled"))
+
+
 @pytest.fixture
 def make_pool() -> Iterator[Callable[[int], ThreadPool]]:
     pools: list[ThreadPool] = []
 
     def make(worker_count: int) -> ThreadPool:
-        pools.append(ThreadPool(worker_count))
+        pools.append(with_workers(worker_count))
         return pools[-1]
 
     yield make
@@ -235,7 +243,7 @@ def test_every_work_item_is_computed_once_while_the_worker_count_changes(
 
 
 def test_worker_threads_keep_the_memory_that_they_use(kernels: LoadedCode) -> None:
-    pool = ThreadPool(1)
+    pool = with_workers(1)
     run_launches(pool, kernels.address("count"), [np.zeros(8, np.int64)], 8)
     reference = weakref.ref(pool)
     del pool
@@ -257,7 +265,7 @@ def test_without_the_compiled_core_the_calling_thread_computes_alone(kernels: Lo
 
 
 def test_a_core_runs_the_records_of_a_range(kernels: LoadedCode) -> None:
-    for name in ("compiled", "python"):
+    for name in thread_pool.available():
         counts = [np.zeros(8, np.int64) for _ in range(4)]
         records = np.array([[kernels.address("count"), count.ctypes.data, 8, 0] for count in counts], np.int64)
         thread_pool.load(name).LaunchCore().run(records.ctypes.data, 1, 3, 0, 0)
@@ -265,7 +273,7 @@ def test_a_core_runs_the_records_of_a_range(kernels: LoadedCode) -> None:
 
 
 def test_impossible_workers_are_rejected() -> None:
-    for name in ("compiled", "python"):
+    for name in thread_pool.available():
         module = thread_pool.load(name)
         core = module.LaunchCore()
         with pytest.raises(ValueError, match="workers"):
