@@ -131,4 +131,5 @@ CONVERTERS: dict[str, Callable[[Node], None]] = {
     "Scatter": _scatter_elements,
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,
+    "com.microsoft.GatherND": _gather_nd,
 }

@@ -302,4 +302,6 @@ CONVERTERS: dict[str, Callable[[Node], None]] = {
     "Transpose": _transpose,
     "Trilu": _trilu,
     "Unsqueeze": _unsqueeze,
+    "com.microsoft.Pad": _pad,
+    "com.microsoft.Trilu": _trilu,
 }
