@@ -75,7 +75,9 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[[Model], None]:
             tuple(operand_info(operands[index], f"operand {index}") for index in indexes)
             for indexes in (model.main.input_indexes, model.main.output_indexes)
         )
-        monkeypatch.setattr(nnfmq, "load", lambda path, shapes: LoadedModel(model, inputs, outputs), raising=False)
+        monkeypatch.setattr(
+            nnfmq, "load", lambda path, shapes, signature: LoadedModel(model, inputs, outputs), raising=False
+        )
 
     return hold
 
