@@ -1,7 +1,8 @@
 """Checks of an application's arrays against a model's inputs and outputs.
 
 An array must have the shape and the dtype of its tensor. An input's batch dimension of 1 may be missing. Only
-conversions within a kind, such as float64 to float32, are made (NumPy's `same_kind` casting).
+conversions within a kind, such as float64 to float32, are made (NumPy's `same_kind` casting), and integers must be in
+the range of the tensor's type.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def checked_array(info: TensorInfo, value: ArrayLike) -> Array:
     A missing batch dimension of 1 is added.
 
     Raises:
-        InvalidArgument: If `value` is not an array, or has another shape or an incompatible dtype.
+        InvalidArgument: If `value` is not an array, has another shape or an incompatible dtype, or contains an integer
+            that the input's type cannot represent.
     """
     try:
         array = np.asarray(value)
@@ -50,9 +52,25 @@ def checked_array(info: TensorInfo, value: ArrayLike) -> Array:
         raise InvalidArgument(
             f"input {info.name!r} has shape {format_shape(wanted)}; the given array has {format_shape(shape)}"
         )
-    if array.dtype != info.dtype and not np.can_cast(array.dtype, info.dtype, "same_kind"):
-        raise InvalidArgument(f"input {info.name!r} holds {info.dtype}; the given array is {array.dtype}")
+    if array.dtype != info.dtype:
+        _check_conversion(info, array)
     return array
+
+
+def _check_conversion(info: TensorInfo, array: Array) -> None:
+    """Raise InvalidArgument if the conversion to `info.dtype` would change values of `array` by more than rounding."""
+    if not np.can_cast(array.dtype, info.dtype, "same_kind"):
+        raise InvalidArgument(f"input {info.name!r} holds {info.dtype}; the given array is {array.dtype}")
+    if not array.size or not (np.issubdtype(array.dtype, np.integer) and np.issubdtype(info.dtype, np.integer)):
+        return
+    limits = np.iinfo(info.dtype)
+    lowest, highest = int(array.min()), int(array.max())
+    if lowest < limits.min or highest > limits.max:
+        value = lowest if lowest < limits.min else highest
+        raise InvalidArgument(
+            f"input {info.name!r} holds {info.dtype} ({limits.min} to {limits.max}); "
+            f"the given {array.dtype} array contains {value}"
+        )
 
 
 def checked_arrays(infos: Sequence[TensorInfo], values: Sequence[ArrayLike]) -> list[Array]:

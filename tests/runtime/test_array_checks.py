@@ -16,6 +16,7 @@ PIXELS = TensorInfo("pixels", (5,), "uint8")
 OPEN = TensorInfo("open", (0, 3), "float32")
 FACTOR = TensorInfo("factor", (), "float32")
 SCALAR = TensorInfo("n", (), "int64", is_scalar=True)
+TOKENS = TensorInfo("tokens", (2,), "int32")
 
 
 @pytest.mark.parametrize(
@@ -29,8 +30,10 @@ SCALAR = TensorInfo("n", (), "int64", is_scalar=True)
         (PIXELS, np.zeros(5, np.uint8)),
         (OPEN, np.zeros((9, 3), np.float32)),
         (FACTOR, 2.5),
+        (TOKENS, np.array([-(2**31), 2**31 - 1], np.int64)),
+        (TOKENS, np.array([0, 65535], np.uint16)),
     ],
-    ids=["float32", "float64", "float16", "list", "strided", "uint8", "open extent", "scalar"],
+    ids=["float32", "float64", "float16", "list", "strided", "uint8", "open extent", "scalar", "int64", "uint16"],
 )
 def test_an_array_that_fits_is_accepted(info: TensorInfo, value: Any) -> None:
     np.testing.assert_array_equal(array_checks.checked_array(info, value), np.asarray(value))
@@ -70,6 +73,12 @@ def test_no_other_dimension_is_added(shape: tuple[int, ...]) -> None:
         (IMAGE, np.zeros((1, 2, 3), np.complex64), "input 'image' holds float32; the given array is complex64"),
         (IMAGE, np.full((1, 2, 3), "x"), "input 'image' holds float32; the given array is <U1"),
         (IMAGE, [[[1, 2, 3], [4, 5]]], "input 'image' is no array: "),
+        (
+            TOKENS,
+            [2**31, 0],
+            r"'tokens' holds int32 \(-2147483648 to 2147483647\); the given int64 array contains 2147483648",
+        ),
+        (TOKENS, [0, -(2**31) - 1], "the given int64 array contains -2147483649"),
     ],
 )
 def test_an_array_that_does_not_fit_is_rejected_with_both_shapes_and_types(
