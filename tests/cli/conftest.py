@@ -100,7 +100,7 @@ class Fake(Managed):
         self.connected.append((path, embedded))
         return self
 
-    def load(self, path: object, *, shapes: object = None) -> Self:
+    def load(self, path: object, *, shapes: object = None, signature: str | None = None) -> Self:
         return self
 
     def extension(self, name: str) -> ExtensionData:
