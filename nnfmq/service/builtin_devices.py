@@ -137,9 +137,9 @@ class CompiledDevice(InterpreterDevice):
 
     def restore(self, contents: CacheContents) -> tuple[Model, PreparedProgram]:
         """Link the saved code, without validating, packing or generating anything."""
-        from nnfmq.engines.compiled.partition import prepare
+        from nnfmq.engines.compiled.compiled_artifact import prepare_cached
 
-        return interpreter_cache_format.decode_program(contents, prepare)
+        return interpreter_cache_format.decode_program(contents, prepare_cached)
 
 
 def _link(entry: program_cache.CacheEntry, model: Model, packed: PackedConstants) -> PreparedProgram | None:
@@ -147,10 +147,10 @@ def _link(entry: program_cache.CacheEntry, model: Model, packed: PackedConstants
 
     If it cannot be linked, remove the entry (otherwise the model could never be prepared again) and return None.
     """
-    from nnfmq.engines.compiled.partition import prepare
+    from nnfmq.engines.compiled.compiled_artifact import prepare_cached  # not all the lowering rules and kernels
 
     try:
-        return prepare(model, packed)
+        return prepare_cached(model, packed)
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001  the linker's errors too: the model is compiled again

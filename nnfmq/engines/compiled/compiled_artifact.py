@@ -4,11 +4,14 @@ An artifact is a list of arrays: the partitions' plans as msgpack, all constants
 Preparation from an artifact restores the partitions, and prepares only the operations without kernels, with the shapes
 that were known. An artifact is valid for this build of nnfmq, one target and one model. The caller that stores it
 checks that.
+
+This module imports neither lowering rules nor kernels: a driver that links a cached program starts faster without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,12 +21,13 @@ from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionPlan, PlannedLaunch
 from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.thread_pool import Parallelism, default_thread_pool
+from nnfmq.engines.control_flow import reachable_subgraphs
 from nnfmq.engines.execution import ExecutionFrame, StepFunction
-from nnfmq.engines.interpreter import Program, SubgraphPreparation, load_constant
+from nnfmq.engines.interpreter import Program, SubgraphPreparation, load_constant, prepare_with
 from nnfmq.hal.types import Model, Operation, Subgraph
 from nnfmq.operations.signature import Array
 
-__all__ = ["CachedPreparation", "CompiledArtifact", "load_partitions"]
+__all__ = ["CachedPreparation", "CompiledArtifact", "load_partitions", "prepare_cached"]
 
 
 class _StoredLaunch(msgspec.Struct, frozen=True, array_like=True):
@@ -122,6 +126,18 @@ def load_partitions(artifact: CompiledArtifact, first_slot: int) -> list[Compile
     code = LoadedCode([array.tobytes() for array in artifact.object_code])
     plans = [plan for _, _, plan in artifact.partitions]
     return [CompiledPartition(plan, artifact.constants, code, pool, first_slot + n) for n, plan in enumerate(plans)]
+
+
+def prepare_cached(model: Model, prepacked: Sequence[tuple[Array, ...]]) -> Program:
+    """Return a Program that executes the main subgraph of `model`, without lowering or compiling anything.
+
+    `prepacked` is `Program.prepacked` of an earlier Program of the same model, build and target: machine code of the
+    main subgraph and of each that it calls, and prepacked weights.
+    """
+    count = 1 + len(set[int]().union(*(reachable_subgraphs(model, operation) for operation in model.main.operations)))
+    program = prepare_with(partial(CachedPreparation, artifacts=iter(prepacked[:count])), model, prepacked[count:])
+    program.prepacked = tuple(prepacked)
+    return program
 
 
 class CachedPreparation(SubgraphPreparation):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines.compiled.compiled_artifact import CachedPreparation, CompiledArtifact, load_partitions
+from nnfmq.engines.compiled.compiled_artifact import CompiledArtifact, load_partitions, prepare_cached
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.jit import Compile, Kernel
 from nnfmq.engines.compiled.local_compilation import compile_in_process
@@ -42,7 +42,6 @@ from nnfmq.engines.compiled.memory_plan import (
     plan_partition,
 )
 from nnfmq.engines.compiled.target import Target, host_target
-from nnfmq.engines.control_flow import reachable_subgraphs
 from nnfmq.engines.execution import StepFunction
 from nnfmq.engines.interpreter import Program, SubgraphPreparation, prepare_with
 from nnfmq.engines.resolved_operation import ResolvedOp
@@ -81,16 +80,12 @@ def prepare(
 ) -> Program:
     """Return a Program that executes the main subgraph of `model`, as `interpreter.prepare` does.
 
-    `prepacked` is `Program.prepacked` of an earlier Program of the same model, build and target: machine code of the
-    main subgraph and of each that it calls, and prepacked weights, so that nothing is lowered or compiled. Otherwise
-    `compile` compiles the kernels; an exception that it raises ends the preparation.
+    `prepacked` is `Program.prepacked` of an earlier Program of the same model, build and target, which `prepare_cached`
+    links. Otherwise `compile` compiles the kernels; an exception that it raises ends the preparation.
     """
-    if prepacked is None:
-        return prepare_with(partial(CompiledPreparation, compile=compile, artifacts=[]), model)
-    count = 1 + len(set[int]().union(*(reachable_subgraphs(model, operation) for operation in model.main.operations)))
-    program = prepare_with(partial(CachedPreparation, artifacts=iter(prepacked[:count])), model, prepacked[count:])
-    program.prepacked = tuple(prepacked)
-    return program
+    if prepacked is not None:
+        return prepare_cached(model, prepacked)
+    return prepare_with(partial(CompiledPreparation, compile=compile, artifacts=[]), model)
 
 
 @dataclass(frozen=True, slots=True)
