@@ -112,7 +112,7 @@ def pages() -> dict[str, str]:
 
 def families() -> dict[str, list[Declaration]]:
     """Return the declarations by the name of their module."""
-    return {name: list(declarations) for name, declarations in operations.FAMILIES.items()}
+    return {name: list(operations.family(name)) for name in operations.FAMILIES}
 
 
 def constraints(family: str, declaration: Declaration) -> dict[str, str | None]:

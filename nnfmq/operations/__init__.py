@@ -2,63 +2,82 @@
 
 A declaration (see `signature`) is everything that nnfmq knows about an operation: parameter lists, types by feature
 level, shape rule, kernels. Validation, the interpreter and the compiling engine all read it. A module holds one family
-of the HAL's operations; `tflite_extension` has those of the built-in extension, and `extensions` adds those of vendors.
+of the HAL's operations and is imported when one of them is first used; `tflite_extension` has the families of the
+built-in extension, and `extensions` adds the operations of vendors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.extensions import install
-from nnfmq.operations.registry import REGISTRY
+from nnfmq.operations.registry import REGISTRY, Declarations
 from nnfmq.operations.signature import Declaration
-from nnfmq.operations.tflite_extension import EXTENSION
+from nnfmq.operations.tflite_extension import install_families
 
-__all__ = ["FAMILIES", "HAL_DECLARATIONS", "REGISTRY", "Declaration"]
+__all__ = ["FAMILIES", "HAL_DECLARATIONS", "REGISTRY", "Declaration", "family", "load_all"]
 
-_MODULES = (
-    "activation",
-    "batch_matmul",
-    "binary_arithmetic",
-    "bounding_boxes",
-    "comparison",
-    "convolution",
-    "detection",
-    "fill_rank",
-    "fully_connected",
-    "gather_topk",
-    "grouped_conv",
-    "if_while",
-    "keypoints",
-    "l2_lrn_instance_norm",
-    "lstm",
-    "min_max_select",
-    "multinomial",
-    "padding",
-    "permute",
-    "pool_2d",
-    "projection",
-    "quantize_cast",
-    "quantized_16bit_lstm",
-    "quantized_lstm",
-    "reduce_argmax",
-    "reshape_concat",
-    "resizing",
-    "rnn_svdf",
-    "roi",
-    "slicing",
-    "softmax",
-    "space_depth_batch",
-    "transpose_conv",
-    "unary",
-)
-
-FAMILIES: dict[str, tuple[Declaration, ...]] = {
-    name: import_module(f"{__name__}.{name}").DECLARATIONS for name in _MODULES
+FAMILIES: Mapping[str, str] = {
+    "activation": "RELU RELU1 RELU6 LOGISTIC TANH ELU HARD_SWISH PRELU",
+    "batch_matmul": "BATCH_MATMUL",
+    "binary_arithmetic": "ADD SUB MUL DIV POW",
+    "bounding_boxes": "AXIS_ALIGNED_BBOX_TRANSFORM GENERATE_PROPOSALS",
+    "comparison": "EQUAL GREATER GREATER_EQUAL LESS LESS_EQUAL NOT_EQUAL LOGICAL_AND LOGICAL_OR LOGICAL_NOT",
+    "convolution": "CONV_2D DEPTHWISE_CONV_2D",
+    "detection": "BOX_WITH_NMS_LIMIT DETECTION_POSTPROCESSING",
+    "fill_rank": "FILL RANK",
+    "fully_connected": "FULLY_CONNECTED",
+    "gather_topk": "GATHER EMBEDDING_LOOKUP HASHTABLE_LOOKUP TOPK_V2",
+    "grouped_conv": "GROUPED_CONV_2D",
+    "if_while": "IF WHILE",
+    "keypoints": "HEATMAP_MAX_KEYPOINT",
+    "l2_lrn_instance_norm": "L2_NORMALIZATION LOCAL_RESPONSE_NORMALIZATION INSTANCE_NORMALIZATION",
+    "lstm": "LSTM UNIDIRECTIONAL_SEQUENCE_LSTM BIDIRECTIONAL_SEQUENCE_LSTM",
+    "min_max_select": "MAXIMUM MINIMUM SELECT",
+    "multinomial": "RANDOM_MULTINOMIAL",
+    "padding": "PAD PAD_V2 MIRROR_PAD",
+    "permute": "TRANSPOSE REVERSE TILE CHANNEL_SHUFFLE",
+    "pool_2d": "AVERAGE_POOL_2D L2_POOL_2D MAX_POOL_2D",
+    "projection": "LSH_PROJECTION",
+    "quantize_cast": "QUANTIZE DEQUANTIZE CAST",
+    "quantized_16bit_lstm": "QUANTIZED_16BIT_LSTM",
+    "quantized_lstm": "QUANTIZED_LSTM",
+    "reduce_argmax": "MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD REDUCE_SUM ARGMAX ARGMIN",
+    "reshape_concat": "RESHAPE SQUEEZE EXPAND_DIMS CONCATENATION PACK",
+    "resizing": "RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR",
+    "rnn_svdf": "RNN UNIDIRECTIONAL_SEQUENCE_RNN BIDIRECTIONAL_SEQUENCE_RNN SVDF",
+    "roi": "ROI_ALIGN ROI_POOLING",
+    "slicing": "SLICE STRIDED_SLICE SPLIT",
+    "softmax": "SOFTMAX LOG_SOFTMAX",
+    "space_depth_batch": "DEPTH_TO_SPACE SPACE_TO_DEPTH BATCH_TO_SPACE_ND SPACE_TO_BATCH_ND",
+    "transpose_conv": "TRANSPOSE_CONV_2D",
+    "unary": "ABS NEG EXP LOG SIN SQRT RSQRT FLOOR",
 }
-HAL_DECLARATIONS: dict[OperationType, Declaration] = {
-    declaration.code: declaration for declarations in FAMILIES.values() for declaration in declarations
-}
-REGISTRY.update(HAL_DECLARATIONS)
-install(EXTENSION)
+"""The names of each family's operations, by its module."""
+
+HAL_DECLARATIONS = Declarations()
+"""The declarations of the HAL's operations: `REGISTRY` without those of extensions."""
+
+
+def family(name: str) -> tuple[Declaration, ...]:
+    """Return the declarations of a family of the HAL, and import its module."""
+    declarations: tuple[Declaration, ...] = import_module(f"{__name__}.{name}").DECLARATIONS
+    return declarations
+
+
+def load_all() -> None:
+    """Import all families, for a process that forks others: they share what it has imported."""
+    for code in REGISTRY:
+        REGISTRY[code]
+
+
+def _by_code(name: str) -> list[tuple[OperationType, Declaration]]:
+    return [(declaration.code, declaration) for declaration in family(name)]
+
+
+for _family, _names in FAMILIES.items():
+    for _table in (REGISTRY, HAL_DECLARATIONS):
+        _table.add_family([OperationType[name] for name in _names.split()], partial(_by_code, _family))
+install_families()

@@ -10,8 +10,9 @@ The service decides which plug-ins a driver installs. Source: HAL 1.2, extension
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -40,6 +41,7 @@ __all__ = [
     "define_operation",
     "define_type",
     "install",
+    "install_families",
     "to_local_prefixes",
     "uses_plugins",
 ]
@@ -81,6 +83,7 @@ class VendorExtension:
     """A complete extension: the object that a plug-in's entry point refers to.
 
     `declarations` use codes from `define_type` and `define_operation` for the extension's own types and operations.
+    Those of an extension in families, which `install_families` installs, are in `REGISTRY` only.
     """
 
     name: str
@@ -109,14 +112,32 @@ def install(extension: VendorExtension) -> None:
         raise InvalidArgument(f"extension {extension.name} is already installed")
     _require_own(extension)
     local = _LocalPrefix(extension.name, _numbers.prefix(extension.name))
-    types = {local.register(element.type): element for element in extension.types}
+    types = local.types(extension.types)
     operations = {local.register(declaration.code): declaration for declaration in extension.declarations}
-    elements = {code: element.information for code, element in types.items()}
-    dtypes = {code: np.dtype(element.dtype) for code, element in types.items()}
     declarations = {code: local.declaration(declaration) for code, declaration in operations.items()}
-    EXTENSION_TYPES.update(elements)  # everything that can raise is above
-    NUMPY_TYPES.update(dtypes)
+    _add(extension, types)  # everything that can raise is above
     REGISTRY.update(declarations)
+
+
+def install_families(
+    name: str,
+    types: tuple[ExtensionType, ...],
+    families: Iterable[tuple[Callable[[], Iterable[Declaration]], Iterable[OperationType]]],
+) -> None:
+    """Add the extension of this build; `families` are the functions that import them, with their codes.
+
+    A function is called when one of its declarations is first read. Tests check what `install` checks.
+    """
+    local = _LocalPrefix(name, _numbers.prefix(name))
+    _add(VendorExtension(name, types, ()), local.types(types))
+    for load, codes in families:
+        REGISTRY.add_family([local.register(code) for code in codes], partial(local.declarations, load))
+
+
+def _add(extension: VendorExtension, types: Mapping[OperandType, ExtensionType]) -> None:
+    """Add an extension and its types, by their codes in this process."""
+    EXTENSION_TYPES.update({code: element.information for code, element in types.items()})
+    NUMPY_TYPES.update({code: np.dtype(element.dtype) for code, element in types.items()})
     INSTALLED[extension.name] = extension
 
 
@@ -161,6 +182,15 @@ class _LocalPrefix:
         """Register the name of a code that the extension declares; return the code with this process's prefix."""
         _names[type(own), int(self.code(own))] = f"{self.name}.{own.name}"
         return self.code(own)
+
+    def types(self, types: Iterable[ExtensionType]) -> dict[OperandType, ExtensionType]:
+        """Register the names of types; return the types by their codes with this process's prefix."""
+        return {self.register(element.type): element for element in types}
+
+    def declarations(self, load: Callable[[], Iterable[Declaration]]) -> list[tuple[OperationType, Declaration]]:
+        """Return the declarations that `load` returns by their codes, with this process's prefix."""
+        found = map(self.declaration, load())
+        return [(declaration.code, declaration) for declaration in found]
 
     def declaration(self, declaration: Declaration) -> Declaration:
         """Return a declaration with this process's prefix in all its codes."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from nnfmq.channel import Channel
 from nnfmq.memory import Memory
+from nnfmq.operations import load_all
 from nnfmq.service import compile_jobs, extension_plugins, installation
 from nnfmq.service.caching import shared_cache_client
 from nnfmq.service.device_configuration import DeviceEntry
@@ -65,6 +66,7 @@ class WorkerSetup:
 
 def preload() -> None:
     """Do once, in the supervisor, what every worker would do again. Importing this module is a part of it."""
+    load_all()
     with suppress(ImportError, OSError):  # the compiling engine may be unable to run on this machine
         import nnfmq.engines.compiled.partition  # noqa: F401  everything that prepares a model, except LLVM
         from nnfmq.engines.compiled.kernel_serialization import kernel_types

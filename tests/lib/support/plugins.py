@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +60,7 @@ def path_with(site: Path) -> dict[str, str]:
 @contextmanager
 def tables_as_they_were() -> Iterator[None]:
     """Let a block install extensions in this process; afterwards it knows those that it knew before."""
-    tables: list[dict[Any, Any]] = [extensions.INSTALLED, EXTENSION_TYPES, NUMPY_TYPES, REGISTRY]
+    tables: list[MutableMapping[Any, Any]] = [extensions.INSTALLED, EXTENSION_TYPES, NUMPY_TYPES, REGISTRY]
     before = [dict(table) for table in tables]
     try:
         yield
