@@ -153,7 +153,7 @@ class TfliteOperation(IntEnum):
     LEFT_SHIFT = 164
     ROUND_TO_FORMAT = 165
 
-    # 200 to 255: operations of the HAL for more types and ranks, which `wider_operations` selects
+    # 200 to 226: operations of the HAL for more types and ranks, which `wider_operations` selects
     ADD = 200
     SUB = 201
     MUL = 202
@@ -181,6 +181,16 @@ class TfliteOperation(IntEnum):
     REDUCE_SUM = 224
     REDUCE_PROD = 225
     CAST = 226
+
+    # 227 to 240: Q8_X is TFLite's X on 8-bit tensors, where the HAL has none, or another one
+    Q8_CLAMP = 227
+    Q8_ABS = 228
+    Q8_NEG = 229
+    Q8_SQRT = 230
+    Q8_RSQRT = 231
+    Q8_LOG = 232
+    Q8_EXP = 233
+    Q8_ELU = 234
 
     # 256 to 287: operations for weights of 8 bits and inputs of floats. HYBRID_X is the HAL's X
     DYNAMIC_QUANTIZE = 256

@@ -24,9 +24,10 @@ from nnfmq.importers.tflite_operators.conversion import (
 from nnfmq.importers.tflite_operators.data_movement_ops import broadcast
 from nnfmq.importers.tflite_operators.options import (
     activation,
+    are_quantized,
     dequantized,
+    emit_clamp,
     emit_dequantized,
-    emit_same_quantization,
     no_activation,
     passthrough,
 )
@@ -35,6 +36,7 @@ __all__ = ["CONVERTERS"]
 
 Apply: TypeAlias = Callable[[ConversionContext, TfliteOperator], None]
 _LAST_AXIS = -1
+_BOUNDS = {OperationType.RELU: (0.0, math.inf), OperationType.RELU1: (-1.0, 1.0), OperationType.RELU6: (0.0, 6.0)}
 
 
 def _dequantizing(operation_type: OperationType) -> Apply:
@@ -53,9 +55,33 @@ def _intermediate(context: ConversionContext, operator: TfliteOperator) -> int:
     return context.builder.operand(Operand(kind, y.shape))
 
 
+def _eight_bit_or(operation: TfliteOperation, other: Apply) -> Apply:
+    """Return the converter of TFLite's operation on 8-bit tensors, and of `other` for all other types."""
+
+    def convert(context: ConversionContext, operator: TfliteOperator) -> None:
+        if not are_quantized(context, *operator.inputs, *operator.outputs):
+            return other(context, operator)
+        return context.emit(operation_code(operation), operator, *map(context.value, operator.inputs))
+
+    return convert
+
+
+def _neg(context: ConversionContext, operator: TfliteOperator) -> None:
+    """Convert to TFLite's NEG of stored values where that is the negative of the real ones."""
+    tensors = [context.file.tensor(index) for index in (*operator.inputs, *operator.outputs)]
+    symmetric = {(tensor.type, tensor.scale, tensor.zero_point) for tensor in tensors}
+    if len(symmetric) == 1 and tensors[0].type in QUANTIZED_TYPES and tensors[0].zero_point == 0:
+        return context.emit(operation_code(TfliteOperation.Q8_NEG), operator, context.value(operator.inputs[0]))
+    return _dequantizing(OperationType.NEG)(context, operator)
+
+
 def _clamp(operation_type: OperationType) -> Apply:
     def convert(context: ConversionContext, operator: TfliteOperator) -> None:
-        emit_same_quantization(context, operator, operation_type)
+        x, y = context.file.tensor(operator.inputs[0]), context.file.tensor(operator.outputs[0])
+        differ = (x.scale, x.zero_point) != (y.scale, y.zero_point)
+        if differ and are_quantized(context, x.index, y.index):
+            return emit_clamp(context, operator, *_BOUNDS[operation_type])
+        return context.emit(operation_type, operator, context.value(x.index))
 
     return convert
 
@@ -228,8 +254,8 @@ def _cast(context: ConversionContext, operator: TfliteOperator) -> None:
 
 _ONE, _TWO, _THREE = range(1, 2), range(2, 3), range(3, 4)
 _MANY = range(2, 1 << 16)
-_UNARY = ("HARD_SWISH", "LOGICAL_NOT", "LOGISTIC", "RSQRT", "TANH")
-_UNARY_OF_REALS = ("ABS", "EXP", "FLOOR", "LOG", "NEG", "SIN", "SQRT")
+_UNARY = ("HARD_SWISH", "LOGICAL_NOT", "LOGISTIC", "TANH")
+_UNARY_OF_REALS = ("ABS", "EXP", "LOG", "SQRT")
 _BINARY = (
     "EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "LOGICAL_AND", "LOGICAL_OR", "MAXIMUM", "MINIMUM",
     "NOT_EQUAL", "POW", "PRELU",
@@ -237,7 +263,11 @@ _BINARY = (
 
 CONVERTERS: dict[str, OpConverter] = {
     **{name: OpConverter(_ONE, passthrough(OperationType[name])) for name in _UNARY},
-    **{name: OpConverter(_ONE, _dequantizing(OperationType[name])) for name in _UNARY_OF_REALS},
+    **{
+        name: OpConverter(_ONE, _eight_bit_or(TfliteOperation[f"Q8_{name}"], _dequantizing(OperationType[name])))
+        for name in _UNARY_OF_REALS
+    },
+    **{name: OpConverter(_ONE, _dequantizing(OperationType[name])) for name in ("FLOOR", "SIN")},
     **{name: OpConverter(_TWO, passthrough(OperationType[name])) for name in _BINARY},
     **{
         name: OpConverter(_TWO, _with_activation(OperationType[name]), f"{name.title()}Options")
@@ -248,7 +278,7 @@ CONVERTERS: dict[str, OpConverter] = {
     "CEIL": OpConverter(_ONE, _ceil),
     "DEQUANTIZE": OpConverter(_ONE, _dequantize),
     "DIV": OpConverter(_TWO, _div, "DivOptions"),
-    "ELU": OpConverter(_ONE, _elu),
+    "ELU": OpConverter(_ONE, _eight_bit_or(TfliteOperation.Q8_ELU, _elu)),
     "FLOOR_DIV": OpConverter(_TWO, _floor_div),
     "L2_NORMALIZATION": OpConverter(_ONE, _l2_normalization, "L2NormOptions"),
     "LEAKY_RELU": OpConverter(_ONE, _leaky_relu, "LeakyReluOptions", True),
@@ -257,9 +287,11 @@ CONVERTERS: dict[str, OpConverter] = {
     ),
     "LOG_SOFTMAX": OpConverter(_ONE, _log_softmax),
     "QUANTIZE": OpConverter(_ONE, _quantize),
+    "NEG": OpConverter(_ONE, _neg),
     "RELU": OpConverter(_ONE, _clamp(OperationType.RELU)),
     "RELU6": OpConverter(_ONE, _clamp(OperationType.RELU6)),
     "RELU_N1_TO_1": OpConverter(_ONE, _clamp(OperationType.RELU1)),
+    "RSQRT": OpConverter(_ONE, _eight_bit_or(TfliteOperation.Q8_RSQRT, passthrough(OperationType.RSQRT))),
     "SELECT": OpConverter(_THREE, _select),
     "SELECT_V2": OpConverter(_THREE, _select),
     "SOFTMAX": OpConverter(_ONE, _softmax, "SoftmaxOptions", True),

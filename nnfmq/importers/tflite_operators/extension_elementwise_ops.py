@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -12,7 +13,7 @@ from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import LifeTime, Operand, OperandType
 from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
 from nnfmq.importers.tflite_operators.conversion import FLOAT_TYPES, ConversionContext, OpConverter
-from nnfmq.importers.tflite_operators.options import dequantized, emit_dequantized
+from nnfmq.importers.tflite_operators.options import emit_clamp
 
 __all__ = ["CONVERTERS", "of_inputs"]
 
@@ -52,21 +53,21 @@ def _vector(context: ConversionContext, like: TfliteTensor, value: float) -> int
 
 
 def _relu_0_to_1(context: ConversionContext, operator: TfliteOperator) -> None:
-    """Convert to MAXIMUM with 0 and MINIMUM with 1; in floats if the output is quantized in another way."""
+    """Convert to MAXIMUM with 0 and MINIMUM with 1, or to CLAMP if the output is quantized in another way."""
     x, y = context.file.tensor(operator.inputs[0]), context.file.tensor(operator.outputs[0])
-    same = (x.scale, x.zero_point) == (y.scale, y.zero_point)
-    value = context.value(x.index) if same else dequantized(context, x.index)
-    operand = context.builder[value]
-    if not same or x.type in FLOAT_TYPES:
-        low, high = (_real(context, operand.type, bound) for bound in (0.0, 1.0))
+    if (x.scale, x.zero_point) != (y.scale, y.zero_point):
+        return emit_clamp(context, operator, 0.0, 1.0)
+    if x.type in FLOAT_TYPES:
+        low, high = (_real(context, x.type, bound) for bound in (0.0, 1.0))
     else:
-        top = min(x.zero_point + round(1 / x.scale), np.iinfo(_STORAGE[x.type]).max)
+        steps = math.floor(np.float32(1) / np.float32(x.scale) + 0.5)
+        top = min(x.zero_point + steps, np.iinfo(_STORAGE[x.type]).max)
         low, high = _vector(context, x, x.zero_point), _vector(context, x, top)
+    value = context.value(x.index)
+    operand = context.builder[value]
     positive = context.builder.operand(Operand(operand.type, operand.dimensions, operand.scale, operand.zero_point))
     context.builder.operation(OperationType.MAXIMUM, [value, low], positive)
-    if same:
-        return context.emit(OperationType.MINIMUM, operator, positive, high)
-    return emit_dequantized(context, operator, OperationType.MINIMUM, positive, high)
+    return context.emit(OperationType.MINIMUM, operator, positive, high)
 
 
 def _real(context: ConversionContext, kind: OperandType, value: float) -> int:

@@ -16,9 +16,11 @@ from nnfmq.importers.tflite_operators.conversion import QUANTIZED_TYPES, Convers
 
 __all__ = [
     "activation",
+    "are_quantized",
     "dequantized",
     "dilation",
     "dynamically_quantized",
+    "emit_clamp",
     "emit_dequantized",
     "emit_reshape",
     "emit_same_quantization",
@@ -137,6 +139,19 @@ def emit_dequantized(
     real = context.builder.operand(Operand(OperandType.TENSOR_FLOAT32, y.shape or shape))
     context.builder.operation(operation_type, inputs, real)
     return context.emit(OperationType.QUANTIZE, operator, real, shape=shape)
+
+
+def are_quantized(context: ConversionContext, *tensors: int) -> bool:
+    """Return True if all tensors have the same type of 8 bits, as TFLite's operators on them require."""
+    types = {context.file.tensor(index).type for index in tensors}
+    return len(types) == 1 and types <= set(QUANTIZED_TYPES)
+
+
+def emit_clamp(context: ConversionContext, operator: TfliteOperator, low: float, high: float) -> None:
+    """Add the operation that limits 8-bit values and converts them to the output's quantization."""
+    kind = OperandType.TENSOR_FLOAT32
+    bounds = [context.builder.float_scalar(kind, bound) for bound in (low, high)]
+    context.emit(operation_code(TfliteOperation.Q8_CLAMP), operator, context.value(operator.inputs[0]), *bounds)
 
 
 def emit_same_quantization(

@@ -22,6 +22,7 @@ EXTENSION_FAMILIES: Mapping[str, str] = {
     "custom_images": "MAX_POOL_WITH_ARGMAX MAX_UNPOOL",
     "dynamic_quantization": "DYNAMIC_QUANTIZE",
     "dynamic_sizes": "RANGE SHAPE WHERE UNIQUE",
+    "eight_bit_functions": "Q8_CLAMP Q8_ABS Q8_NEG Q8_SQRT Q8_RSQRT Q8_LOG Q8_EXP Q8_ELU",
     "element_indexing": "GATHER_ELEMENTS SCATTER_ELEMENTS SCATTER_ND_UPDATE",
     "hybrid_recurrent": (
         "HYBRID_LSTM HYBRID_UNIDIRECTIONAL_SEQUENCE_LSTM HYBRID_BIDIRECTIONAL_SEQUENCE_LSTM HYBRID_RNN "

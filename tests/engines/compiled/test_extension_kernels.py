@@ -60,3 +60,14 @@ def test_16_bits_are_moved_by_kernels(
 ) -> None:
     given, out = (Operand(OperandType.TENSOR_QUANT16_SYMM, extents, 0.1) for extents in (shape, result))
     assert_kernels_agree(declared(one_operation(SIXTEEN_BIT[code], [given, *arguments], out)))
+
+
+@pytest.mark.parametrize("kind", [OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED])
+@pytest.mark.parametrize(
+    ("name", "attributes"),
+    [(f"Q8_{name}", []) for name in ("ABS", "NEG", "SQRT", "RSQRT", "LOG", "EXP", "ELU")] + [("Q8_CLAMP", [-1.0, 1.0])],
+)
+def test_functions_of_8_bits_are_tables(name: str, attributes: list[float], kind: OperandType) -> None:
+    given, out = Operand(kind, (7, 300), 0.05, 9), Operand(kind, (7, 300), 0.02, 100)
+    code = operation_code(TfliteOperation[name])
+    assert_kernels_agree(declared(one_operation(code, [given, *attributes], out)))

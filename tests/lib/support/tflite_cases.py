@@ -125,9 +125,7 @@ def unary() -> list[Case]:
     same = codes(3, 64)
     cases += [Case(name, [same], [same]) for name in ("RELU", "RELU6", "RELU_N1_TO_1")]
     wider = codes(3, 64, scale=0.03, zero_point=-100)
-    cases += [
-        Case(name, [same], [wider], codes_apart=1, note="requantized") for name in ("RELU", "RELU6", "RELU_N1_TO_1")
-    ]
+    cases += [Case(name, [same], [wider], note="requantized") for name in ("RELU", "RELU6", "RELU_N1_TO_1")]
     cases += [
         Case("LOGICAL_NOT", [x(7, kind="BOOL")], [x(7, kind="BOOL")], low=0, high=1),
         Case("CAST", [x(3, 5)], [x(3, 5, kind="INT32")], "CastOptions", low=-9, high=9),
@@ -141,9 +139,7 @@ def unary() -> list[Case]:
         Case("LEAKY_RELU", [x(3, 5)], [x(3, 5)], "LeakyReluOptions", {"Alpha": 0.0}, note="zero"),
     ]  # fmt: skip
     cases += [
-        Case(
-            name, [codes(3, 64, zero_point=zero)], [codes(3, 64, scale=out, zero_point=3)], codes_apart=1, note="codes"
-        )
+        Case(name, [codes(3, 64, zero_point=zero)], [codes(3, 64, scale=out, zero_point=3)], note="codes")
         for name, zero, out in (("ABS", 3, 0.05), ("EXP", 100, 2.0))
     ]
     for kind in ("INT8", "UINT8"):
