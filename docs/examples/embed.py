@@ -30,7 +30,7 @@ def paragraphs(folder: Path) -> list[tuple[str, str]]:
     found = []
     for path in sorted(path for suffix in ("md", "txt") for path in folder.rglob(f"*.{suffix}")):
         line = 1
-        for part in path.read_text(encoding="utf-8").split("\n\n"):
+        for part in path.read_text("utf-8", errors="replace").split("\n\n"):
             if re.match(r"[A-Z*`-][^|{]{80,}$", part.strip()):
                 found.append((f"{path}:{line}", " ".join(part.split())))
             line += part.count("\n") + 2
@@ -53,4 +53,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (KeyboardInterrupt, OSError, nnfmq.InvalidArgument) as error:
+        raise SystemExit(str(error) or 130) from None

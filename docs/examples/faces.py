@@ -6,28 +6,16 @@ python faces.py 0 --count 100            # 100 pictures of the first camera
 """
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from pictures import pictures
 
 import nnfmq
 
 MODEL = Path(__file__).parent / "data" / "face_detection_short_range.tflite"  # MediaPipe's BlazeFace, Apache-2.0
 GRIDS = [(np.indices((size, size))[::-1].reshape(2, -1).T + 0.5) / size for size in (16, 8)]
 CENTERS = np.vstack([GRIDS[0].repeat(2, axis=0), GRIDS[1].repeat(6, axis=0)])  # of the anchors: 2 and 6 in each cell
-
-
-def pictures(source: str) -> Iterator[Image.Image]:
-    """Yield the pictures of a file or a camera."""
-    if source.lower().endswith((".jpg", ".jpeg", ".png")):
-        return (yield Image.open(source).convert("RGB"))
-    import cv2
-
-    video = cv2.VideoCapture(int(source) if source.isdecimal() else source)
-    while (frame := video.read())[0]:
-        yield Image.fromarray(frame[1][:, :, ::-1])
 
 
 def boxes(raw: np.ndarray, logits: np.ndarray) -> list[np.ndarray]:
@@ -47,13 +35,22 @@ def overlap(a: np.ndarray, b: np.ndarray) -> float:
     return common / (np.prod(a[2:4] - a[:2]) + np.prod(b[2:4] - b[:2]) - common)
 
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("source", help="a photo, a video, or the number of a camera")
-parser.add_argument("--count", type=int, default=1 << 62, help="stop after so many pictures")
-arguments = parser.parse_args()
-with nnfmq.connect() as client, client.prepare(MODEL).burst() as burst:
-    for number, picture in zip(range(arguments.count), pictures(arguments.source), strict=False):
-        pixels = np.asarray(picture.resize((128, 128)), np.float32) / 127.5 - 1
-        for box in boxes(*burst.execute(pixels)):
-            left, top, right, bottom = (box[:4] * (2 * picture.size)).round().astype(int)
-            print(f"picture {number}: a face from {left},{top} to {right},{bottom}, score {box[4]:.2f}")
+def main() -> None:
+    """Print the boxes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", help="a photo, a video, or the number of a camera")
+    parser.add_argument("--count", type=int, default=1 << 62, help="stop after so many pictures")
+    arguments = parser.parse_args()
+    with nnfmq.connect() as client, client.prepare(MODEL).burst() as burst:
+        for number, picture in zip(range(arguments.count), pictures(arguments.source), strict=False):
+            pixels = np.asarray(picture.resize((128, 128)), np.float32) / 127.5 - 1
+            for box in boxes(*burst.execute(pixels)):
+                left, top, right, bottom = (box[:4] * (2 * picture.size)).round().astype(int)
+                print(f"picture {number}: a face from {left},{top} to {right},{bottom}, score {box[4]:.2f}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (KeyboardInterrupt, OSError, nnfmq.InvalidArgument) as error:
+        raise SystemExit(str(error) or 130) from None
