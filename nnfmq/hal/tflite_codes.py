@@ -191,6 +191,11 @@ class TfliteOperation(IntEnum):
     Q8_LOG = 232
     Q8_EXP = 233
     Q8_ELU = 234
+    Q8_SQUARED_DIFFERENCE = 235
+    Q8_DIV = 236
+    Q8_MEAN = 237
+    Q8_REDUCE_SUM = 238
+    Q8_REDUCE_PROD = 239
 
     # 256 to 287: operations for weights of 8 bits and inputs of floats. HYBRID_X is the HAL's X
     DYNAMIC_QUANTIZE = 256

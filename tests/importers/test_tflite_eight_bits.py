@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from support.both_runners import Theirs, ours
-from support.tflite_cases import codes
-from support.tflite_files import single
+from support.tflite_cases import codes, integers
+from support.tflite_files import Operator, single, writer
+
+from nnfmq.hal.errors import GeneralFailure
 
 pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
 
@@ -91,3 +93,106 @@ def test_a_function_without_a_real_result_is_saturated() -> None:
         content = single(name, [quantized((2,), "INT8", (0.1, 0), "x"), quantized((2,), "INT8", (0.1, 7), "y")])
         (found,) = ours(content)([np.array([-128, -1], np.int8)])
         assert found.tolist() == [limit(7)] * 2
+
+
+def of_every_pair(
+    name: str, kind: str, rng: np.random.Generator, table: str = ""
+) -> tuple[bytes, list[Array], list[Scheme]]:
+    """Return a model of a binary operator, arrays whose pairs are all pairs of stored values, and the schemes."""
+    (first, second), (_, result) = schemes(rng, kind), schemes(rng, kind)
+    result = (float(np.float32(max(first[0], second[0]) * 2 ** rng.uniform(-1, 4))), result[1])
+    tensors = [
+        quantized(shape, kind, scheme, name)
+        for shape, scheme, name in zip(((256, 1), (256,), (256, 256)), (first, second, result), "xyz", strict=True)
+    ]
+    values = stored_values(kind)
+    content = writer.write(tensors, [Operator(name, (0, 1), (2,), table, {})], (0, 1), (2,))
+    return content, [values.reshape(256, 1), values], [first, second, result]
+
+
+def test_squared_differences_of_all_stored_values_are_litert_s() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(MODELS // 2):
+        content, inputs, _ = of_every_pair("SQUARED_DIFFERENCE", "INT8", rng)
+        assert_equal_to_litert_s(content, inputs)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_quotients_of_all_stored_values_are_litert_s_unless_it_shifts_by_more_bits_than_there_are(kind: str) -> None:
+    rng, compared = np.random.default_rng(3), 0
+    for _ in range(MODELS // 2):
+        content, inputs, (first, second, result) = of_every_pair("DIV", kind, rng, "DivOptions")
+        inputs[1] = inputs[1][inputs[1] != second[1]].repeat(2)[:256]
+        (found,), (expected,) = ours(content)(inputs), Theirs(content)(inputs)
+        dividend = inputs[0].astype(int) - first[1]
+        divisor = np.abs(inputs[1].astype(int) - second[1])
+        exponent = np.frexp(np.float32(first[0]) / (np.float32(second[0]) * np.float32(result[0])))[1]
+        shift = 30 + bits(divisor) - bits(np.where(dividend < 0, ~dividend, dividend)) - exponent
+        defined = (shift >= 0) & (shift < 31) & (dividend != 0)
+        np.testing.assert_array_equal(found[defined], expected[defined])
+        exact = (dividend * np.sign(inputs[1].astype(int) - second[1])) / divisor * first[0] / second[0] / result[0]
+        limits = np.iinfo(found.dtype)
+        assert np.abs(found - np.clip(exact + result[1], limits.min, limits.max)).max() < 0.51
+        compared += int(defined.sum())
+    assert compared > 10**6
+
+
+def bits(values: Array) -> Array:
+    length: Array = np.frexp(values.astype(float))[1]
+    return length
+
+
+def test_a_divisor_of_0_is_rejected() -> None:
+    content, inputs, (_, second, _) = of_every_pair("DIV", "INT8", np.random.default_rng(4), "DivOptions")
+    inputs[1] = np.full(256, second[1], np.int8)
+    with pytest.raises(GeneralFailure, match=r"a divisor is 0 \(C2\)"):
+        ours(content)(inputs)
+
+
+AXES = [(1, 2), (1,), (3,), (0, 1, 2, 3), (2, 3), (-1,), (2, 1)]
+SHAPE = (2, 3, 4, 5)
+
+
+def reduction(name: str, kind: str, axes: tuple[int, ...], keeps: bool, given: Scheme, result: Scheme) -> bytes:
+    gone = {axis % 4 for axis in axes}
+    kept = tuple(1 if axis in gone else size for axis, size in enumerate(SHAPE) if keeps or axis not in gone)
+    tensors = [quantized(SHAPE, kind, given, "x"), integers(*axes), quantized(kept, kind, result, "y")]
+    return single(name, tensors, "ReducerOptions", {"KeepDims": keeps})
+
+
+def test_means_and_sums_are_litert_s() -> None:
+    """LiteRT's sums of INT8 are not sums: those of UINT8, shifted by 128, are compared instead."""
+    rng = np.random.default_rng(5)
+    for number in range(4 * MODELS):
+        axes, keeps = AXES[number % len(AXES)], bool(rng.integers(2))
+        given, result = schemes(rng, "UINT8")
+        values = rng.integers(0, 256, SHAPE).astype(np.uint8)
+        signed = (values ^ 128).view(np.int8)
+        for name in ("MEAN", "SUM"):
+            content = reduction(name, "UINT8", axes, keeps, given, result)
+            assert_equal_to_litert_s(content, [values])
+            shifted = [(scale, zero - 128) for scale, zero in (given, result)]
+            (found,) = ours(reduction(name, "INT8", axes, keeps, shifted[0], shifted[1]))([signed])
+            np.testing.assert_array_equal(found, (ours(content)([values])[0] ^ 128).view(np.int8))
+            if name == "MEAN":
+                assert_equal_to_litert_s(reduction(name, "INT8", axes, keeps, shifted[0], shifted[1]), [signed])
+
+
+def test_products_are_litert_s_unless_an_intermediate_one_has_more_than_32_bits() -> None:
+    rng = np.random.default_rng(6)
+    for number in range(4 * MODELS):
+        axes, keeps = AXES[number % len(AXES)], bool(rng.integers(2))
+        given, result = schemes(rng, "INT8")
+        count = int(np.prod([SHAPE[axis] for axis in axes]))
+        given = (float(np.float32(rng.uniform(0.002, 0.02))), given[1])  # the real factors are then at most 5
+        largest = max(int(min(127, 2 / given[0])) if count < 10 else int(min(127, 1 / given[0])), 1)
+        values = np.clip(rng.integers(-largest, largest + 1, SHAPE) + given[1], -128, 127).astype(np.int8)
+        assert_equal_to_litert_s(reduction("REDUCE_PROD", "INT8", axes, keeps, given, result), [values])
+
+
+def test_a_product_of_too_many_bits_is_saturated() -> None:
+    content = reduction("REDUCE_PROD", "INT8", (0, 1, 2, 3), False, (1.0, 0), (1.0, 0))
+    for sign, limit in ((1, 127), (-1, -128)):
+        values = np.full(SHAPE, 100, np.int8)
+        values[0, 0, 0, 0] *= sign
+        assert ours(content)([values])[0].item() == limit

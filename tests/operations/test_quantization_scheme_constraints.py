@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.small_models import one_operation
+from support.small_models import one_operation, vector
 
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import GeneralFailure
@@ -29,6 +29,10 @@ def wide(*shape: int, scale: float = 0.5) -> Operand:
     return Operand(Q16S, shape, scale)
 
 
+def narrow(*shape: int, scale: float = 0.5) -> Operand:
+    return Operand(Q8S, shape, scale)
+
+
 def weights(zero_point: int) -> list[Any]:
     """Weights (2, 3) and a bias, which follow an input of three elements."""
     return [(Operand(Q8S, (2, 3), 0.5, zero_point), bytes(6)), (Operand(I32, (2,)), bytes(8)), 0]
@@ -43,6 +47,12 @@ VIOLATIONS = [
     ("Q16_FULLY_CONNECTED", "C7", [wide(1, 3), *weights(1)], wide(1, 2)),
     ("REQUANTIZE", "C2", [wide(4), 0.0, 0, 1.0, 0], wide(4)),
     ("REQUANTIZE", "C2", [wide(4), 1.0, 0, 0.0, 0], wide(4)),
+    ("Q8_SQUARED_DIFFERENCE", "Q2", [narrow(4), narrow(4)], narrow(4, scale=1e-6)),
+    ("Q8_DIV", "Q5", [narrow(4), narrow(4), 7], narrow(4)),
+    ("Q8_DIV", "B1", [narrow(4), narrow(3), 0], narrow(4)),
+    ("Q8_REDUCE_PROD", "C3", [narrow(4, scale=300.0), vector([0]), False], narrow(1, scale=1.0)),
+    ("Q8_REDUCE_SUM", "C1", [narrow(4), (Operand(I32, (1, 1)), bytes(4)), False], narrow(1)),
+    ("Q8_ABS", "Q1", [narrow(4, scale=1e6)], narrow(4, scale=1e-6)),
     ("DYNAMIC_QUANTIZE", "C1", [Operand(F32, (2, 3)), 4, False], Operand(F32, (2, 3))),
     ("DYNAMIC_QUANTIZE", "C1", [Operand(F32, (2, 3)), -1, False], Operand(F32, (2, 3))),
 ]

@@ -124,8 +124,12 @@ def _squared_difference(context: ConversionContext, operator: TfliteOperator) ->
 def _div(context: ConversionContext, operator: TfliteOperator) -> None:
     if context.file.tensor(operator.inputs[0]).type == OperandType.TENSOR_INT32:  # NNAPI's quotient is rounded down
         no_activation(operator)
-        arguments = map(context.value, operator.inputs)
-        return context.emit(operation_code(TfliteOperation.TRUNCATED_DIV), operator, *arguments)
+        return context.emit(
+            operation_code(TfliteOperation.TRUNCATED_DIV), operator, *map(context.value, operator.inputs)
+        )
+    if are_quantized(context, *operator.inputs, *operator.outputs):
+        arguments = [*map(context.value, operator.inputs), activation(context, operator)]
+        return context.emit(operation_code(TfliteOperation.Q8_DIV), operator, *arguments)
     factors = [dequantized(context, index) for index in operator.inputs]
     return emit_dequantized(context, operator, OperationType.DIV, *factors, activation(context, operator))
 
@@ -296,5 +300,5 @@ CONVERTERS: dict[str, OpConverter] = {
     "SELECT_V2": OpConverter(_THREE, _select),
     "SOFTMAX": OpConverter(_ONE, _softmax, "SoftmaxOptions", True),
     "SQUARE": OpConverter(_ONE, _square),
-    "SQUARED_DIFFERENCE": OpConverter(_TWO, _squared_difference),
+    "SQUARED_DIFFERENCE": OpConverter(_TWO, _eight_bit_or(TfliteOperation.Q8_SQUARED_DIFFERENCE, _squared_difference)),
 }

@@ -9,10 +9,12 @@ from collections.abc import Callable
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
+from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.tflite_file import TfliteOperator
 from nnfmq.importers.tflite_operators.conversion import ConversionContext, OpConverter
 from nnfmq.importers.tflite_operators.options import (
+    are_quantized,
     dequantized,
     emit_dequantized,
     emit_same_quantization,
@@ -22,6 +24,11 @@ from nnfmq.importers.tflite_operators.options import (
 __all__ = ["CONVERTERS"]
 
 _OF_FLOATS = (OperationType.REDUCE_PROD, OperationType.REDUCE_SUM)
+_OF_8_BITS = {
+    OperationType.MEAN: TfliteOperation.Q8_MEAN,
+    OperationType.REDUCE_PROD: TfliteOperation.Q8_REDUCE_PROD,
+    OperationType.REDUCE_SUM: TfliteOperation.Q8_REDUCE_SUM,
+}
 _PROJECTIONS = {1: 3, 2: 2}  # TFLite's SPARSE is NNAPI's third kind: its first one is deprecated
 
 
@@ -32,6 +39,10 @@ def _reduction(operation_type: OperationType) -> Callable[[ConversionContext, Tf
         is_mean = operation_type == OperationType.MEAN  # the only one that takes a number
         flag = context.builder.int32(int(keeps)) if is_mean else context.builder.boolean(keeps)
         shape = _reduced_to_one(context, operator)
+        own = _own_operation(context, operator, operation_type)
+        if own is not None:
+            arguments = [context.value(operator.inputs[0]), axes, context.builder.boolean(keeps)]
+            return context.emit(operation_code(own), operator, *arguments, shape=shape)
         if operation_type in _OF_FLOATS:
             return emit_dequantized(
                 context, operator, operation_type, dequantized(context, operator.inputs[0]), axes, flag, shape=shape
@@ -39,6 +50,16 @@ def _reduction(operation_type: OperationType) -> Callable[[ConversionContext, Tf
         return emit_same_quantization(context, operator, operation_type, axes, flag, shape=shape)
 
     return convert
+
+
+def _own_operation(
+    context: ConversionContext, operator: TfliteOperator, operation_type: OperationType
+) -> TfliteOperation | None:
+    """Return TFLite's operation on 8-bit tensors if the HAL has none: MEAN keeps the quantization there."""
+    x, y = context.file.tensor(operator.inputs[0]), context.file.tensor(operator.outputs[0])
+    if operation_type == OperationType.MEAN and (x.scale, x.zero_point) == (y.scale, y.zero_point):
+        return None
+    return _OF_8_BITS.get(operation_type) if are_quantized(context, x.index, y.index) else None
 
 
 def _reduced_to_one(context: ConversionContext, operator: TfliteOperator) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ EXTENSION_FAMILIES: Mapping[str, str] = {
     "custom_images": "MAX_POOL_WITH_ARGMAX MAX_UNPOOL",
     "dynamic_quantization": "DYNAMIC_QUANTIZE",
     "dynamic_sizes": "RANGE SHAPE WHERE UNIQUE",
+    "eight_bit_arithmetic": "Q8_SQUARED_DIFFERENCE Q8_DIV Q8_MEAN Q8_REDUCE_SUM Q8_REDUCE_PROD",
     "eight_bit_functions": "Q8_CLAMP Q8_ABS Q8_NEG Q8_SQRT Q8_RSQRT Q8_LOG Q8_EXP Q8_ELU",
     "element_indexing": "GATHER_ELEMENTS SCATTER_ELEMENTS SCATTER_ND_UPDATE",
     "hybrid_recurrent": (

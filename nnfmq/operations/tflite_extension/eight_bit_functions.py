@@ -35,7 +35,7 @@ from nnfmq.operations.signature import (
     overload,
 )
 from nnfmq.operations.tflite_extension.declaring import own_code, variants_of
-from nnfmq.operations.tflite_extension.sixteen_bits import float_ratio, rescale
+from nnfmq.operations.tflite_extension.sixteen_bits import float_ratio
 
 _FRACTION_BITS = 20  # of an inverse square root
 
@@ -45,15 +45,26 @@ def clamped(values: Ints, output: Tensor) -> Array:
     return np.clip(values + output.zero_point, *dtype_range(output)).astype(output.dtype)
 
 
+def scaled(values: Ints, real: float) -> Ints:
+    """Return `real` times values, rounded twice; where TFLite's 32 bits would wrap around, what clamps to 8 bits."""
+    return multiplied(values, *fixed_point.quantize_multiplier(real))
+
+
+def multiplied(values: Ints, multiplier: int, exponent: int) -> Ints:
+    """Return the same for a fixed-point number."""
+    limit = fixed_point.INT32_MAX >> max(exponent, 0)
+    return fixed_point.multiply(np.clip(values, -limit, limit), multiplier, exponent)
+
+
 def clamp_entries(quantized: Array, input: Tensor, output: Tensor, *, low: float, high: float) -> Array:
     """Return the table of the real values limited to `low` and `high`, which may be infinite."""
-    scaled = rescale(ints(quantized) - input.zero_point, float_ratio(input, output))
-    return np.clip(scaled + output.zero_point, *quantized_range(low, high, output)).astype(output.dtype)
+    values = scaled(ints(quantized) - input.zero_point, float_ratio(input, output))
+    return np.clip(values + output.zero_point, *quantized_range(low, high, output)).astype(output.dtype)
 
 
 def abs_entries(quantized: Array, input: Tensor, output: Tensor) -> Array:
     """Return the table of absolute values."""
-    return clamped(rescale(np.abs(ints(quantized) - input.zero_point), float_ratio(input, output)), output)
+    return clamped(scaled(np.abs(ints(quantized) - input.zero_point), float_ratio(input, output)), output)
 
 
 def rsqrt_entries(quantized: Array, input: Tensor, output: Tensor) -> Array:
