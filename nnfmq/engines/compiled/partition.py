@@ -115,25 +115,31 @@ class _LoweredOp:
 
 @dataclass(slots=True)
 class _ConstantData:
-    """The constants of a program, one after the other, each at a cache line."""
+    """The constants of a program, one after the other, each at a cache line.
 
-    chunks: list[bytes] = field(default_factory=list)
+    Equal constants are stored once. The steps of an unrolled recurrent operation read the same weights, which then stay
+    in the caches.
+    """
+
+    offsets: dict[bytes, int] = field(default_factory=dict)
     size: int = 0
 
     def add(self, constant: Constant) -> int:
-        """Append a constant and return its offset."""
+        """Store a constant and return its offset."""
         data = constant if isinstance(constant, bytes) else constant()
-        offset, padding = self.size, align(len(data)) - len(data)
-        self.chunks += [data, bytes(padding)]
-        self.size += len(data) + padding
+        offset = self.offsets.setdefault(data, self.size)
+        if offset == self.size:
+            self.size += align(len(data))
         return offset
 
     def array(self) -> Array:
         """Return all constants in one array whose address is aligned to cache lines."""
         memory = np.zeros(self.size + ALIGNMENT, np.uint8)
         skip = -memory.ctypes.data % ALIGNMENT
-        memory[skip : skip + self.size] = np.frombuffer(b"".join(self.chunks), np.uint8)
-        return memory[skip : skip + self.size]
+        constants = memory[skip : skip + self.size]
+        for data, offset in self.offsets.items():
+            constants[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+        return constants
 
 
 def _consecutive(

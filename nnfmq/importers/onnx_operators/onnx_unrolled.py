@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -31,26 +31,31 @@ _ACTIVATIONS = {"sigmoid": Op.LOGISTIC, "tanh": Op.TANH, "relu": Op.RELU}
 _HIDDEN = 5
 
 
-@dataclass(slots=True)
-class _Cell:
-    """One direction of one node: its weights, (gates · size, ...), its biases and its activations."""
+@dataclass(frozen=True, slots=True)
+class _Dense:
+    """x · weightsᵀ + biases, for x of shape (rows, elements). The steps share these constants."""
 
     node: Node
-    weights: Array
-    recurrent: Array
-    biases: Array
-    recurrent_biases: Array
+    weights: int
+    biases: int
+
+    @classmethod
+    def of(cls, node: Node, weights: Array, biases: Array) -> Self:
+        return cls(node, node.add_constant(weights), node.add_constant(biases))
+
+    def __call__(self, x: int) -> int:
+        return self.node.emit(Op.FULLY_CONNECTED, [x, self.weights, self.biases, self.node.builder.int32(0)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One direction of one node: the products with its inputs and with the hidden state, and its activations."""
+
+    node: Node
+    size: int
+    from_inputs: _Dense
+    from_hidden: Sequence[_Dense]
     activations: Sequence[Op]
-
-    @property
-    def size(self) -> int:
-        return int(self.recurrent.shape[1])
-
-    def dense(self, x: int, weights: Array, biases: Array) -> int:
-        """Return x · weightsᵀ + biases, for x of shape (rows, elements)."""
-        node = self.node
-        arguments = [x, node.add_constant(weights), node.add_constant(biases), node.builder.int32(0)]
-        return node.emit(Op.FULLY_CONNECTED, arguments)
 
     def combine(self, operation: Op, a: int, b: int) -> int:
         return self.node.emit(operation, [a, b, self.node.builder.int32(0)])
@@ -66,27 +71,27 @@ class _Cell:
 
 def _gru_step(cell: _Cell, is_linear_first: bool, x: int, hidden: int) -> int:
     """Return the next hidden state; the gates are update, reset and candidate."""
-    update_and_reset = slice(0, 2 * cell.size)
-    candidate = slice(2 * cell.size, None)
-    from_hidden = cell.dense(hidden, cell.recurrent[update_and_reset], cell.recurrent_biases[update_and_reset])
-    gates = cell.activate(0, cell.combine(Op.ADD, cell.part(x, 0, 2), from_hidden))
+    update_and_reset, candidate = cell.from_hidden
+    gates = cell.activate(0, cell.combine(Op.ADD, cell.part(x, 0, 2), update_and_reset(hidden)))
     update, reset = cell.part(gates, 0), cell.part(gates, 1)
-    weights, biases = cell.recurrent[candidate], cell.recurrent_biases[candidate]
     if is_linear_first:
-        added = cell.combine(Op.MUL, reset, cell.dense(hidden, weights, biases))
+        added = cell.combine(Op.MUL, reset, candidate(hidden))
     else:
-        added = cell.dense(cell.combine(Op.MUL, reset, hidden), weights, biases)
+        added = candidate(cell.combine(Op.MUL, reset, hidden))
     new = cell.activate(1, cell.combine(Op.ADD, cell.part(x, 2), added))
     kept = cell.combine(Op.MUL, update, cell.combine(Op.SUB, hidden, new))
     return cell.combine(Op.ADD, new, kept)
 
 
 def _rnn_step(cell: _Cell, _is_linear_first: bool, x: int, hidden: int) -> int:
-    return cell.activate(0, cell.combine(Op.ADD, x, cell.dense(hidden, cell.recurrent, cell.recurrent_biases)))
+    (from_hidden,) = cell.from_hidden
+    return cell.activate(0, cell.combine(Op.ADD, x, from_hidden(hidden)))
 
 
-def _recurrent(gates: int, defaults: tuple[str, ...], step: Callable[[_Cell, bool, int, int], int], node: Node) -> None:
-    """Convert a node whose weights have `gates` parts."""
+def _recurrent(
+    gates: Sequence[int], defaults: tuple[str, ...], step: Callable[[_Cell, bool, int, int], int], node: Node
+) -> None:
+    """Convert a node; `gates` are the numbers of gates that each product with the hidden state computes."""
     steps, batch, _ = sequence_shape(node)
     directions = directions_of(node)
     names = tuple(str(name).lower() for name in node.attribute("activations", ())) or defaults * len(directions)
@@ -105,21 +110,27 @@ def _recurrent(gates: int, defaults: tuple[str, ...], step: Callable[[_Cell, boo
     finish_directions(node, found, ((steps, *last), last))
 
 
-def _cell(node: Node, place: int, gates: int, activations: Sequence[Op]) -> _Cell:
+def _cell(node: Node, place: int, gates: Sequence[int], activations: Sequence[Op]) -> _Cell:
     weights, recurrent = (node.constant(position, "weights")[place] for position in (1, 2))
-    count = gates * recurrent.shape[1]
+    size = recurrent.shape[1]
+    count = sum(gates) * size
     if len(weights) != count or len(recurrent) != count:
         raise InvalidArgument(f"weights of {len(weights)} and {len(recurrent)} rows: {count} are required")
     both = node.constant(3, "biases")[place] if node.given(3) else np.zeros(2 * count, weights.dtype)
-    return _Cell(node, weights, recurrent, both[:count], both[count:], activations)
+    ends = np.cumsum([number * size for number in gates])
+    products = [
+        _Dense.of(node, rows, biases)
+        for rows, biases in zip(np.split(recurrent, ends[:-1]), np.split(both[count:], ends[:-1]), strict=True)
+    ]
+    return _Cell(node, size, _Dense.of(node, weights, both[:count]), products, activations)
 
 
 def _one_direction(cell: _Cell, place: int, is_reversed: bool, step: Callable[[int, int], int]) -> tuple[int, int]:
     """Return the outputs of all steps, (steps, batch, size), and the last hidden state."""
     node = cell.node
     steps, batch, elements = node.value(0).shape
-    gates = cell.dense(node.reshaped(node.operand(0), (steps * batch, elements)), cell.weights, cell.biases)
-    hidden = initial_state(node, _HIDDEN, place, cell.size, cell.weights.dtype)
+    gates = cell.from_inputs(node.reshaped(node.operand(0), (steps * batch, elements)))
+    hidden = initial_state(node, _HIDDEN, place, cell.size, node.constant(1, "weights").dtype)
     vector, columns = node.builder.int32_vector, node.shape(gates)[1]
     outputs: dict[int, int] = {}
     for at in reversed(range(steps)) if is_reversed else range(steps):
@@ -131,11 +142,11 @@ def _one_direction(cell: _Cell, place: int, is_reversed: bool, step: Callable[[i
 
 
 def _gru(node: Node) -> None:
-    _recurrent(3, ("sigmoid", "tanh"), _gru_step, node)
+    _recurrent((2, 1), ("sigmoid", "tanh"), _gru_step, node)
 
 
 def _rnn(node: Node) -> None:
-    _recurrent(1, ("tanh",), _rnn_step, node)
+    _recurrent((1,), ("tanh",), _rnn_step, node)
 
 
 CONVERTERS: dict[str, Callable[[Node], Any]] = {"GRU": _gru, "RNN": _rnn}

@@ -97,6 +97,31 @@ def saturating() -> Model:
     return builder.model()
 
 
+def layers(*values: float) -> Model:
+    """FULLY_CONNECTED operations in sequence, each with 64 x 64 weights that equal one of `values`."""
+    builder = models._Builder()
+    last = builder.input((1, 64))
+    for number, value in enumerate(values):
+        result = (builder.output if number == len(values) - 1 else builder.tensor)((1, 64))
+        arguments = [last, builder.floats((64, 64), value), builder.floats((64,), 0.5)]
+        builder.operation(
+            OperationType.FULLY_CONNECTED, [*arguments, builder.scalar(FusedActivationFunc.NONE)], [result]
+        )
+        last = result
+    return builder.model()
+
+
+def test_operations_with_equal_weights_share_them() -> None:
+    def constant_bytes(model: Model) -> int:
+        (step,) = prepare(model).steps
+        return int(step.function._constants.nbytes)  # type: ignore[attr-defined]
+
+    one, weights_bytes = constant_bytes(layers(0.25)), 64 * 64 * 4
+    assert constant_bytes(layers(0.25, 0.25, 0.25)) < one + weights_bytes / 4
+    assert constant_bytes(layers(0.25, 0.5, 0.25)) >= one + weights_bytes
+    assert compare(layers(0.25, 0.5, 0.25), [np.arange(64, dtype=np.float32)[None] / 64]).mismatches == []
+
+
 def test_a_wrong_operation_is_reported_even_if_a_later_one_hides_it() -> None:
     model, inputs = saturating(), [np.full((1, 16), 3, np.float32)]
     compiled = prepare(model)
