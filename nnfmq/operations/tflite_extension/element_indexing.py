@@ -111,7 +111,7 @@ def plan_scatter_nd_update(input: Tensor, indices: Tensor, updates: Tensor, *, o
 
     def run(array: Array, positions: Array, values: Array) -> Array:
         places = tuple(checked(positions[..., at], input.shape[at]) for at in range(positions.shape[-1]))
-        return _updated(array, places, values.reshape(*places[0].shape, *input.shape[len(places) :]), reduction)
+        return _updated(array, places, values.reshape((*places[0].shape, *input.shape[len(places) :])), reduction)
 
     return run
 

@@ -100,7 +100,7 @@ def plan_scatter_nd(indices: Tensor, updates: Tensor, *, output: Tensor, shape: 
     def run(positions: Array, values: Array) -> Array:
         result = np.zeros(output.shape, output.dtype)
         places = _positions(positions, output.shape)
-        np.add.at(result, places, values.reshape(*places[0].shape, *output.shape[len(places) :]))
+        np.add.at(result, places, values.reshape((*places[0].shape, *output.shape[len(places) :])))
         return result
 
     return run
