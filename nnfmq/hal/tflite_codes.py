@@ -196,6 +196,7 @@ class TfliteOperation(IntEnum):
     Q8_MEAN = 237
     Q8_REDUCE_SUM = 238
     Q8_REDUCE_PROD = 239
+    Q8_LOG_SOFTMAX = 240
 
     # 256 to 287: operations for weights of 8 bits and inputs of floats. HYBRID_X is the HAL's X
     DYNAMIC_QUANTIZE = 256

@@ -196,3 +196,21 @@ def test_a_product_of_too_many_bits_is_saturated() -> None:
         values = np.full(SHAPE, 100, np.int8)
         values[0, 0, 0, 0] *= sign
         assert ours(content)([values])[0].item() == limit
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_log_softmax_is_litert_s(kind: str) -> None:
+    rng = np.random.default_rng(9)
+    highest = int(np.iinfo(kind.lower()).max)
+    for number in range(6 * MODELS):
+        (scale, zero), _ = schemes(rng, kind)
+        shape = (50, int(rng.integers(1, 60))) if number else (2, 4095)
+        tensors = [quantized(shape, kind, (scale, zero), "x"), quantized(shape, kind, (1 / 16, highest), "y")]
+        values = rng.integers(0, 256, shape).astype(np.uint8).view(kind.lower())
+        assert_equal_to_litert_s(single("LOG_SOFTMAX", tensors), [values])
+
+
+def test_log_softmax_of_a_row_that_overflows_litert_s_sum_is_that_of_the_real_values() -> None:
+    tensors = [quantized((1, 1 << 15), "INT8", scheme, "x") for scheme in ((0.1, 0), (1 / 16, 127))]
+    (found,) = ours(single("LOG_SOFTMAX", tensors))([np.zeros((1, 1 << 15), np.int8)])
+    assert set(found.ravel().tolist()) == {round(127 - 16 * 15 * np.log(2))}

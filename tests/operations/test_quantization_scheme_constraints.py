@@ -48,6 +48,8 @@ VIOLATIONS = [
     ("REQUANTIZE", "C2", [wide(4), 0.0, 0, 1.0, 0], wide(4)),
     ("REQUANTIZE", "C2", [wide(4), 1.0, 0, 0.0, 0], wide(4)),
     ("Q8_SQUARED_DIFFERENCE", "Q2", [narrow(4), narrow(4)], narrow(4, scale=1e-6)),
+    ("Q8_LOG_SOFTMAX", "Q6", [narrow(2, 4)], narrow(2, 4)),
+    ("Q8_LOG_SOFTMAX", "Q3", [narrow(2, 4, scale=1e-9)], replace(narrow(2, 4, scale=1 / 16), zero_point=127)),
     ("Q8_DIV", "Q5", [narrow(4), narrow(4), 7], narrow(4)),
     ("Q8_DIV", "B1", [narrow(4), narrow(3), 0], narrow(4)),
     ("Q8_REDUCE_PROD", "C3", [narrow(4, scale=300.0), vector([0]), False], narrow(1, scale=1.0)),

@@ -36,6 +36,8 @@ __all__ = ["CONVERTERS"]
 
 Apply: TypeAlias = Callable[[ConversionContext, TfliteOperator], None]
 _LAST_AXIS = -1
+_LOG_SOFTMAX_ZERO_POINTS = {OperandType.TENSOR_QUANT8_ASYMM: 255, OperandType.TENSOR_QUANT8_ASYMM_SIGNED: 127}
+_MAX_LOG_SOFTMAX_SIZE = 1 << 12
 _BOUNDS = {OperationType.RELU: (0.0, math.inf), OperationType.RELU1: (-1.0, 1.0), OperationType.RELU6: (0.0, 6.0)}
 
 
@@ -191,9 +193,15 @@ def _softmax(context: ConversionContext, operator: TfliteOperator) -> None:
 
 
 def _log_softmax(context: ConversionContext, operator: TfliteOperator) -> None:
+    """Convert to TFLite's LOG_SOFTMAX on 8 bits; in floats if a row is too long for its sum of 32 bits."""
+    given, y = context.file.tensor(operator.inputs[0]), context.file.tensor(operator.outputs[0])
+    zero_point = _LOG_SOFTMAX_ZERO_POINTS.get(y.type)
+    is_short = bool(given.shape) and given.shape[-1] < _MAX_LOG_SOFTMAX_SIZE
+    if are_quantized(context, given.index, y.index) and (y.scale, y.zero_point) == (1 / 16, zero_point) and is_short:
+        return context.emit(operation_code(TfliteOperation.Q8_LOG_SOFTMAX), operator, context.value(given.index))
     x = dequantized(context, operator.inputs[0])
     beta = context.builder.float_scalar(context.builder[x].type, 1.0)
-    emit_dequantized(context, operator, OperationType.LOG_SOFTMAX, x, beta, context.builder.int32(_LAST_AXIS))
+    return emit_dequantized(context, operator, OperationType.LOG_SOFTMAX, x, beta, context.builder.int32(_LAST_AXIS))
 
 
 def _l2_normalization(context: ConversionContext, operator: TfliteOperator) -> None:
