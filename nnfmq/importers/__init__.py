@@ -6,12 +6,16 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
+import numpy as np
+
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 from nnfmq.importers.examples import example_path
 from nnfmq.importers.file_format import TFLITE_IMPORTER, ModelSource, importer_of, read_source
 from nnfmq.importers.loaded_model import LoadedModel, ModelMetadata, TensorMetadata
 
 __all__ = ["LoadedModel", "ModelMetadata", "TensorMetadata", "example_path", "load", "load_source"]
+
+_GIVEN_CHARACTERS = 400  # values of inputs may be long
 
 
 def load(
@@ -46,11 +50,19 @@ def load_source(file: ModelSource) -> LoadedModel:
         if file.signature is not None and importer != TFLITE_IMPORTER:
             raise InvalidArgument("only TensorFlow Lite files have signatures")
         loaded: LoadedModel = import_module(importer).import_model(file)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{_origin(file)}{error}{_given(file)}", error.problems) from None
     except InvalidArgument as error:
-        if file.path is None:
-            raise
-        message = f"{file.path}: {error}"
-        if isinstance(error, UnsupportedModel):
-            raise UnsupportedModel(message, error.problems) from None
-        raise InvalidArgument(message) from None
+        raise InvalidArgument(f"{_origin(file)}{error}") from None
     return loaded
+
+
+def _origin(file: ModelSource) -> str:
+    return f"{file.path}: " if file.path else ""
+
+
+def _given(file: ModelSource) -> str:
+    """Return the caller's shapes and values, with which an operator may not be supported although with others it is."""
+    shapes = [f"{key!r} of shape {tuple(map(int, shape))}" for key, shape in file.shapes.items()]
+    values = [f"{name!r} = {np.asarray(value).tolist()}" for name, value in file.values.items()]
+    return f"; this is for {', '.join(shapes + values)[:_GIVEN_CHARACTERS]}" if shapes or values else ""

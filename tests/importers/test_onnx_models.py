@@ -12,7 +12,8 @@ from support.onnx_runtime import onnx
 
 import nnfmq
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
-from nnfmq.importers import load
+from nnfmq.importers import load, load_source
+from nnfmq.importers.file_format import ModelSource
 
 RNG = np.random.default_rng(4)
 node = onnx.helper.make_node
@@ -174,6 +175,14 @@ def test_a_symbolic_dimension_has_the_size_that_one_input_gives_it() -> None:
 def test_contradicting_sizes_of_a_dimension_are_rejected() -> None:
     with pytest.raises(InvalidArgument, match="'batch' is 4 and also 5"):
         load(symbolic("batch", 3).SerializeToString(), shapes={"x": (4, 3), "z": (5,)})
+
+
+def test_what_is_not_supported_names_the_values_and_shapes_for_which_it_is_not() -> None:
+    nodes = [node("Det", ["x"], ["y"]), node("Add", ["n", "n"], ["z"])]
+    content = file_of(nodes, {"x": real(2, 2), "n": np.float32(0)}, ["y"])
+    source = ModelSource(content, shapes={"x": (2, 2)}, values={"n": np.float32(8000)})
+    with pytest.raises(UnsupportedModel, match=r"Det.*; this is for 'x' of shape \(2, 2\), 'n' = 8000\.0$"):
+        load_source(source)
 
 
 def test_all_operators_that_are_not_supported_are_listed() -> None:

@@ -103,8 +103,9 @@ def test_a_constant_shape_changes_with_the_batch(
 
 def test_a_constant_shape_that_does_not_fit_another_image_size_is_listed() -> None:
     tensors = [Tensor("x", (1, 2, 4)), Tensor("s", (2,), "INT32", ints(1, 8)), Tensor("y", (1, 8))]
-    with pytest.raises(UnsupportedModel, match=r"operator 0 \(RESHAPE\): has a result of shape \[1, 8\]"):
+    with pytest.raises(UnsupportedModel, match=r"operator 0 \(RESHAPE\): has a result of shape \[1, 8\]") as caught:
         load(single("RESHAPE", tensors, "ReshapeOptions"), shapes={0: (1, 6, 4)})
+    assert str(caught.value).endswith("; this is for 0 of shape (1, 6, 4)")
 
 
 @pytest.mark.parametrize(
