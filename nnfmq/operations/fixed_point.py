@@ -67,6 +67,13 @@ def quantize_multiplier(real: float) -> tuple[int, int]:
     return (0, 0) if multiplier == 0 or exponent < -31 else (multiplier, exponent)
 
 
+def quantize_multiplier_of_mean(real: float, count: int) -> tuple[int, int]:
+    """Return `quantize_multiplier` of `real`, divided by a count of values after as many more bits as that has."""
+    multiplier, exponent = quantize_multiplier(real)
+    more = min(count.bit_length() - 1, 32, 31 + exponent)
+    return (multiplier << more) // count, exponent - more
+
+
 def quantize_multiplier_below_one(real: float) -> tuple[int, int]:
     """QuantizeMultiplierSmallerThanOneExp: as `quantize_multiplier`, for 0 < real < 1 only (Q2)."""
     require(0 < real < 1, "Q2", f"requantization scale {real}, it must be in (0, 1)")

@@ -94,13 +94,11 @@ def _bit_length(values: Ints) -> Ints:
 
 
 def plan_mean_or_sum(is_mean: bool, input: Tensor, *, output: Tensor, axes: Array, keep_dimensions: int) -> Run:
-    """Plan the mean or sum; a mean's multiplier is divided by the count, after as many more bits as that has."""
+    """Plan the mean or sum."""
     gone, shape = reduced_axes(axes, len(input.shape)), output.shape
     count = math.prod(input.shape[axis] for axis in gone)
-    multiplier, exponent = fixed_point.quantize_multiplier(input.scale / output.scale)
-    if is_mean and count:
-        more = min(count.bit_length() - 1, 32, 31 + exponent)
-        multiplier, exponent = (multiplier << more) // count, exponent - more
+    divisor = max(count, 1) if is_mean else 1
+    multiplier, exponent = fixed_point.quantize_multiplier_of_mean(input.scale / output.scale, divisor)
 
     def run(array: Array) -> Array:
         sums = array.sum(axis=gone, dtype=np.int64) - input.zero_point * count

@@ -71,3 +71,15 @@ def test_functions_of_8_bits_are_tables(name: str, attributes: list[float], kind
     given, out = Operand(kind, (7, 300), 0.05, 9), Operand(kind, (7, 300), 0.02, 100)
     code = operation_code(TfliteOperation[name])
     assert_kernels_agree(declared(one_operation(code, [given, *attributes], out)))
+
+
+@pytest.mark.parametrize("scales", [(0.05, 0.02), (0.05, 0.05), (0.01, 0.9), (3.0, 0.001)])
+@pytest.mark.parametrize("shape", [(1, 7, 7, 33), (2, 40, 5, 3), (1, 1, 1, 4), (3, 30, 30, 1)])
+@pytest.mark.parametrize("kind", [OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED])
+@pytest.mark.parametrize("name", ["Q8_MEAN", "Q8_REDUCE_SUM"])
+def test_means_and_sums_between_scales_are_compiled(
+    name: str, kind: OperandType, shape: tuple[int, ...], scales: tuple[float, float]
+) -> None:
+    given, out = Operand(kind, shape, scales[0], 9), Operand(kind, (shape[0], shape[3]), scales[1], 100)
+    code = operation_code(TfliteOperation[name])
+    assert_kernels_agree(declared(one_operation(code, [given, vector([1, 2]), False], out)))

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nnfmq.engines.compiled.ir_builder import F32, F64, I8, I16, I32, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.ir_builder import F32, F64, I8, I16, I32, I64, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.float_ops import clamp_float, fmaximum, fminimum
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "QuantizedMeanReducer",
     "QuantizedMinMaxReducer",
     "Reducer",
+    "RequantizedSumReducer",
     "reduce_lanes",
 ]
 
@@ -136,24 +137,13 @@ class FloatMinMaxReducer(_FloatReducer):
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizedMeanReducer:
-    """Mean of quantized values, clamped to [low, high]; `is_rounded`: rounded half up, else rounded down.
-
-    Accumulators have 16 bits if the sum of `max_count` values fits, else 32.
-    """
+class _QuantizedSumReducer:
+    """Sum of at most `max_count` quantized values. Accumulators have 16 bits if that fits, else 32."""
 
     is_signed: bool
     max_count: int
-    is_rounded: bool
-    low: int
-    high: int
 
     item_bytes = 1
-
-    @classmethod
-    def of(cls, is_signed: bool, max_count: int, is_rounded: bool, low: int, high: int) -> QuantizedMeanReducer | None:
-        """Return the reducer for at most `max_count` values, or None if their sum does not fit 31 bits."""
-        return cls(is_signed, max_count, is_rounded, low, high) if 256 * max_count < 1 << 31 else None
 
     @property
     def _acc_type(self) -> Any:
@@ -172,6 +162,33 @@ class QuantizedMeanReducer:
         """Return the sum."""
         return kb.ir.add(first, second)
 
+    def _wide_sums(self, kb: KernelBuilder, acc: Value) -> Value:
+        return acc if self._acc_type == I32 else kb.ir.zext(acc, vector(I32, acc.type.count))
+
+    def _narrowed(self, kb: KernelBuilder, values: Value, low: int, high: int) -> Value:
+        """Clamp int32 values, which are offset to unsigned ones, to the quantized values `low` to `high`."""
+        lanes, dtype_min = values.type.count, -128 if self.is_signed else 0
+        bounds = (kb.splat(I32, bound - dtype_min, lanes) for bound in (low, high))
+        return self._flip_sign_bit(kb, kb.ir.trunc(kb.clamp(values, *bounds), vector(I8, lanes)))
+
+    def _flip_sign_bit(self, kb: KernelBuilder, values: Value) -> Value:
+        """Convert int8 to uint8 plus 128, or back."""
+        return kb.ir.xor(values, kb.splat(I8, -128, values.type.count)) if self.is_signed else values
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedMeanReducer(_QuantizedSumReducer):
+    """Mean of quantized values, clamped to [low, high]; `is_rounded`: rounded half up, else rounded down."""
+
+    is_rounded: bool
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, is_signed: bool, max_count: int, is_rounded: bool, low: int, high: int) -> QuantizedMeanReducer | None:
+        """Return the reducer for at most `max_count` values, or None if their sum does not fit 31 bits."""
+        return cls(is_signed, max_count, is_rounded, low, high) if 256 * max_count < 1 << 31 else None
+
     def finalize(self, kb: KernelBuilder, acc: Value, count: int | Value) -> Value:
         """Divide, round, clamp and narrow to 8 bits.
 
@@ -181,8 +198,7 @@ class QuantizedMeanReducer:
         """
         lanes = acc.type.count
         real = F32 if 257 * self.max_count < 1 << 24 else F64
-        wide = vector(I32, lanes)
-        sums = acc if self._acc_type == I32 else kb.ir.zext(acc, wide)
+        sums = self._wide_sums(kb, acc)
         if self.is_rounded:
             if isinstance(count, int):
                 half = kb.splat(I32, count // 2, lanes)
@@ -190,13 +206,47 @@ class QuantizedMeanReducer:
                 half = kb.broadcast(kb.ir.trunc(kb.ir.lshr(count, kb.i64(1)), I32), lanes)
             sums = kb.ir.add(sums, half)
         quotient = kb.ir.fdiv(kb.ir.sitofp(sums, vector(real, lanes)), _count_splat(kb, count, real, lanes))
-        mean, dtype_min = kb.ir.fptosi(quotient, wide), -128 if self.is_signed else 0
-        low, high = (kb.splat(I32, bound - dtype_min, lanes) for bound in (self.low, self.high))
-        return self._flip_sign_bit(kb, kb.ir.trunc(kb.clamp(mean, low, high), vector(I8, lanes)))
+        return self._narrowed(kb, kb.ir.fptosi(quotient, vector(I32, lanes)), self.low, self.high)
 
-    def _flip_sign_bit(self, kb: KernelBuilder, values: Value) -> Value:
-        """Convert int8 to uint8 plus 128, or back."""
-        return kb.ir.xor(values, kb.splat(I8, -128, values.type.count)) if self.is_signed else values
+
+@dataclass(frozen=True, slots=True)
+class RequantizedSumReducer(_QuantizedSumReducer):
+    """Sum of `max_count` quantized values less their zero points, times multiplier / 2^31 · 2^exponent, rounded twice.
+
+    `input_zero_point` and `output_zero_point` are those of unsigned values, to which int8 is offset.
+    """
+
+    input_zero_point: int
+    multiplier: int
+    exponent: int
+    output_zero_point: int
+
+    @classmethod
+    def of(
+        cls, is_signed: bool, count: int, zero_points: tuple[int, int], multiplier: int, exponent: int
+    ) -> RequantizedSumReducer | None:
+        """Return the reducer for the input's and the output's zero points, or None if a product may not fit 64 bits."""
+        if 256 * count << max(exponent, 0) >= 1 << 30:
+            return None
+        offset = 128 if is_signed else 0
+        return cls(is_signed, count, zero_points[0] + offset, multiplier, exponent, zero_points[1] + offset)
+
+    def finalize(self, kb: KernelBuilder, acc: Value, count: int | Value) -> Value:
+        """Multiply, round, add the zero point, clamp and narrow to 8 bits.
+
+        The rounding is that of `requantize`: a nudge contains the halves of both roundings.
+        """
+        lanes, left, right = acc.type.count, max(self.exponent, 0), max(-self.exponent, 0)
+        sums = kb.ir.sub(self._wide_sums(kb, acc), kb.splat(I32, self.input_zero_point * self.max_count, lanes))
+        shifted = kb.ir.shl(kb.ir.sext(sums, vector(I64, lanes)), kb.splat(I64, left + 1, lanes))
+        nudge = (1 << 31) + ((1 << right >> 1) << 32)
+        product = kb.ir.add(kb.ir.mul(shifted, kb.splat(I64, self.multiplier, lanes)), kb.splat(I64, nudge, lanes))
+        high = kb.ir.trunc(kb.ir.ashr(product, kb.splat(I64, 32, lanes)), sums.type)
+        if right:
+            minus_one_if_negative = kb.ir.ashr(sums, kb.splat(I32, 31, lanes))
+            high = kb.ir.ashr(kb.ir.add(high, minus_one_if_negative), kb.splat(I32, right, lanes))
+        dtype_range = (-128, 127) if self.is_signed else (0, 255)
+        return self._narrowed(kb, kb.ir.add(high, kb.splat(I32, self.output_zero_point, lanes)), *dtype_range)
 
 
 @dataclass(frozen=True, slots=True)

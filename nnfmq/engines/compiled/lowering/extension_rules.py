@@ -1,4 +1,4 @@
-"""Lowering rules of operations of the built-in extension: 16-bit tensors that are moved, tables, DYNAMIC_QUANTIZE."""
+"""Lowering rules of operations of the built-in extension: 16-bit tensors that are moved, tables, sums, quantization."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any
 from nnfmq.engines.compiled.kernels.elementwise_kernels import plan_elementwise
 from nnfmq.engines.compiled.kernels.normalization_kernels import plan_axis_loop
 from nnfmq.engines.compiled.kernels.quantized_ops import Lut8
+from nnfmq.engines.compiled.kernels.reducers import Reducer, RequantizedSumReducer
 from nnfmq.engines.compiled.kernels.row_quantization import RowQuantization
 from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule, data_movement_rules
+from nnfmq.engines.compiled.lowering.reduction_rules import lower_reduction
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.tflite_codes import SIXTEEN_BIT, TfliteOperation, operation_code
 from nnfmq.hal.types import OperationType
+from nnfmq.operations.fixed_point import quantize_multiplier_of_mean
 from nnfmq.operations.quantization import all_quantized_values
 from nnfmq.operations.registry import REGISTRY
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Tensor
@@ -48,6 +51,19 @@ def _table(code: OperationType, input: Tensor, *, output: Tensor, target: Target
     return KernelLaunch(kernel, (table.tobytes(),), math.prod(output.shape) // 4)
 
 
+def _requantized_sum(
+    is_mean: bool, input: Tensor, *, output: Tensor, target: Target, axes: Array, keep_dimensions: int
+) -> KernelLaunch | None:
+    """Lower the extension's mean and sum of 8-bit tensors."""
+
+    def reducer(input: Tensor, count: int) -> Reducer | None:
+        number = quantize_multiplier_of_mean(input.scale / output.scale, max(count, 1) if is_mean else 1)
+        zero_points = (input.zero_point, output.zero_point)
+        return RequantizedSumReducer.of(input.dtype.kind == "i", count, zero_points, *number)
+
+    return lower_reduction(reducer, input, output=output, target=target, axes=axes, keep_dimensions=keep_dimensions)
+
+
 RULES: Mapping[OperationType, LoweringRule] = {
     **{
         SIXTEEN_BIT[code]: rule
@@ -56,4 +72,6 @@ RULES: Mapping[OperationType, LoweringRule] = {
     },
     **{code: partial(_table, code) for code in _TABLES},
     operation_code(TfliteOperation.DYNAMIC_QUANTIZE): _dynamic_quantize,
+    operation_code(TfliteOperation.Q8_MEAN): partial(_requantized_sum, True),
+    operation_code(TfliteOperation.Q8_REDUCE_SUM): partial(_requantized_sum, False),
 }

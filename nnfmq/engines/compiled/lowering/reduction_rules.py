@@ -38,7 +38,7 @@ from nnfmq.operations.shapes import normalize_axis, windows
 from nnfmq.operations.signature import Array, Tensor
 from nnfmq.operations.softmax import exponential_tables
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "lower_reduction"]
 
 _FLOAT, _QUANTIZED = np.dtype("<f4"), (np.dtype("u1"), np.dtype("i1"))
 
@@ -91,7 +91,7 @@ def _max_reducer(output: Tensor, activation: int, max_count: int) -> Reducer | N
 # -- reductions -------------------------------------------------------------------------------------------------------
 
 
-def _reduce(
+def lower_reduction(
     choose_reducer: Callable[[Tensor, int], Reducer | None],
     input: Tensor,
     *,
@@ -100,6 +100,7 @@ def _reduce(
     axes: Array,
     keep_dimensions: int,
 ) -> KernelLaunch | None:
+    """Lower a reduction; `choose_reducer` gets the input and the number of elements of each result."""
     reduced = reduced_axes(axes, len(input.shape))
     reducer = choose_reducer(input, math.prod(input.shape[axis] for axis in reduced))
     if reducer is None or 0 in input.shape:
@@ -186,9 +187,9 @@ RULES: Mapping[OperationType, LoweringRule] = {
     OperationType.L2_NORMALIZATION: _l2_normalization,
     OperationType.LOG_SOFTMAX: partial(_float_softmax, True),
     OperationType.MAX_POOL_2D: partial(_pool, _max_reducer),
-    OperationType.MEAN: partial(_reduce, _mean_reducer),
-    OperationType.REDUCE_MAX: partial(_reduce, partial(_min_max_reducer, True)),
-    OperationType.REDUCE_MIN: partial(_reduce, partial(_min_max_reducer, False)),
-    OperationType.REDUCE_SUM: partial(_reduce, _sum_reducer),
+    OperationType.MEAN: partial(lower_reduction, _mean_reducer),
+    OperationType.REDUCE_MAX: partial(lower_reduction, partial(_min_max_reducer, True)),
+    OperationType.REDUCE_MIN: partial(lower_reduction, partial(_min_max_reducer, False)),
+    OperationType.REDUCE_SUM: partial(lower_reduction, _sum_reducer),
     OperationType.SOFTMAX: _softmax,
 }
