@@ -198,6 +198,18 @@ class TfliteOperation(IntEnum):
     Q8_REDUCE_PROD = 239
     Q8_LOG_SOFTMAX = 240
 
+    # 241 to 255: TFLite's definition of operations that the HAL has too
+    Q8_MAXIMUM = 241
+    Q8_MINIMUM = 242
+    Q8_SELECT = 243
+    TOPK_V2 = 244
+    Q8_EQUAL = 245
+    Q8_NOT_EQUAL = 246
+    Q8_LESS = 247
+    Q8_LESS_EQUAL = 248
+    Q8_GREATER = 249
+    Q8_GREATER_EQUAL = 250
+
     # 256 to 287: operations for weights of 8 bits and inputs of floats. HYBRID_X is the HAL's X
     DYNAMIC_QUANTIZE = 256
     HYBRID_LSTM = 257

@@ -59,7 +59,8 @@ class ModelSource:
 
     `path` is None if the caller gave bytes; it locates files that belong to this one. `shapes` replace those of inputs.
     `values` has NumPy arrays, by name, for inputs that become constants; only ONNX files can have them. `signature`
-    names one of a TensorFlow Lite file.
+    names one of a TensorFlow Lite file. `follows_tflite`: the extension's operations are used where the HAL's are
+    defined in another way than TensorFlow Lite's.
     """
 
     data: FileContent = field(repr=False)
@@ -67,6 +68,7 @@ class ModelSource:
     shapes: Shapes = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict, repr=False)
     signature: str | None = None
+    follows_tflite: bool = False
 
 
 def read_source(

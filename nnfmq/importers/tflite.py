@@ -120,6 +120,7 @@ def _import_file(
 
 def _open(source: ModelSource, subgraph: int, signature: FileSignature | None) -> TfliteFile:
     file = read(source.data).subgraph(subgraph)
+    file.follows_tflite = source.follows_tflite
     if signature is not None:
         file.inputs, file.outputs = tuple(signature.inputs.values()), tuple(signature.outputs.values())
     return file

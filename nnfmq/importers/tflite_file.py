@@ -123,6 +123,8 @@ class TfliteFile:
 
     def __init__(self, model: Any, size_bytes: int, index: int = 0) -> None:
         self._model = model
+        self.follows_tflite = False
+        """Whether operations have TFLite's definition where the HAL's is another one."""
         self._subgraph = model.Subgraphs(index)
         self._elements_left = size_bytes
         self._tensors: dict[int, TfliteTensor | str] = {}  # or why it is invalid, so that it is read once
@@ -136,7 +138,9 @@ class TfliteFile:
         """Return another subgraph of the file. Raises InvalidArgument if there is none of this index."""
         if not 0 <= index < self.subgraph_count:
             raise InvalidArgument(f"subgraph {index} is not in 0..{self.subgraph_count - 1}")
-        return TfliteFile(self._model, self.size_bytes, index)
+        found = TfliteFile(self._model, self.size_bytes, index)
+        found.follows_tflite = self.follows_tflite
+        return found
 
     def shared_name(self, operator: TfliteOperator) -> str:
         """Return the name of the variable of a VAR_HANDLE."""

@@ -476,3 +476,23 @@ def test_a_view_outlives_its_interpreter() -> None:
     gc.collect()
     view[...] = 3
     assert view.sum() == 3 * 64
+
+
+def test_operations_have_tflite_s_definition_where_the_hal_s_is_another_one() -> None:
+    """The HAL rounds a mean down."""
+    tensors = [
+        Tensor("x", (4, 50), "INT8", scales=(0.1,), zero_points=(3,)),
+        Tensor("axes", (1,), "INT32", np.array([1], np.int32).tobytes()),
+        Tensor("y", (4,), "INT8", scales=(0.1,), zero_points=(3,)),
+    ]
+    content = single("MEAN", tensors, "ReducerOptions", {})
+    values = np.arange(200, dtype=np.int16).reshape(4, 50) % 97
+    found = []
+    for lite in (litert, ours):
+        runner = lite.Interpreter(model_content=content, experimental_op_resolver_type=lite.OpResolverType.BUILTIN_REF)
+        runner.allocate_tensors()
+        runner.set_tensor(runner.get_input_details()[0]["index"], values.astype(np.int8))
+        runner.invoke()
+        found.append(runner.get_tensor(runner.get_output_details()[0]["index"]))
+    np.testing.assert_array_equal(found[0], found[1])
+    assert not np.array_equal(found[1], values.sum(axis=1) // 50)

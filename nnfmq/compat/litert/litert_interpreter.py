@@ -402,10 +402,10 @@ def _read(model_path: Any, model_content: Any) -> ModelSource:
     if model_content:
         if not isinstance(model_content, bytes):
             raise TypeError(f"model_content is the bytes of a model, not {type(model_content).__name__}")
-        return read_source(model_content)
+        return replace(read_source(model_content), follows_tflite=True)
     path = os.fsdecode(os.fspath(model_path))
     try:
-        return read_source(path)
+        return replace(read_source(path), follows_tflite=True)
     except OSError as error:
         raise ValueError(f"{path!r} cannot be opened: {error.strerror}") from error
 

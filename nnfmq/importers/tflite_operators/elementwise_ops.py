@@ -28,7 +28,9 @@ from nnfmq.importers.tflite_operators.options import (
     dequantized,
     emit_clamp,
     emit_dequantized,
+    have_one_quantization,
     no_activation,
+    own_definition,
     passthrough,
 )
 
@@ -64,6 +66,33 @@ def _eight_bit_or(operation: TfliteOperation, other: Apply) -> Apply:
         if not are_quantized(context, *operator.inputs, *operator.outputs):
             return other(context, operator)
         return context.emit(operation_code(operation), operator, *map(context.value, operator.inputs))
+
+    return convert
+
+
+def _choice(operation_type: OperationType) -> Apply:
+    """Return the converter of MAXIMUM or MINIMUM; TFLite's ignores scales and zero points."""
+
+    def convert(context: ConversionContext, operator: TfliteOperator) -> None:
+        code = _choice_code(context, operation_type, *operator.inputs, *operator.outputs)
+        context.emit(code, operator, *map(context.value, operator.inputs))
+
+    return convert
+
+
+def _choice_code(context: ConversionContext, operation_type: OperationType, *tensors: int) -> OperationType:
+    if have_one_quantization(context, *tensors):
+        return operation_type
+    return own_definition(context, operation_type, *tensors)
+
+
+def _comparison(operation_type: OperationType) -> Apply:
+    """Return the converter of a comparison; TFLite's is in fixed point, and requires scales below 1."""
+
+    def convert(context: ConversionContext, operator: TfliteOperator) -> None:
+        is_below_one = all(context.file.tensor(index).scale < 1 for index in operator.inputs)
+        code = own_definition(context, operation_type, *operator.inputs) if is_below_one else operation_type
+        context.emit(code, operator, *map(context.value, operator.inputs))
 
     return convert
 
@@ -223,7 +252,8 @@ def _select(context: ConversionContext, operator: TfliteOperator) -> None:
     if operator.name == "SELECT" and y.shape and condition.shape != y.shape:
         raise InvalidArgument(f"{condition} has another shape than {y}: NNAPI's SELECT has one shape")
     values = [broadcast(context, index, y.shape) if y.shape else context.value(index) for index in operator.inputs]
-    context.emit(OperationType.SELECT, operator, *values)
+    code = _choice_code(context, OperationType.SELECT, *operator.inputs[1:], *operator.outputs)
+    context.emit(code, operator, *values)
 
 
 def _quantize(context: ConversionContext, operator: TfliteOperator) -> None:
@@ -269,9 +299,9 @@ _MANY = range(2, 1 << 16)
 _UNARY = ("HARD_SWISH", "LOGICAL_NOT", "LOGISTIC", "TANH")
 _UNARY_OF_REALS = ("ABS", "EXP", "LOG", "SQRT")
 _BINARY = (
-    "EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "LOGICAL_AND", "LOGICAL_OR", "MAXIMUM", "MINIMUM",
-    "NOT_EQUAL", "POW", "PRELU",
+    "LOGICAL_AND", "LOGICAL_OR", "POW", "PRELU",
 )  # fmt: skip
+_COMPARISONS = ("EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "NOT_EQUAL")
 
 CONVERTERS: dict[str, OpConverter] = {
     **{name: OpConverter(_ONE, passthrough(OperationType[name])) for name in _UNARY},
@@ -281,6 +311,8 @@ CONVERTERS: dict[str, OpConverter] = {
     },
     **{name: OpConverter(_ONE, _dequantizing(OperationType[name])) for name in ("FLOOR", "SIN")},
     **{name: OpConverter(_TWO, passthrough(OperationType[name])) for name in _BINARY},
+    **{name: OpConverter(_TWO, _choice(OperationType[name])) for name in ("MAXIMUM", "MINIMUM")},
+    **{name: OpConverter(_TWO, _comparison(OperationType[name])) for name in _COMPARISONS},
     **{
         name: OpConverter(_TWO, _with_activation(OperationType[name]), f"{name.title()}Options")
         for name in ("ADD", "MUL", "SUB")

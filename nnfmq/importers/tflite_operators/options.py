@@ -24,8 +24,10 @@ __all__ = [
     "emit_dequantized",
     "emit_reshape",
     "emit_same_quantization",
+    "have_one_quantization",
     "no_activation",
     "normalized_axis",
+    "own_definition",
     "padding",
     "passthrough",
     "positive",
@@ -145,6 +147,19 @@ def are_quantized(context: ConversionContext, *tensors: int) -> bool:
     """Return True if all tensors have the same type of 8 bits, as TFLite's operators on them require."""
     types = {context.file.tensor(index).type for index in tensors}
     return len(types) == 1 and types <= set(QUANTIZED_TYPES)
+
+
+def own_definition(context: ConversionContext, operation: OperationType, *tensors: int) -> OperationType:
+    """Return TFLite's definition of an operation on 8-bit tensors if the import follows TFLite, else the HAL's."""
+    if not (context.file.follows_tflite and are_quantized(context, *tensors)):
+        return operation
+    return operation_code(TfliteOperation[f"Q8_{operation.name}"])
+
+
+def have_one_quantization(context: ConversionContext, *tensors: int) -> bool:
+    """Return True if the tensors have the same scale and zero point."""
+    found = [context.file.tensor(index) for index in tensors]
+    return len({(tensor.scale, tensor.zero_point) for tensor in found}) == 1
 
 
 def emit_clamp(context: ConversionContext, operator: TfliteOperator, low: float, high: float) -> None:

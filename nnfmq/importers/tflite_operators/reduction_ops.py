@@ -12,7 +12,7 @@ from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.tflite_file import TfliteOperator
-from nnfmq.importers.tflite_operators.conversion import ConversionContext, OpConverter
+from nnfmq.importers.tflite_operators.conversion import SIXTEEN_BITS, ConversionContext, OpConverter
 from nnfmq.importers.tflite_operators.options import (
     are_quantized,
     dequantized,
@@ -57,7 +57,8 @@ def _own_operation(
 ) -> TfliteOperation | None:
     """Return TFLite's operation on 8-bit tensors if the HAL has none: MEAN keeps the quantization there."""
     x, y = context.file.tensor(operator.inputs[0]), context.file.tensor(operator.outputs[0])
-    if operation_type == OperationType.MEAN and (x.scale, x.zero_point) == (y.scale, y.zero_point):
+    keeps = (x.scale, x.zero_point) == (y.scale, y.zero_point)
+    if operation_type == OperationType.MEAN and keeps and not context.file.follows_tflite:
         return None
     return _OF_8_BITS.get(operation_type) if are_quantized(context, x.index, y.index) else None
 
@@ -84,7 +85,9 @@ def _arg(operation_type: OperationType) -> Callable[[ConversionContext, TfliteOp
 def _topk_v2(context: ConversionContext, operator: TfliteOperator) -> None:
     arguments = [context.value(operator.inputs[0]), context.builder.int32(context.one_int(operator.inputs[1]))]
     outputs = [context.result(index) for index in operator.outputs]
-    context.builder.operation(OperationType.TOPK_V2, arguments, *outputs)
+    own = context.file.follows_tflite and context.builder[arguments[0]].type != SIXTEEN_BITS
+    code = operation_code(TfliteOperation.TOPK_V2) if own else OperationType.TOPK_V2
+    context.builder.operation(code, arguments, *outputs)
 
 
 def _lsh_projection(context: ConversionContext, operator: TfliteOperator) -> None:

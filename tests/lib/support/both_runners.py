@@ -6,6 +6,7 @@ LiteRT keeps variable tensors itself, initially zeros; in nnfmq they are the las
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import pytest
 
 from nnfmq.engines import interpreter
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.importers import LoadedModel, load, tflite_file
+from nnfmq.importers import LoadedModel, load, load_source, tflite_file
+from nnfmq.importers.file_format import read_source
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.tflite_operators import ConversionContext, convert_operator
 from nnfmq.runtime.model_state import initial_values
@@ -55,6 +57,11 @@ class Ours:
 def ours(content: bytes, shapes: Mapping[str | int, Sequence[int]] | None = None) -> Ours:
     """Load `content`, with inputs of `shapes`, and make it ready to run."""
     return Ours(load(content, shapes=shapes))
+
+
+def ours_following_tflite(content: bytes) -> Ours:
+    """Load `content` as `nnfmq.compat.litert` does, with TFLite's definitions, and make it ready to run."""
+    return Ours(load_source(replace(read_source(content), follows_tflite=True)))
 
 
 class Theirs:

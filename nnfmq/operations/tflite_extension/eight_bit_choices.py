@@ -1,0 +1,114 @@
+"""MAXIMUM, MINIMUM, SELECT, TOPK_V2 and comparisons of 8-bit tensors as TFLite defines them.
+
+MAXIMUM, MINIMUM and SELECT take stored values, whatever their scales. TOPK_V2, of all types, puts the first of equal
+values first. Comparisons are between real values with 8 bits after the binary point, so that unequal ones may be equal.
+
+    B1 dimensions are equal or 1     C1 the operands of SELECT have one shape     C4 k is in [1, last dimension]
+    Q2 the scales of comparisons are below 1
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from nnfmq.hal.tflite_codes import TfliteOperation
+from nnfmq.hal.types import OperandType
+from nnfmq.hal.types import OperationType as Op
+from nnfmq.operations import comparison, fixed_point, gather_topk, min_max_select
+from nnfmq.operations.fixed_point import Ints, ints
+from nnfmq.operations.kernel_adapters import stateless
+from nnfmq.operations.signature import (
+    F16,
+    F32,
+    I32,
+    Q8,
+    Q8S,
+    V1_0,
+    V1_2,
+    Array,
+    Declaration,
+    Plan,
+    Run,
+    Tensor,
+    Variant,
+)
+from nnfmq.operations.tflite_extension.declaring import own_code
+from nnfmq.operations.tflite_extension.sixteen_bits import find
+
+_FRACTION_BITS = 8  # of compared values
+
+
+def plan_comparison(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor) -> Run:
+    """Plan the comparison of real values in fixed point."""
+    read_first, read_second = (_Reader(tensor) for tensor in (first, second))
+    return lambda a, b: ufunc(read_first(a), read_second(b)).view(np.uint8)
+
+
+class _Reader:
+    """Converts the stored values of a tensor to fixed point."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._zero_point = tensor.zero_point
+        self._scale = fixed_point.quantize_multiplier_below_one(tensor.scale)
+
+    def __call__(self, stored: Array) -> Ints:
+        return fixed_point.multiply((ints(stored) - self._zero_point) << _FRACTION_BITS, *self._scale)
+
+
+def topk(array: Array, *, k: int) -> tuple[Array, Array]:
+    """Return the `k` largest values of each row, descending, and their indices. Of equal values, the first is first."""
+    values, from_end = gather_topk.topk(array[..., ::-1], k)
+    return values, (array.shape[-1] - 1 - from_end).astype(np.int32)
+
+
+def _own(operation: TfliteOperation, source: Declaration, plan: Plan, types: tuple[OperandType, ...]) -> Declaration:
+    """Return the declaration of an operation with the parameters and shape rule of the HAL's."""
+    others = {name: kind for name, kind in source.variants[0].types.items() if name != "T"}
+    return replace(
+        source,
+        code=own_code(operation),
+        since=V1_2,
+        variants=tuple(Variant({"T": kind, **others}, V1_2, plan) for kind in types),
+        level=lambda inputs, output: V1_0,
+    )
+
+
+_BYTES = (Q8, Q8S)
+_CHOICES = {
+    Op.MAXIMUM: stateless(np.maximum),
+    Op.MINIMUM: stateless(np.minimum),
+    Op.SELECT: stateless(min_max_select.select),
+}
+_COMPARISONS = {
+    Op.EQUAL: np.equal,
+    Op.NOT_EQUAL: np.not_equal,
+    Op.LESS: np.less,
+    Op.LESS_EQUAL: np.less_equal,
+    Op.GREATER: np.greater,
+    Op.GREATER_EQUAL: np.greater_equal,
+}
+
+DECLARATIONS = (
+    *(
+        _own(TfliteOperation[f"Q8_{code.name}"], find(min_max_select.DECLARATIONS, code), plan, _BYTES)
+        for code, plan in _CHOICES.items()
+    ),
+    _own(
+        TfliteOperation.TOPK_V2,
+        find(gather_topk.DECLARATIONS, Op.TOPK_V2),
+        stateless(topk),
+        (F32, F16, I32, *_BYTES),
+    ),
+    *(
+        _own(
+            TfliteOperation[f"Q8_{code.name}"],
+            find(comparison.DECLARATIONS, code),
+            partial(plan_comparison, ufunc),
+            _BYTES,
+        )
+        for code, ufunc in _COMPARISONS.items()
+    ),
+)

@@ -1,0 +1,96 @@
+"""Operations that the HAL and TFLite define differently: with `follows_tflite`, LiteRT's result, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from support.both_runners import Theirs, ours, ours_following_tflite
+from support.tflite_cases import codes, integers, x
+from support.tflite_files import Operator, Tensor, single, writer
+
+pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
+
+Array = npt.NDArray[Any]
+KINDS = ("INT8", "UINT8")
+COMPARISONS = ("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL")
+MODELS = 20
+
+
+def quantized(rng: np.random.Generator, kind: str, *shape: int, name: str) -> Any:
+    """Return a tensor of a random scale below 1 and any zero point, extremes included."""
+    info = np.iinfo(kind.lower())
+    zero_point = int(rng.choice([info.min, info.max, rng.integers(info.min, info.max + 1)]))
+    scale = float(np.float32(10 ** rng.uniform(-2.5, -0.1)))
+    return codes(*shape, kind=kind, scale=scale, zero_point=zero_point, name=name)
+
+
+def stored_values(kind: str) -> Array:
+    return np.arange(256, dtype=np.uint8).view(kind.lower())
+
+
+def differs_only_without(content: bytes, inputs: list[Array]) -> bool:
+    """Assert that the results are LiteRT's, and return whether those with the HAL's definition differ."""
+    expected = Theirs(content)(inputs)
+    for found, result in zip(ours_following_tflite(content)(inputs), expected, strict=True):
+        np.testing.assert_array_equal(found.reshape(result.shape), result)
+    pairs = zip(ours(content)(inputs), expected, strict=True)
+    return not all(np.array_equal(found.reshape(result.shape), result) for found, result in pairs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [*COMPARISONS, "MAXIMUM", "MINIMUM"])
+def test_pairs_of_all_stored_values_give_litert_s(name: str, kind: str) -> None:
+    rng = np.random.default_rng(1)
+    values, differ = stored_values(kind), []
+    for _ in range(MODELS):
+        shape = (256, 256)
+        given = [quantized(rng, kind, 256, 1, name="a"), quantized(rng, kind, 256, name="b")]
+        out = x(*shape, kind="BOOL") if name in COMPARISONS else quantized(rng, kind, *shape, name="y")
+        content = writer.write([*given, out], [Operator(name, (0, 1), (2,))], (0, 1), (2,))
+        differ.append(differs_only_without(content, [values.reshape(256, 1), values]))
+    assert any(differ)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_comparisons_of_scales_from_1_on_are_the_hal_s(kind: str) -> None:
+    """LiteRT ends the process for such scales."""
+    given = [codes(256, kind=kind, scale=1.5, zero_point=100, name=name) for name in "ab"]
+    content = writer.write([*given, x(256, kind="BOOL")], [Operator("LESS", (0, 1), (2,))], (0, 1), (2,))
+    (found,) = ours_following_tflite(content)([stored_values(kind), stored_values(kind)[::-1]])
+    np.testing.assert_array_equal(found, stored_values(kind) < stored_values(kind)[::-1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_select_takes_stored_values(kind: str) -> None:
+    rng = np.random.default_rng(2)
+    tensors = [
+        x(256, kind="BOOL", name="which"),
+        *(quantized(rng, kind, 256, name=name) for name in ("a", "b", "y")),
+    ]
+    content = writer.write(tensors, [Operator("SELECT_V2", (0, 1, 2), (3,))], (0, 1, 2), (3,))
+    values = stored_values(kind)
+    assert differs_only_without(content, [rng.random(256) < 0.5, values, values[::-1].copy()])
+
+
+@pytest.mark.parametrize("kind", ["FLOAT32", "INT32", *KINDS])
+def test_the_first_of_equal_numbers_is_first(kind: str) -> None:
+    scales = {"scales": (0.1,), "zero_points": (3,)} if kind in KINDS else {}
+    given, values = Tensor("x", (9, 40), kind, **scales), Tensor("y", (9, 7), kind, **scales)
+    tensors = [given, integers(7, shape=()), values, x(9, 7, kind="INT32")]
+    content = writer.write(tensors, [Operator("TOPK_V2", (0, 1), (2, 3), "TopKV2Options", {})], (0,), (2, 3))
+    numbers = np.random.default_rng(3).integers(0, 12, (9, 40))
+    assert differs_only_without(content, [numbers.astype(kind.lower())])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_means_in_one_quantization_are_rounded(kind: str) -> None:
+    rng = np.random.default_rng(4)
+    for axes, kept in (((1, 2), (3, 1, 1, 6)), ((0, 3), (1, 4, 5, 1)), ((2,), (3, 4, 1, 6))):
+        given = quantized(rng, kind, 3, 4, 5, 6, name="x")
+        result = codes(*kept, kind=kind, scale=given.scales[0], zero_point=given.zero_points[0], name="y")
+        content = single("MEAN", [given, integers(*axes), result], "ReducerOptions", {"KeepDims": True})
+        values = rng.integers(0, 256, (3, 4, 5, 6)).astype(np.uint8).view(kind.lower())
+        assert differs_only_without(content, [values])
