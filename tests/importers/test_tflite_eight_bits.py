@@ -142,6 +142,29 @@ def bits(values: Array) -> Array:
     return length
 
 
+@pytest.mark.parametrize(("name", "table"), [("SQUARED_DIFFERENCE", ""), ("DIV", "DivOptions")])
+@pytest.mark.parametrize("kind", BOTH)
+def test_more_elements_than_pairs_have_the_results_of_fewer(name: str, table: str, kind: str) -> None:
+    """A table of all pairs is computed then."""
+
+    def content(rows: int) -> bytes:
+        schemes = ((0.1, 3), (0.2, 100), (0.7, 0))
+        tensors = [quantized((rows, 256), kind, scheme, name) for scheme, name in zip(schemes, "xyz", strict=True)]
+        return writer.write(tensors, [Operator(name, (0, 1), (2,), table, {})], (0, 1), (2,))
+
+    rng = np.random.default_rng(8)
+    first, second = (rng.integers(0, 256, (300, 256)).astype(np.uint8).view(kind.lower()) for _ in range(2))
+    second[second == 100] = 99
+    (whole,) = ours(content(300))([first, second])
+    part = ours(content(150))
+    halves = [part([first[rows], second[rows]])[0] for rows in (slice(150), slice(150, 300))]
+    np.testing.assert_array_equal(whole, np.concatenate(halves))
+    second[7, 7] = 100
+    if name == "DIV":
+        with pytest.raises(GeneralFailure, match=r"a divisor is 0 \(C2\)"):
+            ours(content(300))([first, second])
+
+
 def test_a_divisor_of_0_is_rejected() -> None:
     content, inputs, (_, second, _) = of_every_pair("DIV", "INT8", np.random.default_rng(4), "DivOptions")
     inputs[1] = np.full(256, second[1], np.int8)

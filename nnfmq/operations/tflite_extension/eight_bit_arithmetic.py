@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import cast
 
 import numpy as np
 
 from nnfmq.hal.tflite_codes import TfliteOperation
 from nnfmq.operations import fixed_point
 from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN, Ints, ints
-from nnfmq.operations.quantization import quantized_activation_range
+from nnfmq.operations.quantization import all_quantized_values, quantized_activation_range
 from nnfmq.operations.reduce_argmax import reduced, reduced_axes
 from nnfmq.operations.shapes import broadcast_shapes, require
 from nnfmq.operations.signature import (
@@ -44,6 +45,7 @@ from nnfmq.operations.tflite_extension.sixteen_bits import multiply_wide
 _EXTRA_BITS = 7  # of the common scale of a difference
 _WIDEST_SHIFT = 62
 _MAX_FACTOR = 1 << 8
+_PAIRS = 1 << 16
 
 
 def plan_squared_difference(first: Tensor, second: Tensor, *, output: Tensor) -> Run:
@@ -58,7 +60,7 @@ def plan_squared_difference(first: Tensor, second: Tensor, *, output: Tensor) ->
         subtrahend = fixed_point.multiply((ints(b) - second.zero_point) << _EXTRA_BITS, *other)
         return clamped(fixed_point.multiply(np.square(minuend - subtrahend), *total), output)
 
-    return run
+    return _by_pairs(run, first, second, output)
 
 
 def plan_div(first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
@@ -67,14 +69,29 @@ def plan_div(first: Tensor, second: Tensor, *, output: Tensor, activation: int) 
     multiplier, shift = fixed_point.quantize_multiplier(float(real))
     low, high = quantized_activation_range(activation, output)
 
-    def run(a: Array, b: Array) -> Array:
+    def divide(a: Array, b: Array) -> Array:
         divisors = ints(b) - second.zero_point
-        require(bool(divisors.all()), "C2", "a divisor is 0")
+        divisors = np.where(divisors == 0, 1, divisors)  # of a table; no other reaches this
         dividends = (ints(a) - first.zero_point) * np.sign(divisors)
         quotients = _scaled_quotients(dividends, np.abs(divisors), multiplier, shift)
         return np.clip(quotients + output.zero_point, low, high).astype(output.dtype)
 
+    inner = _by_pairs(divide, first, second, output)
+
+    def run(a: Array, b: Array) -> Array:
+        require(not (b == second.zero_point).any(), "C2", "a divisor is 0")
+        return cast(Array, inner(a, b))
+
     return run
+
+
+def _by_pairs(function: Run, first: Tensor, second: Tensor, output: Tensor) -> Run:
+    """Return a function of two stored values as a table of all pairs, if there are more elements than pairs."""
+    if math.prod(output.shape) <= _PAIRS:
+        return function
+    values, others = (all_quantized_values(tensor) for tensor in (first, second))
+    table = function(values[:, np.newaxis], others).ravel()
+    return lambda a, b: table.take(a.view(np.uint8).astype(np.uint16) << 8 | b.view(np.uint8))
 
 
 def _scaled_quotients(dividends: Ints, divisors: Ints, multiplier: int, shift: int) -> Ints:

@@ -19,7 +19,8 @@ from nnfmq.hal.types import OperandType
 from nnfmq.hal.types import OperationType as Op
 from nnfmq.operations import comparison, fixed_point, gather_topk, min_max_select
 from nnfmq.operations.fixed_point import Ints, ints
-from nnfmq.operations.kernel_adapters import stateless
+from nnfmq.operations.kernel_adapters import lut8, stateless
+from nnfmq.operations.quantization import all_quantized_values
 from nnfmq.operations.signature import (
     F16,
     F32,
@@ -42,20 +43,15 @@ _FRACTION_BITS = 8  # of compared values
 
 
 def plan_comparison(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor) -> Run:
-    """Plan the comparison of real values in fixed point."""
-    read_first, read_second = (_Reader(tensor) for tensor in (first, second))
-    return lambda a, b: ufunc(read_first(a), read_second(b)).view(np.uint8)
+    """Plan the comparison of real values in fixed point, with a table for each operand."""
+    values, others = _fixed_point_values(first), _fixed_point_values(second)
+    return lambda a, b: comparison.compare(ufunc, lut8(values, a), lut8(others, b))
 
 
-class _Reader:
-    """Converts the stored values of a tensor to fixed point."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._zero_point = tensor.zero_point
-        self._scale = fixed_point.quantize_multiplier_below_one(tensor.scale)
-
-    def __call__(self, stored: Array) -> Ints:
-        return fixed_point.multiply((ints(stored) - self._zero_point) << _FRACTION_BITS, *self._scale)
+def _fixed_point_values(tensor: Tensor) -> Ints:
+    """Return the real value of each stored one, indexed by its bits."""
+    centered = ints(all_quantized_values(tensor)) - tensor.zero_point
+    return fixed_point.multiply(centered << _FRACTION_BITS, *fixed_point.quantize_multiplier_below_one(tensor.scale))
 
 
 def topk(array: Array, *, k: int) -> tuple[Array, Array]:
