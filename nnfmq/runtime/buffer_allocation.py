@@ -14,7 +14,8 @@ from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ProtocolError, ResourceExhausted
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import merge_dimensions
-from nnfmq.runtime.connection import DEFAULT_TIMEOUT_S, Connection
+from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.managed_buffer import Buffer, Role, SharedBuffer
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.tensor_layout import has_unknown_shape

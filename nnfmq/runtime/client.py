@@ -13,9 +13,10 @@ from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
 from nnfmq.hal.types import DeviceStatus
 from nnfmq.runtime.client_device import Device, PrepareOptions
-from nnfmq.runtime.connection import DEFAULT_TIMEOUT_S, Connection
+from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.device_validation import valid_devices
-from nnfmq.runtime.prepare_arguments import ModelArgument
+from nnfmq.runtime.prepare_arguments import ModelArgument, to_model
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
@@ -52,24 +53,26 @@ class Client(Uncopyable):
         self._lost_devices: set[str] = set()  # missing or different in the driver of a later connection
 
     def __repr__(self) -> str:
-        state = "" if self._connection.is_open else ", closed"
+        connection, process = self._connection, self._process
+        state = ", closed" if not connection.is_open else "" if connection.has_started else ", starting"
         kind = "embedded driver" if self.is_embedded else "driver"
-        return f"<Client of {kind} {self.driver_pid}, {self.interface}{state}>"
+        pid = f" {self.driver_pid}" if connection.has_started else f" {process.pid}" if process is not None else ""
+        return f"<Client of {kind}{pid}, {self.interface}{state}>"
 
     @property
     def driver_pid(self) -> int:
         """The pid of the driver, `nnfmq serve`, as the driver knows it; of an embedded driver that of its process."""
-        return self._connection.hello_reply.driver_pid
+        return self._connection.wait_until_ready().driver_pid
 
     @property
     def worker_pid(self) -> int:
         """The pid of the process that serves this client: the driver's worker, or the embedded driver."""
-        return self._connection.hello_reply.worker_pid
+        return self._connection.wait_until_ready().worker_pid
 
     @property
     def driver_core(self) -> str:
         """The queue core of the driver, as `nnfmq doctor` names it."""
-        return self._connection.hello_reply.core
+        return self._connection.wait_until_ready().core
 
     @property
     def connection(self) -> Connection:
@@ -79,7 +82,7 @@ class Client(Uncopyable):
     @property
     def interface(self) -> str:
         """The HAL version of this connection, as passed to `connect`."""
-        return self._connection.hello_reply.interface
+        return self._connection.interface
 
     @property
     def is_embedded(self) -> bool:
@@ -136,6 +139,7 @@ class Client(Uncopyable):
         That is `compiled`, which generates machine code, if it is available; otherwise `reference`, and the client logs
         one warning. Takes the keyword arguments of `Device.prepare`, and raises as it does.
         """
+        model = to_model(model)  # while an embedded driver starts
         timeout = options.get("timeout")
         devices = self.devices(timeout=DEFAULT_TIMEOUT_S if timeout is None else timeout)
         status = next((info.status for info in devices if info.name == _COMPILED), None)
@@ -190,9 +194,12 @@ class Client(Uncopyable):
     def close(self) -> None:
         """Hang up; an embedded driver exits and is reaped. Idempotent, also in a forked child."""
         self._is_closed = True
+        has_started = self._connection.has_started
         self._connection.close()
         process, self._process = self._process, None
         if process is not None and os.getpid() == self._pid:
+            if not has_started:
+                process.kill()  # it does not read its connection yet
             _end(process)
 
     def __enter__(self) -> Self:

@@ -24,7 +24,8 @@ from nnfmq.hal.tensor_info import TensorInfo, operand_info
 from nnfmq.hal.timing import to_limit_field
 from nnfmq.hal.types import ExecutionPreference, ExtensionNameAndPrefix, Model, Priority, TokenValuePair
 from nnfmq.runtime.buffer_allocation import ModelRole, allocate_in_device
-from nnfmq.runtime.connection import DEFAULT_TIMEOUT_S, Connection
+from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.prepare_arguments import (
     ModelArgument,

@@ -1,19 +1,26 @@
-"""connect: reach a driver that listens, or start an embedded one."""
+"""connect: reach a driver that listens, or start an embedded one.
+
+This module imports what it needs to start an embedded driver. What a client needs is imported while the driver starts.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nnfmq.channel import Channel
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
 from nnfmq.paths import check_socket_directory, default_socket, is_socket_named
-from nnfmq.runtime.client import Client
-from nnfmq.runtime.connection import DEFAULT_TIMEOUT_S, INTERFACE, Connection
+from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S, INTERFACE, level_of
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.client import Client
 
 _RETRY_S = 0.02  # between two attempts to reach a driver that does not listen yet
 _log = logging.getLogger("nnfmq.client")
@@ -26,6 +33,7 @@ def connect(
     timeout: float | None = DEFAULT_TIMEOUT_S,
     server_uid: int | None = None,
     wait: bool = False,
+    wait_ready: bool = False,
     interface: str = INTERFACE,
 ) -> Client:
     """Connect to a driver and return a client, which the caller closes; blocks.
@@ -33,29 +41,31 @@ def connect(
     Without arguments: to the driver that listens at `$NNFMQ_SOCKET` or in the runtime directory; if there is none, to
     an embedded driver, a private process that exits with this one. A driver must run as this user or as root.
 
+    An embedded driver still starts when this returns, so that an application can load its model meanwhile. The first
+    call waits for it, and raises what `wait_ready` would raise.
+
     Args:
         path: The socket of a driver.
         embedded: True = start an embedded driver without looking for another one; False = never start one.
-        timeout: In seconds; None = no limit.
+        timeout: In seconds, also of an embedded driver's start; None = no limit.
         server_uid: The driver may also run as this user.
         wait: Whether to wait for a driver that does not listen yet; none is started then (DEV-11).
+        wait_ready: Whether to wait until an embedded driver has started.
         interface: The HAL version of this connection: "HIDL 1.0" to "HIDL 1.3", "AIDL v1" to "AIDL v4". An older one
             has fewer calls, and rejects newer models (docs/reference/hal-versions.md).
 
     Raises:
-        DeviceUnavailable: If no driver can be reached, or it runs as another user.
+        DeviceUnavailable: If no driver can be reached, or it runs as another user, or it exits while it starts.
+        GeneralFailure: If the driver rejects this client, for example because its configuration is not valid.
         MissedDeadlineTransient: If the timeout passes.
         InvalidArgument: If the arguments contradict each other, or the interface version is unknown.
     """
     deadline_ns = deadline_after(timeout)
-    if interface != INTERFACE:  # check it before a driver is started
-        from nnfmq.hal.feature_levels import interface_level
-
-        interface_level(interface)
+    level_of(interface)  # check it before a driver is started
     if embedded and (path is not None or wait):
         raise InvalidArgument("a driver is either listening at `path`, now or soon (`wait`), or embedded, not both")
     if embedded:
-        return _connect_embedded(deadline_ns, interface)
+        return _connect_embedded(deadline_ns, interface, wait_ready)
     socket_path = default_socket() if path is None else Path(path)
     if wait:
         return _connect_when_listening(socket_path, server_uid, interface, deadline_ns)
@@ -67,7 +77,7 @@ def connect(
         if is_socket_named():
             _check_directory(socket_path, server_uid)  # an error in the configuration must not go unnoticed
         _log.info("starting an embedded driver: %s", error)
-        return _connect_embedded(deadline_ns, interface)
+        return _connect_embedded(deadline_ns, interface, wait_ready)
 
 
 def _check_directory(path: Path, server_uid: int | None) -> None:
@@ -87,6 +97,9 @@ def _connect_to(path: Path, deadline_ns: int | None, server_uid: int | None, int
     if uid not in {os.getuid(), 0, server_uid}:
         channel.close()
         raise DeviceUnavailable(f"the driver at {path} runs as uid {uid}, not as {os.getuid()} or root; see server_uid")
+    from nnfmq.runtime.client import Client
+    from nnfmq.runtime.connection import Connection
+
     connection = Connection.open(channel, deadline_ns, interface=interface)
     return Client(connection, None, partial(_connect_when_listening, path, server_uid, interface))
 
@@ -102,14 +115,21 @@ def _connect_when_listening(path: Path, server_uid: int | None, interface: str, 
         time.sleep(_RETRY_S)
 
 
-def _connect_embedded(deadline_ns: int | None, interface: str) -> Client:
+def _connect_embedded(deadline_ns: int | None, interface: str, wait_ready: bool) -> Client:
     from nnfmq.runtime.embedded_driver import start_embedded_driver  # imports subprocess
 
     channel, process = start_embedded_driver()
-    try:
-        connection = Connection.open(channel, deadline_ns, process.pid, interface)
-        return Client(connection, process, partial(_connect_embedded, interface=interface))
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
+    with ExitStack() as undo:
+        undo.callback(process.wait)
+        undo.callback(process.kill)
+        undo.callback(channel.close)
+        from nnfmq.runtime.client import Client  # while the driver starts
+        from nnfmq.runtime.connection import Connection
+
+        connection = Connection.start(channel, deadline_ns, process.pid, interface)
+        undo.callback(connection.close)
+        client = Client(connection, process, partial(_connect_embedded, interface=interface, wait_ready=True))
+        if wait_ready:
+            connection.wait_until_ready(deadline_ns)
+        undo.pop_all()
+    return client

@@ -14,36 +14,38 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from nnfmq import watcher
 from nnfmq.channel import NO_WAIT, Channel, Frame, close_all
 from nnfmq.hal.errors import (
     DeadObject,
-    DeviceUnavailable,
     ErrorStatus,
-    InvalidArgument,
     MissedDeadlineTransient,
     NnfmqError,
     ProtocolError,
     ResourceExhaustedTransient,
     error_for_status,
-    status_for_error,
 )
-from nnfmq.hal.types import SharedPool
 from nnfmq.runtime import open_connections
+from nnfmq.runtime.defaults import INTERFACE, level_of
+from nnfmq.runtime.driver_start import DriverStart
 from nnfmq.runtime.future import Future
-from nnfmq.runtime.pending_calls import MemoryProvider, PendingCall, ReplyHandler, ReplyKey, release_message
+from nnfmq.runtime.pending_calls import (
+    MemoryProvider,
+    PendingCall,
+    ReplyHandler,
+    ReplyKey,
+    memories_reply,
+    release_message,
+)
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.connection_state import ConnectionState
 from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.uncopyable import Uncopyable
 
-INTERFACE = "AIDL v4"
-"""The default interface version."""
-DEFAULT_TIMEOUT_S = 10.0
 # Feature levels of `hal.feature_levels`, which is not imported here: it would make every application start slower.
-_LEVEL, _FIRST_AIDL, _FIRST_WITH_DEADLINES, _FIRST_WITH_REUSABLE = 8, 5, 4, 8
+_FIRST_AIDL, _FIRST_WITH_DEADLINES, _FIRST_WITH_REUSABLE = 5, 4, 8
 _DRIVER_EXITED = "the driver process is gone"
 _POST_TIMEOUT_NS = 1_000_000_000
 _log = logging.getLogger("nnfmq.client")
@@ -53,10 +55,14 @@ CallT = TypeVar("CallT", bound=messages.Call)
 
 
 class Connection(Uncopyable):
-    """A connection to a driver, made by `open`; the owner closes it. Thread-safe."""
+    """A connection to a driver, made by `open` or `start`; the owner closes it. Thread-safe.
 
-    def __init__(self, channel: Channel, level: int = _LEVEL) -> None:
-        self.level = level  # the feature level of this connection's interface version
+    The driver of a connection made by `start` may not have replied to Hello yet: the first call waits for its reply.
+    """
+
+    def __init__(self, channel: Channel, deadline_ns: int | None, interface: str) -> None:
+        self.interface = interface
+        self.level = level = level_of(interface)  # the feature level of this connection's interface version
         self.is_aidl = level >= _FIRST_AIDL
         self.has_deadlines = level >= _FIRST_WITH_DEADLINES
         self.has_reusable_executions = level >= _FIRST_WITH_REUSABLE
@@ -64,8 +70,7 @@ class Connection(Uncopyable):
         self._connection_state = ConnectionState()
         self._lock = threading.Lock()  # held for a few assignments, never while blocking
         self._pending_calls: dict[ReplyKey, PendingCall] = {}
-        self._hello: Future[messages.HelloReply] = Future()
-        self._hello_reply: messages.HelloReply | None = None
+        self._driver_start = DriverStart(deadline_ns)
         self._bursts: dict[int, MemoryProvider] = {}
         self._peers: list[watcher.DeathRecipients] = []
         self.buffers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -77,30 +82,37 @@ class Connection(Uncopyable):
 
     @classmethod
     def open(
-        cls,
-        channel: Channel,
-        deadline_ns: int | None,
-        process: int | None = None,
-        interface: str = INTERFACE,
+        cls, channel: Channel, deadline_ns: int | None, process: int | None = None, interface: str = INTERFACE
     ) -> Connection:
-        """Send Hello over `channel` and block until the driver replies. Takes ownership of `channel`.
+        """Do what `start` and `wait_until_ready` do, and raise what they raise."""
+        connection = cls.start(channel, deadline_ns, process, interface)
+        try:
+            connection.wait_until_ready(deadline_ns)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @classmethod
+    def start(
+        cls, channel: Channel, deadline_ns: int | None, process: int | None = None, interface: str = INTERFACE
+    ) -> Connection:
+        """Send Hello over `channel` and return, while the driver may still start. Takes ownership of `channel`.
 
         Args:
             channel: A connected control channel.
-            deadline_ns: End of the wait on the monotonic clock; None = no limit.
+            deadline_ns: End of the wait for the driver's reply on the monotonic clock, also of a wait by the first
+                call; None = no limit.
             process: The pid of an embedded driver. Its exit is then noticed even if another process still has a copy
                 of its socket.
             interface: An interface version, from "HIDL 1.0" to "AIDL v4".
 
         Raises:
             InvalidArgument: If the interface version is unknown.
-            DeviceUnavailable: If the driver exits.
-            MissedDeadlineTransient: If the deadline passes.
-            NnfmqError: If the driver rejects the client: the error of the status that it sends, for example
-                ResourceExhaustedTransient if it has too many clients.
+            MissedDeadlineTransient: If the deadline passes before Hello is sent.
         """
         try:
-            connection = cls(channel, _level_of(interface))
+            connection = cls(channel, deadline_ns, interface)
         except BaseException:
             channel.close()
             raise
@@ -116,21 +128,27 @@ class Connection(Uncopyable):
             hello = messages.Hello(control_protocol.PROTOCOL, interface, f"pid {os.getpid()}")
             # Sending fails if the driver has rejected the client already; its reply then contains the reason.
             with contextlib.suppress(DeadObject, ProtocolError):
-                connection.send(hello, deadline_ns)
-            connection._hello_reply = connection._hello.result(deadline_ns)
-        except DeadObject as error:
-            connection.close()
-            raise DeviceUnavailable(f"the driver exited before it replied: {error}") from error
+                connection._send(hello, (), deadline_ns)
         except BaseException:
             connection.close()
             raise
         return connection
 
+    def wait_until_ready(self, deadline_ns: int | None = None) -> messages.HelloReply:
+        """Return the driver's reply to Hello: its pids, its core and the interface version; block until it arrives.
+
+        Raises:
+            DeviceUnavailable: If the driver exits before it replies.
+            MissedDeadlineTransient: If this deadline passes, or that of `start`.
+            DeadObject: If this connection is closed before.
+            NnfmqError: If the driver rejects the client, for example because it has too many.
+        """
+        return self._driver_start.wait(deadline_ns)
+
     @property
-    def hello_reply(self) -> messages.HelloReply:
-        """The driver's reply to Hello: its pid, its core and the interface version."""
-        assert self._hello_reply is not None  # `open` returns no connection without it
-        return self._hello_reply
+    def has_started(self) -> bool:
+        """Whether the driver has accepted this client. Does not block."""
+        return self._driver_start.reply is not None
 
     @property
     def is_open(self) -> bool:
@@ -193,6 +211,7 @@ class Connection(Uncopyable):
             DeadObject: If the driver exits, or the connection is closed.
             MissedDeadlineTransient: If the deadline passes. A late reply is dropped, and what it created released.
         """
+        self.wait_until_ready(deadline_ns)
         key = ReplyKey(message.call, reply_type)
         future: Future[CallT] = Future()
         self._register(key, PendingCall(future, on_reply, on_fds))
@@ -250,6 +269,7 @@ class Connection(Uncopyable):
             DeadObject: If the driver exits, or the connection is closed.
             MissedDeadlineTransient: If the call cannot be sent before the deadline.
         """
+        self.wait_until_ready(deadline_ns)
         self._start_call(ReplyKey(message.call, reply_type), handler, partial(self._send, message, fds, deadline_ns))
 
     def start_call_nonblocking(
@@ -378,12 +398,12 @@ class Connection(Uncopyable):
         message = control_protocol.decode(frame.data, sender=PeerRole.DRIVER, fds=fd_count)
         self._connection_state.process_message(message, PeerRole.DRIVER)
         if isinstance(message, messages.HelloReply):
-            self._hello.set_result(message)
+            self._driver_start.set_reply(message)
         elif isinstance(message, messages.Refused):
             status = message.status or ErrorStatus.GENERAL_FAILURE
-            self._hello.set_exception(error_for_status(status, f"the driver rejected the client: {message.message}"))
+            self._driver_start.fail(error_for_status(status, f"the driver rejected the client: {message.message}"))
         elif isinstance(message, messages.GetMemories):
-            self._on_get_memories(message)
+            self._send_nonblocking(*memories_reply(self._bursts.get(message.burst_id), message))
         elif isinstance(message, messages.PreparationProgress):
             reply_type = control_protocol.NOTIFICATIONS[type(message)]
             pending = self._pending_calls.get(ReplyKey(message.call, reply_type))
@@ -424,19 +444,6 @@ class Connection(Uncopyable):
         if release is not None:
             self._send_nonblocking(release)
 
-    def _on_get_memories(self, call: messages.GetMemories) -> None:
-        burst = self._bursts.get(call.burst_id)
-        try:
-            if burst is None:
-                raise InvalidArgument(f"burst {call.burst_id} is closed")
-            memories = burst.get_memories(call.slots)
-            data = tuple(map(messages.memory_to_data, memories))
-            fds = [cast(SharedPool, memory).fileno() for memory in memories]
-        except NnfmqError as error:
-            self._send_nonblocking(messages.Memories(call.call, status_for_error(error), str(error), ()))
-            return
-        self._send_nonblocking(messages.Memories(call.call, ErrorStatus.NONE, "", data), fds)
-
     def _end(self, reason: str) -> None:
         """Mark the connection closed and fail everything that waits for the driver. Idempotent."""
         with self._lock:
@@ -450,19 +457,20 @@ class Connection(Uncopyable):
             watcher.remove_reader(watch)
         for peer in peers:
             watcher.notify_peer_death(peer)
+        self._driver_start.fail_with_exit(self._close_reason)
         error = DeadObject(self._close_reason)
-        self._hello.set_exception(error)
         for pending in pending_calls.values():
             pending.handler.set_exception(error)
 
     def close(self) -> None:
         """Send Goodbye and hang up; pending calls of other threads fail with DeadObject. Idempotent."""
+        self._driver_start.fail(DeadObject("this client is closed"))
         with self._lock:
             was_open, self._close_reason = self._close_reason is None, self._close_reason or "this client is closed"
             watches, self._watches = self._watches, []
         for watch in watches:
             watcher.remove_reader(watch)  # before Goodbye: the driver's hang-up in response is not a peer death
-        if was_open and self._hello_reply is not None:
+        if was_open and self.has_started:
             with contextlib.suppress(NnfmqError, OSError):  # the hang-up below has the same effect
                 self._channel.send(control_protocol.encode(messages.Goodbye()), (), NO_WAIT)
         self._end(self._close_reason)
@@ -483,16 +491,9 @@ class Connection(Uncopyable):
         self._lock, self._connection_state = threading.Lock(), ConnectionState()
         self._watches, self._bursts = [], {}
         self._close_reason = f"this client belongs to process {os.getppid()}, which forked; connect again in the child"
+        self._driver_start.fail(DeadObject(self._close_reason))
         peers, self._peers = self._peers, []
         for peer in peers:
             peer.flag.set()
         self._channel.close()
         self._close_pidfd()
-
-
-def _level_of(interface: str) -> int:
-    if interface == INTERFACE:
-        return _LEVEL
-    from nnfmq.hal.feature_levels import interface_level
-
-    return interface_level(interface)

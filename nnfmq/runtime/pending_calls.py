@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from nnfmq import watcher
-from nnfmq.hal.errors import ErrorStatus, NnfmqError
-from nnfmq.hal.types import Pool
+from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, status_for_error
+from nnfmq.hal.types import Pool, SharedPool
 from nnfmq.serialize import messages
 
 
@@ -73,3 +73,16 @@ def release_message(next_call_id: Callable[[], int], reply: messages.Call) -> me
     if release is None or not isinstance(reply, messages.StatusReply) or reply.status is not ErrorStatus.NONE:
         return None
     return release(next_call_id(), reply)
+
+
+def memories_reply(burst: MemoryProvider | None, call: messages.GetMemories) -> tuple[messages.Memories, list[int]]:
+    """Return the reply to the driver's call for a burst's memories, and the fds to be sent with it; None: closed."""
+    try:
+        if burst is None:
+            raise InvalidArgument(f"burst {call.burst_id} is closed")
+        memories = burst.get_memories(call.slots)
+        data = tuple(map(messages.memory_to_data, memories))
+        fds = [cast(SharedPool, memory).fileno() for memory in memories]
+    except NnfmqError as error:
+        return messages.Memories(call.call, status_for_error(error), str(error), ()), []
+    return messages.Memories(call.call, ErrorStatus.NONE, "", data), fds

@@ -24,7 +24,8 @@ from nnfmq.hal.types import ExecutionConfig, Request
 from nnfmq.runtime import sync_execution
 from nnfmq.runtime.array_checks import check_count, checked_arrays
 from nnfmq.runtime.array_request import ArrayRequest
-from nnfmq.runtime.connection import DEFAULT_TIMEOUT_S, Connection
+from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.managed_buffer import Buffer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 from support.drivers import APPS, InThread, Process, Program, app, one, thread_state, until
@@ -100,14 +99,3 @@ def test_two_clients_have_separate_embedded_drivers() -> None:
         assert first.is_embedded and second.is_embedded
         first.close()
         assert second.devices()
-
-
-def test_an_invalid_device_configuration_is_reported_to_the_application(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    listed = tmp_path / "devices.toml"
-    listed.write_text('[[device]]\nname = "test-a"\ncolour = 1\n')
-    monkeypatch.setenv("NNFMQ_DEVICES", str(listed))
-    with pytest.raises(nnfmq.GeneralFailure, match=r"devices\.toml cannot be used: .*colour"):
-        nnfmq.connect(embedded=True)
-    assert capfd.readouterr().err == ""

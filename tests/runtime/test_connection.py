@@ -65,7 +65,7 @@ def assert_alive(connection: Connection, driver: ProtocolPeer, start: Start) -> 
 
 
 def test_a_client_sends_hello_and_keeps_the_reply(connection: Connection) -> None:
-    assert connection.hello_reply == GREETING
+    assert connection.wait_until_ready() == GREETING
     assert connection.is_open
 
 
