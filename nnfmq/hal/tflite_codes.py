@@ -209,6 +209,9 @@ class TfliteOperation(IntEnum):
     Q8_LESS_EQUAL = 248
     Q8_GREATER = 249
     Q8_GREATER_EQUAL = 250
+    Q8_L2_NORMALIZATION = 251
+    Q8_AVERAGE_POOL_2D = 252
+    Q8_RESIZE_BILINEAR = 253
 
     # 256 to 287: operations for weights of 8 bits and inputs of floats. HYBRID_X is the HAL's X
     DYNAMIC_QUANTIZE = 256

@@ -94,3 +94,41 @@ def test_means_in_one_quantization_are_rounded(kind: str) -> None:
         content = single("MEAN", [given, integers(*axes), result], "ReducerOptions", {"KeepDims": True})
         values = rng.integers(0, 256, (3, 4, 5, 6)).astype(np.uint8).view(kind.lower())
         assert differs_only_without(content, [values])
+
+
+def test_averages_of_int8_are_rounded_away_from_zero() -> None:
+    rng, differ = np.random.default_rng(5), []
+    for padding in (0, 1):
+        for height, width, activation in ((2, 2, 0), (3, 1, 1), (1, 4, 3)):
+            given = quantized(rng, "INT8", 2, 7, 6, 5, name="x")
+            rows, columns = (7, 6) if padding == 0 else (8 - height, 7 - width)
+            result = codes(2, rows, columns, 5, scale=given.scales[0], zero_point=given.zero_points[0], name="y")
+            options = {"Padding": padding, "StrideW": 1, "StrideH": 1, "FilterHeight": height, "FilterWidth": width}
+            options["FusedActivationFunction"] = activation
+            content = single("AVERAGE_POOL_2D", [given, result], "Pool2DOptions", options)
+            values = rng.integers(-128, 128, (2, 7, 6, 5)).astype(np.int8)
+            differ.append(differs_only_without(content, [values]))
+    assert any(differ)
+
+
+@pytest.mark.parametrize("flag", ["", "AlignCorners", "HalfPixelCenters"])
+def test_int8_is_resized_in_fixed_point(flag: str) -> None:
+    rng, differ = np.random.default_rng(6), []
+    for _ in range(MODELS):
+        height, width, rows, columns = (int(size) for size in rng.integers(1, 12, 4))
+        given = quantized(rng, "INT8", 2, height, width, 5, name="x")
+        result = codes(2, rows, columns, 5, scale=given.scales[0], zero_point=given.zero_points[0], name="y")
+        options = {flag: True} if flag else {}
+        content = single("RESIZE_BILINEAR", [given, integers(rows, columns), result], "ResizeBilinearOptions", options)
+        values = rng.integers(-128, 128, (2, height, width, 5)).astype(np.int8)
+        differ.append(differs_only_without(content, [values]))
+    assert any(differ)
+
+
+def test_int8_is_normalized_with_tflite_s_number_of_bits() -> None:
+    rng, differ = np.random.default_rng(7), []
+    for size in range(1, MODELS):
+        given = quantized(rng, "INT8", 20, size, name="x")
+        content = single("L2_NORMALIZATION", [given, codes(20, size, scale=1 / 128, zero_point=0)], "L2NormOptions")
+        differ.append(differs_only_without(content, [rng.integers(-128, 128, (20, size)).astype(np.int8)]))
+    assert any(differ)

@@ -53,6 +53,7 @@ VIOLATIONS = [
     ("Q8_LESS", "Q2", [narrow(4, scale=1.5), narrow(4)], Operand(OperandType.TENSOR_BOOL8, (4,))),
     ("Q8_MAXIMUM", "B1", [narrow(4), narrow(3)], narrow(4)),
     ("Q8_SELECT", "C1", [Operand(OperandType.TENSOR_BOOL8, (4,)), narrow(3), narrow(4)], narrow(4)),
+    ("Q8_L2_NORMALIZATION", "Q6", [narrow(2, 4)], narrow(2, 4)),
     ("Q8_DIV", "Q5", [narrow(4), narrow(4), 7], narrow(4)),
     ("Q8_DIV", "B1", [narrow(4), narrow(3), 0], narrow(4)),
     ("Q8_REDUCE_PROD", "C3", [narrow(4, scale=300.0), vector([0]), False], narrow(1, scale=1.0)),

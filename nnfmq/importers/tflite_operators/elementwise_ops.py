@@ -31,6 +31,7 @@ from nnfmq.importers.tflite_operators.options import (
     have_one_quantization,
     no_activation,
     own_definition,
+    own_definition_of_int8,
     passthrough,
 )
 
@@ -235,7 +236,8 @@ def _log_softmax(context: ConversionContext, operator: TfliteOperator) -> None:
 
 def _l2_normalization(context: ConversionContext, operator: TfliteOperator) -> None:
     no_activation(operator)
-    context.emit(OperationType.L2_NORMALIZATION, operator, context.value(operator.inputs[0]))
+    code = own_definition_of_int8(context, OperationType.L2_NORMALIZATION, *operator.inputs, *operator.outputs)
+    context.emit(code, operator, context.value(operator.inputs[0]))
 
 
 def _local_response_normalization(context: ConversionContext, operator: TfliteOperator) -> None:

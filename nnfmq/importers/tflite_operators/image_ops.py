@@ -9,9 +9,19 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.importers.tflite_file import TfliteOperator
 from nnfmq.importers.tflite_operators.conversion import ConversionContext, OpConverter
-from nnfmq.importers.tflite_operators.options import activation, padding, passthrough, positive, size_argument, strides
+from nnfmq.importers.tflite_operators.options import (
+    activation,
+    own_definition_of_int8,
+    padding,
+    passthrough,
+    positive,
+    size_argument,
+    strides,
+)
 
 __all__ = ["CONVERTERS"]
+
+_AVERAGING = (OperationType.AVERAGE_POOL_2D, OperationType.RESIZE_BILINEAR)
 
 
 def _pool_2d(operation_type: OperationType) -> Callable[[ConversionContext, TfliteOperator], None]:
@@ -19,9 +29,16 @@ def _pool_2d(operation_type: OperationType) -> Callable[[ConversionContext, Tfli
         options = operator.options
         arguments = [context.value(operator.inputs[0]), padding(context, operator), *strides(context, operator)]
         arguments += positive(context, filter_w=options.FilterWidth(), filter_h=options.FilterHeight())
-        context.emit(operation_type, operator, *arguments, activation(context, operator))
+        code = _definition(context, operator, operation_type)
+        context.emit(code, operator, *arguments, activation(context, operator))
 
     return convert
+
+
+def _definition(context: ConversionContext, operator: TfliteOperator, operation_type: OperationType) -> OperationType:
+    if operation_type not in _AVERAGING:
+        return operation_type
+    return own_definition_of_int8(context, operation_type, operator.inputs[0], *operator.outputs)
 
 
 def _resize(operation_type: OperationType) -> Callable[[ConversionContext, TfliteOperator], None]:
@@ -33,7 +50,8 @@ def _resize(operation_type: OperationType) -> Callable[[ConversionContext, Tflit
         arguments = [context.value(operator.inputs[0]), *positive(context, width=size[1], height=size[0])]
         flags = (False, bool(options.AlignCorners()), bool(options.HalfPixelCenters()))  # the first: NHWC
         wanted = flags if any(flags) else flags[:1]
-        context.emit(operation_type, operator, *arguments, *map(context.builder.boolean, wanted))
+        code = _definition(context, operator, operation_type)
+        context.emit(code, operator, *arguments, *map(context.builder.boolean, wanted))
 
     return convert
 

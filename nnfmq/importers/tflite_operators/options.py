@@ -28,6 +28,7 @@ __all__ = [
     "no_activation",
     "normalized_axis",
     "own_definition",
+    "own_definition_of_int8",
     "padding",
     "passthrough",
     "positive",
@@ -154,6 +155,13 @@ def own_definition(context: ConversionContext, operation: OperationType, *tensor
     if not (context.file.follows_tflite and are_quantized(context, *tensors)):
         return operation
     return operation_code(TfliteOperation[f"Q8_{operation.name}"])
+
+
+def own_definition_of_int8(context: ConversionContext, operation: OperationType, *tensors: int) -> OperationType:
+    """Return the same for an operation that the HAL and TFLite define alike on UINT8."""
+    types = {context.file.tensor(index).type for index in tensors}
+    is_int8 = types == {OperandType.TENSOR_QUANT8_ASYMM_SIGNED}
+    return own_definition(context, operation, *tensors) if is_int8 else operation
 
 
 def have_one_quantization(context: ConversionContext, *tensors: int) -> bool:

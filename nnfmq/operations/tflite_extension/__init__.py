@@ -23,6 +23,7 @@ EXTENSION_FAMILIES: Mapping[str, str] = {
     "dynamic_quantization": "DYNAMIC_QUANTIZE",
     "dynamic_sizes": "RANGE SHAPE WHERE UNIQUE",
     "eight_bit_arithmetic": "Q8_SQUARED_DIFFERENCE Q8_DIV Q8_MEAN Q8_REDUCE_SUM Q8_REDUCE_PROD",
+    "eight_bit_images": "Q8_L2_NORMALIZATION Q8_AVERAGE_POOL_2D Q8_RESIZE_BILINEAR",
     "eight_bit_functions": "Q8_CLAMP Q8_ABS Q8_NEG Q8_SQRT Q8_RSQRT Q8_LOG Q8_EXP Q8_ELU",
     "eight_bit_log_softmax": "Q8_LOG_SOFTMAX",
     "eight_bit_choices": (

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from nnfmq.hal.tflite_codes import TfliteOperation
 from nnfmq.hal.types import OperandType, OperationType
 from nnfmq.operations.extensions import define_operation
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
-from nnfmq.operations.signature import B8, F16, F32, I32, Q8, Q8S, Q16S, V1_2, Plan, Variant
+from nnfmq.operations.signature import (
+    B8,
+    F16,
+    F32,
+    I32,
+    Q8,
+    Q8S,
+    Q16S,
+    V1_0,
+    V1_2,
+    Declaration,
+    Overload,
+    Plan,
+    Variant,
+)
 
-__all__ = ["ANY_TENSOR", "any_tensor_variants", "float_variants", "own_code", "variants_of"]
+__all__ = ["ANY_TENSOR", "any_tensor_variants", "as_tflite", "float_variants", "own_code", "variants_of"]
 
 ANY_TENSOR = (F32, F16, I32, Q8, Q8S, Q16S, B8)
 """The operand types of operations that only move elements."""
@@ -19,6 +34,19 @@ ANY_TENSOR = (F32, F16, I32, Q8, Q8S, Q16S, B8)
 def own_code(operation: TfliteOperation) -> OperationType:
     """Return the code of an operation for its declaration."""
     return define_operation(operation, operation.name)
+
+
+def as_tflite(operation: TfliteOperation, source: Declaration, plan: Plan, types: Iterable[OperandType]) -> Declaration:
+    """Return the declaration of TFLite's definition of the HAL's `source`: with its parameters and its shape rule."""
+    others = {tuple((name, kind) for name, kind in variant.types.items() if name != "T") for variant in source.variants}
+    return replace(
+        source,
+        code=own_code(operation),
+        since=V1_2,
+        overloads=tuple(Overload(o.parameters, dict.fromkeys(o.arities, V1_2)) for o in source.overloads),
+        variants=tuple(Variant({"T": kind, **dict(other)}, V1_2, plan) for kind in types for other in sorted(others)),
+        level=lambda inputs, output: V1_0,
+    )
 
 
 def variants_of(types: Iterable[OperandType], plan: Plan) -> tuple[Variant, ...]:

@@ -9,13 +9,11 @@ values first. Comparisons are between real values with 8 bits after the binary p
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from nnfmq.hal.tflite_codes import TfliteOperation
-from nnfmq.hal.types import OperandType
 from nnfmq.hal.types import OperationType as Op
 from nnfmq.operations import comparison, fixed_point, gather_topk, min_max_select
 from nnfmq.operations.fixed_point import Ints, ints
@@ -27,16 +25,11 @@ from nnfmq.operations.signature import (
     I32,
     Q8,
     Q8S,
-    V1_0,
-    V1_2,
     Array,
-    Declaration,
-    Plan,
     Run,
     Tensor,
-    Variant,
 )
-from nnfmq.operations.tflite_extension.declaring import own_code
+from nnfmq.operations.tflite_extension.declaring import as_tflite
 from nnfmq.operations.tflite_extension.sixteen_bits import find
 
 _FRACTION_BITS = 8  # of compared values
@@ -60,18 +53,6 @@ def topk(array: Array, *, k: int) -> tuple[Array, Array]:
     return values, (array.shape[-1] - 1 - from_end).astype(np.int32)
 
 
-def _own(operation: TfliteOperation, source: Declaration, plan: Plan, types: tuple[OperandType, ...]) -> Declaration:
-    """Return the declaration of an operation with the parameters and shape rule of the HAL's."""
-    others = {name: kind for name, kind in source.variants[0].types.items() if name != "T"}
-    return replace(
-        source,
-        code=own_code(operation),
-        since=V1_2,
-        variants=tuple(Variant({"T": kind, **others}, V1_2, plan) for kind in types),
-        level=lambda inputs, output: V1_0,
-    )
-
-
 _BYTES = (Q8, Q8S)
 _CHOICES = {
     Op.MAXIMUM: stateless(np.maximum),
@@ -89,17 +70,17 @@ _COMPARISONS = {
 
 DECLARATIONS = (
     *(
-        _own(TfliteOperation[f"Q8_{code.name}"], find(min_max_select.DECLARATIONS, code), plan, _BYTES)
+        as_tflite(TfliteOperation[f"Q8_{code.name}"], find(min_max_select.DECLARATIONS, code), plan, _BYTES)
         for code, plan in _CHOICES.items()
     ),
-    _own(
+    as_tflite(
         TfliteOperation.TOPK_V2,
         find(gather_topk.DECLARATIONS, Op.TOPK_V2),
         stateless(topk),
         (F32, F16, I32, *_BYTES),
     ),
     *(
-        _own(
+        as_tflite(
             TfliteOperation[f"Q8_{code.name}"],
             find(comparison.DECLARATIONS, code),
             partial(plan_comparison, ufunc),

@@ -35,7 +35,7 @@ def plan_average(
     def run(image: Array) -> Array:
         sums = reduce_windows(image, rows, columns, np.add, 0, np.int64)
         means = np.sign(sums) * ((np.abs(sums) + counts // 2) // counts)
-        clamped: Array = np.clip(means, low, high).astype(np.int16)
+        clamped: Array = np.clip(means, low, high).astype(output.dtype)
         return clamped
 
     return run
@@ -57,7 +57,7 @@ def plan_bilinear(
 
     def run(image: Array) -> Array:
         pixels = horizontal.apply(vertical.apply(ints(image), 1), 2)
-        rounded: Array = (np.sign(pixels) * ((np.abs(pixels) + (1 << 19)) >> 20)).astype(np.int16)
+        rounded: Array = (np.sign(pixels) * ((np.abs(pixels) + (1 << 19)) >> 20)).astype(output.dtype)
         return rounded
 
     return run
