@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,33 @@ def holdings(daemon: Daemon) -> Holdings:
     return daemon.process.descriptors(), daemon.process.descendants(), daemon.process.shared_mappings()
 
 
+def settled_holdings(daemon: Daemon) -> Holdings:
+    """Return the same, read twice, when the daemon has no processes but a compile server, which does not end.
+
+    The fds of a process that ends, and the process, go one after the other.
+    """
+    found: list[Holdings] = []
+
+    def is_settled() -> bool:
+        found[:] = [holdings(daemon), *found[:1]]
+        servers = daemon.compile_servers()
+        return found.count(found[0]) == 2 and servers == found[0][1] and not any(map(is_ending, servers))
+
+    until(is_settled, "the daemon has no processes but a compile server")
+    return found[0]
+
+
+def is_ending(pid: int) -> bool:
+    """Return whether a process has exited or has been killed: it has no memory, or a SIGKILL is pending."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    status = dict(line.split(":", 1) for line in lines)
+    pending = int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
+    return "VmSize" not in status or bool(pending >> (signal.SIGKILL - 1) & 1)
+
+
 def without(held: Holdings, servers: set[int]) -> Holdings:
     """Return resources without those of compile servers, which end later."""
     fds, processes, mappings = held
@@ -52,7 +80,7 @@ def daemon(_daemon: Daemon) -> Iterator[Daemon]:
 
     A compile server that has just been forked has no session of its own yet, so it is recognized afterwards.
     """
-    before, names = holdings(_daemon), shared_memory_names()
+    before, names = settled_holdings(_daemon), shared_memory_names()
     servers = set(_daemon.compile_servers())
     yield _daemon
 
