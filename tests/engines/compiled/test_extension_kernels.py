@@ -83,3 +83,21 @@ def test_means_and_sums_between_scales_are_compiled(
     given, out = Operand(kind, shape, scales[0], 9), Operand(kind, (shape[0], shape[3]), scales[1], 100)
     code = operation_code(TfliteOperation[name])
     assert_kernels_agree(declared(one_operation(code, [given, vector([1, 2]), False], out)))
+
+
+@pytest.mark.parametrize("activation", [0, 1])
+@pytest.mark.parametrize(
+    ("shape", "padding", "filter", "result"),
+    [
+        ((2, 9, 7, 33), 1, (3, 3), (2, 9, 7, 33)),
+        ((1, 7, 7, 65), 2, (7, 7), (1, 1, 1, 65)),
+        ((1, 5, 8, 3), 1, (2, 4), (1, 5, 8, 3)),
+        ((1, 300, 300, 1), 2, (300, 300), (1, 1, 1, 1)),
+    ],
+)
+def test_tflite_s_averages_are_compiled(
+    shape: tuple[int, ...], padding: int, filter: tuple[int, int], result: tuple[int, ...], activation: int
+) -> None:
+    given, out = (Operand(OperandType.TENSOR_QUANT8_ASYMM_SIGNED, extents, 0.05, -9) for extents in (shape, result))
+    code = operation_code(TfliteOperation.Q8_AVERAGE_POOL_2D)
+    assert_kernels_agree(declared(one_operation(code, [given, padding, 1, 1, *filter[::-1], activation], out)))

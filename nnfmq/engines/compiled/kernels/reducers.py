@@ -22,6 +22,7 @@ __all__ = [
     "QuantizedMinMaxReducer",
     "Reducer",
     "RequantizedSumReducer",
+    "SignedMeanReducer",
     "reduce_lanes",
 ]
 
@@ -207,6 +208,40 @@ class QuantizedMeanReducer(_QuantizedSumReducer):
             sums = kb.ir.add(sums, half)
         quotient = kb.ir.fdiv(kb.ir.sitofp(sums, vector(real, lanes)), _count_splat(kb, count, real, lanes))
         return self._narrowed(kb, kb.ir.fptosi(quotient, vector(I32, lanes)), self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class SignedMeanReducer(_QuantizedSumReducer):
+    """Mean of int8, rounded half away from zero and clamped to [low, high]: TFLite's."""
+
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, max_count: int, low: int, high: int) -> SignedMeanReducer | None:
+        """Return the reducer for at most `max_count` values, or None if their sum does not fit 31 bits."""
+        return cls(True, max_count, low, high) if 256 * max_count < 1 << 31 else None
+
+    def finalize(self, kb: KernelBuilder, acc: Value, count: int | Value) -> Value:
+        """Divide the magnitude of the sum, as `QuantizedMeanReducer` does, restore its sign and clamp."""
+        lanes = acc.type.count
+        real = F32 if 257 * self.max_count < 1 << 24 else F64
+        counts = _integer_splat(kb, count, lanes)
+        offset = kb.ir.shl(counts, kb.splat(I32, 7, lanes))
+        sums = kb.ir.sub(self._wide_sums(kb, acc), offset)
+        sign = kb.ir.ashr(sums, kb.splat(I32, 31, lanes))  # -1 if negative
+        half = kb.ir.lshr(counts, kb.splat(I32, 1, lanes))
+        dividend = kb.ir.add(kb.ir.sub(kb.ir.xor(sums, sign), sign), half)
+        quotient = kb.ir.fdiv(kb.ir.sitofp(dividend, vector(real, lanes)), _count_splat(kb, count, real, lanes))
+        magnitude = kb.ir.fptosi(quotient, vector(I32, lanes))
+        mean = kb.ir.sub(kb.ir.xor(magnitude, sign), sign)
+        return self._narrowed(kb, kb.ir.add(mean, kb.splat(I32, 128, lanes)), self.low, self.high)
+
+
+def _integer_splat(kb: KernelBuilder, count: int | Value, lanes: int) -> Value:
+    if isinstance(count, int):
+        return kb.splat(I32, count, lanes)
+    return kb.broadcast(kb.ir.trunc(count, I32), lanes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,15 @@ from typing import Any
 from nnfmq.engines.compiled.kernels.elementwise_kernels import plan_elementwise
 from nnfmq.engines.compiled.kernels.normalization_kernels import plan_axis_loop
 from nnfmq.engines.compiled.kernels.quantized_ops import Lut8
-from nnfmq.engines.compiled.kernels.reducers import Reducer, RequantizedSumReducer
+from nnfmq.engines.compiled.kernels.reducers import Reducer, RequantizedSumReducer, SignedMeanReducer
 from nnfmq.engines.compiled.kernels.row_quantization import RowQuantization
 from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule, data_movement_rules
-from nnfmq.engines.compiled.lowering.reduction_rules import lower_reduction
+from nnfmq.engines.compiled.lowering.reduction_rules import lower_pool, lower_reduction
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.tflite_codes import SIXTEEN_BIT, TfliteOperation, operation_code
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.fixed_point import quantize_multiplier_of_mean
-from nnfmq.operations.quantization import all_quantized_values
+from nnfmq.operations.quantization import all_quantized_values, quantized_activation_range
 from nnfmq.operations.registry import REGISTRY
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Tensor
 from nnfmq.operations.tflite_extension import EXTENSION_FAMILIES
@@ -64,6 +64,10 @@ def _requantized_sum(
     return lower_reduction(reducer, input, output=output, target=target, axes=axes, keep_dimensions=keep_dimensions)
 
 
+def _average_reducer(output: Tensor, activation: int, max_count: int) -> Reducer | None:
+    return SignedMeanReducer.of(max_count, *quantized_activation_range(activation, output))
+
+
 RULES: Mapping[OperationType, LoweringRule] = {
     **{
         SIXTEEN_BIT[code]: rule
@@ -72,6 +76,7 @@ RULES: Mapping[OperationType, LoweringRule] = {
     },
     **{code: partial(_table, code) for code in _TABLES},
     operation_code(TfliteOperation.DYNAMIC_QUANTIZE): _dynamic_quantize,
+    operation_code(TfliteOperation.Q8_AVERAGE_POOL_2D): partial(lower_pool, _average_reducer),
     operation_code(TfliteOperation.Q8_MEAN): partial(_requantized_sum, True),
     operation_code(TfliteOperation.Q8_REDUCE_SUM): partial(_requantized_sum, False),
 }

@@ -38,7 +38,7 @@ from nnfmq.operations.shapes import normalize_axis, windows
 from nnfmq.operations.signature import Array, Tensor
 from nnfmq.operations.softmax import exponential_tables
 
-__all__ = ["RULES", "lower_reduction"]
+__all__ = ["RULES", "lower_pool", "lower_reduction"]
 
 _FLOAT, _QUANTIZED = np.dtype("<f4"), (np.dtype("u1"), np.dtype("i1"))
 
@@ -46,7 +46,7 @@ _FLOAT, _QUANTIZED = np.dtype("<f4"), (np.dtype("u1"), np.dtype("i1"))
 # -- pooling ----------------------------------------------------------------------------------------------------------
 
 
-def _pool(
+def lower_pool(
     choose_reducer: Callable[[Tensor, int, int], Reducer | None],
     input: Tensor,
     *,
@@ -57,6 +57,7 @@ def _pool(
     activation: int,
     **conv_params: int,
 ) -> KernelLaunch | None:
+    """Lower a pool by the reducer that is chosen for the output, the activation and the size of the filter."""
     batch, height, width, channels = input.shape
     rows, columns = windows((height, width), (filter_height, filter_width), **conv_params)
     reducer = choose_reducer(output, activation, rows.size * columns.size)
@@ -182,11 +183,11 @@ def _float_softmax(
 RULES: Mapping[OperationType, LoweringRule] = {
     OperationType.ARGMAX: partial(_arg_min_max, True),
     OperationType.ARGMIN: partial(_arg_min_max, False),
-    OperationType.AVERAGE_POOL_2D: partial(_pool, _average_reducer),
-    OperationType.L2_POOL_2D: partial(_pool, _l2_reducer),
+    OperationType.AVERAGE_POOL_2D: partial(lower_pool, _average_reducer),
+    OperationType.L2_POOL_2D: partial(lower_pool, _l2_reducer),
     OperationType.L2_NORMALIZATION: _l2_normalization,
     OperationType.LOG_SOFTMAX: partial(_float_softmax, True),
-    OperationType.MAX_POOL_2D: partial(_pool, _max_reducer),
+    OperationType.MAX_POOL_2D: partial(lower_pool, _max_reducer),
     OperationType.MEAN: partial(lower_reduction, _mean_reducer),
     OperationType.REDUCE_MAX: partial(lower_reduction, partial(_min_max_reducer, True)),
     OperationType.REDUCE_MIN: partial(lower_reduction, partial(_min_max_reducer, False)),
