@@ -9,6 +9,7 @@ import errno
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -63,21 +64,26 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate.close()
 
 
-def driver_pid() -> int:
-    """Return the pid of the only child of this process."""
+@contextmanager
+def starting(timeout: float | None = 10.0) -> Iterator[tuple[nnfmq.Client, Process]]:
+    """Yield a client and its embedded driver, which has not passed the gate. Closes both."""
     with Process(os.getpid()) as this:
-        (pid,) = this.children()
-    return pid
+        others = set(this.children())  # a daemon of other tests may run
+        with nnfmq.connect(embedded=True, timeout=timeout) as client:
+            (pid,) = set(this.children()) - others
+            with Process(pid) as driver:
+                yield client, driver
 
 
 def test_connect_returns_while_the_driver_starts(gate: Gate) -> None:
-    with nnfmq.connect(embedded=True) as client:
-        assert repr(client) == f"<Client of embedded driver {driver_pid()}, AIDL v4, starting>"
+    with starting() as (client, driver):
+        assert repr(client) == f"<Client of embedded driver {driver.pid}, AIDL v4, starting>"
         with pytest.raises(nnfmq.MissedDeadlineTransient):
             client.devices(timeout=0)
         gate.open(PACKAGED.read_bytes())
         assert {"compiled", "reference"} <= {info.name for info in client.devices()}
-        assert repr(client) == f"<Client of embedded driver {client.driver_pid}, AIDL v4>"
+        assert repr(client) == f"<Client of embedded driver {driver.pid}, AIDL v4>"
+        assert client.driver_pid == driver.pid
 
 
 def test_a_model_file_is_loaded_while_the_driver_starts(gate: Gate) -> None:
@@ -86,7 +92,7 @@ def test_a_model_file_is_loaded_while_the_driver_starts(gate: Gate) -> None:
 
 
 def test_the_first_call_raises_at_once_if_the_driver_dies_in_its_start(gate: Gate) -> None:
-    with nnfmq.connect(embedded=True, timeout=None) as client, Process(driver_pid()) as driver:
+    with starting(timeout=None) as (client, driver):
         gate.wait_until_reached()
         driver.kill()
         for _ in range(2):
@@ -94,12 +100,12 @@ def test_the_first_call_raises_at_once_if_the_driver_dies_in_its_start(gate: Gat
                 client.devices(timeout=None)
 
 
-def test_a_driver_that_died_in_its_start_is_replaced_by_reconnect(gate: Gate) -> None:
-    with nnfmq.connect(embedded=True) as client, Process(driver_pid()) as driver:
+def test_a_driver_that_died_in_its_start_is_replaced_by_reconnect(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    with starting() as (client, driver):
         driver.kill()
         with pytest.raises(nnfmq.DeviceUnavailable):
             client.devices()
-        os.environ["NNFMQ_DEVICES"] = str(PACKAGED)  # the gate's fixture restores it
+        monkeypatch.setenv("NNFMQ_DEVICES", str(PACKAGED))
         client.reconnect()
         assert client.devices() and client.driver_pid != driver.pid
 
@@ -124,16 +130,15 @@ def test_an_error_of_the_start_is_raised_by_the_first_call_or_by_connect(
 @pytest.mark.parametrize("is_reached", [False, True])
 def test_closing_a_client_ends_a_driver_that_starts(gate: Gate, is_reached: bool) -> None:
     """`leaks.watch`, around each test, finds what else the client leaves."""
-    client = nnfmq.connect(embedded=True)
-    with Process(driver_pid()) as driver:
+    with starting() as (client, driver):
         if is_reached:
             gate.wait_until_reached()
         others = list(opened(driver.descendants()))
         client.close()
         assert driver.has_exited()
         end_all(others)
-    with pytest.raises(nnfmq.DeadObject, match="this client is closed"):
-        client.devices()
+        with pytest.raises(nnfmq.DeadObject, match="this client is closed"):
+            client.devices()
 
 
 def test_a_driver_that_starts_ends_with_a_killed_client(gate: Gate) -> None:
