@@ -151,7 +151,7 @@ class TfliteFile:
         """Yield the operators in the file's order, which is the order of execution."""
         import tflite
 
-        names = {code: name for name, code in vars(tflite.BuiltinOperator).items() if isinstance(code, int)}
+        names = tflite_schema.enum_names(tflite.BuiltinOperator)
         for index in range(self._subgraph.OperatorsLength()):
             operator = self._subgraph.Operators(index)
             name, custom_code = self._operator_name(index, operator.OpcodeIndex(), names)
@@ -329,8 +329,7 @@ class TfliteFile:
 def _type_name(number: int) -> str:
     import tflite
 
-    names: dict[int, str] = {value: name for name, value in vars(tflite.TensorType).items() if isinstance(value, int)}
-    return names.get(number, f"number {number}")
+    return tflite_schema.enum_names(tflite.TensorType).get(number, f"number {number}")
 
 
 def _options(operator: Any) -> tuple[str, Any]:

@@ -104,8 +104,8 @@ class _InterfaceReader:
 
         self._model = tflite.Model.GetRootAs(data, 0)
         self._elements_left = len(data)
-        self._types = _names(tflite.TensorType)
-        self._operators = _names(tflite.BuiltinOperator)
+        self._types = tflite_schema.enum_names(tflite.TensorType)
+        self._operators = tflite_schema.enum_names(tflite.BuiltinOperator)
 
     def read(self) -> TfliteInterface:
         model = self._model
@@ -194,10 +194,6 @@ class _InterfaceReader:
     def _text(self, raw: bytes | None) -> str:
         self._spend(len(raw or b""))
         return (raw or b"").decode("utf-8", "replace")
-
-
-def _names(constants: Any) -> dict[int, str]:
-    return {number: name for name, number in vars(constants).items() if isinstance(number, int)}
 
 
 def _require_indexes(groups: Iterable[Iterable[int]], count: int) -> None:

@@ -7,9 +7,11 @@ TensorFlow Lite (version 3), as in the `tflite` package 2.18.
 
 from __future__ import annotations
 
+from typing import Any
+
 from nnfmq.importers.flatbuffer_verifier import Field, Scalar, String, Table, Union, Vector
 
-__all__ = ["IDENTIFIER", "MODEL", "OPTIONS", "VERSION"]
+__all__ = ["IDENTIFIER", "MODEL", "OPTIONS", "VERSION", "enum_names"]
 
 IDENTIFIER = b"TFL3"
 VERSION = 3
@@ -221,3 +223,9 @@ MODEL = Table("Model", (
     Field(8, "Subgraphs", Vector(_SUBGRAPH)), Field(12, "Buffers", Vector(_BUFFER)),
     Field(16, "Metadata", Vector(_METADATA)), Field(18, "SignatureDefs", Vector(_SIGNATURE)),
 ))  # fmt: skip
+
+
+def enum_names(constants: Any) -> dict[int, str]:
+    """Return the name of each number of one of the `tflite` package's classes of constants."""
+    members = vars(constants).items()  # since Python 3.13 with __firstlineno__
+    return {number: name for name, number in members if isinstance(number, int) and not name.startswith("_")}
