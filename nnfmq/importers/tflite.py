@@ -119,8 +119,7 @@ def _import_file(
 
 
 def _open(source: ModelSource, subgraph: int, signature: FileSignature | None) -> TfliteFile:
-    file = read(source.data).subgraph(subgraph)
-    file.follows_tflite = source.follows_tflite
+    file = read(source.data, source.follows_tflite).subgraph(subgraph)
     if signature is not None:
         file.inputs, file.outputs = tuple(signature.inputs.values()), tuple(signature.outputs.values())
     return file

@@ -100,8 +100,11 @@ class TfliteOperator:
         return f"operator {self.index} ({self.name})"
 
 
-def read(data: FileContent) -> TfliteFile:
-    """Verify a TFLite file and return its first subgraph. Raises InvalidArgument if it is invalid."""
+def read(data: FileContent, follows_tflite: bool = False) -> TfliteFile:
+    """Verify a TFLite file and return its first subgraph. Raises InvalidArgument if it is invalid.
+
+    `follows_tflite`: operations have TFLite's definition where the HAL's is another one.
+    """
     if len(data) > _MAX_FILE_BYTES:
         raise InvalidArgument(f"a file of {len(data)} bytes: flatbuffers end at {_MAX_FILE_BYTES}")
     flatbuffer_verifier.verify(data, tflite_schema.MODEL, tflite_schema.IDENTIFIER)
@@ -112,7 +115,7 @@ def read(data: FileContent) -> TfliteFile:
         raise InvalidArgument(f"TFLite schema version {model.Version()}: only {tflite_schema.VERSION} is known")
     if model.SubgraphsLength() == 0:
         raise InvalidArgument("0 subgraphs: a model has at least one")
-    return TfliteFile(model, len(data))
+    return TfliteFile(model, len(data), follows_tflite)
 
 
 class TfliteFile:
@@ -121,10 +124,9 @@ class TfliteFile:
     Its vectors are read within one budget, so that overlaps cannot multiply the work.
     """
 
-    def __init__(self, model: Any, size_bytes: int, index: int = 0) -> None:
+    def __init__(self, model: Any, size_bytes: int, follows_tflite: bool, index: int = 0) -> None:
         self._model = model
-        self.follows_tflite = False
-        """Whether operations have TFLite's definition where the HAL's is another one."""
+        self.follows_tflite = follows_tflite
         self._subgraph = model.Subgraphs(index)
         self._elements_left = size_bytes
         self._tensors: dict[int, TfliteTensor | str] = {}  # or why it is invalid, so that it is read once
@@ -138,9 +140,7 @@ class TfliteFile:
         """Return another subgraph of the file. Raises InvalidArgument if there is none of this index."""
         if not 0 <= index < self.subgraph_count:
             raise InvalidArgument(f"subgraph {index} is not in 0..{self.subgraph_count - 1}")
-        found = TfliteFile(self._model, self.size_bytes, index)
-        found.follows_tflite = self.follows_tflite
-        return found
+        return TfliteFile(self._model, self.size_bytes, self.follows_tflite, index)
 
     def shared_name(self, operator: TfliteOperator) -> str:
         """Return the name of the variable of a VAR_HANDLE."""

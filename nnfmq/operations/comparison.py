@@ -6,6 +6,7 @@ the operands may have different scales. Every byte of a TENSOR_BOOL8 except 0 is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -31,6 +32,15 @@ from nnfmq.operations.signature import (
     data,
     overload,
 )
+
+COMPARISONS: Mapping[OperationType, np.ufunc] = {
+    OperationType.EQUAL: np.equal,
+    OperationType.GREATER: np.greater,
+    OperationType.GREATER_EQUAL: np.greater_equal,
+    OperationType.LESS: np.less,
+    OperationType.LESS_EQUAL: np.less_equal,
+    OperationType.NOT_EQUAL: np.not_equal,
+}
 
 
 def compare(ufunc: np.ufunc, first: Array, second: Array) -> Array:
@@ -88,12 +98,7 @@ def _logical(code: OperationType, ufunc: np.ufunc) -> Declaration:
 
 
 DECLARATIONS = (
-    _comparison(OperationType.EQUAL, np.equal),
-    _comparison(OperationType.GREATER, np.greater),
-    _comparison(OperationType.GREATER_EQUAL, np.greater_equal),
-    _comparison(OperationType.LESS, np.less),
-    _comparison(OperationType.LESS_EQUAL, np.less_equal),
-    _comparison(OperationType.NOT_EQUAL, np.not_equal),
+    *(_comparison(code, ufunc) for code, ufunc in COMPARISONS.items()),
     _logical(OperationType.LOGICAL_AND, np.logical_and),
     _logical(OperationType.LOGICAL_OR, np.logical_or),
     Declaration(

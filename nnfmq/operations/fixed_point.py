@@ -28,6 +28,11 @@ def ints(values: Any) -> Ints:
     return np.asarray(values, dtype=np.int64)
 
 
+def bit_length(values: Ints) -> Ints:
+    """Return the number of bits of each value, of at most 53 bits and not negative; that of 0 is 0."""
+    return ints(np.frexp(values.astype(np.float64))[1])
+
+
 def high_mul(a: Ints, b: Ints | int) -> Ints:
     """SaturatingRoundingDoublingHighMul: a * b / 2^31, rounded half up."""
     # gemmlowp truncates (p + nudge) / 2^31, with a nudge that depends on the sign: that is floor(p / 2^31 + 1/2).

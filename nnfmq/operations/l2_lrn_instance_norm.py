@@ -16,7 +16,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from nnfmq.hal.types import Operand, OperationType
-from nnfmq.operations.fixed_point import INT32_MAX, Ints, high_mul, ints, rounding_shift, saturating_shift_left
+from nnfmq.operations.fixed_point import (
+    INT32_MAX,
+    Ints,
+    bit_length,
+    high_mul,
+    ints,
+    rounding_shift,
+    saturating_shift_left,
+)
 from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless
 from nnfmq.operations.quantization import dtype_range, require_quantization
 from nnfmq.operations.shapes import normalize_axis, require, require_rank
@@ -88,10 +96,7 @@ def inverse_square_root(sums: Ints) -> tuple[Ints, Ints]:
     inputs, shift = ints(np.maximum(sums, 2)), np.full(sums.shape, 11, np.int64)
     while (large := inputs >= 1 << 29).any():
         inputs, shift = np.where(large, inputs >> 2, inputs), shift + large
-    free_bits = 31 - np.frexp(inputs.astype(np.float64))[1].astype(
-        np.int64
-    )  # frexp's exponent is the bit length of an integer
-    pairs = free_bits // 2 - 1
+    pairs = (31 - bit_length(inputs)) // 2 - 1
     shift -= pairs
     x = high_mul(_newton_steps(inputs << 2 * pairs), HALF_SQRT_2_Q0)
     x, shift = x << np.maximum(-shift, 0), np.maximum(shift, 0)

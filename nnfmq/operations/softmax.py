@@ -14,7 +14,7 @@ import numpy as np
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import fixed_point
-from nnfmq.operations.fixed_point import Ints, ints
+from nnfmq.operations.fixed_point import Ints
 from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless
 from nnfmq.operations.quantization import dtype_range, require_quantization
 from nnfmq.operations.shapes import normalize_axis, require, require_rank
@@ -98,8 +98,7 @@ def exponential_tables(scale: float, beta: float) -> tuple[Ints, Ints]:
 
 def reciprocal_of_sums(sums: Ints) -> tuple[Ints, Ints]:
     """GetReciprocal of sums in Q12: return a Q0 multiplier and the number of bits by which it exceeds one."""
-    _, exponents = np.frexp(sums.astype(np.float64))
-    leading_zeros = 32 - ints(exponents)
+    leading_zeros = 32 - fixed_point.bit_length(sums)
     return fixed_point.reciprocal_of_one_plus((sums << leading_zeros) - (1 << 31)), 12 - leading_zeros
 
 

@@ -9,6 +9,7 @@ from nnfmq.hal.tflite_codes import TfliteOperation
 from nnfmq.hal.types import OperandType, OperationType
 from nnfmq.operations.extensions import define_operation
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.shapes import same_shape
 from nnfmq.operations.signature import (
     B8,
     F16,
@@ -21,11 +22,23 @@ from nnfmq.operations.signature import (
     V1_2,
     Declaration,
     Overload,
+    Parameter,
     Plan,
     Variant,
+    data,
+    overload,
 )
 
-__all__ = ["ANY_TENSOR", "any_tensor_variants", "as_tflite", "float_variants", "own_code", "variants_of"]
+__all__ = [
+    "ANY_TENSOR",
+    "any_tensor_variants",
+    "as_tflite",
+    "conversions",
+    "float_variants",
+    "function_of_one",
+    "own_code",
+    "variants_of",
+]
 
 ANY_TENSOR = (F32, F16, I32, Q8, Q8S, Q16S, B8)
 """The operand types of operations that only move elements."""
@@ -52,6 +65,28 @@ def as_tflite(operation: TfliteOperation, source: Declaration, plan: Plan, types
 def variants_of(types: Iterable[OperandType], plan: Plan) -> tuple[Variant, ...]:
     """Return a variant with the same plan for each type as T."""
     return tuple(Variant({"T": operand_type}, V1_2, plan) for operand_type in types)
+
+
+def function_of_one(operation: TfliteOperation, variants: Iterable[Variant], *attributes: Parameter) -> Declaration:
+    """Return the declaration of a function of each element of one tensor, which may have none.
+
+    The output has the type O of a variant if it has that, else T.
+    """
+    variants = tuple(variants)
+    return Declaration(
+        own_code(operation),
+        since=V1_2,
+        overloads=(overload(data("input"), *attributes, level=V1_2),),
+        variants=variants,
+        shape=same_shape,
+        outputs=("O" if "O" in variants[0].types else "T",),
+        zero_sized=True,
+    )
+
+
+def conversions(plan: Plan, pairs: Iterable[tuple[OperandType, OperandType]]) -> tuple[Variant, ...]:
+    """Return a variant with the same plan for each pair of an input's and an output's type."""
+    return tuple(Variant({"T": given, "O": result}, V1_2, plan) for given, result in pairs)
 
 
 def any_tensor_variants(plan: Plan) -> tuple[Variant, ...]:

@@ -96,18 +96,14 @@ def _by_pairs(function: Run, first: Tensor, second: Tensor, output: Tensor) -> R
 
 def _scaled_quotients(dividends: Ints, divisors: Ints, multiplier: int, shift: int) -> Ints:
     """Return dividends / divisors · multiplier / 2^31 · 2^shift, limited to 32 bits; the divisors are positive."""
-    bits = _bit_length(divisors)
+    bits = fixed_point.bit_length(divisors)
     inverses = fixed_point.reciprocal_of_one_plus((divisors << (32 - bits)) - (1 << 31))
-    free = 31 - _bit_length(np.where(dividends < 0, ~dividends, dividends))
+    free = 31 - fixed_point.bit_length(np.where(dividends < 0, ~dividends, dividends))
     quotients = fixed_point.high_mul(dividends << free, inverses)
     right = bits - 1 + free - shift
     scaled = fixed_point.high_mul(quotients, multiplier)
     shifted = fixed_point.rounding_shift(scaled, np.clip(right, 0, _WIDEST_SHIFT))
     return _limited(shifted << np.clip(-right, 0, 31))
-
-
-def _bit_length(values: Ints) -> Ints:
-    return ints(np.frexp(values.astype(np.float64))[1])
 
 
 def plan_mean_or_sum(is_mean: bool, input: Tensor, *, output: Tensor, axes: Array, keep_dimensions: int) -> Run:

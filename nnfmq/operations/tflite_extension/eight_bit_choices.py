@@ -59,14 +59,6 @@ _CHOICES = {
     Op.MINIMUM: stateless(np.minimum),
     Op.SELECT: stateless(min_max_select.select),
 }
-_COMPARISONS = {
-    Op.EQUAL: np.equal,
-    Op.NOT_EQUAL: np.not_equal,
-    Op.LESS: np.less,
-    Op.LESS_EQUAL: np.less_equal,
-    Op.GREATER: np.greater,
-    Op.GREATER_EQUAL: np.greater_equal,
-}
 
 DECLARATIONS = (
     *(
@@ -86,6 +78,6 @@ DECLARATIONS = (
             partial(plan_comparison, ufunc),
             _BYTES,
         )
-        for code, ufunc in _COMPARISONS.items()
+        for code, ufunc in comparison.COMPARISONS.items()
     ),
 )

@@ -19,22 +19,18 @@ from nnfmq.operations.fixed_point import Ints, ints
 from nnfmq.operations.kernel_adapters import stateless, via_lut8
 from nnfmq.operations.l2_lrn_instance_norm import inverse_square_root
 from nnfmq.operations.quantization import dequantized_values, dtype_range, quantized_range
-from nnfmq.operations.shapes import same_shape
 from nnfmq.operations.signature import (
     FLOAT32,
     Q8,
     Q8S,
-    V1_2,
     Array,
     Declaration,
     Parameter,
     Plan,
     Tensor,
     attribute,
-    data,
-    overload,
 )
-from nnfmq.operations.tflite_extension.declaring import own_code, variants_of
+from nnfmq.operations.tflite_extension.declaring import function_of_one, variants_of
 from nnfmq.operations.tflite_extension.sixteen_bits import float_ratio
 
 _FRACTION_BITS = 20  # of an inverse square root
@@ -106,14 +102,7 @@ def _elu(x: Array) -> Array:
 
 
 def _function(operation: TfliteOperation, plan: Plan, *attributes: Parameter) -> Declaration:
-    return Declaration(
-        own_code(operation),
-        since=V1_2,
-        overloads=(overload(data("input"), *attributes, level=V1_2),),
-        variants=variants_of((Q8, Q8S), plan),
-        shape=same_shape,
-        zero_sized=True,
-    )
+    return function_of_one(operation, variants_of((Q8, Q8S), plan), *attributes)
 
 
 DECLARATIONS = (

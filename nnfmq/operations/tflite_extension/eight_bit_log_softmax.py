@@ -16,6 +16,7 @@ from nnfmq.operations.fixed_point import (
     INT32_MAX,
     INT32_MIN,
     Ints,
+    bit_length,
     exp_on_negative_values,
     high_mul,
     input_radius,
@@ -42,9 +43,9 @@ _QUARTER = 1 << (29 - _LOGARITHM_BITS)
 
 def logarithm(sums: Ints) -> Ints:
     """Return ln x with 5 integer bits, for x of at least 1 with 12 integer bits."""
-    zeros = 32 - _bit_length(sums)
+    zeros = 32 - bit_length(sums)
     halved = saturating_shift_left(high_mul(sums << (zeros - 1), _ROOT_OF_HALF), 1)
-    zeros_of_half = 31 - _bit_length(high_mul(sums, _ROOT_OF_HALF))
+    zeros_of_half = 31 - bit_length(high_mul(sums, _ROOT_OF_HALF))
     whole = np.minimum(sums << zeros_of_half, INT32_MAX)
     position = 31 - _LOGARITHM_BITS
     exponents = np.maximum(
@@ -63,10 +64,6 @@ def _near_fourth_root(r: Ints) -> Ints:
     inner = constant + twice + high_mul(ints(quadratic), square)
     denominator = high_mul(middle, inner) + high_mul(ints(linear), twice)
     return high_mul(rounding_shift(numerator, _LOGARITHM_BITS), reciprocal_of_one_plus(denominator))
-
-
-def _bit_length(values: Ints) -> Ints:
-    return ints(np.frexp(values.astype(np.float64))[1])
 
 
 def plan_log_softmax(input: Tensor, *, output: Tensor) -> Run:

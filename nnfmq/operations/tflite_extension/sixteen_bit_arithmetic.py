@@ -23,7 +23,7 @@ from nnfmq.operations import activation as activations
 from nnfmq.operations import binary_arithmetic, comparison, fixed_point
 from nnfmq.operations.fixed_point import ints
 from nnfmq.operations.quantization import quantized_activation_range, quantized_range
-from nnfmq.operations.shapes import broadcast_shapes, require, same_shape
+from nnfmq.operations.shapes import broadcast_shapes, require
 from nnfmq.operations.signature import (
     BOOL,
     FLOAT32,
@@ -38,12 +38,11 @@ from nnfmq.operations.signature import (
     Plan,
     Run,
     Tensor,
-    Variant,
     attribute,
     data,
     overload,
 )
-from nnfmq.operations.tflite_extension.declaring import own_code
+from nnfmq.operations.tflite_extension.declaring import conversions, function_of_one, variants_of
 from nnfmq.operations.tflite_extension.sixteen_bits import find, float_ratio, rescale, saturated, sixteen_bit
 
 _EXTRA_BITS = 15  # of the common scale of a sum
@@ -178,24 +177,9 @@ def _sum(code: Op, sign: int) -> Declaration:
 
 
 def _unary(operation: TfliteOperation, plan: Plan, *attributes: Parameter) -> Declaration:
-    return Declaration(
-        own_code(operation),
-        since=V1_2,
-        overloads=(overload(data("input"), *attributes, level=V1_2),),
-        variants=(Variant({"T": Q16S}, V1_2, plan),),
-        shape=same_shape,
-        zero_sized=True,
-    )
+    return function_of_one(operation, variants_of((Q16S,), plan), *attributes)
 
 
-_COMPARISONS = {
-    Op.EQUAL: np.equal,
-    Op.NOT_EQUAL: np.not_equal,
-    Op.LESS: np.less,
-    Op.LESS_EQUAL: np.less_equal,
-    Op.GREATER: np.greater,
-    Op.GREATER_EQUAL: np.greater_equal,
-}
 _REQUANTIZED = (Q8, Q8S, Q16S, I32)
 
 DECLARATIONS = (
@@ -204,7 +188,7 @@ DECLARATIONS = (
     replace(sixteen_bit(find(binary_arithmetic.DECLARATIONS, Op.MUL), plan_mul), shape=broadcast_shapes),
     *(
         sixteen_bit(find(comparison.DECLARATIONS, code), partial(plan_comparison, ufunc))
-        for code, ufunc in _COMPARISONS.items()
+        for code, ufunc in comparison.COMPARISONS.items()
     ),
     replace(
         sixteen_bit(find(activations.DECLARATIONS, Op.PRELU), plan_prelu),
@@ -215,23 +199,10 @@ DECLARATIONS = (
     _unary(TfliteOperation.Q16_RELU6, partial(plan_clamp, 6.0)),
     _unary(TfliteOperation.Q16_ABS, plan_abs),
     _unary(TfliteOperation.Q16_NEG, plan_neg),
-    Declaration(
-        own_code(TfliteOperation.REQUANTIZE),
-        since=V1_2,
-        overloads=(
-            overload(
-                data("input"),
-                *(attribute("input_scale", FLOAT32), attribute("input_zero_point")),
-                *(attribute("output_scale", FLOAT32), attribute("output_zero_point")),
-                level=V1_2,
-            ),
-        ),
-        variants=tuple(
-            Variant({"T": given, "O": result}, V1_2, plan_requantize)
-            for given, result in itertools.product(_REQUANTIZED, repeat=2)
-        ),
-        shape=same_shape,
-        outputs=("O",),
-        zero_sized=True,
+    function_of_one(
+        TfliteOperation.REQUANTIZE,
+        conversions(plan_requantize, itertools.product(_REQUANTIZED, _REQUANTIZED)),
+        *(attribute("input_scale", FLOAT32), attribute("input_zero_point")),
+        *(attribute("output_scale", FLOAT32), attribute("output_zero_point")),
     ),
 )

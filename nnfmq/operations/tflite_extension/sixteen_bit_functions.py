@@ -36,12 +36,11 @@ from nnfmq.operations.signature import (
     Plan,
     Run,
     Tensor,
-    Variant,
     attribute,
     data,
     overload,
 )
-from nnfmq.operations.tflite_extension.declaring import own_code
+from nnfmq.operations.tflite_extension.declaring import conversions, function_of_one, own_code, variants_of
 from nnfmq.operations.tflite_extension.sixteen_bits import (
     INT16_MAX,
     INT16_MIN,
@@ -132,7 +131,7 @@ def plan_softmax(input: Tensor, *, output: Tensor, beta: float, axis: int = -1) 
         scaled = fixed_point.multiply(rows - rows.max(axis=-1, keepdims=True), *multiplier)
         exponentials = powers(saturated(scaled + INT16_MAX))
         sums = exponentials.sum(axis=-1, keepdims=True)
-        bits = np.frexp(sums.astype(np.float64))[1].astype(np.int64)  # of the sum: 32 minus its leading zeros
+        bits = fixed_point.bit_length(sums)
         normalized = ((sums << (31 - bits)) + (1 << 13)) >> 14
         reciprocals = inverses(saturated(normalized - (1 << 15) - (1 << 16)))
         right_shift = bits - 1
@@ -229,26 +228,11 @@ def plan_cast(input: Tensor, *, output: Tensor) -> Run:
 
 
 def _function(operation: TfliteOperation, plan: Plan) -> Declaration:
-    return Declaration(
-        own_code(operation),
-        since=V1_2,
-        overloads=(overload(data("input"), level=V1_2),),
-        variants=(Variant({"T": Q16S}, V1_2, plan),),
-        shape=same_shape,
-        zero_sized=True,
-    )
+    return function_of_one(operation, variants_of((Q16S,), plan))
 
 
 def _conversion(operation: TfliteOperation, plan: Plan, *pairs: tuple[OperandType, OperandType]) -> Declaration:
-    return Declaration(
-        own_code(operation),
-        since=V1_2,
-        overloads=(overload(data("input"), level=V1_2),),
-        variants=tuple(Variant({"T": given, "O": result}, V1_2, plan) for given, result in pairs),
-        shape=same_shape,
-        outputs=("O",),
-        zero_sized=True,
-    )
+    return function_of_one(operation, conversions(plan, pairs))
 
 
 DECLARATIONS = (
@@ -259,10 +243,7 @@ DECLARATIONS = (
         own_code(TfliteOperation.SOFTMAX_TO_Q16),
         since=V1_2,
         overloads=(overload(data("input"), attribute("beta", FLOAT32), level=V1_2),),
-        variants=(
-            Variant({"T": Q8S, "O": Q16S}, V1_2, plan_softmax_of_8_bits),
-            Variant({"T": Q8, "O": Q16S}, V1_2, plan_softmax_of_8_bits),
-        ),
+        variants=conversions(plan_softmax_of_8_bits, ((Q8S, Q16S), (Q8, Q16S))),
         shape=same_shape,
         outputs=("O",),
     ),

@@ -27,12 +27,17 @@ from nnfmq.operations.signature import (
     Declaration,
     Run,
     Tensor,
-    Variant,
     attribute,
     data,
     overload,
 )
-from nnfmq.operations.tflite_extension.declaring import float_variants, own_code, variants_of
+from nnfmq.operations.tflite_extension.declaring import (
+    conversions,
+    float_variants,
+    function_of_one,
+    own_code,
+    variants_of,
+)
 
 _TABLE_STEPS = 64  # of the error function's table for each unit: cubic interpolation is then exact to 2e-10
 _TABLE_END = 6  # the error function is 1 from here on, as a float32
@@ -110,35 +115,17 @@ _SAME_SIZE = ((F32, I32), (I32, F32), (Q8, Q8S), (Q8S, Q8))
 
 
 def _function_of_floats(operation: TfliteOperation, function: Callable[..., Array]) -> Declaration:
-    return Declaration(
-        own_code(operation),
-        since=V1_2,
-        overloads=(overload(data("input"), level=V1_2),),
-        variants=float_variants(stateless(function)),
-        shape=same_shape,
-        zero_sized=True,
-    )
+    return function_of_one(operation, float_variants(stateless(function)))
 
 
 DECLARATIONS = (
-    Declaration(
-        own_code(TfliteOperation.GELU),
-        since=V1_2,
-        overloads=(overload(data("input"), attribute("approximate", BOOL), level=V1_2),),
-        variants=(*float_variants(stateless(gelu)), *variants_of((Q8, Q8S), via_lut8(_gelu_table))),
-        shape=same_shape,
-        zero_sized=True,
+    function_of_one(
+        TfliteOperation.GELU,
+        (*float_variants(stateless(gelu)), *variants_of((Q8, Q8S), via_lut8(_gelu_table))),
+        attribute("approximate", BOOL),
     ),
     _function_of_floats(TfliteOperation.COS, np.cos),
-    Declaration(
-        own_code(TfliteOperation.BITCAST),
-        since=V1_2,
-        overloads=(overload(data("input"), level=V1_2),),
-        variants=tuple(Variant({"T": source, "O": target}, V1_2, plan_bitcast) for source, target in _SAME_SIZE),
-        shape=same_shape,
-        outputs=("O",),
-        zero_sized=True,
-    ),
+    function_of_one(TfliteOperation.BITCAST, conversions(plan_bitcast, _SAME_SIZE)),
     Declaration(
         own_code(TfliteOperation.FAKE_QUANT),
         since=V1_2,
@@ -148,12 +135,5 @@ DECLARATIONS = (
         zero_sized=True,
     ),
     _function_of_floats(TfliteOperation.ROUND, np.rint),
-    Declaration(
-        own_code(TfliteOperation.SIGN),
-        since=V1_2,
-        overloads=(overload(data("input"), level=V1_2),),
-        variants=variants_of((F32, I32), stateless(sign)),
-        shape=same_shape,
-        zero_sized=True,
-    ),
+    function_of_one(TfliteOperation.SIGN, variants_of((F32, I32), stateless(sign))),
 )
