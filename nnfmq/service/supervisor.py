@@ -214,6 +214,7 @@ def _prepare_workers(
     """Import what workers need, without threads, and prepare to share it with them. `stack` releases the rest."""
     from nnfmq.engines.idle_trim import trim_memory
     from nnfmq.service import installation, worker
+    from nnfmq.service.core_shares import CoreShares
     from nnfmq.service.memory_quota import total_limit_bytes
     from nnfmq.service.memory_shares import MemoryShares
     from nnfmq.service.worker_processes import WorkerProcesses
@@ -221,7 +222,8 @@ def _prepare_workers(
     worker.preload()
     setup = worker.WorkerSetup(entries, installation.installed_plugins(), options)
     shares = stack.enter_context(MemoryShares(total_limit_bytes(), CLIENTS_MAX))
-    workers = WorkerProcesses(loop, status, shares, setup)
+    cores = stack.enter_context(CoreShares(CLIENTS_MAX))
+    workers = WorkerProcesses(loop, status, shares, cores, setup)
     with contextlib.suppress(OSError, ValueError):  # each client takes several fds
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

@@ -19,6 +19,7 @@ from nnfmq.memory import Memory
 from nnfmq.operations import load_all
 from nnfmq.service import compile_jobs, extension_plugins, installation
 from nnfmq.service.caching import shared_cache_client
+from nnfmq.service.core_shares import join_division
 from nnfmq.service.device_configuration import DeviceEntry
 from nnfmq.service.device_registry import make_devices
 from nnfmq.service.driver_options import DriverOptions
@@ -38,6 +39,7 @@ class WorkerFds(NamedTuple):
         control: The connection to the client.
         status: The memory of the devices' status, STATUS_PAGE_BYTES.
         shares: The memory of `MemoryShares`.
+        core_shares: The memory of `CoreShares`.
         shared_cache: The connection to the supervisor's shared program cache.
         compile_relay: The connection over which the supervisor takes requests for compile processes.
     """
@@ -45,6 +47,7 @@ class WorkerFds(NamedTuple):
     control: int
     status: int
     shares: int
+    core_shares: int
     shared_cache: int
     compile_relay: int
 
@@ -78,7 +81,7 @@ def preload() -> None:
 def main(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup) -> NoReturn:
     """Serve the client whose first message was `hello`, with the configured devices and those of plug-ins.
 
-    `slot` is this worker's place among the shares of memory.
+    `slot` is this worker's place among the shares of memory and of the cores.
     """
     extension_plugins.load_extensions(setup.plugins)
     shared_cache_client.connect(fds.shared_cache)
@@ -87,4 +90,5 @@ def main(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup) -> NoRetur
     status = Memory.adopt(fds.status)  # until the process exits
     devices.share_status(status.view)
     share = MemoryShare(Memory.adopt(fds.shares), slot)
+    join_division(Memory.adopt(fds.core_shares), slot)
     run_session(Channel.adopt(fds.control), "nnfmq", devices, setup.options, hello, share)

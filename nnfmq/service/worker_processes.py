@@ -28,6 +28,7 @@ from nnfmq.service.caching.shared_cache_server import SharedCacheServer, WorkerL
 from nnfmq.service.child_process import ChildProcess, fork_child
 from nnfmq.service.client_process import CLIENT_EXIT_GRACE_S
 from nnfmq.service.compile_relay import CompileRelay
+from nnfmq.service.core_shares import CoreShares
 from nnfmq.service.device_status import end_changes
 from nnfmq.service.event_loop import EventLoop
 from nnfmq.service.memory_shares import MemoryShares
@@ -55,14 +56,17 @@ class _Worker:
 class WorkerProcesses:
     """The workers of one supervisor. Used by one thread, which must be the only one of its process.
 
-    Borrows `status`, the memory of the devices' status, and `shares`, what each client has of the driver's memory. All
-    workers map both.
+    Borrows `status`, the memory of the devices' status, `shares`, what each client has of the driver's memory, and
+    `cores`, what it has of the cores. All workers map all three.
     """
 
-    def __init__(self, loop: EventLoop, status: Memory, shares: MemoryShares, setup: WorkerSetup) -> None:
+    def __init__(
+        self, loop: EventLoop, status: Memory, shares: MemoryShares, cores: CoreShares, setup: WorkerSetup
+    ) -> None:
         self._loop = loop
         self._status = status
         self._shares = shares
+        self._cores = cores
         self._setup = setup
         self._compile_relay = CompileRelay(loop)
         self._shared_cache = SharedCacheServer(program_cache.cache_limit_bytes())
@@ -103,7 +107,8 @@ class WorkerProcesses:
             worker_ends.callback(os.close, compile_fd)
             slot = self._shares.take()
             undo.callback(self._shares.release, slot)
-            fds = WorkerFds(control_fd, self._status.fileno(), self._shares.memory.fileno(), cache_fd, compile_fd)
+            shared = (self._status.fileno(), self._shares.memory.fileno(), self._cores.memory.fileno())
+            fds = WorkerFds(control_fd, *shared, cache_fd, compile_fd)
             # Without a supervisor nobody would end the worker if it is stopped and its client exits.
             process = fork_child(
                 partial(worker.main, hello, fds, slot, self._setup), fds, at_parent_exit=signal.SIGCONT
@@ -171,6 +176,7 @@ class WorkerProcesses:
         self._close_cache_link(ended)
         self._close_compile_link(ended)
         end_changes(self._status.view, ended.process.pid)
+        self._cores.release(ended.slot)  # first: another worker may get the slot from then on
         self._shares.release(ended.slot)
         status = ended.process.reap()
         if ended.was_killed:

@@ -66,6 +66,15 @@ static void check(int64_t run, int64_t launch, int64_t items, const work *expect
         }
 }
 
+/* As many processes are busy as the number of the run says: launches use 4, 2 and 1 threads, and 4 again. */
+static const nnfmq_core_division *divided(int64_t run) {
+    static _Atomic uint64_t busy;
+    static nnfmq_core_division division = {&busy, 1, (_Atomic uint8_t *)&busy, 1 + WORKERS};
+    static const uint64_t others[] = {0, 0x100, 0x1010100, 0x100000000};
+    atomic_store_explicit(&busy, others[run / 7 % 4], memory_order_relaxed);
+    return run / 28 % 2 ? NULL : &division;
+}
+
 static void run_once(nnfmq_pool *pool, int64_t run) {
     nnfmq_launch launches[LAUNCHES];
     work before[LAUNCHES];
@@ -74,7 +83,7 @@ static void run_once(nnfmq_pool *pool, int64_t run) {
         before[n] = works[n];
         launches[n] = (nnfmq_launch){add, &works[n], 1 + (run * LAUNCHES + n) % ITEMS, (run + n) % 3};
     }
-    nnfmq_pool_run(pool, launches, 0, LAUNCHES, scratch, 64);
+    nnfmq_pool_run(pool, divided(run), launches, 0, LAUNCHES, scratch, 64);
     for (int64_t n = 0; n < LAUNCHES; n++)
         check(run, n, launches[n].items, &before[n]);
 }

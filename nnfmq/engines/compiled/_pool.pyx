@@ -6,7 +6,7 @@ keeps this object, the launch records, the scratch memory and the kernels' code 
 """
 
 cimport cython
-from libc.stdint cimport int64_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport free
 
 cdef extern from "_thread_pool.h" nogil:
@@ -14,10 +14,15 @@ cdef extern from "_thread_pool.h" nogil:
         pass
     ctypedef struct nnfmq_pool:
         int64_t workers
+    ctypedef struct nnfmq_core_division:
+        const uint64_t *busy
+        int64_t words
+        uint8_t *own
+        int64_t cores
     const int NNFMQ_POOL_MAX_WORKERS
     nnfmq_pool *nnfmq_pool_new()
-    void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_launch *launches, int64_t first, int64_t last, char *scratch,
-                        int64_t stride)
+    void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_core_division *division, const nnfmq_launch *launches,
+                        int64_t first, int64_t last, char *scratch, int64_t stride)
     void nnfmq_pool_work(nnfmq_pool *pool, int64_t me)
     void nnfmq_pool_stop(nnfmq_pool *pool)
 
@@ -35,6 +40,7 @@ cdef class LaunchCore:
     """Memory of a pool, and the loops of its threads."""
 
     cdef nnfmq_pool *pool
+    cdef nnfmq_core_division division
 
     def __cinit__(self):
         self.pool = nnfmq_pool_new()
@@ -50,15 +56,22 @@ cdef class LaunchCore:
             raise ValueError(f"{count} workers; at most {NNFMQ_POOL_MAX_WORKERS} are possible")
         self.pool.workers = count
 
+    def divide(self, uintptr_t busy, int64_t count, int64_t own, int64_t cores):
+        """Use this process's share of `cores` from the next run on."""
+        if count % 8 or not 0 <= own < count:
+            raise ValueError(f"busy byte {own} of {count}: their number is a multiple of 8")
+        self.division = nnfmq_core_division(<const uint64_t *>busy, count // 8, (<uint8_t *>busy) + own, cores)
+
     def run(self, uintptr_t launches, int64_t first, int64_t last, uintptr_t scratch, int64_t stride):
         """Run launch records together with the workers. Blocks, without the GIL. One caller at a time."""
+        cdef const nnfmq_core_division *division = &self.division if self.division.words else NULL
         with nogil:
-            nnfmq_pool_run(self.pool, <const nnfmq_launch *>launches, first, last, <char *>scratch, stride)
+            nnfmq_pool_run(self.pool, division, <const nnfmq_launch *>launches, first, last, <char *>scratch, stride)
 
     def run_serially(self, uintptr_t launches, int64_t first, int64_t last, uintptr_t scratch):
         """Run launch records on the calling thread. Blocks, without the GIL. Any number of callers."""
         with nogil:
-            nnfmq_pool_run(NULL, <const nnfmq_launch *>launches, first, last, <char *>scratch, 0)
+            nnfmq_pool_run(NULL, NULL, <const nnfmq_launch *>launches, first, last, <char *>scratch, 0)
 
     def work(self, int64_t number):
         """Be worker `number` until `stop` is called. Blocks, without the GIL."""

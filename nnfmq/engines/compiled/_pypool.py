@@ -29,6 +29,17 @@ class LaunchCore:
         if count:
             raise ValueError(f"{count} workers; without the compiled core none is possible")
 
+    def divide(self, busy: int, count: int, own: int, cores: int) -> None:
+        """Use this process's share of `cores` from the next run on: `cores` divided by the number of busy processes.
+
+        `busy` is the address of `count` busy bytes in memory that these processes share, a multiple of 8. A byte is 1
+        while its process runs launches with the pool. `own` is the number of this process's byte, which only this
+        process writes. Without workers there is nothing to divide.
+
+        Raises:
+            ValueError: `own` or `count` is not possible.
+        """
+
     def run(self, launches: int, first: int, last: int, scratch: int, stride: int) -> None:
         """Run the launch records from `first` to before `last` of those at address `launches`, with the workers.
 

@@ -9,6 +9,10 @@
  * The memory is private to one process, and so are the futexes: all threads of the pool end together. A child process
  * that was forked has no workers, and begins with new memory. One caller at a time: the owner of the pool sees to that.
  *
+ * Pools of several processes may divide the cores: each has a busy byte in memory that all of them map, which is 1
+ * during a run. A launch uses as many threads as the cores, divided by the number of busy processes. The bytes are hints:
+ * they order nothing, and a wrong one costs time, never a result. Each process writes its own byte only.
+ *
  * Each pair of accesses that synchronizes two threads has a label, which stands at both ends:
  *
  *   region   The caller writes the region, then changes `epoch`; a worker that finds `epoch` odd reads the region.
@@ -81,13 +85,14 @@ typedef struct {
 typedef struct {
     /* The parallel region, and what changes for each run only. */
     _Alignas(128) int64_t workers;
+    int64_t threads; /* that take part in the region: the caller and the first workers */
     nnfmq_kernel kernel;
     void *args;
     char *scratch;
     int64_t stride; /* of the threads' scratch buffers */
     int64_t chunk;  /* work items */
     int64_t items;
-    _Atomic int64_t is_active; /* a run is in progress: workers spin longer */
+    _Atomic int64_t active; /* threads that the run in progress uses: its workers spin longer */
 
     _Alignas(128) _Atomic int64_t epoch; /* odd: region open, even: closed, or NNFMQ_POOL_STOPPED */
 
@@ -96,6 +101,14 @@ typedef struct {
 
     nnfmq_pool_range ranges[1 + NNFMQ_POOL_MAX_WORKERS]; /* the caller's first */
 } nnfmq_pool;
+
+/* Where the busy bytes of all processes that divide the cores are, as 64-bit words; `own` is that of this process. */
+typedef struct {
+    const _Atomic uint64_t *busy;
+    int64_t words;
+    _Atomic uint8_t *own;
+    int64_t cores;
+} nnfmq_core_division;
 
 /* What a worker remembers between two steps. */
 typedef struct {
@@ -125,11 +138,13 @@ static inline nnfmq_pool *nnfmq_pool_new(void) {
  * between busy = 1 and busy = 0, and the caller writes them when all workers are free. The fetch-add hands out each
  * chunk once, and orders nothing. A counter passes the end of its range by at most one for each call. */
 static inline void nnfmq_pool_compute(nnfmq_pool *pool, int64_t me) {
-    const int64_t workers = pool->workers, chunk = pool->chunk, items = pool->items;
+    const int64_t threads = pool->threads, chunk = pool->chunk, items = pool->items;
     const nnfmq_kernel kernel = pool->kernel;
     void *const args = pool->args;
     char *const scratch = pool->scratch + me * pool->stride;
-    for (int64_t visited = 0, owner = me; visited <= workers; visited++) {
+    if (me >= threads)
+        return;
+    for (int64_t visited = 0, owner = me; visited < threads; visited++) {
         nnfmq_pool_range *range = &pool->ranges[owner];
         const int64_t end = range->end;
         int64_t number;
@@ -137,7 +152,7 @@ static inline void nnfmq_pool_compute(nnfmq_pool *pool, int64_t me) {
             const int64_t first = number * chunk, last = first + chunk;
             kernel(args, first, last < items ? last : items, scratch);
         }
-        owner = owner == workers ? 0 : owner + 1;
+        owner = owner + 1 == threads ? 0 : owner + 1;
     }
 }
 
@@ -188,7 +203,7 @@ static inline int nnfmq_pool_step(nnfmq_pool *pool, int64_t me, nnfmq_worker *wo
     nnfmq_pause();
     if (++worker->spins < NNFMQ_POOL_IDLE_SPINS)
         return 1;
-    if (worker->spins < NNFMQ_POOL_BUSY_SPINS && atomic_load_explicit(&pool->is_active, memory_order_relaxed))
+    if (worker->spins < NNFMQ_POOL_BUSY_SPINS && me < atomic_load_explicit(&pool->active, memory_order_relaxed))
         return 1;
     nnfmq_pool_sleep(pool, epoch);
     worker->spins = 0;
@@ -236,9 +251,10 @@ static inline void nnfmq_pool_await(_Atomic uint32_t *busy) {
 }
 
 /* Writes the region of a launch: chunks of equal size, as many for each thread. All workers are free. */
-static inline void nnfmq_pool_divide(nnfmq_pool *pool, const nnfmq_launch *launch) {
-    const int64_t threads = pool->workers + 1, most = threads * NNFMQ_POOL_CHUNKS_PER_THREAD;
+static inline void nnfmq_pool_divide(nnfmq_pool *pool, const nnfmq_launch *launch, int64_t threads) {
+    const int64_t most = threads * NNFMQ_POOL_CHUNKS_PER_THREAD;
     const int64_t chunk = (launch->items + most - 1) / most, chunks = (launch->items + chunk - 1) / chunk;
+    pool->threads = threads;
     pool->kernel = launch->kernel;
     pool->args = launch->args;
     pool->chunk = chunk;
@@ -249,8 +265,8 @@ static inline void nnfmq_pool_divide(nnfmq_pool *pool, const nnfmq_launch *launc
     }
 }
 
-static inline void nnfmq_pool_open(nnfmq_pool *pool, const nnfmq_launch *launch) {
-    nnfmq_pool_divide(pool, launch);
+static inline void nnfmq_pool_open(nnfmq_pool *pool, const nnfmq_launch *launch, int64_t threads) {
+    nnfmq_pool_divide(pool, launch, threads);
     atomic_fetch_add_explicit(&pool->epoch, 1, memory_order_seq_cst); /* SYNC region, busy, sleep */
     if (launch->parallelism == NNFMQ_PARALLEL_WAKE)
         nnfmq_pool_wake(pool);
@@ -262,29 +278,54 @@ static inline void nnfmq_pool_close(nnfmq_pool *pool) {
         nnfmq_pool_await(&pool->ranges[t].busy);
 }
 
-static inline void nnfmq_pool_launch(nnfmq_pool *pool, const nnfmq_launch *launch) {
-    nnfmq_pool_open(pool, launch);
+static inline void nnfmq_pool_launch(nnfmq_pool *pool, const nnfmq_launch *launch, int64_t threads) {
+    nnfmq_pool_open(pool, launch, threads);
     nnfmq_pool_compute(pool, 0);
     nnfmq_pool_close(pool);
 }
 
+/* How many threads the next launch may use, from 1 to `most`: all, or those of this process's share of the cores. */
+static inline int64_t nnfmq_pool_share(const nnfmq_core_division *division, int64_t most) {
+    if (!division)
+        return most;
+    int64_t busy = 0;
+    for (int64_t word = 0; word < division->words; word++)
+        busy += __builtin_popcountll(atomic_load_explicit(&division->busy[word], memory_order_relaxed));
+    const int64_t share = busy > 1 ? division->cores / busy : most;
+    return share < 1 ? 1 : share < most ? share : most;
+}
+
+/* Sets how many threads the next launch uses; those beyond them go to sleep soon. */
+static inline int64_t nnfmq_pool_use(nnfmq_pool *pool, int64_t threads, int64_t before) {
+    if (threads != before)
+        atomic_store_explicit(&pool->active, threads, memory_order_relaxed);
+    return threads;
+}
+
 /* Runs the launches from `first` to before `last`. `scratch` has a buffer of `stride` bytes for each thread. Without a
- * pool (NULL) or workers this thread computes everything. */
-static inline void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_launch *launches, int64_t first, int64_t last,
-                                  char *scratch, int64_t stride) {
-    const int is_parallel = pool && pool->workers;
-    if (is_parallel) {
+ * pool (NULL) or workers this thread computes everything. `division` may be NULL: no other process counts. */
+static inline void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_core_division *division, const nnfmq_launch *launches,
+                                  int64_t first, int64_t last, char *scratch, int64_t stride) {
+    const int64_t most = pool ? pool->workers + 1 : 1;
+    int64_t threads = 0; /* of the last launch */
+    if (division)
+        atomic_store_explicit(division->own, 1, memory_order_relaxed);
+    if (most > 1) {
         pool->scratch = scratch;
         pool->stride = stride;
-        atomic_store_explicit(&pool->is_active, 1, memory_order_relaxed);
     }
-    for (const nnfmq_launch *launch = launches + first; launch < launches + last; launch++)
-        if (is_parallel && launch->parallelism != NNFMQ_SERIAL && launch->items > 0)
-            nnfmq_pool_launch(pool, launch);
+    for (const nnfmq_launch *launch = launches + first; launch < launches + last; launch++) {
+        if (most > 1)
+            threads = nnfmq_pool_use(pool, nnfmq_pool_share(division, most), threads);
+        if (threads > 1 && launch->parallelism != NNFMQ_SERIAL && launch->items > 0)
+            nnfmq_pool_launch(pool, launch, threads);
         else
             launch->kernel(launch->args, 0, launch->items, scratch);
-    if (is_parallel)
-        atomic_store_explicit(&pool->is_active, 0, memory_order_relaxed);
+    }
+    if (most > 1)
+        atomic_store_explicit(&pool->active, 0, memory_order_relaxed);
+    if (division)
+        atomic_store_explicit(division->own, 0, memory_order_relaxed);
 }
 
 #endif

@@ -5,6 +5,9 @@ cut into chunks, a contiguous range for each thread. A thread takes chunks from 
 others. Workers spin while a run is active and about 10 µs longer, then wait on a futex; only launches with enough
 remaining work wake them. Work items are independent: results do not depend on the schedule.
 
+The pools of several processes can divide the cores between them (`CoreDivision`): before each launch a pool counts the
+busy processes, and uses no more threads than its share.
+
 The loops of the threads are C (`_thread_pool.h`, which has the protocol) in the compiled core `_pool`. Without it the
 calling thread computes alone (`_pypool`); `nnfmq doctor` reports that, and so does the log.
 """
@@ -16,15 +19,26 @@ import os
 import threading
 import weakref
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from nnfmq.core_selection import CorePair
 from nnfmq.cpu_allowance import allowed_cpus
 
 if TYPE_CHECKING:
     from nnfmq.engines.compiled import _pypool
+    from nnfmq.operations.signature import Array
 
-__all__ = ["RECORD_WORDS", "Parallelism", "ThreadPool", "available", "core_name", "default_thread_pool", "load"]
+__all__ = [
+    "RECORD_WORDS",
+    "CoreDivision",
+    "Parallelism",
+    "ThreadPool",
+    "available",
+    "core_name",
+    "default_thread_pool",
+    "divide_cores",
+    "load",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +88,19 @@ class Parallelism(IntEnum):
     PARALLEL_WAKE = 2
 
 
+class CoreDivision(NamedTuple):
+    """The busy bytes of all processes that divide the cores of this machine, one byte each.
+
+    Attributes:
+        busy: The bytes, in memory that all these processes map; a multiple of 8. A byte is 1 while its process runs
+            launches with its pool, else 0. Whoever learns of a process's death clears its byte.
+        own: The number of this process's byte.
+    """
+
+    busy: Array
+    own: int
+
+
 class ThreadPool:
     """Worker threads that any thread of the process can run launches with, one caller at a time.
 
@@ -86,6 +113,7 @@ class ThreadPool:
         self.worker_count = min(worker_count, core.MAX_WORKERS)
         self.scratch_slots = 1 + self.worker_count
         """Scratch buffers that a caller provides, whatever the current worker count is."""
+        self._division: tuple[CoreDivision, int] | None = None
         self._forget_threads()
         _pools.add(self)
 
@@ -105,6 +133,20 @@ class ThreadPool:
         finally:
             self._in_use.release()
 
+    def divide(self, division: CoreDivision, cores: int) -> None:
+        """Use no more than a share of `cores` from the next run on: `cores` divided by the number of busy processes.
+
+        A run uses a thread at least, and looks again before each launch. The pool keeps the bytes' memory.
+        """
+        with self._in_use:
+            self._division = division, cores
+            self._divide()
+
+    def _divide(self) -> None:
+        if self._division is not None:
+            (busy, own), cores = self._division
+            self._core.divide(busy.ctypes.data, busy.nbytes, own, cores)
+
     def stop(self) -> None:
         """Stop the worker threads and join them. The next `run` starts them again."""
         with self._in_use:
@@ -122,8 +164,12 @@ class ThreadPool:
         return self._core.sleepers
 
     def _forget_threads(self) -> None:
-        """Begin without workers. Threads of the parent process do not exist in a child; what they left is invalid."""
+        """Begin without workers. Threads of the parent process do not exist in a child; what they left is invalid.
+
+        Nor does a child have a share of its own.
+        """
         self._core = self._new_core()
+        self._division = None
         self._in_use = threading.Lock()
         self._threads: list[threading.Thread] = []
 
@@ -134,6 +180,7 @@ class ThreadPool:
                 thread.join()
             self._threads.clear()
             self._core = self._new_core()
+            self._divide()
 
     def _start(self) -> None:
         for number in range(1, self.worker_count + 1):
@@ -155,6 +202,7 @@ class _Process:
 
     pool: ThreadPool | None = None
     create = threading.Lock()
+    division: CoreDivision | None = None
 
 
 _pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
@@ -162,6 +210,7 @@ _pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
 
 def _forget_threads_of_the_parent() -> None:
     _Process.create = threading.Lock()
+    _Process.division = None
     for pool in list(_pools):
         pool._forget_threads()
 
@@ -169,11 +218,22 @@ def _forget_threads_of_the_parent() -> None:
 os.register_at_fork(after_in_child=_forget_threads_of_the_parent)
 
 
+def divide_cores(division: CoreDivision) -> None:
+    """Let this process's pool use a share of the cores only. Call it before the pool is used.
+
+    The pool is not created yet, because the CPUs that the process may use can change until its first model.
+    """
+    _Process.division = division
+
+
 def default_thread_pool() -> ThreadPool:
     """Return this process's pool: a thread for each CPU that it may use, the calling thread among them."""
     with _Process.create:
         if _Process.pool is None:
-            _Process.pool = ThreadPool(allowed_cpus() - 1)
+            cores = allowed_cpus()
+            _Process.pool = ThreadPool(cores - 1)
+            if _Process.division is not None:
+                _Process.pool.divide(_Process.division, cores)
             if core_name != "compiled":
                 _log.warning("models run with one thread: the thread pool needs the compiled core (%s)", core_reason)
     return _Process.pool

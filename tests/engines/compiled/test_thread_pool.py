@@ -20,7 +20,7 @@ from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionLaunch, plan_
 from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.roofline import CopyBandwidth
 from nnfmq.engines.compiled.target import host_target
-from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, Parallelism, ThreadPool
+from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, CoreDivision, Parallelism, ThreadPool
 from nnfmq.operations.signature import Array
 
 MAX_ITEMS = 1000
@@ -68,6 +68,17 @@ begin.last:
   store atomic i64 1, ptr %begun.at seq_cst, align 8
   br label %done
 done:
+  ret void
+}}
+
+; Word 0 has the address of a busy byte, which goes to word 1.
+define void @observe(ptr %args, i64 %begin, i64 %end, ptr %scratch) {{
+entry:
+  %byte.at = load ptr, ptr %args
+  %byte = load atomic i8, ptr %byte.at monotonic, align 1
+  %word = zext i8 %byte to i64
+  %seen.at = getelementptr i64, ptr %args, i64 1
+  store i64 %word, ptr %seen.at
   ret void
 }}
 """
@@ -159,6 +170,56 @@ def test_a_worker_takes_part_in_every_launch(kernels: LoadedCode, make_pool: Cal
     args = [np.array([8, 0, 0], np.int64) for _ in range(100)]
     run_launches(pool, kernels.address("meet"), args, 8)
     assert all(array[1] == 1 for array in args)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("others", [0, 1, 2, 7, 15])
+def test_every_work_item_is_computed_once_with_each_share_of_the_cores(
+    kernels: LoadedCode, make_pool: Callable[[int], ThreadPool], others: int, cores: int
+) -> None:
+    pool, busy = make_pool(3), np.zeros(16, np.uint8)
+    busy[:others] = 1
+    pool.divide(CoreDivision(busy, 15), cores)
+    counts = [np.zeros(41, np.int64) for _ in range(20)]
+    for _ in range(20):
+        run_launches(pool, kernels.address("count"), counts, 40)
+    assert all((count[:40] == 20).all() and count[40] == 0 for count in counts)
+
+
+def test_a_pool_uses_its_share_of_the_cores_and_looks_again_before_each_launch(
+    kernels: LoadedCode, make_pool: Callable[[int], ThreadPool]
+) -> None:
+    pool, busy, count = make_pool(1), np.zeros(8, np.uint8), np.zeros(8, np.int64)
+    pool.divide(CoreDivision(busy, 3), 2)
+    run_launches(pool, kernels.address("count"), [count], 8)
+    until(lambda: pool.sleepers >= 1, "the worker sleeps")
+    busy[7] = 1
+    before = pool.sleepers
+    run_launches(pool, kernels.address("count"), [count] * 50, 8)
+    assert pool.sleepers == before, "a wake-up resets the count"
+    busy[7] = 0
+    args = np.array([8, 0, 0], np.int64)
+    run_launches(pool, kernels.address("meet"), [args], 8)
+    assert args[1] == 1
+    assert (count == 51).all()
+
+
+def test_a_pool_is_busy_during_its_runs_also_after_it_was_stopped(
+    kernels: LoadedCode, make_pool: Callable[[int], ThreadPool]
+) -> None:
+    pool, busy = make_pool(1), np.zeros(8, np.uint8)
+    pool.divide(CoreDivision(busy, 3), 2)
+    for _ in range(2):
+        args = np.array([busy.ctypes.data + 3, 9], np.int64)
+        run_launches(pool, kernels.address("observe"), [args], 1)
+        assert (args[1], busy.tolist()) == (1, [0] * 8)
+        pool.stop()
+
+
+def test_busy_bytes_that_are_no_whole_words_are_rejected(make_pool: Callable[[int], ThreadPool]) -> None:
+    for count, own in ((4, 0), (8, 8), (8, -1)):
+        with pytest.raises(ValueError, match="multiple of 8"):
+            make_pool(1).divide(CoreDivision(np.zeros(count, np.uint8), own), 2)
 
 
 def test_a_caller_that_finds_the_pool_in_use_computes_alone(

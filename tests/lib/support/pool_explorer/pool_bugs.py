@@ -8,7 +8,7 @@ from __future__ import annotations
 from support.pool_explorer.replay import SeededBug
 
 _OPEN = "    atomic_fetch_add_explicit(&pool->epoch, 1, memory_order_seq_cst); /* SYNC region, busy, sleep */\n"
-_DIVIDE = "    nnfmq_pool_divide(pool, launch);\n"
+_DIVIDE = "    nnfmq_pool_divide(pool, launch, threads);\n"
 _JOIN = "    atomic_exchange_explicit(busy, NNFMQ_POOL_BUSY, memory_order_seq_cst); /* SYNC busy */\n"
 _AGAIN = (
     "    int is_open = atomic_load_explicit(&pool->epoch, memory_order_seq_cst) == epoch; /* SYNC busy, region */\n"
