@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, RunOptions
@@ -64,7 +64,7 @@ class CachingBurstExecutor:
     """The `BurstExecutor` of a prepared model. Thread-safe."""
 
     def __init__(self, prepared: DriverPreparedModel) -> None:
-        self._prepared = prepared
+        self._prepared = replace(prepared, wakes_next=False)  # the burst server does, after its reply
         self._lock = threading.Lock()
         self._memories: dict[int, ReceivedMemory] = {}
         self.version = 0

@@ -52,6 +52,7 @@ from nnfmq.service.burst_executor import (
 )
 from nnfmq.service.driver_prepared_model import DriverPreparedModel, error_reply
 from nnfmq.service.error_translation import RECOVERABLE_ERRORS
+from nnfmq.service.execution_order import ClientOrder
 from nnfmq.service.memory_quota import ReceivedMemory
 from nnfmq.service.private_memory_limit import STACK_BYTES, add_to_limit
 
@@ -93,6 +94,7 @@ class BurstServer:
         results: MessageQueue,
         executor: BurstExecutor,
         window_ns: int,
+        order: ClientOrder | None,
     ) -> None:
         self._callback = callback
         self._requests = requests
@@ -101,6 +103,7 @@ class BurstServer:
         self._window_ns = window_ns
         self._stats = StatsArea.over(results.stats_view)
         self._deadline = DeadlineWord(requests.stats_view)
+        self._order = order
         self._sequence = 0
         self._cached: CachedExecution | None = None
         self.last_failure = LastFailure()
@@ -145,9 +148,10 @@ class BurstServer:
                     f"a burst's queue has a ring of {RING_BYTES_MAX} bytes at most; this one has "
                     f"{queue.count * queue.quantum}"
                 )
+        order = None
         if isinstance(executor, DriverPreparedModel):
-            executor = CachingBurstExecutor(executor)
-        server = cls(callback, requests, results, executor, PollingWindow.server(polling_window_us).ns)
+            order, executor = executor.order, CachingBurstExecutor(executor)
+        server = cls(callback, requests, results, executor, PollingWindow.server(polling_window_us).ns, order)
         requests.peer_death = results.peer_death = server._peer_death
         server.peer.add(requests, results)
         server._start_thread()
@@ -211,7 +215,11 @@ class BurstServer:
             self._reply_to_corrupted_ring(error)
             return
         if packet is not None:
-            self._handle(packet, monotonic_ns())
+            try:
+                self._handle(packet, monotonic_ns())
+            finally:
+                if self._order is not None and self._order.has_chosen:
+                    self._order.wake_next()
 
     def _handle(self, packet: bytes, received_ns: int) -> None:
         """Execute one request and send its reply. This is the hot path; everything else is called from it.

@@ -54,12 +54,14 @@ class DeviceBase:
     """A device of a driver. Subclasses define at least `name`, `supports` and `compile`.
 
     `name` is unique in the driver. `type` is the kind of processor that the device computes on. `feature_level` is the
-    newest interface version whose operations the device may support.
+    newest interface version whose operations the device may support. `uses_cores` says whether an execution computes on
+    this machine's cores from its beginning to its end, so that it waits for its turn there.
     """
 
     name: str
     type: DeviceType = DeviceType.CPU
     feature_level: int = FEATURE_LEVEL
+    uses_cores: bool = True
 
     def __init__(self) -> None:
         # The status as an administrator set it. `DeviceRegistry.share_status` replaces this private word by one that

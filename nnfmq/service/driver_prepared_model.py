@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import monotonic_ns
@@ -33,6 +33,7 @@ from nnfmq.hal.types import ExecutionConfig, MeasureTiming, Model, OutputShape, 
 from nnfmq.service.constant_overlap import ConstantRange, require_no_constant_overlap
 from nnfmq.service.device_status import ALWAYS_AVAILABLE, UNAVAILABLE_MESSAGE, require_available
 from nnfmq.service.error_translation import RECOVERABLE_ERRORS, errors_to_status
+from nnfmq.service.execution_order import LONG_NS, ClientOrder, RunTimes
 from nnfmq.service.io_binding import (
     InputBinding,
     OutputBinding,
@@ -150,6 +151,37 @@ class MappedExecution:
         """Do nothing: no argument is in a managed buffer."""
 
 
+class OrderedExecution(MappedExecution):
+    """A `MappedExecution` that waits for its turn at the cores if it is long."""
+
+    __slots__ = ("_order", "_priority", "_times", "_wakes_next")
+
+    def __init__(self, program: BoundProgram, prepared: DriverPreparedModel, order: ClientOrder) -> None:
+        super().__init__(program, prepared.status_byte)
+        self._order = order
+        self._priority = prepared.priority
+        self._times = prepared.times
+        self._wakes_next = prepared.wakes_next
+
+    def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
+        """See `BoundExecution.run`. Blocks while other executions have their turns, at most until the deadline."""
+        times = self._times
+        if times.expected_ns < LONG_NS:
+            shapes = MappedExecution.run(self, options)
+            if self.engine_end_ns - self.engine_begin_ns >= LONG_NS:
+                times.add(self.engine_end_ns - self.engine_begin_ns)
+            return shapes
+        self._order.enter(self._priority, options.deadline_ns, times.expected_ns)
+        try:
+            shapes = MappedExecution.run(self, options)
+        finally:
+            self._order.leave()
+            if self._wakes_next:
+                self._order.wake_next()
+        times.add(self.engine_end_ns - self.engine_begin_ns)
+        return shapes
+
+
 class StagedExecution:
     """A `BoundExecution` with arguments in files or managed buffers, which it loads and stores in each run.
 
@@ -157,17 +189,15 @@ class StagedExecution:
     after its shape has changed.
     """
 
-    __slots__ = ("_bound", "_bound_to", "_inputs", "_outputs", "_program", "_status_byte")
+    __slots__ = ("_bind", "_bound", "_bound_to", "_inputs", "_outputs")
 
     def __init__(
         self,
-        program: PreparedProgram,
+        bind: Callable[[Sequence[Any], Sequence[Any]], MappedExecution],
         inputs: Sequence[InputBinding],
         outputs: Sequence[OutputBinding],
-        status_byte: memoryview,
     ) -> None:
-        self._program = program
-        self._status_byte = status_byte
+        self._bind = bind
         self._inputs = inputs
         self._outputs = outputs
         self._bound_to: list[Any] = []  # the inputs and outputs of `_bound`: as many in each run
@@ -190,7 +220,7 @@ class StagedExecution:
             outputs = [binding.begin() for binding in self._outputs]
             arrays = inputs + outputs
             if self._bound is None or not all(map(operator.is_, arrays, self._bound_to)):
-                self._bound = MappedExecution(self._program.bind(inputs, outputs), self._status_byte)
+                self._bound = self._bind(inputs, outputs)
                 self._bound_to = arrays
             shapes = self._bound.run(options)
             for binding, shape in zip(self._outputs, shapes, strict=True):
@@ -247,6 +277,9 @@ class DriverPreparedModel:
         constants: The ranges of client memory that outputs must not overlap (EXE-10).
         key: Names the model in the roles of managed buffers.
         priority: The priority of its executions in this session.
+        order: The order of the client's long executions; None: each begins at once.
+        times: How long its executions run.
+        wakes_next: Whether a long execution wakes those whose turn is next; otherwise its caller does.
     """
 
     model: Model
@@ -259,6 +292,9 @@ class DriverPreparedModel:
     constants: tuple[ConstantRange, ...] = ()
     key: object = field(default_factory=object)
     priority: int = Priority.MEDIUM
+    order: ClientOrder | None = None
+    times: RunTimes = field(default_factory=RunTimes)
+    wakes_next: bool = True
 
     def without_constants(self) -> DriverPreparedModel:
         """Return this prepared model without the values of the constants: `program` has those that it needs."""
@@ -296,7 +332,7 @@ class DriverPreparedModel:
             if needs_staging(request):
                 binder = RequestBinder(self.key, request, self.buffers)
                 inputs = binder.bind_inputs(input_operands)
-                return StagedExecution(self.program, inputs, binder.bind_outputs(output_operands), self.status_byte)
+                return StagedExecution(self._bind_arrays, inputs, binder.bind_outputs(output_operands))
             arrays = tuple(
                 input_array(operand, argument, request.pools)
                 for operand, argument in zip(input_operands, request.inputs, strict=True)
@@ -305,7 +341,13 @@ class DriverPreparedModel:
                 output_buffer(index, operand, argument, request.pools)
                 for index, (operand, argument) in enumerate(zip(output_operands, request.outputs, strict=True))
             )
-            return MappedExecution(self.program.bind(arrays, outputs), self.status_byte)
+            return self._bind_arrays(arrays, outputs)
+
+    def _bind_arrays(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> MappedExecution:
+        program = self.program.bind(inputs, outputs)
+        if self.order is None:
+            return MappedExecution(program, self.status_byte)
+        return OrderedExecution(program, self, self.order)
 
     @contextmanager
     def uninitialize_outputs_on_error(self, request: Request) -> Iterator[None]:

@@ -57,6 +57,8 @@ class PlugInDevice(DeviceBase):
         """The plug-in's version string, as read when the device was created."""
         return self._version
 
+    uses_cores = False  # the plug-in may wait for other hardware, or for another driver
+
     @property
     def capabilities(self) -> Capabilities:
         """The plug-in's capabilities, as read when the device was created."""

@@ -46,6 +46,7 @@ from nnfmq.service import session_context
 from nnfmq.service.client_process import ClientProcess
 from nnfmq.service.device_registry import DeviceRegistry, load_devices
 from nnfmq.service.driver_options import DriverOptions
+from nnfmq.service.execution_order import ClientOrder
 from nnfmq.service.handlers import (
     aidl_burst_calls,
     buffer_calls,
@@ -81,8 +82,10 @@ class Session(SessionContext):
         options: DriverOptions = DriverOptions(),  # noqa: B008  it is immutable
         hello: bytes | None = None,
         share: MemoryShare | None = None,
+        order: ClientOrder | None = None,
     ) -> None:
-        super().__init__(channel, load_devices() if devices is None else devices, options, MemoryQuota(share=share))
+        quota = MemoryQuota(share=share)
+        super().__init__(channel, load_devices() if devices is None else devices, options, quota, order)
         self._driver_name = driver_name
         self._received_hello = hello
 
@@ -300,6 +303,7 @@ def run_session(
     options: DriverOptions = DriverOptions(),  # noqa: B008  it is immutable
     hello: bytes | None = None,
     share: MemoryShare | None = None,
+    order: ClientOrder | None = None,
 ) -> NoReturn:
     """Serve the client at the other end of `channel` until it exits or SIGTERM arrives, then exit the process.
 
@@ -310,6 +314,7 @@ def run_session(
         options: What the session needs to know of its driver.
         hello: The client's first message; by default it is received from `channel`.
         share: This client's part of what all clients may have; by default no other clients count.
+        order: The order of the client's long executions; by default each begins at once.
     """
     with suppress(OSError, ValueError):  # as many fds as possible: each memory of a client takes two
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -318,7 +323,7 @@ def run_session(
     # A burst's listener thread gets the GIL back from a thread that prepares a model after 50 µs instead of 5 ms.
     sys.setswitchinterval(50e-6)
     threading.excepthook = lambda args: session_context.abort_on_internal_error(args.exc_value)
-    session = Session(channel, driver_name, devices, options, hello, share)
+    session = Session(channel, driver_name, devices, options, hello, share, order)
     limit_private_memory(session.quota.limit_bytes)
     memory_budget.use_budget(session.quota)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the application or the supervisor

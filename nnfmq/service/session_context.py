@@ -34,6 +34,7 @@ from nnfmq.service.driver_execution import DriverExecution
 from nnfmq.service.driver_fenced_execution import DriverFencedExecution
 from nnfmq.service.driver_options import DriverOptions
 from nnfmq.service.driver_prepared_model import DriverPreparedModel
+from nnfmq.service.execution_order import ClientOrder
 from nnfmq.service.handle_table import HandleTable
 from nnfmq.service.interface_versions import InterfaceVersion
 from nnfmq.service.managed_buffers import ManagedBuffers
@@ -70,6 +71,7 @@ class SessionContext:
         quota: The client's memory quota.
         devices: The devices that this driver offers.
         options: The driver's options that concern a session.
+        order: The order of the client's long executions; None: each begins at once.
         interface: The client's HAL version; AIDL v4 until its Hello is received.
         connection_state: State of the control protocol.
         models: Prepared models.
@@ -84,10 +86,18 @@ class SessionContext:
         is_closed: Whether the session is ending.
     """
 
-    def __init__(self, channel: Channel, devices: DeviceRegistry, options: DriverOptions, quota: MemoryQuota) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        devices: DeviceRegistry,
+        options: DriverOptions,
+        quota: MemoryQuota,
+        order: ClientOrder | None = None,
+    ) -> None:
         self.quota = quota
         self.devices = devices
         self.options = options
+        self.order = order
         self.connection_state = ConnectionState()
         self.interface = InterfaceVersion(FeatureLevel.AIDL_V4)
         ids = itertools.count(1)  # shared by all tables, so that the id of one kind of object is unknown as another

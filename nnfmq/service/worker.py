@@ -15,14 +15,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from nnfmq.channel import Channel
+from nnfmq.engines.compiled.thread_pool import divide_cores
 from nnfmq.memory import Memory
 from nnfmq.operations import load_all
 from nnfmq.service import compile_jobs, extension_plugins, installation
 from nnfmq.service.caching import shared_cache_client
-from nnfmq.service.core_shares import join_division
+from nnfmq.service.core_turns import CoreTurns
 from nnfmq.service.device_configuration import DeviceEntry
 from nnfmq.service.device_registry import make_devices
 from nnfmq.service.driver_options import DriverOptions
+from nnfmq.service.execution_order import ClientOrder
 from nnfmq.service.memory_shares import MemoryShare
 from nnfmq.service.session import run_session
 
@@ -90,5 +92,7 @@ def main(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup) -> NoRetur
     status = Memory.adopt(fds.status)  # until the process exits
     devices.share_status(status.view)
     share = MemoryShare(Memory.adopt(fds.shares), slot)
-    join_division(Memory.adopt(fds.core_shares), slot)
-    run_session(Channel.adopt(fds.control), "nnfmq", devices, setup.options, hello, share)
+    assert setup.options.supervisor_pid is not None  # this is not the embedded driver
+    turns = CoreTurns(Memory.adopt(fds.core_shares), slot, setup.options.supervisor_pid)
+    divide_cores(turns.division)
+    run_session(Channel.adopt(fds.control), "nnfmq", devices, setup.options, hello, share, ClientOrder(turns))

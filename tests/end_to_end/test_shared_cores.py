@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.core_page import SLOTS, Page, opened_page
 from support.drivers import LIMIT_S, Daemon, InThread, Process, running_daemon, short_folder, until
 from support.models import slow_model
 
@@ -18,7 +19,6 @@ from nnfmq.hal.types import ExecutionPreference
 
 pytest.importorskip("llvmlite", exc_type=ImportError)
 
-SLOTS = 64  # a busy byte for each client that a driver may have
 MODEL = slow_model(8, 64)
 INPUT = np.ones((1, 64, 64, 32), np.float32)
 
@@ -29,29 +29,10 @@ def daemon() -> Iterator[Daemon]:
         yield started
 
 
-class Page:
-    """The page of a driver process, by its file."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    @property
-    def busy(self) -> bytes:
-        """The busy bytes."""
-        return os.pread(self._fd, SLOTS, 0)
-
-    def set_busy(self, number: int, value: int) -> None:
-        """Write a busy byte, as if a worker did."""
-        os.pwrite(self._fd, bytes([value]), number)
-
-
 @pytest.fixture
 def page(daemon: Daemon) -> Iterator[Page]:
-    folder = Path(f"/proc/{daemon.process.pid}/fd")
-    entry = next(entry for entry in folder.iterdir() if "nnfmq-cores" in os.readlink(entry))
-    fd = os.open(entry, os.O_RDWR | os.O_CLOEXEC)
-    yield Page(fd)
-    os.close(fd)
+    with opened_page(daemon) as opened:
+        yield opened
 
 
 @contextmanager

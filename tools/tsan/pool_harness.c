@@ -68,10 +68,11 @@ static void check(int64_t run, int64_t launch, int64_t items, const work *expect
 
 /* As many processes are busy as the number of the run says: launches use 4, 2 and 1 threads, and 4 again. */
 static const nnfmq_core_division *divided(int64_t run) {
-    static _Atomic uint64_t busy;
-    static nnfmq_core_division division = {&busy, 1, (_Atomic uint8_t *)&busy, 1 + WORKERS};
+    static _Atomic uint64_t busy, claims;
+    static nnfmq_core_division division = {&busy, &claims, 1, (_Atomic uint8_t *)&busy, 1 + WORKERS};
     static const uint64_t others[] = {0, 0x100, 0x1010100, 0x100000000};
-    atomic_store_explicit(&busy, others[run / 7 % 4], memory_order_relaxed);
+    atomic_store_explicit(run % 2 ? &busy : &claims, others[run / 7 % 4], memory_order_relaxed);
+    atomic_store_explicit(run % 2 ? &claims : &busy, others[run / 11 % 2], memory_order_relaxed);
     return run / 28 % 2 ? NULL : &division;
 }
 

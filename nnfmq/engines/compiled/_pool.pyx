@@ -16,6 +16,7 @@ cdef extern from "_thread_pool.h" nogil:
         int64_t workers
     ctypedef struct nnfmq_core_division:
         const uint64_t *busy
+        const uint64_t *claims
         int64_t words
         uint8_t *own
         int64_t cores
@@ -56,11 +57,13 @@ cdef class LaunchCore:
             raise ValueError(f"{count} workers; at most {NNFMQ_POOL_MAX_WORKERS} are possible")
         self.pool.workers = count
 
-    def divide(self, uintptr_t busy, int64_t count, int64_t own, int64_t cores):
+    def divide(self, uintptr_t busy, uintptr_t claims, int64_t count, int64_t own, int64_t cores):
         """Use this process's share of `cores` from the next run on."""
         if count % 8 or not 0 <= own < count:
             raise ValueError(f"busy byte {own} of {count}: their number is a multiple of 8")
-        self.division = nnfmq_core_division(<const uint64_t *>busy, count // 8, (<uint8_t *>busy) + own, cores)
+        self.division = nnfmq_core_division(
+            <const uint64_t *>busy, <const uint64_t *>claims, count // 8, (<uint8_t *>busy) + own, cores
+        )
 
     def run(self, uintptr_t launches, int64_t first, int64_t last, uintptr_t scratch, int64_t stride):
         """Run launch records together with the workers. Blocks, without the GIL. One caller at a time."""

@@ -29,12 +29,11 @@ class LaunchCore:
         if count:
             raise ValueError(f"{count} workers; without the compiled core none is possible")
 
-    def divide(self, busy: int, count: int, own: int, cores: int) -> None:
+    def divide(self, busy: int, claims: int, count: int, own: int, cores: int) -> None:
         """Use this process's share of `cores` from the next run on: `cores` divided by the number of busy processes.
 
-        `busy` is the address of `count` busy bytes in memory that these processes share, a multiple of 8. A byte is 1
-        while its process runs launches with the pool. `own` is the number of this process's byte, which only this
-        process writes. Without workers there is nothing to divide.
+        `busy` and `claims` are the addresses of `count` bytes in memory that these processes share, a multiple of 8;
+        see `CoreDivision`. `own` is the number of this process's bytes. Without workers there is nothing to divide.
 
         Raises:
             ValueError: `own` or `count` is not possible.

@@ -9,9 +9,10 @@
  * The memory is private to one process, and so are the futexes: all threads of the pool end together. A child process
  * that was forked has no workers, and begins with new memory. One caller at a time: the owner of the pool sees to that.
  *
- * Pools of several processes may divide the cores: each has a busy byte in memory that all of them map, which is 1
- * during a run. A launch uses as many threads as the cores, divided by the number of busy processes. The bytes are hints:
- * they order nothing, and a wrong one costs time, never a result. Each process writes its own byte only.
+ * Pools of several processes may divide the cores: each has two bytes in memory that all of them map. The busy byte is 1
+ * during a run; the claim byte while the process executes a model or waits for a core. A launch uses as many threads as the
+ * cores, divided by the number of processes with either. The bytes are hints: they order nothing, and a wrong one costs
+ * time, never a result. Each process writes its own bytes only, and the pool the busy byte.
  *
  * Each pair of accesses that synchronizes two threads has a label, which stands at both ends:
  *
@@ -102,9 +103,10 @@ typedef struct {
     nnfmq_pool_range ranges[1 + NNFMQ_POOL_MAX_WORKERS]; /* the caller's first */
 } nnfmq_pool;
 
-/* Where the busy bytes of all processes that divide the cores are, as 64-bit words; `own` is that of this process. */
+/* Where the bytes of all processes that divide the cores are, as 64-bit words; `own` is this process's busy byte. */
 typedef struct {
     const _Atomic uint64_t *busy;
+    const _Atomic uint64_t *claims;
     int64_t words;
     _Atomic uint8_t *own;
     int64_t cores;
@@ -290,7 +292,8 @@ static inline int64_t nnfmq_pool_share(const nnfmq_core_division *division, int6
         return most;
     int64_t busy = 0;
     for (int64_t word = 0; word < division->words; word++)
-        busy += __builtin_popcountll(atomic_load_explicit(&division->busy[word], memory_order_relaxed));
+        busy += __builtin_popcountll(atomic_load_explicit(&division->busy[word], memory_order_relaxed)
+                                     | atomic_load_explicit(&division->claims[word], memory_order_relaxed));
     const int64_t share = busy > 1 ? division->cores / busy : most;
     return share < 1 ? 1 : share < most ? share : most;
 }

@@ -89,15 +89,19 @@ class Parallelism(IntEnum):
 
 
 class CoreDivision(NamedTuple):
-    """The busy bytes of all processes that divide the cores of this machine, one byte each.
+    """Which processes divide the cores of this machine: two bytes of each, in memory that all of them map.
+
+    A process counts as busy if either is 1, not 0. Whoever learns of its death clears both.
 
     Attributes:
-        busy: The bytes, in memory that all these processes map; a multiple of 8. A byte is 1 while its process runs
-            launches with its pool, else 0. Whoever learns of a process's death clears its byte.
-        own: The number of this process's byte.
+        busy: The busy bytes; a multiple of 8. A byte is 1 while its process runs launches with its pool, which sets it.
+        claims: As many claim bytes, which the pool reads only. A byte is 1 while its process
+            executes a model or waits for a core.
+        own: The number of this process's bytes.
     """
 
     busy: Array
+    claims: Array
     own: int
 
 
@@ -144,8 +148,8 @@ class ThreadPool:
 
     def _divide(self) -> None:
         if self._division is not None:
-            (busy, own), cores = self._division
-            self._core.divide(busy.ctypes.data, busy.nbytes, own, cores)
+            (busy, claims, own), cores = self._division
+            self._core.divide(busy.ctypes.data, claims.ctypes.data, busy.nbytes, own, cores)
 
     def stop(self) -> None:
         """Stop the worker threads and join them. The next `run` starts them again."""

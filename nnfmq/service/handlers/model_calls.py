@@ -125,6 +125,7 @@ def _prepare_and_call_back(
             prepared,
             charge=charge,
             priority=_priority(context, message),
+            order=context.order if context.devices.find(message.device).uses_cores else None,
             device=message.device,
             buffers=context.buffers,
             takes_unspecified=context.interface.takes_unspecified,

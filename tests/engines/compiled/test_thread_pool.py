@@ -179,7 +179,7 @@ def test_every_work_item_is_computed_once_with_each_share_of_the_cores(
 ) -> None:
     pool, busy = make_pool(3), np.zeros(16, np.uint8)
     busy[:others] = 1
-    pool.divide(CoreDivision(busy, 15), cores)
+    pool.divide(CoreDivision(busy, np.zeros_like(busy), 15), cores)
     counts = [np.zeros(41, np.int64) for _ in range(20)]
     for _ in range(20):
         run_launches(pool, kernels.address("count"), counts, 40)
@@ -190,7 +190,7 @@ def test_a_pool_uses_its_share_of_the_cores_and_looks_again_before_each_launch(
     kernels: LoadedCode, make_pool: Callable[[int], ThreadPool]
 ) -> None:
     pool, busy, count = make_pool(1), np.zeros(8, np.uint8), np.zeros(8, np.int64)
-    pool.divide(CoreDivision(busy, 3), 2)
+    pool.divide(CoreDivision(busy, np.zeros_like(busy), 3), 2)
     run_launches(pool, kernels.address("count"), [count], 8)
     until(lambda: pool.sleepers >= 1, "the worker sleeps")
     busy[7] = 1
@@ -208,7 +208,7 @@ def test_a_pool_is_busy_during_its_runs_also_after_it_was_stopped(
     kernels: LoadedCode, make_pool: Callable[[int], ThreadPool]
 ) -> None:
     pool, busy = make_pool(1), np.zeros(8, np.uint8)
-    pool.divide(CoreDivision(busy, 3), 2)
+    pool.divide(CoreDivision(busy, np.zeros_like(busy), 3), 2)
     for _ in range(2):
         args = np.array([busy.ctypes.data + 3, 9], np.int64)
         run_launches(pool, kernels.address("observe"), [args], 1)
@@ -219,7 +219,7 @@ def test_a_pool_is_busy_during_its_runs_also_after_it_was_stopped(
 def test_busy_bytes_that_are_no_whole_words_are_rejected(make_pool: Callable[[int], ThreadPool]) -> None:
     for count, own in ((4, 0), (8, 8), (8, -1)):
         with pytest.raises(ValueError, match="multiple of 8"):
-            make_pool(1).divide(CoreDivision(np.zeros(count, np.uint8), own), 2)
+            make_pool(1).divide(CoreDivision(np.zeros(count, np.uint8), np.zeros(count, np.uint8), own), 2)
 
 
 def test_a_caller_that_finds_the_pool_in_use_computes_alone(

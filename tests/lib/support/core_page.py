@@ -1,0 +1,70 @@
+"""The page in which the workers of a driver process show what they have of the cores, as a test sees and changes it.
+
+The layout is that of `service.core_shares`, written down again: arrays with an entry for each worker.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.drivers import Daemon
+
+SLOTS = 64  # clients that a driver may have
+IDLE, WAITING, RUNNING = 0, 1, 2
+FAR_NS = 1 << 61
+_TURNS, _TIMES = 2 * SLOTS, 7 * SLOTS
+_DUE, _HAS_DEADLINE, _VIRTUAL, _EXPECTED, _UNTIL = range(5)
+
+
+class Page:
+    """The page of a driver process, by its file. The first worker has entry 0."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @property
+    def busy(self) -> bytes:
+        """The busy bytes."""
+        return os.pread(self._fd, SLOTS, 0)
+
+    @property
+    def turns(self) -> bytes:
+        """The turn of each worker."""
+        return os.pread(self._fd, SLOTS, _TURNS)
+
+    def set_busy(self, number: int, value: int) -> None:
+        """Write a busy byte, as if a worker did."""
+        os.pwrite(self._fd, bytes([value]), number)
+
+    def set_turn(self, number: int, turn: int) -> None:
+        """Write a turn, as if a worker did that has a deadline, has used the cores for ages, and never ends."""
+        for field, value in ((_DUE, FAR_NS), (_HAS_DEADLINE, 1), (_VIRTUAL, FAR_NS), (_UNTIL, 2 * FAR_NS)):
+            self._set(field, number, value)
+        os.pwrite(self._fd, bytes([turn]), _TURNS + number)
+
+    def clear_deadline(self, number: int) -> None:
+        """Let a worker's execution have no deadline."""
+        self._set(_HAS_DEADLINE, number, 0)
+
+    def hold_forever(self, number: int) -> None:
+        """Let the turn of a worker count forever."""
+        self._set(_UNTIL, number, 2 * FAR_NS)
+
+    def _set(self, field: int, number: int, value: int) -> None:
+        os.pwrite(self._fd, struct.pack("=q", value), _TIMES + 8 * (SLOTS * field + number))
+
+
+@contextmanager
+def opened_page(daemon: Daemon) -> Iterator[Page]:
+    """Open the page of a driver process."""
+    folder = Path(f"/proc/{daemon.process.pid}/fd")
+    entry = next(entry for entry in folder.iterdir() if "nnfmq-cores" in os.readlink(entry))
+    fd = os.open(entry, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        yield Page(fd)
+    finally:
+        os.close(fd)
