@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from nnfmq.engines.execution import LEDGER_SLOT, ExecutionFrame, StepFunction, dtype_of
 from nnfmq.hal.errors import GeneralFailure
-from nnfmq.hal.types import Operand, Operation
+from nnfmq.hal.types import Operand, Operation, is_scalar
 from nnfmq.operations.prepare import ShapedOp, infer_shapes, tensor_of
 from nnfmq.operations.shapes import DATA_DEPENDENT
 from nnfmq.operations.signature import Match, Parameter, Role, Run, Tensor
@@ -109,7 +109,11 @@ def with_label(label: str, error: GeneralFailure) -> GeneralFailure:
 
 
 class DynamicStep:
-    """An operation that is bound when its shapes and attributes are known. The last binding is reused if they recur."""
+    """An operation that is bound when its shapes and attributes are known. The last binding is reused if they recur.
+
+    An operation that can be computed without a binding (`Declaration.unbound`) is bound once for the same shapes, to
+    check them.
+    """
 
     def __init__(
         self, op: ResolvedOp, operands: Sequence[Operand], constants: ExecutionFrame, counted: Collection[int]
@@ -121,17 +125,29 @@ class DynamicStep:
         # The cache key does not contain weights, so a binding is reusable only if they are constants.
         weights = [index for parameter, index in op.arguments() if parameter.role is Role.WEIGHT]
         self._is_reusable = all(constants[index] is not None for index in weights)
+        self._unbound = self._unbound_step(constants)
         self._last: tuple[Any, StepFunction, tuple[tuple[int, int], ...]] | None = None
+
+    def _unbound_step(self, constants: ExecutionFrame) -> StepFunction | None:
+        """Return the step without a binding; None if a scalar, which may be an axis, comes with the request."""
+        operation, run = self._op.operation, self._op.match.declaration.unbound
+        scalars = [index for index in operation.inputs if is_scalar(self._operands[index].type)]
+        if run is None or any(constants[index] is None for index in scalars):
+            return None
+        return _static_step(self._op.label, run, operation.inputs, operation.outputs)
 
     def __call__(self, frame: ExecutionFrame) -> None:
         """Bind the operation if that is necessary, count its outputs' memory, and compute them."""
-        arguments = [self._argument(frame, parameter, index) for parameter, index in self._op.arguments()]
-        key = [_binding_key(p, a) for p, a in zip(self._op.match.parameters, arguments, strict=True)]
         last = self._last  # read once: a concurrent execution may replace it
+        if self._unbound is None:
+            arguments = self._arguments(frame)
+            key = [_binding_key(p, a) for p, a in zip(self._op.match.parameters, arguments, strict=True)]
+        else:
+            key = [frame[index].shape for index in self._op.operation.inputs]
         if last is None or last[0] != key:
             op = self._op
-            shaped = op.infer_shapes(arguments)
-            last = (key, op.step(op.bind(shaped)), self._sizes(shaped))
+            shaped = op.infer_shapes(self._arguments(frame) if self._unbound else arguments)
+            last = (key, self._unbound or op.step(op.bind(shaped)), self._sizes(shaped))
             self._last = last if self._is_reusable else None
         for index, size in last[2]:
             frame[LEDGER_SLOT].record(index, size)
@@ -145,6 +161,9 @@ class DynamicStep:
             if DATA_DEPENDENT not in shape:
                 found.append((index, math.prod(shape) * dtype_of(self._operands[index]).itemsize))
         return tuple(found)
+
+    def _arguments(self, frame: ExecutionFrame) -> list[Tensor | None]:
+        return [self._argument(frame, parameter, index) for parameter, index in self._op.arguments()]
 
     def _argument(self, frame: ExecutionFrame, parameter: Parameter, index: int) -> Tensor | None:
         array = frame[index]

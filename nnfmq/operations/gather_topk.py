@@ -1,6 +1,7 @@
 """GATHER, EMBEDDING_LOOKUP, HASHTABLE_LOOKUP and TOPK_V2: elements selected by index, key or size.
 
 Indices and keys are attributes: they are validated at preparation, so that no kernel can read outside its array.
+GATHER's indices may also come with the request; then each execution validates a private copy.
 
 GATHER            C1 an index is in [0, dimension)
 EMBEDDING_LOOKUP  C1 an index is in [0, dimension)   C2 lookups are a vector, values have rank 2 or more
@@ -65,6 +66,13 @@ def gather_shape(input: Shape, *, axis: int, indices: Array) -> Shape:
 def gather(input: Array, *, axis: int, indices: Array) -> Array:
     """Return the slices of `input` at the indices."""
     return input.take(indices, axis=axis)
+
+
+def gather_unbound(input: Array, axis: Array, indices: Array) -> Array:
+    """Return the slices of `input` at the indices, which are copied and then checked."""
+    positions, dimension = indices.astype(np.intp), int(axis)
+    _require_inside(positions, input.shape[dimension])
+    return input.take(positions, axis=dimension)
 
 
 def embedding_lookup_shape(values: Shape, *, lookups: Array) -> Shape:
@@ -140,6 +148,7 @@ DECLARATIONS = (
         variants=data_movement_variants(stateless(gather), V1_2, int32=V1_2),
         shape=gather_shape,
         same_quantization=True,
+        unbound=gather_unbound,
     ),
     Declaration(
         OperationType.EMBEDDING_LOOKUP,

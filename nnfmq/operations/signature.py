@@ -184,6 +184,9 @@ class Declaration:
         zero_sized: Inputs may have a dimension of 0.
         same_quantization: Every quantized DATA parameter and output has the first input's scale and zero point.
         level: `level(operands by name, output)` returns the feature level that the operands' values need.
+        unbound: `unbound(*arrays)` takes the arguments in order, checks the values of tensors among the attributes, and
+            computes. Set only if those values do not decide the output's shape. The arguments have shapes, and scalars
+            have values, with which the operation was bound before, so a binding for each value is not needed.
     """
 
     code: OperationType
@@ -199,6 +202,7 @@ class Declaration:
     zero_sized: bool = False
     same_quantization: bool = False
     level: Callable[[Mapping[str, Operand], Operand], int] = field(default=lambda inputs, output: V1_0)
+    unbound: Callable[..., Array] | None = None
 
     @property
     def name(self) -> str:

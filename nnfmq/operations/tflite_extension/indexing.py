@@ -159,14 +159,17 @@ def dynamic_update_slice_shape(input: Shape, update: Shape, start: Shape) -> Sha
     return input
 
 
-def dynamic_update_slice(input: Array, update: Array, start: Array) -> Array:
-    """Return the input with `update` at `start`, which is moved so that the update is inside."""
-    result = input.copy()
-    limits = np.subtract(input.shape, update.shape)
-    begin = np.clip(start.astype(np.int64), 0, limits).tolist()
-    box = tuple(slice(first, first + dimension) for first, dimension in zip(begin, update.shape, strict=True))
-    result[box] = update
-    return result
+def plan_dynamic_update_slice(input: Tensor, update: Tensor, start: Tensor, *, output: Tensor) -> Run:
+    """Plan the input with `update` at `start`, which is moved so that the update is inside."""
+    extents = [(size, total - size) for total, size in zip(input.shape, update.shape, strict=True)]
+
+    def run(array: Array, values: Array, positions: Array) -> Array:
+        result = array.copy()
+        begin = (min(max(first, 0), last) for first, (_, last) in zip(positions.tolist(), extents, strict=True))
+        result[tuple(slice(first, first + size) for first, (size, _) in zip(begin, extents, strict=True))] = values
+        return result
+
+    return run
 
 
 def reverse_sequence_shape(input: Shape, lengths: Shape, *, sequence_axis: int, batch_axis: int) -> Shape:
@@ -238,7 +241,7 @@ DECLARATIONS = (
         own_code(TfliteOperation.DYNAMIC_UPDATE_SLICE),
         since=V1_2,
         overloads=(overload(data("input"), data("update"), data("start", I32), level=V1_2),),
-        variants=any_tensor_variants(stateless(dynamic_update_slice)),
+        variants=any_tensor_variants(plan_dynamic_update_slice),
         shape=dynamic_update_slice_shape,
     ),
     Declaration(
