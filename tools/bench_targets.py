@@ -20,6 +20,13 @@ def upper_limit(text: str, values: Sequence[float], value: float, limit: float, 
     }  # fmt: skip
 
 
+def lower_limit(text: str, values: Sequence[float], value: float, limit: float, unit: str) -> dict[str, Any]:
+    """Return a target for --json: `value` is to be at least `limit`. `values` are those of the rounds."""
+    target = upper_limit(text, values, value, limit, unit)
+    is_met = None if target["met"] is None else value >= limit
+    return target | {"sense": "at least", "met": is_met}
+
+
 def failed(text: str, limit: float, unit: str) -> dict[str, Any]:
     """Return a target that is missed without a value, because what it limits failed."""
     return {"target": text, "value": None, "unit": unit, "limit": limit, "noise": 0.0, "sense": "at most", "met": False}

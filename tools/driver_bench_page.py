@@ -1,6 +1,6 @@
-"""Write docs/explanation/driver-performance.md, the results of memory_bench.py and isolation_bench.py, from their JSON.
+"""Write the results of memory_bench.py, isolation_bench.py and sharing_bench.py into driver-performance.md.
 
-    python tools/driver_bench_page.py --memory memory.json --isolation isolation.json
+    python tools/driver_bench_page.py --memory memory.json --isolation isolation.json --sharing sharing.json
     python tools/driver_bench_page.py --memory memory.json --page test.md
 
 Only the text between the page's markers is replaced; what is not given stays. The same reports give the same bytes.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -152,7 +153,42 @@ def _neighbour(rows: Sequence[Report]) -> str:
     )  # fmt: skip
 
 
-PARTS: dict[str, Callable[[Report], str]] = {"memory": memory, "isolation": isolation}
+# ---- sharing
+
+
+def sharing(report: Report) -> str:
+    """Return the tables of sharing_bench.py as Markdown: medians over the rounds, and sums of executions."""
+    return "\n".join(
+        [_conditions(report), targets_table(report["targets"]), _throughput(report["throughput"]),
+         _misses(report["deadlines"])]
+    )  # fmt: skip
+
+
+def _throughput(rounds: Sequence[Report]) -> str:
+    headings = ("runtime", ">executions per second", ">of the slowest client", ">of the fastest", ">p50 ms", ">p99",
+                ">p99.9")  # fmt: skip
+    rows = []
+    for runtime in rounds[0]:
+        each = [found[runtime] for found in rounds]
+        counts = [statistics.median(found[name] for found in each) for name in ("per_second", "fewest", "most")]
+        times = [statistics.median(found["ms"][name] for found in each) for name in ("p50", "p99", "p99.9")]
+        rows.append([runtime, *(f"{value:,.0f}" for value in counts), *(f"{value:.2f}" for value in times)])
+    return table(headings, rows)
+
+
+def _misses(rounds: Sequence[Report]) -> str:
+    rows = []
+    for name in rounds[0]:
+        each = [found[name] for found in rounds]
+        runtimes = each[0]["missed"]
+        missed = [sum(found["missed"][runtime] for found in each) for runtime in runtimes]
+        sums = (sum(found[key] for found in each) for key in ("executions", "best"))
+        rows.append([name, *map(str, sums), *map(str, missed)])
+    headings = (f">missed by {runtime}" for runtime in rounds[0][next(iter(rounds[0]))]["missed"])
+    return table(("deadlines", ">executions", ">missed in the best order", *headings), rows)
+
+
+PARTS: dict[str, Callable[[Report], str]] = {"memory": memory, "isolation": isolation, "sharing": sharing}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""The page with the results of memory_bench.py and isolation_bench.py."""
+"""The page with the results of memory_bench.py, isolation_bench.py and sharing_bench.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import driver_bench_page
 import pytest
-from bench_targets import failed, upper_limit
+from bench_targets import failed, lower_limit, upper_limit
 from model_bench_page import DOCS
 
 MIB = 1 << 20
@@ -39,6 +39,25 @@ def test_the_tables_have_every_kind_of_process_and_every_outcome() -> None:
     assert "| nnfmq: worker | 2 | 3.0 | 2.0 | 1.0 | 1.0 | 1.0 |" in text
     assert "| idle, before any client: all | 2 | 3.0 | 2.0 | 1.0 | 1.0 | 1.0 |" in text
     assert "* load before: 0.1, 0.2" in text and "* together: no" in text
+
+
+def test_sharing_has_medians_of_the_rounds_and_sums_of_the_misses() -> None:
+    def each(rate: float) -> dict[str, Any]:
+        return {"per_second": rate, "fewest": 9, "most": 11, "ms": TIMES}
+
+    def missed(count: int) -> dict[str, Any]:
+        return {"executions": 16, "best": 1, "missed": {"nnfmq": count, "LiteRT": 8}}
+
+    report = {
+        "conditions": {"clients": 2},
+        "throughput": [{"nnfmq": each(rate), "LiteRT": each(5)} for rate in (10, 30, 20)],
+        "deadlines": [{"2 ×": missed(count)} for count in (2, 3)],
+        "targets": [lower_limit("throughput", (1.9, 2.0), 1.95, 1.8, "×")],
+    }
+    text = driver_bench_page.sharing(report)
+    assert "| throughput | 1.95 × | 0.10 × | at least 1.80 × | met |" in text
+    assert "| nnfmq | 20 | 9 | 11 | 1.00 | 2.00 | 2.50 |" in text
+    assert "| 2 × | 32 | 2 | 5 | 16 |" in text
 
 
 def test_what_failed_has_no_value() -> None:

@@ -1,0 +1,260 @@
+"""Measure how clients of one driver share the cores, beside as many processes of LiteRT with one thread each.
+
+    python tools/sharing_bench.py                       # 8 clients, MobileNet v2 uint8 of $NNFMQ_DATA: two minutes
+    python tools/sharing_bench.py --quick --json        # a second
+
+`throughput`: all clients execute again and again for some seconds; the two runtimes alternate. `deadlines`: all clients
+execute once, at the same time, each with another deadline, in an order that changes. The misses are compared with
+those of the best order, which is computed: as if each execution took one core for the time that it takes one in
+`throughput`, and nothing else took time. LiteRT has no deadlines; an execution that ends later counts as a miss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from bench_daemon import started_daemon
+from bench_processes import BenchmarkFailed, cpu_model, receive_result, started_processes
+from bench_targets import lower_limit, print_targets, upper_limit
+from process_tree import adopt_orphans, end_descendants, interrupt_on_sigterm
+from queue_bench_cases import REPORTED_PERCENTILES
+from sharing_clients import ClientJob, Single, Stream, client_main
+
+from nnfmq.cli.console import console, percentile, print_json, table
+from nnfmq.hal.errors import NnfmqError
+
+MODEL = "models/mobilenet_v2_1.0_224_quant.tflite"
+RUNTIMES = ("nnfmq", "LiteRT")
+THROUGHPUT_LIMIT, P99_LIMIT = 1.8, 1.0
+FACTORS = (2.0, 1.5, 1.0)
+"""Deadlines, over the times at which the executions end in the best order, one run later."""
+_BEGIN_NS = 50_000_000  # from the messages to the clients to the beginning of a trial
+Clients = dict[str, list[Connection]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print; return 0 if all was measured, 1 after a failure or a missed target, 130 if interrupted."""
+    options = _parser().parse_args(argv)
+    if options.quick:
+        options.clients, options.rounds, options.seconds, options.trials = 2, 1, 0.2, 2
+    adopt_orphans()
+    interrupt_on_sigterm()
+    try:
+        with tempfile.TemporaryDirectory(prefix="nnfmq-sharing-") as folder:
+            report = measure(options, Path(folder))
+    except (BenchmarkFailed, NnfmqError, OSError) as error:
+        print(f"sharing_bench: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        end_descendants()
+    if options.json:
+        print_json(report)
+    else:
+        _print(report, options.no_color)
+    return 1 if options.check_targets and report["missed"] else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False)
+    parser.add_argument("--clients", type=_positive, default=8, help="of each runtime (default: 8)")
+    parser.add_argument("--rounds", type=_positive, default=10, help="interleaved rounds (default: 10)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of one trial of throughput (default: 3)")
+    parser.add_argument("--trials", type=_positive, default=20, help="of deadlines in each round (default: 20)")
+    parser.add_argument("--model", type=Path, help=f"default: {MODEL} in $NNFMQ_DATA")
+    parser.add_argument("--quick", action="store_true", help="2 clients, 1 round, 0.2 s, 2 trials: for tests")
+    parser.add_argument("--limit", type=_positive, default=120, metavar="S", help="time limit of each step in seconds")
+    parser.add_argument("--check-targets", action="store_true", help="exit status 1 if a target is missed")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--no-color", action="store_true")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return value
+
+
+# ---- measuring
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Return the report, as --json prints it. `folder` is for the driver's files.
+
+    Raises:
+        BenchmarkFailed: If the driver or a client fails, or a step takes longer than its limit.
+    """
+    load, model = os.getloadavg(), _model(options)
+    with ExitStack() as stack:
+        daemon = stack.enter_context(started_daemon(folder))
+        clients: Clients = {}
+        for runtime in RUNTIMES:
+            entry = client_main, (ClientJob(runtime, model, daemon.socket, options.limit),)
+            clients[runtime] = stack.enter_context(started_processes([entry] * options.clients, duplex=True))
+            for connection in clients[runtime]:
+                receive_result(connection, options.limit)
+        rounds = [_round(clients, number, options) for number in range(options.rounds)]
+    throughput = [each["throughput"] for each in rounds]
+    deadlines = [each["deadlines"] for each in rounds]
+    targets = [*_throughput_targets(throughput), *_deadline_targets(deadlines)]
+    return {
+        "conditions": _conditions(options, load, model), "throughput": throughput, "deadlines": deadlines,
+        "targets": targets, "missed": [target["target"] for target in targets if target["met"] is False],
+    }  # fmt: skip
+
+
+def _model(options: argparse.Namespace) -> Path:
+    data = os.environ.get("NNFMQ_DATA")
+    path: Path | None = options.model or (Path(data) / MODEL if data else None)
+    if path is None or not path.is_file():
+        raise BenchmarkFailed("--model FILE is needed, or $NNFMQ_DATA with the models")
+    return path
+
+
+def _conditions(options: argparse.Namespace, load: tuple[float, float, float], model: Path) -> dict[str, Any]:
+    return {
+        "model": model.name, "clients": options.clients, "rounds": options.rounds, "seconds": options.seconds,
+        "trials": options.trials, "cpu": cpu_model(), "cpus": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(), "python": platform.python_version(),
+        "load_before": [round(value, 2) for value in load],
+    }  # fmt: skip
+
+
+def _round(clients: Clients, number: int, options: argparse.Namespace) -> dict[str, Any]:
+    print(f"sharing_bench: round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
+    order = RUNTIMES if number % 2 else RUNTIMES[::-1]
+    throughput = {runtime: _throughput(clients[runtime], options) for runtime in order}
+    cores = len(os.sched_getaffinity(0))
+    run_ns = round(cores / throughput["nnfmq"]["per_second"] * 1e9)
+    chance = random.Random(number)
+    return {
+        "throughput": throughput,
+        "deadlines": {
+            f"{factor:g} ×": _deadlines(clients, order, deadlines_of(run_ns, options.clients, cores, factor), cores,
+                                        run_ns, options, chance)
+            for factor in FACTORS
+        },
+    }  # fmt: skip
+
+
+def _exchange(connections: Sequence[Connection], trials: Sequence[Stream | Single], limit_s: int) -> list[Any]:
+    for connection, trial in zip(connections, trials, strict=True):
+        connection.send(trial)
+    return [receive_result(connection, limit_s) for connection in connections]
+
+
+def _throughput(connections: Sequence[Connection], options: argparse.Namespace) -> dict[str, Any]:
+    trial = Stream(time.monotonic_ns() + _BEGIN_NS, options.seconds)
+    found = _exchange(connections, [trial] * len(connections), options.limit)
+    ordered = sorted(time_ns for times in found for time_ns in times)
+    counts = [len(times) for times in found]
+    percentiles = {name: percentile(ordered, percent) / 1e6 for name, percent in REPORTED_PERCENTILES.items()}
+    return {
+        "per_second": len(ordered) / options.seconds, "fewest": min(counts), "most": max(counts), "ms": percentiles,
+    }  # fmt: skip
+
+
+def _deadlines(
+    clients: Clients, order: Sequence[str], deadlines: Sequence[int], cores: int, run_ns: int,
+    options: argparse.Namespace, chance: random.Random,
+) -> dict[str, Any]:  # fmt: skip
+    """Count the misses of all trials. The runtimes alternate; each trial gives the deadlines to other clients."""
+    missed = dict.fromkeys(RUNTIMES, 0)
+    for _ in range(options.trials):
+        shuffled = chance.sample(deadlines, len(deadlines))
+        for runtime in order:
+            begin_ns = time.monotonic_ns() + _BEGIN_NS
+            times = _exchange(clients[runtime], [Single(begin_ns, each / 1e9) for each in shuffled], options.limit)
+            late = [took is None or took > each for took, each in zip(times, shuffled, strict=True)]
+            missed[runtime] += sum(late)
+    return {
+        "deadlines_ms": [each / 1e6 for each in deadlines], "executions": options.trials * len(deadlines),
+        "best": options.trials * best_misses(deadlines, run_ns, cores), "missed": missed,
+    }  # fmt: skip
+
+
+def deadlines_of(run_ns: int, count: int, cores: int, factor: float) -> list[int]:
+    """Return a deadline for each of `count` executions: `factor` times the end of each, one run later.
+
+    One run later, because an execution whose deadline is not the first may have arrived first on each core.
+    """
+    return [round(factor * run_ns * (2 + number // cores)) for number in range(count)]
+
+
+def best_misses(deadlines: Sequence[int], run_ns: int, cores: int) -> int:
+    """Return the least number of misses of executions that all take `run_ns` and can begin at once.
+
+    Executions that take equally long are best run by their deadlines, without those that would end late.
+    """
+    begun = 0
+    for deadline in sorted(deadlines):
+        begun += (begun // cores + 1) * run_ns <= deadline
+    return len(deadlines) - begun
+
+
+# ---- targets
+
+
+def _throughput_targets(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    per_second = [each["nnfmq"]["per_second"] / each["LiteRT"]["per_second"] for each in rounds]
+    p99 = [each["nnfmq"]["ms"]["p99"] / each["LiteRT"]["ms"]["p99"] for each in rounds]
+    text = "over that of as many processes of LiteRT"
+    return [
+        lower_limit(f"throughput {text}", per_second, statistics.median(per_second), THROUGHPUT_LIMIT, "×"),
+        upper_limit(f"p99 {text}", p99, statistics.median(p99), P99_LIMIT, "×"),
+    ]
+
+
+def _deadline_targets(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    targets = []
+    for name in rounds[0]:
+        beyond = [(each[name]["missed"]["nnfmq"] - each[name]["best"]) / each[name]["executions"] for each in rounds]
+        text = f"deadlines {name}: misses beyond those of the best order"
+        targets.append(
+            upper_limit(text, [100 * part for part in beyond], 100 * statistics.median(beyond), 0.0, "% of executions")
+        )
+    return targets
+
+
+# ---- printing
+
+
+def _print(report: dict[str, Any], no_color: bool) -> None:
+    screen = console(no_color, at_least=120)
+    names = list(REPORTED_PERCENTILES)
+    rows = table("runtime", ">per second", ">fewest", ">most", *(f">{name} ms" for name in names))
+    for runtime in RUNTIMES:
+        each = [found[runtime] for found in report["throughput"]]
+        values = [statistics.median(one[key] for one in each) for key in ("per_second", "fewest", "most")]
+        times = [statistics.median(one["ms"][name] for one in each) for name in names]
+        rows.add_row(runtime, *(f"{value:,.0f}" for value in values), *(f"{value:.2f}" for value in times))
+    screen.print(rows)
+    rows = table("deadlines", ">executions", ">best order missed", *(f">{runtime} missed" for runtime in RUNTIMES))
+    for name in report["deadlines"][0]:
+        each = [found[name] for found in report["deadlines"]]
+        sums = [sum(one[key] for one in each) for key in ("executions", "best")]
+        missed = [sum(one["missed"][runtime] for one in each) for runtime in RUNTIMES]
+        rows.add_row(name, *map(str, sums), *map(str, missed))
+    screen.print(rows)
+    print_targets(screen, report["targets"])
+    for name, value in report["conditions"].items():
+        screen.print(f"{name}: {value}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
