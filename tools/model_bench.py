@@ -1,4 +1,4 @@
-"""Measure models on nnfmq, LiteRT and ONNX Runtime, and the overhead of a burst: all sections in one run.
+"""Measure models on nnfmq, LiteRT, ONNX Runtime and OpenVINO, and the overhead of a burst: all sections in one run.
 
 Every runner has a separate process, their trials are interleaved, and only one runner computes at any time. The times
 include writing the input and reading the output, for all runners. A baseline that is not installed is reported as
@@ -38,7 +38,7 @@ from model_bench_suites import (
 from nnfmq.cli.console import at_least_one, console, print_json, table
 from nnfmq.hal.errors import NnfmqError
 
-PACKAGES = ("ai-edge-litert", "onnxruntime", "onnx", "llvmlite", "numpy")
+PACKAGES = ("ai-edge-litert", "onnxruntime", "openvino", "onnx", "llvmlite", "numpy")
 QUICK_DIVISOR = 100
 
 

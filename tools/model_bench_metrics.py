@@ -15,7 +15,7 @@ import numpy as np
 from queue_bench_cases import Metrics, Target, evaluate_target
 
 BURST, IN_PROCESS = "nnfmq burst", "nnfmq in process"
-BASELINES = ("LiteRT", "ONNX Runtime")
+BASELINES = ("LiteRT", "ONNX Runtime", "OpenVINO")
 COST_US, COMPILING_RATIO = 5.0, 1.5
 
 

@@ -198,7 +198,7 @@ def _roofline_row(row: Mapping[str, Any]) -> list[str]:
 
 
 _SECTIONS: dict[str, tuple[str, Any]] = {
-    "models": ("Models compared with LiteRT and ONNX Runtime", _models),
+    "models": ("Models compared with other runtimes", _models),
     "cost": ("Cost of the burst", _cost),
     "compiling": ("While another model is compiled", _compiling),
     "scaling": ("Scaling", _scaling),

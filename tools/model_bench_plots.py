@@ -12,7 +12,8 @@ from typing import Any
 from model_bench_metrics import BASELINES, BURST, IN_PROCESS
 
 WIDTH, HEIGHT = 9.0, 4.2
-COLORS = {BURST: "#0b6e99", IN_PROCESS: "#7fbcd2", BASELINES[0]: "#d9822b", BASELINES[1]: "#8a5fb0"}
+_BASELINE_COLORS = dict(zip(BASELINES, ("#d9822b", "#8a5fb0", "#4f8f4f"), strict=True))
+COLORS = {BURST: "#0b6e99", IN_PROCESS: "#7fbcd2", **_BASELINE_COLORS}
 _TARGET_LINE = {"color": "#b03030", "linestyle": "--", "linewidth": 1.2}
 _KINDS = ("#0b6e99", "#d9822b", "#8a5fb0", "#4f8f4f")
 

@@ -357,9 +357,47 @@ def _io_binding_variant(session: Any, inputs: Sequence[Array], states: Sequence[
     return make_step(inputs, input_buffers, output_buffers, lambda: session.run_with_iobinding(binding))
 
 
+@contextmanager
+def _openvino(job: RunnerJob) -> Iterator[Runner]:
+    """OpenVINO with the .tflite file, if it reads that, and with the model's ONNX export; all arrays are bound."""
+    try:
+        import openvino  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        from tflite_to_onnx import export_to_onnx
+    except ImportError as error:
+        raise BaselineUnavailable(f"{error.name} is not installed: pip install 'nnfmq[bench]'") from None
+    core, model = openvino.Core(), load_source(job.source)
+    # In bfloat16, which it prefers on some CPUs, results would differ from those of the other runners.
+    core.set_property("CPU", {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": len(job.cpus),
+                              "INFERENCE_PRECISION_HINT": "f32", "ENABLE_CPU_PINNING": False})  # fmt: skip
+    inputs, states, variants = inputs_for(model.inputs), states_of(model), {}
+    if isinstance(job.source, Path) and not states:  # states of a .tflite file are not read
+        variants["tflite"] = _openvino_step(core, core.read_model(job.source), inputs, states)
+    for weights in _weight_types(model):
+        exported = export_to_onnx(model.model, weights)
+        shifted = [exported.to_onnx_input(array) for array in inputs]
+        step = _openvino_step(core, core.read_model(exported.proto.SerializeToString()), shifted, states)
+        variants[f"onnx, weights {weights}"] = _restore_int8(step, exported)
+    yield Runner(variants, (), {"threads": len(job.cpus)})
+
+
+def _openvino_step(core: Any, model: Any, inputs: Sequence[Array], states: Sequence[Array]) -> Step:
+    from openvino import Tensor
+
+    compiled = core.compile_model(model, "CPU")
+    request = compiled.create_infer_request()
+    input_buffers = [array.copy() for array in (*inputs, *states)]
+    output_buffers = [np.zeros(tuple(o.shape), o.element_type.to_dtype()) for o in compiled.outputs]
+    for index, array in enumerate(input_buffers):
+        request.set_input_tensor(index, Tensor(array, shared_memory=True))
+    for index, array in enumerate(output_buffers):
+        request.set_output_tensor(index, Tensor(array, shared_memory=True))
+    return make_step(inputs, input_buffers, output_buffers, lambda: request.infer(share_outputs=True))
+
+
 RUNNERS: dict[str, Callable[[RunnerJob], Any]] = {
     "nnfmq burst": _burst,
     "nnfmq in process": _in_process,
     "LiteRT": _litert,
     "ONNX Runtime": _onnx_runtime,
+    "OpenVINO": _openvino,
 }

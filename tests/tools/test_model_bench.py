@@ -101,7 +101,7 @@ def test_models_and_cost_are_reported(data_dir: Path) -> None:
 
 @needs_llvmlite
 def test_a_baseline_that_is_not_installed_is_reported_and_not_compared(data_dir: Path, tmp_path: Path) -> None:
-    for package in ("ai_edge_litert", "onnxruntime"):
+    for package in ("ai_edge_litert", "onnxruntime", "openvino"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text(f"raise ModuleNotFoundError('none', name='{package}')\n")
     words = ("--quick", "--json", "--only", "tts_float", "--sections", "models", "--require-all")
@@ -114,6 +114,7 @@ def test_a_baseline_that_is_not_installed_is_reported_and_not_compared(data_dir:
     assert row["targets"][0]["met"] is None
     assert row["missing"]["LiteRT, 1 thread"] == "ai-edge-litert is not installed: pip install 'nnfmq[bench]'"
     assert row["missing"]["ONNX Runtime, 1 thread"] == "onnxruntime is not installed: pip install 'nnfmq[bench]'"
+    assert row["missing"]["OpenVINO, 1 thread"] == "openvino is not installed: pip install 'nnfmq[bench]'"
     assert len(report["not_compared"]) == len(row["missing"])
 
 
