@@ -30,7 +30,7 @@ from nnfmq.hal.errors import (
     MissedDeadlineTransient,
     OutputInsufficientSize,
 )
-from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperandType, OperationType, OutputShape
+from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperationType, OutputShape
 from nnfmq.validation import validate_model
 
 ONES = np.ones((2, 2), np.float32)
@@ -163,37 +163,6 @@ def test_SHP_1_an_input_of_unknown_shape_takes_each_requests_shape() -> None:
     shapes = [program.execute([np.ones((n, 2), np.float32), ONES[:1]], [None])[0].dimensions for n in (1, 5, 2)]
 
     assert shapes == [(1, 2), (5, 2), (2, 2)]
-
-
-def gather_by_request(axis: Any) -> interpreter.Program:
-    """Return the program of a GATHER whose indices are an input, and so is the axis if it is an Operand."""
-    arguments = [Operand(F32, (2, 3)), axis, Operand(I32, (2,))]
-    return prepared(one_operation(OperationType.GATHER, arguments, Operand(F32, (0, 0))))
-
-
-def test_indices_of_gather_that_come_with_the_request_are_used_and_checked_each_time() -> None:
-    program, values, out = gather_by_request(1), np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((2, 2), "f4")
-    frame = program.bind([values, indices := np.array([0, 2], np.int32)], [out])
-
-    for first in (0, 2, 1):
-        indices[0] = first
-        frame.run()
-        assert out.tolist() == [[first, 2], [first + 3, 5]]
-    for outside in (-1, 3):
-        indices[0] = outside
-        with pytest.raises(GeneralFailure, match=r"operation 0 \(GATHER\): .*\(C1\)$"):
-            frame.run()
-
-
-def test_an_axis_of_gather_that_comes_with_the_request_decides_the_shape() -> None:
-    program, values = gather_by_request(Operand(OperandType.INT32)), np.arange(6, dtype=np.float32).reshape(2, 3)
-    indices = np.array([1, 0], np.int32)
-
-    shapes = [program.execute([values, np.array(axis, np.int32), indices], [None]) for axis in (0, 1, -2)]
-
-    assert [found[0].dimensions for found in shapes] == [(2, 3), (2, 2), (2, 3)]
-    with pytest.raises(GeneralFailure, match=r"\(A1\)$"):
-        program.execute([values, np.array(2, np.int32), indices], [None])
 
 
 def test_an_input_that_contradicts_a_known_dimension_is_rejected() -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from support.executed import executed
 from support.one_result import result_of, tensor
-from support.small_models import graph, vector
+from support.small_models import graph, one_operation, vector
 
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import GeneralFailure
@@ -119,6 +119,37 @@ def test_tiling_no_times_leaves_nothing() -> None:
 
 def test_gather_may_lower_no_rank_and_takes_an_index_twice() -> None:
     assert flat("GATHER", tensor([5.0, 6.0, 7.0]), -1, vector([2, 2, 0])).tolist() == [7.0, 7.0, 5.0]
+
+
+def gather_by_request(axis: Any) -> interpreter.Program:
+    """Return the program of a GATHER whose indices are an input, and so is the axis if it is an Operand."""
+    arguments = [Operand(F32, (2, 3)), axis, Operand(I32, (2,))]
+    return interpreter.prepare(one_operation(OperationType.GATHER, arguments, Operand(F32, (0, 0))))
+
+
+def test_indices_of_gather_that_come_with_the_request_are_used_and_checked_each_time() -> None:
+    program, values, out = gather_by_request(1), np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((2, 2), "f4")
+    frame = program.bind([values, indices := np.array([0, 2], np.int32)], [out])
+
+    for first in (0, 2, 1):
+        indices[0] = first
+        frame.run()
+        assert out.tolist() == [[first, 2], [first + 3, 5]]
+    for outside in (-1, 3):
+        indices[0] = outside
+        with pytest.raises(GeneralFailure, match=r"operation 0 \(GATHER\): .*\(C1\)$"):
+            frame.run()
+
+
+def test_an_axis_of_gather_that_comes_with_the_request_decides_the_shape() -> None:
+    program, values = gather_by_request(Operand(OperandType.INT32)), np.arange(6, dtype=np.float32).reshape(2, 3)
+    indices = np.array([1, 0], np.int32)
+
+    shapes = [program.execute([values, np.array(axis, np.int32), indices], [None]) for axis in (0, 1, -2)]
+
+    assert [found[0].dimensions for found in shapes] == [(2, 3), (2, 2), (2, 3)]
+    with pytest.raises(GeneralFailure, match=r"\(A1\)$"):
+        program.execute([values, np.array(2, np.int32), indices], [None])
 
 
 @pytest.mark.parametrize(
