@@ -238,10 +238,11 @@ class Session(SessionContext):
 
     def _call(
         self, handler: BlockingHandler, message: Any, fds: list[int], received_ns: int, charge: QuotaCharge
-    ) -> None:
+    ) -> bool:
+        """Handle a call; return whether it stays open."""
         try:
             with closing(charge):
-                handler.run(self, message, fds, received_ns)
+                return handler.run(self, message, fds, received_ns) is True
         except DeadObject:
             raise
         except NnfmqError as error:
@@ -249,6 +250,7 @@ class Session(SessionContext):
         except MemoryError as error:
             text = f"there is not enough memory for the call: {error}"
             self._reply_with_error(handler, message.call, ResourceExhaustedTransient(text))
+        return False
 
     def _reply_with_error(self, handler: BlockingHandler, call: int, error: NnfmqError) -> None:
         for reply in handler.error_replies(call, status_for_error(error), str(error)):

@@ -153,23 +153,29 @@ class SessionContext:
         """
         self._submit(self._pool, priority, work, *args)
 
-    def _submit(self, pool: PriorityThreadPool, priority: int, work: Callable[..., None], *args: Any) -> None:
+    def submit_rest(self, work: Callable[..., None], *args: Any, priority: int) -> None:
+        """Submit the rest of a launch as `submit` does. The launch's handler returns True: the call stays open."""
+        self._pool.submit(partial(self._run_task, work, *args), priority)
+
+    def _submit(self, pool: PriorityThreadPool, priority: int, work: Callable[..., object], *args: Any) -> None:
         with self._lock:
             self._open_calls += 1
         if self._is_idle:
             self._wake_up()
         pool.submit(partial(self._run_task, work, *args), priority)
 
-    def _run_task(self, work: Callable[..., None], *args: Any) -> None:
+    def _run_task(self, work: Callable[..., object], *args: Any) -> None:
+        """Run `work`. If it returns True, its call stays open until the task that `submit_rest` was given ends."""
+        stays_open = False
         try:
-            work(self, *args)
+            stays_open = work(self, *args) is True
         except DeadObject:
             self.stop()
         except BaseException as error:  # noqa: BLE001  the thread pool would drop it, and the client wait forever
             abort_on_internal_error(error)
         finally:
             with self._lock:
-                self._open_calls -= 1
+                self._open_calls -= not stays_open
                 self._completed += 1
 
     def tier_up(self, program: TieredProgram, priority: int = Priority.MEDIUM) -> None:

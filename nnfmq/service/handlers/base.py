@@ -30,14 +30,15 @@ class BlockingHandler:
     """A handler for the thread pool.
 
     Attributes:
-        run: Handles the call; its last argument is the time at which the message was received, in ns.
+        run: Handles the call; its last argument is the time at which the message was received, in ns. Returns True if
+            the call stays open, because `SessionContext.submit_rest` has the rest of it.
         error_replies: Returns the replies to a call that failed, from its id, the status and the text.
         priority: Returns the call's priority; MEDIUM for calls that belong to no model.
         is_launch: Whether `run` only starts work and does not block. Such calls run on a separate thread, so that
             they are replied to immediately while the pool is busy.
     """
 
-    run: Callable[[SessionContext, Any, list[int], int], None]
+    run: Callable[[SessionContext, Any, list[int], int], bool | None]
     error_replies: ErrorReplies
     priority: Callable[[SessionContext, Any], int] = _medium_priority
     is_launch: bool = False

@@ -77,7 +77,7 @@ def _model_priority(context: SessionContext, message: CallWithRequest) -> int:
 
 def _execute_asynchronously(
     context: SessionContext, message: ExecuteAsynchronously, fds: list[int], received_ns: int
-) -> None:
+) -> bool:
     """Launch an execution, with messages in the HAL's order.
 
     If the arguments are invalid, the callback comes first and then a reply with the same status (`_launch_error`);
@@ -92,9 +92,10 @@ def _execute_asynchronously(
             raise_if_deadline_passed(deadline_ns)
         resources = undo.pop_all()
     context.send(reply(message.call))
-    context.submit(
+    context.submit_rest(
         _run_and_call_back, message.call, bound, config, options, received_ns, resources, priority=prepared.priority
     )
+    return True  # it counts once until the callback is sent
 
 
 def _run_and_call_back(
