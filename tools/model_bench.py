@@ -4,7 +4,7 @@ Every runner has a separate process, their trials are interleaved, and only one 
 include writing the input and reading the output, for all runners. A baseline that is not installed is reported as
 missing. The machine should do nothing else meanwhile. docs/explanation/performance.md describes the method.
 
-    python tools/model_bench.py --models FOLDER --json > performance.json    # a quarter of an hour
+    python tools/model_bench.py --models FOLDER --json > performance.json    # most of an hour
     python tools/model_bench.py --models FOLDER --sections models,cost --only mobilenet_v1_0.25_128_quant
     python tools/model_bench.py --models FOLDER --quick
 """
@@ -22,7 +22,7 @@ from typing import Any
 import cpu_pinning
 from bench_processes import BenchmarkFailed, cpu_model, package_version
 from bench_targets import format_metric, outcome_text
-from model_bench_metrics import MODELS, ModelBenchmark, format_threads, targets_of
+from model_bench_metrics import MODELS, TAIL_RATIOS, ModelBenchmark, format_threads, targets_of
 from model_bench_scheduler import progress
 from model_bench_suites import (
     NEEDS_TWO_CPUS,
@@ -31,8 +31,8 @@ from model_bench_suites import (
     client_cpu_set,
     compute_cpus,
     count_trials,
-    max_threads,
     polling_windows,
+    thread_counts,
 )
 
 from nnfmq.cli.console import at_least_one, console, print_json, table
@@ -143,7 +143,7 @@ def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, A
     from nnfmq.engines.compiled.target import host_target
     from nnfmq.queue import core
 
-    threads = max_threads()
+    threads = max(thread_counts())
     return {
         "cpu": cpu_model(),
         "target": host_target().name,
@@ -153,7 +153,7 @@ def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, A
         "core": core.core_name,
         "cpus_allowed": sorted(cpu_pinning.ALLOWED),
         "cpus_used": {
-            format_threads(n): {"computing": compute_cpus(n), "client": client_cpu_set(n)} for n in sorted({1, threads})
+            format_threads(n): {"computing": compute_cpus(n), "client": client_cpu_set(n)} for n in thread_counts()
         },
         "client_shares_cpus": len(cpu_pinning.ALLOWED) <= threads,
         "polling_window": polling_windows(),
@@ -179,9 +179,11 @@ def _print(report: dict[str, Any], no_color: bool) -> None:
 
 
 def _print_models(screen: Any, rows: Sequence[dict[str, Any]]) -> None:
-    ratios = table("model", ">burst / best baseline", ">target", "", "best baseline")
-    for row in rows:
-        ratios.add_row(row["model"], *_target_columns(row["targets"][0]), row["best_baseline"] or "-")
+    metrics = [column for name in ("p50", *TAIL_RATIOS) for column in (f">{name}", ">target", "")]
+    ratios = table("burst / best baseline", ">threads", *metrics, "best p50")
+    for row in (row for found in rows for row in found["comparisons"]):
+        columns = [column for target in row["targets"] for column in _target_columns(target)]
+        ratios.add_row(row["model"], str(row["threads"]), *columns, row["best_baseline"] or "-")
     screen.print(ratios)
     for row in rows:
         runners = table(row["model"], ">p50 µs", ">p99", ">p99.9", ">threads", ">difference", "API variant")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_targets import format_metric, outcome_text
-from model_bench_metrics import targets_of
+from model_bench_metrics import TAIL_RATIOS, targets_of
 from model_bench_plots import draw
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -106,16 +106,16 @@ def _plot(plots: Mapping[str, str], name: str, text: str) -> Table:
     return [f"![{text}]({plots[name]})\n"] if name in plots else []
 
 
-def _target(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    target = row["targets"][0]
+def _target(target: Mapping[str, Any]) -> tuple[str, str, str]:
     outcome = outcome_text(target).replace("missed", "**missed**")
     return format_metric(target["value"], target["unit"]), format_metric(target["limit"], target["unit"]), outcome
 
 
 def _models(rows: Sequence[Mapping[str, Any]], plots: Mapping[str, str]) -> Iterator[str]:
-    headings = ("model", ">burst / best baseline", ">target", "", ">burst µs", ">best baseline µs", "best baseline")
-    yield table(headings, [_ratio_row(row) for row in rows])
-    yield from _plot(plots, "models", "p50 of each runner over p50 of the best baseline")
+    metrics = [column for name in ("p50", *TAIL_RATIOS) for column in (f">{name}", ">target", "")]
+    headings = ("burst / best baseline", ">threads", *metrics, ">burst µs", ">best baseline µs", "best baseline")
+    yield table(headings, [_ratio_row(row) for found in rows for row in found["comparisons"]])
+    yield from _plot(plots, "models", "p50 of each runner over p50 of the best baseline, with 1 and 2 threads")
     for row in rows:
         unit = "quantized steps" if row["is_quantized"] else "relative"
         heads = (f"{row['model']}", ">p50 µs", ">p99", ">p99.9", f">difference ({unit})", "API variant")
@@ -124,8 +124,9 @@ def _models(rows: Sequence[Mapping[str, Any]], plots: Mapping[str, str]) -> Iter
 
 
 def _ratio_row(row: Mapping[str, Any]) -> list[str]:
-    times = (format_metric(row["p50_us"][name], "") for name in ("subject", "baseline"))
-    return [row["model"], *_target(row), *times, row["best_baseline"] or "-"]
+    times = (format_metric(row[name], "") for name in ("burst_us", "baseline_us"))
+    targets = [column for target in row["targets"] for column in _target(target)]
+    return [row["model"], str(row["threads"]), *targets, *times, row["best_baseline"] or "-"]
 
 
 def _runner_row(name: str, runner: Mapping[str, Any]) -> list[str]:
@@ -135,10 +136,7 @@ def _runner_row(name: str, runner: Mapping[str, Any]) -> list[str]:
 
 def _cost(rows: Sequence[Mapping[str, Any]], plots: Mapping[str, str]) -> Iterator[str]:
     headings = ("model", ">threads", ">cost", ">target", "", ">burst µs", ">in process µs")
-    times = ("burst_us", "in_process_us")
-    lines = [
-        [r["model"], str(r["threads"]), *_target(r), *(format_metric(r[name], "") for name in times)] for r in rows
-    ]
+    lines = [[row["model"], str(row["threads"]), *_target(row["targets"][0]), *_point(row)] for row in rows]
     yield table(headings, lines)
     yield from _plot(plots, "cost", "cost of the burst over the same engine in process, in µs")
 
@@ -150,7 +148,7 @@ def _compiling(rows: Sequence[Mapping[str, Any]], _: Mapping[str, str]) -> Itera
 
 def _compiling_row(row: Mapping[str, Any]) -> list[str]:
     times = (format_metric(row["metrics"][name]["p99"], "") for name in ("under_load", "unloaded"))
-    return [row["model"], row["compiled"], *_target(row), *times]
+    return [row["model"], row["compiled"], *_target(row["targets"][0]), *times]
 
 
 def _scaling(found: Mapping[str, Any], plots: Mapping[str, str]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from model_bench_metrics import BASELINES, BURST, IN_PROCESS
+from model_bench_metrics import BASELINES, BURST, IN_PROCESS, format_threads, runner_name
 
 WIDTH, HEIGHT = 9.0, 4.2
 _BASELINE_COLORS = dict(zip(BASELINES, ("#d9822b", "#8a5fb0", "#4f8f4f"), strict=True))
@@ -45,12 +45,12 @@ def draw(report: Mapping[str, Any], folder: Path, form: str) -> dict[str, str]:
     return files
 
 
-def _axes(columns: int = 1, height: float = HEIGHT) -> tuple[Any, list[Any]]:
+def _axes(columns: int = 1, height: float = HEIGHT, rows: int = 1) -> tuple[Any, list[Any]]:
     from matplotlib.figure import Figure  # pyplot would keep a reference to every figure
 
     chart = Figure(figsize=(WIDTH, height), layout="constrained")
-    made = chart.subplots(1, columns, squeeze=False)
-    return chart, list(made[0])
+    made = chart.subplots(rows, columns, squeeze=False)
+    return chart, list(made.flat)
 
 
 def _short(name: str) -> str:
@@ -59,42 +59,43 @@ def _short(name: str) -> str:
 
 
 def _models(report: Mapping[str, Any]) -> Any:
-    """Draw bars of p50 over the best baseline's, with the number of threads of the target; the target of each model."""
-    rows = [row for row in report.get("models", []) if row["best_baseline"]]
+    """Draw bars of p50 over the best baseline's, above each other by number of threads; the target of each model."""
+    rows = [row for row in report.get("models", []) if row["comparisons"][0]["best_baseline"]]
     if not rows:
         return None
-    names = _compared(rows)
-    chart, (axes,) = _axes()
-    width = 0.8 / len(names)
-    for number, name in enumerate(names):
-        kind = name.partition(",")[0]
+    counts = [row["threads"] for row in rows[0]["comparisons"]]
+    chart, panels = _axes(rows=len(counts), height=HEIGHT * (0.3 + 0.7 * len(counts)))
+    for index, (axes, threads) in enumerate(zip(panels, counts, strict=True)):
+        _draw_runners(axes, rows, index)
+        axes.set_xticks(range(len(rows)), [_short(row["model"]) for row in rows])
+        axes.set_ylabel(f"p50 / best baseline's p50\n{format_threads(threads)}; less is faster")
+        axes.grid(axis="x", visible=False)
+    handles, labels = panels[0].get_legend_handles_labels()
+    chart.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+    return chart
+
+
+def _draw_runners(axes: Any, rows: Sequence[Mapping[str, Any]], index: int) -> None:
+    """Draw each runner's bars and each model's target for the comparison at `index`."""
+    kinds = (BURST, IN_PROCESS, *BASELINES)
+    width = 0.8 / len(kinds)
+    for number, kind in enumerate(kinds):
         places = [place - 0.4 + (number + 0.5) * width for place in range(len(rows))]
-        heights = [_relative(row, name) for row in rows]
-        bars = axes.bar(places, heights, width * 0.94, color=COLORS[kind], label=name)
+        heights = [_relative(row, row["comparisons"][index], kind) for row in rows]
+        bars = axes.bar(places, heights, width * 0.94, color=COLORS[kind], label=kind)
         labels = axes.bar_label(
             bars, fmt=lambda value: f"{value:.2f}" if value else "", fontsize=7, padding=1, zorder=4
         )
         for label in labels:  # keeps the label readable if the target's line crosses it
             label.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.3})
     for place, row in enumerate(rows):
-        axes.hlines(
-            row["targets"][0]["limit"], place - 0.4, place + 0.4, label="target" if not place else None, **_TARGET_LINE
-        )
-    axes.set_xticks(range(len(rows)), [_short(row["model"]) for row in rows])
-    axes.set_ylabel("p50 / best baseline's p50 (less is faster)")
-    axes.grid(axis="x", visible=False)
-    chart.legend(loc="outside upper center", ncols=len(names) + 1, frameon=False)
-    return chart
+        limit = row["comparisons"][index]["targets"][0]["limit"]
+        axes.hlines(limit, place - 0.4, place + 0.4, label="target" if not place else None, **_TARGET_LINE)
 
 
-def _compared(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    threads = rows[0]["best_baseline"].partition(",")[2]
-    kinds = (BURST, IN_PROCESS, *BASELINES)
-    return [name for name in (f"{kind},{threads}" for kind in kinds) if any(name in row["runners"] for row in rows)]
-
-
-def _relative(row: Mapping[str, Any], name: str) -> float:
-    return row["runners"][name]["p50"] / row["p50_us"]["baseline"] if name in row["runners"] else 0.0
+def _relative(row: Mapping[str, Any], comparison: Mapping[str, Any], kind: str) -> float:
+    name = runner_name(kind, comparison["threads"])
+    return row["runners"][name]["p50"] / comparison["baseline_us"] if name in row["runners"] else 0.0
 
 
 def _cost(report: Mapping[str, Any]) -> Any:

@@ -9,7 +9,6 @@ reported as missing.
 from __future__ import annotations
 
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,7 +19,8 @@ from typing import Any, TypeVar
 import cpu_pinning
 from bench_processes import BenchmarkFailed, receive_result, started_processes
 from latency_baselines import BaselineUnavailable
-from model_bench_runners import RunnerJob, Trial, child_main
+from model_bench_jobs import RunnerJob, Trial
+from model_bench_runners import child_main
 from queue_bench_cases import REPORTED_PERCENTILES
 
 from nnfmq.cli.console import percentile
@@ -43,8 +43,8 @@ class Measurements:
     missing: dict[str, str] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Return the metrics of each runner, in µs."""
-        return {name: metrics_of(_by_round(trials)) for name, trials in self.samples.items()}
+        """Return the metrics of all executions of each runner, in µs."""
+        return {name: metrics_of(trials) for name, trials in self.samples.items()}
 
     def metrics_by_round(self) -> list[dict[str, dict[str, float]]]:
         """Return the metrics of each runner in each round, in µs."""
@@ -67,13 +67,10 @@ def _by_round(trials: Samples) -> Samples:
     return [[*itertools.chain(*batch)] for batch in batched(trials, TRIALS_PER_ROUND)]
 
 
-def metrics_of(rounds: Samples) -> dict[str, float]:
-    """Return the median over the rounds of each round's percentiles, in µs."""
-    ordered = [sorted(times) for times in rounds]
-    return {
-        name: statistics.median(percentile(times, percent) for times in ordered) / 1000
-        for name, percent in REPORTED_PERCENTILES.items()
-    }
+def metrics_of(samples: Samples) -> dict[str, float]:
+    """Return the percentiles of all times together, in µs."""
+    ordered = sorted(itertools.chain(*samples))
+    return {name: percentile(ordered, percent) / 1000 for name, percent in REPORTED_PERCENTILES.items()}
 
 
 def run_interleaved(

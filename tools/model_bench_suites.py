@@ -22,6 +22,7 @@ from typing import Any
 import cpu_pinning
 from bench_processes import BenchmarkFailed, receive_result, set_time_limit, started_processes
 from latency_client import CLIENT_WINDOW, SERVER_WINDOW
+from model_bench_jobs import GeneratedModel, RunnerJob, Trial, load_source
 from model_bench_metrics import (
     BASELINES,
     BURST,
@@ -35,7 +36,7 @@ from model_bench_metrics import (
     runner_name,
     scaling_exponent,
 )
-from model_bench_runners import SUSTAINED, GeneratedModel, RunnerJob, Trial, child_main, load_source
+from model_bench_runners import SUSTAINED, child_main
 from model_bench_scheduler import (
     TRIALS_PER_ROUND,
     Advance,
@@ -54,7 +55,7 @@ from nnfmq.service.caching.program_cache import cache_disabled
 POLLING_US = 100_000.0
 SIZES, CHANNELS = (8, 16, 32, 64, 128), (8, 16, 64, 256)
 AT_SIZE, AT_CHANNELS = 16, 32
-SCALING_COUNT, COMPILING_COUNT = 300, 3000
+MODEL_COUNT, COST_COUNT, SCALING_COUNT, COMPILING_COUNT = 2000, 500, 300, 3000  # steps of a runner in each round
 THREADS = 2  # of the runners that are compared
 COMPILING = ("mobilenet_v1_0.25_128_quant", "mobilenet_v2_1.0_224_quant")  # the executed model, the compiled model
 THREADS_MODEL = "mobilenet_v1_0.75_192_quant"
@@ -109,9 +110,9 @@ def _in_process(plan: BenchmarkPlan, source: Path | GeneratedModel, threads: int
     return RunnerJob(IN_PROCESS, source, compute_cpus(threads), limit_s=plan.limit_s)
 
 
-def max_threads() -> int:
-    """Return the number of threads with which runners are compared: 2 if two CPUs are allowed, else 1."""
-    return min(THREADS, len(cpu_pinning.ALLOWED))
+def thread_counts() -> range:
+    """Return the numbers of threads with which runners are compared: 1, and 2 if two CPUs are allowed."""
+    return range(1, min(THREADS, len(cpu_pinning.ALLOWED)) + 1)
 
 
 # ---- models
@@ -124,12 +125,12 @@ def models(plan: BenchmarkPlan) -> list[dict[str, Any]]:
 
 def _model(plan: BenchmarkPlan, model: ModelBenchmark) -> dict[str, Any]:
     path, jobs = plan.path(model.file), {}
-    for threads in sorted({1, max_threads()}, reverse=True):
+    for threads in thread_counts():
         jobs[runner_name(BURST, threads)] = _burst(plan, path, threads)
         jobs[runner_name(IN_PROCESS, threads)] = _in_process(plan, path, threads)
         for kind in BASELINES:
             jobs[runner_name(kind, threads)] = RunnerJob(kind, path, compute_cpus(threads), limit_s=plan.limit_s)
-    trial = plan.trial(model.count)
+    trial = plan.trial(MODEL_COUNT)
     found = run_interleaved(jobs, trial, plan.rounds, lambda name: plan.advance(f"{model.name}: {name}"))
     metrics, subject = found.metrics(), found.outputs[runner_name(IN_PROCESS, 1)]
     runners = {
@@ -141,8 +142,9 @@ def _model(plan: BenchmarkPlan, model: ModelBenchmark) -> dict[str, Any]:
         "rounds": plan.rounds,
         "is_quantized": subject[0].dtype.kind != "f",
     }
-    row = model_row(model, metrics, max_threads(), found.metrics_by_round())
-    return row | conditions | {"runners": runners, "missing": found.missing}
+    by_round = found.metrics_by_round()
+    comparisons = [model_row(model, metrics, threads, by_round) for threads in thread_counts()]
+    return {"model": model.name, "comparisons": comparisons, **conditions, "runners": runners, "missing": found.missing}
 
 
 # ---- cost
@@ -156,7 +158,7 @@ def cost(plan: BenchmarkPlan) -> list[dict[str, Any]]:
     rows = []
     for model in plan.models:
         for threads in range(1, min(THREADS, len(cpu_pinning.ALLOWED) - 1) + 1):
-            found = _pair(plan, plan.path(model.file), threads, model.count, f"cost of {model.name}")
+            found = _pair(plan, plan.path(model.file), threads, COST_COUNT, f"cost of {model.name}")
             metrics, differences = found.metrics(), found.differences_us(BURST, IN_PROCESS)
             by_round = [statistics.median(each) for each in batched(differences, TRIALS_PER_ROUND)]
             cost_us = statistics.median(differences)
@@ -328,7 +330,7 @@ def roofline(plan: BenchmarkPlan) -> dict[str, Any]:
     plan.advance("ceilings of the machine")
     ceilings = _measure_ceilings(plan.limit_s)
     jobs = {model.name: _in_process(plan, plan.path(model.file), 1) for model in plan.models}
-    trials = {model.name: plan.trial(model.count // 4) for model in plan.models}
+    trials = {model.name: plan.trial(COST_COUNT) for model in plan.models}
     found = run_interleaved(jobs, trials, plan.rounds, lambda name: plan.advance(f"roofline: {name}"))
     rows = [
         roofline_row(
@@ -382,7 +384,7 @@ NEEDS_TWO_CPUS = frozenset(("cost", "compiling", "scaling"))
 
 def count_trials(name: str, plan: BenchmarkPlan) -> int:
     """Return how often a section advances the progress bar."""
-    threads = len({1, max_threads()})
+    threads = len(thread_counts())
     pairs = {"cost": len(plan.models) * min(THREADS, len(cpu_pinning.ALLOWED) - 1)}
     pairs["scaling"] = len(KINDS) * len(TYPES) * sum(len(plan.series_values(values)) for values in (SIZES, CHANNELS))
     pairs["scaling"] += len(cpu_pinning.ALLOWED) * any(model.file == THREADS_MODEL for model in plan.models)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from model_bench_runners import GeneratedModel
+from model_bench_jobs import GeneratedModel
 
 from nnfmq.engines.interpreter import prepare
 from nnfmq.hal.tensor_info import TensorInfo
