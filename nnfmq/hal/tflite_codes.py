@@ -212,6 +212,7 @@ class TfliteOperation(IntEnum):
     Q8_L2_NORMALIZATION = 251
     Q8_AVERAGE_POOL_2D = 252
     Q8_RESIZE_BILINEAR = 253
+    Q8_FULLY_CONNECTED = 254
 
     # 256 to 287: operations for weights of 8 bits and inputs of floats. HYBRID_X is the HAL's X
     DYNAMIC_QUANTIZE = 256

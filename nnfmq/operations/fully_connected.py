@@ -50,16 +50,18 @@ def fully_connected_shape(input: Shape, weights: Shape, bias: Shape, *, activati
 
 def plan_float(input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, activation: int) -> Run:
     """Plan the product in float32."""
-    return _flattened(float_matmul(weights.array.T, bias.array, output, activation), weights.shape[1])
+    return product_of_rows(float_matmul(weights.array.T, bias.array, output, activation), weights.shape[1])
 
 
 def plan_quantized(input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, activation: int) -> Run:
     """Plan the exact integer product and its requantization."""
     matmul = quantized_matmul(input, weights, bias, output, activation)
-    return _flattened(matmul, weights.shape[1])
+    return product_of_rows(matmul, weights.shape[1])
 
 
-def _flattened(matmul: PackedMatmul, length: int) -> Run:
+def product_of_rows(matmul: PackedMatmul, length: int) -> Run:
+    """Return the product of the input as rows of `length` elements."""
+
     def run(input: Array) -> Array:
         rows = input.reshape(-1, length)
         out = np.empty((len(rows), matmul.matrix.shape[1]), matmul.dtype)

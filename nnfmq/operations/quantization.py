@@ -130,6 +130,13 @@ def requantization_scales(input: Tensor, filter: Tensor, bias: Tensor, output: T
     return [float(product) / float(np.float32(output.scale)) for product in products]
 
 
+def real_scales(input: Tensor, weights: Tensor, output: Tensor) -> list[float]:
+    """Return input scale times weights' scale over output scale, computed in float64: one, or one for each channel."""
+    scales = [weights.scale] if weights.channel_quant is None else weights.channel_quant.scales
+    factor, divisor = float(np.float32(input.scale)), float(np.float32(output.scale))
+    return [factor * float(np.float32(scale)) / divisor for scale in scales]
+
+
 @dataclass(frozen=True, slots=True)
 class OutputMultipliers:
     """Output multipliers and shifts, one or one for each channel: scale ≈ multiplier / 2^31 · 2^shift."""
@@ -142,6 +149,10 @@ class OutputMultipliers:
         """Quantize real multipliers."""
         pairs = [fixed_point.quantize_multiplier(real) for real in reals]
         return cls(fixed_point.ints([m for m, _ in pairs]), fixed_point.ints([s for _, s in pairs]))
+
+    def of_channels(self, channels: Array) -> OutputMultipliers:
+        """Return the multipliers of `channels`, by number."""
+        return OutputMultipliers(self.multipliers[channels], self.shifts[channels])
 
     def rows(self, repeat: int) -> OutputMultipliers:
         """Return per-channel multipliers repeated to the length of a row; a single one stays single."""

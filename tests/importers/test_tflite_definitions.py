@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -132,3 +133,52 @@ def test_int8_is_normalized_with_tflite_s_number_of_bits() -> None:
         content = single("L2_NORMALIZATION", [given, codes(20, size, scale=1 / 128, zero_point=0)], "L2NormOptions")
         differ.append(differs_only_without(content, [rng.integers(-128, 128, (20, size)).astype(np.int8)]))
     assert any(differ)
+
+
+def product_model(rng: np.random.Generator, kind: str, case: int, activation: int) -> tuple[bytes, list[Array]]:
+    """Return a FULLY_CONNECTED of random scales, small decimals or powers of two, and 500 rows of stored values."""
+    rows, length, units = 500, 5, 7
+    scales = [float(scale) for scale in 10 ** rng.uniform(-3, 0, 2)]
+    scales = [scales, [1.0, 0.5], [float(n) / 10 for n in rng.integers(1, 30, 2)]][case % 3]
+    factor = (2.0 ** rng.integers(0, 9), 2.0 ** rng.uniform(0, 9))[case % 2]
+    info = np.iinfo(kind.lower())
+    x_zero, w_zero, y_zero = (int(zero) for zero in rng.integers(info.min, info.max + 1, 3))
+    weights = rng.integers(info.min, info.max + 1, (units, length)).astype(kind.lower())
+    bias_scale = float(np.float32(np.float32(scales[0]) * np.float32(scales[1])))
+    tensors = [
+        codes(rows, length, kind=kind, scale=scales[0], zero_point=x_zero, name="x"),
+        codes(units, length, kind=kind, scale=scales[1], zero_point=w_zero * (kind == "UINT8"), name="w"),
+        codes(units, kind="INT32", scale=bias_scale, zero_point=0, name="b"),
+        codes(rows, units, kind=kind, scale=bias_scale * float(factor), zero_point=y_zero, name="y"),
+    ]
+    biases = rng.integers(-3000, 3000, units).astype(np.int32)
+    tensors[1], tensors[2] = (
+        replace(tensor, data=array.tobytes()) for tensor, array in zip(tensors[1:3], (weights, biases), strict=True)
+    )
+    options = {"FusedActivationFunction": activation}
+    values = rng.integers(info.min, info.max + 1, (rows, length)).astype(kind.lower())
+    return single("FULLY_CONNECTED", tensors, "FullyConnectedOptions", options), [values]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_rounded_once(kind: str) -> None:
+    rng = np.random.default_rng(8)
+    differ = [differs_only_without(*product_model(rng, kind, case, (0, 0, 1, 3)[case % 4])) for case in range(60)]
+    assert sum(differ) > 20
+
+
+def test_products_with_a_scale_for_each_unit_are_rounded_once() -> None:
+    rng, differ = np.random.default_rng(9), []
+    for case in range(30):
+        rows, length, units = 300, 4, 6
+        scales = (2.0 ** -rng.integers(0, 5, units), 10 ** rng.uniform(-2, 0, units))[case % 2]
+        filter, biases = rng.integers(-127, 128, (units, length)), rng.integers(-900, 900, units)
+        quantization = {"scales": tuple(map(float, scales)), "zero_points": (0,) * units}
+        weights = Tensor("w", (units, length), "INT8", filter.astype(np.int8).tobytes(), **quantization)
+        bias = Tensor("b", (units,), "INT32", biases.astype(np.int32).tobytes(), **quantization)
+        x_zero, y_zero = (int(zero) for zero in rng.integers(-128, 128, 2))
+        given = codes(rows, length, scale=1.0, zero_point=x_zero, name="x")
+        result = codes(rows, units, scale=float(scales.max() * 2 ** rng.integers(1, 8)), zero_point=y_zero, name="y")
+        content = single("FULLY_CONNECTED", [given, weights, bias, result], "FullyConnectedOptions", {})
+        differ.append(differs_only_without(content, [rng.integers(-128, 128, (rows, length)).astype(np.int8)]))
+    assert sum(differ) > 10

@@ -28,6 +28,7 @@ from nnfmq.importers.tflite_operators.options import (
     dilation,
     dynamically_quantized,
     emit_reshape,
+    own_definition,
     padding,
     positive,
     size_argument,
@@ -195,7 +196,9 @@ def _fully_connected(context: ConversionContext, operator: TfliteOperator) -> No
     op = _weighted_op(context, operator, 2)
     if operator.options is not None and operator.options.WeightsFormat():
         raise InvalidArgument(f"weights format {operator.options.WeightsFormat()} (shuffled) is not supported")
-    if op.weights.channel_quant is not None and not (op.hybrid or op.sixteen_bits):
+    operation = own_definition(context, OperationType.FULLY_CONNECTED, operator.inputs[0], *operator.outputs)
+    is_the_hal_s = operation == OperationType.FULLY_CONNECTED
+    if op.weights.channel_quant is not None and is_the_hal_s and not (op.hybrid or op.sixteen_bits):
         return _connected_per_channel(context, operator, op)
     units = op.weights.shape[0]
     asymmetric = operator.options is not None and bool(operator.options.AsymmetricQuantizeInputs())
@@ -205,10 +208,10 @@ def _fully_connected(context: ConversionContext, operator: TfliteOperator) -> No
     keeps_dimensions = operator.options is not None and bool(operator.options.KeepNumDims())
     if not keeps_dimensions or len(y.shape) in (0, 2):
         shape = (_rows(op), units) if op.x.shape else ()
-        return context.emit(OperationType.FULLY_CONNECTED, operator, *arguments, shape=shape)
+        return context.emit(operation, operator, *arguments, shape=shape)
     # NNAPI's result has two dimensions; the others come back by a RESHAPE.
     flat = context.temporary(y, (math.prod(y.shape[:-1]), units))
-    context.builder.operation(OperationType.FULLY_CONNECTED, arguments, flat)
+    context.builder.operation(operation, arguments, flat)
     return emit_reshape(context, operator, flat, y.shape)
 
 

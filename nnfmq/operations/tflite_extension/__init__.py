@@ -26,6 +26,7 @@ EXTENSION_FAMILIES: Mapping[str, str] = {
     "eight_bit_images": "Q8_L2_NORMALIZATION Q8_AVERAGE_POOL_2D Q8_RESIZE_BILINEAR",
     "eight_bit_functions": "Q8_CLAMP Q8_ABS Q8_NEG Q8_SQRT Q8_RSQRT Q8_LOG Q8_EXP Q8_ELU",
     "eight_bit_log_softmax": "Q8_LOG_SOFTMAX",
+    "eight_bit_products": "Q8_FULLY_CONNECTED",
     "eight_bit_choices": (
         "Q8_MAXIMUM Q8_MINIMUM Q8_SELECT TOPK_V2 Q8_EQUAL Q8_GREATER Q8_GREATER_EQUAL Q8_LESS Q8_LESS_EQUAL "
         "Q8_NOT_EQUAL"

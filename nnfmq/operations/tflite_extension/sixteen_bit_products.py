@@ -21,7 +21,7 @@ from nnfmq.operations.convolution import accumulate_taps, convolve, require_chan
 from nnfmq.operations.fixed_point import Ints, ints
 from nnfmq.operations.grouped_conv import convolve_groups
 from nnfmq.operations.packed_matmul import PackedMatmul
-from nnfmq.operations.quantization import Epilogue, OutputMultipliers, quantized_activation_range
+from nnfmq.operations.quantization import Epilogue, OutputMultipliers, quantized_activation_range, real_scales
 from nnfmq.operations.shapes import require, windows
 from nnfmq.operations.signature import I32, PC, Q8S, V1_2, Array, Run, Tensor, attribute, data, overload, weight
 from nnfmq.operations.tflite_extension.sixteen_bits import (
@@ -98,7 +98,7 @@ def plan_fully_connected(input: Tensor, weights: Tensor, bias: Tensor, *, output
     require_channel_dim(weights, 0)
     require(weights.zero_point == 0, "C7", f"the weights have the zero point {weights.zero_point}")
     matrix, addend = weights.array.T.astype(np.float64), bias.array.astype(np.float64)
-    factors = np.array(_scales(input, weights, output))
+    factors = np.array(real_scales(input, weights, output))
     low, high = quantized_activation_range(activation, output)
 
     def run(array: Array) -> Array:
@@ -127,7 +127,7 @@ def _epilogue(
 ) -> Epilogue:
     """Return an epilogue that adds the bias to sums of products with `matrix` (K, channels) and requantizes them."""
     require(weights.zero_point == bias.zero_point == 0, "C7", f"weights have the zero point {weights.zero_point}")
-    multipliers = OutputMultipliers.of(_scales(input, weights, output)).rows(row)
+    multipliers = OutputMultipliers.of(real_scales(input, weights, output)).rows(row)
     low, high = quantized_activation_range(activation, output)
     addend = np.tile(ints(bias.array), row)
     if bias.dtype == np.int32:
@@ -136,12 +136,6 @@ def _epilogue(
     if largest < _EXACT_SUM:
         return _affine_epilogue(multipliers, addend, low, high)
     return _wide_epilogue(multipliers, addend, low, high)
-
-
-def _scales(input: Tensor, weights: Tensor, output: Tensor) -> list[float]:
-    scales = [weights.scale] if weights.channel_quant is None else weights.channel_quant.scales
-    factor, divisor = float(np.float32(input.scale)), float(np.float32(output.scale))
-    return [factor * float(np.float32(scale)) / divisor for scale in scales]
 
 
 def _narrow_epilogue(multipliers: OutputMultipliers, bias: Ints, low: int, high: int) -> Epilogue:

@@ -10,7 +10,8 @@ from support.compiled import assert_kernels_agree, assert_kernels_agree_on
 from support.small_models import one_operation, vector
 
 from nnfmq.hal.tflite_codes import NAME, PREFIX, SIXTEEN_BIT, TfliteOperation, operation_code
-from nnfmq.hal.types import ExtensionNameAndPrefix, Model, Operand, OperandType, OperationType
+from nnfmq.hal.types import ChannelQuant, ExtensionNameAndPrefix, Model, Operand, OperandType, OperationType
+from nnfmq.operations.signature import NUMPY_TYPES
 
 pytestmark = pytest.mark.instruction_sets
 
@@ -101,3 +102,34 @@ def test_tflite_s_averages_are_compiled(
     given, out = (Operand(OperandType.TENSOR_QUANT8_ASYMM_SIGNED, extents, 0.05, -9) for extents in (shape, result))
     code = operation_code(TfliteOperation.Q8_AVERAGE_POOL_2D)
     assert_kernels_agree(declared(one_operation(code, [given, padding, 1, 1, *filter[::-1], activation], out)))
+
+
+@pytest.mark.parametrize("kind", [OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED])
+@pytest.mark.parametrize(("rows", "length", "units"), [(1, 33, 70), (9, 64, 16), (3, 5, 1), (1, 1, 130)])
+@pytest.mark.parametrize("scale", [0.75, 2.0**-9, 0.0113])
+def test_tflite_s_products_are_compiled(kind: OperandType, rows: int, length: int, units: int, scale: float) -> None:
+    rng = np.random.default_rng(rows + units)
+    info = np.iinfo(NUMPY_TYPES[kind])
+    weights = rng.integers(info.min, info.max + 1, (units, length)).astype(info.dtype)
+    zero_points = (3, 200 if kind == OperandType.TENSOR_QUANT8_ASYMM else 0, 11)
+    operands = [
+        Operand(kind, (rows, length), 1.0, zero_points[0]),
+        (Operand(kind, (units, length), scale, zero_points[1]), weights.tobytes()),
+        (Operand(OperandType.TENSOR_INT32, (units,), scale), rng.integers(-500, 500, units).astype(np.int32).tobytes()),
+    ]
+    code, result = operation_code(TfliteOperation.Q8_FULLY_CONNECTED), Operand(kind, (rows, units), 1.0, zero_points[2])
+    assert_kernels_agree(declared(one_operation(code, [*operands, 0], result)))
+
+
+def test_tflite_s_products_with_a_scale_for_each_unit_are_compiled() -> None:
+    rng = np.random.default_rng(5)
+    weights = rng.integers(-127, 128, (70, 33)).astype(np.int8)
+    scales = ChannelQuant(tuple(map(float, rng.uniform(0.001, 0.02, 70).astype(np.float32))), 0)
+    kind = OperandType.TENSOR_QUANT8_ASYMM_SIGNED
+    operands = [
+        Operand(kind, (9, 33), 1.0, 3),
+        (Operand(OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL, (70, 33), channel_quant=scales), weights.tobytes()),
+        (Operand(OperandType.TENSOR_INT32, (70,)), rng.integers(-500, 500, 70).astype(np.int32).tobytes()),
+    ]
+    code = operation_code(TfliteOperation.Q8_FULLY_CONNECTED)
+    assert_kernels_agree(declared(one_operation(code, [*operands, 1], Operand(kind, (9, 70), 0.5, -40))))

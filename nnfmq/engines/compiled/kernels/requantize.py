@@ -1,5 +1,8 @@
 """Requantization of int32 accumulators, bit-exact with TFLite's two-rounding MultiplyByQuantizedMultiplier.
 
+TFLite's FULLY_CONNECTED multiplies by a float64 number instead and rounds once: `RealMultiplier`. The rest of this text
+is about `FixedPointMultiplier`.
+
     high = (2 * acc * 2**left * multiplier + 2**31 + (2**(right - 1) << 32)) >> 32     SaturatingRoundingDoublingHighMul
     out  = (high - (acc < 0)) >> right                                                 RoundingDivideByPOT, if right > 0
 
@@ -17,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nnfmq.engines.compiled.ir_builder import F32, I1, I8, I16, I32, I64, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.ir_builder import F32, F64, I1, I8, I16, I32, I64, KernelBuilder, Value, vector
 from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN, ONE_Q2, Ints
 from nnfmq.operations.l2_lrn_instance_norm import HALF_SQRT_2_Q0, ONE_Q3
 from nnfmq.operations.quantization import OutputMultipliers
@@ -28,14 +31,18 @@ __all__ = [
     "REQUANT_ROWS",
     "FixedPointMultiplier",
     "OutputQuantParams",
+    "RealMultiplier",
     "Requantization",
     "float32_to_int32",
     "inverse_square_root",
+    "real_constants",
     "reciprocal",
     "requant_constants",
 ]
 
 _EVEN, _ODD, _EVEN_NUDGES, _ODD_NUDGES, _RIGHT, _LEFT, REQUANT_ROWS = range(7)
+_LOW_HALVES, _HIGH_HALVES = range(2)  # of the float64 numbers of `real_constants`
+_ALMOST_HALF = float(np.nextafter(0.5, 0.0))  # with it no number below a half is rounded up
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +133,42 @@ def requant_constants(multipliers: OutputMultipliers) -> Array:
     return rows
 
 
+@dataclass(frozen=True, slots=True)
+class RealMultiplier:
+    """Multiplication by a float64 number and one rounding, halves away from zero."""
+
+    @classmethod
+    def of(cls, bias: Ints, max_abs_acc: Ints) -> RealMultiplier | None:
+        """Return the multiplication, or None if an accumulator with its bias may overflow int32."""
+        return None if bool((np.abs(bias) + max_abs_acc > INT32_MAX).any()) else cls()
+
+    @property
+    def weight_prescale(self) -> int:
+        """Weights are packed as they are."""
+        return 1
+
+    def apply(self, kb: KernelBuilder, accs: Value, row: Callable[[int], Value]) -> Value:
+        """Return accumulators times their numbers, limited to 16 bits and rounded.
+
+        `row` loads one of the rows that `real_constants` made.
+        """
+        lanes = accs.type.count
+        reals = vector(F64, lanes)
+        halves = kb.shuffle(row(_LOW_HALVES), row(_HIGH_HALVES), [n // 2 + lanes * (n % 2) for n in range(2 * lanes)])
+        product = kb.ir.fmul(kb.ir.sitofp(accs, reals), kb.ir.bitcast(halves, reals))
+        product = kb.intrinsic("llvm.maxnum", product, kb.splat(F64, -float(1 << 15), lanes))
+        product = kb.intrinsic("llvm.minnum", product, kb.splat(F64, float(1 << 15), lanes))
+        half = kb.intrinsic("llvm.copysign", kb.splat(F64, _ALMOST_HALF, lanes), product)
+        return kb.ir.fptosi(kb.ir.fadd(product, half), accs.type)
+
+
+def real_constants(factors: Array) -> Array:
+    """Return the rows (REQUANT_ROWS, channels) that `RealMultiplier.apply` loads: both halves of float64 numbers."""
+    rows = np.zeros((REQUANT_ROWS, len(factors)), np.int32)
+    rows[: _HIGH_HALVES + 1] = factors.astype(np.float64).view(np.int32).reshape(-1, 2).T
+    return rows
+
+
 _ROW_BYTES = 64  # as long as the longest vector
 _OUTPUT_ZERO_POINT, _MIN, _MAX, _INPUT_ZERO_POINT, _WEIGHT_ZERO_POINT, _HEADER_ROWS = range(6)
 _BIAS, _CHANNEL_ROWS = REQUANT_ROWS, REQUANT_ROWS + 1
@@ -139,16 +182,16 @@ class Requantization:
     any shape share code.
     """
 
-    multiplier: FixedPointMultiplier
+    multiplier: FixedPointMultiplier | RealMultiplier
 
-    def constants(self, multipliers: OutputMultipliers, bias: Ints, quant: OutputQuantParams, lanes: int) -> bytes:
-        """Return the constant, for channels that fill whole vectors."""
+    def constants(self, rows: Array, bias: Ints, quant: OutputQuantParams, lanes: int) -> bytes:
+        """Return the constant, for channels that fill whole vectors; `rows` are those that `multiplier` loads."""
         header = np.zeros((_HEADER_ROWS, _ROW_BYTES // 2), np.int16)
         header[:_INPUT_ZERO_POINT] = np.array([[quant.output_zero_point], [quant.output_min], [quant.output_max]])
         header[_INPUT_ZERO_POINT].view(np.int32)[:] = quant.input_zero_point
         header[_WEIGHT_ZERO_POINT].view(np.int32)[:] = quant.weight_zero_point
         biases = bias.astype(np.int32) * np.int32(self.multiplier.weight_prescale)
-        rows = np.concatenate([requant_constants(multipliers), biases[None]])
+        rows = np.concatenate([rows, biases[None]])
         return header.tobytes() + rows.reshape(_CHANNEL_ROWS, -1, lanes).swapaxes(0, 1).tobytes()
 
     def bias(self, kb: KernelBuilder, constants: Value, channel: Value, lanes: int) -> Value:

@@ -24,7 +24,10 @@ from nnfmq.engines.compiled.kernels.requantize import (
     NO_REQUANTIZATION,
     FixedPointMultiplier,
     OutputQuantParams,
+    RealMultiplier,
     Requantization,
+    real_constants,
+    requant_constants,
 )
 from nnfmq.engines.compiled.lowering import Intermediate, KernelLaunch, KernelSequence, LoweringRule
 from nnfmq.engines.compiled.lowering.data_movement_rules import interleave_subconvolutions, permute_axes
@@ -37,6 +40,7 @@ from nnfmq.operations.quantization import (
     dtype_range,
     float_activation_range,
     quantized_activation_range,
+    real_scales,
     requantization_scales,
 )
 from nnfmq.operations.shapes import WindowDimension, windows
@@ -114,15 +118,22 @@ def _image(
 
 
 def fully_connected(
-    input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, target: Target, activation: int
+    input: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    *,
+    output: Tensor,
+    target: Target,
+    activation: int,
+    rounds_once: bool = False,
 ) -> KernelLaunch | None:
-    """FULLY_CONNECTED: each row of the input is a pixel."""
+    """FULLY_CONNECTED: each row of the input is a pixel. `rounds_once`: as TFLite defines it."""
     if 0 in input.shape:
         return None
     units, k = weights.shape
     count = math.prod(input.shape) // k
     shape = ConvShape(1, 1, count, k, _POINTWISE, _along(count), units)
-    return _lower_gemm(_WeightedOp(shape, input, weights, bias, output, target, activation))
+    return _lower_gemm(_WeightedOp(shape, input, weights, bias, output, target, activation, rounds_once=rounds_once))
 
 
 def transposed(
@@ -266,7 +277,7 @@ class _WeightedOp:
     """The operands of a convolution or matrix product, and its GEMM `shape`; that is None for a depthwise convolution.
 
     `derived_weights`, if set, returns the weights in place of the filter's: (output channels, height, width, input
-    channels per group), without the zero point.
+    channels per group), without the zero point. `rounds_once`: accumulators are multiplied by float64 numbers.
     """
 
     shape: ConvShape | None
@@ -277,6 +288,7 @@ class _WeightedOp:
     target: Target
     activation: int
     derived_weights: Weights | None = None
+    rounds_once: bool = False
 
     @property
     def conv_shape(self) -> ConvShape:
@@ -412,16 +424,16 @@ def _weight_zero_point(filter: Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Epilogue:
-    """How accumulators become output values: a multiplier and a bias for each packed channel."""
+    """How accumulators become output values: rows of constants and a bias for each packed channel."""
 
     requantization: Requantization
-    multipliers: OutputMultipliers
+    rows: Array
     bias: Ints
     quant: OutputQuantParams
 
     def constant(self, target: Target) -> bytes:
         """Return the constant that the kernel loads."""
-        return self.requantization.constants(self.multipliers, self.bias, self.quant, target.lanes)
+        return self.requantization.constants(self.rows, self.bias, self.quant, target.lanes)
 
 
 def _choose_epilogue(
@@ -432,33 +444,47 @@ def _choose_epilogue(
     |acc| is bounded by K * max|w| * max|x|; if that is too large, by sum|w| * max|x| per channel, which needs the
     weights. `can_prescale`: weights may be packed doubled.
     """
-    multipliers = OutputMultipliers.of(requantization_scales(op.input, op.filter, op.bias, op.output))
-    chosen = channel_map % len(multipliers.multipliers)  # the model may have one multiplier for all channels
-    multipliers = OutputMultipliers(multipliers.multipliers[chosen], multipliers.shifts[chosen])
+    rows, multiplication = _multiplication(op, channel_map, can_prescale)
     bias = ints(op.bias.array)[channel_map % len(op.bias.array)]
     any_weights = ints(np.full(len(channel_map), k * _max_abs(op.filter) * _max_abs(op.input)))
-    found = FixedPointMultiplier.of(multipliers, bias, any_weights, can_prescale)
+    found = multiplication(bias, any_weights)
     if found is None:
         sums = np.abs(weight_rows().astype(np.int32)).sum(axis=1, dtype=np.int64)
-        found = FixedPointMultiplier.of(multipliers, bias, sums[channel_map] * _max_abs(op.input), can_prescale)
+        found = multiplication(bias, sums[channel_map] * _max_abs(op.input))
     if found is None:
         return None
     output_min, output_max = quantized_activation_range(op.activation, op.output)
     quant = OutputQuantParams(op.output.zero_point, output_min, output_max, op.input.zero_point)
-    return _Epilogue(Requantization(found), multipliers, bias, quant)
+    return _Epilogue(Requantization(found), rows, bias, quant)
+
+
+def _multiplication(
+    op: _WeightedOp, channel_map: Array, can_prescale: bool
+) -> tuple[Array, Callable[[Ints, Ints], FixedPointMultiplier | RealMultiplier | None]]:
+    """Return the rows of constants of the packed channels, and the choice of the multiplication by bias and bound.
+
+    The model may have one scale for all channels.
+    """
+    if op.rounds_once:
+        factors = np.array(real_scales(op.input, op.filter, op.output))
+        return real_constants(factors[channel_map % len(factors)]), RealMultiplier.of
+    multipliers = OutputMultipliers.of(requantization_scales(op.input, op.filter, op.bias, op.output))
+    multipliers = multipliers.of_channels(channel_map % len(multipliers.multipliers))
+    return requant_constants(multipliers), lambda bias, bound: FixedPointMultiplier.of(
+        multipliers, bias, bound, can_prescale
+    )
 
 
 def _matmul_epilogue(left: Tensor, right: Tensor, output: Tensor, k: int, channels: int) -> _Epilogue | None:
     """Return the epilogue of a quantized BATCH_MATMUL, or None if an accumulator may overflow int32."""
     real = float(np.float32(left.scale) * np.float32(right.scale)) / float(np.float32(output.scale))
-    one = OutputMultipliers.of([real])
-    multipliers = OutputMultipliers(np.repeat(one.multipliers, channels), np.repeat(one.shifts, channels))
+    multipliers = OutputMultipliers.of([real]).of_channels(np.zeros(channels, np.intp))
     no_bias, max_abs_acc = ints(np.zeros(channels)), ints(np.full(channels, k * _MAX_PRODUCT_S8))
     found = FixedPointMultiplier.of(multipliers, no_bias, max_abs_acc)
     if found is None:
         return None
     quant = OutputQuantParams(output.zero_point, *dtype_range(output), left.zero_point)
-    return _Epilogue(Requantization(found), multipliers, no_bias, quant)
+    return _Epilogue(Requantization(found), requant_constants(multipliers), no_bias, quant)
 
 
 RULES: Mapping[OperationType, LoweringRule] = {

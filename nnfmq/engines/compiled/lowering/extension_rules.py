@@ -1,4 +1,4 @@
-"""Lowering rules of operations of the built-in extension: 16-bit tensors that are moved, tables, sums, quantization."""
+"""Lowering rules of operations of the built-in extension: 16-bit tensors that are moved, tables, sums, products."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nnfmq.engines.compiled.kernels.normalization_kernels import plan_axis_loop
 from nnfmq.engines.compiled.kernels.quantized_ops import Lut8
 from nnfmq.engines.compiled.kernels.reducers import Reducer, RequantizedSumReducer, SignedMeanReducer
 from nnfmq.engines.compiled.kernels.row_quantization import RowQuantization
-from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule, data_movement_rules
+from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule, conv_matmul_rules, data_movement_rules
 from nnfmq.engines.compiled.lowering.reduction_rules import lower_pool, lower_reduction
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.tflite_codes import SIXTEEN_BIT, TfliteOperation, operation_code
@@ -77,6 +77,7 @@ RULES: Mapping[OperationType, LoweringRule] = {
     **{code: partial(_table, code) for code in _TABLES},
     operation_code(TfliteOperation.DYNAMIC_QUANTIZE): _dynamic_quantize,
     operation_code(TfliteOperation.Q8_AVERAGE_POOL_2D): partial(lower_pool, _average_reducer),
+    operation_code(TfliteOperation.Q8_FULLY_CONNECTED): partial(conv_matmul_rules.fully_connected, rounds_once=True),
     operation_code(TfliteOperation.Q8_MEAN): partial(_requantized_sum, True),
     operation_code(TfliteOperation.Q8_REDUCE_SUM): partial(_requantized_sum, False),
 }
