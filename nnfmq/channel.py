@@ -298,18 +298,24 @@ class Channel(Uncopyable):
             ProtocolError: If the frame is truncated or malformed. Its fds are closed.
             MissedDeadlineTransient: At the deadline.
         """
+        is_at_end = False
         while True:
             try:
                 size, ancillary, flags, _ = self._socket.recvmsg_into(
                     [self._buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
                 )
             except BlockingIOError:
+                if is_at_end:
+                    raise DeadObject("the peer sent an empty message") from None
                 self._wait(select.POLLIN, deadline_ns)
                 continue
             except ConnectionResetError:
                 continue  # reported once if the peer closed with unread data; what it sent comes next
             except OSError as error:
                 raise self._gone(error) from error
+            if size == 0 and not ancillary and not is_at_end:
+                is_at_end = True  # a last message may still be there, see `_peek`
+                continue
             return self._frame(size, _received_fds(ancillary), flags, body_bytes_max)
 
     def _frame(self, size: int, fds: list[int], flags: int, body_bytes_max: int) -> Frame:
@@ -429,15 +435,26 @@ def peek_fence_byte(fd: int) -> bytes | None:
     try:
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
             raise InvalidArgument(f"descriptor {fd} is a socket of another kind than AF_UNIX SEQPACKET")
+        message = _peek(sock)
+        return _peek(sock) if message == b"" else message
+    except OSError as error:
+        raise InvalidArgument(f"descriptor {fd} is a socket without a connection: {error}") from None
+    finally:
+        sock.detach()
+
+
+def _peek(sock: socket.socket) -> bytes | None:
+    """Return the same. The end of the connection is certain only when a second call returns it.
+
+    The kernel looks for a message, and if there is none, for the end. A peer that sends and closes between these two
+    steps leaves a message behind.
+    """
+    try:
         return sock.recv(2, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return None
     except ConnectionResetError:
         return b""
-    except OSError as error:
-        raise InvalidArgument(f"descriptor {fd} is a socket without a connection: {error}") from None
-    finally:
-        sock.detach()
 
 
 def _require_no_other_file(path: Path) -> None:

@@ -368,6 +368,29 @@ def test_frames_sent_before_a_hang_up_still_arrive(pair: tuple[Channel, Channel]
         pair[1].receive(soon())
 
 
+def test_a_frame_sent_between_the_kernel_s_two_checks_arrives(pair: tuple[Channel, Channel]) -> None:
+    """The kernel finds no message, the peer sends and hangs up, the kernel finds the end of the connection."""
+    receiver = pair[1]._socket
+
+    class Late:
+        def recvmsg_into(self, *_arguments: object) -> tuple[int, list[object], int, None]:
+            pair[1]._socket = receiver
+            pair[0].send(b"last words")
+            pair[0].close()
+            return 0, [], 0, None
+
+    pair[1]._socket = Late()  # type: ignore[assignment]
+    assert pair[1].receive(soon()).data == b"last words"
+    with pytest.raises(DeadObject, match="closed its end"):
+        pair[1].receive(soon())
+
+
+def test_an_empty_message_ends_the_connection(raw: tuple[socket.socket, Channel]) -> None:
+    raw[0].send(b"")
+    with pytest.raises(DeadObject, match="empty message"):
+        raw[1].receive(soon())
+
+
 def test_a_hang_up_ends_a_receive_that_waits(pair: tuple[Channel, Channel], start: Callable[..., Future[Any]]) -> None:
     waiting = start(pair[1].receive)
     pair[0].close()

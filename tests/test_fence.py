@@ -52,6 +52,22 @@ def test_FEN_11_a_fence_that_failed_is_in_error(fence: Fence) -> None:
     assert fence.wait() is ERROR
 
 
+def test_a_signal_between_the_kernel_s_two_checks_is_seen(fence: Fence, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel finds no message, the creator signals and closes, the kernel finds the end of the connection."""
+
+    class Late(socket.socket):
+        def recv(self, *arguments: int) -> bytes:
+            if fence.fileno() in ends:
+                return super().recv(*arguments)
+            ends.add(fence.fileno())
+            fence.signal()
+            return b""
+
+    ends: set[int] = set()
+    monkeypatch.setattr(socket, "socket", Late)
+    assert fence.state is SIGNALED
+
+
 def test_only_the_first_signal_or_failure_counts(fence: Fence) -> None:
     fence.signal()
     fence.fail()
