@@ -143,7 +143,9 @@ class TfliteOperation(IntEnum):
     INTEGER_SVDF = 126
     SOFTMAX_TO_Q16 = 127
 
-    # 128 to 159: recurrent operators
+    # 128 to 159: more of them
+    Q16_DIV = 128
+    Q16_REDUCE_PROD = 129
 
     # 160 to 199: operators of ONNX
     GATHER_ELEMENTS = 160

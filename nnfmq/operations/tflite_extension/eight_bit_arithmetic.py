@@ -1,5 +1,7 @@
 """SQUARED_DIFFERENCE, DIV, MEAN, REDUCE_SUM and REDUCE_PROD of 8-bit tensors, in fixed point as TFLite defines them.
 
+DIV and REDUCE_PROD of 16-bit tensors are the same, with zero points of 0.
+
 TFLite's DIV shifts by more bits than an int32 has if a quotient is very small, and its sums, products and quotients
 wrap around if they are very large. Here, the former are 0 and the latter saturate.
 
@@ -86,8 +88,8 @@ def plan_div(first: Tensor, second: Tensor, *, output: Tensor, activation: int) 
 
 
 def _by_pairs(function: Run, first: Tensor, second: Tensor, output: Tensor) -> Run:
-    """Return a function of two stored values as a table of all pairs, if there are more elements than pairs."""
-    if math.prod(output.shape) <= _PAIRS:
+    """Return a function of two 8-bit values as a table of all pairs, if there are more elements than pairs."""
+    if math.prod(output.shape) <= _PAIRS or first.dtype.itemsize > 1:
         return function
     values, others = (all_quantized_values(tensor) for tensor in (first, second))
     table = function(values[:, np.newaxis], others).ravel()

@@ -20,7 +20,7 @@ import numpy as np
 from nnfmq.hal.tflite_codes import TfliteOperation
 from nnfmq.hal.types import OperationType as Op
 from nnfmq.operations import activation as activations
-from nnfmq.operations import binary_arithmetic, comparison, fixed_point
+from nnfmq.operations import binary_arithmetic, comparison, fixed_point, reduce_argmax
 from nnfmq.operations.fixed_point import ints
 from nnfmq.operations.quantization import quantized_activation_range, quantized_range
 from nnfmq.operations.shapes import broadcast_shapes, require
@@ -43,6 +43,7 @@ from nnfmq.operations.signature import (
     overload,
 )
 from nnfmq.operations.tflite_extension.declaring import conversions, function_of_one, variants_of
+from nnfmq.operations.tflite_extension.eight_bit_arithmetic import plan_div, plan_prod
 from nnfmq.operations.tflite_extension.sixteen_bits import find, float_ratio, rescale, saturated, sixteen_bit
 
 _EXTRA_BITS = 15  # of the common scale of a sum
@@ -186,6 +187,8 @@ DECLARATIONS = (
     _sum(Op.ADD, 1),
     _sum(Op.SUB, -1),
     replace(sixteen_bit(find(binary_arithmetic.DECLARATIONS, Op.MUL), plan_mul), shape=broadcast_shapes),
+    replace(sixteen_bit(find(binary_arithmetic.DECLARATIONS, Op.DIV), plan_div), shape=broadcast_shapes),
+    sixteen_bit(find(reduce_argmax.DECLARATIONS, Op.REDUCE_PROD), plan_prod),
     *(
         sixteen_bit(find(comparison.DECLARATIONS, code), partial(plan_comparison, ufunc))
         for code, ufunc in comparison.COMPARISONS.items()

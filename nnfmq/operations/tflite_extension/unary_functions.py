@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from nnfmq.operations.signature import (
     I32,
     Q8,
     Q8S,
+    Q16S,
     V1_2,
     Array,
     Declaration,
@@ -38,6 +39,7 @@ from nnfmq.operations.tflite_extension.declaring import (
     own_code,
     variants_of,
 )
+from nnfmq.operations.tflite_extension.sixteen_bits import LookupTable, saturated
 
 _TABLE_STEPS = 64  # of the error function's table for each unit: cubic interpolation is then exact to 2e-10
 _TABLE_END = 6  # the error function is 1 from here on, as a float32
@@ -92,6 +94,12 @@ def _gelu_approximation(x: np.float32) -> np.float32:
     return np.float32(0.5) * x * (np.float32(1) + np.float32(math.tanh(inner)))
 
 
+def plan_sixteen_bit_gelu(input: Tensor, *, output: Tensor, approximate: bool) -> Run:
+    """Plan GELU of 16-bit tensors."""
+    table = LookupTable.of(partial(gelu, approximate=bool(approximate)), input, output)
+    return lambda x: saturated(table(x))
+
+
 def sign(x: Array) -> Array:
     """Return -1, 0 or 1; NaN gives 0."""
     result: Array = (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
@@ -121,7 +129,11 @@ def _function_of_floats(operation: TfliteOperation, function: Callable[..., Arra
 DECLARATIONS = (
     function_of_one(
         TfliteOperation.GELU,
-        (*float_variants(stateless(gelu)), *variants_of((Q8, Q8S), via_lut8(_gelu_table))),
+        (
+            *float_variants(stateless(gelu)),
+            *variants_of((Q8, Q8S), via_lut8(_gelu_table)),
+            *variants_of((Q16S,), plan_sixteen_bit_gelu),
+        ),
         attribute("approximate", BOOL),
     ),
     _function_of_floats(TfliteOperation.COS, np.cos),

@@ -110,6 +110,9 @@ def arithmetic() -> list[Case]:
     cases += [Case(name, [a, wide(8, name="row")], [a]) for name in ("MAXIMUM", "MINIMUM")]
     for out in (2e-3, 30.0):
         cases.append(Case("MUL", [a, row], [wide(3, 5, 8, scale=out)], "MulOptions", note=f"{out}"))
+    for out, activation in ((1e-4, 0), (3e-4, 1), (5e-4, 3)):
+        options = {"FusedActivationFunction": activation}
+        cases.append(Case("DIV", [a, row], [wide(3, 5, 8, scale=out)], "DivOptions", options, note=f"{out}"))
     result = wide(3, 5, 8, scale=2e-3)
     cases += [
         Case("LEAKY_RELU", [a], [result], "LeakyReluOptions", {"Alpha": alpha}, note=f"{alpha}")
@@ -124,7 +127,18 @@ def arithmetic() -> list[Case]:
 
 
 def functions() -> list[Case]:
-    cases = []
+    cases = [
+        Case(
+            "GELU",
+            [wide(512, scale=scale)],
+            [wide(512, scale=1e-4)],
+            "GeluOptions",
+            {"Approximate": flag},
+            note=f"{scale} {flag}",
+        )
+        for scale in (1e-4, 3e-5)
+        for flag in (False, True)
+    ]
     for name in ("LOGISTIC", "TANH"):
         cases += [
             Case(name, [wide(4, 4096, scale=scale)], [wide(4, 4096, scale=UNIT)], note=f"{scale}")
@@ -194,6 +208,10 @@ def images() -> list[Case]:
         cases.append(
             Case("MEAN", [image, integers(1, 2)], [wide(2, 3, scale=scale)], "ReducerOptions", note=f"{scale}")
         )
+    cases += [
+        Case("REDUCE_PROD", [wide(40, 3), integers(1)], [wide(40, scale=scale)], "ReducerOptions", note=f"{scale}")
+        for scale in (1e-1, 3.0)
+    ]
     keep = wide(2, 1, 6, 3)
     cases += [
         Case(n, [image, integers(1)], [keep], "ReducerOptions", {"KeepDims": 1})
