@@ -35,6 +35,50 @@ class Callee(Protocol):
         """
         ...
 
+    def new_frame(self) -> ExecutionFrame:
+        """Return a frame for `call_in`."""
+        ...
+
+    def call_in(self, frame: ExecutionFrame, inputs: Sequence[Array | None], options: RunOptions) -> list[Array]:
+        """Compute the outputs as `call` does; they are valid until the frame is used again."""
+        ...
+
+    def detached(self, outputs: list[Array]) -> list[Array]:
+        """Return outputs of `call_in` so that they stay valid without the frame."""
+        ...
+
+
+class RepeatedCall:
+    """The calls of one subgraph by one loop, one after the other, in two frames in turn.
+
+    So nothing that a call computes is copied, and each frame's compiled partitions find the inputs in the same places
+    as before. The outputs of a call are valid until the call after the next one.
+    """
+
+    def __init__(self, callee: Callee) -> None:
+        self._callee = callee
+        self._frames = callee.new_frame(), callee.new_frame()
+        self._owners: set[int] = set()  # ids of the arrays whose memory the last call's outputs are in
+
+    def __call__(self, inputs: Sequence[Array | None], options: RunOptions) -> list[Array]:
+        """Compute the outputs.
+
+        One that is an input may be in the memory of the frame that is used next; such a one is copied.
+
+        Raises:
+            InvalidArgument: If an input does not fit the subgraph.
+        """
+        self._frames = self._frames[::-1]
+        outputs = self._callee.call_in(self._frames[0], inputs, options)
+        before, self._owners = self._owners, {id(array.base) for array in outputs if array.base is not None}
+        if not before.isdisjoint(self._owners):
+            outputs = [array.copy() if id(array.base) in before else array for array in outputs]
+        return outputs
+
+    def detached(self, outputs: list[Array]) -> list[Array]:
+        """Return the outputs of the last call so that they stay valid without this object."""
+        return self._callee.detached(outputs)
+
 
 def callee_indexes(subgraph: Subgraph, operation: Operation) -> list[int]:
     """Return the indexes of the subgraphs that an operation calls, in the order of its arguments."""
@@ -128,11 +172,13 @@ def _while(condition: Callee, body: Callee) -> Callable[[ExecutionFrame, list[An
     def run(frame: ExecutionFrame, values: list[Any]) -> list[Any]:
         options: RunOptions = frame[-1]
         end_ns = time.monotonic_ns() + options.loop_timeout_ns
-        while _is_true(*condition.call(values, options)):
+        continues, iterate, results = RepeatedCall(condition), RepeatedCall(body), values[:0]
+        while _is_true(*continues(values, options)):
             if time.monotonic_ns() >= end_ns:
                 raise MissedDeadlineTransient(f"a loop was still running after {options.loop_timeout_ns} ns")
-            results = body.call(values, options)
+            results = iterate(values, options)
             values[: len(results)] = results
+        values[: len(results)] = iterate.detached(results)
         return values
 
     return run

@@ -218,7 +218,8 @@ class Program:
         outputs = tuple(outputs)
         write_outputs = output_writer(self._outputs, outputs, self._output_dtypes, self._output_shapes)
         write_directly = partial(self._write_directly, outputs) if self._direct_writers else None
-        frame = self._bind_inputs(inputs)
+        frame = self.new_frame()
+        self._set_inputs(frame, inputs)
         charge = memory_budget.charge(self.working_bytes)
         return BoundSteps(frame, self._functions, write_outputs, write_directly, charge)
 
@@ -242,14 +243,23 @@ class Program:
         The caller has charged `working_bytes`. What a compiled partition computed is copied: the next call, also by
         another thread, may reuse its arena.
         """
-        frame = self._bind_inputs(inputs)
+        return self.detached(self.call_in(self.new_frame(), inputs, options))
+
+    def new_frame(self) -> ExecutionFrame:
+        """Return a frame with the constants, for `call_in`."""
+        return self._frame.copy()
+
+    def call_in(self, frame: ExecutionFrame, inputs: Sequence[Array | None], options: RunOptions) -> list[Array]:
+        """Run a subgraph in a frame of `new_frame`; the outputs are valid until the frame is used again."""
+        self._set_inputs(frame, inputs)
         run_steps(self._functions, frame, options)
-        outputs = [frame[index] for index in self._outputs]
+        return [frame[index] for index in self._outputs]
+
+    def detached(self, outputs: list[Array]) -> list[Array]:
+        """Return outputs of a call so that they stay valid without its frame: copies of what partitions computed."""
         return [array.copy() if array.base is not None else array for array in outputs] if self._has_arena else outputs
 
-    def _bind_inputs(self, inputs: Sequence[Array | None]) -> ExecutionFrame:
-        """Return a new frame with the constants and the inputs."""
-        frame = self._frame.copy()
+    def _set_inputs(self, frame: ExecutionFrame, inputs: Sequence[Array | None]) -> None:
         if len(inputs) != len(self._inputs):
             raise InvalidArgument(f"{len(inputs)} inputs given, the model has {len(self._inputs)}")
         for expected, array in zip(self._inputs, inputs, strict=True):
@@ -258,7 +268,6 @@ class Program:
             frame[expected.index] = array
         if self.has_dynamic_values:
             frame[LEDGER_SLOT] = memory_budget.FrameLedger()
-        return frame
 
 
 def _find_match(subgraph: Subgraph, operation: Operation) -> Match | None:

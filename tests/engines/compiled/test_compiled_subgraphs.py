@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from support.control_flow_models import REAL, TRUTH, Parts, branching, counting, inputs, named, output
+from support.control_flow_models import REAL, TRUTH, Parts, branching, counting, inputs, named, output, rotating
 from support.small_models import scalar
 
 from nnfmq.engines import interpreter
@@ -91,3 +91,17 @@ def test_threads_that_run_the_same_loop_do_not_disturb_each_other() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("prepared", [interpreter.prepare, prepare], ids=["reference", "compiled"])
+@pytest.mark.parametrize("rounds", [0, 1, 2, 3, 4, 7])
+def test_states_that_are_views_of_other_states_keep_their_values(prepared: Any, rounds: int) -> None:
+    given = [np.array([k, 10 * k], np.float32) for k in (1, 2, 3)]
+    a, b, c = given
+    for _ in range(rounds):
+        a, b, c = b, c, a + c
+    program = prepared(rotating())
+    for _ in range(2):
+        outputs = [np.zeros(2, np.float32) for _ in given]
+        program.execute([*given, np.array([rounds], np.int32)], outputs)
+        assert [out.tolist() for out in outputs] == [state.tolist() for state in (a, b, c)]

@@ -104,3 +104,25 @@ def _add_and_count(parts: Parts) -> int:
         Operation(OperationType.ADD, (1, 6, 7), (5,)),
     ]
     return parts.add(operands, operations, c6=struct.pack("<i", 1), c7=raw)
+
+
+def rotating() -> Model:
+    """Return a WHILE of n rounds of a, b, c = b, c, a + c. Two of these are views of inputs of the body.
+
+    Inputs are a, b, c and n; outputs are a, b and c.
+    """
+    parts, (none, zero) = Parts(), scalar(0)
+    operands = [*inputs(REAL, REAL, REAL, COUNT, COUNT), output(TRUTH)]
+    less = parts.add(operands, [Operation(OperationType.LESS, (3, 4), (5,))])
+    shape, one = Operand(I32, (1,)), COUNT
+    operands = [*inputs(REAL, REAL, REAL, COUNT, COUNT), *map(output, (REAL, REAL, REAL, COUNT)), shape, one, none]
+    body = [
+        Operation(OperationType.RESHAPE, (1, 9), (5,)),
+        Operation(OperationType.RESHAPE, (2, 9), (6,)),
+        Operation(OperationType.ADD, (0, 2, 11), (7,)),
+        Operation(OperationType.ADD, (3, 10, 11), (8,)),
+    ]
+    rotate = parts.add(operands, body, c9=struct.pack("<i", 2), c10=struct.pack("<i", 1), c11=zero)
+    operands = [named(less), named(rotate), *inputs(REAL, REAL, REAL), COUNT, *inputs(COUNT), *map(output, [REAL] * 3)]
+    loop = Operation(OperationType.WHILE, tuple(range(7)), (7, 8, 9))
+    return parts.model(operands, [loop], c5=struct.pack("<i", 0))
