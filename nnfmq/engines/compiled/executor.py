@@ -201,8 +201,10 @@ class ExecutionContext:
 
     def forget_arrays(self) -> None:
         """Drop the references to inputs, and the addresses of direct outputs: both may be a client's memory."""
-        self._last_inputs: list[Any] | None = None
-        self._keepalive: list[Array] = []
+        count = len(self._plan.inputs)
+        self._last_inputs: list[Any] = [None] * count  # None: its address is not known
+        self._keepalive: list[Any] = [None] * count
+        self._is_relocated = False
         self._base_addresses[self._plan.first_output_base :] = self._arena_addresses
         self.outputs = self._arena_outputs
 
@@ -212,24 +214,23 @@ class ExecutionContext:
             if index in arrays:
                 self._base_addresses[base] = arrays[index].ctypes.data
         self.outputs = [(index, array) for index, array in self._arena_outputs if index not in arrays]
-        self._last_inputs = None  # relocate in the next run
+        self._is_relocated = False
 
     def relocated_records(self, frame: ExecutionFrame) -> int:
         """Return the address of the launch records, after relocation to the frame's inputs and the direct outputs.
 
-        Nothing is relocated again if the inputs are the arrays of the last run. An array that is not contiguous is
-        copied in each run, because its elements may have changed.
+        Only inputs that are not the arrays of the last run are looked at, because an address takes a microsecond. An
+        array that is not contiguous is copied in each run, because its elements may have changed.
         """
-        inputs = self._plan.inputs
-        is_unchanged = self._last_inputs is not None and all(
-            frame[index] is last for index, last in zip(inputs, self._last_inputs, strict=True)
-        )
-        if not is_unchanged:
-            arrays = [frame[index] for index in inputs]
-            self._keepalive = [np.ascontiguousarray(array) for array in arrays]
-            is_copied = any(kept is not array for kept, array in zip(self._keepalive, arrays, strict=True))
-            self._last_inputs = None if is_copied else arrays
-            addresses = [array.ctypes.data for array in self._keepalive]
-            self._base_addresses[FIRST_INPUT_BASE : self._plan.first_output_base] = addresses
+        last = self._last_inputs
+        for position, index in enumerate(self._plan.inputs):
+            array = frame[index]
+            if array is not last[position]:
+                kept = self._keepalive[position] = np.ascontiguousarray(array)
+                last[position] = array if kept is array else None
+                self._base_addresses[FIRST_INPUT_BASE + position] = kept.ctypes.data
+                self._is_relocated = False
+        if not self._is_relocated:
             np.add(self._base_addresses[self._plan.relocation_bases], self._plan.relocation_offsets, out=self._args)
+            self._is_relocated = True
         return self._records_address
