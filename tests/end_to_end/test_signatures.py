@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.stateful_models import handle
 from support.tflite_files import Operator, Tensor, writer
 
 import nnfmq
 from nnfmq.cli import main
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 
 PLAIN = {"FusedActivationFunction": 0}
 
@@ -44,6 +45,27 @@ def content() -> bytes:
     return made
 
 
+def counting(initial: bool) -> bytes:
+    """Return a file with two signatures of the variable v = v + x; with `initial`, v begins with 5 in both."""
+    tensors = [Tensor("a", (), "RESOURCE"), Tensor("x", (1, 2)), Tensor("old", (1, 2)), Tensor("y", (1, 2))]
+    first = [Operator("CALL_ONCE", (), (), "CallOnceOptions", {"InitSubgraphIndex": 2})] if initial else []
+    operators = [
+        *first,
+        handle("a"),
+        Operator("READ_VARIABLE", (0,), (2,)),
+        elementwise("ADD", 2, 1, 3),
+        Operator("ASSIGN_VARIABLE", (0, 3), ()),
+    ]
+    fives = Tensor("five", (1, 2), data=np.float32([[5, 5]]).tobytes())
+    more = [
+        writer.Subgraph(tensors, operators, (1,), (3,)),
+        writer.Subgraph([tensors[0], fives], [handle("a"), Operator("ASSIGN_VARIABLE", (0, 1), ())], (), ()),
+    ]
+    signatures = [writer.Signature(name, {"x": 1}, {"y": 3}, index) for index, name in enumerate(("one", "other"))]
+    made: bytes = writer.write(tensors, operators, (1,), (3,), more=more, signatures=signatures)
+    return made
+
+
 def names(infos: Sequence[nnfmq.TensorInfo]) -> list[str]:
     return [info.name for info in infos]
 
@@ -56,6 +78,25 @@ def test_a_signature_is_a_model_with_its_names_in_its_order() -> None:
     assert (names(total.inputs), names(total.outputs)) == (["left", "right"], ["total"])
     assert (names(steps.inputs), names(steps.outputs), len(steps.states)) == (["x", "y"], ["difference", "sum"], 1)
     assert total.signatures == steps.signatures == file.signatures
+
+
+def test_a_variable_of_two_signatures_is_a_state_of_each() -> None:
+    x = np.float32([[1, 2]])
+    one, other = (nnfmq.load(counting(initial=True), signature=key) for key in ("one", "other"))
+    with (
+        nnfmq.connect(embedded=True) as client,
+        client.prepare(one) as first,
+        client.prepare(other) as second,
+        first.burst() as count,
+        second.burst() as count_apart,
+    ):
+        assert [count.execute(x)[0].tolist() for _ in range(2)] == [[[6, 7]], [[7, 9]]]
+        assert count_apart.execute(x)[0].tolist() == [[6, 7]]
+
+
+def test_a_variable_that_another_signature_would_have_to_assign_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match=r"READ_VARIABLE.*variable 'a' is read before a value is assigned to it"):
+        nnfmq.load(counting(initial=False), signature="other")
 
 
 def test_signatures_run_beside_each_other_in_one_driver_each_with_its_state() -> None:
