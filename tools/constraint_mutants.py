@@ -68,7 +68,12 @@ class Check:
     @property
     def location(self) -> str:
         """FILE:LINE:COLUMN, which `--only` matches."""
-        return f"{self.path.parent.name}/{self.path.name}:{self.line}:{self.column}"
+        return f"{self.path.relative_to(ROOT / 'nnfmq')}:{self.line}:{self.column}"
+
+    @property
+    def tests(self) -> str:
+        """The folder of the tests of the check's package."""
+        return f"tests/{self.path.relative_to(ROOT / 'nnfmq').parts[0]}"
 
 
 # -- checks in a module's syntax tree ---------------------------------------------------------------------------------
@@ -222,7 +227,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         self.checks: list[Check] = []
         self._switches = switches
         self._trees: dict[str, tuple[Path, ast.Module]] = {}
-        for path in sorted(path for package in PACKAGES for path in (ROOT / "nnfmq" / package).glob("*.py")):
+        for path in sorted(path for package in PACKAGES for path in (ROOT / "nnfmq" / package).rglob("*.py")):
             tree, checks = insert_switches(path, len(self.checks))
             if checks:
                 self.checks += checks
@@ -403,7 +408,7 @@ def run_mutants(only: str, every: int, tests: Collection[str], console: Console)
         raise SystemExit(f"no check matches {only}")
     if any(f"nnfmq.{package}" in sys.modules for package in PACKAGES):
         raise SystemExit("nnfmq was imported before its checks could be instrumented")
-    folders = sorted({f"tests/{finder.checks[index].path.parent.name}" for index in chosen})
+    folders = sorted({finder.checks[index].tests for index in chosen})
     selected = tests or [*folders, f"--ignore={_EXCLUDED}"]
     sys.meta_path.insert(0, finder)
     os.chdir(ROOT)

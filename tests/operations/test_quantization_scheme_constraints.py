@@ -13,7 +13,7 @@ from support.small_models import one_operation, vector
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.tflite_codes import NAME, PREFIX, TfliteOperation, operation_code
-from nnfmq.hal.types import ExtensionNameAndPrefix, Operand, OperandType
+from nnfmq.hal.types import ChannelQuant, ExtensionNameAndPrefix, Operand, OperandType
 from nnfmq.operations.lstm_cell import TENSOR_COUNT
 from nnfmq.operations.tflite_extension.integer_recurrent import lstm_shape, svdf_shape
 
@@ -38,7 +38,34 @@ def weights(zero_point: int) -> list[Any]:
     return [(Operand(Q8S, (2, 3), 0.5, zero_point), bytes(6)), (Operand(I32, (2,)), bytes(8)), 0]
 
 
+def per_channel(dimension: int, *shape: int) -> Any:
+    quantization = ChannelQuant((0.5,) * shape[dimension], dimension)
+    return Operand(OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL, shape, channel_quant=quantization), bytes(np.prod(shape))
+
+
+def convolved(filter: Any, *numbers: int, zero_point: int = 0) -> list[Any]:
+    """An image, a filter of two output channels, a bias, padding, strides, further numbers and no activation."""
+    bias = (Operand(I32, (2,), 0.0, zero_point), bytes(8))
+    return [wide(1, 4, 4, 2), filter, bias, 1, 1, 1, *numbers, 0]
+
+
+IMAGE = wide(1, 4, 4, 2)
+
 VIOLATIONS = [
+    ("Q16_CONV_2D", "C3", convolved(per_channel(3, 2, 1, 1, 2)), IMAGE),
+    ("Q16_CONV_2D", "C7", convolved(per_channel(0, 2, 1, 1, 2), zero_point=1), IMAGE),
+    ("Q16_CONV_2D", "C7", convolved((Operand(Q8S, (2, 1, 1, 2), 0.5, 1), bytes(4)), zero_point=1), IMAGE),
+    ("Q16_CONV_2D", "C7", convolved((Operand(Q8S, (2, 1, 1, 2), 0.5, 1), bytes(4))), IMAGE),
+    ("Q16_DEPTHWISE_CONV_2D", "C3", convolved(per_channel(0, 1, 1, 1, 2), 1), IMAGE),
+    ("Q16_GROUPED_CONV_2D", "C3", [*convolved(per_channel(3, 2, 1, 1, 1), 2), False], IMAGE),
+    (
+        "Q16_TRANSPOSE_CONV_2D",
+        "C3",
+        [IMAGE, per_channel(3, 2, 1, 1, 2), (Operand(I32, (2,)), bytes(8)), vector([1, 4, 4, 2]), 1, 1, 1, 0, False],
+        IMAGE,
+    ),
+    ("Q16_FULLY_CONNECTED", "C3", [wide(1, 3), per_channel(1, 2, 3), *weights(0)[1:]], wide(1, 2)),
+    ("Q8_FULLY_CONNECTED", "C3", [narrow(1, 3), per_channel(1, 2, 3), *weights(0)[1:]], narrow(1, 2)),
     ("Q16_ADD", "C1", [wide(4, scale=0.25), wide(4, scale=0.25), 0, True], wide(4)),
     ("Q16_SUB", "C1", [wide(4, scale=0.5), wide(4, scale=1.0), 0, True], wide(4)),
     ("Q16_ADD", "B1", [wide(4), wide(3), 0, False], wide(4)),

@@ -93,7 +93,8 @@ def matrix_shape(
     """Return the shape of a transformation."""
     count = math.prod(landmarks) // 3
     indexes = [left, right, *(int(index) for index in subset.reshape(-1))]
-    require(len(indexes) > 2 and 0 <= min(indexes) <= max(indexes) < count, "C2", f"one of {count} landmarks")
+    inside = min(indexes) >= 0 and max(indexes) < count
+    require(len(indexes) > 2 and inside, "C2", f"one of {count} landmarks")
     require(height > 0 and width > 0 and scales["scale_x"] > 0 and scales["scale_y"] > 0, "C3", "a size or scale")
     return (1, 4, 4)
 

@@ -79,7 +79,7 @@ def plan_segment_sum(input: Tensor, *, output: Tensor, ids: Array) -> Run:
 def unsorted_segment_shape(input: Shape, ids: Shape, *, count: Any, reduction: int) -> Shape:
     """Return the input's shape with the number of segments in place of the dimensions of the ids."""
     require(0 <= reduction < len(_UFUNCS), "C3", f"reduction {reduction}")
-    require(0 < len(ids) <= len(input) and ids == input[: len(ids)], "C2", f"ids of shape {ids} for shape {input}")
+    require(len(ids) > 0 and ids == input[: len(ids)], "C2", f"ids of shape {ids} for shape {input}")
     require(_number(count) >= 0, "C1", f"{_number(count)} segments")
     return (_number(count), *input[len(ids) :])
 
