@@ -10,6 +10,7 @@ from support.compiled import assert_kernels_agree
 from support.small_models import one_operation
 
 from nnfmq.engines.compiled.kernels.dwconv import DwConvKernel
+from nnfmq.engines.compiled.kernels.dwconv_int8 import DwConvInt8Kernel
 from nnfmq.engines.compiled.kernels.requantize import REQUANT_ROWS
 from nnfmq.engines.compiled.lowering import KernelLaunch
 from nnfmq.engines.compiled.partition import LOWERING_RULES
@@ -212,7 +213,8 @@ def test_every_packed_channel_has_epilogue_constants(target: Target, multiplier:
                 padding_scheme=VALID,
             )
             assert isinstance(lowered, KernelLaunch)
-            assert isinstance(lowered.kernel, DwConvKernel)
+            assert isinstance(lowered.kernel, DwConvKernel | DwConvInt8Kernel)
             packed_channels = lowered.kernel.panels * lowered.kernel.nr
-            rows, header = (1, 0) if kind == "float" else (REQUANT_ROWS + 1, 5 * 64)
-            assert len(lowered.constants[1]) == header + 4 * rows * packed_channels
+            rows, header = (1, 0) if kind == "float" else (REQUANT_ROWS + 1, 9 * 64)
+            constant = lowered.constants[1]
+            assert len(constant if isinstance(constant, bytes) else constant()) == header + 4 * rows * packed_channels
