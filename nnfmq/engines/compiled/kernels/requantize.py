@@ -1,7 +1,7 @@
 """Requantization of int32 accumulators, bit-exact with TFLite's two-rounding MultiplyByQuantizedMultiplier.
 
-TFLite's FULLY_CONNECTED multiplies by a float64 number instead and rounds once: `RealMultiplier`. The rest of this text
-is about `FixedPointMultiplier`.
+TFLite's FULLY_CONNECTED multiplies by a float64 number instead and rounds once: `RealMultiplier`. `Float32Multiplier`
+has the same results as `FixedPointMultiplier`, which the rest of this text is about, if AVX-512 is available.
 
     high = (2 * acc * 2**left * multiplier + 2**31 + (2**(right - 1) << 32)) >> 32     SaturatingRoundingDoublingHighMul
     out  = (high - (acc < 0)) >> right                                                 RoundingDivideByPOT, if right > 0
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nnfmq.engines.compiled.ir_builder import F64, I1, I8, I16, I32, I64, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.kernels.float32_multiplier import Float32Multiplier
 from nnfmq.engines.compiled.kernels.segments import pack_segments
 from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN, ONE_Q2, Ints
 from nnfmq.operations.l2_lrn_instance_norm import HALF_SQRT_2_Q0, ONE_Q3
@@ -183,7 +184,7 @@ class Requantization:
     any shape share code.
     """
 
-    multiplier: FixedPointMultiplier | RealMultiplier
+    multiplier: FixedPointMultiplier | RealMultiplier | Float32Multiplier
 
     def constants(self, rows: Array, bias: Ints, quant: OutputQuantParams, lanes: int) -> bytes:
         """Return the constant, for channels that fill whole vectors; `rows` are those that `multiplier` loads."""
@@ -229,7 +230,7 @@ class Requantization:
 
     def narrow_segments(self, kb: KernelBuilder, first: Value, second: Value, constants: Value) -> Value:
         """Return two vectors that `rounded` made as int16, packed by segments, with the zero point of int8 added."""
-        short = pack_segments(kb, first, second)
+        short = self._halved(kb, pack_segments(kb, first, second))
         zero_point = kb.load(short.type, constants, _ROW_BYTES * _SIGNED_ZERO_POINT)
         return kb.intrinsic("llvm.sadd.sat", short, zero_point)
 
@@ -244,6 +245,9 @@ class Requantization:
         )
         return kb.ir.xor(kb.clamp(signed, low, high), flip)
 
+    def _halved(self, kb: KernelBuilder, values: Value) -> Value:
+        return self.multiplier.halved(kb, values) if isinstance(self.multiplier, Float32Multiplier) else values
+
     def _narrowed(self, kb: KernelBuilder, values: Value, constants: Value) -> Value:
         """Add the zero point, clamp and truncate to 8 bits.
 
@@ -251,7 +255,7 @@ class Requantization:
         """
         count = values.type.count
         low, high = kb.splat(I32, -(1 << 15), count), kb.splat(I32, (1 << 15) - 1, count)
-        short = kb.ir.trunc(kb.clamp(values, low, high), vector(I16, count))
+        short = self._halved(kb, kb.ir.trunc(kb.clamp(values, low, high), vector(I16, count)))
         zero_point, low, high = (
             kb.load(short.type, constants, _ROW_BYTES * row) for row in (_OUTPUT_ZERO_POINT, _MIN, _MAX)
         )

@@ -9,7 +9,9 @@ from typing import TypeAlias
 import numpy as np
 
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
+from nnfmq.engines.compiled.kernels.float32_multiplier import Float32Multiplier, float32_constants
 from nnfmq.engines.compiled.kernels.requantize import (
+    REQUANT_ROWS,
     FixedPointMultiplier,
     OutputQuantParams,
     RealMultiplier,
@@ -153,35 +155,52 @@ def choose_epilogue(
     |acc| is bounded by K * max|w| * max|x|; if that is too large, by sum|w| * max|x| per channel, which needs the
     weights. `can_prescale`: weights may be packed doubled.
     """
-    rows, multiplication = _multiplication(op, channel_map, can_prescale)
     bias = ints(op.bias.array)[channel_map % len(op.bias.array)]
-    any_weights = ints(np.full(len(channel_map), k * max_abs(op.filter) * max_abs(op.input)))
-    found = multiplication(bias, any_weights)
-    if found is None:
-        sums = np.abs(weight_rows().astype(np.int32)).sum(axis=1, dtype=np.int64)
-        found = multiplication(bias, sums[channel_map] * max_abs(op.input))
-    if found is None:
-        return None
     output_min, output_max = quantized_activation_range(op.activation, op.output)
     quant = OutputQuantParams(op.output.zero_point, output_min, output_max, op.input.zero_point)
-    return Epilogue(Requantization(found), rows, bias, quant)
+    multiplication = _real_multiplication if op.rounds_once else _fixed_point_multiplication
+    any_weights = ints(np.full(len(channel_map), k * max_abs(op.filter) * max_abs(op.input)))
+    found = multiplication(op, channel_map, bias, any_weights, quant, can_prescale)
+    if found is None:
+        sums = np.abs(weight_rows().astype(np.int32)).sum(axis=1, dtype=np.int64)
+        found = multiplication(op, channel_map, bias, sums[channel_map] * max_abs(op.input), quant, can_prescale)
+    if found is None:
+        return None
+    multiplier, rows = found
+    return Epilogue(Requantization(multiplier), rows, bias, quant)
 
 
-def _multiplication(
-    op: WeightedOp, channel_map: Array, can_prescale: bool
-) -> tuple[Array, Callable[[Ints, Ints], FixedPointMultiplier | RealMultiplier | None]]:
-    """Return the rows of constants of the packed channels, and the choice of the multiplication by bias and bound.
+_Multiplication: TypeAlias = tuple[FixedPointMultiplier | Float32Multiplier | RealMultiplier, Array]
+"""A multiplication of accumulators, and the rows of constants of the packed channels that it loads."""
+
+
+def _real_multiplication(
+    op: WeightedOp, channel_map: Array, bias: Ints, max_abs_acc: Ints, quant: OutputQuantParams, can_prescale: bool
+) -> _Multiplication | None:
+    found = RealMultiplier.of(bias, max_abs_acc)
+    if found is None:
+        return None
+    factors = np.array(real_scales(op.input, op.filter, op.output))
+    return found, real_constants(factors[channel_map % len(factors)])
+
+
+def _fixed_point_multiplication(
+    op: WeightedOp, channel_map: Array, bias: Ints, max_abs_acc: Ints, quant: OutputQuantParams, can_prescale: bool
+) -> _Multiplication | None:
+    """Return the fastest two-rounding multiplication, or None if one in int32 may overflow.
 
     The model may have one scale for all channels.
     """
-    if op.rounds_once:
-        factors = np.array(real_scales(op.input, op.filter, op.output))
-        return real_constants(factors[channel_map % len(factors)]), RealMultiplier.of
     multipliers = OutputMultipliers.of(requantization_scales(op.input, op.filter, op.bias, op.output))
     multipliers = multipliers.of_channels(channel_map % len(multipliers.multipliers))
-    return requant_constants(multipliers), lambda bias, bound: FixedPointMultiplier.of(
-        multipliers, bias, bound, can_prescale
-    )
+    fixed_point = FixedPointMultiplier.of(multipliers, bias, max_abs_acc, can_prescale)
+    if fixed_point is None:
+        return None
+    results = (quant.output_min - quant.output_zero_point, quant.output_max - quant.output_zero_point)
+    float32 = Float32Multiplier.of(multipliers, np.abs(bias) + max_abs_acc, results, op.target)
+    if float32 is not None:
+        return float32, float32_constants(multipliers, REQUANT_ROWS)
+    return fixed_point, requant_constants(multipliers)
 
 
 def with_folded_zero_point(op: WeightedOp, epilogue: Epilogue, weight_sums: Ints) -> bytes:
