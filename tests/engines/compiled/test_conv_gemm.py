@@ -111,6 +111,16 @@ def test_depthwise_convolutions_match_the_interpreter(
     assert_kernels_agree(depthwise(kind, size, filter))
 
 
+@pytest.mark.parametrize("filter", [*FILTERS[:4], (4, 3, 1, 1, SAME, 0), (5, 5, 2, 2, SAME, 3), (11, 9, 1, 1, SAME, 1)])
+@pytest.mark.parametrize("size", [(2, 7, 7, 256, 0), (1, 6, 9, 130, 0), (1, 9, 10, 24, 0), (1, 3, 2, 40, 0), (1, 301, 3, 64, 0)])
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_depthwise_convolutions_of_many_channels_match_the_interpreter(
+    kind: str, size: tuple[int, ...], filter: tuple[int, ...]
+) -> None:
+    """With several panels, blocks of panels, a last panel that starts early, and pixels taken as one."""
+    assert_kernels_agree(depthwise(kind, size, filter))
+
+
 @pytest.mark.parametrize("filter", COLUMN_FILTERS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("build", [convolution, depthwise])

@@ -309,6 +309,11 @@ class SignFlipped:
         """Return the zero point, which is that of uint8."""
         return kb.broadcast(kb.ir.trunc(self.zero_point, I8), count)
 
+    def input_padding(self, kb: KernelBuilder, count: int) -> Value:
+        """Return `count` input elements that represent 0."""
+        padding = self.padding(kb, count)
+        return kb.ir.xor(padding, kb.splat(I8, -128, count)) if self.is_signed else padding
+
 
 @dataclass(frozen=True, slots=True)
 class _U8S8:

@@ -1,16 +1,17 @@
 """Depthwise convolution of 8-bit inputs: sums in integers, of input rows that are interleaved in groups.
 
-A work item is a block of output rows times a block of channels. Its input rows are copied to scratch memory, as uint8
-and with padding. A panel is one vector of bytes of channels. For the output rows of a tile, and for each panel, the
-rows under them are interleaved in groups of `RowDot.rows`; then one dot instruction multiplies a column of taps:
+A work item is a block of output rows times a block of panels; a panel is one vector of bytes of channels. For the
+output rows of a tile, and for each panel, the rows under them are interleaved in scratch memory, in groups of
+`RowDot.rows`, as uint8 and with padding; then one dot instruction multiplies a column of taps:
 
     rows y to y+3, interleaved    output row y: taps w0 w1 w2 0    output row y+1: taps 0 w0 w1 w2
 
-So two output rows of a 3x3 window share what is interleaved. `_tile_rows` is the number of rows that do.
+So two output rows of a 3x3 window share what is interleaved.
 
-Images with few channels are taken as if `pixel_group` adjacent pixels were one with more channels, if the stride is 1:
-panels are full then. As in `gemm`, the last tile of a row starts early and recomputes positions; so does the last panel
-of the channels. Shapes are run-time values.
+Rows are interleaved from the image itself, if its pixels have the channels of a panel or more. Others are copied first,
+with padding. Images with few channels are taken as if `pixel_group` adjacent pixels were one with more channels, if the
+stride is 1: panels are full then. As in `gemm`, the last tile of a row starts early and recomputes positions; so does
+the last panel of the channels. Shapes are run-time values.
 """
 
 from __future__ import annotations
@@ -61,27 +62,30 @@ class DwConvInt8Params(NamedTuple):
     """Run-time parameters. Strides and sizes are in bytes."""
 
     row_blocks: Any
-    channel_blocks: Any
-    channels: Any  # of all pixels of a group
-    channel_block: Any
+    panel_blocks: Any
+    panels: Any
+    block_panels: Any
     block_rows: Any  # output rows of a block
     output_rows: Any  # of an image
     image_bytes: Any
+    input_row_bytes: Any
+    input_rows: Any  # of an image
+    padding_top: Any
     output_row_bytes: Any
     tiles: Any  # of an output row
     last_pixel: Any  # where the last tile of an output row begins
     tile_pixels: Any
     tile_input_stride: Any
-    pixel_bytes: Any  # of the copied rows
-    out_pixel_bytes: Any
+    pixel_channels: Any  # output channels of a pixel
     out_stride: Any  # from one position's output to the next one's
-    last_panel: Any  # where the last panel of a block begins
+    last_channel: Any  # where the last panel begins
     vector_weight_bytes: Any
-    row_stride: Any  # from one output row's first input row to the next one's
-    buffered_pixels: Any
+    row_stride: Any  # input rows from one output row to the next
+    left: Any  # pixels of padding before interleaved rows, or 0 if copied rows have it
+    within: Any
+    right: Any
     group_stride: Any  # of interleaved rows
-    width: Any
-    input_pixel_stride: Any
+    interleaved_offset: Any  # where they begin in scratch memory
     depth_multiplier: Any
     tap_columns: Any
 
@@ -91,7 +95,8 @@ class DwConvInt8Kernel:
     """A planned depthwise convolution of an 8-bit NHWC input of shape `shape`.
 
     Fields with repr=False only size the work; the others specialize the code and so name the function. `mr`: positions
-    of a tile. `partial_panel`: channels, if they are fewer than a panel has, else 0.
+    of a tile. `partial_panel`: channels, if they are fewer than a panel has, else 0. `copies_rows`: before they are
+    interleaved.
     """
 
     shape: Shape = field(repr=False)
@@ -99,14 +104,15 @@ class DwConvInt8Kernel:
     columns: WindowDimension = field(repr=False)
     depth_multiplier: int = field(repr=False)
     block_rows: int = field(repr=False)
-    channel_block: int = field(repr=False)
+    block_panels: int = field(repr=False)
     pixel_group: int = field(repr=False)
     dot: RowDot
     taps: TapGroups
     mr: int
     lanes: int
     partial_panel: int
-    has_channel_blocks: bool
+    copies_rows: bool
+    has_panel_blocks: bool
     has_depth_multiplier: bool
 
     compile_cost = 2
@@ -124,16 +130,16 @@ class DwConvInt8Kernel:
 
     @property
     def work_items(self) -> int:
-        """Blocks of output rows times blocks of channels."""
-        return self.shape[0] * self._row_blocks * self._channel_blocks
+        """Blocks of output rows times blocks of panels."""
+        return self.shape[0] * self._row_blocks * self._panel_blocks
 
     @property
     def _row_blocks(self) -> int:
         return math.ceil(self.rows.count / self.block_rows)
 
     @property
-    def _channel_blocks(self) -> int:
-        return math.ceil(self.channels * self.pixel_group / self.channel_block)
+    def _panel_blocks(self) -> int:
+        return math.ceil(self.panels / self.block_panels)
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -160,14 +166,13 @@ class DwConvInt8Kernel:
 
     @property
     def row_buffer(self) -> InputRowBuffer:
-        """The input rows of a work item. Their pixels have the channels of a block."""
+        """The copied input rows of a work item."""
         rows = math.ceil(self.block_rows / self.taps.rows) * self.taps.rows
-        channels = self.channel_block // self.pixel_group
-        return InputRowBuffer(self.shape[1], self.shape[2], channels, self.rows, self.columns, rows, lhs_bytes=1)
+        return InputRowBuffer(self.shape[1], self.shape[2], self.channels, self.rows, self.columns, rows, lhs_bytes=1)
 
     @property
-    def _buffered_pixels(self) -> int:
-        return self.row_buffer.pitch * self.pixel_group // self.channel_block
+    def _interleaved_pixels(self) -> int:
+        return self.row_buffer.pitch // self.channels
 
     @property
     def vector_bytes(self) -> int:
@@ -186,12 +191,16 @@ class DwConvInt8Kernel:
 
     @property
     def interleaved_offset(self) -> int:
-        """Where in scratch memory interleaved rows begin. Reading a panel may reach that many bytes after the rows."""
-        return math.ceil((self.row_buffer.bytes + self.channel_block + self.nr) / 64) * 64
+        """Where in scratch memory interleaved rows begin: after copied rows, or after a vector of padding.
+
+        Panels of the last pixels reach behind the copied rows.
+        """
+        reach = self.channels * self.pixel_group + self.nr
+        return math.ceil((self.row_buffer.bytes + reach) / 64) * 64 if self.copies_rows else self.nr
 
     def scratch_bytes(self, target: Target) -> int:
         """Return the size of the copied and of the interleaved rows."""
-        return self.interleaved_offset + self.taps.groups * self._buffered_pixels * self.pixel_bytes
+        return self.interleaved_offset + self.taps.groups * self._interleaved_pixels * self.pixel_bytes
 
     def pack(self, weights: Array) -> bytes:
         """Return `weights` (height, width, channels), minus their zero point, for each panel, vector and tap column."""
@@ -206,54 +215,51 @@ class DwConvInt8Kernel:
 
     def params(self) -> bytes:
         """Return the constant with all extents and strides."""
-        buffer, (_, height, width, input_channels) = self.row_buffer, self.shape
-        group = self.pixel_group
-        tile_pixels = self.mr * group
+        _, height, width, input_channels = self.shape
+        buffer, pixels, group = self.row_buffer, self._interleaved_pixels, self.pixel_group
+        left, within = (0, pixels) if self.copies_rows else (self.columns.padding_low, width)
         params = DwConvInt8Params(
             row_blocks=self._row_blocks,
-            channel_blocks=self._channel_blocks,
-            channels=self.channels * group,
-            channel_block=self.channel_block,
+            panel_blocks=self._panel_blocks,
+            panels=self.panels,
+            block_panels=self.block_panels,
             block_rows=self.block_rows,
             output_rows=self.rows.count,
             image_bytes=height * width * input_channels,
+            input_row_bytes=width * input_channels,
+            input_rows=height,
+            padding_top=self.rows.padding_low,
             output_row_bytes=self.columns.count * self.channels,
-            tiles=math.ceil(self.columns.count / tile_pixels),
-            last_pixel=self.columns.count - tile_pixels,
-            tile_pixels=tile_pixels,
+            tiles=math.ceil(self.columns.count / (self.mr * group)),
+            last_pixel=self.columns.count - self.mr * group,
+            tile_pixels=self.mr * group,
             tile_input_stride=self.columns.stride * self.pixel_bytes,
-            pixel_bytes=self.channel_block // group,
-            out_pixel_bytes=self.channels,
+            pixel_channels=self.channels,
             out_stride=group * self.channels,
-            last_panel=max(min(self.channel_block, self.channels * group) - self.nr, 0),
+            last_channel=max(self.channels * group - self.nr, 0),
             vector_weight_bytes=self.columns.size * self.column_bytes,
             row_stride=self.rows.stride,
-            buffered_pixels=self._buffered_pixels,
-            group_stride=self._buffered_pixels * self.pixel_bytes,
-            width=width,
-            input_pixel_stride=input_channels,
+            left=left,
+            within=within,
+            right=pixels - left - within,
+            group_stride=pixels * self.pixel_bytes,
+            interleaved_offset=self.interleaved_offset,
             depth_multiplier=self.depth_multiplier,
             tap_columns=self.columns.size,
         )
-        return pack_params(params, buffer.params(width * input_channels), (self.interleaved_offset,))
+        return pack_params(params, buffer.params(width * input_channels))
 
     def emit(self, kb: KernelBuilder) -> None:
         """Args: input, output, weights, epilogue constant, params."""
         image, out, weights, epilogue = map(kb.argument, range(4))
         params = kb.argument(4)
-        first = len(DwConvInt8Params._fields)
-        buffer = load_params(kb, params, RowBufferParams, first)
-        (offset,) = load_params(kb, params, _Scratch, first + len(RowBufferParams._fields))
-        interleaved = kb.at(kb.scratch, offset)
-        n = load_params(kb, params, DwConvInt8Params)
-        builder = _DwConvInt8Builder(self, kb, n, buffer, weights, epilogue, interleaved)
-        with kb.loop(kb.begin, kb.end) as work_item:
-            builder.emit_work_item(image, out, work_item)
+        n, buffer = load_params(kb, params, DwConvInt8Params), None
+        if self.copies_rows:
+            buffer = load_params(kb, params, RowBufferParams, len(DwConvInt8Params._fields))
+        converter = SignFlipped(self.dot.is_signed, self.dot.requantization.input_zero_point(kb, epilogue))
+        builder = _DwConvInt8Builder(self, kb, n, buffer, converter, weights, epilogue)
+        builder.emit_work_items(image, out)
         kb.return_void()
-
-
-class _Scratch(NamedTuple):
-    interleaved_offset: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,95 +269,142 @@ class _DwConvInt8Builder:
     kernel: DwConvInt8Kernel
     kb: KernelBuilder
     n: DwConvInt8Params
-    buffer: RowBufferParams
+    buffer: RowBufferParams | None
+    converter: SignFlipped
     weights: Value
     epilogue: Value
-    interleaved: Value
 
-    def emit_work_item(self, image: Value, out: Value, work_item: Value) -> None:
-        """Emit a block of output rows of a block of channels."""
+    def emit_work_items(self, image: Value, out: Value) -> None:
+        """Emit the loop over the work items."""
         kb, n, k = self.kb, self.n, self.kernel
-        block, channel = work_item, kb.i64(0)
-        if k.has_channel_blocks:
-            block = kb.ir.udiv(work_item, n.channel_blocks)
-            channel = kb.ir.mul(kb.ir.urem(work_item, n.channel_blocks), n.channel_block)
-        number = kb.ir.udiv(block, n.row_blocks)
-        first = kb.ir.mul(kb.ir.urem(block, n.row_blocks), n.block_rows)
+        if not k.copies_rows:
+            padding = self.converter.input_padding(kb, k.nr)
+            kb.store(padding, kb.scratch)
+        with kb.loop(kb.begin, kb.end) as work_item:
+            block, begin, end = work_item, kb.i64(0), n.panels
+            if k.has_panel_blocks:
+                block = kb.ir.udiv(work_item, n.panel_blocks)
+                begin = kb.ir.mul(kb.ir.urem(work_item, n.panel_blocks), n.block_panels)
+                end = kb.intrinsic("llvm.smin", kb.ir.add(begin, n.block_panels), n.panels)
+            number = kb.ir.udiv(block, n.row_blocks)
+            first = kb.ir.mul(kb.ir.urem(block, n.row_blocks), n.block_rows)
+            source = kb.at(image, kb.ir.mul(number, n.image_bytes))
+            target = kb.at(out, kb.ir.mul(kb.ir.add(kb.ir.mul(number, n.output_rows), first), n.output_row_bytes))
+            self._emit_block(source, target, first, (begin, end))
+
+    def _emit_block(self, image: Value, out: Value, first: Value, panels: tuple[Value, Value]) -> None:
+        """Emit a block of output rows, the first of which is `first`, of a range of panels."""
+        kb, n, k = self.kb, self.n, self.kernel
         output_rows = kb.intrinsic("llvm.smin", n.block_rows, kb.ir.sub(n.output_rows, first))
-        channels = kb.intrinsic("llvm.smin", n.channel_block, kb.ir.sub(n.channels, channel))
-        self._fill(kb.at(kb.at(image, kb.ir.mul(number, n.image_bytes)), channel), first, output_rows, channels)
-        target = kb.at(out, kb.ir.mul(kb.ir.add(kb.ir.mul(number, n.output_rows), first), n.output_row_bytes))
+        if self.buffer is not None:
+            self._copy_rows(self.buffer, image, first, output_rows)
         with kb.loop(0, output_rows, k.taps.rows) as row:
-            source = kb.at(kb.scratch, kb.ir.mul(kb.ir.mul(row, n.row_stride), self.buffer.pitch))
-            row_out = kb.at(target, kb.ir.mul(row, n.output_row_bytes))
-            with kb.loop(0, channels, k.nr) as begin:
-                panel = kb.ir.udiv(kb.add(channel, begin), kb.i64(k.nr))
-                offset = kb.intrinsic("llvm.smin", begin, n.last_panel)
-                self._interleave(kb.at(source, offset))
-                panel_out = kb.at(row_out, kb.add(channel, offset))
-                self._emit_rows(panel_out, panel, kb.ir.sub(output_rows, row))
+            row_out = kb.at(out, kb.ir.mul(row, n.output_row_bytes))
+            with kb.loop(*panels) as panel:
+                channel = kb.intrinsic("llvm.smin", kb.mul(panel, k.nr), n.last_channel)
+                if self.buffer is not None:
+                    rows = self._copied_rows(self.buffer, row, channel)
+                else:
+                    rows = self._image_rows(image, kb.ir.add(first, row), channel)
+                self._interleave(rows)
+                self._emit_rows(kb.at(row_out, channel), panel, kb.ir.sub(output_rows, row))
 
-    # -- LHS -----------------------------------------------------------------------------------------------------------
+    # -- input rows ----------------------------------------------------------------------------------------------------
 
-    def _fill(self, source: Value, first: Value, output_rows: Value, channels: Value) -> None:
+    def _copy_rows(self, buffer: RowBufferParams, image: Value, first: Value, output_rows: Value) -> None:
         """Emit the copying of the input rows under the output rows, rounded up to whole tiles, as uint8."""
-        kb, n, k = self.kb, self.n, self.kernel
-        zero_point = k.dot.requantization.input_zero_point(kb, self.epilogue)
-        converter = SignFlipped(k.dot.is_signed, zero_point)
+        kb, n, k, converter = self.kb, self.n, self.kernel, self.converter
 
         def pack_row(row: Value, target: Value) -> None:
             if k.has_depth_multiplier:
-                count = kb.ir.udiv(self.buffer.within, n.depth_multiplier)
+                count = kb.ir.udiv(buffer.within, n.depth_multiplier)
                 pack_lhs_row_repeated(kb, converter, row, target, count, n.depth_multiplier)
-            elif k.has_channel_blocks:
-                with kb.loop(0, n.width) as x:
-                    pixel = kb.at(target, kb.ir.mul(x, n.pixel_bytes))
-                    pack_lhs_row(kb, converter, kb.at(row, kb.ir.mul(x, n.input_pixel_stride)), pixel, channels)
             else:
-                pack_lhs_row(kb, converter, row, target, self.buffer.within)
+                pack_lhs_row(kb, converter, row, target, buffer.within)
 
         tile_rows = kb.i64(k.taps.rows)
         tiles = kb.ir.udiv(kb.add(output_rows, k.taps.rows - 1), tile_rows)
-        fill_row_buffer(kb, self.buffer, converter, source, first, kb.ir.mul(tiles, tile_rows), pack_row)
+        fill_row_buffer(kb, buffer, converter, image, first, kb.ir.mul(tiles, tile_rows), pack_row)
 
-    def _interleave(self, source: Value) -> None:
-        """Emit the interleaving of a panel's channels of all pixels of the input rows of a tile."""
+    def _row_offsets(self) -> list[int]:
+        """Return the input rows of a tile, from its first one. Those after the last have weights of 0."""
+        taps = self.kernel.taps
+        last = taps.kernel_rows + taps.rows - 2
+        return [min(row, last) * taps.row_dilation for row in range(taps.groups * self.kernel.dot.rows)]
+
+    def _copied_rows(self, buffer: RowBufferParams, row: Value, channel: Value) -> list[tuple[Value, Value]]:
+        """Return address and pixel stride of the copied rows under output row `row` of a block."""
+        kb, n = self.kb, self.n
+        top = kb.at(kb.at(kb.scratch, channel), kb.ir.mul(kb.ir.mul(row, n.row_stride), buffer.pitch))
+        return [(kb.at(top, kb.mul(buffer.pitch, offset)), n.pixel_channels) for offset in self._row_offsets()]
+
+    def _image_rows(self, image: Value, row: Value, channel: Value) -> list[tuple[Value, Value]]:
+        """Return address and pixel stride of the image's rows under output row `row`.
+
+        A row outside of the image is one vector of padding, with a stride of 0.
+        """
+        kb, n, rows = self.kb, self.n, []
+        top = kb.ir.sub(kb.ir.mul(row, n.row_stride), n.padding_top)
+        for offset in self._row_offsets():
+            number = kb.add(top, offset)
+            is_inside = kb.ir.icmp_unsigned("<", number, n.input_rows)  # unsigned: a row above has a large number
+            address = kb.at(kb.at(image, channel), kb.ir.mul(number, n.input_row_bytes))
+            stride = kb.ir.select(is_inside, n.pixel_channels, kb.i64(0))
+            rows.append((kb.ir.select(is_inside, address, kb.scratch), stride))
+        return rows
+
+    def _interleave(self, rows: Sequence[tuple[Value, Value]]) -> None:
+        """Emit the interleaving of a panel's channels of all pixels of rows, given by address and pixel stride."""
         kb, n, k = self.kb, self.n, self.kernel
-        taps, dot = k.taps, k.dot
-        last = taps.kernel_rows + taps.rows - 2  # rows after it have weights of 0
-        rows = [kb.mul(self.buffer.pitch, min(row, last) * taps.row_dilation) for row in range(taps.groups * dot.rows)]
-        with kb.loop(0, n.buffered_pixels) as pixel:
-            first = kb.at(source, kb.ir.mul(pixel, n.pixel_bytes))
-            target = kb.at(self.interleaved, kb.mul(pixel, k.pixel_bytes))
-            for group in range(taps.groups):
-                loaded = [
-                    kb.load(vector(I8, k.nr), first, row) for row in rows[group * dot.rows : (group + 1) * dot.rows]
-                ]
-                done = kb.at(target, kb.mul(n.group_stride, group))
-                vectors = dot.interleave(kb, loaded)
-                for number, interleaved in enumerate(vectors):
-                    kb.store(interleaved, done, number * k.pixel_bytes // len(vectors))
+        target = self._interleaved()
+        if not k.copies_rows:
+            padding = [self.converter.padding(kb, k.nr)] * len(rows)
+            with kb.loop(0, n.left) as pixel:
+                self._store_interleaved(padding, kb.at(target, kb.mul(pixel, k.pixel_bytes)))
+        target = kb.at(target, kb.mul(n.left, k.pixel_bytes))
+        with kb.loop(0, n.within) as pixel:
+            addresses = [kb.at(address, kb.ir.mul(pixel, stride)) for address, stride in rows]
+            if k.copies_rows:
+                loaded = [kb.load(vector(I8, k.nr), address) for address in addresses]
+            else:
+                loaded = [self.converter.convert(kb, address, 0, k.nr) for address in addresses]
+            self._store_interleaved(loaded, kb.at(target, kb.mul(pixel, k.pixel_bytes)))
+        if not k.copies_rows:
+            target = kb.at(target, kb.mul(n.within, k.pixel_bytes))
+            with kb.loop(0, n.right) as pixel:
+                self._store_interleaved(padding, kb.at(target, kb.mul(pixel, k.pixel_bytes)))
+
+    def _interleaved(self) -> Value:
+        return self.kb.at(self.kb.scratch, self.n.interleaved_offset)
+
+    def _store_interleaved(self, rows: Sequence[Value], target: Value) -> None:
+        """Emit the interleaving of one pixel."""
+        kb, k = self.kb, self.kernel
+        for group in range(k.taps.groups):
+            vectors = k.dot.interleave(kb, rows[group * k.dot.rows : (group + 1) * k.dot.rows])
+            group_target = kb.at(target, kb.mul(self.n.group_stride, group))
+            for number, interleaved in enumerate(vectors):
+                kb.store(interleaved, group_target, number * k.pixel_bytes // len(vectors))
 
     # -- tiles ---------------------------------------------------------------------------------------------------------
 
     def _emit_rows(self, out: Value, panel: Value, rows: Value) -> None:
-        """Emit the tiles of the output rows of a panel. Only the first `rows` of a tile's rows are stored."""
+        """Emit the tiles of the output rows of a panel, of which only the first `rows` may be in the block.
+
+        Others are stored where the first one overwrites them. A branch would make LLVM compute them in it, and spill.
+        """
         kb, n, k = self.kb, self.n, self.kernel
         weights = kb.at(self.weights, kb.ir.mul(kb.mul(panel, UNPACKED_VECTORS), n.vector_weight_bytes))
         channel = kb.mul(panel, k.nr)
         with kb.loop(0, n.tiles) as tile:
             pixel = kb.intrinsic("llvm.smin", kb.ir.mul(tile, n.tile_pixels), n.last_pixel)
-            lhs = kb.at(self.interleaved, kb.ir.mul(pixel, n.tile_input_stride))
+            lhs = kb.at(self._interleaved(), kb.ir.mul(pixel, n.tile_input_stride))
             results = self._tile(lhs, weights, channel)
-            target = kb.at(out, kb.ir.mul(pixel, n.out_pixel_bytes))
-            for row in range(k.taps.rows):
-                row_results = results[row * k.mr : (row + 1) * k.mr]
-                row_target = kb.at(target, kb.mul(n.output_row_bytes, row))
-                if row == 0:
-                    self._store(row_results, row_target)
-                else:
-                    with kb.ir.if_then(kb.ir.icmp_signed("<", kb.i64(row), rows)):
-                        self._store(row_results, row_target)
+            target = kb.at(out, kb.ir.mul(pixel, n.pixel_channels))
+            for row in reversed(range(k.taps.rows)):
+                is_inside = kb.ir.icmp_signed("<", kb.i64(row), rows)
+                offset = kb.ir.select(is_inside, kb.i64(kb.mul(n.output_row_bytes, row)), kb.i64(0))
+                self._store(results[row * k.mr : (row + 1) * k.mr], kb.at(target, offset))
 
     def _store(self, results: Sequence[Value], target: Value) -> None:
         for position, values in enumerate(results):

@@ -1,4 +1,4 @@
-"""Planning of 8-bit depthwise convolutions: tile, block rows, channel blocks, pixels of a group."""
+"""Planning of 8-bit depthwise convolutions: tile, blocks, pixels of a group."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from nnfmq.operations.signature import Shape
 __all__ = ["plan_dwconv_int8"]
 
 _MAX_ROWS_BYTES = 1 << 16
-_MIN_WORK_ITEMS = 8
+_MIN_WORK_ITEMS, _MAX_WORK_ITEMS = 8, 64
 _MAX_UNROLLED_DOTS = 16  # of one accumulator
 _TILE_VECTORS_16_REGISTERS, _TILE_VECTORS_32_REGISTERS = 4, 8  # accumulators of a vector of channels
 _MAX_PIXEL_GROUP = 8
 _TILE_COST, _INTERLEAVING_COST = 50, 8  # instructions for a position and a panel, in one output row
-_COPY_PANEL_COST, _COPY_PIXEL_COST = 3, 12  # instructions for a panel, and more for each pixel of a channel block
 
 
 def plan_dwconv_int8(
@@ -31,7 +30,7 @@ def plan_dwconv_int8(
     dot: RowDot,
     target: Target,
 ) -> DwConvInt8Kernel:
-    """Return the kernel for an input shape and a target: tile, block rows, channel blocks, pixels of a group."""
+    """Return the kernel for an input shape and a target: tile, blocks, pixels of a group."""
     channels, nr = shape[3] * depth_multiplier, UNPACKED_VECTORS * target.lanes
     groups = math.ceil(rows.size / dot.rows)
     tile_rows = groups * dot.rows - rows.size + 1 if rows.stride == rows.dilation == 1 else 1
@@ -39,42 +38,51 @@ def plan_dwconv_int8(
     pixel_group = _choose_pixel_group(channels, columns, nr)
     is_unrolled = groups * columns.size <= _MAX_UNROLLED_DOTS
 
-    def plan(channel_block: int) -> DwConvInt8Kernel:
-        candidate = DwConvInt8Kernel(
-            shape,
-            rows,
-            columns,
-            depth_multiplier,
-            block_rows=1,
-            channel_block=channel_block,
-            pixel_group=pixel_group,
-            dot=dot,
-            taps=TapGroups(
-                groups,
-                columns.size if is_unrolled else 0,
-                tile_rows,
-                pixel_group * columns.stride,
-                columns.dilation,
-                rows.dilation,
-                rows.size,
-            ),
-            mr=_choose_mr(columns.count // pixel_group, tile_rows, target),
-            lanes=target.lanes,
-            partial_panel=channels * pixel_group if channels * pixel_group < nr else 0,
-            has_channel_blocks=channel_block < channels,
-            has_depth_multiplier=depth_multiplier > 1,
-        )
-        return replace(candidate, block_rows=_choose_block_rows(candidate))
+    copies_rows = depth_multiplier > 1 or channels < nr or pixel_group > 1
+    kernel = DwConvInt8Kernel(
+        shape,
+        rows,
+        columns,
+        depth_multiplier,
+        block_rows=tile_rows,
+        block_panels=math.ceil(channels * pixel_group / nr),
+        pixel_group=pixel_group,
+        dot=dot,
+        taps=TapGroups(
+            groups,
+            columns.size if is_unrolled else 0,
+            tile_rows,
+            pixel_group * columns.stride,
+            columns.dilation,
+            rows.dilation,
+            rows.size,
+        ),
+        mr=_choose_mr(columns.count // pixel_group, tile_rows, target),
+        lanes=target.lanes,
+        partial_panel=channels * pixel_group if channels * pixel_group < nr else 0,
+        copies_rows=copies_rows,
+        has_panel_blocks=False,
+        has_depth_multiplier=depth_multiplier > 1,
+    )
+    return replace(kernel, block_rows=_choose_block_rows(kernel)) if copies_rows else _in_blocks(kernel)
 
-    channel_blocks = [
-        nr * n for n in (1, 2, 4, 8) if depth_multiplier == 1 and channels % nr == 0 and nr * n < channels
-    ]
-    return min(map(plan, [channels * pixel_group, *channel_blocks]), key=_packing_cost)
+
+def _in_blocks(kernel: DwConvInt8Kernel) -> DwConvInt8Kernel:
+    """Return a kernel that copies no rows, in blocks small enough that all threads have some.
+
+    Blocks of panels do not overlap: there are none if the last panel starts early.
+    """
+    tile_rows, panels = kernel.taps.rows, kernel.panels
+    tiles = kernel.shape[0] * math.ceil(kernel.rows.count / tile_rows)
+    if tiles < _MIN_WORK_ITEMS and kernel.channels % kernel.nr == 0 and panels > 1:
+        block_panels = math.ceil(panels / math.ceil(_MIN_WORK_ITEMS / tiles))
+        return replace(kernel, block_panels=block_panels, has_panel_blocks=True)
+    return replace(kernel, block_rows=max(1, tiles // _MAX_WORK_ITEMS) * tile_rows)
 
 
 def _choose_pixel_group(channels: int, columns: WindowDimension, nr: int) -> int:
     """Return how many adjacent pixels are taken as one. Each pixel's panel is interleaved as often as that."""
-    if columns.stride > 1 or channels % nr == 0:
+    if columns.stride > 1 or channels >= nr:
         return 1
 
     def cost(group: int) -> float:
@@ -94,8 +102,7 @@ def _choose_mr(count: int, tile_rows: int, target: Target) -> int:
 def _choose_block_rows(kernel: DwConvInt8Kernel) -> int:
     """Return the output rows of a block: as many as the scratch limit and the number of work items allow."""
     tile_rows = kernel.taps.rows
-    channel_blocks = math.ceil(kernel.channels / kernel.channel_block)
-    max_rows = max(tile_rows, kernel.shape[0] * kernel.rows.count * channel_blocks // _MIN_WORK_ITEMS)
+    max_rows = max(tile_rows, kernel.shape[0] * kernel.rows.count // _MIN_WORK_ITEMS)
     rows = tile_rows
     while (
         rows + tile_rows <= min(max_rows, kernel.rows.count + tile_rows - 1)
@@ -103,11 +110,3 @@ def _choose_block_rows(kernel: DwConvInt8Kernel) -> int:
     ):
         rows += tile_rows
     return rows
-
-
-def _packing_cost(kernel: DwConvInt8Kernel) -> float:
-    """Return the estimated instructions that copy the input rows of one panel."""
-    blocks = math.ceil(kernel.rows.count / kernel.block_rows)
-    rows = blocks * ((kernel.block_rows - 1) * kernel.rows.stride + kernel.rows.effective_kernel_size)
-    pixel_cost = _COPY_PIXEL_COST * kernel.nr / kernel.channel_block if kernel.has_channel_blocks else 0
-    return rows * (_COPY_PANEL_COST + pixel_cost)
