@@ -39,6 +39,8 @@ FILTERS = [  # height, width, stride, dilation, padding, activation
     (2, 3, 1, 2, SAME, 2),
     (1, 1, 2, 1, VALID, 0),
 ]
+DEPTHWISE_IMAGES = [(2, 7, 7, 256, 0), (1, 6, 9, 130, 0), (1, 9, 10, 24, 0), (1, 3, 2, 40, 0), (1, 301, 3, 64, 0)]
+DEPTHWISE_FILTERS = [(4, 3, 1, 1, SAME, 0), (5, 5, 2, 2, SAME, 3), (11, 9, 1, 1, SAME, 1)]
 COLUMN = (2, 43, 1, 17, 33)
 COLUMN_FILTERS = [(5, 1, 1, 1, VALID, 0), (3, 1, 2, 1, SAME, 1), (3, 1, 1, 3, SAME, 3), (4, 1, 3, 1, VALID, 2)]
 
@@ -111,8 +113,8 @@ def test_depthwise_convolutions_match_the_interpreter(
     assert_kernels_agree(depthwise(kind, size, filter))
 
 
-@pytest.mark.parametrize("filter", [*FILTERS[:4], (4, 3, 1, 1, SAME, 0), (5, 5, 2, 2, SAME, 3), (11, 9, 1, 1, SAME, 1)])
-@pytest.mark.parametrize("size", [(2, 7, 7, 256, 0), (1, 6, 9, 130, 0), (1, 9, 10, 24, 0), (1, 3, 2, 40, 0), (1, 301, 3, 64, 0)])
+@pytest.mark.parametrize("filter", [*FILTERS[:4], *DEPTHWISE_FILTERS])
+@pytest.mark.parametrize("size", DEPTHWISE_IMAGES)
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_depthwise_convolutions_of_many_channels_match_the_interpreter(
     kind: str, size: tuple[int, ...], filter: tuple[int, ...]
