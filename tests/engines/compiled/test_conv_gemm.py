@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.compiled import assert_kernels_agree
+from support.compiled import assert_kernels_agree, assert_kernels_agree_on
 from support.small_models import one_operation
 
 from nnfmq.engines.compiled.kernels.dwconv import DwConvKernel
@@ -121,6 +121,23 @@ def test_depthwise_convolutions_of_many_channels_match_the_interpreter(
 ) -> None:
     """With several panels, blocks of panels, a last panel that starts early, and pixels taken as one."""
     assert_kernels_agree(depthwise(kind, size, filter))
+
+
+@pytest.mark.parametrize("image_zero_point", [0, 255])
+@pytest.mark.parametrize("zero_point", [0, 1, 122, 128, 255])
+def test_extreme_depthwise_sums_match_the_interpreter(zero_point: int, image_zero_point: int) -> None:
+    """Weights that int8 holds or not, in channels of extreme, of random and of small ones."""
+    shape, random = (1, 3, 3, 200), np.random.default_rng(5)
+    values = random.integers(0, 256, shape).astype("u1")
+    values[..., 1::5], values[..., 2::5] = 0, 255
+    values[..., 64:128] = np.clip(values[..., 64:128], max(zero_point - 9, 0), min(zero_point + 9, 255))
+    biases = np.zeros(200, "<i4").tobytes()
+    constants = [(Operand(Q8, shape, 0.25, zero_point), values.tobytes()), (Operand(I32, (200,), 0.125), biases)]
+    arguments = [image("uint8", (1, 5, 6, 200), 0.5, image_zero_point), *constants, SAME, 1, 1, 1, 0]
+    model = one_operation(OperationType.DEPTHWISE_CONV_2D, arguments, image("uint8", (1, 5, 6, 200), 300.0, 120))
+    inputs = [np.full((1, 5, 6, 200), value, "u1") for value in (0, 255)]
+    inputs.append(random.integers(0, 256, (1, 5, 6, 200)).astype("u1"))
+    assert_kernels_agree_on(model, [[array] for array in inputs])
 
 
 @pytest.mark.parametrize("filter", COLUMN_FILTERS)

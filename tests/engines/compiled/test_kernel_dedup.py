@@ -96,7 +96,7 @@ def test_acc16_gemms_of_one_name_have_equal_code(is_signed: bool, target: Target
 
 
 @pytest.mark.parametrize("target", [TARGETS["avx2"], TARGETS["avx512"]], ids=["avx2", "avx512"])
-@pytest.mark.parametrize("rows", [None, 1, 2, 4])
-def test_depthwise_convolutions_of_one_name_have_equal_code(rows: int | None, target: Target) -> None:
-    micro_kernel = FLOAT32 if rows is None else RowDot(rows, True, NO_REQUANTIZATION)
+@pytest.mark.parametrize(("rows", "terms"), [(0, 0), (1, 1), (2, 1), (4, 1), (4, 2)])
+def test_depthwise_convolutions_of_one_name_have_equal_code(rows: int, terms: int, target: Target) -> None:
+    micro_kernel = RowDot(rows, terms, True, NO_REQUANTIZATION) if rows else FLOAT32
     assert_names_decide_code(dwconvs(micro_kernel, target), target)

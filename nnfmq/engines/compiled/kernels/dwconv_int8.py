@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnfmq.engines.compiled.ir_builder import I8, KernelBuilder, Value, load_params, pack_params, vector
+from nnfmq.engines.compiled.ir_builder import I8, I64, KernelBuilder, Value, load_params, pack_params, vector
 from nnfmq.engines.compiled.kernels.dot_product import Array, SignFlipped
 from nnfmq.engines.compiled.kernels.packing import (
     InputRowBuffer,
@@ -40,6 +40,8 @@ from nnfmq.operations.shapes import WindowDimension
 from nnfmq.operations.signature import Shape
 
 __all__ = ["DwConvInt8Kernel", "TapGroups"]
+
+_TERM_COUNT_BYTES = 64  # before the weights of a panel that may have two terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class DwConvInt8Params(NamedTuple):
     pixel_channels: Any  # output channels of a pixel
     out_stride: Any  # from one position's output to the next one's
     last_channel: Any  # where the last panel begins
+    panel_weight_bytes: Any
     vector_weight_bytes: Any
     row_stride: Any  # input rows from one output row to the next
     left: Any  # pixels of padding before interleaved rows, or 0 if copied rows have it
@@ -190,6 +193,11 @@ class DwConvInt8Kernel:
         return self.taps.groups * self.taps.rows * self.vector_bytes
 
     @property
+    def _panel_weight_bytes(self) -> int:
+        term_bytes = UNPACKED_VECTORS * self.columns.size * self.column_bytes
+        return term_bytes if self.dot.terms == 1 else _TERM_COUNT_BYTES + 2 * term_bytes
+
+    @property
     def interleaved_offset(self) -> int:
         """Where in scratch memory interleaved rows begin: after copied rows, or after a vector of padding.
 
@@ -203,7 +211,10 @@ class DwConvInt8Kernel:
         return self.interleaved_offset + self.taps.groups * self._interleaved_pixels * self.pixel_bytes
 
     def pack(self, weights: Array) -> bytes:
-        """Return `weights` (height, width, channels), minus their zero point, for each panel, vector and tap column."""
+        """Return `weights` (height, width, channels), minus their zero point, for each panel, vector and tap column.
+
+        If there may be two terms, those of each panel follow their number.
+        """
         taps, rows = self.taps, self.dot.rows
         shifted = np.zeros((taps.rows, taps.groups * rows, self.columns.size, len(self.packed_channel_map)), np.int16)
         for row in range(taps.rows):
@@ -211,7 +222,13 @@ class DwConvInt8Kernel:
         grouped = shifted.reshape(
             taps.rows, taps.groups, rows, self.columns.size, self.panels, UNPACKED_VECTORS, self.lanes
         )
-        return self.dot.pack(grouped.transpose(4, 5, 3, 1, 0, 2, 6))
+        terms = self.dot.pack(grouped.transpose(4, 5, 3, 1, 0, 2, 6))
+        flat = [term.reshape(self.panels, -1) for term in terms]
+        if len(flat) == 1:
+            return flat[0].tobytes()
+        counts = np.zeros((self.panels, _TERM_COUNT_BYTES // 8), np.int64)
+        counts[:, 0] = 1 + flat[1].any(axis=1)
+        return np.concatenate([counts.view(np.int8), *flat], axis=1).tobytes()
 
     def params(self) -> bytes:
         """Return the constant with all extents and strides."""
@@ -237,6 +254,7 @@ class DwConvInt8Kernel:
             pixel_channels=self.channels,
             out_stride=group * self.channels,
             last_channel=max(self.channels * group - self.nr, 0),
+            panel_weight_bytes=self._panel_weight_bytes,
             vector_weight_bytes=self.columns.size * self.column_bytes,
             row_stride=self.rows.stride,
             left=left,
@@ -394,7 +412,7 @@ class _DwConvInt8Builder:
         Others are stored where the first one overwrites them. A branch would make LLVM compute them in it, and spill.
         """
         kb, n, k = self.kb, self.n, self.kernel
-        weights = kb.at(self.weights, kb.ir.mul(kb.mul(panel, UNPACKED_VECTORS), n.vector_weight_bytes))
+        weights = kb.at(self.weights, kb.ir.mul(panel, n.panel_weight_bytes))
         channel = kb.mul(panel, k.nr)
         with kb.loop(0, n.tiles) as tile:
             pixel = kb.intrinsic("llvm.smin", kb.ir.mul(tile, n.tile_pixels), n.last_pixel)
@@ -414,26 +432,38 @@ class _DwConvInt8Builder:
     def _tile(self, lhs: Value, weights: Value, channel: Value) -> list[Value]:
         """Return the bytes of all positions of a tile's first row, then of the next row."""
         kb, requantization = self.kb, self.kernel.dot.requantization
+        terms = kb.load(I64, weights)  # if there may be two
         words = []
         for first in range(0, UNPACKED_VECTORS, 2):
-            pair = [self._rounded(lhs, weights, channel, first + v) for v in range(2)]
+            pair = [self._rounded(lhs, weights, terms, channel, first + v) for v in range(2)]
             words.append([requantization.narrow_segments(kb, a, b, self.epilogue) for a, b in zip(*pair, strict=True)])
         return [requantization.clamp_segments(kb, a, b, self.epilogue) for a, b in zip(*words, strict=True)]
 
-    def _rounded(self, lhs: Value, weights: Value, channel: Value, v: int) -> list[Value]:
+    def _rounded(self, lhs: Value, weights: Value, terms: Value, channel: Value, v: int) -> list[Value]:
         """Return the requantized sums of one vector of channels, for all rows and positions of a tile."""
         kb, n, k, dot = self.kb, self.n, self.kernel, self.kernel.dot
         first = kb.add(channel, v * k.lanes)
         weights = kb.at(weights, kb.ir.mul(n.vector_weight_bytes, kb.i64(v)))
         source = kb.at(lhs, v * k.vector_bytes)
         accs: Sequence[Value] = [dot.requantization.bias(kb, self.epilogue, first, k.lanes)] * (k.mr * k.taps.rows)
-        if k.taps.columns:
-            loaded: dict[tuple[int, int], Value] = {}
-            for j in range(k.taps.columns):
-                accs = self._column(j, source, weights, accs, loaded)
+        if dot.terms == 1:
+            accs = self._window(source, weights, accs)
         else:
-            accs = kb.for_loop(n.tap_columns, accs, lambda j, a: self._column_of_loop(j, source, weights, a))
+            first_term = kb.at(weights, _TERM_COUNT_BYTES)
+            term_bytes = kb.mul(n.vector_weight_bytes, UNPACKED_VECTORS)
+            accs = kb.for_loop(
+                terms, accs, lambda t, a: self._window(source, kb.at(first_term, kb.ir.mul(t, term_bytes)), a)
+            )
         return [dot.requantization.rounded(kb, acc, self.epilogue, first) for acc in accs]
+
+    def _window(self, source: Value, weights: Value, accs: Sequence[Value]) -> Sequence[Value]:
+        """Emit all taps of one vector of channels."""
+        taps, loaded = self.kernel.taps, dict[tuple[int, int], Value]()
+        if not taps.columns:
+            return self.kb.for_loop(self.n.tap_columns, accs, lambda j, a: self._column_of_loop(j, source, weights, a))
+        for j in range(taps.columns):
+            accs = self._column(j, source, weights, accs, loaded)
+        return accs
 
     def _column_of_loop(self, j: Value, source: Value, weights: Value, accs: Sequence[Value]) -> Sequence[Value]:
         kb, k = self.kb, self.kernel

@@ -22,6 +22,8 @@ from nnfmq.engines.compiled.target import Target
 
 __all__ = ["RowDot"]
 
+_MIN_S8, _MAX_S8 = -128, 127
+
 
 @dataclass(frozen=True, slots=True)
 class RowDot:
@@ -29,17 +31,24 @@ class RowDot:
 
     4 rows: u8 times s8 (dot4). 2 rows: s16 (dot2). 1 row: s16, on targets without instructions that sum products. The
     bias contains -input zero point * (sum of the channel's weights). Sums wrap around: only the last one has to fit.
+
+    Weights that int8 does not hold are sums of two `terms`. Models have them in some channels of uint8 filters.
     """
 
     rows: int
+    terms: int
     is_signed: bool
     requantization: Requantization
 
     @classmethod
-    def of(cls, target: Target, fits_int8: bool, is_signed: bool, requantization: Requantization) -> RowDot:
+    def of(
+        cls, target: Target, weight_range: tuple[int, int], is_signed: bool, requantization: Requantization
+    ) -> RowDot:
         """Return the one that sums the most products per instruction."""
-        rows = 4 if target.has_dot4 and fits_int8 else 2 if target.pmaddwd is not None else 1
-        return cls(rows, is_signed, requantization)
+        low, high = weight_range
+        if target.has_dot4 and low >= 2 * _MIN_S8 and high <= 2 * _MAX_S8:
+            return cls(4, 1 if low >= _MIN_S8 and high <= _MAX_S8 else 2, is_signed, requantization)
+        return cls(2 if target.pmaddwd is not None else 1, 1, is_signed, requantization)
 
     @property
     def group_bytes(self) -> int:
@@ -81,6 +90,10 @@ class RowDot:
             return dot2(kb, acc, lhs, weights)
         return kb.ir.add(acc, kb.ir.mul(kb.ir.sext(lhs, acc.type), kb.ir.sext(weights, acc.type)))
 
-    def pack(self, weights: Array) -> bytes:
-        """Return weights (panels, vectors, columns, groups, tile rows, rows of a group, lanes) as they are read."""
-        return np.moveaxis(weights, -2, -1).astype(np.int8 if self.rows == 4 else np.int16).tobytes()
+    def pack(self, weights: Array) -> list[Array]:
+        """Return the terms of weights (panels, vectors, columns, groups, tile rows, rows of a group, lanes) as read."""
+        weights = np.moveaxis(weights, -2, -1)
+        if self.rows < 4:
+            return [weights.astype(np.int16)]
+        first = np.clip(weights, _MIN_S8, _MAX_S8)
+        return [term.astype(np.int8) for term in (first, weights - first)[: self.terms]]

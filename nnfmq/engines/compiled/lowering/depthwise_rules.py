@@ -21,7 +21,7 @@ from nnfmq.engines.compiled.lowering.weighted_ops import (
     choose_epilogue,
     image_and_windows,
     is_float,
-    weight_zero_point_of,
+    weight_range,
     with_folded_zero_point,
 )
 from nnfmq.engines.compiled.target import Target
@@ -56,7 +56,7 @@ def depthwise(
         return KernelLaunch(kernel, constants, kernel.macs // 12)
     if input.dtype not in Q8 or output.dtype not in Q8:
         return None
-    dot = RowDot.of(target, weight_zero_point_of(filter) == 0, input.dtype.kind == "i", NO_REQUANTIZATION)
+    dot = RowDot.of(target, weight_range(filter), input.dtype.kind == "i", NO_REQUANTIZATION)
     planned = plan_dwconv_int8(image, depth_multiplier, rows, columns, dot, target)
     op = WeightedOp(None, input, filter, bias, output, target, activation)
     return _depthwise_launch(op, planned, taps_shape)

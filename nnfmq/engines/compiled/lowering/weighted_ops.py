@@ -39,6 +39,7 @@ __all__ = [
     "image_and_windows",
     "is_float",
     "max_abs",
+    "weight_range",
     "weight_zero_point_of",
     "with_folded_zero_point",
     "without_zero_point",
@@ -123,10 +124,14 @@ def max_abs(tensor: Tensor) -> int:
     return max(info.max - tensor.zero_point, tensor.zero_point - info.min)
 
 
+def weight_range(filter: Tensor) -> tuple[int, int]:
+    """Return the least and the greatest weight minus the zero point, of those of the filter and 0, which fills panels."""
+    return min(int(filter.array.min()) - filter.zero_point, 0), max(int(filter.array.max()) - filter.zero_point, 0)
+
+
 def weight_zero_point_of(filter: Tensor) -> int:
     """Return the smallest constant to subtract from weights so that int8 holds them, and the 0 that fills panels."""
-    low = min(int(filter.array.min()) - filter.zero_point, 0)
-    high = max(int(filter.array.max()) - filter.zero_point, 0)
+    low, high = weight_range(filter)
     return max(high - 127, 0) + min(low + 128, 0)
 
 
