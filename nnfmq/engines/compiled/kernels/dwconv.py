@@ -23,6 +23,7 @@ from nnfmq.engines.compiled.kernels.packing import (
     InputConverter,
     InputRowBuffer,
     RowBufferParams,
+    best_output_rows,
     fill_row_buffer,
     pack_lhs_row,
     pack_lhs_row_repeated,
@@ -181,7 +182,7 @@ class DwConvKernel:
             lhs_stride=self.columns.stride * self.channel_block * 4,
             out_stride=out_stride,
             filter_bytes=self.rows.size * self.columns.size * self.lanes * 4,
-            kernel_row_stride=self.rows.dilation * buffer.pitch,
+            kernel_row_stride=buffer.tap_row_stride,
             width=width,
             input_pixel_stride=input_channels * mk.item_bytes,
             depth_multiplier=self.depth_multiplier,
@@ -387,12 +388,12 @@ def _choose_block_rows(kernel: DwConvKernel) -> int:
         and replace(kernel, block_rows=rows + 1).row_buffer.bytes <= _MAX_SCRATCH_BYTES
     ):
         rows += 1
-    return rows
+    return best_output_rows(kernel.row_buffer, rows)
 
 
 def _packing_cost(kernel: DwConvKernel) -> float:
     """Return the estimated instructions that pack the input rows of one vector of channels."""
     blocks = math.ceil(kernel.rows.count / kernel.block_rows)
-    rows = blocks * ((kernel.block_rows - 1) * kernel.rows.stride + kernel.rows.effective_kernel_size)
+    rows = blocks * kernel.row_buffer.row_count
     pixel_cost = _PACK_PIXEL_COST * kernel.lanes / kernel.channel_block if kernel.has_channel_blocks else 0
     return rows * (_PACK_VECTOR_COST + pixel_cost)

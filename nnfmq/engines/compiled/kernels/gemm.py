@@ -193,7 +193,7 @@ class GemmKernel:
 
     @property
     def _kernel_row_stride(self) -> int:
-        return self.shape.rows.dilation * self._row_buffer.pitch
+        return self._row_buffer.tap_row_stride
 
     @property
     def _kernel_column_stride(self) -> int:
