@@ -1,0 +1,220 @@
+"""Fusion: which neighbouring operations one kernel computes, with the interpreter's results of the model as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.compiled import assert_kernels_agree
+from support.small_models import F32, I32, INPUT, OUTPUT, Q8, Q8S, TEMPORARY, graph, scalar
+
+from nnfmq.engines.compiled.executor import CompiledPartition
+from nnfmq.engines.compiled.partition import prepare
+from nnfmq.hal.types import Model, Operand, Operation, OperationType
+
+pytestmark = pytest.mark.instruction_sets
+
+TYPES = {"float32": (F32, 0.0, 0), "uint8": (Q8, 0.5, 100), "int8": (Q8S, 0.5, -7)}
+CONV, DEPTHWISE, GROUPED = OperationType.CONV_2D, OperationType.DEPTHWISE_CONV_2D, OperationType.GROUPED_CONV_2D
+PAD, PAD_V2 = OperationType.PAD, OperationType.PAD_V2
+SAME, VALID = 1, 2
+NCHW_AXES = (0, 3, 1, 2)
+
+
+def tensor(kind: str, *shape: int) -> Operand:
+    type, scale, zero_point = TYPES[kind]
+    return Operand(type, shape, scale, zero_point)
+
+
+def weights(kind: str, shape: tuple[int, ...], channels: int) -> list[tuple[Operand, bytes]]:
+    """Return a filter and a bias."""
+    random = np.random.default_rng(5)
+    if kind == "float32":
+        floats, bias = random.normal(size=shape).astype("<f4"), random.normal(size=channels).astype("<f4")
+        return [(Operand(F32, shape), floats.tobytes()), (Operand(F32, (channels,)), bias.tobytes())]
+    values = random.integers(0, 256, shape).astype("u1")
+    bias = random.integers(-500, 500, channels).astype("<i4")
+    bias_operand = Operand(I32, (channels,), 0.5 * 0.015625)
+    return [(Operand(TYPES[kind][0], shape, 0.015625, 3), values.tobytes()), (bias_operand, bias.tobytes())]
+
+
+Step = tuple[OperationType, Sequence[Any], Operand]
+"""An operation, its arguments, and its result. An int or float is a constant, [n] the result of step n, or the model's
+input if n is -1; (operand, bytes) is a constant."""
+
+
+def model_of(image: Operand, steps: Sequence[Step], outputs: Sequence[int] = ()) -> Model:
+    """Return a model of one input, whose outputs are the results of the steps `outputs` and of the last step."""
+    operands = [replace(image, lifetime=INPUT)]
+    operands += [replace(result, lifetime=TEMPORARY) for _, _, result in steps]
+    for number in (*outputs, len(steps) - 1):
+        operands[1 + number] = replace(operands[1 + number], lifetime=OUTPUT)
+    constants, operations = {}, []
+    for number, (code, arguments, _) in enumerate(steps):
+        indexes = []
+        for argument in arguments:
+            if isinstance(argument, list):
+                indexes.append(1 + argument[0])
+                continue
+            operand, content = argument if isinstance(argument, tuple) else scalar(argument)
+            constants[len(operands)] = content
+            indexes.append(len(operands))
+            operands.append(operand)
+        operations.append(Operation(code, tuple(indexes), (1 + number,)))
+    return graph(operands, operations, constants)
+
+
+def fused_operations(model: Model) -> dict[int, tuple[int, ...]]:
+    """Return which other operations the kernels of each operation compute."""
+    (step,) = prepare(model).steps
+    assert isinstance(step.function, CompiledPartition)
+    return {launch.operation: launch.fused for launch in step.function.plan.source_launches}
+
+
+def assert_fused(model: Model, expected: dict[int, tuple[int, ...]], tolerance: float = 1e-5) -> None:
+    assert fused_operations(model) == expected
+    assert_kernels_agree(model, tolerance=tolerance)
+
+
+# -- padding -----------------------------------------------------------------------------------------------------------
+
+
+def paddings(*pairs: tuple[int, int]) -> tuple[Operand, bytes]:
+    return Operand(I32, (len(pairs), 2)), np.array(pairs, "<i4").tobytes()
+
+
+def convolution(code: OperationType, kind: str, window: Sequence[int], nchw: bool = False) -> tuple[OperationType, Any]:
+    """Return a convolution of 12 channels with a filter of 3 x 3; `window` is padding and strides."""
+    shape = {CONV: (17, 3, 3, 12), DEPTHWISE: (1, 3, 3, 12), GROUPED: (6, 3, 3, 4)}[code]
+    channels = {CONV: 17, DEPTHWISE: 12, GROUPED: 6}[code]
+    more = {CONV: [0], DEPTHWISE: [1, 0], GROUPED: [3, 0]}[code]
+    return code, (channels, [[0], *weights(kind, shape, channels), *window, *more, nchw])
+
+
+def padded(
+    code: OperationType,
+    kind: str,
+    pairs: Sequence[tuple[int, int]],
+    window: Sequence[int] = (VALID, 2, 2),
+    nchw: bool = False,
+    value: Any = None,
+    size: tuple[int, int] = (4, 4),
+) -> list[Step]:
+    """Return a PAD of an image (2, 9, 8, 12), and a convolution of it to an image of `size`."""
+    code, (channels, arguments) = convolution(code, kind, window, nchw)
+    shape = [e + sum(pair) for e, pair in zip((2, 9, 8, 12), pairs, strict=True)]
+    result = [shape[0], *size, channels]
+    if nchw:
+        pairs, shape, result = ([one[axis] for axis in NCHW_AXES] for one in (list(pairs), shape, result))
+    pad = (PAD, [[-1], paddings(*pairs)]) if value is None else (PAD_V2, [[-1], paddings(*pairs), value])
+    return [(*pad, tensor(kind, *shape)), (code, arguments, tensor(kind, *result))]
+
+
+def image(kind: str, nchw: bool = False) -> Operand:
+    return tensor(kind, *((2, 12, 9, 8) if nchw else (2, 9, 8, 12)))
+
+
+@pytest.mark.parametrize("nchw", [False, True])
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("code", [CONV, DEPTHWISE, GROUPED])
+def test_a_pad_becomes_the_padding_of_a_convolution(code: OperationType, kind: str, nchw: bool) -> None:
+    steps = padded(code, kind, [(0, 0), (0, 1), (1, 0), (0, 0)], nchw=nchw)
+
+    assert_fused(model_of(image(kind, nchw), steps), {1: (0,)})
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_pad_is_added_to_the_convolution_s_own_padding(kind: str) -> None:
+    explicit = padded(CONV, kind, [(0, 0), (1, 0), (1, 1), (0, 0)], (1, 0, 0, 1, 1, 1), size=(9, 9))
+    scheme = padded(CONV, kind, [(0, 0), (1, 1), (1, 0), (0, 0)], (SAME, 1, 1), size=(11, 9))
+
+    assert_fused(model_of(image(kind), explicit), {1: (0,)})
+    assert_fused(model_of(image(kind), scheme), {1: (0,)})
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_pad_v2_is_fused_if_it_pads_with_the_value_of_0(kind: str) -> None:
+    pairs = [(0, 0), (1, 1), (1, 1), (0, 0)]
+    zero, other = (0.0, 1.0) if kind == "float32" else (TYPES[kind][2], TYPES[kind][2] + 1)
+
+    assert_fused(model_of(image(kind), padded(CONV, kind, pairs, value=zero, size=(5, 4))), {1: (0,)})
+    assert_fused(model_of(image(kind), padded(CONV, kind, pairs, value=other, size=(5, 4))), {0: (), 1: ()})
+
+
+@pytest.mark.parametrize(
+    ("pairs", "size"),
+    [
+        ([(0, 1), (0, 1), (0, 1), (0, 0)], (4, 4)),  # of the batch
+        ([(0, 0), (0, 3), (0, 1), (0, 0)], (5, 4)),  # a window in the padding alone
+        ([(0, 0), (0, 1), (4, 0), (0, 0)], (4, 5)),
+    ],
+)
+def test_a_pad_that_no_window_can_have_is_computed(pairs: list[tuple[int, int]], size: tuple[int, int]) -> None:
+    assert_fused(model_of(image("uint8"), padded(CONV, "uint8", pairs, size=size)), {0: (), 1: ()})
+
+
+def test_a_pad_of_channels_is_computed() -> None:
+    steps = padded(CONV, "float32", [(0, 0), (0, 1), (0, 1), (0, 4)])
+
+    assert_fused(model_of(tensor("float32", 2, 9, 8, 8), [_of_8_channels(steps[0]), steps[1]]), {0: (), 1: ()})
+
+
+def _of_8_channels(step: Step) -> Step:
+    return step[0], step[1], tensor("float32", 2, 10, 9, 12)
+
+
+def test_a_pad_that_something_else_reads_is_computed() -> None:
+    steps = padded(CONV, "uint8", [(0, 0), (0, 1), (0, 1), (0, 0)])
+    clamp = (OperationType.RELU, [[0]], steps[0][2])
+
+    assert_fused(model_of(image("uint8"), steps, outputs=[0]), {0: (), 1: ()})
+    assert_fused(model_of(image("uint8"), [steps[0], clamp, steps[1]], outputs=[1]), {0: (), 1: (), 2: ()})
+
+
+# -- activations -------------------------------------------------------------------------------------------------------
+
+CLAMPS = [OperationType.RELU, OperationType.RELU1, OperationType.RELU6]
+
+
+@pytest.mark.parametrize("code", CLAMPS)
+@pytest.mark.parametrize("kind", TYPES)
+def test_an_operation_that_clamps_becomes_an_activation(kind: str, code: OperationType) -> None:
+    steps = padded(CONV, kind, [(0, 0), (0, 1), (0, 1), (0, 0)])
+    last = (code, [[1]], steps[-1][2])
+
+    assert_fused(model_of(image(kind), [*steps, last]), {1: (0, 2)})
+
+
+@pytest.mark.parametrize("nchw", [False, True])
+@pytest.mark.parametrize("code", [DEPTHWISE, GROUPED])
+def test_clamps_after_other_convolutions_are_fused_in_either_layout(code: OperationType, nchw: bool) -> None:
+    steps = padded(code, "uint8", [(0, 0), (0, 1), (0, 1), (0, 0)], nchw=nchw)
+    last = (OperationType.RELU6, [[1]], steps[-1][2])
+
+    assert_fused(model_of(image("uint8", nchw), [*steps, last]), {1: (0, 2)})
+
+
+@pytest.mark.parametrize("code", ["ADD", "SUB", "MUL"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_clamps_after_arithmetic_are_fused(kind: str, code: str) -> None:
+    value = tensor(kind, 3, 50)
+    steps: list[Step] = [(OperationType[code], [[-1], [-1], 0], value), (OperationType.RELU, [[0]], value)]
+
+    assert_fused(model_of(value, steps), {0: (1,)})
+
+
+def test_a_second_activation_is_computed() -> None:
+    value = tensor("float32", 3, 50)
+    steps: list[Step] = [(OperationType.MUL, [[-1], [-1], 1], value), (OperationType.RELU6, [[0]], value)]
+
+    assert_fused(model_of(value, steps), {0: (), 1: ()})
+
+
+def test_a_clamp_of_a_result_that_is_an_output_is_computed() -> None:
+    value = tensor("float32", 3, 50)
+    steps: list[Step] = [(OperationType.MUL, [[-1], [-1], 0], value), (OperationType.RELU, [[0]], value)]
+
+    assert_fused(model_of(value, steps, outputs=[0]), {0: (), 1: ()})
