@@ -83,10 +83,14 @@ def _padded_convolution(pad: LoweredOp, convolution: LoweredOp) -> LoweredOp | N
     image, filter = pad.call.tensors[0], convolution.call.tensors[1]
     assert image is not None and filter is not None, "both are required arguments"
     paddings = pad.call.attributes["paddings"].tolist()
-    if len(paddings) != 4 or pad.call.attributes.get("value", image.zero_point) != image.zero_point:
+    if (
+        len(paddings) != 4
+        or (pad.outputs_nchw and not convolution.inputs_nchw[0])
+        or pad.call.attributes.get("value", image.zero_point) != image.zero_point
+    ):
         return None
     shape = image.shape
-    if convolution.inputs_nchw[0]:
+    if convolution.inputs_nchw[0] and not pad.outputs_nchw:
         paddings, shape = [paddings[axis] for axis in TO_NHWC], tuple(shape[axis] for axis in TO_NHWC)
     if any(paddings[0]) or any(paddings[3]):
         return None

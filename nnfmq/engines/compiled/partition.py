@@ -20,6 +20,7 @@ from nnfmq.engines.compiled.compiled_artifact import CompiledArtifact, load_part
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.fusion import fuse
 from nnfmq.engines.compiled.jit import Compile, Kernel
+from nnfmq.engines.compiled.layouts import keep_nhwc
 from nnfmq.engines.compiled.local_compilation import compile_in_process
 from nnfmq.engines.compiled.lowered_operation import LoweredOp, RuleCall
 from nnfmq.engines.compiled.lowering import (
@@ -270,7 +271,7 @@ class CompiledPreparation(SubgraphPreparation):
 
     def _plan(self, numbers: Sequence[int], steps: Sequence[Any]) -> PartitionPlan:
         read_later = self._read_outside(numbers)
-        ops = fuse((replace(steps[number], number=number) for number in numbers), read_later)
+        ops = fuse(keep_nhwc(replace(steps[number], number=number) for number in numbers), read_later)
         produced = {index for op in ops for index in op.outputs}
         inputs = list(dict.fromkeys(index for op in ops for index in op.inputs if index not in produced))
         outputs = [index for op in ops for index in op.outputs if index in read_later]

@@ -3,75 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from support.chains import TYPES, Step, fused_operations, model_of, tensor, weights
 from support.compiled import assert_kernels_agree
-from support.small_models import F32, I32, INPUT, OUTPUT, Q8, Q8S, TEMPORARY, graph, scalar
+from support.small_models import I32
 
-from nnfmq.engines.compiled.executor import CompiledPartition
-from nnfmq.engines.compiled.partition import prepare
-from nnfmq.hal.types import Model, Operand, Operation, OperationType
+from nnfmq.hal.types import Model, Operand, OperationType
 
 pytestmark = pytest.mark.instruction_sets
 
-TYPES = {"float32": (F32, 0.0, 0), "uint8": (Q8, 0.5, 100), "int8": (Q8S, 0.5, -7)}
 CONV, DEPTHWISE, GROUPED = OperationType.CONV_2D, OperationType.DEPTHWISE_CONV_2D, OperationType.GROUPED_CONV_2D
 PAD, PAD_V2 = OperationType.PAD, OperationType.PAD_V2
 SAME, VALID = 1, 2
 NCHW_AXES = (0, 3, 1, 2)
-
-
-def tensor(kind: str, *shape: int) -> Operand:
-    type, scale, zero_point = TYPES[kind]
-    return Operand(type, shape, scale, zero_point)
-
-
-def weights(kind: str, shape: tuple[int, ...], channels: int) -> list[tuple[Operand, bytes]]:
-    """Return a filter and a bias."""
-    random = np.random.default_rng(5)
-    if kind == "float32":
-        floats, bias = random.normal(size=shape).astype("<f4"), random.normal(size=channels).astype("<f4")
-        return [(Operand(F32, shape), floats.tobytes()), (Operand(F32, (channels,)), bias.tobytes())]
-    values = random.integers(0, 256, shape).astype("u1")
-    bias = random.integers(-500, 500, channels).astype("<i4")
-    bias_operand = Operand(I32, (channels,), 0.5 * 0.015625)
-    return [(Operand(TYPES[kind][0], shape, 0.015625, 3), values.tobytes()), (bias_operand, bias.tobytes())]
-
-
-Step = tuple[OperationType, Sequence[Any], Operand]
-"""An operation, its arguments, and its result. An int or float is a constant, [n] the result of step n, or the model's
-input if n is -1; (operand, bytes) is a constant."""
-
-
-def model_of(image: Operand, steps: Sequence[Step], outputs: Sequence[int] = ()) -> Model:
-    """Return a model of one input, whose outputs are the results of the steps `outputs` and of the last step."""
-    operands = [replace(image, lifetime=INPUT)]
-    operands += [replace(result, lifetime=TEMPORARY) for _, _, result in steps]
-    for number in (*outputs, len(steps) - 1):
-        operands[1 + number] = replace(operands[1 + number], lifetime=OUTPUT)
-    constants, operations = {}, []
-    for number, (code, arguments, _) in enumerate(steps):
-        indexes = []
-        for argument in arguments:
-            if isinstance(argument, list):
-                indexes.append(1 + argument[0])
-                continue
-            operand, content = argument if isinstance(argument, tuple) else scalar(argument)
-            constants[len(operands)] = content
-            indexes.append(len(operands))
-            operands.append(operand)
-        operations.append(Operation(code, tuple(indexes), (1 + number,)))
-    return graph(operands, operations, constants)
-
-
-def fused_operations(model: Model) -> dict[int, tuple[int, ...]]:
-    """Return which other operations the kernels of each operation compute."""
-    (step,) = prepare(model).steps
-    assert isinstance(step.function, CompiledPartition)
-    return {launch.operation: launch.fused for launch in step.function.plan.source_launches}
 
 
 def assert_fused(model: Model, expected: dict[int, tuple[int, ...]], tolerance: float = 1e-5) -> None:
