@@ -206,8 +206,8 @@ class GraphBuilder:
         used = tuple(entry for entry in self.extension_codes.extensions if entry.prefix in shared.prefixes)
         subgraphs = [_used_operands(each) for each in (self._subgraph(inputs, outputs), *shared.referenced)]
         offsets = {operand.location.offset for each in subgraphs for operand in each.operands if _is_constant(operand)}
-        values, moved = _joined({offset: shared.contents[offset] for offset in sorted(offsets)})
-        main, *referenced = (_relocated(each, moved) for each in subgraphs)
+        values, new_offsets = _joined({offset: shared.contents[offset] for offset in sorted(offsets)})
+        main, *referenced = (_relocated(each, new_offsets) for each in subgraphs)
         return Model(main, tuple(referenced), values, extensions=used)
 
     def _subgraph(self, inputs: Sequence[int], outputs: Sequence[int]) -> Subgraph:
@@ -267,18 +267,18 @@ def _is_constant(operand: Operand) -> bool:
 def _joined(contents: Mapping[int, bytes | memoryview]) -> tuple[bytes, dict[int, int]]:
     """Return constants one after the other, and the new offset of each."""
     chunks: list[bytes | memoryview] = []
-    moved, end = {}, 0
+    new_offsets, end = {}, 0
     for offset, data in contents.items():
-        moved[offset] = _aligned(end, len(data))
-        chunks += [bytes(moved[offset] - end), data]
-        end = moved[offset] + len(data)
-    return b"".join(chunks), moved
+        new_offsets[offset] = _aligned(end, len(data))
+        chunks += [bytes(new_offsets[offset] - end), data]
+        end = new_offsets[offset] + len(data)
+    return b"".join(chunks), new_offsets
 
 
-def _relocated(subgraph: Subgraph, moved: Mapping[int, int]) -> Subgraph:
+def _relocated(subgraph: Subgraph, new_offsets: Mapping[int, int]) -> Subgraph:
     """Return a subgraph whose constants are at other offsets."""
     operands = (
-        replace(o, location=replace(o.location, offset=moved[o.location.offset])) if _is_constant(o) else o
+        replace(o, location=replace(o.location, offset=new_offsets[o.location.offset])) if _is_constant(o) else o
         for o in subgraph.operands
     )
     return replace(subgraph, operands=tuple(operands))

@@ -116,10 +116,10 @@ class _Folding:
                 break
             following = self.graph.operation(reader)
             if following.type == OperationType.RESHAPE:
-                moved = _moved_axis(self.graph.shape(result), axis, self.graph.shape(following.outputs[0]))
-                if moved is None:
+                after = _axis_after(self.graph.shape(result), axis, self.graph.shape(following.outputs[0]))
+                if after is None:
                     break
-                axis, last = moved, reader
+                axis, last = after, reader
                 continue
             if following.type in _ACTIVATIONS:
                 activation = _ACTIVATIONS[following.type]
@@ -156,26 +156,26 @@ class _Folding:
         if is_swapped or constant is None or self.graph.has_activation(activation):
             return None
         shape = self.graph.shape(x)
-        along = [extent if place == axis else 1 for place, extent in enumerate(shape)]
+        along = [extent if number == axis else 1 for number, extent in enumerate(shape)]
         if constant.ndim > len(shape) or np.broadcast_shapes(constant.shape, along) != tuple(along):
             return None
         with np.errstate(all="ignore"):
             factor, offset = _AFFINE[operation.type](np.broadcast_to(constant, along).reshape(-1))
         return np.asarray(factor), np.asarray(offset)
 
-    def _replace(self, number: int, product: _Product, place: int, activation: FusedActivationFunc) -> None:
+    def _replace(self, number: int, product: _Product, position: int, activation: FusedActivationFunc) -> None:
         """Give an operation its new weights, bias and activation."""
         operation = self.graph.operation(number)
         inputs = list(operation.inputs)
-        inputs[place] = self.graph.builder.int32(activation)
+        inputs[position] = self.graph.builder.int32(activation)
         if (product.factor != 1).any() or product.offset.any():
-            for position, array in enumerate(product.folded(), 1):
-                is_shared = self.graph.reader_count(inputs[position]) > 1
-                inputs[position] = self.graph.builder.with_content(inputs[position], array.tobytes(), is_shared)
+            for parameter, array in enumerate(product.folded(), 1):
+                is_shared = self.graph.reader_count(inputs[parameter]) > 1
+                inputs[parameter] = self.graph.builder.with_content(inputs[parameter], array.tobytes(), is_shared)
         self.graph.operations[number] = replace(operation, inputs=tuple(inputs))
 
 
-def _moved_axis(shape: Shape, axis: int, reshaped: Shape) -> int | None:
+def _axis_after(shape: Shape, axis: int, reshaped: Shape) -> int | None:
     """Return the axis that has the channels after a reshape; None if the channels are not one axis then."""
     before, count = int(np.prod(shape[:axis])), shape[axis]
     found = [n for n, extent in enumerate(reshaped) if extent == count and int(np.prod(reshaped[:n])) == before]
