@@ -12,6 +12,7 @@ from support.small_models import one_operation
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.dot_product import Float32
 from nnfmq.engines.compiled.kernels.dwconv import DwConvKernel
+from nnfmq.engines.compiled.kernels.dwconv_int8 import DwConvInt8Kernel
 from nnfmq.engines.compiled.kernels.gemm import row_buffer_of
 from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
 from nnfmq.engines.compiled.kernels.requantize import REQUANT_ROWS
@@ -217,10 +218,11 @@ def test_every_packed_channel_has_epilogue_constants(target: Target, multiplier:
                 padding_scheme=VALID,
             )
             assert isinstance(lowered, KernelLaunch)
-            assert isinstance(lowered.kernel, DwConvKernel)
+            assert isinstance(lowered.kernel, DwConvKernel | DwConvInt8Kernel)
             packed_channels = lowered.kernel.panels * lowered.kernel.nr
-            rows, header = (1, 0) if kind == "float" else (REQUANT_ROWS + 1, 5 * 64)
-            assert len(lowered.constants[1]) == header + 4 * rows * packed_channels
+            rows, header = (1, 0) if kind == "float" else (REQUANT_ROWS + 1, 9 * 64)
+            constant = lowered.constants[1]
+            assert len(constant if isinstance(constant, bytes) else constant()) == header + 4 * rows * packed_channels
 
 
 DILATED_FILTERS = [  # the dilation makes a block of output rows read fewer rows than its buffer would hold, or more

@@ -1,8 +1,7 @@
-"""Depthwise convolution (DEPTHWISE_CONV_2D): each channel by itself, in float32 vectors over an input row buffer.
+"""Depthwise convolution (DEPTHWISE_CONV_2D) of float32: each channel by itself, over an input row buffer.
 
-8-bit sums are exact in float32 too, as long as a filter has fewer than some hundreds of taps; there a multiply-add is
-one instruction, and K elements need not be paired. If the depth multiplier is above 1, packing repeats each input
-channel. A work item is a block of output rows times a block of channels, whose row buffer stays in a near cache.
+If the depth multiplier is above 1, packing repeats each input channel. A work item is a block of output rows times a
+block of channels, whose row buffer stays in a near cache.
 
 As in `gemm`, the last tile of a row starts early and recomputes positions, and shapes are run-time values.
 """
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nnfmq.engines.compiled.ir_builder import F32, KernelBuilder, Value, load_params, pack_params, vector
-from nnfmq.engines.compiled.kernels.dot_product import Array, Float32, Q8ViaFloat32
+from nnfmq.engines.compiled.kernels.dot_product import Array, Float32
 from nnfmq.engines.compiled.kernels.float_ops import fmuladd
 from nnfmq.engines.compiled.kernels.packing import (
     InputConverter,
@@ -90,7 +89,7 @@ class DwConvKernel:
     depth_multiplier: int = field(repr=False)
     block_rows: int = field(repr=False)
     channel_block: int = field(repr=False)
-    micro_kernel: Float32 | Q8ViaFloat32
+    micro_kernel: Float32
     taps: UnrolledTaps
     mr: int
     nr_vectors: int
@@ -158,7 +157,7 @@ class DwConvKernel:
         return self.row_buffer.bytes + 4 * self.nr
 
     def pack(self, weights: Array) -> bytes:
-        """Return `weights` (height, width, channels), minus their zero point, as (vectors of channels, taps, lanes)."""
+        """Return `weights` (height, width, channels) as (vectors of channels, taps, lanes)."""
         taps, vectors = self.rows.size * self.columns.size, self.panels * self.nr_vectors
         filled = np.zeros((taps, vectors * self.lanes), np.float32)
         filled[:, : self.channels] = weights.reshape(taps, self.channels)
@@ -338,7 +337,7 @@ def plan_dwconv(
     depth_multiplier: int,
     rows: WindowDimension,
     columns: WindowDimension,
-    micro_kernel: Float32 | Q8ViaFloat32,
+    micro_kernel: Float32,
     target: Target,
 ) -> DwConvKernel:
     """Return the kernel for an input shape and a target: register tile, block rows, channel blocks."""
