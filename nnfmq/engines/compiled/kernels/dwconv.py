@@ -149,7 +149,7 @@ class DwConvKernel:
     def row_buffer(self) -> InputRowBuffer:
         """The input rows of a work item."""
         return InputRowBuffer(
-            self.shape[1], self.shape[2], self.channel_block, self.rows, self.columns, self.block_rows, lhs_bytes=4
+            self.shape[1], self.shape[2], self.channel_block, self.rows, self.columns, self.block_rows, 4, True
         )
 
     def scratch_bytes(self, target: Target) -> int:

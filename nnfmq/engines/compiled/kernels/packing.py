@@ -92,7 +92,7 @@ class RowBufferParams(NamedTuple):
 class InputRowBuffer:
     """The input rows under `output_rows` output rows, with padding. A pixel has `channels` elements.
 
-    Of a dilated window over one output row only the rows that it reads are buffered.
+    `skips_rows`: of a dilated window over one output row only the rows that it reads are buffered.
     """
 
     height: int
@@ -102,6 +102,7 @@ class InputRowBuffer:
     columns: WindowDimension
     output_rows: int
     lhs_bytes: int
+    skips_rows: bool = False
 
     @property
     def pitch(self) -> int:
@@ -112,12 +113,12 @@ class InputRowBuffer:
     @property
     def row_step(self) -> int:
         """Input rows from one buffered row to the next."""
-        return self.rows.dilation if self.output_rows == 1 else 1
+        return self.rows.dilation if self.skips_rows and self.output_rows == 1 else 1
 
     @property
     def kernel_rows(self) -> int:
         """Buffered rows under an output row."""
-        return self.rows.size if self.output_rows == 1 else self.rows.effective_kernel_size
+        return (self.rows.effective_kernel_size - 1) // self.row_step + 1
 
     @property
     def tap_row_stride(self) -> int:
