@@ -22,6 +22,7 @@ from nnfmq.engines.compiled.kernels.packing import (
     InputConverter,
     InputRowBuffer,
     RowBufferParams,
+    best_output_rows,
     fill_row_buffer,
     pack_lhs_row,
     pack_lhs_row_repeated,
@@ -148,7 +149,7 @@ class DwConvKernel:
     def row_buffer(self) -> InputRowBuffer:
         """The input rows of a work item."""
         return InputRowBuffer(
-            self.shape[1], self.shape[2], self.channel_block, self.rows, self.columns, self.block_rows, lhs_bytes=4
+            self.shape[1], self.shape[2], self.channel_block, self.rows, self.columns, self.block_rows, 4, True
         )
 
     def scratch_bytes(self, target: Target) -> int:
@@ -180,7 +181,7 @@ class DwConvKernel:
             lhs_stride=self.columns.stride * self.channel_block * 4,
             out_stride=out_stride,
             filter_bytes=self.rows.size * self.columns.size * self.lanes * 4,
-            kernel_row_stride=self.rows.dilation * buffer.pitch,
+            kernel_row_stride=buffer.tap_row_stride,
             width=width,
             input_pixel_stride=input_channels * mk.item_bytes,
             depth_multiplier=self.depth_multiplier,
@@ -386,12 +387,12 @@ def _choose_block_rows(kernel: DwConvKernel) -> int:
         and replace(kernel, block_rows=rows + 1).row_buffer.bytes <= _MAX_SCRATCH_BYTES
     ):
         rows += 1
-    return rows
+    return best_output_rows(kernel.row_buffer, rows)
 
 
 def _packing_cost(kernel: DwConvKernel) -> float:
     """Return the estimated instructions that pack the input rows of one vector of channels."""
     blocks = math.ceil(kernel.rows.count / kernel.block_rows)
-    rows = blocks * ((kernel.block_rows - 1) * kernel.rows.stride + kernel.rows.effective_kernel_size)
+    rows = blocks * kernel.row_buffer.row_count
     pixel_cost = _PACK_PIXEL_COST * kernel.lanes / kernel.channel_block if kernel.has_channel_blocks else 0
     return rows * (_PACK_VECTOR_COST + pixel_cost)
