@@ -47,10 +47,11 @@ def first_accumulator(real: float, result: int) -> int:
 
 @pytest.mark.instruction_sets
 @pytest.mark.parametrize("operation", [OperationType.CONV_2D, OperationType.DEPTHWISE_CONV_2D])
+@pytest.mark.parametrize("activation", [0, 1])
 @pytest.mark.parametrize("kind", [Q8, Q8S])
 @pytest.mark.parametrize("scale", [1.7, 2.0, 6.5, 8.0, 0.75, 171.3, 4096.0, 30011.0])
 def test_every_step_is_at_the_interpreters_accumulator(
-    operation: OperationType, kind: OperandType, scale: float
+    operation: OperationType, kind: OperandType, scale: float, activation: int
 ) -> None:
     """Weights are 0, so that biases are the accumulators."""
     real = float(np.float32(1.0) / np.float32(scale))
@@ -61,16 +62,8 @@ def test_every_step_is_at_the_interpreters_accumulator(
     shape, depth = ((channels, 1, 1, 4), 4) if is_conv else ((1, 1, 1, channels), channels)
     filter = Operand(kind, shape, 1.0, zero_point), bytes([zero_point]) * (channels * (4 if is_conv else 1))
     bias = Operand(I32, (channels,), 1.0), biases.tobytes()
-    arguments = [
-        Operand(kind, (1, 1, 2, depth), 1.0, zero_point),
-        filter,
-        bias,
-        SAME,
-        1,
-        1,
-        *([] if is_conv else [1]),
-        0,
-    ]
+    source = Operand(kind, (1, 1, 2, depth), 1.0, zero_point)
+    arguments = [source, filter, bias, SAME, 1, 1, *([] if is_conv else [1]), activation]
     model = one_operation(operation, arguments, Operand(kind, (1, 1, 2, channels), scale, zero_point))
     assert_kernels_agree_on(model, [[np.full((1, 1, 2, depth), 3, "u1" if kind == Q8 else "i1")]])
 
@@ -119,16 +112,17 @@ def test_targets_without_rounding_modes_do_not_use_it(name: str) -> None:
     assert Float32Multiplier.of(numbers, np.array([1]), EVERY_RESULT, TARGETS[name]) is None
 
 
+@pytest.mark.parametrize("activation", [0, 1])
 @pytest.mark.parametrize("name", ["avx512vnni", "avx512"])
-def test_lowered_convolutions_use_it(name: str) -> None:
+def test_lowered_convolutions_use_it(name: str, activation: int) -> None:
     uint8 = np.dtype("u1")
     operands = [
         Tensor((1, 4, 4, 8), uint8, 0.5, 3),
         Tensor((8, 1, 1, 8), uint8, 0.25, 128, value=np.ones((8, 1, 1, 8), uint8)),
         Tensor((8,), np.dtype("i4"), 0.125, value=np.zeros(8, np.int32)),
     ]
-    arguments = {"stride_width": 1, "stride_height": 1, "padding_scheme": SAME, "activation": 0}
+    arguments = {"stride_width": 1, "stride_height": 1, "padding_scheme": SAME, "activation": activation}
     output = Tensor((1, 4, 4, 8), uint8, 3.7, 5)
     launch = LOWERING_RULES[OperationType.CONV_2D](*operands, output=output, target=TARGETS[name], **arguments)
     assert isinstance(launch, KernelLaunch) and isinstance(launch.kernel, GemmKernel)
-    assert launch.kernel.micro_kernel.requantization.multiplier == Float32Multiplier()
+    assert launch.kernel.micro_kernel.requantization.multiplier == Float32Multiplier(is_rectified=activation == 1)

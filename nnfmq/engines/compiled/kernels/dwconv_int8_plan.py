@@ -17,7 +17,7 @@ __all__ = ["plan_dwconv_int8"]
 _MAX_ROWS_BYTES = 1 << 16
 _MIN_WORK_ITEMS, _MAX_WORK_ITEMS = 8, 64
 _MAX_UNROLLED_DOTS = 16  # of one accumulator
-_TILE_VECTORS_16_REGISTERS, _TILE_VECTORS_32_REGISTERS = 4, 8  # accumulators of a vector of channels
+_TILE_VECTORS_16_REGISTERS, _TILE_VECTORS_32_REGISTERS = 4, 10  # accumulators of a vector of channels
 _MAX_PIXEL_GROUP = 8
 _TILE_COST, _INTERLEAVING_COST = 50, 8  # instructions for a position and a panel, in one output row
 
@@ -96,7 +96,7 @@ def _choose_mr(count: int, tile_rows: int, target: Target) -> int:
     """Return the positions of a tile: the fewest computed twice, and of these the most that share loads."""
     vectors = _TILE_VECTORS_16_REGISTERS if target.registers == 16 else _TILE_VECTORS_32_REGISTERS
     max_mr = max(1, min(count, vectors // tile_rows))
-    return min(range(1, max_mr + 1), key=lambda mr: math.ceil(count / mr) * (mr + 0.6))
+    return min(range(1, max_mr + 1), key=lambda mr: math.ceil(count / mr) * (mr + 0.35))
 
 
 def _choose_block_rows(kernel: DwConvInt8Kernel) -> int:

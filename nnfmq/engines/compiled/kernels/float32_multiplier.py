@@ -43,7 +43,13 @@ _PMULHRSW = {32: "llvm.x86.avx512.pmul.hr.sw.512", 16: "llvm.x86.avx2.pmul.hr.sw
 
 @dataclass(frozen=True, slots=True)
 class Float32Multiplier:
-    """The multiplication, whose results are twice as large until `halved`."""
+    """The multiplication, whose results are twice as large until `halved`.
+
+    If results below 0 are clamped (`is_rectified`), the offset of an accumulator below 0 needs no sign: its result is
+    at most 0 in any case.
+    """
+
+    is_rectified: bool
 
     weight_prescale = 1
 
@@ -61,7 +67,9 @@ class Float32Multiplier:
         if (max_abs_acc * high >= 2.0**30).any():  # twice that does not fit int32
             return None
         numbers = np.unique(np.stack([multipliers.multipliers, multipliers.shifts]).astype(np.int64), axis=1)
-        return cls() if _has_exact_steps(OutputMultipliers(*numbers), max(results[1], -results[0])) else None
+        is_rectified = results[0] >= 0
+        is_exact = _has_exact_steps(OutputMultipliers(*numbers), max(results[1], -results[0]), is_rectified)
+        return cls(is_rectified) if is_exact else None
 
     def apply(self, kb: KernelBuilder, accs: Value, row: Callable[[int], Value]) -> Value:
         """Return twice the accumulators times their multipliers, rounded down.
@@ -75,8 +83,10 @@ class Float32Multiplier:
             return kb.ir.bitcast(row(number), kind)
 
         value = kb.ir.sitofp(accs, kind)
-        offset = kb.ir.bitcast(kb.ir.or_(kb.ir.and_(accs, kb.splat(I32, _SIGN, lanes)), row(_OFFSET)), kind)
-        rest = kb.intrinsic("llvm.fma", value, floats(_LOW), offset)
+        offset = row(_OFFSET)
+        if not self.is_rectified:
+            offset = kb.ir.or_(kb.ir.and_(accs, kb.splat(I32, _SIGN, lanes)), offset)
+        rest = kb.intrinsic("llvm.fma", value, floats(_LOW), kb.ir.bitcast(offset, kind))
         total = kb.call("llvm.x86.avx512.vfmadd.ps.512", kind, value, floats(_HIGH), rest, _ROUND_DOWN)
         every = I16(-1)
         return kb.call(
@@ -108,8 +118,8 @@ def float32_constants(multipliers: OutputMultipliers, rows: int) -> Array:
 # -- the check ---------------------------------------------------------------------------------------------------------
 
 
-def _has_exact_steps(multipliers: OutputMultipliers, last: int) -> bool:
-    """Return whether the results 1 - last to last begin at the right accumulators, for every channel.
+def _has_exact_steps(multipliers: OutputMultipliers, last: int, is_rectified: bool) -> bool:
+    """Return whether the results 1 - last (or 1) to last begin at the right accumulators, for every channel.
 
     A step may be at a wrong accumulator only if it is within the error of one. Only those are computed exactly. That of
     1 - k is minus that of k.
@@ -119,7 +129,7 @@ def _has_exact_steps(multipliers: OutputMultipliers, last: int) -> bool:
         some = multipliers.of_channels(np.arange(first, min(first + _CHECKED_CHANNELS, len(multipliers.shifts))))
         channels, numbers = np.nonzero(_distances(some, steps) < _MAX_ERROR)
         close = some.of_channels(channels)
-        if not (_is_exact(close, steps[numbers]) and _is_exact(close, 1 - steps[numbers])):
+        if not (_is_exact(close, steps[numbers]) and (is_rectified or _is_exact(close, 1 - steps[numbers]))):
             return False
     return True
 
