@@ -302,17 +302,15 @@ class SignFlipped:
 
     def convert(self, kb: KernelBuilder, source: Value, offset: Value, count: int) -> Value:
         """Load `count` elements as uint8."""
-        values = kb.load(vector(I8, count), source, offset)
-        return kb.ir.xor(values, kb.splat(I8, -128, count)) if self.is_signed else values
+        return self.flipped(kb, kb.load(vector(I8, count), source, offset))
+
+    def flipped(self, kb: KernelBuilder, values: Value) -> Value:
+        """Return input elements as uint8, or uint8 as input elements."""
+        return kb.ir.xor(values, kb.splat(I8, -128, values.type.count)) if self.is_signed else values
 
     def padding(self, kb: KernelBuilder, count: int) -> Value:
         """Return the zero point, which is that of uint8."""
         return kb.broadcast(kb.ir.trunc(self.zero_point, I8), count)
-
-    def input_padding(self, kb: KernelBuilder, count: int) -> Value:
-        """Return `count` input elements that represent 0."""
-        padding = self.padding(kb, count)
-        return kb.ir.xor(padding, kb.splat(I8, -128, count)) if self.is_signed else padding
 
 
 @dataclass(frozen=True, slots=True)

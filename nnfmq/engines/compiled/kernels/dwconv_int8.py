@@ -8,10 +8,13 @@ output rows of a tile, and for each panel, the rows under them are interleaved i
 
 So two output rows of a 3x3 window share what is interleaved.
 
-Rows are interleaved from the image itself, if its pixels have the channels of a panel or more. Others are copied first,
-with padding. Images with few channels are taken as if `pixel_group` adjacent pixels were one with more channels, if the
-stride is 1: panels are full then. As in `gemm`, the last tile of a row starts early and recomputes positions; so does
-the last panel of the channels. Shapes are run-time values.
+Rows are interleaved from the image itself. If its channels are few, or not a multiple of a vector's bytes, a panel may
+have a half or a quarter of them, and the rows of as many `row_tiles` below each other share a vector. Images whose
+pixels have fewer channels than that are copied first, with padding, and taken as if `pixel_group` adjacent pixels were
+one with more channels, if the stride is 1: panels are full then.
+
+As in `gemm`, the last tile of a row starts early and recomputes positions; so does the last panel of the channels.
+Shapes are run-time values.
 """
 
 from __future__ import annotations
@@ -20,11 +23,10 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnfmq.engines.compiled.ir_builder import I8, I64, KernelBuilder, Value, load_params, pack_params, vector
+from nnfmq.engines.compiled.ir_builder import I64, KernelBuilder, Value, load_params, pack_params
 from nnfmq.engines.compiled.kernels.dot_product import Array, SignFlipped
 from nnfmq.engines.compiled.kernels.packing import (
     InputRowBuffer,
@@ -33,64 +35,16 @@ from nnfmq.engines.compiled.kernels.packing import (
     pack_lhs_row,
     pack_lhs_row_repeated,
 )
+from nnfmq.engines.compiled.kernels.row_interleaving import DwConvInt8Params, RowInterleaver, TapGroups
 from nnfmq.engines.compiled.kernels.segments import UNPACKED_VECTORS, segment_order
 from nnfmq.engines.compiled.kernels.tap_interleaving import RowDot
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.shapes import WindowDimension
 from nnfmq.operations.signature import Shape
 
-__all__ = ["DwConvInt8Kernel", "TapGroups"]
+__all__ = ["DwConvInt8Kernel"]
 
 _TERM_COUNT_BYTES = 64  # before the weights of a panel that may have two terms
-
-
-@dataclass(frozen=True, slots=True)
-class TapGroups:
-    """The window in groups of rows. `columns` is 0 if they are a run-time loop.
-
-    `stride` is from one position of a tile to the next, in pixels; `rows` the tile's output rows.
-    """
-
-    groups: int
-    columns: int
-    rows: int
-    stride: int
-    dilation: int
-    row_dilation: int
-    kernel_rows: int
-
-
-class DwConvInt8Params(NamedTuple):
-    """Run-time parameters. Strides and sizes are in bytes."""
-
-    row_blocks: Any
-    panel_blocks: Any
-    panels: Any
-    block_panels: Any
-    block_rows: Any  # output rows of a block
-    output_rows: Any  # of an image
-    image_bytes: Any
-    input_row_bytes: Any
-    input_rows: Any  # of an image
-    padding_top: Any
-    output_row_bytes: Any
-    tiles: Any  # of an output row
-    last_pixel: Any  # where the last tile of an output row begins
-    tile_pixels: Any
-    tile_input_stride: Any
-    pixel_channels: Any  # output channels of a pixel
-    out_stride: Any  # from one position's output to the next one's
-    last_channel: Any  # where the last panel begins
-    panel_weight_bytes: Any
-    vector_weight_bytes: Any
-    row_stride: Any  # input rows from one output row to the next
-    left: Any  # pixels of padding before interleaved rows, or 0 if copied rows have it
-    within: Any
-    right: Any
-    group_stride: Any  # of interleaved rows
-    interleaved_offset: Any  # where they begin in scratch memory
-    depth_multiplier: Any
-    tap_columns: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +68,7 @@ class DwConvInt8Kernel:
     mr: int
     lanes: int
     partial_panel: int
+    row_tiles: int
     copies_rows: bool
     has_panel_blocks: bool
     has_depth_multiplier: bool
@@ -147,30 +102,40 @@ class DwConvInt8Kernel:
     @property
     def tile(self) -> tuple[int, int]:
         """Positions of all rows, and vectors of channels, of the register tile."""
-        return self.mr * self.taps.rows, UNPACKED_VECTORS
+        return self.mr * self.tile_rows, UNPACKED_VECTORS
+
+    @property
+    def tile_rows(self) -> int:
+        """Output rows of a tile."""
+        return self.taps.rows * self.row_tiles
 
     @property
     def nr(self) -> int:
-        """Channels of a panel: bytes of a vector."""
+        """Bytes of a vector: the channels of a panel, of all row tiles."""
         return UNPACKED_VECTORS * self.lanes
+
+    @property
+    def panel_channels(self) -> int:
+        """Channels of a panel."""
+        return self.nr // self.row_tiles
 
     @property
     def panels(self) -> int:
         """Panels of channels."""
-        return math.ceil(self.channels * self.pixel_group / self.nr)
+        return math.ceil(self.channels * self.pixel_group / self.panel_channels)
 
     @property
     def packed_channel_map(self) -> Array:
         """The channel in each lane of the panels. Lanes after the last channel repeat it."""
-        last = self.channels * self.pixel_group - 1
-        starts = np.minimum(np.arange(self.panels) * self.nr, max(last + 1 - self.nr, 0))
-        lanes: Array = np.minimum(starts[:, None] + segment_order(self.lanes), last).reshape(-1) % self.channels
-        return lanes
+        last, size = self.channels * self.pixel_group - 1, self.panel_channels
+        starts = np.minimum(np.arange(self.panels) * size, max(last + 1 - size, 0))
+        lanes: Array = np.minimum(starts[:, None] + segment_order(self.lanes) % size, last)
+        return lanes.reshape(-1) % self.channels
 
     @property
     def row_buffer(self) -> InputRowBuffer:
         """The copied input rows of a work item."""
-        rows = math.ceil(self.block_rows / self.taps.rows) * self.taps.rows
+        rows = math.ceil(self.block_rows / self.tile_rows) * self.tile_rows
         return InputRowBuffer(self.shape[1], self.shape[2], self.channels, self.rows, self.columns, rows, lhs_bytes=1)
 
     @property
@@ -199,12 +164,13 @@ class DwConvInt8Kernel:
 
     @property
     def interleaved_offset(self) -> int:
-        """Where in scratch memory interleaved rows begin: after copied rows, or after a vector of padding.
+        """Where in scratch memory interleaved rows begin: after copied rows, or after a row of padding.
 
         Panels of the last pixels reach behind the copied rows.
         """
         reach = self.channels * self.pixel_group + self.nr
-        return math.ceil((self.row_buffer.bytes + reach) / 64) * 64 if self.copies_rows else self.nr
+        size = self.row_buffer.bytes + reach if self.copies_rows else self.shape[2] * self.channels
+        return math.ceil(size / 64) * 64
 
     def scratch_bytes(self, target: Target) -> int:
         """Return the size of the copied and of the interleaved rows."""
@@ -253,7 +219,7 @@ class DwConvInt8Kernel:
             tile_input_stride=self.columns.stride * self.pixel_bytes,
             pixel_channels=self.channels,
             out_stride=group * self.channels,
-            last_channel=max(self.channels * group - self.nr, 0),
+            last_channel=max(self.channels * group - self.panel_channels, 0),
             panel_weight_bytes=self._panel_weight_bytes,
             vector_weight_bytes=self.columns.size * self.column_bytes,
             row_stride=self.rows.stride,
@@ -275,7 +241,8 @@ class DwConvInt8Kernel:
         if self.copies_rows:
             buffer = load_params(kb, params, RowBufferParams, len(DwConvInt8Params._fields))
         converter = SignFlipped(self.dot.is_signed, self.dot.requantization.input_zero_point(kb, epilogue))
-        builder = _DwConvInt8Builder(self, kb, n, buffer, converter, weights, epilogue)
+        interleaver = RowInterleaver(kb, n, self.dot, self.taps, self.nr, self.pixel_bytes, self.row_tiles, converter)
+        builder = _DwConvInt8Builder(self, kb, n, buffer, interleaver, weights, epilogue)
         builder.emit_work_items(image, out)
         kb.return_void()
 
@@ -288,7 +255,7 @@ class _DwConvInt8Builder:
     kb: KernelBuilder
     n: DwConvInt8Params
     buffer: RowBufferParams | None
-    converter: SignFlipped
+    interleaver: RowInterleaver
     weights: Value
     epilogue: Value
 
@@ -296,8 +263,7 @@ class _DwConvInt8Builder:
         """Emit the loop over the work items."""
         kb, n, k = self.kb, self.n, self.kernel
         if not k.copies_rows:
-            padding = self.converter.input_padding(kb, k.nr)
-            kb.store(padding, kb.scratch)
+            self.interleaver.emit_padding_row()
         with kb.loop(kb.begin, kb.end) as work_item:
             block, begin, end = work_item, kb.i64(0), n.panels
             if k.has_panel_blocks:
@@ -316,22 +282,19 @@ class _DwConvInt8Builder:
         output_rows = kb.intrinsic("llvm.smin", n.block_rows, kb.ir.sub(n.output_rows, first))
         if self.buffer is not None:
             self._copy_rows(self.buffer, image, first, output_rows)
-        with kb.loop(0, output_rows, k.taps.rows) as row:
+        with kb.loop(0, output_rows, k.tile_rows) as row:
             row_out = kb.at(out, kb.ir.mul(row, n.output_row_bytes))
             with kb.loop(*panels) as panel:
-                channel = kb.intrinsic("llvm.smin", kb.mul(panel, k.nr), n.last_channel)
+                channel = kb.intrinsic("llvm.smin", kb.mul(panel, k.panel_channels), n.last_channel)
                 if self.buffer is not None:
-                    rows = self._copied_rows(self.buffer, row, channel)
+                    self.interleaver.emit_copied(self.interleaver.copied_rows(self.buffer, row, channel))
                 else:
-                    rows = self._image_rows(image, kb.ir.add(first, row), channel)
-                self._interleave(rows)
+                    self.interleaver.emit(self.interleaver.image_rows(image, kb.ir.add(first, row), channel))
                 self._emit_rows(kb.at(row_out, channel), panel, kb.ir.sub(output_rows, row))
-
-    # -- input rows ----------------------------------------------------------------------------------------------------
 
     def _copy_rows(self, buffer: RowBufferParams, image: Value, first: Value, output_rows: Value) -> None:
         """Emit the copying of the input rows under the output rows, rounded up to whole tiles, as uint8."""
-        kb, n, k, converter = self.kb, self.n, self.kernel, self.converter
+        kb, n, k, converter = self.kb, self.n, self.kernel, self.interleaver.converter
 
         def pack_row(row: Value, target: Value) -> None:
             if k.has_depth_multiplier:
@@ -340,69 +303,9 @@ class _DwConvInt8Builder:
             else:
                 pack_lhs_row(kb, converter, row, target, buffer.within)
 
-        tile_rows = kb.i64(k.taps.rows)
-        tiles = kb.ir.udiv(kb.add(output_rows, k.taps.rows - 1), tile_rows)
+        tile_rows = kb.i64(k.tile_rows)
+        tiles = kb.ir.udiv(kb.add(output_rows, k.tile_rows - 1), tile_rows)
         fill_row_buffer(kb, buffer, converter, image, first, kb.ir.mul(tiles, tile_rows), pack_row)
-
-    def _row_offsets(self) -> list[int]:
-        """Return the input rows of a tile, from its first one. Those after the last have weights of 0."""
-        taps = self.kernel.taps
-        last = taps.kernel_rows + taps.rows - 2
-        return [min(row, last) * taps.row_dilation for row in range(taps.groups * self.kernel.dot.rows)]
-
-    def _copied_rows(self, buffer: RowBufferParams, row: Value, channel: Value) -> list[tuple[Value, Value]]:
-        """Return address and pixel stride of the copied rows under output row `row` of a block."""
-        kb, n = self.kb, self.n
-        top = kb.at(kb.at(kb.scratch, channel), kb.ir.mul(kb.ir.mul(row, n.row_stride), buffer.pitch))
-        return [(kb.at(top, kb.mul(buffer.pitch, offset)), n.pixel_channels) for offset in self._row_offsets()]
-
-    def _image_rows(self, image: Value, row: Value, channel: Value) -> list[tuple[Value, Value]]:
-        """Return address and pixel stride of the image's rows under output row `row`.
-
-        A row outside of the image is one vector of padding, with a stride of 0.
-        """
-        kb, n, rows = self.kb, self.n, []
-        top = kb.ir.sub(kb.ir.mul(row, n.row_stride), n.padding_top)
-        for offset in self._row_offsets():
-            number = kb.add(top, offset)
-            is_inside = kb.ir.icmp_unsigned("<", number, n.input_rows)  # unsigned: a row above has a large number
-            address = kb.at(kb.at(image, channel), kb.ir.mul(number, n.input_row_bytes))
-            stride = kb.ir.select(is_inside, n.pixel_channels, kb.i64(0))
-            rows.append((kb.ir.select(is_inside, address, kb.scratch), stride))
-        return rows
-
-    def _interleave(self, rows: Sequence[tuple[Value, Value]]) -> None:
-        """Emit the interleaving of a panel's channels of all pixels of rows, given by address and pixel stride."""
-        kb, n, k = self.kb, self.n, self.kernel
-        target = self._interleaved()
-        if not k.copies_rows:
-            padding = [self.converter.padding(kb, k.nr)] * len(rows)
-            with kb.loop(0, n.left) as pixel:
-                self._store_interleaved(padding, kb.at(target, kb.mul(pixel, k.pixel_bytes)))
-        target = kb.at(target, kb.mul(n.left, k.pixel_bytes))
-        with kb.loop(0, n.within) as pixel:
-            addresses = [kb.at(address, kb.ir.mul(pixel, stride)) for address, stride in rows]
-            if k.copies_rows:
-                loaded = [kb.load(vector(I8, k.nr), address) for address in addresses]
-            else:
-                loaded = [self.converter.convert(kb, address, 0, k.nr) for address in addresses]
-            self._store_interleaved(loaded, kb.at(target, kb.mul(pixel, k.pixel_bytes)))
-        if not k.copies_rows:
-            target = kb.at(target, kb.mul(n.within, k.pixel_bytes))
-            with kb.loop(0, n.right) as pixel:
-                self._store_interleaved(padding, kb.at(target, kb.mul(pixel, k.pixel_bytes)))
-
-    def _interleaved(self) -> Value:
-        return self.kb.at(self.kb.scratch, self.n.interleaved_offset)
-
-    def _store_interleaved(self, rows: Sequence[Value], target: Value) -> None:
-        """Emit the interleaving of one pixel."""
-        kb, k = self.kb, self.kernel
-        for group in range(k.taps.groups):
-            vectors = k.dot.interleave(kb, rows[group * k.dot.rows : (group + 1) * k.dot.rows])
-            group_target = kb.at(target, kb.mul(self.n.group_stride, group))
-            for number, interleaved in enumerate(vectors):
-                kb.store(interleaved, group_target, number * k.pixel_bytes // len(vectors))
 
     # -- tiles ---------------------------------------------------------------------------------------------------------
 
@@ -413,21 +316,24 @@ class _DwConvInt8Builder:
         """
         kb, n, k = self.kb, self.n, self.kernel
         weights = kb.at(self.weights, kb.ir.mul(panel, n.panel_weight_bytes))
-        channel = kb.mul(panel, k.nr)
+        channel = kb.mul(panel, k.nr)  # packed
         with kb.loop(0, n.tiles) as tile:
             pixel = kb.intrinsic("llvm.smin", kb.ir.mul(tile, n.tile_pixels), n.last_pixel)
-            lhs = kb.at(self._interleaved(), kb.ir.mul(pixel, n.tile_input_stride))
+            lhs = kb.at(self.interleaver.target, kb.ir.mul(pixel, n.tile_input_stride))
             results = self._tile(lhs, weights, channel)
             target = kb.at(out, kb.ir.mul(pixel, n.pixel_channels))
-            for row in reversed(range(k.taps.rows)):
+            for row in reversed(range(k.tile_rows)):
                 is_inside = kb.ir.icmp_signed("<", kb.i64(row), rows)
                 offset = kb.ir.select(is_inside, kb.i64(kb.mul(n.output_row_bytes, row)), kb.i64(0))
-                self._store(results[row * k.mr : (row + 1) * k.mr], kb.at(target, offset))
+                part, tile_row = divmod(row, k.taps.rows)
+                self._store(results[tile_row * k.mr : (tile_row + 1) * k.mr], part, kb.at(target, offset))
 
-    def _store(self, results: Sequence[Value], target: Value) -> None:
+    def _store(self, results: Sequence[Value], part: int, target: Value) -> None:
+        """Emit the storing of the bytes that row tile `part` has in each of `results`."""
+        kb, size = self.kb, self.kernel.panel_channels
         for position, values in enumerate(results):
-            count = self.kernel.partial_panel or self.kernel.nr
-            self.kb.store_partial(values, count, target, self.kb.mul(self.n.out_stride, position))
+            row = kb.shuffle(values, values, range(part * size, (part + 1) * size))
+            kb.store_partial(row, self.kernel.partial_panel or size, target, kb.mul(self.n.out_stride, position))
 
     def _tile(self, lhs: Value, weights: Value, channel: Value) -> list[Value]:
         """Return the bytes of all positions of a tile's first row, then of the next row."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from nnfmq.engines.compiled.kernels.dwconv_int8 import DwConvInt8Kernel, TapGroups
+from nnfmq.engines.compiled.kernels.dwconv_int8 import DwConvInt8Kernel
+from nnfmq.engines.compiled.kernels.row_interleaving import TapGroups
 from nnfmq.engines.compiled.kernels.segments import UNPACKED_VECTORS
 from nnfmq.engines.compiled.kernels.tap_interleaving import RowDot
 from nnfmq.engines.compiled.target import Target
@@ -19,6 +20,8 @@ _MIN_WORK_ITEMS, _MAX_WORK_ITEMS = 8, 64
 _MAX_UNROLLED_DOTS = 16  # of one accumulator
 _TILE_VECTORS_16_REGISTERS, _TILE_VECTORS_32_REGISTERS = 4, 10  # accumulators of a vector of channels
 _MAX_PIXEL_GROUP = 8
+_SEGMENT_BYTES = 16  # of a vector: the channels of a panel fill at least one
+_ROW_TILE_COSTS = {1: 1.0, 2: 1.1, 4: 1.75}  # of a panel, by row tiles that share it; measured with AVX512-VNNI
 _TILE_COST, _INTERLEAVING_COST = 50, 8  # instructions for a position and a panel, in one output row
 
 
@@ -35,17 +38,18 @@ def plan_dwconv_int8(
     groups = math.ceil(rows.size / dot.rows)
     tile_rows = groups * dot.rows - rows.size + 1 if rows.stride == rows.dilation == 1 else 1
     tile_rows = min(tile_rows, rows.count)
-    pixel_group = _choose_pixel_group(channels, columns, nr)
+    copies_rows = depth_multiplier > 1 or channels < min(nr, _SEGMENT_BYTES)
+    pixel_group = _choose_pixel_group(channels, columns, nr) if copies_rows else 1
+    row_tiles = 1 if copies_rows else _choose_row_tiles(channels, math.ceil(rows.count / tile_rows), nr)
     is_unrolled = groups * columns.size <= _MAX_UNROLLED_DOTS
 
-    copies_rows = depth_multiplier > 1 or channels < nr or pixel_group > 1
     kernel = DwConvInt8Kernel(
         shape,
         rows,
         columns,
         depth_multiplier,
-        block_rows=tile_rows,
-        block_panels=math.ceil(channels * pixel_group / nr),
+        block_rows=tile_rows * row_tiles,
+        block_panels=math.ceil(channels * pixel_group * row_tiles / nr),
         pixel_group=pixel_group,
         dot=dot,
         taps=TapGroups(
@@ -59,7 +63,8 @@ def plan_dwconv_int8(
         ),
         mr=_choose_mr(columns.count // pixel_group, tile_rows, target),
         lanes=target.lanes,
-        partial_panel=channels * pixel_group if channels * pixel_group < nr else 0,
+        partial_panel=channels * pixel_group if copies_rows and channels * pixel_group < nr else 0,
+        row_tiles=row_tiles,
         copies_rows=copies_rows,
         has_panel_blocks=False,
         has_depth_multiplier=depth_multiplier > 1,
@@ -72,12 +77,22 @@ def _in_blocks(kernel: DwConvInt8Kernel) -> DwConvInt8Kernel:
 
     Blocks of panels do not overlap: there are none if the last panel starts early.
     """
-    tile_rows, panels = kernel.taps.rows, kernel.panels
+    tile_rows, panels = kernel.tile_rows, kernel.panels
     tiles = kernel.shape[0] * math.ceil(kernel.rows.count / tile_rows)
-    if tiles < _MIN_WORK_ITEMS and kernel.channels % kernel.nr == 0 and panels > 1:
+    if tiles < _MIN_WORK_ITEMS and kernel.channels % kernel.panel_channels == 0 and panels > 1:
         block_panels = math.ceil(panels / math.ceil(_MIN_WORK_ITEMS / tiles))
         return replace(kernel, block_panels=block_panels, has_panel_blocks=True)
     return replace(kernel, block_rows=max(1, tiles // _MAX_WORK_ITEMS) * tile_rows)
+
+
+def _choose_row_tiles(channels: int, tiles: int, nr: int) -> int:
+    """Return how many row tiles share a vector, so that little of it is unused."""
+
+    def cost(row_tiles: int) -> float:
+        panels = math.ceil(channels * row_tiles / nr)
+        return math.ceil(tiles / row_tiles) * panels * _ROW_TILE_COSTS[row_tiles]
+
+    return min((n for n in _ROW_TILE_COSTS if _SEGMENT_BYTES <= nr // n <= channels), key=cost)
 
 
 def _choose_pixel_group(channels: int, columns: WindowDimension, nr: int) -> int:

@@ -1,0 +1,163 @@
+"""Interleaving of the input rows of 8-bit depthwise convolutions in scratch memory, pixel by pixel of a panel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from nnfmq.engines.compiled.ir_builder import I8, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.kernels.dot_product import SignFlipped
+from nnfmq.engines.compiled.kernels.packing import RowBufferParams
+from nnfmq.engines.compiled.kernels.tap_interleaving import RowDot
+
+__all__ = ["DwConvInt8Params", "RowInterleaver", "TapGroups"]
+
+
+@dataclass(frozen=True, slots=True)
+class TapGroups:
+    """The window in groups of rows. `columns` is 0 if they are a run-time loop.
+
+    `stride` is from one position of a tile to the next, in pixels; `rows` the tile's output rows.
+    """
+
+    groups: int
+    columns: int
+    rows: int
+    stride: int
+    dilation: int
+    row_dilation: int
+    kernel_rows: int
+
+
+class DwConvInt8Params(NamedTuple):
+    """Run-time parameters. Strides and sizes are in bytes."""
+
+    row_blocks: Any
+    panel_blocks: Any
+    panels: Any
+    block_panels: Any
+    block_rows: Any  # output rows of a block
+    output_rows: Any  # of an image
+    image_bytes: Any
+    input_row_bytes: Any
+    input_rows: Any  # of an image
+    padding_top: Any
+    output_row_bytes: Any
+    tiles: Any  # of an output row
+    last_pixel: Any  # where the last tile of an output row begins
+    tile_pixels: Any
+    tile_input_stride: Any
+    pixel_channels: Any  # output channels of a pixel
+    out_stride: Any  # from one position's output to the next one's
+    last_channel: Any  # where the last panel begins
+    panel_weight_bytes: Any
+    vector_weight_bytes: Any
+    row_stride: Any  # input rows from one output row to the next
+    left: Any  # pixels of padding before interleaved rows, or 0 if copied rows have it
+    within: Any
+    right: Any
+    group_stride: Any  # of interleaved rows
+    interleaved_offset: Any  # where they begin in scratch memory
+    depth_multiplier: Any
+    tap_columns: Any
+
+
+@dataclass(frozen=True, slots=True)
+class RowInterleaver:
+    """Emits the interleaving of the input rows under a tile, for one panel.
+
+    Rows are given by the addresses of the panel's channels of their first pixel. What is interleaved as one row are
+    several, one for each of `row_tiles`: their pixels share a vector of bytes. `nr` are all bytes of it, `pixel_bytes`
+    those of an interleaved pixel of a group.
+    """
+
+    kb: KernelBuilder
+    n: DwConvInt8Params
+    dot: RowDot
+    taps: TapGroups
+    nr: int
+    pixel_bytes: int
+    row_tiles: int
+    converter: SignFlipped
+
+    @property
+    def target(self) -> Value:
+        """Where interleaved rows begin."""
+        return self.kb.at(self.kb.scratch, self.n.interleaved_offset)
+
+    def copied_rows(self, buffer: RowBufferParams, row: Value, channel: Value) -> list[list[Value]]:
+        """Return the copied rows under output row `row` of a block."""
+        kb, n = self.kb, self.n
+        top = kb.at(kb.at(kb.scratch, channel), kb.ir.mul(kb.ir.mul(row, n.row_stride), buffer.pitch))
+        return [[kb.at(top, kb.mul(buffer.pitch, offset))] for offset in self._row_offsets()]
+
+    def image_rows(self, image: Value, row: Value, channel: Value) -> list[list[Value]]:
+        """Return the image's rows under the tiles that begin with output row `row`."""
+        kb, n = self.kb, self.n
+        first = kb.at(image, channel)
+        tops = [
+            kb.ir.sub(kb.ir.mul(kb.add(row, tile * self.taps.rows), n.row_stride), n.padding_top)
+            for tile in range(self.row_tiles)
+        ]
+        return [[self._image_row(first, kb.add(top, offset)) for top in tops] for offset in self._row_offsets()]
+
+    def _image_row(self, image: Value, number: Value) -> Value:
+        """Return the address of a row of the image, or of the row of padding if it is outside."""
+        kb, n = self.kb, self.n
+        is_inside = kb.ir.icmp_unsigned("<", number, n.input_rows)  # unsigned: a row above has a large number
+        return kb.ir.select(is_inside, kb.at(image, kb.ir.mul(number, n.input_row_bytes)), kb.scratch)
+
+    def _row_offsets(self) -> list[int]:
+        """Return the input rows of a tile, from its first one. Those after the last have weights of 0."""
+        last = self.taps.kernel_rows + self.taps.rows - 2
+        return [min(row, last) * self.taps.row_dilation for row in range(self.taps.groups * self.dot.rows)]
+
+    def emit_padding_row(self) -> None:
+        """Emit the filling of a row of padding, which is before interleaved rows in scratch memory."""
+        padding = self.converter.flipped(self.kb, self.converter.padding(self.kb, self.nr))
+        with self.kb.loop(0, self.n.interleaved_offset, self.nr) as offset:
+            self.kb.store(padding, self.kb.scratch, offset)
+
+    def emit_copied(self, rows: Sequence[Sequence[Value]]) -> None:
+        """Emit the interleaving of copied rows, which are uint8 and have padding."""
+        self._emit_pixels(rows, self.target, is_uint8=True)
+
+    def emit(self, rows: Sequence[Sequence[Value]]) -> None:
+        """Emit the interleaving of an image's rows, with padding."""
+        kb, n = self.kb, self.n
+        within = kb.at(self.target, kb.mul(n.left, self.pixel_bytes))
+        self._emit_padding(n.left, self.target)
+        self._emit_pixels(rows, within, is_uint8=False)
+        self._emit_padding(n.right, kb.at(within, kb.mul(n.within, self.pixel_bytes)))
+
+    def _emit_padding(self, pixels: Value, target: Value) -> None:
+        padding = [self.converter.padding(self.kb, self.nr)] * (self.taps.groups * self.dot.rows)
+        with self.kb.loop(0, pixels) as pixel:
+            self._store(padding, self.kb.at(target, self.kb.mul(pixel, self.pixel_bytes)))
+
+    def _emit_pixels(self, rows: Sequence[Sequence[Value]], target: Value, is_uint8: bool) -> None:
+        kb = self.kb
+        with kb.loop(0, self.n.within) as pixel:
+            offset = kb.ir.mul(pixel, self.n.pixel_channels)
+            loaded = [self._load(row, offset) for row in rows]
+            if not is_uint8:
+                loaded = [self.converter.flipped(kb, values) for values in loaded]
+            self._store(loaded, kb.at(target, kb.mul(pixel, self.pixel_bytes)))
+
+    def _load(self, tiles: Sequence[Value], offset: Value) -> Value:
+        """Load a pixel of one row of each tile."""
+        kb, kind = self.kb, vector(I8, self.nr // self.row_tiles)
+        parts = [kb.load(kind, address, offset) for address in tiles]
+        while len(parts) > 1:
+            parts = [kb.concat(*pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
+
+    def _store(self, rows: Sequence[Value], target: Value) -> None:
+        """Emit the interleaving of one pixel."""
+        kb, size = self.kb, self.dot.rows
+        for group in range(self.taps.groups):
+            vectors = self.dot.interleave(kb, rows[group * size : (group + 1) * size])
+            group_target = kb.at(target, kb.mul(self.n.group_stride, group))
+            for number, interleaved in enumerate(vectors):
+                kb.store(interleaved, group_target, number * self.pixel_bytes // len(vectors))
