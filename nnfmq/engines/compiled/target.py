@@ -22,10 +22,10 @@ TARGET_VARIABLE = "NNFMQ_TARGET"
 class Target:
     """One instruction set.
 
-    `lanes` are 32-bit lanes of a vector, `registers` vector registers. pmaddwd, pmaddubsw, vpdpwssd and vpdpbusd are
-    the names of LLVM's intrinsics on whole vectors, None if the target has no such instruction. 8-bit values are
-    multiplied by dot4 if `has_dot4`, else by acc16 if there is pmaddubsw, else by dot2. `tuning` are LLVM features that
-    only influence its choice between instructions.
+    `lanes` are 32-bit lanes of a vector, `registers` vector registers. pmaddwd, pmaddubsw, vpdpwssd, vpdpbusd, usdot
+    and sdot are the names of LLVM's intrinsics on whole vectors, None if the target has no such instruction. 8-bit
+    values are multiplied by dot4 if `has_dot4`, else by acc16 if there is pmaddubsw, else by dot2. `tuning` are LLVM
+    features that only influence its choice between instructions.
     """
 
     name: str
@@ -37,6 +37,8 @@ class Target:
     pmaddubsw: str | None
     vpdpwssd: str | None = None
     vpdpbusd: str | None = None
+    usdot: str | None = None
+    sdot: str | None = None
     has_dot4: bool = False
     tuning: tuple[str, ...] = ()
 
@@ -57,6 +59,9 @@ _EVERYWHERE = ("64bit", "cmov", "cx8", "fxsr", "mmx", "sse", "sse2", "sse3", "ss
 _X86 = "x86_64-unknown-linux-gnu"
 _AVX2 = ("avx", "avx2", "fma", "f16c", "bmi", "bmi2")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd")
+
+_ARM = "aarch64-unknown-linux-gnu"
+_USDOT, _SDOT = (f"llvm.aarch64.neon.{name}.v4i32.v16i8" for name in ("usdot", "sdot"))
 
 _AVX512_PMADDWD, _AVX512_PMADDUBSW = "llvm.x86.avx512.pmaddw.d.512", "llvm.x86.avx512.pmaddubs.w.512"
 
@@ -79,7 +84,20 @@ TARGETS = {
         Target("avx512", _X86, _AVX512, 16, 32, _AVX512_PMADDWD, _AVX512_PMADDUBSW),
         Target("avx2", _X86, _AVX2, 8, 16, "llvm.x86.avx2.pmadd.wd", "llvm.x86.avx2.pmadd.ub.sw"),
         Target("sse4.1", _X86, ("sse4.1", "ssse3"), 4, 16, "llvm.x86.sse2.pmadd.wd", "llvm.x86.ssse3.pmadd.ub.sw.128"),
-        Target("neon", "aarch64-unknown-linux-gnu", ("neon",), 4, 32, None, None),
+        Target(
+            "neon-i8mm",
+            _ARM,
+            ("neon", "dotprod", "i8mm"),
+            lanes=4,
+            registers=32,
+            pmaddwd=None,
+            pmaddubsw=None,
+            usdot=_USDOT,
+            sdot=_SDOT,
+            has_dot4=True,
+        ),
+        Target("neon-dotprod", _ARM, ("neon", "dotprod"), 4, 32, None, None, sdot=_SDOT, has_dot4=True),
+        Target("neon", _ARM, ("neon",), 4, 32, None, None),
     )
 }
 """All targets by name, the best first."""
@@ -97,6 +115,7 @@ def host_target() -> Target:
 
 _FEATURES_IN_CPUINFO = {
     "asimd": "neon",
+    "asimddp": "dotprod",
     "bmi1": "bmi",
     "sse4_1": "sse4.1",
     "avx512_vnni": "avx512vnni",

@@ -25,7 +25,7 @@ from llvmlite import ir
 
 from nnfmq.engines.compiled.ir_builder import I8, I32, I64, KernelBuilder, Value, load_params, pack_params, vector
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
-from nnfmq.engines.compiled.kernels.dot_product import Array, DotU8S8x4, MicroKernel
+from nnfmq.engines.compiled.kernels.dot_product import Array, Dot4, MicroKernel
 from nnfmq.engines.compiled.kernels.packing import (
     GROUP_LIST_ALIGNMENT,
     OVERREAD_BYTES,
@@ -493,7 +493,7 @@ class _GemmBuilder:
         The last tile starts early, as in `_emit_positions`.
         """
         kb, n, mk, mr, lanes = self.kb, self.n, self._mk, self.kernel.mr, self.kernel.lanes
-        assert isinstance(mk, DotU8S8x4), "no other micro-kernel has a weight zero point"
+        assert isinstance(mk, Dot4), "no other micro-kernel has a weight zero point"
         emit_tap, zeros = self._row_sum_tap(mk), kb.splat(I32, 0, lanes)
         zero_point, last = mk.weight_zero_point(kb, self.epilogue), kb.ir.sub(n.positions, kb.i64(mr))
         with kb.loop(0, n.positions, mr) as position:
@@ -503,7 +503,7 @@ class _GemmBuilder:
             corrections = kb.ir.mul(sums, kb.broadcast(zero_point, sums.type.count))
             kb.store_partial(corrections, mr, row_sums, kb.mul(position, 4))
 
-    def _row_sum_tap(self, mk: DotU8S8x4) -> _EmitTap:
+    def _row_sum_tap(self, mk: Dot4) -> _EmitTap:
         """Return a function that emits a tap's contribution to the row sums.
 
         A tap has `sum_vectors` whole vectors and a tail of 1 to a whole vector's elements. The tail is a masked load of
