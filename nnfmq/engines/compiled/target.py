@@ -22,10 +22,10 @@ TARGET_VARIABLE = "NNFMQ_TARGET"
 class Target:
     """One instruction set.
 
-    `lanes` are 32-bit lanes of a vector, `registers` vector registers. pmaddwd, pmaddubsw, vpdpwssd, vpdpbusd, usdot
-    and sdot are the names of LLVM's intrinsics on whole vectors, None if the target has no such instruction. 8-bit
-    values are multiplied by dot4 if `has_dot4`, else by acc16 if there is pmaddubsw, else by dot2. `tuning` are LLVM
-    features that only influence its choice between instructions.
+    `lanes` are 32-bit lanes of a vector, `registers` vector registers. pmaddwd, pmaddubsw, vpdpwssd, vpdpbusd,
+    usdot, sdot, usmmla and smmla are the names of LLVM's intrinsics on whole vectors, None if the target has no such
+    instruction. 8-bit values are multiplied by dot4 or mmla if `has_dot4`, else by acc16 if there is pmaddubsw, else by
+    dot2. `tuning` are LLVM features that only influence its choice between instructions.
     """
 
     name: str
@@ -39,6 +39,8 @@ class Target:
     vpdpbusd: str | None = None
     usdot: str | None = None
     sdot: str | None = None
+    usmmla: str | None = None
+    smmla: str | None = None
     has_dot4: bool = False
     tuning: tuple[str, ...] = ()
 
@@ -61,7 +63,9 @@ _AVX2 = ("avx", "avx2", "fma", "f16c", "bmi", "bmi2")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd")
 
 _ARM = "aarch64-unknown-linux-gnu"
-_USDOT, _SDOT = (f"llvm.aarch64.neon.{name}.v4i32.v16i8" for name in ("usdot", "sdot"))
+_USDOT, _SDOT, _USMMLA, _SMMLA = (
+    f"llvm.aarch64.neon.{name}.v4i32.v16i8" for name in ("usdot", "sdot", "usmmla", "smmla")
+)
 
 _AVX512_PMADDWD, _AVX512_PMADDUBSW = "llvm.x86.avx512.pmaddw.d.512", "llvm.x86.avx512.pmaddubs.w.512"
 
@@ -94,6 +98,8 @@ TARGETS = {
             pmaddubsw=None,
             usdot=_USDOT,
             sdot=_SDOT,
+            usmmla=_USMMLA,
+            smmla=_SMMLA,
             has_dot4=True,
         ),
         Target("neon-dotprod", _ARM, ("neon", "dotprod"), 4, 32, None, None, sdot=_SDOT, has_dot4=True),

@@ -25,6 +25,7 @@ from nnfmq.engines.compiled.kernels.dot_product import (
 from nnfmq.engines.compiled.kernels.dwconv import DwConvKernel, plan_dwconv
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
+from nnfmq.engines.compiled.kernels.matrix_product import MmlaU8S8x8
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.operations.shapes import WindowDimension, window_dimension
@@ -76,7 +77,7 @@ def test_gemms_of_one_name_have_equal_code(micro_kernel: MicroKernel, target: Ta
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(DotU8S8x4, "avx512vnni"), (DotU8S8x4, "neon-i8mm"), (DotS8S8x4, "neon-i8mm")]
+    ("kind", "name"), [(DotU8S8x4, "avx512vnni"), (DotS8S8x4, "neon-dotprod"), (MmlaU8S8x8, "neon-i8mm")]
 )
 @pytest.mark.parametrize("is_signed", [False, True])
 @pytest.mark.parametrize("has_weight_zero_point", [False, True])

@@ -22,9 +22,10 @@ from nnfmq.engines.compiled import code_generator
 from nnfmq.engines.compiled.ir_builder import KernelBuilder
 from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
-from nnfmq.engines.compiled.kernels.dot_product import DotS8S8x4, DotS16x2, DotU8S8x4, MaddU8S8Acc16, MicroKernel
+from nnfmq.engines.compiled.kernels.dot_product import Dot4, DotS8S8x4, DotS16x2, DotU8S8x4, MaddU8S8Acc16, MicroKernel
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout
 from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
+from nnfmq.engines.compiled.kernels.matrix_product import MmlaS8S8x8, MmlaU8S8x8, s8_micro_kernel
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.lowering import KernelLaunch
 from nnfmq.engines.compiled.partition import LOWERING_RULES
@@ -250,7 +251,9 @@ def assembly_of(kernel: Kernel, target: Target) -> str:
     parsed = llvm.parse_assembly(str(module))
     parsed.triple = target.triple
     initialize_all_targets()
-    return code_generator.create_target_machine(target, "", ()).emit_assembly(parsed)
+    machine = code_generator.create_target_machine(target, "", ())
+    machine.set_asm_verbosity(True)  # comments on spills
+    return machine.emit_assembly(parsed)
 
 
 def vnni_assembly(micro_kernel: MicroKernel, size: int) -> str:
@@ -282,6 +285,12 @@ def test_dot4_is_one_instruction(size: int, has_weight_zero_point: bool) -> None
     assert not re.search(r"zmm.*(Spill|Reload)", assembly)
 
 
+def k_loop(assembly: str, instruction: str) -> str:
+    """Return the only basic block of AArch64 code that has an instruction."""
+    (found,) = (block for block in re.split(r"^\.LBB", assembly, flags=re.MULTILINE) if f"\t{instruction}\t" in block)
+    return found.partition("\tb.")[0]
+
+
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize(
     ("name", "micro_kernel", "instruction"),
@@ -294,9 +303,34 @@ def test_dot4_is_one_instruction(size: int, has_weight_zero_point: bool) -> None
 def test_dot4_is_one_instruction_of_aarch64(name: str, micro_kernel: MicroKernel, instruction: str, size: int) -> None:
     """An iteration has two K groups. No vector is stored within the loop."""
     kernel = planned_gemm(micro_kernel, size, TARGETS[name])
-    assembly = assembly_of(kernel, TARGETS[name])
-    assert len(re.findall(rf"\t{instruction}\t", assembly)) == 2 * kernel.mr * kernel.nr_vectors
-    assert not re.search(r"\bq\d+.*(Spill|Reload)", assembly)
+    loop = k_loop(assembly_of(kernel, TARGETS[name]), instruction)
+    assert loop.count(f"\t{instruction}\t") == 2 * kernel.mr * kernel.nr_vectors
+    assert "[sp" not in loop
+
+
+@pytest.mark.parametrize("has_weight_zero_point", [False, True])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(("kind", "instruction"), [(MmlaU8S8x8, "usmmla"), (MmlaS8S8x8, "smmla")])
+def test_products_of_matrices_are_one_instruction(
+    kind: type[Dot4], instruction: str, size: int, has_weight_zero_point: bool
+) -> None:
+    """An iteration has two K groups; a tile has an instruction for each accumulator, as with dot4."""
+    target = TARGETS["neon-i8mm"]
+    kernel = planned_gemm(kind(instruction == "smmla", NO_REQUANTIZATION, has_weight_zero_point), size, target)
+    loop = k_loop(assembly_of(kernel, target), instruction)
+    assert loop.count(f"\t{instruction}\t") == 2 * kernel.mr * kernel.nr_vectors
+    assert "[sp" not in loop
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "expected"),
+    [(2, 5, MmlaU8S8x8), (2, 4, DotU8S8x4), (1, 64, DotU8S8x4)],
+    ids=["matrices", "few K elements", "one row"],
+)
+def test_matrices_are_multiplied_where_two_rows_share_weights(rows: int, k: int, expected: type[MicroKernel]) -> None:
+    along, across = (window_dimension(extent, 1, 1, 1, 1) for extent in (rows, 1))
+    shape, target = ConvShape(1, 1, rows, k, across, along, 8), TARGETS["neon-i8mm"]
+    assert type(s8_micro_kernel(target, shape, False, False, NO_REQUANTIZATION)) is expected
 
 
 def test_targets_with_dot4_have_an_instruction_for_it() -> None:
@@ -339,7 +373,7 @@ _MICRO_KERNELS: dict[str, tuple[type[MicroKernel], type[MicroKernel]]] = {  # fo
     "avx512": (MaddU8S8Acc16, MaddU8S8Acc16),
     "avx2": (MaddU8S8Acc16, MaddU8S8Acc16),
     "sse4.1": (MaddU8S8Acc16, MaddU8S8Acc16),
-    "neon-i8mm": (DotU8S8x4, DotS8S8x4),
+    "neon-i8mm": (MmlaU8S8x8, MmlaS8S8x8),
     "neon-dotprod": (DotS8S8x4, DotS8S8x4),
     "neon": (DotS16x2, DotS16x2),
 }
@@ -362,6 +396,6 @@ def test_each_target_has_its_micro_kernel(target: Target, is_signed: bool) -> No
     assert isinstance(lowered.kernel, GemmKernel)
     expected = _MICRO_KERNELS[target.name][is_signed]
     assert type(lowered.kernel.micro_kernel) is expected
-    if expected in (DotS8S8x4, DotU8S8x4):  # inputs of their type are read in place
-        is_direct = is_signed == (expected is DotS8S8x4)
+    if target.has_dot4:  # inputs are read in place if the instruction multiplies their type
+        is_direct = is_signed == (expected in (DotS8S8x4, MmlaS8S8x8))
         assert lowered.kernel.lhs_layout == (LhsLayout.DIRECT if is_direct else LhsLayout.PACKED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nnfmq.engines.compiled.ir_builder import I16, I32, KernelBuilder, Value, vector
 
-__all__ = ["dot2", "dot4", "dot4_signed", "madd_acc16"]
+__all__ = ["dot2", "dot4", "dot4_signed", "madd_acc16", "mmla"]
 
 
 def dot2(kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
@@ -42,6 +42,13 @@ def dot4_signed(kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Va
     """Return int32 `acc` plus the sums of four adjacent s8 * s8 products: sdot."""
     assert kb.target.sdot is not None, "the micro-kernel is chosen only for targets that have it"
     return kb.call(kb.target.sdot, acc.type, acc, lhs, weights)
+
+
+def mmla(kb: KernelBuilder, acc: Value, lhs: Value, weights: Value, lhs_is_signed: bool) -> Value:
+    """Return int32 `acc` plus the product of a 2 x 8 matrix and the transposed of another, s8: usmmla or smmla."""
+    name = kb.target.smmla if lhs_is_signed else kb.target.usmmla
+    assert name is not None, "the micro-kernel is chosen only for targets that have it"
+    return kb.call(name, acc.type, acc, lhs, weights)
 
 
 def madd_acc16(kb: KernelBuilder, acc: Value, lhs: tuple[Value, Value], weights: tuple[Value, Value]) -> Value:

@@ -5,11 +5,14 @@
     DotS16x2         s16   s16      s32          pmaddwd+paddd, or vpdpwssd     subtracted while packing
     DotU8S8x4        u8    s8       s32          vpdpbusd, usdot                folded into the bias
     DotS8S8x4        s8    s8       s32          sdot                           folded into the bias
+    MmlaU8S8x8       u8    s8       s32          usmmla                         folded into the bias
+    MmlaS8S8x8       s8    s8       s32          smmla                          folded into the bias
     MaddU8S8Acc16    u8    s8       s16, s32     2 pmaddubsw, paddw, pmaddwd    folded into the bias
     Q8ViaFloat32     f32   f32      f32, exact   vfmadd231ps (depthwise only)   subtracted while packing
 
-int8 inputs of the u8 kernels are packed as x + 128, uint8 inputs of the s8 kernel as x - 128. Padding is packed as the
-value that represents 0. Targets without one of these instructions get an exact equivalent in others.
+int8 inputs of the u8 kernels are packed as x + 128, uint8 inputs of the s8 kernels as x - 128. Padding is packed as the
+value that represents 0. Targets without one of these instructions get an exact equivalent in others. The Mmla classes
+are in `matrix_product`.
 """
 
 from __future__ import annotations
@@ -38,7 +41,6 @@ __all__ = [
     "MaddU8S8Acc16",
     "MicroKernel",
     "Q8ViaFloat32",
-    "s8_micro_kernel",
 ]
 
 Array = npt.NDArray[Any]
@@ -58,6 +60,8 @@ class MicroKernel(Protocol):
     lhs_bytes: int
     """Bytes of an LHS element, and of a weight."""
     kr: int
+    lhs_rows: int
+    """Rows of a tile that share an LHS vector and an accumulator: 2 if an instruction multiplies matrices, else 1."""
 
     @property
     def has_weight_zero_point(self) -> bool:
@@ -127,7 +131,7 @@ class Float32:
     high: float
 
     item_bytes = output_bytes = lhs_bytes = 4
-    kr = 1
+    kr = lhs_rows = 1
     weight_prescale = 1
     has_weight_zero_point = is_group_sparse = False
     unroll_epilogue = True
@@ -225,6 +229,7 @@ class DotS16x2:
     item_bytes = output_bytes = 1
     lhs_bytes = 2
     kr = 2
+    lhs_rows = 1
     has_weight_zero_point = is_group_sparse = unroll_epilogue = False
 
     def can_read_lhs_directly(self, channels: int) -> bool:
@@ -311,7 +316,7 @@ class _S8Weights:
 
     item_bytes = output_bytes = lhs_bytes = 1
     kr = 4
-    weight_prescale = 1
+    weight_prescale = lhs_rows = 1
     unroll_epilogue = False
     lhs_is_signed = False
 
@@ -343,7 +348,7 @@ class _S8Weights:
 
 @dataclass(frozen=True, slots=True)
 class Dot4(_S8Weights):
-    """Four products summed in 32 bits (dot4): what `DotU8S8x4` and `DotS8S8x4` have in common.
+    """Four products summed in 32 bits (dot4): what `DotU8S8x4`, `DotS8S8x4` and `matrix_product` have in common.
 
     Weights that do not fit int8 are packed minus a residual zero point; zp * (sum of a position's inputs) is added to
     its accumulators (gemmlowp's rhs_offset).
@@ -367,10 +372,14 @@ class Dot4(_S8Weights):
 
     def multiply_add(self, kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
         """Return acc + dot4(lhs, weights)."""
+        return self.dot(kb, acc, lhs, weights)
+
+    def dot(self, kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
+        """Return acc + dot4(lhs, weights): also for the sums of a row's elements."""
         return (dot4_signed if self.lhs_is_signed else dot4)(kb, acc, lhs, weights)
 
     def pack(self, weights: Array, _: Array) -> bytes:
-        """Return (panels, taps, k / 4, channels, 4), filled up with 0."""
+        """Return (panels, taps, k / kr, channels, kr), filled up with 0."""
         return _in_k_groups(weights.astype(np.int8), self.kr)
 
 
@@ -417,19 +426,6 @@ class MaddU8S8Acc16(_S8Weights):
     def pack(self, weights: Array, tap_offsets: Array) -> bytes:
         """Return the group lists."""
         return pack_group_lists(weights, tap_offsets)
-
-
-def s8_micro_kernel(
-    target: Target, is_signed: bool, has_weight_zero_point: bool, requantization: Requantization
-) -> Dot4 | MaddU8S8Acc16:
-    """Return the target's micro-kernel with int8 weights, for int8 or uint8 inputs.
-
-    Inputs need no conversion if the target has the dot4 instruction for their type.
-    """
-    if not target.has_dot4:
-        return MaddU8S8Acc16(is_signed, requantization)
-    has_fitting_sdot = target.sdot is not None and (is_signed or target.usdot is None)
-    return (DotS8S8x4 if has_fitting_sdot else DotU8S8x4)(is_signed, requantization, has_weight_zero_point)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
-from nnfmq.engines.compiled.kernels.dot_product import DotS16x2, Float32, MaddU8S8Acc16, Q8ViaFloat32, s8_micro_kernel
+from nnfmq.engines.compiled.kernels.dot_product import DotS16x2, Float32, MaddU8S8Acc16, Q8ViaFloat32
 from nnfmq.engines.compiled.kernels.dwconv import DwConvKernel, plan_dwconv
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.engines.compiled.kernels.gemm_plan import estimate_cycles, plan_gemm
+from nnfmq.engines.compiled.kernels.matrix_product import s8_micro_kernel
 from nnfmq.engines.compiled.kernels.packing import PackRhs
 from nnfmq.engines.compiled.kernels.requantize import (
     NO_REQUANTIZATION,
@@ -370,7 +371,7 @@ def _s8_launch(op: _WeightedOp) -> KernelLaunch | None:
     if not fits or (weight_zero_point and shape.groups > 1):
         return None
 
-    micro_kernel = partial(s8_micro_kernel, target, op.is_signed, weight_zero_point != 0)
+    micro_kernel = partial(s8_micro_kernel, target, shape, op.is_signed, weight_zero_point != 0)
     candidate = plan_gemm(shape, micro_kernel(NO_REQUANTIZATION), target) if target.has_dot4 else _best_acc16_kernel(op)
     if candidate is None:
         return None
