@@ -286,9 +286,21 @@ def test_dot4_is_one_instruction(size: int, has_weight_zero_point: bool) -> None
 
 
 def k_loop(assembly: str, instruction: str) -> str:
-    """Return the only basic block of AArch64 code that has an instruction."""
-    (found,) = (block for block in re.split(r"^\.LBB", assembly, flags=re.MULTILINE) if f"\t{instruction}\t" in block)
-    return found.partition("\tb.")[0]
+    """Return the basic block of AArch64 code that has an instruction most often."""
+    blocks = re.split(r"^\.LBB", assembly, flags=re.MULTILINE)
+    return max(blocks, key=lambda block: block.count(f"\t{instruction}\t")).partition("\tb.")[0]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_dot2_is_two_instructions_of_neon(size: int) -> None:
+    """An iteration has two K groups. The element of the input is a part of the instruction."""
+    target = TARGETS["neon"]
+    kernel = planned_gemm(DotS16x2(False, NO_REQUANTIZATION), size, target)
+    loop = k_loop(assembly_of(kernel, target), "smlal")
+    assert (
+        len(re.findall(r"\tsmlal\tv\d+\.4s, v\d+\.4h, v\d+\.h\[[01]\]", loop)) == 2 * 2 * kernel.mr * kernel.nr_vectors
+    )
+    assert "[sp" not in loop
 
 
 @pytest.mark.parametrize("size", [1, 3])

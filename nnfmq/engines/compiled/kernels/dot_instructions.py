@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nnfmq.engines.compiled.ir_builder import I16, I32, KernelBuilder, Value, vector
 
-__all__ = ["dot2", "dot4", "dot4_signed", "madd_acc16", "mmla"]
+__all__ = ["dot2", "dot2_of_pair", "dot4", "dot4_signed", "madd_acc16", "mmla"]
 
 
 def dot2(kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
@@ -12,6 +12,18 @@ def dot2(kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
     if kb.target.vpdpwssd is not None and acc.type.count == kb.target.lanes:
         return kb.call(kb.target.vpdpwssd, acc.type, acc, *(kb.ir.bitcast(v, acc.type) for v in (lhs, weights)))
     return kb.ir.add(acc, _pmaddwd(kb, lhs, weights))
+
+
+def dot2_of_pair(kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
+    """Return dot2 for an `lhs` of equal pairs: two smlal by element, if the target has no pmaddwd."""
+    if kb.target.pmaddwd is not None:
+        return dot2(kb, acc, lhs, weights)
+    lanes = acc.type.count
+    for element in (0, 1):
+        left = kb.shuffle(lhs, lhs, [element] * lanes)
+        right = kb.shuffle(weights, weights, range(element, 2 * lanes, 2))
+        acc = kb.ir.add(acc, kb.ir.mul(*(kb.ir.sext(factor, acc.type) for factor in (left, right))))
+    return acc
 
 
 def _pmaddwd(kb: KernelBuilder, lhs: Value, weights: Value) -> Value:

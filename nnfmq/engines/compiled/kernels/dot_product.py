@@ -2,7 +2,7 @@
 
     class            lhs   weights  accumulator  instructions                   input zero point
     Float32          f32   f32      f32          vfmadd231ps, fmla              -
-    DotS16x2         s16   s16      s32          pmaddwd+paddd, or vpdpwssd     subtracted while packing
+    DotS16x2         s16   s16      s32          pmaddwd+paddd, vpdpwssd, smlal subtracted while packing
     DotU8S8x4        u8    s8       s32          vpdpbusd, usdot                folded into the bias
     DotS8S8x4        s8    s8       s32          sdot                           folded into the bias
     MmlaU8S8x8       u8    s8       s32          usmmla                         folded into the bias
@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
-from nnfmq.engines.compiled.kernels.dot_instructions import dot2, dot4, dot4_signed, madd_acc16
+from nnfmq.engines.compiled.kernels.dot_instructions import dot2_of_pair, dot4, dot4_signed, madd_acc16
 from nnfmq.engines.compiled.kernels.float_ops import fmuladd
 from nnfmq.engines.compiled.kernels.packing import ACC16_KR, InputConverter, pack_group_lists
 from nnfmq.engines.compiled.kernels.requantize import Requantization, float32_to_int32
@@ -237,8 +237,8 @@ class DotS16x2:
         return False
 
     def temporaries(self, target: Target) -> int:
-        """Return 1, or 0 if one instruction multiplies and accumulates."""
-        return 0 if target.vpdpwssd else 1
+        """Return 1, or 0 if one instruction multiplies and accumulates; 12 for even and odd weights of two K groups."""
+        return 0 if target.vpdpwssd else 1 if target.pmaddwd else 12
 
     @property
     def weight_prescale(self) -> int:
@@ -263,7 +263,7 @@ class DotS16x2:
 
     def multiply_add(self, kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
         """Return acc + dot2(lhs, weights)."""
-        return dot2(kb, acc, lhs, weights)
+        return dot2_of_pair(kb, acc, lhs, weights)
 
     def epilogue(self, kb: KernelBuilder, accs: Sequence[Value], params: Value, channel: Value) -> list[Value]:
         """Return the requantized accumulators."""
