@@ -44,6 +44,11 @@ class Target:
     has_dot4: bool = False
     tuning: tuple[str, ...] = ()
 
+    @property
+    def multiplies_by_element(self) -> bool:
+        """Whether a factor may be an element of a vector (AArch64); LLVM then loads those of two K groups at once."""
+        return self.triple.startswith("aarch64")
+
     def feature_flags(self, others: Iterable[str] = ()) -> str:
         """Return LLVM's feature string: the target's features switched on, all of `others` that it lacks switched off.
 

@@ -22,7 +22,15 @@ from nnfmq.engines.compiled import code_generator
 from nnfmq.engines.compiled.ir_builder import KernelBuilder
 from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
-from nnfmq.engines.compiled.kernels.dot_product import Dot4, DotS8S8x4, DotS16x2, DotU8S8x4, MaddU8S8Acc16, MicroKernel
+from nnfmq.engines.compiled.kernels.dot_product import (
+    Dot4,
+    DotS8S8x4,
+    DotS16x2,
+    DotU8S8x4,
+    Float32,
+    MaddU8S8Acc16,
+    MicroKernel,
+)
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout
 from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
 from nnfmq.engines.compiled.kernels.matrix_product import MmlaS8S8x8, MmlaU8S8x8, s8_micro_kernel
@@ -289,6 +297,16 @@ def k_loop(assembly: str, instruction: str) -> str:
     """Return the basic block of AArch64 code that has an instruction most often."""
     blocks = re.split(r"^\.LBB", assembly, flags=re.MULTILINE)
     return max(blocks, key=lambda block: block.count(f"\t{instruction}\t")).partition("\tb.")[0]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_tile_of_floats_fits_the_registers_of_neon(size: int) -> None:
+    """LLVM loads the inputs of both K groups of an iteration at once."""
+    target = TARGETS["neon"]
+    kernel = planned_gemm(Float32(0.0, 6.0), size, target)
+    loop = k_loop(assembly_of(kernel, target), "fmla")
+    assert len(re.findall(r"\tfmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[0\]", loop)) == 2 * kernel.mr * kernel.nr_vectors
+    assert "[sp" not in loop
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -15,8 +15,8 @@ def dot2(kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
 
 
 def dot2_of_pair(kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
-    """Return dot2 for an `lhs` of equal pairs: two smlal by element, if the target has no pmaddwd."""
-    if kb.target.pmaddwd is not None:
+    """Return dot2 for an `lhs` of equal pairs: two smlal by element on AArch64."""
+    if not kb.target.multiplies_by_element:
         return dot2(kb, acc, lhs, weights)
     lanes = acc.type.count
     for element in (0, 1):

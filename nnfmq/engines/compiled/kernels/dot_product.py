@@ -141,8 +141,8 @@ class Float32:
         return True
 
     def temporaries(self, target: Target) -> int:
-        """Return 0: a multiply-add has none."""
-        return 0
+        """Return 0: a multiply-add has none; 8 for elements of two K groups."""
+        return 8 if target.multiplies_by_element else 0
 
     def input_converter(self, kb: KernelBuilder, params: Value) -> Float32:
         """Return this: input elements are LHS elements."""
@@ -238,7 +238,7 @@ class DotS16x2:
 
     def temporaries(self, target: Target) -> int:
         """Return 1, or 0 if one instruction multiplies and accumulates; 12 for even and odd weights of two K groups."""
-        return 0 if target.vpdpwssd else 1 if target.pmaddwd else 12
+        return 12 if target.multiplies_by_element else 0 if target.vpdpwssd else 1
 
     @property
     def weight_prescale(self) -> int:
