@@ -33,12 +33,16 @@ _FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
 
 @dataclass(slots=True)
 class _Row:
-    """Timings of one operation, and its kernels; `computed_by` is "kernel", "reference" or "view"."""
+    """Timings of one operation, and its kernels; `computed_by` is "kernel", "reference", "view" or "fused".
+
+    The kernels of operation `fused_into` compute a fused one.
+    """
 
     samples: Timings
     kernels: list[dict[str, Any]]
     computed_by: str
     threads: int = 1
+    fused_into: int | None = None
 
 
 def build(
@@ -97,17 +101,18 @@ def _segment(step: SteppedPartition) -> CompiledPartition:
 
 
 def _generated_rows(numbers: range, segment: CompiledPartition, samples: Sequence[Timings]) -> dict[int, _Row]:
-    """Return the rows of a segment; an operation without a kernel only gives its input another shape."""
+    """Return the rows of a segment; an operation without a kernel is fused, or only gives its input another shape."""
     calls = list(zip(segment.plan.source_launches, samples, strict=True))
+    fused_into = {number: call.operation for call, _ in calls for number in call.fused}
     nothing = Timings(*([0] * len(samples[0].elapsed) for _ in range(2)))
     rows = {}
     for number in numbers:
         own = [(call, times) for call, times in calls if call.operation == number]
         kernels = [_kernel(call, segment.thread_count) | {"p50_ns": times.p50_ns} for call, times in own]
         threads = max((kernel["threads"] for kernel in kernels), default=1)
-        rows[number] = _Row(
-            Timings.sum(times for _, times in own) if own else nothing, kernels, "kernel" if own else "view", threads
-        )
+        computed_by = "kernel" if own else "fused" if number in fused_into else "view"
+        total = Timings.sum(times for _, times in own) if own else nothing
+        rows[number] = _Row(total, kernels, computed_by, threads, fused_into.get(number))
     return rows
 
 
@@ -137,7 +142,7 @@ def _operation(
 ) -> dict[str, Any]:
     operation = subgraph.operations[number]
     work = _work(subgraph, operation, shapes)
-    moved = 0 if row.computed_by == "view" else _moved(subgraph, operation, shapes)
+    moved = 0 if row.computed_by in ("view", "fused") else _moved(subgraph, operation, shapes)
     p50_ns = row.samples.p50_ns
     counts = None if work is None else work.arithmetic_operations
     rate = None if counts is None or not p50_ns else counts / p50_ns
@@ -157,6 +162,7 @@ def _operation(
         "bytes": moved,
         "gigabytes_per_s": None if moved is None or not p50_ns else moved / p50_ns,
         "computed_by": row.computed_by,
+        "fused_into": row.fused_into,
         "threads": row.threads,
         "kernels": row.kernels,
         "shapes": [list(shapes[index]) if index in shapes else None for index in operation.outputs],

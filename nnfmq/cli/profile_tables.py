@@ -35,10 +35,12 @@ def _time(duration_ns: int) -> str:
 
 
 def computed_by(row: Mapping[str, Any]) -> str:
-    """Return the kernels and tiles that computed an operation, or the reference, or that it is a view."""
+    """Return the kernels and tiles of an operation, or the reference, or that it is fused or a view."""
     if row["computed_by"] == "kernel":
         counts = Counter(_kernel(kernel) for kernel in row["kernels"])
         return " + ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
+    if row["computed_by"] == "fused":
+        return f"with operation {row['fused_into']}"
     return {"reference": "the reference", "view": "none (a view)"}[row["computed_by"]]
 
 

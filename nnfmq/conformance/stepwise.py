@@ -129,8 +129,8 @@ class _PartitionComparison:
         self._partition, self._values, self._report = partition, values, report
         self._launches = partition.plan.source_launches
         self._places = {place.index: place for place in partition.plan.allocations}
-        launched = {launch.operation for launch in self._launches}
-        views = [model.main.operations[number] for number in operations if number not in launched]
+        computed = {number for launch in self._launches for number in (launch.operation, *launch.fused)}
+        views = [model.main.operations[number] for number in operations if number not in computed]
         self._views = {view.outputs[0]: view.inputs[0] for view in views}
         self._tolerance = tolerance
         report.operations += len(operations)

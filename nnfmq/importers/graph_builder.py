@@ -9,7 +9,7 @@ larger ones at 4.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nnfmq.hal.errors import InvalidArgument
@@ -30,7 +30,6 @@ class _Shared:
 
     max_bytes: int
     size_bytes: int = 0
-    chunks: list[bytes | memoryview] = field(default_factory=list)
     contents: dict[int, bytes | memoryview] = field(default_factory=dict)  # of the constants, by offset
     equal: dict[bytes, DataLocation] = field(default_factory=dict)  # of constants that `stored` has added
     prefixes: set[int] = field(default_factory=set)
@@ -63,9 +62,8 @@ class GraphBuilder:
     def constant(self, data: bytes | memoryview) -> DataLocation:
         """Add a constant's bytes and return their location. Raises InvalidArgument if the limit is exceeded."""
         shared = self._shared_parts
-        offset = -(-shared.size_bytes // _alignment(len(data))) * _alignment(len(data))
+        offset = _aligned(shared.size_bytes, len(data))
         self.reserve(offset - shared.size_bytes + len(data))
-        shared.chunks += [bytes(offset - shared.size_bytes), data]
         shared.contents[offset] = data
         shared.size_bytes = offset + len(data)
         return DataLocation(0, offset, len(data))
@@ -165,6 +163,18 @@ class GraphBuilder:
         """Return the bytes of a constant operand."""
         return self._shared_parts.contents[self._operands[index].location.offset]
 
+    def with_content(self, index: int, data: bytes, is_shared: bool) -> int:
+        """Return a constant operand like `index` with other bytes: that operand itself, unless `is_shared`."""
+        operand = replace(self._operands[index], location=self.constant(data))
+        if is_shared:
+            return self.operand(operand)
+        self._operands[index] = operand
+        return index
+
+    def replace_operations(self, operations: Sequence[Operation]) -> None:
+        """Replace all operations so far."""
+        self._operations = list(operations)
+
     @property
     def operations(self) -> Sequence[Operation]:
         """The operations so far."""
@@ -191,12 +201,14 @@ class GraphBuilder:
                 self._operands[index] = replace(self._operands[index], dimensions=shape)
 
     def build(self, inputs: Sequence[int], outputs: Sequence[int]) -> Model:
-        """Return the model, with one copy of all constants."""
+        """Return the model, without unused operands, and with one copy of all constants."""
         shared = self._shared_parts
         used = tuple(entry for entry in self.extension_codes.extensions if entry.prefix in shared.prefixes)
-        return Model(
-            self._subgraph(inputs, outputs), tuple(shared.referenced), b"".join(shared.chunks), extensions=used
-        )
+        subgraphs = [_used_operands(each) for each in (self._subgraph(inputs, outputs), *shared.referenced)]
+        offsets = {operand.location.offset for each in subgraphs for operand in each.operands if _is_constant(operand)}
+        values, new_offsets = _joined({offset: shared.contents[offset] for offset in sorted(offsets)})
+        main, *referenced = (_relocated(each, new_offsets) for each in subgraphs)
+        return Model(main, tuple(referenced), values, extensions=used)
 
     def _subgraph(self, inputs: Sequence[int], outputs: Sequence[int]) -> Subgraph:
         return Subgraph(tuple(self._operands), tuple(self._operations), tuple(inputs), tuple(outputs))
@@ -230,6 +242,48 @@ class GraphBuilder:
         return self._small[key]
 
 
+def _used_operands(subgraph: Subgraph) -> Subgraph:
+    """Return a subgraph without the operands that no operation has and that are no inputs or outputs."""
+    used = {index for operation in subgraph.operations for index in (*operation.inputs, *operation.outputs)}
+    kept = sorted(used.union(subgraph.input_indexes, subgraph.output_indexes))
+    number = {index: position for position, index in enumerate(kept)}
+
+    def renumbered(indexes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(number[index] for index in indexes)
+
+    operations = (replace(o, inputs=renumbered(o.inputs), outputs=renumbered(o.outputs)) for o in subgraph.operations)
+    return Subgraph(
+        tuple(subgraph.operands[index] for index in kept),
+        tuple(operations),
+        renumbered(subgraph.input_indexes),
+        renumbered(subgraph.output_indexes),
+    )
+
+
+def _is_constant(operand: Operand) -> bool:
+    return operand.lifetime == LifeTime.CONSTANT_COPY
+
+
+def _joined(contents: Mapping[int, bytes | memoryview]) -> tuple[bytes, dict[int, int]]:
+    """Return constants one after the other, and the new offset of each."""
+    chunks: list[bytes | memoryview] = []
+    new_offsets, end = {}, 0
+    for offset, data in contents.items():
+        new_offsets[offset] = _aligned(end, len(data))
+        chunks += [bytes(new_offsets[offset] - end), data]
+        end = new_offsets[offset] + len(data)
+    return b"".join(chunks), new_offsets
+
+
+def _relocated(subgraph: Subgraph, new_offsets: Mapping[int, int]) -> Subgraph:
+    """Return a subgraph whose constants are at other offsets."""
+    operands = (
+        replace(o, location=replace(o.location, offset=new_offsets[o.location.offset])) if _is_constant(o) else o
+        for o in subgraph.operands
+    )
+    return replace(subgraph, operands=tuple(operands))
+
+
 def _packed(values: Sequence[int]) -> bytes:
     try:
         return struct.pack(f"<{len(values)}i", *values)
@@ -237,5 +291,7 @@ def _packed(values: Sequence[int]) -> bytes:
         raise InvalidArgument(f"{max(values, key=abs)} does not fit 32 bits") from None
 
 
-def _alignment(size_bytes: int) -> int:
-    return 1 if size_bytes < 2 else 2 if size_bytes < 4 else 4
+def _aligned(end: int, size_bytes: int) -> int:
+    """Return the offset of a constant of `size_bytes` after `end`."""
+    alignment = 1 if size_bytes < 2 else 2 if size_bytes < 4 else 4
+    return -(-end // alignment) * alignment

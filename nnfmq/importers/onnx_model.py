@@ -20,8 +20,10 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tensor_info import TensorInfo, dtype_name
 from nnfmq.hal.types import DataLocation, LifeTime, Operand, OperandType
+from nnfmq.importers.activation_patterns import fuse_hard_swish
 from nnfmq.importers.file_format import ModelSource
 from nnfmq.importers.graph_builder import GraphBuilder
+from nnfmq.importers.graph_rewriting import GraphRewriting
 from nnfmq.importers.loaded_model import LoadedModel
 from nnfmq.importers.onnx_file import OnnxFile, attribute_values, dtype_of, input_shapes, read, tensor_array
 from nnfmq.importers.onnx_folding import fold
@@ -31,6 +33,7 @@ from nnfmq.importers.onnx_operators import CONVERTERS
 from nnfmq.importers.onnx_values import Node, Value, operand_type_of
 from nnfmq.importers.onnx_while import VaryingShape, WhileLoop
 from nnfmq.importers.problems import Problems
+from nnfmq.importers.weight_folding import fold_into_weights
 
 __all__ = ["import_model"]
 
@@ -94,8 +97,16 @@ class _Import:
             raise InvalidArgument(
                 f"{len(inputs)} inputs and {len(outputs)} outputs: a model needs at least one of each"
             )
+        self._rewrite(outputs)
         model = self._builder.build(inputs, outputs)
         return LoadedModel(model, self._infos(self._file.inputs, inputs), self._infos(self._file.graph.output, outputs))
+
+    def _rewrite(self, outputs: Sequence[int]) -> None:
+        """Join operations of the subgraph under construction, whose outputs are known now."""
+        graph = GraphRewriting(self._builder, outputs)
+        fuse_hard_swish(graph)
+        fold_into_weights(graph)
+        graph.finish()
 
     def _infos(self, protos: Iterable[Any], indexes: Iterable[int]) -> tuple[TensorInfo, ...]:
         """Return the descriptions of inputs or outputs, whose operands have these indexes."""
@@ -192,6 +203,7 @@ class _Import:
             if results is None:
                 return None
             outputs = [self._output(info.name) for info in graph.output]
+            self._rewrite(outputs)
             pairs = list(zip(results, (self._builder[output] for output in outputs), strict=True))
             return self._builder.refer(inputs, outputs), pairs
 

@@ -7,6 +7,7 @@ import json
 import math
 import xml.etree.ElementTree as xml
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,17 @@ import pytest
 from rich.console import Console
 from support import commands
 from support.control_flow_models import branching
-from support.small_models import one_operation
+from support.small_models import INPUT, OUTPUT, TEMPORARY, graph, one_operation, scalar
 
 import nnfmq
 from nnfmq.cli import main, profile
 from nnfmq.cli.profile_charts import arena, colours_of
-from nnfmq.cli.profile_tables import operations_table
+from nnfmq.cli.profile_tables import computed_by, operations_table
 from nnfmq.cpu_allowance import allowed_cpus
 from nnfmq.engines import profiling
 from nnfmq.engines.compiled import roofline
 from nnfmq.hal.tensor_info import TensorInfo, operand_info
-from nnfmq.hal.types import Model, Operand, OperandType, OperationType
+from nnfmq.hal.types import Model, Operand, OperandType, Operation, OperationType
 from nnfmq.importers import LoadedModel
 
 F32, I32 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_INT32
@@ -35,7 +36,8 @@ DIGITS_QUANT = nnfmq.example_path("digits_quant.tflite")
 OPERATIONS = ["CONV_2D", "MAX_POOL_2D", "CONV_2D", "MAX_POOL_2D", "FULLY_CONNECTED", "SOFTMAX"]
 FIELDS = {
     *("number", "operation", "shapes", "arithmetic", "p50_ns", "min_ns", "share", "multiply_adds", "elements"),
-    *("giga_operations_per_s", "share_of_peak", "bytes", "gigabytes_per_s", "computed_by", "threads", "kernels"),
+    *("giga_operations_per_s", "share_of_peak", "bytes", "gigabytes_per_s", "computed_by", "fused_into"),
+    *("threads", "kernels"),
 }
 
 
@@ -181,6 +183,20 @@ def test_a_view_takes_no_time_and_moves_nothing(report: Any, data_dir: Path) -> 
 
     assert (row["computed_by"], row["p50_ns"], row["bytes"], row["kernels"]) == ("view", 0, 0, [])
     assert sum(row["multiply_adds"] or 0 for row in found["operations"]) == pytest.approx(14e6, rel=0.05)
+
+
+def test_a_fused_operation_names_the_one_whose_kernels_compute_it(report: Any, given: Any) -> None:
+    value, (none, none_bytes) = Operand(F32, (64,)), scalar(0)
+    operands = [replace(value, lifetime=INPUT), replace(value, lifetime=TEMPORARY), replace(value, lifetime=OUTPUT)]
+    add = Operation(OperationType.ADD, (0, 0, 3), (1,))
+    given(graph([*operands, none], [add, Operation(OperationType.RELU, (1,), (2,))], {3: none_bytes}))
+
+    first, second = report("any.tflite")["operations"]
+
+    assert (first["computed_by"], first["fused_into"]) == ("kernel", None)
+    assert (second["computed_by"], second["fused_into"], second["kernels"]) == ("fused", 0, [])
+    assert (second["p50_ns"], second["bytes"], second["multiply_adds"]) == (0, 0, None)
+    assert computed_by(second) == "with operation 0"
 
 
 def test_shapes_that_are_given_with_the_request_are_used(given: Any, report: Any, tmp_path: Path) -> None:

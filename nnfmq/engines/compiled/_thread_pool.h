@@ -14,6 +14,8 @@
  * cores, divided by the number of processes with either. The bytes are hints: they order nothing, and a wrong one costs
  * time, never a result. Each process writes its own bytes only, and the pool the busy byte.
  *
+ * Kernels run in the mode of `_float_mode.h`: a worker sets it for good, the caller during a run.
+ *
  * Each pair of accesses that synchronizes two threads has a label, which stands at both ends:
  *
  *   region   The caller writes the region, then changes `epoch`; a worker that finds `epoch` odd reads the region.
@@ -47,6 +49,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "../../_float_mode.h"
 #include "../../_pause.h"
 
 #define NNFMQ_POOL_MAX_WORKERS 15
@@ -214,6 +217,7 @@ static inline int nnfmq_pool_step(nnfmq_pool *pool, int64_t me, nnfmq_worker *wo
 
 static inline void nnfmq_pool_work(nnfmq_pool *pool, int64_t me) {
     nnfmq_worker worker = {0, 0};
+    nnfmq_flush_subnormals();
     while (nnfmq_pool_step(pool, me, &worker)) {
     }
 }
@@ -310,6 +314,7 @@ static inline int64_t nnfmq_pool_use(nnfmq_pool *pool, int64_t threads, int64_t 
 static inline void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_core_division *division, const nnfmq_launch *launches,
                                   int64_t first, int64_t last, char *scratch, int64_t stride) {
     const int64_t most = pool ? pool->workers + 1 : 1;
+    const uint64_t float_mode = nnfmq_flush_subnormals();
     int64_t threads = 0; /* of the last launch */
     if (division)
         atomic_store_explicit(division->own, 1, memory_order_relaxed);
@@ -329,6 +334,7 @@ static inline void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_core_division *d
         atomic_store_explicit(&pool->active, 0, memory_order_relaxed);
     if (division)
         atomic_store_explicit(division->own, 0, memory_order_relaxed);
+    nnfmq_restore_float_mode(float_mode);
 }
 
 #endif

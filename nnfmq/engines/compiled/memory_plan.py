@@ -97,7 +97,7 @@ class ArraySpec:
 class PartitionLaunch:
     """A kernel launch in a partition: operand indexes, constant offsets, estimated single-thread time in ns.
 
-    `operation` is the number of the operation that it belongs to.
+    `operation` is the number of the operation that it belongs to; its kernels also compute the operations `fused`.
     """
 
     kernel: Kernel
@@ -106,6 +106,7 @@ class PartitionLaunch:
     constants: tuple[int, ...]
     estimated_ns: int
     operation: int = -1
+    fused: tuple[int, ...] = ()
 
     @property
     def runs_parallel(self) -> bool:

@@ -18,8 +18,11 @@ import numpy as np
 
 from nnfmq.engines.compiled.compiled_artifact import CompiledArtifact, load_partitions, prepare_cached
 from nnfmq.engines.compiled.executor import CompiledPartition
+from nnfmq.engines.compiled.fusion import fuse
 from nnfmq.engines.compiled.jit import Compile, Kernel
+from nnfmq.engines.compiled.layouts import keep_nhwc
 from nnfmq.engines.compiled.local_compilation import compile_in_process
+from nnfmq.engines.compiled.lowered_operation import LoweredOp, RuleCall
 from nnfmq.engines.compiled.lowering import (
     Constant,
     KernelLaunch,
@@ -28,6 +31,7 @@ from nnfmq.engines.compiled.lowering import (
     ViewOp,
     conv_matmul_rules,
     data_movement_rules,
+    depthwise_rules,
     elementwise_rules,
     extension_rules,
     recurrent_rules,
@@ -53,6 +57,8 @@ from nnfmq.operations.signature import NUMPY_TYPES, Array, Role, Tensor
 
 __all__ = ["LOWERING_RULES", "prepare"]
 
+_NO_NUMBER = -1  # until the operation is in a partition
+
 
 def _view(input: Tensor, *_: Tensor | None, output: Tensor, target: Target, **attributes: Any) -> ViewOp | None:
     """Lower an operation that only changes the shape."""
@@ -67,6 +73,7 @@ LOWERING_RULES: Mapping[OperationType, LoweringRule] = {
     **data_movement_rules.RULES,
     **reduction_rules.RULES,
     **conv_matmul_rules.RULES,
+    **depthwise_rules.RULES,
     **recurrent_rules.RULES,
     **extension_rules.RULES,
     **dict.fromkeys(extension_rules.VIEWS, _view),
@@ -86,31 +93,6 @@ def prepare(
     if prepacked is not None:
         return prepare_cached(model, prepacked)
     return prepare_with(partial(CompiledPreparation, compile=compile, artifacts=[]), model)
-
-
-@dataclass(frozen=True, slots=True)
-class _LoweredOp:
-    """A lowered operation, in place of its step.
-
-    Kernels only know NHWC: `inputs_nchw` and `outputs_nchw` mark the operands that are NCHW in the model. `reference`
-    is the interpreter's step of a view, for a view of memory outside of an arena.
-    """
-
-    lowered: KernelLaunch | KernelSequence | ViewOp
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    reference: StepFunction | None
-    inputs_nchw: tuple[bool, ...]
-    outputs_nchw: bool
-
-    @property
-    def is_view(self) -> bool:
-        """Whether nothing is computed."""
-        return isinstance(self.lowered, ViewOp)
-
-    def inputs_as_in_model(self) -> list[int]:
-        """Return the inputs that are read without a conversion to NHWC."""
-        return [index for index, nchw in zip(self.inputs, self.inputs_nchw, strict=True) if not nchw]
 
 
 @dataclass(slots=True)
@@ -154,7 +136,7 @@ def _consecutive(
     produced: set[int] = set()  # in the arena of the last partition
     for number, step in enumerate(steps):
         partition = runs[-1][0] if runs and runs[-1][1] is None else None
-        if not isinstance(step, _LoweredOp):
+        if not isinstance(step, LoweredOp):
             runs.append(([number], step))
             continue
         is_outside = step.is_view and not (partition and step.inputs[0] in produced)
@@ -225,7 +207,7 @@ class CompiledPreparation(SubgraphPreparation):
 
     def _lower(
         self, rule: LoweringRule, resolved: ResolvedOp, arguments: Sequence[Tensor | None], shaped: ShapedOp
-    ) -> _LoweredOp | None:
+    ) -> LoweredOp | None:
         tensors, attributes, is_nchw = split_arguments(resolved.match, arguments)
         declaration = resolved.match.declaration
         outputs_nchw = is_nchw and declaration.image_outputs
@@ -233,7 +215,8 @@ class CompiledPreparation(SubgraphPreparation):
         outputs = tuple(tensor_of(o, shape) for o, shape in zip(resolved.outputs, shapes, strict=True))
         if any(0 in output.shape or DATA_DEPENDENT in output.shape for output in outputs):
             return None
-        lowered = rule(*tensors, output=outputs[0] if len(outputs) == 1 else outputs, target=self.target, **attributes)
+        call = RuleCall(declaration.code, rule, tuple(tensors), outputs, attributes, self.target)
+        lowered = call.lower()
         if lowered is None:
             return None
         with no_prepack_recording():
@@ -244,7 +227,9 @@ class CompiledPreparation(SubgraphPreparation):
             if parameter.role is Role.DATA and self.subgraph.operands[index].lifetime != LifeTime.NO_VALUE
         ]
         images = declaration.images if is_nchw else ()
-        return _LoweredOp(
+        return LoweredOp(
+            _NO_NUMBER,
+            call,
             lowered,
             inputs=tuple(index for _, index in data),
             outputs=resolved.operation.outputs,
@@ -272,7 +257,7 @@ class CompiledPreparation(SubgraphPreparation):
         A view of memory outside of a partition's arena belongs to the partition if nothing else reads it; launches then
         read that memory. Otherwise it is a step of the interpreter.
         """
-        joinable = {n for n, step in enumerate(steps) if isinstance(step, _LoweredOp) and step.is_view}
+        joinable = {n for n, step in enumerate(steps) if isinstance(step, LoweredOp) and step.is_view}
         while True:
             runs, outside_views = _consecutive(steps, joinable)
             partitions = [numbers for numbers, step in runs if step is None]
@@ -287,17 +272,17 @@ class CompiledPreparation(SubgraphPreparation):
         return view in read_outside or self._reader_counts[view] == 0
 
     def _plan(self, numbers: Sequence[int], steps: Sequence[Any]) -> PartitionPlan:
-        ops = [steps[number] for number in numbers]
-        produced = {index for op in ops for index in op.outputs}
         read_later = self._read_outside(numbers)
+        ops = fuse(keep_nhwc(replace(steps[number], number=number) for number in numbers), read_later)
+        produced = {index for op in ops for index in op.outputs}
         inputs = list(dict.fromkeys(index for op in ops for index in op.inputs if index not in produced))
         outputs = [index for op in ops for index in op.outputs if index in read_later]
         views = {op.outputs[0]: op.inputs[0] for op in ops if op.is_view}
         specs = {index: self._spec(index) for op in ops for index in (*op.inputs, *op.outputs)}
         nchw_readers = read_later.union(*(op.inputs_as_in_model() for op in ops))
         launches = [
-            replace(launch, operation=number)
-            for number, op in zip(numbers, ops, strict=True)
+            replace(launch, operation=op.number, fused=op.fused)
+            for op in ops
             for launch in self._launches_of(op, specs, nchw_readers)
         ]
         model_outputs = self.subgraph.output_indexes
@@ -321,7 +306,7 @@ class CompiledPreparation(SubgraphPreparation):
     # -- launches ------------------------------------------------------------------------------------------------------
 
     def _launches_of(
-        self, op: _LoweredOp, specs: dict[int, ArraySpec], nchw_readers: AbstractSet[int]
+        self, op: LoweredOp, specs: dict[int, ArraySpec], nchw_readers: AbstractSet[int]
     ) -> list[PartitionLaunch]:
         """Return the launches of one operation, with NCHW/NHWC conversions around them.
 

@@ -49,6 +49,10 @@ class Target:
         """Whether a factor may be an element of a vector (AArch64); LLVM then loads those of two K groups at once."""
         return self.triple.startswith("aarch64")
 
+    def dot4_is_signed(self, is_signed: bool) -> bool:
+        """Return whether dot4 takes inputs of a type as int8: they are not converted if there is an instruction."""
+        return self.sdot is not None and (is_signed or self.usdot is None)
+
     def feature_flags(self, others: Iterable[str] = ()) -> str:
         """Return LLVM's feature string: the target's features switched on, all of `others` that it lacks switched off.
 

@@ -9,12 +9,18 @@ import pytest
 from support.compiled import assert_kernels_agree
 from support.small_models import one_operation
 
+from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
+from nnfmq.engines.compiled.kernels.dot_product import Float32
 from nnfmq.engines.compiled.kernels.dwconv import DwConvKernel
+from nnfmq.engines.compiled.kernels.dwconv_int8 import DwConvInt8Kernel
+from nnfmq.engines.compiled.kernels.gemm import row_buffer_of
+from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
 from nnfmq.engines.compiled.kernels.requantize import REQUANT_ROWS
 from nnfmq.engines.compiled.lowering import KernelLaunch
 from nnfmq.engines.compiled.partition import LOWERING_RULES
-from nnfmq.engines.compiled.target import TARGETS, Target
+from nnfmq.engines.compiled.target import TARGETS, Target, host_target
 from nnfmq.hal.types import ChannelQuant, Model, Operand, OperandType, OperationType
+from nnfmq.operations.shapes import windows
 from nnfmq.operations.signature import Tensor
 
 pytestmark = pytest.mark.instruction_sets
@@ -212,7 +218,30 @@ def test_every_packed_channel_has_epilogue_constants(target: Target, multiplier:
                 padding_scheme=VALID,
             )
             assert isinstance(lowered, KernelLaunch)
-            assert isinstance(lowered.kernel, DwConvKernel)
+            assert isinstance(lowered.kernel, DwConvKernel | DwConvInt8Kernel)
             packed_channels = lowered.kernel.panels * lowered.kernel.nr
-            rows, header = (1, 0) if kind == "float" else (REQUANT_ROWS + 1, 5 * 64)
-            assert len(lowered.constants[1]) == header + 4 * rows * packed_channels
+            rows, header = (1, 0) if kind == "float" else (REQUANT_ROWS + 1, 9 * 64)
+            constant = lowered.constants[1]
+            assert len(constant if isinstance(constant, bytes) else constant()) == header + 4 * rows * packed_channels
+
+
+DILATED_FILTERS = [  # the dilation makes a block of output rows read fewer rows than its buffer would hold, or more
+    (3, 1, 1, 7, SAME, 0),
+    (3, 2, 1, 6, SAME, 1),
+    (2, 2, 2, 5, VALID, 0),
+    (3, 3, 1, 2, SAME, 3),
+]
+
+
+@pytest.mark.parametrize("filter", DILATED_FILTERS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("build", [convolution, depthwise])
+def test_dilated_convolutions_match_the_interpreter(build: Any, kind: str, filter: tuple[int, ...]) -> None:
+    assert_kernels_agree(build(kind, (2, 24, 9, 5, 7), filter))
+
+
+def test_of_a_dilated_window_only_the_rows_that_it_reads_are_buffered() -> None:
+    rows, columns = windows((128, 62), (7, 1), padding_scheme=SAME, stride_width=1, stride_height=1, dilation_height=17)
+    kernel = plan_gemm(ConvShape(1, 128, 62, 12, rows, columns, 12), Float32(-np.inf, np.inf), host_target())
+
+    assert row_buffer_of(kernel.shape, kernel.micro_kernel, kernel.mc).row_count == 7 * kernel.mc

@@ -171,7 +171,8 @@ def test_conversions_match_the_interpreter(code: str, source: str, out: str, sha
     assert_kernels_agree(model)
 
 
-SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 3e38, -3e38, 88.8, -88.8, -104.5, 0.5, -0.5, 1e-5, -1e-5]
+# Subnormal numbers are 0 in a pool's threads, not in an emulator: see test_thread_pool.
+SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 2e-38, -2e-38, 3e38, -3e38, 88.8, -88.8, -104.5, 0.5, -0.5, 1e-5, -1e-5]
 NEAR = 3 * 2.0**-23  # three units in the last place
 RIGHT: dict[str, Callable[[Any], Any]] = {  # in float64
     "ELU": lambda x: np.where(x < 0, 0.75 * np.expm1(x), x),
@@ -190,6 +191,12 @@ def special_and_random() -> Any:
     return np.concatenate([SPECIAL, random.normal(size=6000), random.uniform(-110, 110, 6000)]).astype(np.float32)
 
 
+def without_subnormal(results: Any) -> Any:
+    """Return results with 0 for subnormal numbers, which kernels return or not."""
+    is_subnormal = (abs(results) < np.finfo(np.float32).tiny) if results.dtype.kind == "f" else False
+    return np.where(is_subnormal, 0, results)
+
+
 def of_floats(code: str, values: Any) -> Model:
     arguments = [tensor("float", values.shape), *([0.75] if code == "ELU" else [])]
     return one_operation(OperationType[code], arguments, tensor("float", values.shape))
@@ -204,8 +211,8 @@ def test_float_functions_are_within_three_units_in_the_last_place(code: str) -> 
         right = RIGHT[code](values.astype(np.float64)).astype(np.float32)
 
     assert program.compiled_ops == {0}
-    least = np.finfo(np.float32).tiny if code == "LOGISTIC" else 3e-45  # LOGISTIC is 0 if e^-x is infinite
-    np.testing.assert_allclose(outputs_of(program, model, [values])[0], right, rtol=NEAR, atol=least)
+    smallest = np.finfo(np.float32).tiny
+    np.testing.assert_allclose(outputs_of(program, model, [values])[0], right, rtol=NEAR, atol=smallest)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +226,7 @@ def test_pairs_of_special_floats_match_the_interpreter(code: str) -> None:
     with np.errstate(all="ignore"):
         found, expected = (outputs_of(engine(model), model, inputs)[0] for engine in (prepare, interpreter.prepare))
 
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(without_subnormal(found), without_subnormal(expected))
 
 
 @pytest.mark.parametrize("code", EXACT)
@@ -231,7 +238,7 @@ def test_exact_float_functions_match_the_interpreter(code: str) -> None:
         found, expected = (outputs_of(program, model, [values])[0] for program in (compiled, reference))
 
     assert compiled.compiled_ops == {0}
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(without_subnormal(found), without_subnormal(expected))
 
 
 @pytest.mark.parametrize("quantize", [(0.031, 77), (1.3, 0), (0.0009, 255)])

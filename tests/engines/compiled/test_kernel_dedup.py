@@ -20,13 +20,15 @@ from nnfmq.engines.compiled.kernels.dot_product import (
     Float32,
     MaddU8S8Acc16,
     MicroKernel,
-    Q8ViaFloat32,
 )
 from nnfmq.engines.compiled.kernels.dwconv import DwConvKernel, plan_dwconv
+from nnfmq.engines.compiled.kernels.dwconv_int8 import DwConvInt8Kernel
+from nnfmq.engines.compiled.kernels.dwconv_int8_plan import plan_dwconv_int8
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
 from nnfmq.engines.compiled.kernels.matrix_product import MmlaU8S8x8
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
+from nnfmq.engines.compiled.kernels.tap_interleaving import RowDot
 from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.operations.shapes import WindowDimension, window_dimension
 
@@ -47,11 +49,15 @@ def gemms(micro_kernel: MicroKernel, target: Target, widths: Sequence[int] = ran
                 yield plan_gemm(shape, micro_kernel, target, widths)
 
 
-def dwconvs(micro_kernel: Float32 | Q8ViaFloat32, target: Target) -> Iterator[DwConvKernel]:
+def dwconvs(micro_kernel: Float32 | RowDot, target: Target) -> Iterator[DwConvKernel | DwConvInt8Kernel]:
     for extent, channels, multiplier in itertools.product((12, 36), (32, 128), (1, 3)):
         for size, stride in ((3, 1), (3, 2), (9, 1)):
             along = window(extent, size, stride)
-            yield plan_dwconv((2, extent, extent, channels), multiplier, along, along, micro_kernel, target)
+            image = (2, extent, extent, channels)
+            if isinstance(micro_kernel, Float32):
+                yield plan_dwconv(image, multiplier, along, along, micro_kernel, target)
+            else:
+                yield plan_dwconv_int8(image, multiplier, along, along, micro_kernel, target)
 
 
 def emitted(kernel: Kernel, target: Target) -> str:
@@ -98,8 +104,7 @@ def test_acc16_gemms_of_one_name_have_equal_code(is_signed: bool, target: Target
 
 
 @pytest.mark.parametrize("target", [TARGETS["avx2"], TARGETS["avx512"]], ids=["avx2", "avx512"])
-@pytest.mark.parametrize("micro_kernel", [FLOAT32, Q8ViaFloat32(True, NO_REQUANTIZATION)], ids=["float32", "q8"])
-def test_depthwise_convolutions_of_one_name_have_equal_code(
-    micro_kernel: Float32 | Q8ViaFloat32, target: Target
-) -> None:
+@pytest.mark.parametrize("rows", [None, 1, 2, 4])
+def test_depthwise_convolutions_of_one_name_have_equal_code(rows: int | None, target: Target) -> None:
+    micro_kernel = FLOAT32 if rows is None else RowDot(rows, True, NO_REQUANTIZATION)
     assert_names_decide_code(dwconvs(micro_kernel, target), target)

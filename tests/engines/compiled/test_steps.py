@@ -87,13 +87,13 @@ def given_to(path: Path, infos: Any) -> Arrays:
 
 
 def saturating() -> Model:
-    """FULLY_CONNECTED with weights of 1, then RELU1, which returns 1 for any sum above."""
+    """FULLY_CONNECTED with weights of 1, then LOGISTIC, which returns 1 for any large sum."""
     builder = models._Builder()
     given, total, result = builder.input((1, 16)), builder.tensor((1, 4)), builder.output((1, 4))
     weights, bias = builder.floats((4, 16), 1.0), builder.floats((4,), 0.0)
     none = builder.scalar(FusedActivationFunc.NONE)
     builder.operation(OperationType.FULLY_CONNECTED, [given, weights, bias, none], [total])
-    builder.operation(OperationType.RELU1, [total], [result])
+    builder.operation(OperationType.LOGISTIC, [total], [result])
     return builder.model()
 
 

@@ -81,6 +81,25 @@ entry:
   store i64 %word, ptr %seen.at
   ret void
 }}
+
+; Halves the float in the first half of each word from 1 on, then sets the second half. Word 0 is not used.
+define void @halve(ptr %args, i64 %begin, i64 %end, ptr %scratch) {{
+entry:
+  br label %item
+item:
+  %number = phi i64 [ %begin, %entry ], [ %next, %item ]
+  %next = add i64 %number, 1
+  %at = getelementptr i64, ptr %args, i64 %next
+  %whole = load float, ptr %at
+  %half = fmul float %whole, 5.0e-01
+  %done.at = getelementptr float, ptr %at, i64 1
+  store float %half, ptr %at
+  store float 1.0, ptr %done.at
+  %more = icmp slt i64 %next, %end
+  br i1 %more, label %item, label %done
+done:
+  ret void
+}}
 """
 
 
@@ -377,3 +396,17 @@ def test_workers_are_not_woken_near_the_end_of_a_partition() -> None:
         Parallelism.PARALLEL,
         Parallelism.PARALLEL,
     ]
+
+
+@pytest.mark.parametrize("parallelism", Parallelism, ids=lambda parallelism: parallelism.name)
+@pytest.mark.parametrize("worker_count", [0, 1])
+def test_subnormal_numbers_are_zero_in_kernels_and_in_nothing_else(
+    kernels: LoadedCode, make_pool: Callable[[int], ThreadPool], worker_count: int, parallelism: Parallelism
+) -> None:
+    smallest_normal = np.finfo(np.float32).tiny
+    for subnormal in (smallest_normal, smallest_normal / 4):  # as a result, as an operand
+        numbers = np.full((MAX_ITEMS + 1, 2), [subnormal, 0], np.float32)
+        run_launches(make_pool(worker_count), kernels.address("halve"), [numbers], MAX_ITEMS, parallelism)
+        assert (numbers[1:] == [0, 1]).all()
+
+    assert 0 < np.float32(smallest_normal) / np.float32(2) < smallest_normal

@@ -8,7 +8,6 @@
     MmlaU8S8x8       u8    s8       s32          usmmla                         folded into the bias
     MmlaS8S8x8       s8    s8       s32          smmla                          folded into the bias
     MaddU8S8Acc16    u8    s8       s16, s32     2 pmaddubsw, paddw, pmaddwd    folded into the bias
-    Q8ViaFloat32     f32   f32      f32, exact   vfmadd231ps (depthwise only)   subtracted while packing
 
 int8 inputs of the u8 kernels are packed as x + 128, uint8 inputs of the s8 kernels as x - 128. Padding is packed as the
 value that represents 0. Targets without one of these instructions get an exact equivalent in others. The Mmla classes
@@ -29,7 +28,7 @@ from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, 
 from nnfmq.engines.compiled.kernels.dot_instructions import dot2_of_pair, dot4, dot4_signed, madd_acc16
 from nnfmq.engines.compiled.kernels.float_ops import fmuladd
 from nnfmq.engines.compiled.kernels.packing import ACC16_KR, InputConverter, pack_group_lists
-from nnfmq.engines.compiled.kernels.requantize import Requantization, float32_to_int32
+from nnfmq.engines.compiled.kernels.requantize import Requantization
 from nnfmq.engines.compiled.target import Target
 
 __all__ = [
@@ -40,7 +39,6 @@ __all__ = [
     "Float32",
     "MaddU8S8Acc16",
     "MicroKernel",
-    "Q8ViaFloat32",
 ]
 
 Array = npt.NDArray[Any]
@@ -198,25 +196,23 @@ class Float32:
 
 @dataclass(frozen=True, slots=True)
 class ZeroPointSubtracted:
-    """Converts 8-bit elements to int16 or float32, by `lhs_bytes`, and subtracts the zero point. Padding is 0."""
+    """Converts 8-bit elements to int16, and subtracts the zero point. Padding is 0."""
 
     is_signed: bool
     zero_point: Value
-    lhs_bytes: int
 
     item_bytes = 1
+    lhs_bytes = 2
 
     def convert(self, kb: KernelBuilder, source: Value, offset: Value, count: int) -> Value:
         """Load `count` elements and subtract the zero point."""
-        wide = vector(I16 if self.lhs_bytes == 2 else I32, count)
-        values = (kb.ir.sext if self.is_signed else kb.ir.zext)(kb.load(vector(I8, count), source, offset), wide)
-        zero_point = self.zero_point if self.lhs_bytes == 4 else kb.ir.trunc(self.zero_point, I16)
-        difference = kb.ir.sub(values, kb.broadcast(zero_point, count))
-        return kb.ir.sitofp(difference, vector(F32, count)) if self.lhs_bytes == 4 else difference
+        extend = kb.ir.sext if self.is_signed else kb.ir.zext
+        values = extend(kb.load(vector(I8, count), source, offset), vector(I16, count))
+        return kb.ir.sub(values, kb.broadcast(kb.ir.trunc(self.zero_point, I16), count))
 
     def padding(self, kb: KernelBuilder, count: int) -> Value:
         """Return zeros."""
-        return kb.splat(F32, 0.0, count) if self.lhs_bytes == 4 else kb.splat(I16, 0, count)
+        return kb.splat(I16, 0, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +243,7 @@ class DotS16x2:
 
     def input_converter(self, kb: KernelBuilder, params: Value) -> ZeroPointSubtracted:
         """Return the conversion to int16."""
-        return ZeroPointSubtracted(self.is_signed, self.requantization.input_zero_point(kb, params), self.lhs_bytes)
+        return ZeroPointSubtracted(self.is_signed, self.requantization.input_zero_point(kb, params))
 
     def init_accumulators(self, kb: KernelBuilder, params: Value, channel: Value, lanes: int) -> Value:
         """Load the bias."""
@@ -319,10 +315,6 @@ class _S8Weights:
     weight_prescale = lhs_rows = 1
     unroll_epilogue = False
     lhs_is_signed = False
-
-    def lhs_zero_point(self, zero_point: int) -> int:
-        """Return the LHS element that represents 0, for the input's zero point."""
-        return zero_point + 128 * (self.is_signed - self.lhs_is_signed)
 
     def can_read_lhs_directly(self, channels: int) -> bool:
         """Return whether input elements are LHS elements and no K group reads past a pixel."""
@@ -426,38 +418,3 @@ class MaddU8S8Acc16(_S8Weights):
     def pack(self, weights: Array, tap_offsets: Array) -> bytes:
         """Return the group lists."""
         return pack_group_lists(weights, tap_offsets)
-
-
-@dataclass(frozen=True, slots=True)
-class Q8ViaFloat32:
-    """8-bit values minus their zero points, as float32, for depthwise convolutions.
-
-    Exact as long as the magnitudes of all partial sums are below 2**24, which the lowering rule checks. A multiply-add
-    is one instruction, and K elements need not be paired.
-    """
-
-    is_signed: bool
-    requantization: Requantization
-
-    item_bytes = output_bytes = 1
-    lhs_bytes = 4
-
-    @property
-    def weight_prescale(self) -> int:
-        """The requantization's."""
-        return self.requantization.multiplier.weight_prescale
-
-    def input_converter(self, kb: KernelBuilder, params: Value) -> ZeroPointSubtracted:
-        """Return the conversion to float32."""
-        return ZeroPointSubtracted(self.is_signed, self.requantization.input_zero_point(kb, params), self.lhs_bytes)
-
-    def init_accumulators(self, kb: KernelBuilder, params: Value, channel: Value, lanes: int) -> Value:
-        """Return 0: a bias may be too large for float32, so the epilogue adds it."""
-        return kb.splat(F32, 0.0, lanes)
-
-    def epilogue(self, kb: KernelBuilder, accs: Sequence[Value], params: Value, channel: Value) -> list[Value]:
-        """Return the requantized sums of accumulators and bias."""
-        lanes = accs[0].type.count
-        biases = [self.requantization.bias(kb, params, kb.add(channel, n * lanes), lanes) for n in range(len(accs))]
-        biased = [kb.ir.add(float32_to_int32(kb, acc), bias) for acc, bias in zip(accs, biases, strict=True)]
-        return self.requantization.requantize(kb, biased, params, channel)

@@ -1,8 +1,7 @@
-"""Depthwise convolution (DEPTHWISE_CONV_2D): each channel by itself, in float32 vectors over an input row buffer.
+"""Depthwise convolution (DEPTHWISE_CONV_2D) of float32: each channel by itself, over an input row buffer.
 
-8-bit sums are exact in float32 too, as long as a filter has fewer than some hundreds of taps; there a multiply-add is
-one instruction, and K elements need not be paired. If the depth multiplier is above 1, packing repeats each input
-channel. A work item is a block of output rows times a block of channels, whose row buffer stays in a near cache.
+If the depth multiplier is above 1, packing repeats each input channel. A work item is a block of output rows times a
+block of channels, whose row buffer stays in a near cache.
 
 As in `gemm`, the last tile of a row starts early and recomputes positions, and shapes are run-time values.
 """
@@ -17,12 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nnfmq.engines.compiled.ir_builder import F32, KernelBuilder, Value, load_params, pack_params, vector
-from nnfmq.engines.compiled.kernels.dot_product import Array, Float32, Q8ViaFloat32
+from nnfmq.engines.compiled.kernels.dot_product import Array, Float32
 from nnfmq.engines.compiled.kernels.float_ops import fmuladd
 from nnfmq.engines.compiled.kernels.packing import (
     InputConverter,
     InputRowBuffer,
     RowBufferParams,
+    best_output_rows,
     fill_row_buffer,
     pack_lhs_row,
     pack_lhs_row_repeated,
@@ -89,7 +89,7 @@ class DwConvKernel:
     depth_multiplier: int = field(repr=False)
     block_rows: int = field(repr=False)
     channel_block: int = field(repr=False)
-    micro_kernel: Float32 | Q8ViaFloat32
+    micro_kernel: Float32
     taps: UnrolledTaps
     mr: int
     nr_vectors: int
@@ -149,7 +149,7 @@ class DwConvKernel:
     def row_buffer(self) -> InputRowBuffer:
         """The input rows of a work item."""
         return InputRowBuffer(
-            self.shape[1], self.shape[2], self.channel_block, self.rows, self.columns, self.block_rows, lhs_bytes=4
+            self.shape[1], self.shape[2], self.channel_block, self.rows, self.columns, self.block_rows, 4, True
         )
 
     def scratch_bytes(self, target: Target) -> int:
@@ -157,7 +157,7 @@ class DwConvKernel:
         return self.row_buffer.bytes + 4 * self.nr
 
     def pack(self, weights: Array) -> bytes:
-        """Return `weights` (height, width, channels), minus their zero point, as (vectors of channels, taps, lanes)."""
+        """Return `weights` (height, width, channels) as (vectors of channels, taps, lanes)."""
         taps, vectors = self.rows.size * self.columns.size, self.panels * self.nr_vectors
         filled = np.zeros((taps, vectors * self.lanes), np.float32)
         filled[:, : self.channels] = weights.reshape(taps, self.channels)
@@ -181,7 +181,7 @@ class DwConvKernel:
             lhs_stride=self.columns.stride * self.channel_block * 4,
             out_stride=out_stride,
             filter_bytes=self.rows.size * self.columns.size * self.lanes * 4,
-            kernel_row_stride=self.rows.dilation * buffer.pitch,
+            kernel_row_stride=buffer.tap_row_stride,
             width=width,
             input_pixel_stride=input_channels * mk.item_bytes,
             depth_multiplier=self.depth_multiplier,
@@ -337,7 +337,7 @@ def plan_dwconv(
     depth_multiplier: int,
     rows: WindowDimension,
     columns: WindowDimension,
-    micro_kernel: Float32 | Q8ViaFloat32,
+    micro_kernel: Float32,
     target: Target,
 ) -> DwConvKernel:
     """Return the kernel for an input shape and a target: register tile, block rows, channel blocks."""
@@ -387,12 +387,12 @@ def _choose_block_rows(kernel: DwConvKernel) -> int:
         and replace(kernel, block_rows=rows + 1).row_buffer.bytes <= _MAX_SCRATCH_BYTES
     ):
         rows += 1
-    return rows
+    return best_output_rows(kernel.row_buffer, rows)
 
 
 def _packing_cost(kernel: DwConvKernel) -> float:
     """Return the estimated instructions that pack the input rows of one vector of channels."""
     blocks = math.ceil(kernel.rows.count / kernel.block_rows)
-    rows = blocks * ((kernel.block_rows - 1) * kernel.rows.stride + kernel.rows.effective_kernel_size)
+    rows = blocks * kernel.row_buffer.row_count
     pixel_cost = _PACK_PIXEL_COST * kernel.lanes / kernel.channel_block if kernel.has_channel_blocks else 0
     return rows * (_PACK_VECTOR_COST + pixel_cost)

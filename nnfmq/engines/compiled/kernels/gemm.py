@@ -194,7 +194,7 @@ class GemmKernel:
 
     @property
     def _kernel_row_stride(self) -> int:
-        return self.shape.rows.dilation * self._row_buffer.pitch
+        return self._row_buffer.tap_row_stride
 
     @property
     def _kernel_column_stride(self) -> int:
@@ -251,7 +251,7 @@ class GemmKernel:
 def row_buffer_of(shape: ConvShape, micro_kernel: MicroKernel, output_rows: int) -> InputRowBuffer:
     """Return the input rows under `output_rows` output rows."""
     s = shape
-    return InputRowBuffer(s.height, s.width, s.channels, s.rows, s.columns, output_rows, micro_kernel.lhs_bytes)
+    return InputRowBuffer(s.height, s.width, s.channels, s.rows, s.columns, output_rows, micro_kernel.lhs_bytes, True)
 
 
 _EmitTap: TypeAlias = Callable[[Value, Value, Sequence[Value]], Sequence[Value]]

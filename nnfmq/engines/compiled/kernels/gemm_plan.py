@@ -11,7 +11,7 @@ import numpy as np
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.dot_product import Array, MicroKernel
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout, row_buffer_of
-from nnfmq.engines.compiled.kernels.packing import group_list_length
+from nnfmq.engines.compiled.kernels.packing import best_output_rows, group_list_length
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["estimate_cycles", "plan_gemm"]
@@ -107,7 +107,7 @@ def _choose_block_rows(shape: ConvShape, micro_kernel: MicroKernel) -> int:
     rows = 1
     while rows < max_rows and row_buffer_of(shape, micro_kernel, rows + 1).bytes <= _MAX_SCRATCH_BYTES:
         rows += 1
-    return rows
+    return best_output_rows(row_buffer_of(shape, micro_kernel, rows), rows)
 
 
 def estimate_cycles(kernel: GemmKernel, weights: Array) -> float:

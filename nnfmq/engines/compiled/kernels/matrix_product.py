@@ -77,8 +77,7 @@ def s8_micro_kernel(
     """
     if not target.has_dot4:
         return MaddU8S8Acc16(is_signed, requantization)
-    has_fitting_sdot = target.sdot is not None and (is_signed or target.usdot is None)
     is_mmla = target.usmmla is not None and shape.tiled_positions > 1 and shape.taps[2] > Dot4.kr
     unsigned: type[Dot4] = MmlaU8S8x8 if is_mmla else DotU8S8x4
     signed: type[Dot4] = MmlaS8S8x8 if is_mmla else DotS8S8x4
-    return (signed if has_fitting_sdot else unsigned)(is_signed, requantization, has_weight_zero_point)
+    return (signed if target.dot4_is_signed(is_signed) else unsigned)(is_signed, requantization, has_weight_zero_point)

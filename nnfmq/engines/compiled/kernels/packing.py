@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -79,7 +79,8 @@ class RowBufferParams(NamedTuple):
     height: Any
     row_stride: Any  # input rows from one output row to the next
     padding_top: Any
-    kernel_rows: Any  # input rows under an output row, with dilation
+    kernel_rows: Any  # buffered rows under an output row
+    row_step: Any  # input rows from one buffered row to the next
     input_row_bytes: Any
     pitch: Any  # bytes from one buffered row to the next
     left: Any  # elements of padding before a row
@@ -89,7 +90,10 @@ class RowBufferParams(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InputRowBuffer:
-    """The input rows under `output_rows` output rows, with padding. A pixel has `channels` elements."""
+    """The input rows under `output_rows` output rows, with padding. A pixel has `channels` elements.
+
+    `skips_rows`: of a dilated window over one output row only the rows that it reads are buffered.
+    """
 
     height: int
     width: int
@@ -98,6 +102,7 @@ class InputRowBuffer:
     columns: WindowDimension
     output_rows: int
     lhs_bytes: int
+    skips_rows: bool = False
 
     @property
     def pitch(self) -> int:
@@ -106,10 +111,29 @@ class InputRowBuffer:
         return max(self.columns.padding_low + self.width, reach) * self.channels * self.lhs_bytes
 
     @property
+    def row_step(self) -> int:
+        """Input rows from one buffered row to the next."""
+        return self.rows.dilation if self.skips_rows and self.output_rows == 1 else 1
+
+    @property
+    def kernel_rows(self) -> int:
+        """Buffered rows under an output row."""
+        return (self.rows.effective_kernel_size - 1) // self.row_step + 1
+
+    @property
+    def tap_row_stride(self) -> int:
+        """Bytes from one row of taps to the next."""
+        return self.rows.dilation // self.row_step * self.pitch
+
+    @property
+    def row_count(self) -> int:
+        """Buffered rows."""
+        return (self.output_rows - 1) * self.rows.stride + self.kernel_rows
+
+    @property
     def bytes(self) -> int:
         """Scratch memory that it takes."""
-        count = (self.output_rows - 1) * self.rows.stride + self.rows.effective_kernel_size
-        return count * self.pitch + OVERREAD_BYTES
+        return self.row_count * self.pitch + OVERREAD_BYTES
 
     def params(self, input_row_bytes: int) -> RowBufferParams:
         """Return its extents, for input rows of `input_row_bytes`."""
@@ -118,13 +142,20 @@ class InputRowBuffer:
             height=self.height,
             row_stride=self.rows.stride,
             padding_top=self.rows.padding_low,
-            kernel_rows=self.rows.effective_kernel_size,
+            kernel_rows=self.kernel_rows,
+            row_step=self.row_step,
             input_row_bytes=input_row_bytes,
             pitch=self.pitch,
             left=left,
             within=within,
             right=self.pitch // self.lhs_bytes - left - within,
         )
+
+
+def best_output_rows(buffer: InputRowBuffer, output_rows: int) -> int:
+    """Return `output_rows` or 1, whichever buffers fewer rows for each output row."""
+    several, one = replace(buffer, output_rows=output_rows), replace(buffer, output_rows=1)
+    return output_rows if several.row_count <= output_rows * one.row_count else 1
 
 
 def fill_row_buffer(
@@ -146,7 +177,7 @@ def fill_row_buffer(
     row_count = kb.ir.add(kb.ir.mul(kb.ir.sub(output_rows, kb.i64(1)), n.row_stride), n.kernel_rows)
     size = converter.lhs_bytes
     with kb.loop(0, row_count) as number:
-        row = kb.ir.add(top, number)
+        row = kb.ir.add(top, kb.ir.mul(number, n.row_step))
         target = kb.at(kb.scratch, kb.ir.mul(number, n.pitch))
         is_inside = kb.ir.icmp_unsigned("<", row, n.height)  # unsigned: a row above the image has a large number
         with kb.ir.if_else(is_inside) as (inside, outside):

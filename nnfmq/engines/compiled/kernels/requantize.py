@@ -1,7 +1,7 @@
 """Requantization of int32 accumulators, bit-exact with TFLite's two-rounding MultiplyByQuantizedMultiplier.
 
-TFLite's FULLY_CONNECTED multiplies by a float64 number instead and rounds once: `RealMultiplier`. The rest of this text
-is about `FixedPointMultiplier`.
+TFLite's FULLY_CONNECTED multiplies by a float64 number instead and rounds once: `RealMultiplier`. `Float32Multiplier`
+has the same results as `FixedPointMultiplier`, which the rest of this text is about, if AVX-512 is available.
 
     high = (2 * acc * 2**left * multiplier + 2**31 + (2**(right - 1) << 32)) >> 32     SaturatingRoundingDoublingHighMul
     out  = (high - (acc < 0)) >> right                                                 RoundingDivideByPOT, if right > 0
@@ -20,7 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nnfmq.engines.compiled.ir_builder import F32, F64, I1, I8, I16, I32, I64, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.ir_builder import F64, I1, I8, I16, I32, I64, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.kernels.float32_multiplier import Float32Multiplier
+from nnfmq.engines.compiled.kernels.segments import pack_segments
 from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN, ONE_Q2, Ints
 from nnfmq.operations.l2_lrn_instance_norm import HALF_SQRT_2_Q0, ONE_Q3
 from nnfmq.operations.quantization import OutputMultipliers
@@ -33,7 +35,6 @@ __all__ = [
     "OutputQuantParams",
     "RealMultiplier",
     "Requantization",
-    "float32_to_int32",
     "inverse_square_root",
     "real_constants",
     "reciprocal",
@@ -170,7 +171,8 @@ def real_constants(factors: Array) -> Array:
 
 
 _ROW_BYTES = 64  # as long as the longest vector
-_OUTPUT_ZERO_POINT, _MIN, _MAX, _INPUT_ZERO_POINT, _WEIGHT_ZERO_POINT, _HEADER_ROWS = range(6)
+_OUTPUT_ZERO_POINT, _MIN, _MAX, _INPUT_ZERO_POINT, _WEIGHT_ZERO_POINT = range(5)
+_SIGNED_ZERO_POINT, _SIGNED_MIN, _SIGNED_MAX, _SIGN_FLIP, _HEADER_ROWS = range(5, 10)
 _BIAS, _CHANNEL_ROWS = REQUANT_ROWS, REQUANT_ROWS + 1
 
 
@@ -182,7 +184,7 @@ class Requantization:
     any shape share code.
     """
 
-    multiplier: FixedPointMultiplier | RealMultiplier
+    multiplier: FixedPointMultiplier | RealMultiplier | Float32Multiplier
 
     def constants(self, rows: Array, bias: Ints, quant: OutputQuantParams, lanes: int) -> bytes:
         """Return the constant, for channels that fill whole vectors; `rows` are those that `multiplier` loads."""
@@ -190,6 +192,11 @@ class Requantization:
         header[:_INPUT_ZERO_POINT] = np.array([[quant.output_zero_point], [quant.output_min], [quant.output_max]])
         header[_INPUT_ZERO_POINT].view(np.int32)[:] = quant.input_zero_point
         header[_WEIGHT_ZERO_POINT].view(np.int32)[:] = quant.weight_zero_point
+        flip = 128 if quant.output_max > 127 else 0
+        header[_SIGNED_ZERO_POINT] = quant.output_zero_point - flip
+        header[_SIGNED_MIN : _SIGN_FLIP + 1].view(np.uint8)[:] = np.array(
+            [[quant.output_min - flip], [quant.output_max - flip], [flip]]
+        ).astype(np.uint8)
         biases = bias.astype(np.int32) * np.int32(self.multiplier.weight_prescale)
         rows = np.concatenate([rows, biases[None]])
         return header.tobytes() + rows.reshape(_CHANNEL_ROWS, -1, lanes).swapaxes(0, 1).tobytes()
@@ -217,6 +224,30 @@ class Requantization:
         joined = [pair[0] if len(pair) == 1 else kb.shuffle(pair[0], pair[1], range(2 * lanes)) for pair in pairs]
         return [self._narrowed(kb, values, constants) for values in joined]
 
+    def rounded(self, kb: KernelBuilder, acc: Value, constants: Value, channel: Value) -> Value:
+        """Return a vector of accumulators, the first at `channel`, times their multipliers, as int32."""
+        return self.multiplier.apply(kb, acc, self._rows(kb, constants, channel, acc.type.count))
+
+    def narrow_segments(self, kb: KernelBuilder, first: Value, second: Value, constants: Value) -> Value:
+        """Return two vectors that `rounded` made as int16, packed by segments, with the zero point of int8 added."""
+        short = self._halved(kb, pack_segments(kb, first, second))
+        zero_point = kb.load(short.type, constants, _ROW_BYTES * _SIGNED_ZERO_POINT)
+        return kb.intrinsic("llvm.sadd.sat", short, zero_point)
+
+    def clamp_segments(self, kb: KernelBuilder, first: Value, second: Value, constants: Value) -> Value:
+        """Return two vectors that `narrow_segments` made as output bytes.
+
+        They are saturated and clamped as int8. Adding 128 makes uint8 of them, which flips the sign.
+        """
+        signed = pack_segments(kb, first, second)
+        low, high, flip = (
+            kb.load(signed.type, constants, _ROW_BYTES * row) for row in (_SIGNED_MIN, _SIGNED_MAX, _SIGN_FLIP)
+        )
+        return kb.ir.xor(kb.clamp(signed, low, high), flip)
+
+    def _halved(self, kb: KernelBuilder, values: Value) -> Value:
+        return self.multiplier.halved(kb, values) if isinstance(self.multiplier, Float32Multiplier) else values
+
     def _narrowed(self, kb: KernelBuilder, values: Value, constants: Value) -> Value:
         """Add the zero point, clamp and truncate to 8 bits.
 
@@ -224,7 +255,7 @@ class Requantization:
         """
         count = values.type.count
         low, high = kb.splat(I32, -(1 << 15), count), kb.splat(I32, (1 << 15) - 1, count)
-        short = kb.ir.trunc(kb.clamp(values, low, high), vector(I16, count))
+        short = self._halved(kb, kb.ir.trunc(kb.clamp(values, low, high), vector(I16, count)))
         zero_point, low, high = (
             kb.load(short.type, constants, _ROW_BYTES * row) for row in (_OUTPUT_ZERO_POINT, _MIN, _MAX)
         )
@@ -238,12 +269,6 @@ class Requantization:
 
 NO_REQUANTIZATION = Requantization(FixedPointMultiplier(False, False))
 """Stands for the requantization while a GEMM is planned: which one it is depends on the planned panels."""
-
-
-def float32_to_int32(kb: KernelBuilder, accs: Value) -> Value:
-    """Convert float32 accumulators that are exact integers."""
-    assert accs.type.element == F32, "float32 accumulators"
-    return kb.ir.fptosi(accs, vector(I32, accs.type.count))
 
 
 # -- functions of one number, in 64 bits -------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Lowering rules of convolutions and matrix products.
 
-CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, TRANSPOSE_CONV_2D, FULLY_CONNECTED, BATCH_MATMUL. A rule chooses the
+CONV_2D, GROUPED_CONV_2D, TRANSPOSE_CONV_2D, FULLY_CONNECTED, BATCH_MATMUL. A rule chooses the
 micro-kernel, folds zero points into the bias, and chooses the epilogue. It returns None if an accumulator might
 overflow.
 """
@@ -8,16 +8,15 @@ overflow.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
-from nnfmq.engines.compiled.kernels.dot_product import DotS16x2, Float32, MaddU8S8Acc16, Q8ViaFloat32
-from nnfmq.engines.compiled.kernels.dwconv import DwConvKernel, plan_dwconv
+from nnfmq.engines.compiled.kernels.dot_product import DotS16x2, Float32, MaddU8S8Acc16
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.engines.compiled.kernels.gemm_plan import estimate_cycles, plan_gemm
 from nnfmq.engines.compiled.kernels.matrix_product import s8_micro_kernel
@@ -26,35 +25,39 @@ from nnfmq.engines.compiled.kernels.requantize import (
     NO_REQUANTIZATION,
     FixedPointMultiplier,
     OutputQuantParams,
-    RealMultiplier,
     Requantization,
-    real_constants,
     requant_constants,
 )
 from nnfmq.engines.compiled.lowering import Intermediate, KernelLaunch, KernelSequence, LoweringRule
 from nnfmq.engines.compiled.lowering.data_movement_rules import interleave_subconvolutions, permute_axes
+from nnfmq.engines.compiled.lowering.weighted_ops import (
+    Q8,
+    Epilogue,
+    WeightedOp,
+    Weights,
+    choose_epilogue,
+    image_and_windows,
+    is_float,
+    max_abs,
+    weight_zero_point_of,
+    with_folded_zero_point,
+    without_zero_point,
+)
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.fixed_point import INT32_MAX, Ints, ints
+from nnfmq.operations.fixed_point import INT32_MAX, ints
 from nnfmq.operations.quantization import (
-    EXACT_FLOAT32,
     OutputMultipliers,
     dtype_range,
     float_activation_range,
-    quantized_activation_range,
-    real_scales,
-    requantization_scales,
 )
-from nnfmq.operations.shapes import WindowDimension, windows
+from nnfmq.operations.shapes import WindowDimension
 from nnfmq.operations.signature import Array, Tensor
 from nnfmq.operations.transpose_conv import TransposedConvDimension, transposed_conv_dimensions
 
 __all__ = ["RULES", "gemm_of_rows"]
 
-Weights: TypeAlias = Callable[[], Array]
-"""Returns weights minus their zero point. Called only if needed: a cache may have them packed."""
-
-_FLOAT32, _Q8 = np.dtype("<f4"), (np.dtype("u1"), np.dtype("i1"))
+_FLOAT32 = np.dtype("<f4")
 _POINTWISE = WindowDimension(1, 1, 1, 0, 0, 1)
 _MAX_U8, _MAX_S8 = 255, 128
 _ACC16_WIDTHS, _ACC16_WIDTHS_GEMV = (
@@ -99,24 +102,9 @@ def grouped(
     """GROUPED_CONV_2D."""
     if 0 in input.shape:
         return None
-    batch, height, width, channels, rows, columns = _image(input, filter, conv_params)
+    batch, height, width, channels, rows, columns = image_and_windows(input, filter, conv_params)
     shape = ConvShape(batch, height, width, channels, rows, columns, filter.shape[0], groups)
-    return _lower_gemm(_WeightedOp(shape, input, filter, bias, output, target, activation))
-
-
-def _image(
-    input: Tensor, filter: Tensor, conv_params: Mapping[str, int]
-) -> tuple[int, int, int, int, WindowDimension, WindowDimension]:
-    """Return batch, height, width and channels of the input, and the windows along its rows and columns.
-
-    An image of one column is treated as one of one row, which has the same elements in the same order: kernels compute
-    several pixels of a row at a time. Convolutions along time are often such images.
-    """
-    batch, height, width, channels = input.shape
-    rows, columns = windows((height, width), filter.shape[1:3], **conv_params)
-    if (width, columns.size, columns.padding_low, columns.count) == (1, 1, 0, 1):
-        return batch, 1, height, channels, columns, rows
-    return batch, height, width, channels, rows, columns
+    return _lower_gemm(WeightedOp(shape, input, filter, bias, output, target, activation))
 
 
 def fully_connected(
@@ -135,7 +123,7 @@ def fully_connected(
     units, k = weights.shape
     count = math.prod(input.shape) // k
     shape = ConvShape(1, 1, count, k, _POINTWISE, _along(count), units)
-    return _lower_gemm(_WeightedOp(shape, input, weights, bias, output, target, activation, rounds_once=rounds_once))
+    return _lower_gemm(WeightedOp(shape, input, weights, bias, output, target, activation, rounds_once=rounds_once))
 
 
 def transposed(
@@ -153,7 +141,7 @@ def transposed(
     rows, columns = _subconvolution_window(vertical), _subconvolution_window(horizontal)
 
     def split_filter() -> Array:
-        weights = _without_zero_point(filter)
+        weights = without_zero_point(filter)
         filled = np.zeros(
             (output_channels, rows.size * vertical.stride, columns.size * horizontal.stride, weights.shape[3]),
             weights.dtype,
@@ -165,7 +153,7 @@ def transposed(
 
     batch, height, width, channels = input.shape
     shape = ConvShape(batch, height, width, channels, rows, columns, phases * output_channels)
-    gemm = _lower_gemm(_WeightedOp(shape, input, filter, bias, output, target, activation, split_filter))
+    gemm = _lower_gemm(WeightedOp(shape, input, filter, bias, output, target, activation, split_filter))
     if gemm is None:
         return None
     made = (batch, rows.count, columns.count, vertical.stride, horizontal.stride, output_channels)
@@ -180,54 +168,6 @@ def _subconvolution_window(dimension: TransposedConvDimension) -> WindowDimensio
     size = math.ceil(dimension.size / dimension.stride)
     count = (dimension.count - 1 + dimension.padding_low) // dimension.stride + 1
     return WindowDimension(size, 1, 1, size - 1, count - dimension.input_size, count)
-
-
-def depthwise(
-    input: Tensor,
-    filter: Tensor,
-    bias: Tensor,
-    *,
-    output: Tensor,
-    target: Target,
-    depth_multiplier: int,
-    activation: int,
-    **conv_params: int,
-) -> KernelLaunch | None:
-    """DEPTHWISE_CONV_2D."""
-    if 0 in input.shape:
-        return None
-    batch, height, width, channels, rows, columns = _image(input, filter, conv_params)
-    taps_shape = (rows.size, columns.size, filter.shape[3])
-
-    def plan(micro_kernel: Float32 | Q8ViaFloat32) -> DwConvKernel:
-        image = (batch, height, width, channels)
-        return plan_dwconv(image, depth_multiplier, rows, columns, micro_kernel, target)
-
-    if _is_float(input, filter, output):
-        kernel = plan(Float32(*float_activation_range(activation)))
-        biases = np.asarray(bias.array, np.float32)[kernel.packed_channel_map]
-        constants = (lambda: kernel.pack(filter.array.reshape(taps_shape)), biases.tobytes(), kernel.params())
-        return KernelLaunch(kernel, constants, kernel.macs // 12)
-    if input.dtype not in _Q8 or output.dtype not in _Q8:
-        return None
-    taps, is_signed = rows.size * columns.size, input.dtype.kind == "i"
-    if 2 * taps * _max_abs(filter) * _max_abs(input) >= EXACT_FLOAT32:  # 2: weights may be packed doubled
-        return None
-    kernel = plan(Q8ViaFloat32(is_signed, NO_REQUANTIZATION))
-    op = _WeightedOp(None, input, filter, bias, output, target, activation)
-    epilogue = _choose_epilogue(
-        op, kernel.packed_channel_map, taps, lambda: _without_zero_point(filter).reshape(taps, -1).T
-    )
-    if epilogue is None:
-        return None
-    kernel = replace(kernel, micro_kernel=Q8ViaFloat32(is_signed, epilogue.requantization))
-    prescale = np.int16(kernel.micro_kernel.weight_prescale)
-    constants = (
-        lambda: kernel.pack(_without_zero_point(filter).reshape(taps_shape) * prescale),
-        epilogue.constant(target),
-        kernel.params(),
-    )
-    return KernelLaunch(kernel, constants, kernel.macs // 8)
 
 
 def batch_matmul(
@@ -274,68 +214,12 @@ def _transpose(tensor: Tensor, number: int, target: Target) -> Intermediate:
 # -- micro-kernels and weights -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _WeightedOp:
-    """The operands of a convolution or matrix product, and its GEMM `shape`; that is None for a depthwise convolution.
-
-    `derived_weights`, if set, returns the weights in place of the filter's: (output channels, height, width, input
-    channels per group), without the zero point. `rounds_once`: accumulators are multiplied by float64 numbers.
-    """
-
-    shape: ConvShape | None
-    input: Tensor
-    filter: Tensor
-    bias: Tensor
-    output: Tensor
-    target: Target
-    activation: int
-    derived_weights: Weights | None = None
-    rounds_once: bool = False
-
-    @property
-    def conv_shape(self) -> ConvShape:
-        """The shape of a GEMM."""
-        assert self.shape is not None, "only depthwise convolutions have none"
-        return self.shape
-
-    @property
-    def is_signed(self) -> bool:
-        """Whether the input is int8."""
-        return self.input.dtype.kind == "i"
-
-    def weights(self) -> Array:
-        """Return the weights minus their zero point."""
-        return _without_zero_point(self.filter) if self.derived_weights is None else self.derived_weights()
-
-    def weight_rows(self) -> Array:
-        """Return the weights of each output channel as a row."""
-        weights = self.weights()
-        return weights.reshape(len(weights), -1)
-
-
-def _is_float(*tensors: Tensor) -> bool:
-    return all(tensor.dtype == _FLOAT32 for tensor in tensors)
-
-
-def _without_zero_point(filter: Tensor) -> Array:
-    """Return a filter's values: float32, or 8-bit values minus their zero point as int16."""
-    if filter.dtype.kind == "f":
-        return filter.array
-    return filter.array.astype(np.int16) - np.int16(filter.zero_point)
-
-
-def _max_abs(tensor: Tensor) -> int:
-    """Return the largest |value - zero point| of a tensor's type."""
-    info = np.iinfo(tensor.dtype)
-    return max(info.max - tensor.zero_point, tensor.zero_point - info.min)
-
-
-def _lower_gemm(op: _WeightedOp) -> KernelLaunch | None:
+def _lower_gemm(op: WeightedOp) -> KernelLaunch | None:
     """Return the launch of a float32 GEMM, or of the fastest quantized one that cannot overflow."""
-    if _is_float(op.input, op.filter, op.output):
+    if is_float(op.input, op.filter, op.output):
         kernel = plan_gemm(op.conv_shape, Float32(*float_activation_range(op.activation)), op.target)
         return _float_launch(kernel, op.weights, op.bias.array)
-    if op.input.dtype not in _Q8 or op.output.dtype not in _Q8:
+    if op.input.dtype not in Q8 or op.output.dtype not in Q8:
         return None
     return _s8_launch(op) or _s16_launch(op)
 
@@ -346,10 +230,10 @@ def _float_launch(kernel: GemmKernel, weights: Weights, bias: Array) -> KernelLa
     return KernelLaunch(kernel, constants, kernel.shape.macs // 16)
 
 
-def _s16_launch(op: _WeightedOp) -> KernelLaunch | None:
+def _s16_launch(op: WeightedOp) -> KernelLaunch | None:
     """Return a GEMM with dot2, or None if an accumulator may overflow."""
     kernel = plan_gemm(op.conv_shape, DotS16x2(op.is_signed, NO_REQUANTIZATION), op.target)
-    epilogue = _choose_epilogue(op, kernel.packed_channel_map, op.conv_shape.k, op.weight_rows)
+    epilogue = choose_epilogue(op, kernel.packed_channel_map, op.conv_shape.k, op.weight_rows)
     if epilogue is None:
         return None
     kernel = replace(kernel, micro_kernel=DotS16x2(op.is_signed, epilogue.requantization))
@@ -358,15 +242,15 @@ def _s16_launch(op: _WeightedOp) -> KernelLaunch | None:
     return KernelLaunch(kernel, constants, op.conv_shape.macs // 32)
 
 
-def _s8_launch(op: _WeightedOp) -> KernelLaunch | None:
+def _s8_launch(op: WeightedOp) -> KernelLaunch | None:
     """Return a GEMM with dot4 or acc16, or None if the target has neither, dot2 is faster or int32 may overflow.
 
     sum((x - zp) * w) = sum(x * w) - zp * sum(w): the second term goes into the bias.
     """
     shape, target = op.conv_shape, op.target
-    weight_zero_point = _weight_zero_point(op.filter) if target.has_dot4 else 0
+    weight_zero_point = weight_zero_point_of(op.filter) if target.has_dot4 else 0
     # Accumulators with the row-sum correction, and the bias with the input zero point's term, fit in any order.
-    max_abs_acc = _MAX_U8 * shape.k * (_MAX_S8 + abs(weight_zero_point) + _max_abs(op.filter))
+    max_abs_acc = _MAX_U8 * shape.k * (_MAX_S8 + abs(weight_zero_point) + max_abs(op.filter))
     fits = max_abs_acc + int(np.abs(ints(op.bias.array)).max(initial=0)) <= INT32_MAX
     if not fits or (weight_zero_point and shape.groups > 1):
         return None
@@ -375,24 +259,22 @@ def _s8_launch(op: _WeightedOp) -> KernelLaunch | None:
     candidate = plan_gemm(shape, micro_kernel(NO_REQUANTIZATION), target) if target.has_dot4 else _best_acc16_kernel(op)
     if candidate is None:
         return None
-    epilogue = _choose_epilogue(op, candidate.packed_channel_map, shape.k, op.weight_rows, can_prescale=False)
+    epilogue = choose_epilogue(op, candidate.packed_channel_map, shape.k, op.weight_rows, can_prescale=False)
     if epilogue is None:
         return None
     requantizing = micro_kernel(epilogue.requantization)
     kernel = replace(candidate, micro_kernel=requantizing)
-    lhs_zero_point = requantizing.lhs_zero_point(op.input.zero_point)
-    quant = replace(epilogue.quant, input_zero_point=lhs_zero_point, weight_zero_point=weight_zero_point)
+    epilogue = replace(epilogue, quant=replace(epilogue.quant, weight_zero_point=weight_zero_point))
 
     def corrected_epilogue() -> bytes:
-        weight_sums = op.weight_rows().sum(axis=1, dtype=np.int64)
-        bias = epilogue.bias - lhs_zero_point * weight_sums[kernel.packed_channel_map]
-        return replace(epilogue, bias=bias, quant=quant).constant(target)
+        weight_sums = op.weight_rows().sum(axis=1, dtype=np.int64)[kernel.packed_channel_map]
+        return with_folded_zero_point(op, epilogue, weight_sums, requantizing.lhs_is_signed)
 
     constants = (lambda: kernel.pack(op.weights() - np.int16(weight_zero_point)), corrected_epilogue, kernel.params())
     return KernelLaunch(kernel, constants, shape.macs // 128)
 
 
-def _best_acc16_kernel(op: _WeightedOp) -> GemmKernel | None:
+def _best_acc16_kernel(op: WeightedOp) -> GemmKernel | None:
     """Return the fastest acc16 GEMM, or None if the target has none or dot2 is faster.
 
     The wider a panel, the more groups are listed several times because of one of its channels.
@@ -411,70 +293,7 @@ def _best_acc16_kernel(op: _WeightedOp) -> GemmKernel | None:
     return best if cycles < estimate_cycles(dot2_kernel, weights) else None
 
 
-def _weight_zero_point(filter: Tensor) -> int:
-    """Return the smallest constant to subtract from weights so that int8 holds them, and the 0 that fills panels."""
-    low = min(int(filter.array.min()) - filter.zero_point, 0)
-    high = max(int(filter.array.max()) - filter.zero_point, 0)
-    return max(high - 127, 0) + min(low + 128, 0)
-
-
-# -- epilogues ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Epilogue:
-    """How accumulators become output values: rows of constants and a bias for each packed channel."""
-
-    requantization: Requantization
-    rows: Array
-    bias: Ints
-    quant: OutputQuantParams
-
-    def constant(self, target: Target) -> bytes:
-        """Return the constant that the kernel loads."""
-        return self.requantization.constants(self.rows, self.bias, self.quant, target.lanes)
-
-
-def _choose_epilogue(
-    op: _WeightedOp, channel_map: Array, k: int, weight_rows: Weights, can_prescale: bool = True
-) -> _Epilogue | None:
-    """Return the epilogue for the packed channels `channel_map`, or None if an accumulator may overflow int32.
-
-    |acc| is bounded by K * max|w| * max|x|; if that is too large, by sum|w| * max|x| per channel, which needs the
-    weights. `can_prescale`: weights may be packed doubled.
-    """
-    rows, multiplication = _multiplication(op, channel_map, can_prescale)
-    bias = ints(op.bias.array)[channel_map % len(op.bias.array)]
-    any_weights = ints(np.full(len(channel_map), k * _max_abs(op.filter) * _max_abs(op.input)))
-    found = multiplication(bias, any_weights)
-    if found is None:
-        sums = np.abs(weight_rows().astype(np.int32)).sum(axis=1, dtype=np.int64)
-        found = multiplication(bias, sums[channel_map] * _max_abs(op.input))
-    if found is None:
-        return None
-    output_min, output_max = quantized_activation_range(op.activation, op.output)
-    quant = OutputQuantParams(op.output.zero_point, output_min, output_max, op.input.zero_point)
-    return _Epilogue(Requantization(found), rows, bias, quant)
-
-
-def _multiplication(
-    op: _WeightedOp, channel_map: Array, can_prescale: bool
-) -> tuple[Array, Callable[[Ints, Ints], FixedPointMultiplier | RealMultiplier | None]]:
-    """Return the rows of constants of the packed channels, and the choice of the multiplication by bias and bound.
-
-    The model may have one scale for all channels.
-    """
-    if op.rounds_once:
-        factors = np.array(real_scales(op.input, op.filter, op.output))
-        return real_constants(factors[channel_map % len(factors)]), RealMultiplier.of
-    multipliers = OutputMultipliers.of(requantization_scales(op.input, op.filter, op.bias, op.output))
-    multipliers = multipliers.of_channels(channel_map % len(multipliers.multipliers))
-    return requant_constants(multipliers), lambda bias, bound: FixedPointMultiplier.of(
-        multipliers, bias, bound, can_prescale
-    )
-
-
-def _matmul_epilogue(left: Tensor, right: Tensor, output: Tensor, k: int, channels: int) -> _Epilogue | None:
+def _matmul_epilogue(left: Tensor, right: Tensor, output: Tensor, k: int, channels: int) -> Epilogue | None:
     """Return the epilogue of a quantized BATCH_MATMUL, or None if an accumulator may overflow int32."""
     real = float(np.float32(left.scale) * np.float32(right.scale)) / float(np.float32(output.scale))
     multipliers = OutputMultipliers.of([real]).of_channels(np.zeros(channels, np.intp))
@@ -483,13 +302,12 @@ def _matmul_epilogue(left: Tensor, right: Tensor, output: Tensor, k: int, channe
     if found is None:
         return None
     quant = OutputQuantParams(output.zero_point, *dtype_range(output), left.zero_point)
-    return _Epilogue(Requantization(found), requant_constants(multipliers), no_bias, quant)
+    return Epilogue(Requantization(found), requant_constants(multipliers), no_bias, quant)
 
 
 RULES: Mapping[OperationType, LoweringRule] = {
     OperationType.BATCH_MATMUL: batch_matmul,
     OperationType.CONV_2D: convolution,
-    OperationType.DEPTHWISE_CONV_2D: depthwise,
     OperationType.FULLY_CONNECTED: fully_connected,
     OperationType.GROUPED_CONV_2D: grouped,
     OperationType.TRANSPOSE_CONV_2D: transposed,

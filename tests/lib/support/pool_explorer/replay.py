@@ -99,7 +99,8 @@ def build(folder: Path, workers: int, spins: tuple[int, int, int], bugs: Sequenc
         assert text.count(bug.old) == 1, f"{bug.old!r} is there {text.count(bug.old)} times: adapt the bug"
         text = text.replace(bug.old, bug.new)
     (folder / "a" / "b").mkdir(parents=True)
-    (folder / "_pause.h").write_text((ROOT / "nnfmq" / "_pause.h").read_text("utf-8"))
+    for name in ("_float_mode.h", "_pause.h"):
+        (folder / name).write_text((ROOT / "nnfmq" / name).read_text("utf-8"))
     (folder / "a" / "b" / "_thread_pool.h").write_text(text)
     compiler = [shutil.which("cc") or "cc", "-std=c11", "-O1", "-g", "-fPIC", "-Wall", "-Wextra", "-Werror"]
     names = ("IDLE", "BUSY", "AWAIT")

@@ -1,0 +1,69 @@
+"""What passes over a finished subgraph share: its operations, some of which they remove, and who reads each operand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnfmq.hal.types import LifeTime, OperandType, Operation
+from nnfmq.importers.graph_builder import GraphBuilder
+
+__all__ = ["GraphRewriting"]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class GraphRewriting:
+    """The operations of a subgraph by number, None for one that a pass has removed."""
+
+    def __init__(self, builder: GraphBuilder, outputs: Sequence[int]) -> None:
+        self.builder = builder
+        self.operations: list[Operation | None] = list(builder.operations)
+        self._outputs = frozenset(outputs)
+        self._readers: dict[int, list[int]] = {}
+        self._producers: dict[int, int] = {}
+        for number, operation in enumerate(builder.operations):
+            self._producers.update(dict.fromkeys(operation.outputs, number))
+            for index in operation.inputs:
+                self._readers.setdefault(index, []).append(number)
+
+    def finish(self) -> None:
+        """Give the builder the operations that remain."""
+        self.builder.replace_operations([operation for operation in self.operations if operation is not None])
+
+    def operation(self, number: int) -> Operation:
+        """Return an operation that was not removed."""
+        operation = self.operations[number]
+        assert operation is not None, "a pass removes only what nothing else reads"
+        return operation
+
+    def producer(self, index: int) -> int | None:
+        """Return the operation that writes an operand."""
+        return self._producers.get(index)
+
+    def reader_count(self, index: int) -> int:
+        """Return how often operations read an operand."""
+        return len(self._readers.get(index, ()))
+
+    def only_reader(self, index: int) -> int | None:
+        """Return the operation that alone reads an operand, once; None if the operand is an output, too."""
+        is_alone = self.reader_count(index) == 1 and index not in self._outputs
+        return self._readers[index][0] if is_alone else None
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        """Return the shape of an operand."""
+        return self.builder[index].dimensions
+
+    def has_activation(self, index: int) -> bool:
+        """Return whether the constant scalar `index` is another activation than NONE."""
+        return any(self.builder.content(index))
+
+    def floats(self, index: int) -> Array | None:
+        """Return the value of a float32 constant, as float64; None for all other operands."""
+        operand = self.builder[index]
+        if operand.type != OperandType.TENSOR_FLOAT32 or operand.lifetime != LifeTime.CONSTANT_COPY:
+            return None
+        return np.frombuffer(self.builder.content(index), np.float32).reshape(operand.dimensions).astype(np.float64)

@@ -1,0 +1,254 @@
+"""Fusion: which neighbouring operations one kernel computes, with the interpreter's results of the model as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from support.chains import TYPES, Step, fused_operations, model_of, tensor, weights
+from support.compiled import assert_kernels_agree
+from support.small_models import I32
+
+from nnfmq.hal.types import Model, Operand, OperationType
+
+pytestmark = pytest.mark.instruction_sets
+
+CONV, DEPTHWISE, GROUPED = OperationType.CONV_2D, OperationType.DEPTHWISE_CONV_2D, OperationType.GROUPED_CONV_2D
+PAD, PAD_V2 = OperationType.PAD, OperationType.PAD_V2
+SAME, VALID = 1, 2
+NCHW_AXES = (0, 3, 1, 2)
+
+
+def assert_fused(model: Model, expected: dict[int, tuple[int, ...]], tolerance: float = 1e-5) -> None:
+    assert fused_operations(model) == expected
+    assert_kernels_agree(model, tolerance=tolerance)
+
+
+# -- padding -----------------------------------------------------------------------------------------------------------
+
+
+def paddings(*pairs: tuple[int, int]) -> tuple[Operand, bytes]:
+    return Operand(I32, (len(pairs), 2)), np.array(pairs, "<i4").tobytes()
+
+
+def convolution(code: OperationType, kind: str, window: Sequence[int], nchw: bool = False) -> tuple[OperationType, Any]:
+    """Return a convolution of 12 channels with a filter of 3 x 3; `window` is padding and strides."""
+    shape = {CONV: (17, 3, 3, 12), DEPTHWISE: (1, 3, 3, 12), GROUPED: (6, 3, 3, 4)}[code]
+    channels = {CONV: 17, DEPTHWISE: 12, GROUPED: 6}[code]
+    more = {CONV: [0], DEPTHWISE: [1, 0], GROUPED: [3, 0]}[code]
+    return code, (channels, [[0], *weights(kind, shape, channels), *window, *more, nchw])
+
+
+def padded(
+    code: OperationType,
+    kind: str,
+    pairs: Sequence[tuple[int, int]],
+    window: Sequence[int] = (VALID, 2, 2),
+    nchw: bool = False,
+    value: Any = None,
+    size: tuple[int, int] = (4, 4),
+) -> list[Step]:
+    """Return a PAD of an image (2, 9, 8, 12), and a convolution of it to an image of `size`."""
+    code, (channels, arguments) = convolution(code, kind, window, nchw)
+    shape = [e + sum(pair) for e, pair in zip((2, 9, 8, 12), pairs, strict=True)]
+    result = [shape[0], *size, channels]
+    if nchw:
+        pairs, shape, result = ([one[axis] for axis in NCHW_AXES] for one in (list(pairs), shape, result))
+    pad = (PAD, [[-1], paddings(*pairs)]) if value is None else (PAD_V2, [[-1], paddings(*pairs), value])
+    return [(*pad, tensor(kind, *shape)), (code, arguments, tensor(kind, *result))]
+
+
+def image(kind: str, nchw: bool = False) -> Operand:
+    return tensor(kind, *((2, 12, 9, 8) if nchw else (2, 9, 8, 12)))
+
+
+@pytest.mark.parametrize("nchw", [False, True])
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("code", [CONV, DEPTHWISE, GROUPED])
+def test_a_pad_becomes_the_padding_of_a_convolution(code: OperationType, kind: str, nchw: bool) -> None:
+    steps = padded(code, kind, [(0, 0), (0, 1), (1, 0), (0, 0)], nchw=nchw)
+
+    assert_fused(model_of(image(kind, nchw), steps), {1: (0,)})
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_pad_is_added_to_the_convolution_s_own_padding(kind: str) -> None:
+    explicit = padded(CONV, kind, [(0, 0), (1, 0), (1, 1), (0, 0)], (1, 0, 0, 1, 1, 1), size=(9, 9))
+    scheme = padded(CONV, kind, [(0, 0), (1, 1), (1, 0), (0, 0)], (SAME, 1, 1), size=(11, 9))
+
+    assert_fused(model_of(image(kind), explicit), {1: (0,)})
+    assert_fused(model_of(image(kind), scheme), {1: (0,)})
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_pad_v2_is_fused_if_it_pads_with_the_value_of_0(kind: str) -> None:
+    pairs = [(0, 0), (1, 1), (1, 1), (0, 0)]
+    zero, other = (0.0, 1.0) if kind == "float32" else (TYPES[kind][2], TYPES[kind][2] + 1)
+
+    assert_fused(model_of(image(kind), padded(CONV, kind, pairs, value=zero, size=(5, 4))), {1: (0,)})
+    assert_fused(model_of(image(kind), padded(CONV, kind, pairs, value=other, size=(5, 4))), {0: (), 1: ()})
+
+
+@pytest.mark.parametrize(
+    ("pairs", "size"),
+    [
+        ([(0, 1), (0, 1), (0, 1), (0, 0)], (4, 4)),  # of the batch
+        ([(0, 0), (0, 3), (0, 1), (0, 0)], (5, 4)),  # a window in the padding alone
+        ([(0, 0), (0, 1), (4, 0), (0, 0)], (4, 5)),
+    ],
+)
+def test_a_pad_that_no_window_can_have_is_computed(pairs: list[tuple[int, int]], size: tuple[int, int]) -> None:
+    assert_fused(model_of(image("uint8"), padded(CONV, "uint8", pairs, size=size)), {0: (), 1: ()})
+
+
+def test_a_pad_of_channels_is_computed() -> None:
+    steps = padded(CONV, "float32", [(0, 0), (0, 1), (0, 1), (0, 4)])
+
+    assert_fused(model_of(tensor("float32", 2, 9, 8, 8), [_of_8_channels(steps[0]), steps[1]]), {0: (), 1: ()})
+
+
+def _of_8_channels(step: Step) -> Step:
+    return step[0], step[1], tensor("float32", 2, 10, 9, 12)
+
+
+def test_a_pad_that_something_else_reads_is_computed() -> None:
+    steps = padded(CONV, "uint8", [(0, 0), (0, 1), (0, 1), (0, 0)])
+    clamp = (OperationType.RELU, [[0]], steps[0][2])
+
+    assert_fused(model_of(image("uint8"), steps, outputs=[0]), {0: (), 1: ()})
+    assert_fused(model_of(image("uint8"), [steps[0], clamp, steps[1]], outputs=[1]), {0: (), 1: (), 2: ()})
+
+
+# -- activations -------------------------------------------------------------------------------------------------------
+
+CLAMPS = [OperationType.RELU, OperationType.RELU1, OperationType.RELU6]
+
+
+@pytest.mark.parametrize("code", CLAMPS)
+@pytest.mark.parametrize("kind", TYPES)
+def test_an_operation_that_clamps_becomes_an_activation(kind: str, code: OperationType) -> None:
+    steps = padded(CONV, kind, [(0, 0), (0, 1), (0, 1), (0, 0)])
+    last = (code, [[1]], steps[-1][2])
+
+    assert_fused(model_of(image(kind), [*steps, last]), {1: (0, 2)})
+
+
+@pytest.mark.parametrize("nchw", [False, True])
+@pytest.mark.parametrize("code", [DEPTHWISE, GROUPED])
+def test_clamps_after_other_convolutions_are_fused_in_either_layout(code: OperationType, nchw: bool) -> None:
+    steps = padded(code, "uint8", [(0, 0), (0, 1), (0, 1), (0, 0)], nchw=nchw)
+    last = (OperationType.RELU6, [[1]], steps[-1][2])
+
+    assert_fused(model_of(image("uint8", nchw), [*steps, last]), {1: (0, 2)})
+
+
+@pytest.mark.parametrize("code", ["ADD", "SUB", "MUL"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_clamps_after_arithmetic_are_fused(kind: str, code: str) -> None:
+    value = tensor(kind, 3, 50)
+    steps: list[Step] = [(OperationType[code], [[-1], [-1], 0], value), (OperationType.RELU, [[0]], value)]
+
+    assert_fused(model_of(value, steps), {0: (1,)})
+
+
+def test_a_second_activation_is_computed() -> None:
+    value = tensor("float32", 3, 50)
+    steps: list[Step] = [(OperationType.MUL, [[-1], [-1], 1], value), (OperationType.RELU6, [[0]], value)]
+
+    assert_fused(model_of(value, steps), {0: (), 1: ()})
+
+
+def test_a_clamp_of_a_result_that_is_an_output_is_computed() -> None:
+    value = tensor("float32", 3, 50)
+    steps: list[Step] = [(OperationType.MUL, [[-1], [-1], 0], value), (OperationType.RELU, [[0]], value)]
+
+    assert_fused(model_of(value, steps, outputs=[0]), {0: (), 1: ()})
+
+
+# -- constants of channels ---------------------------------------------------------------------------------------------
+
+
+def floats(shape: tuple[int, ...], seed: int = 1) -> tuple[Operand, bytes]:
+    values = np.random.default_rng(seed).normal(size=shape).astype("<f4")
+    return tensor("float32", *shape), values.tobytes()
+
+
+def normalized(steps: list[Step], shape: tuple[int, ...], nchw: bool = False) -> list[Step]:
+    """Return the steps followed by MUL and ADD of constants of `shape`, and RELU."""
+    last, result = len(steps) - 1, steps[-1][2]
+    assert isinstance(result, Operand)
+    return [
+        *steps,
+        (OperationType.MUL, [[last], floats(shape), 0], result),
+        (OperationType.ADD, [floats(shape, 2), [last + 1], 0], result),
+        (OperationType.RELU, [[last + 2]], result),
+    ]
+
+
+@pytest.mark.parametrize("nchw", [False, True])
+@pytest.mark.parametrize("code", [CONV, DEPTHWISE, GROUPED])
+def test_a_normalization_becomes_weights_and_bias_of_a_convolution(code: OperationType, nchw: bool) -> None:
+    steps = padded(code, "float32", [(0, 0), (0, 1), (0, 1), (0, 0)], nchw=nchw)
+    channels = {CONV: 17, DEPTHWISE: 12, GROUPED: 6}[code]
+    model = model_of(image("float32", nchw), normalized(steps, (channels, 1, 1) if nchw else (channels,)))
+
+    assert_fused(model, {1: (0, 2, 3, 4)}, tolerance=1e-4)
+
+
+def test_a_normalization_becomes_weights_and_bias_of_a_transposed_convolution() -> None:
+    result = tensor("float32", 2, 18, 16, 5)
+    arguments = [[-1], *weights("float32", (5, 3, 3, 12), 5), (I32_VECTOR, SIZE), SAME, 2, 2, 0, False]
+    steps = normalized([(OperationType.TRANSPOSE_CONV_2D, arguments, result)], (1, 1, 5))
+
+    assert_fused(model_of(image("float32"), steps), {0: (1, 2, 3)}, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 9), (9,), (1,)])
+def test_a_normalization_becomes_weights_and_bias_of_a_matrix_product(shape: tuple[int, ...]) -> None:
+    steps = normalized([fully_connected(tensor("float32", 3, 9))], shape)
+
+    assert_fused(model_of(tensor("float32", 3, 20), steps), {0: (1, 2, 3)}, tolerance=1e-4)
+
+
+I32_VECTOR, SIZE = Operand(I32, (4,)), np.array([2, 18, 16, 5], "<i4").tobytes()
+
+
+def fully_connected(result: Operand, kind: str = "float32", activation: int = 0) -> Step:
+    arguments = [[-1], *weights(kind, (9, 20), 9), activation]
+    return OperationType.FULLY_CONNECTED, arguments, result
+
+
+INFINITE = tensor("float32", 9), np.full(9, np.inf, "<f4").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("activation", "constant", "rows"),
+    [
+        (1, floats((9,)), 3),  # after the activation
+        (0, floats((3, 9)), 3),  # one for each row
+        (0, floats((3, 1)), 3),
+        (0, floats((1, 1, 9)), 1),  # with a result of more dimensions
+        (0, INFINITE, 3),
+    ],
+)
+def test_other_arithmetic_with_constants_is_computed(
+    activation: int, constant: tuple[Operand, bytes], rows: int
+) -> None:
+    product, shape = tensor("float32", rows, 9), (rows, 9)
+    result = tensor("float32", *np.broadcast_shapes(shape, constant[0].dimensions))
+    steps: list[Step] = [
+        fully_connected(product, activation=activation),
+        (OperationType.MUL, [[0], constant, 0], result),
+    ]
+
+    assert_fused(model_of(tensor("float32", rows, 20), steps), {0: (), 1: ()})
+
+
+def test_quantized_products_with_constants_are_computed() -> None:
+    result = tensor("uint8", 3, 9)
+    constant = tensor("uint8", 9), bytes(range(9))
+    steps: list[Step] = [fully_connected(result, "uint8"), (OperationType.MUL, [[0], constant, 0], result)]
+
+    assert_fused(model_of(tensor("uint8", 3, 20), steps), {0: (), 1: ()})
