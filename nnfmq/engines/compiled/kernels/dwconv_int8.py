@@ -1,8 +1,8 @@
 """Depthwise convolution of 8-bit inputs: sums in integers, of input rows that are interleaved in groups.
 
 A work item is a block of output rows times a block of channels. Its input rows are copied to scratch memory, as uint8
-and with padding. A panel is one vector of bytes of channels. For the output rows of a tile, and for each panel, the
-rows under them are interleaved in groups of `RowDot.rows`; then one dot instruction multiplies a column of taps:
+or int8, with padding. A panel is one vector of bytes of channels. For the output rows of a tile, and for each panel,
+the rows under them are interleaved in groups of `RowDot.rows`; then one dot instruction multiplies a column of taps:
 
     rows y to y+3, interleaved    output row y: taps w0 w1 w2 0    output row y+1: taps 0 w0 w1 w2
 
@@ -294,10 +294,10 @@ class _DwConvInt8Builder:
     # -- LHS -----------------------------------------------------------------------------------------------------------
 
     def _fill(self, source: Value, first: Value, output_rows: Value, channels: Value) -> None:
-        """Emit the copying of the input rows under the output rows, rounded up to whole tiles, as uint8."""
+        """Emit the copying of the input rows under the output rows, rounded up to whole tiles, as uint8 or int8."""
         kb, n, k = self.kb, self.n, self.kernel
         zero_point = k.dot.requantization.input_zero_point(kb, self.epilogue)
-        converter = SignFlipped(k.dot.is_signed, zero_point)
+        converter = SignFlipped(k.dot.is_signed != k.dot.lhs_is_signed(kb.target), zero_point)
 
         def pack_row(row: Value, target: Value) -> None:
             if k.has_depth_multiplier:
