@@ -165,3 +165,90 @@ def test_a_clamp_of_a_result_that_is_an_output_is_computed() -> None:
     steps: list[Step] = [(OperationType.MUL, [[-1], [-1], 0], value), (OperationType.RELU, [[0]], value)]
 
     assert_fused(model_of(value, steps, outputs=[0]), {0: (), 1: ()})
+
+
+# -- constants of channels ---------------------------------------------------------------------------------------------
+
+
+def floats(shape: tuple[int, ...], seed: int = 1) -> tuple[Operand, bytes]:
+    values = np.random.default_rng(seed).normal(size=shape).astype("<f4")
+    return tensor("float32", *shape), values.tobytes()
+
+
+def normalized(steps: list[Step], shape: tuple[int, ...], nchw: bool = False) -> list[Step]:
+    """Return the steps followed by MUL and ADD of constants of `shape`, and RELU."""
+    last, result = len(steps) - 1, steps[-1][2]
+    assert isinstance(result, Operand)
+    return [
+        *steps,
+        (OperationType.MUL, [[last], floats(shape), 0], result),
+        (OperationType.ADD, [floats(shape, 2), [last + 1], 0], result),
+        (OperationType.RELU, [[last + 2]], result),
+    ]
+
+
+@pytest.mark.parametrize("nchw", [False, True])
+@pytest.mark.parametrize("code", [CONV, DEPTHWISE, GROUPED])
+def test_a_normalization_becomes_weights_and_bias_of_a_convolution(code: OperationType, nchw: bool) -> None:
+    steps = padded(code, "float32", [(0, 0), (0, 1), (0, 1), (0, 0)], nchw=nchw)
+    channels = {CONV: 17, DEPTHWISE: 12, GROUPED: 6}[code]
+    model = model_of(image("float32", nchw), normalized(steps, (channels, 1, 1) if nchw else (channels,)))
+
+    assert_fused(model, {1: (0, 2, 3, 4)}, tolerance=1e-4)
+
+
+def test_a_normalization_becomes_weights_and_bias_of_a_transposed_convolution() -> None:
+    result = tensor("float32", 2, 18, 16, 5)
+    arguments = [[-1], *weights("float32", (5, 3, 3, 12), 5), (I32_VECTOR, SIZE), SAME, 2, 2, 0, False]
+    steps = normalized([(OperationType.TRANSPOSE_CONV_2D, arguments, result)], (1, 1, 5))
+
+    assert_fused(model_of(image("float32"), steps), {0: (1, 2, 3)}, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 9), (9,), (1,)])
+def test_a_normalization_becomes_weights_and_bias_of_a_matrix_product(shape: tuple[int, ...]) -> None:
+    steps = normalized([fully_connected(tensor("float32", 3, 9))], shape)
+
+    assert_fused(model_of(tensor("float32", 3, 20), steps), {0: (1, 2, 3)}, tolerance=1e-4)
+
+
+I32_VECTOR, SIZE = Operand(I32, (4,)), np.array([2, 18, 16, 5], "<i4").tobytes()
+
+
+def fully_connected(result: Operand, kind: str = "float32", activation: int = 0) -> Step:
+    arguments = [[-1], *weights(kind, (9, 20), 9), activation]
+    return OperationType.FULLY_CONNECTED, arguments, result
+
+
+INFINITE = tensor("float32", 9), np.full(9, np.inf, "<f4").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("activation", "constant", "rows"),
+    [
+        (1, floats((9,)), 3),  # after the activation
+        (0, floats((3, 9)), 3),  # one for each row
+        (0, floats((3, 1)), 3),
+        (0, floats((1, 1, 9)), 1),  # with a result of more dimensions
+        (0, INFINITE, 3),
+    ],
+)
+def test_other_arithmetic_with_constants_is_computed(
+    activation: int, constant: tuple[Operand, bytes], rows: int
+) -> None:
+    product, shape = tensor("float32", rows, 9), (rows, 9)
+    result = tensor("float32", *np.broadcast_shapes(shape, constant[0].dimensions))
+    steps: list[Step] = [
+        fully_connected(product, activation=activation),
+        (OperationType.MUL, [[0], constant, 0], result),
+    ]
+
+    assert_fused(model_of(tensor("float32", rows, 20), steps), {0: (), 1: ()})
+
+
+def test_quantized_products_with_constants_are_computed() -> None:
+    result = tensor("uint8", 3, 9)
+    constant = tensor("uint8", 9), bytes(range(9))
+    steps: list[Step] = [fully_connected(result, "uint8"), (OperationType.MUL, [[0], constant, 0], result)]
+
+    assert_fused(model_of(tensor("uint8", 3, 20), steps), {0: (), 1: ()})
