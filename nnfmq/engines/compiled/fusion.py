@@ -9,22 +9,33 @@ operation's rule, or the first one's, is called again with arguments that descri
     a float32 convolution or             its weights and bias
     FULLY_CONNECTED, then MUL or ADD
     of a constant for each channel
+    elementwise operations of one shape  one operator of both
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
+from nnfmq.engines.compiled.kernels.elementwise_kernels import (
+    ElementwiseKernel,
+    ElementwiseOperator,
+    plan_elementwise,
+)
+from nnfmq.engines.compiled.kernels.fused_operators import RESULT, FusedOperator, operator_count
 from nnfmq.engines.compiled.lowered_operation import LoweredOp
+from nnfmq.engines.compiled.lowering import Constant, KernelLaunch, elementwise_rules
+from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import FusedActivationFunc, OperationType
 from nnfmq.operations.prepare import TO_NHWC
 from nnfmq.operations.shapes import WindowDimension, windows
-from nnfmq.operations.signature import Array, Shape
+from nnfmq.operations.signature import Array, Shape, Tensor
 
 __all__ = ["fuse"]
 
@@ -37,32 +48,49 @@ class _Pattern:
     None if no kernel does.
     """
 
-    producers: frozenset[OperationType]
-    consumers: frozenset[OperationType]
+    producers: AbstractSet[OperationType | None]
+    consumers: AbstractSet[OperationType | None]
     merge: Callable[[LoweredOp, LoweredOp, int], LoweredOp | None]
 
 
 def fuse(ops: Iterable[LoweredOp], read_outside: AbstractSet[int]) -> list[LoweredOp]:
     """Return the operations of a partition in order, merged where a pattern fits.
 
-    A merged operation has the place of the later one. Operands in `read_outside` must keep their values.
+    A merged operation has the position of the later one. Operands in `read_outside` must keep their values.
     """
-    sources = list(ops)
-    reader_counts = Counter(index for op in sources for index in op.inputs)
-    private = {index for index, count in reader_counts.items() if count == 1} - read_outside
-    positions: dict[int, int] = {}  # of the operations in `result`, by their outputs
-    result: dict[int, LoweredOp] = {}
-    for position, op in enumerate(sources):
-        for number, index in enumerate(op.inputs):
-            producer = positions.get(index) if index in private else None
-            merged = None if producer is None else _merged(result[producer], op, number)
-            if producer is not None and merged is not None:
-                del result[producer]
+    return _Fusion(list(ops), read_outside).result()
+
+
+class _Fusion:
+    """Merges each operation with those before it, as long as a pattern fits."""
+
+    def __init__(self, ops: Sequence[LoweredOp], read_outside: AbstractSet[int]) -> None:
+        self._ops, self._read_outside = ops, read_outside
+        self._reader_counts = Counter(index for op in ops for index in op.inputs)
+        self._positions: dict[int, int] = {}  # of the operations in `_merged_ops`, by their outputs
+        self._merged_ops: dict[int, LoweredOp] = {}
+
+    def result(self) -> list[LoweredOp]:
+        """Return the merged operations. Called once."""
+        for position, op in enumerate(self._ops):
+            while (merged := self._with_a_producer(op)) is not None:
                 op = merged
-                break
-        result[position] = op
-        positions.update(dict.fromkeys(op.outputs, position))
-    return list(result.values())
+            self._merged_ops[position] = op
+            self._positions.update(dict.fromkeys(op.outputs, position))
+        return list(self._merged_ops.values())
+
+    def _with_a_producer(self, op: LoweredOp) -> LoweredOp | None:
+        """Return the operation merged with one that produces an input, which is then computed no more, or None."""
+        for number, index in enumerate(op.inputs):
+            if index in self._positions and self._reader_counts[index] == 1 and index not in self._read_outside:
+                position = self._positions[index]
+                merged = _merged(self._merged_ops[position], op, number)
+                if merged is not None:
+                    producer = self._merged_ops.pop(position)
+                    self._reader_counts.subtract((*producer.inputs, *op.inputs))
+                    self._reader_counts.update(merged.inputs)
+                    return merged
+        return None
 
 
 def _merged(producer: LoweredOp, consumer: LoweredOp, number: int) -> LoweredOp | None:
@@ -122,7 +150,7 @@ def _with_padding(window: WindowDimension, low: int, high: int) -> tuple[int, in
 
 # -- activations -------------------------------------------------------------------------------------------------------
 
-_ACTIVATIONS: Mapping[OperationType, FusedActivationFunc] = {
+_ACTIVATIONS: Mapping[OperationType | None, FusedActivationFunc] = {
     OperationType.RELU: FusedActivationFunc.RELU,
     OperationType.RELU1: FusedActivationFunc.RELU1,
     OperationType.RELU6: FusedActivationFunc.RELU6,
@@ -139,7 +167,7 @@ def _activated(producer: LoweredOp, activation: LoweredOp, _: int) -> LoweredOp 
 
 # -- constants of channels ---------------------------------------------------------------------------------------------
 
-_CHANNEL_AXES: Mapping[OperationType, int] = {
+_CHANNEL_AXES: Mapping[OperationType | None, int] = {
     OperationType.CONV_2D: 0,
     OperationType.DEPTHWISE_CONV_2D: 3,
     OperationType.FULLY_CONNECTED: 0,
@@ -184,6 +212,52 @@ def _channel_constants(consumer: LoweredOp, number: int, shape: Shape) -> Array 
     return np.broadcast_to(other.value.reshape(-1), shape[-1:])
 
 
+# -- elementwise operations --------------------------------------------------------------------------------------------
+
+_MAX_INPUTS, _MAX_OPERATORS = 4, 8  # so that pointers and values of a vector stay in registers
+
+
+def _one_loop(producer: LoweredOp, consumer: LoweredOp, number: int) -> LoweredOp | None:
+    """Return the operation that applies the consumer's operator to each result of the producer's."""
+    first, second = _elementwise_launch(producer), _elementwise_launch(consumer)
+    if first is None or second is None or producer.call.output.shape != consumer.call.output.shape:
+        return None
+    own, others = _inputs_with_layouts(producer), _inputs_with_layouts(consumer)
+    if producer.outputs_nchw != consumer.inputs_nchw[number]:
+        return None
+    tensors = dict(zip(own, producer.call.tensors, strict=True))
+    tensors |= {key: tensor for key, tensor in zip(others, consumer.call.tensors, strict=True) if key != others[number]}
+    order = {key: position for position, key in enumerate(tensors)}
+    numbers = [tuple(order.get(key, RESULT) for key in keys) for keys in (own, others)]
+    operator = FusedOperator(first[0], numbers[0], second[0], numbers[1])
+    if len(order) > _MAX_INPUTS or operator_count(operator) > _MAX_OPERATORS:
+        return None
+    rule = partial(_lower_operator, operator, (*first[1], *second[1]))
+    call = replace(consumer.call, code=None, rule=rule, tensors=tuple(tensors.values()), attributes={})
+    indexes, layouts = zip(*order, strict=True)
+    return replace(consumer, call=call, inputs=indexes, inputs_nchw=layouts)
+
+
+def _elementwise_launch(op: LoweredOp) -> tuple[ElementwiseOperator, tuple[Constant, ...]] | None:
+    """Return the operator and the constants of an elementwise operation; None if it is a view."""
+    launch = op.lowered
+    if not isinstance(launch, KernelLaunch) or not isinstance(launch.kernel, ElementwiseKernel):
+        return None
+    return launch.kernel.operator, launch.constants
+
+
+def _inputs_with_layouts(op: LoweredOp) -> list[tuple[int, bool]]:
+    """Return the operand and the layout of each input."""
+    return list(zip(op.inputs, op.inputs_nchw, strict=True))
+
+
+def _lower_operator(
+    operator: FusedOperator, constants: tuple[Constant, ...], *inputs: Tensor, output: Tensor, target: Target
+) -> KernelLaunch:
+    kernel = plan_elementwise(operator, output.shape, [tensor.shape for tensor in inputs], target)
+    return KernelLaunch(kernel, constants, operator_count(operator) * math.prod(output.shape) // 4)
+
+
 # -- patterns ----------------------------------------------------------------------------------------------------------
 
 _CONVOLUTIONS = frozenset({OperationType.CONV_2D, OperationType.GROUPED_CONV_2D, OperationType.DEPTHWISE_CONV_2D})
@@ -195,8 +269,10 @@ _ACTIVATED = _CONVOLUTIONS | {
     OperationType.MUL,
     OperationType.DIV,
 }
+_ELEMENTWISE = frozenset({None, *elementwise_rules.RULES})
 _PATTERNS: Sequence[_Pattern] = (
     _Pattern(frozenset({OperationType.PAD, OperationType.PAD_V2}), _CONVOLUTIONS, _padded_convolution),
     _Pattern(_ACTIVATED, frozenset(_ACTIVATIONS), _activated),
     _Pattern(frozenset(_CHANNEL_AXES), frozenset({OperationType.ADD, OperationType.MUL}), _with_constants),
+    _Pattern(_ELEMENTWISE, _ELEMENTWISE, _one_loop),
 )

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.chains import TYPES, Step, fused_operations, model_of, tensor, weights
+from support.chains import TYPES, Step, fused_operations, launches_of, model_of, tensor, weights
 from support.compiled import assert_kernels_agree
 from support.small_models import I32
 
-from nnfmq.hal.types import Model, Operand, OperationType
+from nnfmq.hal.types import Model, Operand, OperandType, OperationType
 
 pytestmark = pytest.mark.instruction_sets
 
@@ -154,10 +154,10 @@ def test_clamps_after_arithmetic_are_fused(kind: str, code: str) -> None:
 
 
 def test_a_second_activation_is_computed() -> None:
-    value = tensor("float32", 3, 50)
-    steps: list[Step] = [(OperationType.MUL, [[-1], [-1], 1], value), (OperationType.RELU6, [[0]], value)]
+    result = tensor("float32", 3, 9)
+    steps: list[Step] = [fully_connected(result, activation=1), (OperationType.RELU6, [[0]], result)]
 
-    assert_fused(model_of(value, steps), {0: (), 1: ()})
+    assert_fused(model_of(tensor("float32", 3, 20), steps), {0: (), 1: ()})
 
 
 def test_a_clamp_of_a_result_that_is_an_output_is_computed() -> None:
@@ -252,3 +252,83 @@ def test_quantized_products_with_constants_are_computed() -> None:
     steps: list[Step] = [fully_connected(result, "uint8"), (OperationType.MUL, [[0], constant, 0], result)]
 
     assert_fused(model_of(tensor("uint8", 3, 20), steps), {0: (), 1: ()})
+
+
+# -- elementwise operations --------------------------------------------------------------------------------------------
+
+LOGISTIC, MUL, ADD, MAXIMUM = (OperationType[name] for name in ("LOGISTIC", "MUL", "ADD", "MAXIMUM"))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_elementwise_operations_become_one_loop_that_reads_each_operand_once(kind: str) -> None:
+    value, factor = (
+        tensor(kind, 5, 7, 9),
+        (tensor(kind, 1, 9), floats((1, 9))[1][: 9 * (4 if kind == "float32" else 1)]),
+    )
+    steps: list[Step] = [
+        (MAXIMUM, [[-1], factor], value),
+        (MUL, [factor, [0], 0], value),
+        (ADD, [[-1], [1], 0], value),
+    ]
+    model = model_of(value, steps)
+
+    assert_fused(model, {2: (0, 1)})
+    assert len(launches_of(model)[0].inputs) == 3  # the image, and the constant of each operation
+
+
+@pytest.mark.parametrize("nchw", [False, True])
+def test_a_value_times_its_sigmoid_is_one_loop(nchw: bool) -> None:
+    (pad, convolution) = padded(CONV, "float32", [(0, 0), (0, 1), (0, 1), (0, 0)], nchw=nchw)
+    result = convolution[2]
+    steps: list[Step] = [pad, convolution, (LOGISTIC, [[1]], result), (MUL, [[1], [2], 0], result)]
+
+    assert_fused(model_of(image("float32", nchw), steps), {1: (0,), 3: (2,)})
+
+
+def test_two_branches_and_their_sum_are_one_loop() -> None:
+    value = tensor("float32", 3, 50)
+    steps: list[Step] = [
+        (LOGISTIC, [[-1]], value),
+        (OperationType.TANH, [[-1]], value),
+        (ADD, [[0], [1], 0], value),
+    ]
+
+    assert_fused(model_of(value, steps), {2: (0, 1)})
+
+
+def test_loops_over_values_of_several_types_are_fused() -> None:
+    value, condition = tensor("float32", 3, 50), Operand(OperandType.TENSOR_BOOL8, (3, 50))
+    steps: list[Step] = [
+        (OperationType.GREATER, [[-1], floats((50,))], condition),
+        (OperationType.LOGICAL_NOT, [[0]], condition),
+        (OperationType.SELECT, [[1], [-1], floats((3, 50), 2)], value),
+    ]
+
+    assert_fused(model_of(value, steps), {2: (0, 1)})
+
+
+def test_a_loop_over_more_elements_is_another_loop() -> None:
+    value, result = tensor("float32", 1, 50), tensor("float32", 3, 50)
+    steps: list[Step] = [(LOGISTIC, [[-1]], value), (MUL, [[0], floats((3, 50)), 0], result)]
+
+    assert_fused(model_of(value, steps), {0: (), 1: ()})
+
+
+def test_loops_have_at_most_four_inputs_and_eight_operators() -> None:
+    value = tensor("float32", 3, 50)
+    sums: list[Step] = [(ADD, [[n - 1], floats((50,), n), 0], value) for n in range(4)]
+    roots: list[Step] = [(OperationType.ABS, [[n - 1]], value) for n in range(9)]
+
+    assert_fused(model_of(value, sums), {2: (0, 1), 3: ()})
+    assert_fused(model_of(value, roots), {7: tuple(range(7)), 8: ()})
+
+
+def test_a_cast_that_computes_nothing_stays_a_view() -> None:
+    value = tensor("float32", 3, 50)
+    steps: list[Step] = [
+        (LOGISTIC, [[-1]], value),
+        (OperationType.CAST, [[0]], value),
+        (ADD, [[1], floats((50,)), 0], value),
+    ]
+
+    assert_fused(model_of(value, steps), {0: (), 2: ()})
