@@ -10,6 +10,9 @@ operation's rule, or the first one's, is called again with arguments that descri
     FULLY_CONNECTED, then MUL or ADD
     of a constant for each channel
     elementwise operations of one shape  one operator of both
+    a float32 CONV_2D or                 its epilogue
+    FULLY_CONNECTED, then an
+    elementwise operation
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -28,8 +32,10 @@ from nnfmq.engines.compiled.kernels.elementwise_kernels import (
     ElementwiseOperator,
     plan_elementwise,
 )
+from nnfmq.engines.compiled.kernels.epilogue_operator import EpilogueInput, EpilogueOperator
 from nnfmq.engines.compiled.kernels.fused_operators import RESULT, FusedOperator, operator_count
-from nnfmq.engines.compiled.lowered_operation import LoweredOp
+from nnfmq.engines.compiled.kernels.gemm import GemmKernel
+from nnfmq.engines.compiled.lowered_operation import LoweredOp, RuleCall
 from nnfmq.engines.compiled.lowering import Constant, KernelLaunch, elementwise_rules
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import FusedActivationFunc, OperationType
@@ -38,6 +44,8 @@ from nnfmq.operations.shapes import WindowDimension, windows
 from nnfmq.operations.signature import Array, Shape, Tensor
 
 __all__ = ["fuse"]
+
+_FLOAT32 = np.dtype("<f4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +66,17 @@ def fuse(ops: Iterable[LoweredOp], read_outside: AbstractSet[int]) -> list[Lower
 
     A merged operation has the position of the later one. Operands in `read_outside` must keep their values.
     """
-    return _Fusion(list(ops), read_outside).result()
+    result = list(ops)
+    for patterns in _PATTERNS:
+        result = _Fusion(result, read_outside, patterns).result()
+    return result
 
 
 class _Fusion:
-    """Merges each operation with those before it, as long as a pattern fits."""
+    """Merges each operation with those before it, as long as one of the patterns fits."""
 
-    def __init__(self, ops: Sequence[LoweredOp], read_outside: AbstractSet[int]) -> None:
-        self._ops, self._read_outside = ops, read_outside
+    def __init__(self, ops: Sequence[LoweredOp], read_outside: AbstractSet[int], patterns: Sequence[_Pattern]) -> None:
+        self._ops, self._read_outside, self._patterns = ops, read_outside, patterns
         self._reader_counts = Counter(index for op in ops for index in op.inputs)
         self._positions: dict[int, int] = {}  # of the operations in `_merged_ops`, by their outputs
         self._merged_ops: dict[int, LoweredOp] = {}
@@ -84,7 +95,7 @@ class _Fusion:
         for number, index in enumerate(op.inputs):
             if index in self._positions and self._reader_counts[index] == 1 and index not in self._read_outside:
                 position = self._positions[index]
-                merged = _merged(self._merged_ops[position], op, number)
+                merged = _merged(self._patterns, self._merged_ops[position], op, number)
                 if merged is not None:
                     producer = self._merged_ops.pop(position)
                     self._reader_counts.subtract((*producer.inputs, *op.inputs))
@@ -93,9 +104,9 @@ class _Fusion:
         return None
 
 
-def _merged(producer: LoweredOp, consumer: LoweredOp, number: int) -> LoweredOp | None:
+def _merged(patterns: Sequence[_Pattern], producer: LoweredOp, consumer: LoweredOp, number: int) -> LoweredOp | None:
     """Return the operation that computes both, or None. The producer's result is input `number` of the consumer."""
-    for pattern in _PATTERNS:
+    for pattern in patterns:
         if producer.call.code in pattern.producers and consumer.call.code in pattern.consumers:
             merged = pattern.merge(producer, consumer, number)
             lowered = None if merged is None else merged.call.lower()
@@ -228,8 +239,8 @@ def _one_loop(producer: LoweredOp, consumer: LoweredOp, number: int) -> LoweredO
     tensors = dict(zip(own, producer.call.tensors, strict=True))
     tensors |= {key: tensor for key, tensor in zip(others, consumer.call.tensors, strict=True) if key != others[number]}
     order = {key: position for position, key in enumerate(tensors)}
-    numbers = [tuple(order.get(key, RESULT) for key in keys) for keys in (own, others)]
-    operator = FusedOperator(first[0], numbers[0], second[0], numbers[1])
+    input_numbers = [tuple(order.get(key, RESULT) for key in keys) for keys in (own, others)]
+    operator = FusedOperator(first[0], input_numbers[0], second[0], input_numbers[1])
     if len(order) > _MAX_INPUTS or operator_count(operator) > _MAX_OPERATORS:
         return None
     rule = partial(_lower_operator, operator, (*first[1], *second[1]))
@@ -258,6 +269,52 @@ def _lower_operator(
     return KernelLaunch(kernel, constants, operator_count(operator) * math.prod(output.shape) // 4)
 
 
+def _with_operator(producer: LoweredOp, consumer: LoweredOp, number: int) -> LoweredOp | None:
+    """Return the float32 matrix product with the elementwise operator in its epilogue.
+
+    Other operands are arrays of the output's shape, such as a residual connection's, or single elements. Quantized
+    results gain nothing: an epilogue unpacks them as a loop does, and arrays of bytes stay in the caches.
+    """
+    found, result = _elementwise_launch(consumer), producer.call.output
+    if found is None or producer.outputs_nchw != consumer.inputs_nchw[number]:
+        return None
+    if (consumer.call.output.shape, consumer.call.output.dtype, result.dtype) != (result.shape, _FLOAT32, _FLOAT32):
+        return None
+    kinds = [_epilogue_input(tensor, result) for tensor in consumer.call.tensors]
+    kinds[number] = EpilogueInput.RESULT
+    if None in kinds:
+        return None
+    operator = EpilogueOperator(found[0], tuple(kind for kind in kinds if kind is not None))
+    others = [key for position, key in enumerate(_inputs_with_layouts(consumer)) if position != number]
+    call = replace(producer.call, code=None, rule=partial(_lower_with_operator, producer.call, operator, found[1]))
+    inputs, layouts = zip(*_inputs_with_layouts(producer), *others, strict=True)
+    return replace(producer, call=call, inputs=inputs, inputs_nchw=layouts, outputs=consumer.outputs)
+
+
+def _epilogue_input(tensor: Tensor | None, result: Tensor) -> EpilogueInput | None:
+    """Return what an operand is to an epilogue, or None if it is nothing that an epilogue reads."""
+    if tensor is None or math.prod(tensor.shape) == 1:
+        return None if tensor is None else EpilogueInput.ELEMENT
+    is_array = (tensor.shape, tensor.dtype.itemsize) == (result.shape, result.dtype.itemsize)
+    return EpilogueInput.ARRAY if is_array else None
+
+
+def _lower_with_operator(
+    call: RuleCall, operator: EpilogueOperator, constants: tuple[Constant, ...], *_: Tensor, **__: Any
+) -> KernelLaunch | None:
+    """Return the launch of `call` with the operator, or None if its kernel takes none.
+
+    An epilogue reads whole vectors of arrays: rows of the output must be whole panels.
+    """
+    launch = call.lower()
+    if not isinstance(launch, KernelLaunch) or not isinstance(launch.kernel, GemmKernel):
+        return None
+    if operator.reads_arrays and launch.kernel.nr_remainder:
+        return None
+    kernel = replace(launch.kernel, operator=operator)
+    return KernelLaunch(kernel, (*launch.constants, *constants), launch.estimated_ns)
+
+
 # -- patterns ----------------------------------------------------------------------------------------------------------
 
 _CONVOLUTIONS = frozenset({OperationType.CONV_2D, OperationType.GROUPED_CONV_2D, OperationType.DEPTHWISE_CONV_2D})
@@ -269,10 +326,15 @@ _ACTIVATED = _CONVOLUTIONS | {
     OperationType.MUL,
     OperationType.DIV,
 }
+_PRODUCTS = frozenset({OperationType.CONV_2D, OperationType.GROUPED_CONV_2D, OperationType.FULLY_CONNECTED})
 _ELEMENTWISE = frozenset({None, *elementwise_rules.RULES})
-_PATTERNS: Sequence[_Pattern] = (
-    _Pattern(frozenset({OperationType.PAD, OperationType.PAD_V2}), _CONVOLUTIONS, _padded_convolution),
-    _Pattern(_ACTIVATED, frozenset(_ACTIVATIONS), _activated),
-    _Pattern(frozenset(_CHANNEL_AXES), frozenset({OperationType.ADD, OperationType.MUL}), _with_constants),
-    _Pattern(_ELEMENTWISE, _ELEMENTWISE, _one_loop),
+_PATTERNS: Sequence[Sequence[_Pattern]] = (
+    (
+        _Pattern(frozenset({OperationType.PAD, OperationType.PAD_V2}), _CONVOLUTIONS, _padded_convolution),
+        _Pattern(_ACTIVATED, frozenset(_ACTIVATIONS), _activated),
+        _Pattern(frozenset(_CHANNEL_AXES), frozenset({OperationType.ADD, OperationType.MUL}), _with_constants),
+        _Pattern(_ELEMENTWISE, _ELEMENTWISE, _one_loop),
+    ),
+    (_Pattern(_PRODUCTS, _ELEMENTWISE, _with_operator),),
 )
+"""Those of the second row are tried when the first row's are all merged: an epilogue takes a whole loop."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from support.chains import TYPES, Step, fused_operations, launches_of, model_of,
 from support.compiled import assert_kernels_agree
 from support.small_models import I32
 
+from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.hal.types import Model, Operand, OperandType, OperationType
 
 pytestmark = pytest.mark.instruction_sets
@@ -154,10 +156,10 @@ def test_clamps_after_arithmetic_are_fused(kind: str, code: str) -> None:
 
 
 def test_a_second_activation_is_computed() -> None:
-    result = tensor("float32", 3, 9)
-    steps: list[Step] = [fully_connected(result, activation=1), (OperationType.RELU6, [[0]], result)]
+    result = tensor("uint8", 3, 9)
+    steps: list[Step] = [fully_connected(result, "uint8", activation=1), (OperationType.RELU6, [[0]], result)]
 
-    assert_fused(model_of(tensor("float32", 3, 20), steps), {0: (), 1: ()})
+    assert_fused(model_of(tensor("uint8", 3, 20), steps), {0: (), 1: ()})
 
 
 def test_a_clamp_of_a_result_that_is_an_output_is_computed() -> None:
@@ -278,7 +280,7 @@ def test_elementwise_operations_become_one_loop_that_reads_each_operand_once(kin
 
 @pytest.mark.parametrize("nchw", [False, True])
 def test_a_value_times_its_sigmoid_is_one_loop(nchw: bool) -> None:
-    (pad, convolution) = padded(CONV, "float32", [(0, 0), (0, 1), (0, 1), (0, 0)], nchw=nchw)
+    (pad, convolution) = padded(DEPTHWISE, "float32", [(0, 0), (0, 1), (0, 1), (0, 0)], nchw=nchw)
     result = convolution[2]
     steps: list[Step] = [pad, convolution, (LOGISTIC, [[1]], result), (MUL, [[1], [2], 0], result)]
 
@@ -332,3 +334,107 @@ def test_a_cast_that_computes_nothing_stays_a_view() -> None:
     ]
 
     assert_fused(model_of(value, steps), {0: (), 2: ()})
+
+
+# -- epilogues ---------------------------------------------------------------------------------------------------------
+
+
+def sized(code: OperationType, size: int, channels: int, nchw: bool = False) -> Step:
+    """Return a convolution of an image (2, 6, 7, channels) to one of that shape with filters of `size` x `size`."""
+    groups = {CONV: 1, GROUPED: 4}[code]
+    filter = weights("float32", (channels, size, size, channels // groups), channels)
+    return (
+        code,
+        [[-1], *filter, SAME, 1, 1, *([groups] if code == GROUPED else []), 0, nchw],
+        square(channels, nchw),
+    )
+
+
+def square(channels: int, nchw: bool = False) -> Operand:
+    return tensor("float32", *((2, channels, 6, 7) if nchw else (2, 6, 7, channels)))
+
+
+def epilogues(model: Model) -> list[tuple[bool, bool]]:
+    """Return of each matrix product whether its kernel has an operator, and whether its panels are whole."""
+    kernels = [launch.kernel for launch in launches_of(model)]
+    return [(k.operator is not None, not k.nr_remainder) for k in kernels if isinstance(k, GemmKernel)]
+
+
+@pytest.mark.parametrize("nchw", [False, True])
+@pytest.mark.parametrize("channels", [4, 20, 32, 64])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("code", [CONV, GROUPED])
+def test_a_residual_is_added_in_the_epilogue_if_all_panels_are_whole(
+    code: OperationType, size: int, channels: int, nchw: bool
+) -> None:
+    result = square(channels, nchw)
+    steps: list[Step] = [
+        sized(code, size, channels, nchw),
+        (ADD, [[-1], [0], 0], result),
+        (OperationType.RELU, [[1]], result),
+    ]
+    model = model_of(result, steps)
+
+    ((has_operator, has_whole_panels),) = epilogues(model)
+    assert has_operator == has_whole_panels
+    assert_fused(model, {0: (1, 2)} if has_operator else {0: (), 1: (2,)}, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("channels", [5, 32])
+@pytest.mark.parametrize("size", [1, 3])
+def test_functions_of_results_and_of_single_elements_are_computed_in_the_epilogue(size: int, channels: int) -> None:
+    result = square(channels)
+    steps: list[Step] = [
+        sized(CONV, size, channels),
+        (ADD, [[0], floats((1,)), 0], result),
+        (OperationType.RELU6, [[1]], result),
+        (MUL, [[0], [2], 0], result),
+    ]
+
+    assert_fused(model_of(result, steps), {0: (1, 2, 3)}, tolerance=1e-4)
+
+
+def test_an_epilogue_follows_the_operations_whose_results_it_reads() -> None:
+    result = square(32)
+    steps: list[Step] = [
+        sized(CONV, 1, 32),
+        sized(CONV, 3, 32),
+        (OperationType.MAX_POOL_2D, [[1], SAME, 1, 1, 2, 2, 0], result),
+        (ADD, [[0], [2], 0], result),
+    ]
+    model = model_of(result, steps)
+
+    if epilogues(model)[-1] == (True, True):
+        assert [launch.operation for launch in launches_of(model)] == [1, 2, 0]
+    assert_kernels_agree(model, tolerance=1e-4)
+
+
+def test_a_matrix_product_has_an_epilogue() -> None:
+    result = tensor("float32", 3, 9)
+    steps: list[Step] = [fully_connected(result), (LOGISTIC, [[0]], result)]
+
+    assert_fused(model_of(tensor("float32", 3, 20), steps), {0: (1,)})
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "result"),
+    [
+        (ADD, [[0], floats((3, 9)), 0], tensor("float32", 3, 9)),  # an array of the shape, but not of whole panels
+        (MAXIMUM, [[0], floats((9,))], tensor("float32", 3, 9)),  # neither the shape nor one element
+        (MAXIMUM, [[0], floats((2, 3, 9))], tensor("float32", 2, 3, 9)),
+        (OperationType.QUANTIZE, [[0]], tensor("uint8", 3, 9)),
+    ],
+)
+def test_other_operations_on_the_result_are_loops(code: OperationType, arguments: list[Any], result: Operand) -> None:
+    steps: list[Step] = [fully_connected(tensor("float32", 3, 9)), (code, arguments, result)]
+
+    assert_fused(model_of(tensor("float32", 3, 20), steps), {0: (), 1: ()})
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+def test_functions_of_quantized_results_are_loops(kind: str) -> None:
+    result = tensor(kind, 3, 9)
+    probability = replace(result, scale=1 / 256, zero_point=0 if kind == "uint8" else -128)
+    steps: list[Step] = [fully_connected(result, kind), (LOGISTIC, [[0]], probability)]
+
+    assert_fused(model_of(tensor(kind, 3, 20), steps), {0: (), 1: ()})
