@@ -108,7 +108,7 @@ def _permuted_reduction(attributes: _Attributes) -> _Attributes | None:
 
 
 _REDUCTIONS = (OperationType.MEAN, OperationType.REDUCE_MAX, OperationType.REDUCE_MIN, OperationType.REDUCE_SUM)
-_PERMUTED_ATTRIBUTES: Mapping[OperationType, _Permute] = {
+_PERMUTED_ATTRIBUTES: Mapping[OperationType | None, _Permute] = {
     **dict.fromkeys(elementwise_rules.RULES, _same),
     **dict.fromkeys(_REDUCTIONS, _permuted_reduction),
     OperationType.CONCATENATION: _permuted_axis,

@@ -26,6 +26,7 @@ from llvmlite import ir
 from nnfmq.engines.compiled.ir_builder import I8, I32, I64, KernelBuilder, Value, load_params, pack_params, vector
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.dot_product import Array, Dot4, MicroKernel
+from nnfmq.engines.compiled.kernels.epilogue_operator import EmitOperator, EpilogueOperator
 from nnfmq.engines.compiled.kernels.matrix_product import exchange_halves
 from nnfmq.engines.compiled.kernels.packing import (
     GROUP_LIST_ALIGNMENT,
@@ -87,7 +88,7 @@ class GemmKernel:
 
     mc: positions of a work item, or output rows if the LHS is a row buffer. n_splits: slices of N. mr,
     nr_vectors: register tile. nr_remainder: channels of a group's last panel, 0 if it is full. k_unroll: K groups per
-    iteration.
+    iteration. operator: what is applied to the results, if there is more than the micro-kernel's epilogue.
     """
 
     shape: ConvShape = field(repr=False)
@@ -102,6 +103,7 @@ class GemmKernel:
     is_grouped: bool
     has_batched_rhs: bool
     k_unroll: int
+    operator: EpilogueOperator | None = None
 
     compile_cost = 3
 
@@ -240,12 +242,29 @@ class GemmKernel:
         return pack_params(params, self._row_buffer.params(s.width * pixel))
 
     def emit(self, kb: KernelBuilder) -> None:
-        """Args: input, output, weights, epilogue constant, params; a batched RHS comes before the output."""
-        image, out, weights, epilogue = map(kb.argument, (0, 2, 1, 3) if self.has_batched_rhs else range(4))
-        builder = _GemmBuilder(self, kb, load_params(kb, kb.argument(4), GemmParams), weights, epilogue)
+        """Args: inputs, output, weights, epilogue constant, params, the operator's constants.
+
+        Inputs are the image, then the operator's operands, or a batched RHS, which takes the place of the weights.
+        """
+        first = 1 + self._operand_count
+        image, out, weights, epilogue = map(
+            kb.argument, (0, 2, 1, 3) if self.has_batched_rhs else (0, *range(first, first + 3))
+        )
+        emit_operator = None if self.operator is None else self.operator.bind(kb, out, 1, self.params_argument + 1)
+        n = load_params(kb, kb.argument(self.params_argument), GemmParams)
+        builder = _GemmBuilder(self, kb, n, weights, epilogue, emit_operator)
         with kb.loop(kb.begin, kb.end) as work_item:
             builder.emit_work_item(image, out, work_item)
         kb.return_void()
+
+    @property
+    def _operand_count(self) -> int:
+        return 0 if self.operator is None else self.operator.operand_count
+
+    @property
+    def params_argument(self) -> int:
+        """Number of the argument that is the params."""
+        return 4 + self._operand_count
 
 
 def row_buffer_of(shape: ConvShape, micro_kernel: MicroKernel, output_rows: int) -> InputRowBuffer:
@@ -270,6 +289,7 @@ class _GemmBuilder:
     n: GemmParams
     weights: Value
     epilogue: Value
+    emit_operator: EmitOperator | None
 
     @property
     def _mk(self) -> MicroKernel:
@@ -310,7 +330,7 @@ class _GemmBuilder:
     def _emit_row_block(self, image: Value, out: Value, n_split: Value, block: Value) -> None:
         """Emit a block of output rows: their input rows are packed once, then read by all panels of the slice."""
         kb, n, mk = self.kb, self.n, self._mk
-        buffer = load_params(kb, kb.argument(4), RowBufferParams, len(GemmParams._fields))
+        buffer = load_params(kb, kb.argument(self.kernel.params_argument), RowBufferParams, len(GemmParams._fields))
         number = kb.ir.udiv(block, n.blocks_per_image)
         first = kb.ir.mul(kb.ir.urem(block, n.blocks_per_image), n.block_rows)
         output_rows = kb.intrinsic("llvm.smin", n.block_rows, kb.ir.sub(n.output_rows, first))
@@ -484,10 +504,11 @@ class _GemmBuilder:
         k, kb = self.kernel, self.kb
 
         def store_row(offset: Value, row: Sequence[Value]) -> None:
-            results = self._mk.epilogue(kb, row, self.epilogue, channel)
-            kb.store_tile_row(results, kb.at(target, offset), k.nr_remainder, is_last_panel)
+            results, address = self._mk.epilogue(kb, row, self.epilogue, channel), kb.at(target, offset)
+            finished = results if self.emit_operator is None else self.emit_operator(results, address)
+            kb.store_tile_row(finished, address, k.nr_remainder, is_last_panel)
 
-        if self._mk.unroll_epilogue and not k.nr_remainder:
+        if self._mk.unroll_epilogue and not k.nr_remainder and self.emit_operator is None:
             for first in range(0, len(accs), k.nr_vectors):
                 store_row(kb.mul(self.n.out_stride, first // k.nr_vectors), accs[first : first + k.nr_vectors])
         else:
