@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from math import prod
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
@@ -222,19 +223,23 @@ def _arenas(subgraph: Subgraph, program: Program) -> Iterator[dict[str, Any]]:
     for part in program.steps:
         if isinstance(part.function, SteppedPartition):
             plan = _segment(part.function).plan
-            values = [_value(subgraph, plan.source_launches, place) for place in plan.allocations]
+            # A fused operation is computed when the last one's inputs are: its kernels may follow later operations'.
+            columns = list(accumulate((call.operation for call in plan.source_launches), max))
+            values = [_value(subgraph, plan.source_launches, columns, place) for place in plan.allocations]
             yield {
                 "first_operation": first,
                 "last_operation": part.last_operation,
                 "bytes": plan.arena_bytes,
                 "values_bytes": sum(value["bytes"] for value in values),
-                "kernels": [call.operation for call in plan.source_launches],
+                "kernels": columns,
                 "values": values,
             }
         first = part.last_operation + 1
 
 
-def _value(subgraph: Subgraph, calls: Sequence[PartitionLaunch], place: Allocation) -> dict[str, Any]:
+def _value(
+    subgraph: Subgraph, calls: Sequence[PartitionLaunch], columns: Sequence[int], place: Allocation
+) -> dict[str, Any]:
     producer, last = calls[place.begin].operation, min(place.end, len(calls) - 1)
     return {
         "operand": _operand_of(place.index, len(subgraph.operands)),
@@ -242,8 +247,8 @@ def _value(subgraph: Subgraph, calls: Sequence[PartitionLaunch], place: Allocati
         "producer": subgraph.operations[producer].type.name,
         "bytes": place.spec.bytes,
         "offset": place.offset,
-        "from_operation": producer,
-        "to_operation": calls[last].operation,
+        "from_operation": columns[place.begin],
+        "to_operation": columns[last],
         "from_kernel": place.begin,
         "to_kernel": last,
         "is_read_later": place.end == len(calls),

@@ -154,6 +154,7 @@ class TfliteOperation(IntEnum):
     BITWISE_AND = 163
     LEFT_SHIFT = 164
     ROUND_TO_FORMAT = 165
+    ERF = 166
 
     # 200 to 226: operations of the HAL for more types and ranks, which `wider_operations` selects
     ADD = 200

@@ -30,6 +30,15 @@ class GraphRewriting:
             for index in operation.inputs:
                 self._readers.setdefault(index, []).append(number)
 
+    def remove_unread(self) -> None:
+        """Remove the operations whose results nothing reads, those included that only such operations read."""
+        for number, operation in reversed(list(enumerate(self.operations))):
+            if operation is None or any(o in self._outputs or self._readers.get(o) for o in operation.outputs):
+                continue
+            for index in operation.inputs:
+                self._readers[index].remove(number)
+            self.operations[number] = None
+
     def finish(self) -> None:
         """Give the builder the operations that remain."""
         self.builder.replace_operations([operation for operation in self.operations if operation is not None])

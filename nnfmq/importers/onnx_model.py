@@ -104,6 +104,7 @@ class _Import:
     def _rewrite(self, outputs: Sequence[int]) -> None:
         """Join operations of the subgraph under construction, whose outputs are known now."""
         graph = GraphRewriting(self._builder, outputs)
+        graph.remove_unread()
         fuse_hard_swish(graph)
         fold_into_weights(graph)
         graph.finish()
@@ -356,7 +357,7 @@ class _Import:
             if name and position not in node.results:
                 raise InvalidArgument(f"output {position} is not supported")
             if name:
-                self._values[name] = node.results[position]
+                self._values[name] = node.computed(position)
         return None
 
     def _call(self, index: int, node: Node, proto: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,7 +22,7 @@ from nnfmq.hal.types import LifeTime, Operand, OperandType
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.onnx_narrow_types import FLOAT_FORMATS, integer_limits
 
-__all__ = ["Node", "Value", "operand_type_of"]
+__all__ = ["Node", "QuantizedForm", "Value", "operand_type_of"]
 
 Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
@@ -61,12 +61,17 @@ def operand_type_of(dtype: np.dtype[Any]) -> OperandType:
 
 @dataclass(slots=True)
 class Value:
-    """A tensor: `array` if it is a constant, else `operand`; a constant gets an operand when it is first needed."""
+    """A tensor: `array` if it is a constant, else `operand`; a constant gets an operand when it is first needed.
+
+    `node` computed it, and `quantized` are the integers of dequantized floats, as far as they are known.
+    """
 
     shape: Shape
     dtype: np.dtype[Any]
     operand: int | None = None
     array: Array | None = None
+    node: Node | None = field(default=None, repr=False)
+    quantized: QuantizedForm | None = field(default=None, repr=False)
 
     @property
     def size(self) -> int:
@@ -77,6 +82,16 @@ class Value:
     def of(array: Array) -> Value:
         """Return a constant."""
         return Value(array.shape, array.dtype, None, array)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedForm:
+    """Integers of which floats are (integer - zero point) * scale; a constant may have scales along an axis."""
+
+    value: Value
+    scale: Array
+    zero_point: Array
+    axis: int
 
 
 @dataclass(slots=True)
@@ -160,20 +175,33 @@ class Node:
         """Return the shape of an operand."""
         return self.builder[operand].dimensions
 
-    def emit(self, operation: OperationType, operands: Sequence[int], kind: OperandType | None = None) -> int:
+    def emit(
+        self,
+        operation: OperationType,
+        operands: Sequence[int],
+        kind: OperandType | None = None,
+        quantization: tuple[float, int] | None = None,
+    ) -> int:
         """Add an operation with one output, of the first operand's type if `kind` is None; return the output."""
-        return self.emit_many(operation, operands, [self.builder[operands[0]].type if kind is None else kind])[0]
+        kinds = [self.builder[operands[0]].type if kind is None else kind]
+        return self.emit_many(operation, operands, kinds, quantization)[0]
 
     def emit_many(
-        self, operation: OperationType, operands: Sequence[int], kinds: Sequence[OperandType]
+        self,
+        operation: OperationType,
+        operands: Sequence[int],
+        kinds: Sequence[OperandType],
+        quantization: tuple[float, int] | None = None,
     ) -> tuple[int, ...]:
         """Add an operation and return its outputs, which have the shapes that follow from the operands.
+
+        Outputs of the first operand's type have its scale and zero point, or `quantization`.
 
         Raises:
             InvalidArgument: If the HAL's operation does not accept the operands.
         """
         begin, first = self.builder.operation_count, self.builder[operands[0]]
-        quantization = (first.scale, first.zero_point)  # of operations that move elements
+        quantization = quantization or (first.scale, first.zero_point)
         outputs = tuple(
             self.builder.operand(Operand(kind, (), *(quantization if kind == first.type else ()))) for kind in kinds
         )
@@ -211,6 +239,12 @@ class Node:
         from_zero = self.emit(OperationType.SUB, [operand, first, none])
         rest = self.emit(operation_code(TfliteOperation.FLOOR_MOD), [from_zero, count])
         return self.emit(OperationType.ADD, [rest, first, none])
+
+    def computed(self, position: int) -> Value:
+        """Return a result, which knows from then on that this node computed it, unless another one did."""
+        found = self.results[position]
+        found.node = found.node or replace(self, results={})  # no cycle, which would keep the file's content
+        return found
 
     def constant_result(self, array: Array) -> None:
         """Make a constant the first output."""

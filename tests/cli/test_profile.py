@@ -199,6 +199,28 @@ def test_a_fused_operation_names_the_one_whose_kernels_compute_it(report: Any, g
     assert computed_by(second) == "with operation 0"
 
 
+def test_an_operation_whose_epilogue_waits_for_a_later_one_is_drawn_after_it(report: Any, given: Any) -> None:
+    """The third operation's sum is computed by the first one's kernel, after the second one's."""
+    value, (none, none_bytes) = Operand(F32, (1, 64)), scalar(0)
+    weights, bias = Operand(F32, (64, 64)), Operand(F32, (64,))
+    lifetimes = [INPUT, TEMPORARY, TEMPORARY, OUTPUT]
+    operands = [*(replace(value, lifetime=one) for one in lifetimes), none, weights, bias, Operand(I32, (1,))]
+    constants = {4: none_bytes, 5: bytes(4 * 64 * 64), 6: bytes(4 * 64), 7: np.int32([1]).tobytes()}
+    operations = [
+        Operation(OperationType.FULLY_CONNECTED, (0, 5, 6, 4), (1,)),
+        Operation(OperationType.REVERSE, (0, 7), (2,)),
+        Operation(OperationType.ADD, (1, 2, 4), (3,)),
+    ]
+    given(graph(operands, operations, constants))
+
+    found = report("any.tflite")
+    (arena,) = found["arenas"]
+
+    assert [row["computed_by"] for row in found["operations"]] == ["kernel", "kernel", "fused"]
+    assert arena["kernels"] == [1, 1]
+    assert [(value["from_operation"], value["to_operation"]) for value in arena["values"]] == [(1, 1), (1, 1)]
+
+
 def test_shapes_that_are_given_with_the_request_are_used(given: Any, report: Any, tmp_path: Path) -> None:
     given(one_operation(OperationType.RESHAPE, [Operand(F32, (6,)), Operand(I32, (2,))], Operand(F32, (0, 0))))
     np.save(tmp_path / "values.npy", np.arange(6, dtype=np.float32))

@@ -6,27 +6,43 @@ operation's rule, or the first one's, is called again with arguments that descri
     PAD, PAD_V2, then a convolution      its explicit padding, if the padding value represents 0
     a result with activation NONE,       its fused activation
     then RELU, RELU1 or RELU6
-    a float32 convolution or             its weights and bias
-    FULLY_CONNECTED, then MUL or ADD
-    of a constant for each channel
+    elementwise operations of one shape  one operator of both
+    a float32 CONV_2D or                 its epilogue
+    FULLY_CONNECTED, then an
+    elementwise operation
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from nnfmq.engines.compiled.lowered_operation import LoweredOp
+from nnfmq.engines.compiled.kernels.elementwise_kernels import (
+    ElementwiseKernel,
+    ElementwiseOperator,
+    plan_elementwise,
+)
+from nnfmq.engines.compiled.kernels.epilogue_operator import EpilogueInput, EpilogueOperator
+from nnfmq.engines.compiled.kernels.fused_operators import RESULT, FusedOperator, operator_count
+from nnfmq.engines.compiled.kernels.gemm import GemmKernel
+from nnfmq.engines.compiled.lowered_operation import LoweredOp, RuleCall
+from nnfmq.engines.compiled.lowering import Constant, KernelLaunch, elementwise_rules
+from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import FusedActivationFunc, OperationType
 from nnfmq.operations.prepare import TO_NHWC
 from nnfmq.operations.shapes import WindowDimension, windows
-from nnfmq.operations.signature import Array, Shape
+from nnfmq.operations.signature import Tensor
 
 __all__ = ["fuse"]
+
+_FLOAT32 = np.dtype("<f4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,37 +53,57 @@ class _Pattern:
     None if no kernel does.
     """
 
-    producers: frozenset[OperationType]
-    consumers: frozenset[OperationType]
+    producers: AbstractSet[OperationType | None]
+    consumers: AbstractSet[OperationType | None]
     merge: Callable[[LoweredOp, LoweredOp, int], LoweredOp | None]
 
 
 def fuse(ops: Iterable[LoweredOp], read_outside: AbstractSet[int]) -> list[LoweredOp]:
     """Return the operations of a partition in order, merged where a pattern fits.
 
-    A merged operation has the place of the later one. Operands in `read_outside` must keep their values.
+    A merged operation has the position of the later one. Operands in `read_outside` must keep their values.
     """
-    sources = list(ops)
-    reader_counts = Counter(index for op in sources for index in op.inputs)
-    private = {index for index, count in reader_counts.items() if count == 1} - read_outside
-    positions: dict[int, int] = {}  # of the operations in `result`, by their outputs
-    result: dict[int, LoweredOp] = {}
-    for position, op in enumerate(sources):
-        for number, index in enumerate(op.inputs):
-            producer = positions.get(index) if index in private else None
-            merged = None if producer is None else _merged(result[producer], op, number)
-            if producer is not None and merged is not None:
-                del result[producer]
+    result = list(ops)
+    for patterns in _PATTERNS:
+        result = _Fusion(result, read_outside, patterns).result()
+    return result
+
+
+class _Fusion:
+    """Merges each operation with those before it, as long as one of the patterns fits."""
+
+    def __init__(self, ops: Sequence[LoweredOp], read_outside: AbstractSet[int], patterns: Sequence[_Pattern]) -> None:
+        self._ops, self._read_outside, self._patterns = ops, read_outside, patterns
+        self._reader_counts = Counter(index for op in ops for index in op.inputs)
+        self._positions: dict[int, int] = {}  # of the operations in `_merged_ops`, by their outputs
+        self._merged_ops: dict[int, LoweredOp] = {}
+
+    def result(self) -> list[LoweredOp]:
+        """Return the merged operations. Called once."""
+        for position, op in enumerate(self._ops):
+            while (merged := self._with_a_producer(op)) is not None:
                 op = merged
-                break
-        result[position] = op
-        positions.update(dict.fromkeys(op.outputs, position))
-    return list(result.values())
+            self._merged_ops[position] = op
+            self._positions.update(dict.fromkeys(op.outputs, position))
+        return list(self._merged_ops.values())
+
+    def _with_a_producer(self, op: LoweredOp) -> LoweredOp | None:
+        """Return the operation merged with one that produces an input, which is then computed no more, or None."""
+        for number, index in enumerate(op.inputs):
+            if index in self._positions and self._reader_counts[index] == 1 and index not in self._read_outside:
+                position = self._positions[index]
+                merged = _merged(self._patterns, self._merged_ops[position], op, number)
+                if merged is not None:
+                    producer = self._merged_ops.pop(position)
+                    self._reader_counts.subtract((*producer.inputs, *op.inputs))
+                    self._reader_counts.update(merged.inputs)
+                    return merged
+        return None
 
 
-def _merged(producer: LoweredOp, consumer: LoweredOp, number: int) -> LoweredOp | None:
+def _merged(patterns: Sequence[_Pattern], producer: LoweredOp, consumer: LoweredOp, number: int) -> LoweredOp | None:
     """Return the operation that computes both, or None. The producer's result is input `number` of the consumer."""
-    for pattern in _PATTERNS:
+    for pattern in patterns:
         if producer.call.code in pattern.producers and consumer.call.code in pattern.consumers:
             merged = pattern.merge(producer, consumer, number)
             lowered = None if merged is None else merged.call.lower()
@@ -122,7 +158,7 @@ def _with_padding(window: WindowDimension, low: int, high: int) -> tuple[int, in
 
 # -- activations -------------------------------------------------------------------------------------------------------
 
-_ACTIVATIONS: Mapping[OperationType, FusedActivationFunc] = {
+_ACTIVATIONS: Mapping[OperationType | None, FusedActivationFunc] = {
     OperationType.RELU: FusedActivationFunc.RELU,
     OperationType.RELU1: FusedActivationFunc.RELU1,
     OperationType.RELU6: FusedActivationFunc.RELU6,
@@ -137,51 +173,96 @@ def _activated(producer: LoweredOp, activation: LoweredOp, _: int) -> LoweredOp 
     return replace(producer, call=call, outputs=activation.outputs)
 
 
-# -- constants of channels ---------------------------------------------------------------------------------------------
+# -- elementwise operations --------------------------------------------------------------------------------------------
 
-_CHANNEL_AXES: Mapping[OperationType, int] = {
-    OperationType.CONV_2D: 0,
-    OperationType.DEPTHWISE_CONV_2D: 3,
-    OperationType.FULLY_CONNECTED: 0,
-    OperationType.GROUPED_CONV_2D: 0,
-    OperationType.TRANSPOSE_CONV_2D: 0,
-}
-"""The axis of a filter that is the output channel."""
+_MAX_INPUTS, _MAX_OPERATORS = 4, 8  # so that pointers and values of a vector stay in registers
 
 
-def _with_constants(producer: LoweredOp, arithmetic: LoweredOp, number: int) -> LoweredOp | None:
-    """Return the producer with the factors or summands of its channels in its weights and bias: a batch normalization.
+def _one_loop(producer: LoweredOp, consumer: LoweredOp, number: int) -> LoweredOp | None:
+    """Return the operation that applies the consumer's operator to each result of the producer's."""
+    first, second = _elementwise_launch(producer), _elementwise_launch(consumer)
+    if first is None or second is None or producer.call.output.shape != consumer.call.output.shape:
+        return None
+    own, others = _inputs_with_layouts(producer), _inputs_with_layouts(consumer)
+    if producer.outputs_nchw != consumer.inputs_nchw[number]:
+        return None
+    tensors = dict(zip(own, producer.call.tensors, strict=True))
+    tensors |= {key: tensor for key, tensor in zip(others, consumer.call.tensors, strict=True) if key != others[number]}
+    order = {key: position for position, key in enumerate(tensors)}
+    input_numbers = [tuple(order.get(key, RESULT) for key in keys) for keys in (own, others)]
+    operator = FusedOperator(first[0], input_numbers[0], second[0], input_numbers[1])
+    if len(order) > _MAX_INPUTS or operator_count(operator) > _MAX_OPERATORS:
+        return None
+    rule = partial(_lower_operator, operator, (*first[1], *second[1]))
+    call = replace(consumer.call, code=None, rule=rule, tensors=tuple(tensors.values()), attributes={})
+    indexes, layouts = zip(*order, strict=True)
+    return replace(consumer, call=call, inputs=indexes, inputs_nchw=layouts)
 
-    Weights and bias stay finite, so that no result is NaN which was none.
+
+def _elementwise_launch(op: LoweredOp) -> tuple[ElementwiseOperator, tuple[Constant, ...]] | None:
+    """Return the operator and the constants of an elementwise operation; None if it is a view."""
+    launch = op.lowered
+    if not isinstance(launch, KernelLaunch) or not isinstance(launch.kernel, ElementwiseKernel):
+        return None
+    return launch.kernel.operator, launch.constants
+
+
+def _inputs_with_layouts(op: LoweredOp) -> list[tuple[int, bool]]:
+    """Return the operand and the layout of each input."""
+    return list(zip(op.inputs, op.inputs_nchw, strict=True))
+
+
+def _lower_operator(
+    operator: FusedOperator, constants: tuple[Constant, ...], *inputs: Tensor, output: Tensor, target: Target
+) -> KernelLaunch:
+    kernel = plan_elementwise(operator, output.shape, [tensor.shape for tensor in inputs], target)
+    return KernelLaunch(kernel, constants, operator_count(operator) * math.prod(output.shape) // 4)
+
+
+def _with_operator(producer: LoweredOp, consumer: LoweredOp, number: int) -> LoweredOp | None:
+    """Return the float32 matrix product with the elementwise operator in its epilogue.
+
+    Other operands are arrays of the output's shape, such as a residual connection's, or single elements. Quantized
+    results gain nothing: an epilogue unpacks them as a loop does, and arrays of bytes stay in the caches.
     """
-    call, (filter, bias) = producer.call, producer.call.tensors[1:3]
-    assert filter is not None and bias is not None, "both are required arguments"
-    constants = _channel_constants(arithmetic, number, call.output.shape)
-    is_plain = call.attributes["activation"] == FusedActivationFunc.NONE and filter.dtype.kind == "f"
-    if constants is None or not is_plain or producer.outputs_nchw != arithmetic.inputs_nchw[number]:
+    found, result = _elementwise_launch(consumer), producer.call.output
+    if found is None or producer.outputs_nchw != consumer.inputs_nchw[number]:
         return None
-    weights, biases = filter.array, bias.array
-    if arithmetic.call.code == OperationType.MUL:
-        axis = _CHANNEL_AXES[call.code]
-        shape = [len(constants) if n == axis else 1 for n in range(weights.ndim)]
-        weights, biases = weights * constants.reshape(shape), biases * constants
-    else:
-        biases = biases + constants
-    if not (np.isfinite(weights).all() and np.isfinite(biases).all()):
+    if (consumer.call.output.shape, consumer.call.output.dtype, result.dtype) != (result.shape, _FLOAT32, _FLOAT32):
         return None
-    tensors = (call.tensors[0], replace(filter, value=weights), replace(bias, value=biases))
-    call = replace(call, tensors=tensors).with_attributes(activation=arithmetic.call.attributes["activation"])
-    return replace(producer, call=call, outputs=arithmetic.outputs)
+    kinds = [_epilogue_input(tensor, result) for tensor in consumer.call.tensors]
+    kinds[number] = EpilogueInput.RESULT
+    if None in kinds:
+        return None
+    operator = EpilogueOperator(found[0], tuple(kind for kind in kinds if kind is not None))
+    others = [key for position, key in enumerate(_inputs_with_layouts(consumer)) if position != number]
+    call = replace(producer.call, code=None, rule=partial(_lower_with_operator, producer.call, operator, found[1]))
+    inputs, layouts = zip(*_inputs_with_layouts(producer), *others, strict=True)
+    return replace(producer, call=call, inputs=inputs, inputs_nchw=layouts, outputs=consumer.outputs)
 
 
-def _channel_constants(arithmetic: LoweredOp, number: int, shape: Shape) -> Array | None:
-    """Return a constant operand of an operation as a value for each channel, or None if it is something else."""
-    other = arithmetic.call.tensors[1 - number]
-    if other is None or other.value is None or arithmetic.call.output.shape != shape:
+def _epilogue_input(tensor: Tensor | None, result: Tensor) -> EpilogueInput | None:
+    """Return what an operand is to an epilogue, or None if it is nothing that an epilogue reads."""
+    if tensor is None or math.prod(tensor.shape) == 1:
+        return None if tensor is None else EpilogueInput.ELEMENT
+    is_array = (tensor.shape, tensor.dtype.itemsize) == (result.shape, result.dtype.itemsize)
+    return EpilogueInput.ARRAY if is_array else None
+
+
+def _lower_with_operator(
+    call: RuleCall, operator: EpilogueOperator, constants: tuple[Constant, ...], *_: Tensor, **__: Any
+) -> KernelLaunch | None:
+    """Return the launch of `call` with the operator, or None if its kernel takes none.
+
+    An epilogue reads whole vectors of arrays: rows of the output must be whole panels.
+    """
+    launch = call.lower()
+    if not isinstance(launch, KernelLaunch) or not isinstance(launch.kernel, GemmKernel):
         return None
-    if any(extent > 1 for extent in other.shape[:-1]) or other.value.size not in (1, shape[-1]):
+    if operator.reads_arrays and launch.kernel.nr_remainder:
         return None
-    return np.broadcast_to(other.value.reshape(-1), shape[-1:])
+    kernel = replace(launch.kernel, operator=operator)
+    return KernelLaunch(kernel, (*launch.constants, *constants), launch.estimated_ns)
 
 
 # -- patterns ----------------------------------------------------------------------------------------------------------
@@ -195,8 +276,14 @@ _ACTIVATED = _CONVOLUTIONS | {
     OperationType.MUL,
     OperationType.DIV,
 }
-_PATTERNS: Sequence[_Pattern] = (
-    _Pattern(frozenset({OperationType.PAD, OperationType.PAD_V2}), _CONVOLUTIONS, _padded_convolution),
-    _Pattern(_ACTIVATED, frozenset(_ACTIVATIONS), _activated),
-    _Pattern(frozenset(_CHANNEL_AXES), frozenset({OperationType.ADD, OperationType.MUL}), _with_constants),
+_PRODUCTS = frozenset({OperationType.CONV_2D, OperationType.GROUPED_CONV_2D, OperationType.FULLY_CONNECTED})
+_ELEMENTWISE = frozenset({None, *elementwise_rules.RULES})
+_PATTERNS: Sequence[Sequence[_Pattern]] = (
+    (
+        _Pattern(frozenset({OperationType.PAD, OperationType.PAD_V2}), _CONVOLUTIONS, _padded_convolution),
+        _Pattern(_ACTIVATED, frozenset(_ACTIVATIONS), _activated),
+        _Pattern(_ELEMENTWISE, _ELEMENTWISE, _one_loop),
+    ),
+    (_Pattern(_PRODUCTS, _ELEMENTWISE, _with_operator),),
 )
+"""Those of the second row are tried when the first row's are all merged: an epilogue takes a whole loop."""

@@ -8,7 +8,7 @@ elements in the same order in both layouts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -21,7 +21,7 @@ from nnfmq.hal.types import OperationType
 from nnfmq.operations.prepare import TO_NHWC, permute_shape
 from nnfmq.operations.signature import Shape, Tensor
 
-__all__ = ["keep_nhwc"]
+__all__ = ["changes_order", "keep_nhwc"]
 
 
 def keep_nhwc(ops: Iterable[LoweredOp]) -> list[LoweredOp]:
@@ -48,7 +48,7 @@ def _in_nhwc(op: LoweredOp, available: AbstractSet[int]) -> LoweredOp | None:
     attributes = permute(op.call.attributes)
     if attributes is None or None in tensors:
         return None
-    outputs_nchw = len(op.call.output.shape) == len(TO_NHWC)
+    outputs_nchw = len(op.call.output.shape) == len(TO_NHWC) and op.call.code != OperationType.TRANSPOSE
     outputs = op.call.outputs
     if outputs_nchw:
         outputs = tuple(replace(output, shape=permute_shape(output.shape, TO_NHWC)) for output in outputs)
@@ -64,10 +64,15 @@ def _permuted(tensor: Tensor, has_copy: bool) -> Tensor | None:
     if len(tensor.shape) > len(TO_NHWC):
         return None
     shape: Shape = (1,) * (len(TO_NHWC) - len(tensor.shape)) + tensor.shape
-    _, channels, height, width = shape
-    if not has_copy and channels > 1 and height * width > 1:
+    if not has_copy and changes_order(shape, TO_NHWC):
         return None
     return replace(tensor, shape=permute_shape(shape, TO_NHWC))
+
+
+def changes_order(shape: Shape, permutation: Sequence[int]) -> bool:
+    """Return whether a permutation of the axes changes the order of the elements; axes of one element do not count."""
+    axes = [axis for axis in permutation if shape[axis] > 1]
+    return axes != sorted(axes)
 
 
 # -- attributes --------------------------------------------------------------------------------------------------------
@@ -85,8 +90,9 @@ def _same(attributes: _Attributes) -> _Attributes:
     return attributes
 
 
-def _permuted_axis(attributes: _Attributes) -> _Attributes:
-    return {**attributes, "axis": _nhwc_axis(attributes["axis"])}
+def _permuted_axis(attributes: _Attributes) -> _Attributes | None:
+    """Return the attributes of an operation along an axis; None if the axis is the last one by default."""
+    return {**attributes, "axis": _nhwc_axis(attributes["axis"])} if "axis" in attributes else None
 
 
 def _permuted_gather(attributes: _Attributes) -> _Attributes | None:
@@ -107,13 +113,23 @@ def _permuted_reduction(attributes: _Attributes) -> _Attributes | None:
     return {**attributes, "axes": np.array(sorted(map(_nhwc_axis, reduced)), np.int32)}
 
 
+def _permuted_transpose(attributes: _Attributes) -> _Attributes:
+    """Return a permutation of NHWC axes to the output's, which stay as in the model."""
+    permutation = attributes.get("permutation")
+    axes = range(len(TO_NHWC))[::-1] if permutation is None else permutation.tolist()
+    return {**attributes, "permutation": np.array([_nhwc_axis(axis) for axis in axes], np.int32)}
+
+
 _REDUCTIONS = (OperationType.MEAN, OperationType.REDUCE_MAX, OperationType.REDUCE_MIN, OperationType.REDUCE_SUM)
-_PERMUTED_ATTRIBUTES: Mapping[OperationType, _Permute] = {
+_PERMUTED_ATTRIBUTES: Mapping[OperationType | None, _Permute] = {
     **dict.fromkeys(elementwise_rules.RULES, _same),
     **dict.fromkeys(_REDUCTIONS, _permuted_reduction),
     OperationType.CONCATENATION: _permuted_axis,
     OperationType.SPLIT: _permuted_axis,
     OperationType.GATHER: _permuted_gather,
+    OperationType.LOG_SOFTMAX: _permuted_axis,
+    OperationType.SOFTMAX: _permuted_axis,
+    OperationType.TRANSPOSE: _permuted_transpose,
     OperationType.MIRROR_PAD: _permuted_rows("paddings"),
     OperationType.PAD: _permuted_rows("paddings"),
     OperationType.PAD_V2: _permuted_rows("paddings"),

@@ -20,9 +20,12 @@ __all__ = ["LoweredOp", "RuleCall"]
 
 @dataclass(frozen=True, slots=True)
 class RuleCall:
-    """The arguments of a lowering rule: the DATA and WEIGHT tensors in order, and the attributes. Images are NHWC."""
+    """The arguments of a lowering rule: the DATA and WEIGHT tensors in order, and the attributes. Images are NHWC.
 
-    code: OperationType
+    `code` is None for several elementwise operations.
+    """
+
+    code: OperationType | None
     rule: LoweringRule
     tensors: tuple[Tensor | None, ...]
     outputs: tuple[Tensor, ...]

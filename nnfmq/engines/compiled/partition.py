@@ -20,7 +20,7 @@ from nnfmq.engines.compiled.compiled_artifact import CompiledArtifact, load_part
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.fusion import fuse
 from nnfmq.engines.compiled.jit import Compile, Kernel
-from nnfmq.engines.compiled.layouts import keep_nhwc
+from nnfmq.engines.compiled.layouts import changes_order, keep_nhwc
 from nnfmq.engines.compiled.local_compilation import compile_in_process
 from nnfmq.engines.compiled.lowered_operation import LoweredOp, RuleCall
 from nnfmq.engines.compiled.lowering import (
@@ -283,7 +283,7 @@ class CompiledPreparation(SubgraphPreparation):
         launches = [
             replace(launch, operation=op.number, fused=op.fused)
             for op in ops
-            for launch in self._launches_of(op, specs, nchw_readers)
+            for launch in self._launches_of(op, specs, views, nchw_readers)
         ]
         model_outputs = self.subgraph.output_indexes
         results = {i for i in outputs if self._reader_counts[i] == 0 and model_outputs.count(i) == 1}
@@ -306,11 +306,12 @@ class CompiledPreparation(SubgraphPreparation):
     # -- launches ------------------------------------------------------------------------------------------------------
 
     def _launches_of(
-        self, op: LoweredOp, specs: dict[int, ArraySpec], nchw_readers: AbstractSet[int]
+        self, op: LoweredOp, specs: dict[int, ArraySpec], views: dict[int, int], nchw_readers: AbstractSet[int]
     ) -> list[PartitionLaunch]:
         """Return the launches of one operation, with NCHW/NHWC conversions around them.
 
-        ~i is the NHWC copy of operand i: converted once, and back only if `nchw_readers` has operand i.
+        ~i is the NHWC copy of operand i: converted once, and back only if `nchw_readers` has operand i. If both have
+        the same elements in the same order, one becomes a view of the other.
         """
         if isinstance(op.lowered, ViewOp):
             return []
@@ -319,18 +320,29 @@ class CompiledPreparation(SubgraphPreparation):
         for nhwc in inputs:
             if nhwc not in specs:
                 specs[nhwc] = specs[~nhwc].permuted(TO_NHWC)
-                launches.append(self._conversion(~nhwc, nhwc, TO_NHWC, specs))
+                launches += self._conversion(~nhwc, nhwc, TO_NHWC, specs, views)
         if not op.outputs_nchw:
             return [*launches, *self._kernel_launches(op.lowered, inputs, op.outputs, specs)]
         specs.update({~index: specs[index].permuted(TO_NHWC) for index in op.outputs})
         launches += self._kernel_launches(op.lowered, inputs, [~index for index in op.outputs], specs)
-        return [*launches, *(self._conversion(~i, i, TO_NCHW, specs) for i in op.outputs if i in nchw_readers)]
+        conversions = [self._conversion(~i, i, TO_NCHW, specs, views) for i in op.outputs if i in nchw_readers]
+        return [*launches, *chain.from_iterable(conversions)]
 
     def _conversion(
-        self, source: int, target: int, permutation: tuple[int, ...], specs: Mapping[int, ArraySpec]
-    ) -> PartitionLaunch:
-        launch = data_movement_rules.permute_axes(specs[source].shape, permutation, specs[source].dtype, self.target)
-        return self._launch(launch, [source], [target])
+        self,
+        source: int,
+        target: int,
+        permutation: tuple[int, ...],
+        specs: Mapping[int, ArraySpec],
+        views: dict[int, int],
+    ) -> list[PartitionLaunch]:
+        """Return the launch that permutes `source` to `target`, none if `target` becomes a view."""
+        shape = specs[source].shape
+        if not changes_order(shape, permutation):
+            views[target] = source
+            return []
+        launch = data_movement_rules.permute_axes(shape, permutation, specs[source].dtype, self.target)
+        return [self._launch(launch, [source], [target])]
 
     def _kernel_launches(
         self,

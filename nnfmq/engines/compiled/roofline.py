@@ -19,7 +19,8 @@ from nnfmq.engines.compiled.code_generator import compile_kernels
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.jit import Kernel
-from nnfmq.engines.compiled.kernels.dot_product import Float32, dot2, dot4, madd_acc16
+from nnfmq.engines.compiled.kernels.dot_instructions import dot2, dot4, dot4_signed, madd_acc16
+from nnfmq.engines.compiled.kernels.dot_product import Float32
 from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionLaunch, plan_partition
 from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.target import Target, host_target
@@ -92,7 +93,8 @@ class FmaThroughput:
             if is_acc16:
                 both = (factor, second_factor)
                 return [madd_acc16(kb, acc, (x, x), both) for acc, x in zip(accs, lhs, strict=True)]
-            dot = dot4 if self.instruction is MultiplyAdd.DOT4 else dot2
+            fours = dot4 if kb.target.sdot is None else dot4_signed
+            dot = fours if self.instruction is MultiplyAdd.DOT4 else dot2
             return [dot(kb, acc, x, factor) for acc, x in zip(accs, lhs, strict=True)]
 
         with kb.loop(kb.begin, kb.end) as work_item:

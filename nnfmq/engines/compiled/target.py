@@ -22,10 +22,10 @@ TARGET_VARIABLE = "NNFMQ_TARGET"
 class Target:
     """One instruction set.
 
-    `lanes` are 32-bit lanes of a vector, `registers` vector registers. pmaddwd, pmaddubsw, vpdpwssd and vpdpbusd are
-    the names of LLVM's intrinsics on whole vectors, None if the target has no such instruction. 8-bit values are
-    multiplied by dot4 if `has_dot4`, else by acc16 if there is pmaddubsw, else by dot2. `tuning` are LLVM features that
-    only influence its choice between instructions.
+    `lanes` are 32-bit lanes of a vector, `registers` vector registers. pmaddwd, pmaddubsw, vpdpwssd, vpdpbusd,
+    usdot, sdot, usmmla and smmla are the names of LLVM's intrinsics on whole vectors, None if the target has no such
+    instruction. 8-bit values are multiplied by dot4 or mmla if `has_dot4`, else by acc16 if there is pmaddubsw, else by
+    dot2. `tuning` are LLVM features that only influence its choice between instructions.
     """
 
     name: str
@@ -37,8 +37,21 @@ class Target:
     pmaddubsw: str | None
     vpdpwssd: str | None = None
     vpdpbusd: str | None = None
+    usdot: str | None = None
+    sdot: str | None = None
+    usmmla: str | None = None
+    smmla: str | None = None
     has_dot4: bool = False
     tuning: tuple[str, ...] = ()
+
+    @property
+    def multiplies_by_element(self) -> bool:
+        """Whether a factor may be an element of a vector (AArch64); LLVM then loads those of two K groups at once."""
+        return self.triple.startswith("aarch64")
+
+    def dot4_is_signed(self, is_signed: bool) -> bool:
+        """Return whether dot4 takes inputs of a type as int8: they are not converted if there is an instruction."""
+        return self.sdot is not None and (is_signed or self.usdot is None)
 
     def feature_flags(self, others: Iterable[str] = ()) -> str:
         """Return LLVM's feature string: the target's features switched on, all of `others` that it lacks switched off.
@@ -57,6 +70,11 @@ _EVERYWHERE = ("64bit", "cmov", "cx8", "fxsr", "mmx", "sse", "sse2", "sse3", "ss
 _X86 = "x86_64-unknown-linux-gnu"
 _AVX2 = ("avx", "avx2", "fma", "f16c", "bmi", "bmi2")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd")
+
+_ARM = "aarch64-unknown-linux-gnu"
+_USDOT, _SDOT, _USMMLA, _SMMLA = (
+    f"llvm.aarch64.neon.{name}.v4i32.v16i8" for name in ("usdot", "sdot", "usmmla", "smmla")
+)
 
 _AVX512_PMADDWD, _AVX512_PMADDUBSW = "llvm.x86.avx512.pmaddw.d.512", "llvm.x86.avx512.pmaddubs.w.512"
 
@@ -79,7 +97,22 @@ TARGETS = {
         Target("avx512", _X86, _AVX512, 16, 32, _AVX512_PMADDWD, _AVX512_PMADDUBSW),
         Target("avx2", _X86, _AVX2, 8, 16, "llvm.x86.avx2.pmadd.wd", "llvm.x86.avx2.pmadd.ub.sw"),
         Target("sse4.1", _X86, ("sse4.1", "ssse3"), 4, 16, "llvm.x86.sse2.pmadd.wd", "llvm.x86.ssse3.pmadd.ub.sw.128"),
-        Target("neon", "aarch64-unknown-linux-gnu", ("neon",), 4, 32, None, None),
+        Target(
+            "neon-i8mm",
+            _ARM,
+            ("neon", "dotprod", "i8mm"),
+            lanes=4,
+            registers=32,
+            pmaddwd=None,
+            pmaddubsw=None,
+            usdot=_USDOT,
+            sdot=_SDOT,
+            usmmla=_USMMLA,
+            smmla=_SMMLA,
+            has_dot4=True,
+        ),
+        Target("neon-dotprod", _ARM, ("neon", "dotprod"), 4, 32, None, None, sdot=_SDOT, has_dot4=True),
+        Target("neon", _ARM, ("neon",), 4, 32, None, None),
     )
 }
 """All targets by name, the best first."""
@@ -97,6 +130,7 @@ def host_target() -> Target:
 
 _FEATURES_IN_CPUINFO = {
     "asimd": "neon",
+    "asimddp": "dotprod",
     "bmi1": "bmi",
     "sse4_1": "sse4.1",
     "avx512_vnni": "avx512vnni",

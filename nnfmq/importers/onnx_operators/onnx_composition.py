@@ -42,7 +42,7 @@ def applied(
     _CONVERTERS[operator](inner)
     if attributes is None:
         node.attributes_read |= inner.attributes_read
-    return inner.results[0]
+    return inner.computed(0)
 
 
 def number(value: float) -> Value:

@@ -12,12 +12,14 @@ import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx_operators.onnx_movement import pad
 from nnfmq.importers.onnx_values import Node, Value
 
-__all__ = ["CONVERTERS"]
+__all__ = ["CONVERTERS", "convolve"]
 
 _ROW, _IMAGE = 3, 4
+_QUANTIZED = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
 _WINDOW_ATTRIBUTES = ("auto_pad", "dilations", "pads", "strides")
 
 
@@ -87,15 +89,19 @@ def _finish(node: Node, operand: int, rank: int) -> None:
     node.result(operand, shape if rank == _IMAGE else (*shape[:2], shape[3]))
 
 
-def _filter(node: Node, value: Value, rank: int, permutation: tuple[int, ...]) -> int:
-    """Return the weights as an operand of rank 4 in the HAL's order of dimensions."""
-    if len(value.shape) != rank:
-        raise InvalidArgument(f"the weights have rank {len(value.shape)}, the input has rank {rank}")
-    shape = value.shape if rank == _IMAGE else (*value.shape[:2], 1, value.shape[2])
+def _filter(node: Node, value: Value, shape: tuple[int, ...], permutation: tuple[int, ...]) -> int:
+    """Return weights, in the shape of rank 4, as an operand in the HAL's order of dimensions."""
     if value.array is not None:
         return node.add_constant(value.array.reshape(shape).transpose(permutation))
     weights = node.reshaped(node.operand(value), shape)
     return node.emit(Op.TRANSPOSE, [weights, node.builder.int32_vector(permutation)])
+
+
+def _filter_shape(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """Return the shape of weights in rank 4."""
+    if len(shape) != rank:
+        raise InvalidArgument(f"the weights have rank {len(shape)}, the input has rank {rank}")
+    return shape if rank == _IMAGE else (*shape[:2], 1, shape[2])
 
 
 def _bias(node: Node, count: int) -> int:
@@ -107,12 +113,28 @@ def _padded_outside(node: Node, image: int, window: Window) -> int:
     sides = zip(window.begin, window.end, strict=True)
     if all(max(pair) < window.effective(axis) for axis, pair in enumerate(sides)):
         return image
+    if node.builder[image].type in _QUANTIZED:
+        raise InvalidArgument("a padding as large as the window is not supported for integers")
     image = pad(node, image, [0, 0, *window.begin], [0, 0, *window.end], 0.0)
     window.begin, window.end = [0, 0], [0, 0]
     return image
 
 
 def _conv(node: Node) -> None:
+    weights = node.value(1)
+    convolve(node, partial(_filter, node, weights), _bias(node, weights.shape[0]))
+
+
+def convolve(
+    node: Node,
+    filter: Callable[[tuple[int, ...], tuple[int, ...]], int],
+    bias: int,
+    quantization: tuple[float, int] | None = None,
+) -> None:
+    """Convert a convolution. `filter` returns the weights as an operand, given their shape and a permutation of it.
+
+    `quantization`: scale and zero point of the result of a quantized convolution.
+    """
     image, rank = _image(node, node.operand(0))
     weights, groups = node.value(1), node.attribute("group", 1)
     channels = node.shape(image)[1]
@@ -124,20 +146,18 @@ def _conv(node: Node) -> None:
     window = _window(node, (kernel[0], kernel[1]), node.shape(image)[2:], rank)
     image = _padded_outside(node, image, window)
     is_depthwise = groups > 1 and groups == channels
-    filter = _filter(node, weights, rank, (1, 2, 3, 0) if is_depthwise else (0, 2, 3, 1))
-    arguments = [image, filter, _bias(node, weights.shape[0]), *window.hal_arguments(node)]
+    weights_operand = filter(_filter_shape(weights.shape, rank), (1, 2, 3, 0) if is_depthwise else (0, 2, 3, 1))
+    arguments = [image, weights_operand, bias, *window.hal_arguments(node)]
     vertical, horizontal = window.dilations
     tail = [node.builder.int32(0), node.builder.boolean(True), *map(node.builder.int32, (horizontal, vertical))]
+    operation = Op.CONV_2D
     if is_depthwise:
-        multiplier = node.builder.int32(weights.shape[0] // groups)
-        found = node.emit(Op.DEPTHWISE_CONV_2D, [*arguments, multiplier, *tail])
-    elif groups == 1:
-        found = node.emit(Op.CONV_2D, [*arguments, *tail])
-    elif window.dilations != (1, 1):
+        operation, tail = Op.DEPTHWISE_CONV_2D, [node.builder.int32(weights.shape[0] // groups), *tail]
+    elif groups > 1 and window.dilations != (1, 1):
         raise InvalidArgument("a dilated convolution in groups is not supported")
-    else:
-        found = node.emit(Op.GROUPED_CONV_2D, [*arguments, node.builder.int32(groups), *tail[:2]])
-    _finish(node, found, rank)
+    elif groups > 1:
+        operation, tail = Op.GROUPED_CONV_2D, [node.builder.int32(groups), *tail[:2]]
+    _finish(node, node.emit(operation, [*arguments, *tail], quantization=quantization), rank)
 
 
 def _conv_transpose(node: Node) -> None:
@@ -156,7 +176,7 @@ def _conv_transpose(node: Node) -> None:
     window.end = [end - more for end, more in zip(window.end, extra, strict=True)]
     if min(window.end) < 0:
         raise InvalidArgument("an output_padding larger than the padding is not supported")
-    filter = _filter(node, weights, rank, (1, 2, 3, 0))
+    filter = _filter(node, weights, _filter_shape(weights.shape, rank), (1, 2, 3, 0))
     arguments = [image, filter, _bias(node, weights.shape[1]), *window.hal_arguments(node)]
     found = node.emit(Op.TRANSPOSE_CONV_2D, [*arguments, node.builder.int32(0), node.builder.boolean(True)])
     _finish(node, found, rank)

@@ -22,8 +22,6 @@ _B8, _I32 = OperandType.TENSOR_BOOL8, OperandType.TENSOR_INT32
 _F32 = OperandType.TENSOR_FLOAT32
 _RELU6 = 6.0
 _BOOL_MASK = 10  # the opset from which the mask of Dropout is bool
-_ERF_P = 0.3275911
-_ERF_A = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 
 
 def _same(node: Node, operand: int) -> None:
@@ -68,28 +66,9 @@ def _comparison(operation: Op, node: Node) -> None:
 
 
 def _erf(node: Node) -> None:
-    """Convert by the rational approximation 7.1.26 of Abramowitz and Stegun, whose error is below 1.5e-7."""
-    kind, none = node.builder[node.operand(0)].type, node.builder.int32(0)
-    if kind not in (_F32, OperandType.TENSOR_FLOAT16):
+    if node.value(0).dtype.kind != "f":
         raise InvalidArgument("the error function of integers is not supported")
-
-    def combine(operation: Op, a: int, b: int) -> int:
-        return node.emit(operation, [a, b, none])
-
-    def number(value: float) -> int:
-        return node.filled(_F32, value)
-
-    x = node.operand(0) if kind == _F32 else node.emit(Op.CAST, [node.operand(0)], _F32)
-    size, one = node.emit(Op.ABS, [x]), number(1.0)
-    t = combine(Op.DIV, one, combine(Op.ADD, combine(Op.MUL, size, number(_ERF_P)), one))
-    total = number(_ERF_A[-1])
-    for coefficient in reversed(_ERF_A[:-1]):
-        total = combine(Op.ADD, combine(Op.MUL, total, t), number(coefficient))
-    decay = node.emit(Op.EXP, [node.emit(Op.NEG, [combine(Op.MUL, x, x)])])
-    found = combine(Op.SUB, one, combine(Op.MUL, combine(Op.MUL, total, t), decay))
-    is_negative = node.emit(Op.LESS, [x, number(0.0)], _B8)
-    found = node.emit(Op.SELECT, [is_negative, node.emit(Op.NEG, [found]), found], _F32)
-    _same(node, found if kind == _F32 else node.emit(Op.CAST, [found], kind))
+    _same(node, node.emit(operation_code(TfliteOperation.ERF), [node.operand(0)]))
 
 
 def _not(node: Node) -> None:

@@ -1,7 +1,8 @@
 """QuantizeLinear and DequantizeLinear: QUANTIZE and DEQUANTIZE of 8 bits, and constants.
 
 Constants are converted when the model is loaded, so that weights become floats. What is between a DequantizeLinear and
-the next QuantizeLinear is computed in float; the integers that follow differ from an integer kernel's by one step.
+the next QuantizeLinear is computed in float, unless `onnx_integer_forms` knows how to compute it from the integers; the
+integers that follow differ from those of ONNX Runtime's kernels by one step.
 """
 
 from __future__ import annotations
@@ -18,17 +19,14 @@ from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import Operand, OperandType
 from nnfmq.importers.onnx_file import dtype_of
 from nnfmq.importers.onnx_narrow_types import FLOAT_FORMATS, integer_limits
+from nnfmq.importers.onnx_operators.onnx_integer_forms import QUANTIZED_TYPES, integer_form
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of
-from nnfmq.importers.onnx_values import Node, Value
+from nnfmq.importers.onnx_values import Node, QuantizedForm, Value
 
 __all__ = ["CONVERTERS", "dequantized", "quantized"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
-_QUANTIZED = {
-    "uint8": OperandType.TENSOR_QUANT8_ASYMM,
-    "int8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
-}
 _FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
 
 
@@ -38,7 +36,7 @@ def _quantize(node: Node) -> None:
     axis = _axis(node)
     if value.array is not None and integer_limits(zero_point.dtype):
         return node.constant_result(_quantized(value.array, *_for_channels(value, scale, zero_point, axis)))
-    if scale.size == 1 and zero_point.dtype.name in _QUANTIZED:
+    if scale.size == 1 and zero_point.dtype.name in QUANTIZED_TYPES:
         node.results[0] = quantized(node, value, scale, zero_point)
         return None
     return _stepped(node, value, scale, zero_point, axis)
@@ -89,11 +87,14 @@ def quantized(node: Node, value: Value, scale: Array, zero_point: Array) -> Valu
         InvalidArgument: If scale or zero point are not those of a tensor of 8 bits.
     """
     number, zero, dtype = _parameters(scale, zero_point)
+    form = integer_form(value, number, zero, dtype)
+    if form is not None:
+        return form
     x = node.operand(value)
     if node.builder[x].type not in _FLOATS:
         raise InvalidArgument("only floats can be quantized")
     begin = node.builder.operation_count
-    found = node.builder.operand(Operand(_QUANTIZED[dtype.name], (), number, zero))
+    found = node.builder.operand(Operand(QUANTIZED_TYPES[dtype.name], (), number, zero))
     node.builder.operation(Op.QUANTIZE, [x], found)
     node.builder.infer_shapes(begin)
     return Value(value.shape, dtype, found)
@@ -105,6 +106,12 @@ def dequantized(node: Node, value: Value, scale: Array, zero_point: Array, axis:
     Raises:
         InvalidArgument: If scale or zero point do not fit the tensor.
     """
+    found = _dequantized(node, value, scale, zero_point, axis)
+    found.quantized = QuantizedForm(value, scale, zero_point, axis)
+    return found
+
+
+def _dequantized(node: Node, value: Value, scale: Array, zero_point: Array, axis: int) -> Value:
     if value.array is not None:
         factors, zeros = _for_channels(value, scale, zero_point, axis)
         wide = np.float32 if value.array.dtype.name in FLOAT_FORMATS else np.int64
@@ -116,7 +123,7 @@ def dequantized(node: Node, value: Value, scale: Array, zero_point: Array, axis:
     if operand.type == OperandType.TENSOR_FLOAT32 and value.dtype == zero_point.dtype:
         return _from_floats(node, Value(value.shape, value.dtype, x), scale, zero_point, axis)
     number, zero, dtype = _parameters(scale, zero_point)
-    if (operand.type, operand.scale, operand.zero_point) != (_QUANTIZED[dtype.name], number, zero):
+    if (operand.type, operand.scale, operand.zero_point) != (QUANTIZED_TYPES[dtype.name], number, zero):
         raise InvalidArgument("its scale and zero point must be those with which the tensor was quantized")
     return Value(value.shape, np.dtype(np.float32), node.emit(Op.DEQUANTIZE, [x], OperandType.TENSOR_FLOAT32))
 
@@ -173,7 +180,7 @@ def _parameters(scale: Array, zero_point: Array) -> tuple[float, int, np.dtype[A
     """Return scale, zero point and type of a tensor that is quantized as a whole."""
     if scale.size != 1 or zero_point.size != 1:
         raise InvalidArgument("scales for each channel are supported only for constants")
-    if zero_point.dtype.name not in _QUANTIZED:
+    if zero_point.dtype.name not in QUANTIZED_TYPES:
         raise InvalidArgument(f"quantized tensors of {zero_point.dtype.name} are not supported")
     if scale.dtype != np.float32:
         raise InvalidArgument(f"scales of {scale.dtype.name} are not supported")

@@ -63,7 +63,7 @@ EXTENSION_FAMILIES: Mapping[str, str] = {
     ),
     "spectral": "RFFT2D REAL IMAG COMPLEX_ABS",
     "suppression": "NON_MAX_SUPPRESSION",
-    "unary_functions": "GELU COS BITCAST FAKE_QUANT ROUND SIGN",
+    "unary_functions": "GELU COS BITCAST FAKE_QUANT ERF ROUND SIGN",
     "volumes": "CONV_3D CONV_3D_TRANSPOSE",
     "wider_types": (
         "ADD SUB MUL DIV POW RESHAPE SQUEEZE EXPAND_DIMS CONCATENATION PACK SLICE STRIDED_SLICE SPLIT PAD "

@@ -1,4 +1,4 @@
-"""GELU, COS, ROUND, SIGN, FAKE_QUANT and BITCAST: functions of one value.
+"""GELU, COS, ERF, ROUND, SIGN, FAKE_QUANT and BITCAST: functions of one value.
 
 GELU of quantized values is a table. TFLite fills it in float32, with the reciprocal of the output's scale.
 """
@@ -53,6 +53,12 @@ def gelu(x: Array, approximate: bool) -> Array:
         return result
     exact: Array = (0.5 * x * (1 + error_function(x.astype(np.float64) * math.sqrt(0.5)))).astype(x.dtype)
     return exact
+
+
+def erf(x: Array) -> Array:
+    """Return the error function of floats."""
+    result: Array = error_function(x.astype(np.float64)).astype(x.dtype)
+    return result
 
 
 def error_function(x: Array) -> Array:
@@ -146,6 +152,7 @@ DECLARATIONS = (
         shape=same_shape,
         zero_sized=True,
     ),
+    _function_of_floats(TfliteOperation.ERF, erf),
     _function_of_floats(TfliteOperation.ROUND, np.rint),
     function_of_one(TfliteOperation.SIGN, variants_of((F32, I32), stateless(sign))),
 )

@@ -91,7 +91,8 @@ def _forced(micro_kernel: str | None, name: str) -> Any:
 def _sets_of(micro_kernel: str | None) -> list[str]:
     if micro_kernel is None:
         return list(default_sets())
-    others = (name for name in default_sets() if name != "host" and _micro_kernel(TARGETS[name]) == micro_kernel)
+    sets = default_sets(micro_kernel)
+    others = (name for name in sets if name != "host" and _micro_kernel(TARGETS[name]) == micro_kernel)
     return [_OWN_SETS[micro_kernel], *others]
 
 

@@ -19,6 +19,7 @@ from support.quantized_gemm import (
     SAME,
     SCALE,
     SIZES,
+    WEIGHT_SCALE,
     WINDOWS,
     QuantType,
     assert_packed_weights_are_restored,
@@ -28,11 +29,12 @@ from support.quantized_gemm import (
     fully_connected,
     input_operand,
     inputs_of,
+    output_operand,
     quantized_values,
 )
 from support.small_models import one_operation
 
-from nnfmq.engines.compiled.kernels.dot_product import DotS16x2, DotU8S8x4
+from nnfmq.engines.compiled.kernels.dot_product import Dot4, DotS16x2
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.hal.types import Model, OperationType
 
@@ -74,7 +76,7 @@ def fully_connected_with(input: QuantType, filter: int, size: tuple[int, int, in
 
 def assert_dot4_matches(model: Model, kind: QuantType, planned: list[GemmKernel], patterns: Sequence[str] = ()) -> None:
     assert_kernels_agree_on(model, inputs_of(model, kind, patterns or ("random", "high")))
-    assert isinstance(planned[-1].micro_kernel, DotU8S8x4)
+    assert isinstance(planned[-1].micro_kernel, Dot4)
 
 
 @pytest.mark.parametrize(("input", "filter"), [(INPUTS[1], 122), (INPUTS[4], PER_CHANNEL)], ids=["uint8", "int8"])
@@ -129,7 +131,20 @@ def test_grouped_convolutions_use_dot4_only_without_weight_zero_point(
     result = input_operand(INPUTS[1], (1, 5, 5, 10), output_scale(54))
     model = one_operation(OperationType.GROUPED_CONV_2D, arguments, result)
     assert_kernels_agree_on(model, [random_inputs(model, 0)])
-    assert isinstance(planned[-1].micro_kernel, DotU8S8x4 if filter is PER_CHANNEL else DotS16x2)
+    assert isinstance(planned[-1].micro_kernel, Dot4 if filter is PER_CHANNEL else DotS16x2)
+
+
+@pytest.mark.parametrize("zero_point", [128, 122])
+@pytest.mark.parametrize("input", INPUTS)
+def test_depthwise_convolutions_match_the_interpreter(input: QuantType, zero_point: int) -> None:
+    kind, size = filter_kind(input, zero_point), (1, 5, 6, 20)
+    values = quantized_values(kind, (20, 3, 3, 1), "random", np.random.default_rng(1))
+    (_, data), bias = constants_of(kind, values)
+    filter = input_operand(kind, (1, 3, 3, 20), WEIGHT_SCALE), data
+    arguments = [input_operand(input, size, SCALE), filter, bias, SAME, 1, 1, 1, 0]
+    result = output_operand(input, size, output_scale(9))
+    model = one_operation(OperationType.DEPTHWISE_CONV_2D, arguments, result)
+    assert_kernels_agree_on(model, inputs_of(model, input, ("random", "high")))
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.compiled import assert_kernels_agree, assert_kernels_agree_on
+from support.compiled import assert_kernels_agree, assert_kernels_agree_on, outputs_of
 from support.small_models import one_operation, vector
 
+from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.tflite_codes import NAME, PREFIX, SIXTEEN_BIT, TfliteOperation, operation_code
 from nnfmq.hal.types import ChannelQuant, ExtensionNameAndPrefix, Model, Operand, OperandType, OperationType
 from nnfmq.operations.signature import NUMPY_TYPES
@@ -133,3 +135,30 @@ def test_tflite_s_products_with_a_scale_for_each_unit_are_compiled() -> None:
     ]
     code = operation_code(TfliteOperation.Q8_FULLY_CONNECTED)
     assert_kernels_agree(declared(one_operation(code, [*operands, 1], Operand(kind, (9, 70), 0.5, -40))))
+
+
+def function(name: str, values: np.ndarray, *attributes: object) -> Model:
+    arguments = [Operand(F32, values.shape), *attributes]
+    return declared(one_operation(operation_code(TfliteOperation[name]), arguments, Operand(F32, values.shape)))
+
+
+@pytest.mark.parametrize("name", ["ERF", "GELU", "GELU approximate"])
+def test_the_error_function_and_gelu_are_those_of_the_c_library(name: str) -> None:
+    values = np.concatenate([np.linspace(-9, 9, 3001), [0.0, -0.0, np.inf, 2e-38, 1e30]]).astype(np.float32)
+    wide = values.astype(np.float64)
+    with np.errstate(all="ignore"):
+        if name == "GELU approximate":
+            expected = 0.5 * wide * (1 + np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))
+        else:
+            erf = np.array([math.erf(x if name == "ERF" else x / math.sqrt(2)) for x in wide])
+            expected = erf if name == "ERF" else 0.5 * wide * (1 + erf)
+    model = function(name.split()[0], values, *([] if name == "ERF" else [name != "GELU"]))
+    program = prepare(model)
+
+    assert program.compiled_ops == {0}
+    np.testing.assert_allclose(outputs_of(program, model, [values])[0], expected, rtol=3e-7, atol=1e-6)
+
+
+def test_round_goes_to_the_nearest_even_integer() -> None:
+    values = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 2.4999998, 1e9, -3.7, np.inf, np.nan], np.float32)
+    assert_kernels_agree_on(function("ROUND", values), [[values]], tolerance=0.0)

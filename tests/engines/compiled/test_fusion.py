@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from support.chains import TYPES, Step, fused_operations, model_of, tensor, weights
+from support.chains import TYPES, Step, fused_operations, launches_of, model_of, tensor, weights
 from support.compiled import assert_kernels_agree
 from support.small_models import I32
 
-from nnfmq.hal.types import Model, Operand, OperationType
+from nnfmq.engines.compiled.kernels.gemm import GemmKernel
+from nnfmq.hal.types import Model, Operand, OperandType, OperationType
 
 pytestmark = pytest.mark.instruction_sets
 
@@ -154,10 +156,10 @@ def test_clamps_after_arithmetic_are_fused(kind: str, code: str) -> None:
 
 
 def test_a_second_activation_is_computed() -> None:
-    value = tensor("float32", 3, 50)
-    steps: list[Step] = [(OperationType.MUL, [[-1], [-1], 1], value), (OperationType.RELU6, [[0]], value)]
+    result = tensor("uint8", 3, 9)
+    steps: list[Step] = [fully_connected(result, "uint8", activation=1), (OperationType.RELU6, [[0]], result)]
 
-    assert_fused(model_of(value, steps), {0: (), 1: ()})
+    assert_fused(model_of(tensor("uint8", 3, 20), steps), {0: (), 1: ()})
 
 
 def test_a_clamp_of_a_result_that_is_an_output_is_computed() -> None:
@@ -167,52 +169,9 @@ def test_a_clamp_of_a_result_that_is_an_output_is_computed() -> None:
     assert_fused(model_of(value, steps, outputs=[0]), {0: (), 1: ()})
 
 
-# -- constants of channels ---------------------------------------------------------------------------------------------
-
-
 def floats(shape: tuple[int, ...], seed: int = 1) -> tuple[Operand, bytes]:
     values = np.random.default_rng(seed).normal(size=shape).astype("<f4")
     return tensor("float32", *shape), values.tobytes()
-
-
-def normalized(steps: list[Step], shape: tuple[int, ...], nchw: bool = False) -> list[Step]:
-    """Return the steps followed by MUL and ADD of constants of `shape`, and RELU."""
-    last, result = len(steps) - 1, steps[-1][2]
-    assert isinstance(result, Operand)
-    return [
-        *steps,
-        (OperationType.MUL, [[last], floats(shape), 0], result),
-        (OperationType.ADD, [floats(shape, 2), [last + 1], 0], result),
-        (OperationType.RELU, [[last + 2]], result),
-    ]
-
-
-@pytest.mark.parametrize("nchw", [False, True])
-@pytest.mark.parametrize("code", [CONV, DEPTHWISE, GROUPED])
-def test_a_normalization_becomes_weights_and_bias_of_a_convolution(code: OperationType, nchw: bool) -> None:
-    steps = padded(code, "float32", [(0, 0), (0, 1), (0, 1), (0, 0)], nchw=nchw)
-    channels = {CONV: 17, DEPTHWISE: 12, GROUPED: 6}[code]
-    model = model_of(image("float32", nchw), normalized(steps, (channels, 1, 1) if nchw else (channels,)))
-
-    assert_fused(model, {1: (0, 2, 3, 4)}, tolerance=1e-4)
-
-
-def test_a_normalization_becomes_weights_and_bias_of_a_transposed_convolution() -> None:
-    result = tensor("float32", 2, 18, 16, 5)
-    arguments = [[-1], *weights("float32", (5, 3, 3, 12), 5), (I32_VECTOR, SIZE), SAME, 2, 2, 0, False]
-    steps = normalized([(OperationType.TRANSPOSE_CONV_2D, arguments, result)], (1, 1, 5))
-
-    assert_fused(model_of(image("float32"), steps), {0: (1, 2, 3)}, tolerance=1e-4)
-
-
-@pytest.mark.parametrize("shape", [(1, 9), (9,), (1,)])
-def test_a_normalization_becomes_weights_and_bias_of_a_matrix_product(shape: tuple[int, ...]) -> None:
-    steps = normalized([fully_connected(tensor("float32", 3, 9))], shape)
-
-    assert_fused(model_of(tensor("float32", 3, 20), steps), {0: (1, 2, 3)}, tolerance=1e-4)
-
-
-I32_VECTOR, SIZE = Operand(I32, (4,)), np.array([2, 18, 16, 5], "<i4").tobytes()
 
 
 def fully_connected(result: Operand, kind: str = "float32", activation: int = 0) -> Step:
@@ -220,35 +179,185 @@ def fully_connected(result: Operand, kind: str = "float32", activation: int = 0)
     return OperationType.FULLY_CONNECTED, arguments, result
 
 
-INFINITE = tensor("float32", 9), np.full(9, np.inf, "<f4").tobytes()
+# -- elementwise operations --------------------------------------------------------------------------------------------
+
+LOGISTIC, MUL, ADD, MAXIMUM = (OperationType[name] for name in ("LOGISTIC", "MUL", "ADD", "MAXIMUM"))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_elementwise_operations_become_one_loop_that_reads_each_operand_once(kind: str) -> None:
+    value, factor = (
+        tensor(kind, 5, 7, 9),
+        (tensor(kind, 1, 9), floats((1, 9))[1][: 9 * (4 if kind == "float32" else 1)]),
+    )
+    steps: list[Step] = [
+        (MAXIMUM, [[-1], factor], value),
+        (MUL, [factor, [0], 0], value),
+        (ADD, [[-1], [1], 0], value),
+    ]
+    model = model_of(value, steps)
+
+    assert_fused(model, {2: (0, 1)})
+    assert len(launches_of(model)[0].inputs) == 3  # the image, and the constant of each operation
+
+
+@pytest.mark.parametrize("nchw", [False, True])
+def test_a_value_times_its_sigmoid_is_one_loop(nchw: bool) -> None:
+    (pad, convolution) = padded(DEPTHWISE, "float32", [(0, 0), (0, 1), (0, 1), (0, 0)], nchw=nchw)
+    result = convolution[2]
+    steps: list[Step] = [pad, convolution, (LOGISTIC, [[1]], result), (MUL, [[1], [2], 0], result)]
+
+    assert_fused(model_of(image("float32", nchw), steps), {1: (0,), 3: (2,)})
+
+
+def test_two_branches_and_their_sum_are_one_loop() -> None:
+    value = tensor("float32", 3, 50)
+    steps: list[Step] = [
+        (LOGISTIC, [[-1]], value),
+        (OperationType.TANH, [[-1]], value),
+        (ADD, [[0], [1], 0], value),
+    ]
+
+    assert_fused(model_of(value, steps), {2: (0, 1)})
+
+
+def test_loops_over_values_of_several_types_are_fused() -> None:
+    value, condition = tensor("float32", 3, 50), Operand(OperandType.TENSOR_BOOL8, (3, 50))
+    steps: list[Step] = [
+        (OperationType.GREATER, [[-1], floats((50,))], condition),
+        (OperationType.LOGICAL_NOT, [[0]], condition),
+        (OperationType.SELECT, [[1], [-1], floats((3, 50), 2)], value),
+    ]
+
+    assert_fused(model_of(value, steps), {2: (0, 1)})
+
+
+def test_a_loop_over_more_elements_is_another_loop() -> None:
+    value, result = tensor("float32", 1, 50), tensor("float32", 3, 50)
+    steps: list[Step] = [(LOGISTIC, [[-1]], value), (MUL, [[0], floats((3, 50)), 0], result)]
+
+    assert_fused(model_of(value, steps), {0: (), 1: ()})
+
+
+def test_loops_have_at_most_four_inputs_and_eight_operators() -> None:
+    value = tensor("float32", 3, 50)
+    sums: list[Step] = [(ADD, [[n - 1], floats((50,), n), 0], value) for n in range(4)]
+    roots: list[Step] = [(OperationType.ABS, [[n - 1]], value) for n in range(9)]
+
+    assert_fused(model_of(value, sums), {2: (0, 1), 3: ()})
+    assert_fused(model_of(value, roots), {7: tuple(range(7)), 8: ()})
+
+
+def test_a_cast_that_computes_nothing_stays_a_view() -> None:
+    value = tensor("float32", 3, 50)
+    steps: list[Step] = [
+        (LOGISTIC, [[-1]], value),
+        (OperationType.CAST, [[0]], value),
+        (ADD, [[1], floats((50,)), 0], value),
+    ]
+
+    assert_fused(model_of(value, steps), {0: (), 2: ()})
+
+
+# -- epilogues ---------------------------------------------------------------------------------------------------------
+
+
+def sized(code: OperationType, size: int, channels: int, nchw: bool = False) -> Step:
+    """Return a convolution of an image (2, 6, 7, channels) to one of that shape with filters of `size` x `size`."""
+    groups = {CONV: 1, GROUPED: 4}[code]
+    filter = weights("float32", (channels, size, size, channels // groups), channels)
+    return (
+        code,
+        [[-1], *filter, SAME, 1, 1, *([groups] if code == GROUPED else []), 0, nchw],
+        square(channels, nchw),
+    )
+
+
+def square(channels: int, nchw: bool = False) -> Operand:
+    return tensor("float32", *((2, channels, 6, 7) if nchw else (2, 6, 7, channels)))
+
+
+def epilogues(model: Model) -> list[tuple[bool, bool]]:
+    """Return of each matrix product whether its kernel has an operator, and whether its panels are whole."""
+    kernels = [launch.kernel for launch in launches_of(model)]
+    return [(k.operator is not None, not k.nr_remainder) for k in kernels if isinstance(k, GemmKernel)]
+
+
+@pytest.mark.parametrize("nchw", [False, True])
+@pytest.mark.parametrize("channels", [4, 20, 32, 64])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("code", [CONV, GROUPED])
+def test_a_residual_is_added_in_the_epilogue_if_all_panels_are_whole(
+    code: OperationType, size: int, channels: int, nchw: bool
+) -> None:
+    result = square(channels, nchw)
+    steps: list[Step] = [
+        sized(code, size, channels, nchw),
+        (ADD, [[-1], [0], 0], result),
+        (OperationType.RELU, [[1]], result),
+    ]
+    model = model_of(result, steps)
+
+    ((has_operator, has_whole_panels),) = epilogues(model)
+    assert has_operator == has_whole_panels
+    assert_fused(model, {0: (1, 2)} if has_operator else {0: (), 1: (2,)}, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("channels", [5, 32])
+@pytest.mark.parametrize("size", [1, 3])
+def test_functions_of_results_and_of_single_elements_are_computed_in_the_epilogue(size: int, channels: int) -> None:
+    result = square(channels)
+    steps: list[Step] = [
+        sized(CONV, size, channels),
+        (ADD, [[0], floats((1,)), 0], result),
+        (OperationType.RELU6, [[1]], result),
+        (MUL, [[0], [2], 0], result),
+    ]
+
+    assert_fused(model_of(result, steps), {0: (1, 2, 3)}, tolerance=1e-4)
+
+
+def test_an_epilogue_follows_the_operations_whose_results_it_reads() -> None:
+    result = square(32)
+    steps: list[Step] = [
+        sized(CONV, 1, 32),
+        sized(CONV, 3, 32),
+        (OperationType.MAX_POOL_2D, [[1], SAME, 1, 1, 2, 2, 0], result),
+        (ADD, [[0], [2], 0], result),
+    ]
+    model = model_of(result, steps)
+
+    if epilogues(model)[-1] == (True, True):
+        assert [launch.operation for launch in launches_of(model)] == [1, 2, 0]
+    assert_kernels_agree(model, tolerance=1e-4)
+
+
+def test_a_matrix_product_has_an_epilogue() -> None:
+    result = tensor("float32", 3, 9)
+    steps: list[Step] = [fully_connected(result), (LOGISTIC, [[0]], result)]
+
+    assert_fused(model_of(tensor("float32", 3, 20), steps), {0: (1,)})
 
 
 @pytest.mark.parametrize(
-    ("activation", "constant", "rows"),
+    ("code", "arguments", "result"),
     [
-        (1, floats((9,)), 3),  # after the activation
-        (0, floats((3, 9)), 3),  # one for each row
-        (0, floats((3, 1)), 3),
-        (0, floats((1, 1, 9)), 1),  # with a result of more dimensions
-        (0, INFINITE, 3),
+        (ADD, [[0], floats((3, 9)), 0], tensor("float32", 3, 9)),  # an array of the shape, but not of whole panels
+        (MAXIMUM, [[0], floats((9,))], tensor("float32", 3, 9)),  # neither the shape nor one element
+        (MAXIMUM, [[0], floats((2, 3, 9))], tensor("float32", 2, 3, 9)),
+        (OperationType.QUANTIZE, [[0]], tensor("uint8", 3, 9)),
     ],
 )
-def test_other_arithmetic_with_constants_is_computed(
-    activation: int, constant: tuple[Operand, bytes], rows: int
-) -> None:
-    product, shape = tensor("float32", rows, 9), (rows, 9)
-    result = tensor("float32", *np.broadcast_shapes(shape, constant[0].dimensions))
-    steps: list[Step] = [
-        fully_connected(product, activation=activation),
-        (OperationType.MUL, [[0], constant, 0], result),
-    ]
+def test_other_operations_on_the_result_are_loops(code: OperationType, arguments: list[Any], result: Operand) -> None:
+    steps: list[Step] = [fully_connected(tensor("float32", 3, 9)), (code, arguments, result)]
 
-    assert_fused(model_of(tensor("float32", rows, 20), steps), {0: (), 1: ()})
+    assert_fused(model_of(tensor("float32", 3, 20), steps), {0: (), 1: ()})
 
 
-def test_quantized_products_with_constants_are_computed() -> None:
-    result = tensor("uint8", 3, 9)
-    constant = tensor("uint8", 9), bytes(range(9))
-    steps: list[Step] = [fully_connected(result, "uint8"), (OperationType.MUL, [[0], constant, 0], result)]
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+def test_functions_of_quantized_results_are_loops(kind: str) -> None:
+    result = tensor(kind, 3, 9)
+    probability = replace(result, scale=1 / 256, zero_point=0 if kind == "uint8" else -128)
+    steps: list[Step] = [fully_connected(result, kind), (LOGISTIC, [[0]], probability)]
 
-    assert_fused(model_of(tensor("uint8", 3, 20), steps), {0: (), 1: ()})
+    assert_fused(model_of(tensor(kind, 3, 20), steps), {0: (), 1: ()})

@@ -13,6 +13,8 @@ from nnfmq.engines.compiled.ir_builder import KernelBuilder
 from nnfmq.engines.compiled.jit import Kernel, symbol_name
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.dot_product import (
+    Dot4,
+    DotS8S8x4,
     DotS16x2,
     DotU8S8x4,
     Float32,
@@ -24,6 +26,7 @@ from nnfmq.engines.compiled.kernels.dwconv_int8 import DwConvInt8Kernel
 from nnfmq.engines.compiled.kernels.dwconv_int8_plan import plan_dwconv_int8
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
+from nnfmq.engines.compiled.kernels.matrix_product import MmlaU8S8x8
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.kernels.tap_interleaving import RowDot
 from nnfmq.engines.compiled.target import TARGETS, Target
@@ -79,10 +82,15 @@ def test_gemms_of_one_name_have_equal_code(micro_kernel: MicroKernel, target: Ta
     assert_names_decide_code(gemms(micro_kernel, target), target)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [(DotU8S8x4, "avx512vnni"), (DotS8S8x4, "neon-dotprod"), (MmlaU8S8x8, "neon-i8mm")]
+)
 @pytest.mark.parametrize("is_signed", [False, True])
 @pytest.mark.parametrize("has_weight_zero_point", [False, True])
-def test_dot4_gemms_of_one_name_have_equal_code(is_signed: bool, has_weight_zero_point: bool) -> None:
-    dot4, target = DotU8S8x4(is_signed, NO_REQUANTIZATION, has_weight_zero_point), TARGETS["avx512vnni"]
+def test_dot4_gemms_of_one_name_have_equal_code(
+    is_signed: bool, has_weight_zero_point: bool, kind: type[Dot4], name: str
+) -> None:
+    dot4, target = kind(is_signed, NO_REQUANTIZATION, has_weight_zero_point), TARGETS[name]
     kernels = (kernel for kernel in gemms(dot4, target) if kernel.shape.groups == 1 or not has_weight_zero_point)
     assert_names_decide_code(kernels, target)
 

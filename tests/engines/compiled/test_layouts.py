@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.chains import Step, kernels_of, model_of, tensor, weights
+from support.chains import Step, kernels_of, launches_of, model_of, tensor, weights
 from support.compiled import assert_kernels_agree
 from support.small_models import I32, vector
 
@@ -114,14 +114,14 @@ def test_a_reduction_whose_result_is_another_array_in_nhwc_stays_in_nchw() -> No
     assert conversions("float32", [pointwise("float32", -1, image("float32")), rows]) == 2
 
 
-def test_gathers_with_more_dimensions_and_operations_outside_of_the_table_stay_in_nchw() -> None:
+def test_gathers_with_more_dimensions_and_softmax_of_the_last_axis_by_default_stay_in_nchw() -> None:
     table = np.array([[0, 1]], "<i4").tobytes()
     gather: Step = (
         OperationType.GATHER,
         [[0], 3, (Operand(I32, (1, 2)), table)],
         tensor("float32", 2, CHANNELS, HEIGHT, 1, 2),
     )
-    softmax: Step = (OperationType.SOFTMAX, [[0], 1.0, 1], image("float32"))
+    softmax: Step = (OperationType.SOFTMAX, [[0], 1.0], image("float32"))
 
     for step in (gather, softmax):
         assert conversions("float32", [pointwise("float32", -1, image("float32")), step]) == 2
@@ -172,3 +172,42 @@ def test_an_operand_of_more_dimensions_lets_the_operation_stay_in_nchw() -> None
     ]
 
     assert conversions("float32", steps) == 2
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+def test_softmax_along_an_axis_is_computed_in_nhwc(axis: int) -> None:
+    steps = between("float32", OperationType.SOFTMAX, [[0], 1.0, axis], image("float32"))
+
+    assert conversions("float32", steps) == 2
+
+
+@pytest.mark.parametrize("permutation", [(0, 2, 3, 1), (3, 1, 0, 2)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_transpose_reads_nhwc(kind: str, permutation: tuple[int, ...]) -> None:
+    shape = image(kind).dimensions
+    transpose: Step = (
+        OperationType.TRANSPOSE,
+        [[0], vector(permutation)],
+        tensor(kind, *(shape[axis] for axis in permutation)),
+    )
+    model = model_of(image(kind), [pointwise(kind, -1, image(kind)), transpose])
+
+    assert_kernels_agree(model, tolerance=1e-4)
+    assert len(launches_of(model)) == 3  # the input's conversion, the convolution, the transpose
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_of_one_pixel_or_channel_are_the_same_in_both_layouts(kind: str) -> None:
+    pixel = image(kind, CHANNELS, 1, 1)
+    squeezed = tensor(kind, 2, CHANNELS)
+    steps: list[Step] = [
+        pointwise(kind, -1, image(kind)),
+        (OperationType.MEAN, [[0], (Operand(I32, (2,)), AXES), 1], pixel),
+        pointwise(kind, 1, pixel),
+        (OperationType.RESHAPE, [[2], vector([2, CHANNELS])], squeezed),
+        (OperationType.ADD, [[3], [3], 0], squeezed),
+    ]
+    model = model_of(image(kind), steps, outputs=[2])
+
+    assert_kernels_agree(model, tolerance=1e-4)
+    assert len(launches_of(model)) == 5  # the input's conversion, and one for each operation but RESHAPE

@@ -158,10 +158,11 @@ def test_dot2_multiply_adds_compute_the_counted_operations() -> None:
 
 def test_dot4_multiply_adds_compute_the_counted_operations() -> None:
     lanes, accumulators, iterations = host_target().lanes, 3, 11
+    lhs_type = np.uint8 if host_target().sdot is None else np.int8
     source = np.arange(1, 4 * lanes + 1, dtype=np.int64).astype(np.int8)
     value = source.view(np.int32).astype(np.int64)
     for _ in range(iterations):
-        quads = (value & 0xFFFFFFFF).astype(np.uint32).view(np.uint8).astype(np.int64) * source
+        quads = (value & 0xFFFFFFFF).astype(np.uint32).view(lhs_type).astype(np.int64) * source
         value = value + quads.reshape(lanes, 4).sum(axis=1)
 
     made = run_once(FmaThroughput(MultiplyAdd.DOT4, accumulators, lanes, iterations, 1), source, 4 * lanes)

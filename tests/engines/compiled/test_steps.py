@@ -87,13 +87,13 @@ def given_to(path: Path, infos: Any) -> Arrays:
 
 
 def saturating() -> Model:
-    """FULLY_CONNECTED with weights of 1, then LOGISTIC, which returns 1 for any large sum."""
+    """FULLY_CONNECTED with weights of 1, then SOFTMAX, which returns 1/4 for any four equal sums."""
     builder = models._Builder()
     given, total, result = builder.input((1, 16)), builder.tensor((1, 4)), builder.output((1, 4))
     weights, bias = builder.floats((4, 16), 1.0), builder.floats((4,), 0.0)
     none = builder.scalar(FusedActivationFunc.NONE)
     builder.operation(OperationType.FULLY_CONNECTED, [given, weights, bias, none], [total])
-    builder.operation(OperationType.LOGISTIC, [total], [result])
+    builder.operation(OperationType.SOFTMAX, [total, builder.float_scalar(1.0)], [result])
     return builder.model()
 
 
@@ -132,7 +132,7 @@ def test_a_wrong_operation_is_reported_even_if_a_later_one_hides_it() -> None:
     constants[constants == 1.0] = 2.0
     outputs = [np.zeros((1, 4), np.float32)]
     compiled.execute(inputs, outputs)
-    assert outputs[0].tolist() == [[1.0] * 4]  # as before
+    assert outputs[0].tolist() == [[0.25] * 4]  # as before
     report = compare_operations(model, interpreter.prepare(model), compiled, inputs)
     assert [mismatch.reason for mismatch in report.mismatches] == [
         "operation 0, launch 0, operand 1, index [0, 0]: expected 48.0, actual 96.0 (4 of 4 elements are wrong)"

@@ -16,17 +16,30 @@ from llvmlite import binding as llvm
 from llvmlite import ir
 from support.emulated import Call, Machine, Memory
 from support.instruction_sets import initialize_all_targets
+from support.qemu import Qemu
 
 from nnfmq.engines.compiled import code_generator
 from nnfmq.engines.compiled.ir_builder import KernelBuilder
+from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
-from nnfmq.engines.compiled.kernels.dot_product import DotS16x2, DotU8S8x4, MaddU8S8Acc16, MicroKernel
-from nnfmq.engines.compiled.kernels.gemm import GemmKernel
+from nnfmq.engines.compiled.kernels.dot_product import (
+    Dot4,
+    DotS8S8x4,
+    DotS16x2,
+    DotU8S8x4,
+    Float32,
+    MaddU8S8Acc16,
+    MicroKernel,
+)
+from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout
 from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
+from nnfmq.engines.compiled.kernels.matrix_product import MmlaS8S8x8, MmlaU8S8x8, s8_micro_kernel
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.lowering import KernelLaunch
 from nnfmq.engines.compiled.partition import LOWERING_RULES
-from nnfmq.engines.compiled.target import TARGETS, Target, host_features
+from nnfmq.engines.compiled.roofline import FmaThroughput, roofline_kernels
+from nnfmq.engines.compiled.target import TARGET_VARIABLE, TARGETS, Target, chosen_target, host_features
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.shapes import window_dimension
 from nnfmq.operations.signature import Tensor
@@ -47,10 +60,15 @@ define void @copy(ptr %args, i64 %begin, i64 %end, ptr %scratch) {
 
 
 @contextmanager
-def unicorn() -> Iterator[Machine]:
+def unicorn(name: str = "neon") -> Iterator[Machine]:
     from support.arm import Arm
 
-    yield Arm()
+    yield Arm(TARGETS[name])
+
+
+@contextmanager
+def qemu() -> Iterator[Machine]:
+    yield Qemu(TARGETS["neon-i8mm"])
 
 
 def bochs() -> Machine:
@@ -59,12 +77,15 @@ def bochs() -> Machine:
     return Bochs(TARGETS["avx512"])
 
 
+needs_unicorn = pytest.mark.skipif(importlib.util.find_spec("unicorn") is None, reason="unicorn is not installed")
+
 MACHINES = [
     pytest.param(
         unicorn,
         id="neon",
-        marks=pytest.mark.skipif(importlib.util.find_spec("unicorn") is None, reason="unicorn is not installed"),
+        marks=needs_unicorn,
     ),
+    pytest.param(qemu, id="neon-i8mm"),
     pytest.param(
         bochs,
         id="avx512",
@@ -122,6 +143,26 @@ def test_an_emulator_rejects_instructions_of_other_sets() -> None:
             machine.run(image, memory.regions, [Call(image.functions["copy"], (args.address, 0, 0, 0))])
 
 
+@needs_unicorn
+def test_an_emulator_of_aarch64_rejects_instructions_of_other_sets() -> None:
+    target = TARGETS["neon-dotprod"]
+    initialize_all_targets()
+    with unicorn("neon") as machine:
+        image = machine.load(code_generator.compile_ir(_SDOT, target))
+        with pytest.raises(AssertionError, match="of the function"):
+            machine.run(image, [], [Call(image.functions["dot"], ())])
+    with unicorn(target.name) as machine:
+        machine.run(image, [], [Call(image.functions["dot"], ())])
+
+
+_SDOT = """
+declare <4 x i32> @llvm.aarch64.neon.sdot.v4i32.v16i8(<4 x i32>, <16 x i8>, <16 x i8>)
+define <4 x i32> @dot(<4 x i32> %acc, <16 x i8> %a, <16 x i8> %b) {
+  %sum = call <4 x i32> @llvm.aarch64.neon.sdot.v4i32.v16i8(<4 x i32> %acc, <16 x i8> %a, <16 x i8> %b)
+  ret <4 x i32> %sum
+}
+"""
+
 _WIDE = """
 define void @wide(ptr %a, ptr %b) {
   %bytes = load <32 x i8>, ptr %a, align 1
@@ -167,15 +208,40 @@ def test_the_kernel_lists_the_features_that_llvm_finds() -> None:
             {"sse4.1", "ssse3", "avx512vnni", "bmi"},
         ),
         ("BogoMIPS\t: 50.00\nFeatures\t: fp asimd evtstrm\n", {"neon"}),
+        ("Features\t: fp asimd asimdhp asimddp bf16 i8mm\n", {"neon", "dotprod", "i8mm"}),
         ("Processor: 0\n", set()),
     ],
-    ids=["x86_64", "aarch64", "unknown"],
+    ids=["x86_64", "aarch64", "aarch64 with i8mm", "unknown"],
 )
 def test_features_of_the_first_cpu_are_read(text: str, expected: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("builtins.open", lambda *_args, **_options: io.StringIO(text))
         found = host_features()
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        ({"neon"}, "neon"),
+        ({"neon", "dotprod"}, "neon-dotprod"),
+        ({"neon", "i8mm"}, "neon"),
+        ({"neon", "dotprod", "i8mm"}, "neon-i8mm"),
+    ],
+)
+def test_the_best_set_of_an_aarch64_machine_is_chosen(
+    features: set[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TARGET_VARIABLE, raising=False)
+    assert chosen_target("aarch64", frozenset(features)) is TARGETS[expected]
+    monkeypatch.setenv(TARGET_VARIABLE, "neon")
+    assert chosen_target("aarch64", frozenset(features)) is TARGETS["neon"]
+
+
+def test_a_set_that_the_machine_lacks_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TARGET_VARIABLE, "neon-i8mm")
+    with pytest.raises(InvalidArgument, match=r"can run: neon-dotprod, neon$"):
+        chosen_target("aarch64", frozenset(("neon", "dotprod")))
 
 
 def planned_gemm(
@@ -186,14 +252,16 @@ def planned_gemm(
     return plan_gemm(ConvShape(1, 28, 28, 128, along, along, 256), micro_kernel, target, widths)
 
 
-def assembly_of(kernel: GemmKernel, target: Target) -> str:
+def assembly_of(kernel: Kernel, target: Target) -> str:
     """Return the assembly of a kernel."""
     module = ir.Module("kernels")
     kernel.emit(KernelBuilder(module, "kernel", target))
     parsed = llvm.parse_assembly(str(module))
     parsed.triple = target.triple
     initialize_all_targets()
-    return code_generator.create_target_machine(target, "", ()).emit_assembly(parsed)
+    machine = code_generator.create_target_machine(target, "", ())
+    machine.set_asm_verbosity(True)  # comments on spills
+    return machine.emit_assembly(parsed)
 
 
 def vnni_assembly(micro_kernel: MicroKernel, size: int) -> str:
@@ -225,9 +293,90 @@ def test_dot4_is_one_instruction(size: int, has_weight_zero_point: bool) -> None
     assert not re.search(r"zmm.*(Spill|Reload)", assembly)
 
 
+def k_loop(assembly: str, instruction: str) -> str:
+    """Return the basic block of AArch64 code that has an instruction most often."""
+    blocks = re.split(r"^\.LBB", assembly, flags=re.MULTILINE)
+    return max(blocks, key=lambda block: block.count(f"\t{instruction}\t")).partition("\tb.")[0]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_tile_of_floats_fits_the_registers_of_neon(size: int) -> None:
+    """LLVM loads the inputs of both K groups of an iteration at once."""
+    target = TARGETS["neon"]
+    kernel = planned_gemm(Float32(0.0, 6.0), size, target)
+    loop = k_loop(assembly_of(kernel, target), "fmla")
+    assert len(re.findall(r"\tfmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[0\]", loop)) == 2 * kernel.mr * kernel.nr_vectors
+    assert "[sp" not in loop
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_dot2_is_two_instructions_of_neon(size: int) -> None:
+    """An iteration has two K groups. The element of the input is a part of the instruction."""
+    target = TARGETS["neon"]
+    kernel = planned_gemm(DotS16x2(False, NO_REQUANTIZATION), size, target)
+    loop = k_loop(assembly_of(kernel, target), "smlal")
+    assert (
+        len(re.findall(r"\tsmlal\tv\d+\.4s, v\d+\.4h, v\d+\.h\[[01]\]", loop)) == 2 * 2 * kernel.mr * kernel.nr_vectors
+    )
+    assert "[sp" not in loop
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "micro_kernel", "instruction"),
+    [
+        ("neon-dotprod", DotS8S8x4(False, NO_REQUANTIZATION, False), "sdot"),
+        ("neon-i8mm", DotU8S8x4(False, NO_REQUANTIZATION, False), "usdot"),
+        ("neon-i8mm", DotS8S8x4(True, NO_REQUANTIZATION, False), "sdot"),
+    ],
+)
+def test_dot4_is_one_instruction_of_aarch64(name: str, micro_kernel: MicroKernel, instruction: str, size: int) -> None:
+    """An iteration has two K groups. No vector is stored within the loop."""
+    kernel = planned_gemm(micro_kernel, size, TARGETS[name])
+    loop = k_loop(assembly_of(kernel, TARGETS[name]), instruction)
+    assert loop.count(f"\t{instruction}\t") == 2 * kernel.mr * kernel.nr_vectors
+    assert "[sp" not in loop
+
+
+@pytest.mark.parametrize("has_weight_zero_point", [False, True])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(("kind", "instruction"), [(MmlaU8S8x8, "usmmla"), (MmlaS8S8x8, "smmla")])
+def test_products_of_matrices_are_one_instruction(
+    kind: type[Dot4], instruction: str, size: int, has_weight_zero_point: bool
+) -> None:
+    """An iteration has two K groups; a tile has an instruction for each accumulator, as with dot4."""
+    target = TARGETS["neon-i8mm"]
+    kernel = planned_gemm(kind(instruction == "smmla", NO_REQUANTIZATION, has_weight_zero_point), size, target)
+    loop = k_loop(assembly_of(kernel, target), instruction)
+    assert loop.count(f"\t{instruction}\t") == 2 * kernel.mr * kernel.nr_vectors
+    assert "[sp" not in loop
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "expected"),
+    [(2, 5, MmlaU8S8x8), (2, 4, DotU8S8x4), (1, 64, DotU8S8x4)],
+    ids=["matrices", "few K elements", "one row"],
+)
+def test_matrices_are_multiplied_where_two_rows_share_weights(rows: int, k: int, expected: type[MicroKernel]) -> None:
+    along, across = (window_dimension(extent, 1, 1, 1, 1) for extent in (rows, 1))
+    shape, target = ConvShape(1, 1, rows, k, across, along, 8), TARGETS["neon-i8mm"]
+    assert type(s8_micro_kernel(target, shape, False, False, NO_REQUANTIZATION)) is expected
+
+
 def test_targets_with_dot4_have_an_instruction_for_it() -> None:
-    assert {target.name for target in TARGETS.values() if target.has_dot4} == {"avx512vnni"}
-    assert TARGETS["avx512vnni"].vpdpbusd
+    with_dot4 = {target.name for target in TARGETS.values() if target.has_dot4}
+    assert with_dot4 == {"avx512vnni", "neon-i8mm", "neon-dotprod"}
+    assert all(TARGETS[name].vpdpbusd or TARGETS[name].sdot for name in with_dot4)
+
+
+@pytest.mark.parametrize(
+    ("name", "instruction"), [("avx512vnni", "vpdpbusd"), ("neon-i8mm", "sdot"), ("neon-dotprod", "sdot")]
+)
+def test_the_quantized_ceiling_is_that_of_the_dot4_instruction(name: str, instruction: str) -> None:
+    kernel = roofline_kernels(TARGETS[name], 1)["quantized"]
+    assert isinstance(kernel, FmaThroughput)
+    assembly = assembly_of(kernel, TARGETS[name])
+    assert len(re.findall(rf"\t{instruction}\t", assembly)) == kernel.accumulators
 
 
 @pytest.mark.parametrize("name", ["avx512", "avx2", "sse4.1"])
@@ -249,24 +398,34 @@ def test_acc16_takes_weights_from_memory(size: int, width: int, name: str) -> No
     assert not re.search(r"[xyz]mm.*(Spill|Reload)", assembly)
 
 
+_MICRO_KERNELS: dict[str, tuple[type[MicroKernel], type[MicroKernel]]] = {  # for uint8, for int8
+    "avx512vnni": (DotU8S8x4, DotU8S8x4),
+    "avx512": (MaddU8S8Acc16, MaddU8S8Acc16),
+    "avx2": (MaddU8S8Acc16, MaddU8S8Acc16),
+    "sse4.1": (MaddU8S8Acc16, MaddU8S8Acc16),
+    "neon-i8mm": (MmlaU8S8x8, MmlaS8S8x8),
+    "neon-dotprod": (DotS8S8x4, DotS8S8x4),
+    "neon": (DotS16x2, DotS16x2),
+}
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_each_target_has_its_micro_kernel(target: Target) -> None:
-    uint8, weights = np.dtype("u1"), np.random.default_rng(1).integers(118, 139, (64, 256), np.uint8)
+def test_each_target_has_its_micro_kernel(target: Target, is_signed: bool) -> None:
+    kind, middle = np.dtype("i1" if is_signed else "u1"), 128 * (not is_signed)
+    weights = np.random.default_rng(1).integers(middle - 10, middle + 11, (64, 256), kind)
     lowered = LOWERING_RULES[OperationType.FULLY_CONNECTED](
-        Tensor((8, 256), uint8, 0.5, 117),
-        Tensor(weights.shape, uint8, 0.0078125, 128, value=weights),
+        Tensor((8, 256), kind, 0.5, middle - 11),
+        Tensor(weights.shape, kind, 0.0078125, middle, value=weights),
         Tensor((64,), np.dtype("<i4"), 0.5 * 0.0078125, value=np.zeros(64, np.int32)),
-        output=Tensor((8, 64), uint8, 1.0, 120),
+        output=Tensor((8, 64), kind, 1.0, middle - 8),
         target=target,
         activation=0,
     )
     assert isinstance(lowered, KernelLaunch)
     assert isinstance(lowered.kernel, GemmKernel)
-    expected = {
-        "avx512vnni": DotU8S8x4,
-        "avx512": MaddU8S8Acc16,
-        "avx2": MaddU8S8Acc16,
-        "sse4.1": MaddU8S8Acc16,
-        "neon": DotS16x2,
-    }
-    assert type(lowered.kernel.micro_kernel) is expected[target.name]
+    expected = _MICRO_KERNELS[target.name][is_signed]
+    assert type(lowered.kernel.micro_kernel) is expected
+    if target.has_dot4:  # inputs are read in place if the instruction multiplies their type
+        is_direct = is_signed == (expected in (DotS8S8x4, MmlaS8S8x8))
+        assert lowered.kernel.lhs_layout == (LhsLayout.DIRECT if is_direct else LhsLayout.PACKED)

@@ -1,4 +1,4 @@
-"""AArch64 in the Unicorn emulator, for the target `neon`.
+"""AArch64 in the Unicorn emulator, for the targets `neon` and `neon-dotprod`.
 
 Library functions that kernels call are computed in Python: each is a return instruction in a separate page, with a hook
 that computes the result.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import unicorn
 from unicorn import arm64_const as arm
 
-from nnfmq.engines.compiled.target import TARGETS
+from nnfmq.engines.compiled.target import TARGETS, Target
 from support.emulated import CODE, PAGE, Call, Region
 from support.linked import Image, link
 
@@ -81,9 +81,11 @@ _INTEGERS = [getattr(arm, f"UC_ARM64_REG_X{number}") for number in range(6)]
 
 
 class Arm:
-    """The emulator."""
+    """The emulator. Without `dotprod` its CPU is one that raises an exception at such instructions."""
 
-    target = TARGETS["neon"]
+    def __init__(self, target: Target = TARGETS["neon"]) -> None:
+        self.target = target
+        self._cpu = arm.UC_CPU_ARM64_MAX if "dotprod" in target.features else arm.UC_CPU_ARM64_A53
 
     def load(self, *code: bytes) -> Image:
         """Link object files for it."""
@@ -92,7 +94,7 @@ class Arm:
     def run(self, image: Image, regions: Sequence[Region], calls: Sequence[Call]) -> None:
         """Make the calls in a new emulator."""
         uc = unicorn.Uc(unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM)
-        uc.ctl_set_cpu_model(arm.UC_CPU_ARM64_MAX)
+        uc.ctl_set_cpu_model(self._cpu)
         _map(uc, image.base, image.data, unicorn.UC_PROT_READ | unicorn.UC_PROT_EXEC)
         _map(uc, _OUTSIDE, struct.pack("<I", _RETURN) * (PAGE // 4), unicorn.UC_PROT_READ | unicorn.UC_PROT_EXEC)
         uc.mem_map(_STACK, _STACK_BYTES)

@@ -44,9 +44,13 @@ def initialize_all_targets() -> None:
     llvm.initialize_all_asmprinters()
 
 
-def default_sets() -> tuple[str, ...]:
-    """Return the sets that tests of kernels run for: this machine's best, and others that run fast here."""
-    return ("host", *(("sse4.1", "neon") if platform.machine() == "x86_64" else ()))
+def default_sets(micro_kernel: str | None = None) -> tuple[str, ...]:
+    """Return the sets that tests of kernels run for: this machine's best, and others that run fast here.
+
+    Tests of dot4 also run for those that are `neon` with a dot4 instruction.
+    """
+    with_dot4 = ("neon-dotprod", "neon-i8mm") if micro_kernel == "dot4" else ()
+    return ("host", *(("sse4.1", "neon", *with_dot4) if platform.machine() == "x86_64" else ()))
 
 
 def _runs_here(target: Target) -> bool:
@@ -55,7 +59,7 @@ def _runs_here(target: Target) -> bool:
 
 def _named(name: str) -> Target:
     if name == DOT4:
-        return replace(host_target(), name=DOT4, has_dot4=True, vpdpbusd=None)
+        return replace(host_target(), name=DOT4, has_dot4=True, vpdpbusd=None, usdot=None, sdot=None)
     if name == ACC16:
         if host_target().pmaddubsw is None:
             pytest.skip("this machine has no pmaddubsw")
@@ -67,7 +71,7 @@ def _named(name: str) -> Target:
 def emulator(name: str | None, always: bool) -> Iterator[Any]:
     """Start an emulator for the whole session if the set `name` needs one; if `always`, also for sets that run here."""
     target = TARGETS.get(name or "")
-    if target is None or target.name == "neon" or (_runs_here(target) and not always):
+    if target is None or _is_arm(target) or (_runs_here(target) and not always):
         yield None
         return
     from support.bochs import Bochs
@@ -101,13 +105,24 @@ def using(name: str, machine: Any = None) -> Iterator[None]:
             patch.setitem(TARGETS, name, target)
             yield
         return
-    if machine is None:
-        pytest.importorskip("unicorn", reason="unicorn is not installed")
-        from support.arm import Arm
-
-        machine = Arm()
     from support.emulated import emulated_on
 
     initialize_all_targets()
-    with emulated_on(machine):
+    with emulated_on(machine or _arm(target)):
         yield
+
+
+def _is_arm(target: Target) -> bool:
+    return target.triple.startswith("aarch64")
+
+
+def _arm(target: Target) -> Any:
+    """Return the emulator for a set of AArch64."""
+    if "i8mm" in target.features:
+        from support.qemu import Qemu
+
+        return Qemu(target)
+    pytest.importorskip("unicorn", reason="unicorn is not installed")
+    from support.arm import Arm
+
+    return Arm(target)

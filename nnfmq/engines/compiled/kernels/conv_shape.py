@@ -66,6 +66,11 @@ class ConvShape:
         return self.batch * self.rows.count * self.columns.count
 
     @property
+    def tiled_positions(self) -> int:
+        """Output positions that register tiles divide: all, or those of a row of windows that are not pointwise."""
+        return self.pixels if self.is_pointwise else self.columns.count
+
+    @property
     def pixels(self) -> int:
         """Input pixels that share weights."""
         return self.height * self.width * (1 if self.has_batched_rhs else self.batch)

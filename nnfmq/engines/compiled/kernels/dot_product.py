@@ -1,13 +1,17 @@
 """Micro-kernels: how packed inputs (LHS) and weights are multiplied and accumulated.
 
-    class            lhs   weights  accumulator  x86 instructions               input zero point
-    Float32          f32   f32      f32          vfmadd231ps                    -
-    DotS16x2         s16   s16      s32          pmaddwd+paddd, or vpdpwssd     subtracted while packing
-    DotU8S8x4        u8    s8       s32          vpdpbusd                       folded into the bias
+    class            lhs   weights  accumulator  instructions                   input zero point
+    Float32          f32   f32      f32          vfmadd231ps, fmla              -
+    DotS16x2         s16   s16      s32          pmaddwd+paddd, vpdpwssd, smlal subtracted while packing
+    DotU8S8x4        u8    s8       s32          vpdpbusd, usdot                folded into the bias
+    DotS8S8x4        s8    s8       s32          sdot                           folded into the bias
+    MmlaU8S8x8       u8    s8       s32          usmmla                         folded into the bias
+    MmlaS8S8x8       s8    s8       s32          smmla                          folded into the bias
     MaddU8S8Acc16    u8    s8       s16, s32     2 pmaddubsw, paddw, pmaddwd    folded into the bias
 
-int8 inputs of the u8 kernels are packed as x + 128. Padding is packed as the value that represents 0. Targets without
-one of these instructions get an exact equivalent in others.
+int8 inputs of the u8 kernels are packed as x + 128, uint8 inputs of the s8 kernels as x - 128. Padding is packed as the
+value that represents 0. Targets without one of these instructions get an exact equivalent in others. The Mmla classes
+are in `matrix_product`.
 """
 
 from __future__ import annotations
@@ -21,20 +25,20 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.kernels.dot_instructions import dot2_of_pair, dot4, dot4_signed, madd_acc16
 from nnfmq.engines.compiled.kernels.float_ops import fmuladd
 from nnfmq.engines.compiled.kernels.packing import ACC16_KR, InputConverter, pack_group_lists
 from nnfmq.engines.compiled.kernels.requantize import Requantization
 from nnfmq.engines.compiled.target import Target
 
 __all__ = [
+    "Dot4",
+    "DotS8S8x4",
     "DotS16x2",
     "DotU8S8x4",
     "Float32",
     "MaddU8S8Acc16",
     "MicroKernel",
-    "dot2",
-    "dot4",
-    "madd_acc16",
 ]
 
 Array = npt.NDArray[Any]
@@ -54,6 +58,8 @@ class MicroKernel(Protocol):
     lhs_bytes: int
     """Bytes of an LHS element, and of a weight."""
     kr: int
+    lhs_rows: int
+    """Rows of a tile that share an LHS vector and an accumulator: 2 if an instruction multiplies matrices, else 1."""
 
     @property
     def has_weight_zero_point(self) -> bool:
@@ -123,7 +129,7 @@ class Float32:
     high: float
 
     item_bytes = output_bytes = lhs_bytes = 4
-    kr = 1
+    kr = lhs_rows = 1
     weight_prescale = 1
     has_weight_zero_point = is_group_sparse = False
     unroll_epilogue = True
@@ -133,8 +139,8 @@ class Float32:
         return True
 
     def temporaries(self, target: Target) -> int:
-        """Return 0: a multiply-add has none."""
-        return 0
+        """Return 0: a multiply-add has none; 8 for elements of two K groups."""
+        return 8 if target.multiplies_by_element else 0
 
     def input_converter(self, kb: KernelBuilder, params: Value) -> Float32:
         """Return this: input elements are LHS elements."""
@@ -219,6 +225,7 @@ class DotS16x2:
     item_bytes = output_bytes = 1
     lhs_bytes = 2
     kr = 2
+    lhs_rows = 1
     has_weight_zero_point = is_group_sparse = unroll_epilogue = False
 
     def can_read_lhs_directly(self, channels: int) -> bool:
@@ -226,8 +233,8 @@ class DotS16x2:
         return False
 
     def temporaries(self, target: Target) -> int:
-        """Return 1, or 0 if one instruction multiplies and accumulates."""
-        return 0 if target.vpdpwssd else 1
+        """Return 1, or 0 if one instruction multiplies and accumulates; 12 for even and odd weights of two K groups."""
+        return 12 if target.multiplies_by_element else 0 if target.vpdpwssd else 1
 
     @property
     def weight_prescale(self) -> int:
@@ -252,7 +259,7 @@ class DotS16x2:
 
     def multiply_add(self, kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
         """Return acc + dot2(lhs, weights)."""
-        return dot2(kb, acc, lhs, weights)
+        return dot2_of_pair(kb, acc, lhs, weights)
 
     def epilogue(self, kb: KernelBuilder, accs: Sequence[Value], params: Value, channel: Value) -> list[Value]:
         """Return the requantized accumulators."""
@@ -271,67 +278,55 @@ def _in_k_groups(weights: Array, kr: int) -> bytes:
     return filled.reshape(panels, channels, taps, -1, kr).transpose(0, 2, 3, 1, 4).tobytes()
 
 
-def dot2(kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
-    """Return int32 `acc` plus the sums of two adjacent int16 products: vpdpwssd, or pmaddwd and an addition."""
-    if kb.target.vpdpwssd is not None and acc.type.count == kb.target.lanes:
-        return kb.call(kb.target.vpdpwssd, acc.type, acc, *(kb.ir.bitcast(v, acc.type) for v in (lhs, weights)))
-    return kb.ir.add(acc, _pmaddwd(kb, lhs, weights))
-
-
-def _pmaddwd(kb: KernelBuilder, lhs: Value, weights: Value) -> Value:
-    lanes = weights.type.count // 2
-    if kb.target.pmaddwd is not None and lanes == kb.target.lanes:
-        return kb.call(kb.target.pmaddwd, vector(I32, lanes), lhs, weights)
-    wide = vector(I32, 2 * lanes)
-    products = kb.ir.mul(kb.ir.sext(lhs, wide), kb.ir.sext(weights, wide))
-    even, odd = (kb.shuffle(products, products, range(first, 2 * lanes, 2)) for first in (0, 1))
-    return kb.ir.add(even, odd)
-
-
 # -- 8-bit inputs in 8 bits --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class SignFlipped:
-    """Converts 8-bit elements to uint8: int8 as x + 128 (XOR 0x80). Padding is the zero point."""
+    """Converts 8-bit elements to uint8 or int8, from the other if `is_flipped`: x + 128 or x - 128, both XOR 0x80.
 
-    is_signed: bool
+    Padding is the zero point.
+    """
+
+    is_flipped: bool
     zero_point: Value
 
     item_bytes = lhs_bytes = 1
 
     def convert(self, kb: KernelBuilder, source: Value, offset: Value, count: int) -> Value:
-        """Load `count` elements as uint8."""
+        """Load and convert `count` elements."""
         return self.flipped(kb, kb.load(vector(I8, count), source, offset))
 
     def flipped(self, kb: KernelBuilder, values: Value) -> Value:
-        """Return input elements as uint8, or uint8 as input elements."""
-        return kb.ir.xor(values, kb.splat(I8, -128, values.type.count)) if self.is_signed else values
+        """Convert elements, in either direction."""
+        return kb.ir.xor(values, kb.splat(I8, -128, values.type.count)) if self.is_flipped else values
 
     def padding(self, kb: KernelBuilder, count: int) -> Value:
-        """Return the zero point, which is that of uint8."""
+        """Return the zero point, which is that of the LHS."""
         return kb.broadcast(kb.ir.trunc(self.zero_point, I8), count)
 
 
 @dataclass(frozen=True, slots=True)
-class _U8S8:
-    """u8 inputs times s8 weights. The bias contains -input zero point * (sum of the channel's weights)."""
+class _S8Weights:
+    """8-bit inputs times s8 weights. The bias contains -LHS zero point * (sum of the channel's weights)."""
 
     is_signed: bool
     requantization: Requantization
 
     item_bytes = output_bytes = lhs_bytes = 1
     kr = 4
-    weight_prescale = 1
+    weight_prescale = lhs_rows = 1
     unroll_epilogue = False
+    lhs_is_signed = False
 
     def can_read_lhs_directly(self, channels: int) -> bool:
-        """Return whether elements are uint8 already and no K group reads past a pixel."""
-        return not self.is_signed and channels % self.kr == 0
+        """Return whether input elements are LHS elements and no K group reads past a pixel."""
+        return self.is_signed == self.lhs_is_signed and channels % self.kr == 0
 
     def input_converter(self, kb: KernelBuilder, params: Value) -> SignFlipped:
-        """Return the conversion to uint8."""
-        return SignFlipped(self.is_signed, self.requantization.input_zero_point(kb, params))
+        """Return the conversion to the type of LHS elements."""
+        is_flipped = self.is_signed != self.lhs_is_signed
+        return SignFlipped(is_flipped, self.requantization.input_zero_point(kb, params))
 
     def init_accumulators(self, kb: KernelBuilder, params: Value, channel: Value, lanes: int) -> Value:
         """Load the corrected bias."""
@@ -347,8 +342,8 @@ class _U8S8:
 
 
 @dataclass(frozen=True, slots=True)
-class DotU8S8x4(_U8S8):
-    """Four products summed in 32 bits (dot4).
+class Dot4(_S8Weights):
+    """Four products summed in 32 bits (dot4): what `DotU8S8x4`, `DotS8S8x4` and `matrix_product` have in common.
 
     Weights that do not fit int8 are packed minus a residual zero point; zp * (sum of a position's inputs) is added to
     its accumulators (gemmlowp's rhs_offset).
@@ -372,31 +367,36 @@ class DotU8S8x4(_U8S8):
 
     def multiply_add(self, kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
         """Return acc + dot4(lhs, weights)."""
-        return dot4(kb, acc, lhs, weights)
+        return self.dot(kb, acc, lhs, weights)
+
+    def dot(self, kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
+        """Return acc + dot4(lhs, weights): also for the sums of a row's elements."""
+        return (dot4_signed if self.lhs_is_signed else dot4)(kb, acc, lhs, weights)
 
     def pack(self, weights: Array, _: Array) -> bytes:
-        """Return (panels, taps, k / 4, channels, 4), filled up with 0."""
+        """Return (panels, taps, k / kr, channels, kr), filled up with 0."""
         return _in_k_groups(weights.astype(np.int8), self.kr)
+
+
+class DotU8S8x4(Dot4):
+    """dot4 of uint8 elements."""
+
+    __slots__ = ()
+
+
+class DotS8S8x4(Dot4):
+    """dot4 of int8 elements."""
+
+    __slots__ = ()
+    lhs_is_signed = True
 
 
 def _broadcast_four(kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
     return kb.ir.bitcast(kb.broadcast(kb.load(I32, address, offset), lanes), vector(I8, 4 * lanes))
 
 
-def dot4(kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
-    """Return int32 `acc` plus the sums of four adjacent u8 * s8 products: vpdpbusd, or two dot2."""
-    lanes = acc.type.count
-    if kb.target.vpdpbusd is not None and lanes == kb.target.lanes:
-        return kb.call(kb.target.vpdpbusd, acc.type, acc, *(kb.ir.bitcast(v, acc.type) for v in (lhs, weights)))
-    shorts, byte = vector(I16, 2 * lanes), kb.splat(I16, 8, 2 * lanes)
-    lhs, weights = (kb.ir.bitcast(v, shorts) for v in (lhs, weights))
-    even = kb.ir.and_(lhs, kb.splat(I16, 255, 2 * lanes)), kb.ir.ashr(kb.ir.shl(weights, byte), byte)
-    odd = kb.ir.lshr(lhs, byte), kb.ir.ashr(weights, byte)
-    return dot2(kb, dot2(kb, acc, *even), *odd)
-
-
 @dataclass(frozen=True, slots=True)
-class MaddU8S8Acc16(_U8S8):
+class MaddU8S8Acc16(_S8Weights):
     """Four products summed in 16 bits, eight for each lane (acc16). Weights are packed as group lists."""
 
     kr = ACC16_KR
@@ -421,16 +421,3 @@ class MaddU8S8Acc16(_U8S8):
     def pack(self, weights: Array, tap_offsets: Array) -> bytes:
         """Return the group lists."""
         return pack_group_lists(weights, tap_offsets)
-
-
-def madd_acc16(kb: KernelBuilder, acc: Value, lhs: tuple[Value, Value], weights: tuple[Value, Value]) -> Value:
-    """Return int32 `acc` plus eight u8 * s8 products: 2 pmaddubsw, paddw, then pmaddwd by ones.
-
-    Neither pmaddubsw saturates nor paddw wraps, because packed weights keep the bound of `packing`: every partial sum
-    of the four products in an int16 lane is at most 255 * 128 in magnitude.
-    """
-    pmaddubsw = kb.target.pmaddubsw
-    assert pmaddubsw is not None, "acc16 kernels are chosen only for targets that have it"
-    kind = vector(I16, lhs[0].type.count // 2)
-    first, second = (kb.call(pmaddubsw, kind, *pair) for pair in zip(lhs, weights, strict=True))
-    return dot2(kb, acc, kb.ir.add(first, second), kb.splat(I16, 1, 2 * acc.type.count))

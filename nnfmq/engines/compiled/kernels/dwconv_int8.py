@@ -2,7 +2,7 @@
 
 A work item is a block of output rows times a block of panels; a panel is one vector of bytes of channels. For the
 output rows of a tile, and for each panel, the rows under them are interleaved in scratch memory, in groups of
-`RowDot.rows`, as uint8 and with padding; then one dot instruction multiplies a column of taps:
+`RowDot.rows`, as uint8 or int8 and with padding; then one dot instruction multiplies a column of taps:
 
     rows y to y+3, interleaved    output row y: taps w0 w1 w2 0    output row y+1: taps 0 w0 w1 w2
 
@@ -240,7 +240,8 @@ class DwConvInt8Kernel:
         n, buffer = load_params(kb, params, DwConvInt8Params), None
         if self.copies_rows:
             buffer = load_params(kb, params, RowBufferParams, len(DwConvInt8Params._fields))
-        converter = SignFlipped(self.dot.is_signed, self.dot.requantization.input_zero_point(kb, epilogue))
+        zero_point = self.dot.requantization.input_zero_point(kb, epilogue)
+        converter = SignFlipped(self.dot.is_signed != self.dot.lhs_is_signed(kb.target), zero_point)
         interleaver = RowInterleaver(kb, n, self.dot, self.taps, self.nr, self.pixel_bytes, self.row_tiles, converter)
         builder = _DwConvInt8Builder(self, kb, n, buffer, interleaver, weights, epilogue)
         builder.emit_work_items(image, out)
@@ -293,7 +294,7 @@ class _DwConvInt8Builder:
                 self._emit_rows(kb.at(row_out, channel), panel, kb.ir.sub(output_rows, row))
 
     def _copy_rows(self, buffer: RowBufferParams, image: Value, first: Value, output_rows: Value) -> None:
-        """Emit the copying of the input rows under the output rows, rounded up to whole tiles, as uint8."""
+        """Emit the copying of the input rows under the output rows, rounded up to whole tiles, as uint8 or int8."""
         kb, n, k, converter = self.kb, self.n, self.kernel, self.interleaver.converter
 
         def pack_row(row: Value, target: Value) -> None:

@@ -27,11 +27,12 @@ from nnfmq.engines.compiled.ir_builder import (
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.signature import Shape
 
-__all__ = ["ElementwiseKernel", "ElementwiseOperator", "plan_elementwise"]
+__all__ = ["ELEMENT_TYPES", "ElementwiseKernel", "ElementwiseOperator", "plan_elementwise"]
 
 _CHUNK = 1 << 12  # elements of a work item
 _MAX_BATCHED_ROW = 1 << 8
-_ELEMENT_TYPES = {"f4": F32, "i4": I32, "u1": I8, "i1": I8}
+ELEMENT_TYPES = {"f4": F32, "i4": I32, "u1": I8, "i1": I8}
+"""LLVM's types of NumPy's letters."""
 
 
 class ElementwiseOperator(Protocol):
@@ -120,7 +121,7 @@ class ElementwiseKernel:
         period, free = self.row_length // self.row_batch, kb.scratch
         for number, input_type in enumerate(self.operator.input_types):
             if self.tiled_inputs[number]:
-                kind, source, tiled = _ELEMENT_TYPES[input_type], addresses[number], free
+                kind, source, tiled = ELEMENT_TYPES[input_type], addresses[number], free
                 with kb.loop(0, self.row_length) as element:
                     offset = kb.mul(kb.ir.urem(element, kb.i64(period)), size_of(kind))
                     kb.store(kb.load(kind, source, offset), tiled, kb.mul(element, size_of(kind)))
@@ -128,7 +129,7 @@ class ElementwiseKernel:
 
     def _emit_row(self, kb: KernelBuilder, addresses: Sequence[Value], row: Value, begin: Any, end: Any) -> None:
         """Compute the elements from `begin` to before `end` of a row."""
-        kinds = [_ELEMENT_TYPES[input_type] for input_type in self.operator.input_types]
+        kinds = [ELEMENT_TYPES[input_type] for input_type in self.operator.input_types]
         sources = [
             kb.at(address, kb.mul(strided_offset(kb, row, self.outer_extents, strides), size_of(kind)))
             for address, strides, kind in zip(addresses, self.outer_strides, kinds, strict=False)
@@ -137,7 +138,7 @@ class ElementwiseKernel:
             None if stride else kb.broadcast(kb.load(kind, source), self.lanes)
             for source, kind, stride in zip(sources, kinds, self.inner_strides, strict=True)
         ]
-        size, count = size_of(_ELEMENT_TYPES[self.operator.output_type]), len(kinds)
+        size, count = size_of(ELEMENT_TYPES[self.operator.output_type]), len(kinds)
         target = kb.at(addresses[count], kb.mul(row, self.row_length * size))
         with vector_loop(kb, self.row_length, self.lanes, begin, end) as index:
             values = [

@@ -1,7 +1,7 @@
 """Vector math for float32, and the elementwise operators of float32, INT32 and booleans.
 
-exp, expm1, logistic and tanh are polynomials after Cody-Waite range reduction, in vectors. log, sin and pow call the C
-library for each lane. Minimum and maximum propagate NaN (IEEE 754-2019 `minimum` and `maximum`).
+exp, expm1, logistic, tanh and erf are polynomials after Cody-Waite range reduction, in vectors. log, sin and pow call
+the C library for each lane. Minimum and maximum propagate NaN (IEEE 754-2019 `minimum` and `maximum`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ __all__ = [
     "bool_bytes",
     "clamp_float",
     "compare",
+    "erf",
     "exp",
     "expm1",
     "fmaximum",
@@ -126,6 +127,24 @@ def tanh(kb: KernelBuilder, value: Value) -> Value:
     return kb.intrinsic("llvm.copysign", positive, value)
 
 
+_ERF_P = 0.3275911
+_ERF_POLYNOMIAL = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+# Abramowitz and Stegun, 7.1.26: erf(x) = 1 - t * polynomial(t) * e^(-x^2), t = 1 / (1 + px), to 1.5e-7 for x >= 0.
+
+
+def erf(kb: KernelBuilder, value: Value) -> Value:
+    """Return the error function, to 3e-7."""
+    lanes = value.type.count
+    one, size = kb.splat(F32, 1.0, lanes), kb.intrinsic("llvm.fabs", value)
+    t = kb.ir.fdiv(one, fmuladd(kb, size, kb.splat(F32, _ERF_P, lanes), one))
+    polynomial = kb.splat(F32, _ERF_POLYNOMIAL[0], lanes)
+    for coefficient in _ERF_POLYNOMIAL[1:]:
+        polynomial = fmuladd(kb, polynomial, t, kb.splat(F32, coefficient, lanes))
+    decay = exp(kb, kb.ir.fneg(kb.ir.fmul(size, size)))
+    rest = kb.ir.fmul(kb.ir.fmul(polynomial, t), decay)
+    return kb.intrinsic("llvm.copysign", kb.ir.fsub(one, rest), value)
+
+
 def fmuladd(kb: KernelBuilder, first: Value, second: Value, addend: Value) -> Value:
     """Return first · second + addend, rounded once if the target has FMA instructions."""
     return kb.intrinsic("llvm.fmuladd", first, second, addend)
@@ -175,6 +194,16 @@ def _elu(kb: KernelBuilder, x: Value, alpha: float) -> Value:
     return kb.ir.select(kb.ir.fcmp_ordered("<", x, _splat_like(kb, x, 0)), negative, x)
 
 
+def _gelu(kb: KernelBuilder, x: Value, is_approximate: float) -> Value:
+    """Return x times the normal distribution, or its approximation by tanh."""
+    if is_approximate:
+        cube = kb.ir.fmul(kb.ir.fmul(x, _splat_like(kb, x, 0.044715)), kb.ir.fmul(x, x))
+        function = tanh(kb, kb.ir.fmul(kb.ir.fadd(x, cube), _splat_like(kb, x, math.sqrt(2 / math.pi))))
+    else:
+        function = erf(kb, kb.ir.fmul(x, _splat_like(kb, x, math.sqrt(0.5))))
+    return kb.ir.fmul(kb.ir.fmul(x, _splat_like(kb, x, 0.5)), kb.ir.fadd(function, _splat_like(kb, x, 1)))
+
+
 def _prelu(kb: KernelBuilder, x: Value, slope: Value) -> Value:
     return kb.ir.select(kb.ir.fcmp_ordered(">=", x, _splat_like(kb, x, 0)), x, kb.ir.fmul(x, slope))
 
@@ -199,12 +228,15 @@ def _intrinsic(name: str) -> _Unary:
 _FLOAT_UNARY: dict[str, tuple[int, _Unary]] = {  # vectors of a step (fewer if many registers are live), function
     "abs": (2, _intrinsic("llvm.fabs")),
     "elu": (1, _elu),
+    "erf": (1, lambda kb, x, _: erf(kb, x)),
     "exp": (1, lambda kb, x, _: exp(kb, x)),
     "floor": (2, _intrinsic("llvm.floor")),
+    "gelu": (1, _gelu),
     "hard_swish": (2, _hard_swish),
     "log": (1, lambda kb, x, _: log(kb, x)),
     "logistic": (1, lambda kb, x, _: logistic(kb, x)),
     "neg": (2, lambda kb, x, _: kb.ir.fneg(x)),
+    "round": (2, _intrinsic("llvm.nearbyint")),
     "rsqrt": (1, lambda kb, x, _: kb.ir.fdiv(_splat_like(kb, x, 1), kb.intrinsic("llvm.sqrt", x))),
     "sin": (1, lambda kb, x, _: scalarized_call(kb, "llvm.sin", x)),
     "sqrt": (1, _intrinsic("llvm.sqrt")),
@@ -234,7 +266,7 @@ _INT32_BINARY: dict[str, _Binary] = {
 
 @dataclass(frozen=True, slots=True)
 class FloatUnary:
-    """A float32 function of one input, by name. `parameter` is ELU's alpha."""
+    """A float32 function of one input, by name. `parameter`: ELU's alpha, or 1 for the approximation of GELU."""
 
     name: str
     parameter: float = 0.0

@@ -25,7 +25,9 @@ from llvmlite import ir
 
 from nnfmq.engines.compiled.ir_builder import I8, I32, I64, KernelBuilder, Value, load_params, pack_params, vector
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
-from nnfmq.engines.compiled.kernels.dot_product import Array, DotU8S8x4, MicroKernel
+from nnfmq.engines.compiled.kernels.dot_product import Array, Dot4, MicroKernel
+from nnfmq.engines.compiled.kernels.epilogue_operator import EmitOperator, EpilogueOperator
+from nnfmq.engines.compiled.kernels.matrix_product import exchange_halves
 from nnfmq.engines.compiled.kernels.packing import (
     GROUP_LIST_ALIGNMENT,
     OVERREAD_BYTES,
@@ -86,7 +88,7 @@ class GemmKernel:
 
     mc: positions of a work item, or output rows if the LHS is a row buffer. n_splits: slices of N. mr,
     nr_vectors: register tile. nr_remainder: channels of a group's last panel, 0 if it is full. k_unroll: K groups per
-    iteration.
+    iteration. operator: what is applied to the results, if there is more than the micro-kernel's epilogue.
     """
 
     shape: ConvShape = field(repr=False)
@@ -101,6 +103,7 @@ class GemmKernel:
     is_grouped: bool
     has_batched_rhs: bool
     k_unroll: int
+    operator: EpilogueOperator | None = None
 
     compile_cost = 3
 
@@ -239,12 +242,29 @@ class GemmKernel:
         return pack_params(params, self._row_buffer.params(s.width * pixel))
 
     def emit(self, kb: KernelBuilder) -> None:
-        """Args: input, output, weights, epilogue constant, params; a batched RHS comes before the output."""
-        image, out, weights, epilogue = map(kb.argument, (0, 2, 1, 3) if self.has_batched_rhs else range(4))
-        builder = _GemmBuilder(self, kb, load_params(kb, kb.argument(4), GemmParams), weights, epilogue)
+        """Args: inputs, output, weights, epilogue constant, params, the operator's constants.
+
+        Inputs are the image, then the operator's operands, or a batched RHS, which takes the place of the weights.
+        """
+        first = 1 + self._operand_count
+        image, out, weights, epilogue = map(
+            kb.argument, (0, 2, 1, 3) if self.has_batched_rhs else (0, *range(first, first + 3))
+        )
+        emit_operator = None if self.operator is None else self.operator.bind(kb, out, 1, self.params_argument + 1)
+        n = load_params(kb, kb.argument(self.params_argument), GemmParams)
+        builder = _GemmBuilder(self, kb, n, weights, epilogue, emit_operator)
         with kb.loop(kb.begin, kb.end) as work_item:
             builder.emit_work_item(image, out, work_item)
         kb.return_void()
+
+    @property
+    def _operand_count(self) -> int:
+        return 0 if self.operator is None else self.operator.operand_count
+
+    @property
+    def params_argument(self) -> int:
+        """Number of the argument that is the params."""
+        return 4 + self._operand_count
 
 
 def row_buffer_of(shape: ConvShape, micro_kernel: MicroKernel, output_rows: int) -> InputRowBuffer:
@@ -269,6 +289,7 @@ class _GemmBuilder:
     n: GemmParams
     weights: Value
     epilogue: Value
+    emit_operator: EmitOperator | None
 
     @property
     def _mk(self) -> MicroKernel:
@@ -309,7 +330,7 @@ class _GemmBuilder:
     def _emit_row_block(self, image: Value, out: Value, n_split: Value, block: Value) -> None:
         """Emit a block of output rows: their input rows are packed once, then read by all panels of the slice."""
         kb, n, mk = self.kb, self.n, self._mk
-        buffer = load_params(kb, kb.argument(4), RowBufferParams, len(GemmParams._fields))
+        buffer = load_params(kb, kb.argument(self.kernel.params_argument), RowBufferParams, len(GemmParams._fields))
         number = kb.ir.udiv(block, n.blocks_per_image)
         first = kb.ir.mul(kb.ir.urem(block, n.blocks_per_image), n.block_rows)
         output_rows = kb.intrinsic("llvm.smin", n.block_rows, kb.ir.sub(n.output_rows, first))
@@ -360,7 +381,8 @@ class _GemmBuilder:
         with kb.loop(0, n.positions, mr) as position:
             position = kb.intrinsic("llvm.smin", position, last)
             initial = self._init_accumulators(kb.at(row_sums, kb.mul(position, 4)), channel)
-            accs = emit_tile(kb.at(lhs, kb.ir.mul(position, n.lhs_stride)), initial)
+            accs = emit_tile(kb.at(lhs, kb.ir.mul(position, n.lhs_stride)), self._exchanged(initial))
+            accs = self._exchanged(accs)
             self._emit_epilogue(accs, kb.at(out, kb.ir.mul(position, n.out_stride)), channel, is_last_panel)
 
     def _init_accumulators(self, row_sums: Value, channel: Value) -> Sequence[Value]:
@@ -373,6 +395,10 @@ class _GemmBuilder:
             return biases * k.mr
         corrections = [kb.broadcast(kb.load(I32, row_sums, 4 * r), k.lanes) for r in range(k.mr)]
         return [kb.ir.add(bias, correction) for correction in corrections for bias in biases]
+
+    def _exchanged(self, accs: Sequence[Value]) -> Sequence[Value]:
+        """Return the accumulators of rows as those of matrices, or the reverse, if the micro-kernel has matrices."""
+        return exchange_halves(self.kb, accs, self.kernel.nr_vectors) if self._mk.lhs_rows == 2 else accs
 
     def _dense_tile(self, panel: Value) -> _EmitTile:
         """Return a function that emits a tile's loop over all K groups of all taps."""
@@ -417,28 +443,33 @@ class _GemmBuilder:
 
     def _multiply(self, lhs: Sequence[Value], offset: Value, weights: Value, accs: Sequence[Value]) -> Sequence[Value]:
         """Emit one K group of a tile: the operand with fewer vectors stays in registers, the other is streamed."""
-        k, kb, mk = self.kernel, self.kb, self._mk
-        kind = mk.weight_type(k.lanes)
+        k, kb, mk, results = self.kernel, self.kb, self._mk, list(accs)
+        kind, height = mk.weight_type(k.lanes), mk.lhs_rows
+        rows, columns = range(k.mr // height), range(k.nr_vectors * height)
 
-        def load_weights(v: int) -> Value:
-            return kb.load(kind, weights, v * k.lanes * mk.kr * mk.lhs_bytes)
+        def load_weights(column: int) -> Value:
+            return kb.load(kind, weights, column * (k.lanes * mk.kr * mk.lhs_bytes // height))
 
-        def load_lhs(r: int) -> Value:
-            return mk.load_lhs(kb, lhs[r], offset, k.lanes)
+        def load_lhs(row: int) -> Value:
+            first, *others = (mk.load_lhs(kb, lhs[row * height + r], offset, k.lanes) for r in range(height))
+            return kb.concat(first, *others) if others else first
 
-        results = list(accs)
-        if k.mr < k.nr_vectors:
-            all_lhs = [load_lhs(r) for r in range(k.mr)]
-            for v in range(k.nr_vectors):
-                loaded = load_weights(v)
-                for r in range(k.mr):
-                    results[r * k.nr_vectors + v] = mk.multiply_add(kb, accs[r * k.nr_vectors + v], all_lhs[r], loaded)
+        def multiply(row: int, column: int, left: Value, right: Value) -> None:
+            number = (row * height + column % height) * k.nr_vectors + column // height
+            results[number] = mk.multiply_add(kb, accs[number], left, right)
+
+        if len(rows) < len(columns):
+            all_lhs = [load_lhs(row) for row in rows]
+            for column in columns:
+                loaded = load_weights(column)
+                for row in rows:
+                    multiply(row, column, all_lhs[row], loaded)
             return results
-        all_weights = [load_weights(v) for v in range(k.nr_vectors)]
-        for r in range(k.mr):
-            loaded = load_lhs(r)
-            for v in range(k.nr_vectors):
-                results[r * k.nr_vectors + v] = mk.multiply_add(kb, accs[r * k.nr_vectors + v], loaded, all_weights[v])
+        all_weights = [load_weights(column) for column in columns]
+        for row in rows:
+            loaded = load_lhs(row)
+            for column in columns:
+                multiply(row, column, loaded, all_weights[column])
         return results
 
     def _group_list_tile(self, weights: Value, entry: Value) -> _EmitTile:
@@ -473,10 +504,11 @@ class _GemmBuilder:
         k, kb = self.kernel, self.kb
 
         def store_row(offset: Value, row: Sequence[Value]) -> None:
-            results = self._mk.epilogue(kb, row, self.epilogue, channel)
-            kb.store_tile_row(results, kb.at(target, offset), k.nr_remainder, is_last_panel)
+            results, address = self._mk.epilogue(kb, row, self.epilogue, channel), kb.at(target, offset)
+            finished = results if self.emit_operator is None else self.emit_operator(results, address)
+            kb.store_tile_row(finished, address, k.nr_remainder, is_last_panel)
 
-        if self._mk.unroll_epilogue and not k.nr_remainder:
+        if self._mk.unroll_epilogue and not k.nr_remainder and self.emit_operator is None:
             for first in range(0, len(accs), k.nr_vectors):
                 store_row(kb.mul(self.n.out_stride, first // k.nr_vectors), accs[first : first + k.nr_vectors])
         else:
@@ -493,7 +525,7 @@ class _GemmBuilder:
         The last tile starts early, as in `_emit_positions`.
         """
         kb, n, mk, mr, lanes = self.kb, self.n, self._mk, self.kernel.mr, self.kernel.lanes
-        assert isinstance(mk, DotU8S8x4), "no other micro-kernel has a weight zero point"
+        assert isinstance(mk, Dot4), "no other micro-kernel has a weight zero point"
         emit_tap, zeros = self._row_sum_tap(mk), kb.splat(I32, 0, lanes)
         zero_point, last = mk.weight_zero_point(kb, self.epilogue), kb.ir.sub(n.positions, kb.i64(mr))
         with kb.loop(0, n.positions, mr) as position:
@@ -503,17 +535,17 @@ class _GemmBuilder:
             corrections = kb.ir.mul(sums, kb.broadcast(zero_point, sums.type.count))
             kb.store_partial(corrections, mr, row_sums, kb.mul(position, 4))
 
-    def _row_sum_tap(self, mk: DotU8S8x4) -> _EmitTap:
+    def _row_sum_tap(self, mk: Dot4) -> _EmitTap:
         """Return a function that emits a tap's contribution to the row sums.
 
         A tap has `sum_vectors` whole vectors and a tail of 1 to a whole vector's elements. The tail is a masked load of
-        the K groups that begin in the tap, multiplied by 1 for the tap's own elements and by 0 for the rest.
+        the groups of four that begin in the tap, multiplied by 1 for the tap's own elements and by 0 for the rest.
         """
         kb, n, lanes, size = self.kb, self.n, self.kernel.lanes, 4 * self.kernel.lanes
         kind, ones = mk.weight_type(lanes), kb.splat(I8, 1, size)
         byte_indexes, tail = ir.Constant(kind, list(range(size))), kb.broadcast(kb.ir.trunc(n.sum_tail, I8), size)
         tail_ones = kb.ir.select(kb.ir.icmp_unsigned("<", byte_indexes, tail), ones, ir.Constant(kind, None))
-        group_begins = ir.Constant(vector(I32, lanes), list(range(0, size, mk.kr)))
+        group_begins = ir.Constant(vector(I32, lanes), list(range(0, size, 4)))
         mask = kb.ir.icmp_unsigned("<", group_begins, kb.broadcast(kb.ir.trunc(n.sum_tail, I32), lanes))
 
         def emit_tap(_: Value, first: Value, accs: Sequence[Value]) -> Sequence[Value]:
@@ -521,12 +553,12 @@ class _GemmBuilder:
 
             def emit_vector(index: Value, accs: Sequence[Value]) -> Sequence[Value]:
                 elements = [kb.load(kind, row, kb.mul(index, size)) for row in rows]
-                return [mk.multiply_add(kb, *pair, ones) for pair in zip(accs, elements, strict=True)]
+                return [mk.dot(kb, *pair, ones) for pair in zip(accs, elements, strict=True)]
 
             accs = kb.for_loop(n.sum_vectors, accs, emit_vector, may_be_empty=True)
             tails = [kb.masked_load(vector(I32, lanes), row, kb.mul(n.sum_vectors, size), mask) for row in rows]
             return [
-                mk.multiply_add(kb, acc, kb.ir.bitcast(elements, kind), tail_ones)
+                mk.dot(kb, acc, kb.ir.bitcast(elements, kind), tail_ones)
                 for acc, elements in zip(accs, tails, strict=True)
             ]
 

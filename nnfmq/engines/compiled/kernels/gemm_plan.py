@@ -28,9 +28,8 @@ def plan_gemm(
     shape: ConvShape, micro_kernel: MicroKernel, target: Target, nr_vectors: Sequence[int] = range(1, 9)
 ) -> GemmKernel:
     """Return the kernel for a shape and a target; `nr_vectors` are the panel widths that may be chosen, in vectors."""
-    positions = shape.pixels if shape.is_pointwise else shape.columns.count
     channels = shape.output_channels_per_group
-    mr, width = _choose_tile(positions, channels, micro_kernel, target, nr_vectors)
+    mr, width = _choose_tile(shape.tiled_positions, channels, micro_kernel, target, nr_vectors)
     lhs_layout = LhsLayout.ROW_BUFFER
     if shape.is_pointwise:
         is_direct = micro_kernel.can_read_lhs_directly(shape.channels_per_group)
@@ -62,28 +61,32 @@ def _choose_tile(
 
     Registers hold the accumulators, the operand with fewer vectors, one vector of the other, and temporaries.
     """
+    height = micro_kernel.lhs_rows
 
     def fits(mr: int, width: int) -> bool:
-        return mr * width + min(mr, width) + 1 + micro_kernel.temporaries(target) <= target.registers
+        operands = min(mr // height, width * height) + 1
+        return mr * width + operands + micro_kernel.temporaries(target) <= target.registers
 
     def cycles(tile: tuple[int, int]) -> float:
         mr, width = tile
         tiles = math.ceil(positions / mr) * math.ceil(channels / (width * target.lanes))
         return tiles * _cycles_per_k_group(micro_kernel, mr, width)
 
-    tiles = [(mr, width) for mr in range(1, min(positions, _MAX_MR) + 1) for width in nr_vectors if fits(mr, width)]
-    return min(tiles, key=cycles)
+    heights = range(height, min(positions, _MAX_MR) + 1, height)
+    return min(((mr, width) for mr in heights for width in nr_vectors if fits(mr, width)), key=cycles)
 
 
 def _cycles_per_k_group(micro_kernel: MicroKernel, mr: int, width: int) -> float:
     """Return the estimated time of one K group of a tile, in units of two multiply-adds or two loads.
 
     The acc16 kernel loads its weights again for each row; its formula was fitted to measurements. Narrow panels are
-    preferred slightly, because they stay in the first-level cache.
+    preferred slightly, because they stay in the first-level cache. An LHS vector of two rows is joined from halves.
     """
     if micro_kernel.is_group_sparse:
         return 2.6 * mr * width + 1.4 * mr + 2
-    return max(mr * width, mr + width) + 1 + width / 8
+    height = micro_kernel.lhs_rows
+    weights, joins = width * height, (height - 1) * mr / 2
+    return max(mr * width + joins, mr + weights) + 1 + weights / 8
 
 
 def _choose_mc(shape: ConvShape, micro_kernel: MicroKernel, mr: int) -> int:

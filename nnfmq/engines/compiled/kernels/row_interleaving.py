@@ -120,15 +120,15 @@ class RowInterleaver:
             self.kb.store(padding, self.kb.scratch, offset)
 
     def emit_copied(self, rows: Sequence[Sequence[Value]]) -> None:
-        """Emit the interleaving of copied rows, which are uint8 and have padding."""
-        self._emit_pixels(rows, self.target, is_uint8=True)
+        """Emit the interleaving of copied rows, which are converted and have padding."""
+        self._emit_pixels(rows, self.target, is_converted=True)
 
     def emit(self, rows: Sequence[Sequence[Value]]) -> None:
         """Emit the interleaving of an image's rows, with padding."""
         kb, n = self.kb, self.n
         within = kb.at(self.target, kb.mul(n.left, self.pixel_bytes))
         self._emit_padding(n.left, self.target)
-        self._emit_pixels(rows, within, is_uint8=False)
+        self._emit_pixels(rows, within, is_converted=False)
         self._emit_padding(n.right, kb.at(within, kb.mul(n.within, self.pixel_bytes)))
 
     def _emit_padding(self, pixels: Value, target: Value) -> None:
@@ -136,12 +136,12 @@ class RowInterleaver:
         with self.kb.loop(0, pixels) as pixel:
             self._store(padding, self.kb.at(target, self.kb.mul(pixel, self.pixel_bytes)))
 
-    def _emit_pixels(self, rows: Sequence[Sequence[Value]], target: Value, is_uint8: bool) -> None:
+    def _emit_pixels(self, rows: Sequence[Sequence[Value]], target: Value, is_converted: bool) -> None:
         kb = self.kb
         with kb.loop(0, self.n.within) as pixel:
             offset = kb.ir.mul(pixel, self.n.pixel_channels)
             loaded = [self._load(row, offset) for row in rows]
-            if not is_uint8:
+            if not is_converted:
                 loaded = [self.converter.flipped(kb, values) for values in loaded]
             self._store(loaded, kb.at(target, kb.mul(pixel, self.pixel_bytes)))
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines.compiled.ir_builder import I8, I16, KernelBuilder, Value, vector
-from nnfmq.engines.compiled.kernels.dot_product import Array, dot2, dot4
+from nnfmq.engines.compiled.kernels.dot_instructions import dot2, dot4, dot4_signed
+from nnfmq.engines.compiled.kernels.dot_product import Array
 from nnfmq.engines.compiled.kernels.requantize import Requantization
 from nnfmq.engines.compiled.kernels.segments import unpack_segments
 from nnfmq.engines.compiled.target import Target
@@ -27,10 +28,10 @@ _MIN_S8, _MAX_S8 = -128, 127
 
 @dataclass(frozen=True, slots=True)
 class RowDot:
-    """Products of uint8 inputs of `rows` interleaved rows, summed in int32.
+    """Products of 8-bit inputs of `rows` interleaved rows, summed in int32.
 
-    4 rows: u8 times s8 (dot4). 2 rows: s16 (dot2). 1 row: s16, on targets without instructions that sum products. The
-    bias contains -input zero point * (sum of the channel's weights). Sums wrap around: only the last one has to fit.
+    4 rows: u8 or s8 times s8 (dot4). 2 rows: s16 (dot2). 1 row: s16, on targets without instructions that sum products.
+    The bias contains -input zero point * (sum of the channel's weights). Sums wrap around: only the last has to fit.
 
     Weights that int8 does not hold are sums of two `terms`. Models have them in some channels of uint8 filters.
     """
@@ -60,6 +61,10 @@ class RowDot:
         """Whether weights may be packed doubled."""
         return self.rows < 4
 
+    def lhs_is_signed(self, target: Target) -> bool:
+        """Return whether inputs are read as int8, else as uint8."""
+        return self.rows == 4 and target.dot4_is_signed(self.is_signed)
+
     def _kind(self, lanes: int) -> Any:
         return vector(I8, 4 * lanes) if self.rows == 4 else vector(I16, self.rows * lanes)
 
@@ -85,7 +90,7 @@ class RowDot:
     def multiply_add(self, kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
         """Return `acc` plus the products of a group of rows."""
         if self.rows == 4:
-            return dot4(kb, acc, lhs, weights)
+            return (dot4_signed if self.lhs_is_signed(kb.target) else dot4)(kb, acc, lhs, weights)
         if self.rows == 2:
             return dot2(kb, acc, lhs, weights)
         return kb.ir.add(acc, kb.ir.mul(kb.ir.sext(lhs, acc.type), kb.ir.sext(weights, acc.type)))

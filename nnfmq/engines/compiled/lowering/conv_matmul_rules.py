@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
-from nnfmq.engines.compiled.kernels.dot_product import DotS16x2, DotU8S8x4, Float32, MaddU8S8Acc16
+from nnfmq.engines.compiled.kernels.dot_product import DotS16x2, Float32, MaddU8S8Acc16
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.engines.compiled.kernels.gemm_plan import estimate_cycles, plan_gemm
+from nnfmq.engines.compiled.kernels.matrix_product import s8_micro_kernel
 from nnfmq.engines.compiled.kernels.packing import PackRhs
 from nnfmq.engines.compiled.kernels.requantize import (
     NO_REQUANTIZATION,
@@ -219,7 +221,7 @@ def _lower_gemm(op: WeightedOp) -> KernelLaunch | None:
         return _float_launch(kernel, op.weights, op.bias.array)
     if op.input.dtype not in Q8 or op.output.dtype not in Q8:
         return None
-    return _u8s8_launch(op) or _s16_launch(op)
+    return _s8_launch(op) or _s16_launch(op)
 
 
 def _float_launch(kernel: GemmKernel, weights: Weights, bias: Array) -> KernelLaunch:
@@ -240,7 +242,7 @@ def _s16_launch(op: WeightedOp) -> KernelLaunch | None:
     return KernelLaunch(kernel, constants, op.conv_shape.macs // 32)
 
 
-def _u8s8_launch(op: WeightedOp) -> KernelLaunch | None:
+def _s8_launch(op: WeightedOp) -> KernelLaunch | None:
     """Return a GEMM with dot4 or acc16, or None if the target has neither, dot2 is faster or int32 may overflow.
 
     sum((x - zp) * w) = sum(x * w) - zp * sum(w): the second term goes into the bias.
@@ -253,23 +255,20 @@ def _u8s8_launch(op: WeightedOp) -> KernelLaunch | None:
     if not fits or (weight_zero_point and shape.groups > 1):
         return None
 
-    def micro_kernel(requantization: Requantization) -> DotU8S8x4 | MaddU8S8Acc16:
-        if target.has_dot4:
-            return DotU8S8x4(op.is_signed, requantization, weight_zero_point != 0)
-        return MaddU8S8Acc16(op.is_signed, requantization)
-
+    micro_kernel = partial(s8_micro_kernel, target, shape, op.is_signed, weight_zero_point != 0)
     candidate = plan_gemm(shape, micro_kernel(NO_REQUANTIZATION), target) if target.has_dot4 else _best_acc16_kernel(op)
     if candidate is None:
         return None
     epilogue = choose_epilogue(op, candidate.packed_channel_map, shape.k, op.weight_rows, can_prescale=False)
     if epilogue is None:
         return None
-    kernel = replace(candidate, micro_kernel=micro_kernel(epilogue.requantization))
+    requantizing = micro_kernel(epilogue.requantization)
+    kernel = replace(candidate, micro_kernel=requantizing)
     epilogue = replace(epilogue, quant=replace(epilogue.quant, weight_zero_point=weight_zero_point))
 
     def corrected_epilogue() -> bytes:
-        weight_sums = op.weight_rows().sum(axis=1, dtype=np.int64)
-        return with_folded_zero_point(op, epilogue, weight_sums[kernel.packed_channel_map])
+        weight_sums = op.weight_rows().sum(axis=1, dtype=np.int64)[kernel.packed_channel_map]
+        return with_folded_zero_point(op, epilogue, weight_sums, requantizing.lhs_is_signed)
 
     constants = (lambda: kernel.pack(op.weights() - np.int16(weight_zero_point)), corrected_epilogue, kernel.params())
     return KernelLaunch(kernel, constants, shape.macs // 128)

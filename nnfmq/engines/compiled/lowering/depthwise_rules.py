@@ -72,11 +72,16 @@ def _depthwise_launch(op: WeightedOp, planned: DwConvInt8Kernel, taps_shape: Sha
     epilogue = choose_epilogue(op, channel_map, taps, lambda: weights().T, planned.dot.can_prescale)
     if epilogue is None:
         return None
+
+    def folded_epilogue() -> bytes:
+        weight_sums = weights().sum(axis=0, dtype=np.int64)[channel_map]
+        return with_folded_zero_point(op, epilogue, weight_sums, planned.dot.lhs_is_signed(op.target))
+
     kernel = replace(planned, dot=replace(planned.dot, requantization=epilogue.requantization))
     prescale = np.int16(epilogue.requantization.multiplier.weight_prescale)
     constants = (
         lambda: kernel.pack(weights().reshape(taps_shape) * prescale),
-        lambda: with_folded_zero_point(op, epilogue, weights().sum(axis=0, dtype=np.int64)[channel_map]),
+        folded_epilogue,
         kernel.params(),
     )
     return KernelLaunch(kernel, constants, kernel.macs // 32)

@@ -39,7 +39,7 @@ from nnfmq.operations.quantization import (
 )
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Tensor
 
-__all__ = ["RULES", "lower_arithmetic"]
+__all__ = ["RULES", "lower_arithmetic", "lower_unary"]
 
 _FLOAT, _INT32, _BYTE = np.dtype("<f4"), np.dtype("<i4"), np.dtype("u1")
 _QUANTIZED = (_BYTE, np.dtype("i1"))
@@ -245,7 +245,9 @@ def _clamp(low: float, high: float, input: Tensor, *, output: Tensor, target: Ta
     return _launch(FloatClamp(low, high), output, (input,), target) if _have_dtype(_FLOAT, input, output) else None
 
 
-def _unary(name: str, input: Tensor, *, output: Tensor, target: Target, **attributes: float) -> KernelLaunch | None:
+def lower_unary(
+    name: str, input: Tensor, *, output: Tensor, target: Target, **attributes: float
+) -> KernelLaunch | None:
     """Lower a function of one float32 or INT32 element."""
     if _have_dtype(_FLOAT, input, output):
         parameters = [float(np.float32(value)) for value in attributes.values()]
@@ -260,7 +262,7 @@ def _unary_or_lut(
 ) -> KernelLaunch | None:
     """Lower a function of one element; a quantized one becomes a table of the interpreter's results."""
     if not _are_quantized(input, output):
-        return _unary(name, input, output=output, target=target)
+        return lower_unary(name, input, output=output, target=target)
     plans = [v.plan for v in REGISTRY[code].variants if NUMPY_TYPES[v.types["T"]] == input.dtype]
     assert len(plans) == 1 and plans[0] is not None, "a matched variant has a plan"
     table: Array = plans[0](input, output=output)(all_quantized_values(input))
@@ -284,7 +286,7 @@ RULES: Mapping[OperationType, LoweringRule] = {
     **{code: partial(_comparison, order) for code, order in _ORDERS.items()},
     **{OperationType[f"LOGICAL_{name.upper()}"]: partial(_logical, name) for name in ("and", "or", "not")},
     **{code: partial(_clamp, low, high) for code, (low, high) in CLAMP_RANGES.items()},
-    **{OperationType[name.upper()]: partial(_unary, name) for name in _UNARY},
+    **{OperationType[name.upper()]: partial(lower_unary, name) for name in _UNARY},
     **{
         OperationType[name.upper()]: partial(_unary_or_lut, OperationType[name.upper()], name) for name in _UNARY_OR_LUT
     },

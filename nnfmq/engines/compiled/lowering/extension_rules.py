@@ -1,4 +1,4 @@
-"""Lowering rules of operations of the built-in extension: 16-bit tensors that are moved, tables, sums, products."""
+"""Lowering rules of operations of the built-in extension: 16-bit tensors that are moved, functions, sums, products."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from nnfmq.engines.compiled.kernels.quantized_ops import Lut8
 from nnfmq.engines.compiled.kernels.reducers import Reducer, RequantizedSumReducer, SignedMeanReducer
 from nnfmq.engines.compiled.kernels.row_quantization import RowQuantization
 from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule, conv_matmul_rules, data_movement_rules
+from nnfmq.engines.compiled.lowering.elementwise_rules import lower_unary
 from nnfmq.engines.compiled.lowering.reduction_rules import lower_pool, lower_reduction
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.tflite_codes import SIXTEEN_BIT, TfliteOperation, operation_code
@@ -51,6 +52,14 @@ def _table(code: OperationType, input: Tensor, *, output: Tensor, target: Target
     return KernelLaunch(kernel, (table.tobytes(),), math.prod(output.shape) // 4)
 
 
+def _gelu(input: Tensor, *, output: Tensor, target: Target, approximate: bool) -> KernelLaunch | None:
+    """Lower GELU of float32 to a function, and that of 8 bits to a table."""
+    if input.dtype.itemsize == 1:
+        code = operation_code(TfliteOperation.GELU)
+        return _table(code, input, output=output, target=target, approximate=approximate)
+    return lower_unary("gelu", input, output=output, target=target, approximate=float(approximate))
+
+
 def _requantized_sum(
     is_mean: bool, input: Tensor, *, output: Tensor, target: Target, axes: Array, keep_dimensions: int
 ) -> KernelLaunch | None:
@@ -75,6 +84,8 @@ RULES: Mapping[OperationType, LoweringRule] = {
         if code in SIXTEEN_BIT and code not in _INTERPOLATING
     },
     **{code: partial(_table, code) for code in _TABLES},
+    **{operation_code(TfliteOperation[name.upper()]): partial(lower_unary, name) for name in ("erf", "round")},
+    operation_code(TfliteOperation.GELU): _gelu,
     operation_code(TfliteOperation.DYNAMIC_QUANTIZE): _dynamic_quantize,
     operation_code(TfliteOperation.Q8_AVERAGE_POOL_2D): partial(lower_pool, _average_reducer),
     operation_code(TfliteOperation.Q8_FULLY_CONNECTED): partial(conv_matmul_rules.fully_connected, rounds_once=True),

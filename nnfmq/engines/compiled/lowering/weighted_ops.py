@@ -208,11 +208,11 @@ def _fixed_point_multiplication(
     return fixed_point, requant_constants(multipliers)
 
 
-def with_folded_zero_point(op: WeightedOp, epilogue: Epilogue, weight_sums: Ints) -> bytes:
+def with_folded_zero_point(op: WeightedOp, epilogue: Epilogue, weight_sums: Ints, lhs_is_signed: bool) -> bytes:
     """Return the constant of an epilogue whose accumulators contain input zero point * sum of the weights.
 
-    The zero point is that of inputs as uint8.
+    The zero point is that of inputs as int8 if `lhs_is_signed`, else as uint8.
     """
-    zero_point = op.input.zero_point + 128 * op.is_signed
+    zero_point = op.input.zero_point + 128 * (op.is_signed - lhs_is_signed)
     quant = replace(epilogue.quant, input_zero_point=zero_point)
     return replace(epilogue, bias=epilogue.bias - zero_point * weight_sums, quant=quant).constant(op.target)

@@ -1,0 +1,83 @@
+"""Micro-kernels with instructions that multiply matrices, and the choice among all with int8 weights.
+
+An instruction (mmla) multiplies eight LHS elements of two rows with eight weights of two channels. Its accumulator is
+the 2 x 2 matrix of the sums, row by row. Bias and epilogue are by rows, so `exchange_halves` before and after the K
+loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nnfmq.engines.compiled.ir_builder import I8, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
+from nnfmq.engines.compiled.kernels.dot_instructions import mmla
+from nnfmq.engines.compiled.kernels.dot_product import Dot4, DotS8S8x4, DotU8S8x4, MaddU8S8Acc16
+from nnfmq.engines.compiled.kernels.requantize import Requantization
+from nnfmq.engines.compiled.target import Target
+
+__all__ = ["MmlaS8S8x8", "MmlaU8S8x8", "exchange_halves", "s8_micro_kernel"]
+
+
+class _Mmla(Dot4):
+    """Eight products for each of two rows and two channels, summed in 32 bits."""
+
+    __slots__ = ()
+    kr = 8
+    lhs_rows = 2
+
+    def temporaries(self, target: Target) -> int:
+        """Return 5: LLVM loads the LHS of two K groups at once, and weights in pairs."""
+        return 5
+
+    def load_lhs(self, kb: KernelBuilder, address: Value, offset: Value, lanes: int) -> Value:
+        """Load eight elements: half of an LHS vector."""
+        return kb.load(vector(I8, 2 * lanes), address, offset)
+
+    def multiply_add(self, kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
+        """Return acc + mmla(lhs, weights)."""
+        return mmla(kb, acc, lhs, weights, self.lhs_is_signed)
+
+
+class MmlaU8S8x8(_Mmla):
+    """mmla of uint8 elements."""
+
+    __slots__ = ()
+
+
+class MmlaS8S8x8(_Mmla):
+    """mmla of int8 elements."""
+
+    __slots__ = ()
+    lhs_is_signed = True
+
+
+def exchange_halves(kb: KernelBuilder, accs: Sequence[Value], nr_vectors: int) -> list[Value]:
+    """Return the accumulators of rows as those of matrices, or the reverse, for a tile of `nr_vectors`.
+
+    Four channels of two rows are two vectors in both forms: the second half of the first vector and the first half of
+    the second one change places.
+    """
+    lanes, results = accs[0].type.count, list(accs)
+    low, high = ([*half, *(lanes + lane for lane in half)] for half in (range(lanes // 2), range(lanes // 2, lanes)))
+    for first in range(0, len(accs), 2 * nr_vectors):
+        for a in range(first, first + nr_vectors):
+            b = a + nr_vectors
+            results[a], results[b] = (kb.shuffle(accs[a], accs[b], mask) for mask in (low, high))
+    return results
+
+
+def s8_micro_kernel(
+    target: Target, shape: ConvShape, is_signed: bool, has_weight_zero_point: bool, requantization: Requantization
+) -> Dot4 | MaddU8S8Acc16:
+    """Return the target's micro-kernel with int8 weights, for int8 or uint8 inputs.
+
+    Inputs need no conversion if the target has the instruction for their type. mmla needs two positions; with at most
+    four K elements half of it would multiply by 0.
+    """
+    if not target.has_dot4:
+        return MaddU8S8Acc16(is_signed, requantization)
+    is_mmla = target.usmmla is not None and shape.tiled_positions > 1 and shape.taps[2] > Dot4.kr
+    unsigned: type[Dot4] = MmlaU8S8x8 if is_mmla else DotU8S8x4
+    signed: type[Dot4] = MmlaS8S8x8 if is_mmla else DotS8S8x4
+    return (signed if target.dot4_is_signed(is_signed) else unsigned)(is_signed, requantization, has_weight_zero_point)
