@@ -36,7 +36,7 @@ from nnfmq.engines.compiled.kernels.packing import (
     pack_lhs_row_repeated,
 )
 from nnfmq.engines.compiled.kernels.row_interleaving import DwConvInt8Params, RowInterleaver, TapGroups
-from nnfmq.engines.compiled.kernels.segments import UNPACKED_VECTORS, segment_order
+from nnfmq.engines.compiled.kernels.subvectors import PANEL_VECTORS, subvector_order
 from nnfmq.engines.compiled.kernels.tap_interleaving import RowDot
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.shapes import WindowDimension
@@ -102,7 +102,7 @@ class DwConvInt8Kernel:
     @property
     def tile(self) -> tuple[int, int]:
         """Positions of all rows, and vectors of channels, of the register tile."""
-        return self.mr * self.tile_rows, UNPACKED_VECTORS
+        return self.mr * self.tile_rows, PANEL_VECTORS
 
     @property
     def tile_rows(self) -> int:
@@ -112,7 +112,7 @@ class DwConvInt8Kernel:
     @property
     def nr(self) -> int:
         """Bytes of a vector: the channels of a panel, of all row tiles."""
-        return UNPACKED_VECTORS * self.lanes
+        return PANEL_VECTORS * self.lanes
 
     @property
     def panel_channels(self) -> int:
@@ -129,7 +129,7 @@ class DwConvInt8Kernel:
         """The channel in each lane of the panels. Lanes after the last channel repeat it."""
         last, size = self.channels * self.pixel_group - 1, self.panel_channels
         starts = np.minimum(np.arange(self.panels) * size, max(last + 1 - size, 0))
-        lanes: Array = np.minimum(starts[:, None] + segment_order(self.lanes) % size, last)
+        lanes: Array = np.minimum(starts[:, None] + subvector_order(self.lanes) % size, last)
         return lanes.reshape(-1) % self.channels
 
     @property
@@ -150,7 +150,7 @@ class DwConvInt8Kernel:
     @property
     def pixel_bytes(self) -> int:
         """Bytes of a panel's channels of one pixel of a group of interleaved rows."""
-        return UNPACKED_VECTORS * self.vector_bytes
+        return PANEL_VECTORS * self.vector_bytes
 
     @property
     def column_bytes(self) -> int:
@@ -159,7 +159,7 @@ class DwConvInt8Kernel:
 
     @property
     def _panel_weight_bytes(self) -> int:
-        term_bytes = UNPACKED_VECTORS * self.columns.size * self.column_bytes
+        term_bytes = PANEL_VECTORS * self.columns.size * self.column_bytes
         return term_bytes if self.dot.terms == 1 else _TERM_COUNT_BYTES + 2 * term_bytes
 
     @property
@@ -186,7 +186,7 @@ class DwConvInt8Kernel:
         for row in range(taps.rows):
             shifted[row, row : row + self.rows.size] = weights[:, :, self.packed_channel_map]
         grouped = shifted.reshape(
-            taps.rows, taps.groups, rows, self.columns.size, self.panels, UNPACKED_VECTORS, self.lanes
+            taps.rows, taps.groups, rows, self.columns.size, self.panels, PANEL_VECTORS, self.lanes
         )
         terms = self.dot.pack(grouped.transpose(4, 5, 3, 1, 0, 2, 6))
         flat = [term.reshape(self.panels, -1) for term in terms]
@@ -338,13 +338,13 @@ class _DwConvInt8Builder:
 
     def _tile(self, lhs: Value, weights: Value, channel: Value) -> list[Value]:
         """Return the bytes of all positions of a tile's first row, then of the next row."""
-        kb, requantization = self.kb, self.kernel.dot.requantization
+        kb, requantization, constants = self.kb, self.kernel.dot.requantization, self.epilogue
         terms = kb.load(I64, weights)  # if there may be two
         words = []
-        for first in range(0, UNPACKED_VECTORS, 2):
-            pair = [self._rounded(lhs, weights, terms, channel, first + v) for v in range(2)]
-            words.append([requantization.narrow_segments(kb, a, b, self.epilogue) for a, b in zip(*pair, strict=True)])
-        return [requantization.clamp_segments(kb, a, b, self.epilogue) for a, b in zip(*words, strict=True)]
+        for v in range(0, PANEL_VECTORS, 2):
+            pairs = zip(*(self._rounded(lhs, weights, terms, channel, v + n) for n in range(2)), strict=True)
+            words.append([requantization.narrow_subvectors(kb, low, high, constants) for low, high in pairs])
+        return [requantization.clamp_subvectors(kb, low, high, constants) for low, high in zip(*words, strict=True)]
 
     def _rounded(self, lhs: Value, weights: Value, terms: Value, channel: Value, v: int) -> list[Value]:
         """Return the requantized sums of one vector of channels, for all rows and positions of a tile."""
@@ -357,7 +357,7 @@ class _DwConvInt8Builder:
             accs = self._window(source, weights, accs)
         else:
             first_term = kb.at(weights, _TERM_COUNT_BYTES)
-            term_bytes = kb.mul(n.vector_weight_bytes, UNPACKED_VECTORS)
+            term_bytes = kb.mul(n.vector_weight_bytes, PANEL_VECTORS)
             accs = kb.for_loop(
                 terms, accs, lambda t, a: self._window(source, kb.at(first_term, kb.ir.mul(t, term_bytes)), a)
             )

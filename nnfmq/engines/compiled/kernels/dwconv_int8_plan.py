@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from nnfmq.engines.compiled.kernels.dwconv_int8 import DwConvInt8Kernel
 from nnfmq.engines.compiled.kernels.row_interleaving import TapGroups
-from nnfmq.engines.compiled.kernels.segments import UNPACKED_VECTORS
+from nnfmq.engines.compiled.kernels.subvectors import PANEL_VECTORS
 from nnfmq.engines.compiled.kernels.tap_interleaving import RowDot
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.shapes import WindowDimension
@@ -20,7 +20,7 @@ _MIN_WORK_ITEMS, _MAX_WORK_ITEMS = 8, 64
 _MAX_UNROLLED_DOTS = 16  # of one accumulator
 _TILE_VECTORS_16_REGISTERS, _TILE_VECTORS_32_REGISTERS = 4, 10  # accumulators of a vector of channels
 _MAX_PIXEL_GROUP = 8
-_SEGMENT_BYTES = 16  # of a vector: the channels of a panel fill at least one
+_SUBVECTOR_BYTES = 16  # of a vector: the channels of a panel fill at least one
 _ROW_TILE_COSTS = {1: 1.0, 2: 1.1, 4: 1.75}  # of a panel, by row tiles that share it; measured with AVX512-VNNI
 _TILE_COST, _INTERLEAVING_COST = 50, 8  # instructions for a position and a panel, in one output row
 
@@ -34,11 +34,11 @@ def plan_dwconv_int8(
     target: Target,
 ) -> DwConvInt8Kernel:
     """Return the kernel for an input shape and a target: tile, blocks, pixels of a group."""
-    channels, nr = shape[3] * depth_multiplier, UNPACKED_VECTORS * target.lanes
+    channels, nr = shape[3] * depth_multiplier, PANEL_VECTORS * target.lanes
     groups = math.ceil(rows.size / dot.rows)
     tile_rows = groups * dot.rows - rows.size + 1 if rows.stride == rows.dilation == 1 else 1
     tile_rows = min(tile_rows, rows.count)
-    copies_rows = depth_multiplier > 1 or channels < min(nr, _SEGMENT_BYTES)
+    copies_rows = depth_multiplier > 1 or channels < min(nr, _SUBVECTOR_BYTES)
     pixel_group = _choose_pixel_group(channels, columns, nr) if copies_rows else 1
     row_tiles = 1 if copies_rows else _choose_row_tiles(channels, math.ceil(rows.count / tile_rows), nr)
     is_unrolled = groups * columns.size <= _MAX_UNROLLED_DOTS
@@ -92,7 +92,7 @@ def _choose_row_tiles(channels: int, tiles: int, nr: int) -> int:
         panels = math.ceil(channels * row_tiles / nr)
         return math.ceil(tiles / row_tiles) * panels * _ROW_TILE_COSTS[row_tiles]
 
-    return min((n for n in _ROW_TILE_COSTS if _SEGMENT_BYTES <= nr // n <= channels), key=cost)
+    return min((n for n in _ROW_TILE_COSTS if _SUBVECTOR_BYTES <= nr // n <= channels), key=cost)
 
 
 def _choose_pixel_group(channels: int, columns: WindowDimension, nr: int) -> int:

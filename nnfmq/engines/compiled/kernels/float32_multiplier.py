@@ -59,16 +59,16 @@ class Float32Multiplier:
     ) -> Float32Multiplier | None:
         """Return the multiplication, or None if the target lacks the instructions or a result might be wrong.
 
-        `max_abs_acc` bounds |accumulator| of each channel; `results` are the least and the greatest not clamped.
+        `max_abs_acc` bounds |accumulator| of each channel; `results` are the minimum and maximum not clamped.
         """
         if target.lanes < 16 or not multipliers.multipliers.all() or (multipliers.shifts < -_MAX_RIGHT_SHIFT).any():
             return None
         high, _, _ = _factors(multipliers)
         if (max_abs_acc * high >= 2.0**30).any():  # twice that does not fit int32
             return None
-        numbers = np.unique(np.stack([multipliers.multipliers, multipliers.shifts]).astype(np.int64), axis=1)
+        distinct = np.unique(np.stack([multipliers.multipliers, multipliers.shifts]).astype(np.int64), axis=1)
         is_rectified = results[0] >= 0
-        is_exact = _has_exact_steps(OutputMultipliers(*numbers), max(results[1], -results[0]), is_rectified)
+        is_exact = _has_exact_steps(OutputMultipliers(*distinct), max(results[1], -results[0]), is_rectified)
         return cls(is_rectified) if is_exact else None
 
     def apply(self, kb: KernelBuilder, accs: Value, row: Callable[[int], Value]) -> Value:
@@ -86,8 +86,8 @@ class Float32Multiplier:
         offset = row(_OFFSET)
         if not self.is_rectified:
             offset = kb.ir.or_(kb.ir.and_(accs, kb.splat(I32, _SIGN, lanes)), offset)
-        rest = kb.intrinsic("llvm.fma", value, floats(_LOW), kb.ir.bitcast(offset, kind))
-        total = kb.call("llvm.x86.avx512.vfmadd.ps.512", kind, value, floats(_HIGH), rest, _ROUND_DOWN)
+        remainder = kb.intrinsic("llvm.fma", value, floats(_LOW), kb.ir.bitcast(offset, kind))
+        total = kb.call("llvm.x86.avx512.vfmadd.ps.512", kind, value, floats(_HIGH), remainder, _ROUND_DOWN)
         every = I16(-1)
         return kb.call(
             "llvm.x86.avx512.mask.cvtps2dq.512", accs.type, total, kb.splat(I32, 0, lanes), every, _ROUND_DOWN
@@ -127,9 +127,9 @@ def _has_exact_steps(multipliers: OutputMultipliers, last: int, is_rectified: bo
     steps = np.arange(1, last + 1)
     for first in range(0, len(multipliers.shifts), _CHECKED_CHANNELS):
         some = multipliers.of_channels(np.arange(first, min(first + _CHECKED_CHANNELS, len(multipliers.shifts))))
-        channels, numbers = np.nonzero(_distances(some, steps) < _MAX_ERROR)
+        channels, indexes = np.nonzero(_distances(some, steps) < _MAX_ERROR)
         close = some.of_channels(channels)
-        if not (_is_exact(close, steps[numbers]) and (is_rectified or _is_exact(close, 1 - steps[numbers]))):
+        if not (_is_exact(close, steps[indexes]) and (is_rectified or _is_exact(close, 1 - steps[indexes]))):
             return False
     return True
 
@@ -160,6 +160,6 @@ def _reaches(multipliers: OutputMultipliers, accs: Ints, steps: Ints) -> npt.NDA
     """
     high, low, offset = _factors(multipliers)
     values = accs.astype(np.float32).astype(np.float64)
-    rest = (values * low + np.where(accs < 0, -offset, offset)).astype(np.float32)
-    reaches: npt.NDArray[np.bool_] = rest >= (2 * steps - 1) - values * high
+    remainder = (values * low + np.where(accs < 0, -offset, offset)).astype(np.float32)
+    reaches: npt.NDArray[np.bool_] = remainder >= (2 * steps - 1) - values * high
     return reaches

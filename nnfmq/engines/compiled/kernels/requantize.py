@@ -22,7 +22,7 @@ import numpy as np
 
 from nnfmq.engines.compiled.ir_builder import F64, I1, I8, I16, I32, I64, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.float32_multiplier import Float32Multiplier
-from nnfmq.engines.compiled.kernels.segments import pack_segments
+from nnfmq.engines.compiled.kernels.subvectors import pack_subvectors
 from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN, ONE_Q2, Ints
 from nnfmq.operations.l2_lrn_instance_norm import HALF_SQRT_2_Q0, ONE_Q3
 from nnfmq.operations.quantization import OutputMultipliers
@@ -228,18 +228,18 @@ class Requantization:
         """Return a vector of accumulators, the first at `channel`, times their multipliers, as int32."""
         return self.multiplier.apply(kb, acc, self._rows(kb, constants, channel, acc.type.count))
 
-    def narrow_segments(self, kb: KernelBuilder, first: Value, second: Value, constants: Value) -> Value:
-        """Return two vectors that `rounded` made as int16, packed by segments, with the zero point of int8 added."""
-        short = self._halved(kb, pack_segments(kb, first, second))
+    def narrow_subvectors(self, kb: KernelBuilder, first: Value, second: Value, constants: Value) -> Value:
+        """Return two vectors that `rounded` made as int16, packed by subvectors, with the zero point of int8 added."""
+        short = self._halved(kb, pack_subvectors(kb, first, second))
         zero_point = kb.load(short.type, constants, _ROW_BYTES * _SIGNED_ZERO_POINT)
         return kb.intrinsic("llvm.sadd.sat", short, zero_point)
 
-    def clamp_segments(self, kb: KernelBuilder, first: Value, second: Value, constants: Value) -> Value:
-        """Return two vectors that `narrow_segments` made as output bytes.
+    def clamp_subvectors(self, kb: KernelBuilder, first: Value, second: Value, constants: Value) -> Value:
+        """Return two vectors that `narrow_subvectors` made as output bytes.
 
         They are saturated and clamped as int8. Adding 128 makes uint8 of them, which flips the sign.
         """
-        signed = pack_segments(kb, first, second)
+        signed = pack_subvectors(kb, first, second)
         low, high, flip = (
             kb.load(signed.type, constants, _ROW_BYTES * row) for row in (_SIGNED_MIN, _SIGNED_MAX, _SIGN_FLIP)
         )

@@ -3,7 +3,7 @@
 A dot instruction sums two or four adjacent products in each 32-bit lane. A depthwise convolution sums products of one
 channel, which come from different input rows: interleaving puts one channel of a group of rows into one lane.
 
-The channels are then in the order of `segments`, until their results are packed to bytes.
+The channels are then in the order of `subvectors`, until their results are packed to bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nnfmq.engines.compiled.ir_builder import I8, I16, KernelBuilder, Value, vec
 from nnfmq.engines.compiled.kernels.dot_instructions import dot2, dot4, dot4_signed
 from nnfmq.engines.compiled.kernels.dot_product import Array
 from nnfmq.engines.compiled.kernels.requantize import Requantization
-from nnfmq.engines.compiled.kernels.segments import unpack_segments
+from nnfmq.engines.compiled.kernels.subvectors import unpack_subvectors
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["RowDot"]
@@ -76,12 +76,12 @@ class RowDot:
         if self.rows == 1:
             return [kb.ir.zext(rows[0], vector(I16, rows[0].type.count))]
         shorts, zero = vector(I16, rows[0].type.count // 2), kb.splat(I8, 0, rows[0].type.count)
-        first = [unpack_segments(kb, rows[0], rows[1], half) for half in (0, 1)]
+        first = [unpack_subvectors(kb, rows[0], rows[1], half) for half in (0, 1)]
         if self.rows == 2:
-            return [unpack_segments(kb, pair, zero, half) for pair in first for half in (0, 1)]
-        second = [unpack_segments(kb, rows[2], rows[3], half) for half in (0, 1)]
+            return [unpack_subvectors(kb, pair, zero, half) for pair in first for half in (0, 1)]
+        second = [unpack_subvectors(kb, rows[2], rows[3], half) for half in (0, 1)]
         pairs = [[kb.ir.bitcast(pair, shorts) for pair in both] for both in zip(first, second, strict=True)]
-        return [unpack_segments(kb, low, high, half) for low, high in pairs for half in (0, 1)]
+        return [unpack_subvectors(kb, low, high, half) for low, high in pairs for half in (0, 1)]
 
     def load(self, kb: KernelBuilder, address: Value, offset: Any) -> Value:
         """Load LHS or weights of a vector of channels."""

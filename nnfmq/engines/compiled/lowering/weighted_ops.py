@@ -125,7 +125,7 @@ def max_abs(tensor: Tensor) -> int:
 
 
 def weight_range(filter: Tensor) -> tuple[int, int]:
-    """Return the least and the greatest weight minus the zero point, of the filter and of the 0 that fills panels."""
+    """Return minimum and maximum weight minus the zero point, of the filter and of the 0 that fills panels."""
     return min(int(filter.array.min()) - filter.zero_point, 0), max(int(filter.array.max()) - filter.zero_point, 0)
 
 
