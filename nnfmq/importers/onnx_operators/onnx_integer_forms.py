@@ -204,7 +204,7 @@ def _relu(node: Node, target: _Target) -> Value:
     return found
 
 
-def _moved(node: Node, target: _Target) -> Value:
+def _movement(node: Node, target: _Target) -> Value:
     """Return elements in other places, or some of them; the result has the input's scale and zero point."""
     x = _input(node, 0, target)
     if (float(x.scale.reshape(-1)[0]), int(x.zero_point.reshape(-1)[0])) != target.quantization:
@@ -229,5 +229,5 @@ _FORMS: Mapping[str, Callable[[Node, _Target], Value]] = {
     "Gemm": _gemm,
     "MatMul": _matmul,
     "Relu": _relu,
-    **dict.fromkeys(_MOVEMENTS, _moved),
+    **dict.fromkeys(_MOVEMENTS, _movement),
 }

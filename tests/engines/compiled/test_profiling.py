@@ -54,8 +54,8 @@ def test_each_launch_has_the_number_of_its_operation() -> None:
 
 
 def test_layout_conversions_belong_to_the_operation_that_needs_them() -> None:
-    image = Operand(OperandType.TENSOR_FLOAT32, (1, 4, 6, 6))
-    output = Operand(OperandType.TENSOR_FLOAT32, (1, 1, 12, 12))
+    image = Operand(OperandType.TENSOR_FLOAT32, (1, 8, 6, 6))
+    output = Operand(OperandType.TENSOR_FLOAT32, (1, 2, 12, 12))
     calls = partition_of(
         prepare(one_operation(OperationType.DEPTH_TO_SPACE, [image, 2, True], output))
     ).plan.source_launches

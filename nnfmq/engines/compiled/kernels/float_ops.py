@@ -141,8 +141,8 @@ def erf(kb: KernelBuilder, value: Value) -> Value:
     for coefficient in _ERF_POLYNOMIAL[1:]:
         polynomial = fmuladd(kb, polynomial, t, kb.splat(F32, coefficient, lanes))
     decay = exp(kb, kb.ir.fneg(kb.ir.fmul(size, size)))
-    rest = kb.ir.fmul(kb.ir.fmul(polynomial, t), decay)
-    return kb.intrinsic("llvm.copysign", kb.ir.fsub(one, rest), value)
+    remainder = kb.ir.fmul(kb.ir.fmul(polynomial, t), decay)
+    return kb.intrinsic("llvm.copysign", kb.ir.fsub(one, remainder), value)
 
 
 def fmuladd(kb: KernelBuilder, first: Value, second: Value, addend: Value) -> Value:
