@@ -41,7 +41,7 @@ def _in_nhwc(op: LoweredOp, available: AbstractSet[int]) -> LoweredOp | None:
     """Return the operation on NHWC copies, or None if it is not in the table or an input would have to be converted."""
     permute = _PERMUTED_ATTRIBUTES.get(op.call.code)
     inputs_nchw = tuple(index in available for index in op.inputs)
-    if permute is None or op.is_view or not any(inputs_nchw) or len(op.inputs) != len(op.call.tensors):
+    if permute is None or not any(inputs_nchw) or len(op.inputs) != len(op.call.tensors):
         return None
     pairs = zip(op.call.tensors, inputs_nchw, strict=True)
     tensors = [_permuted(tensor, has_copy) for tensor, has_copy in pairs if tensor is not None]

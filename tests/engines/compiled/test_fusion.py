@@ -354,6 +354,13 @@ def test_other_operations_on_the_result_are_loops(code: OperationType, arguments
     assert_fused(model_of(tensor("float32", 3, 20), steps), {0: (), 1: ()})
 
 
+def test_a_view_of_the_result_is_no_epilogue() -> None:
+    result = tensor("float32", 3, 9)
+    steps: list[Step] = [fully_connected(result), (OperationType.CAST, [[0]], result)]
+
+    assert_fused(model_of(tensor("float32", 3, 20), steps), {0: ()})
+
+
 @pytest.mark.parametrize("kind", ["uint8", "int8"])
 def test_functions_of_quantized_results_are_loops(kind: str) -> None:
     result = tensor(kind, 3, 9)

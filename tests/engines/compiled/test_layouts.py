@@ -211,3 +211,47 @@ def test_images_of_one_pixel_or_channel_are_the_same_in_both_layouts(kind: str) 
 
     assert_kernels_agree(model, tolerance=1e-4)
     assert len(launches_of(model)) == 5  # the input's conversion, and one for each operation but RESHAPE
+
+
+CUBE = tensor("float32", 2, 8, 8, 8)
+"""An image whose shapes in both layouts are equal."""
+
+
+def test_a_loop_in_nchw_is_not_fused_with_one_in_nhwc() -> None:
+    other = constant("float32", 8, 8, 8)
+    steps: list[Step] = [
+        pointwise("float32", -1, CUBE),
+        (OperationType.MAX_POOL_2D, [[0], 1, 1, 1, 2, 2, 0, True], CUBE),
+        (OperationType.SUB, [[0], [1], 0], CUBE),
+        (OperationType.MUL, [[2], other, 0], CUBE),
+    ]
+
+    assert conversions("float32", steps, source=CUBE) == 2
+    assert kernels_of(model_of(CUBE, steps)).count("ElementwiseKernel") == 2
+
+
+def test_a_loop_in_nchw_is_no_epilogue_of_a_convolution_in_nhwc() -> None:
+    big = tensor("float32", 2, 32, 32, 32)
+    product: Step = (OperationType.MUL, [[0], constant("float32", 2, 32, 32, 32), 0], big)
+
+    assert conversions("float32", [pointwise("float32", -1, big), product], source=big) == 2
+
+
+def test_a_cast_that_computes_nothing_stays_a_view() -> None:
+    steps = between("float32", OperationType.CAST, [[0]], image("float32"))
+
+    assert conversions("float32", steps) == 4
+
+
+def test_a_pad_in_another_layout_than_the_convolution_is_computed() -> None:
+    """The second convolution reads the first one's channels as rows."""
+    paddings = np.array([[0, 0], [0, 0], [1, 1], [0, 0]], "<i4").tobytes()
+    filter = weights("float32", (CHANNELS, 3, 3, 8), CHANNELS)
+    steps: list[Step] = [
+        pointwise("float32", -1, image("float32", CHANNELS, 8, 8)),
+        (OperationType.PAD, [[0], (Operand(I32, (4, 2)), paddings)], tensor("float32", 2, CHANNELS, 10, 8)),
+        (OperationType.CONV_2D, [[1], *filter, 2, 1, 1, 0, False], tensor("float32", 2, CHANNELS - 2, 8, CHANNELS)),
+    ]
+
+    assert conversions("float32", steps, source=image("float32", CHANNELS, 8, 8)) == 2
+    assert "StridedCopy" in kernels_of(model_of(image("float32", CHANNELS, 8, 8), steps))

@@ -30,7 +30,7 @@ from nnfmq.engines.compiled.kernels.requantize import (
 )
 from nnfmq.engines.compiled.lowering import Intermediate, KernelLaunch, KernelSequence, LoweringRule
 from nnfmq.engines.compiled.lowering.data_movement_rules import interleave_subconvolutions, permute_axes
-from nnfmq.engines.compiled.lowering.weighted_ops import (
+from nnfmq.engines.compiled.lowering.weighted_operation import (
     Q8,
     Epilogue,
     WeightedOp,

@@ -15,7 +15,7 @@ from nnfmq.engines.compiled.kernels.dwconv_int8_plan import plan_dwconv_int8
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.kernels.tap_interleaving import RowDot
 from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule
-from nnfmq.engines.compiled.lowering.weighted_ops import (
+from nnfmq.engines.compiled.lowering.weighted_operation import (
     Q8,
     WeightedOp,
     choose_epilogue,
