@@ -56,6 +56,8 @@ class MicroKernel(Protocol):
     lhs_bytes: int
     """Bytes of an LHS element, and of a weight."""
     kr: int
+    accumulator_type: Any
+    """The type of an accumulator, of 32 bits."""
 
     @property
     def has_weight_zero_point(self) -> bool:
@@ -126,6 +128,7 @@ class Float32:
 
     item_bytes = output_bytes = lhs_bytes = 4
     kr = 1
+    accumulator_type = F32
     weight_prescale = 1
     has_weight_zero_point = is_group_sparse = False
     unroll_epilogue = True
@@ -223,6 +226,7 @@ class DotS16x2:
     item_bytes = output_bytes = 1
     lhs_bytes = 2
     kr = 2
+    accumulator_type = I32
     has_weight_zero_point = is_group_sparse = unroll_epilogue = False
 
     def can_read_lhs_directly(self, channels: int) -> bool:
@@ -323,6 +327,7 @@ class _U8S8:
 
     item_bytes = output_bytes = lhs_bytes = 1
     kr = 4
+    accumulator_type = I32
     weight_prescale = 1
     unroll_epilogue = False
 
