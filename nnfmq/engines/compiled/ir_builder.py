@@ -190,6 +190,11 @@ class KernelBuilder:
         pointer, alignment = self.at(address, offset), ir.Constant(I32, 1)
         return self.call(name, kind, pointer, alignment, mask, ir.Constant(kind, None))
 
+    def prefetch(self, address: Value) -> None:
+        """Hint that the second-level cache will be read at `address`, which need not be mapped."""
+        is_write, locality, is_data = ir.Constant(I32, 0), ir.Constant(I32, 2), ir.Constant(I32, 1)
+        self.call("llvm.prefetch.p0", ir.VoidType(), address, is_write, locality, is_data)
+
     def store(self, value: Value, address: Value, offset: Index = 0) -> None:
         """Store a value at an address of any alignment."""
         self.ir.store(value, self.at(address, offset), align=1)
@@ -340,6 +345,22 @@ class KernelBuilder:
         yield offset, [self.ir.load(self.at(first, v * size), typ=kind, align=size) for v in range(width)]
         offset.add_incoming(self.add(offset, stride), self.ir.block)
         self._close_loop(body, after, row, end, 1)
+
+    def either(
+        self, condition: Value, when_true: Callable[[], Sequence[Value]], when_false: Callable[[], Sequence[Value]]
+    ) -> Sequence[Value]:
+        """Emit two branches, and return the values of the one that is taken."""
+        found = []
+        with self.ir.if_else(condition) as paths:
+            for path, compute in zip(paths, (when_true, when_false), strict=True):
+                with path:
+                    found.append((compute(), self.ir.block))
+        (values, _), _ = found
+        merged = [self.ir.phi(value.type) for value in values]
+        for results, block in found:
+            for phi, result in zip(merged, results, strict=True):
+                phi.add_incoming(result, block)
+        return merged
 
     def return_void(self) -> None:
         """End the function."""

@@ -9,18 +9,19 @@ import pytest
 from support.compiled import assert_kernels_agree, assert_kernels_agree_on
 from support.small_models import one_operation
 
+from nnfmq.engines.compiled.kernels import gemm_plan
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
-from nnfmq.engines.compiled.kernels.dot_product import Float32
+from nnfmq.engines.compiled.kernels.dot_product import DotU8S8x4, Float32, MicroKernel
 from nnfmq.engines.compiled.kernels.dwconv import DwConvKernel
 from nnfmq.engines.compiled.kernels.dwconv_int8 import DwConvInt8Kernel
 from nnfmq.engines.compiled.kernels.gemm import row_buffer_of
 from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
-from nnfmq.engines.compiled.kernels.requantize import REQUANT_ROWS
+from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION, REQUANT_ROWS
 from nnfmq.engines.compiled.lowering import KernelLaunch
 from nnfmq.engines.compiled.partition import LOWERING_RULES
 from nnfmq.engines.compiled.target import TARGETS, Target, host_target
 from nnfmq.hal.types import ChannelQuant, Model, Operand, OperandType, OperationType
-from nnfmq.operations.shapes import windows
+from nnfmq.operations.shapes import WindowDimension, windows
 from nnfmq.operations.signature import Tensor
 
 pytestmark = pytest.mark.instruction_sets
@@ -217,6 +218,44 @@ def test_fully_connected_matches_the_interpreter(kind: str, size: tuple[int, int
     assert_kernels_agree(
         one_operation(OperationType.FULLY_CONNECTED, arguments, image(kind, (batch, units), 2.0, 120)), tolerance=1e-4
     )
+
+
+@pytest.mark.parametrize("size", [(33, 70, 100), (9, 31, 17), (60, 128, 33), (17, 26, 5)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_with_streamed_weights_match_the_interpreter(
+    kind: str, size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limits are so small that small weights are streamed, in K blocks of which the last one is shorter."""
+    monkeypatch.setattr(gemm_plan, "_MAX_RESIDENT_BYTES", 64)
+    monkeypatch.setattr(gemm_plan, "_MAX_PIECE_BYTES", 1200)
+    monkeypatch.setattr(gemm_plan, "_STREAMED_MC", 24)
+    rows, length, units = size
+    constants = weights(kind, (units, 1, 1, length), units, 0, np.random.default_rng(3))
+    arguments = [image(kind, (1, 1, rows, length), 0.5, 115), *constants, VALID, 1, 1, 3, False, 1, 1]
+
+    assert_kernels_agree(one_operation(OperationType.CONV_2D, arguments, image(kind, (1, 1, rows, units), 2.0, 120)))
+
+
+def streams_weights(micro_kernel: MicroKernel, rows: int, length: int, units: int) -> bool:
+    pointwise, along = WindowDimension(1, 1, 1, 0, 0, 1), WindowDimension(1, 1, 1, 0, 0, rows)
+    shape = ConvShape(1, 1, rows, length, pointwise, along, units)
+    kernel = gemm_plan.plan_gemm(shape, micro_kernel, TARGETS["avx512vnni"])
+    if kernel.streams_weights:
+        assert kernel.mc == min(rows, 128), "each weight is loaded once for many tiles"
+        assert kernel.work_items >= 8
+        assert kernel.scratch_bytes(TARGETS["avx512vnni"]) <= 1 << 20
+    return kernel.streams_weights
+
+
+def test_weights_that_do_not_fit_the_cache_are_streamed_if_several_tiles_read_them() -> None:
+    real, dot4 = Float32(-np.inf, np.inf), DotU8S8x4(True, NO_REQUANTIZATION, has_weight_zero_point=False)
+    assert streams_weights(real, 64, 768, 768)
+    assert streams_weights(real, 128, 4096, 4096)
+    assert streams_weights(real, 512, 4096, 4096)
+    assert streams_weights(dot4, 128, 4096, 4096)
+    assert not streams_weights(real, 8, 4096, 4096), "one tile"
+    assert not streams_weights(real, 128, 256, 256)
+    assert not streams_weights(dot4, 128, 768, 768)
 
 
 @pytest.mark.parametrize("multiplier", [1, 3])

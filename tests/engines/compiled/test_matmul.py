@@ -6,6 +6,7 @@ import pytest
 from support.compiled import assert_kernels_agree
 from support.small_models import one_operation
 
+from nnfmq.engines.compiled.kernels import gemm_plan
 from nnfmq.hal.types import Operand, OperandType, OperationType
 
 pytestmark = pytest.mark.instruction_sets
@@ -38,3 +39,15 @@ def test_batch_matmul_matches_the_interpreter(
     output = matrices((*batch, rows, columns), 60.0, 3)
 
     assert_kernels_agree(one_operation(OperationType.BATCH_MATMUL, arguments, output))
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_large_matrices_on_the_right_match_the_interpreter(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits are so small that the matrices are streamed as large ones are, in K blocks."""
+    monkeypatch.setattr(gemm_plan, "_MAX_RESIDENT_BYTES", 64)
+    monkeypatch.setattr(gemm_plan, "_MAX_PIECE_BYTES", 1200)
+    operand, scales = (F32, (0.0, 0.0)) if kind == "float32" else (Q8S, (0.5, 100.0))
+    left, right = (Operand(operand, shape, scales[0], 0) for shape in ((3, 33, 70), (3, 70, 49)))
+    output = Operand(operand, (3, 33, 49), scales[1], 0)
+
+    assert_kernels_agree(one_operation(OperationType.BATCH_MATMUL, [left, right, False, False], output))

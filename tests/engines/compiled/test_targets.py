@@ -264,6 +264,16 @@ def assembly_of(kernel: Kernel, target: Target) -> str:
     return machine.emit_assembly(parsed)
 
 
+@pytest.mark.parametrize(("rows", "is_prefetched"), [(128, True), (8, False)])
+def test_weights_that_do_not_fit_the_cache_are_prefetched(rows: int, is_prefetched: bool) -> None:
+    """One tile reads each weight once, and prefetches nothing."""
+    target, pointwise = TARGETS["avx512vnni"], window_dimension(1, 1, 1, 1, 1)
+    shape = ConvShape(1, 1, rows, 4096, pointwise, window_dimension(rows, 1, 1, 1, 1), 4096)
+    kernel = plan_gemm(shape, Float32(-np.inf, np.inf), target)
+
+    assert ("prefetcht1" in assembly_of(kernel, target)) is is_prefetched
+
+
 def vnni_assembly(micro_kernel: MicroKernel, size: int) -> str:
     """Return the assembly of a convolution for avx512vnni."""
     target = TARGETS["avx512vnni"]

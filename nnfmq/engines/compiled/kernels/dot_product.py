@@ -60,6 +60,8 @@ class MicroKernel(Protocol):
     kr: int
     lhs_rows: int
     """Rows of a tile that share an LHS vector and an accumulator: 2 if an instruction multiplies matrices, else 1."""
+    accumulator_type: Any
+    """The type of an accumulator, of 32 bits."""
 
     @property
     def has_weight_zero_point(self) -> bool:
@@ -130,6 +132,7 @@ class Float32:
 
     item_bytes = output_bytes = lhs_bytes = 4
     kr = lhs_rows = 1
+    accumulator_type = F32
     weight_prescale = 1
     has_weight_zero_point = is_group_sparse = False
     unroll_epilogue = True
@@ -226,6 +229,7 @@ class DotS16x2:
     lhs_bytes = 2
     kr = 2
     lhs_rows = 1
+    accumulator_type = I32
     has_weight_zero_point = is_group_sparse = unroll_epilogue = False
 
     def can_read_lhs_directly(self, channels: int) -> bool:
@@ -316,6 +320,7 @@ class _S8Weights:
     item_bytes = output_bytes = lhs_bytes = 1
     kr = 4
     weight_prescale = lhs_rows = 1
+    accumulator_type = I32
     unroll_epilogue = False
     lhs_is_signed = False
 

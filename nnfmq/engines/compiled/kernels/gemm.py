@@ -8,28 +8,29 @@ The last tile of a row starts early and recomputes positions, so there is no M r
 store. Both write equal bytes twice, by one thread or by two, which is harmless. Shapes and strides are loaded at run
 time (`GemmParams`): layers with equal tiles share one function.
 
-Long because the loops of one kernel are built by one class.
+Weights that do not fit the second-level cache are *streamed*: a block of positions is so large that each weight is
+loaded from memory once for many tiles, K is divided into blocks (BLIS: kc) whose part of a panel stays in the cache,
+and the tiles of a panel prefetch the next one. Accumulators wait in scratch memory between two K blocks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
 
-from nnfmq.engines.compiled.ir_builder import I8, I32, I64, KernelBuilder, Value, load_params, pack_params, vector
+from nnfmq.engines.compiled.ir_builder import I8, I32, KernelBuilder, Value, load_params, pack_params, vector
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.dot_product import Array, Dot4, MicroKernel
-from nnfmq.engines.compiled.kernels.epilogue_operator import EmitOperator, EpilogueOperator
-from nnfmq.engines.compiled.kernels.matrix_product import exchange_halves
+from nnfmq.engines.compiled.kernels.epilogue_operator import EpilogueOperator
+from nnfmq.engines.compiled.kernels.gemm_tile import EmitTap, EmitTile, GemmParams, GemmTile, TileBuilder
 from nnfmq.engines.compiled.kernels.packing import (
-    GROUP_LIST_ALIGNMENT,
     OVERREAD_BYTES,
     InputRowBuffer,
     RowBufferParams,
@@ -40,6 +41,8 @@ from nnfmq.engines.compiled.target import Target
 
 __all__ = ["GemmKernel", "LhsLayout", "row_buffer_of"]
 
+_CACHE_LINE = 64
+
 
 class LhsLayout(Enum):
     """LHS layout: the input read in place, converted pixels in scratch, or converted rows with padding in scratch."""
@@ -49,51 +52,20 @@ class LhsLayout(Enum):
     ROW_BUFFER = "row buffer"
 
 
-class GemmParams(NamedTuple):
-    """Run-time parameters of a GEMM. Strides, offsets and sizes are in bytes."""
-
-    blocks: Any  # of positions, all images
-    n_splits: Any
-    panels: Any
-    panel_bytes: Any
-    positions: Any  # of a block, or of an output row
-    lhs_stride: Any  # from one position's LHS to the next one's
-    out_stride: Any  # from one position's output to the next one's
-    tap_rows: Any
-    tap_columns: Any
-    k_iterations: Any  # of a tap
-    kernel_row_stride: Any  # LHS, from one row of taps to the next
-    kernel_column_stride: Any
-    input_pixel_stride: Any
-    block_elements: Any  # input elements of a block, for packed pixels
-    pixels: Any  # that share weights
-    blocks_per_rhs: Any
-    rhs_bytes: Any
-    panels_per_group: Any
-    lhs_group_stride: Any
-    out_group_stride: Any
-    image_bytes: Any
-    blocks_per_image: Any
-    block_rows: Any  # output rows of a block
-    output_rows: Any  # of an image
-    output_row_bytes: Any
-    row_sums: Any  # offset in scratch
-    sum_vectors: Any  # whole vectors of a tap's LHS, without the last one
-    sum_tail: Any  # elements of the last one, 1 at least
-
-
 @dataclass(frozen=True, slots=True)
 class GemmKernel:
     """A planned GEMM. Fields with repr=False only size the work; the others specialize the code and name the function.
 
     mc: positions of a work item, or output rows if the LHS is a row buffer. n_splits: slices of N. mr,
     nr_vectors: register tile. nr_remainder: channels of a group's last panel, 0 if it is full. k_unroll: K groups per
-    iteration. operator: what is applied to the results, if there is more than the micro-kernel's epilogue.
+    iteration. streams_weights: see the module; pixel blocks of one group only. k_blocks: 1 unless weights are streamed.
+    operator: what is applied to the results, if there is more than the micro-kernel's epilogue.
     """
 
     shape: ConvShape = field(repr=False)
     mc: int = field(repr=False)
     n_splits: int = field(repr=False)
+    k_blocks: int = field(repr=False)
     micro_kernel: MicroKernel
     mr: int
     nr_vectors: int
@@ -103,6 +75,7 @@ class GemmKernel:
     is_grouped: bool
     has_batched_rhs: bool
     k_unroll: int
+    streams_weights: bool
     operator: EpilogueOperator | None = None
 
     compile_cost = 3
@@ -159,11 +132,22 @@ class GemmKernel:
         return s.batch * self._blocks_per_image
 
     def scratch_bytes(self, target: Target) -> int:
-        """Return the size of a block's LHS, and of an int32 row sum for each of its positions if there are any."""
+        """Return the size of a block's LHS, of an int32 row sum for each position if there are any, of accumulators."""
+        slice_panels = math.ceil(self.panels / self.n_splits) if self.k_blocks > 1 else 0
+        return self._accumulators + slice_panels * self._accumulator_stride
+
+    @property
+    def _accumulators(self) -> int:
+        """The offset of the accumulators in scratch memory."""
         if not self.micro_kernel.has_weight_zero_point:
             return self._lhs_bytes
         rows = self.shape.columns.count if self.lhs_layout == LhsLayout.ROW_BUFFER else 1
         return self._lhs_bytes + 4 * self.mc * rows
+
+    @property
+    def _accumulator_stride(self) -> int:
+        """Bytes of the accumulators of a panel: of whole tiles, because the last one overlaps the one before it."""
+        return math.ceil(self.mc / self.mr) * self.mr * self.nr * 4
 
     @property
     def _lhs_bytes(self) -> int:
@@ -208,6 +192,7 @@ class GemmKernel:
         tap_rows, tap_columns, k = s.taps
         k_groups, elements_per_vector = math.ceil(k / mk.kr), 4 * self.lanes // mk.lhs_bytes
         panel_bytes = tap_rows * tap_columns * k_groups * self.nr * mk.kr * mk.lhs_bytes
+        k_iterations, iteration_bytes = k_groups // self.k_unroll, self.k_unroll * self.nr * mk.kr * mk.lhs_bytes
         out_stride, pixel = s.output_channels * mk.output_bytes, s.channels * mk.item_bytes
         params = GemmParams(
             blocks=self._blocks,
@@ -219,7 +204,12 @@ class GemmKernel:
             out_stride=out_stride,
             tap_rows=tap_rows,
             tap_columns=tap_columns,
-            k_iterations=k_groups // self.k_unroll,
+            k_iterations=k_iterations,
+            k_blocks=math.ceil(k_iterations / math.ceil(k_iterations / self.k_blocks)),
+            block_iterations=math.ceil(k_iterations / self.k_blocks),
+            accumulators=self._accumulators,
+            accumulator_stride=self._accumulator_stride,
+            prefetch_stride=min(_CACHE_LINE, math.ceil(iteration_bytes / math.ceil(self.mc / self.mr))),
             kernel_row_stride=self._kernel_row_stride,
             kernel_column_stride=self._kernel_column_stride,
             input_pixel_stride=pixel,
@@ -252,7 +242,9 @@ class GemmKernel:
         )
         emit_operator = None if self.operator is None else self.operator.bind(kb, out, 1, self.params_argument + 1)
         n = load_params(kb, kb.argument(self.params_argument), GemmParams)
-        builder = _GemmBuilder(self, kb, n, weights, epilogue, emit_operator)
+        extents = GemmTile(self.mr, self.nr_vectors, self.lanes, self.nr_remainder, self.k_unroll)
+        tile = TileBuilder(extents, self.micro_kernel, kb, n, epilogue, emit_operator)
+        builder = _GemmBuilder(self, kb, n, weights, epilogue, tile)
         with kb.loop(kb.begin, kb.end) as work_item:
             builder.emit_work_item(image, out, work_item)
         kb.return_void()
@@ -273,11 +265,14 @@ def row_buffer_of(shape: ConvShape, micro_kernel: MicroKernel, output_rows: int)
     return InputRowBuffer(s.height, s.width, s.channels, s.rows, s.columns, output_rows, micro_kernel.lhs_bytes, True)
 
 
-_EmitTap: TypeAlias = Callable[[Value, Value, Sequence[Value]], Sequence[Value]]
-"""Emits a tap: (its number, address of its first LHS element, accumulators) -> accumulators."""
+class _KBlock(NamedTuple):
+    """A K block of a slice of N: its iterations, and the addresses of its LHS and of its part of panel 0."""
 
-_EmitTile: TypeAlias = Callable[[Value, Sequence[Value]], Sequence[Value]]
-"""Emits a tile's K loop: (address of its first position's LHS, initial accumulators) -> accumulators."""
+    is_first: Value
+    is_last: Value
+    iterations: Value
+    lhs: Value
+    weights: Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +284,7 @@ class _GemmBuilder:
     n: GemmParams
     weights: Value
     epilogue: Value
-    emit_operator: EmitOperator | None
+    tile: TileBuilder
 
     @property
     def _mk(self) -> MicroKernel:
@@ -324,6 +319,9 @@ class _GemmBuilder:
         row_sums = kb.at(kb.scratch, n.row_sums)
         if self._mk.has_weight_zero_point:
             self._emit_row_sums(lhs, row_sums)
+        if self.kernel.streams_weights:
+            self._emit_k_blocks(lhs, row_sums, target, weights, n_split)
+            return
         with self._panels(n_split) as panel:
             self._emit_positions(lhs, row_sums, target, weights, panel)
 
@@ -357,9 +355,11 @@ class _GemmBuilder:
 
     def _panels(self, n_split: Value) -> AbstractContextManager[Value]:
         """Return the loop over the panels of a slice of N."""
-        kb, n = self.kb, self.n
-        begin, end = (kb.ir.udiv(kb.ir.mul(kb.add(n_split, more), n.panels), n.n_splits) for more in (0, 1))
-        return kb.loop(begin, end)
+        kb = self.kb
+        return kb.loop(self._first_panel(n_split), self._first_panel(kb.add(n_split, 1)))
+
+    def _first_panel(self, n_split: Value) -> Value:
+        return self.kb.ir.udiv(self.kb.ir.mul(n_split, self.n.panels), self.n.n_splits)
 
     # -- tiles ---------------------------------------------------------------------------------------------------------
 
@@ -368,7 +368,7 @@ class _GemmBuilder:
         kb, n, mr, nr = self.kb, self.n, self.kernel.mr, self.kernel.nr
         channel = kb.mul(panel, nr)
         if self._mk.is_group_sparse:
-            emit_tile = self._group_list_tile(weights, kb.at(weights, kb.mul(panel, 16)))
+            emit_tile = self.tile.group_list_tile(weights, kb.at(weights, kb.mul(panel, 16)))
         else:
             emit_tile = self._dense_tile(kb.at(weights, kb.ir.mul(panel, n.panel_bytes)))
         if self.kernel.is_grouped:
@@ -380,52 +380,22 @@ class _GemmBuilder:
         last = kb.ir.sub(n.positions, kb.i64(mr))
         with kb.loop(0, n.positions, mr) as position:
             position = kb.intrinsic("llvm.smin", position, last)
-            initial = self._init_accumulators(kb.at(row_sums, kb.mul(position, 4)), channel)
-            accs = emit_tile(kb.at(lhs, kb.ir.mul(position, n.lhs_stride)), self._exchanged(initial))
-            accs = self._exchanged(accs)
-            self._emit_epilogue(accs, kb.at(out, kb.ir.mul(position, n.out_stride)), channel, is_last_panel)
+            initial = self.tile.init_accumulators(kb.at(row_sums, kb.mul(position, 4)), channel)
+            accs = emit_tile(kb.at(lhs, kb.ir.mul(position, n.lhs_stride)), self.tile.exchanged(initial))
+            accs = self.tile.exchanged(accs)
+            self.tile.emit_epilogue(accs, kb.at(out, kb.ir.mul(position, n.out_stride)), channel, is_last_panel)
 
-    def _init_accumulators(self, row_sums: Value, channel: Value) -> Sequence[Value]:
-        """Return the bias, plus weight zero point * row sum of each position if there is one."""
-        k, kb, mk = self.kernel, self.kb, self._mk
-        biases = [
-            mk.init_accumulators(kb, self.epilogue, kb.add(channel, v * k.lanes), k.lanes) for v in range(k.nr_vectors)
-        ]
-        if not mk.has_weight_zero_point:
-            return biases * k.mr
-        corrections = [kb.broadcast(kb.load(I32, row_sums, 4 * r), k.lanes) for r in range(k.mr)]
-        return [kb.ir.add(bias, correction) for correction in corrections for bias in biases]
-
-    def _exchanged(self, accs: Sequence[Value]) -> Sequence[Value]:
-        """Return the accumulators of rows as those of matrices, or the reverse, if the micro-kernel has matrices."""
-        return exchange_halves(self.kb, accs, self.kernel.nr_vectors) if self._mk.lhs_rows == 2 else accs
-
-    def _dense_tile(self, panel: Value) -> _EmitTile:
+    def _dense_tile(self, panel: Value) -> EmitTile:
         """Return a function that emits a tile's loop over all K groups of all taps."""
-        k, kb, n = self.kernel, self.kb, self.n
-        kr_bytes = self._mk.kr * self._mk.lhs_bytes
-        weight_bytes = k.nr * kr_bytes
-
-        def emit_iteration(
-            lhs: Sequence[Value], index: Value, weights: Value, accs: Sequence[Value]
-        ) -> Sequence[Value]:
-            for number in range(k.k_unroll):
-                offset = kb.add(kb.mul(index, k.k_unroll * kr_bytes), number * kr_bytes)
-                accs = self._multiply(lhs, offset, kb.at(weights, number * weight_bytes), accs)
-            return accs
+        kb, n = self.kb, self.n
 
         def emit_tap(number: Value, first: Value, accs: Sequence[Value]) -> Sequence[Value]:
-            tap_weights = kb.at(panel, kb.ir.mul(number, kb.mul(n.k_iterations, k.k_unroll * weight_bytes)))
-            lhs = [kb.launder(kb.at(first, kb.mul(n.lhs_stride, r))) for r in range(k.mr)]
-            return kb.for_loop(
-                n.k_iterations,
-                accs,
-                lambda i, a: emit_iteration(lhs, i, kb.at(tap_weights, kb.mul(i, k.k_unroll * weight_bytes)), a),
-            )
+            tap_weights = kb.at(panel, kb.ir.mul(number, kb.mul(n.k_iterations, self.tile.weight_bytes)))
+            return self.tile.k_loop(first, tap_weights, n.k_iterations, accs)
 
         return lambda lhs, accs: self._over_taps(lhs, accs, emit_tap)
 
-    def _over_taps(self, lhs: Value, accs: Sequence[Value], emit_tap: _EmitTap) -> Sequence[Value]:
+    def _over_taps(self, lhs: Value, accs: Sequence[Value], emit_tap: EmitTap) -> Sequence[Value]:
         """Emit the loops over the taps of a window; pixel blocks have one tap."""
         kb, n = self.kb, self.n
         if self.kernel.lhs_layout != LhsLayout.ROW_BUFFER:
@@ -441,79 +411,62 @@ class _GemmBuilder:
 
         return kb.for_loop(n.tap_rows, accs, emit_tap_row)
 
-    def _multiply(self, lhs: Sequence[Value], offset: Value, weights: Value, accs: Sequence[Value]) -> Sequence[Value]:
-        """Emit one K group of a tile: the operand with fewer vectors stays in registers, the other is streamed."""
-        k, kb, mk, results = self.kernel, self.kb, self._mk, list(accs)
-        kind, height = mk.weight_type(k.lanes), mk.lhs_rows
-        rows, columns = range(k.mr // height), range(k.nr_vectors * height)
+    # -- streamed weights ----------------------------------------------------------------------------------------------
 
-        def load_weights(column: int) -> Value:
-            return kb.load(kind, weights, column * (k.lanes * mk.kr * mk.lhs_bytes // height))
+    def _emit_k_blocks(self, lhs: Value, row_sums: Value, out: Value, weights: Value, n_split: Value) -> None:
+        """Emit the loops over K blocks and panels: all panels of a slice read the K block of the LHS from the cache."""
+        kb, n, tile = self.kb, self.n, self.tile
+        accumulators, first_panel = kb.at(kb.scratch, n.accumulators), self._first_panel(n_split)
+        with kb.loop(0, n.k_blocks) as k_block:
+            first = kb.ir.mul(k_block, n.block_iterations)
+            iterations = kb.intrinsic("llvm.smin", n.block_iterations, kb.ir.sub(n.k_iterations, first))
+            block = _KBlock(
+                is_first=kb.ir.icmp_unsigned("==", k_block, kb.i64(0)),
+                is_last=kb.ir.icmp_unsigned("==", kb.add(k_block, 1), n.k_blocks),
+                iterations=iterations,
+                lhs=kb.at(lhs, kb.mul(first, tile.lhs_bytes)),
+                weights=kb.at(weights, kb.mul(first, tile.weight_bytes)),
+            )
+            with self._panels(n_split) as panel:
+                saved = kb.at(accumulators, kb.ir.mul(kb.ir.sub(panel, first_panel), n.accumulator_stride))
+                self._emit_k_block_of_panel(block, panel, row_sums, saved, out)
 
-        def load_lhs(row: int) -> Value:
-            first, *others = (mk.load_lhs(kb, lhs[row * height + r], offset, k.lanes) for r in range(height))
-            return kb.concat(first, *others) if others else first
+    def _emit_k_block_of_panel(
+        self, block: _KBlock, panel: Value, row_sums: Value, accumulators: Value, out: Value
+    ) -> None:
+        """Emit the tiles of a panel over all positions of a block; each prefetches a part of the next panel's weights.
 
-        def multiply(row: int, column: int, left: Value, right: Value) -> None:
-            number = (row * height + column % height) * k.nr_vectors + column // height
-            results[number] = mk.multiply_add(kb, accs[number], left, right)
-
-        if len(rows) < len(columns):
-            all_lhs = [load_lhs(row) for row in rows]
-            for column in columns:
-                loaded = load_weights(column)
-                for row in rows:
-                    multiply(row, column, all_lhs[row], loaded)
-            return results
-        all_weights = [load_weights(column) for column in columns]
-        for row in rows:
-            loaded = load_lhs(row)
-            for column in columns:
-                multiply(row, column, loaded, all_weights[column])
-        return results
-
-    def _group_list_tile(self, weights: Value, entry: Value) -> _EmitTile:
-        """Return a function that emits a tile's loop over the groups in a panel's list (`packing.pack_group_lists`).
-
-        No register is free for weights beside the accumulators of several rows: pmaddubsw takes them from memory.
+        A prefetch may run past the constant's end: it is a hint and reads nothing.
         """
-        k, kb, mk, n = self.kernel, self.kb, self._mk, self.n
-        offsets, count = kb.at(weights, kb.load(I64, entry)), kb.load(I64, entry, 8)
-        offset_bytes = kb.ir.and_(kb.add(kb.mul(count, 4), GROUP_LIST_ALIGNMENT - 1), kb.i64(-GROUP_LIST_ALIGNMENT))
-        listed, kind, size = kb.at(offsets, offset_bytes), mk.weight_type(k.lanes), 4 * k.lanes
+        kb, n, tile, mr, nr = self.kb, self.n, self.tile, self.kernel.mr, self.kernel.nr
+        channel, weights = kb.mul(panel, nr), kb.at(block.weights, kb.ir.mul(panel, n.panel_bytes))
+        ahead, tile_prefetch = kb.at(weights, n.panel_bytes), kb.ir.mul(block.iterations, n.prefetch_stride)
+        out = kb.at(out, kb.mul(panel, nr * self._mk.output_bytes))
+        is_last_panel = kb.ir.icmp_unsigned("==", kb.add(panel, 1), n.panels_per_group)
+        last = kb.ir.sub(n.positions, kb.i64(mr))
+        with kb.loop(0, n.positions, mr) as begin:
+            position, saved = kb.intrinsic("llvm.smin", begin, last), kb.at(accumulators, kb.mul(begin, nr * 4))
+            prefetched = kb.at(ahead, kb.ir.mul(kb.ir.udiv(begin, kb.i64(mr)), tile_prefetch))
+            accs = self._initial_or_saved(block, kb.at(row_sums, kb.mul(position, 4)), channel, saved)
+            row = kb.at(block.lhs, kb.ir.mul(position, n.lhs_stride))
+            accs = tile.exchanged(tile.k_loop(row, weights, block.iterations, tile.exchanged(accs), prefetched))
+            with kb.ir.if_else(block.is_last) as (done, more):
+                with done:
+                    target = kb.at(out, kb.ir.mul(position, n.out_stride))
+                    tile.emit_epilogue(accs, target, channel, is_last_panel)
+                with more:
+                    for number, acc in enumerate(accs):
+                        kb.store(acc, saved, number * 4 * self.kernel.lanes)
 
-        def emit_tile(lhs: Value, accs: Sequence[Value]) -> Sequence[Value]:
-            rows = [kb.at(lhs, kb.mul(n.lhs_stride, r)) for r in range(k.mr)]
-
-            def emit_group(index: Value, accs: Sequence[Value]) -> Sequence[Value]:
-                offset = kb.ir.sext(kb.load(I32, offsets, kb.mul(index, 4)), I64)
-                fours, results = kb.at(listed, kb.mul(index, 2 * k.nr_vectors * size)), []
-                for r in range(k.mr):
-                    loaded = mk.load_lhs(kb, rows[r], offset, k.lanes)
-                    for v in range(k.nr_vectors):
-                        pair = tuple(kb.load_volatile(kind, fours, i * size) for i in (v, k.nr_vectors + v))
-                        results.append(mk.multiply_add(kb, accs[r * k.nr_vectors + v], loaded, pair))
-                return results
-
-            return kb.for_loop(count, accs, emit_group, may_be_empty=True)
-
-        return emit_tile
-
-    def _emit_epilogue(self, accs: Sequence[Value], target: Value, channel: Value, is_last_panel: Value) -> None:
-        """Emit the epilogue row by row, and the stores of full or partial rows."""
-        k, kb = self.kernel, self.kb
-
-        def store_row(offset: Value, row: Sequence[Value]) -> None:
-            results, address = self._mk.epilogue(kb, row, self.epilogue, channel), kb.at(target, offset)
-            finished = results if self.emit_operator is None else self.emit_operator(results, address)
-            kb.store_tile_row(finished, address, k.nr_remainder, is_last_panel)
-
-        if self._mk.unroll_epilogue and not k.nr_remainder and self.emit_operator is None:
-            for first in range(0, len(accs), k.nr_vectors):
-                store_row(kb.mul(self.n.out_stride, first // k.nr_vectors), accs[first : first + k.nr_vectors])
-        else:
-            with kb.for_each_tile_row(accs, k.nr_vectors, self.n.out_stride) as (offset, row):
-                store_row(offset, row)
+    def _initial_or_saved(self, block: _KBlock, row_sums: Value, channel: Value, saved: Value) -> Sequence[Value]:
+        """Return a tile's initial accumulators in the first K block, else those that the block before saved."""
+        kb, lanes = self.kb, self.kernel.lanes
+        count, element = self.kernel.mr * self.kernel.nr_vectors, self._mk.accumulator_type
+        return kb.either(
+            block.is_first,
+            lambda: self.tile.init_accumulators(row_sums, channel),
+            lambda: [kb.load(vector(element, lanes), saved, number * 4 * lanes) for number in range(count)],
+        )
 
     # -- row sums ------------------------------------------------------------------------------------------------------
 
@@ -535,7 +488,7 @@ class _GemmBuilder:
             corrections = kb.ir.mul(sums, kb.broadcast(zero_point, sums.type.count))
             kb.store_partial(corrections, mr, row_sums, kb.mul(position, 4))
 
-    def _row_sum_tap(self, mk: Dot4) -> _EmitTap:
+    def _row_sum_tap(self, mk: Dot4) -> EmitTap:
         """Return a function that emits a tap's contribution to the row sums.
 
         A tap has `sum_vectors` whole vectors and a tail of 1 to a whole vector's elements. The tail is a masked load of

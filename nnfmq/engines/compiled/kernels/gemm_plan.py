@@ -23,6 +23,12 @@ _K_UNROLLS = (2, 3, 5)  # the first that divides the number of K groups
 _SAMPLE_PANELS = 4  # whose group lists are measured, to estimate the length of all
 _MAX_MR = 8
 
+# Streamed weights, which do not fit the second-level cache.
+_MAX_RESIDENT_BYTES = 3 << 18  # of weights that do
+_STREAMED_MC = 128  # positions that share a load of weights from memory
+_MAX_STREAMED_SCRATCH = 1 << 19  # of packed LHS, and of accumulators
+_MAX_PIECE_BYTES = 3 << 16  # of a panel in a K block
+
 
 def plan_gemm(
     shape: ConvShape, micro_kernel: MicroKernel, target: Target, nr_vectors: Sequence[int] = range(1, 9)
@@ -35,10 +41,17 @@ def plan_gemm(
         is_direct = micro_kernel.can_read_lhs_directly(shape.channels_per_group)
         lhs_layout = LhsLayout.DIRECT if is_direct else LhsLayout.PACKED
     k_groups = 1 if micro_kernel.is_group_sparse else math.ceil(shape.taps[2] / micro_kernel.kr)
+    streams_weights = _streams_weights(shape, micro_kernel, mr)
+    if streams_weights:
+        mc = _choose_streamed_mc(shape, micro_kernel, mr)
+    else:
+        mc = _choose_mc(shape, micro_kernel, mr) if shape.is_pointwise else _choose_block_rows(shape, micro_kernel)
+    panel_bytes = shape.k * width * target.lanes * micro_kernel.lhs_bytes
     candidate = GemmKernel(
         shape,
-        mc=_choose_mc(shape, micro_kernel, mr) if shape.is_pointwise else _choose_block_rows(shape, micro_kernel),
+        mc=mc,
         n_splits=1,
+        k_blocks=math.ceil(panel_bytes / _MAX_PIECE_BYTES) if streams_weights else 1,
         micro_kernel=micro_kernel,
         mr=mr,
         nr_vectors=width,
@@ -48,10 +61,29 @@ def plan_gemm(
         is_grouped=shape.groups > 1,
         has_batched_rhs=shape.has_batched_rhs,
         k_unroll=next((number for number in _K_UNROLLS if k_groups % number == 0), 1),
+        streams_weights=streams_weights,
     )
-    is_heavy = shape.k * shape.output_channels * micro_kernel.lhs_bytes > _MAX_WEIGHT_BYTES
-    n_splits = max(math.ceil(_MIN_WORK_ITEMS / candidate.work_items), 2 if is_heavy else 1)
-    return replace(candidate, n_splits=min(candidate.panels, n_splits))
+    return replace(candidate, n_splits=_choose_n_splits(candidate))
+
+
+def _streams_weights(shape: ConvShape, micro_kernel: MicroKernel, mr: int) -> bool:
+    """Return whether several tiles read each weight, and the weights do not fit the second-level cache."""
+    is_dense = shape.is_pointwise and shape.groups == 1 and not micro_kernel.is_group_sparse
+    return is_dense and shape.pixels > mr and _weight_bytes(shape, micro_kernel) > _MAX_RESIDENT_BYTES
+
+
+def _weight_bytes(shape: ConvShape, micro_kernel: MicroKernel) -> int:
+    return shape.k * shape.output_channels * micro_kernel.lhs_bytes
+
+
+def _choose_n_splits(kernel: GemmKernel) -> int:
+    """Return the slices of N: as many as the number of work items and the size of the accumulators require."""
+    n_splits = math.ceil(_MIN_WORK_ITEMS / kernel.work_items)
+    if kernel.k_blocks > 1:
+        n_splits = max(n_splits, math.ceil(kernel.mc * kernel.panels * kernel.nr * 4 / _MAX_STREAMED_SCRATCH))
+    elif _weight_bytes(kernel.shape, kernel.micro_kernel) > _MAX_WEIGHT_BYTES:
+        n_splits = max(n_splits, 2)
+    return min(kernel.panels, n_splits)
 
 
 def _choose_tile(
@@ -97,8 +129,25 @@ def _choose_mc(shape: ConvShape, micro_kernel: MicroKernel, mr: int) -> int:
     """
     max_positions = max(mr, _MAX_SCRATCH_BYTES // (shape.channels * micro_kernel.lhs_bytes))
     wanted = min(max_positions, math.ceil(shape.batch * shape.height * shape.width / _MIN_WORK_ITEMS))
-    blocks = math.ceil(shape.pixels / max(mr, wanted))
-    return min(shape.pixels, math.ceil(math.ceil(shape.pixels / blocks) / mr) * mr)
+    return _divide_positions(shape.pixels, max(mr, wanted), mr)
+
+
+def _choose_streamed_mc(shape: ConvShape, micro_kernel: MicroKernel, mr: int) -> int:
+    """Return the positions of a block whose weights are streamed: work items are slices of N rather than blocks."""
+    return _divide_positions(shape.pixels, _max_streamed_positions(shape, micro_kernel, mr), mr)
+
+
+def _max_streamed_positions(shape: ConvShape, micro_kernel: MicroKernel, mr: int) -> int:
+    fits = _STREAMED_MC
+    if not micro_kernel.can_read_lhs_directly(shape.channels):
+        fits = min(fits, _MAX_STREAMED_SCRATCH // (shape.channels * micro_kernel.lhs_bytes))
+    return max(mr, fits)
+
+
+def _divide_positions(positions: int, most: int, mr: int) -> int:
+    """Return the size of the fewest equal blocks of at most about `most` positions: a multiple of mr, or one block."""
+    blocks = math.ceil(positions / most)
+    return min(positions, math.ceil(math.ceil(positions / blocks) / mr) * mr)
 
 
 def _choose_block_rows(shape: ConvShape, micro_kernel: MicroKernel) -> int:

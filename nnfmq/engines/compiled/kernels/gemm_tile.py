@@ -1,0 +1,209 @@
+"""The register tile of a GEMM: initial accumulators, the K loop, the epilogue.
+
+A tile is mr positions times nr output channels (BLIS: the micro-kernel). Its accumulators stay in registers during the
+loop, in which the operand with fewer vectors stays in registers and the other is streamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from nnfmq.engines.compiled.ir_builder import I32, I64, KernelBuilder, Value
+from nnfmq.engines.compiled.kernels.dot_product import MicroKernel
+from nnfmq.engines.compiled.kernels.epilogue_operator import EmitOperator
+from nnfmq.engines.compiled.kernels.matrix_product import exchange_halves
+from nnfmq.engines.compiled.kernels.packing import GROUP_LIST_ALIGNMENT
+
+__all__ = ["EmitTap", "EmitTile", "GemmParams", "GemmTile", "TileBuilder"]
+
+EmitTap: TypeAlias = Callable[[Value, Value, Sequence[Value]], Sequence[Value]]
+"""Emits a tap: (its number, address of its first LHS element, accumulators) -> accumulators."""
+
+EmitTile: TypeAlias = Callable[[Value, Sequence[Value]], Sequence[Value]]
+"""Emits a tile's K loop: (address of its first position's LHS, initial accumulators) -> accumulators."""
+
+
+class GemmParams(NamedTuple):
+    """Run-time parameters of a GEMM. Strides, offsets and sizes are in bytes."""
+
+    blocks: Any  # of positions, all images
+    n_splits: Any
+    panels: Any
+    panel_bytes: Any
+    positions: Any  # of a block, or of an output row
+    lhs_stride: Any  # from one position's LHS to the next one's
+    out_stride: Any  # from one position's output to the next one's
+    tap_rows: Any
+    tap_columns: Any
+    k_iterations: Any  # of a tap
+    k_blocks: Any
+    block_iterations: Any  # of a K block, without the last one
+    accumulators: Any  # offset in scratch
+    accumulator_stride: Any  # in scratch, from one panel's accumulators to the next one's
+    prefetch_stride: Any  # bytes of the next panel that one iteration prefetches
+    kernel_row_stride: Any  # LHS, from one row of taps to the next
+    kernel_column_stride: Any
+    input_pixel_stride: Any
+    block_elements: Any  # input elements of a block, for packed pixels
+    pixels: Any  # that share weights
+    blocks_per_rhs: Any
+    rhs_bytes: Any
+    panels_per_group: Any
+    lhs_group_stride: Any
+    out_group_stride: Any
+    image_bytes: Any
+    blocks_per_image: Any
+    block_rows: Any  # output rows of a block
+    output_rows: Any  # of an image
+    output_row_bytes: Any
+    row_sums: Any  # offset in scratch
+    sum_vectors: Any  # whole vectors of a tap's LHS, without the last one
+    sum_tail: Any  # elements of the last one, 1 at least
+
+
+@dataclass(frozen=True, slots=True)
+class GemmTile:
+    """The extents of a register tile. `nr_remainder`: channels of a group's last panel, 0 if it is full."""
+
+    mr: int
+    nr_vectors: int
+    lanes: int
+    nr_remainder: int
+    k_unroll: int  # K groups per iteration
+
+    @property
+    def nr(self) -> int:
+        """Channels of a panel."""
+        return self.nr_vectors * self.lanes
+
+
+@dataclass(frozen=True, slots=True)
+class TileBuilder:
+    """Emits the code of a tile. `epilogue` is the address of the epilogue's constant, `emit_operator` follows it."""
+
+    tile: GemmTile
+    micro_kernel: MicroKernel
+    kb: KernelBuilder
+    n: GemmParams
+    epilogue: Value
+    emit_operator: EmitOperator | None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a panel's weights for one iteration of the K loop."""
+        return self.tile.k_unroll * self.tile.nr * self.micro_kernel.kr * self.micro_kernel.lhs_bytes
+
+    @property
+    def lhs_bytes(self) -> int:
+        """Bytes of a position's LHS for one iteration of the K loop."""
+        return self.tile.k_unroll * self.micro_kernel.kr * self.micro_kernel.lhs_bytes
+
+    def init_accumulators(self, row_sums: Value, channel: Value) -> Sequence[Value]:
+        """Return the bias, plus weight zero point * row sum of each position if there is one."""
+        k, kb, mk = self.tile, self.kb, self.micro_kernel
+        biases = [
+            mk.init_accumulators(kb, self.epilogue, kb.add(channel, v * k.lanes), k.lanes) for v in range(k.nr_vectors)
+        ]
+        if not mk.has_weight_zero_point:
+            return biases * k.mr
+        corrections = [kb.broadcast(kb.load(I32, row_sums, 4 * r), k.lanes) for r in range(k.mr)]
+        return [kb.ir.add(bias, correction) for correction in corrections for bias in biases]
+
+    def exchanged(self, accs: Sequence[Value]) -> Sequence[Value]:
+        """Return the accumulators of rows as those of matrices, or the reverse, if the micro-kernel has matrices."""
+        return exchange_halves(self.kb, accs, self.tile.nr_vectors) if self.micro_kernel.lhs_rows == 2 else accs
+
+    def k_loop(
+        self, lhs: Value, weights: Value, iterations: Value, accs: Sequence[Value], ahead: Value | None = None
+    ) -> Sequence[Value]:
+        """Emit the loop over K groups that are contiguous in memory. `ahead`: where to begin to prefetch weights."""
+        k, kb, n = self.tile, self.kb, self.n
+        rows = [kb.launder(kb.at(lhs, kb.mul(n.lhs_stride, r))) for r in range(k.mr)]
+        group_bytes, group_weights = self.lhs_bytes // k.k_unroll, self.weight_bytes // k.k_unroll
+
+        def emit_iteration(index: Value, accs: Sequence[Value]) -> Sequence[Value]:
+            if ahead is not None:
+                kb.prefetch(kb.at(ahead, kb.ir.mul(index, n.prefetch_stride)))
+            first = kb.at(weights, kb.mul(index, self.weight_bytes))
+            for number in range(k.k_unroll):
+                offset = kb.add(kb.mul(index, self.lhs_bytes), number * group_bytes)
+                accs = self._multiply(rows, offset, kb.at(first, number * group_weights), accs)
+            return accs
+
+        return kb.for_loop(iterations, accs, emit_iteration)
+
+    def _multiply(self, lhs: Sequence[Value], offset: Value, weights: Value, accs: Sequence[Value]) -> Sequence[Value]:
+        """Emit one K group of a tile: the operand with fewer vectors stays in registers, the other is streamed."""
+        k, kb, mk, results = self.tile, self.kb, self.micro_kernel, list(accs)
+        kind, height = mk.weight_type(k.lanes), mk.lhs_rows
+        rows, columns = range(k.mr // height), range(k.nr_vectors * height)
+
+        def load_weights(column: int) -> Value:
+            return kb.load(kind, weights, column * (k.lanes * mk.kr * mk.lhs_bytes // height))
+
+        def load_lhs(row: int) -> Value:
+            first, *others = (mk.load_lhs(kb, lhs[row * height + r], offset, k.lanes) for r in range(height))
+            return kb.concat(first, *others) if others else first
+
+        def multiply(row: int, column: int, left: Value, right: Value) -> None:
+            number = (row * height + column % height) * k.nr_vectors + column // height
+            results[number] = mk.multiply_add(kb, accs[number], left, right)
+
+        if len(rows) < len(columns):
+            all_lhs = [load_lhs(row) for row in rows]
+            for column in columns:
+                loaded = load_weights(column)
+                for row in rows:
+                    multiply(row, column, all_lhs[row], loaded)
+            return results
+        all_weights = [load_weights(column) for column in columns]
+        for row in rows:
+            loaded = load_lhs(row)
+            for column in columns:
+                multiply(row, column, loaded, all_weights[column])
+        return results
+
+    def group_list_tile(self, weights: Value, entry: Value) -> EmitTile:
+        """Return a function that emits a tile's loop over the groups in a panel's list (`packing.pack_group_lists`).
+
+        No register is free for weights beside the accumulators of several rows: pmaddubsw takes them from memory.
+        """
+        k, kb, mk, n = self.tile, self.kb, self.micro_kernel, self.n
+        offsets, count = kb.at(weights, kb.load(I64, entry)), kb.load(I64, entry, 8)
+        offset_bytes = kb.ir.and_(kb.add(kb.mul(count, 4), GROUP_LIST_ALIGNMENT - 1), kb.i64(-GROUP_LIST_ALIGNMENT))
+        listed, kind, size = kb.at(offsets, offset_bytes), mk.weight_type(k.lanes), 4 * k.lanes
+
+        def emit_tile(lhs: Value, accs: Sequence[Value]) -> Sequence[Value]:
+            rows = [kb.at(lhs, kb.mul(n.lhs_stride, r)) for r in range(k.mr)]
+
+            def emit_group(index: Value, accs: Sequence[Value]) -> Sequence[Value]:
+                offset = kb.ir.sext(kb.load(I32, offsets, kb.mul(index, 4)), I64)
+                fours, results = kb.at(listed, kb.mul(index, 2 * k.nr_vectors * size)), []
+                for r in range(k.mr):
+                    loaded = mk.load_lhs(kb, rows[r], offset, k.lanes)
+                    for v in range(k.nr_vectors):
+                        pair = tuple(kb.load_volatile(kind, fours, i * size) for i in (v, k.nr_vectors + v))
+                        results.append(mk.multiply_add(kb, accs[r * k.nr_vectors + v], loaded, pair))
+                return results
+
+            return kb.for_loop(count, accs, emit_group, may_be_empty=True)
+
+        return emit_tile
+
+    def emit_epilogue(self, accs: Sequence[Value], target: Value, channel: Value, is_last_panel: Value) -> None:
+        """Emit the epilogue row by row, and the stores of full or partial rows."""
+        k, kb = self.tile, self.kb
+
+        def store_row(offset: Value, row: Sequence[Value]) -> None:
+            results, address = self.micro_kernel.epilogue(kb, row, self.epilogue, channel), kb.at(target, offset)
+            finished = results if self.emit_operator is None else self.emit_operator(results, address)
+            kb.store_tile_row(finished, address, k.nr_remainder, is_last_panel)
+
+        if self.micro_kernel.unroll_epilogue and not k.nr_remainder and self.emit_operator is None:
+            for first in range(0, len(accs), k.nr_vectors):
+                store_row(kb.mul(self.n.out_stride, first // k.nr_vectors), accs[first : first + k.nr_vectors])
+        else:
+            with kb.for_each_tile_row(accs, k.nr_vectors, self.n.out_stride) as (offset, row):
+                store_row(offset, row)
