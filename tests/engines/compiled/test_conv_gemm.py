@@ -227,7 +227,7 @@ def test_products_with_streamed_weights_match_the_interpreter(
 ) -> None:
     """The limits are so small that small weights are streamed, in K blocks of which the last one is shorter."""
     monkeypatch.setattr(gemm_plan, "_MAX_RESIDENT_BYTES", 64)
-    monkeypatch.setattr(gemm_plan, "_MAX_PIECE_BYTES", 1200)
+    monkeypatch.setattr(gemm_plan, "_MAX_K_BLOCK_BYTES", 1200)
     monkeypatch.setattr(gemm_plan, "_STREAMED_MC", 24)
     rows, length, units = size
     constants = weights(kind, (units, 1, 1, length), units, 0, np.random.default_rng(3))

@@ -45,7 +45,7 @@ def test_batch_matmul_matches_the_interpreter(
 def test_large_matrices_on_the_right_match_the_interpreter(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits are so small that the matrices are streamed as large ones are, in K blocks."""
     monkeypatch.setattr(gemm_plan, "_MAX_RESIDENT_BYTES", 64)
-    monkeypatch.setattr(gemm_plan, "_MAX_PIECE_BYTES", 1200)
+    monkeypatch.setattr(gemm_plan, "_MAX_K_BLOCK_BYTES", 1200)
     operand, scales = (F32, (0.0, 0.0)) if kind == "float32" else (Q8S, (0.5, 100.0))
     left, right = (Operand(operand, shape, scales[0], 0) for shape in ((3, 33, 70), (3, 70, 49)))
     output = Operand(operand, (3, 33, 49), scales[1], 0)

@@ -428,8 +428,8 @@ class _GemmBuilder:
                 weights=kb.at(weights, kb.mul(first, tile.weight_bytes)),
             )
             with self._panels(n_split) as panel:
-                saved = kb.at(accumulators, kb.ir.mul(kb.ir.sub(panel, first_panel), n.accumulator_stride))
-                self._emit_k_block_of_panel(block, panel, row_sums, saved, out)
+                stored = kb.at(accumulators, kb.ir.mul(kb.ir.sub(panel, first_panel), n.accumulator_stride))
+                self._emit_k_block_of_panel(block, panel, row_sums, stored, out)
 
     def _emit_k_block_of_panel(
         self, block: _KBlock, panel: Value, row_sums: Value, accumulators: Value, out: Value
@@ -445,9 +445,9 @@ class _GemmBuilder:
         is_last_panel = kb.ir.icmp_unsigned("==", kb.add(panel, 1), n.panels_per_group)
         last = kb.ir.sub(n.positions, kb.i64(mr))
         with kb.loop(0, n.positions, mr) as begin:
-            position, saved = kb.intrinsic("llvm.smin", begin, last), kb.at(accumulators, kb.mul(begin, nr * 4))
+            position, stored = kb.intrinsic("llvm.smin", begin, last), kb.at(accumulators, kb.mul(begin, nr * 4))
             prefetched = kb.at(ahead, kb.ir.mul(kb.ir.udiv(begin, kb.i64(mr)), tile_prefetch))
-            accs = self._initial_or_saved(block, kb.at(row_sums, kb.mul(position, 4)), channel, saved)
+            accs = self._initial_or_stored(block, kb.at(row_sums, kb.mul(position, 4)), channel, stored)
             row = kb.at(block.lhs, kb.ir.mul(position, n.lhs_stride))
             accs = tile.exchanged(tile.k_loop(row, weights, block.iterations, tile.exchanged(accs), prefetched))
             with kb.ir.if_else(block.is_last) as (done, more):
@@ -456,16 +456,16 @@ class _GemmBuilder:
                     tile.emit_epilogue(accs, target, channel, is_last_panel)
                 with more:
                     for number, acc in enumerate(accs):
-                        kb.store(acc, saved, number * 4 * self.kernel.lanes)
+                        kb.store(acc, stored, number * 4 * self.kernel.lanes)
 
-    def _initial_or_saved(self, block: _KBlock, row_sums: Value, channel: Value, saved: Value) -> Sequence[Value]:
-        """Return a tile's initial accumulators in the first K block, else those that the block before saved."""
+    def _initial_or_stored(self, block: _KBlock, row_sums: Value, channel: Value, stored: Value) -> Sequence[Value]:
+        """Return a tile's initial accumulators in the first K block, else those that the block before stored."""
         kb, lanes = self.kb, self.kernel.lanes
         count, element = self.kernel.mr * self.kernel.nr_vectors, self._mk.accumulator_type
         return kb.either(
             block.is_first,
             lambda: self.tile.init_accumulators(row_sums, channel),
-            lambda: [kb.load(vector(element, lanes), saved, number * 4 * lanes) for number in range(count)],
+            lambda: [kb.load(vector(element, lanes), stored, number * 4 * lanes) for number in range(count)],
         )
 
     # -- row sums ------------------------------------------------------------------------------------------------------

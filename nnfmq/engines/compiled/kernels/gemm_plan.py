@@ -27,7 +27,7 @@ _MAX_MR = 8
 _MAX_RESIDENT_BYTES = 3 << 18  # of weights that do
 _STREAMED_MC = 128  # positions that share a load of weights from memory
 _MAX_STREAMED_SCRATCH = 1 << 19  # of packed LHS, and of accumulators
-_MAX_PIECE_BYTES = 3 << 16  # of a panel in a K block
+_MAX_K_BLOCK_BYTES = 3 << 16  # of a panel in a K block
 
 
 def plan_gemm(
@@ -51,7 +51,7 @@ def plan_gemm(
         shape,
         mc=mc,
         n_splits=1,
-        k_blocks=math.ceil(panel_bytes / _MAX_PIECE_BYTES) if streams_weights else 1,
+        k_blocks=math.ceil(panel_bytes / _MAX_K_BLOCK_BYTES) if streams_weights else 1,
         micro_kernel=micro_kernel,
         mr=mr,
         nr_vectors=width,
