@@ -23,9 +23,8 @@ from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
-from llvmlite import ir
 
-from nnfmq.engines.compiled.ir_builder import I8, I32, KernelBuilder, Value, load_params, pack_params, vector
+from nnfmq.engines.compiled.ir_builder import I32, KernelBuilder, Value, load_params, pack_params, vector
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.dot_product import Array, Dot4, MicroKernel
 from nnfmq.engines.compiled.kernels.epilogue_operator import EpilogueOperator
@@ -479,7 +478,7 @@ class _GemmBuilder:
         """
         kb, n, mk, mr, lanes = self.kb, self.n, self._mk, self.kernel.mr, self.kernel.lanes
         assert isinstance(mk, Dot4), "no other micro-kernel has a weight zero point"
-        emit_tap, zeros = self._row_sum_tap(mk), kb.splat(I32, 0, lanes)
+        emit_tap, zeros = self.tile.row_sum_tap(mk), kb.splat(I32, 0, lanes)
         zero_point, last = mk.weight_zero_point(kb, self.epilogue), kb.ir.sub(n.positions, kb.i64(mr))
         with kb.loop(0, n.positions, mr) as position:
             position = kb.intrinsic("llvm.smin", position, last)
@@ -487,32 +486,3 @@ class _GemmBuilder:
             sums = kb.horizontal_sums(accs)
             corrections = kb.ir.mul(sums, kb.broadcast(zero_point, sums.type.count))
             kb.store_partial(corrections, mr, row_sums, kb.mul(position, 4))
-
-    def _row_sum_tap(self, mk: Dot4) -> EmitTap:
-        """Return a function that emits a tap's contribution to the row sums.
-
-        A tap has `sum_vectors` whole vectors and a tail of 1 to a whole vector's elements. The tail is a masked load of
-        the groups of four that begin in the tap, multiplied by 1 for the tap's own elements and by 0 for the rest.
-        """
-        kb, n, lanes, size = self.kb, self.n, self.kernel.lanes, 4 * self.kernel.lanes
-        kind, ones = mk.weight_type(lanes), kb.splat(I8, 1, size)
-        byte_indexes, tail = ir.Constant(kind, list(range(size))), kb.broadcast(kb.ir.trunc(n.sum_tail, I8), size)
-        tail_ones = kb.ir.select(kb.ir.icmp_unsigned("<", byte_indexes, tail), ones, ir.Constant(kind, None))
-        group_begins = ir.Constant(vector(I32, lanes), list(range(0, size, 4)))
-        mask = kb.ir.icmp_unsigned("<", group_begins, kb.broadcast(kb.ir.trunc(n.sum_tail, I32), lanes))
-
-        def emit_tap(_: Value, first: Value, accs: Sequence[Value]) -> Sequence[Value]:
-            rows = [kb.at(first, kb.mul(n.lhs_stride, number)) for number in range(len(accs))]
-
-            def emit_vector(index: Value, accs: Sequence[Value]) -> Sequence[Value]:
-                elements = [kb.load(kind, row, kb.mul(index, size)) for row in rows]
-                return [mk.dot(kb, *pair, ones) for pair in zip(accs, elements, strict=True)]
-
-            accs = kb.for_loop(n.sum_vectors, accs, emit_vector, may_be_empty=True)
-            tails = [kb.masked_load(vector(I32, lanes), row, kb.mul(n.sum_vectors, size), mask) for row in rows]
-            return [
-                mk.dot(kb, acc, kb.ir.bitcast(elements, kind), tail_ones)
-                for acc, elements in zip(accs, tails, strict=True)
-            ]
-
-        return emit_tap

@@ -1,4 +1,4 @@
-"""The register tile of a GEMM: initial accumulators, the K loop, the epilogue.
+"""The register tile of a GEMM: initial accumulators, the K loop, the epilogue, and row sums.
 
 A tile is mr positions times nr output channels (BLIS: the micro-kernel). Its accumulators stay in registers during the
 loop, in which the operand with fewer vectors stays in registers and the other is streamed.
@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from nnfmq.engines.compiled.ir_builder import I32, I64, KernelBuilder, Value
-from nnfmq.engines.compiled.kernels.dot_product import MicroKernel
+from llvmlite import ir
+
+from nnfmq.engines.compiled.ir_builder import I8, I32, I64, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.kernels.dot_product import Dot4, MicroKernel
 from nnfmq.engines.compiled.kernels.epilogue_operator import EmitOperator
 from nnfmq.engines.compiled.kernels.matrix_product import exchange_halves
 from nnfmq.engines.compiled.kernels.packing import GROUP_LIST_ALIGNMENT
@@ -207,3 +209,32 @@ class TileBuilder:
         else:
             with kb.for_each_tile_row(accs, k.nr_vectors, self.n.out_stride) as (offset, row):
                 store_row(offset, row)
+
+    def row_sum_tap(self, mk: Dot4) -> EmitTap:
+        """Return a function that emits a tap's contribution to the row sums.
+
+        A tap has `sum_vectors` whole vectors and a tail of 1 to a whole vector's elements. The tail is a masked load of
+        the groups of four that begin in the tap, multiplied by 1 for the tap's own elements and by 0 for the rest.
+        """
+        kb, n, lanes, size = self.kb, self.n, self.tile.lanes, 4 * self.tile.lanes
+        kind, ones = mk.weight_type(lanes), kb.splat(I8, 1, size)
+        byte_indexes, tail = ir.Constant(kind, list(range(size))), kb.broadcast(kb.ir.trunc(n.sum_tail, I8), size)
+        tail_ones = kb.ir.select(kb.ir.icmp_unsigned("<", byte_indexes, tail), ones, ir.Constant(kind, None))
+        group_begins = ir.Constant(vector(I32, lanes), list(range(0, size, 4)))
+        mask = kb.ir.icmp_unsigned("<", group_begins, kb.broadcast(kb.ir.trunc(n.sum_tail, I32), lanes))
+
+        def emit_tap(_: Value, first: Value, accs: Sequence[Value]) -> Sequence[Value]:
+            rows = [kb.at(first, kb.mul(n.lhs_stride, number)) for number in range(len(accs))]
+
+            def emit_vector(index: Value, accs: Sequence[Value]) -> Sequence[Value]:
+                elements = [kb.load(kind, row, kb.mul(index, size)) for row in rows]
+                return [mk.dot(kb, *pair, ones) for pair in zip(accs, elements, strict=True)]
+
+            accs = kb.for_loop(n.sum_vectors, accs, emit_vector, may_be_empty=True)
+            tails = [kb.masked_load(vector(I32, lanes), row, kb.mul(n.sum_vectors, size), mask) for row in rows]
+            return [
+                mk.dot(kb, acc, kb.ir.bitcast(elements, kind), tail_ones)
+                for acc, elements in zip(accs, tails, strict=True)
+            ]
+
+        return emit_tap
