@@ -14,7 +14,7 @@
  * cores, divided by the number of processes with either. The bytes are hints: they order nothing, and a wrong one costs
  * time, never a result. Each process writes its own bytes only, and the pool the busy byte.
  *
- * Kernels run in the mode of `_float_mode.h`: a worker sets it for good, the caller during a run.
+ * Kernels run in the mode of `_float_mode.h`: a worker until it returns, the caller during a run.
  *
  * Each pair of accesses that synchronizes two threads has a label, which stands at both ends:
  *
@@ -217,9 +217,10 @@ static inline int nnfmq_pool_step(nnfmq_pool *pool, int64_t me, nnfmq_worker *wo
 
 static inline void nnfmq_pool_work(nnfmq_pool *pool, int64_t me) {
     nnfmq_worker worker = {0, 0};
-    nnfmq_flush_subnormals();
+    const uint64_t float_mode = nnfmq_flush_subnormals();
     while (nnfmq_pool_step(pool, me, &worker)) {
     }
+    nnfmq_restore_float_mode(float_mode);
 }
 
 /* ---- the caller ---- */

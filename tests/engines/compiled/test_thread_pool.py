@@ -410,3 +410,12 @@ def test_subnormal_numbers_are_zero_in_kernels_and_in_nothing_else(
         assert (numbers[1:] == [0, 1]).all()
 
     assert 0 < np.float32(smallest_normal) / np.float32(2) < smallest_normal
+
+
+def test_a_worker_that_returns_leaves_the_mode_of_its_thread_as_it_was() -> None:
+    core = with_workers(1)._new_core()
+    core.stop()
+    core.work(1)  # returns immediately
+
+    smallest_normal = np.finfo(np.float32).tiny
+    assert 0 < np.float32(smallest_normal) / np.float32(2) < smallest_normal
