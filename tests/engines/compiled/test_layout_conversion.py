@@ -5,37 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
+from support.chains import TYPES, tensor, weights
 from support.compiled import assert_kernels_agree
 from support.small_models import graph, one_operation, scalar
 
 from nnfmq.engines.compiled import partition
 from nnfmq.engines.compiled.memory_plan import PartitionPlan, plan_partition
-from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType
+from nnfmq.hal.types import LifeTime, Model, Operation, OperationType
 
 pytestmark = pytest.mark.instruction_sets
 
-F32, Q8, Q8S = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
-TYPES = {"float32": (F32, 0.0, 0), "uint8": (Q8, 0.5, 100), "int8": (Q8S, 0.5, -7)}
 SAME = 1
-
-
-def tensor(kind: str, *shape: int) -> Operand:
-    type, scale, zero_point = TYPES[kind]
-    return Operand(type, shape, scale, zero_point)
-
-
-def weights(kind: str, shape: tuple[int, ...], channels: int) -> list[tuple[Operand, bytes]]:
-    random = np.random.default_rng(5)
-    if kind == "float32":
-        floats, bias = random.normal(size=shape).astype("<f4"), random.normal(size=channels).astype("<f4")
-        return [(Operand(F32, shape), floats.tobytes()), (Operand(F32, (channels,)), bias.tobytes())]
-    type = TYPES[kind][0]
-    values = random.integers(0, 256, shape).astype("u1")
-    bias = random.integers(-500, 500, channels).astype("<i4")
-    bias_operand = Operand(OperandType.TENSOR_INT32, (channels,), 0.5 * 0.015625)
-    return [(Operand(type, shape, 0.015625, 3), values.tobytes()), (bias_operand, bias.tobytes())]
 
 
 @pytest.mark.parametrize("channels", [1, 3, 12])
