@@ -17,6 +17,7 @@ import numpy as np
 
 from nnfmq.engines.compiled.ir_builder import F32, KernelBuilder, Value, load_params, pack_params, vector
 from nnfmq.engines.compiled.kernels.dot_product import Array, Float32
+from nnfmq.engines.compiled.kernels.dwconv_shape import DwConvShape
 from nnfmq.engines.compiled.kernels.float_ops import fmuladd
 from nnfmq.engines.compiled.kernels.packing import (
     InputConverter,
@@ -76,18 +77,13 @@ class DwConvParams(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DwConvKernel:
+class DwConvKernel(DwConvShape):
     """A planned depthwise convolution of an NHWC input of shape `shape`.
 
     Fields with repr=False only size the work; the others specialize the code and so name the function. mr, nr_vectors:
     register tile. nr_remainder: channels of the last panel, 0 if it is full.
     """
 
-    shape: Shape = field(repr=False)
-    rows: WindowDimension = field(repr=False)
-    columns: WindowDimension = field(repr=False)
-    depth_multiplier: int = field(repr=False)
-    block_rows: int = field(repr=False)
     channel_block: int = field(repr=False)
     micro_kernel: Float32
     taps: UnrolledTaps
@@ -98,27 +94,10 @@ class DwConvKernel:
     has_channel_blocks: bool
     has_depth_multiplier: bool
 
-    compile_cost = 2
-
-    @property
-    def channels(self) -> int:
-        """Output channels."""
-        return self.shape[3] * self.depth_multiplier
-
-    @property
-    def macs(self) -> int:
-        """Multiply-accumulates of the whole convolution."""
-        positions = self.shape[0] * self.rows.count * self.columns.count
-        return positions * self.channels * self.rows.size * self.columns.size
-
     @property
     def work_items(self) -> int:
         """Blocks of output rows times blocks of channels."""
-        return self.shape[0] * self._row_blocks * self._channel_blocks
-
-    @property
-    def _row_blocks(self) -> int:
-        return math.ceil(self.rows.count / self.block_rows)
+        return self.shape[0] * self.row_blocks * self._channel_blocks
 
     @property
     def _channel_blocks(self) -> int:
@@ -168,7 +147,7 @@ class DwConvKernel:
         mk, buffer, (_, height, width, input_channels) = self.micro_kernel, self.row_buffer, self.shape
         input_row_bytes, out_stride = width * input_channels * mk.item_bytes, self.channels * mk.output_bytes
         params = DwConvParams(
-            row_blocks=self._row_blocks,
+            row_blocks=self.row_blocks,
             channel_blocks=self._channel_blocks,
             channels=self.channels,
             channel_block=self.channel_block,

@@ -28,6 +28,7 @@ import numpy as np
 
 from nnfmq.engines.compiled.ir_builder import I64, KernelBuilder, Value, load_params, pack_params
 from nnfmq.engines.compiled.kernels.dot_product import Array, SignFlipped
+from nnfmq.engines.compiled.kernels.dwconv_shape import DwConvShape
 from nnfmq.engines.compiled.kernels.packing import (
     InputRowBuffer,
     RowBufferParams,
@@ -39,8 +40,6 @@ from nnfmq.engines.compiled.kernels.row_interleaving import DwConvInt8Params, Ro
 from nnfmq.engines.compiled.kernels.subvectors import PANEL_VECTORS, subvector_order
 from nnfmq.engines.compiled.kernels.tap_interleaving import RowDot
 from nnfmq.engines.compiled.target import Target
-from nnfmq.operations.shapes import WindowDimension
-from nnfmq.operations.signature import Shape
 
 __all__ = ["DwConvInt8Kernel"]
 
@@ -48,7 +47,7 @@ _TERM_COUNT_BYTES = 64  # before the weights of a panel that may have two terms
 
 
 @dataclass(frozen=True, slots=True)
-class DwConvInt8Kernel:
+class DwConvInt8Kernel(DwConvShape):
     """A planned depthwise convolution of an 8-bit NHWC input of shape `shape`.
 
     Fields with repr=False only size the work; the others specialize the code and so name the function. `mr`: positions
@@ -56,11 +55,6 @@ class DwConvInt8Kernel:
     interleaved.
     """
 
-    shape: Shape = field(repr=False)
-    rows: WindowDimension = field(repr=False)
-    columns: WindowDimension = field(repr=False)
-    depth_multiplier: int = field(repr=False)
-    block_rows: int = field(repr=False)
     block_panels: int = field(repr=False)
     pixel_group: int = field(repr=False)
     dot: RowDot
@@ -73,27 +67,10 @@ class DwConvInt8Kernel:
     has_panel_blocks: bool
     has_depth_multiplier: bool
 
-    compile_cost = 2
-
-    @property
-    def channels(self) -> int:
-        """Output channels."""
-        return self.shape[3] * self.depth_multiplier
-
-    @property
-    def macs(self) -> int:
-        """Multiply-accumulates of the whole convolution."""
-        positions = self.shape[0] * self.rows.count * self.columns.count
-        return positions * self.channels * self.rows.size * self.columns.size
-
     @property
     def work_items(self) -> int:
         """Blocks of output rows times blocks of panels."""
-        return self.shape[0] * self._row_blocks * self._panel_blocks
-
-    @property
-    def _row_blocks(self) -> int:
-        return math.ceil(self.rows.count / self.block_rows)
+        return self.shape[0] * self.row_blocks * self._panel_blocks
 
     @property
     def _panel_blocks(self) -> int:
@@ -202,7 +179,7 @@ class DwConvInt8Kernel:
         buffer, pixels, group = self.row_buffer, self._interleaved_pixels, self.pixel_group
         left, within = (0, pixels) if self.copies_rows else (self.columns.padding_low, width)
         params = DwConvInt8Params(
-            row_blocks=self._row_blocks,
+            row_blocks=self.row_blocks,
             panel_blocks=self._panel_blocks,
             panels=self.panels,
             block_panels=self.block_panels,
