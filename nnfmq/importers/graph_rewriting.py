@@ -70,9 +70,14 @@ class GraphRewriting:
         """Return whether the constant scalar `index` is another activation than NONE."""
         return any(self.builder.content(index))
 
+    def is_float_constant(self, index: int) -> bool:
+        """Return whether an operand is a constant tensor of float32."""
+        operand = self.builder[index]
+        return operand.type == OperandType.TENSOR_FLOAT32 and operand.lifetime == LifeTime.CONSTANT_COPY
+
     def floats(self, index: int) -> Array | None:
         """Return the value of a float32 constant, as float64; None for all other operands."""
-        operand = self.builder[index]
-        if operand.type != OperandType.TENSOR_FLOAT32 or operand.lifetime != LifeTime.CONSTANT_COPY:
+        if not self.is_float_constant(index):
             return None
-        return np.frombuffer(self.builder.content(index), np.float32).reshape(operand.dimensions).astype(np.float64)
+        content = np.frombuffer(self.builder.content(index), np.float32)
+        return content.reshape(self.shape(index)).astype(np.float64)

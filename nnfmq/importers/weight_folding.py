@@ -101,12 +101,12 @@ class _Folding:
         if len(operation.inputs) <= (parameters.layout or parameters.activation):
             return False  # implicit paddings
         has_activation = self.graph.has_activation(operation.inputs[parameters.activation])
-        return not has_activation and all(self.graph.floats(index) is not None for index in constants)
+        return not has_activation and all(map(self.graph.is_float_constant, constants))
 
     def fold(self, number: int) -> None:
         """Fold the operations after operation `number`, each of which alone reads the result before it."""
         operation = self.graph.operation(number)
-        parameters, product = _WEIGHTED[operation.type], self._product(operation)
+        product: _Product | None = None
         axis = self._channel_axis(operation)
         activation, last = FusedActivationFunc.NONE, number
         while activation == FusedActivationFunc.NONE:
@@ -125,13 +125,13 @@ class _Folding:
                 activation = _ACTIVATIONS[following.type]
             else:
                 affine = self._affine(following, result, axis)
-                then = None if affine is None else product.then(*affine)
+                then = None if affine is None else (product or self._product(operation)).then(*affine)
                 if then is None:
                     break
                 product = then
             self.graph.operations[last] = replace(self.graph.operation(last), outputs=following.outputs)
             self.graph.operations[reader] = None
-        self._replace(number, product, parameters.activation, activation)
+        self._replace(number, product, activation)
 
     def _product(self, operation: Operation) -> _Product:
         weights, bias = (self.graph.floats(index) for index in operation.inputs[1:3])
@@ -163,15 +163,14 @@ class _Folding:
             factor, offset = _AFFINE[operation.type](np.broadcast_to(constant, along).reshape(-1))
         return np.asarray(factor), np.asarray(offset)
 
-    def _replace(self, number: int, product: _Product, position: int, activation: FusedActivationFunc) -> None:
-        """Give an operation its new weights, bias and activation."""
-        operation = self.graph.operation(number)
+    def _replace(self, number: int, product: _Product | None, activation: FusedActivationFunc) -> None:
+        """Give an operation its new weights and bias, if there are any, and its activation."""
+        operation, builder = self.graph.operation(number), self.graph.builder
         inputs = list(operation.inputs)
-        inputs[position] = self.graph.builder.int32(activation)
-        if (product.factor != 1).any() or product.offset.any():
-            for parameter, array in enumerate(product.folded(), 1):
-                is_shared = self.graph.reader_count(inputs[parameter]) > 1
-                inputs[parameter] = self.graph.builder.with_content(inputs[parameter], array.tobytes(), is_shared)
+        inputs[_WEIGHTED[operation.type].activation] = builder.int32(activation)
+        for position, array in enumerate(product.folded() if product else (), 1):
+            is_shared = self.graph.reader_count(inputs[position]) > 1
+            inputs[position] = builder.with_content(inputs[position], array.tobytes(), is_shared)
         self.graph.operations[number] = replace(operation, inputs=tuple(inputs))
 
 
