@@ -18,10 +18,9 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cpu_pinning
 import latency_baselines
 import numpy as np
-from bench_processes import BenchmarkFailed, set_time_limit
+from bench_processes import set_time_limit
 
 from nnfmq.cli.console import open_client
 from nnfmq.hal.errors import NnfmqError
@@ -36,6 +35,8 @@ from nnfmq.hal.types import (
     OperationType,
     Subgraph,
 )
+from nnfmq.measure import cpu_pinning
+from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
 
 if TYPE_CHECKING:
     from nnfmq.hal.tensor_info import TensorInfo
@@ -94,7 +95,7 @@ def _reporting(plan: LatencyPlan, results: Connection) -> Iterator[None]:
         os.environ[CLIENT_WINDOW] = os.environ[SERVER_WINDOW] = str(plan.window_us)
     try:
         yield
-    except (NnfmqError, OSError, latency_baselines.BaselineUnavailable) as error:
+    except (NnfmqError, OSError, RunnerUnavailable) as error:
         results.send(BenchmarkFailed(f"{type(error).__name__}: {error}"))
     finally:
         results.close()

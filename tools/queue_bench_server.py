@@ -17,10 +17,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning
-from bench_processes import BenchmarkFailed, end_process, set_time_limit
+from bench_processes import end_process, set_time_limit
 
 from nnfmq.hal.errors import NnfmqError
+from nnfmq.measure import cpu_pinning
+from nnfmq.measure.failures import BenchmarkFailed
 from nnfmq.queue.hybrid_polling import DEFAULT_WINDOW_US
 
 DEFAULT_NS = DEFAULT_WINDOW_US * 1000

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_processes import BenchmarkFailed, set_time_limit
-from measure_capabilities import random_input
+from bench_processes import set_time_limit
 
 import nnfmq
 from nnfmq.hal.errors import MissedDeadline, NnfmqError
 from nnfmq.hal.types import ExecutionPreference
+from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.measure.steps import random_input
 
 Step = Callable[[float | None], object]
 """Executes once; its argument is a timeout in seconds, which a runtime without deadlines ignores."""

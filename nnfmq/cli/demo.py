@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.console import console, distribution, microseconds, print_json, table
+from nnfmq.cli.console import console, microseconds, print_json, table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -140,6 +140,8 @@ def _with_progress(inputs: Array, screen: Console | None) -> Iterator[Array]:
 
 
 def _metrics(result: Classification, labels: Array) -> dict[str, Any]:
+    from nnfmq.measure.percentiles import distribution
+
     correct = sum(a == b for a, b in zip(result.predictions, labels.tolist(), strict=True))
     return {
         "correct": correct,

@@ -58,6 +58,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "importers": ("hal", "memory", "validation", "operations"),
     "conformance": ("runtime", "engines", "validation", "operations", "memory", "fence", "hal"),
     "compat": ("runtime", "importers", "hal"),
+    "measure": ("runtime", "importers", "engines.interpreter", "operations", "queue", "cpu_allowance", "hal"),
     "cli": (EVERYTHING,),
     "observe": (),
 }
@@ -79,7 +80,14 @@ DOORS: dict[str, tuple[str, ...]] = {
     "llvmlite": ("engines.compiled",),
     "multiprocess": (),
     # The embedded driver, and modules that measure or test in child processes.
-    "subprocess": ("runtime.embedded_driver", "runtime.client", "cli.queue_bench", "conformance.runner"),
+    "subprocess": (
+        "runtime.embedded_driver",
+        "runtime.client",
+        "cli.queue_bench",
+        "conformance.runner",
+        "measure.listening_driver",
+        "measure.runner_group",
+    ),
     "multiprocessing": (),
     "pickle": (),
     "dill": (),
