@@ -126,7 +126,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     missed = [f"{label}: {target['target']}" for label, target in targets_of(report) if target["met"] is False]
     missing = [
         f"{row['model']}: {runner}: {reason}"
-        for row in report.get("models", [])
+        for section in ("models", "transformers")
+        for row in report.get(section, [])
         for runner, reason in row["missing"].items()
     ]
     return report | {"missed": missed, "not_compared": [*skipped, *missing]}
@@ -180,10 +181,10 @@ def _print(report: dict[str, Any], no_color: bool) -> None:
 
 def _print_models(screen: Any, rows: Sequence[dict[str, Any]]) -> None:
     metrics = [column for name in ("p50", *TAIL_RATIOS) for column in (f">{name}", ">target", "")]
-    ratios = table("burst / best baseline", ">threads", *metrics, "best p50")
+    ratios = table("model", "runner", ">threads", *metrics, "best p50")
     for row in (row for found in rows for row in found["comparisons"]):
         columns = [column for target in row["targets"] for column in _target_columns(target)]
-        ratios.add_row(row["model"], str(row["threads"]), *columns, row["best_baseline"] or "-")
+        ratios.add_row(row["model"], row["subject"], str(row["threads"]), *columns, row["best_baseline"] or "-")
     screen.print(ratios)
     for row in rows:
         runners = table(row["model"], ">p50 µs", ">p99", ">p99.9", ">threads", ">difference", "API variant")
@@ -247,6 +248,7 @@ def _print_roofline(screen: Any, found: dict[str, Any]) -> None:
 
 _PRINTERS: dict[str, Callable[[Any, Any], None]] = {
     "models": _print_models,
+    "transformers": _print_models,
     "cost": _print_cost,
     "compiling": _print_compiling,
     "scaling": _print_scaling,

@@ -33,10 +33,15 @@ def runner_name(kind: str, threads: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelBenchmark:
-    """One model: its file (without .tflite), and the limits for p50 over the best baseline's, by number of threads."""
+    """One model: its file (without .tflite), and the limits for p50 over the best baseline's, by number of threads.
+
+    `subject` is the runner that is compared with the baselines, `count` the number of steps of a runner in each round.
+    """
 
     file: str
     targets: tuple[float, float]
+    subject: str = BURST
+    count: int = 2000
 
     @property
     def name(self) -> str:
@@ -53,6 +58,21 @@ MODELS = (
     ModelBenchmark("tts_float", (0.80, 0.80)),
 )
 
+TRANSFORMERS = (
+    *(
+        ModelBenchmark(f"block_{width}x{length}_{dtype}", (1.0, 1.0), BURST, count)
+        for width, length, count in ((256, 1, 2000), (256, 128, 500), (768, 1, 2000), (768, 128, 100))
+        for dtype in ("float32", "int8")
+    ),
+    *(
+        ModelBenchmark(f"product_{size}x{rows}_{dtype}", (1.0, 1.0), IN_PROCESS, count)
+        for size, counts in (("768x3072", (2000, 1000, 300)), ("4096x4096", (300, 200, 40)))
+        for rows, count in zip((1, 8, 128), counts, strict=True)
+        for dtype in ("float32", "int8")
+    ),
+)
+"""Models that transformer_models.py generates."""
+
 
 Rounds = Sequence[Mapping[str, Metrics]]
 """The metrics of every runner by round; the noise of a target is computed from them."""
@@ -61,12 +81,12 @@ Rounds = Sequence[Mapping[str, Metrics]]
 def model_row(
     model: ModelBenchmark, metrics: Mapping[str, Metrics], threads: int, by_round: Rounds = ()
 ) -> dict[str, Any]:
-    """Return a model's targets with `threads` threads: p50, p99 and p99.9 of the burst over the best baseline's."""
+    """Return a model's targets with `threads` threads: p50, p99 and p99.9 of its subject over the best baseline's."""
     baselines = tuple(runner_name(kind, threads) for kind in BASELINES)
-    subject = runner_name(BURST, threads)
+    subject, what = runner_name(model.subject, threads), model.subject.removeprefix("nnfmq ")
     limits = {"p50": model.targets[threads - 1], **TAIL_RATIOS}
     targets = [
-        Target(f"{metric} of the burst / best baseline", subject, metric, limit, "×", baselines)
+        Target(f"{metric} of {what} / best baseline", subject, metric, limit, "×", baselines)
         for metric, limit in limits.items()
     ]
     measured = [name for name in baselines if name in metrics]
@@ -74,7 +94,8 @@ def model_row(
         "model": model.name,
         "threads": threads,
         "best_baseline": min(measured, key=lambda name: metrics[name]["p50"]).partition(",")[0] if measured else None,
-        "burst_us": metrics[subject]["p50"],
+        "subject": model.subject,
+        "subject_us": metrics[subject]["p50"],
         "baseline_us": min((metrics[name]["p50"] for name in measured), default=None),
         "targets": [evaluate_target(target, metrics, by_round) for target in targets],
     }
@@ -155,7 +176,8 @@ def max_output_difference(outputs: Sequence[Any], expected: Sequence[Any]) -> fl
 
 def targets_of(report: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return every target of a report with the label of its row."""
-    rows = [row for found in report.get("models", []) for row in found["comparisons"]]
+    compared = [found for section in ("models", "transformers") for found in report.get(section, [])]
+    rows = [row for found in compared for row in found["comparisons"]]
     rows += [row for section in ("cost", "compiling") for row in report.get(section, [])]
     return [(_label(row), target) for row in rows for target in row["targets"]]
 

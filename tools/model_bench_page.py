@@ -113,7 +113,7 @@ def _target(target: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def _models(rows: Sequence[Mapping[str, Any]], plots: Mapping[str, str]) -> Iterator[str]:
     metrics = [column for name in ("p50", *TAIL_RATIOS) for column in (f">{name}", ">target", "")]
-    headings = ("burst / best baseline", ">threads", *metrics, ">burst µs", ">best baseline µs", "best baseline")
+    headings = ("model", "runner", ">threads", *metrics, ">µs", ">best baseline µs", "best baseline")
     yield table(headings, [_ratio_row(row) for found in rows for row in found["comparisons"]])
     yield from _plot(plots, "models", "p50 of each runner over p50 of the best baseline, with 1 and 2 threads")
     for row in rows:
@@ -123,10 +123,14 @@ def _models(rows: Sequence[Mapping[str, Any]], plots: Mapping[str, str]) -> Iter
         yield f"{row['rounds']} rounds of {row['count']} executions.\n"
 
 
+def _transformers(rows: Sequence[Mapping[str, Any]], _: Mapping[str, str]) -> Iterator[str]:
+    return _models(rows, {})
+
+
 def _ratio_row(row: Mapping[str, Any]) -> list[str]:
-    times = (format_metric(row[name], "") for name in ("burst_us", "baseline_us"))
+    times = (format_metric(row[name], "") for name in ("subject_us", "baseline_us"))
     targets = [column for target in row["targets"] for column in _target(target)]
-    return [row["model"], str(row["threads"]), *targets, *times, row["best_baseline"] or "-"]
+    return [row["model"], row["subject"], str(row["threads"]), *targets, *times, row["best_baseline"] or "-"]
 
 
 def _runner_row(name: str, runner: Mapping[str, Any]) -> list[str]:
@@ -197,6 +201,7 @@ def _roofline_row(row: Mapping[str, Any]) -> list[str]:
 
 _SECTIONS: dict[str, tuple[str, Any]] = {
     "models": ("Models compared with other runtimes", _models),
+    "transformers": ("Transformer blocks and products", _transformers),
     "cost": ("Cost of the burst", _cost),
     "compiling": ("While another model is compiled", _compiling),
     "scaling": ("Scaling", _scaling),

@@ -1,6 +1,7 @@
 """The sections of model_bench.py. Each returns its part of the report.
 
-*models* compares the device `compiled` over a burst, and called in process, with the baselines in process. *cost*
+*models* compares the device `compiled` over a burst, and called in process, with the baselines in process.
+*transformers* does so with generated models: transformer blocks, and products with large weights. *cost*
 compares the burst with the same engine in process while both ends poll, each on its own CPU. *compiling* measures a
 burst while another client of the same driver has a model compiled. *scaling* measures generated models of one operation
 in many sizes, and one model with 1, 2, ... threads. *roofline* compares the models with the ceilings of one CPU.
@@ -27,6 +28,7 @@ from model_bench_metrics import (
     BASELINES,
     BURST,
     IN_PROCESS,
+    TRANSFORMERS,
     ModelBenchmark,
     compiling_row,
     cost_row,
@@ -47,6 +49,7 @@ from model_bench_scheduler import (
     wait_until_idle,
 )
 from model_work import KINDS, TYPES, count_model_cost, generate_model
+from transformer_models import generate
 
 from nnfmq.cli.console import open_client
 from nnfmq.hal.errors import NnfmqError
@@ -55,7 +58,7 @@ from nnfmq.service.caching.program_cache import cache_disabled
 POLLING_US = 100_000.0
 SIZES, CHANNELS = (8, 16, 32, 64, 128), (8, 16, 64, 256)
 AT_SIZE, AT_CHANNELS = 16, 32
-MODEL_COUNT, COST_COUNT, SCALING_COUNT, COMPILING_COUNT = 2000, 500, 300, 3000  # steps of a runner in each round
+COST_COUNT, SCALING_COUNT, COMPILING_COUNT = 500, 300, 3000  # steps of a runner in each round
 THREADS = 2  # of the runners that are compared
 COMPILING = ("mobilenet_v1_0.25_128_quant", "mobilenet_v2_1.0_224_quant")  # the executed model, the compiled model
 THREADS_MODEL = "mobilenet_v1_0.75_192_quant"
@@ -120,17 +123,30 @@ def thread_counts() -> range:
 
 def models(plan: BenchmarkPlan) -> list[dict[str, Any]]:
     """Compare all runners on each model, with one thread and with two."""
-    return [_model(plan, model) for model in plan.models]
+    return [_model(plan, model, plan.path(model.file)) for model in plan.models]
 
 
-def _model(plan: BenchmarkPlan, model: ModelBenchmark) -> dict[str, Any]:
-    path, jobs = plan.path(model.file), {}
+def transformers(plan: BenchmarkPlan) -> list[dict[str, Any]]:
+    """Compare the runners on generated transformer blocks, and the engine in process on products."""
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="nnfmq-bench-") as folder:
+        for model in TRANSFORMERS:
+            path = Path(folder) / f"{model.file}.tflite"
+            path.write_bytes(generate(model.file))
+            rows.append(_model(plan, model, path))
+            path.unlink()
+    return rows
+
+
+def _model(plan: BenchmarkPlan, model: ModelBenchmark, path: Path) -> dict[str, Any]:
+    jobs = {}
     for threads in thread_counts():
-        jobs[runner_name(BURST, threads)] = _burst(plan, path, threads)
+        if model.subject == BURST:
+            jobs[runner_name(BURST, threads)] = _burst(plan, path, threads)
         jobs[runner_name(IN_PROCESS, threads)] = _in_process(plan, path, threads)
         for kind in BASELINES:
             jobs[runner_name(kind, threads)] = RunnerJob(kind, path, compute_cpus(threads), limit_s=plan.limit_s)
-    trial = plan.trial(MODEL_COUNT)
+    trial = plan.trial(model.count)
     found = run_interleaved(jobs, trial, plan.rounds, lambda name: plan.advance(f"{model.name}: {name}"))
     metrics, subject = found.metrics(), found.outputs[runner_name(IN_PROCESS, 1)]
     runners = {
@@ -372,6 +388,7 @@ def _ceilings_main(connection: Connection, limit_s: int) -> None:
 
 SECTIONS: dict[str, Callable[[BenchmarkPlan], Any]] = {
     "models": models,
+    "transformers": transformers,
     "cost": cost,
     "compiling": compiling,
     "scaling": scaling,
@@ -392,10 +409,15 @@ def count_trials(name: str, plan: BenchmarkPlan) -> int:
     if name in pairs:
         return 2 * pairs[name] * trials
     return {
-        "models": len(plan.models) * threads * (2 + len(BASELINES)) * trials,
+        "models": sum(_runner_count(model) for model in plan.models) * threads * trials,
+        "transformers": sum(_runner_count(model) for model in TRANSFORMERS) * threads * trials,
         "compiling": 2 * plan.rounds,
         "roofline": 1 + len(plan.models) * trials,
     }[name]
+
+
+def _runner_count(model: ModelBenchmark) -> int:
+    return len(BASELINES) + (2 if model.subject == BURST else 1)
 
 
 def polling_windows() -> dict[str, str]:
@@ -404,6 +426,6 @@ def polling_windows() -> dict[str, str]:
 
     default = f"default ({DEFAULT_WINDOW_US} µs; {CLIENT_WINDOW} and {SERVER_WINDOW} change it)"
     return {
-        "models, compiling, threads": default,
+        "models, transformers, compiling, threads": default,
         "cost, growth": f"{POLLING_US:g} µs: both ends poll for as long as they wait",
     }

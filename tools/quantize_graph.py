@@ -42,6 +42,7 @@ class QuantizationRule:
 RULES: dict[str, QuantizationRule] = {
     "ADD": QuantizationRule(),
     "AVERAGE_POOL_2D": QuantizationRule(same_scale=True),
+    "BATCH_MATMUL": QuantizationRule(),
     "CONCATENATION": QuantizationRule(same_scale=True),
     "CONV_2D": QuantizationRule(3, has_weights=True, channel_axis=0),
     "DEPTHWISE_CONV_2D": QuantizationRule(3, has_weights=True, channel_axis=3),
@@ -59,6 +60,7 @@ RULES: dict[str, QuantizationRule] = {
     "SOFTMAX": QuantizationRule(fixed_output_range=(1 / 256, -128)),
     "SQUEEZE": QuantizationRule(1, same_scale=True),
     "TANH": QuantizationRule(fixed_output_range=(1 / 128, 0)),
+    "TRANSPOSE": QuantizationRule(same_scale=True),
 }
 
 

@@ -3,7 +3,8 @@
     python tools/tflite_to_onnx.py model.tflite model.onnx
 
 `model_bench.py` uses it so that ONNX Runtime executes the same weights as the other runtimes. The operations of the
-benchmark's models are supported: convolutions, pooling, fully connected layers and RNN and LSTM cells. A model with
+benchmark's models are supported: convolutions, pooling, fully connected layers, products of batches, and RNN and LSTM
+cells. A model with
 another operation is rejected, and the message names the operation.
 
 Layout: ONNX's images are NCHW. A transpose is added to each image input and output of the graph. A transpose
@@ -204,6 +205,17 @@ def _fully_connected(g: OnnxGraphBuilder, op: MatchedOperation) -> None:
     g.names[op.operation.outputs[0]] = result
 
 
+def _batch_matmul(g: OnnxGraphBuilder, op: MatchedOperation) -> None:
+    factors = []
+    for side in ("left", "right"):
+        index = op.arguments[side]
+        name, rank = g.dequantized(g.value(index), g.operand(index)), len(g.operand(index).dimensions)
+        if op.attribute(f"adjoint_{side}"):
+            name = g.node("Transpose", [name], perm=[*range(rank - 2), rank - 1, rank - 2])
+        factors.append(name)
+    g.names[op.operation.outputs[0]] = g.quantized(g.node("MatMul", factors), op.output)
+
+
 # ---- recurrent cells
 
 
@@ -280,6 +292,7 @@ def _project(g: OnnxGraphBuilder, op: MatchedOperation, hidden: str) -> str:
 _CONVERTERS: dict[OperationType, Callable[[OnnxGraphBuilder, MatchedOperation], None]] = {
     OperationType.ADD: _addition,
     OperationType.AVERAGE_POOL_2D: _pooling,
+    OperationType.BATCH_MATMUL: _batch_matmul,
     OperationType.CONV_2D: _convolution,
     OperationType.DEPTHWISE_CONV_2D: _depthwise,
     OperationType.FULLY_CONNECTED: _fully_connected,

@@ -231,12 +231,18 @@ METRICS = {
 def test_a_model_s_ratio_is_over_the_best_baseline_with_as_many_threads() -> None:
     row = model_row(MODEL, METRICS, 2)
     assert (row["model"], row["threads"], row["best_baseline"]) == ("net", 2, "ONNX Runtime")
-    assert (row["burst_us"], row["baseline_us"]) == (40, 80)
+    assert (row["subject"], row["subject_us"], row["baseline_us"]) == ("nnfmq burst", 40, 80)
     assert [(each["value"], each["limit"], each["met"]) for each in row["targets"]] == [
         (0.5, 0.5, True), (0.5, 1.3, True), (0.5, 2.0, True),
     ]  # fmt: skip
     slower = model_row(MODEL, METRICS | {"nnfmq burst, 2 threads": _metrics(41)}, 2)
     assert slower["targets"][0]["met"] is False
+
+
+def test_a_product_is_compared_in_process() -> None:
+    row = model_row(ModelBenchmark("product", (1.0, 1.0), IN_PROCESS), METRICS, 2)
+    assert (row["subject"], row["subject_us"]) == (IN_PROCESS, 35)
+    assert (row["targets"][0]["target"], row["targets"][0]["value"]) == ("p50 of in process / best baseline", 35 / 80)
 
 
 def test_a_model_without_baselines_is_not_compared() -> None:
@@ -458,7 +464,7 @@ def report() -> dict[str, Any]:
 def test_results_have_a_table_for_each_section(report: dict[str, Any]) -> None:
     text = pages.results(report, {})
     ratios = "0.50 × | 0.50 × | met | 0.50 × | 1.30 × | met | 0.50 × | 2 × | met"
-    assert f"| net | 2 | {ratios} | 40 | 80 | ONNX Runtime |" in text
+    assert f"| net | nnfmq burst | 2 | {ratios} | 40 | 80 | ONNX Runtime |" in text
     assert "| net | 1 | 4 µs | 5 µs | met | 45 | 41 |" in text
     assert "| net | other | 1.60 × | 1.50 × | **missed** | 32 | 20 |" in text
     assert "| op, uint8 | 24 | 48 | 1.50 |" in text
@@ -531,10 +537,10 @@ def test_the_tables_have_ratios_first_and_every_runner(
 ) -> None:
     model_bench._print(report, True)
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    ratio = next(number for number, line in enumerate(lines) if "burst / best baseline" in line)
+    ratio = next(number for number, line in enumerate(lines) if line.startswith("model") and "runner" in line)
     runner = next(number for number, line in enumerate(lines) if line.startswith("nnfmq burst, 2 threads"))
     assert ratio < runner
-    assert lines[ratio + 2].split()[:7] == ["net", "2", "0.50", "×", "0.50", "×", "met"]
+    assert lines[ratio + 2].split()[:7] == ["net", "nnfmq", "burst", "2", "0.50", "×", "0.50"]
     assert lines[runner].split()[4:8] == ["40", "80", "120", "2"]
     assert "targets missed: net: something" in lines
     assert "not compared: nothing" in lines

@@ -218,6 +218,19 @@ def test_softmax_with_a_beta(kind: OperandType) -> None:
     assert_export_agrees(one_operation(OperationType.SOFTMAX, arguments, output))
 
 
+@pytest.mark.parametrize("kind", [F32, Q8S])
+@pytest.mark.parametrize("adjoint", [(False, False), (True, False), (False, True)])
+def test_products_of_batches(kind: OperandType, adjoint: tuple[bool, bool]) -> None:
+    left = (2, 4, 3) if adjoint[0] else (2, 3, 4)
+    right = (2, 6, 4) if adjoint[1] else (2, 4, 6)
+    model = one_operation(
+        OperationType.BATCH_MATMUL,
+        [value(kind, left), value(kind, right, 0.03, -9), *adjoint],
+        value(kind, (2, 3, 6), 0.2, 3),
+    )
+    assert_export_agrees(model)
+
+
 def test_weights_can_be_signed() -> None:
     arguments = [value(Q8, (1, 5, 5, 3)), weights_of(Q8, (4, 3, 3, 3), 0), bias_of(Q8, 4), 1, 1, 1, 0]
     model = one_operation(OperationType.CONV_2D, arguments, value(Q8, (1, 5, 5, 4), 0.5, 128))
