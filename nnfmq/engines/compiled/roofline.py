@@ -162,9 +162,9 @@ class Ceiling:
 def measure_ceilings(pool: ThreadPool) -> dict[str, Ceiling]:
     """Return the ceilings: `float32` and `quantized` in operations, `memory` and `cache` in bytes read and written.
 
-    `outputs` is the rate at which quantized products are requantized and stored, without their multiply-adds. Blocks for
-    about half a second. Memory is copied from 32 MiB to 32 MiB, cache from 128 KiB to 128 KiB in each
-    thread. Uses the threads of `pool`, which keep running.
+    `outputs` is the rate at which quantized products are requantized and stored, without their multiply-adds. Memory is
+    copied from 32 MiB to 32 MiB, cache from 128 KiB to 128 KiB in each thread. Blocks for about half a second. Uses the
+    threads of `pool`, which keep running.
     """
     target = host_target()
     kernels = roofline_kernels(target, pool.worker_count + 1)
