@@ -19,6 +19,7 @@ import numpy as np
 from bench_processes import set_time_limit
 from latency_client import CLIENT_WINDOW, SERVER_WINDOW
 from model_bench_jobs import Ready, RunnerJob, inputs_for, load_source
+from model_bench_shared import shared_memory
 
 from nnfmq.cli.console import open_client
 from nnfmq.hal.errors import NnfmqError
@@ -125,5 +126,6 @@ def _peer(name: str, job: RunnerJob) -> AbstractContextManager[Runner]:
 RUNNERS: dict[str, Callable[[RunnerJob], Any]] = {
     "nnfmq burst": _burst,
     "nnfmq in process": _in_process,
+    "nnfmq shared memory": shared_memory,
     **{name: partial(_peer, name) for name in PEERS},
 }
