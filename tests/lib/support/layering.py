@@ -59,6 +59,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "conformance": ("runtime", "engines", "validation", "operations", "memory", "fence", "hal"),
     "compat": ("runtime", "importers", "hal"),
     "measure": ("runtime", "importers", "engines.interpreter", "operations", "queue", "cpu_allowance", "hal"),
+    "stress": ("measure", "runtime.connect", "importers", "queue.hybrid_polling", "hal"),
     "cli": (EVERYTHING,),
     "observe": (),
 }
@@ -87,6 +88,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "conformance.runner",
         "measure.listening_driver",
         "measure.runner_group",
+        "stress.load_group",
     ),
     "multiprocessing": (),
     "pickle": (),

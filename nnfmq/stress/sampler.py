@@ -1,0 +1,146 @@
+"""A thread that samples every 2 ms what cannot be read for each request: stops, throttling, compilations, stalls."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from nnfmq.measure.cpu_pinning import cpu_ns
+from nnfmq.measure.process_usage import children, descendants
+from nnfmq.stress.cpu_groups import throttle_files, throttled_ns
+from nnfmq.stress.process_counters import memory_stall_ns, read_state
+from nnfmq.stress.records import Sample
+
+__all__ = ["Sampler", "Watched"]
+
+INTERVAL_S = 0.002
+_FIND_EVERY = 5  # samples; compile processes live for many milliseconds
+_STOPPED = ("T", "t")
+
+
+class Watched(NamedTuple):
+    """A client and its worker: their pids, and their CPUs; None: any."""
+
+    client: int
+    worker: int
+    client_cpu: int | None
+    worker_cpu: int | None
+
+
+@dataclass
+class _Files:
+    """Open files of a process: stat, and each cpu.stat that counts its throttling."""
+
+    stat: int
+    throttling: list[int] = field(default_factory=list)
+
+    def is_stopped(self) -> bool:
+        with suppress(ProcessLookupError):
+            return read_state(self.stat).state in _STOPPED
+        return False
+
+    def throttled_ns(self) -> int:
+        return sum(throttled_ns(os.pread(fd, 4096, 0).decode()) for fd in self.throttling)
+
+
+class CompileTime:
+    """CPU time of the driver's compile processes: the children of its compile server, in total and by CPU."""
+
+    def __init__(self, driver_pid: int) -> None:
+        self._driver = driver_pid
+        self._used: dict[int, int] = {}
+        self._stats: dict[int, int] = {}
+        self.total, self.by_cpu = 0, dict[int, int]()
+
+    def find(self) -> None:
+        """Look for new compile processes: descendants of the driver that are not its children."""
+        found = {pid for child in children(self._driver) for pid in descendants(child)}
+        for pid in found - self._used.keys():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                self._stats[pid] = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+                self._used[pid] = 0
+
+    def update(self) -> None:
+        """Add what each process has used since the last call."""
+        for pid, stat in list(self._stats.items()):
+            try:
+                used, cpu = cpu_ns(pid), read_state(stat).cpu
+            except (ProcessLookupError, OSError):  # it has exited
+                os.close(self._stats.pop(pid))
+                continue
+            increase, self._used[pid] = max(0, used - self._used[pid]), used
+            self.total += increase
+            self.by_cpu[cpu] = self.by_cpu.get(cpu, 0) + increase
+
+    def on(self, cpu: int | None) -> int:
+        """Return the time on a CPU; None: on all."""
+        return self.total if cpu is None else self.by_cpu.get(cpu, 0)
+
+    def close(self) -> None:
+        """Close the files. Idempotent."""
+        while self._stats:
+            os.close(self._stats.popitem()[1])
+
+
+class Sampler:
+    """Samples clients and their workers while entered. `samples` has a list for each; read it after exit."""
+
+    def __init__(self, watched: Sequence[Watched], driver_pid: int) -> None:
+        self._watched = watched
+        self._compile = CompileTime(driver_pid)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="nnfmq-sampler", daemon=True)
+        self._resources = ExitStack()
+        self._files: dict[int, _Files] = {}
+        self.samples: list[list[Sample]] = [[] for _ in watched]
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.callback(self._compile.close)
+            for each in self._watched:
+                for pid in (each.client, each.worker):
+                    self._files[pid] = _Files(self._open(stack, Path(f"/proc/{pid}/stat")))
+                    self._files[pid].throttling = [self._open(stack, path) for path in throttle_files(pid)]
+            self._resources = stack.pop_all()
+        self._thread.start()
+        return self
+
+    @staticmethod
+    def _open(stack: ExitStack, path: Path) -> int:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, fd)
+        return fd
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._resources.close()
+
+    def _run(self) -> None:
+        with suppress(PermissionError):  # of this thread: without it, samples beside CPU hogs are late
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -20)
+        number = 0
+        while not self._ended.wait(INTERVAL_S):
+            if number % _FIND_EVERY == 0:
+                self._compile.find()
+            number += 1
+            self._sample()
+
+    def _sample(self) -> None:
+        self._compile.update()
+        stall = memory_stall_ns()
+        for each, samples in zip(self._watched, self.samples, strict=True):
+            client, worker = self._files[each.client], self._files[each.worker]
+            samples.append(
+                Sample(
+                    time.monotonic_ns(), client.is_stopped(), worker.is_stopped(),
+                    client.throttled_ns(), worker.throttled_ns(), self._compile.total,
+                    self._compile.on(each.client_cpu), self._compile.on(each.worker_cpu), stall,
+                )  # fmt: skip
+            )
