@@ -22,6 +22,7 @@ COMMANDS = {
     "demo": "classify handwritten digits in a private driver; a first test of an installation",
     "run": "run a model on a photo or an array; print the top classes and the time of each stage",
     "bench": "measure latency and throughput under load, beside other runtimes or an earlier run",
+    "stress": "find the worst latencies under CPU load, stops, limits and more, and name the cause of each",
     "profile": "time each operation of a model and compare it with the machine's peak; optionally as an HTML page",
     "serve": "run the driver in the foreground",
     "devices": "list the devices of the driver",

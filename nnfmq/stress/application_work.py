@@ -61,9 +61,10 @@ class _MappedFile:
         with path.open("wb") as file:
             file.write(os.urandom(_FILE_BYTES))
             os.fsync(file.fileno())  # dirty pages would not be reclaimed
-        self._pages: Any = np.memmap(path, np.uint8, "r")
+        pages: Any = np.memmap(path, np.uint8, "r")
         path.unlink()
-        self._pages._mmap.madvise(_MADV_RANDOM)
+        pages._mmap.madvise(_MADV_RANDOM)
+        self._pages = pages
 
     def prepare(self) -> None:
         self._pages._mmap.madvise(_MADV_PAGEOUT)

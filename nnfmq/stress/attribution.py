@@ -2,9 +2,9 @@
 
 A request is slow if its latency exceeds the median by a factor and by an amount. What exceeds the median is its
 *excess*, which evidence divides among causes: time in state T, time throttled, CPU time of compile processes, time
-waiting for a CPU, time in the garbage collector, faults. Each nanosecond counts once: a throttled thread also waits for
-a CPU, so the throttled time is subtracted from that wait. A cause is named if it explains a fifth of the excess. If none
-does, the request has no named cause.
+waiting for a CPU, time in the garbage collector, faults. Time counts once: a throttled thread also waits for a CPU, so
+the throttled time is subtracted from that wait. A cause is named if it explains a fifth of the excess. If none does,
+the request has no named cause.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import attrgetter
 
 from nnfmq.stress.records import RequestRecord, Sample
@@ -23,12 +24,13 @@ __all__ = ["Cause", "SlowRequest", "Thresholds", "named_causes", "slow_requests"
 _FAULTS_MIN = 16  # more than the median: fewer are noise of any program
 _FAULT_NS = 250  # of a page of 4 KiB, on a fast machine
 _STALL_SHARE = 0.1
+_LOAD_NS, _LOAD_SHARE = 10_000_000, 1 / 30
 _TIME = attrgetter("time")
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Which requests are slow: `factor` times the median, and `excess` ns more; and what share of the excess is a cause."""
+    """Slow is more than `factor` times the median, and `excess` ns above it; a cause explains a `share` of the excess."""
 
     factor: float = 3.0
     excess: int = 2_000_000
@@ -104,9 +106,16 @@ def slow_requests(
 
 
 def named_causes(slow: Sequence[SlowRequest]) -> dict[str, int]:
-    """Return the causes of a load, and of how many slow requests each is the largest; those of one in 20 or more."""
-    largest = Counter(request.causes[0].name for request in slow if request.causes)
-    return {name: count for name, count in largest.most_common() if count >= max(1, len(slow) / 20)}
+    """Return the causes of a load's slow requests, and the time in ns that each explains, the largest first.
+
+    Those with less than 10 ms, or less than a thirtieth of all excess, are left out: every machine has some.
+    """
+    explained: Counter[str] = Counter()
+    for request in slow:
+        for cause in request.causes:
+            explained[cause.name] += cause.explained
+    least = max(_LOAD_NS, _LOAD_SHARE * sum(request.excess for request in slow))
+    return {name: time for name, time in explained.most_common() if time >= least}
 
 
 def worst_requests(slow: Sequence[SlowRequest], count: int) -> list[SlowRequest]:
@@ -141,7 +150,7 @@ def _between(samples: Sequence[Sample], record: RequestRecord) -> _Between:
 def _stopped(during: Sequence[Sample], record: RequestRecord, name: str) -> int:
     """Return the time of the request that lies between a sample in state T and the next sample."""
     total = 0
-    for sample, following in zip(during, during[1:], strict=False):
+    for sample, following in pairwise(during):
         if getattr(sample, name):
             total += max(0, min(following.time, record.end) - max(sample.time, record.begin))
     return total

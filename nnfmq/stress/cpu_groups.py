@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from nnfmq.measure.failures import BenchmarkFailed
 
-__all__ = ["CpuGroup", "limited_group", "throttle_files", "throttled_ns"]
+__all__ = ["PERIOD_US", "CpuGroup", "limited_group", "throttle_files", "throttled_ns"]
 
 PERIOD_US = 50_000
 

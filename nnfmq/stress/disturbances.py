@@ -24,7 +24,7 @@ from nnfmq.stress.load_group import MachineLoad
 __all__ = ["Action", "DisturbancePlan", "draw_plan", "prepared_actions", "running_actions"]
 
 _HOGS = 3  # on one CPU: a thread then waits for several time slices
-_CPU_LIMIT_US = PERIOD_US // 5
+_CPU_LIMIT_US = PERIOD_US // 25
 _BETWEEN_S = (0.06, 0.12)
 _STOP_S = (0.015, 0.04)
 

@@ -56,9 +56,13 @@ def started_loads(loads: Sequence[MachineLoad], socket: str, seed: int) -> Itera
             command = [sys.executable, "-P", "-m", "nnfmq.stress.load_process", load.kind, place, socket, str(seed)]
             processes.append(
                 subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
                     env=runner_environment(),
-                )  # fmt: skip
+                )
             )
         for load, process in zip(loads, processes, strict=True):
             _wait_until_ready(load, process)

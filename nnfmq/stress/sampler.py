@@ -139,8 +139,14 @@ class Sampler:
             client, worker = self._files[each.client], self._files[each.worker]
             samples.append(
                 Sample(
-                    time.monotonic_ns(), client.is_stopped(), worker.is_stopped(),
-                    client.throttled_ns(), worker.throttled_ns(), self._compile.total,
-                    self._compile.on(each.client_cpu), self._compile.on(each.worker_cpu), stall,
-                )  # fmt: skip
+                    time.monotonic_ns(),
+                    client.is_stopped(),
+                    worker.is_stopped(),
+                    client.throttled_ns(),
+                    worker.throttled_ns(),
+                    self._compile.total,
+                    self._compile.on(each.client_cpu),
+                    self._compile.on(each.worker_cpu),
+                    stall,
+                )
             )

@@ -17,6 +17,7 @@ from nnfmq.measure import cpu_pinning
 from nnfmq.measure.failures import BenchmarkFailed
 from nnfmq.stress.application_work import can_reclaim
 from nnfmq.stress.attribution import named_causes
+from nnfmq.stress.cpu_groups import PERIOD_US, limited_group
 from nnfmq.stress.disturbances import draw_plan
 from nnfmq.stress.records import CAUSES
 from nnfmq.stress.stress_clients import StressClient
@@ -74,19 +75,17 @@ def _ordered(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(names), key=list(CAUSES).index))
 
 
-def unavailable_causes(folder: Path, try_limit: Callable[[], None]) -> dict[str, str]:
-    """Return the causes that cannot be brought about here, with the reasons.
-
-    `try_limit` sets a CPU limit, and raises BenchmarkFailed if that is not possible.
-    """
+def unavailable_causes(folder: Path, pid: int) -> dict[str, str]:
+    """Return the causes that cannot be brought about here, with the reasons. A CPU limit is tried on process `pid`."""
     found = {}
     if cpu_pinning.two_cpus() is None:
         found["cpu-worker"] = "client and worker need a CPU each, and this process may use one only"
     if not can_reclaim(folder):
         found["memory"] = f"the kernel does not reclaim mapped files in {folder}; set TMPDIR to a folder on a disk"
     try:
-        try_limit()
-    except BenchmarkFailed as reason:
+        with limited_group(pid) as group:
+            group.limit(PERIOD_US)
+    except (BenchmarkFailed, OSError) as reason:
         found["throttling"] = str(reason)
     return found
 
