@@ -32,7 +32,9 @@ def print_report(screen: Console, report: Mapping[str, Any]) -> None:
 
 
 def _latencies(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
-    listing = _narrow(table("µs", *(f">{name}" for name in names), ">requests/s"))
+    listing = _narrow(
+        table("µs", *(f">{name}" for name in names), ">requests/s" if len(names) > len(_FEW_PERCENTILES) else ">per s")
+    )
     for name, result in zip(result_names(results), results, strict=True):
         times = [time_text(result["latency_ns"][each]) for each in names]
         listing.add_row(name, *times, f"{result['throughput_per_s']:,.0f}")
@@ -57,10 +59,10 @@ def _costs(results: Sequence[Mapping[str, Any]], *, is_wide: bool) -> Any:
 
 
 def _ratios(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
-    listing = _narrow(table("", "metric", ">ratio", ">95 % interval", "", title=title))
+    listing = _narrow(table("", ">ratio", ">95 % interval", "", title=title))
     for name, row in zip(result_names(rows), rows, strict=True):
         interval = f"{ratio_text(row['low'])}–{ratio_text(row['high'])}"
-        listing.add_row(name, row["metric"], ratio_text(row["ratio"]), interval, row.get("outcome", ""))
+        listing.add_row(f"{name}: {row['metric']}", ratio_text(row["ratio"]), interval, row.get("outcome", ""))
     return listing
 
 
@@ -95,5 +97,6 @@ def _threshold(threshold: Mapping[str, Any]) -> str:
     within = threshold["within"]
     if within is None:
         return f"No load has a {limit}."
+    clients = "1 client" if within["clients"] == 1 else f"{within['clients']} clients"
     rate = "" if within["rate"] is None else f", {within['rate']:g} requests/s"
-    return f"The last load with a {limit}: {within['clients']} clients{rate}."
+    return f"The last load with a {limit}: {clients}{rate}."

@@ -72,13 +72,13 @@ def _ratios(report: Mapping[str, Any]) -> Iterator[str]:
     for key, title in (("baseline", "Beside the baseline"), ("ratios", "Beside the first runner")):
         compared = report.get(key, ())
         rows = [
-            [f"{name}: {row['metric']}", ratio_text(row["ratio"]), f"{ratio_text(row['low'])} to {ratio_text(row['high'])}",
+            [f"{name}: {row['metric']}", *map(ratio_text, (row["ratio"], row["low"], row["high"])),
              row.get("outcome", "")]
             for name, row in zip(result_names(compared), compared, strict=True)
         ]  # fmt: skip
         if rows:
             yield f"<h2>{title}</h2>"
-            yield _table(("", "ratio", "95 % interval", ""), rows)
+            yield _table(("", "ratio", "95 % interval from", "to", ""), rows)
 
 
 def _missing(report: Mapping[str, Any]) -> Iterator[str]:
