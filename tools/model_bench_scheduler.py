@@ -21,6 +21,7 @@ from model_bench_runners import child_main
 from queue_bench_cases import REPORTED_PERCENTILES
 
 from nnfmq.measure.failures import RunnerUnavailable
+from nnfmq.measure.load_measurement import rotated
 from nnfmq.measure.percentiles import percentile
 from nnfmq.measure.process_usage import wait_until_idle
 
@@ -104,12 +105,6 @@ def run_interleaved(
 def _run_trial(connection: Connection, trial: Trial, limit_s: int) -> Any:
     connection.send(trial)
     return receive_result(connection, limit_s)
-
-
-def rotated(names: Sequence[str], number: int) -> list[str]:
-    """Return the names, rotated by `number`."""
-    first = number % len(names)
-    return [*names[first:], *names[:first]]
 
 
 @contextmanager

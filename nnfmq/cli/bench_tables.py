@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import table
-from nnfmq.measure.report_files import result_names
+from nnfmq.measure.report_files import ratio_text, result_names, time_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,6 +16,7 @@ __all__ = ["print_report"]
 _PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max")
 _FEW_PERCENTILES = ("p50", "p99", "max")
 _WIDE = 72  # columns for all percentiles
+_SUSTAINED = 0.95  # of the rate; with less a runner is overloaded
 
 
 def print_report(screen: Console, report: Mapping[str, Any]) -> None:
@@ -31,9 +32,11 @@ def print_report(screen: Console, report: Mapping[str, Any]) -> None:
 
 
 def _latencies(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
-    listing = _narrow(table("µs", *(f">{name}" for name in names), ">requests/s"))
+    listing = _narrow(
+        table("µs", *(f">{name}" for name in names), ">requests/s" if len(names) > len(_FEW_PERCENTILES) else ">per s")
+    )
     for name, result in zip(result_names(results), results, strict=True):
-        times = [_time(result["latency_ns"][name]) for name in names]
+        times = [time_text(result["latency_ns"][each]) for each in names]
         listing.add_row(name, *times, f"{result['throughput_per_s']:,.0f}")
     return listing
 
@@ -41,11 +44,6 @@ def _latencies(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> An
 def _narrow(listing: Any) -> Any:
     listing.padding = (0, 1, 0, 0)  # so that it fits 80 columns
     return listing
-
-
-def _time(duration_ns: float) -> str:
-    """Return µs, without decimals from 1000 µs on."""
-    return f"{duration_ns / 1000:,.1f}" if duration_ns < 999_950 else f"{duration_ns / 1000:,.0f}"
 
 
 def _costs(results: Sequence[Mapping[str, Any]], *, is_wide: bool) -> Any:
@@ -61,10 +59,10 @@ def _costs(results: Sequence[Mapping[str, Any]], *, is_wide: bool) -> Any:
 
 
 def _ratios(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
-    listing = _narrow(table("", "metric", ">ratio", ">95 % interval", "", title=title))
+    listing = _narrow(table("", ">ratio", ">95 % interval", "", title=title))
     for name, row in zip(result_names(rows), rows, strict=True):
-        interval = f"{row['low']:.3f}–{row['high']:.3f}"
-        listing.add_row(name, row["metric"], f"{row['ratio']:.3f}", interval, row.get("outcome", ""))
+        interval = f"{ratio_text(row['low'])}–{ratio_text(row['high'])}"
+        listing.add_row(f"{name}: {row['metric']}", ratio_text(row["ratio"]), interval, row.get("outcome", ""))
     return listing
 
 
@@ -74,6 +72,9 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
     for name, result in zip(result_names(report["results"]), report["results"], strict=True):
         if result["is_stable"] is False:
             yield f"{name}: not stable after {len(result['warm_up'])} windows of warm-up."
+        if result["rate"] is not None and result["throughput_per_s"] < _SUSTAINED * result["rate"]:
+            done, wanted = result["throughput_per_s"], result["rate"]
+            yield f"{name}: overloaded, {done:,.0f} of {wanted:g} requests/s; its latency grows with the duration."
     if report["threshold"] is not None:
         yield _threshold(report["threshold"])
     yield f"{_load(report)}; {report['conditions']['core']} core; {report['conditions']['cpu']}."
@@ -96,5 +97,6 @@ def _threshold(threshold: Mapping[str, Any]) -> str:
     within = threshold["within"]
     if within is None:
         return f"No load has a {limit}."
+    clients = "1 client" if within["clients"] == 1 else f"{within['clients']} clients"
     rate = "" if within["rate"] is None else f", {within['rate']:g} requests/s"
-    return f"The last load with a {limit}: {within['clients']} clients{rate}."
+    return f"The last load with a {limit}: {clients}{rate}."

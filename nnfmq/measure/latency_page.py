@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from nnfmq.measure.latency_charts import COLOURS, percentile_chart, time_chart
-from nnfmq.measure.report_files import result_names
+from nnfmq.measure.report_files import ratio_text, result_names, time_text
 
 __all__ = ["conditions_list", "html_page", "html_table", "render_page"]
 
@@ -19,6 +19,7 @@ h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margi
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { border-bottom: 1px solid var(--line); padding: .15rem .5rem; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } thead th { font-weight: 600; }
+.wide svg { display: block; max-width: 42rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }
 figure { margin: 0; } figcaption { font-size: .9rem; }
 svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: CanvasText; }
@@ -66,7 +67,7 @@ def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _results(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rows = []
     for name, result in zip(result_names(results), results, strict=True):
-        times = [f"{result['latency_ns'][name] / 1000:,.1f}" for name in _PERCENTILES]
+        times = [time_text(result["latency_ns"][each]) for each in _PERCENTILES]
         cpu_s = result["cpu_s"]["client"] + result["cpu_s"]["driver"]
         stable = {True: "yes", False: "no", None: "-"}[result["is_stable"]]
         use = [f"{result['throughput_per_s']:,.0f}", f"{cpu_s:.2f}", f"{result['pss_bytes'] / 2**20:,.1f}", stable]
@@ -79,13 +80,13 @@ def _ratios(report: Mapping[str, Any]) -> Iterator[str]:
     for key, title in (("baseline", "Beside the baseline"), ("ratios", "Beside the first runner")):
         compared = report.get(key, ())
         rows = [
-            [f"{name}: {row['metric']}", f"{row['ratio']:.3f} ×", f"{row['low']:.3f} to {row['high']:.3f}",
+            [f"{name}: {row['metric']}", *map(ratio_text, (row["ratio"], row["low"], row["high"])),
              row.get("outcome", "")]
             for name, row in zip(result_names(compared), compared, strict=True)
         ]  # fmt: skip
         if rows:
             yield f"<h2>{title}</h2>"
-            yield html_table(("", "ratio", "95 % interval", ""), rows)
+            yield html_table(("", "ratio", "95 % interval from", "to", ""), rows)
 
 
 def _missing(report: Mapping[str, Any]) -> Iterator[str]:
@@ -96,7 +97,7 @@ def _missing(report: Mapping[str, Any]) -> Iterator[str]:
 def _charts(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "<h2>Latency by percentile</h2>"
     yield _legend(result_names(results))
-    yield percentile_chart(results)
+    yield f'<div class="wide">{percentile_chart(results)}</div>'
     yield "<h2>Latency by time</h2>"
     yield _legend(_TIME_LINES)
     charts = (

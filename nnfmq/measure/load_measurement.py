@@ -15,14 +15,13 @@ from nnfmq.hal.errors import DeviceUnavailable
 from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
 from nnfmq.measure.listening_driver import started_daemon
 from nnfmq.measure.load_plan import LoadLevel, LoadPlan
-from nnfmq.measure.peers import PEERS
 from nnfmq.measure.percentiles import REPORTED, percentile
 from nnfmq.measure.runner_group import LoadResult, RunnerGroup, started_group
 from nnfmq.measure.runner_protocol import RunnerJob, to_messages
 from nnfmq.measure.stability import STABLE_WINDOWS, WarmUpWindow, are_stable
 from nnfmq.runtime.connect import connect
 
-__all__ = ["LoadMeasurements", "MeasuredLoad", "measure_plan"]
+__all__ = ["LoadMeasurements", "MeasuredLoad", "measure_plan", "rotated"]
 
 MAX_WINDOWS = 10  # of a warm-up
 _STAGE_EXECUTIONS = 200
@@ -81,7 +80,7 @@ def measure_plan(plan: LoadPlan, progress: Progress = lambda _: None) -> LoadMea
 @contextmanager
 def _driver(plan: LoadPlan) -> Iterator[str | None]:
     """Yield the driver that clients connect to. Several need one that listens; it is started unless one runs."""
-    if plan.connect is not None or max(plan.clients) == 1 or all(name in PEERS for name in plan.runners):
+    if plan.connect is not None or max(plan.clients) == 1:
         yield plan.connect
         return
     try:
@@ -120,7 +119,7 @@ def _level(plan: LoadPlan, level: LoadLevel, groups: dict[str, RunnerGroup], pro
         _wait_until_idle(groups)
         _warm_up(plan, measured[name], group, progress)
     for number in range(plan.rounds):
-        for name in _rotated(list(groups), number):
+        for name in rotated(list(groups), number):
             if len(groups) > 1:
                 _wait_until_idle(groups)
             _trial(plan, measured[name], groups[name], number, progress)
@@ -136,7 +135,8 @@ def _wait_until_idle(groups: dict[str, RunnerGroup]) -> None:
         group.wait_until_idle()
 
 
-def _rotated(names: Sequence[str], number: int) -> list[str]:
+def rotated(names: Sequence[str], number: int) -> list[str]:
+    """Return the names, rotated by `number`, so that each of them is first in turn."""
     first = number % max(1, len(names))
     return [*names[first:], *names[:first]]
 

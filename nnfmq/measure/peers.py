@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,7 +21,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.measure.failures import RunnerUnavailable
 from nnfmq.measure.steps import Array, Runner, Step, make_step, states_of
 
-__all__ = ["PEERS", "PeerJob", "opened_peer"]
+__all__ = ["PEERS", "PeerJob", "loadable", "opened_peer"]
 
 INSTALL = "pip install 'nnfmq[bench]'"
 
@@ -220,14 +221,34 @@ def _openvino(job: PeerJob) -> Iterator[Runner]:
     # In bfloat16, which it prefers on some CPUs, results would differ from those of the other runners.
     core.set_property("CPU", {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": job.threads,
                               "INFERENCE_PRECISION_HINT": "f32", "ENABLE_CPU_PINNING": False})  # fmt: skip
-    states, variants = states_of(job.model), {}
-    if not states:  # states of a .tflite file are not read
-        variants[job.path.suffix[1:]] = _openvino_step(core, core.read_model(job.path), job.model.inputs, states)
-    for weights in () if job.is_onnx else _weight_types(job.model):
+    states = states_of(job.model)
+
+    def from_file() -> Step:
+        return _openvino_step(core, core.read_model(job.path), job.model.inputs, states)
+
+    def from_export(weights: str) -> Step:
         exported = onnx_export.export_to_onnx(job.model.model, weights)
         read = core.read_model(exported.proto.SerializeToString())
-        variants[f"onnx, weights {weights}"] = _shifted(_openvino_step(core, read, (), states), exported)
-    yield Runner(variants, (), {"threads": job.threads})
+        return _shifted(_openvino_step(core, read, (), states), exported)
+
+    forms: dict[str, Callable[[], Step]] = {} if states else {job.path.suffix[1:]: from_file}  # it reads no states
+    for weights in () if job.is_onnx else _weight_types(job.model):
+        forms[f"onnx, weights {weights}"] = partial(from_export, weights)
+    yield Runner(loadable(forms), (), {"threads": job.threads})
+
+
+def loadable(forms: Mapping[str, Callable[[], Step]]) -> dict[str, Step]:
+    """Return the steps of the forms of a model that can be loaded. If there are none, raises the last one's error."""
+    steps: dict[str, Step] = {}
+    failed: Exception | None = None
+    for name, load in forms.items():
+        try:
+            steps[name] = load()
+        except (InvalidArgument, RuntimeError) as error:
+            failed = error
+    if failed is not None and not steps:
+        raise failed
+    return steps
 
 
 def _openvino_step(core: Any, model: Any, infos: Sequence[Any], states: Sequence[Array]) -> Step:

@@ -11,7 +11,7 @@ from typing import Any
 
 from nnfmq.measure.load_measurement import MeasuredLoad
 
-__all__ = ["csv_text", "hgrm_text", "named_parts", "profile_export", "result_names"]
+__all__ = ["csv_text", "hgrm_text", "named_parts", "profile_export", "ratio_text", "result_names", "time_text"]
 
 _CSV_REST = (
     "Inferences/Second", "Client Send", "Network+Server Send/Recv", "Server Queue", "Server Compute Input",
@@ -38,6 +38,16 @@ def _clients(result: Mapping[str, Any]) -> str:
 
 def _rate(result: Mapping[str, Any]) -> str:
     return f"{result['rate']:g}/s"
+
+
+def time_text(duration_ns: float) -> str:
+    """Return µs for a table, without decimals from 1000 µs on."""
+    return f"{duration_ns / 1000:,.1f}" if duration_ns < 999_950 else f"{duration_ns / 1000:,.0f}"
+
+
+def ratio_text(ratio: float) -> str:
+    """Return a ratio for a table: three decimals, or one from 10 on."""
+    return f"{ratio:.3f}" if ratio < 10 else f"{ratio:,.1f}"
 
 
 def named_parts(path: Path, names: Sequence[str]) -> list[Path]:

@@ -30,7 +30,7 @@ _TIME = attrgetter("time")
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Slow is more than `factor` times the median, and `excess` ns above it; a cause explains a `share` of the excess."""
+    """Slow: more than `factor` times the median, and `excess` ns above it. A cause explains a `share` of the excess."""
 
     factor: float = 3.0
     excess: int = 2_000_000

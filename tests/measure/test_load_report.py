@@ -19,7 +19,15 @@ from nnfmq.measure.latency_page import render_page
 from nnfmq.measure.load_measurement import LoadMeasurements, MeasuredLoad
 from nnfmq.measure.load_plan import LoadLevel, LoadPlan
 from nnfmq.measure.load_report import BLOCKS, build_report, result_of
-from nnfmq.measure.report_files import csv_text, hgrm_text, named_parts, profile_export, result_names
+from nnfmq.measure.report_files import (
+    csv_text,
+    hgrm_text,
+    named_parts,
+    profile_export,
+    ratio_text,
+    result_names,
+    time_text,
+)
 from nnfmq.measure.run_comparison import compare_runners
 from nnfmq.measure.runner_group import LoadResult
 from nnfmq.measure.stability import WarmUpWindow
@@ -214,6 +222,26 @@ def test_the_tables_fit_the_width(width: int, has_all: bool) -> None:
     assert max(map(len, lines)) <= width
     assert ("p99.9" in out.getvalue()) is has_all
     assert "aidl-burst: not stable after 1 windows of warm-up." in " ".join(out.getvalue().split())
+
+
+@pytest.mark.parametrize(("rate", "is_overloaded"), [(1000.0, False), (1100.0, True), (None, False)])
+def test_a_runner_that_cannot_sustain_the_rate_is_reported(rate: float | None, is_overloaded: bool) -> None:
+    out = io.StringIO()
+    made = report(measured(level=LoadLevel(1, rate)))
+    print_report(Console(file=out, width=100, highlight=False, emoji=False, markup=False), made)
+    assert ("burst: overloaded, 1,000 of 1100 requests/s" in out.getvalue()) is is_overloaded
+
+
+@pytest.mark.parametrize(("ratio", "text"), [(0.5, "0.500"), (9.9994, "9.999"), (12.34, "12.3"), (2693.2, "2,693.2")])
+def test_ratios_have_as_many_decimals_as_they_need(ratio: float, text: str) -> None:
+    assert ratio_text(ratio) == text
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "text"), [(1234, "1.2"), (999_949, "999.9"), (999_950, "1,000"), (10**9, "1,000,000")]
+)
+def test_times_from_a_millisecond_on_have_no_decimals(time_ns: int, text: str) -> None:
+    assert time_text(time_ns) == text
 
 
 def test_the_threshold_is_printed() -> None:

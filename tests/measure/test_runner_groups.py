@@ -11,23 +11,33 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.drivers import Process
+from support.drivers import Process, until
+from support.places import ROOT
 
 import nnfmq
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.measure import runner_group
 from nnfmq.measure.arrivals import intended_starts
 from nnfmq.measure.execution_steps import MODES, STAGES, opened_mode
 from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
+from nnfmq.measure.peers import loadable
 from nnfmq.measure.runner_group import RunnerGroup, started_group
 from nnfmq.measure.runner_protocol import ArrayData, Load, MessagePipe, Reply, RunnerFailed, RunnerJob, to_messages
+from nnfmq.measure.steps import Array, Step
 
 DIGITS = nnfmq.example_path("digits.tflite")
 ONES = [np.ones((1, 8, 8, 1), np.float32)]
 
 
 def job(runner: str = "burst", connect: str = "embedded", **changes: Any) -> RunnerJob:
-    given = {"model": str(DIGITS), "shapes": {}, "signature": None, "device": "reference", "threads": None}
-    return RunnerJob(runner, inputs=to_messages([ONES]), connect=connect, **(given | changes))
+    usual = {
+        "model": str(DIGITS),
+        "shapes": {},
+        "signature": None,
+        "inputs": to_messages([ONES]),
+        "device": "reference",
+    }
+    return RunnerJob(runner, connect=connect, **(usual | {"device": "reference", "threads": None} | changes))
 
 
 @pytest.fixture
@@ -201,6 +211,70 @@ def test_peers_execute_onnx_files(runner: str, package: str, tmp_path: Path) -> 
     with started_group(runner, [job(runner, model=str(exported_digits(tmp_path)), threads=1)]) as group:
         assert group.details["threads"] == 1
         assert group.run(Load(600.0, count=3)).latencies.size == 3
+
+
+@pytest.mark.parametrize(
+    ("runner", "package"), [("LiteRT", "ai_edge_litert"), ("ONNX Runtime", "onnxruntime"), ("OpenVINO", "openvino")]
+)
+def test_peers_execute_a_model_with_other_shapes(runner: str, package: str) -> None:
+    if importlib.util.find_spec(package) is None or importlib.util.find_spec("onnx") is None:
+        pytest.skip(f"{package} or onnx is not installed")
+    inputs = to_messages([[np.ones((2, 8, 8, 1), np.float32)]])
+    with started_group(runner, [job(runner, shapes={0: (2, 8, 8, 1)}, inputs=inputs)]) as group:
+        assert group.run(Load(600.0, count=3)).latencies.size == 3
+
+
+def test_onnx_runtime_gets_integers_of_its_type(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    helper, types = onnx.helper, onnx.TensorProto
+    table = helper.make_tensor("table", types.FLOAT, [3, 2], range(6))
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "indices"], ["rows"])],
+        "gather",
+        [helper.make_tensor_value_info("indices", types.INT64, [4])],
+        [helper.make_tensor_value_info("rows", types.FLOAT, [4, 2])],
+        [table],
+    )
+    path = tmp_path / "gather.onnx"
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path.write_bytes(made.SerializeToString())
+    (info,) = nnfmq.load(path).inputs
+    inputs = to_messages([[np.zeros(info.shape, info.dtype)]])
+    for runner in ("burst", "ONNX Runtime"):
+        with started_group(runner, [job(runner, model=str(path), inputs=inputs)]) as group:
+            assert group.run(Load(600.0, count=2)).latencies.size == 2
+
+
+def test_a_model_that_cannot_be_exported_is_reported_with_the_operation() -> None:
+    for package in ("onnxruntime", "onnx"):
+        pytest.importorskip(package)
+    path = ROOT / "docs" / "examples" / "data" / "words.tflite"
+    inputs = to_messages([[np.zeros(info.shape, info.dtype) for info in nnfmq.load(path).inputs]])
+    with (
+        pytest.raises(RunnerUnavailable, match="ONNX Runtime cannot load the model: GATHER cannot be exported"),
+        started_group("ONNX Runtime", [job("ONNX Runtime", model=str(path), inputs=inputs)]),
+    ):
+        pass
+
+
+def test_a_form_of_a_model_that_cannot_be_loaded_is_left_out() -> None:
+    def fail() -> Step:
+        raise InvalidArgument("no such operation")
+
+    def step(_: object) -> list[Array]:
+        return []
+
+    assert loadable({"file": fail, "export": lambda: step}) == {"export": step}
+    with pytest.raises(InvalidArgument, match="no such operation"):
+        loadable({"file": fail, "export": fail})
+
+
+def test_a_process_that_does_not_exit_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_group, "_END_S", 0.0)
+    with started_group("burst", [job()]) as group:
+        pids = group.pids
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "no process is left")
 
 
 # ---- messages

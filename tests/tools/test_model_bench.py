@@ -34,7 +34,7 @@ from model_bench_metrics import (
     targets_of,
 )
 from model_bench_runners import RUNNERS
-from model_bench_scheduler import TRIALS_PER_ROUND, Measurements, metrics_of, rotated
+from model_bench_scheduler import TRIALS_PER_ROUND, Measurements, metrics_of
 from model_bench_suites import SECTIONS, BenchmarkPlan, client_cpu_set, compute_cpus, count_trials
 from model_work import KINDS, TYPES, ModelCost, count_model_cost, generate_model
 from support.compiled import assert_kernels_agree
@@ -46,6 +46,7 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import Operand, OperationType
 from nnfmq.measure import cpu_pinning
 from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.measure.load_measurement import rotated
 from nnfmq.measure.process_usage import wait_until_idle
 from nnfmq.measure.steps import fastest_variant, make_step, timed
 
