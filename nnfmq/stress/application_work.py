@@ -83,15 +83,20 @@ class _Due(NamedTuple):
 
 
 class ApplicationWork:
-    """The work of one trial: `schedule` has absolute times and names of `WORK`."""
+    """The work of one trial: `schedule` has times after its begin, in ns, and names of `WORK`."""
 
     def __init__(self, schedule: Sequence[tuple[int, str]], folder: Path) -> None:
         kinds = {name: WORK[name](folder) for name in sorted({name for _, name in schedule})}
         self._due = [_Due(time_ns, kinds[name]) for time_ns, name in sorted(schedule, reverse=True)]
+        self._begin_ns = 0
+
+    def begin(self, begin_ns: int) -> None:
+        """Set the begin of the trial."""
+        self._begin_ns = begin_ns
 
     def next_due(self, now_ns: int) -> Callable[[], None] | None:
         """Return what the next request has to do, or None. Prepares it, which is not part of the request."""
-        if not self._due or self._due[-1].time_ns > now_ns:
+        if not self._due or self._due[-1].time_ns > now_ns - self._begin_ns:
             return None
         kind = self._due.pop().kind
         kind.prepare()

@@ -23,7 +23,7 @@ from nnfmq.measure.steps import Array
 from nnfmq.stress.application_work import ApplicationWork
 from nnfmq.stress.process_counters import RequestCounters
 from nnfmq.stress.records import RequestRecord
-from nnfmq.stress.stress_protocol import StressResult, StressTrial
+from nnfmq.stress.stress_protocol import StressBegin, StressPrepared, StressResult, StressTrial
 
 ROWS = 200_000  # 25 MB; a trial ends when it has so many requests
 _WARM_UP = 200
@@ -49,7 +49,7 @@ def main() -> int:
     """Serve the parent's requests until it closes the pipe; return 0."""
     replies = os.dup(1)
     os.dup2(2, 1)
-    pipe = MessagePipe(0, replies, RunnerJob | StressTrial)
+    pipe = MessagePipe(0, replies, RunnerJob | StressTrial | StressBegin)
     try:
         _serve(pipe)
     except (EOFError, BrokenPipeError):
@@ -68,26 +68,30 @@ def _serve(pipe: MessagePipe) -> None:
         while True:
             trial = pipe.receive()
             assert isinstance(trial, StressTrial)
-            pipe.send(run_stress(runner, inputs, trial))
+            pipe.send(run_stress(pipe, runner, inputs, trial))
 
 
-def run_stress(runner: OpenRunner, inputs: list[Array], trial: StressTrial) -> StressResult:
-    """Record requests in a closed loop until the trial's time is over. Blocks until the last one is done."""
+def run_stress(pipe: MessagePipe, runner: OpenRunner, inputs: list[Array], trial: StressTrial) -> StressResult:
+    """Prepare, then record requests in a closed loop from the parent's begin on. Blocks until the last one is done."""
     worker = runner.worker_pid
     assert worker is not None
     # A process with one CPU does not poll, which it decides when a burst is created: pin it afterwards.
     cpu_pinning.pin_process(0, trial.client_cpu)
     cpu_pinning.pin_process(worker, trial.worker_cpu)
-    work = ApplicationWork([(trial.begin_ns + due, name) for due, name in trial.work], Path(trial.folder))
+    work = ApplicationWork(trial.work, Path(trial.folder))
     rows = np.full((ROWS, len(RequestRecord._fields)), -1, np.int64)  # written once: no faults later
     collector = CollectorTime()
     gc.callbacks.append(collector)
     try:
         for _ in range(_WARM_UP):
             runner.step(inputs)
-        time.sleep(max(0, trial.begin_ns - time.monotonic_ns()) / 1e9)
         with RequestCounters(worker) as counters:
-            until_ns = trial.begin_ns + round(trial.seconds * 1e9)
+            pipe.send(StressPrepared())
+            begin = pipe.receive()
+            assert isinstance(begin, StressBegin)
+            work.begin(begin.begin_ns)
+            time.sleep(max(0, begin.begin_ns - time.monotonic_ns()) / 1e9)
+            until_ns = begin.begin_ns + round(trial.seconds * 1e9)
             count = _record(runner, inputs, work, counters, collector, rows, until_ns)
     finally:
         gc.callbacks.remove(collector)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 from nnfmq.measure.runner_group import RunnerProcess
 from nnfmq.measure.runner_protocol import RunnerJob
 from nnfmq.stress.records import RequestRecord, to_records
-from nnfmq.stress.stress_protocol import StressReply, StressResult, StressTrial
+from nnfmq.stress.stress_protocol import StressBegin, StressReply, StressResult, StressTrial
 
 __all__ = ["StressClient", "started_clients"]
 
@@ -31,18 +30,26 @@ class StressClient:
     driver: int
     device: str
 
-    def begin(self, trial: StressTrial) -> None:
-        """Request a trial; `finish` returns its result."""
-        self.process.send(trial)
-
-    def finish(self, trial: StressTrial, tick: Tick) -> Sequence[RequestRecord]:
-        """Return the requests of the trial that was begun last; blocks until it is done.
+    def prepare(self, trial: StressTrial, tick: Tick) -> None:
+        """Let the client prepare for a trial; blocks until it has.
 
         Raises:
             BenchmarkFailed: If the client fails.
         """
-        wait_s = max(0, trial.begin_ns - time.monotonic_ns()) / 1e9
-        result = self.process.receive(wait_s + trial.seconds + _LONGER_S, tick)
+        self.process.send(trial)
+        self.process.receive(_LONGER_S, tick)
+
+    def begin(self, begin_ns: int) -> None:
+        """Begin the trial at this time; `finish` returns its requests."""
+        self.process.send(StressBegin(begin_ns))
+
+    def finish(self, seconds: float, tick: Tick) -> Sequence[RequestRecord]:
+        """Return the requests of the trial that was begun last, which takes `seconds`; blocks until it is done.
+
+        Raises:
+            BenchmarkFailed: If the client fails.
+        """
+        result = self.process.receive(seconds + _LONGER_S, tick)
         assert isinstance(result, StressResult)
         rows = np.frombuffer(result.rows, np.int64).reshape(-1, len(RequestRecord._fields))
         return to_records(rows)

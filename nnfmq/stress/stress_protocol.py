@@ -8,22 +8,31 @@ import msgspec
 
 from nnfmq.measure.runner_protocol import RunnerFailed, RunnerReady
 
-__all__ = ["StressReply", "StressResult", "StressTrial"]
+__all__ = ["StressBegin", "StressPrepared", "StressReply", "StressResult", "StressTrial"]
 
 
 class StressTrial(msgspec.Struct, tag=True):
-    """A request for `seconds` of load from `begin_ns` on, on the given CPUs (None: any).
+    """A request to prepare for `seconds` of load on the given CPUs (None: any); the reply is StressPrepared.
 
     `work` is what the application does within some of its requests: time after the begin in ns, and a name of
     `application_work.WORK`. Files for it are made in `folder`.
     """
 
-    begin_ns: int
     seconds: float
     client_cpu: int | None
     worker_cpu: int | None
     work: list[tuple[int, str]]
     folder: str
+
+
+class StressPrepared(msgspec.Struct, tag=True):
+    """The client waits for StressBegin."""
+
+
+class StressBegin(msgspec.Struct, tag=True):
+    """The begin of the load on the monotonic clock, in ns; the reply is StressResult."""
+
+    begin_ns: int
 
 
 class StressResult(msgspec.Struct, tag=True):
@@ -32,4 +41,4 @@ class StressResult(msgspec.Struct, tag=True):
     rows: bytes
 
 
-StressReply: TypeAlias = RunnerReady | StressResult | RunnerFailed
+StressReply: TypeAlias = RunnerReady | StressPrepared | StressResult | RunnerFailed

@@ -22,7 +22,7 @@ from nnfmq.stress.stress_protocol import StressTrial
 
 __all__ = ["TrialPlace", "TrialRecords", "run_trial"]
 
-_LEAD_NS = 500_000_000  # from the request to the begin: clients prepare their work and warm up meanwhile
+_LEAD_NS = 100_000_000  # until the begin: the sampler starts meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +71,15 @@ def run_trial(
     with ExitStack() as stack:
         loads = stack.enter_context(started_loads(plan.loads, place.socket, seed))
         actions = stack.enter_context(prepared_actions(plan, clients[0].pid, clients[0].worker))
+        for client, cpus in zip(clients, place.cpus, strict=True):
+            client.prepare(StressTrial(seconds, cpus.client, cpus.driver, plan.work, str(place.folder)), tick)
         begin_ns = time.monotonic_ns() + _LEAD_NS
         loads.begin(begin_ns)
-        trials = [
-            StressTrial(begin_ns, seconds, cpus.client, cpus.driver, plan.work, str(place.folder))
-            for cpus in place.cpus
-        ]
-        for client, trial in zip(clients, trials, strict=True):
-            client.begin(trial)
+        for client in clients:
+            client.begin(begin_ns)
         sampler = stack.enter_context(Sampler(watched, clients[0].driver))
         with running_actions(actions, begin_ns):
-            found = [client.finish(trial, tick) for client, trial in zip(clients, trials, strict=True)]
+            found = [client.finish(seconds, tick) for client in clients]
     if not all(found):
         raise BenchmarkFailed(f"no request in {seconds:g} s; give a longer --duration")
     return TrialRecords(begin_ns, found, sampler.samples)
