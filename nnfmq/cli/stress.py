@@ -172,7 +172,7 @@ def _tested(arguments: argparse.Namespace) -> ConfusionMatrix:
     from nnfmq.stress.scenarios import driver_socket
     from nnfmq.stress.self_test import ConfusionMatrix, combinations_of, run_self_test, unavailable_causes
     from nnfmq.stress.stress_clients import started_clients
-    from nnfmq.stress.stress_trial import TrialPlace
+    from nnfmq.stress.stress_trial import TrialSetup
 
     arguments.model = arguments.model or nnfmq.example_path("digits.tflite")
     matrix, job = ConfusionMatrix(), _job(arguments)
@@ -184,8 +184,8 @@ def _tested(arguments: argparse.Namespace) -> ConfusionMatrix:
         unavailable = unavailable_causes(folder, client.pid)
         matrix.skipped = {name: reason for name, reason in unavailable.items() if name in arguments.only}
         names = [name for name in arguments.only if name not in unavailable]
-        place = TrialPlace(socket, [cpu_pinning.two_cpus() or cpu_pinning.choose("apart", 0)], folder)
+        setup = TrialSetup(socket, [cpu_pinning.two_cpus() or cpu_pinning.choose("apart", 0)], folder)
         plans = combinations_of(names)
-        for disturbances, named in run_self_test(client, place, plans, arguments.runs, arguments.seed, progress):
+        for disturbances, named in run_self_test(client, setup, plans, arguments.runs, arguments.seed, progress):
             matrix.add(disturbances, named)
     return matrix

@@ -25,7 +25,7 @@ _FILE_BYTES, _STRIDE = 16 << 20, 1 << 16
 _PAGE = 4096
 
 
-class _Kind(Protocol):
+class _WorkKind(Protocol):
     def prepare(self) -> None:
         """Do what is not part of the request."""
 
@@ -73,13 +73,13 @@ class _MappedFile:
         self._pages[::_STRIDE].sum()
 
 
-WORK: dict[str, Callable[[Path], _Kind]] = {"gc": _Collection, "page-faults": _NewFrame, "memory": _MappedFile}
+WORK: dict[str, Callable[[Path], _WorkKind]] = {"gc": _Collection, "page-faults": _NewFrame, "memory": _MappedFile}
 """By the names of the causes."""
 
 
 class _Due(NamedTuple):
     time_ns: int
-    kind: _Kind
+    kind: _WorkKind
 
 
 class ApplicationWork:

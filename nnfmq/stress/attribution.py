@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 
-from nnfmq.stress.records import RequestRecord, Sample
+from nnfmq.stress.records import RequestRecord, StressSample
 
 __all__ = ["Cause", "SlowRequest", "Thresholds", "named_causes", "slow_requests", "worst_requests"]
 
-_FAULTS_MIN = 16  # more than the median: fewer are noise of any program
-_FAULT_NS = 250  # of a page of 4 KiB, on a fast machine
+_PAGE_FAULTS_MIN = 16  # more than the median: fewer are noise of any program
+_MINOR_FAULT_NS = 250  # of a page of 4 KiB, on a fast machine
 _STALL_SHARE = 0.1
 _LOAD_NS, _LOAD_SHARE = 10_000_000, 1 / 30
 _TIME = attrgetter("time")
@@ -86,7 +86,7 @@ class _Between:
 
 
 def slow_requests(
-    records: Sequence[RequestRecord], samples: Sequence[Sample], thresholds: Thresholds | None = None
+    records: Sequence[RequestRecord], samples: Sequence[StressSample], thresholds: Thresholds | None = None
 ) -> list[SlowRequest]:
     """Return the slow requests with their causes, in the order of `records`.
 
@@ -99,8 +99,8 @@ def slow_requests(
         excess = round(record.latency - typical.latency)
         if record.latency > limits.factor * typical.latency and excess > limits.excess:
             parts = _parts(record, _between(samples, record), typical, excess)
-            least = limits.share * excess
-            named = sorted((part for part in parts if part.explained >= least), key=lambda part: -part.explained)
+            minimum = limits.share * excess
+            named = sorted((part for part in parts if part.explained >= minimum), key=lambda part: -part.explained)
             found.append(SlowRequest(record, excess, tuple(named)))
     return found
 
@@ -114,8 +114,8 @@ def named_causes(slow: Sequence[SlowRequest]) -> dict[str, int]:
     for request in slow:
         for cause in request.causes:
             explained[cause.name] += cause.explained
-    least = max(_LOAD_NS, _LOAD_SHARE * sum(request.excess for request in slow))
-    return {name: time for name, time in explained.most_common() if time >= least}
+    minimum = max(_LOAD_NS, _LOAD_SHARE * sum(request.excess for request in slow))
+    return {name: time for name, time in explained.most_common() if time >= minimum}
 
 
 def worst_requests(slow: Sequence[SlowRequest], count: int) -> list[SlowRequest]:
@@ -132,7 +132,7 @@ def worst_requests(slow: Sequence[SlowRequest], count: int) -> list[SlowRequest]
 # ---- the sampler's evidence
 
 
-def _between(samples: Sequence[Sample], record: RequestRecord) -> _Between:
+def _between(samples: Sequence[StressSample], record: RequestRecord) -> _Between:
     """Return what increased between the last sample before the request and the first one after it."""
     first = max(0, bisect_right(samples, record.begin, key=_TIME) - 1)
     last = min(len(samples) - 1, bisect_left(samples, record.end, key=_TIME))
@@ -147,8 +147,8 @@ def _between(samples: Sequence[Sample], record: RequestRecord) -> _Between:
     )
 
 
-def _stopped(during: Sequence[Sample], record: RequestRecord, name: str) -> int:
-    """Return the time of the request that lies between a sample in state T and the next sample."""
+def _stopped(during: Sequence[StressSample], record: RequestRecord, name: str) -> int:
+    """Return the time of the request between a sample in state T and the next sample."""
     total = 0
     for sample, following in pairwise(during):
         if getattr(sample, name):
@@ -191,13 +191,16 @@ def _who(times: tuple[int, int]) -> Iterator[str]:
 
 
 def _waits(record: RequestRecord, seen: _Between, excess: int) -> Iterator[Cause]:
-    """Divide the waits for a CPU among compile processes, up to their CPU time there, and other tasks."""
+    """Divide the waits for a CPU among compile processes, up to their CPU time there, and other tasks.
+
+    A stopped thread does not wait for a CPU, but a throttled one does, as the scheduler counts (Linux 6.18).
+    """
     compiled, details = 0, []
-    for name, delay, throttled, stopped, used in (
-        ("client", record.client_delay, seen.client_throttled, seen.client_stopped, seen.compiling_client),
-        ("worker", record.worker_delay, seen.worker_throttled, seen.worker_stopped, seen.compiling_worker),
+    for name, delay, throttled, used in (
+        ("client", record.client_delay, seen.client_throttled, seen.compiling_client),
+        ("worker", record.worker_delay, seen.worker_throttled, seen.compiling_worker),
     ):
-        waited = max(0, min(delay, excess) - throttled - stopped)
+        waited = max(0, min(delay, excess) - throttled)
         behind = min(waited, used)
         compiled += behind
         if behind:
@@ -221,27 +224,27 @@ def _page_faults(record: RequestRecord, typical: _Typical, excess: int) -> Itera
     The kernel counts system time in ticks, too coarsely for a few faults. A fault of a huge page takes a thousand times
     as long as that of a small one, so the number of faults alone would explain too little.
     """
-    for name, cpu, system, faults in (
+    for name, cpu, system, page_faults in (
         ("client", record.client_cpu - typical.client_cpu - record.gc, record.client_system,
          record.client_minor_faults - typical.client_minor_faults),
         ("worker", record.worker_cpu - typical.worker_cpu, 0,
          record.worker_minor_faults - typical.worker_minor_faults),
     ):  # fmt: skip
-        explained = round(min(cpu, max(system, faults * _FAULT_NS), excess))
-        if faults >= _FAULTS_MIN and explained > 0:
-            yield Cause("page-faults", explained, f"{name}: {faults:,.0f} minor faults, {_ms(cpu)} more CPU time")
+        explained = round(min(cpu, max(system, page_faults * _MINOR_FAULT_NS), excess))
+        if page_faults >= _PAGE_FAULTS_MIN and explained > 0:
+            yield Cause("page-faults", explained, f"{name}: {page_faults:,.0f} minor faults, {_ms(cpu)} more CPU time")
 
 
 def _memory(record: RequestRecord, seen: _Between, rest: int) -> Iterator[Cause]:
     """Explain time off the CPU that nothing else explains by pages that had to be read or reclaimed."""
-    faults = record.client_major_faults + record.worker_major_faults
+    page_faults = record.client_major_faults + record.worker_major_faults
     off_cpu = record.latency - record.client_cpu - record.client_delay
     if record.worker_major_faults:
         off_cpu = max(off_cpu, record.latency - record.worker_cpu - record.worker_delay)
     stall = seen.memory_stall if seen.memory_stall >= _STALL_SHARE * record.latency else 0
-    explained = min(rest, off_cpu if faults else min(stall, off_cpu))
+    explained = min(rest, off_cpu if page_faults else min(stall, off_cpu))
     if explained > 0:
-        yield Cause("memory", explained, f"{faults:,} major faults, memory stalls (PSI) {_ms(seen.memory_stall)}")
+        yield Cause("memory", explained, f"{page_faults:,} major faults, memory stalls (PSI) {_ms(seen.memory_stall)}")
 
 
 def _ms(duration_ns: float) -> str:

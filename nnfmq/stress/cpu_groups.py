@@ -19,7 +19,7 @@ __all__ = ["PERIOD_US", "CpuGroup", "limited_group", "throttle_files", "throttle
 PERIOD_US = 50_000
 
 
-class _Place(NamedTuple):
+class _Location(NamedTuple):
     """The mount of the CPU controller, the path of a process below it, and the version."""
 
     mount: Path
@@ -27,17 +27,17 @@ class _Place(NamedTuple):
     version: int
 
 
-def _place(pid: int) -> _Place | None:
+def _location(pid: int) -> _Location | None:
     """Return where the CPU controller has a process; None if it is not mounted."""
     groups = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
     mounts = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
     for _, mount, kind, options, *_ in mounts:
         for _, controllers, path in groups:
             if kind == "cgroup" and "cpu" in options.split(",") and "cpu" in controllers.split(","):
-                return _Place(Path(mount), path, 1)
+                return _Location(Path(mount), path, 1)
             has_cpu = kind == "cgroup2" and "cpu" in _words(Path(mount) / "cgroup.controllers")
             if has_cpu and not controllers:
-                return _Place(Path(mount), path, 2)
+                return _Location(Path(mount), path, 2)
     return None
 
 
@@ -49,11 +49,11 @@ def _words(path: Path) -> list[str]:
 
 def throttle_files(pid: int) -> list[Path]:
     """Return the files cpu.stat of a process's group and of the groups above it; none without the CPU controller."""
-    place = _place(pid)
-    if place is None:
+    location = _location(pid)
+    if location is None:
         return []
-    folder = place.mount / place.path.lstrip("/")
-    above = [each for each in (folder, *folder.parents) if each.is_relative_to(place.mount)]
+    folder = location.mount / location.path.lstrip("/")
+    above = [each for each in (folder, *folder.parents) if each.is_relative_to(location.mount)]
     return [each / "cpu.stat" for each in above if "nr_throttled" in _words(each / "cpu.stat")]
 
 
@@ -86,21 +86,21 @@ def limited_group(pid: int) -> Iterator[CpuGroup]:
     Raises:
         BenchmarkFailed: If this user may not do that; the message says what is missing.
     """
-    place = _place(pid)
-    if place is None:
+    location = _location(pid)
+    if location is None:
         raise BenchmarkFailed("the CPU controller of cgroups is not available")
-    own = place.mount / place.path.lstrip("/")
-    parent = own if place.version == 1 or own == place.mount else own.parent
+    own = location.mount / location.path.lstrip("/")
+    parent = own if location.version == 1 or own == location.mount else own.parent
     folder = parent / f"nnfmq-stress-{os.getpid()}-{pid}"
     try:
-        if place.version == 2:
+        if location.version == 2:
             (parent / "cgroup.subtree_control").write_text("+cpu")
         folder.mkdir()
     except OSError as error:
         raise BenchmarkFailed(f"a CPU limit needs root or a delegated cgroup: {parent}: {error.strerror}") from error
     try:
         _move(pid, folder)
-        yield CpuGroup(folder, place.version)
+        yield CpuGroup(folder, location.version)
     finally:
         with suppress(ProcessLookupError):  # the process has exited
             _move(pid, own)

@@ -52,8 +52,8 @@ def started_loads(loads: Sequence[MachineLoad], socket: str, seed: int) -> Itera
     processes: list[subprocess.Popen[str]] = []
     try:
         for load in loads:
-            place = "-" if load.cpu is None else str(load.cpu)
-            command = [sys.executable, "-P", "-m", "nnfmq.stress.load_process", load.kind, place, socket, str(seed)]
+            cpu = "-" if load.cpu is None else str(load.cpu)
+            command = [sys.executable, "-P", "-m", "nnfmq.stress.load_process", load.kind, cpu, socket, str(seed)]
             processes.append(
                 subprocess.Popen(
                     command,

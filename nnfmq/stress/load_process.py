@@ -30,12 +30,13 @@ def _churn(until_ns: int) -> None:
 
 def _compilation(socket: str, seed: int) -> Callable[[int], None]:
     """Return a load that compiles the packaged model for another batch each time, so that no cache has it."""
-    import nnfmq
+    from nnfmq.importers import load as load_model
+    from nnfmq.importers.examples import example_path
     from nnfmq.runtime.connect import connect
 
-    client, path = connect(socket), nnfmq.example_path("digits.tflite")
+    client, path = connect(socket), example_path("digits.tflite")
     batches = range(2 + seed * _VARIANTS, 2 + (seed + 1) * _VARIANTS)
-    models = iter([nnfmq.load(path, shapes={0: (batch, 8, 8, 1)}) for batch in batches])
+    models = iter([load_model(path, shapes={0: (batch, 8, 8, 1)}) for batch in batches])
 
     def load(until_ns: int) -> None:
         for model in models:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CAUSES", "RequestRecord", "Sample", "to_records"]
+__all__ = ["CAUSES", "RequestRecord", "StressSample", "to_records"]
 
 CAUSES = {
     "cpu-client": "other tasks on the client's CPU",
@@ -54,7 +54,7 @@ class RequestRecord(NamedTuple):
         return self.begin + self.latency
 
 
-class Sample(NamedTuple):
+class StressSample(NamedTuple):
     """The state of one client and its worker at a time; all but the first three are totals that only increase.
 
     `compiling` is CPU time of the driver's compile processes, `compiling_client` and `compiling_worker` the part of it

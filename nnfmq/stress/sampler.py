@@ -15,7 +15,7 @@ from nnfmq.measure.cpu_pinning import cpu_ns
 from nnfmq.measure.process_usage import children, descendants
 from nnfmq.stress.cpu_groups import throttle_files, throttled_ns
 from nnfmq.stress.process_counters import memory_stall_ns, read_state
-from nnfmq.stress.records import Sample
+from nnfmq.stress.records import StressSample
 
 __all__ = ["Sampler", "Watched"]
 
@@ -98,7 +98,7 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="nnfmq-sampler", daemon=True)
         self._resources = ExitStack()
         self._files: dict[int, _Files] = {}
-        self.samples: list[list[Sample]] = [[] for _ in watched]
+        self.samples: list[list[StressSample]] = [[] for _ in watched]
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -138,7 +138,7 @@ class Sampler:
         for each, samples in zip(self._watched, self.samples, strict=True):
             client, worker = self._files[each.client], self._files[each.worker]
             samples.append(
-                Sample(
+                StressSample(
                     time.monotonic_ns(),
                     client.is_stopped(),
                     worker.is_stopped(),

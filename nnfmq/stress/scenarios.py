@@ -22,7 +22,7 @@ from nnfmq.measure.runner_protocol import RunnerJob
 from nnfmq.queue.hybrid_polling import CONTROLLER_VARIABLE, SERVER_VARIABLE
 from nnfmq.stress.disturbances import draw_plan
 from nnfmq.stress.stress_clients import StressClient, started_clients
-from nnfmq.stress.stress_trial import TrialPlace, TrialRecords, run_trial
+from nnfmq.stress.stress_trial import TrialRecords, TrialSetup, run_trial
 
 __all__ = ["LOADS", "Scenario", "ScenarioPlan", "driver_socket", "run_scenarios"]
 
@@ -77,14 +77,14 @@ class ScenarioPlan:
 
 
 @contextmanager
-def driver_socket(given: str | None, folder: Path, window_us: int | None = None) -> Iterator[str]:
+def driver_socket(existing: str | None, folder: Path, window_us: int | None = None) -> Iterator[str]:
     """Yield the socket of the given driver, or of one that runs meanwhile.
 
     Raises:
         BenchmarkFailed: If the driver does not start.
     """
-    if given is not None:
-        yield given
+    if existing is not None:
+        yield existing
         return
     with started_daemon(folder, _windows(SERVER_VARIABLE, window_us)) as daemon:
         yield daemon.socket
@@ -125,21 +125,21 @@ def _of_group(
         for position, (placement, load) in enumerate(product(plan.placements, plan.loads), number):
             scenario = Scenario(mode, count, window_us, placement, load)
             progress(f"{position + 1} of {plan.count()}: {scenario.text()}")
-            place = TrialPlace(socket, [cpu_pinning.choose(placement, each) for each in range(count)], folder)
-            yield scenario, _trial(plan, scenario, clients, place, position, progress)
+            setup = TrialSetup(socket, [cpu_pinning.choose(placement, each) for each in range(count)], folder)
+            yield scenario, _trial(plan, scenario, clients, setup, position, progress)
 
 
 def _trial(
-    plan: ScenarioPlan, scenario: Scenario, clients: Sequence[StressClient], place: TrialPlace, position: int,
+    plan: ScenarioPlan, scenario: Scenario, clients: Sequence[StressClient], setup: TrialSetup, position: int,
     progress: Progress,
 ) -> TrialRecords | str:  # fmt: skip
     names = LOADS[scenario.load]
-    cpus = place.cpus[0].client, place.cpus[0].driver
+    cpus = setup.cpus[0].client, setup.cpus[0].driver
     drawn = draw_plan(names, plan.seconds, cpus, random.Random(f"{plan.seed} {position}"))
     tick = partial(progress, f"{position + 1} of {plan.count()}: {scenario.text()}")
     if "throttling" not in names:
-        return run_trial(clients, place, drawn, plan.seconds, position, tick)
+        return run_trial(clients, setup, drawn, plan.seconds, position, tick)
     try:
-        return run_trial(clients, place, drawn, plan.seconds, position, tick)
+        return run_trial(clients, setup, drawn, plan.seconds, position, tick)
     except BenchmarkFailed as reason:
         return str(reason)  # a CPU limit needs permissions

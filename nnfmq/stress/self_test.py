@@ -21,7 +21,7 @@ from nnfmq.stress.cpu_groups import PERIOD_US, limited_group
 from nnfmq.stress.disturbances import draw_plan
 from nnfmq.stress.records import CAUSES
 from nnfmq.stress.stress_clients import StressClient
-from nnfmq.stress.stress_trial import TrialPlace, run_trial
+from nnfmq.stress.stress_trial import TrialSetup, run_trial
 
 __all__ = ["ConfusionMatrix", "combinations_of", "run_self_test", "unavailable_causes"]
 
@@ -91,15 +91,15 @@ def unavailable_causes(folder: Path, pid: int) -> dict[str, str]:
 
 
 def run_self_test(
-    client: StressClient, place: TrialPlace, plans: Sequence[tuple[str, ...]], runs: int, seed: int,
+    client: StressClient, setup: TrialSetup, plans: Sequence[tuple[str, ...]], runs: int, seed: int,
     progress: Callable[[str], object],
 ) -> Iterator[tuple[tuple[str, ...], list[str]]]:  # fmt: skip
     """Yield the disturbances of each run, and the causes that the analysis names. Blocks for each run."""
-    cpus = place.cpus[0].client, place.cpus[0].driver
+    cpus = setup.cpus[0].client, setup.cpus[0].driver
     numbered = [(run, number, names) for run in range(runs) for number, names in enumerate(plans)]
     for position, (run, number, names) in enumerate(numbered):
         text = f"run {position + 1} of {len(numbered)}: {', '.join(names) or NONE}"
         progress(text)
         plan = draw_plan(names, RUN_S, cpus, random.Random(f"{seed} {run} {number}"))
-        found = run_trial([client], place, plan, RUN_S, position, lambda text=text: progress(text))  # type: ignore[misc]
+        found = run_trial([client], setup, plan, RUN_S, position, lambda text=text: progress(text))  # type: ignore[misc]
         yield names, list(named_causes(found.slow_requests()))

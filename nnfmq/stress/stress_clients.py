@@ -68,7 +68,7 @@ def started_clients(
         clients, processes = [], []
         try:
             for _ in range(count):
-                process = RunnerProcess(job.runner, "nnfmq.stress.client_process", StressReply, environment)
+                process = RunnerProcess(job.runner, "nnfmq.stress.recording_client", StressReply, environment)
                 stack.callback(process.end)
                 processes.append(process)
                 process.send(job)

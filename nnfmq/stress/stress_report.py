@@ -75,8 +75,12 @@ def chrome_trace(scenarios: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 1, "args": name})
         for request in scenario.get("worst", ()):
             begin_us = request["begin_ns"] / 1000
-            details = {each["name"]: each["evidence"] for each in request["causes"]} | request["counters"]
-            events.append(_event(request["cause"], pid, begin_us, request["latency_ns"], details))
+            evidence = {each["name"]: each["evidence"] for each in request["causes"]}
+            events.append(
+                _event(
+                    request["cause"], pid, begin_us, request["latency_ns"], {"evidence": evidence} | request["counters"]
+                )
+            )
             for stage, length_ns in (request["stages_ns"] or {}).items():
                 events.append(_event(stage, pid, begin_us, length_ns, {}))
                 begin_us += length_ns / 1000

@@ -15,18 +15,18 @@ from nnfmq.measure.failures import BenchmarkFailed
 from nnfmq.stress.attribution import SlowRequest, Thresholds, slow_requests
 from nnfmq.stress.disturbances import DisturbancePlan, prepared_actions, running_actions
 from nnfmq.stress.load_group import started_loads
-from nnfmq.stress.records import RequestRecord, Sample
+from nnfmq.stress.records import RequestRecord, StressSample
 from nnfmq.stress.sampler import Sampler, Watched
 from nnfmq.stress.stress_clients import StressClient
 from nnfmq.stress.stress_protocol import StressTrial
 
-__all__ = ["TrialPlace", "TrialRecords", "run_trial"]
+__all__ = ["TrialRecords", "TrialSetup", "run_trial"]
 
 _LEAD_NS = 100_000_000  # until the begin: the sampler starts meanwhile
 
 
 @dataclass(frozen=True, slots=True)
-class TrialPlace:
+class TrialSetup:
     """Where a trial runs: the driver's socket, the CPUs of each client and its worker, and a folder for files."""
 
     socket: str
@@ -40,7 +40,7 @@ class TrialRecords:
 
     begin_ns: int
     clients: Sequence[Sequence[RequestRecord]]
-    samples: Sequence[Sequence[Sample]]
+    samples: Sequence[Sequence[StressSample]]
 
     def latencies(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Return the latencies of all clients."""
@@ -56,7 +56,7 @@ class TrialRecords:
 
 
 def run_trial(
-    clients: Sequence[StressClient], place: TrialPlace, plan: DisturbancePlan, seconds: float, seed: int,
+    clients: Sequence[StressClient], setup: TrialSetup, plan: DisturbancePlan, seconds: float, seed: int,
     tick: Callable[[], object] = lambda: None,
 ) -> TrialRecords:  # fmt: skip
     """Run one trial; blocks until it is done. Stops and a CPU limit affect the first client or its worker.
@@ -66,13 +66,13 @@ def run_trial(
     """
     watched = [
         Watched(client.pid, client.worker, cpus.client, cpus.driver)
-        for client, cpus in zip(clients, place.cpus, strict=True)
+        for client, cpus in zip(clients, setup.cpus, strict=True)
     ]
     with ExitStack() as stack:
-        loads = stack.enter_context(started_loads(plan.loads, place.socket, seed))
+        loads = stack.enter_context(started_loads(plan.loads, setup.socket, seed))
         actions = stack.enter_context(prepared_actions(plan, clients[0].pid, clients[0].worker))
-        for client, cpus in zip(clients, place.cpus, strict=True):
-            client.prepare(StressTrial(seconds, cpus.client, cpus.driver, plan.work, str(place.folder)), tick)
+        for client, cpus in zip(clients, setup.cpus, strict=True):
+            client.prepare(StressTrial(seconds, cpus.client, cpus.driver, plan.work, str(setup.folder)), tick)
         begin_ns = time.monotonic_ns() + _LEAD_NS
         loads.begin(begin_ns)
         for client in clients:
