@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from nnfmq.measure.cpu_pinning import cpu_ns
-from nnfmq.measure.process_usage import children, descendants
+from nnfmq.measure.process_usage import descendants
 from nnfmq.stress.cpu_groups import throttle_files, throttled_ns
 from nnfmq.stress.process_counters import memory_stall_ns, read_state
 from nnfmq.stress.records import StressSample
@@ -50,21 +50,27 @@ class _Files:
 
 
 class CompileTime:
-    """CPU time of the driver's compile processes: the children of its compile server, in total and by CPU."""
+    """CPU time of the driver's compile server and its compile processes, in total and by CPU.
+
+    They are the descendants of the driver in another session than the driver's (`service.compile_server`).
+    """
 
     def __init__(self, driver_pid: int) -> None:
         self._driver = driver_pid
+        self._session = os.getsid(driver_pid)
         self._used: dict[int, int] = {}
+        self._is_first = True
         self._stats: dict[int, int] = {}
         self.total, self.by_cpu = 0, dict[int, int]()
 
     def find(self) -> None:
-        """Look for new compile processes: descendants of the driver that are not its children."""
-        found = {pid for child in children(self._driver) for pid in descendants(child)}
-        for pid in found - self._used.keys():
+        """Look for new compile processes; what the server used before the first call does not count."""
+        for pid in set(descendants(self._driver)) - self._used.keys():
             with suppress(FileNotFoundError, ProcessLookupError):
-                self._stats[pid] = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-                self._used[pid] = 0
+                if os.getsid(pid) != self._session:
+                    stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+                    self._stats[pid], self._used[pid] = stat, cpu_ns(pid) if self._is_first else 0
+        self._is_first = False
 
     def update(self) -> None:
         """Add what each process has used since the last call."""
@@ -77,6 +83,10 @@ class CompileTime:
             increase, self._used[pid] = max(0, used - self._used[pid]), used
             self.total += increase
             self.by_cpu[cpu] = self.by_cpu.get(cpu, 0) + increase
+
+    def pids(self) -> list[int]:
+        """Return the processes that have not exited."""
+        return sorted(self._stats)
 
     def on(self, cpu: int | None) -> int:
         """Return the time on a CPU; None: on all."""

@@ -117,10 +117,9 @@ def test_the_sampler_goes_on_when_a_process_has_exited() -> None:
     assert not sampler.samples[0][-1].is_worker_stopped
 
 
-def test_compile_time_is_that_of_grandchildren_in_total_and_by_cpu() -> None:
-    """A child of this process has a child that computes: as the compile server has one."""
-    code = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'while True: pass'])"
-    server = subprocess.Popen([sys.executable, "-S", "-c", code])
+def test_compile_time_is_that_of_descendants_in_another_session_in_total_and_by_cpu(child: Process) -> None:
+    """A child of this process is in a session of its own, as the compile server is; `child`, like a worker, is not."""
+    server = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], start_new_session=True)
     compile_time = CompileTime(os.getpid())
 
     def has_increased() -> bool:
@@ -129,15 +128,15 @@ def test_compile_time_is_that_of_grandchildren_in_total_and_by_cpu() -> None:
         return compile_time.total > 0
 
     try:
-        until(has_increased, "CPU time of the grandchild")
+        until(has_increased, "CPU time of the server")
+        assert compile_time.pids() == [server.pid]
         assert compile_time.on(None) == compile_time.total == sum(compile_time.by_cpu.values())
         assert compile_time.on(1 << 20) == 0
     finally:
-        for pid in map(int, Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()):
-            with Process(pid) as grandchild:
-                grandchild.kill()
+        server.kill()
         server.wait()
     compile_time.update()
+    assert compile_time.pids() == []
     compile_time.close()
 
 
