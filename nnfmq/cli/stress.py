@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -153,8 +154,9 @@ def _write(arguments: argparse.Namespace, report: dict[str, Any]) -> None:
 
 
 def _self_test(arguments: argparse.Namespace) -> int:
+    load_before = round(os.getloadavg()[0], 2)
     matrix = _tested(arguments)
-    report = matrix.report() | {"seed": arguments.seed, "runs_of_each": arguments.runs}
+    report = matrix.report() | {"seed": arguments.seed, "runs_of_each": arguments.runs, "load_before": load_before}
     if arguments.json:
         print_json(report)
     else:

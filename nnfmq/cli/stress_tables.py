@@ -69,4 +69,9 @@ def print_matrix(screen: Console, report: Mapping[str, Any]) -> None:
     screen.print(listing)
     for name, reason in report["skipped"].items():
         screen.print(f"{name} was left out: {reason}")
+    if any(not row["disturbances"] and row["right"] < row["runs"] for row in report["rows"]):
+        screen.print(
+            f"Without a disturbance causes were named, too: repeat the self-test when the machine is idle "
+            f"(its load average was {report['load_before']} before)."
+        )
     screen.print(f"{100 * report['right_share']:.1f} % of the runs with disturbances are right.")

@@ -49,7 +49,7 @@ class _Files:
         return sum(throttled_ns(os.pread(fd, 4096, 0).decode()) for fd in self.throttling)
 
 
-class CompileTime:
+class CompilerUsage:
     """CPU time of the driver's compile server and its compile processes, in total and by CPU.
 
     They are the descendants of the driver in another session than the driver's (`service.compile_server`).
@@ -103,7 +103,7 @@ class Sampler:
 
     def __init__(self, watched: Sequence[Watched], driver_pid: int) -> None:
         self._watched = watched
-        self._compile = CompileTime(driver_pid)
+        self._compile = CompilerUsage(driver_pid)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nnfmq-sampler", daemon=True)
         self._resources = ExitStack()

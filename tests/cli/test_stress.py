@@ -157,6 +157,13 @@ def test_the_self_test_prints_its_matrix(monkeypatch: pytest.MonkeyPatch, capsys
     assert "100.0 % of the runs with disturbances are right." in text
 
 
+def test_causes_of_a_busy_machine_are_reported_as_such(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert result(monkeypatch, ([], ["cpu-client"]), (["gc"], ["gc"])) == 1
+    assert "repeat the self-test when the machine is idle" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_self_test_fails_below_90_percent_or_if_a_cause_is_named_without_a_disturbance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -23,7 +23,7 @@ from nnfmq.stress.disturbances import Action, DisturbancePlan, prepared_actions,
 from nnfmq.stress.process_counters import RequestCounters, memory_stall_ns, read_state
 from nnfmq.stress.recording_client import CollectorTime
 from nnfmq.stress.records import RequestRecord
-from nnfmq.stress.sampler import CompileTime, Sampler, Watched
+from nnfmq.stress.sampler import CompilerUsage, Sampler, Watched
 
 COUNTERS = [name for name in RequestRecord._fields[6:-1] if name != "worker_delay"]
 PAGES = 16_384  # of 4 KiB; more than malloc takes from its heap
@@ -120,24 +120,24 @@ def test_the_sampler_goes_on_when_a_process_has_exited() -> None:
 def test_compile_time_is_that_of_descendants_in_another_session_in_total_and_by_cpu(child: Process) -> None:
     """A child of this process is in a session of its own, as the compile server is; `child`, like a worker, is not."""
     server = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], start_new_session=True)
-    compile_time = CompileTime(os.getpid())
+    usage = CompilerUsage(os.getpid())
 
     def has_increased() -> bool:
-        compile_time.find()
-        compile_time.update()
-        return compile_time.total > 0
+        usage.find()
+        usage.update()
+        return usage.total > 0
 
     try:
         until(has_increased, "CPU time of the server")
-        assert compile_time.pids() == [server.pid]
-        assert compile_time.on(None) == compile_time.total == sum(compile_time.by_cpu.values())
-        assert compile_time.on(1 << 20) == 0
+        assert usage.pids() == [server.pid]
+        assert usage.on(None) == usage.total == sum(usage.by_cpu.values())
+        assert usage.on(1 << 20) == 0
     finally:
         server.kill()
         server.wait()
-    compile_time.update()
-    assert compile_time.pids() == []
-    compile_time.close()
+    usage.update()
+    assert usage.pids() == []
+    usage.close()
 
 
 # ---- CPU limits
