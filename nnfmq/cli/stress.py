@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="client and worker on CPUs: apart, same, free")  # fmt: skip
     add("--duration", metavar="S", type=positive_number, default=2.0, help="seconds of each scenario (default: 2)")
     add("--slow", metavar="MS", type=positive_number, default=2.0,
-        help="slow: 3 times p50, and so much more (default: 2)")  # fmt: skip
+        help="slow: this much above the usual (default: 2)")  # fmt: skip
     add("--worst", metavar="N", type=at_least_one, default=3, help="requests to print for each (default: 3)")
     add("--device", metavar="NAME", help="default: compiled if it is available")
     add("--seed", metavar="N", type=from_zero, default=0, help="of times, durations and inputs (default: 0)")

@@ -1,15 +1,14 @@
 """Name the causes of slow requests from records. Pure arithmetic, without I/O and without knowledge of disturbances.
 
-A request is slow if its latency exceeds the median by a factor and by an amount. What exceeds the median is its
-*excess*, which evidence divides among causes: time in state T, time throttled, CPU time of compile processes, time
-waiting for a CPU, time in the garbage collector, faults. Time counts once: a throttled thread also waits for a CPU, so
-the throttled time is subtracted from that wait. A cause is named if it explains a fifth of the excess. If none does,
-the request has no named cause.
+The *usual* latency is the first decile: a disturbance that affects most requests would raise the median. A request is
+slow if it exceeds the usual latency by a factor and by an amount. What exceeds it is the *excess*. Evidence divides it
+among causes: time in state T, time throttled, CPU time of compile processes, time waiting for a CPU, time in the garbage
+collector, faults. Time counts once: a throttled thread also waits for a CPU, so the throttled time is subtracted from
+that wait. A cause is named if it explains a fifth of the excess. If none does, the request has no named cause.
 """
 
 from __future__ import annotations
 
-import statistics
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,20 +16,22 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 
+from nnfmq.measure.percentiles import percentile
 from nnfmq.stress.records import RequestRecord, StressSample
 
 __all__ = ["Cause", "SlowRequest", "Thresholds", "named_causes", "slow_requests", "worst_requests"]
 
-_PAGE_FAULTS_MIN = 16  # more than the median: fewer are noise of any program
+_PAGE_FAULTS_MIN = 16  # more than usual: fewer are noise of any program
 _MINOR_FAULT_NS = 250  # of a page of 4 KiB, on a fast machine
 _STALL_SHARE = 0.1
+_USUAL = 10  # percent
 _LOAD_NS, _LOAD_SHARE = 10_000_000, 1 / 30
 _TIME = attrgetter("time")
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Slow: more than `factor` times the median, and `excess` ns above it. A cause explains a `share` of the excess."""
+    """Slow: more than `factor` times the usual, and `excess` ns above it. A cause explains a `share` of the excess."""
 
     factor: float = 3.0
     excess: int = 2_000_000
@@ -48,7 +49,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class SlowRequest:
-    """A slow request, what exceeds the median, and its causes, the largest part first; none if evidence lacks."""
+    """A slow request, what exceeds the usual latency, and its causes, the largest first; none if evidence lacks."""
 
     record: RequestRecord
     excess: int
@@ -56,19 +57,19 @@ class SlowRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Typical:
-    """Medians of all requests."""
+class _Usual:
+    """First deciles of all requests."""
 
-    latency: float
-    client_cpu: float
-    worker_cpu: float
-    client_minor_faults: float
-    worker_minor_faults: float
+    latency: int
+    client_cpu: int
+    worker_cpu: int
+    client_minor_faults: int
+    worker_minor_faults: int
 
     @classmethod
-    def of(cls, records: Sequence[RequestRecord]) -> _Typical:
+    def of(cls, records: Sequence[RequestRecord]) -> _Usual:
         names = ("latency", "client_cpu", "worker_cpu", "client_minor_faults", "worker_minor_faults")
-        return cls(*(statistics.median(getattr(record, name) for record in records) for name in names))
+        return cls(*(percentile(sorted(getattr(record, name) for record in records), _USUAL) for name in names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +95,11 @@ def slow_requests(
     """
     if not records:
         return []
-    limits, typical, found = thresholds or Thresholds(), _Typical.of(records), []
+    limits, usual, found = thresholds or Thresholds(), _Usual.of(records), []
     for record in records:
-        excess = round(record.latency - typical.latency)
-        if record.latency > limits.factor * typical.latency and excess > limits.excess:
-            parts = _parts(record, _between(samples, record), typical, excess)
+        excess = round(record.latency - usual.latency)
+        if record.latency > limits.factor * usual.latency and excess > limits.excess:
+            parts = _parts(record, _between(samples, record), usual, excess)
             minimum = limits.share * excess
             named = sorted((part for part in parts if part.explained >= minimum), key=lambda part: -part.explained)
             found.append(SlowRequest(record, excess, tuple(named)))
@@ -159,13 +160,13 @@ def _stopped(during: Sequence[StressSample], record: RequestRecord, name: str) -
 # ---- the division of the excess
 
 
-def _parts(record: RequestRecord, seen: _Between, typical: _Typical, excess: int) -> Iterator[Cause]:
+def _parts(record: RequestRecord, seen: _Between, usual: _Usual, excess: int) -> Iterator[Cause]:
     found = [
         *_stops(seen, excess),
         *_throttling(seen, excess),
         *_waits(record, seen, excess),
         *_collections(record, excess),
-        *_page_faults(record, typical, excess),
+        *_page_faults(record, usual, excess),
     ]
     yield from found
     rest = excess - sum(part.explained for part in found)
@@ -218,17 +219,17 @@ def _collections(record: RequestRecord, excess: int) -> Iterator[Cause]:
         yield Cause("gc", min(excess, record.gc), f"{_ms(record.gc)} in the client's garbage collector (gc.callbacks)")
 
 
-def _page_faults(record: RequestRecord, typical: _Typical, excess: int) -> Iterator[Cause]:
+def _page_faults(record: RequestRecord, usual: _Usual, excess: int) -> Iterator[Cause]:
     """Explain more CPU time than usual by faults: by system time, or the least time of so many faults.
 
     The kernel counts system time in ticks, too coarsely for a few faults. A fault of a huge page takes a thousand times
     as long as that of a small one, so the number of faults alone would explain too little.
     """
     for name, cpu, system, page_faults in (
-        ("client", record.client_cpu - typical.client_cpu - record.gc, record.client_system,
-         record.client_minor_faults - typical.client_minor_faults),
-        ("worker", record.worker_cpu - typical.worker_cpu, 0,
-         record.worker_minor_faults - typical.worker_minor_faults),
+        ("client", record.client_cpu - usual.client_cpu - record.gc, record.client_system,
+         record.client_minor_faults - usual.client_minor_faults),
+        ("worker", record.worker_cpu - usual.worker_cpu, 0,
+         record.worker_minor_faults - usual.worker_minor_faults),
     ):  # fmt: skip
         explained = round(min(cpu, max(system, page_faults * _MINOR_FAULT_NS), excess))
         if page_faults >= _PAGE_FAULTS_MIN and explained > 0:

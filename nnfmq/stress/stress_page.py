@@ -34,19 +34,22 @@ def _scenarios(scenarios: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _worst(scenarios: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    rows = []
-    for each in scenarios:
-        for request in each.get("worst", ()):
-            stages = request["stages_ns"]
-            parts = ", ".join(f"{name} {time / 1e6:.1f}" for name, time in (stages or {}).items())
-            evidence = "; ".join(f"{cause['name']}: {cause['evidence']}" for cause in request["causes"])
-            time = f"{request['latency_ns'] / 1e6:,.1f}"
-            rows.append([each["scenario"], f"{request['at_s']:.2f}", time, parts, evidence or request["cause"]])
-    if rows:
-        yield "<h2>Worst requests</h2>"
-        yield html_table(("scenario", "at s", "ms", "stages, ms", "causes and evidence"), rows)
-        meanings = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in CAUSES.items())
-        yield f"<dl>{''.join(meanings)}</dl>"
+    found = [each for each in scenarios if each.get("worst")]
+    if not found:
+        return
+    yield "<h2>Worst requests</h2>"
+    for each in found:
+        yield f"<h3>{escape(each['scenario'])}</h3>"
+        yield f"<ul>{''.join(map(_request, each['worst']))}</ul>"
+    meanings = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in CAUSES.items())
+    yield f"<dl>{''.join(meanings)}</dl>"
+
+
+def _request(request: Mapping[str, Any]) -> str:
+    stages = "".join(f", {name} {time / 1e6:.1f}" for name, time in (request["stages_ns"] or {}).items())
+    causes = [f"<b>{escape(each['name'])}</b>: {escape(each['evidence'])}" for each in request["causes"]]
+    lines = "".join(f"<br>{cause}" for cause in causes or (f"<b>{request['cause']}</b>: no counter explains it",))
+    return f"<li>{request['latency_ns'] / 1e6:,.1f} ms at {request['at_s']:.2f} s{stages}{lines}</li>"
 
 
 def _conditions(report: Mapping[str, Any]) -> Iterator[str]:

@@ -47,7 +47,7 @@ class TrialRecords:
         return np.array([record.latency for records in self.clients for record in records], np.int64)
 
     def slow_requests(self, thresholds: Thresholds | None = None) -> list[SlowRequest]:
-        """Return the slow requests of all clients with their causes; each client has its own median."""
+        """Return the slow requests of all clients with their causes; each client has its own usual latency."""
         return [
             request
             for records, samples in zip(self.clients, self.samples, strict=True)

@@ -197,6 +197,11 @@ def test_a_slow_model_needs_the_factor_as_well() -> None:
     assert len(slow_requests([*usual, slow(30.1, client_delay=20 * MS)], [])) == 1
 
 
+def test_a_disturbance_of_most_requests_does_not_become_usual() -> None:
+    disturbed = [slow(20, client_delay=18 * MS)] * 80
+    assert len(slow_requests([*USUAL[:20], *disturbed], [])) == 80
+
+
 def test_no_requests_have_no_slow_ones() -> None:
     assert slow_requests([], samples(10)) == []
 

@@ -104,9 +104,10 @@ def test_the_page_has_the_scenarios_and_the_evidence(report: dict[str, Any]) -> 
     assert "<title>Worst cases of b&lt;c.tflite</title>" in page
     cells = Cells(page).found
     assert "gc 38 ms" in cells
-    assert "gc: 38.0 ms in the client's garbage collector (gc.callbacks)" in cells
+    assert "<b>gc</b>: 38.0 ms in the client&#x27;s garbage collector (gc.callbacks)" in page
+    assert "40.0 ms at 0.25 s, application 40.0, queue 0.0, driver 0.0, engine 0.0" in page
     assert "no <root>" in cells
-    assert "unknown" in cells
+    assert "20.0 ms at 0.30 s<br><b>unknown</b>: no counter explains it" in page
 
 
 def test_a_page_without_slow_requests_has_no_table_of_them() -> None:
