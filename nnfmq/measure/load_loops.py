@@ -59,17 +59,20 @@ def open_loop(
     step: Callable[[T], object],
     inputs: Iterable[T],
     intended: Iterable[int],
+    until_ns: int,
     clock: Clock = time.monotonic_ns,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Recording:
     """Execute a request at each of the `intended` starts, or as soon as the earlier ones are done; return their times.
 
-    A backlog is executed to its end, also after the last intended start.
+    A backlog is executed also after the last intended start, but no request begins after `until_ns`.
     """
     recording = Recording()
     intended_starts, started, latencies = recording.intended, recording.started, recording.latencies
     for due, values in zip(intended, inputs, strict=False):
         begin = clock()
+        if begin >= until_ns:
+            break
         if begin < due:
             begin = _wait(due, begin, clock, sleep)
         step(values)

@@ -35,7 +35,9 @@ from nnfmq.runtime.connect import connect
 _SUSTAINED = ExecutionPreference.SUSTAINED_SPEED  # machine code, without a baseline program that runs first
 _PREPARE_S = 600.0
 TRIAL_LIMIT_S = 60.0
-"""How much longer than its load a trial may take: the last request, and the backlog of an open loop."""
+"""How much longer than its load a trial may take: the backlog of an open loop, and the last request."""
+BACKLOG_S = 20.0
+"""For how long the backlog of an open loop is executed after the last intended start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +148,15 @@ def _limited(pid: int, threads: int | None) -> Iterator[None]:
 
 def run_trial(runner: OpenRunner, sets: Sequence[Sequence[Array]], trial: Trial) -> TrialResult:
     """Run one trial and return its times. Blocks until its last request is done."""
-    inputs = itertools.cycle(sets)
+    inputs, due = itertools.cycle(sets), _due(trial)
     load, begin_ns = trial.load, trial.begin_ns
     run: Callable[[], Recording]
     if load.rate is None:
         until_ns = begin_ns + round(load.seconds * 1e9)
         run = lambda: closed_loop(runner.step, inputs, until_ns, load.count)  # noqa: E731
     else:
-        starts = intended_starts(load.rate, load.seconds, load.distribution, load.client, load.clients, load.seed)
-        due = [begin_ns + start for start in starts[: load.count].tolist()]
-        run = lambda: open_loop(runner.step, inputs, due)  # noqa: E731
+        given_up_ns = begin_ns + round((load.seconds + BACKLOG_S) * 1e9)
+        run = lambda: open_loop(runner.step, inputs, due, given_up_ns)  # noqa: E731
     time.sleep(max(0, begin_ns - time.monotonic_ns()) / 1e9)
     before = _cpu_ns(runner)
     recording = run()
@@ -165,8 +166,20 @@ def run_trial(runner: OpenRunner, sets: Sequence[Sequence[Array]], trial: Trial)
     latencies = np.array(recording.latencies, np.int64)
     stages_ns = _mean_stages(runner, sets[0], trial.stages)
     return TrialResult(
-        intended.tobytes(), started.tobytes(), latencies.tobytes(), wall_ns, client_cpu_ns, driver_cpu_ns, stages_ns
+        intended.tobytes(), started.tobytes(), latencies.tobytes(), max(0, len(due) - latencies.size), wall_ns,
+        client_cpu_ns, driver_cpu_ns, stages_ns,
     )  # fmt: skip
+
+
+def _due(trial: Trial) -> list[int]:
+    """Return the intended starts of this client's requests; none in a closed loop."""
+    load = trial.load
+    if load.rate is None:
+        return []
+    starts = intended_starts(
+        load.rate, load.seconds, load.distribution, load.client, load.clients, load.seed, load.count
+    )  # fmt: skip
+    return [trial.begin_ns + start for start in starts.tolist()]
 
 
 def _cpu_ns(runner: OpenRunner) -> tuple[int, int]:

@@ -72,7 +72,8 @@ def test_peers_have_the_names_of_their_packages() -> None:
         "--mode none", "--against none", "--clients 0", "--clients 1.5", "--clients many", "--clients 3:1",
         "--clients 1:2:0", "--clients 1:2:1:1", "--clients 1:1000", "--rate 0", "--rate nan", "--duration 0",
         "--duration x", "--count 0", "--warm-up -1", "--tolerance -1", "--tolerance x", "--percentile 42",
-        "--arrivals normal", "--latency-threshold 0", "--html none/page.html", "--enable_op_profiling=maybe",
+        "--arrivals normal", "--threads 99999", "--threads 0",
+        "--latency-threshold 0", "--html none/page.html", "--enable_op_profiling=maybe",
     ],
 )  # fmt: skip
 def test_wrong_usage_is_status_2(words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,22 @@ from support.places import ROOT
 
 import nnfmq
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.measure import runner_group
+from nnfmq.measure import runner_group, runner_process
 from nnfmq.measure.arrivals import intended_starts
 from nnfmq.measure.execution_steps import MODES, STAGES, opened_mode
 from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
 from nnfmq.measure.peers import loadable
 from nnfmq.measure.runner_group import RunnerGroup, started_group
-from nnfmq.measure.runner_protocol import ArrayData, Load, MessagePipe, Reply, RunnerFailed, RunnerJob, to_messages
+from nnfmq.measure.runner_protocol import (
+    ArrayData,
+    Load,
+    MessagePipe,
+    Reply,
+    RunnerFailed,
+    RunnerJob,
+    Trial,
+    to_messages,
+)
 from nnfmq.measure.steps import Array, Step
 
 DIGITS = nnfmq.example_path("digits.tflite")
@@ -147,6 +157,23 @@ def test_the_death_of_the_driver_in_a_trial_is_reported(group: RunnerGroup) -> N
     worker = worker_of(group)
     with pytest.raises(BenchmarkFailed, match=r"^burst: .* gone|^burst: the driver"):
         group.run(Load(600.0), tick=lambda: os.kill(worker, signal.SIGKILL))
+
+
+def test_a_request_that_takes_too_long_is_reported(group: RunnerGroup) -> None:
+    (client,) = (pid for pid in group.pids if pid != worker_of(group))
+    with pytest.raises(BenchmarkFailed, match="ended with status -14 before a result: a request took more than 60 s"):
+        group.run(Load(600.0), tick=lambda: os.kill(client, signal.SIGALRM))
+
+
+def test_a_backlog_that_is_given_up_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_process, "BACKLOG_S", 0.0)
+    with nnfmq.connect(embedded=True) as client, client.device("reference").prepare(DIGITS) as prepared:
+        runner = runner_process.OpenRunner(lambda inputs: prepared.execute(*inputs), client.worker_pid, None, [])
+        load = Load(0.001, rate=1e6)
+        found = runner_process.run_trial(runner, [ONES], Trial(time.monotonic_ns(), load))
+    executed = len(found.latencies) // 8
+    assert executed + found.unsent == 1000
+    assert executed < 1000
 
 
 def test_the_death_of_a_client_in_a_trial_is_reported(group: RunnerGroup) -> None:
