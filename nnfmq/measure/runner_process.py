@@ -155,8 +155,8 @@ def run_trial(runner: OpenRunner, sets: Sequence[Sequence[Array]], trial: Trial)
         until_ns = begin_ns + round(load.seconds * 1e9)
         run = lambda: closed_loop(runner.step, inputs, until_ns, load.count)  # noqa: E731
     else:
-        given_up_ns = begin_ns + round((load.seconds + BACKLOG_S) * 1e9)
-        run = lambda: open_loop(runner.step, inputs, due, given_up_ns)  # noqa: E731
+        backlog_until_ns = begin_ns + round((load.seconds + BACKLOG_S) * 1e9)
+        run = lambda: open_loop(runner.step, inputs, due, backlog_until_ns)  # noqa: E731
     time.sleep(max(0, begin_ns - time.monotonic_ns()) / 1e9)
     before = _cpu_ns(runner)
     recording = run()

@@ -88,7 +88,7 @@ class RunnerReady(msgspec.Struct, tag=True):
 class TrialResult(msgspec.Struct, tag=True):
     """The times of a trial's requests in ns, as int64: intended and real start from the begin, and latency.
 
-    `unsent` is the number of requests in a backlog that was given up. `stages_ns` has the mean of each of `STAGES` over
+    `unsent` is the number of requests that were due and not begun. `stages_ns` has the mean of each of `STAGES` over
     the executions after the trial.
     """
 

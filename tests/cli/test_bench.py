@@ -33,7 +33,7 @@ def parsed(*words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours"),
+    ("peer_words", "words"),
     [
         ("--concurrency-range 1:4:2", "--clients 1:4:2"),
         ("--request-rate-range 100:300:100", "--rate 100:300:100"),
@@ -49,8 +49,8 @@ def parsed(*words: str) -> dict[str, Any]:
         ("--enable_op_profiling=false", ""),
     ],
 )
-def test_the_peers_names_of_an_option_mean_the_same(theirs: str, ours: str) -> None:
-    assert parsed(*theirs.split()) == parsed(*ours.split())
+def test_the_peers_names_of_an_option_mean_the_same(peer_words: str, words: str) -> None:
+    assert parsed(*peer_words.split()) == parsed(*words.split())
 
 
 @pytest.mark.parametrize(("text", "expected"), [("3", (3,)), ("1:3", (1, 2, 3)), ("1:8:3", (1, 4, 7)), ("2:2:5", (2,))])

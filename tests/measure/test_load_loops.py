@@ -98,7 +98,7 @@ def test_a_closed_loop_ends_at_its_time() -> None:
     assert max(recording.started) < 10 * SERVICE_NS < max(recording.started) + SERVICE_NS + 2 * READ_NS
 
 
-def test_a_backlog_is_given_up_at_its_limit() -> None:
+def test_a_backlog_ends_at_its_limit() -> None:
     clock, due = Clock(), [0] * 1000
     recording = open_loop(clock.execute, itertools.repeat(None), due, 10 * (SERVICE_NS + 2 * READ_NS), clock.read)
     assert len(recording.latencies) == 10

@@ -82,7 +82,7 @@ def test_blocks_are_equal_parts_of_the_time() -> None:
     assert {block["throughput_per_s"] for block in blocks} == {1000.0}
 
 
-def test_a_block_without_requests_is_left_out() -> None:
+def test_a_block_without_requests_is_omitted() -> None:
     assert len(result_of(measured(trial(3)), rounds=1)["blocks"]) == 3
 
 

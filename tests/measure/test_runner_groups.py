@@ -165,7 +165,7 @@ def test_a_request_that_takes_too_long_is_reported(group: RunnerGroup) -> None:
         group.run(Load(600.0), tick=lambda: os.kill(client, signal.SIGALRM))
 
 
-def test_a_backlog_that_is_given_up_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_are_not_sent_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_process, "BACKLOG_S", 0.0)
     with nnfmq.connect(embedded=True) as client, client.device("reference").prepare(DIGITS) as prepared:
         runner = runner_process.OpenRunner(lambda inputs: prepared.execute(*inputs), client.worker_pid, None, [])
@@ -285,7 +285,7 @@ def test_a_model_that_cannot_be_exported_is_reported_with_the_operation() -> Non
         pass
 
 
-def test_a_form_of_a_model_that_cannot_be_loaded_is_left_out() -> None:
+def test_a_form_of_a_model_that_cannot_be_loaded_is_omitted() -> None:
     def fail() -> Step:
         raise InvalidArgument("no such operation")
 
