@@ -1,11 +1,11 @@
 """The layout of recordings: a header, then records that are only ever appended (docs/reference/recording-format.md).
 
     file:    8 bytes magic, u32 version, u32 0; then records
-    record:  u32 kind, u32 CRC-32, u64 length; then `length` bytes of payload
+    record:  u32 kind, u64 length, u32 CRC-32 of the payload, u32 CRC-32 of the 16 bytes before; then the payload
 
-All integers are little-endian. The CRC-32 (zlib's) is over kind, length and payload. A payload of DATA is bytes as they
-are; those of the other kinds are MessagePack arrays of the fields of a struct below, in their order. A file whose
-writer was killed ends with part of a record, which does not count.
+All integers are little-endian, and the CRC-32 is zlib's. A payload of DATA is bytes as they are; those of the other
+kinds are MessagePack arrays of the fields of a struct below, in their order. A file whose writer was killed ends with
+part of a record, which does not count.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 import zlib
 from enum import IntEnum
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -29,17 +29,17 @@ __all__ = [
     "EndRow",
     "ExecutionRow",
     "ModelRow",
+    "RecordHeader",
     "RecordKind",
     "SessionRow",
     "TensorContent",
     "TensorFormat",
     "check_file_header",
+    "decode_record_header",
     "decode_row",
     "encode_row",
     "file_header",
-    "record_checksum",
     "record_header",
-    "unpack_record_header",
 ]
 
 VERSION: Final = 1
@@ -50,10 +50,10 @@ MAX_STRUCT_BYTES: Final = 16 << 20
 
 _MAGIC = b"NNFMQREC"
 _FILE_HEADER = struct.Struct("<8sII")
-_RECORD_HEADER = struct.Struct("<IIQ")
-_CHECKED = struct.Struct("<IQ")  # kind and length, as they enter the checksum
+_RECORD_FIELDS = struct.Struct("<IQI")
+_HEADER_CHECKSUM = struct.Struct("<I")
 FILE_HEADER_BYTES: Final = _FILE_HEADER.size
-RECORD_HEADER_BYTES: Final = _RECORD_HEADER.size
+RECORD_HEADER_BYTES: Final = _RECORD_FIELDS.size + _HEADER_CHECKSUM.size
 
 U63: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 FromMinusOne: TypeAlias = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
@@ -193,23 +193,38 @@ def check_file_header(data: bytes) -> None:
     """
     if len(data) < FILE_HEADER_BYTES or not data.startswith(_MAGIC):
         raise InvalidArgument("it is no recording: those of `nnfmq record` begin with NNFMQREC")
-    version = _FILE_HEADER.unpack_from(data)[1]
-    if version != VERSION:
+    _, version, reserved = _FILE_HEADER.unpack_from(data)
+    if version != VERSION or reserved:
         raise InvalidArgument(f"it is a recording of format {version}; this nnfmq reads format {VERSION}")
-
-
-def record_checksum(kind: int, length: int, payload: bytes | memoryview, value: int | None = None) -> int:
-    """Return the checksum of a record; of a payload in parts, `value` is the checksum of the parts before."""
-    start = zlib.crc32(_CHECKED.pack(kind, length)) if value is None else value
-    return zlib.crc32(payload, start)
 
 
 def record_header(kind: RecordKind, payload: bytes | memoryview) -> bytes:
     """Return the header of a record."""
-    return _RECORD_HEADER.pack(kind, record_checksum(kind, len(payload), payload), len(payload))
+    fields = _RECORD_FIELDS.pack(kind, len(payload), zlib.crc32(payload))
+    return fields + _HEADER_CHECKSUM.pack(zlib.crc32(fields))
 
 
-def unpack_record_header(header: bytes) -> tuple[int, int, int]:
-    """Return kind, checksum and length of the payload."""
-    kind, checksum, length = _RECORD_HEADER.unpack(header)
-    return kind, checksum, length
+class RecordHeader(NamedTuple):
+    """A record's header: its kind, the length of its payload, and the CRC-32 of its payload."""
+
+    kind: RecordKind
+    length: int
+    checksum: int
+
+
+def decode_record_header(header: bytes) -> RecordHeader:
+    """Return the fields of a header.
+
+    Raises:
+        InvalidArgument: If its checksum is wrong, or its kind or length is not allowed.
+    """
+    fields = header[: _RECORD_FIELDS.size]
+    if _HEADER_CHECKSUM.unpack_from(header, len(fields))[0] != zlib.crc32(fields):
+        raise InvalidArgument("the checksum of its header is wrong: the file was changed or damaged")
+    number, length, checksum = _RECORD_FIELDS.unpack(fields)
+    if number not in RecordKind.__members__.values():
+        raise InvalidArgument(f"kind {number} is unknown; 1 to {len(RecordKind)} are allowed")
+    kind = RecordKind(number)
+    if kind is not RecordKind.DATA and length > MAX_STRUCT_BYTES:
+        raise InvalidArgument(f"{length} bytes; a {kind.name} has at most {MAX_STRUCT_BYTES}")
+    return RecordHeader(kind, length, checksum)

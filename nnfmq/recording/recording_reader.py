@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -18,7 +19,6 @@ import numpy as np
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.recording.recording_format import (
     FILE_HEADER_BYTES,
-    MAX_STRUCT_BYTES,
     NO_DATA,
     RECORD_HEADER_BYTES,
     EndRow,
@@ -29,9 +29,8 @@ from nnfmq.recording.recording_format import (
     TensorContent,
     TensorFormat,
     check_file_header,
+    decode_record_header,
     decode_row,
-    record_checksum,
-    unpack_record_header,
 )
 
 __all__ = ["RecordedExecution", "Recording"]
@@ -93,8 +92,7 @@ class Recording:
             raise InvalidArgument(f"{self.path}: {error}") from None
         content = _Content()
         offset = FILE_HEADER_BYTES
-        record = 0
-        for record, (kind, position) in enumerate(self._headers(size)):
+        for record, (kind, position) in enumerate(self._records(size)):
             try:
                 if kind is RecordKind.DATA:
                     self._data.append(position)
@@ -109,29 +107,28 @@ class Recording:
         self.models, self.executions = tuple(content.models), tuple(content.executions)
         self.unfinished_bytes = size - offset
 
-    def _headers(self, size: int) -> Iterator[tuple[RecordKind, _Position]]:
-        """Yield kind and payload of each whole record, whose checksum is right."""
+    def _records(self, size: int) -> Iterator[tuple[RecordKind, _Position]]:
+        """Yield kind and payload of each whole record, whose checksums are right."""
         offset, record = FILE_HEADER_BYTES, 0
         while offset + RECORD_HEADER_BYTES <= size:
-            header = os.pread(self._fd, RECORD_HEADER_BYTES, offset)
-            number, checksum, length = unpack_record_header(header)
-            if length > size - offset - RECORD_HEADER_BYTES:
-                return  # the last one, of which a part was written
-            if number not in RecordKind.__members__.values():
-                raise self._error(record, offset, f"kind {number} is unknown; 1 to {len(RecordKind)} are allowed")
-            kind, position = RecordKind(number), _Position(offset + RECORD_HEADER_BYTES, length)
-            if kind is not RecordKind.DATA and length > MAX_STRUCT_BYTES:
-                raise self._error(record, offset, f"{length} bytes; a {kind.name} has at most {MAX_STRUCT_BYTES}")
-            if self._checksum(kind, position) != checksum:
-                raise self._error(record, offset, "its checksum is wrong: the file was changed or damaged")
-            yield kind, position
-            offset, record = position.offset + length, record + 1
+            position = _Position(offset + RECORD_HEADER_BYTES, 0)
+            try:
+                header = decode_record_header(self._payload(_Position(offset, RECORD_HEADER_BYTES)))
+                position = _Position(position.offset, header.length)
+                if header.length > size - position.offset:
+                    return  # the last one, of which a part was written
+                if self._checksum(position) != header.checksum:
+                    raise InvalidArgument("its checksum is wrong: the file was changed or damaged")
+            except InvalidArgument as error:
+                raise self._error(record, offset, str(error)) from None
+            yield header.kind, position
+            offset, record = position.offset + header.length, record + 1
 
-    def _checksum(self, kind: RecordKind, position: _Position) -> int:
-        value = record_checksum(kind, position.length, b"")
+    def _checksum(self, position: _Position) -> int:
+        value = 0
         for begin in range(0, position.length, _CHUNK_BYTES):
             part = _Position(position.offset + begin, min(_CHUNK_BYTES, position.length - begin))
-            value = record_checksum(kind, position.length, self._payload(part), value)
+            value = zlib.crc32(self._payload(part), value)
         return value
 
     def _payload(self, position: _Position) -> bytes:
