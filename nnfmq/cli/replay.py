@@ -194,7 +194,7 @@ def _print(screen: Console, report: dict[str, Any]) -> None:
     more = {"different": counts["different"], "not compared": counts["not_compared"]} | counts["failed"]
     screen.print(", ".join([line, *(f"{count} {name}" for name, count in more.items() if count)]))
     if counts["not_replayable"]:
-        screen.print(f"{counts['not_replayable']} were not replayed: they had failed, or lack inputs.")
+        screen.print(f"Not replayed: {counts['not_replayable']}, which had failed, or lack inputs")
     largest = report["largest_difference"]
     if largest["ulp"]:
         screen.print(f"Largest difference of floats: {largest['relative']:.2g} relative, {largest['ulp']:,} ULP")
@@ -211,3 +211,8 @@ def _print_latencies(screen: Console, latencies: dict[str, dict[str, int]]) -> N
         ratio = f"{now / before:.2f}" if before else "-"
         rows.add_row(name, microseconds(before), microseconds(now), ratio)
     screen.print(rows)
+    if 2 * latencies["late"]["p50"] > latencies["replayed"]["p50"]:
+        screen.print(
+            "Most calls came late, because executions took longer than in the recording; the wait is part of "
+            "these latencies. Use --speed max to compare executions alone."
+        )

@@ -128,13 +128,22 @@ def test_a_difference_is_shown_and_decides_the_exit_status(path: Path, capfd: Ca
     assert json.loads(capfd.readouterr().out)["executions"]["different"] == 2
 
 
+def test_a_replay_that_cannot_keep_the_pace_says_so(path: Path, capfd: Capture) -> None:
+    write_recording(path, [execution(3_000_000 + 100_000 * number) for number in range(50)])
+    words = ["replay", str(path), "--connect", "embedded", "--no-color", "--device", "reference"]
+    assert main([*words, "--rate", "1000000"]) == 0
+    assert "Most calls came late" in capfd.readouterr().out
+    assert main([*words, "--speed", "max"]) == 0
+    assert "Most calls came late" not in capfd.readouterr().out
+
+
 def test_failures_are_counted_by_their_status(path: Path, capfd: Capture) -> None:
     failed = execution(status=2, outputs=None)
     write_recording(path, [execution(deadline_ns=2_999_000), execution(), failed])
     assert main(["replay", str(path), "--connect", "embedded", "--no-color"]) == 1
     out = capfd.readouterr().out
     assert "2 of 3 executions replayed: 1 equal, 1 MISSED_DEADLINE_TRANSIENT" in out
-    assert "1 were not replayed: they had failed, or lack inputs." in out
+    assert "Not replayed: 1, which had failed, or lack inputs" in out
     assert "record 6: MISSED_DEADLINE_TRANSIENT: " in out
     assert main(["replay", str(path), "--connect", "embedded", "--ignore-deadlines"]) == 0
 
