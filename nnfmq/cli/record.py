@@ -29,8 +29,9 @@ examples:
   nnfmq record -o times.nnrec --no-tensors -- ./start.sh
   nnfmq replay calls.nnrec --device reference
 
-Exit status: that of COMMAND; 128 + N if signal N ended it; 2 wrong usage. An application can record
-itself: set $NNFMQ_RECORD=FILE before it prepares its first model.
+Exit status: that of COMMAND; 128 + N if signal N ended it; 2 wrong usage.
+An application can record itself: set $NNFMQ_RECORD=FILE before it prepares its
+first model.
 """
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # as in shells
@@ -64,11 +65,22 @@ def execute(arguments: argparse.Namespace) -> int:
     if not command:
         raise InvalidArgument("there is no COMMAND: nnfmq record -o FILE -- COMMAND ...")
     path = arguments.output.absolute()
-    path.unlink(missing_ok=True)
+    _remove_earlier(path)
     before = set(_further_files(path))
     status = _run(command, _environment(arguments, path))
     _report([path, *sorted(set(_further_files(path)) - before)])
     return status
+
+
+def _remove_earlier(path: Path) -> None:
+    """Remove an earlier recording. Raises InvalidArgument if there is another file of that name."""
+    from nnfmq.recording.recording_format import is_recording
+
+    if not path.exists() and not path.is_symlink():
+        return
+    if not path.is_file() or not is_recording(path):
+        raise InvalidArgument(f"{path} exists, and is no recording: give another FILE, or remove it first")
+    path.unlink()
 
 
 def _environment(arguments: argparse.Namespace, path: Path) -> dict[str, str]:

@@ -37,7 +37,8 @@ examples:
   nnfmq replay calls.nnrec --speed max --connect /run/user/1000/nnfmq/new.sock
   nnfmq replay calls.nnrec --rate 500 --json
 
-Exit status: 0 equal, 1 different or failed, 2 wrong usage. Record with `nnfmq record`.
+Exit status: 0 equal, 1 different or failed, 2 wrong usage.
+`nnfmq record` makes recordings.
 """
 
 _ValueT = TypeVar("_ValueT")
@@ -205,10 +206,10 @@ def _print(screen: Console, report: dict[str, Any]) -> None:
 
 
 def _print_latencies(screen: Console, latencies: dict[str, dict[str, int]]) -> None:
-    rows = table("latency", ">recorded µs", ">replayed µs", ">ratio")
+    rows = table(">µs", ">recorded", ">replayed", ">ratio", title="Latency")
     for name in PERCENTILES:
         before, now = latencies["recorded"][name], latencies["replayed"][name]
-        ratio = f"{now / before:.2f}" if before else "-"
+        ratio = f"{now / before:,.2f}" if before else "-"
         rows.add_row(name, microseconds(before), microseconds(now), ratio)
     screen.print(rows)
     if 2 * latencies["late"]["p50"] > latencies["replayed"]["p50"]:

@@ -1,6 +1,7 @@
 """Recorder: observe the preparations and executions of this process, and write them to a file on a thread of its own.
 
-The application's threads copy inputs and outputs and put them into a queue of at most QUEUE_BYTES_MAX. If the disk is
+The application's threads copy inputs and outputs and put them into a queue of at most QUEUE_BYTES_MAX, or one
+execution that is larger. If the disk is
 slower than the application, executions are dropped and counted, and the application goes on. A preparation, which takes
 long anyway, waits until its model is written: the caller may close the model's memory afterwards.
 """
@@ -123,7 +124,8 @@ class Recorder:
         tensors = (*(execution.inputs or ()), *(execution.outputs or ()))
         size_bytes = _OVERHEAD_BYTES + sum(len(tensor.data) for tensor in tensors)
         with self._lock:
-            if self._queued_bytes + size_bytes > QUEUE_BYTES_MAX or self._has_failed:
+            is_full = self._queued_bytes > 0 and self._queued_bytes + size_bytes > QUEUE_BYTES_MAX
+            if is_full or self._has_failed:
                 self.dropped += 1
                 return
             self._queued_bytes += size_bytes
@@ -175,9 +177,10 @@ class Recorder:
             _log.warning("%s is not complete: its disk took more than %g s", self.path, _CLOSE_TIMEOUT_S)
             return
         self._close_file()
-        if self.dropped or self._writer.beyond_limit:
-            text = "%s lacks %d executions that came faster than they could be written, and %d beyond its limit"
-            _log.warning(text, self.path, self.dropped, self._writer.beyond_limit)
+        if self.dropped:
+            _log.warning("%s lacks %d executions that came faster than they could be written", self.path, self.dropped)
+        if self._writer.beyond_limit:
+            _log.warning("%s lacks %d executions beyond its limit", self.path, self._writer.beyond_limit)
 
     def _close_file(self) -> None:
         if self._has_failed:

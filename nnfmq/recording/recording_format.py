@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 import zlib
 from enum import IntEnum
+from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
@@ -39,6 +40,7 @@ __all__ = [
     "decode_row",
     "encode_row",
     "file_header",
+    "is_recording",
     "record_header",
 ]
 
@@ -178,6 +180,13 @@ def decode_row(kind: type[_RowT], payload: bytes) -> _RowT:
         return _decoders[kind].decode(payload)  # type: ignore[no-any-return]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgument(f"it is no {kind.__name__}: {error}") from error
+
+
+def is_recording(path: Path) -> bool:
+    """Return whether a file is empty, or begins as a recording of any version. Raises OSError."""
+    with path.open("rb") as file:
+        begin = file.read(len(_MAGIC))
+    return begin in (b"", _MAGIC)
 
 
 def file_header() -> bytes:

@@ -140,10 +140,6 @@ class Recording:
     def _error(self, record: int, offset: int, text: str) -> InvalidArgument:
         return InvalidArgument(f"{self.path}: record {record} at byte {offset}: {text}")
 
-    def data_bytes(self, number: int) -> int:
-        """Return the length of a DATA record."""
-        return self._data[number].length
-
     def read(self, number: int) -> bytes:
         """Return the content of a DATA record; blocks.
 

@@ -89,13 +89,15 @@ def _compare_floats(recorded: Array, output: Array, tolerance: Tolerance) -> Out
     steps = _steps(recorded[finite], output[finite])
     measured = steps if tolerance.is_ulp else parts
     elements = int(np.count_nonzero(beyond)) + int(np.count_nonzero(measured > tolerance.limit))
-    reason = f"{elements} of {recorded.size} elements differ by more than {_tolerance_text(tolerance)}"
+    reason = f"{elements} of {recorded.size} elements differ{_tolerance_text(tolerance)}"
     relative = float(parts.max()) if parts.size else 0.0
     return OutputDifference(reason if elements else "", relative, int(steps.max()) if steps.size else 0, elements)
 
 
 def _tolerance_text(tolerance: Tolerance) -> str:
-    return f"{tolerance.limit:g} ULP" if tolerance.is_ulp else f"{tolerance.limit:g} of the largest"
+    if not tolerance.limit:
+        return ""
+    return f" by more than {tolerance.limit:g}{' ULP' if tolerance.is_ulp else ' of the largest'}"
 
 
 def _steps(first: Array, second: Array) -> NDArray[np.float64]:

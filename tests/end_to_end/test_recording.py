@@ -364,6 +364,16 @@ def test_executions_that_come_too_fast_are_dropped_and_counted(
     assert "executions that came faster than they could be written" in caplog.text
 
 
+def test_an_execution_that_is_larger_than_the_queue_is_recorded(
+    recorder: Recorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "QUEUE_BYTES_MAX", 10)
+    with client.device("reference").prepare(null_model()) as model:
+        model.execute(one(1))
+    recorder.close()
+    assert (recorder.dropped, recorder._writer.executions) == (0, 1)
+
+
 def test_a_full_disk_ends_the_recording_and_not_the_application(
     recorder: Recorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -31,7 +31,7 @@ def preparation(model: Model | None = None, device: str = "reference") -> Observ
 
 def tensors(*rows: Sequence[float]) -> tuple[CapturedTensor, ...]:
     """Return captured float32 tensors."""
-    arrays = [np.float32(row) for row in rows]
+    arrays = [np.array(row, np.float32) for row in rows]
     return tuple(CapturedTensor(array.shape, array.tobytes()) for array in arrays)
 
 
@@ -50,8 +50,9 @@ def write_recording(
     """Write a recording with one model, and return its path."""
     with RecordingWriter(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), **options) as writer:
         number = writer.add_model(preparation() if model is None else model)
-        for one in executions if number is not None else ():
-            writer.add_execution(number, one)
+        for one in executions:
+            if number is not None:
+                writer.add_execution(number, one)
     return path
 
 
