@@ -68,7 +68,7 @@ def execute(arguments: argparse.Namespace) -> int:
     _remove_earlier(path)
     before = set(_further_files(path))
     status = _run(command, _environment(arguments, path))
-    _report([path, *sorted(set(_further_files(path)) - before)])
+    report_recordings([path, *sorted(set(_further_files(path)) - before)])
     return status
 
 
@@ -123,7 +123,7 @@ def _signals_passed_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
         signal.signal(signal.SIGINT, interrupt)
 
 
-def _report(paths: list[Path]) -> None:
+def report_recordings(paths: list[Path]) -> None:
     """Print a line about each recording on stderr."""
     from nnfmq.recording.recording_reader import Recording
 

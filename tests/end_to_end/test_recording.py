@@ -6,26 +6,38 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.drivers import Daemon, Process, app, one, until
-from support.models import add_model, gather_model, null_model, pool_bytes, request_for, slow_model, unsized_relu_model
+from support.models import (
+    add_model,
+    gather_model,
+    invalid_model,
+    null_model,
+    pool_bytes,
+    request_for,
+    slow_model,
+    unsized_relu_model,
+)
 from support.recordings import arrays
 from support.stateful_models import two_rnns
 
 import nnfmq
-from nnfmq.execution_observers import observers
+from nnfmq.execution_observers import ObservedExecution, observers
 from nnfmq.hal.errors import ErrorStatus
-from nnfmq.hal.types import HalExecutionMode, Request
+from nnfmq.hal.timing import NO_TIMING
+from nnfmq.hal.types import DataLocation, HalExecutionMode, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.recording import recorder as recorder_module
 from nnfmq.recording import recording_writer
 from nnfmq.recording.recorder import Recorder
 from nnfmq.recording.recording_reader import Recording
 from nnfmq.runtime.burst_controller import Burst
+from nnfmq.runtime.request_observation import ObservedModel, RequestObservation
 
 ONE, TEN, SUM = [1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0], [11.0, 22.0, 33.0, 44.0]
 Mode = HalExecutionMode
@@ -45,7 +57,7 @@ def recorder(path: Path) -> Iterator[Recorder]:
 def execute_fenced(model: nnfmq.PreparedModel, *inputs: Any) -> None:
     with model.execute_fenced(*inputs, measure=True) as launched:
         launched.result()
-        launched.info()  # a second time: it is recorded once
+        launched.result()  # a second time: it is recorded once
 
 
 def compute(model: nnfmq.PreparedModel, *inputs: Any) -> None:
@@ -396,10 +408,144 @@ def no_space(*_: object) -> int:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def test_executions_that_wait_when_the_disk_is_full_are_dropped(
+    recorder: Recorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = blocked_writer(recorder, monkeypatch)
+    with client.device("reference").prepare(null_model()) as model:
+        for number in range(3):
+            model.execute(one(number))
+        monkeypatch.setattr(recording_writer.os, "writev", no_space)
+        released.set()
+        recorder.close()
+        monkeypatch.undo()
+    assert recorder.dropped == 2  # the first one met the error
+
+
+def test_a_disk_that_does_not_return_does_not_keep_the_process(
+    recorder: Recorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recorder_module, "_CLOSE_TIMEOUT_S", 0.01)
+    released = blocked_writer(recorder, monkeypatch)
+    with client.device("reference").prepare(null_model()) as model:
+        model.execute(one(1))
+    recorder.close()
+    assert "is not complete: its disk took more than 0.01 s" in caplog.text
+    released.set()
+    recorder._thread.join(60)
+    recorder._writer.abandon()
+
+
+def test_a_file_that_is_full_at_the_end_has_no_end_record(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(recording_writer.os, "writev", no_space)
+        recorder.close()
+    assert "has no END record: No space left on device" in caplog.text
+    with Recording(recorder.path) as recording:
+        assert recording.end is None
+
+
+def test_a_failed_preparation_is_not_recorded(recorder: Recorder, client: nnfmq.Client) -> None:
+    with pytest.raises(nnfmq.InvalidArgument):
+        client.device("reference").prepare(invalid_model())
+    recorder.close()
+    with Recording(recorder.path) as recording:
+        assert recording.models == ()
+
+
+def test_a_model_that_cannot_be_read_is_prepared_and_not_recorded(
+    recorder: Recorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def add_model(_prepared: object) -> int:
+        raise nnfmq.InvalidArgument("this memory is closed")
+
+    monkeypatch.setattr(recorder._writer, "add_model", add_model)
+    with client.device("reference").prepare(null_model()) as model:
+        assert model.handle.observed is None
+        assert model.execute(one(1)) == (one(1),)
+    assert "a model cannot be read: this memory is closed" in caplog.text
+
+
+def test_in_another_process_closing_does_nothing(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(recorder_module.os, "getpid", lambda: 1)
+        recorder.close()
+    assert recorder._thread.is_alive()
+
+
+def request_in(source: Memory, sink: Memory, **changes: Any) -> Request:
+    return replace(request_for(gather_model(), (source, sink)), **changes)
+
+
+@pytest.mark.parametrize("kind", ["failed", "too few inputs", "beyond the pool", "no such pool"])
+def test_a_request_that_fails_in_a_burst_is_recorded_with_what_can_be_read(
+    recorder: Recorder, client: nnfmq.Client, kind: str
+) -> None:
+    with (
+        client.device("reference").prepare(gather_model()) as model,
+        Memory.create(4096) as source,
+        Memory.create(64) as sink,
+        model.request_burst() as burst,
+    ):
+        request = request_in(source, sink)
+        values, index = request.inputs
+        location = index.location
+        source.view[location.offset : location.offset + 4] = np.int32(9).tobytes()
+        if kind == "too few inputs":
+            request = request_in(source, sink, inputs=(values,))
+        elif kind == "beyond the pool":
+            request = request_in(source, sink, inputs=(values, RequestArgument(False, DataLocation(0, 4096, 4))))
+        elif kind == "no such pool":
+            request = request_in(source, sink, inputs=(values, RequestArgument(False, DataLocation(7, 0, 4))))
+        with pytest.raises(nnfmq.NnfmqError) as raised:
+            burst.execute_request(request)
+    recorder.close()
+    with Recording(recorder.path) as recording:
+        (execution,) = recording.executions
+        assert (execution.row.mode, execution.row.status) == (Mode.BURST, raised.value.status)
+        if kind == "failed":
+            assert arrays(recording, 0, "inputs") == [[0.0] * 4, [9]]
+        else:
+            assert execution.row.inputs is None
+
+
 def test_a_closed_recorder_records_nothing_more(recorder: Recorder, model: nnfmq.PreparedModel) -> None:
     recorder.close()
     recorder.close()
     assert observers() == ()
+
+
+def test_a_recording_that_is_full_is_logged(path: Path, client: nnfmq.Client, caplog: pytest.LogCaptureFixture) -> None:
+    with Recorder.start(path, limit_bytes=4096), client.device("reference").prepare(null_model()) as model:
+        for number in range(60):
+            model.execute(one(number))
+    with Recording(path) as recording:
+        assert recording.end is not None
+        assert f"lacks {recording.end.beyond_limit} executions beyond its limit" in caplog.text
+
+
+class Reported:
+    """An observer that keeps what it gets."""
+
+    needs_tensors = False
+
+    def __init__(self) -> None:
+        self.executions: list[ObservedExecution] = []
+
+    def executed(self, execution: ObservedExecution) -> None:
+        self.executions.append(execution)
+
+
+def test_an_execution_is_reported_once() -> None:
+    reported = Reported()
+    observed = ObservedModel([reported], (), ())
+    observation = RequestObservation(observed, Request((), ()), Mode.ASYNCHRONOUS, None)
+    for _ in range(2):
+        observation.fail(nnfmq.DeadObject("gone"))
+    observation.finish((), NO_TIMING)
+    assert [execution.status for execution in reported.executions] == [ErrorStatus.DEAD_OBJECT]
 
 
 def test_a_limit_below_4096_bytes_is_rejected(path: Path) -> None:

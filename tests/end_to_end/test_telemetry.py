@@ -261,6 +261,39 @@ def test_OBS_4_a_collector_that_is_missing_or_goes_loses_lines_alone(folder: Pat
         sink.write("lost")
 
 
+def test_OBS_4_a_file_is_appended_to_and_closed_once(tmp_path: Path) -> None:
+    for line in ("first", "second"):
+        sink = open_sink(str(tmp_path / "t.jsonl"))
+        sink.write(line)
+        sink.close()
+        sink.close()
+    assert (tmp_path / "t.jsonl").read_text() == "first\nsecond\n"
+    assert (tmp_path / "t.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_error_of_the_application_during_a_preparation_is_no_compilation(
+    client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    records = Records()
+    device = client.device("reference")
+    monkeypatch.setattr(client.connection, "call", call)
+    with telemetry.register(records), pytest.raises(KeyboardInterrupt):
+        device.prepare(null_model())
+    assert records.all == []
+
+
+def test_in_another_process_closing_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = telemetry.TelemetryLogger(open_sink(str(tmp_path / "t.jsonl")))
+    with logger, telemetry.register(logger) as registration:
+        with monkeypatch.context() as patch:
+            patch.setattr("nnfmq.telemetry.telemetry_callbacks.os.getpid", lambda: 1)
+            registration.close(), logger.close()
+        assert registration._thread.is_alive() and logger._thread.is_alive()
+
+
 def test_OBS_4_a_socket_without_a_path_is_rejected() -> None:
     with pytest.raises(nnfmq.InvalidArgument, match="'unix:': give the path of a file, or unix:PATH"):
         open_sink("unix:")

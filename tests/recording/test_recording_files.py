@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +246,40 @@ def test_no_recording_is_overwritten(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for _, path in made} == {0o600}
     with pytest.raises(FileExistsError):
         create_recording_file(tmp_path / "a.nnrec")
+
+
+def test_contents_are_written_again_after_the_writer_has_forgotten_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nnfmq.recording.recording_writer._DIGESTS_MAX", 1)
+    made = write_recording(tmp_path / "a.nnrec", [execution(), execution()])
+    assert [kind for kind, _ in records(made.read_bytes())].count(DATA) == 7
+    with Recording(made) as recording:
+        assert arrays(recording, 1, "inputs") == [[1, 2, 3, 4], [10, 20, 30, 40]]
+
+
+def test_a_write_that_the_kernel_cuts_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = write_recording(tmp_path / "a.nnrec", [execution()]).read_bytes()
+    write = os.write
+    monkeypatch.setattr("nnfmq.recording.recording_writer.os.writev", lambda fd, parts: write(fd, parts[0][:7]))
+    cut = write_recording(tmp_path / "b.nnrec", [execution()]).read_bytes()
+    assert [payload for _, payload in records(cut)][1:] == [payload for _, payload in records(whole)][1:]
+
+
+def test_a_closed_writer_writes_no_second_end(tmp_path: Path) -> None:
+    writer = RecordingWriter(os.open(tmp_path / "a.nnrec", os.O_WRONLY | os.O_CREAT))
+    writer.close()
+    writer.close()
+    writer.abandon()
+    assert [kind for kind, _ in records((tmp_path / "a.nnrec").read_bytes())] == [SESSION, END]
+
+
+def test_a_source_tree_that_is_not_installed_has_an_unknown_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(_name: str) -> str:
+        raise metadata.PackageNotFoundError
+
+    monkeypatch.setattr(metadata, "version", version)
+    with Recording(write_recording(tmp_path / "a.nnrec", [])) as recording:
+        assert recording.session.version == "unknown"
