@@ -7,8 +7,10 @@ failed, or the driver died.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nnfmq.recording.recording_reader import Recording
-    from nnfmq.replaying.replayer import ReplayedExecution, ReplayOptions, ReplayOutcome
+    from nnfmq.replaying.replayer import ReplayedExecution, ReplayOptions, ReplayOutcome, ReplayProgress
 
 EXAMPLES = """\
 examples:
@@ -103,8 +105,8 @@ def execute(arguments: argparse.Namespace) -> int:
         if not replayable(recording):
             count = len(recording.executions)
             raise InvalidArgument(f"{recording.path}: none of its {count} executions can be replayed")
-        with open_client(arguments.connect) as client:
-            outcome = replay(client, recording, options)
+        with open_client(arguments.connect) as client, _progress_bar(arguments.no_color) as progress:
+            outcome = replay(client, recording, options, progress)
         report = _report(recording, outcome)
     if arguments.json:
         print_json(report)
@@ -113,6 +115,22 @@ def execute(arguments: argparse.Namespace) -> int:
     if outcome.error is not None:
         raise outcome.error
     return 0 if report["is_equal"] else 1
+
+
+@contextmanager
+def _progress_bar(no_color: bool) -> Iterator[ReplayProgress | None]:
+    """Yield a progress callback that draws a bar on stderr; None if stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    screen = Console(stderr=True, no_color=no_color or None, highlight=False, emoji=False, markup=False)
+    columns = TextColumn("replaying"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=screen, auto_refresh=False, transient=True) as bar:
+        task = bar.add_task("")
+        yield lambda done, total: bar.update(task, completed=done, total=total, refresh=True)
 
 
 def _options(arguments: argparse.Namespace) -> ReplayOptions:

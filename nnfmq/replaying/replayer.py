@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -29,10 +29,11 @@ from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.request_observation import ObservedModel
 from nnfmq.runtime.tensor_layout import has_unknown_shape
 
-__all__ = ["ReplayOptions", "ReplayOutcome", "ReplayedExecution", "replay", "replayable"]
+__all__ = ["ReplayOptions", "ReplayOutcome", "ReplayProgress", "ReplayedExecution", "replay", "replayable"]
 
 _LEAD_NS = 20_000_000  # from the moment when all lanes are ready to the first execution
 _POLL_NS = 150_000  # a sleep may end this late; the rest of a wait is polled
+_PROGRESS_S = 1.0  # seldom, because drawing takes the interpreter's lock from the lanes
 _SLEEP_MAX_S = 0.5  # so that a lane notices the end of the replay
 
 
@@ -81,10 +82,16 @@ def replayable(recording: Recording) -> list[RecordedExecution]:
     ]
 
 
-def replay(client: Client, recording: Recording, options: ReplayOptions) -> ReplayOutcome:
+ReplayProgress: TypeAlias = Callable[[int, int], None]
+"""Called about once per second with the number of executions that are done, and of all."""
+
+
+def replay(
+    client: Client, recording: Recording, options: ReplayOptions, progress: ReplayProgress | None = None
+) -> ReplayOutcome:
     """Prepare the models of a recording, and execute; blocks until done, or until the driver dies.
 
-    Without recorded inputs, the inputs are zeros.
+    Without recorded inputs, the inputs are zeros. `progress` is called on this thread.
 
     Raises:
         InvalidArgument: If a model is not in the recording, or there is no such device, or a shape of a model without
@@ -107,7 +114,10 @@ def replay(client: Client, recording: Recording, options: ReplayOptions) -> Repl
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join()
+                while thread.is_alive():
+                    thread.join(None if progress is None else _PROGRESS_S)
+                    if progress is not None:
+                        progress(sum(len(lane.done) for lane in lanes), len(executions))
         except BaseException:  # Ctrl-C
             run.is_over.set()
             client.close()  # ends the executions in progress

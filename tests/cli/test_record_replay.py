@@ -157,6 +157,14 @@ def test_a_replay_that_cannot_keep_the_pace_says_so(path: Path, capfd: Capture) 
     assert "Most calls came late" not in capfd.readouterr().out
 
 
+def test_a_terminal_shows_the_progress(path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
+    write_recording(path, [execution(), execution(4_000_000)])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["replay", str(path), "--connect", "embedded"]) == 0
+    assert re.search(r"replaying .*2/2", capfd.readouterr().err)
+
+
 def test_failures_are_counted_by_their_status(path: Path, capfd: Capture) -> None:
     failed = execution(status=2, outputs=None)
     write_recording(path, [execution(deadline_ns=2_999_000), execution(), failed])

@@ -113,6 +113,15 @@ def with_constants_in(pool: Memory, model: Model) -> Model:
     return Model(replace(model.main, operands=operands), pools=(pool,))
 
 
+def test_progress_is_shown_until_all_is_done(client: nnfmq.Client, tmp_path: Path) -> None:
+    path = write_recording(tmp_path / "a.nnrec", [execution(3_000_000 + number) for number in range(5)])
+    shown: list[tuple[int, int]] = []
+    with Recording(path) as recording:
+        replay(client, recording, FAST, lambda done, total: shown.append((done, total)))
+    assert shown[-1] == (5, 5)
+    assert shown == sorted(shown)
+
+
 def test_unknown_shapes_are_replayed_with_the_recorded_ones(client: nnfmq.Client, tmp_path: Path) -> None:
     with Recorder.start(tmp_path / "a.nnrec"), client.device("reference").prepare(unsized_relu_model()) as model:
         model.execute([-1.0, 2.0, -3.0, 4.0])
