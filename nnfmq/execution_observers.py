@@ -7,6 +7,7 @@ observer returns immediately, and leaves files, sockets and callbacks to a threa
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
@@ -104,6 +105,7 @@ class PreparationObserver(Protocol):
 
 
 _observers: list[PreparationObserver] = []
+os.register_at_fork(after_in_child=_observers.clear)  # a child has none of the threads and files of its parent's
 
 
 def observers() -> tuple[PreparationObserver, ...]:

@@ -1,7 +1,7 @@
 """Observation of preparations, and of what the environment asks for: recordings and telemetry.
 
 `$NNFMQ_RECORD` and `$NNFMQ_TELEMETRY` are read when a process prepares its first model, so that an application may set
-them itself. A forked child reads them again: the observers of its parent have threads and files that it does not have.
+them itself. A forked child reads them again, because it has no observers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from nnfmq.execution_observers import (
     ObservedPreparation,
     PreparationObserver,
     observers,
-    remove_observer,
 )
 from nnfmq.hal.errors import ErrorStatus, NnfmqError
 from nnfmq.hal.types import ExecutionPreference, Model, Priority
@@ -27,16 +26,7 @@ from nnfmq.serialize.messages import DeviceInfo
 
 __all__ = ["Preparation", "current_observers"]
 
-_readers: set[int] = set()  # the process that has read its environment
-
-
-def _forget_observers() -> None:
-    _readers.clear()
-    for observer in observers():
-        remove_observer(observer)
-
-
-os.register_at_fork(after_in_child=_forget_observers)
+_readers: set[int] = set()  # the processes that have read their environment: this one, and those it was forked from
 
 
 def current_observers() -> tuple[PreparationObserver, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.drivers import Daemon, Process, app, one, short_folder
+from support.forking import fork
 from support.models import add_model, gather_model, invalid_model, null_model
 
 import nnfmq
@@ -283,6 +285,16 @@ def test_an_error_of_the_application_during_a_preparation_is_no_compilation(
     with telemetry.register(records), pytest.raises(KeyboardInterrupt):
         device.prepare(null_model())
     assert records.all == []
+
+
+def test_a_forked_child_has_no_observers() -> None:
+    with telemetry.register(Records()):
+        assert len(observers()) == 1
+        child = fork()
+        if not child:
+            os._exit(len(observers()))
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_in_another_process_closing_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
