@@ -23,6 +23,8 @@ COMMANDS = {
     "run": "run a model on a photo or an array; print the top classes and the time of each stage",
     "bench": "measure latency and throughput under load, beside other runtimes or an earlier run",
     "profile": "time each operation of a model and compare it with the machine's peak; optionally as an HTML page",
+    "record": "run an application and write its executions to a file",
+    "replay": "run recorded executions again; compare outputs and latencies",
     "serve": "run the driver in the foreground",
     "devices": "list the devices of the driver",
     "queue": "create, inspect and use named queues, for programs that trust each other",

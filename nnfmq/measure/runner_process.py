@@ -26,7 +26,7 @@ from nnfmq.measure import cpu_pinning
 from nnfmq.measure.arrivals import intended_starts
 from nnfmq.measure.execution_steps import STAGES, Stages, opened_mode
 from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
-from nnfmq.measure.load_loops import Recording, closed_loop, open_loop
+from nnfmq.measure.load_loops import RequestTimes, closed_loop, open_loop
 from nnfmq.measure.peers import PEERS, PeerJob, opened_peer
 from nnfmq.measure.runner_protocol import MessagePipe, RunnerFailed, RunnerJob, RunnerReady, Trial, TrialResult
 from nnfmq.measure.steps import Array, Step, fastest_variant
@@ -150,7 +150,7 @@ def run_trial(runner: OpenRunner, sets: Sequence[Sequence[Array]], trial: Trial)
     """Run one trial and return its times. Blocks until its last request is done."""
     inputs, due = itertools.cycle(sets), _due(trial)
     load, begin_ns = trial.load, trial.begin_ns
-    run: Callable[[], Recording]
+    run: Callable[[], RequestTimes]
     if load.rate is None:
         until_ns = begin_ns + round(load.seconds * 1e9)
         run = lambda: closed_loop(runner.step, inputs, until_ns, load.count)  # noqa: E731
@@ -159,11 +159,11 @@ def run_trial(runner: OpenRunner, sets: Sequence[Sequence[Array]], trial: Trial)
         run = lambda: open_loop(runner.step, inputs, due, backlog_until_ns)  # noqa: E731
     time.sleep(max(0, begin_ns - time.monotonic_ns()) / 1e9)
     before = _cpu_ns(runner)
-    recording = run()
+    times = run()
     wall_ns, after = time.monotonic_ns() - begin_ns, _cpu_ns(runner)
     client_cpu_ns, driver_cpu_ns = (late - early for early, late in zip(before, after, strict=True))
-    intended, started = (np.array(times, np.int64) - begin_ns for times in (recording.intended, recording.started))
-    latencies = np.array(recording.latencies, np.int64)
+    intended, started = (np.array(each, np.int64) - begin_ns for each in (times.intended, times.started))
+    latencies = np.array(times.latencies, np.int64)
     stages_ns = _mean_stages(runner, sets[0], trial.stages)
     return TrialResult(
         intended.tobytes(), started.tobytes(), latencies.tobytes(), max(0, len(due) - latencies.size), wall_ns,
