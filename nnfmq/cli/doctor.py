@@ -20,7 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nnfmq.cli.console import console, print_json, table
+from nnfmq import settings
+from nnfmq.cli.console import console, print_json, progress_bar, table
 from nnfmq.cli.devices import query_capabilities
 from nnfmq.core_selection import REMEDY
 from nnfmq.cpu_allowance import allowed_cpus, cpu_quota
@@ -74,7 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run all checks and print the report. Return 1 if something that nnfmq needs is missing, else 0."""
-    findings = examine()
+    with progress_bar("checking", arguments.no_color, delay_s=0.0) as progress:
+        findings = examine(progress)
     usable = all(finding.state is not FindingState.MISSING for finding in findings)
     if arguments.json:
         print_json({"usable": usable, "findings": [asdict(finding) for finding in findings]})
@@ -83,10 +85,18 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0 if usable else 1
 
 
-def examine() -> list[Finding]:
-    """Return all findings, grouped by part. Blocks up to two seconds, if a driver does not respond."""
+def examine(progress: Callable[[int, int], None] | None = None) -> list[Finding]:
+    """Return all findings, grouped by part. Blocks up to two seconds, if a driver does not respond.
+
+    `progress` receives the number of completed checks, and of all.
+    """
     checks = (_core, _python, _kernel, _limits, _numpy, _extras, _driver, _cache)
-    return [finding for check in checks for finding in check()]
+    findings: list[Finding] = []
+    for done, check in enumerate(checks):
+        if progress is not None:
+            progress(done, len(checks))
+        findings.extend(check())
+    return findings
 
 
 def _core() -> Iterator[Finding]:
@@ -286,7 +296,7 @@ def _cache() -> Iterator[Finding]:
 
     limit = program_cache.cache_limit_bytes()
     if not limit:
-        yield Finding("driver", "cached programs", f"none: ${program_cache.CACHE_VARIABLE} is 0")
+        yield Finding("driver", "cached programs", f"none: {settings.CACHE_MIB.effective().origin} is 0")
         return
     try:
         sizes = program_cache.entry_sizes()

@@ -46,8 +46,8 @@ examples:
   nnfmq run model.tflite --input raw.bin --output scores.npy --connect embedded
   nnfmq run speech.tflite --input step.npy --output step.npz
 
-States of recurrent models start at zero, unless --input is given for each of them as well.
-Photos (extra `images`): central square of 87.5 %, bilinear; float inputs in [-1, 1], uint8 unchanged.
+States of recurrent models start at zero, unless there is an --input for each.
+Photos (extra `images`): the central square of 87.5 %, resized bilinearly.
 """
 
 _STAGES = {
