@@ -121,6 +121,7 @@ def _show(screen: Console, reports: list[dict[str, Any]]) -> None:
     listing = table("setting", "value", "from")
     for report in reports:
         listing.add_row(report["name"], _value_text(report), _source_text(report))
+    listing.columns[0].no_wrap = True  # users copy it
     screen.print(listing)
     files = ", ".join(f"{file['path']}{'' if file['exists'] else ' (absent)'}" for file in _files())
     screen.print(f"Files: {files or 'none'}.")

@@ -8,12 +8,23 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
+from typing import Any
 
 __all__ = ["HelpFormatter"]
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Wraps lines of prose and of listings (`name  summary`), and keeps indented lines."""
+
+    def _format_usage(self, *arguments: Any, **keywords: Any) -> str:
+        text = super()._format_usage(*arguments, **keywords)
+        if max(map(len, text.splitlines()), default=0) <= self._width:
+            return text
+        one_line = " ".join(text.split())
+        filled = textwrap.fill(
+            one_line, self._width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        )
+        return f"{filled}\n\n"
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(_wrapped(line, width, indent) for line in text.splitlines())

@@ -105,5 +105,5 @@ def nearest(name: str, known: frozenset[str]) -> str:
     from difflib import get_close_matches
 
     by_lower_case = {one.lower(): one for one in sorted(known)}
-    found = get_close_matches(name.lower(), by_lower_case, 1, 0.6)
+    found = get_close_matches(name.lower(), by_lower_case, 1, 0.7)
     return f"did you mean {by_lower_case[found[0]]!r}?" if found else "`nnfmq config show` lists the known ones"
