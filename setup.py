@@ -20,7 +20,8 @@ class InstallManPages(install_data):
 
     def run(self) -> None:
         """Write the pages to the build folder, and install them from there."""
-        sys.path.insert(0, str(Path(__file__).resolve().parent / "tools"))
+        root = Path(__file__).resolve().parent
+        sys.path[:0] = [str(root), str(root / "tools")]
         import man_pages
 
         folder = Path(self.get_finalized_command("build").build_base, "man")

@@ -14,12 +14,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from nnfmq import settings  # noqa: E402
-from nnfmq.cli import COMMANDS, EXIT_STATUSES  # noqa: E402
-from nnfmq.cli.command_tree import Argument, CommandHelp, command_tree, one_line  # noqa: E402
+from nnfmq import settings
+from nnfmq.cli import COMMANDS, EXIT_STATUSES
+from nnfmq.cli.command_tree import Argument, CommandHelp, command_tree, one_line
 
 SECTION = 1
 _FILES = {
@@ -53,6 +50,8 @@ def _page(node: CommandHelp, version: str) -> str:
     name = "-".join(node.words)
     lines = [
         f'.TH {_roff(name.upper())} {SECTION} "" "nnfmq {_roff(version)}" "nnfmq manual"',
+        ".nh",  # no hyphen in names of commands
+        ".ad l",
         ".SH NAME",
         f"{_roff(name)} \\- {_roff(node.summary or node.description)}",
         ".SH SYNOPSIS",
