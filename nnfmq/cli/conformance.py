@@ -254,6 +254,7 @@ def _print_details(screen: Console, summary: Summary) -> None:
     for reason, number in reasons.most_common():
         screen.print(f"skipped {number:,}: {reason}", soft_wrap=True)
     slowest = table("slowest", ">ms")
+    slowest.columns[0].no_wrap = True  # users copy it
     for duration_ns, name in summary.slowest:
         slowest.add_row(name, f"{duration_ns / 1e6:,.1f}")
     screen.print(slowest)

@@ -39,12 +39,11 @@ _SHOWN = 6
 _WARM_UP = 20
 _TIMEOUT_S = 30.0
 _BLOCKS = {(False, False): " ", (True, False): "▀", (False, True): "▄", (True, True): "█"}
-_NEXT = """\
-Next steps
-  your own model                   nnfmq run MODEL.tflite --input photo.jpg
-  one driver for all applications  nnfmq serve
-  check this machine               nnfmq doctor
-"""
+_NEXT = {
+    "your own model": "nnfmq run MODEL.tflite --input photo.jpg",
+    "one driver for all applications": "nnfmq serve",
+    "check this machine": "nnfmq doctor",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,4 +194,7 @@ def _summarize(screen: Console, report: dict[str, Any]) -> None:
     summary.add_row("first result", *first_results)
     summary.add_row("burst execution", *latencies)
     screen.print(summary)
-    screen.print(_NEXT)
+    following = table("Next steps", "")
+    for step in _NEXT.items():
+        following.add_row(*step)
+    screen.print(following)

@@ -178,7 +178,7 @@ def _name(names: type[IntEnum], code: int) -> str:
 
 def _print_table(devices: list[dict[str, Any]], no_color: bool) -> None:
     screen = console(no_color)
-    listing = table("device", "type", "version", ">feature level", "status", "extensions")
+    listing = table("device", "type", "version", ">level", "status", "extensions")
     columns = ("name", "type", "version", "feature_level", "status")
     for device in devices:
         extensions = "\n".join(extension["name"] for extension in device["extensions"])

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 __all__ = ["ScreenTable"]
 
 _LONGEST_WORD = 24  # longer ones, such as paths, may be broken
+_NARROW_PADDING = (0, 1, 0, 0)
 _UNLIMITED = 100_000
 
 
@@ -21,10 +22,11 @@ class ScreenTable(Table):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render the table within the width of `options`."""
         unlimited = options.update(width=_UNLIMITED)
-        sizes = [_size(console, unlimited, column) for column in self.columns]
-        natural = self.__rich_measure__(console, unlimited).maximum
-        available = options.max_width - (natural - sum(size.maximum for size in sizes))
-        if natural > options.max_width:
+        if self.__rich_measure__(console, unlimited).maximum > options.max_width:
+            self.padding = _NARROW_PADDING
+            sizes = [_size(console, unlimited, column) for column in self.columns]
+            natural = self.__rich_measure__(console, unlimited).maximum
+            available = options.max_width - (natural - sum(size.maximum for size in sizes))
             if sum(size.minimum for size in sizes) > available:
                 yield from self._blocks()
                 return
