@@ -23,6 +23,7 @@ from nnfmq.cli.console import (
     microseconds,
     open_client,
     print_json,
+    progress_bar,
     shape_text,
     table,
 )
@@ -177,11 +178,14 @@ def _burst(
                 target.prepare(model, progress=progress, preference=preference, timeout=arguments.timeout)
             )
         burst = stack.enter_context(prepared.burst())
+        progress = stack.enter_context(progress_bar("executing", arguments.no_color))
         executions = []
         for _ in range(arguments.repeat):
             for inputs in steps:
                 outputs = burst.execute(*inputs, timeout=arguments.timeout)
                 executions.append(burst.last)
+                if progress is not None:
+                    progress(len(executions), arguments.repeat * len(steps))
     return (
         prepared.device,
         outputs,
