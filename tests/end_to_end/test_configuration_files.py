@@ -48,8 +48,7 @@ def buffers_of_4_mib(client: nnfmq.Client) -> int:
         for count in range(12):
             try:
                 stack.enter_context(device.allocate(inputs=[(model, 0)]))
-            except nnfmq.ResourceExhausted as error:
-                assert "NNFMQ_CLIENT_MEMORY_MIB" in str(error)
+            except nnfmq.ResourceExhausted:
                 return count
         return 12
 
@@ -137,6 +136,6 @@ def test_a_client_with_an_invalid_file_gets_the_reason(folder: Path) -> None:
     path = written(folder, "socket = 1")
     with (
         settings.CONFIG.exported(str(path)),
-        pytest.raises(nnfmq.InvalidArgument, match="socket in .*nnfmq.toml is 1; allowed: any path; "),
+        pytest.raises(nnfmq.InvalidArgument, match=r"socket in .*nnfmq\.toml is 1; allowed: any path; "),
     ):
         nnfmq.connect()
