@@ -1,4 +1,4 @@
-"""`nnfmq config`: show the settings, their values, where these come from, and what each setting means.
+"""`nnfmq config`: show the settings, their values and sources, and what each setting means.
 
 `show` prints all settings or one, also if some are invalid: those are reported on stderr, and the exit status is 1.
 """

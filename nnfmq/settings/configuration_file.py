@@ -4,7 +4,7 @@
 * Otherwise `/etc/nnfmq/nnfmq.toml` is read, then `$XDG_CONFIG_HOME/nnfmq/nnfmq.toml` (by default `~/.config`), whose
   values replace those of the first. Both may be missing.
 
-A file in the current directory is not read unless it is named: whoever wrote a downloaded folder would otherwise choose
+A file in the current directory is not read unless it is named: the author of a downloaded folder would otherwise choose
 the driver and its plug-ins. For the same reason a file must belong to this user or to root, and other users must not be
 able to write to it.
 """

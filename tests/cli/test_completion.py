@@ -123,8 +123,8 @@ def test_bash_offers_the_options_and_the_subcommands_of_every_command(tmp_path: 
         (("nnfmq", "run", ""), set(), "default"),
         (("nnfmq", "conformance", "--dump", ""), set(), "dirnames"),
         (("nnfmq", "run", "--top", ""), set(), ""),
-        (("nnfmq", "--config", "run", "queu"), {"queue"}, ""),
-        (("nnfmq", "--config", "=", "run", "queu"), {"queue"}, ""),
+        (("nnfmq", "--config", "run", "doct"), {"doctor"}, ""),
+        (("nnfmq", "--config", "=", "run", "doct"), {"doctor"}, ""),
         (("nnfmq", "run", "--labels", "queue", "--to"), {"--top"}, ""),
     ],
 )
@@ -232,7 +232,7 @@ def test_fish_offers_the_options_and_the_subcommands_of_every_command(tmp_path: 
         ("nnfmq devices --connect emb", {"embedded"}),
         ("nnfmq conformance --dump f", {"folder/"}),
         ("nnfmq run --top m", set()),
-        ("nnfmq --config run queu", {"queue"}),
+        ("nnfmq --config run doct", {"doctor"}),
     ],
 )
 def test_fish_completes_values(tmp_path: Path, line: str, offered: set[str]) -> None:
