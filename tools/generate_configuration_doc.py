@@ -31,27 +31,19 @@ def tables() -> str:
     """Return a table of the settings that files can have, and one of the others."""
     in_files = [setting for setting in settings.table().values() if setting.key is not None]
     others = [setting for setting in settings.table().values() if setting.key is None]
-    return "\n".join([*_table("key in files", in_files), "", "These are read from the environment only:", "", *_table(
-        "variable", others
-    )]) + "\n"  # fmt: skip
+    between = ["", "These are read from the environment only:", ""]
+    return "\n".join([*_table(in_files), *between, *_table(others)]) + "\n"
 
 
-def _table(heading: str, rows: list[settings.Setting[Any]]) -> Iterator[str]:
-    columns = [heading, "variable"] if heading != "variable" else [heading]
-    yield f"| {' | '.join([*columns, 'type', 'allowed', 'default', 'meaning', 'read by', 'option'])} |"
-    yield "|---" * (len(columns) + 6) + "|"
+def _table(rows: list[settings.Setting[Any]]) -> Iterator[str]:
+    yield "| variable | meaning | value |"
+    yield "|---|---|---|"
     for setting in rows:
-        names = [f"`{setting.name}`", f"`{setting.variable}`"][: len(columns)]
         options = ", ".join(f"`{option}`" for option in setting.options.split(", ") if option)
-        cells = [
-            setting.type.name,
-            setting.type.allowed,
-            setting.default_text,
-            setting.meaning,
-            setting.reader,
-            options,
-        ]
-        yield f"| {' | '.join([*names, *cells])} |"
+        meaning = f"{setting.meaning}. Read by {setting.reader}{f'; option {options}' if options else ''}"
+        unit = f"{setting.type.name}: " if setting.type.name.startswith("integer") else ""
+        value = f"{unit}{setting.type.allowed}. Default: {setting.default_text}"
+        yield f"| `{setting.variable}` | {meaning} | {value} |"
 
 
 def main() -> int:

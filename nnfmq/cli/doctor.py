@@ -25,7 +25,8 @@ from nnfmq.cli.console import console, print_json, progress_bar, table
 from nnfmq.cli.devices import query_capabilities
 from nnfmq.core_selection import REMEDY
 from nnfmq.cpu_allowance import allowed_cpus, cpu_quota
-from nnfmq.hal.errors import DeviceUnavailable, NnfmqError
+from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument, NnfmqError
+from nnfmq.settings.configuration_file import candidates
 
 EXAMPLES = """\
 examples:
@@ -90,13 +91,33 @@ def examine(progress: Callable[[int, int], None] | None = None) -> list[Finding]
 
     `progress` receives the number of completed checks, and of all.
     """
-    checks = (_core, _python, _kernel, _limits, _numpy, _extras, _driver, _cache)
+    checks = (_settings, _core, _python, _kernel, _limits, _numpy, _extras, _driver, _cache)
     findings: list[Finding] = []
     for done, check in enumerate(checks):
         if progress is not None:
             progress(done, len(checks))
-        findings.extend(check())
+        try:
+            findings.extend(check())
+        except InvalidArgument:
+            if findings[0].state is FindingState.OK:
+                raise
+            # The check read a setting that `_settings` has reported.
     return findings
+
+
+def _settings() -> Iterator[Finding]:
+    problems: dict[str, None] = {}
+    for setting in settings.table().values():
+        try:
+            setting.value()
+        except InvalidArgument as error:
+            problems[str(error)] = None
+    for problem in problems:
+        remedy = "follow the message; `nnfmq config show` prints all settings"
+        yield Finding("settings", "invalid", problem, FindingState.MISSING, remedy)
+    if not problems:
+        files = ", ".join(path for path in candidates() if os.path.exists(path))
+        yield Finding("settings", "files", files or "none")
 
 
 def _core() -> Iterator[Finding]:

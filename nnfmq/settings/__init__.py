@@ -19,6 +19,7 @@ _WINDOW_MAX_US = 10**9
 _MIB = integer(0, _MIB_MAX, "MiB")
 _MICROSECONDS = integer(0, _WINDOW_MAX_US, "µs")
 _DIRECTORY = "its folder `nnfmq`"
+_VARIABLE_PATH = PATH._replace(allowed="any path")
 
 SOCKET: Setting[str | None] = Setting(
     "NNFMQ_SOCKET", PATH, None, reader="client, driver",
@@ -66,28 +67,28 @@ BURST_SERVER_POLLING_WINDOW: Setting[int] = Setting(
 )  # fmt: skip
 
 CONFIG: Setting[str | None] = Setting(
-    CONFIG_VARIABLE, PATH, None, reader="client, driver, commands", in_files=False,
+    CONFIG_VARIABLE, _VARIABLE_PATH, None, reader="client, driver, commands", in_files=False,
     meaning="the only configuration file to read; `/dev/null`: none",
     default_text="`/etc/nnfmq/nnfmq.toml` and that of the user", options="nnfmq --config",
 )  # fmt: skip
 XDG_CONFIG_HOME: Setting[str | None] = Setting(
-    "XDG_CONFIG_HOME", PATH, None, reader="client, driver, commands", in_files=False,
+    "XDG_CONFIG_HOME", _VARIABLE_PATH, None, reader="client, driver, commands", in_files=False,
     meaning=f"{_DIRECTORY} has the user's configuration file", default_text="`~/.config`",
 )  # fmt: skip
 XDG_RUNTIME_DIR: Setting[str | None] = Setting(
-    "XDG_RUNTIME_DIR", PATH, None, reader="client, driver", in_files=False,
+    "XDG_RUNTIME_DIR", _VARIABLE_PATH, None, reader="client, driver", in_files=False,
     meaning=f"{_DIRECTORY} is the runtime directory", default_text="`/run/user/UID`",
 )  # fmt: skip
 TMPDIR: Setting[str | None] = Setting(
-    "TMPDIR", PATH, None, reader="client, driver", in_files=False,
+    "TMPDIR", _VARIABLE_PATH, None, reader="client, driver", in_files=False,
     meaning="its folder `nnfmq-UID` is the runtime directory if there is no `/run/user/UID`", default_text="`/tmp`",
 )  # fmt: skip
 XDG_STATE_HOME: Setting[str | None] = Setting(
-    "XDG_STATE_HOME", PATH, None, reader="driver", in_files=False,
+    "XDG_STATE_HOME", _VARIABLE_PATH, None, reader="driver", in_files=False,
     meaning=f"{_DIRECTORY} stores the key that signs caches", default_text="`~/.local/state`",
 )  # fmt: skip
 XDG_CACHE_HOME: Setting[str | None] = Setting(
-    "XDG_CACHE_HOME", PATH, None, reader="driver", in_files=False,
+    "XDG_CACHE_HOME", _VARIABLE_PATH, None, reader="driver", in_files=False,
     meaning=f"{_DIRECTORY} stores compiled models", default_text="`~/.cache`",
 )  # fmt: skip
 NO_COLOR: Setting[str | None] = Setting(

@@ -213,9 +213,9 @@ def choice(*names: str) -> SettingType:
     return SettingType("name", ", ".join(names), parse, _to_text, f'"{names[0]}"')
 
 
-PATH = SettingType("path", "any path; in files absolute, or ~/...", str, _path_to_text, '"~/nnfmq/file"')
+PATH = SettingType("path", "any path; in files an absolute one, or one below ~", str, _path_to_text, '"~/nnfmq/file"')
 NAMES = SettingType(
-    "names", "names, separated by commas; in files an array; empty: none", _names, _names_to_text,
+    "names", "names separated by commas, in files an array; empty: none", _names, _names_to_text,
     '["com.example.one", "com.example.two"]', has_empty_value=True,
 )  # fmt: skip
 TEXT = SettingType("text", "any text", str, _to_text, '"text"')

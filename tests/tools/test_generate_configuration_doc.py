@@ -16,7 +16,7 @@ def test_the_page_is_current() -> None:
 
 def test_every_setting_has_a_row() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", tool.tables(), re.MULTILINE)
-    assert rows == [setting.name for setting in settings.table().values()]
+    assert rows == [setting.variable for setting in settings.table().values()]
 
 
 def test_only_the_text_between_the_marks_is_replaced() -> None:
