@@ -46,8 +46,7 @@ EXIT_STATUSES = {
 
 _EXAMPLES = """\
 examples:
-  nnfmq demo
-  nnfmq run mobilenet.tflite --input photo.jpg --labels labels.txt
+  nnfmq run mobilenet.tflite --input photo.jpg
   nnfmq run --help
 """
 

@@ -52,7 +52,8 @@ def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPa
 
 
 def flags(parser: argparse.ArgumentParser) -> set[str]:
-    return {flag for action in parser._actions for flag in action.option_strings}
+    shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+    return {flag for action in shown for flag in action.option_strings}
 
 
 def commands(words: tuple[str, ...], parser: argparse.ArgumentParser) -> set[str]:
