@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import add_connect_argument, at_least_one, console, from_zero, new_file, print_json
 from nnfmq.cli.model_file import add_model_arguments, load_model, shapes_of
+from nnfmq.cpu_allowance import allowed_cpus
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--input-data", metavar="DATA", action="append", default=[], help="random, zero, or a file for each input")
     add.hidden("--seed", "--random-seed", type=from_zero, default=0)
     add("--device", metavar="NAME", help="default: compiled if it is available")
-    add("--threads", "--num_threads", metavar="N", type=at_least_one, help="computing threads (default: all CPUs)")
+    add("--threads", "--num_threads", metavar="N", type=_threads, help="computing threads (default: all CPUs)")
     add("--baseline", metavar="FILE", type=Path, help="compare with an earlier --json; status 1 if slower")
     add.hidden("--tolerance", type=_not_negative, default=5.0)
     add("--html", metavar="FILE", type=new_file, help="write a page with charts")
@@ -168,6 +169,13 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def _threads(text: str) -> int:
+    threads, allowed = at_least_one(text), allowed_cpus()
+    if threads > allowed:
+        raise argparse.ArgumentTypeError(f"this process may use {allowed} CPUs, so give 1 to {allowed}")
+    return threads
 
 
 def _boolean(text: str) -> bool:
@@ -277,7 +285,7 @@ def _profiled(arguments: argparse.Namespace, model: LoadedModel, inputs: Sequenc
 
     options = argparse.Namespace(
         model=arguments.model, device=arguments.device or _PROFILED[0], threads=arguments.threads, runs=None,
-        input=arguments.input_data, seed=arguments.seed,
+        input=arguments.input_data, seed=arguments.seed, no_color=arguments.no_color,
     )  # fmt: skip
     return profile_report(options, model, [*inputs, *initial_values(model.states)])
 

@@ -75,6 +75,8 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
         if result["rate"] is not None and result["throughput_per_s"] < _SUSTAINED * result["rate"]:
             done, wanted = result["throughput_per_s"], result["rate"]
             yield f"{name}: overloaded, {done:,.0f} of {wanted:g} requests/s; its latency grows with the duration."
+        if result["unsent"]:
+            yield f"{name}: {result['unsent']:,} requests were not sent, and are not in the percentiles."
     if report["threshold"] is not None:
         yield _threshold(report["threshold"])
     yield f"{_load(report)}; {report['conditions']['core']} core; {report['conditions']['cpu']}."

@@ -14,7 +14,8 @@ __all__ = ["add_model_arguments", "load_model", "shapes_of"]
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
     """Declare the model's file, which may be left out if it `is_optional`, --shape and --signature."""
-    parser.add_argument("model", metavar="MODEL.tflite", type=Path, nargs="?" if is_optional else None)
+    count = "?" if is_optional else None
+    parser.add_argument("model", metavar="MODEL.tflite", type=Path, nargs=count, help="a .tflite or .onnx file")
     parser.add_argument(
         "--shape", metavar="SHAPE", type=_shape, action="append", default=[],
         help="resize an input: 4x224x224x3, or NAME=4x224x224x3",

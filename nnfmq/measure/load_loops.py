@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
-__all__ = ["Recording", "closed_loop", "open_loop"]
+__all__ = ["RequestTimes", "closed_loop", "open_loop"]
 
 T = TypeVar("T")
 Clock = Callable[[], int]
@@ -29,7 +29,7 @@ def _times() -> array[int]:
 
 
 @dataclass(slots=True)
-class Recording:
+class RequestTimes:
     """The requests of one client: intended start, real start, and latency from the intended start, each in ns."""
 
     intended: array[int] = field(default_factory=_times)
@@ -39,7 +39,7 @@ class Recording:
 
 def closed_loop(
     step: Callable[[T], object], inputs: Iterable[T], until_ns: int, count: int | None, clock: Clock = time.monotonic_ns
-) -> Recording:
+) -> RequestTimes:
     """Execute one request after the other until `until_ns`, at most `count` (None: any number), and return their times.
 
     A request that has begun is finished. `inputs` should be endless.
@@ -52,31 +52,34 @@ def closed_loop(
         step(values)
         latencies.append(clock() - begin)
         begins.append(begin)
-    return Recording(begins, begins, latencies)
+    return RequestTimes(begins, begins, latencies)
 
 
 def open_loop(
     step: Callable[[T], object],
     inputs: Iterable[T],
     intended: Iterable[int],
+    until_ns: int,
     clock: Clock = time.monotonic_ns,
     sleep: Callable[[float], object] = time.sleep,
-) -> Recording:
+) -> RequestTimes:
     """Execute a request at each of the `intended` starts, or as soon as the earlier ones are done; return their times.
 
-    A backlog is executed to its end, also after the last intended start.
+    A backlog is executed also after the last intended start, but no request begins after `until_ns`.
     """
-    recording = Recording()
-    intended_starts, started, latencies = recording.intended, recording.started, recording.latencies
+    times = RequestTimes()
+    intended_starts, started, latencies = times.intended, times.started, times.latencies
     for due, values in zip(intended, inputs, strict=False):
         begin = clock()
+        if begin >= until_ns:
+            break
         if begin < due:
             begin = _wait(due, begin, clock, sleep)
         step(values)
         latencies.append(clock() - due)
         intended_starts.append(due)
         started.append(begin)
-    return recording
+    return times
 
 
 def _wait(due: int, now: int, clock: Clock, sleep: Callable[[float], object]) -> int:

@@ -49,11 +49,10 @@ class MeasuredLoad:
 
 @dataclass(slots=True)
 class LoadMeasurements:
-    """All measured loads, the reason for each missing runner, and the level that exceeded the threshold, if any."""
+    """All measured loads, and the reason for each missing runner."""
 
     loads: list[MeasuredLoad] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
-    exceeded: LoadLevel | None = None
 
 
 def measure_plan(plan: LoadPlan, progress: Progress = lambda _: None) -> LoadMeasurements:
@@ -72,7 +71,6 @@ def measure_plan(plan: LoadPlan, progress: Progress = lambda _: None) -> LoadMea
                     measured = _level(plan, level, groups, progress)
                     found.loads += measured
                     if _exceeds(plan, measured):
-                        found.exceeded = level
                         return found
     return found
 

@@ -106,6 +106,7 @@ def result_of(load: MeasuredLoad, rounds: int) -> dict[str, Any]:
         **_level(load.level),
         "details": load.details,
         "requests": int(latencies.size),
+        "unsent": sum(trial.unsent for trial in load.trials),
         "wall_s": wall_ns / 1e9,
         "throughput_per_s": latencies.size * 1e9 / wall_ns,
         "latency_ns": summary(latencies),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -43,12 +44,14 @@ _LEAD_NS = 20_000_000  # from the request for a trial to its begin, so that all 
 class LoadResult:
     """All clients' requests in one trial, in ns: intended and real start from the trial's begin, and latency.
 
-    `wall_ns` is the time from the begin to the last client's end. `stages_ns` is empty if they were not measured.
+    `unsent` requests of an open loop were not begun, because the backlog was too long. `wall_ns` is the time from the
+    begin to the last client's end. `stages_ns` is empty if they were not measured.
     """
 
     intended: Times
     started: Times
     latencies: Times
+    unsent: int
     wall_ns: int
     client_cpu_ns: int
     driver_cpu_ns: int
@@ -90,7 +93,10 @@ class RunnerProcess:
             reply = self._pipe.receive(timeout_s, tick)
         except EOFError:
             status = self._process.wait()
-            raise BenchmarkFailed(f"{self._name}: its process ended with status {status} before a result") from None
+            reason = f": a request took more than {TRIAL_LIMIT_S:g} s" if status == -signal.SIGALRM else ""
+            raise BenchmarkFailed(
+                f"{self._name}: its process ended with status {status} before a result{reason}"
+            ) from None
         if isinstance(reply, RunnerFailed):
             if reply.is_unavailable:
                 raise RunnerUnavailable(reply.message)
@@ -176,6 +182,7 @@ def _merged(results: Sequence[TrialResult]) -> LoadResult:
         joined("intended")[order],
         joined("started")[order],
         joined("latencies")[order],
+        sum(result.unsent for result in results),
         max(result.wall_ns for result in results),
         sum(result.client_cpu_ns for result in results),
         sum(result.driver_cpu_ns for result in results),

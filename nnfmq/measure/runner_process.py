@@ -26,7 +26,7 @@ from nnfmq.measure import cpu_pinning
 from nnfmq.measure.arrivals import intended_starts
 from nnfmq.measure.execution_steps import STAGES, Stages, opened_mode
 from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
-from nnfmq.measure.load_loops import Recording, closed_loop, open_loop
+from nnfmq.measure.load_loops import RequestTimes, closed_loop, open_loop
 from nnfmq.measure.peers import PEERS, PeerJob, opened_peer
 from nnfmq.measure.runner_protocol import MessagePipe, RunnerFailed, RunnerJob, RunnerReady, Trial, TrialResult
 from nnfmq.measure.steps import Array, Step, fastest_variant
@@ -35,7 +35,9 @@ from nnfmq.runtime.connect import connect
 _SUSTAINED = ExecutionPreference.SUSTAINED_SPEED  # machine code, without a baseline program that runs first
 _PREPARE_S = 600.0
 TRIAL_LIMIT_S = 60.0
-"""How much longer than its load a trial may take: the last request, and the backlog of an open loop."""
+"""How much longer than its load a trial may take: the backlog of an open loop, and the last request."""
+BACKLOG_S = 20.0
+"""For how long the backlog of an open loop is executed after the last intended start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,27 +148,38 @@ def _limited(pid: int, threads: int | None) -> Iterator[None]:
 
 def run_trial(runner: OpenRunner, sets: Sequence[Sequence[Array]], trial: Trial) -> TrialResult:
     """Run one trial and return its times. Blocks until its last request is done."""
-    inputs = itertools.cycle(sets)
+    inputs, due = itertools.cycle(sets), _due(trial)
     load, begin_ns = trial.load, trial.begin_ns
-    run: Callable[[], Recording]
+    run: Callable[[], RequestTimes]
     if load.rate is None:
         until_ns = begin_ns + round(load.seconds * 1e9)
         run = lambda: closed_loop(runner.step, inputs, until_ns, load.count)  # noqa: E731
     else:
-        starts = intended_starts(load.rate, load.seconds, load.distribution, load.client, load.clients, load.seed)
-        due = [begin_ns + start for start in starts[: load.count].tolist()]
-        run = lambda: open_loop(runner.step, inputs, due)  # noqa: E731
+        backlog_until_ns = begin_ns + round((load.seconds + BACKLOG_S) * 1e9)
+        run = lambda: open_loop(runner.step, inputs, due, backlog_until_ns)  # noqa: E731
     time.sleep(max(0, begin_ns - time.monotonic_ns()) / 1e9)
     before = _cpu_ns(runner)
-    recording = run()
+    times = run()
     wall_ns, after = time.monotonic_ns() - begin_ns, _cpu_ns(runner)
     client_cpu_ns, driver_cpu_ns = (late - early for early, late in zip(before, after, strict=True))
-    intended, started = (np.array(times, np.int64) - begin_ns for times in (recording.intended, recording.started))
-    latencies = np.array(recording.latencies, np.int64)
+    intended, started = (np.array(each, np.int64) - begin_ns for each in (times.intended, times.started))
+    latencies = np.array(times.latencies, np.int64)
     stages_ns = _mean_stages(runner, sets[0], trial.stages)
     return TrialResult(
-        intended.tobytes(), started.tobytes(), latencies.tobytes(), wall_ns, client_cpu_ns, driver_cpu_ns, stages_ns
+        intended.tobytes(), started.tobytes(), latencies.tobytes(), max(0, len(due) - latencies.size), wall_ns,
+        client_cpu_ns, driver_cpu_ns, stages_ns,
     )  # fmt: skip
+
+
+def _due(trial: Trial) -> list[int]:
+    """Return the intended starts of this client's requests; none in a closed loop."""
+    load = trial.load
+    if load.rate is None:
+        return []
+    starts = intended_starts(
+        load.rate, load.seconds, load.distribution, load.client, load.clients, load.seed, load.count
+    )  # fmt: skip
+    return [trial.begin_ns + start for start in starts.tolist()]
 
 
 def _cpu_ns(runner: OpenRunner) -> tuple[int, int]:

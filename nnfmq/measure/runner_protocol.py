@@ -88,12 +88,14 @@ class RunnerReady(msgspec.Struct, tag=True):
 class TrialResult(msgspec.Struct, tag=True):
     """The times of a trial's requests in ns, as int64: intended and real start from the begin, and latency.
 
-    `stages_ns` is the mean of each of `STAGES` over the executions after the trial.
+    `unsent` is the number of requests that were due and not begun. `stages_ns` has the mean of each of `STAGES` over
+    the executions after the trial.
     """
 
     intended: bytes
     started: bytes
     latencies: bytes
+    unsent: int
     wall_ns: int
     client_cpu_ns: int
     driver_cpu_ns: int

@@ -2,9 +2,10 @@
 
 The *usual* latency is the first decile: a disturbance that affects most requests would raise the median. A request is
 slow if it exceeds the usual latency by a factor and by an amount. What exceeds it is the *excess*. Evidence divides it
-among causes: time in state T, time throttled, CPU time of compile processes, time waiting for a CPU, time in the garbage
-collector, faults. Time counts once: a throttled thread also waits for a CPU, so the throttled time is subtracted from
-that wait. A cause is named if it explains a fifth of the excess. If none does, the request has no named cause.
+among causes: time in state T, time throttled, CPU time of compile processes, time waiting for a CPU, time in the
+garbage collector, faults. Time counts once: a throttled thread also waits for a CPU, so the throttled time is
+subtracted from that wait. A cause is named if it explains a fifth of the excess. If none does, the request has no named
+cause.
 """
 
 from __future__ import annotations

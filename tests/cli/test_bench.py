@@ -33,7 +33,7 @@ def parsed(*words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours"),
+    ("peer_words", "words"),
     [
         ("--concurrency-range 1:4:2", "--clients 1:4:2"),
         ("--request-rate-range 100:300:100", "--rate 100:300:100"),
@@ -49,8 +49,8 @@ def parsed(*words: str) -> dict[str, Any]:
         ("--enable_op_profiling=false", ""),
     ],
 )
-def test_the_peers_names_of_an_option_mean_the_same(theirs: str, ours: str) -> None:
-    assert parsed(*theirs.split()) == parsed(*ours.split())
+def test_the_peers_names_of_an_option_mean_the_same(peer_words: str, words: str) -> None:
+    assert parsed(*peer_words.split()) == parsed(*words.split())
 
 
 @pytest.mark.parametrize(("text", "expected"), [("3", (3,)), ("1:3", (1, 2, 3)), ("1:8:3", (1, 4, 7)), ("2:2:5", (2,))])
@@ -72,7 +72,8 @@ def test_peers_have_the_names_of_their_packages() -> None:
         "--mode none", "--against none", "--clients 0", "--clients 1.5", "--clients many", "--clients 3:1",
         "--clients 1:2:0", "--clients 1:2:1:1", "--clients 1:1000", "--rate 0", "--rate nan", "--duration 0",
         "--duration x", "--count 0", "--warm-up -1", "--tolerance -1", "--tolerance x", "--percentile 42",
-        "--arrivals normal", "--latency-threshold 0", "--html none/page.html", "--enable_op_profiling=maybe",
+        "--arrivals normal", "--threads 99999", "--threads 0",
+        "--latency-threshold 0", "--html none/page.html", "--enable_op_profiling=maybe",
     ],
 )  # fmt: skip
 def test_wrong_usage_is_status_2(words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,13 @@ def test_poisson_arrivals_depend_on_the_seed_and_the_client_alone() -> None:
     assert all(first.size != other.size or (first != other).any() for other in others)
 
 
+@pytest.mark.parametrize("distribution", ["constant", "poisson"])
+@pytest.mark.parametrize("limit", [0, 3, 10_000])
+def test_there_are_at_most_as_many_as_wanted(distribution: str, limit: int) -> None:
+    few, all_of_them = (intended_starts(1000, 1, distribution, limit=each) for each in (limit, None))
+    np.testing.assert_array_equal(few, all_of_them[:limit])
+
+
 def test_clients_share_the_rate_of_poisson_arrivals() -> None:
     parts = [intended_starts(1000, 50, "poisson", number, 4) for number in range(4)]
     assert [part.size for part in parts] == pytest.approx([12_500] * 4, rel=0.05)

@@ -16,6 +16,7 @@ from nnfmq.measure.arrivals import intended_starts
 from nnfmq.measure.load_loops import closed_loop, open_loop
 from nnfmq.measure.percentiles import percentile, summary
 
+FOREVER = 2**63 - 1
 Times = npt.NDArray[np.int64]
 SECOND, MS = 1_000_000_000, 1_000_000
 SERVICE_NS, STOP_NS, READ_NS = 50_000, SECOND, 1000
@@ -43,7 +44,7 @@ class Clock:
 
 def open_latencies(starts: Times) -> Times:
     clock = Clock()
-    recording = open_loop(clock.execute, itertools.repeat(None), starts.tolist(), clock.read, clock.sleep)
+    recording = open_loop(clock.execute, itertools.repeat(None), starts.tolist(), FOREVER, clock.read, clock.sleep)
     return np.array(recording.latencies, np.int64)
 
 
@@ -97,17 +98,24 @@ def test_a_closed_loop_ends_at_its_time() -> None:
     assert max(recording.started) < 10 * SERVICE_NS < max(recording.started) + SERVICE_NS + 2 * READ_NS
 
 
+def test_a_backlog_ends_at_its_limit() -> None:
+    clock, due = Clock(), [0] * 1000
+    recording = open_loop(clock.execute, itertools.repeat(None), due, 10 * (SERVICE_NS + 2 * READ_NS), clock.read)
+    assert len(recording.latencies) == 10
+    assert list(recording.latencies) == sorted(recording.latencies)
+
+
 def test_inputs_are_used_in_turn() -> None:
     clock, seen = Clock(), list[str]()
     closed_loop(seen.append, itertools.cycle("ab"), SECOND, 5, clock.read)
-    open_loop(seen.append, itertools.cycle("ab"), [10**6, 2 * 10**6, 3 * 10**6], clock.read, clock.sleep)
+    open_loop(seen.append, itertools.cycle("ab"), [10**6, 2 * 10**6, 3 * 10**6], FOREVER, clock.read, clock.sleep)
     assert "".join(seen) == "ababaaba"
 
 
 def test_a_request_of_an_open_loop_does_not_begin_before_its_time() -> None:
     clock = Clock()
     due = [2 * MS, 2 * MS + 10_000, 9 * MS]
-    recording = open_loop(clock.execute, itertools.repeat(None), due, clock.read, clock.sleep)
+    recording = open_loop(clock.execute, itertools.repeat(None), due, FOREVER, clock.read, clock.sleep)
     started = list(recording.started)
     assert list(recording.intended) == due
     assert due[0] <= started[0] <= due[0] + READ_NS

@@ -39,11 +39,11 @@ CSV_HEADER = (  # as perf_analyzer writes it
 )
 
 
-def trial(count: int = 1000, late_ns: int = 0, stages_ns: tuple[float, ...] = ()) -> LoadResult:
+def trial(count: int = 1000, late_ns: int = 0, unsent: int = 0, stages_ns: tuple[float, ...] = ()) -> LoadResult:
     """Return requests at equal distances within one second, which take 1, 2, 3, ... µs."""
     intended = np.arange(count, dtype=np.int64) * (SECOND // count)
     latencies = (np.arange(count, dtype=np.int64) + 1) * US
-    return LoadResult(intended, intended + late_ns, latencies, SECOND, 2 * MS, 3 * MS, list(stages_ns))
+    return LoadResult(intended, intended + late_ns, latencies, unsent, SECOND, 2 * MS, 3 * MS, list(stages_ns))
 
 
 def measured(*trials: LoadResult, runner: str = "burst", level: LoadLevel = LoadLevel(1, None)) -> MeasuredLoad:  # noqa: B008  immutable
@@ -82,7 +82,7 @@ def test_blocks_are_equal_parts_of_the_time() -> None:
     assert {block["throughput_per_s"] for block in blocks} == {1000.0}
 
 
-def test_a_block_without_requests_is_left_out() -> None:
+def test_a_block_without_requests_is_omitted() -> None:
     assert len(result_of(measured(trial(3)), rounds=1)["blocks"]) == 3
 
 
@@ -227,9 +227,10 @@ def test_the_tables_fit_the_width(width: int, has_all: bool) -> None:
 @pytest.mark.parametrize(("rate", "is_overloaded"), [(1000.0, False), (1100.0, True), (None, False)])
 def test_a_runner_that_cannot_sustain_the_rate_is_reported(rate: float | None, is_overloaded: bool) -> None:
     out = io.StringIO()
-    made = report(measured(level=LoadLevel(1, rate)))
+    made = report(measured(trial(unsent=1234 * is_overloaded), level=LoadLevel(1, rate)))
     print_report(Console(file=out, width=100, highlight=False, emoji=False, markup=False), made)
     assert ("burst: overloaded, 1,000 of 1100 requests/s" in out.getvalue()) is is_overloaded
+    assert ("1,234 requests were not sent" in out.getvalue()) is is_overloaded
 
 
 @pytest.mark.parametrize(("ratio", "text"), [(0.5, "0.500"), (9.9994, "9.999"), (12.34, "12.3"), (2693.2, "2,693.2")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,22 @@ from support.places import ROOT
 
 import nnfmq
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.measure import runner_group
+from nnfmq.measure import runner_group, runner_process
 from nnfmq.measure.arrivals import intended_starts
 from nnfmq.measure.execution_steps import MODES, STAGES, opened_mode
 from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
 from nnfmq.measure.peers import loadable
 from nnfmq.measure.runner_group import RunnerGroup, started_group
-from nnfmq.measure.runner_protocol import ArrayData, Load, MessagePipe, Reply, RunnerFailed, RunnerJob, to_messages
+from nnfmq.measure.runner_protocol import (
+    ArrayData,
+    Load,
+    MessagePipe,
+    Reply,
+    RunnerFailed,
+    RunnerJob,
+    Trial,
+    to_messages,
+)
 from nnfmq.measure.steps import Array, Step
 
 DIGITS = nnfmq.example_path("digits.tflite")
@@ -149,6 +159,23 @@ def test_the_death_of_the_driver_in_a_trial_is_reported(group: RunnerGroup) -> N
         group.run(Load(600.0), tick=lambda: os.kill(worker, signal.SIGKILL))
 
 
+def test_a_request_that_takes_too_long_is_reported(group: RunnerGroup) -> None:
+    (client,) = (pid for pid in group.pids if pid != worker_of(group))
+    with pytest.raises(BenchmarkFailed, match="ended with status -14 before a result: a request took more than 60 s"):
+        group.run(Load(600.0), tick=lambda: os.kill(client, signal.SIGALRM))
+
+
+def test_requests_that_are_not_sent_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_process, "BACKLOG_S", 0.0)
+    with nnfmq.connect(embedded=True) as client, client.device("reference").prepare(DIGITS) as prepared:
+        runner = runner_process.OpenRunner(lambda inputs: prepared.execute(*inputs), client.worker_pid, None, [])
+        load = Load(0.001, rate=1e6)
+        found = runner_process.run_trial(runner, [ONES], Trial(time.monotonic_ns(), load))
+    executed = len(found.latencies) // 8
+    assert executed + found.unsent == 1000
+    assert executed < 1000
+
+
 def test_the_death_of_a_client_in_a_trial_is_reported(group: RunnerGroup) -> None:
     (client,) = (pid for pid in group.pids if pid != worker_of(group))
     with pytest.raises(BenchmarkFailed, match="burst: its process ended with status -9 before a result"):
@@ -258,7 +285,7 @@ def test_a_model_that_cannot_be_exported_is_reported_with_the_operation() -> Non
         pass
 
 
-def test_a_form_of_a_model_that_cannot_be_loaded_is_left_out() -> None:
+def test_a_form_of_a_model_that_cannot_be_loaded_is_omitted() -> None:
     def fail() -> Step:
         raise InvalidArgument("no such operation")
 
