@@ -27,6 +27,7 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
 )
 from nnfmq.hal.types import LoopTimeoutDurationNs, Operand, OutputShape, Subgraph, is_scalar
+from nnfmq.observe.trace_points import TRACING, Recorder
 from nnfmq.operations.signature import NUMPY_TYPES, Shape
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -209,6 +210,10 @@ class DirectWriter(Protocol):
         """The operands that it can write there."""
         ...
 
+    def name_launches(self, names: Callable[[int], str]) -> None:
+        """Record launches in traces under the names that `names` returns for the numbers of their operations."""
+        ...
+
     def write_directly(self, frame: ExecutionFrame, arrays: Mapping[int, Array]) -> None:
         """From the next run on, write those of `direct_outputs` that are in `arrays` there.
 
@@ -226,7 +231,10 @@ class BoundSteps:
     The profiler runs the program's steps itself, on `frame`, and calls `write_outputs` after the last one.
     """
 
-    __slots__ = ("_charge", "_has_run", "_steps", "_write_directly", "frame", "write_outputs")
+    __slots__ = (
+        "_charge", "_has_run", "_recorded_steps", "_steps", "_trace_names", "_traced_by", "_write_directly", "frame",
+        "write_outputs",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -235,6 +243,7 @@ class BoundSteps:
         write_outputs: OutputWriter,
         write_directly: Callable[[ExecutionFrame], OutputWriter] | None = None,
         charge: Charge | None = None,
+        trace_names: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self.frame = frame
         self._steps = steps
@@ -242,6 +251,9 @@ class BoundSteps:
         self._write_directly = write_directly
         self._has_run = False
         self._charge = charge  # of the operand values, as long as this object exists
+        self._trace_names = trace_names  # of the steps; "" for a step that records its operations itself
+        self._traced_by: Recorder | None = None
+        self._recorded_steps: Sequence[tuple[StepFunction, int]] = ()  # with the ids of names in the ring of that
 
     def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
         """Execute once: read the inputs, fill the outputs, return the shape of each. Raises as `Program.execute`."""
@@ -249,12 +261,37 @@ class BoundSteps:
         try:
             if self._has_run and self._write_directly is not None:
                 self.write_outputs, self._write_directly = self._write_directly(frame), None
-            run_steps(self._steps, frame, options)
+            if TRACING.recorder is None:
+                run_steps(self._steps, frame, options)
+            else:
+                self._run_recorded(TRACING.recorder, options)
             shapes = self.write_outputs(frame)
             self._has_run = True
             return shapes
         except (MemoryError, RecursionError) as error:
             raise ResourceExhaustedTransient(f"out of memory while executing the model: {error}") from error
+
+    def _run_recorded(self, recorder: Recorder, options: RunOptions) -> None:
+        """Run all steps as `run_steps` does, and record a slice for each that does not record its launches itself."""
+        if self._traced_by is not recorder:
+            self._prepare_recording(recorder)
+        if not self._recorded_steps:
+            run_steps(self._steps, self.frame, options)
+            return
+        frame, mark = self.frame, recorder.ring.mark
+        frame[-1] = options
+        now_ns = time.monotonic_ns()
+        for step, name in self._recorded_steps:
+            if options is not DEFAULT_RUN_OPTIONS:
+                options.check()
+            step(frame)
+            now_ns = mark(name, now_ns)
+
+    def _prepare_recording(self, recorder: Recorder) -> None:
+        """Make the list of steps with the ids of their names; empty if all record their launches themselves."""
+        names = self._trace_names() or [f"[NN_LC_PCO]step {number}" for number in range(len(self._steps))]
+        steps = list(zip(self._steps, recorder.ids_of(names), strict=True))
+        self._recorded_steps, self._traced_by = steps if any(names) else (), recorder
 
 
 # -- outputs ----------------------------------------------------------------------------------------------------------

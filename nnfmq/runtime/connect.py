@@ -62,6 +62,10 @@ def connect(
     """
     deadline_ns = deadline_after(timeout)
     level_of(interface)  # check it before a driver is started
+    if os.environ.get("NNFMQ_TRACE"):
+        from nnfmq.runtime import client_trace
+
+        client_trace.start()
     if embedded and (path is not None or wait):
         raise InvalidArgument("a driver is either listening at `path`, now or soon (`wait`), or embedded, not both")
     if embedded:

@@ -59,7 +59,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "conformance": ("runtime", "engines", "validation", "operations", "memory", "fence", "hal"),
     "compat": ("runtime", "importers", "hal"),
     "cli": (EVERYTHING,),
-    "observe": (),
+    "observe": ("core_selection",),
 }
 """Part → what it may import beside itself and `observe`, which everyone may."""
 
@@ -79,7 +79,13 @@ DOORS: dict[str, tuple[str, ...]] = {
     "llvmlite": ("engines.compiled",),
     "multiprocess": (),
     # The embedded driver, and modules that measure or test in child processes.
-    "subprocess": ("runtime.embedded_driver", "runtime.client", "cli.queue_bench", "conformance.runner"),
+    "subprocess": (
+        "runtime.embedded_driver",
+        "runtime.client",
+        "cli.queue_bench",
+        "cli.trace_collection",
+        "conformance.runner",
+    ),
     "multiprocessing": (),
     "pickle": (),
     "dill": (),
