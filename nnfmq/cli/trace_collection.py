@@ -26,7 +26,7 @@ from nnfmq.observe.trace_model import RingReader, Trace, merged
 if TYPE_CHECKING:
     from nnfmq.runtime.client import Client
 
-__all__ = ["read_file", "trace_command", "trace_driver"]
+__all__ = ["WorkerRings", "read_file", "trace_command", "trace_driver", "traced_driver"]
 
 _PERIOD_MS = 20
 _CALL_TIMEOUT_NS = 10_000_000_000
@@ -162,27 +162,26 @@ class _Collector:
 def trace_driver(client: Client, seconds: float) -> Trace:
     """Return what the workers of a driver do within `seconds`. Blocks; Ctrl-C ends it earlier.
 
+    Raises what `traced_driver` raises.
+    """
+    begin_ns = time.monotonic_ns()
+    with traced_driver(client) as rings:
+        with suppress(KeyboardInterrupt):
+            while client.connection.is_open and time.monotonic_ns() < begin_ns + seconds * 1e9:
+                rings.read()
+                time.sleep(min(_PERIOD_MS / 1000, seconds))
+        rings.read()
+        return rings.trace()
+
+
+@contextmanager
+def traced_driver(client: Client) -> Iterator[WorkerRings]:
+    """Let all workers of a driver record until `client` is closed, and yield their rings for the block.
+
     Raises:
         GeneralFailure: If the driver is embedded, another client traces it, or this user does not administer it.
         DeadObject: If the driver exits before it begins.
     """
-    begin_ns = time.monotonic_ns()
-    with _opened_area(client) as area:
-        readers = _SlotReaders(area.view)
-        with suppress(KeyboardInterrupt):
-            while client.connection.is_open and time.monotonic_ns() < begin_ns + seconds * 1e9:
-                readers.read()
-                time.sleep(min(_PERIOD_MS / 1000, seconds))
-        readers.read()
-        trace = readers.trace()
-        del readers
-    trace.slices = [one for one in trace.slices if one.end_ns >= begin_ns]
-    trace.waits = [wait for wait in trace.waits if wait.end_ns >= begin_ns]
-    return trace
-
-
-@contextmanager
-def _opened_area(client: Client) -> Iterator[Memory]:
     from nnfmq.serialize import messages
 
     memories: list[Memory] = []
@@ -190,21 +189,23 @@ def _opened_area(client: Client) -> Iterator[Memory]:
     def adopt(fds: list[int]) -> None:
         memories.extend(Memory.adopt(fd, protection=Protection.READ) for fd in fds)
 
-    connection = client.connection
+    connection, begin_ns = client.connection, time.monotonic_ns()
     call = messages.TraceDriver(connection.next_call_id())
-    deadline_ns = time.monotonic_ns() + _CALL_TIMEOUT_NS
-    connection.call(call, messages.DriverTraced, (), deadline_ns, on_fds=adopt)
+    connection.call(call, messages.DriverTraced, (), begin_ns + _CALL_TIMEOUT_NS, on_fds=adopt)
     with ExitStack() as stack:
         for memory in memories:
             stack.enter_context(memory)
-        yield memories[0]
+        rings = WorkerRings(memories[0].view, begin_ns)
+        stack.callback(rings.release)
+        yield rings
 
 
-class _SlotReaders:
-    """Readers of the rings in a trace area; a slot gets a new one if another worker has begun to write there."""
+class WorkerRings:
+    """Reads the rings in a trace area from `begin_ns` on. A slot may get another worker, which begins a new ring."""
 
-    def __init__(self, view: memoryview) -> None:
+    def __init__(self, view: memoryview, begin_ns: int) -> None:
         self._view = view
+        self._begin_ns = begin_ns
         self._current: dict[int, RingReader] = {}
         self._ended: list[RingReader] = []
 
@@ -224,5 +225,14 @@ class _SlotReaders:
             reader.poll()
 
     def trace(self) -> Trace:
-        """Return what was read."""
-        return merged(reader.trace() for reader in (*self._ended, *self._current.values()))
+        """Return what was read. Slices of earlier traces are left out."""
+        trace = merged(reader.trace() for reader in (*self._ended, *self._current.values()))
+        trace.slices = [one for one in trace.slices if one.end_ns >= self._begin_ns]
+        trace.waits = [wait for wait in trace.waits if wait.end_ns >= self._begin_ns]
+        return trace
+
+    def release(self) -> None:
+        """Release the memory; `trace` still returns what was read."""
+        for reader in (*self._ended, *self._current.values()):
+            reader.release()
+        self._view.release()

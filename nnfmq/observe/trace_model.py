@@ -91,6 +91,10 @@ class RingReader:
             self.lost += dropped
         return count
 
+    def release(self) -> None:
+        """Release the region; `trace` still returns what was copied."""
+        self._region = memoryview(b"")
+
     def writer_pid(self) -> int:
         """Return the pid of the process that writes the ring now; 0 if the memory is not a ring."""
         if bytes(self._region[: len(MAGIC)]) != MAGIC:

@@ -49,10 +49,9 @@ _PHASES = {
 }
 
 
-def call_tag(layer: str, message: object) -> str:
+def call_tag(layer: str, call: type) -> str:
     """Return the name of the slice of a call over the control channel, in `layer`."""
-    kind = type(message).__name__
-    return f"[NN_{layer}_{_PHASES.get(kind, 'PU')}]{kind}"
+    return f"[NN_{layer}_{_PHASES.get(call.__name__, 'PU')}]{call.__name__}"
 
 
 class Recorder:

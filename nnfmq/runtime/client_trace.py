@@ -192,7 +192,7 @@ def record_call(connection: WorkerConnection, message: messages.Call, begin_ns: 
     recorder = TRACING.recorder
     if recorder is not None:
         request = request_base(connection.wait_until_ready().worker_pid) | message.call % (1 << 24)
-        recorder.slice(call_tag("LI", message), begin_ns, time.monotonic_ns(), request)
+        recorder.slice(call_tag("LI", type(message)), begin_ns, time.monotonic_ns(), request)
 
 
 def burst_trace(connection: WorkerConnection, burst_id: int, words: memoryview) -> BurstTrace:

@@ -150,4 +150,4 @@ class recorded_call:
         recorder = TRACING.recorder
         if recorder is not None:
             request = request_base(os.getpid()) | self._message.call % (1 << 24)
-            recorder.slice(call_tag("LD", self._message), self._begin_ns, monotonic_ns(), request)
+            recorder.slice(call_tag("LD", type(self._message)), self._begin_ns, monotonic_ns(), request)
