@@ -15,18 +15,23 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  nnfmq trace -o out.json -- python app.py     # the command, its processes and their drivers
-  nnfmq trace -o out.json --duration 10        # what a running driver does for all clients
-  nnfmq trace --table out.json                 # time of each layer in each phase
-  NNFMQ_TRACE=out.json python app.py           # without this command: written at exit
+  nnfmq trace -o out.json -- python app.py   # with its processes and drivers
+  nnfmq trace -o out.json --duration 10      # a running driver, all clients
+  nnfmq trace --table out.json               # each layer in each phase
+  NNFMQ_TRACE=out.json python app.py         # the same, written at exit
 
-Open out.json in ui.perfetto.dev. `nnfmq why out.json` explains its slowest requests.
+Open out.json in ui.perfetto.dev. `nnfmq why out.json` explains slow requests.
 """
+
+_USAGE = """\
+%(prog)s -o FILE -- COMMAND ...
+       %(prog)s -o FILE [--connect PATH] --duration S
+       %(prog)s [--json] --table FILE"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `trace`."""
-    parser.usage = "%(prog)s [options] -o FILE [-- COMMAND ...]\n       %(prog)s [--json] --table FILE"
+    parser.usage = _USAGE
     parser.add_argument("-o", "--output", metavar="FILE", type=new_file, help="write the trace to FILE")
     add_connect_argument(parser)
     parser.add_argument("--duration", metavar="S", type=seconds, help="trace a running driver for S seconds")

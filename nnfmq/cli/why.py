@@ -25,13 +25,16 @@ if TYPE_CHECKING:
     from nnfmq.observe.slow_requests import Explanation, Stage
     from nnfmq.observe.trace_model import Trace
 
+_WIDE = 60
+
 EXAMPLES = """\
 examples:
   nnfmq trace -o out.json -- python app.py && nnfmq why out.json
   nnfmq why out.json -n 10 --json
   nnfmq why --duration 5             # a running driver, now; without the clients' stages
 
-The stage that exceeds its median by most is marked with *. Operations are indented below the engine.
+* marks the stage that exceeds its median by most. Operations are indented
+below the engine.
 """
 
 
@@ -86,19 +89,21 @@ def _print(screen: Console, trace: Trace, number: int, one: Explanation) -> None
         f"{burst_of(request.request)}, worker {worker_of(request.request)}, {_at_ms(trace, one):,.1f} ms after the "
         f"begin.\n   {worst.name}: {microseconds(worst.duration_ns)} µs, typically {microseconds(worst.typical_ns)}"
     )
-    shown = table("stage", ">µs", ">share", ">typical µs")
+    is_wide = screen.width >= _WIDE
+    shown = table("stage", ">µs", *([">share"] if is_wide else []), ">typical")
     for stage in one.stages:
-        _add_row(shown, f"{stage.name}{' *' if stage is worst else ''}", stage)
+        _add_row(shown, f"{stage.name}{' *' if stage is worst else ''}", stage, is_wide)
         if stage.name == "engine":
             for operation in one.operations:
-                _add_row(shown, f"  {operation.name}", operation)
+                _add_row(shown, f"  {operation.name}", operation, is_wide)
     screen.print(shown)
     for text in _waits(one):
         screen.print(f"   {text}")
 
 
-def _add_row(shown: Any, name: str, stage: Stage) -> None:
-    shown.add_row(name, microseconds(stage.duration_ns), f"{stage.share:.0%}", microseconds(stage.typical_ns))
+def _add_row(shown: Any, name: str, stage: Stage, is_wide: bool) -> None:
+    share = [f"{stage.share:.0%}"] if is_wide else []
+    shown.add_row(name, microseconds(stage.duration_ns), *share, microseconds(stage.typical_ns))
 
 
 def _at_ms(trace: Trace, one: Explanation) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_OBS_7_slices_of_one_run_follow_each_other(program: Program, ring: bytea
     execution, _ = bound(program)
     execution.run()
     slices = slices_in(ring)
-    assert all(before.end_ns == after.begin_ns for before, after in zip(slices, slices[1:], strict=False))
+    assert all(before.end_ns == after.begin_ns for before, after in pairwise(slices))
 
 
 def test_a_traced_run_computes_the_same(program: Program, ring: bytearray) -> None:
