@@ -5,9 +5,9 @@
     then       for each slot a trace ring of AREA_RING_BYTES (`observe.trace_layout`)
 
 The memory is sparse: a worker allocates the pages of its ring when it begins to record, so a driver that is not traced
-needs one page. A worker writes its own ring and byte, and byte 0 if its client begins to trace. If it dies, the
-supervisor ends the trace. The area is trusted: only the supervisor and its workers have it, and clients that
-administer the driver may read it (see docs/explanation/security-model.md).
+needs one page. The pages stay allocated for the next trace. A worker writes its own ring and byte, and byte 0 if its
+client begins to trace. If it dies, the supervisor ends the trace. The area is trusted: only the supervisor and its
+workers have it, and clients that administer the driver may read it (see docs/explanation/security-model.md).
 """
 
 from __future__ import annotations

@@ -11,7 +11,9 @@ from support import trace_checks
 
 from nnfmq.cli import main, trace_collection
 from nnfmq.observe.chrome_trace import write_trace
+from nnfmq.observe.trace_core import TraceRing
 from nnfmq.observe.trace_model import Slice, Trace
+from nnfmq.service.trace_area import ACTIVE, AREA_RING_BYTES, TraceArea, ring_offset
 
 
 @pytest.fixture
@@ -121,3 +123,26 @@ def test_what_a_process_sends_to_the_collector_besides_rings_is_ignored(tmp_path
     )
     trace, status = trace_collection.trace_command([sys.executable, "-c", script])
     assert (trace, status) == (Trace(), 0)
+
+
+def test_a_slot_that_another_worker_has_taken_is_read_as_a_new_ring() -> None:
+    with TraceArea(2) as area:
+        offset = ring_offset(2)
+        view = area.memory.view[offset : offset + AREA_RING_BYTES]
+        rings = trace_collection.WorkerRings(area.memory.view, begin_ns=100)
+        rings.read()
+        assert rings.trace() == Trace()
+        area.memory.view[ACTIVE + 2] = 1
+        for pid in (11, 12):
+            ring = TraceRing(view, pid, b"driver")
+            ring.slice(1, 0, 10, 20)  # before the trace began
+            ring.slice(1, 0, 110, 120 + pid)
+            rings.read()
+            ring.slice(1, 0, 210, 220 + pid)
+            rings.read()
+            ring.close()
+        rings.release()
+        view.release()
+        found = rings.trace()
+    assert [(one.pid, one.end_ns) for one in found.slices] == [(12, 132), (11, 131), (12, 232), (11, 231)]
+    assert found.processes == {11: "driver", 12: "driver"}

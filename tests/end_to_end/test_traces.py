@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -231,3 +233,21 @@ def test_OBS_7_why_explains_a_real_trace(daemon: Daemon, tmp_path: Path) -> None
         assert len(slow["operations"]) == 3
     first, second = report["slowest"]
     assert first["total_ns"] >= second["total_ns"]
+
+
+def test_OBS_7_perfetto_reads_the_slices_and_the_flows(daemon: Daemon, tmp_path: Path) -> None:
+    processor = shutil.which("trace_processor_shell") or shutil.which("trace_processor")
+    if processor is None:
+        pytest.skip("Perfetto's trace_processor is not on the PATH")
+    output, query = tmp_path / "out.json", tmp_path / "query.sql"
+    with tracing(output, daemon.path) as program:
+        program.tell(str(REQUESTS))
+        program.line()
+        program.end_input()
+        assert program.wait() == 0
+    query.write_text(
+        "select (select count(*) from slice where name = '[NN_LD_PE]request') as requests,"
+        " (select count(*) from flow) as flows;"
+    )
+    done = subprocess.run([processor, "-q", query, output], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == f"{REQUESTS},{2 * REQUESTS}"
