@@ -27,6 +27,7 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
 )
 from nnfmq.hal.types import LoopTimeoutDurationNs, Operand, OutputShape, Subgraph, is_scalar
+from nnfmq.observe.trace_core import StepTrace
 from nnfmq.observe.trace_points import TRACING, Recorder
 from nnfmq.operations.signature import NUMPY_TYPES, Shape
 
@@ -232,7 +233,7 @@ class BoundSteps:
     """
 
     __slots__ = (
-        "_charge", "_has_run", "_recorded_steps", "_steps", "_trace_names", "_traced_by", "_write_directly", "frame",
+        "_charge", "_has_run", "_step_trace", "_steps", "_trace_names", "_traced_by", "_write_directly", "frame",
         "write_outputs",
     )  # fmt: skip
 
@@ -253,7 +254,9 @@ class BoundSteps:
         self._charge = charge  # of the operand values, as long as this object exists
         self._trace_names = trace_names  # of the steps; "" for a step that records its operations itself
         self._traced_by: Recorder | None = None
-        self._recorded_steps: Sequence[tuple[StepFunction, int]] = ()  # with the ids of names in the ring of that
+        self._step_trace: StepTrace | None = (
+            None  # in the ring of that; None: all steps record their launches themselves
+        )
 
     def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
         """Execute once: read the inputs, fill the outputs, return the shape of each. Raises as `Program.execute`."""
@@ -275,23 +278,22 @@ class BoundSteps:
         """Run all steps as `run_steps` does, and record a slice for each that does not record its launches itself."""
         if self._traced_by is not recorder:
             self._prepare_recording(recorder)
-        if not self._recorded_steps:
-            run_steps(self._steps, self.frame, options)
+        trace, frame = self._step_trace, self.frame
+        if trace is None:
+            run_steps(self._steps, frame, options)
             return
-        frame, mark = self.frame, recorder.ring.mark
         frame[-1] = options
-        now_ns = time.monotonic_ns()
-        for step, name in self._recorded_steps:
+        end_step = trace.end_step
+        trace.begin()
+        for step in self._steps:
             if options is not DEFAULT_RUN_OPTIONS:
                 options.check()
             step(frame)
-            now_ns = mark(name, now_ns)
+            end_step()
 
     def _prepare_recording(self, recorder: Recorder) -> None:
-        """Make the list of steps with the ids of their names; empty if all record their launches themselves."""
         names = self._trace_names() or [f"[NN_LC_PCO]step {number}" for number in range(len(self._steps))]
-        steps = list(zip(self._steps, recorder.ids_of(names), strict=True))
-        self._recorded_steps, self._traced_by = steps if any(names) else (), recorder
+        self._step_trace, self._traced_by = recorder.steps(names) if any(names) else None, recorder
 
 
 # -- outputs ----------------------------------------------------------------------------------------------------------

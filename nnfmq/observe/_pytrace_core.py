@@ -34,7 +34,7 @@ from nnfmq.observe.trace_layout import (
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["ExchangeTrace", "TraceRing", "copy_names", "copy_records"]
+__all__ = ["ExchangeTrace", "StepTrace", "TraceRing", "copy_names", "copy_records"]
 
 _REQUEST, _DECODE, _ENGINE, _EXECUTE, _WRITE, _WAIT, _READ = range(1, 8)
 _NUMBER = (1 << 24) - 1
@@ -89,12 +89,6 @@ class TraceRing:
         """Record a slice. Does nothing if `name` is 0."""
         if name:
             self._write(name, request, begin_ns, end_ns)
-
-    def mark(self, name: int, begin_ns: int) -> int:
-        """Record a slice from `begin_ns` to now, and return the current time."""
-        now_ns = monotonic_ns()
-        self.slice(name, 0, begin_ns, now_ns)
-        return now_ns
 
     def launches(self, names: bytes, times: Buffer) -> None:
         """Record a slice for each pair of successive `times` (i64), with the names in `names` (u32)."""
@@ -189,6 +183,29 @@ class ExchangeTrace:
         begin_ns, self._begin_ns = self._begin_ns, 0
         if ring._is_sample_due(begin_ns, end_ns):
             self._sample()
+
+
+class StepTrace:
+    """Records the steps of one execution, which run one after the other; `names` has the id of each name (u32)."""
+
+    def __init__(self, ring: TraceRing, names: bytes) -> None:
+        self._ring = ring
+        self._ids = memoryview(names).cast("I")
+        self._next = len(self._ids)
+        self._begin_ns = 0
+
+    def begin(self) -> None:
+        """The first step begins."""
+        self._next = 0
+        self._begin_ns = monotonic_ns()
+
+    def end_step(self) -> None:
+        """A step ends, and the next one begins. Does nothing after the last one."""
+        if self._next < len(self._ids):
+            now_ns = monotonic_ns()
+            self._ring.slice(self._ids[self._next], 0, self._begin_ns, now_ns)
+            self._next += 1
+            self._begin_ns = now_ns
 
 
 def copy_records(region: Buffer, since: int) -> tuple[int, bytes]:

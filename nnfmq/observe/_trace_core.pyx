@@ -86,11 +86,6 @@ cdef class TraceRing:
     def slice(self, uint32_t name, uint64_t request, int64_t begin_ns, int64_t end_ns):
         self.write(name, request, begin_ns, end_ns)
 
-    def mark(self, uint32_t name, int64_t begin_ns):
-        cdef int64_t now_ns = nnfmq_trace_now()
-        self.write(name, 0, begin_ns, now_ns)
-        return now_ns
-
     def launches(self, bytes names, times):
         cdef Py_buffer stamps
         cdef const uint32_t *ids = <const uint32_t *>PyBytes_AS_STRING(names)
@@ -177,6 +172,32 @@ cdef class ExchangeTrace:
         begin_ns, self.begin_ns = self.begin_ns, 0
         if self.ring.is_sample_due(begin_ns, end_ns):
             self.sample()
+
+
+@cython.final
+cdef class StepTrace:
+    cdef TraceRing ring
+    cdef bytes names
+    cdef const uint32_t *ids
+    cdef Py_ssize_t count, next
+    cdef int64_t begin_ns
+
+    def __cinit__(self, TraceRing ring not None, bytes names not None):
+        self.ring, self.names = ring, names
+        self.ids, self.count = <const uint32_t *>PyBytes_AS_STRING(names), PyBytes_GET_SIZE(names) // 4
+        self.next = self.count
+
+    def begin(self):
+        self.next = 0
+        self.begin_ns = nnfmq_trace_now()
+
+    def end_step(self):
+        cdef int64_t now_ns
+        if self.next < self.count:
+            now_ns = nnfmq_trace_now()
+            self.ring.write(self.ids[self.next], 0, self.begin_ns, now_ns)
+            self.next += 1
+            self.begin_ns = now_ns
 
 
 def copy_records(region, uint64_t since):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nnfmq.core_selection import CorePair
 
-__all__ = ["ExchangeTrace", "TraceRing", "available", "copy_names", "copy_records", "load"]
+__all__ = ["ExchangeTrace", "StepTrace", "TraceRing", "available", "copy_names", "copy_records", "load"]
 
 _CORES = CorePair(compiled="nnfmq.observe._trace_core", python="nnfmq.observe._pytrace_core")
 
@@ -32,7 +32,7 @@ def available() -> tuple[str, ...]:
 _active = load(_CORES.choose()[0])
 
 if TYPE_CHECKING:
-    from nnfmq.observe._pytrace_core import ExchangeTrace, TraceRing, copy_names, copy_records
+    from nnfmq.observe._pytrace_core import ExchangeTrace, StepTrace, TraceRing, copy_names, copy_records
 else:
-    ExchangeTrace, TraceRing = _active.ExchangeTrace, _active.TraceRing
+    ExchangeTrace, StepTrace, TraceRing = _active.ExchangeTrace, _active.StepTrace, _active.TraceRing
     copy_names, copy_records = _active.copy_names, _active.copy_records

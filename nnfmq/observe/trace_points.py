@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
+from array import array
 from collections.abc import Iterable
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from nnfmq.observe.trace_core import TraceRing
+from nnfmq.observe.trace_core import StepTrace, TraceRing
 from nnfmq.observe.trace_layout import STANDARD_NAMES, WAITED
 
 if TYPE_CHECKING:
@@ -74,9 +75,13 @@ class Recorder:
                 known = self._ids[name] = self.ring.add_name(name.encode("utf-8", "replace")[:0xFFFF])
         return known
 
-    def ids_of(self, names: Iterable[str]) -> tuple[int, ...]:
-        """Return the id of each name; 0, which records nothing, for an empty one."""
-        return tuple(self.id_of(name) if name else 0 for name in names)
+    def ids_of(self, names: Iterable[str]) -> bytes:
+        """Return the id of each name as u32; 0, which records nothing, for an empty one."""
+        return array("I", (self.id_of(name) if name else 0 for name in names)).tobytes()
+
+    def steps(self, names: Iterable[str]) -> StepTrace:
+        """Return what records steps with these names."""
+        return StepTrace(self.ring, self.ids_of(names))
 
     def slice(self, name: str, begin_ns: int, end_ns: int, request: int = 0) -> None:
         """Record a slice of this thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def test_another_recorder_replaces_the_first(memory: bytearray, recorder: Record
 
 def test_a_name_keeps_its_id_and_an_empty_one_records_nothing(memory: bytearray, recorder: Recorder) -> None:
     assert recorder.id_of("a") == recorder.id_of("a") != recorder.id_of("b")
-    assert recorder.ids_of(["a", "", "b"]) == (recorder.id_of("a"), 0, recorder.id_of("b"))
+    assert struct.unpack("<3I", recorder.ids_of(["a", "", "b"])) == (recorder.id_of("a"), 0, recorder.id_of("b"))
     assert recorder.id_of("[NN_LD_PE]request") == 1
 
 

@@ -152,14 +152,22 @@ def test_names_get_numbers_until_their_place_is_full(core: ModuleType, memory: b
     assert core.copy_names(memory).count(long) == fitting
 
 
-def test_mark_records_until_now_and_returns_the_time(core: ModuleType, memory: bytearray) -> None:
+def test_steps_are_recorded_one_after_the_other(core: ModuleType, memory: bytearray) -> None:
     ring = core.TraceRing(memory, PID, LABEL)
+    steps = core.StepTrace(ring, struct.pack("<3I", 7, 0, 8))
+    steps.end_step()  # nothing has begun
+    assert ring.written == 0
     begin_ns = trace_now()
-    end_ns = ring.mark(2, begin_ns)
-    assert begin_ns <= end_ns <= trace_now()
-    assert records(memory)[0][:4] == (begin_ns, end_ns, 0, 2)
-    assert ring.mark(0, begin_ns) >= end_ns
-    assert ring.written == 1
+    steps.begin()
+    for _ in range(4):  # one more than there are
+        steps.end_step()
+    first, last = records(memory)[:2]
+    assert begin_ns <= first[0] <= first[1] <= last[0] <= last[1] <= trace_now()
+    assert (first[2:4], last[2:4], ring.written) == ((0, 7), (0, 8), 2)
+    steps.begin()
+    steps.end_step()
+    assert records(memory)[2][3] == 7
+    assert records(memory)[2][0] >= last[1]
 
 
 def trace_now() -> int:
@@ -254,7 +262,6 @@ def test_a_closed_ring_records_nothing_and_releases_its_memory(core: ModuleType,
     memory.extend(b"")  # raises BufferError while the ring uses the memory
     before = bytes(memory)
     ring.slice(1, 0, 0, 1)
-    ring.mark(1, 0)
     ring.burst_request(0, statistics(1, 2, 2, 3, 4, 5))
     assert ring.add_name(b"late") == 0
     assert bytes(memory) == before

@@ -74,7 +74,7 @@ class CompiledPartition:
     def _add_trace_names(self, recorder: Recorder) -> None:
         names = self._trace_names or "[NN_LC_PCO]operation {}".format
         ids = recorder.ids_of(names(launch.operation) for launch in self.plan.launches)
-        self._name_ids, self._traced_by = np.array(ids, np.uint32).tobytes(), recorder
+        self._name_ids, self._traced_by = ids, recorder
 
     def _run_with_checks(self, records: int, context: ExecutionContext, options: RunOptions, times: int) -> None:
         """Run all launches; check the options before a launch if `_CHECK_PERIOD_NS` have passed since the last check.
