@@ -47,6 +47,7 @@ from nnfmq.serialize.messages import (
     GetCapabilities,
     GetExecutionInfo,
     GetMemories,
+    GetStatistics,
     GetSupportedOperations,
     Goodbye,
     Hello,
@@ -68,6 +69,7 @@ from nnfmq.serialize.messages import (
     RunExecution,
     RunExecutionFenced,
     SetDeviceStatus,
+    StatisticsMemory,
     SupportedOperations,
 )  # fmt: skip
 from nnfmq.serialize.messages.common import U63
@@ -107,6 +109,7 @@ REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
     ListDevices: (DeviceList,),
     GetCapabilities: (DeviceCapabilities,),
     SetDeviceStatus: (Reply,),
+    GetStatistics: (StatisticsMemory,),
     GetSupportedOperations: (SupportedOperations,),
     PrepareModel: (PreparedModelReady, Reply),
     PrepareModelFromCache: (PreparedModelReady, Reply),
@@ -162,6 +165,7 @@ TRANSITIONS: dict[PeerRole, dict[Phase, dict[type[Message], Phase]]] = {
 # The number of file descriptors that come with a message: a number, or the field or property that has it. If that is a
 # list, its length counts.
 FD_COUNTS: dict[type[Message], int | str] = {
+    StatisticsMemory: "memories",
     GetSupportedOperations: "pools",
     PrepareModel: "fd_count",
     PrepareModelFromCache: "fd_count",

@@ -59,12 +59,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "conformance": ("runtime", "engines", "validation", "operations", "memory", "fence", "hal"),
     "compat": ("runtime", "importers", "hal"),
     "cli": (EVERYTHING,),
-    "observe": (),
+    "observe": ("core_selection",),
 }
 """Part → what it may import beside itself and `observe`, which everyone may."""
 
 DOORS: dict[str, tuple[str, ...]] = {
-    "socket": ("channel",),
+    "socket": ("channel", "cli.metrics_endpoint"),  # an HTTP server on loopback, in a process of its own
     "socketserver": (),
     # Memory of other processes; and private memory for machine code, in engines, which know nothing of other processes.
     "mmap": ("memory", "engines.compiled.object_loader"),
