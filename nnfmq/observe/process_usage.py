@@ -41,9 +41,15 @@ def command_name(pid: int) -> str:
         return ""
     name = os.path.basename(words[0])
     if name.startswith("python"):
-        name = next((_last_part(word) for word in words[1:] if word and not word.startswith("-")), name)
+        name = _script(words[1:]) or name
     return "".join(character if character.isprintable() else "�" for character in name)[:40]
 
 
-def _last_part(word: str) -> str:
-    return os.path.basename(word.rstrip("/")) or word
+def _script(arguments: list[str]) -> str:
+    """Return the script or module that Python runs with these arguments; empty for `-c`, and if there is none."""
+    for word in arguments:
+        if word == "-c":
+            return ""
+        if word and not word.startswith("-"):
+            return os.path.basename(word.rstrip("/")) or word
+    return ""
