@@ -65,7 +65,7 @@ class TopScreen(App[None]):
 
     def on_resize(self) -> None:
         """Show what fits into the new width."""
-        self._draw()
+        self.call_after_refresh(self._draw)
 
     def action_pause(self) -> None:
         """Stop, or go on."""

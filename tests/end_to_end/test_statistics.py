@@ -23,9 +23,14 @@ from nnfmq.observe.driver_statistics import ClientStatistics, DriverStatistics, 
 from nnfmq.serialize import messages
 
 Run = Callable[[], object]
-CONNECTED = (
-    "import nnfmq, sys; client = nnfmq.connect(sys.argv[1]); client.devices(); print('connected', flush=True); input()"
-)
+CONNECTED = """
+import nnfmq, sys
+
+client = nnfmq.connect(sys.argv[1])
+client.devices()
+print("connected", flush=True)
+input()
+"""
 
 
 def own(client: nnfmq.Client) -> ClientStatistics:
