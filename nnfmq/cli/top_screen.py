@@ -80,6 +80,8 @@ class TopScreen(App[None]):
             sample = take_sample(self._client)
         except DeadObject as error:
             self._before = self._activity = None
+            for name in _TABLES:
+                self.query_one(f"#{name}", DataTable).clear()
             self._say(f"{describe(error)}; waiting for the next one")
             self._reconnect()
             return

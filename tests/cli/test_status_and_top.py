@@ -313,6 +313,22 @@ def test_the_live_view_waits_for_the_next_driver() -> None:
     seen(fake, steps)
 
 
+def test_the_live_view_shows_nothing_of_a_driver_that_is_gone() -> None:
+    fake = FakeClient(driver(client(10)), DeadObject("the driver has exited"))
+
+    async def steps(screen: Any, pilot: Any) -> None:
+        fake.reconnect = no_driver  # type: ignore[method-assign]
+        screen.refresh_statistics()
+        await pilot.pause()
+        assert headline(screen) == "the driver has exited; waiting for the next one"
+        assert [cells(screen, name) for name in ("clients", "models", "bursts")] == [[], [], []]
+
+    def no_driver(*, timeout: float) -> None:
+        raise DeviceUnavailable(f"none within {timeout} s")
+
+    seen(fake, steps)
+
+
 def test_the_live_view_shows_other_errors() -> None:
     async def steps(screen: Any, _pilot: Any) -> None:
         assert headline(screen) == "uid 5 does not administer this driver"
