@@ -77,7 +77,7 @@ class BurstStatistics:
 
     @property
     def in_flight(self) -> int:
-        """How many requests were read and not completed: 0 or 1."""
+        """The number of requests that were read and not completed, 0 or 1."""
         return min(max(self.received - self.executions - self.failures, 0), 1)
 
 
