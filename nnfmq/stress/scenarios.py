@@ -19,7 +19,7 @@ from nnfmq.measure import cpu_pinning
 from nnfmq.measure.failures import BenchmarkFailed
 from nnfmq.measure.listening_driver import started_daemon
 from nnfmq.measure.runner_protocol import RunnerJob
-from nnfmq.queue.hybrid_polling import CONTROLLER_VARIABLE, SERVER_VARIABLE
+from nnfmq.settings import BURST_CONTROLLER_POLLING_WINDOW, BURST_SERVER_POLLING_WINDOW
 from nnfmq.stress.disturbances import draw_plan
 from nnfmq.stress.stress_clients import StressClient, started_clients
 from nnfmq.stress.stress_trial import TrialRecords, TrialSetup, run_trial
@@ -86,7 +86,7 @@ def driver_socket(existing: str | None, folder: Path, window_us: int | None = No
     if existing is not None:
         yield existing
         return
-    with started_daemon(folder, _windows(SERVER_VARIABLE, window_us)) as daemon:
+    with started_daemon(folder, _windows(BURST_SERVER_POLLING_WINDOW.variable, window_us)) as daemon:
         yield daemon.socket
 
 
@@ -121,7 +121,7 @@ def _of_group(
         mode, plan.job.model, plan.job.shapes, plan.job.signature, plan.job.inputs, plan.job.device, None, socket
     )
     loading = partial(progress, f"{mode}: {count} clients load the model")
-    with started_clients(job, count, _windows(CONTROLLER_VARIABLE, window_us), loading) as clients:
+    with started_clients(job, count, _windows(BURST_CONTROLLER_POLLING_WINDOW.variable, window_us), loading) as clients:
         for position, (placement, load) in enumerate(product(plan.placements, plan.loads), number):
             scenario = Scenario(mode, count, window_us, placement, load)
             progress(f"{position + 1} of {plan.count()}: {scenario.text()}")
