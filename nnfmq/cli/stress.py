@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -94,10 +95,14 @@ def execute(arguments: argparse.Namespace) -> int:
         raise InvalidArgument("--connect embedded: give the socket of `nnfmq serve`, or none for a driver of its own")
     if arguments.model is None and not arguments.self_test:
         raise InvalidArgument("give a MODEL.tflite, or --self-test")
+    # SIGTERM ends the command as Ctrl-C does: a process that is stopped or limited at that time must not stay so.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _self_test(arguments) if arguments.self_test else _stress(arguments)
     except BenchmarkFailed as error:
         raise InvalidArgument(str(error)) from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _job(arguments: argparse.Namespace) -> RunnerJob:

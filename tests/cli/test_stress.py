@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.drivers import until
 
 import nnfmq
 from nnfmq.cli import command_parser, main, stress
 from nnfmq.measure import cpu_pinning
+from nnfmq.measure.process_usage import descendants
 from nnfmq.stress import self_test
 from nnfmq.stress.records import CAUSES
 from nnfmq.stress.scenarios import LOADS
 from nnfmq.stress.self_test import ConfusionMatrix
 
 DIGITS = str(nnfmq.example_path("digits.tflite"))
+LIMIT_S = 60
 QUICK = ("--device", "reference", "--duration", "0.3")
 
 
@@ -139,6 +146,31 @@ def test_the_tables_fit_the_terminal(
     assert "unknown: no counter explains it" in flowed
     assert "burst: throttle is missing: a CPU limit needs root" in flowed
     assert ("p99.9" in text) is (columns == 80)
+
+
+def is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_leaves_no_process_and_none_stopped(number: signal.Signals) -> None:
+    words = [sys.executable, "-P", "-m", "nnfmq", "stress", DIGITS, "--device", "reference"]
+    words += ["--load", "stops", "--duration", "8"]  # with some ten stops a second, from 2 to 6 s at least
+    pids: set[int] = set()
+
+    def has_stopped_one() -> bool:
+        pids.update(descendants(process.pid))
+        return any(map(is_stopped, pids))
+
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        until(has_stopped_one, "a process is stopped")
+        process.send_signal(number)
+        out, err = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, out, err) == (130, b"", b"")
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "no process is left")
 
 
 # ---- the self-test
