@@ -26,6 +26,7 @@ COMMANDS = {
     "devices": "list the devices of the driver",
     "queue": "create, inspect and use named queues, for programs that trust each other",
     "conformance": "run test models through an engine or a driver; report failures",
+    "mlts": "measure accuracy and latency of real models; test whether clients can crash the driver",
     "doctor": "check this installation and machine; report what is missing and how to get it",
 }
 

@@ -57,6 +57,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "runtime": (*BOTH_SIDES, "importers"),
     "importers": ("hal", "memory", "validation", "operations"),
     "conformance": ("runtime", "engines", "validation", "operations", "memory", "fence", "hal"),
+    "images": ("hal",),
+    "mlts": ("conformance", "runtime", "importers", "images", "file_memory", "hal"),
     "compat": ("runtime", "importers", "hal"),
     "cli": (EVERYTHING,),
     "observe": (),
@@ -79,7 +81,13 @@ DOORS: dict[str, tuple[str, ...]] = {
     "llvmlite": ("engines.compiled",),
     "multiprocess": (),
     # The embedded driver, and modules that measure or test in child processes.
-    "subprocess": ("runtime.embedded_driver", "runtime.client", "cli.queue_bench", "conformance.runner"),
+    "subprocess": (
+        "runtime.embedded_driver",
+        "runtime.client",
+        "cli.queue_bench",
+        "conformance.runner",
+        "mlts.child_programs",
+    ),
     "multiprocessing": (),
     "pickle": (),
     "dill": (),

@@ -1,0 +1,148 @@
+"""The benchmark's results as one self-contained HTML page: groups of models, a row for each backend, histograms.
+
+The page has no scripts and loads nothing. The first row of a model is the baseline; in the other rows its values are
+compared with the baseline's, better ones green and worse ones red if they differ by 1 % or more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import groupby
+
+from nnfmq.mlts.latencies import LatencyBlock
+from nnfmq.mlts.page_style import page
+from nnfmq.mlts.scoring import OK, ScoringResult
+
+_HEADS = ("backend", "data", "top-1", "top-5", "other metrics", "largest error", "p50 ms", "p99 ms", "mean ms")
+_MIN_DIFFERENCE = 0.01  # smaller ones have no colour
+_METRIC_LABELS = {
+    "max_mel_cep_distortion": "mel-cep distortion",
+    "max_log_f0_error": "log F0 error",
+    "max_phone_error_rate": "phone errors %",
+}
+_WIDTH, _HEIGHT = 320, 70
+
+
+def render(results: Sequence[Sequence[ScoringResult]], subject: str, litert_missing: str = "") -> str:
+    """Return the page of the results of each test; `subject` describes time, version and machine.
+
+    `litert_missing` is the reason why there is no baseline.
+    """
+    there = [test for test in results if any(result.status == OK for result in test)]
+    failed = [result for test in results for result in test if result.has_failed]
+    headline = f"{len(failed)} of {sum(map(len, there))} results failed" if failed else "no errors"
+    parts = [f"<p>{escape(text)}</p>" for text in (subject, litert_missing) if text]
+    parts += _errors(failed)
+    for group, members in groupby(there, key=lambda test: test[0].model.group):
+        tests = list(members)
+        parts += [f"<h2>{escape(group)}</h2>", *_accuracy(tests), *_compilation(tests), *_histograms(tests)]
+    return page(f"MLTS: {headline}", [*parts, *_missing(results)])
+
+
+def _errors(failed: Sequence[ScoringResult]) -> Iterator[str]:
+    if not failed:
+        return
+    yield "<h2>Errors</h2>"
+    yield '<div class="scroll"><table><tr><th>test</th><th>backend</th><th class="text">error</th></tr>'
+    for result in failed:
+        for text in (*([result.reason] if result.reason else []), *result.accuracy.errors):
+            cells = (result.model.name, result.backend, text)
+            yield f'<tr class="bad">{"".join(f"<td class=text>{escape(cell)}</td>" for cell in cells)}</tr>'
+    yield "</table></div>"
+
+
+def _accuracy(tests: Sequence[Sequence[ScoringResult]]) -> Iterator[str]:
+    yield '<div class="scroll"><table>'
+    for test in tests:
+        yield f'<tr class="model"><th colspan="{len(_HEADS)}">{escape(test[0].model.name)}</th></tr>'
+        yield f"<tr>{''.join(f'<th>{head}</th>' for head in _HEADS)}</tr>"
+        yield from (_accuracy_row(result, test[0]) for result in test)
+    yield "</table></div>"
+
+
+def _accuracy_row(result: ScoringResult, baseline: ScoringResult) -> str:
+    metrics, base = result.accuracy.metrics, baseline.accuracy.metrics
+    others = ", ".join(f"{label} {metrics[name]:.3g}" for name, label in _METRIC_LABELS.items() if name in metrics)
+    error = result.accuracy.max_error
+    cells = [
+        f"<td class=text>{escape(result.backend)}</td>",
+        f"<td>{result.data_count:,} of {result.model.total:,}</td>" if result.data_count else "<td></td>",
+        *(_rate(metrics.get(name), base.get(name)) for name in ("top_1", "top_5")),
+        f"<td>{others}</td><td>{'' if error is None else f'{error:.3g}'}</td>",
+        *(_time(result.latency, baseline.latency, name) for name in ("p50_ns", "p99_ns", "mean_ns")),
+    ]
+    return f"<tr{' class=bad' if result.has_failed else ''}>{''.join(cells)}</tr>"
+
+
+def _rate(found: float | None, base: float | None) -> str:
+    if found is None:
+        return "<td></td>"
+    difference = 0.0 if base is None else found - base
+    style = "better" if difference >= _MIN_DIFFERENCE else "worse" if difference <= -_MIN_DIFFERENCE else ""
+    text = f"{100 * found:.1f} %" + (f" ({100 * difference:+.1f})" if difference else "")
+    return f'<td class="{style}">{text}</td>'
+
+
+def _time(block: LatencyBlock | None, base: LatencyBlock | None, name: str) -> str:
+    if block is None:
+        return "<td></td>"
+    found = getattr(block, name)
+    text, style = f"{found / 1e6:,.3f}", ""
+    if base is not None and base is not block:
+        change = found / getattr(base, name) - 1
+        text += f" ({100 * change:+.0f} %)"
+        style = "better" if change <= -_MIN_DIFFERENCE else "worse" if change >= _MIN_DIFFERENCE else ""
+    return f'<td class="{style}">{text}</td>'
+
+
+def _compilation(tests: Sequence[Sequence[ScoringResult]]) -> Iterator[str]:
+    kinds = list(dict.fromkeys(kind for test in tests for result in test for kind in result.compilation))
+    if not kinds:
+        return
+    heads = "".join(f"<th>{kind}, ms</th>" for kind in (*kinds, "start"))
+    yield "<h3>Compilation and start, p50</h3>"
+    yield f'<div class="scroll"><table><tr><th>model</th><th>backend</th>{heads}<th>cache KB</th></tr>'
+    for test in tests:
+        for result in (result for result in test if result.compilation):
+            blocks = [(result.compilation.get(kind), test[0].compilation.get(kind)) for kind in kinds]
+            times = "".join(_time(*pair, "p50_ns") for pair in [*blocks, (result.start, test[0].start)])
+            names = f"<td class=text>{escape(result.model.name)}</td><td class=text>{escape(result.backend)}</td>"
+            size = f"{result.cache_bytes / 1000:,.0f}" if result.cache_bytes else ""
+            yield f"<tr>{names}{times}<td>{size}</td></tr>"
+    yield "</table></div>"
+
+
+def _histograms(tests: Sequence[Sequence[ScoringResult]]) -> Iterator[str]:
+    yield "<h3>Latencies</h3><div class=charts>"
+    for test in tests:
+        for result in test:
+            if result.latency is not None:
+                title = f"{result.model.name}, {result.backend}"
+                yield f"<figure>{histogram(result.latency)}<figcaption>{escape(title)}</figcaption></figure>"
+    yield "</div>"
+
+
+def histogram(block: LatencyBlock) -> str:
+    """Return a histogram as SVG: a bar for each bucket, the first and the last duration below."""
+    width, highest = _WIDTH / len(block.counts), max(block.counts)
+    bars = "".join(
+        f'<rect x="{index * width:.1f}" y="{_HEIGHT * (1 - count / highest):.1f}" width="{width - 1:.1f}" '
+        f'height="{_HEIGHT * count / highest:.1f}"/>'
+        for index, count in enumerate(block.counts)
+        if count
+    )
+    low, high = block.start_ns, block.start_ns + block.step_ns * len(block.counts)
+    labels = (
+        f'<text x="0" y="{_HEIGHT + 14}">{low / 1e6:,.3f} ms</text>'
+        f'<text x="{_WIDTH}" y="{_HEIGHT + 14}" text-anchor="end">{high / 1e6:,.3f} ms</text>'
+    )
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + 18}" role="img">{bars}{labels}</svg>'
+
+
+def _missing(results: Sequence[Sequence[ScoringResult]]) -> Iterator[str]:
+    absent = [test[0] for test in results if test and test[0].status not in (OK,) and not test[0].has_failed]
+    if absent:
+        yield f"<h2>Missing ({len(absent)})</h2><ul>"
+        yield from (f"<li>{escape(result.model.name)}: {escape(result.reason)}</li>" for result in absent)
+        yield "</ul>"
