@@ -13,7 +13,7 @@ import os
 import re
 from pathlib import Path
 
-from nnfmq.cli.console import add_connect_argument, at_least_one, from_zero, new_file
+from nnfmq.cli.console import at_least_one, from_zero, new_file
 
 EXAMPLES = """\
 examples:
@@ -62,7 +62,10 @@ def _for_bench(parser: argparse.ArgumentParser) -> None:
         "--litert", choices=("default", "reference", "none"), default="default",
         help="LiteRT's kernels: its default ones, the reference kernels, or do not run it",
     )  # fmt: skip
-    add_connect_argument(parser)
+    parser.add_argument(
+        "--connect", metavar="PATH|embedded",
+        help="the socket of a driver (default: a private one, which has no program cache)",
+    )  # fmt: skip
 
 
 def _for_crash(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,7 @@
 """A client process of a crash test: `python -m nnfmq.mlts.crash_client`. The task comes on stdin, see `crash_messages`.
 
-It exits with status 0 once it has reported, whatever the result. It also exits when stdin is closed: the runner is gone.
- Core files are disabled, because some clients crash on purpose.
+It exits with status 0 once it has reported, whatever the result, and when stdin is closed, because the runner is gone
+then. Core files are disabled, because some clients crash on purpose.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ def _matrix(results: Sequence[CrashResult]) -> Iterator[str]:
     heads = "".join(f"<th>{escape(device)}</th>" for device in devices)
     yield f'<div class="scroll"><table><tr><th>test</th>{heads}</tr>'
     for test in tests:
-        yield f"<tr><td class=text>{escape(test)}</td>{''.join(_cell(cells.get((test, name))) for name in devices)}</tr>"
+        row = "".join(_cell(cells.get((test, device))) for device in devices)
+        yield f"<tr><td class=text>{escape(test)}</td>{row}</tr>"
     yield "</table></div>"
 
 
