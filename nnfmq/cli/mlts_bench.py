@@ -201,5 +201,6 @@ def _print_missing(screen: Console, results: Sequence[Sequence[ScoringResult]]) 
     from nnfmq.mlts.scoring import MISSING
 
     absent = [test[0] for test in results if test[0].status == MISSING]
-    for result in absent:
-        screen.print(f"missing {result.model.name}: {result.reason}", soft_wrap=True)
+    if absent:
+        files = dict.fromkeys(result.reason.removeprefix("there is no ") for result in absent)
+        screen.print(f"{len(absent)} of {len(results)} tests are missing; there is no {', '.join(files)}")

@@ -7,7 +7,7 @@ reported with the name of the file, and the rest of a data set is used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -117,9 +117,3 @@ def _golden(folder: Path, model: ScoringModel, tensor: TensorInfo) -> Iterator[I
 def _mean_std_dev(folder: Path) -> Array:
     """Return the mean and the standard deviation of each output, shape (outputs, 2)."""
     return np.fromfile(_existing(folder / MEAN_STD_DEV), "<f4").reshape(-1, 2)
-
-
-def all_files(models: Sequence[ScoringModel], folder: Path) -> list[Path]:
-    """Return the model files that are in a folder, once each, in the order of the list."""
-    paths = dict.fromkeys(folder / f"{model.file}.tflite" for model in models)
-    return [path for path in paths if path.is_file()]
