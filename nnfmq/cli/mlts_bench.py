@@ -203,4 +203,6 @@ def _print_missing(screen: Console, results: Sequence[Sequence[ScoringResult]]) 
     absent = [test[0] for test in results if test[0].status == MISSING]
     if absent:
         files = dict.fromkeys(result.reason.removeprefix("there is no ") for result in absent)
-        screen.print(f"{len(absent)} of {len(results)} tests are missing; there is no {', '.join(files)}")
+        screen.print(
+            f"{len(absent)} of {len(results)} tests are missing; there is no {', '.join(files)}", soft_wrap=True
+        )

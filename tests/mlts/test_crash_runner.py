@@ -14,6 +14,7 @@ import pytest
 from support.drivers import InThread, Process, running_daemon, short_folder, until
 from support.plugins import add_plugin, path_with
 
+from nnfmq.conformance import testmodels
 from nnfmq.mlts import driver_watch
 from nnfmq.mlts.crash_list import CRASH_TESTS, SELF_TESTS, CrashOutcome, CrashTest, GraphSize, KilledClients, Workload
 from nnfmq.mlts.crash_runner import CrashOptions, CrashResult, RunningDriver, run_crash_test
