@@ -38,6 +38,8 @@ def _matrix(results: Sequence[CrashResult]) -> Iterator[str]:
         row = "".join(_cell(cells.get((test, device))) for device in devices)
         yield f"<tr><td class=text>{escape(test)}</td>{row}</tr>"
     yield "</table></div>"
+    if any(result.codes for result in results):
+        yield "<p>Numbers are executions, preparations, or random graphs.</p>"
 
 
 def _cell(result: CrashResult | None) -> str:
@@ -46,7 +48,8 @@ def _cell(result: CrashResult | None) -> str:
     style = "bad" if result.has_failed else "good" if result.outcome is result.test.expected else ""
     steps, killed = sum(result.codes.values()), f", {result.killed} clients killed" if result.killed else ""
     title = f"{steps:,} steps in {result.duration_ns / 1e9:.1f} s{killed}"
-    return f'<td class="{style}" title="{title}">{result.outcome}<br><small>{steps:,}</small></td>'
+    number = f"<br><small>{steps:,}</small>" if steps else ""
+    return f'<td class="{style}" title="{title}">{result.outcome}{number}</td>'
 
 
 def _reasons(failed: Sequence[CrashResult]) -> Iterator[str]:

@@ -13,8 +13,6 @@ h1, h2, h3, li, p { overflow-wrap: anywhere; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { border-bottom: 1px solid var(--line); padding: .15rem .5rem; text-align: right; white-space: nowrap; }
 th:first-child, td.text, th.text { text-align: left; }
-td.wrap { text-align: left; white-space: normal; min-width: 12rem; }
-tr.model th { padding-top: 1rem; font-size: 1rem; border: 0; }
 .better, .good { background: var(--good); } .worse, .bad { background: var(--bad); }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: 1rem; }
 figure { margin: 0; } figcaption { font-size: .85rem; overflow-wrap: anywhere; }

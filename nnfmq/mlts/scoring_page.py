@@ -6,16 +6,18 @@ compared with the baseline's, better ones green and worse ones red if they diffe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from html import escape
 from itertools import groupby
+from typing import TypeAlias
 
 from nnfmq.mlts.latencies import LatencyBlock
 from nnfmq.mlts.page_style import page
 from nnfmq.mlts.scoring import OK, ScoringResult
 
-_HEADS = ("backend", "data", "top-1", "top-5", "other metrics", "largest error", "p50 ms", "p99 ms", "mean ms")
 _MIN_DIFFERENCE = 0.01  # smaller ones have no colour
+_MANY_TIMES = 9.0  # an increase from which the factor is shown instead of the percentage
 _METRIC_LABELS = {
     "max_mel_cep_distortion": "mel-cep distortion",
     "max_log_f0_error": "log F0 error",
@@ -53,29 +55,47 @@ def _errors(failed: Sequence[ScoringResult]) -> Iterator[str]:
 
 
 def _accuracy(tests: Sequence[Sequence[ScoringResult]]) -> Iterator[str]:
-    yield '<div class="scroll"><table>'
+    """Yield a table for each test, with the columns for which it has values."""
     for test in tests:
-        yield f'<tr class="model"><th colspan="{len(_HEADS)}">{escape(test[0].model.name)}</th></tr>'
-        yield f"<tr>{''.join(f'<th>{head}</th>' for head in _HEADS)}</tr>"
-        yield from (_accuracy_row(result, test[0]) for result in test)
-    yield "</table></div>"
+        columns = _columns(test)
+        heads = "".join(f"<th>{head}</th>" for head in ("backend", "data", *columns, "p50 ms", "p99 ms", "mean ms"))
+        yield f'<h3>{escape(test[0].model.name)}</h3><div class="scroll"><table><tr>{heads}</tr>'
+        for result in test:
+            cells = [
+                f"<td class=text>{escape(result.backend)}</td>",
+                f"<td>{result.data_count:,} of {result.model.total:,}</td>" if result.data_count else "<td></td>",
+                *(cell(result, test[0]) for cell in columns.values()),
+                *(_time(result.latency, test[0].latency, name) for name in ("p50_ns", "p99_ns", "mean_ns")),
+            ]
+            yield f"<tr{' class=bad' if result.has_failed else ''}>{''.join(cells)}</tr>"
+        yield "</table></div>"
 
 
-def _accuracy_row(result: ScoringResult, baseline: ScoringResult) -> str:
-    metrics, base = result.accuracy.metrics, baseline.accuracy.metrics
-    others = ", ".join(f"{label} {metrics[name]:.3g}" for name, label in _METRIC_LABELS.items() if name in metrics)
+_Cell: TypeAlias = Callable[[ScoringResult, ScoringResult], str]
+
+
+def _columns(test: Sequence[ScoringResult]) -> dict[str, _Cell]:
+    """Return the headings of the metrics that a test has, and the function that makes a cell of each."""
+    metrics = dict.fromkeys(name for result in test for name in result.accuracy.metrics)
+    columns: dict[str, _Cell] = {f"top-{k}": partial(_rate, name=f"top_{k}") for k in (1, 5) if f"top_{k}" in metrics}
+    columns |= {label: partial(_metric, name=name) for name, label in _METRIC_LABELS.items() if name in metrics}
+    if any(result.accuracy.max_error is not None for result in test):
+        columns["largest error"] = _max_error
+    return columns
+
+
+def _metric(result: ScoringResult, _baseline: ScoringResult, name: str) -> str:
+    value = result.accuracy.metrics.get(name)
+    return f"<td>{'' if value is None else f'{value:.3g}'}</td>"
+
+
+def _max_error(result: ScoringResult, _baseline: ScoringResult) -> str:
     error = result.accuracy.max_error
-    cells = [
-        f"<td class=text>{escape(result.backend)}</td>",
-        f"<td>{result.data_count:,} of {result.model.total:,}</td>" if result.data_count else "<td></td>",
-        *(_rate(metrics.get(name), base.get(name)) for name in ("top_1", "top_5")),
-        f"<td>{others}</td><td>{'' if error is None else f'{error:.3g}'}</td>",
-        *(_time(result.latency, baseline.latency, name) for name in ("p50_ns", "p99_ns", "mean_ns")),
-    ]
-    return f"<tr{' class=bad' if result.has_failed else ''}>{''.join(cells)}</tr>"
+    return f"<td>{'' if error is None else f'{error:.3g}'}</td>"
 
 
-def _rate(found: float | None, base: float | None) -> str:
+def _rate(result: ScoringResult, baseline: ScoringResult, name: str) -> str:
+    found, base = (one.accuracy.metrics.get(name) for one in (result, baseline))
     if found is None:
         return "<td></td>"
     difference = 0.0 if base is None else found - base
@@ -91,7 +111,7 @@ def _time(block: LatencyBlock | None, base: LatencyBlock | None, name: str) -> s
     text, style = f"{found / 1e6:,.3f}", ""
     if base is not None and base is not block:
         change = found / getattr(base, name) - 1
-        text += f" ({100 * change:+.0f} %)"
+        text += f" ({change + 1:,.0f} ×)" if change >= _MANY_TIMES else f" ({100 * change:+.0f} %)"
         style = "better" if change <= -_MIN_DIFFERENCE else "worse" if change >= _MIN_DIFFERENCE else ""
     return f'<td class="{style}">{text}</td>'
 
@@ -107,7 +127,7 @@ def _compilation(tests: Sequence[Sequence[ScoringResult]]) -> Iterator[str]:
         for result in (result for result in test if result.compilation):
             blocks = [(result.compilation.get(kind), test[0].compilation.get(kind)) for kind in kinds]
             times = "".join(_time(*pair, "p50_ns") for pair in [*blocks, (result.start, test[0].start)])
-            names = f"<td class=text>{escape(result.model.name)}</td><td class=text>{escape(result.backend)}</td>"
+            names = f"<td class=text>{escape(result.model.file)}</td><td class=text>{escape(result.backend)}</td>"
             size = f"{result.cache_bytes / 1000:,.0f}" if result.cache_bytes else ""
             yield f"<tr>{names}{times}<td>{size}</td></tr>"
     yield "</table></div>"

@@ -243,7 +243,7 @@ def test_TST_10_the_page_is_self_contained_and_shows_differences_from_the_baseli
     assert "\n100.0 %\n" in page.text and "cache KB" in page.text
     for text in ("top-1 is 0.400, LiteRT's is 1.000", "died", "log F0", "absent: no file", "Missing (1)"):
         assert text in page.text
-    assert "mel-cep distortion 1.5, log F0 error 0.25" in page.text
+    assert "mel-cep distortion\nlog F0 error\nlargest error\n" in page.text and "\n1.5\n0.25\n2\n" in page.text
 
 
 def test_better_values_are_marked_and_a_page_without_errors_says_so() -> None:
@@ -252,6 +252,12 @@ def test_better_values_are_marked_and_a_page_without_errors_says_so() -> None:
     page = Page(scoring_page.render([[slow, fast]], ""))
     assert page.styled["better"] == ["100.0 % (+50.0)", "0.500 (-50 %)", "0.500 (-50 %)", "0.500 (-50 %)"]
     assert "MLTS: no errors" in page.text and "Errors" not in page.styled and "worse" not in page.styled
+
+
+def test_a_time_many_times_as_long_is_shown_as_a_factor() -> None:
+    slow = replace(rated("compiled", [0]), latency=summarize([12_000_000]))
+    fast = replace(rated("LiteRT", [0]), latency=summarize([1_000_000]))
+    assert "12.000 (12 ×)" in Page(scoring_page.render([[fast, slow]], "")).styled["worse"]
 
 
 def test_a_histogram_has_a_bar_for_each_bucket_that_is_not_empty() -> None:
