@@ -130,8 +130,12 @@ def progress_bar(no_color: bool) -> Iterator[Callable[[int, int, str], None]]:
     screen = Console(stderr=True, no_color=no_color or None, highlight=False, emoji=False, markup=False)
     columns = MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}", markup=False)
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("")
-        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
+        task = bar.add_task("", visible=False)
+
+        def show(done: int, total: int, text: str) -> None:
+            bar.update(task, completed=done, total=total, description=text, visible=True)
+
+        yield show
 
 
 # ------------------------------------------------------------------------------------------------ tables

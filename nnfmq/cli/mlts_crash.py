@@ -74,7 +74,8 @@ def _run(arguments: argparse.Namespace, tests: Sequence[CrashTest]) -> list[Cras
 
 
 def _options(arguments: argparse.Namespace) -> CrashOptions:
-    from nnfmq.mlts.crash_runner import CrashOptions, RunningDriver
+    from nnfmq.mlts.crash_runner import CrashOptions
+    from nnfmq.mlts.driver_watch import RunningDriver
 
     if arguments.dump is not None:
         arguments.dump.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from nnfmq.hal.errors import DeadObject, NnfmqError
 from nnfmq.mlts.child_programs import ClientChild, ClientThread, CrashClient, own_driver
 from nnfmq.mlts.crash_list import CrashOutcome, CrashTest, KilledClients
 from nnfmq.mlts.crash_messages import ClientMessage, ClientState, ClientTask
-from nnfmq.mlts.driver_watch import DriverWatch, Observation
+from nnfmq.mlts.driver_watch import DriverWatch, Observation, RunningDriver
 from nnfmq.mlts.stress_models import ModelCost, affordable, survey
 from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.connect import connect
@@ -33,15 +33,6 @@ GRACE_S = 20.0
 MIN_SPARE_S = 0.5  # a process that is killed lives at least this long
 _POLL_MS = 50
 _WITHOUT_CACHE = {"NNFMQ_CACHE_MIB": "0"}
-
-
-@dataclass(frozen=True, slots=True)
-class RunningDriver:
-    """A driver under test: socket, pid, and log file, if it is known."""
-
-    socket: str
-    pid: int
-    log: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +89,7 @@ def driver_for(test: CrashTest | None, options: CrashOptions, folder: Path) -> I
     cache = {"XDG_CACHE_HOME": str(folder), "XDG_STATE_HOME": str(folder)}
     variables = cache | (_WITHOUT_CACHE if test is not None and test.needs_compiler else {}) | options.variables
     with own_driver(folder, variables) as driver:
-        yield RunningDriver(str(driver.socket), driver.pid, driver.log)
+        yield RunningDriver(str(driver.socket), driver.pid, driver.log, is_own=True)
 
 
 def list_devices(options: CrashOptions) -> list[str]:
@@ -179,8 +170,7 @@ class _Run:
 
     def run(self) -> Observation:
         """Run the test; return its outcome. Blocks."""
-        arguments = self._driver.pid, self._driver.socket, self._device, self._smallest, self._driver.log
-        with DriverWatch(*arguments, self._options.grace_s) as watch:
+        with DriverWatch(self._driver, self._device, self._smallest, self._options.grace_s) as watch:
             self._end_ns = time.monotonic_ns() + round(self._duration_s * 1e9)
             try:
                 for number in range(self._test.processes):

@@ -36,6 +36,16 @@ CRASH_LINES = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
+class RunningDriver:
+    """A driver under test: socket, pid, log file, if it is known, and whether it has no clients but the test's."""
+
+    socket: str
+    pid: int
+    log: Path | None = None
+    is_own: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """An event that decides the outcome of a test."""
 
@@ -154,28 +164,28 @@ class DriverWatch:
     """All observers of a driver during one test. Close it, or use `with`. Used by one thread.
 
     Args:
-        pid: The driver, `nnfmq serve`.
-        connect_to: Its socket.
+        driver: The driver.
         device: The device under test.
         model: The model of the liveness checker.
-        log: The driver's log, if there is a file.
         limit_s: How long a call of the liveness checker may take, and how long the driver may keep the workers of
             clients that have exited.
     """
 
-    def __init__(self, pid: int, connect_to: str, device: str, model: str, log: Path | None, limit_s: float) -> None:
-        self._connect_to, self._device, self._model, self._limit_s = connect_to, device, model, limit_s
+    def __init__(self, driver: RunningDriver, device: str, model: str, limit_s: float) -> None:
+        self._running, self._device, self._model, self._limit_s = driver, device, model, limit_s
         self._resources = ExitStack()
-        self._log = DriverLog(log)
-        self._before = set(children(pid))
-        self._driver = WatchedProcess(pid, "the driver")
+        self._log = DriverLog(driver.log)
+        self._before = set(children(driver.pid))
+        self._known_workers: set[int] = set()
+        self._driver = WatchedProcess(driver.pid, "the driver")
         self._resources.callback(self._driver.close)
         self._workers: dict[int, WatchedProcess] = {}
-        self._liveness = LivenessChecker(connect_to, device, model, limit_s)
+        self._liveness = LivenessChecker(driver.socket, device, model, limit_s)
         self._resources.callback(self._liveness.stop)
 
     def add_worker(self, pid: int, label: str) -> Observation | None:
         """Watch the worker of a client until `remove_worker`. Return an observation if it has exited already."""
+        self._known_workers.add(pid)
         try:
             self._workers[pid] = WatchedProcess(pid, label)
         except ProcessLookupError:
@@ -209,7 +219,7 @@ class DriverWatch:
         try:
             stop = threading.Event()
             stop.set()
-            with connect(self._connect_to, embedded=False, timeout=self._limit_s) as client:
+            with connect(self._running.socket, embedded=False, timeout=self._limit_s) as client:
                 execute_until_stopped(client, self._device, self._model, self._limit_s, stop)
         except NnfmqError as error:
             return observation_of(error, "a new client")
@@ -226,7 +236,9 @@ class DriverWatch:
         return None
 
     def _new_children(self) -> list[int]:
-        return sorted(set(children(self._driver.pid)) - self._before)
+        """Return the workers of the test that run; of a driver with other clients only those that are known."""
+        new = set(children(self._driver.pid)) - self._before
+        return sorted(new if self._running.is_own else new & self._known_workers)
 
     def close(self) -> None:
         """Stop the liveness checker and close all pidfds. Idempotent. Blocks a moment."""

@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.drivers import InThread, Process, running_daemon, short_folder, until
+from support.drivers import Daemon, InThread, Process, running_daemon, short_folder, until
 from support.plugins import add_plugin, path_with
 
 from nnfmq.conformance import testmodels
 from nnfmq.mlts import driver_watch
 from nnfmq.mlts.crash_list import CRASH_TESTS, SELF_TESTS, CrashOutcome, CrashTest, GraphSize, KilledClients, Workload
-from nnfmq.mlts.crash_runner import CrashOptions, CrashResult, RunningDriver, run_crash_test
-from nnfmq.mlts.driver_watch import DriverLog, DriverWatch, children
+from nnfmq.mlts.crash_runner import CrashOptions, CrashResult, run_crash_test
+from nnfmq.mlts.driver_watch import DriverLog, DriverWatch, RunningDriver, children
 from nnfmq.mlts.stress_models import SMALL_MODELS, ModelCost
 
 ADD = [ModelCost(SMALL_MODELS[0])]
@@ -93,15 +93,8 @@ class CrashingInSilence(Base):
     def compile(self, model):
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGSEGV)).start()
         return interpreter.prepare(model)
-
-
-class Picky(Base):
-    name = "test-picky"
-
-    def supports(self, model, subgraph, operation):
-        return False
 """
-NAMES = ("Hanging", "HangingInCompile", "Crashing", "Failing", "Wrong", "FailingOnGraphs", "CrashingInSilence", "Picky")
+NAMES = ("Hanging", "HangingInCompile", "Crashing", "Failing", "Wrong", "FailingOnGraphs", "CrashingInSilence")
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +144,11 @@ def test_TST_11_a_crash_that_no_call_shows_is_in_the_log(variables: dict[str, st
 
 def test_TST_11_the_death_of_the_driver_is_noticed_in_the_process_table() -> None:
     with short_folder() as folder, running_daemon(folder / "d.sock") as daemon:
-        options = replace(PATIENT, duration_s=20.0, driver=RunningDriver(str(daemon.path), daemon.program.pid))
-        running = InThread.start(lambda: run(small_test(), options=options))
+        options = replace(PATIENT, duration_s=20.0, driver=running(daemon))
+        started = InThread.start(lambda: run(small_test(), options=options))
         until(lambda: len(daemon.process.children()) >= 2, "the client and the liveness checker are connected")
         daemon.kill()
-        result = running.wait().value
+        result = started.wait().value
         assert result.outcome is CrashOutcome.CRASH
         assert f"the driver, process {daemon.program.pid}, has exited" in result.reason
         daemon.path.unlink()
@@ -226,13 +219,17 @@ def test_a_device_without_models_is_unsupported() -> None:
 # ------------------------------------------------------------------------------------------------ the watch
 
 
+def running(daemon: Daemon) -> RunningDriver:
+    return RunningDriver(str(daemon.path), daemon.program.pid, is_own=True)
+
+
 @pytest.fixture
 def watched() -> Iterator[DriverWatch]:
     """The watch of a driver that is well."""
     with (
         short_folder() as folder,
         running_daemon(folder / "d.sock") as daemon,
-        DriverWatch(daemon.program.pid, str(daemon.path), "reference", ADD[0].name, None, 2.0) as watch,
+        DriverWatch(running(daemon), "reference", ADD[0].name, 2.0) as watch,
     ):
         yield watch
 
@@ -252,6 +249,15 @@ def test_TST_11_a_worker_that_does_not_exit_after_its_client_is_a_hang(
         found = watched._left_workers()
     assert found is not None and found.outcome is CrashOutcome.HANG
     assert f"have not exited: {worker.pid}" in found.reason
+
+
+def test_workers_of_other_clients_are_not_waited_for(watched: DriverWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "_running", replace(watched._running, is_own=False))
+    until(lambda: bool(children(watched._driver.pid)), "the liveness checker is connected")
+    assert watched._left_workers() is None
+    (worker,) = children(watched._driver.pid)
+    assert watched.add_worker(worker, "client 0") is None
+    assert watched._new_children() == [worker]
 
 
 def test_the_worker_of_a_client_that_is_gone_already_is_a_crash(watched: DriverWatch) -> None:
