@@ -88,7 +88,7 @@ class ClientChild:
 
     def __init__(self, task: ClientTask, log: IO[bytes]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "nnfmq.mlts.crash_client"],
+            [sys.executable, "-P", "-X", "faulthandler", "-m", "nnfmq.mlts.crash_client"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=_environment(), start_new_session=True,
         )  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None
