@@ -1,10 +1,10 @@
 """The sections of model_bench.py. Each returns its part of the report.
 
 *models* compares the device `compiled` over a burst, and called in process, with the baselines in process.
-*transformers* does so with generated models: transformer blocks, and products with large weights. *cost*
-compares the burst with the same engine in process while both ends poll, each on its own CPU. *compiling* measures a
-burst while another client of the same driver has a model compiled. *scaling* measures generated models of one operation
-in many sizes, and one model with 1, 2, ... threads. *roofline* compares the models with the ceilings of one CPU.
+*transformers* does so with generated models: transformer blocks, and products with large weights. *cost* compares the
+burst with the same engine in process, and in another process, while all poll. *compiling* measures a burst while
+another client of the same driver has a model compiled. *scaling* measures generated models of one operation in many
+sizes, and one model with 1, 2, ... threads. *roofline* compares the models with the ceilings of one CPU.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from model_bench_metrics import (
     BASELINES,
     BURST,
     IN_PROCESS,
+    SHARED,
     TRANSFORMERS,
     ModelBenchmark,
     compiling_row,
@@ -167,24 +168,36 @@ def _model(plan: BenchmarkPlan, model: ModelBenchmark, path: Path) -> dict[str, 
 
 
 def cost(plan: BenchmarkPlan) -> list[dict[str, Any]]:
-    """Compare the burst with the same engine in process, both polling, with the same threads on the same CPUs.
+    """Compare the burst with the same engine in another process, and in process, with the same threads and CPUs.
 
-    Only numbers of threads that leave a CPU for the client are measured.
+    All poll. Only numbers of threads that leave a CPU for the client are measured.
     """
     rows = []
     for model in plan.models:
         for threads in range(1, min(THREADS, len(cpu_pinning.ALLOWED) - 1) + 1):
-            found = _pair(plan, plan.path(model.file), threads, COST_COUNT, f"cost of {model.name}")
-            metrics, differences = found.metrics(), found.differences_us(BURST, IN_PROCESS)
+            found = _polling(
+                plan, plan.path(model.file), threads, COST_COUNT, f"cost of {model.name}", with_shared=True
+            )
+            differences = found.differences_us(BURST, SHARED)
             by_round = [statistics.median(each) for each in batched(differences, TRIALS_PER_ROUND)]
             cost_us = statistics.median(differences)
-            rows.append(cost_row(model.name, threads, metrics[BURST], metrics[IN_PROCESS], cost_us, by_round))
+            rows.append(cost_row(model.name, threads, found.metrics(), cost_us, by_round))
     return rows
 
 
-def _pair(plan: BenchmarkPlan, source: Path | GeneratedModel, threads: int, count: int, label: str) -> Measurements:
-    """Measure a burst and the engine in process, both polling."""
+def _polling(
+    plan: BenchmarkPlan,
+    source: Path | GeneratedModel,
+    threads: int,
+    count: int,
+    label: str,
+    with_shared: bool = False,
+) -> Measurements:
+    """Measure a burst and the engine in process, and in another process; whoever waits polls."""
     jobs = {BURST: _burst(plan, source, threads, POLLING_US), IN_PROCESS: _in_process(plan, source, threads)}
+    if with_shared:
+        cpus = compute_cpus(threads), client_cpu_set(threads)
+        jobs[SHARED] = RunnerJob(SHARED, source, *cpus, limit_s=plan.limit_s)
     return run_interleaved(jobs, plan.trial(count), plan.rounds, lambda name: plan.advance(f"{label}: {name}"))
 
 
@@ -317,7 +330,7 @@ def _series(plan: BenchmarkPlan, kind: str, dtype: str, what: str, values: Seque
 def _point(plan: BenchmarkPlan, kind: str, dtype: str, what: str, value: int) -> dict[str, Any]:
     size, channels = (value, AT_CHANNELS) if what == "size" else (AT_SIZE, value)
     label = f"{kind}, {dtype}, {what} {value}"
-    metrics = _pair(plan, generate_model(kind, dtype, size, channels), 1, SCALING_COUNT, label).metrics()
+    metrics = _polling(plan, generate_model(kind, dtype, size, channels), 1, SCALING_COUNT, label).metrics()
     return {what: value, "burst_us": metrics[BURST]["p50"], "in_process_us": metrics[IN_PROCESS]["p50"]}
 
 
@@ -407,7 +420,7 @@ def count_trials(name: str, plan: BenchmarkPlan) -> int:
     pairs["scaling"] += len(cpu_pinning.ALLOWED) * any(model.file == THREADS_MODEL for model in plan.models)
     trials = TRIALS_PER_ROUND * plan.rounds
     if name in pairs:
-        return 2 * pairs[name] * trials
+        return (3 if name == "cost" else 2) * pairs[name] * trials
     return {
         "models": sum(_runner_count(model) for model in plan.models) * threads * trials,
         "transformers": sum(_runner_count(model) for model in TRANSFORMERS) * threads * trials,

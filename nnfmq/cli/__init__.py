@@ -22,6 +22,8 @@ COMMANDS = {
     "demo": "classify handwritten digits in a private driver; a first test of an installation",
     "run": "run a model on a photo or an array; print the top classes and the time of each stage",
     "profile": "time each operation of a model and compare it with the machine's peak; optionally as an HTML page",
+    "record": "run an application and write its executions to a file",
+    "replay": "run recorded executions again; compare outputs and latencies",
     "serve": "run the driver in the foreground",
     "devices": "list the devices of the driver",
     "queue": "create, inspect and use named queues, for programs that trust each other",

@@ -2,7 +2,7 @@
 
 A receiver that polls notices a record within a fraction of a microsecond, but occupies a CPU; one that sleeps in the
 futex pays for a context switch. As the Linux block layer did for NVMe, a receiver here estimates how long its waits
-are, sleeps until shortly before the next record is due, and polls for one polling window from there.
+are, sleeps until shortly before the next record is due, and polls from there until one polling window after that.
 
 `WaitEstimator` is arithmetic only, and the specification of `_hybrid_polling.h`. The cores do the waiting.
 """
@@ -48,13 +48,12 @@ class WaitEstimator:
     def next_action(self, now: int, window_ns: int) -> int:
         """Return POLL, SLEEP, or the time at which to end a sleep before polling.
 
-        * POLL for one window, then sleep, as Android does: if the wait is expected to end within the window, if there
+        * POLL until `poll_end`: if the wait is expected to end within the window or sooner than a sleep would, if there
           are too few samples, or if waits are so long that the latency of a wake-up no longer matters.
-        * A time, if the wait is long and regular: sleep until shortly before the expected arrival, then poll.
-        * SLEEP immediately, if the wait is irregular and rarely ends within the window. Polling would rarely succeed,
-          and could take the CPU from the thread that computes the result.
+        * A time, if the wait is long and regular: sleep until shortly before the expected arrival, then poll. The
+          sleep ends earlier by as much as sleeps end late.
+        * SLEEP immediately, if the wait is irregular and rarely ends within the window. Polling would rarely succeed.
 
-        Besides the first 2 to 5 µs, which the cores poll before they ask, a wait polls for one window at most.
         Rejected: to sleep whenever another task has run on this CPU. Beside one busy process, the additional wake-ups
         cost more than the rare interruption of a poll.
         """
@@ -62,11 +61,23 @@ class WaitEstimator:
             return SLEEP
         if self.samples < _SAMPLES_MIN or self.mean > _LONG_WAIT_NS or self.mean + 2 * self.deviation <= window_ns:
             return POLL
-        if self.deviation > window_ns // 2:
+        if not self._is_regular(window_ns):
             return SLEEP if self.mean - self.deviation > window_ns else POLL
-        margin = min(self.wakeup_delay + 2 * self.deviation + _WAKE_MARGIN_NS, window_ns)
-        sleep_ns = self.mean - margin
+        sleep_ns = self.mean - (self.wakeup_delay + 2 * self.deviation + _WAKE_MARGIN_NS)
         return POLL if sleep_ns < _SLEEP_MIN_NS else now + sleep_ns
+
+    def _is_regular(self, window_ns: int) -> bool:
+        """Return whether waits deviate by less than half a window, or by little of their length and two windows."""
+        return self.deviation <= max(window_ns // 2, min(self.mean // 16, 2 * window_ns))
+
+    def poll_end(self, began: int, now: int, window_ns: int) -> int:
+        """Return the time at which to stop polling and sleep, in a wait that began at `began` and polls from `now` on.
+
+        It is one window after the expected arrival if the wait is regular, else one window from now, as in Android.
+        """
+        if self.samples < _SAMPLES_MIN or self.mean > _LONG_WAIT_NS or not self._is_regular(window_ns):
+            return now + window_ns
+        return max(now, began + self.mean) + window_ns
 
     def add_wait(self, waited: int) -> None:
         """Update the estimate with the length of a wait.
