@@ -32,6 +32,7 @@ from nnfmq.runtime.connect import connect
 GRACE_S = 20.0
 MIN_SPARE_S = 0.5  # a process that is killed lives at least this long
 _POLL_MS = 50
+_DETAIL_S = 1.0
 _WITHOUT_CACHE = {"NNFMQ_CACHE_MIB": "0"}
 
 
@@ -203,16 +204,22 @@ class _Run:
         deadline_ns = self._end_ns + round(self._options.grace_s * 1e9)
         while self._clients:
             self._poll()
-            for client in list(self._clients):
-                if (found := self._receive(client, watch)) is not None:
-                    return found
-            if (found := watch.observe()) is not None:
+            found = self._receive_all(watch) or watch.observe()
+            if found is None and watch.exited_worker() is not None:
+                found = self._receive_all(watch) or watch.exited_worker()
+            if found is not None:
                 return found
             if time.monotonic_ns() >= deadline_ns:
                 silent = sum(client.result is None for client in self._clients)
                 text = f"{silent} of {len(self._clients)} clients have not reported"
                 return Observation(CrashOutcome.HANG, f"{text} {self._options.grace_s:g} s after the test's end")
         return Observation(CrashOutcome.SUCCESS, "")
+
+    def _receive_all(self, watch: DriverWatch) -> Observation | None:
+        for client in list(self._clients):
+            if (found := self._receive(client, watch)) is not None:
+                return found
+        return None
 
     def _poll(self) -> None:
         poll = select.poll()
@@ -243,9 +250,7 @@ class _Run:
         client.result = message
         self.codes.update(message.codes)
         if message.state is ClientState.DRIVER_DIED:
-            observed = watch.observe()
-            detail = f"; {observed.reason}" if observed is not None else ""
-            return Observation(CrashOutcome.CRASH, f"{label}: {message.reason}{detail}")
+            return Observation(CrashOutcome.CRASH, f"{label}: {message.reason}{_detail(watch)}")
         if message.state is ClientState.FAILURE:
             return Observation(CrashOutcome.FAILURE, f"{label}: {message.reason}")
         watch.remove_worker(client.worker_pid)
@@ -276,6 +281,14 @@ class _Run:
         lines = self._log.read().decode(errors="replace").split("\n")
         found = [line.strip() for line in lines if line.strip()]
         return f": {found[-1]}" if found else ""
+
+
+def _detail(watch: DriverWatch) -> str:
+    """Return what the watch observes within a second: the driver's log tells how a worker ended."""
+    end = time.monotonic() + _DETAIL_S
+    while (observed := watch.observe()) is None and time.monotonic() < end:
+        time.sleep(_POLL_MS / 1000)
+    return "" if observed is None else f"; {observed.reason}"
 
 
 Progress = Callable[[CrashTest, str], None]

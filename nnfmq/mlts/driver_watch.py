@@ -205,11 +205,18 @@ class DriverWatch:
                 return Observation(CrashOutcome.CRASH, f"the driver's log: {line}")
         if self._driver.has_exited():
             return Observation(CrashOutcome.CRASH, f"the driver, process {self._driver.pid}, has exited")
+        return self._liveness.observation
+
+    def exited_worker(self) -> Observation | None:
+        """Return an observation if a worker that is watched has exited. Read the clients' messages, then call again.
+
+        A client reports its result before it disconnects, so its report has arrived when its worker has exited.
+        """
         for worker in self._workers.values():
             if worker.has_exited():
                 text = f"{worker.label}: its worker, process {worker.pid}, has exited although the client runs"
                 return Observation(CrashOutcome.CRASH, text)
-        return self._liveness.observation
+        return None
 
     def finish(self) -> Observation | None:
         """Check the driver after all clients have exited: a new client, left processes, the log. Blocks."""

@@ -124,7 +124,7 @@ def test_TST_11_the_self_tests_have_their_outcomes(test: CrashTest) -> None:
 @pytest.mark.parametrize(("device", "outcome", "reason"), [
     ("test-hanging", CrashOutcome.HANG, "not"),
     ("test-compiling", CrashOutcome.HANG, "not"),
-    ("test-crashing", CrashOutcome.CRASH, "worker"),
+    ("test-crashing", CrashOutcome.CRASH, "worker|is gone|is dead"),
     ("test-failing", CrashOutcome.FAILURE, "broken"),
     ("test-wrong", CrashOutcome.FAILURE, "differs|another result"),
 ])  # fmt: skip
@@ -214,6 +214,27 @@ def test_a_client_that_ends_before_it_is_killed_is_a_failure() -> None:
 def test_a_device_without_models_is_unsupported() -> None:
     result = run_crash_test(CRASH_TESTS[0], "reference", [], QUICK)
     assert result.outcome is CrashOutcome.UNSUPPORTED and not result.has_failed
+
+
+def test_a_worker_that_exits_after_its_client_has_reported_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner may see the exit of the worker first."""
+    exits = iter([driver_watch.Observation(CrashOutcome.CRASH, "a worker")])
+    monkeypatch.setattr(DriverWatch, "exited_worker", lambda _watch: next(exits, None))
+    assert run(small_test(Workload.NO_OP)).outcome is CrashOutcome.SUCCESS
+    assert next(exits, None) is None
+
+
+def test_TST_11_a_worker_that_exits_while_its_client_runs_is_a_crash(watched: DriverWatch) -> None:
+    assert watched.exited_worker() is None
+    until(lambda: bool(children(watched._driver.pid)), "the liveness checker is connected")
+    (pid,) = children(watched._driver.pid)
+    assert watched.add_worker(pid, "client 0") is None
+    watched._liveness.stop()
+    until(lambda: watched.exited_worker() is not None, "the worker of the liveness checker has exited")
+    found = watched.exited_worker()
+    assert found is not None and f"client 0: its worker, process {pid}, has exited" in found.reason
+    watched.remove_worker(pid)
+    assert watched.exited_worker() is None
 
 
 # ------------------------------------------------------------------------------------------------ the watch
