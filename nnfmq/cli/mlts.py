@@ -83,7 +83,7 @@ def _for_crash(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--log", metavar="FILE", type=Path, help="the log of that driver, to find crashes in it")
     parser.add_argument("--seed", metavar="N", type=from_zero, default=0, help="first seed of random graphs")
-    parser.add_argument("--dump", metavar="DIR", type=Path, help="folder for random graphs that fail")
+    parser.add_argument("--dump", metavar="DIR", type=Path, help="folder for random graphs that fail, and for the logs")
     parser.add_argument("--self-test", action="store_true", help="test this suite: failures that it must notice")
     parser.add_argument("--list", action="store_true", help="list the tests and end")
 

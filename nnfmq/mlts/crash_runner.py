@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import select
+import shutil
 import tempfile
 import time
 from collections import Counter
@@ -34,6 +35,7 @@ MIN_SPARE_S = 0.5  # a process that is killed lives at least this long
 _POLL_MS = 50
 _DETAIL_S = 1.0
 _WITHOUT_CACHE = {"NNFMQ_CACHE_MIB": "0"}
+_STACKS = {"PYTHONFAULTHANDLER": "1"}  # a worker that dies by a signal writes its stacks to the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class CrashOptions:
         duration_s: The duration of each test; None: MLTS's.
         grace_s: How long after its duration a test is a hang; also the limit of the driver's replies.
         driver: A driver that runs already; None: a new one for each test.
-        dump_to: The folder for random graphs that fail.
+        dump_to: The folder for random graphs that fail, and for the logs of tests that do.
         seed: The first seed of random graphs.
         variables: Environment variables for new drivers.
     """
@@ -88,7 +90,9 @@ def driver_for(test: CrashTest | None, options: CrashOptions, folder: Path) -> I
         yield options.driver
         return
     cache = {"XDG_CACHE_HOME": str(folder), "XDG_STATE_HOME": str(folder)}
-    variables = cache | (_WITHOUT_CACHE if test is not None and test.needs_compiler else {}) | options.variables
+    variables = (
+        cache | _STACKS | (_WITHOUT_CACHE if test is not None and test.needs_compiler else {}) | options.variables
+    )
     with own_driver(folder, variables) as driver:
         yield RunningDriver(str(driver.socket), driver.pid, driver.log, is_own=True)
 
@@ -130,8 +134,17 @@ def run_crash_test(test: CrashTest, device: str, costs: Sequence[ModelCost], opt
         log = stack.enter_context((folder / "clients.log").open("w+b"))
         run = _Run(test, device, costs, options, driver, log)
         found = run.run()
+        if options.dump_to and found.outcome is not test.expected:
+            _keep_logs(Path(options.dump_to), f"{device}-{test.name}", [driver.log, Path(log.name)])
     spent_ns = time.monotonic_ns() - begin_ns
     return CrashResult(device, test, found.outcome, found.reason, spent_ns, dict(run.codes), run.killed)
+
+
+def _keep_logs(folder: Path, name: str, logs: Sequence[Path | None]) -> None:
+    """Copy the logs of the driver and of the clients, as far as they exist."""
+    for log in logs:
+        if log is not None:
+            shutil.copy(log, folder / f"{name}-{log.name}")
 
 
 @contextmanager

@@ -184,7 +184,9 @@ def test_TST_11_a_random_graph_that_fails_is_dumped(variables: dict[str, str], t
     graphs = GraphSize(2, 10, count=5)
     result = run(small_test(Workload.RANDOM_INFERENCE, graphs=graphs), "test-graphs", options)
     assert result.outcome is CrashOutcome.FAILURE
-    (path,) = tmp_path.iterdir()
+    logs = {"test-graphs-test-driver.log", "test-graphs-test-clients.log"}
+    (path,) = (path for path in tmp_path.iterdir() if path.name not in logs)
+    assert {path.name for path in tmp_path.iterdir()} == {path.name, *logs}
     assert "failed execution" in result.reason and str(path) in result.reason
     ((_, line),) = testmodels.lines(path)
     assert testmodels.read(line).name == path.stem
@@ -205,6 +207,13 @@ def test_TST_11_clients_that_kill_themselves_are_replaced() -> None:
 
 
 @pytest.mark.full
+def test_TST_11_the_stacks_of_a_worker_that_crashed_are_kept(variables: dict[str, str], tmp_path: Path) -> None:
+    result = run(small_test(), "test-crashing", replace(QUICK, variables=variables, dump_to=str(tmp_path)))
+    assert result.outcome is CrashOutcome.CRASH
+    text = (tmp_path / "test-crashing-test-driver.log").read_text()
+    assert "Fatal Python error: Segmentation fault" in text and "in run" in text
+
+
 def test_a_client_that_ends_before_it_is_killed_is_a_failure() -> None:
     test = small_test(Workload.NO_OP, killed=KilledClients.ALL)
     result = run(test, options=replace(PATIENT, duration_s=20.0))
