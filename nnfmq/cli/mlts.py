@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import math
 import os
 import re
 from pathlib import Path
 
-from nnfmq.cli.console import at_least_one, from_zero, new_file
+from nnfmq.cli.console import at_least_one, from_zero, new_file, seconds
 
 EXAMPLES = """\
 examples:
@@ -54,9 +53,9 @@ def execute(arguments: argparse.Namespace) -> int:
 def _for_bench(parser: argparse.ArgumentParser) -> None:
     _common(parser)
     parser.add_argument(
-        "--duration", metavar="S", type=_seconds, default=10.0, help="seconds of each measurement (default: 10)"
+        "--duration", metavar="S", type=seconds, default=10.0, help="seconds of each measurement (default: 10)"
     )
-    parser.add_argument("--warm-up", metavar="S", type=_seconds, default=2.0, help="seconds before it (default: 2)")
+    parser.add_argument("--warm-up", metavar="S", type=seconds, default=2.0, help="seconds before it (default: 2)")
     parser.add_argument("--photos", metavar="N", type=at_least_one, help="only the first N photos")
     parser.add_argument(
         "--litert", choices=("default", "reference", "none"), default="default",
@@ -75,7 +74,7 @@ def _for_crash(parser: argparse.ArgumentParser) -> None:
         help="seconds of each test, or `mlts` for the minutes that MLTS takes (default: 10)",
     )  # fmt: skip
     parser.add_argument(
-        "--grace", metavar="S", type=_seconds, default=20.0,
+        "--grace", metavar="S", type=seconds, default=20.0,
         help="a test that takes this much longer hangs (default: 20)",
     )  # fmt: skip
     parser.add_argument(
@@ -103,18 +102,8 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="FILE", type=new_file, help="write the results as an HTML page")
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 1000000")
-    return seconds
-
-
 def _duration(text: str) -> float | None:
-    return None if text == "mlts" else _seconds(text)
+    return None if text == "mlts" else seconds(text)
 
 
 def _pattern(text: str) -> str:
