@@ -25,6 +25,19 @@ examples:
 `nnfmq mlts ACTION --help` describes one action.
 """
 
+_ACTION_EXAMPLES = {
+    "bench": (
+        "bench --data mlts-models --html bench.html",
+        "bench --only tts_float --litert none --json",
+        "bench --photos 100 --litert reference --device compiled",
+    ),
+    "crash": (
+        "crash --device compiled --duration 60 --dump failed",
+        "crash --only random --seed 1000",
+        "crash --connect /run/nnfmq.sock --log driver.log",
+    ),
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the actions of `mlts`, and their options."""
@@ -35,9 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     }
     declare = {"bench": _for_bench, "crash": _for_crash}
     for name, summary in summaries.items():
+        examples = "\n".join(["examples:", *(f"  nnfmq mlts {example}" for example in _ACTION_EXAMPLES[name])])
         action = actions.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
-        )
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=examples, allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
         action.usage = f"nnfmq mlts {name} [options]"  # the generated usage fills half of the screen
         action.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help="plain text")
         declare[name](action)
@@ -84,7 +99,7 @@ def _for_crash(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", metavar="N", type=from_zero, default=0, help="first seed of random graphs")
     parser.add_argument("--dump", metavar="DIR", type=Path, help="folder for random graphs that fail, and for the logs")
     parser.add_argument("--self-test", action="store_true", help="test this suite: failures that it must notice")
-    parser.add_argument("--list", action="store_true", help="list the tests and end")
+    parser.add_argument("--list", action="store_true", help="list the tests, and run none")
 
 
 def _common(parser: argparse.ArgumentParser) -> None:

@@ -129,6 +129,8 @@ CALLS: dict[str, tuple[str, ...]] = {
         "cli.console",
         "cli.record",
         "cli.trace_collection",
+        "cli.mlts",  # $NNFMQ_DATA, of the tests
+        "mlts.child_programs",
     ),
     "getenv": (),
 }
