@@ -204,9 +204,9 @@ def _target_columns(target: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _print_cost(screen: Any, rows: Sequence[dict[str, Any]]) -> None:
-    made = table("model", ">threads", ">cost", ">target", "", ">burst µs", ">in process µs")
+    made = table("model", ">threads", ">cost", ">target", "", ">burst µs", ">in process µs", ">transfer µs")
     for row in rows:
-        times = (format_metric(row[name], "") for name in ("burst_us", "in_process_us"))
+        times = (format_metric(row[name], "") for name in ("burst_us", "in_process_us", "transfer_us"))
         made.add_row(row["model"], str(row["threads"]), *_target_columns(row["targets"][0]), *times)
     screen.print(made)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from queue_bench_cases import Metrics, Target, evaluate_target
 
-BURST, IN_PROCESS = "nnfmq burst", "nnfmq in process"
+BURST, IN_PROCESS, SHARED = "nnfmq burst", "nnfmq in process", "nnfmq shared memory"
 BASELINES = ("LiteRT", "ONNX Runtime", "OpenVINO")
 COST_US, COMPILING_RATIO = 5.0, 1.5
 TAIL_RATIOS = {"p99": 1.3, "p99.9": 2.0}
@@ -102,20 +102,22 @@ def model_row(
 
 
 def cost_row(
-    name: str, threads: int, burst: Metrics, engine: Metrics, cost_us: float, costs_us: Sequence[float] = ()
+    name: str, threads: int, metrics: Mapping[str, Metrics], cost_us: float, costs_us: Sequence[float] = ()
 ) -> dict[str, Any]:
-    """Return the overhead of a burst over the engine in process; `cost_us` is the median, `costs_us` by round.
+    """Return the cost of a burst over the engine in another process; `cost_us` is the median, `costs_us` by round.
 
-    A burst cannot be faster than the same engine without it: a negative value is noise, so it is not measured.
+    The transfer is what that process costs over the engine in process. A burst cannot be faster than the same engine
+    and the same transfer without it: a negative value is noise, so it is not measured.
     """
-    target = Target("cost over the model, p50", "burst", "cost", COST_US, "µs")
+    target = Target("cost of the burst, p50", "burst", "cost", COST_US, "µs")
     by_round = [{"burst": {"cost": each}} for each in costs_us]
     evaluated = evaluate_target(target, {"burst": {"cost": cost_us}}, by_round)
     return {
         "model": name,
         "threads": threads,
-        "burst_us": burst["p50"],
-        "in_process_us": engine["p50"],
+        "burst_us": metrics[BURST]["p50"],
+        "in_process_us": metrics[IN_PROCESS]["p50"],
+        "transfer_us": metrics[SHARED]["p50"] - metrics[IN_PROCESS]["p50"],
         "targets": [evaluated | {"met": None} if cost_us < 0 else evaluated],
     }
 

@@ -139,10 +139,14 @@ def _runner_row(name: str, runner: Mapping[str, Any]) -> list[str]:
 
 
 def _cost(rows: Sequence[Mapping[str, Any]], plots: Mapping[str, str]) -> Iterator[str]:
-    headings = ("model", ">threads", ">cost", ">target", "", ">burst µs", ">in process µs")
-    lines = [[row["model"], str(row["threads"]), *_target(row["targets"][0]), *_point(row)] for row in rows]
+    headings = ("model", ">threads", ">cost", ">target", "", ">burst µs", ">in process µs", ">transfer µs")
+    lines = [[row["model"], str(row["threads"]), *_target(row["targets"][0]), *_cost_times(row)] for row in rows]
     yield table(headings, lines)
-    yield from _plot(plots, "cost", "cost of the burst over the same engine in process, in µs")
+    yield from _plot(plots, "cost", "cost of the burst over the same engine in another process, in µs")
+
+
+def _cost_times(row: Mapping[str, Any]) -> list[str]:
+    return [*_point(row), format_metric(row["transfer_us"], "")]
 
 
 def _compiling(rows: Sequence[Mapping[str, Any]], _: Mapping[str, str]) -> Iterator[str]:

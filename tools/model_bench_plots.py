@@ -109,7 +109,7 @@ def _cost(report: Mapping[str, Any]) -> Any:
     axes.margins(x=0.15)  # space for labels, also of bars left of 0
     axes.axvline(rows[0]["targets"][0]["limit"], label="target", **_TARGET_LINE)
     axes.invert_yaxis()
-    axes.set_xlabel("burst p50 minus p50 of the same engine in process, µs")
+    axes.set_xlabel("burst p50 minus p50 of the same engine in another process, µs")
     axes.grid(axis="y", visible=False)
     return chart
 

@@ -21,6 +21,7 @@ from latency_baselines import BaselineUnavailable
 from latency_client import CLIENT_WINDOW, SERVER_WINDOW
 from model_bench_baselines import BASELINE_RUNNERS
 from model_bench_jobs import Ready, Runner, RunnerJob, Step, inputs_for, load_source, make_step, states_of
+from model_bench_shared import shared_memory
 
 from nnfmq.cli.console import open_client
 from nnfmq.hal.errors import NnfmqError
@@ -139,5 +140,6 @@ def _burst(job: RunnerJob) -> Iterator[Runner]:
 RUNNERS: dict[str, Callable[[RunnerJob], Any]] = {
     "nnfmq burst": _burst,
     "nnfmq in process": _in_process,
+    "nnfmq shared memory": shared_memory,
     **BASELINE_RUNNERS,
 }

@@ -1,10 +1,10 @@
 """The sections of model_bench.py. Each returns its part of the report.
 
 *models* compares the device `compiled` over a burst, and called in process, with the baselines in process.
-*transformers* does so with generated models: transformer blocks, and products with large weights. *cost*
-compares the burst with the same engine in process while both ends poll, each on its own CPU. *compiling* measures a
-burst while another client of the same driver has a model compiled. *scaling* measures generated models of one operation
-in many sizes, and one model with 1, 2, ... threads. *roofline* compares the models with the ceilings of one CPU.
+*transformers* does so with generated models: transformer blocks, and products with large weights. *cost* compares the
+burst with the same engine in process, and in another process, while all poll. *compiling* measures a burst while
+another client of the same driver has a model compiled. *scaling* measures generated models of one operation in many
+sizes, and one model with 1, 2, ... threads. *roofline* compares the models with the ceilings of one CPU.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from model_bench_metrics import (
     BASELINES,
     BURST,
     IN_PROCESS,
+    SHARED,
     TRANSFORMERS,
     ModelBenchmark,
     compiling_row,
@@ -55,7 +56,7 @@ from nnfmq.cli.console import open_client
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.service.caching.program_cache import cache_disabled
 
-POLLING_US = 100_000.0
+POLLING_US = 100_000
 SIZES, CHANNELS = (8, 16, 32, 64, 128), (8, 16, 64, 256)
 AT_SIZE, AT_CHANNELS = 16, 32
 COST_COUNT, SCALING_COUNT, COMPILING_COUNT = 500, 300, 3000  # steps of a runner in each round
@@ -103,9 +104,7 @@ def client_cpu_set(threads: int) -> tuple[int, ...]:
     return (allowed[threads],) if len(allowed) > threads else tuple(allowed)
 
 
-def _burst(
-    plan: BenchmarkPlan, source: Path | GeneratedModel, threads: int, window_us: float | None = None
-) -> RunnerJob:
+def _burst(plan: BenchmarkPlan, source: Path | GeneratedModel, threads: int, window_us: int | None = None) -> RunnerJob:
     return RunnerJob(BURST, source, compute_cpus(threads), client_cpu_set(threads), window_us, limit_s=plan.limit_s)
 
 
@@ -167,24 +166,36 @@ def _model(plan: BenchmarkPlan, model: ModelBenchmark, path: Path) -> dict[str, 
 
 
 def cost(plan: BenchmarkPlan) -> list[dict[str, Any]]:
-    """Compare the burst with the same engine in process, both polling, with the same threads on the same CPUs.
+    """Compare the burst with the same engine in another process, and in process, with the same threads and CPUs.
 
-    Only numbers of threads that leave a CPU for the client are measured.
+    All poll. Only numbers of threads that leave a CPU for the client are measured.
     """
     rows = []
     for model in plan.models:
         for threads in range(1, min(THREADS, len(cpu_pinning.ALLOWED) - 1) + 1):
-            found = _pair(plan, plan.path(model.file), threads, COST_COUNT, f"cost of {model.name}")
-            metrics, differences = found.metrics(), found.differences_us(BURST, IN_PROCESS)
+            found = _polling(
+                plan, plan.path(model.file), threads, COST_COUNT, f"cost of {model.name}", with_shared=True
+            )
+            differences = found.differences_us(BURST, SHARED)
             by_round = [statistics.median(each) for each in batched(differences, TRIALS_PER_ROUND)]
             cost_us = statistics.median(differences)
-            rows.append(cost_row(model.name, threads, metrics[BURST], metrics[IN_PROCESS], cost_us, by_round))
+            rows.append(cost_row(model.name, threads, found.metrics(), cost_us, by_round))
     return rows
 
 
-def _pair(plan: BenchmarkPlan, source: Path | GeneratedModel, threads: int, count: int, label: str) -> Measurements:
-    """Measure a burst and the engine in process, both polling."""
+def _polling(
+    plan: BenchmarkPlan,
+    source: Path | GeneratedModel,
+    threads: int,
+    count: int,
+    label: str,
+    with_shared: bool = False,
+) -> Measurements:
+    """Measure a burst and the engine in process, and in another process; whoever waits polls."""
     jobs = {BURST: _burst(plan, source, threads, POLLING_US), IN_PROCESS: _in_process(plan, source, threads)}
+    if with_shared:
+        cpus = compute_cpus(threads), client_cpu_set(threads)
+        jobs[SHARED] = RunnerJob(SHARED, source, *cpus, limit_s=plan.limit_s)
     return run_interleaved(jobs, plan.trial(count), plan.rounds, lambda name: plan.advance(f"{label}: {name}"))
 
 
@@ -317,7 +328,7 @@ def _series(plan: BenchmarkPlan, kind: str, dtype: str, what: str, values: Seque
 def _point(plan: BenchmarkPlan, kind: str, dtype: str, what: str, value: int) -> dict[str, Any]:
     size, channels = (value, AT_CHANNELS) if what == "size" else (AT_SIZE, value)
     label = f"{kind}, {dtype}, {what} {value}"
-    metrics = _pair(plan, generate_model(kind, dtype, size, channels), 1, SCALING_COUNT, label).metrics()
+    metrics = _polling(plan, generate_model(kind, dtype, size, channels), 1, SCALING_COUNT, label).metrics()
     return {what: value, "burst_us": metrics[BURST]["p50"], "in_process_us": metrics[IN_PROCESS]["p50"]}
 
 
@@ -407,7 +418,7 @@ def count_trials(name: str, plan: BenchmarkPlan) -> int:
     pairs["scaling"] += len(cpu_pinning.ALLOWED) * any(model.file == THREADS_MODEL for model in plan.models)
     trials = TRIALS_PER_ROUND * plan.rounds
     if name in pairs:
-        return 2 * pairs[name] * trials
+        return (3 if name == "cost" else 2) * pairs[name] * trials
     return {
         "models": sum(_runner_count(model) for model in plan.models) * threads * trials,
         "transformers": sum(_runner_count(model) for model in TRANSFORMERS) * threads * trials,
@@ -422,9 +433,10 @@ def _runner_count(model: ModelBenchmark) -> int:
 
 def polling_windows() -> dict[str, str]:
     """Return the polling window by section."""
-    from nnfmq.queue.hybrid_polling import DEFAULT_WINDOW_US
+    from nnfmq import settings
 
-    default = f"default ({DEFAULT_WINDOW_US} µs; {CLIENT_WINDOW} and {SERVER_WINDOW} change it)"
+    window_us = settings.BURST_SERVER_POLLING_WINDOW.default
+    default = f"default ({window_us} µs; {CLIENT_WINDOW} and {SERVER_WINDOW} change it)"
     return {
         "models, transformers, compiling, threads": default,
         "cost, growth": f"{POLLING_US:g} µs: both ends poll for as long as they wait",

@@ -160,6 +160,7 @@ def _operation(
         "elements": None if work is None else work.elements,
         "giga_operations_per_s": rate,
         "share_of_peak": None if rate is None or peak is None else rate / peak,
+        "share_of_bound": _share_of_bound(work, row, arithmetic, ceilings),
         "bytes": moved,
         "gigabytes_per_s": None if moved is None or not p50_ns else moved / p50_ns,
         "computed_by": row.computed_by,
@@ -168,6 +169,21 @@ def _operation(
         "kernels": row.kernels,
         "shapes": [list(shapes[index]) if index in shapes else None for index in operation.outputs],
     }
+
+
+def _share_of_bound(
+    work: OpCost | None, row: _Row, arithmetic: str, ceilings: Mapping[str, Ceiling] | None
+) -> float | None:
+    """Return a quantized product's least time over its p50; None for other operations.
+
+    The least time is that of the multiply-adds at their peak, and of requantizing and storing the outputs at theirs.
+    """
+    is_product = any(kernel["kind"] == "GemmKernel" for kernel in row.kernels)
+    if ceilings is None or work is None or work.multiply_adds is None or arithmetic != "quantized" or not is_product:
+        return None
+    bound_ns = 2 * work.multiply_adds / ceilings["quantized"].all_threads
+    bound_ns += work.elements / ceilings["outputs"].all_threads
+    return bound_ns / row.samples.p50_ns if row.samples.p50_ns else None
 
 
 def _arithmetic(output: Operand) -> str:

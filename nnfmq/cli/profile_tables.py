@@ -10,19 +10,26 @@ from nnfmq.cli.console import microseconds, table
 
 __all__ = ["arena_table", "computed_by", "kilobytes", "operations_table", "percent", "rate", "summary", "value_name"]
 
-_CEILING_UNITS = {"float32": "GFLOP/s", "quantized": "GOP/s", "memory": "GB/s", "cache": "GB/s"}
+_CEILING_UNITS = {
+    "float32": "GFLOP/s",
+    "quantized": "GOP/s",
+    "memory": "GB/s",
+    "cache": "GB/s",
+    "outputs": "G requantized and stored/s",
+}
 
 
 def operations_table(report: Mapping[str, Any], sort: str, *, wide: bool) -> Any:
     """Return the table of operations; `wide` adds columns."""
-    more: tuple[str, ...] = (">min µs", ">KB", ">threads") if wide else ()
+    more: tuple[str, ...] = (">of bound", ">min µs", ">KB", ">threads") if wide else ()
     listing = table(">", "operation", ">p50 µs", ">share", ">Gop/s", ">of peak", ">GB/s", *more, "computed by")
     listing.columns[1].no_wrap, listing.padding = True, (0, 1, 0, 0)  # so that it fits 80 columns
     rows = report["operations"]
     if sort == "time":
         rows = sorted(rows, key=lambda row: -row["p50_ns"])
     for row in rows:
-        extra = (_time(row["min_ns"]), kilobytes(row["bytes"]), str(row["threads"])) if wide else ()
+        numbers = percent(row["share_of_bound"]), _time(row["min_ns"]), kilobytes(row["bytes"]), str(row["threads"])
+        extra = numbers if wide else ()
         rates = rate(row["giga_operations_per_s"]), percent(row["share_of_peak"]), rate(row["gigabytes_per_s"])
         times = _time(row["p50_ns"]), percent(row["share"])
         listing.add_row(str(row["number"]), row["operation"], *times, *rates, *extra, computed_by(row))

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nnfmq import settings
 from nnfmq.channel import NO_WAIT, Channel, Listener
 from nnfmq.hal.errors import InvalidArgument, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.types import Protection
@@ -58,13 +59,13 @@ def trace_command(command: Sequence[str]) -> tuple[Trace, int]:
     Raises:
         OSError: If it cannot be started.
     """
-    from nnfmq.runtime.client_trace import SOCKET_PREFIX, VARIABLE
+    from nnfmq.runtime.client_trace import SOCKET_PREFIX
 
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nnfmq-trace-"))
         path = Path(folder, "s")
         collector = stack.enter_context(_Collector(stack.enter_context(Listener.create(path))))
-        environment = os.environ | {VARIABLE: f"{SOCKET_PREFIX}{path}"}
+        environment = os.environ | {settings.TRACE.variable: f"{SOCKET_PREFIX}{path}"}
         with _started(command, environment) as process:
             pidfd = os.pidfd_open(process.pid)
             stack.callback(os.close, pidfd)

@@ -58,6 +58,7 @@ cdef extern from "_atomics.h" nogil:
     int nnfmq_timed_sleep(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t deadline_ns)
     const int NNFMQ_POLL, NNFMQ_SLEEP
     int64_t nnfmq_next_action(const nnfmq_wait_estimator *f, int64_t now, int64_t window_ns)
+    int64_t nnfmq_poll_end(const nnfmq_wait_estimator *f, int64_t began, int64_t now, int64_t window_ns)
     void nnfmq_add_wait(nnfmq_wait_estimator *f, int64_t waited)
     void nnfmq_add_wakeup(nnfmq_wait_estimator *f, int64_t planned, int64_t now, int found)
     int nnfmq_sleep(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t deadline_ns)
@@ -99,6 +100,7 @@ cdef extern from *:
 
 cdef int64_t FIRST_POLL_NS = 2_000  # polling before the estimator is consulted, with the GIL
 cdef int64_t SPIN_SLICE_NS = 10_000_000  # of polling without the GIL, after which signal handlers run
+cdef int64_t YIELD_PERIOD_NS = 5_000  # of polling without the GIL, after which another thread may have the CPU
 
 
 cdef int64_t as_deadline(object deadline_ns) except? -2:
@@ -700,10 +702,12 @@ cdef class Ring:
     cdef bint hybrid_wait(self, EventFlagWord event, int64_t deadline, int64_t window, int64_t began) except -1:
         cdef int64_t action = nnfmq_next_action(&self.estimator, began, window)
         cdef int64_t now = began
+        cdef int64_t poll_end
         cdef bint found
         if action > NNFMQ_POLL and self.sleep_before_poll(event, deadline, action, &now):
             return True
-        found = action != NNFMQ_SLEEP and self.poll_without_gil(event, now, min(later(now, window), deadline))
+        poll_end = min(nnfmq_poll_end(&self.estimator, began, now, window), deadline)
+        found = action != NNFMQ_SLEEP and self.poll_without_gil(event, now, poll_end)
         if not found and not self.sleep(event, deadline):
             return False
         nnfmq_add_wait(&self.estimator, nnfmq_now() - began)
@@ -725,15 +729,22 @@ cdef class Ring:
         return found
 
     cdef bint poll_without_gil(self, EventFlagWord event, int64_t now, int64_t until) except -1:
-        """Poll without the GIL, in slices between which signal handlers run."""
+        """Poll without the GIL, in slices between which signal handlers run.
+
+        Yields the CPU repeatedly: the thread that computes what this one waits for may have been placed on it.
+        """
         cdef bint found = False
         cdef int64_t slice_end
         while not found and now < until:
             slice_end = min(now + SPIN_SLICE_NS, until)
             with nogil:
-                found = nnfmq_poll(&self.ring, &event.event, NNFMQ_READER, self.ring.quantum, slice_end)
+                while not found and now < slice_end:
+                    found = nnfmq_poll(&self.ring, &event.event, NNFMQ_READER, self.ring.quantum,
+                                       min(now + YIELD_PERIOD_NS, slice_end))
+                    if not found:
+                        sched_yield()
+                    now = nnfmq_now()
             PyErr_CheckSignals()
-            now = nnfmq_now()
         return found
 
     cdef bint poll(self, EventFlagWord event, int64_t until):

@@ -26,15 +26,27 @@ static inline int64_t nnfmq_step(int64_t estimate, int64_t sample, int64_t up, i
     return sample > estimate ? (sample - estimate) / up : -((estimate - sample) / down);
 }
 
+static inline int nnfmq_is_regular(const nnfmq_wait_estimator *e, int64_t window_ns) {
+    int is_small = e->deviation <= e->mean / 16 && (e->deviation + 1) / 2 <= window_ns; /* 2 * window_ns may overflow */
+    return e->deviation <= window_ns / 2 || is_small;
+}
+
+/* The time at which to stop polling, which begins at `now`, and sleep. */
+static inline int64_t nnfmq_poll_end(const nnfmq_wait_estimator *e, int64_t began, int64_t now, int64_t window_ns) {
+    int is_expected = e->samples >= 4 && e->mean <= 100000000 && nnfmq_is_regular(e, window_ns);
+    int64_t from = is_expected && began + e->mean > now ? began + e->mean : now;
+    return from > INT64_MAX - window_ns ? INT64_MAX : from + window_ns;
+}
+
 /* NNFMQ_POLL, NNFMQ_SLEEP, or the time at which to end a sleep before polling. */
 static inline int64_t nnfmq_next_action(const nnfmq_wait_estimator *e, int64_t now, int64_t window_ns) {
     if (window_ns == 0)
         return NNFMQ_SLEEP;
     if (e->samples < 4 || e->mean > 100000000 || e->mean + 2 * e->deviation <= window_ns)
         return NNFMQ_POLL;
-    if (e->deviation > window_ns / 2)
+    if (!nnfmq_is_regular(e, window_ns))
         return e->mean - e->deviation > window_ns ? NNFMQ_SLEEP : NNFMQ_POLL;
-    int64_t sleep_ns = e->mean - nnfmq_min(e->wakeup_delay + 2 * e->deviation + 5000, window_ns);
+    int64_t sleep_ns = e->mean - (e->wakeup_delay + 2 * e->deviation + 5000);
     return sleep_ns < 10000 ? NNFMQ_POLL : now + sleep_ns;
 }
 

@@ -734,8 +734,10 @@ class Ring(Uncopyable):
         action = self._estimator.next_action(began, window_ns)
         if action > POLL and self._sleep_before_poll(event, deadline_ns, action):
             return True
-        start = began if action == POLL else monotonic_ns()
-        found = action != SLEEP and self._poll(event, monotonic_ns(), _earlier(deadline_ns, start + window_ns))
+        now = began if action == POLL else monotonic_ns()
+        poll_end = self._estimator.poll_end(began, now, window_ns)
+        # Yields: the thread that computes what this one waits for may have been placed on this CPU.
+        found = action != SLEEP and self._poll(event, now, _earlier(deadline_ns, poll_end), True)
         found = found or self._sleep(event, READER, self._quantum, deadline_ns, NOT_EMPTY)
         if found:
             self._estimator.add_wait(monotonic_ns() - began)
@@ -754,10 +756,12 @@ class Ring(Uncopyable):
         self._estimator.add_wakeup(until, monotonic_ns(), found)
         return found
 
-    def _poll(self, event: EventFlagWord, now: int, until: int) -> bool:
+    def _poll(self, event: EventFlagWord, now: int, until: int, yields: bool = False) -> bool:
         while now < until:
             if self._is_ready(READER, self._quantum) or event.is_cancelled:
                 return True
+            if yields:
+                os.sched_yield()
             now = monotonic_ns()
         return False
 

@@ -2,7 +2,7 @@
 
 A receiver that polls notices a record within a fraction of a microsecond, but occupies a CPU; one that sleeps in the
 futex pays for a context switch. As the Linux block layer did for NVMe, a receiver here estimates how long its waits
-are, sleeps until shortly before the next record is due, and polls for one polling window from there.
+are, sleeps until shortly before the next record is due, and polls from there until one polling window after that.
 
 `WaitEstimator` is arithmetic only, and the specification of `_hybrid_polling.h`. The cores do the waiting.
 """
@@ -12,11 +12,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from nnfmq import settings
 from nnfmq.hal.errors import InvalidArgument
 
-CONTROLLER_VARIABLE = "NNFMQ_BURST_CONTROLLER_POLLING_WINDOW"
-SERVER_VARIABLE = "NNFMQ_BURST_SERVER_POLLING_WINDOW"
-DEFAULT_WINDOW_US = 50
 _WINDOW_MAX_US = 10**9
 
 POLL, SLEEP = 0, -1
@@ -48,13 +46,12 @@ class WaitEstimator:
     def next_action(self, now: int, window_ns: int) -> int:
         """Return POLL, SLEEP, or the time at which to end a sleep before polling.
 
-        * POLL for one window, then sleep, as Android does: if the wait is expected to end within the window, if there
+        * POLL until `poll_end`: if the wait is expected to end within the window or sooner than a sleep would, if there
           are too few samples, or if waits are so long that the latency of a wake-up no longer matters.
-        * A time, if the wait is long and regular: sleep until shortly before the expected arrival, then poll.
-        * SLEEP immediately, if the wait is irregular and rarely ends within the window. Polling would rarely succeed,
-          and could take the CPU from the thread that computes the result.
+        * A time, if the wait is long and regular: sleep until shortly before the expected arrival, then poll. The
+          sleep ends earlier by as much as sleeps end late.
+        * SLEEP immediately, if the wait is irregular and rarely ends within the window. Polling would rarely succeed.
 
-        Besides the first 2 to 5 µs, which the cores poll before they ask, a wait polls for one window at most.
         Rejected: to sleep whenever another task has run on this CPU. Beside one busy process, the additional wake-ups
         cost more than the rare interruption of a poll.
         """
@@ -62,11 +59,23 @@ class WaitEstimator:
             return SLEEP
         if self.samples < _SAMPLES_MIN or self.mean > _LONG_WAIT_NS or self.mean + 2 * self.deviation <= window_ns:
             return POLL
-        if self.deviation > window_ns // 2:
+        if not self._is_regular(window_ns):
             return SLEEP if self.mean - self.deviation > window_ns else POLL
-        margin = min(self.wakeup_delay + 2 * self.deviation + _WAKE_MARGIN_NS, window_ns)
-        sleep_ns = self.mean - margin
+        sleep_ns = self.mean - (self.wakeup_delay + 2 * self.deviation + _WAKE_MARGIN_NS)
         return POLL if sleep_ns < _SLEEP_MIN_NS else now + sleep_ns
+
+    def _is_regular(self, window_ns: int) -> bool:
+        """Return whether waits deviate by less than half a window, or by little of their length and two windows."""
+        return self.deviation <= max(window_ns // 2, min(self.mean // 16, 2 * window_ns))
+
+    def poll_end(self, began: int, now: int, window_ns: int) -> int:
+        """Return the time at which to stop polling and sleep, in a wait that began at `began` and polls from `now` on.
+
+        It is one window after the expected arrival if the wait is regular, else one window from now, as in Android.
+        """
+        if self.samples < _SAMPLES_MIN or self.mean > _LONG_WAIT_NS or not self._is_regular(window_ns):
+            return now + window_ns
+        return max(now, began + self.mean) + window_ns
 
     def add_wait(self, waited: int) -> None:
         """Update the estimate with the length of a wait.
@@ -111,7 +120,7 @@ class PollingWindow:
         Raises:
             InvalidArgument: If the window is NaN or longer than 1000 s.
         """
-        return cls(_window_ns(CONTROLLER_VARIABLE, window_us))
+        return cls(_window_ns(settings.BURST_CONTROLLER_POLLING_WINDOW, window_us))
 
     @classmethod
     def server(cls, window_us: float | None = None) -> PollingWindow:
@@ -120,22 +129,15 @@ class PollingWindow:
         Raises:
             InvalidArgument: If the window is NaN or longer than 1000 s.
         """
-        return cls(_window_ns(SERVER_VARIABLE, window_us))
+        return cls(_window_ns(settings.BURST_SERVER_POLLING_WINDOW, window_us))
 
 
-def _window_ns(variable: str, window_us: float | None) -> int:
+def _window_ns(setting: settings.Setting[int], window_us: float | None) -> int:
     # On a machine with one CPU polling keeps the peer from running. A process that is pinned to one of several CPUs may
     # poll, because the peer can run on another.
     if os.cpu_count() == 1:
         return 0
-    wanted = _from_environment(variable) if window_us is None else window_us
+    wanted = setting.value() if window_us is None else window_us
     if not abs(wanted) <= _WINDOW_MAX_US:  # written so that NaN is rejected as well
         raise InvalidArgument(f"a polling window is 0 to {_WINDOW_MAX_US} µs, got {wanted}")
-    return round((wanted if wanted >= 0 else DEFAULT_WINDOW_US) * 1000)
-
-
-def _from_environment(variable: str) -> int:
-    try:
-        return int(os.environ.get(variable, DEFAULT_WINDOW_US))
-    except ValueError:
-        return DEFAULT_WINDOW_US  # as Android's GetUintProperty: a value that cannot be parsed counts as unset
+    return round((wanted if wanted >= 0 else setting.default) * 1000)

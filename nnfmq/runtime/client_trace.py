@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from nnfmq import settings
 from nnfmq.channel import Channel
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import ErrorStatus, NnfmqError
@@ -29,7 +30,6 @@ from nnfmq.serialize import messages
 
 __all__ = [
     "SOCKET_PREFIX",
-    "VARIABLE",
     "BurstTrace",
     "burst_trace",
     "finish",
@@ -41,7 +41,6 @@ __all__ = [
 BurstTrace: TypeAlias = ExchangeTrace | None
 """What records the requests of a burst; None: this process does not record."""
 
-VARIABLE = "NNFMQ_TRACE"
 SOCKET_PREFIX = "socket:"
 _CONNECT_TIMEOUT_S = 5.0
 _log = logging.getLogger("nnfmq.client")
@@ -103,7 +102,7 @@ class _Process:
 
 def start() -> None:
     """Begin to record, if $NNFMQ_TRACE asks for it and this process does not yet. Blocks up to 5 s for a collector."""
-    target = os.environ.get(VARIABLE)
+    target = settings.TRACE.value()
     if not target or _Process.application is not None or _Process.has_failed:
         return
     with _Process.lock:
@@ -113,7 +112,7 @@ def start() -> None:
             application = _Application(target)
             ring = application.new_ring()
         except (NnfmqError, OSError) as error:
-            _log.warning("this process is not traced: $%s is %r: %s", VARIABLE, target, error)
+            _log.warning("this process is not traced: $%s is %r: %s", settings.TRACE.variable, target, error)
             _Process.has_failed = True
             return
         TRACING.start(Recorder(ring.view, f"application {Path(sys.argv[0] or 'python').name}"))

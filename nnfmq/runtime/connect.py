@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nnfmq import settings
 from nnfmq.channel import Channel
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
@@ -62,7 +63,7 @@ def connect(
     """
     deadline_ns = deadline_after(timeout)
     level_of(interface)  # check it before a driver is started
-    if os.environ.get("NNFMQ_TRACE"):
+    if settings.TRACE.value():
         from nnfmq.runtime import client_trace
 
         client_trace.start()

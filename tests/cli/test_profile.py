@@ -36,8 +36,8 @@ DIGITS_QUANT = nnfmq.example_path("digits_quant.tflite")
 OPERATIONS = ["CONV_2D", "MAX_POOL_2D", "CONV_2D", "MAX_POOL_2D", "FULLY_CONNECTED", "SOFTMAX"]
 FIELDS = {
     *("number", "operation", "shapes", "arithmetic", "p50_ns", "min_ns", "share", "multiply_adds", "elements"),
-    *("giga_operations_per_s", "share_of_peak", "bytes", "gigabytes_per_s", "computed_by", "fused_into"),
-    *("threads", "kernels"),
+    *("giga_operations_per_s", "share_of_peak", "share_of_bound", "bytes", "gigabytes_per_s"),
+    *("computed_by", "fused_into", "threads", "kernels"),
 }
 
 
@@ -133,6 +133,19 @@ def test_quantized_products_are_compared_with_the_8_bit_peak(report: Any) -> Non
     assert row["share_of_peak"] == pytest.approx(
         row["giga_operations_per_s"] / found["ceilings"]["quantized"]["all_threads"]
     )
+
+
+def test_quantized_products_are_compared_with_a_bound_that_includes_their_outputs(report: Any) -> None:
+    found = report(DIGITS_QUANT)
+    peaks = {name: found["ceilings"][name]["all_threads"] for name in ("quantized", "outputs")}
+    products = [row for row in found["operations"] if row["operation"] in ("CONV_2D", "FULLY_CONNECTED")]
+
+    for row in products:
+        bound_ns = 2 * row["multiply_adds"] / peaks["quantized"] + row["elements"] / peaks["outputs"]
+        assert row["share_of_bound"] == pytest.approx(bound_ns / row["p50_ns"])
+    others = [row["share_of_bound"] for row in found["operations"] if row not in products]
+    assert (len(products), set(others)) == (3, {None})
+    assert {row["share_of_bound"] for row in report(DIGITS)["operations"]} == {None}, "float32 is not requantized"
 
 
 def test_kernels_are_named_with_their_tiles_and_threads(report: Any) -> None:
@@ -477,6 +490,7 @@ def test_long_times_do_not_break_a_row() -> None:
         "operation": "DEPTHWISE_CONV_2D",
         "share": 1.0,
         "share_of_peak": 1.0,
+        "share_of_bound": 1.0,
         "bytes": 10**9,
         "computed_by": "kernel",
         "threads": 16,

@@ -22,6 +22,7 @@ from bench_processes import BenchmarkFailed
 from model_bench_jobs import RunnerJob, Trial, inputs_for, make_step
 from model_bench_metrics import (
     BASELINES,
+    BURST,
     IN_PROCESS,
     MODELS,
     ModelBenchmark,
@@ -89,7 +90,9 @@ def test_models_and_cost_are_reported(data_dir: Path) -> None:
     report = json.loads(done.stdout)
     assert set(report) == {"conditions", "models", "cost", "roofline", "missed", "not_compared"}
     (row,) = report["models"]
-    assert row["runners"].keys() | row["missing"].keys() == {runner_name(kind, n) for kind in RUNNERS for n in (1, 2)}
+    assert row["runners"].keys() | row["missing"].keys() == {
+        runner_name(kind, n) for kind in (BURST, IN_PROCESS, *BASELINES) for n in (1, 2)
+    }
     for runner in row["runners"].values():
         assert {"p50", "p99", "p99.9", "threads", "api_variant", "output_difference"} <= set(runner)
         assert runner["output_difference"] < 1e-5  # all runners execute the same model on the same input
@@ -261,18 +264,23 @@ def test_tails_are_compared_with_the_shortest_tail_of_a_baseline() -> None:
     assert [(each["value"], each["met"]) for each in row["targets"]] == [(0.5, True), (1.35, False), (2.0, True)]
 
 
+COST_METRICS = {"nnfmq burst": _metrics(45), "nnfmq in process": _metrics(31), "nnfmq shared memory": _metrics(41)}
+
+
 def test_the_cost_is_a_difference_with_a_target_of_5_us() -> None:
-    assert cost_row("net", 1, _metrics(45), _metrics(41), 4)["targets"][0]["value"] == 4
-    assert cost_row("net", 1, _metrics(45), _metrics(41), 4)["targets"][0]["met"] is True
-    assert cost_row("net", 1, _metrics(45), _metrics(39), 6)["targets"][0]["met"] is False
+    row = cost_row("net", 1, COST_METRICS, 4)
+    assert (row["burst_us"], row["in_process_us"], row["transfer_us"]) == (45, 31, 10)
+    assert cost_row("net", 1, COST_METRICS, 4)["targets"][0]["value"] == 4
+    assert cost_row("net", 1, COST_METRICS, 4)["targets"][0]["met"] is True
+    assert cost_row("net", 1, COST_METRICS, 6)["targets"][0]["met"] is False
 
 
 def test_a_cost_below_the_noise_of_its_rounds_is_not_measured() -> None:
-    (noisy,) = cost_row("net", 1, _metrics(45), _metrics(41), 4, [1, 4, 9])["targets"]
+    (noisy,) = cost_row("net", 1, COST_METRICS, 4, [1, 4, 9])["targets"]
     assert (noisy["value"], noisy["noise"], noisy["met"]) == (4, 8, None)
-    (negative,) = cost_row("net", 1, _metrics(45), _metrics(46), -100, [-101, -100, -99])["targets"]
+    (negative,) = cost_row("net", 1, COST_METRICS, -100, [-101, -100, -99])["targets"]
     assert negative["met"] is None  # a burst cannot be faster than its engine
-    (stable,) = cost_row("net", 1, _metrics(45), _metrics(41), 4, [3.75, 4, 4.25])["targets"]
+    (stable,) = cost_row("net", 1, COST_METRICS, 4, [3.75, 4, 4.25])["targets"]
     assert (stable["noise"], stable["met"]) == (0.5, True)
 
 
@@ -318,7 +326,7 @@ def test_the_roofline_is_the_lower_of_cache_and_registers() -> None:
 def test_targets_are_listed_with_the_label_of_their_row() -> None:
     models = [{"comparisons": [model_row(MODEL, METRICS, 2)]}]
     compiling = compiling_row("net", "other", unloaded=_metrics(10), under_load=_metrics(16))
-    report = {"models": models, "cost": [cost_row("net", 1, _metrics(9), _metrics(1), 8)], "compiling": [compiling]}
+    report = {"models": models, "cost": [cost_row("net", 1, COST_METRICS, 8)], "compiling": [compiling]}
     assert [(label, target["met"]) for label, target in targets_of(report)] == [
         *[("net, 2 threads", True)] * 3,
         ("net, 1 thread", False),
@@ -350,6 +358,7 @@ def fake_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setattr(sections, "run_interleaved", take)
     monkeypatch.setattr(sections, "load_source", lambda _: digits)
+    monkeypatch.setattr(sections, "generate", lambda _: b"")
     monkeypatch.setattr(sections, "_measure_ceilings", lambda _: rates)
 
 
@@ -451,7 +460,7 @@ def report() -> dict[str, Any]:
     return {
         "conditions": conditions,
         "models": [row],
-        "cost": [cost_row("net", 1, _metrics(45), _metrics(41), 4)],
+        "cost": [cost_row("net", 1, COST_METRICS, 4)],
         "compiling": [compiling_row("net", "other", _metrics(10), _metrics(16))],
         "scaling": {"size": [series], "channels": [series], "at": {"size": 16, "channels": 32},
                    "threads": [{"model": "net", "points": points}]},
@@ -465,7 +474,7 @@ def test_results_have_a_table_for_each_section(report: dict[str, Any]) -> None:
     text = pages.results(report, {})
     ratios = "0.50 × | 0.50 × | met | 0.50 × | 1.30 × | met | 0.50 × | 2 × | met"
     assert f"| net | nnfmq burst | 2 | {ratios} | 40 | 80 | ONNX Runtime |" in text
-    assert "| net | 1 | 4 µs | 5 µs | met | 45 | 41 |" in text
+    assert "| net | 1 | 4 µs | 5 µs | met | 45 | 31 | 10 |" in text
     assert "| net | other | 1.60 × | 1.50 × | **missed** | 32 | 20 |" in text
     assert "| op, uint8 | 24 | 48 | 1.50 |" in text
     assert "which shares them with the computing threads" in text
@@ -537,10 +546,10 @@ def test_the_tables_have_ratios_first_and_every_runner(
 ) -> None:
     model_bench._print(report, True)
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    ratio = next(number for number, line in enumerate(lines) if "burst / best baseline" in line)
+    ratio = next(number for number, line in enumerate(lines) if line.startswith("model") and "runner" in line)
     runner = next(number for number, line in enumerate(lines) if line.startswith("nnfmq burst, 2 threads"))
     assert ratio < runner
-    assert lines[ratio + 2].split()[:7] == ["net", "2", "0.50", "×", "0.50", "×", "met"]
+    assert lines[ratio + 2].split()[:7] == ["net", "nnfmq", "burst", "2", "0.50", "×", "0.50"]
     assert lines[runner].split()[4:8] == ["40", "80", "120", "2"]
     assert "targets missed: net: something" in lines
     assert "not compared: nothing" in lines

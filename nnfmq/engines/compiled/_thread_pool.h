@@ -41,6 +41,7 @@
 #endif
 
 #include <limits.h>
+#include <sched.h>
 #include <linux/futex.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -55,16 +56,19 @@
 
 #define NNFMQ_POOL_MAX_WORKERS 15
 #ifndef NNFMQ_POOL_IDLE_SPINS         /* the model checker has smaller numbers */
-#define NNFMQ_POOL_IDLE_SPINS 300     /* after a run: about 10 µs, because the thread that waits for the result may need the CPU */
+#define NNFMQ_POOL_IDLE_SPINS 4000    /* after a run: about 130 µs, longer than an application takes between two runs */
 #define NNFMQ_POOL_BUSY_SPINS 200000  /* during a run */
 #define NNFMQ_POOL_AWAIT_SPINS 2000   /* of the caller, for a worker that still computes a chunk */
 #define NNFMQ_POOL_CHUNKS_PER_THREAD 4
 #endif
+#define NNFMQ_POOL_YIELD_SPINS 100 /* without yielding: about 3 µs */
+#define NNFMQ_POOL_YIELD_PERIOD 8 /* spins between two yields */
 
 #define NNFMQ_POOL_STOPPED (-1)
 enum { NNFMQ_POOL_FREE = 0, NNFMQ_POOL_BUSY = 1, NNFMQ_POOL_AWAITED = 2 };
 
-/* Which threads compute a launch: the calling thread, also the awake workers, or all after waking them. */
+/* Which threads compute a launch: the calling thread, also the awake workers, or all after waking them. Runs in quick
+ * succession wake workers for every parallel launch: they find little to do in this run, but are awake in the next. */
 enum { NNFMQ_SERIAL = 0, NNFMQ_PARALLEL = 1, NNFMQ_PARALLEL_WAKE = 2 };
 
 /* Computes the work items from `first` to before `last`. */
@@ -97,6 +101,7 @@ typedef struct {
     int64_t stride; /* of the threads' scratch buffers */
     int64_t chunk;  /* work items */
     int64_t items;
+    int64_t is_repeated;    /* the caller's: the last run ended a short time ago, so workers that wake now stay awake */
     _Atomic int64_t active; /* threads that the run in progress uses: its workers spin longer */
 
     _Alignas(128) _Atomic int64_t epoch; /* odd: region open, even: closed, or NNFMQ_POOL_STOPPED */
@@ -162,6 +167,16 @@ static inline void nnfmq_pool_compute(nnfmq_pool *pool, int64_t me) {
     }
 }
 
+/* What a thread does between two looks, after `spins` of them. The scheduler may have put the caller, a worker and the
+ * thread that waits for the result on one CPU; whoever spins there without yielding keeps the others from running for a
+ * slice of the scheduler, which takes milliseconds. */
+static inline void nnfmq_pool_relax(int64_t spins) {
+    if (spins > NNFMQ_POOL_YIELD_SPINS && spins % NNFMQ_POOL_YIELD_PERIOD == 0)
+        sched_yield();
+    else
+        nnfmq_pause();
+}
+
 /* ---- workers ---- */
 
 static inline void nnfmq_pool_leave(_Atomic uint32_t *busy) {
@@ -206,7 +221,7 @@ static inline int nnfmq_pool_step(nnfmq_pool *pool, int64_t me, nnfmq_worker *wo
         }
         return 1;
     }
-    nnfmq_pause();
+    nnfmq_pool_relax(worker->spins);
     if (++worker->spins < NNFMQ_POOL_IDLE_SPINS)
         return 1;
     if (worker->spins < NNFMQ_POOL_BUSY_SPINS && me < atomic_load_explicit(&pool->active, memory_order_relaxed))
@@ -246,7 +261,7 @@ static inline void nnfmq_pool_await(_Atomic uint32_t *busy) {
     for (int spins = 0; spins < NNFMQ_POOL_AWAIT_SPINS; spins++) {
         if (atomic_load_explicit(busy, memory_order_seq_cst) == NNFMQ_POOL_FREE) /* SYNC busy, result */
             return;
-        nnfmq_pause();
+        nnfmq_pool_relax(spins);
     }
     for (;;) {
         uint32_t found = NNFMQ_POOL_BUSY;
@@ -276,7 +291,7 @@ static inline void nnfmq_pool_divide(nnfmq_pool *pool, const nnfmq_launch *launc
 static inline void nnfmq_pool_open(nnfmq_pool *pool, const nnfmq_launch *launch, int64_t threads) {
     nnfmq_pool_divide(pool, launch, threads);
     atomic_fetch_add_explicit(&pool->epoch, 1, memory_order_seq_cst); /* SYNC region, busy, sleep */
-    if (launch->parallelism == NNFMQ_PARALLEL_WAKE)
+    if (launch->parallelism == NNFMQ_PARALLEL_WAKE || pool->is_repeated)
         nnfmq_pool_wake(pool);
 }
 

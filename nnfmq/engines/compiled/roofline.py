@@ -1,4 +1,4 @@
-"""Roofline ceilings: peak multiply-add rates and copy bandwidths of this machine, measured by generated kernels.
+"""Roofline ceilings: peak rates of multiply-adds, quantized outputs and copies, measured by generated kernels.
 
 A ceiling is the best of many short runs, by one thread and by the whole thread pool. It is what generated code can
 reach with the target's instructions; other instructions of the CPU may reach more. The kernels are compiled in this
@@ -7,6 +7,7 @@ process: they are not among the `kernels` that compile processes know.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,17 +22,30 @@ from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, 
 from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.kernels.dot_instructions import dot2, dot4, dot4_signed, madd_acc16
 from nnfmq.engines.compiled.kernels.dot_product import Float32
-from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionLaunch, plan_partition
+from nnfmq.engines.compiled.lowering import KernelLaunch
+from nnfmq.engines.compiled.lowering.conv_matmul_rules import convolution
+from nnfmq.engines.compiled.memory_plan import ALIGNMENT, ArraySpec, PartitionLaunch, align, plan_partition
 from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.target import Target, host_target
 from nnfmq.engines.compiled.thread_pool import ThreadPool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS
+from nnfmq.hal.types import FusedActivationFunc, PaddingScheme
+from nnfmq.operations.signature import Array, Tensor
 
-__all__ = ["Ceiling", "CopyBandwidth", "FmaThroughput", "MultiplyAdd", "measure_ceilings", "roofline_kernels"]
+__all__ = [
+    "Ceiling",
+    "CopyBandwidth",
+    "FmaThroughput",
+    "MultiplyAdd",
+    "measure_ceilings",
+    "quantized_outputs",
+    "roofline_kernels",
+]
 
 _FMA_ITERATIONS, _FMA_WORK_ITEMS = 1 << 12, 64
 _MEMORY_CHUNK, _MEMORY_CHUNKS = 1 << 20, 32
 _CACHE_CHUNK, _CACHE_ITERATIONS = 1 << 17, 32
+_OUTPUT_SHAPE, _OUTPUT_K = (1, 64, 64, 128), 4  # fits the second-level cache; K of one dot product
 _LIMITS_NS = 20_000_000, 40_000_000  # one thread; all threads, which rarely have all CPUs to themselves
 _MIN_RUNS = 4
 _PARALLEL_NS = 1 << 30  # an estimate at which a launch runs on all threads
@@ -139,7 +153,7 @@ class CopyBandwidth:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """A peak rate in 10^9 operations or bytes per second, of one thread and of all."""
+    """A peak rate in 10^9 operations, outputs or bytes per second, of one thread and of all."""
 
     one_thread: float
     all_threads: float
@@ -148,17 +162,22 @@ class Ceiling:
 def measure_ceilings(pool: ThreadPool) -> dict[str, Ceiling]:
     """Return the ceilings: `float32` and `quantized` in operations, `memory` and `cache` in bytes read and written.
 
-    Blocks for about a third of a second. Memory is copied from 32 MiB to 32 MiB, cache from 128 KiB to 128 KiB in each
-    thread. Uses the threads of `pool`, which keep running.
+    `outputs` is the rate at which quantized products are requantized and stored, without their multiply-adds. Memory is
+    copied from 32 MiB to 32 MiB, cache from 128 KiB to 128 KiB in each thread. Blocks for about half a second. Uses the
+    threads of `pool`, which keep running.
     """
     target = host_target()
     kernels = roofline_kernels(target, pool.worker_count + 1)
-    partition, frame = _bind(list(kernels.values()), pool, target)
+    outputs = quantized_outputs(target)
+    partition, frame = _bind([*(KernelLaunch(kernel, (), 0) for kernel in kernels.values()), outputs], pool, target)
     partition(frame)
     run = partition.range_runner(frame)
+    amounts = {
+        name: kernel.operations if isinstance(kernel, FmaThroughput) else kernel.bytes_copied
+        for name, kernel in kernels.items()
+    }
     ceilings = {}
-    for number, (name, kernel) in enumerate(kernels.items()):
-        amount = kernel.operations if isinstance(kernel, FmaThroughput) else kernel.bytes_copied
+    for number, (name, amount) in enumerate({**amounts, "outputs": math.prod(_OUTPUT_SHAPE)}.items()):
         one_thread = amount / _best_ns(run, 2 * number, _LIMITS_NS[0])
         all_threads = amount / _best_ns(run, 2 * number + 1, _LIMITS_NS[1]) if pool.worker_count else one_thread
         ceilings[name] = Ceiling(one_thread, max(one_thread, all_threads))
@@ -178,23 +197,64 @@ def roofline_kernels(target: Target, threads: int) -> dict[str, FmaThroughput | 
     }
 
 
-def _bind(kernels: Sequence[Kernel], pool: ThreadPool, target: Target) -> tuple[CompiledPartition, list[Any]]:
+def quantized_outputs(target: Target) -> KernelLaunch:
+    """Return the launch of a 1×1 convolution of int8 that has little to multiply for each output."""
+    *positions, channels = _OUTPUT_SHAPE
+    s8, filters = np.dtype(np.int8), (channels, 1, 1, _OUTPUT_K)
+    weights = (np.arange(channels * _OUTPUT_K) % 255 - 127).astype(np.int8).reshape(filters)
+    launch = convolution(
+        Tensor((*positions, _OUTPUT_K), s8, 0.5),
+        Tensor(filters, s8, 0.25, value=weights),
+        Tensor((channels,), np.dtype(np.int32), 0.125, value=np.zeros(channels, np.int32)),
+        output=Tensor(_OUTPUT_SHAPE, s8, 16.0),
+        target=target,
+        activation=FusedActivationFunc.NONE,
+        padding_scheme=PaddingScheme.VALID,
+        stride_width=1,
+        stride_height=1,
+    )
+    assert launch is not None, "every target has a kernel for it"
+    return launch
+
+
+def _bind(launches: Sequence[KernelLaunch], pool: ThreadPool, target: Target) -> tuple[CompiledPartition, list[Any]]:
     """Return a partition with two launches of each kernel, serial and parallel, and its frame."""
+    kernels: list[Kernel] = [launch.kernel for launch in launches]
+    constants, offsets = _constants(launches)
     source, first_output = 0, 1 + len(kernels)
     size = max(_MEMORY_CHUNK * _MEMORY_CHUNKS, _CACHE_CHUNK * (pool.worker_count + 1))
     specs = {first_output + number: ArraySpec(np.dtype(np.uint8), (size,)) for number in range(len(kernels))}
-    launches = [
-        PartitionLaunch(kernel, (source,), (first_output + number,), (), estimated_ns)
+    planned = [
+        PartitionLaunch(kernel, (source,), (first_output + number,), offsets[number], estimated_ns)
         for number, kernel in enumerate(kernels)
         for estimated_ns in (0, _PARALLEL_NS)
     ]
-    plan = plan_partition(launches, specs, {}, [source], [], target)
+    plan = plan_partition(planned, specs, {}, [source], [], target)
     slot = first_output + len(kernels)
     code = LoadedCode([compile_kernels(kernels, target)])
-    partition = CompiledPartition(plan, np.zeros(1, np.uint8), code, pool, slot)
+    partition = CompiledPartition(plan, constants, code, pool, slot)
     frame: list[Any] = [None] * (slot + 1)
     frame[source] = np.full(size // 4, 0.25, np.float32).view(np.uint8)
     return partition, [*frame, DEFAULT_RUN_OPTIONS]
+
+
+def _constants(launches: Sequence[KernelLaunch]) -> tuple[Array, list[tuple[int, ...]]]:
+    """Return the constants of all launches in one array aligned to cache lines, and their offsets by launch."""
+    parts: list[tuple[int, bytes]] = []
+    size, offsets = 0, []
+    for launch in launches:
+        begins = []
+        for constant in launch.constants:
+            parts.append((size, constant if isinstance(constant, bytes) else bytes(constant())))
+            begins.append(size)
+            size += align(len(parts[-1][1]))
+        offsets.append(tuple(begins))
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    skip = -memory.ctypes.data % ALIGNMENT
+    constants = memory[skip : skip + size]
+    for begin, data in parts:
+        constants[begin : begin + len(data)] = np.frombuffer(data, np.uint8)
+    return constants, offsets
 
 
 def _best_ns(run: Callable[[int, int], None], number: int, limit_ns: int) -> int:

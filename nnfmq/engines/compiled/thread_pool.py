@@ -2,8 +2,9 @@
 
 The calling thread runs a list of launch records (function, arguments, work items, `Parallelism`). A parallel launch is
 cut into chunks, a contiguous range for each thread. A thread takes chunks from its own range, then steals from the
-others. Workers spin while a run is active and about 10 µs longer, then wait on a futex; only launches with enough
-remaining work wake them. Work items are independent: results do not depend on the schedule.
+others. Workers spin while a run is active and about 130 µs longer, then wait on a futex; launches with enough remaining
+work wake them, and in runs that follow each other quickly every parallel launch. Work items are independent: results do
+not depend on the schedule.
 
 The pools of several processes can divide the cores between them (`CoreDivision`): before each launch a pool counts the
 busy processes, and uses no more threads than its share.

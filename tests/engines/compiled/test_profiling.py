@@ -210,5 +210,5 @@ def test_accumulators_hide_the_latency_of_two_fma_units_and_fit_the_registers() 
 def test_ceilings_are_measured_with_one_thread_and_with_all_threads() -> None:
     ceilings = measure_ceilings(default_thread_pool())
 
-    assert list(ceilings) == ["float32", "quantized", "memory", "cache"]
+    assert list(ceilings) == ["float32", "quantized", "memory", "cache", "outputs"]
     assert all(0 < ceiling.one_thread <= ceiling.all_threads for ceiling in ceilings.values())

@@ -185,6 +185,21 @@ def test_a_sleeping_worker_is_not_woken_for_little_work(
     assert (count == 2).all()
 
 
+def test_runs_in_quick_succession_wake_a_sleeping_worker_for_little_work(
+    kernels: LoadedCode, make_pool: Callable[[int], ThreadPool]
+) -> None:
+    pool, count = make_pool(1), np.zeros(8, np.int64)
+    run_launches(pool, kernels.address("count"), [count], 8)
+    until(lambda: pool.sleepers >= 1, "the worker sleeps")
+
+    def run_twice() -> bool:
+        for _ in range(2):
+            run_launches(pool, kernels.address("count"), [count], 8, Parallelism.PARALLEL)
+        return pool.sleepers == 0
+
+    until(run_twice, "a wake-up resets the count")
+
+
 def test_a_worker_takes_part_in_every_launch(kernels: LoadedCode, make_pool: Callable[[int], ThreadPool]) -> None:
     pool = make_pool(1)
     args = [np.array([8, 0, 0], np.int64) for _ in range(100)]

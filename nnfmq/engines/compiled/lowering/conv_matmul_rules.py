@@ -60,6 +60,7 @@ __all__ = ["RULES", "gemm_of_rows"]
 _FLOAT32 = np.dtype("<f4")
 _POINTWISE = WindowDimension(1, 1, 1, 0, 0, 1)
 _MAX_U8, _MAX_S8 = 255, 128
+_WEIGHT_BYTES_PER_NS = 32  # of one thread, from the second-level or the shared cache
 _ACC16_WIDTHS, _ACC16_WIDTHS_GEMV = (
     (2, 4),
     (2, 4, 8),
@@ -214,6 +215,11 @@ def _transpose(tensor: Tensor, number: int, target: Target) -> Intermediate:
 # -- micro-kernels and weights -----------------------------------------------------------------------------------------
 
 
+def _estimate_ns(shape: ConvShape, macs_per_ns: int, weight_bytes: int) -> int:
+    """Return an estimate of a GEMM's time on one thread: of its arithmetic, or of reading its weights from a cache."""
+    return max(shape.macs // macs_per_ns, shape.k * shape.output_channels * weight_bytes // _WEIGHT_BYTES_PER_NS)
+
+
 def _lower_gemm(op: WeightedOp) -> KernelLaunch | None:
     """Return the launch of a float32 GEMM, or of the fastest quantized one that cannot overflow."""
     if is_float(op.input, op.filter, op.output):
@@ -227,7 +233,7 @@ def _lower_gemm(op: WeightedOp) -> KernelLaunch | None:
 def _float_launch(kernel: GemmKernel, weights: Weights, bias: Array) -> KernelLaunch:
     biases = np.asarray(bias, np.float32)[kernel.packed_channel_map % len(bias)]
     constants = (lambda: kernel.pack(weights()), biases.tobytes(), kernel.params())
-    return KernelLaunch(kernel, constants, kernel.shape.macs // 16)
+    return KernelLaunch(kernel, constants, _estimate_ns(kernel.shape, 16, 4))
 
 
 def _s16_launch(op: WeightedOp) -> KernelLaunch | None:
@@ -239,7 +245,7 @@ def _s16_launch(op: WeightedOp) -> KernelLaunch | None:
     kernel = replace(kernel, micro_kernel=DotS16x2(op.is_signed, epilogue.requantization))
     prescale = np.int16(kernel.micro_kernel.weight_prescale)
     constants = (lambda: kernel.pack(op.weights() * prescale), epilogue.constant(op.target), kernel.params())
-    return KernelLaunch(kernel, constants, op.conv_shape.macs // 32)
+    return KernelLaunch(kernel, constants, _estimate_ns(op.conv_shape, 32, 2))
 
 
 def _s8_launch(op: WeightedOp) -> KernelLaunch | None:
@@ -271,7 +277,7 @@ def _s8_launch(op: WeightedOp) -> KernelLaunch | None:
         return with_folded_zero_point(op, epilogue, weight_sums, requantizing.lhs_is_signed)
 
     constants = (lambda: kernel.pack(op.weights() - np.int16(weight_zero_point)), corrected_epilogue, kernel.params())
-    return KernelLaunch(kernel, constants, shape.macs // 128)
+    return KernelLaunch(kernel, constants, _estimate_ns(shape, 128, 1))
 
 
 def _best_acc16_kernel(op: WeightedOp) -> GemmKernel | None:
