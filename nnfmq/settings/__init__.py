@@ -74,6 +74,11 @@ TELEMETRY_INTERVAL_S: Setting[int] = Setting(
     meaning="the least time between two lines of telemetry",
 )  # fmt: skip
 
+TRACE: Setting[str | None] = Setting(
+    "NNFMQ_TRACE", _VARIABLE_PATH._replace(allowed="any path, in which %p is the pid, or `socket:PATH`"), None,
+    reader="client", in_files=False, meaning="file to which the trace of this process is written when it exits",
+    default_text="no trace", options="nnfmq trace -o",
+)  # fmt: skip
 RECORD: Setting[str | None] = Setting(
     "NNFMQ_RECORD", _VARIABLE_PATH, None, reader="client", in_files=False,
     meaning="file to which the executions of this process are recorded; FILE.PID if it exists",
@@ -87,11 +92,6 @@ RECORD_LIMIT_BYTES: Setting[int | None] = Setting(
     "NNFMQ_RECORD_LIMIT_BYTES", integer(4096, 1 << 50, "bytes"), None, reader="client", in_files=False,
     meaning="size that a recording does not exceed", default_text="no limit",
     options="nnfmq record --limit-bytes",
-)  # fmt: skip
-TRACE: Setting[str | None] = Setting(
-    "NNFMQ_TRACE", TEXT, None, reader="client", in_files=False,
-    meaning="file for the trace of this process, written when it exits, `%p` = pid; or `socket:PATH` of a collector",
-    default_text="nothing is traced", options="nnfmq trace -o",
 )  # fmt: skip
 CONFIG: Setting[str | None] = Setting(
     CONFIG_VARIABLE, _VARIABLE_PATH, None, reader="client, driver, commands", in_files=False,

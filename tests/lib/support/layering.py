@@ -85,7 +85,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     ),
     "llvmlite": ("engines.compiled",),
     "multiprocess": (),
-    # The embedded driver, modules that measure or test in child processes, and commands that are recorded or traced.
+    # The embedded driver, modules that measure or test in child processes, and commands that run an application.
     "subprocess": (
         "runtime.embedded_driver",
         "runtime.client",
