@@ -1,1 +1,1 @@
-"""What a driver tells about itself: its statistics area, how workers write it, and how others read it."""
+"""What a process records about itself, traces and statistics, and its evaluation. Every part may import it."""

@@ -32,6 +32,7 @@ from nnfmq.hal.timing import NO_TIMING, Timing, from_limit_field
 from nnfmq.hal.types import ExecutionConfig, MeasureTiming, Model, OutputShape, Priority, Request
 from nnfmq.observe.recorder_core import ModelRecorder
 from nnfmq.observe.slot_writer import UNPUBLISHED
+from nnfmq.observe.trace_points import TRACING
 from nnfmq.service.constant_overlap import ConstantRange, require_no_constant_overlap
 from nnfmq.service.device_status import ALWAYS_AVAILABLE, UNAVAILABLE_MESSAGE, require_available
 from nnfmq.service.error_translation import RECOVERABLE_ERRORS, errors_to_status
@@ -265,6 +266,8 @@ def run_bound(
     except NnfmqError as error:
         execution.recorder.add_failure()
         return error_reply(error)
+    if TRACING.recorder is not None:
+        TRACING.recorder.slice("[NN_LC_PE]engine", execution.engine_begin_ns, execution.engine_end_ns)
     timing = Timing(execution.engine_end_ns - execution.engine_begin_ns, monotonic_ns() - received_ns)
     execution.recorder.add(timing.time_in_driver_ns, timing.time_on_device_ns)
     return ExecutionReply(ErrorStatus.NONE, shapes, timing if measure is MeasureTiming.YES else NO_TIMING)

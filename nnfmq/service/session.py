@@ -56,6 +56,7 @@ from nnfmq.service.handlers import (
     fenced_calls,
     model_calls,
     reusable_calls,
+    trace_calls,
 )
 from nnfmq.service.handlers.base import BlockingHandler
 from nnfmq.service.handshake import check_hello
@@ -65,6 +66,7 @@ from nnfmq.service.memory_shares import MemoryShare
 from nnfmq.service.private_memory_limit import limit_private_memory
 from nnfmq.service.session_context import SessionContext
 from nnfmq.service.statistics_area import StatisticsArea
+from nnfmq.service.worker_trace import WORKER_TRACE, recorded_call
 
 IDLE_TRIM_MS = 2000
 _TRIM_SOON_MS = 200  # until whoever has asked for it has dropped its last reference
@@ -249,7 +251,7 @@ class Session(SessionContext):
     ) -> bool:
         """Handle a call; return whether it stays open."""
         try:
-            with closing(charge):
+            with closing(charge), recorded_call(message):
                 return handler.run(self, message, fds, received_ns) is True
         except DeadObject:
             raise
@@ -280,6 +282,7 @@ class Session(SessionContext):
             self.stop()
             return
         self.interface = InterfaceVersion(interface_level(message.interface))
+        WORKER_TRACE.label = f"driver of {message.client_name}"
         worker_pid = os.getpid()
         driver_pid = self.options.supervisor_pid or worker_pid
         self.send(
@@ -303,6 +306,7 @@ _HANDLERS: dict[type[messages.Message], Callable[[Session, Any, list[int]], None
     **burst_calls.HANDLERS,
     **aidl_burst_calls.HANDLERS,
     **buffer_calls.HANDLERS,
+    **trace_calls.HANDLERS,
 }
 
 

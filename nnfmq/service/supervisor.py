@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Self
 
+from nnfmq import settings
 from nnfmq.channel import Channel, Listener
 from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus
 from nnfmq.memory import Memory
@@ -168,9 +169,10 @@ def serve(
 
     Raises:
         DeviceUnavailable: If another driver listens at `path`, or other users could replace it.
-        InvalidArgument: If the configuration is not valid.
-        OSError: If the configuration cannot be read.
+        InvalidArgument: If a setting or the devices' configuration is not valid.
+        OSError: If the devices' configuration cannot be read.
     """
+    settings.check_all()
     entries = read_configuration(devices)  # once for all workers, and while errors can still be reported
     if path is None:
         path = default_socket()
@@ -197,13 +199,10 @@ def serve(
 def _set_environment(extensions: Sequence[str] | None, memory_mib: int | None) -> None:
     """Set the variables that this process's libraries and the workers read."""
     os.environ.update(_SINGLE_THREADED)  # BLAS would start threads when numpy is imported, and this process forks
-    from nnfmq.service.extension_plugins import ALLOWED_VARIABLE
-    from nnfmq.service.memory_quota import TOTAL_VARIABLE
-
     if extensions is not None:
-        os.environ[ALLOWED_VARIABLE] = ",".join(extensions)
+        settings.EXTENSIONS.export(",".join(extensions))
     if memory_mib is not None:
-        os.environ[TOTAL_VARIABLE] = str(memory_mib)
+        settings.MEMORY_MIB.export(str(memory_mib))
 
 
 def _prepare_workers(
@@ -216,14 +215,16 @@ def _prepare_workers(
     from nnfmq.service.memory_quota import total_limit_bytes
     from nnfmq.service.memory_shares import MemoryShares
     from nnfmq.service.statistics_area import SharedStatistics
+    from nnfmq.service.trace_area import TraceArea
     from nnfmq.service.worker_processes import WorkerProcesses
 
     worker.preload()
     setup = worker.WorkerSetup(entries, installation.installed_plugins(), options)
     shares = stack.enter_context(MemoryShares(total_limit_bytes(), CLIENTS_MAX))
     cores = stack.enter_context(CoreShares(CLIENTS_MAX))
+    traces = stack.enter_context(TraceArea(CLIENTS_MAX))
     statistics = stack.enter_context(SharedStatistics(CLIENTS_MAX, _release(), total_limit_bytes()))
-    workers = WorkerProcesses(loop, status, shares, cores, statistics, setup)
+    workers = WorkerProcesses(loop, status, shares, cores, traces, statistics, setup)
     with contextlib.suppress(OSError, ValueError):  # each client takes several fds
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

@@ -28,6 +28,7 @@ from nnfmq.service.execution_order import ClientOrder
 from nnfmq.service.memory_shares import MemoryShare
 from nnfmq.service.session import run_session
 from nnfmq.service.statistics_area import SharedStatistics
+from nnfmq.service.worker_trace import WORKER_TRACE
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -43,6 +44,7 @@ class WorkerFds(NamedTuple):
         status: The memory of the devices' status, STATUS_PAGE_BYTES.
         shares: The memory of `MemoryShares`.
         core_shares: The memory of `CoreShares`.
+        trace: The memory of `TraceArea`.
         shared_cache: The connection to the supervisor's shared program cache.
         compile_relay: The connection over which the supervisor takes requests for compile processes.
         statistics: The memory of `SharedStatistics`, whose mapping the worker inherits.
@@ -52,6 +54,7 @@ class WorkerFds(NamedTuple):
     status: int
     shares: int
     core_shares: int
+    trace: int
     shared_cache: int
     compile_relay: int
     statistics: int
@@ -99,6 +102,7 @@ def main(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup, statistics
     assert setup.options.supervisor_pid is not None  # this is not the embedded driver
     turns = CoreTurns(Memory.adopt(fds.core_shares), slot, setup.options.supervisor_pid)
     divide_cores(turns.division)
+    WORKER_TRACE.use_area(Memory.adopt(fds.trace), slot)
     run_session(
         Channel.adopt(fds.control),
         "nnfmq",

@@ -35,6 +35,7 @@ from nnfmq.service.event_loop import EventLoop
 from nnfmq.service.memory_shares import MemoryShares
 from nnfmq.service.pending_clients import reject
 from nnfmq.service.statistics_area import SharedStatistics
+from nnfmq.service.trace_area import TraceArea
 from nnfmq.service.worker import WorkerFds, WorkerSetup
 
 __all__ = ["WorkerProcesses"]
@@ -59,7 +60,7 @@ class WorkerProcesses:
     """The workers of one supervisor. Used by one thread, which must be the only one of its process.
 
     Borrows `status`, the memory of the devices' status, `shares`, what each client has of the driver's memory, `cores`,
-    what it has of the cores, and `statistics`. All workers map all four.
+    what it has of the cores, `traces`, where workers record what they do, and `statistics`. All workers map all five.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class WorkerProcesses:
         status: Memory,
         shares: MemoryShares,
         cores: CoreShares,
+        traces: TraceArea,
         statistics: SharedStatistics,
         setup: WorkerSetup,
     ) -> None:
@@ -76,6 +78,7 @@ class WorkerProcesses:
         self._shares = shares
         self._cores = cores
         self._statistics = statistics
+        self._traces = traces
         self._setup = setup
         self._compile_relay = CompileRelay(loop, statistics)
         self._shared_cache = SharedCacheServer(program_cache.cache_limit_bytes())
@@ -117,8 +120,18 @@ class WorkerProcesses:
             worker_ends.callback(os.close, compile_fd)
             slot = self._shares.take()
             undo.callback(self._shares.release, slot)
-            shared = (self._status.fileno(), self._shares.memory.fileno(), self._cores.memory.fileno())
-            fds = WorkerFds(control_fd, *shared, cache_fd, compile_fd, self._statistics.fileno())
+            memories = (self._shares.memory, self._cores.memory, self._traces.memory)
+            shares, cores, traces = (memory.fileno() for memory in memories)
+            fds = WorkerFds(
+                control_fd,
+                self._status.fileno(),
+                shares,
+                cores,
+                traces,
+                cache_fd,
+                compile_fd,
+                self._statistics.fileno(),
+            )
             run = partial(worker.main, hello, fds, slot, self._setup, self._statistics)
             with self._statistics.inherited():
                 # Without a supervisor nobody would end the worker if it is stopped and its client exits.
@@ -206,6 +219,7 @@ class WorkerProcesses:
         self._close_compile_link(ended)
         end_changes(self._status.view, ended.process.pid)
         self._statistics.release(ended.slot - 1)
+        self._traces.release(ended.slot)
         self._cores.release(ended.slot)  # first: another worker may get the slot from then on
         self._shares.release(ended.slot)
         status = ended.process.reap()

@@ -21,7 +21,6 @@ from nnfmq.hal.types import DataLocation, DeviceStatus, Request, RequestArgument
 from nnfmq.memory import F_SEAL_FUTURE_WRITE, Memory
 from nnfmq.observe.driver_statistics import ClientStatistics, DriverStatistics, ModelStatistics
 from nnfmq.serialize import messages
-from nnfmq.service.caching import program_cache
 
 Run = Callable[[], object]
 CONNECTED = """
@@ -267,7 +266,7 @@ def test_an_unavailable_device_counts_no_execution_of_a_burst_that_does_not_begi
 
 def test_programs_that_clients_share_and_the_compile_server_are_counted(folder: Any) -> None:
     pytest.importorskip("llvmlite")
-    environment = {program_cache.CACHE_VARIABLE: "64", "XDG_CACHE_HOME": str(folder)}
+    environment = {"NNFMQ_CACHE_MIB": "64", "XDG_CACHE_HOME": str(folder)}
     with running_daemon(folder / "d.sock", environment=environment) as daemon, ExitStack() as stack:
         client, other = (stack.enter_context(daemon.connect()) for _ in range(2))
         before = client.statistics()

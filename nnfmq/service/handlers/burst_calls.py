@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -19,6 +20,7 @@ from nnfmq.hal.errors import (
     error_for_status,
 )
 from nnfmq.observe.slot_writer import BurstRow, SlotWriter
+from nnfmq.observe.trace_layout import request_base
 from nnfmq.queue import Grantor, MessageQueue, MQDescriptor
 from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.serialize.datum import DATUM_BYTES
@@ -151,6 +153,7 @@ def _configure(context: SessionContext, message: ConfigureBurst, fds: list[int],
         counted = context.statistics.burst(burst_id, message.model_id, prepared.recorder)
         undo.callback(context.statistics.close_burst, counted)
         server = BurstServer.create(callback, requests, results, prepared, statistics=counted)
+        server.trace_base = request_base(os.getpid(), burst_id)
         undo.pop_all()
     context.bursts.insert(_QueueBurst(server, callback, context.statistics, counted), burst_id)
     context.send(BurstConfigured(message.call, ErrorStatus.NONE, "", burst_id))

@@ -18,6 +18,7 @@ PACKAGE = "nnfmq"
 EVERYTHING = "*"
 _SHARED_WORDS = (
     "hal",
+    "settings",
     "deadlines",
     "memory",
     "channel",
@@ -37,11 +38,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "": ("runtime", "importers", "queue", "memory", "file_memory", "fence", "hal"),
     "__main__": ("cli", "service.embedded_main"),
     "hal": (),
-    "core_selection": (),
+    "settings": ("hal.errors",),
+    "core_selection": ("settings",),
     "cpu_allowance": (),
     "deadlines": ("hal.errors",),
     "uncopyable": (),
-    "paths": ("hal.errors",),
+    "paths": ("settings", "hal.errors"),
     "operations": ("hal",),
     "validation": ("hal", "operations"),
     "memory": ("uncopyable", "hal"),
@@ -49,12 +51,16 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "file_memory": ("uncopyable", "hal"),
     "channel": ("memory", "deadlines", "uncopyable", "hal"),
     "fence": ("channel", "deadlines", "uncopyable", "hal"),
-    "queue": ("memory", "posix_shm", "core_selection", "deadlines", "uncopyable", "hal.errors"),
+    "queue": ("settings", "memory", "posix_shm", "core_selection", "deadlines", "uncopyable", "hal.errors"),
     "serialize": ("core_selection", "hal"),
     "watcher": ("deadlines", "uncopyable", "hal.errors"),
-    "engines": ("operations", "core_selection", "cpu_allowance", "hal"),
+    "engines": ("settings", "operations", "core_selection", "cpu_allowance", "hal"),
     "service": BOTH_SIDES,
-    "runtime": (*BOTH_SIDES, "importers"),
+    "execution_observers": ("hal",),
+    "recording": ("settings", "execution_observers", "serialize", "hal"),
+    "telemetry": ("settings", "execution_observers", "hal"),
+    "runtime": (*BOTH_SIDES, "importers", "execution_observers", "recording", "telemetry"),
+    "replaying": ("runtime", "recording", "execution_observers", "memory", "serialize", "hal"),
     "importers": ("hal", "memory", "validation", "operations"),
     "conformance": ("runtime", "engines", "validation", "operations", "memory", "fence", "hal"),
     "compat": ("runtime", "importers", "hal"),
@@ -64,7 +70,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
 """Part → what it may import beside itself and `observe`, which everyone may."""
 
 DOORS: dict[str, tuple[str, ...]] = {
-    "socket": ("channel", "cli.metrics_endpoint"),  # an HTTP server on loopback, in a process of its own
+    # The control channel; the stream socket of a collector of telemetry, which speaks JSON lines and no protocol; and
+    # an HTTP server on loopback, in a process of its own.
+    "socket": ("channel", "telemetry.collector_socket", "cli.metrics_endpoint"),
     "socketserver": (),
     # Memory of other processes; and private memory for machine code, in engines, which know nothing of other processes.
     "mmap": ("memory", "engines.compiled.object_loader"),
@@ -78,8 +86,15 @@ DOORS: dict[str, tuple[str, ...]] = {
     ),
     "llvmlite": ("engines.compiled",),
     "multiprocess": (),
-    # The embedded driver, and modules that measure or test in child processes.
-    "subprocess": ("runtime.embedded_driver", "runtime.client", "cli.queue_bench", "conformance.runner"),
+    # The embedded driver, modules that measure or test in child processes, and commands that run an application.
+    "subprocess": (
+        "runtime.embedded_driver",
+        "runtime.client",
+        "cli.queue_bench",
+        "cli.record",
+        "cli.trace_collection",
+        "conformance.runner",
+    ),
     "multiprocessing": (),
     "pickle": (),
     "dill": (),
@@ -99,6 +114,21 @@ CALLS: dict[str, tuple[str, ...]] = {
     "sendmsg": ("channel",),
     "recv_fds": ("channel",),
     "send_fds": ("channel",),
+    # Settings are read in one package: declare a new one in nnfmq/settings/__init__.py. The others set variables of
+    # NumPy's BLAS, pass the environment to a child process, or read a variable of another program: $CC, $COLUMNS.
+    "environ": (
+        "settings",
+        "service.supervisor",
+        "cli.profile",
+        "runtime.embedded_driver",
+        "conformance.runner",
+        "cli.queue_bench",
+        "core_selection",
+        "cli.console",
+        "cli.record",
+        "cli.trace_collection",
+    ),
+    "getenv": (),
 }
 """Function or constant → the only places that may name it: objects from behind the door get passed around."""
 
