@@ -66,14 +66,16 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "images": ("hal",),
     "mlts": ("conformance", "runtime", "importers", "images", "file_memory", "hal"),
     "compat": ("runtime", "importers", "hal"),
+    "measure": ("runtime", "importers", "engines.interpreter", "operations", "queue", "cpu_allowance", "hal"),
     "cli": (EVERYTHING,),
     "observe": ("core_selection",),
 }
 """Part → what it may import beside itself and `observe`, which everyone may."""
 
 DOORS: dict[str, tuple[str, ...]] = {
-    # The control channel; and the stream socket of a collector of telemetry, which speaks JSON lines and no protocol.
-    "socket": ("channel", "telemetry.collector_socket"),
+    # The control channel; the stream socket of a collector of telemetry, which speaks JSON lines and no protocol; an
+    # HTTP server on loopback, in a process of its own.
+    "socket": ("channel", "telemetry.collector_socket", "cli.metrics_endpoint"),
     "socketserver": (),
     # Memory of other processes; and private memory for machine code, in engines, which know nothing of other processes.
     "mmap": ("memory", "engines.compiled.object_loader"),
@@ -95,6 +97,8 @@ DOORS: dict[str, tuple[str, ...]] = {
         "cli.record",
         "cli.trace_collection",
         "conformance.runner",
+        "measure.listening_driver",
+        "measure.runner_group",
         "mlts.child_programs",
     ),
     "multiprocessing": (),
@@ -117,7 +121,8 @@ CALLS: dict[str, tuple[str, ...]] = {
     "recv_fds": ("channel",),
     "send_fds": ("channel",),
     # Settings are read in one package: declare a new one in nnfmq/settings/__init__.py. The others set variables of
-    # NumPy's BLAS, pass the environment to a child process, or read a variable of another program: $CC, $COLUMNS.
+    # NumPy's BLAS or another runtime, pass the environment to a child process, or read a variable of another program:
+    # $CC, $COLUMNS.
     "environ": (
         "settings",
         "service.supervisor",
@@ -131,6 +136,9 @@ CALLS: dict[str, tuple[str, ...]] = {
         "cli.trace_collection",
         "cli.mlts",  # $NNFMQ_DATA, of the tests
         "mlts.child_programs",
+        "measure.listening_driver",
+        "measure.runner_group",
+        "measure.peers",
     ),
     "getenv": (),
 }
