@@ -33,6 +33,7 @@ from nnfmq.serialize.messages import (
     CreateExecution,
     DeviceCapabilities,
     DeviceList,
+    DriverTraced,
     Execute,
     ExecuteAidlBurst,
     ExecuteAsynchronously,
@@ -47,6 +48,7 @@ from nnfmq.serialize.messages import (
     GetCapabilities,
     GetExecutionInfo,
     GetMemories,
+    GetStatistics,
     GetSupportedOperations,
     Goodbye,
     Hello,
@@ -68,7 +70,10 @@ from nnfmq.serialize.messages import (
     RunExecution,
     RunExecutionFenced,
     SetDeviceStatus,
+    StartTrace,
+    StatisticsMemory,
     SupportedOperations,
+    TraceDriver,
 )  # fmt: skip
 from nnfmq.serialize.messages.common import U63
 from nnfmq.serialize.model_size import DECODED_BYTES_PER_BYTE
@@ -107,6 +112,7 @@ REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
     ListDevices: (DeviceList,),
     GetCapabilities: (DeviceCapabilities,),
     SetDeviceStatus: (Reply,),
+    GetStatistics: (StatisticsMemory,),
     GetSupportedOperations: (SupportedOperations,),
     PrepareModel: (PreparedModelReady, Reply),
     PrepareModelFromCache: (PreparedModelReady, Reply),
@@ -130,6 +136,8 @@ REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
     CopyFrom: (Reply,),
     CopyTo: (Reply,),
     ReleaseBuffer: (Reply,),
+    StartTrace: (Reply,),
+    TraceDriver: (DriverTraced,),
     GetMemories: (Memories,),
 }
 # Messages that may come any number of times while this reply is the only one of a call that has not arrived.
@@ -162,6 +170,7 @@ TRANSITIONS: dict[PeerRole, dict[Phase, dict[type[Message], Phase]]] = {
 # The number of file descriptors that come with a message: a number, or the field or property that has it. If that is a
 # list, its length counts.
 FD_COUNTS: dict[type[Message], int | str] = {
+    StatisticsMemory: "memories",
     GetSupportedOperations: "pools",
     PrepareModel: "fd_count",
     PrepareModelFromCache: "fd_count",
@@ -176,6 +185,8 @@ FD_COUNTS: dict[type[Message], int | str] = {
     FencedLaunched: "fence_count",
     CreateExecution: "memories",
     RunExecutionFenced: "fence_count",
+    StartTrace: 1,
+    DriverTraced: "fd_count",
 }
 
 

@@ -56,6 +56,7 @@ from nnfmq.service.handlers import (
     fenced_calls,
     model_calls,
     reusable_calls,
+    trace_calls,
 )
 from nnfmq.service.handlers.base import BlockingHandler
 from nnfmq.service.handshake import check_hello
@@ -64,6 +65,8 @@ from nnfmq.service.memory_quota import MemoryQuota, QuotaCharge
 from nnfmq.service.memory_shares import MemoryShare
 from nnfmq.service.private_memory_limit import limit_private_memory
 from nnfmq.service.session_context import SessionContext
+from nnfmq.service.statistics_area import StatisticsArea
+from nnfmq.service.worker_trace import WORKER_TRACE, recorded_call
 
 IDLE_TRIM_MS = 2000
 _TRIM_SOON_MS = 200  # until whoever has asked for it has dropped its last reference
@@ -83,9 +86,16 @@ class Session(SessionContext):
         hello: bytes | None = None,
         share: MemoryShare | None = None,
         order: ClientOrder | None = None,
+        statistics: tuple[StatisticsArea, int] | None = None,
     ) -> None:
-        quota = MemoryQuota(share=share)
-        super().__init__(channel, load_devices() if devices is None else devices, options, quota, order)
+        if devices is None:
+            devices = load_devices()
+        area, slot = statistics or (StatisticsArea(), 0)
+        writer = area.writer(slot)
+        quota = MemoryQuota(share=share, on_change=writer.set_charged_bytes)
+        super().__init__(channel, devices, options, quota, order, area, writer)
+        client = channel.peer()
+        writer.open(client.pid, client.uid, quota.limit_bytes)
         self._driver_name = driver_name
         self._received_hello = hello
 
@@ -241,7 +251,7 @@ class Session(SessionContext):
     ) -> bool:
         """Handle a call; return whether it stays open."""
         try:
-            with closing(charge):
+            with closing(charge), recorded_call(message):
                 return handler.run(self, message, fds, received_ns) is True
         except DeadObject:
             raise
@@ -272,6 +282,7 @@ class Session(SessionContext):
             self.stop()
             return
         self.interface = InterfaceVersion(interface_level(message.interface))
+        WORKER_TRACE.label = f"driver of {message.client_name}"
         worker_pid = os.getpid()
         driver_pid = self.options.supervisor_pid or worker_pid
         self.send(
@@ -295,6 +306,7 @@ _HANDLERS: dict[type[messages.Message], Callable[[Session, Any, list[int]], None
     **burst_calls.HANDLERS,
     **aidl_burst_calls.HANDLERS,
     **buffer_calls.HANDLERS,
+    **trace_calls.HANDLERS,
 }
 
 
@@ -306,6 +318,7 @@ def run_session(
     hello: bytes | None = None,
     share: MemoryShare | None = None,
     order: ClientOrder | None = None,
+    statistics: tuple[StatisticsArea, int] | None = None,
 ) -> NoReturn:
     """Serve the client at the other end of `channel` until it exits or SIGTERM arrives, then exit the process.
 
@@ -317,6 +330,7 @@ def run_session(
         hello: The client's first message; by default it is received from `channel`.
         share: This client's part of what all clients may have; by default no other clients count.
         order: The order of the client's long executions; by default each begins at once.
+        statistics: The driver's statistics and the client's slot there; by default the session has an area of its own.
     """
     with suppress(OSError, ValueError):  # as many fds as possible: each memory of a client takes two
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -325,7 +339,7 @@ def run_session(
     # A burst's listener thread gets the GIL back from a thread that prepares a model after 50 µs instead of 5 ms.
     sys.setswitchinterval(50e-6)
     threading.excepthook = lambda args: session_context.abort_on_internal_error(args.exc_value)
-    session = Session(channel, driver_name, devices, options, hello, share, order)
+    session = Session(channel, driver_name, devices, options, hello, share, order, statistics)
     limit_private_memory(session.quota.limit_bytes)
     memory_budget.use_budget(session.quota)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the application or the supervisor

@@ -27,6 +27,8 @@ from nnfmq.service.driver_options import DriverOptions
 from nnfmq.service.execution_order import ClientOrder
 from nnfmq.service.memory_shares import MemoryShare
 from nnfmq.service.session import run_session
+from nnfmq.service.statistics_area import SharedStatistics
+from nnfmq.service.worker_trace import WORKER_TRACE
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -42,16 +44,20 @@ class WorkerFds(NamedTuple):
         status: The memory of the devices' status, STATUS_PAGE_BYTES.
         shares: The memory of `MemoryShares`.
         core_shares: The memory of `CoreShares`.
+        trace: The memory of `TraceArea`.
         shared_cache: The connection to the supervisor's shared program cache.
         compile_relay: The connection over which the supervisor takes requests for compile processes.
+        statistics: The memory of `SharedStatistics`, whose mapping the worker inherits.
     """
 
     control: int
     status: int
     shares: int
     core_shares: int
+    trace: int
     shared_cache: int
     compile_relay: int
+    statistics: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +86,12 @@ def preload() -> None:
     installation.read_in_child()
 
 
-def main(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup) -> NoReturn:
+def main(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup, statistics: SharedStatistics) -> NoReturn:
     """Serve the client whose first message was `hello`, with the configured devices and those of plug-ins.
 
-    `slot` is this worker's place among the shares of memory and of the cores.
+    `slot` is this worker's place among the shares of memory and of the cores, counted from 1, and in `statistics`.
     """
+    statistics.keep_from_children()
     extension_plugins.load_extensions(setup.plugins)
     shared_cache_client.connect(fds.shared_cache)
     compile_jobs.connect_compile_server(fds.compile_relay)
@@ -95,4 +102,14 @@ def main(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup) -> NoRetur
     assert setup.options.supervisor_pid is not None  # this is not the embedded driver
     turns = CoreTurns(Memory.adopt(fds.core_shares), slot, setup.options.supervisor_pid)
     divide_cores(turns.division)
-    run_session(Channel.adopt(fds.control), "nnfmq", devices, setup.options, hello, share, ClientOrder(turns))
+    WORKER_TRACE.use_area(Memory.adopt(fds.trace), slot)
+    run_session(
+        Channel.adopt(fds.control),
+        "nnfmq",
+        devices,
+        setup.options,
+        hello,
+        share,
+        ClientOrder(turns),
+        (statistics, slot - 1),
+    )

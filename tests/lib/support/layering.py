@@ -63,16 +63,19 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "replaying": ("runtime", "recording", "execution_observers", "memory", "serialize", "hal"),
     "importers": ("hal", "memory", "validation", "operations"),
     "conformance": ("runtime", "engines", "validation", "operations", "memory", "fence", "hal"),
+    "images": ("hal",),
+    "mlts": ("conformance", "runtime", "importers", "images", "file_memory", "hal"),
     "compat": ("runtime", "importers", "hal"),
     "measure": ("runtime", "importers", "engines.interpreter", "operations", "queue", "cpu_allowance", "hal"),
     "cli": (EVERYTHING,),
-    "observe": (),
+    "observe": ("core_selection",),
 }
 """Part → what it may import beside itself and `observe`, which everyone may."""
 
 DOORS: dict[str, tuple[str, ...]] = {
-    # The control channel; and the stream socket of a collector of telemetry, which speaks JSON lines and no protocol.
-    "socket": ("channel", "telemetry.collector_socket"),
+    # The control channel; the stream socket of a collector of telemetry, which speaks JSON lines and no protocol; an
+    # HTTP server on loopback, in a process of its own.
+    "socket": ("channel", "telemetry.collector_socket", "cli.metrics_endpoint"),
     "socketserver": (),
     # Memory of other processes; and private memory for machine code, in engines, which know nothing of other processes.
     "mmap": ("memory", "engines.compiled.object_loader"),
@@ -86,15 +89,17 @@ DOORS: dict[str, tuple[str, ...]] = {
     ),
     "llvmlite": ("engines.compiled",),
     "multiprocess": (),
-    # The embedded driver, modules that measure or test in child processes, and the command that is recorded.
+    # The embedded driver, modules that measure or test in child processes, and commands that run an application.
     "subprocess": (
         "runtime.embedded_driver",
         "runtime.client",
         "cli.queue_bench",
         "cli.record",
+        "cli.trace_collection",
         "conformance.runner",
         "measure.listening_driver",
         "measure.runner_group",
+        "mlts.child_programs",
     ),
     "multiprocessing": (),
     "pickle": (),
@@ -128,6 +133,7 @@ CALLS: dict[str, tuple[str, ...]] = {
         "core_selection",
         "cli.console",
         "cli.record",
+        "cli.trace_collection",
         "measure.listening_driver",
         "measure.runner_group",
         "measure.peers",
