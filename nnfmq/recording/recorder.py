@@ -1,4 +1,4 @@
-"""Recorder: observe the preparations and executions of this process, and write them to a file on a thread of its own.
+"""ExecutionRecorder: write the preparations and executions of this process to a file, on a thread of its own.
 
 The application's threads copy inputs and outputs and put them into a queue of at most QUEUE_BYTES_MAX, or one
 execution that is larger. If the disk is
@@ -27,7 +27,7 @@ from nnfmq.execution_observers import (
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.recording.recording_writer import RecordingWriter, check_limit, create_recording_file
 
-__all__ = ["QUEUE_BYTES_MAX", "Recorder", "record_from_environment"]
+__all__ = ["QUEUE_BYTES_MAX", "ExecutionRecorder", "record_from_environment"]
 
 QUEUE_BYTES_MAX = 64 << 20
 """Inputs and outputs that wait to be written."""
@@ -58,7 +58,7 @@ class _PendingRecord(NamedTuple):
 class _RecordedModel:
     """The observer of one model's executions."""
 
-    def __init__(self, recorder: Recorder, number: int) -> None:
+    def __init__(self, recorder: ExecutionRecorder, number: int) -> None:
         self._recorder = recorder
         self._number = number
         self.needs_tensors = recorder.has_tensors
@@ -68,7 +68,7 @@ class _RecordedModel:
         self._recorder.put(self._number, execution)
 
 
-class Recorder:
+class ExecutionRecorder:
     """Records this process from `start` until `close`. Use `with`. Models that were prepared before are not recorded.
 
     The file is complete when `close` returns. If the process exits without `close`, an exit handler closes it; if it is
@@ -212,4 +212,4 @@ def record_from_environment() -> None:
     if limit and not limit.isdecimal():
         raise InvalidArgument(f"NNFMQ_RECORD_LIMIT_BYTES is {limit!r}; it is a number of bytes, 4096 or more")
     limit_bytes = int(limit) if limit else None
-    Recorder.start(os.environ["NNFMQ_RECORD"], tensors=tensors == "1", limit_bytes=limit_bytes)
+    ExecutionRecorder.start(os.environ["NNFMQ_RECORD"], tensors=tensors == "1", limit_bytes=limit_bytes)

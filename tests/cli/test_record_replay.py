@@ -19,7 +19,7 @@ from support.recordings import execution, tensors, write_recording
 from nnfmq.cli import main
 from nnfmq.cli.record import report_recordings
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.recording.recording_reader import Recording
+from nnfmq.recording.recording_reader import RecordingFile
 from nnfmq.recording.recording_writer import RecordingWriter
 
 Capture = pytest.CaptureFixture[str]
@@ -252,7 +252,7 @@ def test_a_killed_application_leaves_a_recording_that_is_replayed(daemon: Daemon
 
 def count_of(path: Path) -> int:
     try:
-        with Recording(path) as found:
+        with RecordingFile(path) as found:
             return len(found.executions)
     except (FileNotFoundError, InvalidArgument):  # it has no whole record yet
         return 0
