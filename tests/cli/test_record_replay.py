@@ -217,7 +217,7 @@ def recording(daemon: Daemon, path: Path) -> Iterator[tuple[int, Callable[[str],
     """Record tests/end_to_end/apps/recorded.py; yield the pid, what tells it a line, and what ends it."""
     script = [sys.executable, "-P", str(APPS / "recorded.py"), str(daemon.path)]
     environment = os.environ | {"PYTHONPATH": str(APPS.parents[1] / "lib")}
-    with commands.started("record", "-o", str(path), "--", *script, env=environment) as command:
+    with commands.started("record", "-o", str(path), "--", *script, env=environment, start_new_session=True) as command:
         assert command.stdin and command.stdout and command.stderr
         stdin, stdout, stderr = command.stdin, command.stdout, command.stderr
         assert int(stdout.readline())
@@ -265,6 +265,17 @@ def test_SIGTERM_is_passed_on(daemon: Daemon, path: Path) -> None:
         os.kill(pid, signal.SIGTERM)
         status, _ = end()
     assert status == 128 + signal.SIGTERM
+
+
+def test_Ctrl_C_ends_the_command_and_the_recording_is_complete(daemon: Daemon, path: Path) -> None:
+    with recording(daemon, path) as (pid, tell, end):
+        tell("1")
+        until(lambda: count_of(path) == 1, "the execution is written")
+        os.killpg(pid, signal.SIGINT)  # as a terminal does
+        status, errors = end()
+    assert status == 128 + signal.SIGINT
+    assert "nnfmq: recorded 1 execution of 1 model" in errors
+    assert "did not end orderly" not in errors
 
 
 def test_the_death_of_the_driver_during_a_replay_is_an_error(path: Path) -> None:
