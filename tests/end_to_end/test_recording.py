@@ -197,7 +197,7 @@ def test_a_deadline_is_recorded_with_the_execution_that_missed_it(
     with RecordingFile(recorder.path) as recording:
         row = recording.executions[0].row
         assert row.status in (ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT)
-        assert row.deadline_ns - row.intended_ns == pytest.approx(50_000_000, abs=20_000_000)
+        assert row.intended_ns + 50_000_000 <= row.deadline_ns <= row.begin_ns + 50_000_000
         assert row.end_ns >= row.deadline_ns
 
 
