@@ -1,14 +1,33 @@
-"""Build the compiled cores if Cython and a C compiler are available; all other settings are in pyproject.toml.
+"""Build the compiled cores if Cython and a C compiler are available, and the man pages; all else is in pyproject.toml.
 
-Without them the package is complete and uses its Python cores, so a failed extension does not fail the installation.
-`nnfmq doctor` reports which core is active, and why.
+Without a compiler the package is complete and uses its Python cores, so a failed extension does not fail the
+installation. `nnfmq doctor` reports which core is active, and why. The man pages are generated from the parsers of the
+commands (`tools/man_pages.py`) and installed in share/man/man1.
 """
 
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
 
+from distutils.command.install_data import install_data  # isort: skip  setuptools provides it
+
 SOURCES = sorted(Path("nnfmq").rglob("_*.pyx"))
+
+
+class InstallManPages(install_data):
+    """Generates the man pages when a wheel is built, and installs them."""
+
+    def run(self) -> None:
+        """Write the pages to the build folder, and install them from there."""
+        root = Path(__file__).resolve().parent
+        sys.path[:0] = [str(root), str(root / "tools")]
+        import man_pages
+
+        folder = Path(self.get_finalized_command("build").build_base, "man")
+        pages = man_pages.write(folder, self.distribution.get_version())
+        self.data_files = [("share/man/man1", list(map(str, pages)))]
+        super().run()
 
 
 def extensions() -> list[Extension]:
@@ -34,4 +53,8 @@ def extension(path: Path) -> Extension:
     )
 
 
-setup(ext_modules=extensions())
+setup(
+    ext_modules=extensions(),
+    data_files=[("share/man/man1", [])],  # not empty, or setuptools would not call `InstallManPages`
+    cmdclass={"install_data": InstallManPages},
+)

@@ -1,6 +1,6 @@
 """Selection of a core: which of two implementations of a hot part runs, the compiled one or the one in Python.
 
-$NNFMQ_CORE (`compiled` or `python`) selects for all parts; if it is unset, each part takes its compiled module if that
+The setting `core` ($NNFMQ_CORE) selects for all parts; if it is unset, each part takes its compiled module if that
 was built. The modules that have two implementations describe them by a `CorePair` (`queue.core`, `serialize.codec`).
 
 A source tree has no compiled modules until they are built in place. If it is the current directory, it may hide an
@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-VARIABLE = "NNFMQ_CORE"
+from nnfmq import settings
+
 REMEDY = (
     "in a source tree run `python setup.py build_ext --inplace`, else reinstall nnfmq with a C compiler and Cython "
     "present; or set NNFMQ_CORE=python to run on plain Python"
@@ -44,7 +45,7 @@ class CorePair:
         """
         modules = {"compiled": self.compiled, "python": self.python}
         if name not in modules:
-            raise ImportError(f"${VARIABLE} is {name!r}; allowed are {' and '.join(modules)}")
+            raise ImportError(f"there is no core {name!r}; allowed are {' and '.join(modules)}")
         try:
             return importlib.import_module(modules[name])
         except ModuleNotFoundError as error:
@@ -57,10 +58,14 @@ class CorePair:
         return ("compiled", "python") if importlib.util.find_spec(self.compiled) is not None else ("python",)
 
     def choose(self) -> tuple[str, str]:
-        """Return the name of the core to run, and the reason."""
-        wanted = os.environ.get(VARIABLE, "")
-        if wanted:
-            return wanted, f"${VARIABLE} asks for it"
+        """Return the name of the core to run, and the reason.
+
+        Raises:
+            InvalidArgument: If the setting is neither of the two names.
+        """
+        selected = settings.CORE.effective()
+        if selected.value is not None:
+            return selected.value, f"{selected.origin} asks for it"
         if "compiled" in self.available():
             return "compiled", "it is built, and nothing else was asked for"
         _warn_if_unbuilt()

@@ -1,6 +1,6 @@
 """Paths of nnfmq's files: the runtime directory with the socket, the state directory, the cache directory.
 
-* Socket: `$NNFMQ_SOCKET`, else `nnfmq.sock` in the runtime directory.
+* Socket: `$NNFMQ_SOCKET`, else `socket` of a configuration file, else `nnfmq.sock` in the runtime directory.
 * Runtime directory: `$XDG_RUNTIME_DIR/nnfmq`, else `/run/user/UID/nnfmq`, else `nnfmq-UID` in `$TMPDIR` or /tmp.
 * State, which a driver keeps between runs: `$XDG_STATE_HOME/nnfmq`, else `~/.local/state/nnfmq`.
 * Cache, which a driver can recreate: `$XDG_CACHE_HOME/nnfmq`, else `~/.cache/nnfmq`.
@@ -17,6 +17,7 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
+from nnfmq import settings
 from nnfmq.hal.errors import DeviceUnavailable
 
 SOCKET_NAME = "nnfmq.sock"
@@ -25,14 +26,14 @@ _MOVE = "Choose a directory of your own (`--socket`, `--connect` or $NNFMQ_SOCKE
 
 def runtime_directory() -> Path:
     """Return this user's runtime directory, which may not exist yet."""
-    xdg = os.environ.get("XDG_RUNTIME_DIR")
+    xdg = settings.XDG_RUNTIME_DIR.value()
     if xdg:
         return Path(xdg) / "nnfmq"
     run_user = Path(f"/run/user/{os.getuid()}")
     if run_user.is_dir():
         return run_user / "nnfmq"
     # Not tempfile.gettempdir, because the module takes 4 ms to import.
-    return Path(os.environ.get("TMPDIR") or "/tmp") / f"nnfmq-{os.getuid()}"
+    return Path(settings.TMPDIR.value() or "/tmp") / f"nnfmq-{os.getuid()}"
 
 
 def check_directory(directory: Path) -> None:
@@ -96,7 +97,7 @@ def state_directory() -> Path:
     Raises:
         RuntimeError: If the user has no home directory.
     """
-    return _home_of("XDG_STATE_HOME", ".local/state")
+    return _home_of(settings.XDG_STATE_HOME.value(), ".local/state")
 
 
 def make_state_directory() -> Path:
@@ -116,7 +117,7 @@ def cache_directory() -> Path:
     Raises:
         RuntimeError: If the user has no home directory.
     """
-    return _home_of("XDG_CACHE_HOME", ".cache")
+    return _home_of(settings.XDG_CACHE_HOME.value(), ".cache")
 
 
 def make_cache_directory() -> Path:
@@ -130,9 +131,8 @@ def make_cache_directory() -> Path:
     return _make(cache_directory())
 
 
-def _home_of(variable: str, default: str) -> Path:
-    xdg = os.environ.get(variable, "")
-    return (Path(xdg) if xdg.startswith("/") else Path.home() / default) / "nnfmq"
+def _home_of(xdg: str | None, default: str) -> Path:
+    return (Path(xdg) if xdg and xdg.startswith("/") else Path.home() / default) / "nnfmq"
 
 
 def _make(directory: Path) -> Path:
@@ -144,9 +144,10 @@ def _make(directory: Path) -> Path:
 
 def default_socket() -> Path:
     """Return the path at which this user's driver listens. There may be no driver."""
-    return Path(os.environ["NNFMQ_SOCKET"]) if is_socket_named() else runtime_directory() / SOCKET_NAME
+    named = settings.SOCKET.value()
+    return runtime_directory() / SOCKET_NAME if named is None else Path(named)
 
 
 def is_socket_named() -> bool:
-    """Return whether $NNFMQ_SOCKET names the socket."""
-    return bool(os.environ.get("NNFMQ_SOCKET"))
+    """Return whether $NNFMQ_SOCKET, or a configuration file, names the socket."""
+    return settings.SOCKET.value() is not None

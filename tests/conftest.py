@@ -16,6 +16,8 @@ import pytest
 
 # One BLAS thread, as in the driver: a pool ends before each fork and comes back, unasked, with the next product.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
+# No configuration file of this machine or user.
+os.environ["NNFMQ_CONFIG"] = os.devnull
 # ONNX Runtime otherwise reports to its makers: a thread and a database from the import on, in every process that forks.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 # No child of a test imports from the current directory: in a clone that is the source tree, not what is installed.

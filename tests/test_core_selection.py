@@ -58,9 +58,9 @@ def test_a_compiled_core_that_is_not_built_is_an_import_error_with_the_remedy(tr
 
 
 @each_part
-def test_an_unknown_name_is_an_import_error_that_lists_the_choices(tree: Path, report: str) -> None:
+def test_an_unknown_name_is_an_error_that_lists_the_choices(tree: Path, report: str) -> None:
     rejected = run(tree, core="fast", code=report).stderr
-    assert "ImportError: $NNFMQ_CORE is 'fast'; allowed are compiled and python" in rejected
+    assert "InvalidArgument: $NNFMQ_CORE is 'fast'; allowed: compiled, python; " in rejected
 
 
 @each_part

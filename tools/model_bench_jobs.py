@@ -44,7 +44,7 @@ class RunnerJob:
     source: Path | GeneratedModel
     cpus: tuple[int, ...]
     client_cpus: tuple[int, ...] = ()
-    window_us: float | None = None  # None: the default window
+    window_us: int | None = None  # None: the default window
     connect: str = "embedded"
     limit_s: int = 120
 

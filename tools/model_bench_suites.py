@@ -56,7 +56,7 @@ from nnfmq.cli.console import open_client
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.service.caching.program_cache import cache_disabled
 
-POLLING_US = 100_000.0
+POLLING_US = 100_000
 SIZES, CHANNELS = (8, 16, 32, 64, 128), (8, 16, 64, 256)
 AT_SIZE, AT_CHANNELS = 16, 32
 COST_COUNT, SCALING_COUNT, COMPILING_COUNT = 500, 300, 3000  # steps of a runner in each round
@@ -104,9 +104,7 @@ def client_cpu_set(threads: int) -> tuple[int, ...]:
     return (allowed[threads],) if len(allowed) > threads else tuple(allowed)
 
 
-def _burst(
-    plan: BenchmarkPlan, source: Path | GeneratedModel, threads: int, window_us: float | None = None
-) -> RunnerJob:
+def _burst(plan: BenchmarkPlan, source: Path | GeneratedModel, threads: int, window_us: int | None = None) -> RunnerJob:
     return RunnerJob(BURST, source, compute_cpus(threads), client_cpu_set(threads), window_us, limit_s=plan.limit_s)
 
 
@@ -435,9 +433,10 @@ def _runner_count(model: ModelBenchmark) -> int:
 
 def polling_windows() -> dict[str, str]:
     """Return the polling window by section."""
-    from nnfmq.queue.hybrid_polling import DEFAULT_WINDOW_US
+    from nnfmq import settings
 
-    default = f"default ({DEFAULT_WINDOW_US} µs; {CLIENT_WINDOW} and {SERVER_WINDOW} change it)"
+    window_us = settings.BURST_SERVER_POLLING_WINDOW.default
+    default = f"default ({window_us} µs; {CLIENT_WINDOW} and {SERVER_WINDOW} change it)"
     return {
         "models, transformers, compiling, threads": default,
         "cost, growth": f"{POLLING_US:g} µs: both ends poll for as long as they wait",

@@ -20,10 +20,10 @@ from typing import Any
 import cpu_pinning
 from bench_processes import BenchmarkFailed, end_process, set_time_limit
 
+from nnfmq import settings
 from nnfmq.hal.errors import NnfmqError
-from nnfmq.queue.hybrid_polling import DEFAULT_WINDOW_US
 
-DEFAULT_NS = DEFAULT_WINDOW_US * 1000
+DEFAULT_NS = settings.BURST_SERVER_POLLING_WINDOW.default * 1000
 POLLING_NS = 100_000_000
 _PR_SET_PDEATHSIG = 1
 Serve = Callable[[Callable[[], None], Connection], None]

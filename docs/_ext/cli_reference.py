@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 from collections.abc import Iterator
 from typing import Any
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
 
-from nnfmq.cli import command_parser
+from nnfmq.cli.command_tree import CommandHelp, command_help
 
 
 class CommandReference(Directive):
@@ -20,38 +18,21 @@ class CommandReference(Directive):
 
     def run(self) -> list[nodes.Node]:
         """Return the nodes of the command, then those of its subcommands."""
-        return list(self._describe(command_parser(self.arguments[0]), is_top=True))
+        return list(self._describe(command_help(self.arguments[0]), is_top=True))
 
-    def _describe(self, parser: argparse.ArgumentParser, *, is_top: bool) -> Iterator[nodes.Node]:
+    def _describe(self, command: CommandHelp, *, is_top: bool) -> Iterator[nodes.Node]:
         if not is_top:
-            yield nodes.rubric("", "", nodes.literal("", parser.prog))
-        usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
-        yield nodes.literal_block("", usage, language="text")
-        if parser.description and not is_top:
-            yield nodes.paragraph("", parser.description)
-        rows = [row for action in parser._actions for row in self._row(action)]
-        if rows:
-            yield _table(rows)
-        if parser.epilog:
-            yield nodes.literal_block("", parser.epilog.strip(), language="text")
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                for subparser in dict.fromkeys(action.choices.values()):
-                    yield from self._describe(subparser, is_top=False)
-
-    def _row(self, action: argparse.Action) -> Iterator[tuple[str, str]]:
-        if isinstance(action, argparse._SubParsersAction | argparse._HelpAction) or action.help == argparse.SUPPRESS:
-            return
-        value = (
-            ""
-            if action.nargs == 0
-            else str(action.metavar or "|".join(map(str, action.choices or [action.dest.upper()])))
-        )
-        name = ", ".join(action.option_strings) or value
-        yield (
-            (f"{name} {value}".strip() if action.option_strings else name),
-            (action.help or "") % {"default": action.default},
-        )
+            yield nodes.rubric("", "", nodes.literal("", command.name))
+        yield nodes.literal_block("", command.usage, language="text")
+        if command.description and not is_top:
+            yield nodes.paragraph("", command.description)
+        arguments = (*command.arguments, *(option for option in command.options if "--help" not in option.flags))
+        if arguments:
+            yield _table([(argument.title, argument.help) for argument in arguments])
+        if command.examples:
+            yield nodes.literal_block("", command.examples, language="text")
+        for subcommand in command.commands:
+            yield from self._describe(subcommand, is_top=False)
 
 
 def _table(rows: list[tuple[str, str]]) -> nodes.table:
@@ -65,6 +46,5 @@ def _table(rows: list[tuple[str, str]]) -> nodes.table:
 
 def setup(app: Any) -> dict[str, bool]:
     """Register the directive with Sphinx."""
-    importlib.import_module("nnfmq.cli")
     app.add_directive("cli", CommandReference)
     return {"parallel_read_safe": True}

@@ -3,8 +3,10 @@
 A command is a module of this package with `EXAMPLES`, `add_arguments(parser)` and `execute(arguments) -> int`. Only
 the chosen one is imported, and functions import heavy packages (numpy, rich, Pillow, the client) when they need them,
 so that `--help` is fast. Data goes to stdout, errors to stderr as one line `nnfmq: error: ...`, which a table follows
-if a model has several problems. Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted. A traceback is a bug
-of nnfmq.
+if a model has several problems. `EXIT_STATUSES` lists the exit statuses. A traceback is a bug of nnfmq.
+
+Completion scripts, man pages and the site are generated from the parsers (`command_tree`). A parser with subparsers
+gives each of them an `epilog` with examples; the metavar of a value decides how it is completed.
 """
 
 from __future__ import annotations
@@ -14,30 +16,40 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn
 
+from nnfmq import settings
+from nnfmq.cli.help_text import HelpFormatter
 from nnfmq.hal.errors import NnfmqError, UnsupportedModel
 
 COMMANDS = {
-    "demo": "classify handwritten digits in a private driver; a first test of an installation",
-    "run": "run a model on a photo or an array; print the top classes and the time of each stage",
-    "profile": "time each operation of a model and compare it with the machine's peak; optionally as an HTML page",
+    "demo": "classify handwritten digits in a private driver",
+    "run": "run a model on a photo or an array; print classes and times",
+    "profile": "time each operation of a model beside the machine's peak",
     "record": "run an application and write its executions to a file",
-    "replay": "run recorded executions again; compare outputs and latencies",
+    "replay": "run recorded executions again and compare them",
     "serve": "run the driver in the foreground",
     "devices": "list the devices of the driver",
-    "queue": "create, inspect and use named queues, for programs that trust each other",
-    "conformance": "run test models through an engine or a driver; report failures",
-    "doctor": "check this installation and machine; report what is missing and how to get it",
+    "queue": "create, inspect and use named queues between programs",
+    "conformance": "run test models through an engine or a driver",
+    "doctor": "check this installation and machine; name remedies",
+    "config": "show the settings: values, sources and meaning",
+    "completion": "print a script that completes nnfmq's words in a shell",
+}
+"""Command → summary. A summary fits a line of `nnfmq --help`."""
+
+EXIT_STATUSES = {
+    0: "success",
+    1: "failure; a line on stderr has the reason",
+    2: "wrong usage",
+    130: "interrupted by Ctrl-C",
 }
 
 _EXAMPLES = """\
 examples:
-  nnfmq demo
-  nnfmq run mobilenet.tflite --input photo.jpg --labels labels.txt
-  nnfmq serve                        # then, in other terminals, `nnfmq devices`, `nnfmq run` ...
-
-`nnfmq COMMAND --help` describes one command.
+  nnfmq run mobilenet.tflite --input photo.jpg
+  nnfmq run --help
 """
 
 
@@ -69,29 +81,51 @@ def describe(error: BaseException) -> str:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    position = next((index for index, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
-    before = _parser().parse_args(arguments[: position + 1])
+    position = _command_position(arguments)
+    before = main_parser().parse_args(arguments[: position + 1])
     parser = command_parser(before.command)
     parser.set_defaults(no_color=before.no_color)
     command = importlib.import_module(f"nnfmq.cli.{before.command}")
-    status: int = command.execute(parser.parse_args(arguments[position + 1 :]))
+    with _configured(before.config):
+        status: int = command.execute(parser.parse_args(arguments[position + 1 :]))
     return status
 
 
+def _command_position(arguments: Sequence[str]) -> int:
+    """Return the index of the first word that is neither an option nor the value of --config."""
+    position = 0
+    while position < len(arguments) and arguments[position].startswith("-"):
+        position += 2 if arguments[position] == "--config" else 1
+    return position
+
+
+def _configured(path: str | None) -> AbstractContextManager[None]:
+    """Use the configuration file `path`, also in child processes, until the context exits."""
+    return nullcontext() if path is None else settings.CONFIG.exported(os.path.abspath(path))
+
+
 def command_parser(name: str) -> argparse.ArgumentParser:
-    """Return the parser of one command of `COMMANDS`. Imports the command's module."""
+    """Return the parser of one command of `COMMANDS`. Imports the command's module, and nothing heavy."""
     command = importlib.import_module(f"nnfmq.cli.{name}")
     parser = _new_parser(f"nnfmq {name}", _sentence(COMMANDS[name]), command.EXAMPLES)
     command.add_arguments(parser)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for subparser in action.choices.values():
+                subparser.formatter_class = HelpFormatter
     return parser
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _new_parser("nnfmq", "Run neural networks in a driver process, a few microseconds away.", _EXAMPLES)
+def main_parser() -> argparse.ArgumentParser:
+    """Return the parser of the words up to the command."""
+    statuses = ", ".join(f"{status} {text.split(';')[0]}" for status, text in EXIT_STATUSES.items())
+    description = "Run neural networks in a driver process, a few microseconds away."
+    parser = _new_parser("nnfmq", description, f"{_EXAMPLES}\nexit status: {statuses}")
     width = max(map(len, COMMANDS))
     listing = "\n".join(f"{name:{width}}  {summary}" for name, summary in COMMANDS.items())
     parser.add_argument("-V", "--version", action=_PrintVersion, nargs=0, help="print the version and exit")
-    parser.usage = "nnfmq [-h] [-V] [--no-color] COMMAND ..."
+    parser.add_argument("--config", metavar="FILE", help="read this configuration file only, also by $NNFMQ_CONFIG")
+    parser.usage = "nnfmq [-h] [-V] [--no-color] [--config FILE] COMMAND ..."
     commands = parser.add_argument_group("commands", listing)
     commands.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
     return parser
@@ -102,7 +136,7 @@ def _new_parser(prog: str, description: str, examples: str) -> argparse.Argument
         prog=prog,
         description=description,
         epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--no-color", action="store_true", help="plain text, also by $NO_COLOR")
@@ -143,8 +177,8 @@ def _unsupported(error: UnsupportedModel) -> int:
 
 
 def _core_problem(error: ImportError) -> str:
-    """Return the error line if $NNFMQ_CORE names a core that is not available; re-raise any other error, a bug."""
-    if os.environ.get("NNFMQ_CORE") and "NNFMQ_CORE" in str(error):
+    """Return the error line if the setting names a core that is not available; re-raise any other error, a bug."""
+    if settings.CORE.value() and settings.CORE.variable in str(error):
         return describe(error)
     raise error
 

@@ -33,8 +33,6 @@ examples:
   nnfmq conformance vts/V1_2 --filter 'conv2d.*nchw' --json report.json
   nnfmq conformance one.jsonl --path sync --connect embedded
   nnfmq conformance --random-graphs --classes large --seeds 50-99 --dump failing
-
-A PATH is a file of test models (.jsonl, .jsonl.gz) or a folder with such files.
 """
 
 _CLASSES = ("single", "small", "large", "quantized", "later")
@@ -58,7 +56,7 @@ _ENGINES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `conformance`."""
     parser.usage = "%(prog)s [options] [PATH ...]"  # the generated usage fills half of the screen
-    parser.add_argument("paths", metavar="PATH", type=Path, nargs="*")
+    parser.add_argument("paths", metavar="PATH", type=Path, nargs="*", help="a .jsonl[.gz] file, or a folder of them")
     parser.add_argument(
         "--path", choices=PATHS, metavar="P", default="interpreter",
         help="interpreter (default), compiled, compiled-steps; by a driver: sync, async, fenced, reusable, "
@@ -256,6 +254,7 @@ def _print_details(screen: Console, summary: Summary) -> None:
     for reason, number in reasons.most_common():
         screen.print(f"skipped {number:,}: {reason}", soft_wrap=True)
     slowest = table("slowest", ">ms")
+    slowest.columns[0].no_wrap = True  # users copy it
     for duration_ns, name in summary.slowest:
         slowest.add_row(name, f"{duration_ns / 1e6:,.1f}")
     screen.print(slowest)

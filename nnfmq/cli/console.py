@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from nnfmq.runtime.client import Client
 
 _WIDTH_IN_A_FILE = 100
-_PROGRESS_DELAY_S = 0.3  # shorter compilations show no progress bar
+_PROGRESS_DELAY_S = 0.3  # what takes less time shows no progress bar
+_REDRAW_S = 0.1
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
 
 
@@ -105,42 +106,61 @@ def error_console() -> Console:
     return screen
 
 
+def compiling(no_color: bool) -> AbstractContextManager[Callable[[int, int], None] | None]:
+    """Return a context whose value is a progress callback for `Device.prepare`; see `progress_bar`."""
+    return progress_bar("compiling", no_color)
+
+
 @contextmanager
-def compiling(no_color: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a progress callback for `Device.prepare` that draws a bar on stderr; None if stderr is not a terminal."""
+def progress_bar(
+    label: str, no_color: bool, delay_s: float | None = None
+) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a callback (done, total) that draws a bar on stderr; None if stderr is not a terminal.
+
+    The bar appears after `delay_s` seconds, 0.3 by default, and is redrawn at most ten times a second, by the thread
+    that calls: a thread of its own would compete with what is measured. It disappears at the end.
+    """
     if not sys.stderr.isatty():
         yield None
         return
     bars: list[Progress] = []
-    begin = time.monotonic()
+    drawn_at = time.monotonic() + (_PROGRESS_DELAY_S if delay_s is None else delay_s) - _REDRAW_S
 
     def show(done: int, total: int) -> None:
-        if not bars and time.monotonic() - begin >= _PROGRESS_DELAY_S:
-            bars.append(stack.enter_context(_bar(no_color)))
-        for bar in bars:
-            bar.update(bar.task_ids[0], completed=done, total=total, refresh=True)
+        nonlocal drawn_at
+        now = time.monotonic()
+        if now - drawn_at < _REDRAW_S and not (bars and done == total):
+            return
+        drawn_at = now
+        if not bars:
+            bars.append(stack.enter_context(_bar(label, no_color)))
+        bars[0].update(bars[0].task_ids[0], completed=done, total=total, refresh=True)
 
     with ExitStack() as stack:
         yield show
 
 
-def _bar(no_color: bool) -> Progress:
+def _bar(label: str, no_color: bool) -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     screen = Console(stderr=True, no_color=no_color or None, highlight=False, emoji=False, markup=False)
-    columns = TextColumn("compiling"), BarColumn(), MofNCompleteColumn()
+    columns = TextColumn(label), BarColumn(), MofNCompleteColumn()
     bar = Progress(*columns, console=screen, auto_refresh=False, transient=True)
     bar.add_task("")
     return bar
 
 
 def table(*headings: str, title: str | None = None) -> Table:
-    """Return an empty table. A heading that begins with `>` makes a column of numbers, aligned to the right."""
-    from rich import box
-    from rich.table import Table
+    """Return an empty table. A heading that begins with `>` makes a column of numbers, aligned to the right.
 
-    result = Table(box=box.SIMPLE, title=title, title_justify="left", pad_edge=False)
+    On a screen that is too narrow for the columns each row is printed as a block of lines.
+    """
+    from rich import box
+
+    from nnfmq.cli.screen_table import ScreenTable
+
+    result = ScreenTable(box=box.SIMPLE, title=title, title_justify="left", pad_edge=False)
     for heading in headings:
         is_number = heading.startswith(">")
         justify: Literal["left", "right"] = "right" if is_number else "left"

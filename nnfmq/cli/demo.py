@@ -1,7 +1,7 @@
 """`nnfmq demo`: classify the packaged digits in a driver process; needs nothing but the package.
 
 The command starts an embedded driver, classifies every digit of `nnfmq/data` over one burst, and shows some of them.
-The progress bar is drawn between the timed executions, not by a thread, which would compete for the GIL. Times are
+The progress bar is drawn between the timed executions. Times are
 those of the call to `burst.execute`, as an application sees them.
 """
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.console import console, distribution, microseconds, print_json, table
+from nnfmq.cli.console import compiling, console, distribution, microseconds, print_json, progress_bar, table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,12 +39,11 @@ _SHOWN = 6
 _WARM_UP = 20
 _TIMEOUT_S = 30.0
 _BLOCKS = {(False, False): " ", (True, False): "▀", (False, True): "▄", (True, True): "█"}
-_NEXT = """\
-Next steps
-  your own model                   nnfmq run MODEL.tflite --input photo.jpg
-  one driver for all applications  nnfmq serve
-  check this machine               nnfmq doctor
-"""
+_NEXT = {
+    "your own model": "nnfmq run MODEL.tflite --input photo.jpg",
+    "one driver for all applications": "nnfmq serve",
+    "check this machine": "nnfmq doctor",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +58,18 @@ class Classification:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `demo`."""
     parser.add_argument("--quantized", action="store_true", help="also run the int8 model, and print both side by side")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of drawings and progress")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of drawings")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Classify every digit and print the result; return the exit status."""
     images, labels = load_digits()
     screen = console(arguments.no_color)
-    progress = None if arguments.json else screen
-    result = classify(images, _FLOAT_MODEL, progress)
+    result = classify(images, _FLOAT_MODEL, arguments.no_color)
     report = {"digits": len(labels), **_metrics(result, labels)}
     report |= {"predictions": result.predictions, "labels": labels.tolist()}
     if arguments.quantized:
-        report["quantized"] = _metrics(classify(images, _QUANTIZED_MODEL, progress), labels)
+        report["quantized"] = _metrics(classify(images, _QUANTIZED_MODEL, arguments.no_color), labels)
     if arguments.json:
         print_json(report)
     else:
@@ -89,23 +88,23 @@ def load_digits() -> tuple[Array, Array]:
         return data["images"].astype(np.float32) / np.float32(16), data["labels"].astype(np.int64)
 
 
-def classify(images: Array, name: str, screen: Console | None) -> Classification:
+def classify(images: Array, name: str, no_color: bool) -> Classification:
     """Classify `images` with the packaged model `name`, over one burst of an embedded driver started for this call."""
     from nnfmq import connect, example_path, load
 
     begin = time.monotonic_ns()
-    with (
-        connect(embedded=True) as client,
-        client.prepare(load(example_path(name))) as model,
-        model.burst() as burst,
-    ):
+    with ExitStack() as stack:
+        client = stack.enter_context(connect(embedded=True))
+        with compiling(no_color) as progress:
+            model = stack.enter_context(client.prepare(load(example_path(name)), progress=progress))
+        burst = stack.enter_context(model.burst())
         inputs = as_inputs(images, model.inputs[0])
         burst.execute(inputs[0], timeout=_TIMEOUT_S)
         first_result_ns = time.monotonic_ns() - begin
         for image in inputs[:_WARM_UP]:
             burst.execute(image, timeout=_TIMEOUT_S)
         predictions, latencies_ns = [], []
-        for image in _with_progress(inputs, screen):
+        for image in _with_progress(inputs, no_color):
             begin = time.monotonic_ns()
             (scores,) = burst.execute(image, timeout=_TIMEOUT_S)
             latencies_ns.append(time.monotonic_ns() - begin)
@@ -125,18 +124,13 @@ def as_inputs(images: Array, info: TensorInfo) -> Array:
     return quantized.clip(limits.min, limits.max).astype(info.dtype)
 
 
-def _with_progress(inputs: Array, screen: Console | None) -> Iterator[Array]:
-    """Yield the inputs and advance a progress bar on `screen` after every tenth."""
-    if screen is None:
-        yield from inputs
-        return
-    from rich.progress import Progress
-
-    with Progress(console=screen, auto_refresh=False, disable=not screen.is_terminal) as progress:
-        task = progress.add_task("classifying digits", total=len(inputs))
+def _with_progress(inputs: Array, no_color: bool) -> Iterator[Array]:
+    """Yield the inputs and advance a progress bar after each."""
+    with progress_bar("classifying digits", no_color) as show:
         for done, image in enumerate(inputs, start=1):
             yield image
-            progress.update(task, completed=done, refresh=done % 10 == 0 or done == len(inputs))
+            if show is not None:
+                show(done, len(inputs))
 
 
 def _metrics(result: Classification, labels: Array) -> dict[str, Any]:
@@ -200,4 +194,7 @@ def _summarize(screen: Console, report: dict[str, Any]) -> None:
     summary.add_row("first result", *first_results)
     summary.add_row("burst execution", *latencies)
     screen.print(summary)
-    screen.print(_NEXT)
+    following = table("Next steps", "")
+    for step in _NEXT.items():
+        following.add_row(*step)
+    screen.print(following)

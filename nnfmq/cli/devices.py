@@ -26,7 +26,6 @@ examples:
 
 --set needs a driver that was started with `nnfmq serve --allow-device-status`.
 """
-_TABLE_WIDTH = 80  # of a table with all columns
 _HOLD_CHECK_S = 0.2  # between two checks whether the driver still runs, while a status is held
 _STATUSES = ("AVAILABLE", "BUSY", "OFFLINE")
 
@@ -179,20 +178,13 @@ def _name(names: type[IntEnum], code: int) -> str:
 
 def _print_table(devices: list[dict[str, Any]], no_color: bool) -> None:
     screen = console(no_color)
-    if screen.width < _TABLE_WIDTH:
-        listing = table("device", "status")
-        for device in devices:
-            listing.add_row(device["name"], device["status"])
-    else:
-        listing = table("device", "type", "version", ">feature level", "status", "extensions")
-        columns = ("name", "type", "version", "feature_level", "status")
-        for device in devices:
-            extensions = "\n".join(extension["name"] for extension in device["extensions"])
-            listing.add_row(*(str(device[column]) for column in columns), extensions or "none")
+    listing = table("device", "type", "version", ">level", "status", "extensions")
+    columns = ("name", "type", "version", "feature_level", "status")
+    for device in devices:
+        extensions = "\n".join(extension["name"] for extension in device["extensions"])
+        listing.add_row(*(str(device[column]) for column in columns), extensions or "none")
     listing.columns[0].no_wrap = True  # users copy it
     screen.print(listing)
-    if screen.width < _TABLE_WIDTH:
-        screen.print(f"{_TABLE_WIDTH} columns are needed for types, versions and extensions.")
     for device in devices:
         if device["unavailable_reason"]:
             text = f"{device['name']} is {device['status']}: {device['unavailable_reason']}"

@@ -20,11 +20,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nnfmq.cli.console import console, print_json, table
+from nnfmq import settings
+from nnfmq.cli.console import console, print_json, progress_bar, table
 from nnfmq.cli.devices import query_capabilities
 from nnfmq.core_selection import REMEDY
 from nnfmq.cpu_allowance import allowed_cpus, cpu_quota
-from nnfmq.hal.errors import DeviceUnavailable, NnfmqError
+from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument, NnfmqError
+from nnfmq.settings.configuration_file import candidates
 
 EXAMPLES = """\
 examples:
@@ -74,7 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run all checks and print the report. Return 1 if something that nnfmq needs is missing, else 0."""
-    findings = examine()
+    with progress_bar("checking", arguments.no_color, delay_s=0.0) as progress:
+        findings = examine(progress)
     usable = all(finding.state is not FindingState.MISSING for finding in findings)
     if arguments.json:
         print_json({"usable": usable, "findings": [asdict(finding) for finding in findings]})
@@ -83,10 +86,38 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0 if usable else 1
 
 
-def examine() -> list[Finding]:
-    """Return all findings, grouped by part. Blocks up to two seconds, if a driver does not respond."""
-    checks = (_core, _python, _kernel, _limits, _numpy, _extras, _driver, _cache)
-    return [finding for check in checks for finding in check()]
+def examine(progress: Callable[[int, int], None] | None = None) -> list[Finding]:
+    """Return all findings, grouped by part. Blocks up to two seconds, if a driver does not respond.
+
+    `progress` receives the number of completed checks, and of all.
+    """
+    checks = (_settings, _core, _python, _kernel, _limits, _numpy, _extras, _driver, _cache)
+    findings: list[Finding] = []
+    for done, check in enumerate(checks):
+        if progress is not None:
+            progress(done, len(checks))
+        try:
+            findings.extend(check())
+        except InvalidArgument:
+            if findings[0].state is FindingState.OK:
+                raise
+            # The check read a setting that `_settings` has reported.
+    return findings
+
+
+def _settings() -> Iterator[Finding]:
+    problems: dict[str, None] = {}
+    for setting in settings.table().values():
+        try:
+            setting.value()
+        except InvalidArgument as error:
+            problems[str(error)] = None
+    for problem in problems:
+        remedy = "follow the message; `nnfmq config show` prints all settings"
+        yield Finding("settings", "invalid", problem, FindingState.MISSING, remedy)
+    if not problems:
+        files = ", ".join(path for path in candidates() if os.path.exists(path))
+        yield Finding("settings", "files", files or "none")
 
 
 def _core() -> Iterator[Finding]:
@@ -286,7 +317,7 @@ def _cache() -> Iterator[Finding]:
 
     limit = program_cache.cache_limit_bytes()
     if not limit:
-        yield Finding("driver", "cached programs", f"none: ${program_cache.CACHE_VARIABLE} is 0")
+        yield Finding("driver", "cached programs", f"none: {settings.CACHE_MIB.effective().origin} is 0")
         return
     try:
         sizes = program_cache.entry_sizes()

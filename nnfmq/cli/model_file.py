@@ -14,7 +14,7 @@ __all__ = ["add_model_arguments", "load_model"]
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the model's file, --shape and --signature."""
-    parser.add_argument("model", metavar="MODEL.tflite", type=Path)
+    parser.add_argument("model", metavar="MODEL.tflite", type=Path, help="a .tflite or .onnx file")
     parser.add_argument(
         "--shape", metavar="SHAPE", type=_shape, action="append", default=[],
         help="resize an input: 4x224x224x3, or NAME=4x224x224x3",

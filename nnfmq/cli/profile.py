@@ -11,10 +11,11 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.console import at_least_one, console, from_zero, new_file, print_json
+from nnfmq.cli.console import at_least_one, compiling, console, from_zero, new_file, print_json, progress_bar
 from nnfmq.cli.model_file import add_model_arguments, load_model
 from nnfmq.cpu_allowance import allowed_cpus
 from nnfmq.hal.errors import InvalidArgument
@@ -169,14 +170,14 @@ def _report(arguments: argparse.Namespace, model: LoadedModel, inputs: Sequence[
         "inputs": [str(path) for path in arguments.input] or f"random, seed {arguments.seed}",
     }
     if not has_llvmlite:
-        program, times = _measured(arguments.device, model, inputs, runs)
+        program, times = _measured(arguments, model, inputs, runs)
         return build(model.model.main, program, times, None, {**conditions, "threads": 1, "target": None})
     from nnfmq.engines.compiled.roofline import measure_ceilings
     from nnfmq.engines.compiled.target import host_target
 
     with _limited_pool(arguments.threads) as pool:
         ceilings = measure_ceilings(pool)
-        program, times = _measured(arguments.device, model, inputs, runs)
+        program, times = _measured(arguments, model, inputs, runs)
         threads = pool.worker_count + 1 if arguments.device == "compiled" else 1
         conditions |= {"threads": threads, "ceiling_threads": pool.worker_count + 1, "target": host_target().name}
         return build(model.model.main, program, times, ceilings, conditions)
@@ -197,28 +198,34 @@ def _limited_pool(threads: int | None) -> Iterator[Any]:
         pool.set_worker_count(usual)
 
 
-def _measured(device: str, model: LoadedModel, inputs: Sequence[Array], runs: int) -> tuple[Program, Profile]:
+def _measured(
+    arguments: argparse.Namespace, model: LoadedModel, inputs: Sequence[Array], runs: int
+) -> tuple[Program, Profile]:
     import numpy as np
 
     from nnfmq.engines.profiling import measure
     from nnfmq.operations.signature import NUMPY_TYPES
 
-    program, main = _prepared(device, model), model.model.main
+    program, main = _prepared(arguments, model), model.model.main
     dtypes = [NUMPY_TYPES[main.operands[index].type] for index in (*main.input_indexes, *main.output_indexes)]
     arrays = [array.view(dtype) for array, dtype in zip(inputs, dtypes, strict=False)]  # booleans are bytes
     outputs = [_output(program.shapes[index], dtypes[len(inputs) + n]) for n, index in enumerate(main.output_indexes)]
-    with np.errstate(all="ignore"):
-        return program, measure(program, program.bind(arrays, outputs), runs)
+    with np.errstate(all="ignore"), progress_bar("timing", arguments.no_color) as progress:
+        return program, measure(program, program.bind(arrays, outputs), runs, progress)
 
 
-def _prepared(device: str, model: LoadedModel) -> Program:
+def _prepared(arguments: argparse.Namespace, model: LoadedModel) -> Program:
     from nnfmq.engines import interpreter
 
-    if device == "reference":
+    if arguments.device == "reference":
         return interpreter.prepare(model.model)
+    from nnfmq.engines.compiled.local_compilation import compile_in_process
     from nnfmq.engines.compiled.partition import prepare
 
-    return prepare(model.model)
+    with compiling(arguments.no_color) as progress:
+        if progress is None:
+            return prepare(model.model)
+        return prepare(model.model, compile=partial(compile_in_process, on_progress=progress))
 
 
 def _output(shape: Shape | None, dtype: Any) -> Any:

@@ -27,6 +27,20 @@ the others (SIGBUS). A name exists until it is removed. docs/c has a C header.
 
 Action = Callable[[argparse.ArgumentParser], None]
 
+_ACTION_EXAMPLES = {
+    "create": [
+        "create /frames --record-bytes 64 --count 1024",
+        "create /prices --record-bytes 16 --count 256 --unsynchronized --replace",
+    ],
+    "list": ["list", "list --json"],
+    "info": ["info /frames", "info /frames --json"],
+    "write": ["write /frames < frames.bin", "write /frames --hex 0001020304050607 --wait 2"],
+    "read": ["read /frames -n 10 --wait 2", "read /frames --follow --hex", "read /frames --raw > frames.bin"],
+    "watch": ["watch /frames", "watch /frames --interval 1 --count 10 --json"],
+    "bench": ["bench", "bench --record-bytes 1024 --placement same --json"],
+    "remove": ["remove /frames"],
+}
+
 
 class _Intermixed(argparse.ArgumentParser):
     """Accepts options between positional arguments; plain argparse would not accept DATA in `write NAME --hex DATA`."""
@@ -49,8 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         title="actions", dest="action", metavar="ACTION", required=True, parser_class=_Intermixed
     )
     for name, (summary, declare, execute_action) in _ACTIONS.items():
+        examples = "\n".join(["examples:", *(f"  nnfmq queue {example}" for example in _ACTION_EXAMPLES[name])])
         action = actions.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=examples, allow_abbrev=False
         )
         action.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help="plain text")
         declare(action)
@@ -99,7 +114,7 @@ def _for_info(parser: argparse.ArgumentParser) -> None:
 def _for_write(parser: argparse.ArgumentParser) -> None:
     _name(parser)
     parser.add_argument("data", metavar="DATA", nargs="*", help="the bytes of whole records (default: stdin)")
-    parser.add_argument("--file", metavar="F", help="read the records from this file")
+    parser.add_argument("--file", metavar="FILE", help="read the records from this file")
     parser.add_argument("--hex", action="store_true", help="DATA, file or stdin are hexadecimal digits")
     _waiting(parser, "for space (default: no limit)")
 

@@ -12,17 +12,18 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from nnfmq.cli.console import console, distribution, microseconds, print_json, table
+from nnfmq.cli.console import console, distribution, microseconds, print_json, progress_bar, table
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient
 from nnfmq.queue import MessageQueue, PollingWindow, core_name, create_named, open_named, remove_named
 
 _COUNT = 256
 _WARM_UP = 500
+_TRIPS_BETWEEN_REDRAWS = 2000
 _LIMIT_NS = 10 * 10**9
 
 
@@ -37,8 +38,12 @@ def bench(arguments: argparse.Namespace) -> int:
         )
         own_cpu, peer_cpu = stack.enter_context(_placed(arguments.placement))
         stack.enter_context(_peer(name, arguments, window_ns, peer_cpu))
-        latencies_ns = _round_trips(requests, results, arguments.round_trips, window_ns)
-        stream_ns = _stream(requests, results, arguments.messages, window_ns)
+        with progress_bar("round trips", arguments.no_color) as progress:
+            latencies_ns = _round_trips(requests, results, arguments.round_trips, window_ns, progress)
+        with progress_bar("streaming", arguments.no_color, delay_s=0.0) as progress:
+            if progress is not None:
+                progress(0, arguments.messages)  # before the clock starts; a redraw would slow the stream
+            stream_ns = _stream(requests, results, arguments.messages, window_ns)
     report = {
         "conditions": _conditions(arguments, window_ns, own_cpu, peer_cpu),
         "round_trip_ns": distribution(latencies_ns),
@@ -83,7 +88,7 @@ def _peer(name: str, arguments: argparse.Namespace, window_ns: int, cpu: int | N
     Raises:
         DeadObject: If the process does not start.
     """
-    trips = arguments.round_trips + _WARM_UP
+    trips = _WARM_UP + arguments.round_trips + _untimed(arguments.round_trips)
     words = [name, str(trips), str(arguments.messages), str(window_ns), "-1" if cpu is None else str(cpu)]
     root = str(Path(__file__).parents[2])  # the same nnfmq in the other process, also in a source tree
     path = os.pathsep.join([root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]).rstrip(os.pathsep)
@@ -100,17 +105,40 @@ def _peer(name: str, arguments: argparse.Namespace, window_ns: int, cpu: int | N
             process.kill()  # it has exited by now, or it hangs
 
 
-def _round_trips(requests: MessageQueue, results: MessageQueue, count: int, window_ns: int) -> list[int]:
+def _untimed(count: int) -> int:
+    """Return the number of round trips that follow a progress report and are not timed: the peer may have slept."""
+    return count // _TRIPS_BETWEEN_REDRAWS
+
+
+def _round_trips(
+    requests: MessageQueue,
+    results: MessageQueue,
+    count: int,
+    window_ns: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[int]:
     """Return the times of `count` round trips in ns, after a warm-up."""
     payload = os.urandom(requests.quantum)
+    for _ in range(_WARM_UP):
+        _round_trip(requests, results, payload, window_ns)
     times = []
-    for _ in range(_WARM_UP + count):
-        begin = time.monotonic_ns()
-        requests.send(payload)
-        reply = results.receive(begin + _LIMIT_NS, window_ns)
-        times.append(time.monotonic_ns() - begin)
-        _check(reply, payload)
-    return times[_WARM_UP:]
+    for done in range(1, count + 1):
+        times.append(_round_trip(requests, results, payload, window_ns))
+        if done % _TRIPS_BETWEEN_REDRAWS == 0:
+            if progress is not None:
+                progress(done, count)
+            _round_trip(requests, results, payload, window_ns)
+    return times
+
+
+def _round_trip(requests: MessageQueue, results: MessageQueue, payload: bytes, window_ns: int) -> int:
+    """Return the time of one round trip in ns."""
+    begin = time.monotonic_ns()
+    requests.send(payload)
+    reply = results.receive(begin + _LIMIT_NS, window_ns)
+    elapsed = time.monotonic_ns() - begin
+    _check(reply, payload)
+    return elapsed
 
 
 def _stream(requests: MessageQueue, results: MessageQueue, count: int, window_ns: int) -> int:

@@ -19,6 +19,7 @@ from nnfmq.cli.queue_snapshot import QueueSnapshot, bits_text, snapshot
 from nnfmq.queue import MessageQueue, open_named
 
 _BAR_WIDTH = 30
+_BESIDE_BAR = 32  # columns of the screen
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ def _view(arguments: argparse.Namespace, stack: ExitStack) -> Callable[[Sample],
 
     # Without rich's refresh thread, which would redraw between two snapshots and take the GIL.
     live = stack.enter_context(Live(console=screen, auto_refresh=False))
-    return lambda sample: live.update(_drawn(arguments.name, sample), refresh=True)
+    bar_width = min(max(screen.width - _BESIDE_BAR, 0), _BAR_WIDTH)
+    return lambda sample: live.update(_drawn(arguments.name, sample, bar_width), refresh=True)
 
 
 def _line(sample: Sample) -> str:
@@ -87,15 +89,15 @@ def _line(sample: Sample) -> str:
     )
 
 
-def _drawn(name: str, sample: Sample) -> Any:
+def _drawn(name: str, sample: Sample, bar_width: int) -> Any:
     state = sample.state
     view = table("queue", name)
     view.add_row("written", f"{_per_second(sample.written_per_s)}   counter {state.w:,}")
     if state.r is not None:
         view.add_row("read", f"{_per_second(sample.read_per_s)}   counter {state.r:,}")
-    filled = round(state.fill * _BAR_WIDTH)
+    filled = round(state.fill * bar_width)
     count, capacity = state.used_bytes // state.quantum, state.ring_bytes // state.quantum
-    view.add_row("fill", f"{'█' * filled}{'░' * (_BAR_WIDTH - filled)} {count:,} of {capacity:,}")
+    view.add_row("fill", f"{'█' * filled}{'░' * (bar_width - filled)} {count:,} of {capacity:,}")
     view.add_row("event bits", bits_text(state.event_bits))
     view.add_row("state", state.state)
     return view

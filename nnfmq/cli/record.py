@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nnfmq import settings
 from nnfmq.cli.console import new_file
 from nnfmq.hal.errors import InvalidArgument
 
@@ -85,9 +86,9 @@ def _remove_earlier(path: Path) -> None:
 
 def _environment(arguments: argparse.Namespace, path: Path) -> dict[str, str]:
     variables = {
-        "NNFMQ_RECORD": str(path),
-        "NNFMQ_RECORD_TENSORS": "0" if arguments.no_tensors else "1",
-        "NNFMQ_RECORD_LIMIT_BYTES": "" if arguments.limit_bytes is None else str(arguments.limit_bytes),
+        settings.RECORD.variable: str(path),
+        settings.RECORD_TENSORS.variable: "0" if arguments.no_tensors else "1",
+        settings.RECORD_LIMIT_BYTES.variable: "" if arguments.limit_bytes is None else str(arguments.limit_bytes),
     }
     return os.environ | variables
 

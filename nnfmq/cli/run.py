@@ -23,6 +23,7 @@ from nnfmq.cli.console import (
     microseconds,
     open_client,
     print_json,
+    progress_bar,
     shape_text,
     table,
 )
@@ -46,8 +47,8 @@ examples:
   nnfmq run model.tflite --input raw.bin --output scores.npy --connect embedded
   nnfmq run speech.tflite --input step.npy --output step.npz
 
-States of recurrent models start at zero, unless --input is given for each of them as well.
-Photos (extra `images`): central square of 87.5 %, bilinear; float inputs in [-1, 1], uint8 unchanged.
+States of recurrent models start at zero, unless there is an --input for each.
+Photos (extra `images`): the central square of 87.5 %, resized bilinearly.
 """
 
 _STAGES = {
@@ -177,11 +178,14 @@ def _burst(
                 target.prepare(model, progress=progress, preference=preference, timeout=arguments.timeout)
             )
         burst = stack.enter_context(prepared.burst())
+        progress = stack.enter_context(progress_bar("executing", arguments.no_color))
         executions = []
         for _ in range(arguments.repeat):
             for inputs in steps:
                 outputs = burst.execute(*inputs, timeout=arguments.timeout)
                 executions.append(burst.last)
+                if progress is not None:
+                    progress(len(executions), arguments.repeat * len(steps))
     return (
         prepared.device,
         outputs,

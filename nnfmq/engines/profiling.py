@@ -79,10 +79,13 @@ class Profile:
     shapes: dict[int, Shape] = field(default_factory=dict)
 
 
-def measure(program: Program, execution: BoundSteps, runs: int) -> Profile:
+def measure(
+    program: Program, execution: BoundSteps, runs: int, progress: Callable[[int, int], None] | None = None
+) -> Profile:
     """Run `execution`, which `program` has bound, `runs` times as a whole and `runs` times step by step, interleaved.
 
-    Blocks. The caller silences NumPy's warnings. Raises what the program raises.
+    `progress` receives the number of completed runs, and of all. Blocks. The caller silences NumPy's warnings. Raises
+    what the program raises.
     """
     for _ in range(_WARM_UP_RUNS):
         execution.run()
@@ -95,6 +98,8 @@ def measure(program: Program, execution: BoundSteps, runs: int) -> Profile:
         execution.run()
         profile.runs.append(time.perf_counter_ns() - begin_ns)
         _profile_steps(program.steps, execution, profile)
+        if progress is not None:
+            progress(len(profile.runs), runs)
     return profile
 
 

@@ -12,11 +12,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from nnfmq import settings
 from nnfmq.hal.errors import InvalidArgument
 
-CONTROLLER_VARIABLE = "NNFMQ_BURST_CONTROLLER_POLLING_WINDOW"
-SERVER_VARIABLE = "NNFMQ_BURST_SERVER_POLLING_WINDOW"
-DEFAULT_WINDOW_US = 50
 _WINDOW_MAX_US = 10**9
 
 POLL, SLEEP = 0, -1
@@ -122,7 +120,7 @@ class PollingWindow:
         Raises:
             InvalidArgument: If the window is NaN or longer than 1000 s.
         """
-        return cls(_window_ns(CONTROLLER_VARIABLE, window_us))
+        return cls(_window_ns(settings.BURST_CONTROLLER_POLLING_WINDOW, window_us))
 
     @classmethod
     def server(cls, window_us: float | None = None) -> PollingWindow:
@@ -131,22 +129,15 @@ class PollingWindow:
         Raises:
             InvalidArgument: If the window is NaN or longer than 1000 s.
         """
-        return cls(_window_ns(SERVER_VARIABLE, window_us))
+        return cls(_window_ns(settings.BURST_SERVER_POLLING_WINDOW, window_us))
 
 
-def _window_ns(variable: str, window_us: float | None) -> int:
+def _window_ns(setting: settings.Setting[int], window_us: float | None) -> int:
     # On a machine with one CPU polling keeps the peer from running. A process that is pinned to one of several CPUs may
     # poll, because the peer can run on another.
     if os.cpu_count() == 1:
         return 0
-    wanted = _from_environment(variable) if window_us is None else window_us
+    wanted = setting.value() if window_us is None else window_us
     if not abs(wanted) <= _WINDOW_MAX_US:  # written so that NaN is rejected as well
         raise InvalidArgument(f"a polling window is 0 to {_WINDOW_MAX_US} µs, got {wanted}")
-    return round((wanted if wanted >= 0 else DEFAULT_WINDOW_US) * 1000)
-
-
-def _from_environment(variable: str) -> int:
-    try:
-        return int(os.environ.get(variable, DEFAULT_WINDOW_US))
-    except ValueError:
-        return DEFAULT_WINDOW_US  # as Android's GetUintProperty: a value that cannot be parsed counts as unset
+    return round((wanted if wanted >= 0 else setting.default) * 1000)

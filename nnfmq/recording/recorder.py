@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from nnfmq import settings
 from nnfmq.execution_observers import (
     ModelObserver,
     ObservedExecution,
@@ -24,7 +25,7 @@ from nnfmq.execution_observers import (
     add_observer,
     remove_observer,
 )
-from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
+from nnfmq.hal.errors import ErrorStatus, NnfmqError
 from nnfmq.recording.recording_writer import RecordingWriter, check_limit, create_recording_file
 
 __all__ = ["QUEUE_BYTES_MAX", "ExecutionRecorder", "record_from_environment"]
@@ -198,18 +199,12 @@ class ExecutionRecorder:
         self.close()
 
 
-def record_from_environment() -> None:
-    """Start the recorder that `$NNFMQ_RECORD` asks for, with `$NNFMQ_RECORD_TENSORS` and `$NNFMQ_RECORD_LIMIT_BYTES`.
+def record_from_environment(path: str) -> None:
+    """Record to `path`, as the variables `NNFMQ_RECORD_TENSORS` and `NNFMQ_RECORD_LIMIT_BYTES` say.
 
     Raises:
         InvalidArgument: If a variable has no valid value.
         OSError: If the file cannot be created.
     """
-    tensors = os.environ.get("NNFMQ_RECORD_TENSORS", "") or "1"
-    if tensors not in ("0", "1"):
-        raise InvalidArgument(f"NNFMQ_RECORD_TENSORS is {tensors!r}; allowed are 0 (no inputs and outputs) and 1")
-    limit = os.environ.get("NNFMQ_RECORD_LIMIT_BYTES", "")
-    if limit and not limit.isdecimal():
-        raise InvalidArgument(f"NNFMQ_RECORD_LIMIT_BYTES is {limit!r}; it is a number of bytes, 4096 or more")
-    limit_bytes = int(limit) if limit else None
-    ExecutionRecorder.start(os.environ["NNFMQ_RECORD"], tensors=tensors == "1", limit_bytes=limit_bytes)
+    tensors, limit_bytes = settings.RECORD_TENSORS.value() == "1", settings.RECORD_LIMIT_BYTES.value()
+    ExecutionRecorder.start(path, tensors=tensors, limit_bytes=limit_bytes)

@@ -1,7 +1,7 @@
 """Observation of preparations, and of what the environment asks for: recordings and telemetry.
 
-`$NNFMQ_RECORD` and `$NNFMQ_TELEMETRY` are read when a process prepares its first model, so that an application may set
-them itself. A forked child reads them again, because it has no observers.
+The settings `NNFMQ_RECORD` and `telemetry` are read when a process prepares its first model, so that an application
+may set them itself. A forked child reads them again, because it has no observers.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Sequence
 
+from nnfmq import settings
 from nnfmq.execution_observers import (
     DeviceChoice,
     ModelObserver,
@@ -38,14 +39,14 @@ def current_observers() -> tuple[PreparationObserver, ...]:
     """
     if os.getpid() not in _readers:
         _readers.add(os.getpid())
-        if os.environ.get("NNFMQ_RECORD"):
+        if recording := settings.RECORD.value():
             from nnfmq.recording.recorder import record_from_environment
 
-            record_from_environment()
-        if os.environ.get("NNFMQ_TELEMETRY"):
+            record_from_environment(recording)
+        if sink := settings.TELEMETRY.value():
             from nnfmq.telemetry.telemetry_environment import report_from_environment
 
-            report_from_environment()
+            report_from_environment(sink)
     return observers()
 
 

@@ -5,13 +5,13 @@ This module imports no engine, so that a supervisor, which computes nothing, can
 
 from __future__ import annotations
 
-import os
 from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from nnfmq import settings
 from nnfmq.hal.capabilities import (
     CPU_PERFORMANCE,
     LARGEST_FLOAT32,
@@ -26,18 +26,17 @@ from nnfmq.hal.types import OperandType, OperationType
 from nnfmq.service.device_status import WORD_BYTES
 
 __all__ = [
-    "CONFIGURATION_VARIABLE",
     "DEVICES_MAX",
+    "PACKAGED_DEVICES",
     "STATUS_PAGE_BYTES",
     "DeviceEntry",
     "read_configuration",
     "require_device_name",
 ]
 
-CONFIGURATION_VARIABLE = "NNFMQ_DEVICES"
 DEVICES_MAX = 256  # of one driver
 STATUS_PAGE_BYTES = DEVICES_MAX * WORD_BYTES  # of the page with the devices' status, which its workers share
-_DEFAULT_PATH = Path(__file__).resolve().with_name("devices.toml")
+PACKAGED_DEVICES = Path(__file__).resolve().with_name("devices.toml")
 
 _PositiveFloat: TypeAlias = Annotated[float, msgspec.Meta(gt=0, lt=LARGEST_FLOAT32)]
 CodeT = TypeVar("CodeT", bound=IntEnum)
@@ -113,7 +112,7 @@ def read_configuration(path: Path | None = None) -> list[DeviceEntry]:
         InvalidArgument: If the file is not valid; the message gives the reason.
         OSError: If the file cannot be read.
     """
-    path = path or Path(os.environ.get(CONFIGURATION_VARIABLE) or _DEFAULT_PATH)
+    path = path or Path(settings.DEVICES.value() or PACKAGED_DEVICES)
     try:
         entries = msgspec.toml.decode(path.read_bytes(), type=_Configuration).device
         for entry in entries:

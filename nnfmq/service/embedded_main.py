@@ -13,6 +13,7 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
+from nnfmq import settings
 from nnfmq.channel import NO_WAIT, Channel
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.serialize import control_protocol, messages
@@ -25,15 +26,16 @@ from nnfmq.service.session import run_session
 def main(control_fd: int) -> NoReturn:
     """Serve the client at the other end of `control_fd` until it exits. Takes ownership of the fd. Never returns.
 
-    If the devices' configuration cannot be read, reject the client with the reason, and exit with status 1.
+    If a setting or the devices' configuration is not valid, reject the client with the reason, and exit with status 1.
     """
     channel = Channel.adopt(control_fd)
     client_pidfd = channel.open_peer_pidfd()
     compile_jobs.start_compile_server(client_pidfd)  # first: it forks, so this process must have one thread
     if client_pidfd is not None:
         os.close(client_pidfd)
-    load_extensions()
     try:
+        settings.check_all()
+        load_extensions()
         devices = load_devices()
     except (InvalidArgument, OSError) as error:
         rejection = control_protocol.encode(messages.Refused(ErrorStatus.GENERAL_FAILURE, str(error)))

@@ -11,12 +11,12 @@ with a log line (EXT-2, EXT-7, DEV-10). A device offers an extension completely 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nnfmq import settings
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.operations.extensions import VendorExtension, install
 from nnfmq.operations.signature import Declaration, Plan
@@ -27,9 +27,8 @@ from nnfmq.validation.values import validate_extension
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["ALLOWED_VARIABLE", "allowed_extensions", "load_extensions"]
+__all__ = ["load_extensions"]
 
-ALLOWED_VARIABLE = "NNFMQ_EXTENSIONS"
 _log = logging.getLogger("nnfmq.extensions")
 
 
@@ -38,7 +37,7 @@ def load_extensions(plugins: Iterable[EntryPoint] | None = None) -> None:
 
     `plugins` are entry points, of this and other groups; by default those of all that is installed.
     """
-    allowed = allowed_extensions()
+    allowed = settings.EXTENSIONS.value()
     if allowed is not None and not allowed:
         return
     found: dict[str, list[EntryPoint]] = {}
@@ -54,12 +53,6 @@ def load_extensions(plugins: Iterable[EntryPoint] | None = None) -> None:
         _install(name, found[name])
     for name in sorted(set(allowed or ()) - found.keys()):
         _log.warning("extension %s is allowed, but no plug-in defines it", name)
-
-
-def allowed_extensions() -> list[str] | None:
-    """Return the names in $NNFMQ_EXTENSIONS, or None if all extensions are allowed."""
-    names = os.environ.get(ALLOWED_VARIABLE)
-    return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
 
 
 def _install(name: str, entries: Sequence[EntryPoint]) -> None:

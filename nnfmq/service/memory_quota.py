@@ -28,6 +28,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TypeAlias, TypeVar
 
+from nnfmq import settings
 from nnfmq.channel import close_all
 from nnfmq.engines.idle_trim import trim_memory
 from nnfmq.file_memory import FileMemory
@@ -42,10 +43,7 @@ from nnfmq.memory import Memory, is_mappable
 from nnfmq.serialize.messages import MemoryData
 from nnfmq.service.memory_shares import MemoryShare
 
-LIMIT_VARIABLE = "NNFMQ_CLIENT_MEMORY_MIB"
-TOTAL_VARIABLE = "NNFMQ_MEMORY_MIB"
 _MIB = 1 << 20
-_LARGEST_MIB = 1 << 40  # sums of it still fit into 8 bytes
 
 ReceivedMemory: TypeAlias = Memory | FileMemory
 MemoryT = TypeVar("MemoryT", Memory, FileMemory, ReceivedMemory)
@@ -53,21 +51,16 @@ MemoryT = TypeVar("MemoryT", Memory, FileMemory, ReceivedMemory)
 
 def total_limit_bytes() -> int:
     """Return the limit for all clients of a driver together, in bytes."""
-    configured = _configured_bytes(TOTAL_VARIABLE)
-    if configured is not None:
-        return configured
+    configured_mib = settings.MEMORY_MIB.value()
+    if configured_mib is not None:
+        return configured_mib * _MIB
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
 def quota_limit_bytes() -> int:
     """Return the limit for one client, in bytes."""
-    configured = _configured_bytes(LIMIT_VARIABLE)
-    return total_limit_bytes() // 2 if configured is None else configured
-
-
-def _configured_bytes(variable: str) -> int | None:
-    value = os.environ.get(variable, "")
-    return min(int(value), _LARGEST_MIB) * _MIB if value.isdecimal() else None
+    configured_mib = settings.CLIENT_MEMORY_MIB.value()
+    return total_limit_bytes() // 2 if configured_mib is None else configured_mib * _MIB
 
 
 class QuotaCharge:
@@ -172,12 +165,14 @@ class MemoryQuota:
         with self._lock:
             charged = self.charged_bytes + size
             if charged > self.limit_bytes:
-                return _refusal(size, charged, self.limit_bytes, "this client's", f"${LIMIT_VARIABLE}")
+                option = f"${settings.CLIENT_MEMORY_MIB.variable}"
+                return _refusal(size, charged, self.limit_bytes, "this client's", option)
             self._set_charged(charged)
             if self._share is None or (total := self._share.total()) <= self._share.limit:
                 return None
             self._set_charged(charged - size)
-        return _refusal(size, total, self._share.limit, "all clients'", f"${TOTAL_VARIABLE}, nnfmq serve --memory")
+        option = f"${settings.MEMORY_MIB.variable}, {settings.MEMORY_MIB.options}"
+        return _refusal(size, total, self._share.limit, "all clients'", option)
 
     def _uncharge(self, size: int) -> None:
         with self._lock:

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Self
 
+from nnfmq import settings
 from nnfmq.channel import Channel, Listener
 from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus
 from nnfmq.memory import Memory
@@ -170,9 +171,10 @@ def serve(
 
     Raises:
         DeviceUnavailable: If another driver listens at `path`, or other users could replace it.
-        InvalidArgument: If the configuration is not valid.
-        OSError: If the configuration cannot be read.
+        InvalidArgument: If a setting or the devices' configuration is not valid.
+        OSError: If the devices' configuration cannot be read.
     """
+    settings.check_all()
     entries = read_configuration(devices)  # once for all workers, and while errors can still be reported
     if path is None:
         path = default_socket()
@@ -199,13 +201,10 @@ def serve(
 def _set_environment(extensions: Sequence[str] | None, memory_mib: int | None) -> None:
     """Set the variables that this process's libraries and the workers read."""
     os.environ.update(_SINGLE_THREADED)  # BLAS would start threads when numpy is imported, and this process forks
-    from nnfmq.service.extension_plugins import ALLOWED_VARIABLE
-    from nnfmq.service.memory_quota import TOTAL_VARIABLE
-
     if extensions is not None:
-        os.environ[ALLOWED_VARIABLE] = ",".join(extensions)
+        settings.EXTENSIONS.export(",".join(extensions))
     if memory_mib is not None:
-        os.environ[TOTAL_VARIABLE] = str(memory_mib)
+        settings.MEMORY_MIB.export(str(memory_mib))
 
 
 def _prepare_workers(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import nnfmq
 from nnfmq.cli import doctor, main
 from nnfmq.cli.doctor import Finding, FindingState
-from nnfmq.hal.errors import DeviceUnavailable
+from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
 from nnfmq.hal.types import DeviceStatus
 
 
@@ -37,7 +38,7 @@ class TestReport:
         report = json.loads(capsys.readouterr().out)
         assert report["usable"] is True
         assert {finding["part"] for finding in report["findings"]} == {
-            "core", "python", "kernel", "limits", "numpy", "optional", "driver",
+            "settings", "core", "python", "kernel", "limits", "numpy", "optional", "driver",
         }  # fmt: skip
 
     def test_the_active_core_is_named(self) -> None:
@@ -181,3 +182,42 @@ def test_a_socket_that_other_users_could_replace_is_limited(monkeypatch: pytest.
     finding = named("running driver")
     assert finding.state is FindingState.LIMITED
     assert "every user can replace files" in finding.value and "NNFMQ_SOCKET" in finding.remedy
+
+
+# ---- settings ----
+
+
+def test_the_configuration_files_in_use_are_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert next(doctor._settings()) == Finding("settings", "files", "none")
+    (tmp_path / "lab.toml").write_text("cache_mib = 3")
+    monkeypatch.setenv("NNFMQ_CONFIG", str(tmp_path / "lab.toml"))
+    assert list(doctor._settings()) == [Finding("settings", "files", str(tmp_path / "lab.toml"))]
+
+
+@pytest.mark.usefixtures("no_driver")
+@pytest.mark.parametrize("variable", ["NNFMQ_MEMORY_MIB", "NNFMQ_CACHE_MIB"])
+def test_an_invalid_setting_is_a_finding_beside_the_others(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, "lots")
+    assert main(["doctor", "--json"]) == 1
+    first, *others = json.loads(capsys.readouterr().out)["findings"]
+    assert (first["part"], first["state"]) == ("settings", "missing")
+    assert first["value"].startswith(f"${variable} is 'lots'; allowed: 0 to ")
+    assert {"core", "python", "kernel", "limits", "numpy", "optional", "driver"} <= {one["part"] for one in others}
+
+
+def test_an_invalid_file_is_one_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "lab.toml").write_text("cach_mib = 3")
+    monkeypatch.setenv("NNFMQ_CONFIG", str(tmp_path / "lab.toml"))
+    (finding,) = doctor._settings()
+    assert (finding.name, finding.state) == ("invalid", FindingState.MISSING)
+
+
+def test_another_error_of_a_check_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Iterator[Finding]:
+        raise InvalidArgument("a bug")
+
+    monkeypatch.setattr(doctor, "_numpy", fail)
+    with pytest.raises(InvalidArgument, match="a bug"):
+        doctor.examine()

@@ -30,7 +30,18 @@ def test_help_fits_one_screen_and_has_examples(words: list[str], capsys: pytest.
     assert len(text.splitlines()) <= SCREEN_LINES
 
 
-@pytest.mark.parametrize("words", [[], ["fly"], ["devices", "--fly"], ["run", "model.tflite"], ["--fly", "devices"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["fly"],
+        ["devices", "--fly"],
+        ["run", "model.tflite"],
+        ["--fly", "devices"],
+        ["--config"],
+        ["--config", "x.toml"],
+    ],
+)
 def test_wrong_usage_is_status_2_and_reported_on_stderr(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     printed = capsys.readouterr()

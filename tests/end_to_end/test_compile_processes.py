@@ -21,13 +21,13 @@ from support.drivers import LIMIT_S, Daemon, InThread, Process, app, opened, run
 from support.models import logistics_model
 
 import nnfmq
+from nnfmq import settings
 from nnfmq.cpu_allowance import allowed_cpus
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, MissedDeadlineTransient
 from nnfmq.hal.types import ExecutionPreference, Model
 from nnfmq.serialize import messages
 from nnfmq.serialize.model_codec import encode_model
-from nnfmq.service.caching import program_cache
 from nnfmq.service.compile_jobs import PROCESSES_MAX
 
 pytest.importorskip("llvmlite", exc_type=ImportError)
@@ -44,7 +44,7 @@ def _daemon() -> Iterator[Daemon]:
     """Run a daemon without a driver cache for the tests of this module."""
     with (
         short_folder() as made,
-        running_daemon(made / "d.sock", environment={program_cache.CACHE_VARIABLE: "0"}) as daemon,
+        running_daemon(made / "d.sock", environment={settings.CACHE_MIB.variable: "0"}) as daemon,
     ):
         yield daemon
 
@@ -200,7 +200,7 @@ def impatient_daemon(folder: Path, name: str, seconds: float) -> AbstractContext
     """Run a daemon without a driver cache, with another value of a limit of `compile_relay`."""
     path = folder / "impatient.sock"
     arguments = ["-P", "-c", SERVE_IMPATIENTLY, path, name, str(seconds)]
-    return running_daemon(path, environment={program_cache.CACHE_VARIABLE: "0"}, arguments=arguments)
+    return running_daemon(path, environment={settings.CACHE_MIB.variable: "0"}, arguments=arguments)
 
 
 def test_a_compile_server_that_is_not_used_ends(folder: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_compile_server_that_does_not_answer_is_replaced(folder: Path) -> None
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_a_preparation_outlives_the_daemon_whose_compile_server_ends_with_it(folder: Path, stopped: bool) -> None:
     path = folder / "d.sock"
-    with Daemon.start(path, environment={program_cache.CACHE_VARIABLE: "0"}) as daemon, daemon.connect() as client:
+    with Daemon.start(path, environment={settings.CACHE_MIB.variable: "0"}) as daemon, daemon.connect() as client:
         with prepare(client, SHORT):
             (pid,) = daemon.compile_servers()
         with Process(pid) as server:
@@ -321,7 +321,7 @@ def test_an_exception_of_the_progress_callback_ends_the_call_and_releases_the_mo
 
 
 def test_an_embedded_driver_compiles_in_processes_that_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(program_cache.CACHE_VARIABLE, "0")
+    monkeypatch.setenv(settings.CACHE_MIB.variable, "0")
     with nnfmq.connect(embedded=True) as client, Process(client.worker_pid) as driver:
         (pid,) = driver.children()
         with Process(pid) as server:

@@ -13,7 +13,7 @@ from support import commands, model_lines
 from support.drivers import APPS, Daemon, Process, Program, opened, short_folder, until
 from support.small_models import two_adds
 
-from nnfmq.service.caching import program_cache
+from nnfmq import settings
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -22,7 +22,7 @@ def test_a_driver_serves_and_a_signal_ends_it_with_its_workers_and_compile_proce
     with short_folder() as folder:
         path = folder / "d.sock"
         words = commands.ignoring_signals("-P", "-m", "nnfmq", "serve", "--socket", path)
-        no_cache = {program_cache.CACHE_VARIABLE: "0"}  # so that the model is compiled
+        no_cache = {settings.CACHE_MIB.variable: "0"}  # so that the model is compiled
         with Daemon.start(path, arguments=words, environment=no_cache) as daemon, daemon.connect() as client:
             daemon.process.send(signal.SIGHUP)  # the terminal closes
             with client.device("compiled").prepare(two_adds(), preference="sustained") as model:  # compiled by now

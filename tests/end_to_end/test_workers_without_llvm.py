@@ -12,10 +12,10 @@ from support.models import logistics_model
 from support.small_models import two_adds
 
 import nnfmq
+from nnfmq import settings
 from nnfmq.engines import interpreter
 from nnfmq.hal.types import ExecutionPreference, Model, OperandType
 from nnfmq.importers.examples import example_path
-from nnfmq.service.caching import program_cache
 
 pytest.importorskip("llvmlite", exc_type=ImportError)
 
@@ -46,7 +46,7 @@ def has_llvm(pid: int) -> bool:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let drivers keep compiled programs in an empty folder."""
-    monkeypatch.delenv(program_cache.CACHE_VARIABLE, raising=False)
+    monkeypatch.delenv(settings.CACHE_MIB.variable, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 

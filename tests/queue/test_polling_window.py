@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.queue import PeerDeathFlag, PollingWindow
 
 WINDOWS: dict[str, Callable[..., PollingWindow]] = {
@@ -23,14 +24,21 @@ def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
     return request.param
 
 
-@pytest.mark.parametrize(
-    ("text", "ns"), [("0", 0), ("7", 7000), ("50", 50_000), ("-1", 50_000), ("often", 50_000), ("", 50_000)]
-)
+@pytest.mark.parametrize(("text", "ns"), [("0", 0), ("7", 7000), ("50", 50_000), ("", 50_000)])
 def test_BUR_4_the_window_is_read_from_the_environment_in_microseconds(
     window: tuple[str, Callable[..., PollingWindow]], monkeypatch: pytest.MonkeyPatch, text: str, ns: int
 ) -> None:
     monkeypatch.setenv(window[0], text)
     assert window[1]().ns == ns
+
+
+@pytest.mark.parametrize("text", ["-1", "often", "1.5", "1000000001"])
+def test_BUR_4_a_window_that_is_not_allowed_is_rejected(
+    window: tuple[str, Callable[..., PollingWindow]], monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv(window[0], text)
+    with pytest.raises(InvalidArgument, match=rf"^\${window[0]} is '{text}'; allowed: 0 to 1000000000; "):
+        window[1]()
 
 
 def test_BUR_4_the_window_is_50_microseconds_by_default(

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from nnfmq.hal.errors import ResourceExhaustedPersistent, ResourceExhaustedTransient
+from nnfmq import settings
+from nnfmq.hal.errors import InvalidArgument, ResourceExhaustedPersistent, ResourceExhaustedTransient
 from nnfmq.serialize.messages import MemoryData
 from nnfmq.service import memory_quota
 from nnfmq.service.memory_quota import MemoryQuota
@@ -51,23 +52,29 @@ def test_several_memories_are_charged_together_or_not_at_all() -> None:
 
 @pytest.mark.parametrize(("given", "limit"), [("3", 3 << 20), ("0", 0)])
 def test_the_limit_can_be_set(given: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(memory_quota.LIMIT_VARIABLE, given)
+    monkeypatch.setenv(settings.CLIENT_MEMORY_MIB.variable, given)
     assert memory_quota.quota_limit_bytes() == limit
 
 
-@pytest.mark.parametrize("given", ["", "-1", "lots"])
-def test_invalid_limits_are_replaced_by_a_quarter_of_the_machine_s_memory_and_half_of_that(
-    given: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("given", ["-1", "lots"])
+def test_a_limit_that_is_not_allowed_is_rejected(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(settings.MEMORY_MIB.variable, given)
+    with pytest.raises(InvalidArgument, match=rf"^\$NNFMQ_MEMORY_MIB is '{given}'; allowed: 0 to "):
+        memory_quota.total_limit_bytes()
+
+
+def test_the_default_limits_are_a_quarter_of_the_machine_s_memory_and_half_of_that(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for variable in (memory_quota.LIMIT_VARIABLE, memory_quota.TOTAL_VARIABLE):
-        monkeypatch.setenv(variable, given)
+    for variable in (settings.CLIENT_MEMORY_MIB.variable, settings.MEMORY_MIB.variable):
+        monkeypatch.setenv(variable, "")
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     assert (memory_quota.total_limit_bytes(), memory_quota.quota_limit_bytes()) == (total, total // 2)
 
 
 def test_a_client_may_have_half_of_the_total_unless_its_limit_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(memory_quota.LIMIT_VARIABLE, raising=False)
-    monkeypatch.setenv(memory_quota.TOTAL_VARIABLE, "6")
+    monkeypatch.delenv(settings.CLIENT_MEMORY_MIB.variable, raising=False)
+    monkeypatch.setenv(settings.MEMORY_MIB.variable, "6")
     assert memory_quota.quota_limit_bytes() == 3 << 20
 
 

@@ -17,6 +17,7 @@ import pytest
 from support.caching import chain
 from support.descriptors import no_more_descriptors
 
+from nnfmq import settings
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, ResourceExhaustedTransient
 from nnfmq.hal.types import ExtensionNameAndPrefix, OperationType
 from nnfmq.service import builtin_devices
@@ -40,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the cache's directory, which does not exist yet."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(program_cache.CACHE_VARIABLE, raising=False)
+    monkeypatch.delenv(settings.CACHE_MIB.variable, raising=False)
     return tmp_path / "cache" / "nnfmq"
 
 
@@ -69,14 +70,14 @@ def assert_found(entry: CacheEntry) -> None:
 
 @pytest.mark.parametrize("before", ["7", None])
 def test_cache_disabled_restores_the_environment(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(program_cache.CACHE_VARIABLE, raising=False)
+    monkeypatch.delenv(settings.CACHE_MIB.variable, raising=False)
     if before is not None:
-        monkeypatch.setenv(program_cache.CACHE_VARIABLE, before)
+        monkeypatch.setenv(settings.CACHE_MIB.variable, before)
     limit = program_cache.cache_limit_bytes()
     with program_cache.cache_disabled():
         assert program_cache.cache_limit_bytes() == 0
     assert program_cache.cache_limit_bytes() == limit
-    assert os.environ.get(program_cache.CACHE_VARIABLE) == before
+    assert os.environ.get(settings.CACHE_MIB.variable) == before
 
 
 def test_a_stored_entry_is_loaded(entry: CacheEntry) -> None:
@@ -265,7 +266,7 @@ def test_CACHE_4_a_full_disk_leaves_no_file_and_is_logged(folder: Path, caplog: 
 
 
 def test_the_cache_can_be_disabled(entry: CacheEntry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(program_cache.CACHE_VARIABLE, "0")
+    monkeypatch.setenv(settings.CACHE_MIB.variable, "0")
     assert entry_for(SELF, MODEL) is None
 
 
@@ -275,7 +276,7 @@ def test_EXT_a_model_with_extensions_has_no_entry() -> None:
 
 
 def test_the_least_recently_used_entry_is_evicted_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(program_cache.CACHE_VARIABLE, "3")
+    monkeypatch.setenv(settings.CACHE_MIB.variable, "3")
     entries = [made_entry(DeviceIdentity("compiled", str(number))) for number in range(4)]
     for age, entry in zip((30, 20, 10), entries, strict=False):
         entry.store([(LARGE[: 900 << 10],)])
@@ -289,7 +290,7 @@ def test_the_least_recently_used_entry_is_evicted_first(folder: Path, monkeypatc
 def test_an_entry_over_the_cache_limit_is_not_stored(
     folder: Path, entry: CacheEntry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(program_cache.CACHE_VARIABLE, "1")
+    monkeypatch.setenv(settings.CACHE_MIB.variable, "1")
     made_entry(DeviceIdentity("compiled", "2")).store([(np.concatenate([LARGE, LARGE]),)])
     assert "more than the whole cache" in caplog.text
     assert os.listdir(folder) == [entry.name]

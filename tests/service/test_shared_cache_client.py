@@ -16,10 +16,11 @@ import pytest
 from support.caching import chain
 from support.descriptors import no_more_descriptors
 
+from nnfmq import settings
 from nnfmq.channel import NO_WAIT, Channel
 from nnfmq.hal.types import OperationType
 from nnfmq.memory import CONSTANT_SEALS, Memory
-from nnfmq.service.caching import program_cache, shared_cache_client, shared_cache_protocol
+from nnfmq.service.caching import shared_cache_client, shared_cache_protocol
 from nnfmq.service.caching.compilation_cache import DeviceIdentity
 from nnfmq.service.caching.interpreter_cache_format import PackedConstants
 from nnfmq.service.caching.program_cache import CacheEntry, entry_for
@@ -76,7 +77,7 @@ class Supervisor:
 def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(program_cache.CACHE_VARIABLE, raising=False)
+    monkeypatch.delenv(settings.CACHE_MIB.variable, raising=False)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
+import man_pages
 import pytest
 from support.places import ROOT
 from wheels import build, command, elf_checks, interpreters, smoke_test, wheel_contents
@@ -31,6 +32,7 @@ X86, ARM, PURE = Target(PYTHON_312, "x86_64"), Target(PYTHON_312, "aarch64"), Ta
 TRACKED = ["nnfmq/__init__.py", "nnfmq/py.typed", "nnfmq/queue/_core.pyx"]
 CORE = "nnfmq/queue/_core.cpython-312-x86_64-linux-gnu.so"
 INFO = "nnfmq-0.1.0.dist-info"
+MAN = "nnfmq-0.1.0.data/data/share/man/man1"
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
 
@@ -84,6 +86,7 @@ def record_row(name: str, data: bytes) -> str:
 
 def valid_files(target: Target) -> dict[str, bytes]:
     files = dict.fromkeys(TRACKED, b"x = 1\n") | {f"{INFO}/{name}": b"" for name in wheel_contents.METADATA}
+    files |= {f"{MAN}/{name}": b".TH" for name in man_pages.page_names()}
     if target is X86:
         files[CORE] = b"\x7fELF"
     pure = "true" if target is PURE else "false"
@@ -114,6 +117,8 @@ def test_a_valid_wheel_has_no_problems(target: Target, tmp_path: Path) -> None:
         ("nnfmq/queue/_core.c", b"", "_core.c does not belong in the wheel"),
         ("nnfmq/queue/_core.c", b"", "_core.c is not in RECORD"),
         (CORE, None, re.escape(CORE) + " is missing"),
+        (f"{MAN}/nnfmq-run.1", None, "share/man/man1/nnfmq-run.1 is missing"),
+        (f"{MAN}/nnfmq-fly.1", b"", "share/man/man1/nnfmq-fly.1 does not belong in the wheel"),
         (f"{INFO}/RECORD", None, "there must be one .dist-info/RECORD"),
         (f"{INFO}/WHEEL", b"Root-Is-Purelib: false\nTag: cp312-cp312-linux_x86_64\n", "cp312-cp312-linux_x86_64"),
         (f"{INFO}/WHEEL", f"Root-Is-Purelib: true\nTag: {X86.tag}\n".encode(), "Root-Is-Purelib: true"),

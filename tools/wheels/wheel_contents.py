@@ -1,4 +1,4 @@
-"""Checks of a wheel's files: the package's files, its extension modules, a correct RECORD, and nothing else.
+"""Checks of a wheel's files: the package's files, its extension modules, man pages, a correct RECORD, nothing else.
 
 `problems` returns one sentence for each problem. The files are compared with git's at HEAD, which finds both a missing
 `py.typed` and a generated `.c`. `elf_checks` checks the extension modules themselves.
@@ -10,13 +10,17 @@ import base64
 import csv
 import hashlib
 import io
+import re
 from collections.abc import Iterable, Iterator
 from email import message_from_string
 from pathlib import Path, PurePosixPath
 from zipfile import BadZipFile, ZipFile
 
+from man_pages import page_names
+
 from wheels.build import Target
 
+MAN_FOLDER = "share/man/man1"
 METADATA = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt")
 
 
@@ -64,8 +68,8 @@ def extension_modules(tracked: Iterable[str], target: Target) -> set[str]:
 
 
 def _file_problems(wheel: ZipFile, target: Target, tracked: set[str]) -> Iterator[str]:
-    expected = tracked | extension_modules(tracked, target)
-    actual = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    expected = tracked | extension_modules(tracked, target) | {f"{MAN_FOLDER}/{name}" for name in page_names()}
+    actual = {re.sub(r"^[^/]+\.data/data/", "", name) for name in wheel.namelist() if ".dist-info/" not in name}
     yield from (f"{name} is missing" for name in sorted(expected - actual))
     yield from (f"{name} does not belong in the wheel" for name in sorted(actual - expected))
     for name in METADATA:

@@ -28,7 +28,13 @@ def compile_shards(shards: Sequence[Sequence[Kernel]], target: Target, on_progre
     return object_code
 
 
-def compile_in_process(kernels: Sequence[Kernel], target: Target) -> list[bytes]:
-    """Return the object code of kernels, compiled on this thread without progress: a `Compile`."""
+def _no_progress(_done: int, _total: int) -> None:
+    """Ignore progress."""
+
+
+def compile_in_process(
+    kernels: Sequence[Kernel], target: Target, on_progress: ProgressCallback = _no_progress
+) -> list[bytes]:
+    """Return the object code of kernels, compiled on this thread: a `Compile`."""
     shards = shard_kernels(unique_kernels(kernels), _SHARDS_IN_PROCESS)
-    return compile_shards(shards, target, lambda _done, _total: None)
+    return compile_shards(shards, target, on_progress)

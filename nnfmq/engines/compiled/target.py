@@ -1,7 +1,7 @@
 """Targets: the instruction sets that code is generated for, and which of them this machine can run.
 
 A target has a vector width, a number of vector registers and LLVM features. Quantized results are exact integers and so
-equal on all targets. `$NNFMQ_TARGET` forces one that this machine can run.
+equal on all targets. `$NNFMQ_TARGET` selects one that this machine can run.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
+from nnfmq import settings
 from nnfmq.hal.errors import InvalidArgument
 
-__all__ = ["TARGETS", "TARGET_VARIABLE", "Target", "can_run", "chosen_target", "host_features", "host_target"]
-
-TARGET_VARIABLE = "NNFMQ_TARGET"
+__all__ = ["TARGETS", "Target", "can_run", "chosen_target", "host_features", "host_target"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +165,11 @@ def chosen_target(machine: str, features: frozenset[str]) -> Target:
     """
     here = [target for target in TARGETS.values() if can_run(target, machine, features)]
     known = ", ".join(target.name for target in here) or "none"
-    forced = os.environ.get(TARGET_VARIABLE)
-    if forced:
-        found = TARGETS.get(forced)
+    forced = settings.TARGET.effective()
+    if forced.value is not None:
+        found = TARGETS[forced.value]
         if found not in here:
-            raise InvalidArgument(f"{TARGET_VARIABLE} is {forced!r}, but this machine can run: {known}")
+            raise InvalidArgument(f"{forced.origin} is {forced.value!r}, but this machine can run: {known}")
         return found
     if not here:
         raise InvalidArgument(f"no code can be generated for {machine}")

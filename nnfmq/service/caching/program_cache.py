@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from nnfmq import settings
 from nnfmq.hal.errors import GeneralFailure, NnfmqError
 from nnfmq.hal.types import Model
 from nnfmq.memory import Memory
@@ -44,10 +45,8 @@ from nnfmq.service.caching.compilation_cache import (
 from nnfmq.service.caching.interpreter_cache_format import PackedConstants, decode_constants, encode_constants
 from nnfmq.service.installation import build_identity
 
-__all__ = ["CACHE_VARIABLE", "CacheEntry", "cache_disabled", "cache_limit_bytes", "entry_for", "entry_sizes"]
+__all__ = ["CacheEntry", "cache_disabled", "cache_limit_bytes", "entry_for", "entry_sizes"]
 
-CACHE_VARIABLE = "NNFMQ_CACHE_MIB"
-_DEFAULT_MIB = 512
 _MIB = 1 << 20
 _MEMORY_LABEL = "nnfmq-program"
 _COPY_BYTES = 1 << 20
@@ -60,21 +59,14 @@ _log = logging.getLogger("nnfmq.caching")
 
 def cache_limit_bytes() -> int:
     """Return the maximum size of all entries together, in bytes; 0 if the cache is disabled."""
-    value = os.environ.get(CACHE_VARIABLE, "")
-    return (int(value) if value.isdecimal() else _DEFAULT_MIB) * _MIB
+    return settings.CACHE_MIB.value() * _MIB
 
 
 @contextmanager
 def cache_disabled() -> Iterator[None]:
     """Disable the cache for this process, and for drivers that it starts within the block."""
-    previous = os.environ.get(CACHE_VARIABLE)
-    os.environ[CACHE_VARIABLE] = "0"
-    try:
+    with settings.CACHE_MIB.exported("0"):
         yield
-    finally:
-        del os.environ[CACHE_VARIABLE]
-        if previous is not None:
-            os.environ[CACHE_VARIABLE] = previous
 
 
 def entry_for(device: DeviceIdentity, model: Model) -> CacheEntry | None:
@@ -145,7 +137,8 @@ class CacheEntry:
             contents = encode_constants(packed)
             size_bytes = len(contents.model[0])
             if size_bytes > cache_limit_bytes():
-                raise GeneralFailure(f"it takes {size_bytes} bytes, more than the whole cache (${CACHE_VARIABLE})")
+                cache = f"the whole cache (${settings.CACHE_MIB.variable})"
+                raise GeneralFailure(f"it takes {size_bytes} bytes, more than {cache}")
             ((header, data),) = seal(self.device, self.token, contents)
         except _ERRORS as error:
             _log.warning("a model was not added to the cache: %s", str(error))

@@ -18,6 +18,7 @@ from support.emulated import Call, Machine, Memory
 from support.instruction_sets import initialize_all_targets
 from support.qemu import Qemu
 
+from nnfmq import settings
 from nnfmq.engines.compiled import code_generator
 from nnfmq.engines.compiled.ir_builder import KernelBuilder
 from nnfmq.engines.compiled.jit import Kernel
@@ -38,7 +39,7 @@ from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.lowering import KernelLaunch
 from nnfmq.engines.compiled.partition import LOWERING_RULES
 from nnfmq.engines.compiled.roofline import FmaThroughput, roofline_kernels
-from nnfmq.engines.compiled.target import TARGET_VARIABLE, TARGETS, Target, chosen_target, host_features
+from nnfmq.engines.compiled.target import TARGETS, Target, chosen_target, host_features
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.shapes import window_dimension
@@ -232,14 +233,14 @@ def test_features_of_the_first_cpu_are_read(text: str, expected: set[str], monke
 def test_the_best_set_of_an_aarch64_machine_is_chosen(
     features: set[str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(TARGET_VARIABLE, raising=False)
+    monkeypatch.delenv(settings.TARGET.variable, raising=False)
     assert chosen_target("aarch64", frozenset(features)) is TARGETS[expected]
-    monkeypatch.setenv(TARGET_VARIABLE, "neon")
+    monkeypatch.setenv(settings.TARGET.variable, "neon")
     assert chosen_target("aarch64", frozenset(features)) is TARGETS["neon"]
 
 
 def test_a_set_that_the_machine_lacks_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TARGET_VARIABLE, "neon-i8mm")
+    monkeypatch.setenv(settings.TARGET.variable, "neon-i8mm")
     with pytest.raises(InvalidArgument, match=r"can run: neon-dotprod, neon$"):
         chosen_target("aarch64", frozenset(("neon", "dotprod")))
 

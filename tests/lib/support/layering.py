@@ -18,6 +18,7 @@ PACKAGE = "nnfmq"
 EVERYTHING = "*"
 _SHARED_WORDS = (
     "hal",
+    "settings",
     "deadlines",
     "memory",
     "channel",
@@ -37,11 +38,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "": ("runtime", "importers", "queue", "memory", "file_memory", "fence", "hal"),
     "__main__": ("cli", "service.embedded_main"),
     "hal": (),
-    "core_selection": (),
+    "settings": ("hal.errors",),
+    "core_selection": ("settings",),
     "cpu_allowance": (),
     "deadlines": ("hal.errors",),
     "uncopyable": (),
-    "paths": ("hal.errors",),
+    "paths": ("settings", "hal.errors"),
     "operations": ("hal",),
     "validation": ("hal", "operations"),
     "memory": ("uncopyable", "hal"),
@@ -49,14 +51,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "file_memory": ("uncopyable", "hal"),
     "channel": ("memory", "deadlines", "uncopyable", "hal"),
     "fence": ("channel", "deadlines", "uncopyable", "hal"),
-    "queue": ("memory", "posix_shm", "core_selection", "deadlines", "uncopyable", "hal.errors"),
+    "queue": ("settings", "memory", "posix_shm", "core_selection", "deadlines", "uncopyable", "hal.errors"),
     "serialize": ("core_selection", "hal"),
     "watcher": ("deadlines", "uncopyable", "hal.errors"),
-    "engines": ("operations", "core_selection", "cpu_allowance", "hal"),
+    "engines": ("settings", "operations", "core_selection", "cpu_allowance", "hal"),
     "service": BOTH_SIDES,
     "execution_observers": ("hal",),
-    "recording": ("execution_observers", "serialize", "hal"),
-    "telemetry": ("execution_observers", "hal"),
+    "recording": ("settings", "execution_observers", "serialize", "hal"),
+    "telemetry": ("settings", "execution_observers", "hal"),
     "runtime": (*BOTH_SIDES, "importers", "execution_observers", "recording", "telemetry"),
     "replaying": ("runtime", "recording", "execution_observers", "memory", "serialize", "hal"),
     "importers": ("hal", "memory", "validation", "operations"),
@@ -104,6 +106,20 @@ CALLS: dict[str, tuple[str, ...]] = {
     "sendmsg": ("channel",),
     "recv_fds": ("channel",),
     "send_fds": ("channel",),
+    # Settings are read in one package: declare a new one in nnfmq/settings/__init__.py. The others set variables of
+    # NumPy's BLAS, pass the environment to a child process, or read a variable of another program: $CC, $COLUMNS.
+    "environ": (
+        "settings",
+        "service.supervisor",
+        "cli.profile",
+        "runtime.embedded_driver",
+        "conformance.runner",
+        "cli.queue_bench",
+        "core_selection",
+        "cli.console",
+        "cli.record",
+    ),
+    "getenv": (),
 }
 """Function or constant → the only places that may name it: objects from behind the door get passed around."""
 

@@ -1,0 +1,168 @@
+"""`nnfmq config`: show the settings, their values and sources, and what each setting means.
+
+`show` prints all settings or one, also if some are invalid: those are reported on stderr, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from nnfmq import settings
+from nnfmq.cli.console import console, print_json, table
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.settings.configuration_file import candidates, nearest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EXAMPLES = """\
+examples:
+  nnfmq config show                      # all settings
+  nnfmq config explain memory_mib
+  nnfmq --config lab.toml config show    # with this file only
+
+An option takes precedence over the environment, that over files, and they over the default.
+"""
+_ACTIONS = {
+    "show": ("print the values of all settings, or of one, and their sources", """\
+examples:
+  nnfmq config show
+  nnfmq config show cache_mib --json
+  NNFMQ_CACHE_MIB=64 nnfmq config show cache_mib
+"""),
+    "explain": ("print type, default, allowed values and meaning of all settings, or one", """\
+examples:
+  nnfmq config explain
+  nnfmq config explain burst_server_polling_window
+  nnfmq config explain NNFMQ_SOCKET --json
+"""),
+}  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the actions of `config`, and their options."""
+    actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
+    for name, (summary, examples) in _ACTIONS.items():
+        action = actions.add_parser(
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=examples, allow_abbrev=False
+        )
+        action.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help="plain text")
+        action.add_argument("--json", action="store_true", help="print JSON")
+        action.add_argument(
+            "name", metavar="NAME", nargs="?", type=_named, help="key or variable: memory_mib, NNFMQ_MEMORY_MIB"
+        )
+
+
+def _named(text: str) -> settings.Setting[Any]:
+    """Argparse type: a setting by its key or variable, in lower or upper case."""
+    for setting in settings.table().values():
+        if text.lower() in (setting.name.lower(), setting.variable.lower()):
+            return setting
+    known = frozenset(settings.table())
+    raise argparse.ArgumentTypeError(f"{text!r} is no setting; {nearest(text.removeprefix('NNFMQ_'), known)}")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Print the settings; return 1 if one of those printed is invalid, else 0."""
+    chosen = list(settings.table().values()) if arguments.name is None else [arguments.name]
+    reports = [_report(setting) for setting in chosen]
+    if arguments.json:
+        print_json({"files": _files(), "settings": reports})
+    elif arguments.action == "show":
+        _show(console(arguments.no_color), reports)
+    else:
+        _explain(console(arguments.no_color), reports)
+    problems = dict.fromkeys(report["problem"] for report in reports if report["problem"])
+    for problem in problems:
+        print(f"nnfmq: error: {problem}", file=sys.stderr)
+    for line in _unknown_variables() if arguments.name is None else ():
+        print(f"nnfmq: {line}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _report(setting: settings.Setting[Any]) -> dict[str, Any]:
+    """Return all that is known about a setting, as printed in JSON; `problem` is None if its value is valid."""
+    from nnfmq.cli.config_defaults import computed_default
+
+    value, source, path, problem = None, None, None, None
+    try:
+        effective = setting.effective()
+        value, source, path = effective.value, effective.source, effective.path
+        if value is None:
+            value = computed_default(setting)
+    except InvalidArgument as error:
+        problem = str(error)
+    return {
+        "name": setting.name,
+        "variable": setting.variable,
+        "key": setting.key,
+        "value": value,
+        "source": source,
+        "file": path,
+        "problem": problem,
+        "type": setting.type.name,
+        "allowed": setting.type.allowed,
+        "default": setting.default_text,
+        "meaning": setting.meaning,
+        "reader": setting.reader,
+        "options": setting.options or None,
+    }
+
+
+def _files() -> list[dict[str, Any]]:
+    return [{"path": path, "exists": os.path.exists(path)} for path in candidates()]
+
+
+def _show(screen: Console, reports: list[dict[str, Any]]) -> None:
+    listing = table("setting", "value", "from")
+    for report in reports:
+        listing.add_row(report["name"], _value_text(report), _source_text(report))
+    listing.columns[0].no_wrap = True  # users copy it
+    screen.print(listing)
+    files = ", ".join(f"{file['path']}{'' if file['exists'] else ' (absent)'}" for file in _files())
+    screen.print(f"Files: {files or 'none'}.")
+
+
+def _value_text(report: dict[str, Any]) -> str:
+    value = report["value"]
+    if report["problem"]:
+        return "invalid"
+    if isinstance(value, list):
+        return ", ".join(value) or "none"
+    return report["default"].replace("`", "") if value is None else str(value)
+
+
+def _source_text(report: dict[str, Any]) -> str:
+    return str(report["file"] or report["source"] or "see below")
+
+
+def _explain(screen: Console, reports: list[dict[str, Any]]) -> None:
+    for report in reports:
+        facts = table(report["name"], report["meaning"].replace("`", ""))
+        for heading, text in _facts(report):
+            facts.add_row(heading, text)
+        screen.print(facts)
+
+
+def _facts(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "value", _value_text(report)
+    yield "from", _source_text(report)
+    yield "default", report["default"].replace("`", "")
+    yield "type", report["type"]
+    yield "allowed", report["allowed"]
+    yield "read by", report["reader"]
+    yield "environment", report["variable"]
+    example = settings.table()[report["name"]].type.toml_example
+    yield "in files", f"{report['key']} = {example}" if report["key"] else "not possible"
+    yield "options", (report["options"] or "none").replace("`", "")
+
+
+def _unknown_variables() -> Iterator[str]:
+    """Yield a hint for each variable of the environment that looks like a setting and is none."""
+    variables = frozenset(setting.variable for setting in settings.table().values())
+    for name in settings.unknown_variables():
+        yield f"nothing reads the variable {name}; {nearest(name, variables)}"

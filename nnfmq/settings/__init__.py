@@ -1,0 +1,129 @@
+"""The settings of nnfmq: the only code that reads its environment variables and configuration files.
+
+Each constant is one setting, and `NAME.value()` its effective value. The order of precedence is in `setting`, the files
+are in `configuration_file`. `tools/generate_configuration_doc.py` writes docs/reference/configuration.md from this
+table, and `nnfmq config` prints it. To add a setting, declare it here, and run that tool.
+
+This package is imported by both sides at their start, so it imports little, and TOML only if there is a file.
+"""
+
+from __future__ import annotations
+
+from nnfmq.settings.configuration_file import CONFIG_VARIABLE
+from nnfmq.settings.setting import NAMES, PATH, TEXT, Setting, choice, integer, table, unknown_variables
+
+__all__ = ["Setting", "check_all", "table", "unknown_variables"]  # and the constants
+
+_MIB_MAX = 1 << 40  # sums of it still fit into 8 bytes
+_WINDOW_MAX_US = 10**9
+_MIB = integer(0, _MIB_MAX, "MiB")
+_MICROSECONDS = integer(0, _WINDOW_MAX_US, "µs")
+_DIRECTORY = "its folder `nnfmq`"
+_VARIABLE_PATH = PATH._replace(allowed="any path")
+
+SOCKET: Setting[str | None] = Setting(
+    "NNFMQ_SOCKET", PATH, None, reader="client, driver",
+    meaning="path of the driver's socket, in a directory in which no other user can replace it",
+    default_text="`nnfmq.sock` in the runtime directory", options="--connect, nnfmq serve --socket",
+)  # fmt: skip
+CORE: Setting[str | None] = Setting(
+    "NNFMQ_CORE", choice("compiled", "python"), None, reader="client, driver",
+    meaning="implementation of queue, codec and thread pool; an error if it is not available",
+    default_text="`compiled` if it is built",
+)  # fmt: skip
+TARGET: Setting[str | None] = Setting(
+    "NNFMQ_TARGET", choice("avx512vnni", "avx512", "avx2", "sse4.1", "neon-i8mm", "neon-dotprod", "neon"), None,
+    reader="driver", meaning="instruction set of compiled code; an error if this CPU lacks it",
+    default_text="the best one of this CPU",
+)  # fmt: skip
+DEVICES: Setting[str | None] = Setting(
+    "NNFMQ_DEVICES", PATH, None, reader="driver", meaning="TOML file that lists the devices",
+    default_text="the packaged one", options="nnfmq serve --devices",
+)  # fmt: skip
+EXTENSIONS: Setting[list[str] | None] = Setting(
+    "NNFMQ_EXTENSIONS", NAMES, None, reader="driver", meaning="the extensions on offer",
+    default_text="all installed", options="nnfmq serve --extensions",
+)  # fmt: skip
+MEMORY_MIB: Setting[int | None] = Setting(
+    "NNFMQ_MEMORY_MIB", _MIB, None, reader="driver",
+    meaning="memory that all clients together may take in the driver",
+    default_text="a quarter of the machine's", options="nnfmq serve --memory",
+)  # fmt: skip
+CLIENT_MEMORY_MIB: Setting[int | None] = Setting(
+    "NNFMQ_CLIENT_MEMORY_MIB", _MIB, None, reader="driver",
+    meaning="memory that one client may take in the driver", default_text="half of `memory_mib`",
+)  # fmt: skip
+CACHE_MIB: Setting[int] = Setting(
+    "NNFMQ_CACHE_MIB", _MIB, 512, reader="driver",
+    meaning="compiled models kept on disk, and those that clients share; 0 keeps none",
+)  # fmt: skip
+BURST_CONTROLLER_POLLING_WINDOW: Setting[int] = Setting(
+    "NNFMQ_BURST_CONTROLLER_POLLING_WINDOW", _MICROSECONDS, 50, reader="client",
+    meaning="how long a burst's client polls for a result before it sleeps",
+)  # fmt: skip
+BURST_SERVER_POLLING_WINDOW: Setting[int] = Setting(
+    "NNFMQ_BURST_SERVER_POLLING_WINDOW", _MICROSECONDS, 50, reader="driver",
+    meaning="how long a burst's driver polls for a request before it sleeps",
+)  # fmt: skip
+TELEMETRY: Setting[str | None] = Setting(
+    "NNFMQ_TELEMETRY", TEXT, None, reader="client",
+    meaning="file, or `unix:PATH` of a collector, to which telemetry is written", default_text="none is written",
+)  # fmt: skip
+TELEMETRY_INTERVAL_S: Setting[int] = Setting(
+    "NNFMQ_TELEMETRY_INTERVAL_S", integer(0, 86_400, "s"), 1, reader="client",
+    meaning="the least time between two lines of telemetry",
+)  # fmt: skip
+
+RECORD: Setting[str | None] = Setting(
+    "NNFMQ_RECORD", _VARIABLE_PATH, None, reader="client", in_files=False,
+    meaning="file to which the executions of this process are recorded; FILE.PID if it exists",
+    default_text="nothing is recorded", options="nnfmq record -o",
+)  # fmt: skip
+RECORD_TENSORS: Setting[str] = Setting(
+    "NNFMQ_RECORD_TENSORS", choice("0", "1"), "1", reader="client", in_files=False,
+    meaning="0: record without inputs and outputs", options="nnfmq record --no-tensors",
+)  # fmt: skip
+RECORD_LIMIT_BYTES: Setting[int | None] = Setting(
+    "NNFMQ_RECORD_LIMIT_BYTES", integer(4096, 1 << 50, "bytes"), None, reader="client", in_files=False,
+    meaning="size that a recording does not exceed", default_text="no limit",
+    options="nnfmq record --limit-bytes",
+)  # fmt: skip
+CONFIG: Setting[str | None] = Setting(
+    CONFIG_VARIABLE, _VARIABLE_PATH, None, reader="client, driver, commands", in_files=False,
+    meaning="the only configuration file to read; `/dev/null`: none",
+    default_text="`/etc/nnfmq/nnfmq.toml` and that of the user", options="nnfmq --config",
+)  # fmt: skip
+XDG_CONFIG_HOME: Setting[str | None] = Setting(
+    "XDG_CONFIG_HOME", _VARIABLE_PATH, None, reader="client, driver, commands", in_files=False,
+    meaning=f"{_DIRECTORY} has the user's configuration file", default_text="`~/.config`",
+)  # fmt: skip
+XDG_RUNTIME_DIR: Setting[str | None] = Setting(
+    "XDG_RUNTIME_DIR", _VARIABLE_PATH, None, reader="client, driver", in_files=False,
+    meaning=f"{_DIRECTORY} is the runtime directory", default_text="`/run/user/UID`",
+)  # fmt: skip
+TMPDIR: Setting[str | None] = Setting(
+    "TMPDIR", _VARIABLE_PATH, None, reader="client, driver", in_files=False,
+    meaning="its folder `nnfmq-UID` is the runtime directory if there is no `/run/user/UID`", default_text="`/tmp`",
+)  # fmt: skip
+XDG_STATE_HOME: Setting[str | None] = Setting(
+    "XDG_STATE_HOME", _VARIABLE_PATH, None, reader="driver", in_files=False,
+    meaning=f"{_DIRECTORY} stores the key that signs caches", default_text="`~/.local/state`",
+)  # fmt: skip
+XDG_CACHE_HOME: Setting[str | None] = Setting(
+    "XDG_CACHE_HOME", _VARIABLE_PATH, None, reader="driver", in_files=False,
+    meaning=f"{_DIRECTORY} stores compiled models", default_text="`~/.cache`",
+)  # fmt: skip
+NO_COLOR: Setting[str | None] = Setting(
+    "NO_COLOR", TEXT, None, reader="commands", in_files=False,
+    meaning="plain text if it is not empty", default_text="unset", options="--no-color",
+)  # fmt: skip
+
+
+def check_all() -> None:
+    """Check every setting, so that a driver reports an invalid one when it starts, not to some later client.
+
+    Raises:
+        InvalidArgument: If a value is not allowed, or a configuration file is not valid.
+    """
+    for setting in table().values():
+        setting.value()
