@@ -7,10 +7,8 @@ failed, or the driver died.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +20,7 @@ from nnfmq.cli.console import (
     microseconds,
     open_client,
     print_json,
+    progress_bar,
     table,
 )
 from nnfmq.hal.errors import InvalidArgument
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nnfmq.recording.recording_reader import RecordingFile
-    from nnfmq.replaying.replayer import ReplayedExecution, ReplayOptions, ReplayOutcome, ReplayProgress
+    from nnfmq.replaying.replayer import ReplayedExecution, ReplayOptions, ReplayOutcome
 
 EXAMPLES = """\
 examples:
@@ -105,7 +104,7 @@ def execute(arguments: argparse.Namespace) -> int:
         if not replayable(recording):
             count = len(recording.executions)
             raise InvalidArgument(f"{recording.path}: none of its {count} executions can be replayed")
-        with open_client(arguments.connect) as client, _progress_bar(arguments.no_color) as progress:
+        with open_client(arguments.connect) as client, progress_bar("replaying", arguments.no_color) as progress:
             outcome = replay(client, recording, options, progress)
         report = _report(recording, outcome)
     if arguments.json:
@@ -115,22 +114,6 @@ def execute(arguments: argparse.Namespace) -> int:
     if outcome.error is not None:
         raise outcome.error
     return 0 if report["is_equal"] else 1
-
-
-@contextmanager
-def _progress_bar(no_color: bool) -> Iterator[ReplayProgress | None]:
-    """Yield a progress callback that draws a bar on stderr; None if stderr is not a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    screen = Console(stderr=True, no_color=no_color or None, highlight=False, emoji=False, markup=False)
-    columns = TextColumn("replaying"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=screen, auto_refresh=False, transient=True) as bar:
-        task = bar.add_task("")
-        yield lambda done, total: bar.update(task, completed=done, total=total, refresh=True)
 
 
 def _options(arguments: argparse.Namespace) -> ReplayOptions:

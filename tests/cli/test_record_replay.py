@@ -160,6 +160,7 @@ def test_a_replay_that_cannot_keep_the_pace_says_so(path: Path, capfd: Capture) 
 def test_a_terminal_shows_the_progress(path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
     write_recording(path, [execution(), execution(4_000_000)])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("nnfmq.cli.console._PROGRESS_DELAY_S", 0.0)
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["replay", str(path), "--connect", "embedded"]) == 0
     assert re.search(r"replaying .*2/2", capfd.readouterr().err)
