@@ -26,6 +26,7 @@ from nnfmq.hal.errors import NnfmqError, UnsupportedModel
 COMMANDS = {
     "demo": "classify handwritten digits in a private driver",
     "run": "run a model on a photo or an array; print classes and times",
+    "bench": "measure latency under load, beside other runtimes",
     "profile": "time each operation of a model beside the machine's peak",
     "trace": "record an application and its driver on one clock",
     "why": "explain the slowest requests of a trace",
@@ -38,6 +39,7 @@ COMMANDS = {
     "devices": "list the devices of the driver",
     "queue": "create, inspect and use named queues between programs",
     "conformance": "run test models through an engine or a driver",
+    "mlts": "measure real models beside LiteRT; test for crashes",
     "doctor": "check this installation and machine; name remedies",
     "config": "show the settings: values, sources and meaning",
     "completion": "print a script that completes nnfmq's words in a shell",

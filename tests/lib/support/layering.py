@@ -63,7 +63,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "replaying": ("runtime", "recording", "execution_observers", "memory", "serialize", "hal"),
     "importers": ("hal", "memory", "validation", "operations"),
     "conformance": ("runtime", "engines", "validation", "operations", "memory", "fence", "hal"),
+    "images": ("hal",),
+    "mlts": ("conformance", "runtime", "importers", "images", "file_memory", "hal"),
     "compat": ("runtime", "importers", "hal"),
+    "measure": ("runtime", "importers", "engines.interpreter", "operations", "queue", "cpu_allowance", "hal"),
     "cli": (EVERYTHING,),
     "observe": ("core_selection",),
 }
@@ -94,6 +97,9 @@ DOORS: dict[str, tuple[str, ...]] = {
         "cli.record",
         "cli.trace_collection",
         "conformance.runner",
+        "measure.listening_driver",
+        "measure.runner_group",
+        "mlts.child_programs",
     ),
     "multiprocessing": (),
     "pickle": (),
@@ -115,7 +121,8 @@ CALLS: dict[str, tuple[str, ...]] = {
     "recv_fds": ("channel",),
     "send_fds": ("channel",),
     # Settings are read in one package: declare a new one in nnfmq/settings/__init__.py. The others set variables of
-    # NumPy's BLAS, pass the environment to a child process, or read a variable of another program: $CC, $COLUMNS.
+    # NumPy's BLAS or another runtime, pass the environment to a child process, or read a variable of another program:
+    # $CC, $COLUMNS.
     "environ": (
         "settings",
         "service.supervisor",
@@ -127,6 +134,9 @@ CALLS: dict[str, tuple[str, ...]] = {
         "cli.console",
         "cli.record",
         "cli.trace_collection",
+        "measure.listening_driver",
+        "measure.runner_group",
+        "measure.peers",
     ),
     "getenv": (),
 }
