@@ -1,4 +1,4 @@
-"""The control channel: AF_UNIX SEQPACKET connections. The only module that uses sockets, and long because of that.
+"""The control channel: AF_UNIX SEQPACKET connections. The only module with sockets of peers, and long because of that.
 
 A frame is a message and its file descriptors. SEQPACKET keeps message boundaries, and fds with their message, so a
 frame arrives completely or not at all. A body that is larger than the socket buffer is passed in a memfd, which the

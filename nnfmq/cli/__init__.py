@@ -27,6 +27,8 @@ COMMANDS = {
     "demo": "classify handwritten digits in a private driver",
     "run": "run a model on a photo or an array; print classes and times",
     "profile": "time each operation of a model beside the machine's peak",
+    "record": "run an application and write its executions to a file",
+    "replay": "run recorded executions again; compare outputs and latencies",
     "serve": "run the driver in the foreground",
     "devices": "list the devices of the driver",
     "queue": "create, inspect and use named queues between programs",

@@ -83,5 +83,7 @@ COMPUTED: dict[str, Callable[[], object]] = {
 }
 """Setting → function that returns its value if it is not set."""
 
-DESCRIBED = ("extensions", "NNFMQ_CONFIG", "XDG_RUNTIME_DIR", "NO_COLOR")
+DESCRIBED = (
+    "extensions", "record", "record_limit_bytes", "telemetry", "NNFMQ_CONFIG", "XDG_RUNTIME_DIR", "NO_COLOR"
+)  # fmt: skip
 """Settings whose default is not a single value, but described by `Setting.default_text`."""

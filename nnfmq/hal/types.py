@@ -30,6 +30,7 @@ __all__ = [
     "ExtensionOperandTypeInformation",
     "FenceState",
     "FusedActivationFunc",
+    "HalExecutionMode",
     "LifeTime",
     "LoopTimeoutDurationNs",
     "MeasureTiming",
@@ -148,6 +149,17 @@ class PaddingScheme(IntEnum):
 
     SAME = 1
     VALID = 2
+
+
+class HalExecutionMode(IntEnum):
+    """The execution modes of a prepared model. The HAL has no values for them; these are those of recordings."""
+
+    SYNCHRONOUS = 0
+    ASYNCHRONOUS = 1
+    BURST = 2
+    FENCED = 3
+    REUSABLE = 4
+    AIDL_BURST = 5
 
 
 class MeasureTiming(IntEnum):

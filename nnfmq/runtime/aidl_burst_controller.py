@@ -13,7 +13,7 @@ from typing import Self
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import BadState, InvalidArgument, NnfmqError
-from nnfmq.hal.types import BufferToken, ExecutionConfig, Pool, Request
+from nnfmq.hal.types import BufferToken, ExecutionConfig, HalExecutionMode, Pool, Request
 from nnfmq.runtime.burst_slots import TokenAllocator
 from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
@@ -100,7 +100,8 @@ class AidlBurst(Uncopyable):
             to_wire_deadline(self._connection, deadline_ns),
         )
         run = RequestRun(self._model, request, config)
-        return exchange_execution(self._connection, message, run, memory_fds(request.pools), deadline_ns)
+        fds, mode = memory_fds(request.pools), HalExecutionMode.AIDL_BURST
+        return exchange_execution(self._connection, message, run, fds, deadline_ns, mode)
 
     def release_memory_resource(self, token: int, *, timeout: float | None = 10.0) -> None:
         """Make the driver unmap the memory of `token`; blocks. Unknown tokens and -1 have no effect.

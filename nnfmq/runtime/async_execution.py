@@ -7,12 +7,12 @@ dies. That thread also converts it to arrays and closes the request's memory, so
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import MissedDeadlineTransient, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.timing import Timing
-from nnfmq.hal.types import ExecutionConfig, Request
+from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, Request
 from nnfmq.runtime.array_request import ArrayRequest
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.future import Future
@@ -22,6 +22,9 @@ from nnfmq.runtime.tensor_layout import Array
 from nnfmq.runtime.wire_values import memory_fds, to_wire_config, to_wire_deadline
 from nnfmq.serialize import messages
 from nnfmq.uncopyable import Uncopyable
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.request_observation import RequestObservation
 
 ResultT = TypeVar("ResultT")
 
@@ -94,7 +97,11 @@ class AsyncRequest:
             MissedDeadlineTransient: If the deadline passes before the request is sent.
         """
         message, validator, fds = self._prepare(request, handler)
-        self._model.connection.start_call(message, messages.ExecutionFinished, validator, fds, self._deadline_ns)
+        try:
+            self._model.connection.start_call(message, messages.ExecutionFinished, validator, fds, self._deadline_ns)
+        except NnfmqError as error:
+            validator.observe_failure(error)
+            raise
 
     def start_nonblocking(self, request: Request, handler: ResultHandler) -> None:
         """As `start`, for the watcher thread. Does not block."""
@@ -113,27 +120,37 @@ class AsyncRequest:
             to_wire_deadline(connection, self._deadline_ns),
         )
         run = RequestRun(self._model, request, self._config)
-        run.begin()
-        return message, _ValidatingHandler(run, handler), memory_fds(request.pools)
+        fds = memory_fds(request.pools)
+        observation = run.begin(HalExecutionMode.ASYNCHRONOUS, self._deadline_ns)
+        return message, _ValidatingHandler(run, handler, observation), fds
 
 
 class _ValidatingHandler:
     """Validates the driver's callback and passes the result on."""
 
-    def __init__(self, run: RequestRun, handler: ResultHandler) -> None:
+    def __init__(self, run: RequestRun, handler: ResultHandler, observation: RequestObservation | None) -> None:
         self._run = run
         self._handler = handler
+        self._observation = observation
 
     def set_result(self, reply: messages.ExecutionFinished) -> None:
         try:
             result = self._run.finish(reply)
         except NnfmqError as error:
-            self._handler.set_exception(error)
+            self.set_exception(error)
         else:
+            if self._observation is not None:
+                self._observation.finish(result.shapes, result.timing)  # before the handler closes the memory
             self._handler.set_result(result)
 
     def set_exception(self, error: NnfmqError) -> None:
+        self.observe_failure(error)
         self._handler.set_exception(error)
+
+    def observe_failure(self, error: NnfmqError) -> None:
+        """Report the error to the observers of the model."""
+        if self._observation is not None:
+            self._observation.fail(error)
 
 
 class _ArrayHandler:

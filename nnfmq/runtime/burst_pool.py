@@ -92,14 +92,14 @@ class BurstPool(Uncopyable):
             InvalidArgument: If `count` is less than 1, or a shape is not fully known.
             NnfmqError: The error of the driver's reply.
         """
-        from nnfmq.runtime.burst_controller import Burst
+        from nnfmq.runtime.burst_configuration import configure_burst
 
         if count < 1:
             raise InvalidArgument(f"a pool has 1 burst or more, not {count}")
         pool = cls(model)
         try:
             for _ in range(count):
-                burst = pool._resources.enter_context(Burst.configure(model, window_us, deadline_ns))
+                burst = pool._resources.enter_context(configure_burst(model, window_us, deadline_ns))
                 burst.peer.add(pool)
                 pool._free.append(burst)
                 pool._tokens.put(None)

@@ -25,6 +25,8 @@ from nnfmq.uncopyable import Uncopyable
 if TYPE_CHECKING:
     import subprocess
 
+    from nnfmq.execution_observers import DeviceChoice
+
 _COMPILED, _REFERENCE = "compiled", "reference"
 _log = logging.getLogger("nnfmq.client")
 
@@ -124,14 +126,14 @@ class Client(Uncopyable):
         """
         return self._device(name, self.devices(timeout=timeout))
 
-    def _device(self, name: str, devices: list[DeviceInfo]) -> Device:
+    def _device(self, name: str, devices: list[DeviceInfo], choice: DeviceChoice = "application") -> Device:
         infos = {info.name: info for info in devices}
         if name in self._lost_devices:
             raise DeviceUnavailable(f"device {name!r} has changed since the driver died; connect again to use it")
         if name not in infos:
             raise InvalidArgument(f"there is no device {name!r}; this driver has: {', '.join(sorted(infos))}")
         self._known_devices.setdefault(name, infos[name])
-        return Device(infos[name], self._connection)
+        return Device(infos[name], self._connection, choice)
 
     def prepare(self, model: ModelArgument, **options: Unpack[PrepareOptions]) -> PreparedModel:
         """Prepare a model, or a model file, on the best available device; blocks. The caller closes the result.
@@ -144,14 +146,14 @@ class Client(Uncopyable):
         devices = self.devices(timeout=DEFAULT_TIMEOUT_S if timeout is None else timeout)
         status = next((info.status for info in devices if info.name == _COMPILED), None)
         if status is DeviceStatus.AVAILABLE and _COMPILED not in self._lost_devices:
-            return self._device(_COMPILED, devices).prepare(model, **options)
+            return self._device(_COMPILED, devices, "best").prepare(model, **options)
         if self._fallback_warning.acquire(blocking=False):
             _log.warning(
                 "device 'compiled' is %s: models are prepared on the slower device 'reference'. "
                 "'compiled' needs llvmlite where the driver runs: pip install 'nnfmq[compiled]'",
                 "missing" if status is None else status.name,
             )
-        return self._device(_REFERENCE, devices).prepare(model, **options)
+        return self._device(_REFERENCE, devices, "fallback").prepare(model, **options)
 
     def reconnect(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
         """Connect again to a driver that has died, or its successor; blocks until it listens. No effect while it lives.

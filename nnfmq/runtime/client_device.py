@@ -27,6 +27,7 @@ from nnfmq.runtime.buffer_allocation import ModelRole, allocate_in_device
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.managed_buffer import Buffer
+from nnfmq.runtime.observation_switch import is_observed
 from nnfmq.runtime.prepare_arguments import (
     ModelArgument,
     ModelSignature,
@@ -44,7 +45,9 @@ from nnfmq.serialize.model_codec import encode_model
 __all__ = ["Device", "DeviceInfo", "PrepareOptions", "ProgressCallback"]
 
 if TYPE_CHECKING:
+    from nnfmq.execution_observers import DeviceChoice
     from nnfmq.runtime.cache_directory import CacheDirectory
+    from nnfmq.runtime.preparation_observation import Preparation
 
 ProgressCallback: TypeAlias = Callable[[int, int], None]
 """Called with the number of compiled units, and how many there are."""
@@ -72,6 +75,7 @@ class Device:
 
     info: DeviceInfo
     _connection: Connection
+    _choice: DeviceChoice = "application"
 
     def __repr__(self) -> str:
         return f"<Device {self.info.summary()}>"
@@ -262,6 +266,7 @@ class Device:
         prepared = PreparedModel(
             self._connection, None, inputs, outputs, self.info.name, self._extension_names(), states
         )
+        preparation = self._observe(message, model, prepared)
         try:
             self._connection.call(
                 replace(message, call=self._connection.next_call_id()),
@@ -271,10 +276,27 @@ class Device:
                 on_reply=prepared.handle.on_prepared,
                 on_notification=on_notification,
             )
-        except BaseException:
+        except BaseException as error:
             prepared.close()  # the driver may have replied just before a signal handler raised
+            if preparation is not None:
+                preparation.fail(error)
             raise
+        if preparation is not None:
+            prepared.handle.observed = preparation.finish()
         return prepared
+
+    def _observe(
+        self,
+        message: messages.PrepareModel | messages.PrepareModelFromCache,
+        model: Model | ModelSignature,
+        prepared: PreparedModel,
+    ) -> Preparation | None:
+        """Return what tells the observers of this process of a preparation; None if there cannot be any."""
+        if not is_observed():
+            return None
+        from nnfmq.runtime.preparation_observation import Preparation
+
+        return Preparation(self.info, self._choice, message, model, prepared.handle)
 
     def _extension_names(self) -> frozenset[str]:
         return frozenset(extension.name for extension in self.info.extensions)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.fence import Fence, HasFileno
-from nnfmq.hal.errors import ErrorStatus, GeneralFailure, MissedDeadlineTransient
+from nnfmq.hal.errors import ErrorStatus, GeneralFailure, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.timing import Timing, from_seconds, to_limit_field
-from nnfmq.hal.types import ExecutionConfig, FenceState, Request
+from nnfmq.hal.types import ExecutionConfig, FenceState, HalExecutionMode, Request
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.request_run import RequestRun
@@ -23,6 +23,9 @@ from nnfmq.runtime.result_validation import fenced_times, raise_if_fenced_failed
 from nnfmq.runtime.wire_values import memory_fds, to_wire_config
 from nnfmq.serialize import messages
 from nnfmq.uncopyable import Uncopyable
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.request_observation import RequestObservation
 
 ResultT = TypeVar("ResultT")
 _INFO_TIMEOUT_S = 10.0
@@ -57,6 +60,7 @@ class FencedExecution(Uncopyable, Generic[ResultT]):
         self._connection = connection
         self._collect = collect
         self._run = run
+        self._observation: RequestObservation | None = None
         self._resources = ExitStack()
         self._fence: Fence | None = None
         self._callback_id = 0
@@ -84,7 +88,7 @@ class FencedExecution(Uncopyable, Generic[ResultT]):
         execution = cls(connection, collect, run)
         try:
             if run is not None:
-                run.begin()
+                execution._observation = run.begin(HalExecutionMode.FENCED, deadline_ns)
             reply = connection.exchange(
                 message, messages.FencedLaunched, fds, deadline_ns,
                 on_reply=execution._on_launched, on_fds=execution._on_fds,
@@ -92,10 +96,16 @@ class FencedExecution(Uncopyable, Generic[ResultT]):
             raise_if_fenced_failed(reply)
             if run is not None:
                 run.finish_launch()
-        except BaseException:
+        except BaseException as error:
+            execution._observe_failure(error)
             execution.close()
             raise
         return execution
+
+    def _observe_failure(self, error: BaseException) -> None:
+        """Report the error to the observers of the model, unless it is one of the application."""
+        if self._observation is not None and isinstance(error, NnfmqError):
+            self._observation.fail(error)
 
     def _on_fds(self, fds: list[int]) -> None:
         for fd in fds:
@@ -144,7 +154,15 @@ class FencedExecution(Uncopyable, Generic[ResultT]):
         reply = self._connection.exchange(message, messages.FencedExecutionInfo, (), deadline_after(_INFO_TIMEOUT_S))
         if self._run is None:
             return FencedTiming(*fenced_times(reply))
-        return FencedTiming(*self._run.finish_fenced(reply, is_done))
+        try:
+            times = FencedTiming(*self._run.finish_fenced(reply, is_done))
+        except NnfmqError as error:
+            if is_done:
+                self._observe_failure(error)
+            raise
+        if self._observation is not None and is_done:
+            self._observation.finish((), times.launched)
+        return times
 
     def result(self, timeout: float | None = None) -> ResultT:
         """Wait for the fence and return the result; blocks up to `timeout` seconds (None = no limit).

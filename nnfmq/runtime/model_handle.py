@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.hal.summaries import signature
@@ -10,6 +11,9 @@ from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import messages
 from nnfmq.uncopyable import Uncopyable
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.request_observation import ObservedModel
 
 _RELEASE_TIMEOUT_NS = 1_000_000_000
 
@@ -19,6 +23,8 @@ class ModelHandle(Uncopyable):
 
     `device` is the device's name, and `extensions` has the names of the extensions that it supports. `inputs` and
     `outputs` are those of HAL requests: the caller's, `caller_inputs` and `caller_outputs`, followed by the states.
+
+    `observed` has the observers of its executions, None if there are none.
 
     `model_id` is None until the driver has replied to the prepare call, which is followed by `on_prepared`.
     """
@@ -42,6 +48,7 @@ class ModelHandle(Uncopyable):
         self.outputs = (*outputs, *tensors)
         self.device = device
         self.extensions = extensions
+        self.observed: ObservedModel | None = None
         self._model_id = model_id
 
     def on_prepared(self, reply: messages.PreparedModelReady) -> None:

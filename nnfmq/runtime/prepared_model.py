@@ -291,9 +291,9 @@ class PreparedModel(Uncopyable, HasState):
                 $NNFMQ_BURST_CONTROLLER_POLLING_WINDOW or 50.
             timeout: In seconds; None = no limit.
         """
-        from nnfmq.runtime.burst_controller import Burst
+        from nnfmq.runtime.burst_configuration import configure_burst
 
-        return Burst.configure(self.handle, polling_window_us, deadline_after(timeout))
+        return configure_burst(self.handle, polling_window_us, deadline_after(timeout))
 
     def burst_pool(
         self, count: int, *, polling_window_us: float | None = None, timeout: float | None = DEFAULT_TIMEOUT_S
@@ -378,9 +378,9 @@ class PreparedModel(Uncopyable, HasState):
 
         Blocks up to `timeout` seconds (None = no limit). The caller closes the burst.
         """
-        from nnfmq.runtime.burst_controller import Burst
+        from nnfmq.runtime.burst_configuration import configure_burst
 
-        return Burst.configure(self.handle, None, deadline_after(timeout), with_memory=False)
+        return configure_burst(self.handle, None, deadline_after(timeout), with_memory=False)
 
     def aidl_burst(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> AidlBurst:
         """Configure an AIDL burst: without queues, over the control channel, with tokens for memories.

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.timing import Timing
-from nnfmq.hal.types import ExecutionConfig, Request
+from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, Request
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.managed_buffer import OutputBuffers
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.result_validation import ResultValidator
 from nnfmq.serialize import messages
 
+if TYPE_CHECKING:
+    from nnfmq.runtime.request_observation import RequestObservation
+
 
 class RequestRun:
     """The client's state of one request, for any number of executions.
 
-    Call `begin` before a request is sent, and one of the other methods with each reply. Keeps no reference to the
-    request's memory pools.
+    Call `begin` before a request is sent, and one of the other methods with each reply. Keeps a reference to the
+    request, and thus to its memory pools, only if the model is observed.
     """
 
     def __init__(self, model: ModelHandle, request: Request, config: ExecutionConfig) -> None:
         self._validator = ResultValidator(model.outputs, request, config)
         self._buffers = OutputBuffers(model.connection, request)
+        self._observed = model.observed
+        self._request = None if model.observed is None else request
 
-    def begin(self) -> None:
-        """Mark the content of the output buffers unknown until a reply reports it."""
+    def begin(self, mode: HalExecutionMode, deadline_ns: int | None) -> RequestObservation | None:
+        """Mark the content of the output buffers unknown until a reply reports it.
+
+        Returns the observation of this execution, to which the caller reports its end; None if nothing observes it.
+        """
+        self._buffers.begin_write()
+        if self._observed is None or self._request is None:
+            return None
+        from nnfmq.runtime.request_observation import RequestObservation
+
+        return RequestObservation(self._observed, self._request, mode, deadline_ns)
+
+    def discard_outputs(self) -> None:
+        """Mark the content of the output buffers unknown: the driver has rejected the request (DOM-7)."""
         self._buffers.begin_write()
 
     def finish(self, reply: messages.Executed | messages.ExecutionFinished) -> ExecutionResult:

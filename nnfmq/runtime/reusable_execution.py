@@ -22,7 +22,7 @@ from nnfmq.fence import Fence, HasFileno
 from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.summaries import signature
 from nnfmq.hal.timing import Timing, from_seconds, to_limit_field
-from nnfmq.hal.types import ExecutionConfig, FenceState, Request
+from nnfmq.hal.types import ExecutionConfig, FenceState, HalExecutionMode, Request
 from nnfmq.runtime.array_checks import no_inputs_error
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.exclusive_use import exclusive
@@ -70,7 +70,7 @@ class RequestExecution(Uncopyable):
         try:
             model.connection.call(message, messages.ExecutionCreated, fds, deadline_ns, on_reply=execution._on_created)
         except BaseException:
-            execution._run.begin()  # a rejected request leaves its output buffers uninitialized (DOM-7)
+            execution._run.discard_outputs()
             execution.close()
             raise
         return execution
@@ -98,7 +98,7 @@ class RequestExecution(Uncopyable):
         deadline_ns = deadline_after(timeout)
         call_id = self._connection.next_call_id()
         message = messages.RunExecution(call_id, self._require_id(), to_limit_field(deadline_ns))
-        return exchange_execution(self._connection, message, self._run, (), deadline_ns)
+        return exchange_execution(self._connection, message, self._run, (), deadline_ns, HalExecutionMode.REUSABLE)
 
     def compute_fenced(
         self,

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nnfmq.hal.errors import InvalidArgument, OutputInsufficientSize
+from nnfmq.hal.errors import InvalidArgument, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import Timing
-from nnfmq.hal.types import ExecutionConfig, Request
+from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, Request
 from nnfmq.runtime import array_checks
 from nnfmq.runtime.array_request import ArrayRequest, checked_arguments
 from nnfmq.runtime.connection import Connection
@@ -46,15 +46,29 @@ def execute_request(
         to_wire_deadline(model.connection, deadline_ns),
     )
     run = RequestRun(model, request, config)
-    return exchange_execution(model.connection, message, run, memory_fds(request.pools), deadline_ns)
+    fds, mode = memory_fds(request.pools), HalExecutionMode.SYNCHRONOUS
+    return exchange_execution(model.connection, message, run, fds, deadline_ns, mode)
 
 
 def exchange_execution(
-    connection: Connection, message: messages.Call, run: RequestRun, fds: Sequence[int], deadline_ns: int | None
+    connection: Connection,
+    message: messages.Call,
+    run: RequestRun,
+    fds: Sequence[int],
+    deadline_ns: int | None,
+    mode: HalExecutionMode,
 ) -> ExecutionResult:
     """Send a call whose reply is Executed, and return the validated result; blocks. Raises as `execute_request`."""
-    run.begin()
-    return run.finish(connection.exchange(message, messages.Executed, fds, deadline_ns))
+    observation = run.begin(mode, deadline_ns)
+    try:
+        result = run.finish(connection.exchange(message, messages.Executed, fds, deadline_ns))
+    except NnfmqError as error:
+        if observation is not None:
+            observation.fail(error)
+        raise
+    if observation is not None:
+        observation.finish(result.shapes, result.timing)
+    return result
 
 
 def execute_arrays(

@@ -10,12 +10,14 @@ This package is imported by both sides at their start, so it imports little, and
 from __future__ import annotations
 
 from nnfmq.settings.configuration_file import CONFIG_VARIABLE
-from nnfmq.settings.setting import NAMES, PATH, TEXT, Setting, choice, integer, table, unknown_variables
+from nnfmq.settings.setting import NAMES, PATH, SINK, TEXT, Setting, choice, integer, seconds, table, unknown_variables
 
 __all__ = ["Setting", "check_all", "table", "unknown_variables"]  # and the constants
 
 _MIB_MAX = 1 << 40  # sums of it still fit into 8 bytes
 _WINDOW_MAX_US = 10**9
+_BYTES_MAX = 1 << 62
+_INTERVAL_MAX_S = 10**9
 _MIB = integer(0, _MIB_MAX, "MiB")
 _MICROSECONDS = integer(0, _WINDOW_MAX_US, "µs")
 _DIRECTORY = "its folder `nnfmq`"
@@ -64,6 +66,26 @@ BURST_CONTROLLER_POLLING_WINDOW: Setting[int] = Setting(
 BURST_SERVER_POLLING_WINDOW: Setting[int] = Setting(
     "NNFMQ_BURST_SERVER_POLLING_WINDOW", _MICROSECONDS, 50, reader="driver",
     meaning="how long a burst's driver polls for a request before it sleeps",
+)  # fmt: skip
+RECORD: Setting[str | None] = Setting(
+    "NNFMQ_RECORD", PATH, None, reader="client", default_text="nothing is recorded", options="nnfmq record --output",
+    meaning="file to which the executions of a process are recorded; FILE.PID if it exists",
+)  # fmt: skip
+RECORD_TENSORS: Setting[str] = Setting(
+    "NNFMQ_RECORD_TENSORS", choice("0", "1"), "1", reader="client", options="nnfmq record --no-tensors",
+    meaning="0: record without inputs and outputs",
+)  # fmt: skip
+RECORD_LIMIT_BYTES: Setting[int | None] = Setting(
+    "NNFMQ_RECORD_LIMIT_BYTES", integer(4096, _BYTES_MAX, "bytes"), None, reader="client", default_text="no limit",
+    options="nnfmq record --limit-bytes", meaning="size that a recording does not exceed",
+)  # fmt: skip
+TELEMETRY: Setting[str | None] = Setting(
+    "NNFMQ_TELEMETRY", SINK, None, reader="client", default_text="none is written",
+    meaning="file, or collector's socket, to which telemetry is written",
+)  # fmt: skip
+TELEMETRY_INTERVAL_S: Setting[float] = Setting(
+    "NNFMQ_TELEMETRY_INTERVAL_S", seconds(_INTERVAL_MAX_S), 1.0, reader="client",
+    meaning="the minimum time between two lines of telemetry",
 )  # fmt: skip
 
 CONFIG: Setting[str | None] = Setting(

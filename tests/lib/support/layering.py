@@ -56,7 +56,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "watcher": ("deadlines", "uncopyable", "hal.errors"),
     "engines": ("settings", "operations", "core_selection", "cpu_allowance", "hal"),
     "service": BOTH_SIDES,
-    "runtime": (*BOTH_SIDES, "importers"),
+    "execution_observers": ("hal",),
+    "recording": ("settings", "execution_observers", "serialize", "hal"),
+    "telemetry": ("settings", "execution_observers", "hal"),
+    "runtime": (*BOTH_SIDES, "importers", "execution_observers", "recording", "telemetry"),
+    "replaying": ("runtime", "recording", "execution_observers", "memory", "serialize", "hal"),
     "importers": ("hal", "memory", "validation", "operations"),
     "conformance": ("runtime", "engines", "validation", "operations", "memory", "fence", "hal"),
     "compat": ("runtime", "importers", "hal"),
@@ -66,7 +70,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
 """Part → what it may import beside itself and `observe`, which everyone may."""
 
 DOORS: dict[str, tuple[str, ...]] = {
-    "socket": ("channel",),
+    # The control channel; and the stream socket of a collector of telemetry, which speaks JSON lines and no protocol.
+    "socket": ("channel", "telemetry.collector_socket"),
     "socketserver": (),
     # Memory of other processes; and private memory for machine code, in engines, which know nothing of other processes.
     "mmap": ("memory", "engines.compiled.object_loader"),
@@ -80,8 +85,8 @@ DOORS: dict[str, tuple[str, ...]] = {
     ),
     "llvmlite": ("engines.compiled",),
     "multiprocess": (),
-    # The embedded driver, and modules that measure or test in child processes.
-    "subprocess": ("runtime.embedded_driver", "runtime.client", "cli.queue_bench", "conformance.runner"),
+    # The embedded driver, modules that measure or test in child processes, and the command that is recorded.
+    "subprocess": ("runtime.embedded_driver", "runtime.client", "cli.queue_bench", "cli.record", "conformance.runner"),
     "multiprocessing": (),
     "pickle": (),
     "dill": (),
@@ -110,6 +115,7 @@ CALLS: dict[str, tuple[str, ...]] = {
         "runtime.embedded_driver",
         "conformance.runner",
         "cli.queue_bench",
+        "cli.record",
         "core_selection",
         "cli.console",
     ),

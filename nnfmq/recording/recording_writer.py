@@ -1,0 +1,217 @@
+"""RecordingWriter: append models and executions to a recording.
+
+Equal contents are written once: the writer keeps the SHA-256 of what it has written. A record is written by one
+writev(2), so that a killed process leaves whole records and at most one part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from nnfmq.execution_observers import CapturedTensor, ObservedExecution, ObservedPreparation
+from nnfmq.hal.errors import ErrorStatus, InvalidArgument
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.timing import to_limit_field
+from nnfmq.recording.recording_format import (
+    NO_DATA,
+    RECORD_HEADER_BYTES,
+    EndRow,
+    ExecutionRow,
+    ModelRow,
+    RecordKind,
+    SessionRow,
+    TensorContent,
+    TensorFormat,
+    encode_row,
+    file_header,
+    record_header,
+)
+from nnfmq.serialize.model_codec import encode_model
+
+__all__ = ["RecordingWriter", "create_recording_file"]
+
+_DIGESTS_MAX = 1 << 18  # of contents that are remembered, some 40 MiB; then the writer forgets them all
+_EXECUTION_BYTES = 512  # at most some hundred in fact: what an execution's own record needs below the limit
+_TENSOR_BYTES = 64
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def create_recording_file(path: Path) -> tuple[int, Path]:
+    """Create a new file with mode 0600, and return its fd and its path: PATH.PID if there is a file PATH already.
+
+    So two processes of one application have a file each, and no recording is overwritten.
+
+    Raises:
+        OSError: If neither can be created.
+    """
+    try:
+        return os.open(path, _FLAGS, 0o600), path
+    except FileExistsError:
+        own = path.with_name(f"{path.name}.{os.getpid()}")
+        return os.open(own, _FLAGS, 0o600), own
+
+
+class RecordingWriter:
+    """Writes a recording. Takes ownership of `fd`. One thread at a time. Close it.
+
+    Args:
+        fd: An empty file, open for writing.
+        has_tensors: Whether executions come with inputs and outputs.
+        limit_bytes: The size that the file does not exceed; None = no limit.
+    """
+
+    def __init__(self, fd: int, *, has_tensors: bool = True, limit_bytes: int | None = None) -> None:
+        self._fd = fd
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._data_count = self._model_count = 0
+        self._data: dict[bytes, int] = {}
+        self._models: dict[bytes, int] = {}
+        self.executions = 0
+        """Written ones."""
+        self.beyond_limit = 0
+        """Executions that were not written because the file was full."""
+        self._append(file_header())
+        self._append_record(RecordKind.SESSION, encode_row(_session(has_tensors)))
+
+    def add_model(self, prepared: ObservedPreparation) -> int | None:
+        """Write a model, unless it was written before, and return its number; None if the file is full.
+
+        Raises:
+            OSError: If the file cannot be written.
+        """
+        encoded, pools = (b"", ()) if prepared.model is None else encode_model(prepared.model)
+        digest = hashlib.sha256(encoded)
+        for pool in pools:
+            digest.update(pool.view)
+        row = ModelRow(
+            digest.digest(), prepared.device, prepared.device_version, prepared.preference, prepared.priority,
+            _formats(prepared.inputs), _formats(prepared.outputs), prepared.state_count, NO_DATA, (),
+        )  # fmt: skip
+        key = encode_row(row)
+        if key not in self._models:
+            contents: list[bytes | memoryview] = [encoded, *(pool.view for pool in pools)]
+            if prepared.model is None:
+                contents = []
+            if not self._has_space(sum(map(len, contents)) + len(key) + _TENSOR_BYTES * len(contents)):
+                return None
+            numbers = [self._add_data(content) for content in contents]
+            row = ModelRow(
+                row.digest, row.device, row.device_version, row.preference, row.priority, row.inputs, row.outputs,
+                row.state_count, numbers[0] if numbers else NO_DATA, tuple(numbers[1:]),
+            )  # fmt: skip
+            self._append_record(RecordKind.MODEL, encode_row(row))
+            self._models[key] = self._model_count
+            self._model_count += 1
+        return self._models[key]
+
+    def add_execution(self, model: int, execution: ObservedExecution) -> None:
+        """Write an execution of model `model`; count it instead if the file is full.
+
+        Raises:
+            OSError: If the file cannot be written.
+        """
+        tensors = [*(execution.inputs or ()), *(execution.outputs or ())]
+        needed = sum(len(tensor.data) + _TENSOR_BYTES for tensor in tensors) + _EXECUTION_BYTES
+        if self.beyond_limit or not self._has_space(needed):  # once full, all are left out: a series without gaps
+            self.beyond_limit += 1
+            return
+        row = ExecutionRow(
+            model, execution.mode, ErrorStatus(execution.status),
+            execution.intended_ns, execution.begin_ns, execution.end_ns, to_limit_field(execution.deadline_ns),
+            execution.time_on_device_ns, execution.time_in_driver_ns,
+            self._contents(execution.inputs), self._contents(execution.outputs),
+        )  # fmt: skip
+        self._append_record(RecordKind.EXECUTION, encode_row(row))
+        self.executions += 1
+
+    def _contents(self, tensors: Sequence[CapturedTensor] | None) -> tuple[TensorContent, ...] | None:
+        if tensors is None:
+            return None
+        return tuple(TensorContent(tensor.shape, self._add_data(tensor.data)) for tensor in tensors)
+
+    def _add_data(self, content: bytes | memoryview) -> int:
+        """Return the number of the DATA record with this content; writes it if there is none."""
+        digest = hashlib.sha256(content).digest()
+        number = self._data.get(digest)
+        if number is None:
+            if len(self._data) >= _DIGESTS_MAX:
+                self._data.clear()
+            self._append_record(RecordKind.DATA, content)
+            number = self._data[digest] = self._data_count
+            self._data_count += 1
+        return number
+
+    def _has_space(self, size_bytes: int) -> bool:
+        """Return whether so many bytes fit, and the END record after them."""
+        needed = self._size_bytes + size_bytes + 2 * RECORD_HEADER_BYTES + _TENSOR_BYTES
+        return self._limit_bytes is None or needed <= self._limit_bytes
+
+    def _append_record(self, kind: RecordKind, payload: bytes | memoryview) -> None:
+        self._append(record_header(kind, payload), payload)
+
+    def _append(self, *parts: bytes | memoryview) -> None:
+        left = [memoryview(part) for part in parts]
+        while left:
+            written = os.writev(self._fd, left)
+            self._size_bytes += written
+            while left and written >= len(left[0]):
+                written -= len(left.pop(0))
+            if left:
+                left[0] = left[0][written:]
+
+    def close(self, dropped: int = 0) -> None:
+        """Write the END record and close the file. Idempotent.
+
+        Raises:
+            OSError: If the file cannot be written. It is closed nevertheless.
+        """
+        fd = self._fd
+        if fd < 0:
+            return
+        try:
+            self._append_record(RecordKind.END, encode_row(EndRow(self.executions, dropped, self.beyond_limit)))
+        finally:
+            self._fd = -1
+            os.close(fd)
+
+    def abandon(self) -> None:
+        """Close the file without an END record, after it could not be written. Idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _session(has_tensors: bool) -> SessionRow:
+    from importlib import metadata
+
+    try:
+        version = metadata.version("nnfmq")
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    command = tuple(word[: 1 << 16].encode("utf-8", "replace").decode() for word in sys.argv[:4096])
+    return SessionRow(version, os.getpid(), command, time.monotonic_ns(), time.time_ns(), has_tensors)
+
+
+def _formats(infos: Sequence[TensorInfo]) -> tuple[TensorFormat, ...]:
+    return tuple(
+        TensorFormat(info.name, info.shape, info.dtype, info.scale, info.zero_point, info.is_scalar) for info in infos
+    )
+
+
+def check_limit(limit_bytes: int | None) -> None:
+    """Raise InvalidArgument unless a limit is None, or at least 4096 bytes."""
+    if limit_bytes is not None and limit_bytes < 4096:
+        raise InvalidArgument(f"a recording needs 4096 bytes or more, not {limit_bytes}")

@@ -1,0 +1,20 @@
+"""configure_burst: an ordinary burst, or one that shows its executions to the observers of its model."""
+
+from __future__ import annotations
+
+from nnfmq.runtime.burst_controller import Burst
+from nnfmq.runtime.model_handle import ModelHandle
+
+__all__ = ["configure_burst"]
+
+
+def configure_burst(
+    model: ModelHandle, polling_window_us: float | None, deadline_ns: int | None, *, with_memory: bool = True
+) -> Burst:
+    """Configure a burst and return it, which the caller closes; blocks. Arguments and errors of `Burst.configure`."""
+    kind = Burst
+    if model.observed is not None:
+        from nnfmq.runtime.observed_burst import ObservedBurst
+
+        kind = ObservedBurst
+    return kind.configure(model, polling_window_us, deadline_ns, with_memory=with_memory)

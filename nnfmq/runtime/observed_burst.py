@@ -1,0 +1,95 @@
+"""ObservedBurst: a burst that shows its executions to the observers of its model.
+
+A class of its own, so that the executions of an ordinary burst cost nothing more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from numpy.typing import ArrayLike
+
+from nnfmq.execution_observers import CapturedTensor, ObservedExecution
+from nnfmq.hal.errors import BadState, ErrorStatus, NnfmqError
+from nnfmq.hal.timing import NO_TIMING
+from nnfmq.hal.types import HalExecutionMode, MeasureTiming, Pool, Request
+from nnfmq.runtime.burst_controller import Burst
+from nnfmq.runtime.execution_result import ExecutionResult
+from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.request_observation import RequestObservation, Tensors
+from nnfmq.runtime.tensor_layout import Array
+
+__all__ = ["ObservedBurst"]
+
+
+class ObservedBurst(Burst):
+    """A burst of a model that is observed.
+
+    An execution that falls back to the control channel is reported from there, as a synchronous one.
+    """
+
+    def __init__(self, model: ModelHandle, window_ns: int) -> None:
+        super().__init__(model, window_ns)
+        assert model.observed is not None  # `burst_configuration` has checked it
+        self._observed = model.observed
+        self._begin_ns = 0  # when the last request was sent; 0 = it was not
+        self._deadline_then: int | None = None
+
+    def _execute(
+        self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None, kind: int, timeout: float | None
+    ) -> tuple[Array, ...]:
+        intended_ns = time.monotonic_ns()
+        self._begin_ns = 0
+        before = self.state if self._observed.needs_tensors else ()
+        try:
+            outputs = super()._execute(inputs, out, kind, timeout)
+        except NnfmqError as error:
+            self._report(intended_ns, before, error.status)
+            raise
+        self._report(intended_ns, before, ErrorStatus.NONE)
+        return outputs
+
+    def _exchange(self, packet: bytes, deadline_ns: int | None) -> bytes | None:
+        self._begin_ns, self._deadline_then = time.monotonic_ns(), deadline_ns
+        reply = super()._exchange(packet, deadline_ns)
+        if reply is None:
+            self._begin_ns = 0
+        return reply
+
+    def _report(self, intended_ns: int, states: Sequence[Array], status: ErrorStatus) -> None:
+        """Report the execution, unless nothing was sent. `states` are those that it began with."""
+        end_ns, arrays = time.monotonic_ns(), self._arrays
+        if not self._begin_ns:
+            return
+        inputs = outputs = None
+        is_successful = status is ErrorStatus.NONE
+        if arrays is not None and self._observed.needs_tensors:
+            inputs = _copies((*arrays.inputs, *states))
+            outputs = _copies(arrays.all_outputs) if is_successful else None
+        timing = self._timing if is_successful else NO_TIMING
+        self._observed.report(
+            ObservedExecution(
+                HalExecutionMode.BURST, status, intended_ns, self._begin_ns, end_ns, self._deadline_then,
+                timing.time_on_device_ns, timing.time_in_driver_ns, inputs, outputs,
+            )
+        )  # fmt: skip
+
+    def _execute_packet(
+        self, request: Request, memories: Sequence[Pool], measure: MeasureTiming, deadline_ns: int | None
+    ) -> ExecutionResult | None:
+        observation = RequestObservation(self._observed, request, HalExecutionMode.BURST, deadline_ns)
+        try:
+            result = super()._execute_packet(request, memories, measure, deadline_ns)
+        except BadState:  # another thread executes
+            raise
+        except NnfmqError as error:
+            observation.fail(error)
+            raise
+        if result is not None:
+            observation.finish(result.shapes, result.timing)
+        return result
+
+
+def _copies(arrays: Sequence[Array]) -> Tensors:
+    return tuple(CapturedTensor(array.shape, array.tobytes()) for array in arrays)

@@ -1,0 +1,112 @@
+"""Observation of preparations, and of what the environment asks for: recordings and telemetry.
+
+`$NNFMQ_RECORD` and `$NNFMQ_TELEMETRY` are read when a process prepares its first model, so that an application may set
+them itself. A forked child reads them again, because it has no observers.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from nnfmq import settings
+from nnfmq.execution_observers import (
+    DeviceChoice,
+    ModelObserver,
+    ObservedPreparation,
+    PreparationObserver,
+    observers,
+)
+from nnfmq.hal.errors import ErrorStatus, NnfmqError
+from nnfmq.hal.types import ExecutionPreference, Model, Priority
+from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.request_observation import ObservedModel
+from nnfmq.serialize import messages
+from nnfmq.serialize.messages import DeviceInfo
+
+__all__ = ["Preparation", "current_observers"]
+
+_readers: set[int] = set()  # the processes that have read their environment: this one, and those it was forked from
+
+
+def current_observers() -> tuple[PreparationObserver, ...]:
+    """Return the observers of this process; the first time with those that its environment asks for.
+
+    Raises:
+        InvalidArgument: If a setting is not valid.
+        OSError: If the file of a setting cannot be created.
+    """
+    if os.getpid() not in _readers:
+        _readers.add(os.getpid())
+        if settings.RECORD.value() is not None:
+            from nnfmq.recording.recorder import record_as_configured
+
+            record_as_configured()
+        if settings.TELEMETRY.value() is not None:
+            from nnfmq.telemetry.telemetry_environment import report_as_configured
+
+            report_as_configured()
+    return observers()
+
+
+class Preparation:
+    """One preparation, of which exactly one of the methods tells the observers."""
+
+    def __init__(
+        self,
+        device: DeviceInfo,
+        choice: DeviceChoice,
+        message: messages.PrepareModel | messages.PrepareModelFromCache,
+        model: object,
+        handle: ModelHandle,
+    ) -> None:
+        self._observers = current_observers()
+        self._device = device
+        self._choice = choice
+        self._message = message
+        self._model = model
+        self._handle = handle
+        self._begin_ns = time.monotonic_ns()
+
+    def finish(self) -> ObservedModel | None:
+        """Report success; return the observers of the model's executions, None if there are none."""
+        found = self._tell(ErrorStatus.NONE)
+        return ObservedModel(found, self._handle.inputs, self._handle.outputs) if found else None
+
+    def fail(self, error: BaseException) -> None:
+        """Report the error of nnfmq with which the preparation ended; others, such as KeyboardInterrupt, are none."""
+        if isinstance(error, NnfmqError):
+            self._tell(error.status)
+
+    def _tell(self, status: ErrorStatus) -> Sequence[ModelObserver]:
+        if not self._observers:
+            return ()
+        event = self._event(status)
+        found = [observer.prepared(event) for observer in self._observers]
+        return [observer for observer in found if observer is not None]
+
+    def _event(self, status: ErrorStatus) -> ObservedPreparation:
+        message, model, handle = self._message, self._model, self._handle
+        hal_model = model if isinstance(model, Model) else getattr(model, "model", None)
+        return ObservedPreparation(
+            hal_model if isinstance(hal_model, Model) else None,
+            handle.inputs,
+            handle.outputs,
+            len(handle.states),
+            self._device.name,
+            self._device.version,
+            *_options(message),
+            self._choice,
+            isinstance(message, messages.PrepareModelFromCache) or bool(message.caches.token),
+            status,
+            self._begin_ns,
+            time.monotonic_ns(),
+        )
+
+
+def _options(message: messages.PrepareModel | messages.PrepareModelFromCache) -> tuple[int, int]:
+    """Return preference and priority; the defaults for a preparation from a cache, which has none."""
+    if isinstance(message, messages.PrepareModel):
+        return message.preference, message.priority
+    return ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM
