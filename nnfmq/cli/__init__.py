@@ -28,7 +28,7 @@ COMMANDS = {
     "run": "run a model on a photo or an array; print classes and times",
     "profile": "time each operation of a model beside the machine's peak",
     "record": "run an application and write its executions to a file",
-    "replay": "run recorded executions again; compare outputs and latencies",
+    "replay": "run recorded executions again and compare them",
     "serve": "run the driver in the foreground",
     "devices": "list the devices of the driver",
     "queue": "create, inspect and use named queues between programs",

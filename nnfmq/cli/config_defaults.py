@@ -84,6 +84,7 @@ COMPUTED: dict[str, Callable[[], object]] = {
 """Setting → function that returns its value if it is not set."""
 
 DESCRIBED = (
-    "extensions", "record", "record_limit_bytes", "telemetry", "NNFMQ_CONFIG", "XDG_RUNTIME_DIR", "NO_COLOR"
-)  # fmt: skip
+    *("extensions", "telemetry", "NNFMQ_RECORD", "NNFMQ_RECORD_LIMIT_BYTES"),
+    *("NNFMQ_CONFIG", "XDG_RUNTIME_DIR", "NO_COLOR"),
+)
 """Settings whose default is not a single value, but described by `Setting.default_text`."""

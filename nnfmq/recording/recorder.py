@@ -28,7 +28,7 @@ from nnfmq.execution_observers import (
 from nnfmq.hal.errors import ErrorStatus, NnfmqError
 from nnfmq.recording.recording_writer import RecordingWriter, check_limit, create_recording_file
 
-__all__ = ["QUEUE_BYTES_MAX", "Recorder", "record_as_configured"]
+__all__ = ["QUEUE_BYTES_MAX", "Recorder", "record_from_environment"]
 
 QUEUE_BYTES_MAX = 64 << 20
 """Inputs and outputs that wait to be written."""
@@ -199,14 +199,12 @@ class Recorder:
         self.close()
 
 
-def record_as_configured() -> None:
-    """Start the recorder that `$NNFMQ_RECORD` asks for, with `$NNFMQ_RECORD_TENSORS` and `$NNFMQ_RECORD_LIMIT_BYTES`.
+def record_from_environment(path: str) -> None:
+    """Record to `path`, as the variables `NNFMQ_RECORD_TENSORS` and `NNFMQ_RECORD_LIMIT_BYTES` say.
 
     Raises:
-        InvalidArgument: If a setting is not valid.
+        InvalidArgument: If a variable has no valid value.
         OSError: If the file cannot be created.
     """
-    path = settings.RECORD.value()
-    assert path is not None
-    tensors, limit_bytes = settings.RECORD_TENSORS.value(), settings.RECORD_LIMIT_BYTES.value()
-    Recorder.start(path, tensors=tensors == "1", limit_bytes=limit_bytes)
+    tensors, limit_bytes = settings.RECORD_TENSORS.value() == "1", settings.RECORD_LIMIT_BYTES.value()
+    Recorder.start(path, tensors=tensors, limit_bytes=limit_bytes)

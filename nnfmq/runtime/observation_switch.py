@@ -1,4 +1,4 @@
-"""is_observed: whether preparations have to be shown to observers, found out without an import."""
+"""is_observed: whether preparations have to be shown to observers, found out without an import of those."""
 
 from __future__ import annotations
 
@@ -12,5 +12,9 @@ _MODULE = "nnfmq.execution_observers"  # without it nothing can have added an ob
 
 
 def is_observed() -> bool:
-    """Return whether this process may have observers, or its settings ask for some."""
-    return _MODULE in sys.modules or settings.RECORD.value() is not None or settings.TELEMETRY.value() is not None
+    """Return whether this process may have observers, or its settings ask for some.
+
+    Raises:
+        InvalidArgument: If a configuration file is not valid.
+    """
+    return _MODULE in sys.modules or bool(settings.RECORD.value() or settings.TELEMETRY.value())

@@ -1,7 +1,7 @@
 """Observation of preparations, and of what the environment asks for: recordings and telemetry.
 
-`$NNFMQ_RECORD` and `$NNFMQ_TELEMETRY` are read when a process prepares its first model, so that an application may set
-them itself. A forked child reads them again, because it has no observers.
+The settings `NNFMQ_RECORD` and `telemetry` are read when a process prepares its first model, so that an application
+may set them itself. A forked child reads them again, because it has no observers.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ def current_observers() -> tuple[PreparationObserver, ...]:
     """Return the observers of this process; the first time with those that its environment asks for.
 
     Raises:
-        InvalidArgument: If a setting is not valid.
-        OSError: If the file of a setting cannot be created.
+        InvalidArgument: If a variable has no valid value.
+        OSError: If the file of a variable cannot be created.
     """
     if os.getpid() not in _readers:
         _readers.add(os.getpid())
-        if settings.RECORD.value() is not None:
-            from nnfmq.recording.recorder import record_as_configured
+        if recording := settings.RECORD.value():
+            from nnfmq.recording.recorder import record_from_environment
 
-            record_as_configured()
-        if settings.TELEMETRY.value() is not None:
-            from nnfmq.telemetry.telemetry_environment import report_as_configured
+            record_from_environment(recording)
+        if sink := settings.TELEMETRY.value():
+            from nnfmq.telemetry.telemetry_environment import report_from_environment
 
-            report_as_configured()
+            report_from_environment(sink)
     return observers()
 
 

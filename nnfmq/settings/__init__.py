@@ -16,8 +16,6 @@ __all__ = ["Setting", "check_all", "table", "unknown_variables"]  # and the cons
 
 _MIB_MAX = 1 << 40  # sums of it still fit into 8 bytes
 _WINDOW_MAX_US = 10**9
-_BYTES_MAX = 1 << 62
-_INTERVAL_MAX_S = 10**9
 _MIB = integer(0, _MIB_MAX, "MiB")
 _MICROSECONDS = integer(0, _WINDOW_MAX_US, "µs")
 _DIRECTORY = "its folder `nnfmq`"
@@ -67,27 +65,29 @@ BURST_SERVER_POLLING_WINDOW: Setting[int] = Setting(
     "NNFMQ_BURST_SERVER_POLLING_WINDOW", _MICROSECONDS, 50, reader="driver",
     meaning="how long a burst's driver polls for a request before it sleeps",
 )  # fmt: skip
-RECORD: Setting[str | None] = Setting(
-    "NNFMQ_RECORD", PATH, None, reader="client", default_text="nothing is recorded", options="nnfmq record --output",
-    meaning="file to which the executions of a process are recorded; FILE.PID if it exists",
-)  # fmt: skip
-RECORD_TENSORS: Setting[str] = Setting(
-    "NNFMQ_RECORD_TENSORS", choice("0", "1"), "1", reader="client", options="nnfmq record --no-tensors",
-    meaning="0: record without inputs and outputs",
-)  # fmt: skip
-RECORD_LIMIT_BYTES: Setting[int | None] = Setting(
-    "NNFMQ_RECORD_LIMIT_BYTES", integer(4096, _BYTES_MAX, "bytes"), None, reader="client", default_text="no limit",
-    options="nnfmq record --limit-bytes", meaning="size that a recording does not exceed",
-)  # fmt: skip
 TELEMETRY: Setting[str | None] = Setting(
-    "NNFMQ_TELEMETRY", SINK, None, reader="client", default_text="none is written",
-    meaning="file, or collector's socket, to which telemetry is written",
+    "NNFMQ_TELEMETRY", SINK, None, reader="client",
+    meaning="file, or socket of a collector, to which telemetry is written", default_text="none is written",
 )  # fmt: skip
 TELEMETRY_INTERVAL_S: Setting[float] = Setting(
-    "NNFMQ_TELEMETRY_INTERVAL_S", seconds(_INTERVAL_MAX_S), 1.0, reader="client",
-    meaning="the minimum time between two lines of telemetry",
+    "NNFMQ_TELEMETRY_INTERVAL_S", seconds(86_400), 1.0, reader="client",
+    meaning="the least time between two lines of telemetry",
 )  # fmt: skip
 
+RECORD: Setting[str | None] = Setting(
+    "NNFMQ_RECORD", _VARIABLE_PATH, None, reader="client", in_files=False,
+    meaning="file to which the executions of this process are recorded; FILE.PID if it exists",
+    default_text="nothing is recorded", options="nnfmq record -o",
+)  # fmt: skip
+RECORD_TENSORS: Setting[str] = Setting(
+    "NNFMQ_RECORD_TENSORS", choice("0", "1"), "1", reader="client", in_files=False,
+    meaning="0: record without inputs and outputs", options="nnfmq record --no-tensors",
+)  # fmt: skip
+RECORD_LIMIT_BYTES: Setting[int | None] = Setting(
+    "NNFMQ_RECORD_LIMIT_BYTES", integer(4096, 1 << 50, "bytes"), None, reader="client", in_files=False,
+    meaning="size that a recording does not exceed", default_text="no limit",
+    options="nnfmq record --limit-bytes",
+)  # fmt: skip
 CONFIG: Setting[str | None] = Setting(
     CONFIG_VARIABLE, _VARIABLE_PATH, None, reader="client, driver, commands", in_files=False,
     meaning="the only configuration file to read; `/dev/null`: none",

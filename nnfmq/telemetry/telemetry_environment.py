@@ -1,4 +1,4 @@
-"""Telemetry that the settings ask for: `$NNFMQ_TELEMETRY` and `$NNFMQ_TELEMETRY_INTERVAL_S`."""
+"""Telemetry that the settings ask for: `telemetry` and `telemetry_interval_s`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from nnfmq.telemetry.telemetry_callbacks import register
 from nnfmq.telemetry.telemetry_logger import TelemetryLogger
 from nnfmq.telemetry.telemetry_sinks import open_sink
 
-__all__ = ["report_as_configured"]
+__all__ = ["report_from_environment"]
 
 
-def report_as_configured() -> None:
-    """Write the telemetry of this process as the settings ask, until the process exits.
+def report_from_environment(sink: str) -> None:
+    """Write the telemetry of this process to `sink`, a file or `unix:PATH`, until the process exits.
 
     Raises:
-        InvalidArgument: If a setting is not valid.
+        InvalidArgument: If the interval is not allowed.
         OSError: If the file cannot be opened.
     """
-    target = settings.TELEMETRY.value()
-    assert target is not None
-    logger = TelemetryLogger(open_sink(target), settings.TELEMETRY_INTERVAL_S.value())
+    logger = TelemetryLogger(open_sink(sink), settings.TELEMETRY_INTERVAL_S.value())
     atexit.register(logger.close)  # called after that of the registration, which is registered later
     register(logger)

@@ -252,9 +252,9 @@ def test_a_forked_child_has_a_file_of_its_own(daemon: Daemon, path: Path) -> Non
 
 
 BAD_VARIABLES = {
-    "tensors": ({"NNFMQ_RECORD_TENSORS": "yes"}, "$NNFMQ_RECORD_TENSORS is 'yes'; allowed: 0, 1; "),
-    "limit": ({"NNFMQ_RECORD_LIMIT_BYTES": "1G"}, "$NNFMQ_RECORD_LIMIT_BYTES is '1G'; allowed: 4096 to "),
-    "small limit": ({"NNFMQ_RECORD_LIMIT_BYTES": "9"}, "$NNFMQ_RECORD_LIMIT_BYTES is '9'; allowed: 4096 to "),
+    "tensors": ({"NNFMQ_RECORD_TENSORS": "yes"}, "NNFMQ_RECORD_TENSORS is 'yes'; allowed: 0, 1"),
+    "limit": ({"NNFMQ_RECORD_LIMIT_BYTES": "1G"}, "NNFMQ_RECORD_LIMIT_BYTES is '1G'; allowed: 4096 to"),
+    "small limit": ({"NNFMQ_RECORD_LIMIT_BYTES": "9"}, "NNFMQ_RECORD_LIMIT_BYTES is '9'; allowed: 4096 to"),
 }
 
 

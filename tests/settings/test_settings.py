@@ -331,7 +331,7 @@ def test_every_default_that_is_not_a_constant_is_computed_or_described() -> None
 # ---- seconds and sinks ----
 
 
-@pytest.mark.parametrize(("line", "value"), [("2", 2.0), ("2.5", 2.5), ("0", 0.0), ("1e9", 1e9)])
+@pytest.mark.parametrize(("line", "value"), [("2", 2.0), ("2.5", 2.5), ("0", 0.0), ("864e2", 86_400.0)])
 def test_seconds_are_integers_or_floats(
     line: str, value: float, user_file: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,10 +342,10 @@ def test_seconds_are_integers_or_floats(
     assert settings.TELEMETRY_INTERVAL_S.value() == value
 
 
-@pytest.mark.parametrize("line", ["-1", "nan", "inf", "true", "'1'", "1000000001"])
+@pytest.mark.parametrize("line", ["-1", "nan", "inf", "true", "'1'", "86401"])
 def test_a_number_of_seconds_that_is_not_allowed_is_an_error(line: str, user_file: Write) -> None:
     user_file(f"telemetry_interval_s = {line}")
-    with pytest.raises(InvalidArgument, match=r"^telemetry_interval_s in .*; allowed: 0 to 1000000000; "):
+    with pytest.raises(InvalidArgument, match=r"^telemetry_interval_s in .*; allowed: 0 to 86400; "):
         settings.TELEMETRY_INTERVAL_S.value()
 
 
