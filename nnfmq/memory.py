@@ -82,6 +82,29 @@ class Memory(Uncopyable):
             raise
 
     @classmethod
+    def create_sparse(cls, size_bytes: int, label: str) -> Self:
+        """Create zeroed memory as `create` does, whose pages are not allocated yet.
+
+        Call `allocate_pages` with a part of it before you write there: otherwise a write may end the process.
+
+        Raises:
+            InvalidArgument: If `size_bytes` is less than 1.
+            ResourceExhaustedTransient: If no fd is left.
+        """
+        _check_size(size_bytes)
+        memory = cls()
+        try:
+            with _translated_errors(size_bytes):
+                memory._fds.append(os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+                os.ftruncate(memory.fileno(), size_bytes)
+            memory._map(size_bytes)
+            fcntl.fcntl(memory.fileno(), fcntl.F_ADD_SEALS, SHARED_SEALS | fcntl.F_SEAL_SEAL)
+            return memory
+        except BaseException:
+            memory.close()
+            raise
+
+    @classmethod
     def create_constant(cls, size_bytes: int, fill: Callable[[int], object], label: str) -> Self:
         """Create memory that no process can write to. `fill` writes its contents into the fd that it borrows.
 
@@ -313,8 +336,8 @@ def _mapped(fd: int, size_bytes: int, offset: int, may_write: bool) -> tuple[mma
 # ---- new memory ----
 
 
-def allocate_pages(fd: int, size_bytes: int) -> None:
-    """Give a file its size and allocate all its pages.
+def allocate_pages(fd: int, size_bytes: int, offset: int = 0) -> None:
+    """Allocate the pages of `size_bytes` bytes of a file from `offset` on; a shorter file grows.
 
     Raises:
         ResourceExhaustedTransient: If there is not enough memory.
@@ -323,7 +346,7 @@ def allocate_pages(fd: int, size_bytes: int) -> None:
     if size_bytes > _PAGE * os.sysconf("SC_PHYS_PAGES"):
         raise ResourceExhaustedTransient(f"not enough memory for {size_bytes} bytes of shared memory")
     with _translated_errors(size_bytes):
-        os.posix_fallocate(fd, 0, size_bytes)
+        os.posix_fallocate(fd, offset, size_bytes)
 
 
 def _new_memfd(label: str, size_bytes: int) -> int:

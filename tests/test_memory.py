@@ -19,7 +19,15 @@ import pytest
 
 from nnfmq import memory as memory_module
 from nnfmq.hal.errors import InvalidArgument, ProtocolError, ResourceExhaustedTransient
-from nnfmq.memory import CONSTANT_SEALS, F_SEAL_FUTURE_WRITE, Memory, read_from_memfd, sealed_size, write_to_memfd
+from nnfmq.memory import (
+    CONSTANT_SEALS,
+    F_SEAL_FUTURE_WRITE,
+    Memory,
+    allocate_pages,
+    read_from_memfd,
+    sealed_size,
+    write_to_memfd,
+)
 
 RESIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 HUGE_PAGE_BYTES = 2 << 20
@@ -487,3 +495,27 @@ def test_a_body_that_does_not_fit_in_memory_leaves_no_fd_open(monkeypatch: pytes
     with suppress(ResourceExhaustedTransient):
         write_to_memfd(b"x")
     assert mappings_named("nnfmq-body") == 0  # and the leak check of every test looks for the descriptor
+
+
+def test_sparse_memory_takes_pages_when_they_are_allocated() -> None:
+    with Memory.create_sparse(64 << 12, "test") as memory:
+        assert os.fstat(memory.fileno()).st_blocks == 0
+        allocate_pages(memory.fileno(), 2 << 12, 8 << 12)
+        assert os.fstat(memory.fileno()).st_blocks * 512 == 2 << 12
+        memory.view[8 << 12] = 7
+        assert os.fstat(memory.fileno()).st_blocks * 512 == 2 << 12
+        with pytest.raises(PermissionError):
+            os.ftruncate(memory.fileno(), 1 << 12)
+        with Memory.adopt(os.dup(memory.fileno())) as adopted:
+            assert (adopted.size_bytes, adopted.view[8 << 12]) == (64 << 12, 7)
+
+
+def test_sparse_memory_without_an_fd_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EMFILE, "too many")
+
+    monkeypatch.setattr(os, "memfd_create", fail)
+    with pytest.raises(ResourceExhaustedTransient, match="no file descriptor is left"):
+        Memory.create_sparse(4096, "test")
+    with pytest.raises(InvalidArgument):
+        Memory.create_sparse(0, "test")

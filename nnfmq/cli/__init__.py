@@ -27,6 +27,8 @@ COMMANDS = {
     "demo": "classify handwritten digits in a private driver",
     "run": "run a model on a photo or an array; print classes and times",
     "profile": "time each operation of a model beside the machine's peak",
+    "trace": "record an application and its driver on one clock",
+    "why": "explain the slowest requests of a trace",
     "record": "run an application and write its executions to a file",
     "replay": "run recorded executions again and compare them",
     "serve": "run the driver in the foreground",

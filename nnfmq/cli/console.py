@@ -39,6 +39,7 @@ def add_connect_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+_DAY_S = 86_400
 _LARGEST = 2**31 - 1  # of integers among the options
 
 
@@ -68,6 +69,17 @@ def _integer(text: str, least: int) -> int:
     if len(text) > len(str(_LARGEST)) or not least <= int(text) <= _LARGEST:
         raise argparse.ArgumentTypeError(f"{text} is not between {least} and {_LARGEST}")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """Argparse type: a number of seconds above 0, at most a day."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+    if not 0 < value <= _DAY_S:
+        raise argparse.ArgumentTypeError(f"{text} s is not above 0 and at most {_DAY_S} (a day)")
+    return value
 
 
 def open_client(target: str | None) -> Client:

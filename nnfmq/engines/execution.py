@@ -27,6 +27,8 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
 )
 from nnfmq.hal.types import LoopTimeoutDurationNs, Operand, OutputShape, Subgraph, is_scalar
+from nnfmq.observe.trace_core import StepTrace
+from nnfmq.observe.trace_points import TRACING, Recorder
 from nnfmq.operations.signature import NUMPY_TYPES, Shape
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -209,6 +211,10 @@ class DirectWriter(Protocol):
         """The operands that it can write there."""
         ...
 
+    def name_launches(self, names: Callable[[int], str]) -> None:
+        """Record launches in traces under the names that `names` returns for the numbers of their operations."""
+        ...
+
     def write_directly(self, frame: ExecutionFrame, arrays: Mapping[int, Array]) -> None:
         """From the next run on, write those of `direct_outputs` that are in `arrays` there.
 
@@ -226,7 +232,10 @@ class BoundSteps:
     The profiler runs the program's steps itself, on `frame`, and calls `write_outputs` after the last one.
     """
 
-    __slots__ = ("_charge", "_has_run", "_steps", "_write_directly", "frame", "write_outputs")
+    __slots__ = (
+        "_charge", "_has_run", "_step_trace", "_steps", "_trace_names", "_traced_by", "_write_directly", "frame",
+        "write_outputs",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -235,6 +244,7 @@ class BoundSteps:
         write_outputs: OutputWriter,
         write_directly: Callable[[ExecutionFrame], OutputWriter] | None = None,
         charge: Charge | None = None,
+        trace_names: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self.frame = frame
         self._steps = steps
@@ -242,6 +252,11 @@ class BoundSteps:
         self._write_directly = write_directly
         self._has_run = False
         self._charge = charge  # of the operand values, as long as this object exists
+        self._trace_names = trace_names  # of the steps; "" for a step that records its operations itself
+        self._traced_by: Recorder | None = None
+        self._step_trace: StepTrace | None = (
+            None  # in the ring of that; None: all steps record their launches themselves
+        )
 
     def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
         """Execute once: read the inputs, fill the outputs, return the shape of each. Raises as `Program.execute`."""
@@ -249,12 +264,36 @@ class BoundSteps:
         try:
             if self._has_run and self._write_directly is not None:
                 self.write_outputs, self._write_directly = self._write_directly(frame), None
-            run_steps(self._steps, frame, options)
+            if TRACING.recorder is None:
+                run_steps(self._steps, frame, options)
+            else:
+                self._run_recorded(TRACING.recorder, options)
             shapes = self.write_outputs(frame)
             self._has_run = True
             return shapes
         except (MemoryError, RecursionError) as error:
             raise ResourceExhaustedTransient(f"out of memory while executing the model: {error}") from error
+
+    def _run_recorded(self, recorder: Recorder, options: RunOptions) -> None:
+        """Run all steps as `run_steps` does, and record a slice for each that does not record its launches itself."""
+        if self._traced_by is not recorder:
+            self._prepare_recording(recorder)
+        trace, frame = self._step_trace, self.frame
+        if trace is None:
+            run_steps(self._steps, frame, options)
+            return
+        frame[-1] = options
+        end_step = trace.end_step
+        trace.begin()
+        for step in self._steps:
+            if options is not DEFAULT_RUN_OPTIONS:
+                options.check()
+            step(frame)
+            end_step()
+
+    def _prepare_recording(self, recorder: Recorder) -> None:
+        names = self._trace_names() or [f"[NN_LC_PCO]step {number}" for number in range(len(self._steps))]
+        self._step_trace, self._traced_by = recorder.steps(names) if any(names) else None, recorder
 
 
 # -- outputs ----------------------------------------------------------------------------------------------------------

@@ -162,6 +162,9 @@ class Program:
         working_bytes: int,
         has_dynamic_values: bool,
     ) -> None:
+        types = tuple(operation.type for operation in subgraph.operations)
+        ends = [-1 if isinstance(step.function, DirectWriter) else step.last_operation for step in steps]
+        self._trace_names = partial(_trace_names, types, ends)  # not a method: an execution need not keep the program
         self.steps = steps
         self.working_bytes = working_bytes
         self.has_dynamic_values = has_dynamic_values
@@ -171,6 +174,8 @@ class Program:
         functions: list[object] = [step.function for step in steps]
         partitions = [f for f in functions if isinstance(f, DirectWriter)]
         self._has_arena = bool(partitions)
+        for partition in partitions:
+            partition.name_launches(partial(_trace_name, types))
         self._direct_writers = [partition for partition in partitions if partition.direct_outputs]
         self._inputs = tuple(
             InputSpec.of(subgraph, index, index in optional_inputs) for index in subgraph.input_indexes
@@ -221,7 +226,7 @@ class Program:
         frame = self.new_frame()
         self._set_inputs(frame, inputs)
         charge = memory_budget.charge(self.working_bytes)
-        return BoundSteps(frame, self._functions, write_outputs, write_directly, charge)
+        return BoundSteps(frame, self._functions, write_outputs, write_directly, charge, self._trace_names)
 
     def _write_directly(self, outputs: Sequence[Any], frame: ExecutionFrame) -> OutputWriter:
         """Let steps write to `outputs` where that is possible, and return the writer of the others.
@@ -268,6 +273,15 @@ class Program:
             frame[expected.index] = array
         if self.has_dynamic_values:
             frame[LEDGER_SLOT] = memory_budget.FrameLedger()
+
+
+def _trace_name(types: Sequence[OperationType], operation: int) -> str:
+    return f"[NN_LC_PCO]{operation} {types[operation].name}"
+
+
+def _trace_names(types: Sequence[OperationType], operations: Sequence[int]) -> list[str]:
+    """Return the names of steps in traces; "" for a partition (-1), which records its launches."""
+    return ["" if operation < 0 else _trace_name(types, operation) for operation in operations]
 
 
 def _find_match(subgraph: Subgraph, operation: Operation) -> Match | None:

@@ -41,6 +41,7 @@ from nnfmq.hal.summaries import clipped
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import BufferToken, ExecutionConfig, MeasureTiming, Pool, Request, RequestArgument
 from nnfmq.queue import MessageQueue, PeerDeathFlag, PollingWindow
+from nnfmq.runtime import client_trace
 from nnfmq.runtime.array_checks import check_out, no_inputs_error
 from nnfmq.runtime.burst_slots import SlotAllocator
 from nnfmq.runtime.exclusive_use import CLAIM, exclusive
@@ -89,8 +90,7 @@ class Burst(Uncopyable, HasState):
     """
 
     def __init__(self, model: ModelHandle, window_ns: int) -> None:
-        self._model = model
-        self._connection = model.connection
+        self._model, self._connection = model, model.connection
         self._window_ns = window_ns
         self._resources = ExitStack()
         self._claims: dict[int, object] = {}  # see `exclusive_use`
@@ -104,6 +104,7 @@ class Burst(Uncopyable, HasState):
         self._sent_bytes_then = 0  # `_sent_bytes` after it
         self._timing = NO_TIMING
         self._info: ExecutionInfo | None = None  # made of these by `last`
+        self._trace: client_trace.BurstTrace = None
         self._peer_death = PeerDeathFlag()
         self.peer = watcher.DeathRecipients(self._peer_death)
         self._requests, self._results = self._create_queue("nnfmq-requests"), self._create_queue("nnfmq-results")
@@ -173,6 +174,7 @@ class Burst(Uncopyable, HasState):
 
     def _on_configured(self, reply: messages.BurstConfigured) -> None:
         self._burst_id = reply.burst_id
+        self._trace = client_trace.burst_trace(self._connection, reply.burst_id, self._stats.words)
         self._connection.add_burst(reply.burst_id, self)
 
     def get_memories(self, slots: Sequence[int]) -> list[Pool]:
@@ -227,6 +229,8 @@ class Burst(Uncopyable, HasState):
                 raise self._busy_error()
             return self._execute(inputs, out, _IS_MEASURED if measure else 0, timeout)
         finally:
+            if self._trace is not None:
+                self._trace.end()
             try:
                 if claims[CLAIM] is claim:
                     del claims[CLAIM]
@@ -237,6 +241,8 @@ class Burst(Uncopyable, HasState):
         self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None, kind: int, timeout: float | None
     ) -> tuple[Array, ...]:
         self._connection.raise_if_closed()  # in a forked child the burst looks open, but the parent uses its memory
+        if self._trace is not None:
+            self._trace.begin()
         arrays = self._arrays
         if arrays is None:
             self._require_open()
@@ -349,9 +355,13 @@ class Burst(Uncopyable, HasState):
         if not self._requests.send(packet):
             self._in_flight = False
             return None
+        if self._trace is not None:
+            self._trace.sent()
         reply = self._results.receive(deadline_ns, self._window_ns)
         if reply is None:
             raise MissedDeadlineTransient(_TIMED_OUT)
+        if self._trace is not None:
+            self._trace.received()
         self._sent_bytes += len(packet)
         self._received_bytes += len(reply)
         self._in_flight = False
@@ -460,11 +470,8 @@ class Burst(Uncopyable, HasState):
         if stats.sequence != self._sent_bytes_then // len(self._cached_requests[0].packet):
             # These are another execution's: a later one of a call that ended early.
             return ExecutionInfo(latency_ns, latency_ns, 0, 0, self._timing)
-        # The driver can write anything here: limit the values, and use them for display only.
-        driver_ns = min(max(stats.driver_ns, 0), latency_ns)
-        engine_ns = min(max(stats.engine_ns, 0), driver_ns)
         timing = stats.timing if self._timing != NO_TIMING else NO_TIMING  # the packet's is rounded
-        return ExecutionInfo(latency_ns, latency_ns - driver_ns, driver_ns - engine_ns, engine_ns, timing)
+        return ExecutionInfo.within(latency_ns, stats.driver_ns, stats.engine_ns, timing)
 
     def close(self) -> None:
         """Close the burst here and in the driver; waits up to 5 s for an execution in progress. Idempotent."""

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nnfmq import settings
 from nnfmq.channel import Channel
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
@@ -62,6 +63,10 @@ def connect(
     """
     deadline_ns = deadline_after(timeout)
     level_of(interface)  # check it before a driver is started
+    if settings.TRACE.value():
+        from nnfmq.runtime import client_trace
+
+        client_trace.start()
     if embedded and (path is not None or wait):
         raise InvalidArgument("a driver is either listening at `path`, now or soon (`wait`), or embedded, not both")
     if embedded:

@@ -27,7 +27,7 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
     error_for_status,
 )
-from nnfmq.runtime import open_connections
+from nnfmq.runtime import client_trace, open_connections
 from nnfmq.runtime.defaults import INTERFACE, level_of
 from nnfmq.runtime.driver_start import DriverStart
 from nnfmq.runtime.future import Future
@@ -76,9 +76,8 @@ class Connection(Uncopyable):
         self.buffers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """The managed buffers of this connection by token."""
         self._close_reason: str | None = None
-        self._pid = os.getpid()
+        self._pid, self._pidfd = os.getpid(), -1
         self._watches: list[watcher.ReaderHandle] = []
-        self._pidfd = -1
 
     @classmethod
     def open(
@@ -101,8 +100,7 @@ class Connection(Uncopyable):
 
         Args:
             channel: A connected control channel.
-            deadline_ns: End of the wait for the driver's reply on the monotonic clock, also of a wait by the first
-                call; None = no limit.
+            deadline_ns: End of every wait for the driver's reply, on the monotonic clock; None = no limit.
             process: The pid of an embedded driver. Its exit is then noticed even if another process still has a copy
                 of its socket.
             interface: An interface version, from "HIDL 1.0" to "AIDL v4".
@@ -123,8 +121,8 @@ class Connection(Uncopyable):
             connection._watches.append(reader)
             if process is not None:
                 connection._pidfd = os.pidfd_open(process)
-                reader = watcher.add_reader(connection._pidfd, lambda: connection._end(_DRIVER_EXITED))
-                connection._watches.append(reader)
+                on_exit = partial(connection._end, _DRIVER_EXITED)
+                connection._watches.append(watcher.add_reader(connection._pidfd, on_exit))
             hello = messages.Hello(control_protocol.PROTOCOL, interface, f"pid {os.getpid()}")
             # Sending fails if the driver has rejected the client already; its reply then contains the reason.
             with contextlib.suppress(DeadObject, ProtocolError):
@@ -214,6 +212,7 @@ class Connection(Uncopyable):
         self.wait_until_ready(deadline_ns)
         key = ReplyKey(message.call, reply_type)
         future: Future[CallT] = Future()
+        begin_ns = time.monotonic_ns()
         self._register(key, PendingCall(future, on_reply, on_fds))
         try:
             self._send(message, fds, deadline_ns)
@@ -225,6 +224,7 @@ class Connection(Uncopyable):
             reply = future.result(None)
         finally:
             self._pending_calls.pop(key, None)
+            client_trace.record_call(self, message, begin_ns)
         assert isinstance(reply, reply_type)
         return reply
 
@@ -398,6 +398,7 @@ class Connection(Uncopyable):
         message = control_protocol.decode(frame.data, sender=PeerRole.DRIVER, fds=fd_count)
         self._connection_state.process_message(message, PeerRole.DRIVER)
         if isinstance(message, messages.HelloReply):
+            client_trace.trace_worker(self, message.worker_pid)
             self._driver_start.set_reply(message)
         elif isinstance(message, messages.Refused):
             status = message.status or ErrorStatus.GENERAL_FAILURE

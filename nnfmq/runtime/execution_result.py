@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from nnfmq.hal.timing import NO_TIMING, Timing
 from nnfmq.hal.types import OutputShape
@@ -31,3 +31,13 @@ class ExecutionInfo:
     driver_ns: int
     engine_ns: int
     timing: Timing = NO_TIMING
+
+    @classmethod
+    def within(cls, latency_ns: int, driver_ns: int, engine_ns: int, timing: Timing) -> Self:
+        """Return the durations of an execution whose driver reports its time, and that of the engine.
+
+        The driver can report anything: its values are limited to what is possible.
+        """
+        driver_ns = min(max(driver_ns, 0), latency_ns)
+        engine_ns = min(max(engine_ns, 0), driver_ns)
+        return cls(latency_ns, latency_ns - driver_ns, driver_ns - engine_ns, engine_ns, timing)

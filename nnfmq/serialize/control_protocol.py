@@ -33,6 +33,7 @@ from nnfmq.serialize.messages import (
     CreateExecution,
     DeviceCapabilities,
     DeviceList,
+    DriverTraced,
     Execute,
     ExecuteAidlBurst,
     ExecuteAsynchronously,
@@ -68,7 +69,9 @@ from nnfmq.serialize.messages import (
     RunExecution,
     RunExecutionFenced,
     SetDeviceStatus,
+    StartTrace,
     SupportedOperations,
+    TraceDriver,
 )  # fmt: skip
 from nnfmq.serialize.messages.common import U63
 from nnfmq.serialize.model_size import DECODED_BYTES_PER_BYTE
@@ -130,6 +133,8 @@ REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
     CopyFrom: (Reply,),
     CopyTo: (Reply,),
     ReleaseBuffer: (Reply,),
+    StartTrace: (Reply,),
+    TraceDriver: (DriverTraced,),
     GetMemories: (Memories,),
 }
 # Messages that may come any number of times while this reply is the only one of a call that has not arrived.
@@ -176,6 +181,8 @@ FD_COUNTS: dict[type[Message], int | str] = {
     FencedLaunched: "fence_count",
     CreateExecution: "memories",
     RunExecutionFenced: "fence_count",
+    StartTrace: 1,
+    DriverTraced: "fd_count",
 }
 
 

@@ -37,6 +37,7 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.hal.timing import NO_TIMING, Timing
 from nnfmq.hal.types import MeasureTiming
+from nnfmq.observe.trace_points import TRACING, recorded
 from nnfmq.queue import NOT_EMPTY, MessageQueue, PeerDeathFlag, PollingWindow
 from nnfmq.serialize.burst_deadline import DeadlineWord, is_marked
 from nnfmq.serialize.codec import decode_request, encode_result
@@ -55,6 +56,7 @@ from nnfmq.service.error_translation import RECOVERABLE_ERRORS
 from nnfmq.service.execution_order import ClientOrder
 from nnfmq.service.memory_quota import ReceivedMemory
 from nnfmq.service.private_memory_limit import STACK_BYTES, add_to_limit
+from nnfmq.service.worker_trace import WORKER_TRACE
 
 RING_BYTES_MAX = 1 << 20  # limits what is copied and decoded: a packet can fill the ring
 _NONE = ErrorStatus.NONE  # an enum's attribute costs more than a record through the ring
@@ -107,6 +109,7 @@ class BurstServer:
         self._sequence = 0
         self._cached: CachedExecution | None = None
         self.last_failure = LastFailure()
+        self.trace_base = 0  # of the ids of its requests in traces
         self._peer_death = PeerDeathFlag()
         self.peer = watcher.DeathRecipients(self._peer_death)
         self._thread = threading.Thread(target=self._listen, name="nnfmq-burst", daemon=True)
@@ -217,6 +220,8 @@ class BurstServer:
         if packet is not None:
             try:
                 self._handle(packet, monotonic_ns())
+                if WORKER_TRACE.switch[0] or TRACING.recorder is not None:  # after the reply
+                    WORKER_TRACE.note_request(self.trace_base, self._stats.words)
             finally:
                 if self._order is not None and self._order.has_chosen:
                     self._order.wake_next()
@@ -293,7 +298,8 @@ class BurstServer:
         return request
 
     def _bind(self, packet: bytes, request: RequestPacket) -> CachedExecution:
-        version, bound = self._executor.bind(request)
+        with recorded("[NN_LD_PIO]bind", self.trace_base | self._sequence % (1 << 24)):
+            version, bound = self._executor.bind(request)
         if is_marked(packet):
             bound = DeadlineExecution(bound, self._deadline)
         execution = CachedExecution(packet, version, request.measure is MeasureTiming.YES, bound)

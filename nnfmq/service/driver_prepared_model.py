@@ -30,6 +30,7 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.hal.timing import NO_TIMING, Timing, from_limit_field
 from nnfmq.hal.types import ExecutionConfig, MeasureTiming, Model, OutputShape, Priority, Request
+from nnfmq.observe.trace_points import TRACING
 from nnfmq.service.constant_overlap import ConstantRange, require_no_constant_overlap
 from nnfmq.service.device_status import ALWAYS_AVAILABLE, UNAVAILABLE_MESSAGE, require_available
 from nnfmq.service.error_translation import RECOVERABLE_ERRORS, errors_to_status
@@ -255,6 +256,8 @@ def run_bound(
             shapes = execution.run(options)
     except NnfmqError as error:
         return error_reply(error)
+    if TRACING.recorder is not None:
+        TRACING.recorder.slice("[NN_LC_PE]engine", execution.engine_begin_ns, execution.engine_end_ns)
     if measure is not MeasureTiming.YES:
         return ExecutionReply(ErrorStatus.NONE, shapes)
     timing = Timing(execution.engine_end_ns - execution.engine_begin_ns, monotonic_ns() - received_ns)

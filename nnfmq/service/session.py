@@ -56,6 +56,7 @@ from nnfmq.service.handlers import (
     fenced_calls,
     model_calls,
     reusable_calls,
+    trace_calls,
 )
 from nnfmq.service.handlers.base import BlockingHandler
 from nnfmq.service.handshake import check_hello
@@ -64,6 +65,7 @@ from nnfmq.service.memory_quota import MemoryQuota, QuotaCharge
 from nnfmq.service.memory_shares import MemoryShare
 from nnfmq.service.private_memory_limit import limit_private_memory
 from nnfmq.service.session_context import SessionContext
+from nnfmq.service.worker_trace import WORKER_TRACE, recorded_call
 
 IDLE_TRIM_MS = 2000
 _TRIM_SOON_MS = 200  # until whoever has asked for it has dropped its last reference
@@ -241,7 +243,7 @@ class Session(SessionContext):
     ) -> bool:
         """Handle a call; return whether it stays open."""
         try:
-            with closing(charge):
+            with closing(charge), recorded_call(message):
                 return handler.run(self, message, fds, received_ns) is True
         except DeadObject:
             raise
@@ -272,6 +274,7 @@ class Session(SessionContext):
             self.stop()
             return
         self.interface = InterfaceVersion(interface_level(message.interface))
+        WORKER_TRACE.label = f"driver of {message.client_name}"
         worker_pid = os.getpid()
         driver_pid = self.options.supervisor_pid or worker_pid
         self.send(
@@ -295,6 +298,7 @@ _HANDLERS: dict[type[messages.Message], Callable[[Session, Any, list[int]], None
     **burst_calls.HANDLERS,
     **aidl_burst_calls.HANDLERS,
     **buffer_calls.HANDLERS,
+    **trace_calls.HANDLERS,
 }
 
 

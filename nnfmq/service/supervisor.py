@@ -216,13 +216,15 @@ def _prepare_workers(
     from nnfmq.service.core_shares import CoreShares
     from nnfmq.service.memory_quota import total_limit_bytes
     from nnfmq.service.memory_shares import MemoryShares
+    from nnfmq.service.trace_area import TraceArea
     from nnfmq.service.worker_processes import WorkerProcesses
 
     worker.preload()
     setup = worker.WorkerSetup(entries, installation.installed_plugins(), options)
     shares = stack.enter_context(MemoryShares(total_limit_bytes(), CLIENTS_MAX))
     cores = stack.enter_context(CoreShares(CLIENTS_MAX))
-    workers = WorkerProcesses(loop, status, shares, cores, setup)
+    traces = stack.enter_context(TraceArea(CLIENTS_MAX))
+    workers = WorkerProcesses(loop, status, shares, cores, traces, setup)
     with contextlib.suppress(OSError, ValueError):  # each client takes several fds
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

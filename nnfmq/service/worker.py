@@ -27,6 +27,7 @@ from nnfmq.service.driver_options import DriverOptions
 from nnfmq.service.execution_order import ClientOrder
 from nnfmq.service.memory_shares import MemoryShare
 from nnfmq.service.session import run_session
+from nnfmq.service.worker_trace import WORKER_TRACE
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -42,6 +43,7 @@ class WorkerFds(NamedTuple):
         status: The memory of the devices' status, STATUS_PAGE_BYTES.
         shares: The memory of `MemoryShares`.
         core_shares: The memory of `CoreShares`.
+        trace: The memory of `TraceArea`.
         shared_cache: The connection to the supervisor's shared program cache.
         compile_relay: The connection over which the supervisor takes requests for compile processes.
     """
@@ -50,6 +52,7 @@ class WorkerFds(NamedTuple):
     status: int
     shares: int
     core_shares: int
+    trace: int
     shared_cache: int
     compile_relay: int
 
@@ -95,4 +98,5 @@ def main(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup) -> NoRetur
     assert setup.options.supervisor_pid is not None  # this is not the embedded driver
     turns = CoreTurns(Memory.adopt(fds.core_shares), slot, setup.options.supervisor_pid)
     divide_cores(turns.division)
+    WORKER_TRACE.use_area(Memory.adopt(fds.trace), slot)
     run_session(Channel.adopt(fds.control), "nnfmq", devices, setup.options, hello, share, ClientOrder(turns))

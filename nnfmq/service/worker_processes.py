@@ -33,6 +33,7 @@ from nnfmq.service.device_status import end_changes
 from nnfmq.service.event_loop import EventLoop
 from nnfmq.service.memory_shares import MemoryShares
 from nnfmq.service.pending_clients import reject
+from nnfmq.service.trace_area import TraceArea
 from nnfmq.service.worker import WorkerFds, WorkerSetup
 
 __all__ = ["WorkerProcesses"]
@@ -56,17 +57,24 @@ class _Worker:
 class WorkerProcesses:
     """The workers of one supervisor. Used by one thread, which must be the only one of its process.
 
-    Borrows `status`, the memory of the devices' status, `shares`, what each client has of the driver's memory, and
-    `cores`, what it has of the cores. All workers map all three.
+    Borrows `status`, the memory of the devices' status, `shares`, what each client has of the driver's memory, `cores`,
+    what it has of the cores, and `traces`, where workers record what they do. All workers map all four.
     """
 
     def __init__(
-        self, loop: EventLoop, status: Memory, shares: MemoryShares, cores: CoreShares, setup: WorkerSetup
+        self,
+        loop: EventLoop,
+        status: Memory,
+        shares: MemoryShares,
+        cores: CoreShares,
+        traces: TraceArea,
+        setup: WorkerSetup,
     ) -> None:
         self._loop = loop
         self._status = status
         self._shares = shares
         self._cores = cores
+        self._traces = traces
         self._setup = setup
         self._compile_relay = CompileRelay(loop)
         self._shared_cache = SharedCacheServer(program_cache.cache_limit_bytes())
@@ -107,8 +115,9 @@ class WorkerProcesses:
             worker_ends.callback(os.close, compile_fd)
             slot = self._shares.take()
             undo.callback(self._shares.release, slot)
-            shared = (self._status.fileno(), self._shares.memory.fileno(), self._cores.memory.fileno())
-            fds = WorkerFds(control_fd, *shared, cache_fd, compile_fd)
+            memories = (self._shares.memory, self._cores.memory, self._traces.memory)
+            shares, cores, traces = (memory.fileno() for memory in memories)
+            fds = WorkerFds(control_fd, self._status.fileno(), shares, cores, traces, cache_fd, compile_fd)
             # Without a supervisor nobody would end the worker if it is stopped and its client exits.
             process = fork_child(
                 partial(worker.main, hello, fds, slot, self._setup), fds, at_parent_exit=signal.SIGCONT
@@ -176,6 +185,7 @@ class WorkerProcesses:
         self._close_cache_link(ended)
         self._close_compile_link(ended)
         end_changes(self._status.view, ended.process.pid)
+        self._traces.release(ended.slot)
         self._cores.release(ended.slot)  # first: another worker may get the slot from then on
         self._shares.release(ended.slot)
         status = ended.process.reap()

@@ -74,6 +74,11 @@ TELEMETRY_INTERVAL_S: Setting[float] = Setting(
     meaning="the least time between two lines of telemetry",
 )  # fmt: skip
 
+TRACE: Setting[str | None] = Setting(
+    "NNFMQ_TRACE", _VARIABLE_PATH._replace(allowed="any path, in which %p is the pid, or `socket:PATH`"), None,
+    reader="client", in_files=False, meaning="file to which the trace of this process is written when it exits",
+    default_text="no trace", options="nnfmq trace -o",
+)  # fmt: skip
 RECORD: Setting[str | None] = Setting(
     "NNFMQ_RECORD", _VARIABLE_PATH, None, reader="client", in_files=False,
     meaning="file to which the executions of this process are recorded; FILE.PID if it exists",

@@ -84,7 +84,7 @@ static void run_once(nnfmq_pool *pool, int64_t run) {
         before[n] = works[n];
         launches[n] = (nnfmq_launch){add, &works[n], 1 + (run * LAUNCHES + n) % ITEMS, (run + n) % 3};
     }
-    nnfmq_pool_run(pool, divided(run), launches, 0, LAUNCHES, scratch, 64);
+    nnfmq_pool_run(pool, divided(run), launches, 0, LAUNCHES, scratch, 64, NULL);
     for (int64_t n = 0; n < LAUNCHES; n++)
         check(run, n, launches[n].items, &before[n]);
 }

@@ -25,7 +25,7 @@ cdef extern from "_thread_pool.h" nogil:
     const int NNFMQ_POOL_MAX_WORKERS
     nnfmq_pool *nnfmq_pool_new()
     void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_core_division *division, const nnfmq_launch *launches,
-                        int64_t first, int64_t last, char *scratch, int64_t stride)
+                        int64_t first, int64_t last, char *scratch, int64_t stride, int64_t *times)
     void nnfmq_pool_work(nnfmq_pool *pool, int64_t me)
     void nnfmq_pool_stop(nnfmq_pool *pool)
 
@@ -77,18 +77,21 @@ cdef class LaunchCore:
             <const uint64_t *>busy, <const uint64_t *>claims, count // 8, (<uint8_t *>busy) + own, cores
         )
 
-    def run(self, uintptr_t launches, int64_t first, int64_t last, uintptr_t scratch, int64_t stride):
+    def run(self, uintptr_t launches, int64_t first, int64_t last, uintptr_t scratch, int64_t stride,
+            uintptr_t times=0):
         """Run launch records together with the workers. Blocks, without the GIL. One caller at a time."""
         cdef const nnfmq_core_division *division = &self.division if self.division.words else NULL
         with nogil:
             self.pool.is_repeated = monotonic_ns() - self.ended_ns < REPEATED_NS
-            nnfmq_pool_run(self.pool, division, <const nnfmq_launch *>launches, first, last, <char *>scratch, stride)
+            nnfmq_pool_run(self.pool, division, <const nnfmq_launch *>launches, first, last, <char *>scratch, stride,
+                           <int64_t *>times)
             self.ended_ns = monotonic_ns()
 
-    def run_serially(self, uintptr_t launches, int64_t first, int64_t last, uintptr_t scratch):
+    def run_serially(self, uintptr_t launches, int64_t first, int64_t last, uintptr_t scratch, uintptr_t times=0):
         """Run launch records on the calling thread. Blocks, without the GIL. Any number of callers."""
         with nogil:
-            nnfmq_pool_run(NULL, NULL, <const nnfmq_launch *>launches, first, last, <char *>scratch, 0)
+            nnfmq_pool_run(NULL, NULL, <const nnfmq_launch *>launches, first, last, <char *>scratch, 0,
+                           <int64_t *>times)
 
     def work(self, int64_t number):
         """Be worker `number` until `stop` is called. Blocks, without the GIL."""

@@ -7,6 +7,7 @@ has them.
 from __future__ import annotations
 
 import ctypes
+from time import monotonic_ns
 
 __all__ = ["MAX_WORKERS", "LaunchCore"]
 
@@ -39,20 +40,26 @@ class LaunchCore:
             ValueError: `own` or `count` is not possible.
         """
 
-    def run(self, launches: int, first: int, last: int, scratch: int, stride: int) -> None:
+    def run(self, launches: int, first: int, last: int, scratch: int, stride: int, times: int = 0) -> None:
         """Run the launch records from `first` to before `last` of those at address `launches`, with the workers.
 
         Blocks, without the GIL. One caller at a time. `scratch` is the address of a buffer of `stride` bytes for each
-        thread.
+        thread. Unless `times` is 0, it is the address of an i64 for each launch and one more: the first becomes the
+        time before launch 0, and those after it become the times after the launches (CLOCK_MONOTONIC, ns).
         """
-        self.run_serially(launches, first, last, scratch)
+        self.run_serially(launches, first, last, scratch, times)
 
-    def run_serially(self, launches: int, first: int, last: int, scratch: int) -> None:
+    def run_serially(self, launches: int, first: int, last: int, scratch: int, times: int = 0) -> None:
         """Run launch records on the calling thread. Blocks, without the GIL. Any number of callers."""
+        stamps = (ctypes.c_int64 * (last + 1)).from_address(times) if times else None
+        if stamps is not None and not first:
+            stamps[0] = monotonic_ns()
         words = (ctypes.c_int64 * (_RECORD_WORDS * last)).from_address(launches)
         for start in range(_RECORD_WORDS * first, _RECORD_WORDS * last, _RECORD_WORDS):
             kernel, args, items, _ = words[start : start + _RECORD_WORDS]
             _KERNEL(kernel)(args, 0, items, scratch)
+            if stamps is not None:
+                stamps[start // _RECORD_WORDS + 1] = monotonic_ns()
 
     def work(self, number: int) -> None:
         """Be worker `number` until `stop` is called. Blocks, without the GIL.

@@ -48,6 +48,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../../_float_mode.h"
@@ -325,10 +326,17 @@ static inline int64_t nnfmq_pool_use(nnfmq_pool *pool, int64_t threads, int64_t 
     return threads;
 }
 
+static inline int64_t nnfmq_pool_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
 /* Runs the launches from `first` to before `last`. `scratch` has a buffer of `stride` bytes for each thread. Without a
- * pool (NULL) or workers this thread computes everything. `division` may be NULL: no other process counts. */
+ * pool (NULL) or workers this thread computes everything. `division` may be NULL: no other process counts. Unless `times`
+ * is NULL, times[0] becomes the time before launch 0, and times[n + 1] that after launch n (CLOCK_MONOTONIC, ns). */
 static inline void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_core_division *division, const nnfmq_launch *launches,
-                                  int64_t first, int64_t last, char *scratch, int64_t stride) {
+                                  int64_t first, int64_t last, char *scratch, int64_t stride, int64_t *times) {
     const int64_t most = pool ? pool->workers + 1 : 1;
     const uint64_t float_mode = nnfmq_flush_subnormals();
     int64_t threads = 0; /* of the last launch */
@@ -338,6 +346,8 @@ static inline void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_core_division *d
         pool->scratch = scratch;
         pool->stride = stride;
     }
+    if (times && !first)
+        times[0] = nnfmq_pool_now();
     for (const nnfmq_launch *launch = launches + first; launch < launches + last; launch++) {
         if (most > 1)
             threads = nnfmq_pool_use(pool, nnfmq_pool_share(division, most), threads);
@@ -345,6 +355,8 @@ static inline void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_core_division *d
             nnfmq_pool_launch(pool, launch, threads);
         else
             launch->kernel(launch->args, 0, launch->items, scratch);
+        if (times)
+            times[launch - launches + 1] = nnfmq_pool_now();
     }
     if (most > 1)
         atomic_store_explicit(&pool->active, 0, memory_order_relaxed);

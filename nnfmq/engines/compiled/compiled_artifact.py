@@ -35,6 +35,7 @@ class _StoredLaunch(msgspec.Struct, frozen=True, array_like=True):
     arg_count: int
     work_items: int
     parallelism: Parallelism
+    operation: int
 
 
 class _StoredOutput(msgspec.Struct, frozen=True, array_like=True):
@@ -63,7 +64,9 @@ class _StoredPartition(msgspec.Struct, frozen=True, array_like=True):
         return cls(
             first,
             last,
-            tuple(_StoredLaunch(p.function, p.arg_count, p.work_items, p.parallelism) for p in plan.launches),
+            tuple(
+                _StoredLaunch(p.function, p.arg_count, p.work_items, p.parallelism, p.operation) for p in plan.launches
+            ),
             plan.inputs,
             tuple(_StoredOutput(index, offset, spec.dtype.str, spec.shape) for index, offset, spec in plan.outputs),
             plan.direct_outputs,
@@ -75,7 +78,9 @@ class _StoredPartition(msgspec.Struct, frozen=True, array_like=True):
 
     def plan(self) -> PartitionPlan:
         return PartitionPlan(
-            tuple(PlannedLaunch(p.function, p.arg_count, p.work_items, p.parallelism) for p in self.launches),
+            tuple(
+                PlannedLaunch(p.function, p.arg_count, p.work_items, p.parallelism, p.operation) for p in self.launches
+            ),
             self.inputs,
             tuple((o.index, o.offset, ArraySpec(np.dtype(o.dtype), o.shape)) for o in self.outputs),
             self.direct_outputs,

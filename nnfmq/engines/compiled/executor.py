@@ -19,6 +19,7 @@ from nnfmq.engines.compiled.memory_plan import ALIGNMENT, FIRST_INPUT_BASE, Allo
 from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, ThreadPool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, ExecutionFrame, RunOptions
+from nnfmq.observe.trace_points import TRACING, Recorder
 from nnfmq.operations.signature import Array
 
 __all__ = ["CompiledPartition"]
@@ -36,6 +37,9 @@ class CompiledPartition:
         self._functions = [code.address(launch.function) for launch in plan.launches]
         self.launch_count = len(plan.launches)
         self._free_contexts: list[ExecutionContext] = []
+        self._trace_names: Callable[[int], str] | None = None
+        self._traced_by: Recorder | None = None
+        self._name_ids = b""  # of the operations of all launches, in the ring of `_traced_by`
         fits = memory_budget.charge(self.context_bytes)  # a model that can never run is rejected when it is prepared
         if fits is not None:
             fits.close()
@@ -51,13 +55,28 @@ class CompiledPartition:
             acquired = frame[self._slot] = _AcquiredContext(self, self.acquire())
         context = acquired.context
         records = context.relocated_records(frame)
+        recorder = TRACING.recorder
+        times = 0 if recorder is None else context.times_address or context.allocate_times()
         if frame[-1] is DEFAULT_RUN_OPTIONS:
-            self._pool.run(records, 0, self.launch_count, context.scratch, self.plan.scratch_bytes)
+            self._pool.run(records, 0, self.launch_count, context.scratch, self.plan.scratch_bytes, times)
         else:
-            self._run_with_checks(records, context, frame[-1])
+            self._run_with_checks(records, context, frame[-1], times)
+        if recorder is not None:
+            if self._traced_by is not recorder:
+                self._add_trace_names(recorder)
+            recorder.ring.launches(self._name_ids, context.times)
         self.publish_outputs(frame)
 
-    def _run_with_checks(self, records: int, context: ExecutionContext, options: RunOptions) -> None:
+    def name_launches(self, names: Callable[[int], str]) -> None:
+        """Let the launches have the names of their operations in traces; `names` returns that of a number."""
+        self._trace_names = names
+
+    def _add_trace_names(self, recorder: Recorder) -> None:
+        names = self._trace_names or "[NN_LC_PCO]operation {}".format
+        ids = recorder.ids_of(names(launch.operation) for launch in self.plan.launches)
+        self._name_ids, self._traced_by = ids, recorder
+
+    def _run_with_checks(self, records: int, context: ExecutionContext, options: RunOptions, times: int) -> None:
         """Run all launches; check the options before a launch if `_CHECK_PERIOD_NS` have passed since the last check.
 
         How many launches that is follows from the last run: a check costs as much as a small launch.
@@ -66,7 +85,8 @@ class CompiledPartition:
         begin_ns = time.monotonic_ns()
         for first in range(0, last, context.launches_per_check):
             options.check()
-            run(records, first, min(first + context.launches_per_check, last), context.scratch, self.plan.scratch_bytes)
+            end = min(first + context.launches_per_check, last)
+            run(records, first, end, context.scratch, self.plan.scratch_bytes, times)
         elapsed_ns = max(time.monotonic_ns() - begin_ns, 1)
         context.launches_per_check = max(1, last * _CHECK_PERIOD_NS // elapsed_ns)
 
@@ -193,11 +213,19 @@ class ExecutionContext:
         self._records = partition.launch_records(self._args.ctypes.data)
         self._records_address = int(self._records.ctypes.data)
         self.launches_per_check = 1  # until a run has shown how long the launches take
+        self.times = memoryview(b"")  # before and after each launch of the last run (i64), if it is traced
+        self.times_address = 0
         self.forget_arrays()
 
     def view(self, offset: int, spec: ArraySpec) -> Array:
         """Return a part of the arena as an array."""
         return self._arena[offset : offset + spec.bytes].view(spec.dtype).reshape(spec.shape)
+
+    def allocate_times(self) -> int:
+        """Give `times` a place for each launch and one more, and return its address."""
+        times = np.zeros(len(self._plan.launches) + 1, np.int64)
+        self.times, self.times_address = times.data, int(times.ctypes.data)
+        return self.times_address
 
     def forget_arrays(self) -> None:
         """Drop the references to inputs, and the addresses of direct outputs: both may be a client's memory."""

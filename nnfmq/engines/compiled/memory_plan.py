@@ -131,12 +131,13 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLaunch:
-    """A launch without addresses: symbol name, number of arguments, work items and parallelism."""
+    """A launch without addresses: symbol, number of arguments, work items, parallelism, number of its operation."""
 
     function: str
     arg_count: int
     work_items: int
     parallelism: Parallelism
+    operation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +222,7 @@ def plan_partition(
 
 def _planned_launch(launch: PartitionLaunch, parallelism: Parallelism) -> PlannedLaunch:
     arg_count = len(launch.inputs) + len(launch.outputs) + len(launch.constants)
-    return PlannedLaunch(symbol_name(launch.kernel), arg_count, launch.kernel.work_items, parallelism)
+    return PlannedLaunch(symbol_name(launch.kernel), arg_count, launch.kernel.work_items, parallelism, launch.operation)
 
 
 def _choose_parallelism(launches: Sequence[PartitionLaunch]) -> list[Parallelism]:

@@ -122,19 +122,20 @@ class ThreadPool:
         self._forget_threads()
         _pools.add(self)
 
-    def run(self, records: int, first: int, last: int, scratch: int, stride: int) -> None:
+    def run(self, records: int, first: int, last: int, scratch: int, stride: int, times: int = 0) -> None:
         """Run the launch records from `first` to before `last` of those at address `records`.
 
         Blocks, without holding the GIL. `scratch` is the address of `scratch_slots` buffers of `stride` bytes. While
-        another thread runs launches with the pool, this thread computes alone.
+        another thread runs launches with the pool, this thread computes alone. `times`, unless it is 0, is where the
+        time before launch 0 and after each launch goes (`_pypool.LaunchCore.run`).
         """
         if not self.worker_count or not self._in_use.acquire(blocking=False):
-            self._core.run_serially(records, first, last, scratch)
+            self._core.run_serially(records, first, last, scratch, times)
             return
         try:
             if not self._threads:
                 self._start()
-            self._core.run(records, first, last, scratch, stride)
+            self._core.run(records, first, last, scratch, stride, times)
         finally:
             self._in_use.release()
 

@@ -14,3 +14,4 @@ from nnfmq.serialize.messages.common import *  # noqa: F403
 from nnfmq.serialize.messages.device_messages import *  # noqa: F403
 from nnfmq.serialize.messages.execution_messages import *  # noqa: F403
 from nnfmq.serialize.messages.model_messages import *  # noqa: F403
+from nnfmq.serialize.messages.trace_messages import *  # noqa: F403

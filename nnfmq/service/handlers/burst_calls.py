@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
     error_for_status,
 )
+from nnfmq.observe.trace_layout import request_base
 from nnfmq.queue import Grantor, MessageQueue, MQDescriptor
 from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.serialize.datum import DATUM_BYTES
@@ -140,6 +142,7 @@ def _configure(context: SessionContext, message: ConfigureBurst, fds: list[int],
         burst_id = context.bursts.next_id()
         callback = _ClientCallback(context, burst_id)
         server = BurstServer.create(callback, requests, results, prepared)
+        server.trace_base = request_base(os.getpid(), burst_id)
         undo.pop_all()
     context.bursts.insert(_QueueBurst(server, callback), burst_id)
     context.send(BurstConfigured(message.call, ErrorStatus.NONE, "", burst_id))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -365,6 +366,21 @@ def test_a_core_runs_the_records_of_a_range(kernels: LoadedCode) -> None:
         records = np.array([[kernels.address("count"), count.ctypes.data, 8, 0] for count in counts], np.int64)
         thread_pool.load(name).LaunchCore().run(records.ctypes.data, 1, 3, 0, 0)
         assert [int(count.sum()) for count in counts] == [0, 8, 8, 0]
+
+
+def test_a_core_notes_the_times_before_and_after_each_launch(kernels: LoadedCode) -> None:
+    for name in thread_pool.available():
+        counts = [np.zeros(8, np.int64) for _ in range(4)]
+        records = np.array([[kernels.address("count"), count.ctypes.data, 8, 0] for count in counts], np.int64)
+        core, times = thread_pool.load(name).LaunchCore(), np.zeros(5, np.int64)
+        begin_ns = time.monotonic_ns()
+        core.run(records.ctypes.data, 0, 2, 0, 0, times.ctypes.data)
+        middle = times.copy()
+        core.run_serially(records.ctypes.data, 2, 4, 0, times.ctypes.data)
+        assert begin_ns <= middle[0] <= middle[1] <= middle[2]
+        assert (middle[3:] == 0).all()
+        assert (times[:3] == middle[:3]).all()
+        assert times[2] <= times[3] <= times[4] <= time.monotonic_ns()
 
 
 def test_impossible_workers_are_rejected() -> None:

@@ -65,7 +65,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "conformance": ("runtime", "engines", "validation", "operations", "memory", "fence", "hal"),
     "compat": ("runtime", "importers", "hal"),
     "cli": (EVERYTHING,),
-    "observe": (),
+    "observe": ("core_selection",),
 }
 """Part → what it may import beside itself and `observe`, which everyone may."""
 
@@ -85,8 +85,15 @@ DOORS: dict[str, tuple[str, ...]] = {
     ),
     "llvmlite": ("engines.compiled",),
     "multiprocess": (),
-    # The embedded driver, modules that measure or test in child processes, and the command that is recorded.
-    "subprocess": ("runtime.embedded_driver", "runtime.client", "cli.queue_bench", "cli.record", "conformance.runner"),
+    # The embedded driver, modules that measure or test in child processes, and commands that run an application.
+    "subprocess": (
+        "runtime.embedded_driver",
+        "runtime.client",
+        "cli.queue_bench",
+        "cli.record",
+        "cli.trace_collection",
+        "conformance.runner",
+    ),
     "multiprocessing": (),
     "pickle": (),
     "dill": (),
@@ -118,6 +125,7 @@ CALLS: dict[str, tuple[str, ...]] = {
         "cli.record",
         "core_selection",
         "cli.console",
+        "cli.trace_collection",
     ),
     "getenv": (),
 }

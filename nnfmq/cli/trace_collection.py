@@ -1,0 +1,239 @@
+"""Collecting traces: of a command and all processes that it starts, or of a running driver.
+
+The rings are memory of the processes that are traced. They are read every 20 ms, so that a long trace loses nothing,
+and once more at the end: the memory of a process that was killed still has what it recorded.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nnfmq import settings
+from nnfmq.channel import NO_WAIT, Channel, Listener
+from nnfmq.hal.errors import InvalidArgument, MissedDeadlineTransient, NnfmqError
+from nnfmq.hal.types import Protection
+from nnfmq.memory import Memory
+from nnfmq.observe.trace_model import RingReader, Trace, merged
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.client import Client
+
+__all__ = ["WorkerRings", "read_file", "trace_command", "trace_driver", "traced_driver"]
+
+_PERIOD_MS = 20
+_CALL_TIMEOUT_NS = 10_000_000_000
+
+
+def read_file(path: Path) -> Trace:
+    """Return the trace in a file.
+
+    Raises:
+        OSError: If it cannot be read.
+        InvalidArgument: If it is no trace.
+    """
+    from nnfmq.observe.chrome_trace import read_trace
+
+    try:
+        return read_trace(path)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from error
+
+
+# -- a command --------------------------------------------------------------------------------------------------------
+
+
+def trace_command(command: Sequence[str]) -> tuple[Trace, int]:
+    """Run a command and return the trace of its processes, and its exit status: 128 + n if signal n ended it.
+
+    Blocks until it has exited. Ctrl-C is for the command.
+
+    Raises:
+        OSError: If it cannot be started.
+    """
+    from nnfmq.runtime.client_trace import SOCKET_PREFIX
+
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nnfmq-trace-"))
+        path = Path(folder, "s")
+        collector = stack.enter_context(_Collector(stack.enter_context(Listener.create(path))))
+        environment = os.environ | {settings.TRACE.variable: f"{SOCKET_PREFIX}{path}"}
+        with _started(command, environment) as process:
+            pidfd = os.pidfd_open(process.pid)
+            stack.callback(os.close, pidfd)
+            collector.collect_until_exit(pidfd)
+            status = process.wait()
+        return collector.trace(), status if status >= 0 else 128 - status
+
+
+@contextmanager
+def _started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command, and leave SIGINT to it; kill it if the block fails."""
+    process = subprocess.Popen(command, env=environment)
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield process
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if process.returncode is None:
+            process.kill()
+            process.wait()
+
+
+class _Collector:
+    """Receives rings over connections to a listener, and reads them. Close it, or use `with`."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._channels: dict[int, Channel] = {}
+        self._rings: list[tuple[Memory, RingReader]] = []
+        self._poll = select.poll()
+        self._poll.register(listener.fileno(), select.POLLIN)
+
+    def collect_until_exit(self, pidfd: int) -> None:
+        """Receive and read until the process of `pidfd` has exited."""
+        self._poll.register(pidfd, select.POLLIN)
+        has_exited = False
+        while not has_exited:
+            for fd, _ in self._poll.poll(_PERIOD_MS):
+                has_exited |= fd == pidfd
+                self._receive(fd)
+            self._read()
+        self._accept()
+        for fd in list(self._channels):
+            self._receive(fd)
+        self._read()
+
+    def _read(self) -> None:
+        for _, reader in self._rings:
+            reader.poll()
+
+    def _receive(self, fd: int) -> None:
+        if fd == self._listener.fileno():
+            self._accept()
+            return
+        channel = self._channels.get(fd)
+        try:
+            while channel is not None:
+                with channel.receive(NO_WAIT) as frame:
+                    for received in frame.detach_fds():
+                        self._add(received)
+        except MissedDeadlineTransient:
+            pass
+        except NnfmqError:  # it has exited
+            self._poll.unregister(fd)
+            self._channels.pop(fd).close()
+
+    def _accept(self) -> None:
+        while (channel := self._listener.accept()) is not None:
+            self._channels[channel.fileno()] = channel
+            self._poll.register(channel.fileno(), select.POLLIN)
+
+    def _add(self, fd: int) -> None:
+        with suppress(InvalidArgument):  # not a ring of nnfmq's
+            memory = Memory.adopt(fd, protection=Protection.READ)
+            self._rings.append((memory, RingReader(memory.view)))
+
+    def trace(self) -> Trace:
+        """Return what was read."""
+        return merged(reader.trace() for _, reader in self._rings)
+
+    def __enter__(self) -> _Collector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        rings, self._rings = self._rings, []
+        while rings:
+            rings.pop()[0].close()
+        for channel in self._channels.values():
+            channel.close()
+
+
+# -- a running driver -------------------------------------------------------------------------------------------------
+
+
+def trace_driver(client: Client, seconds: float) -> Trace:
+    """Return what the workers of a driver do within `seconds`. Blocks; Ctrl-C ends it earlier.
+
+    Raises what `traced_driver` raises.
+    """
+    begin_ns = time.monotonic_ns()
+    with traced_driver(client) as rings:
+        with suppress(KeyboardInterrupt):
+            while client.connection.is_open and time.monotonic_ns() < begin_ns + seconds * 1e9:
+                rings.read()
+                time.sleep(min(_PERIOD_MS / 1000, seconds))
+        rings.read()
+        return rings.trace()
+
+
+@contextmanager
+def traced_driver(client: Client) -> Iterator[WorkerRings]:
+    """Let all workers of a driver record until `client` is closed, and yield their rings for the block.
+
+    Raises:
+        GeneralFailure: If the driver is embedded, another client traces it, or this user does not administer it.
+        DeadObject: If the driver exits before it begins.
+    """
+    from nnfmq.serialize import messages
+
+    memories: list[Memory] = []
+
+    def adopt(fds: list[int]) -> None:
+        memories.extend(Memory.adopt(fd, protection=Protection.READ) for fd in fds)
+
+    connection, begin_ns = client.connection, time.monotonic_ns()
+    call = messages.TraceDriver(connection.next_call_id())
+    connection.call(call, messages.DriverTraced, (), begin_ns + _CALL_TIMEOUT_NS, on_fds=adopt)
+    with ExitStack() as stack:
+        for memory in memories:
+            stack.enter_context(memory)
+        rings = WorkerRings(memories[0].view, begin_ns)
+        stack.callback(rings.release)
+        yield rings
+
+
+class WorkerRings:
+    """Reads the rings in a trace area from `begin_ns` on. A slot may get another worker, which begins a new ring."""
+
+    def __init__(self, view: memoryview, begin_ns: int) -> None:
+        self._view = view
+        self._begin_ns = begin_ns
+        self._current: dict[int, RingReader] = {}
+        self._ended: list[RingReader] = []
+
+    def read(self) -> None:
+        """Read the rings of all workers that record."""
+        from nnfmq.service.trace_area import ACTIVE, AREA_RING_BYTES, ring_offset, slots_of
+
+        for slot in range(1, 1 + slots_of(len(self._view))):
+            if not self._view[ACTIVE + slot]:
+                continue
+            reader = self._current.get(slot)
+            if reader is None or reader.pid not in (0, reader.writer_pid()):
+                if reader is not None:
+                    self._ended.append(reader)
+                offset = ring_offset(slot)
+                reader = self._current[slot] = RingReader(self._view[offset : offset + AREA_RING_BYTES])
+            reader.poll()
+
+    def trace(self) -> Trace:
+        """Return what was read. Slices of earlier traces are left out."""
+        trace = merged(reader.trace() for reader in (*self._ended, *self._current.values()))
+        trace.slices = [one for one in trace.slices if one.end_ns >= self._begin_ns]
+        trace.waits = [wait for wait in trace.waits if wait.end_ns >= self._begin_ns]
+        return trace
+
+    def release(self) -> None:
+        """Release the memory; `trace` still returns what was read."""
+        for reader in (*self._ended, *self._current.values()):
+            reader.release()
+        self._view.release()

@@ -1,0 +1,151 @@
+"""The trace points of this process: they write slices to one ring while `TRACING.recorder` is not None.
+
+Hot paths look at `TRACING.recorder`, which costs a few nanoseconds, and use its `ring`; others use `recorded`. A name
+is AOSP's tag, `[NN_<layer>_<phase>]`, and a detail; `phase_table` has the layers and the phases. (OBS-7)
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from array import array
+from collections.abc import Iterable
+from time import monotonic_ns
+from typing import TYPE_CHECKING
+
+from nnfmq.observe.trace_core import StepTrace, TraceRing
+from nnfmq.observe.trace_layout import STANDARD_NAMES, WAITED
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["TRACING", "Recorder", "call_tag", "recorded"]
+
+_SCHEDSTAT = "/proc/thread-self/schedstat"
+_PHASES = {
+    "Hello": "PI",
+    "ListDevices": "PI",
+    "GetCapabilities": "PI",
+    "GetSupportedOperations": "PC",
+    "PrepareModel": "PC",
+    "PrepareModelFromCache": "PC",
+    "ConfigureBurst": "PE",
+    "ConfigureAidlBurst": "PE",
+    "CreateExecution": "PE",
+    "ExecuteAidlBurst": "PE",
+    "Execute": "PE",
+    "ExecuteAsynchronously": "PE",
+    "ExecuteFenced": "PE",
+    "RunExecution": "PE",
+    "RunExecutionFenced": "PE",
+    "Allocate": "PIO",
+    "CopyFrom": "PIO",
+    "CopyTo": "PIO",
+    "ReleaseModel": "PT",
+    "ReleaseExecution": "PT",
+    "ReleaseBuffer": "PT",
+    "ReleaseCallback": "PT",
+    "ReleaseMemoryResource": "PT",
+    "CloseBurst": "PT",
+}
+
+
+def call_tag(layer: str, call: type) -> str:
+    """Return the name of the slice of a call over the control channel, in `layer`."""
+    return f"[NN_{layer}_{_PHASES.get(call.__name__, 'PU')}]{call.__name__}"
+
+
+class Recorder:
+    """Writes this process's slices to a ring in `region`, which it borrows until `close`. Thread-safe.
+
+    `ring` is for hot paths; ids of names come from `id_of`.
+    """
+
+    def __init__(self, region: Buffer, label: str) -> None:
+        self.ring = TraceRing(region, os.getpid(), label.encode("utf-8", "replace"))
+        self._ids = {name: number for number, name in enumerate(STANDARD_NAMES, 1)}
+        self._lock = threading.Lock()
+        self._waits: dict[int, tuple[int, int]] = {}  # by thread: when it was sampled, and its wait until then
+
+    def id_of(self, name: str) -> int:
+        """Return the id of a name, a new one if the ring does not have it; 0 if it is full of names."""
+        with self._lock:
+            known = self._ids.get(name)
+            if known is None:
+                known = self._ids[name] = self.ring.add_name(name.encode("utf-8", "replace")[:0xFFFF])
+        return known
+
+    def ids_of(self, names: Iterable[str]) -> bytes:
+        """Return the id of each name as u32; 0, which records nothing, for an empty one."""
+        return array("I", (self.id_of(name) if name else 0 for name in names)).tobytes()
+
+    def steps(self, names: Iterable[str]) -> StepTrace:
+        """Return what records steps with these names."""
+        return StepTrace(self.ring, self.ids_of(names))
+
+    def slice(self, name: str, begin_ns: int, end_ns: int, request: int = 0) -> None:
+        """Record a slice of this thread."""
+        self.ring.slice(self.id_of(name), request, begin_ns, end_ns)
+
+    def sample_wait(self) -> None:
+        """Record for how long this thread has been runnable without a CPU since the last sample of it (schedstat)."""
+        try:
+            with open(_SCHEDSTAT, "rb") as file:
+                waited_ns = int(file.read().split()[1])
+        except (OSError, IndexError, ValueError):  # a kernel without CONFIG_SCHED_INFO
+            return
+        thread, now_ns = threading.get_ident(), monotonic_ns()
+        then_ns, before_ns = self._waits.get(thread, (0, 0))
+        self._waits[thread] = now_ns, waited_ns
+        if then_ns and waited_ns > before_ns:
+            self.ring.slice(self._ids[WAITED], waited_ns - before_ns, then_ns, now_ns)
+
+    def close(self) -> None:
+        """Release the region. Idempotent."""
+        self.ring.close()
+
+
+class _Tracing:
+    """Where this process records: `recorder`, None for nowhere."""
+
+    __slots__ = ("recorder",)
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+
+    def start(self, recorder: Recorder) -> None:
+        """Record to `recorder` from now on; a previous one is closed."""
+        previous, self.recorder = self.recorder, recorder
+        if previous is not None:
+            previous.close()
+
+    def stop(self) -> None:
+        """Record nothing any more, and close the recorder. Idempotent."""
+        previous, self.recorder = self.recorder, None
+        if previous is not None:
+            previous.close()
+
+    def forget(self) -> None:
+        """Record nothing in a forked child: the ring has one writer, the parent."""
+        self.recorder = None
+
+
+TRACING = _Tracing()
+os.register_at_fork(after_in_child=TRACING.forget)
+
+
+class recorded:
+    """`with recorded(name):` records what the block took, if this process records at its end."""
+
+    __slots__ = ("_begin_ns", "_name", "_request")
+
+    def __init__(self, name: str, request: int = 0) -> None:
+        self._name = name
+        self._request = request
+
+    def __enter__(self) -> None:
+        self._begin_ns = monotonic_ns()
+
+    def __exit__(self, *_: object) -> None:
+        if TRACING.recorder is not None:
+            TRACING.recorder.slice(self._name, self._begin_ns, monotonic_ns(), self._request)

@@ -1,0 +1,153 @@
+"""Where this worker records its slices: in its client's ring, in its ring of the driver's trace area, or nowhere.
+
+A client that traces itself gives the worker a ring (`StartTrace`); the worker only writes there, and reads nothing
+back. Otherwise the worker looks after each request whether a client traces the driver (`switch`), which costs about
+20 ns after the reply was sent. (OBS-7)
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from time import monotonic_ns
+
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
+from nnfmq.memory import Memory, allocate_pages
+from nnfmq.observe.trace_layout import request_base, ring_bytes
+from nnfmq.observe.trace_points import TRACING, Recorder, call_tag
+from nnfmq.serialize.messages import Call
+from nnfmq.service.trace_area import ACTIVE, AREA_RING_BYTES, OWNER, ring_offset
+
+__all__ = ["WORKER_TRACE", "WorkerTrace", "recorded_call"]
+
+_NOBODY = b"\0"
+
+
+class WorkerTrace:
+    """Begins and ends the recording of this process. Thread-safe.
+
+    Attributes:
+        switch: Its first byte is not 0 while a client traces the driver.
+        label: What the rings say about this process.
+    """
+
+    def __init__(self) -> None:
+        self.switch: memoryview | bytes = _NOBODY
+        self.label = "driver"
+        self._area: Memory | None = None
+        self._slot = 0
+        self._client_ring: Memory | None = None
+        self._area_recorder: Recorder | None = None
+        self._lock = threading.Lock()
+
+    def use_area(self, area: Memory, slot: int) -> None:
+        """Record in the ring of `slot` while a client traces the driver. Takes ownership of `area` until `stop`."""
+        self._area, self._slot = area, slot
+        self.switch = area.view[OWNER : OWNER + 1]
+
+    def record_to(self, memory: Memory) -> None:
+        """Record in the client's ring from now on. Takes ownership of `memory`, also if it raises.
+
+        Raises:
+            InvalidArgument: If the memory is too small, or sealed against writing.
+        """
+        if not memory.is_writable or memory.size_bytes < ring_bytes(1):
+            memory.close()
+            raise InvalidArgument(f"a trace ring is writable and has at least {ring_bytes(1)} bytes")
+        recorder = Recorder(memory.view, self.label)
+        with self._lock:
+            previous, self._client_ring, self._area_recorder = self._client_ring, memory, None
+            TRACING.start(recorder)
+        if previous is not None:
+            previous.close()
+
+    def open_area(self) -> int:
+        """Begin to trace all workers, and return a read-only fd of the area, which the caller owns.
+
+        Raises:
+            GeneralFailure: If this driver has no area, or another client traces it.
+        """
+        area = self._area
+        if area is None:
+            raise GeneralFailure("an embedded driver has one client: trace that with `nnfmq trace -o FILE -- COMMAND`")
+        if area.view[OWNER] not in (0, self._slot):
+            raise GeneralFailure("another client traces this driver already; try again when it has ended")
+        fd = os.open(f"/proc/self/fd/{area.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+        area.view[OWNER] = self._slot
+        return fd
+
+    def note_request(self, base: int, words: memoryview) -> None:
+        """Record a burst's request, and begin or end to record in the area.
+
+        Call it while a client traces the driver, or this process records.
+        """
+        recorder = TRACING.recorder
+        if recorder is None or (recorder is self._area_recorder and not self.switch[0]):
+            recorder = self.recorder()
+        if recorder is not None and recorder.ring.burst_request(base, words):
+            recorder.sample_wait()
+
+    def recorder(self) -> Recorder | None:
+        """Return where to record now, after a look at `switch`."""
+        recorder = TRACING.recorder
+        if recorder is None:
+            return self._begin_in_area() if self.switch[0] else None
+        if recorder is self._area_recorder and not self.switch[0]:
+            self._end_in_area()
+            return None
+        return recorder
+
+    def _begin_in_area(self) -> Recorder | None:
+        with self._lock:
+            area, slot = self._area, self._slot
+            if TRACING.recorder is not None or area is None:
+                return TRACING.recorder
+            offset = ring_offset(slot)
+            try:
+                allocate_pages(area.fileno(), AREA_RING_BYTES, offset)
+            except NnfmqError:  # no memory is left: the request must not fail because of a trace
+                return None
+            recorder = self._area_recorder = Recorder(area.view[offset : offset + AREA_RING_BYTES], self.label)
+            TRACING.start(recorder)
+            area.view[ACTIVE + slot] = 1
+            return recorder
+
+    def _end_in_area(self) -> None:
+        with self._lock:
+            if TRACING.recorder is self._area_recorder:
+                TRACING.stop()
+            self._area_recorder = None
+
+    def stop(self) -> None:
+        """Record nothing any more, and release all memory. Idempotent. For tests: a worker exits without it."""
+        with self._lock:
+            self.switch = _NOBODY
+            TRACING.stop()
+            memories = (self._client_ring, self._area)
+            self._client_ring = self._area = self._area_recorder = None
+        for memory in memories:
+            if memory is not None:
+                memory.close()
+
+
+WORKER_TRACE = WorkerTrace()
+"""That of this process."""
+
+
+class recorded_call:
+    """`with recorded_call(message):` records what handling a call of the control channel took."""
+
+    __slots__ = ("_begin_ns", "_message")
+
+    def __init__(self, message: Call) -> None:
+        self._message = message
+
+    def __enter__(self) -> None:
+        WORKER_TRACE.recorder()  # begins to record, so that the engine's steps are recorded, too
+        self._begin_ns = monotonic_ns()
+
+    def __exit__(self, *_: object) -> None:
+        recorder = TRACING.recorder
+        if recorder is not None:
+            request = request_base(os.getpid()) | self._message.call % (1 << 24)
+            recorder.slice(call_tag("LD", type(self._message)), self._begin_ns, monotonic_ns(), request)

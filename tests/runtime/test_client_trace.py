@@ -1,0 +1,185 @@
+"""The trace of an application: when it begins, what workers get, and what happens if something of it fails. (OBS-7)"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import trace_checks
+
+from nnfmq.channel import Listener
+from nnfmq.hal.errors import DeadObject, ErrorStatus, ResourceExhaustedTransient
+from nnfmq.memory import Memory
+from nnfmq.observe.trace_points import TRACING, recorded
+from nnfmq.runtime import client_trace
+from nnfmq.serialize import messages
+
+WORKER_PID = 4242
+
+
+class FakeConnection:
+    """A connection to a worker: it keeps what is sent."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.sent: list[tuple[messages.Call, list[str]]] = []
+        self.handler: Any = None
+        self._error = error
+
+    def next_call_id(self) -> int:
+        return 9
+
+    def wait_until_ready(self) -> messages.HelloReply:
+        return messages.HelloReply(1, "AIDL v4", "driver", WORKER_PID, WORKER_PID, "compiled")
+
+    def start_call_nonblocking(
+        self, message: messages.Call, _reply: type[messages.Call], handler: Any, fds: Sequence[int] = ()
+    ) -> None:
+        if self._error is not None:
+            raise self._error
+        self.sent.append((message, [os.readlink(f"/proc/self/fd/{fd}") for fd in fds]))
+        self.handler = handler
+
+
+@pytest.fixture(autouse=True)
+def _finished() -> Iterator[None]:
+    yield
+    client_trace._Process.application = None
+    client_trace._Process.has_failed = False
+    TRACING.stop()
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NNFMQ_TRACE", str(tmp_path / "out-%p.json"))
+    return tmp_path / f"out-{os.getpid()}.json"
+
+
+def test_nothing_begins_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NNFMQ_TRACE", raising=False)
+    client_trace.start()
+    connection = FakeConnection()
+    client_trace.trace_worker(connection, WORKER_PID)
+    client_trace.record_call(connection, messages.ListDevices(1), 0)
+    assert client_trace.burst_trace(connection, 1, memoryview(bytes(8)).cast("Q")) is None
+    assert (TRACING.recorder, connection.sent) == (None, [])
+    client_trace.finish()
+
+
+def test_the_file_has_calls_bursts_and_the_whole_application(file: Path) -> None:
+    client_trace.start()
+    first = TRACING.recorder
+    client_trace.start()  # of a second connection
+    assert TRACING.recorder is first is not None
+    connection = FakeConnection()
+    client_trace.record_call(connection, messages.ListDevices(77), 1_000)
+    burst = client_trace.burst_trace(connection, 5, memoryview(bytearray((3).to_bytes(8, "little"))).cast("Q"))
+    assert burst is not None
+    for step in (burst.begin, burst.sent, burst.received, burst.end):
+        step()
+    client_trace.finish()
+    events = trace_checks.load(file)
+    requests = {event["name"]: event["args"]["request"] for event in events if event.get("args", {}).get("request")}
+    assert requests["[NN_LI_PI]ListDevices"] == f"{WORKER_PID}.0.77"
+    assert requests["[NN_LR_PE]execute"] == f"{WORKER_PID}.5.3"
+    assert len(trace_checks.named(events, "[NN_LA_PO]application")) == 1
+    client_trace.finish()  # idempotent
+    assert TRACING.recorder is None
+
+
+def test_each_worker_gets_a_ring(file: Path) -> None:
+    client_trace.start()
+    connection = FakeConnection()
+    client_trace.trace_worker(connection, WORKER_PID)
+    ((message, (memory,)),) = connection.sent
+    assert message == messages.StartTrace(9)
+    assert memory.startswith("/memfd:nnfmq-trace")
+    client_trace.finish()
+
+
+def test_a_worker_that_does_not_record_is_logged(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    client_trace.start()
+    connection = FakeConnection()
+    client_trace.trace_worker(connection, WORKER_PID)
+    connection.handler.set_result(messages.Reply(9, ErrorStatus.NONE, ""))
+    assert not caplog.records
+    connection.handler.set_result(messages.Reply(9, ErrorStatus.INVALID_ARGUMENT, "no ring"))
+    connection.handler.set_exception(DeadObject("gone"))
+    client_trace.trace_worker(FakeConnection(DeadObject("dead")), WORKER_PID)
+    texts = [record.getMessage() for record in caplog.records]
+    assert texts == [f"worker {WORKER_PID} is not traced: {reason}" for reason in ("no ring", "gone", "dead")]
+    client_trace.finish()
+
+
+def test_without_memory_for_a_ring_the_application_is_not_traced(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> Memory:
+        raise ResourceExhaustedTransient("no memory")
+
+    monkeypatch.setattr(Memory, "create", refuse)
+    client_trace.start()
+    client_trace.start()  # is not tried again
+    assert TRACING.recorder is None
+    assert [record.getMessage().endswith("no memory") for record in caplog.records] == [True]
+
+
+def test_a_file_that_cannot_be_written_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NNFMQ_TRACE", str(tmp_path / "none" / "out.json"))
+    client_trace.start()
+    client_trace.finish()
+    assert "the trace was not written" in caplog.text
+    assert TRACING.recorder is None
+
+
+def test_a_collector_gets_the_memory_of_every_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNFMQ_TRACE", f"socket:{tmp_path}/s")
+    with Listener.create(tmp_path / "s") as listener:
+        client_trace.start()
+        client_trace.trace_worker(FakeConnection(), WORKER_PID)
+        channel = listener.accept()
+        assert channel is not None
+        with channel:
+            for _ in range(2):
+                with channel.receive() as frame:
+                    assert bytes(frame.data) == b"ring"
+                    Memory.adopt(*frame.detach_fds()).close()
+        client_trace.finish()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s.lock"]
+
+
+def test_an_application_goes_on_after_its_collector_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NNFMQ_TRACE", f"socket:{tmp_path}/s")
+    caplog.set_level(logging.INFO, "nnfmq.client")
+    with Listener.create(tmp_path / "s") as listener:
+        client_trace.start()
+        channel = listener.accept()
+        assert channel is not None
+        channel.close()
+    connection = FakeConnection()
+    client_trace.trace_worker(connection, WORKER_PID)
+    assert len(connection.sent) == 1
+    assert "the trace is not collected any more" in caplog.text
+    with recorded("x"):
+        pass
+    client_trace.finish()
+
+
+def test_a_forked_child_neither_records_nor_writes(file: Path) -> None:
+    client_trace.start()
+    child = os.fork()
+    if not child:
+        connection = FakeConnection()
+        client_trace.trace_worker(connection, WORKER_PID)
+        client_trace.finish()
+        os._exit(0 if not connection.sent and not file.exists() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    client_trace.finish()
+    assert file.exists()
