@@ -187,9 +187,16 @@ class Memory(Uncopyable):
 
     def keep_from_children(self) -> None:
         """Do not let forked children inherit the mapping."""
+        self._advise(mmap.MADV_DONTFORK)
+
+    def give_to_children(self) -> None:
+        """Let forked children inherit the mapping, which is the default."""
+        self._advise(mmap.MADV_DOFORK)
+
+    def _advise(self, advice: int) -> None:
         mapping = self.view.obj
         assert isinstance(mapping, mmap.mmap)
-        mapping.madvise(mmap.MADV_DONTFORK)
+        mapping.madvise(advice)
 
     @property
     def view(self) -> memoryview:

@@ -18,7 +18,7 @@ PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
 _BLOCK = re.compile(
     r"(?P<skip><!-- (?:not run|ci): [^\n]+-->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
 )
-_NOT_CODE = ("text", "toml", "ini", "json", "c", "console", "diff")
+_NOT_CODE = ("text", "toml", "ini", "json", "yaml", "c", "console", "diff")
 
 
 def blocks(page: Path, language: str) -> list[str]:

@@ -1,1 +1,1 @@
-"""What a process records about itself while it runs, and its evaluation. Every part of the package may import it."""
+"""What processes record about themselves: traces and statistics, and their evaluation. Every part may import it."""

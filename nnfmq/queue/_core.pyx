@@ -82,6 +82,10 @@ cdef extern from *:
          (q)->ring = (data), (q)->ring_bytes = (size), (q)->quantum = (record), (q)->history_bytes = (kept))
     #define nnfmq_set_reserved_counter(q, address) ((q)->reserved_counter = (_Atomic uint64_t *)(address))
     #define nnfmq_set_writer_cpu(q, address) ((q)->writer_cpu = (_Atomic uint16_t *)(address))
+    #define nnfmq_count_one(word) \\
+        atomic_store_explicit((_Atomic uint64_t *)(word), \\
+                              atomic_load_explicit((_Atomic uint64_t *)(word), memory_order_relaxed) + 1, \\
+                              memory_order_relaxed)
     #define nnfmq_address_of(e) ((uintptr_t)(e)->word)
     #define nnfmq_event_wake(e, mask) nnfmq_wake((e)->word, mask)
     #define nnfmq_event_wake_all(e) nnfmq_wake_all((e)->word)
@@ -94,6 +98,7 @@ cdef extern from *:
                         uint64_t kept) nogil
     void nnfmq_set_reserved_counter(nnfmq_ring *q, void *address) nogil
     void nnfmq_set_writer_cpu(nnfmq_ring *q, void *address) nogil
+    void nnfmq_count_one(uint64_t *word) nogil
     uintptr_t nnfmq_address_of(const nnfmq_event *event) nogil
     long nnfmq_event_wake(const nnfmq_event *event, uint32_t mask) nogil
     long nnfmq_event_wake_all(const nnfmq_event *event) nogil
@@ -101,6 +106,8 @@ cdef extern from *:
 cdef int64_t FIRST_POLL_NS = 2_000  # polling before the estimator is consulted, with the GIL
 cdef int64_t SPIN_SLICE_NS = 10_000_000  # of polling without the GIL, after which signal handlers run
 cdef int64_t YIELD_PERIOD_NS = 5_000  # of polling without the GIL, after which another thread may have the CPU
+cdef enum:  # words of `count_waits`
+    RECEIVED, POLLED, SLEPT, WAIT_WORDS
 
 
 cdef int64_t as_deadline(object deadline_ns) except? -2:
@@ -256,6 +263,9 @@ cdef class Ring:
     cdef Py_buffer hint_memory
     cdef uint16_t private_cpu_hint  # if the memory has none
     cdef uint16_t published_cpu
+    cdef Py_buffer wait_memory
+    cdef uint64_t private_waits[WAIT_WORDS]  # unless `count_waits` gave others
+    cdef uint64_t *waits
     cdef int64_t write_at, write_size, read_at, read_size  # of the transactions that were begun; size -1 = none
 
     def __cinit__(self, region, layout, EventFlagWord event, bint shared=True, *, tuple others=(),
@@ -266,6 +276,7 @@ cdef class Ring:
         self.lifetime = event if event is not None else lifetime
         self.external_waits = []
         self.write_size = self.read_size = -1
+        self.waits = self.private_waits
         regions = (region, *others)
         if layout.quantum <= 0 or layout.ring_bytes % layout.quantum:
             raise InvalidArgument(f"ring of {layout.ring_bytes} bytes is no multiple of quantum {layout.quantum}")
@@ -297,8 +308,22 @@ cdef class Ring:
         nnfmq_set_writer_cpu(&self.ring, <unsigned char *>self.hint_memory.buf + <Py_ssize_t>offset)
         return 0
 
+    def count_waits(self, words):
+        """Count in `words` from now on; the memory stays mapped until the ring is closed."""
+        cdef Py_buffer buffer
+        self.check_open()
+        PyObject_GetBuffer(words, &buffer, PyBUF_SIMPLE | PyBUF_WRITABLE)
+        if buffer.len < WAIT_WORDS * 8 or <uintptr_t>buffer.buf % 8:
+            PyBuffer_Release(&buffer)
+            raise InvalidArgument("waits are counted in three aligned words of 8 bytes")
+        PyBuffer_Release(&self.wait_memory)
+        self.wait_memory = buffer
+        self.waits = <uint64_t *>buffer.buf
+
     cdef void release(self) noexcept:
         cdef int part
+        self.waits = self.private_waits
+        PyBuffer_Release(&self.wait_memory)
         PyBuffer_Release(&self.hint_memory)
         for part in range(3):
             PyBuffer_Release(&self.parts[part])  # does nothing for a buffer that was not acquired
@@ -539,6 +564,7 @@ cdef class Ring:
         if not self.wait_for_records(event, deadline_ns, window_ns, &counters):
             return None
         data = self.read_and_commit(counters.r, counters.bytes)
+        nnfmq_count_one(&self.waits[RECEIVED])
         nnfmq_event_wake(&event.event, NNFMQ_NOT_FULL)
         return data
 
@@ -563,6 +589,7 @@ cdef class Ring:
         size = min(size, counters.bytes)
         nnfmq_copy_out(&self.ring, counters.r, target.buf, size)
         nnfmq_commit_read(&self.ring, counters.r, size)
+        nnfmq_count_one(&self.waits[RECEIVED])
         nnfmq_event_wake(&event.event, NNFMQ_NOT_FULL)
         return size // self.ring.quantum
 
@@ -696,6 +723,7 @@ cdef class Ring:
                 sched_yield()  # the writer cannot run while this thread occupies its CPU
             return self.has_record(event) or self.sleep(event, deadline)
         if window > 0 and self.poll(event, min(later(began, min(window, FIRST_POLL_NS)), deadline)):
+            nnfmq_count_one(&self.waits[POLLED])
             return True  # not a sample: the estimator learns when not to poll
         return self.hybrid_wait(event, deadline, window, began)
 
@@ -708,7 +736,9 @@ cdef class Ring:
             return True
         poll_end = min(nnfmq_poll_end(&self.estimator, began, now, window), deadline)
         found = action != NNFMQ_SLEEP and self.poll_without_gil(event, now, poll_end)
-        if not found and not self.sleep(event, deadline):
+        if found:
+            nnfmq_count_one(&self.waits[POLLED])
+        elif not self.sleep(event, deadline):
             return False
         nnfmq_add_wait(&self.estimator, nnfmq_now() - began)
         return True
@@ -718,6 +748,7 @@ cdef class Ring:
         cdef int64_t end = min(until, deadline)
         cdef int error
         cdef bint found = False
+        nnfmq_count_one(&self.waits[SLEPT])
         now[0] = nnfmq_now()
         while now[0] < end and not found:
             with nogil:
@@ -756,6 +787,7 @@ cdef class Ring:
 
     cdef bint sleep(self, EventFlagWord event, int64_t deadline) except -1:
         cdef int error
+        nnfmq_count_one(&self.waits[SLEPT])
         while nnfmq_now() < deadline:
             with nogil:
                 error = nnfmq_sleep(&self.ring, &event.event, NNFMQ_READER, self.ring.quantum, deadline)

@@ -49,6 +49,7 @@ NOT_EMPTY = 0x2
 READER, WRITER = 0, 1
 _FIRST_POLL_NS = 5_000  # polling before the estimator is consulted
 _SENDS_PER_CPU_HINT = 64  # sched_getcpu costs a third of a send
+_RECEIVED, _POLLED, _SLEPT, _WAIT_WORDS = range(4)  # of `Ring.count_waits`
 
 T = TypeVar("T")
 
@@ -271,6 +272,18 @@ class Ring(Uncopyable):
         self._writer_cpu = region_of_hint.cast("H")
         self._sends = 0
         self._estimator = WaitEstimator()
+        self._waits = memoryview(bytearray(_WAIT_WORDS * 8)).cast("Q")  # unless `count_waits` gave others
+
+    def count_waits(self, words: memoryview) -> None:
+        """Count in `words` from now on: calls that received, waits that ended by polling, and sleeps of `receive`.
+
+        Three aligned words of 8 bytes, whose only writer is this process. They stay mapped until the ring is closed.
+        """
+        self._check_open()
+        if words.nbytes < _WAIT_WORDS * 8:
+            raise InvalidArgument("waits are counted in three aligned words of 8 bytes")
+        self._waits.release()
+        self._waits = words.cast("B").cast("Q")
 
     def _check_open(self) -> None:
         if not self._is_open or (self._lifetime is not None and self._lifetime.is_closing):
@@ -562,6 +575,7 @@ class Ring(Uncopyable):
             if not used:
                 return None
             data = self._read_and_commit(r, used)
+            self._waits[_RECEIVED] += 1
             event.wake_acquired(NOT_FULL)
             return data
         finally:
@@ -581,6 +595,7 @@ class Ring(Uncopyable):
             if not used:
                 return 0
             self._read_into_and_commit(target, r, min(used, capacity))
+            self._waits[_RECEIVED] += 1
             event.wake_acquired(NOT_FULL)
             return min(used, capacity) // self._quantum
         finally:
@@ -724,10 +739,11 @@ class Ring(Uncopyable):
         if deadline_ns is not None and began >= deadline_ns:
             return self._is_ready(READER, self._quantum) or event.is_cancelled
         if self._poll(event, began, _earlier(deadline_ns, began + min(window_ns, _FIRST_POLL_NS))):
+            self._waits[_POLLED] += 1
             return True  # not a sample: the estimator learns when not to poll
         if window_ns and self._writer_cpu[0] == current_cpu() + 1:
             os.sched_yield()  # the writer cannot run while this thread occupies its CPU
-            return self._sleep(event, READER, self._quantum, deadline_ns, NOT_EMPTY)
+            return self._sleep_for_record(event, deadline_ns)
         return self._hybrid_wait(event, deadline_ns, window_ns, began)
 
     def _hybrid_wait(self, event: EventFlagWord, deadline_ns: int | None, window_ns: int, began: int) -> bool:
@@ -738,7 +754,8 @@ class Ring(Uncopyable):
         poll_end = self._estimator.poll_end(began, now, window_ns)
         # Yields: the thread that computes what this one waits for may have been placed on this CPU.
         found = action != SLEEP and self._poll(event, now, _earlier(deadline_ns, poll_end), True)
-        found = found or self._sleep(event, READER, self._quantum, deadline_ns, NOT_EMPTY)
+        self._waits[_POLLED] += found
+        found = found or self._sleep_for_record(event, deadline_ns)
         if found:
             self._estimator.add_wait(monotonic_ns() - began)
         return found
@@ -750,11 +767,15 @@ class Ring(Uncopyable):
             # The slack belongs to the application's thread, so it is restored. Set inside the try block, because a
             # signal handler may raise right after it.
             set_timer_slack(1)
-            found = self._sleep(event, READER, self._quantum, _earlier(deadline_ns, until), NOT_EMPTY)
+            found = self._sleep_for_record(event, _earlier(deadline_ns, until))
         finally:
             set_timer_slack(slack)
         self._estimator.add_wakeup(until, monotonic_ns(), found)
         return found
+
+    def _sleep_for_record(self, event: EventFlagWord, deadline_ns: int | None) -> bool:
+        self._waits[_SLEPT] += 1
+        return self._sleep(event, READER, self._quantum, deadline_ns, NOT_EMPTY)
 
     def _poll(self, event: EventFlagWord, now: int, until: int, yields: bool = False) -> bool:
         while now < until:
@@ -822,7 +843,9 @@ class Ring(Uncopyable):
 
     def _release(self) -> None:
         self._is_open = False
-        for view in (self._read_counter, self._write_counter, self._ring, self._reserved_counter, self._writer_cpu):
+        for view in (
+            self._read_counter, self._write_counter, self._ring, self._reserved_counter, self._writer_cpu, self._waits,
+        ):  # fmt: skip
             view.release()
         if self._on_released is not None:
             self._on_released()

@@ -84,8 +84,9 @@ class MessageQueue(Uncopyable):
     """
 
     __slots__ = (
-        "__weakref__", "_lifetime", "_peer_death", "_ring", "count", "descriptor", "event_flag", "flavor", "memories",
-        "memory", "on_corruption", "quantum", "receive", "receive_into", "ring_view", "send", "stats_view",
+        "__weakref__", "_lifetime", "_peer_death", "_ring", "count", "count_waits", "descriptor", "event_flag",
+        "flavor", "memories", "memory", "on_corruption", "quantum", "receive", "receive_into", "ring_view", "send",
+        "stats_view",
     )  # fmt: skip
 
     send: Callable[[Buffer], bool]
@@ -118,6 +119,7 @@ class MessageQueue(Uncopyable):
         self.stats_view = None if stats is None else views[0][stats : stats + layout.STATS_BYTES]
         self.on_corruption: Callable[[str], object] | None = None
         self.send, self.receive, self.receive_into = self._ring.send, self._ring.receive, self._ring.receive_into
+        self.count_waits = self._ring.count_waits
 
     @classmethod
     def create(
@@ -451,10 +453,8 @@ class MessageQueue(Uncopyable):
         ring_bytes = self.count * self.quantum
         is_impossible = self.flavor == SYNCHRONIZED and not 0 <= w - r <= ring_bytes  # else it is an overflow
         if self.on_corruption is not None and (is_impossible or w % self.quantum or r % self.quantum):
-            self.on_corruption(
-                f"write counter {w}, read counter {r}: impossible in a ring of {ring_bytes} bytes with records of "
-                f"{self.quantum} bytes"
-            )
+            ring = f"a ring of {ring_bytes} bytes with records of {self.quantum} bytes"
+            self.on_corruption(f"write counter {w}, read counter {r}: impossible in {ring}")
 
     def _open_ring(self) -> Ring:
         if self._ring is None:

@@ -16,7 +16,7 @@ from nnfmq.runtime.client_device import Device, PrepareOptions
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.device_validation import valid_devices
-from nnfmq.runtime.prepare_arguments import ModelArgument, to_model
+from nnfmq.runtime.prepare_arguments import ModelArgument, name_for_display, to_model
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import subprocess
 
     from nnfmq.execution_observers import DeviceChoice
+    from nnfmq.observe.driver_statistics import DriverStatistics
 
 _COMPILED, _REFERENCE = "compiled", "reference"
 _log = logging.getLogger("nnfmq.client")
@@ -117,6 +118,19 @@ class Client(Uncopyable):
         message = messages.SetDeviceStatus(self._connection.next_call_id(), name, status, keep)
         self._connection.call(message, messages.Reply, (), deadline_after(timeout))
 
+    def statistics(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> DriverStatistics:
+        """Return what the driver counts: its clients, their models and bursts, latencies, caches; blocks.
+
+        Other clients of the driver are included. An execution may be counted some microseconds after its result has
+        arrived.
+
+        Raises:
+            GeneralFailure: If this user is neither the driver's nor root.
+        """
+        from nnfmq.runtime.statistics_memory import driver_statistics
+
+        return driver_statistics(self._connection, deadline_after(timeout))
+
     def device(self, name: str, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Device:
         """Return the device named `name`; blocks.
 
@@ -141,6 +155,7 @@ class Client(Uncopyable):
         That is `compiled`, which generates machine code, if it is available; otherwise `reference`, and the client logs
         one warning. Takes the keyword arguments of `Device.prepare`, and raises as it does.
         """
+        options["name"] = name_for_display(model, options.get("name"))
         model = to_model(model)  # while an embedded driver starts
         timeout = options.get("timeout")
         devices = self.devices(timeout=DEFAULT_TIMEOUT_S if timeout is None else timeout)

@@ -33,6 +33,7 @@ from nnfmq.runtime.prepare_arguments import (
     ModelSignature,
     NamedModel,
     Preference,
+    name_for_display,
     to_model,
     to_preference,
 )
@@ -67,6 +68,7 @@ class PrepareOptions(TypedDict, total=False):
     data_cache: Sequence[int]
     timeout: float | None
     progress: ProgressCallback | None
+    name: str | None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -135,6 +137,7 @@ class Device:
         data_cache: Sequence[int] = (),
         timeout: float | None = None,
         progress: ProgressCallback | None = None,
+        name: str | None = None,
     ) -> PreparedModel:
         """Validate and compile a model in the driver; blocks until it is ready. The caller closes the result.
 
@@ -153,6 +156,7 @@ class Device:
             timeout: In seconds; also the preparation's deadline. None = no limit.
             progress: Called on this thread with the numbers of compiled units and of all units, if the device
                 compiles. An exception that it raises ends the call.
+            name: What the driver's statistics call the model; by default the name of its file.
 
         Raises:
             InvalidArgument: If the model, its file, the preference or a hint is invalid.
@@ -180,6 +184,7 @@ class Device:
             messages.CachesData(token or b"", len(model_cache), len(data_cache)),
             *messages.hints_to_data(hints, extensions),
             progress is not None,
+            name_for_display(model, name),
         )
         fds = [*memory_fds(pools), *model_cache, *data_cache]
         if cache_dir is None:
@@ -203,7 +208,7 @@ class Device:
         with directory.open_saved_files() as saved:
             if saved is not None:
                 try:
-                    return self._prepare_from_cache(directory.token, saved, model, deadline_ns)
+                    return self._prepare_from_cache(directory.token, saved, model, deadline_ns, message.name)
                 except NnfmqError as error:
                     _log.info("preparing from scratch, because the cache cannot be used: %s", error)
         with directory.create_files() as created:
@@ -242,9 +247,10 @@ class Device:
         files: tuple[Sequence[int], Sequence[int]],
         model: Model | ModelSignature,
         deadline_ns: int | None,
+        name: str = "",
     ) -> PreparedModel:
         caches = messages.CachesData(token, *map(len, files))
-        message = messages.PrepareModelFromCache(0, self.info.name, to_limit_field(deadline_ns), caches)
+        message = messages.PrepareModelFromCache(0, self.info.name, to_limit_field(deadline_ns), caches, name)
         return self._prepare(message, [*files[0], *files[1]], model, deadline_ns)
 
     def _prepare(

@@ -10,7 +10,16 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionPreference, Model
 
-__all__ = ["ModelArgument", "ModelSignature", "NamedModel", "Preference", "to_model", "to_preference"]
+__all__ = [
+    "ModelArgument",
+    "ModelSignature",
+    "NamedModel",
+    "Preference",
+    "name_for_display",
+    "to_model",
+    "to_preference",
+]
+_NAME_CHARACTERS = 64  # the statistics show as many bytes
 
 
 class ModelSignature(Protocol):
@@ -60,6 +69,13 @@ def to_model(model: ModelArgument) -> Model | NamedModel:
     from nnfmq.importers import load
 
     return load(Path(model))
+
+
+def name_for_display(model: ModelArgument, name: str | None) -> str:
+    """Return what the driver calls a model in its statistics: `name`, or the name of its file, or nothing."""
+    if name is None:
+        name = Path(model).name if isinstance(model, (str, os.PathLike)) else ""
+    return name[:_NAME_CHARACTERS].encode("utf-8", "replace").decode()  # file names may be undecodable
 
 
 def to_preference(preference: Preference) -> ExecutionPreference:

@@ -48,6 +48,7 @@ from nnfmq.serialize.messages import (
     GetCapabilities,
     GetExecutionInfo,
     GetMemories,
+    GetStatistics,
     GetSupportedOperations,
     Goodbye,
     Hello,
@@ -70,6 +71,7 @@ from nnfmq.serialize.messages import (
     RunExecutionFenced,
     SetDeviceStatus,
     StartTrace,
+    StatisticsMemory,
     SupportedOperations,
     TraceDriver,
 )  # fmt: skip
@@ -110,6 +112,7 @@ REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
     ListDevices: (DeviceList,),
     GetCapabilities: (DeviceCapabilities,),
     SetDeviceStatus: (Reply,),
+    GetStatistics: (StatisticsMemory,),
     GetSupportedOperations: (SupportedOperations,),
     PrepareModel: (PreparedModelReady, Reply),
     PrepareModelFromCache: (PreparedModelReady, Reply),
@@ -167,6 +170,7 @@ TRANSITIONS: dict[PeerRole, dict[Phase, dict[type[Message], Phase]]] = {
 # The number of file descriptors that come with a message: a number, or the field or property that has it. If that is a
 # list, its length counts.
 FD_COUNTS: dict[type[Message], int | str] = {
+    StatisticsMemory: "memories",
     GetSupportedOperations: "pools",
     PrepareModel: "fd_count",
     PrepareModelFromCache: "fd_count",

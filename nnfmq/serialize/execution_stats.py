@@ -92,10 +92,10 @@ class StatsArea:
     def record(
         self, sequence: int, request_received_ns: int, memory_ready_ns: int, engine_begin_ns: int, engine_end_ns: int,
         timing: Timing = NO_TIMING,
-    ) -> None:  # fmt: skip
-        """Write the statistics of packet `sequence`, and the current time as RESULT_SENT; call it just before sending.
+    ) -> int:  # fmt: skip
+        """Write the statistics of packet `sequence`; call it just before sending. Return what it writes as RESULT_SENT.
 
-        A stage that the execution did not reach is 0.
+        That is the current time. A stage that the execution did not reach is 0.
         """
         words = self.words
         words[0] = sequence  # literal indexes: this runs for every execution, and globals cost more
@@ -107,7 +107,8 @@ class StatsArea:
             words[TIME_ON_DEVICE_NS] = to_unsigned(timing.time_on_device_ns)
             words[TIME_IN_DRIVER_NS] = to_unsigned(timing.time_in_driver_ns)
             self._timing = timing
-        words[5] = monotonic_ns()
+        words[5] = now = monotonic_ns()
+        return now
 
     def count_failure(self) -> None:
         """Count one more result whose status is not NONE."""

@@ -16,6 +16,7 @@ from typing import Protocol
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, RunOptions
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import OutputShape, Request
+from nnfmq.observe.recorder_core import ModelRecorder
 from nnfmq.serialize.burst_deadline import DeadlineWord
 from nnfmq.serialize.packets import RequestPacket
 from nnfmq.service.driver_prepared_model import BoundExecution, DriverPreparedModel, raise_if_deadline_passed
@@ -126,6 +127,11 @@ class DeadlineExecution:
         self._bound = bound
         self._word = word
         self._options = RunOptions()  # one object: creating one for each run costs more than a small model
+
+    @property
+    def recorder(self) -> ModelRecorder:
+        """See `BoundExecution`."""
+        return self._bound.recorder
 
     @property
     def engine_begin_ns(self) -> int:

@@ -37,6 +37,7 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.hal.timing import NO_TIMING, Timing
 from nnfmq.hal.types import MeasureTiming
+from nnfmq.observe.slot_writer import BurstRow, unpublished_burst
 from nnfmq.observe.trace_points import TRACING, recorded
 from nnfmq.queue import NOT_EMPTY, MessageQueue, PeerDeathFlag, PollingWindow
 from nnfmq.serialize.burst_deadline import DeadlineWord, is_marked
@@ -97,6 +98,7 @@ class BurstServer:
         executor: BurstExecutor,
         window_ns: int,
         order: ClientOrder | None,
+        statistics: BurstRow,
     ) -> None:
         self._callback = callback
         self._requests = requests
@@ -106,6 +108,8 @@ class BurstServer:
         self._stats = StatsArea.over(results.stats_view)
         self._deadline = DeadlineWord(requests.stats_view)
         self._order = order
+        self._recorder = statistics.recorder
+        requests.count_waits(statistics.waits)
         self._sequence = 0
         self._cached: CachedExecution | None = None
         self.last_failure = LastFailure()
@@ -124,6 +128,7 @@ class BurstServer:
         executor: BurstExecutor | DriverPreparedModel,
         *,
         polling_window_us: float | None = None,
+        statistics: BurstRow | None = None,
     ) -> BurstServer:
         """Start a listener thread that serves `requests` until `close`, or until the peer dies.
 
@@ -136,6 +141,7 @@ class BurstServer:
             executor: A prepared model, or an object that executes the requests in its place (BUR-13).
             polling_window_us: How long the listener polls before it sleeps; by default
                 $NNFMQ_BURST_SERVER_POLLING_WINDOW.
+            statistics: What counts the burst's executions and waits; by default nobody reads the counts.
 
         Raises:
             GeneralFailure: If a queue does not have the quantum, the event flag or the size of a burst's queue.
@@ -151,10 +157,11 @@ class BurstServer:
                     f"a burst's queue has a ring of {RING_BYTES_MAX} bytes at most; this one has "
                     f"{queue.count * queue.quantum}"
                 )
-        order = None
+        order, statistics = None, statistics or unpublished_burst()
         if isinstance(executor, DriverPreparedModel):
             order, executor = executor.order, CachingBurstExecutor(executor)
-        server = cls(callback, requests, results, executor, PollingWindow.server(polling_window_us).ns, order)
+        window_ns = PollingWindow.server(polling_window_us).ns
+        server = cls(callback, requests, results, executor, window_ns, order, statistics)
         requests.peer_death = results.peer_death = server._peer_death
         server.peer.add(requests, results)
         server._start_thread()
@@ -267,10 +274,12 @@ class BurstServer:
             failure = GeneralFailure(f"the executor failed: {error!r}")
             self._reply_with_error(failure, received_ns, memory_ready_ns)
         else:
-            self._stats.record(
-                self._sequence, received_ns, memory_ready_ns, bound.engine_begin_ns, bound.engine_end_ns, timing
-            )
-            if not self._send(reply):
+            begin_ns, end_ns = bound.engine_begin_ns, bound.engine_end_ns
+            sent_ns = self._stats.record(self._sequence, received_ns, memory_ready_ns, begin_ns, end_ns, timing)
+            if self._send(reply):
+                self._recorder.add(sent_ns - received_ns, end_ns - begin_ns)  # while the client reads the result
+            else:
+                self._recorder.add_failure()
                 self._stats.count_failure()
                 self._reply_too_large(reply, received_ns, memory_ready_ns)
 
@@ -313,6 +322,7 @@ class BurstServer:
 
     def _reply_with_error(self, error: NnfmqError, received_ns: int, memory_ready_ns: int) -> None:
         reply = error_reply(error)
+        self._recorder.add_failure()
         self._note_failure(reply.status, reply.message)
         self._stats.count_failure()
         self._stats.record(self._sequence, received_ns, memory_ready_ns, 0, 0)

@@ -17,9 +17,11 @@ import time
 
 from nnfmq.channel import NO_WAIT, Channel, Frame
 from nnfmq.hal.errors import DeadObject, GeneralFailure, MissedDeadlineTransient, ProtocolError, TransportError
+from nnfmq.observe import statistics_layout as layout
 from nnfmq.service.child_process import ChildProcess
 from nnfmq.service.compile_server import FINISHED, FORK, HANDLED, PREFETCH, fork_compile_server
 from nnfmq.service.event_loop import EventLoop, Timer
+from nnfmq.service.statistics_area import StatisticsArea
 
 __all__ = ["IDLE_TIMEOUT_S", "REPLY_TIMEOUT_S", "CompileRelay"]
 
@@ -42,8 +44,9 @@ class _Server:
 class CompileRelay:
     """Passes workers' requests on to the compile server. Used by one thread, the only one of its process. Close it."""
 
-    def __init__(self, loop: EventLoop) -> None:
+    def __init__(self, loop: EventLoop, statistics: StatisticsArea) -> None:
         self._loop = loop
+        self._statistics = statistics
         self._server: _Server | None = None
 
     def relay(self, link: Channel) -> bool:
@@ -76,6 +79,7 @@ class CompileRelay:
             except (OSError, GeneralFailure, MissedDeadlineTransient) as error:
                 _log.warning("no compile process: %s", error)  # the fds close, which the worker sees
                 return
+            self._statistics.add(layout.COMPILE_REQUESTS)
             server.unanswered += 1
             server.processes += data == FORK
             if server.unanswered == 1:
@@ -84,6 +88,7 @@ class CompileRelay:
 
     def _start(self) -> _Server:
         server = self._server = _Server(*fork_compile_server(reports=True))
+        self._statistics.set(layout.COMPILE_SERVER_PID, server.process.pid)
         self._loop.add_reader(server.channel.fileno(), lambda: self._on_report(server))
         self._loop.add_reader(server.process.fileno(), lambda: self._on_exit(server))
         return server
@@ -117,6 +122,7 @@ class CompileRelay:
     def _drop(self) -> None:
         """End the server. The next request starts another one."""
         server, self._server = self._server, None
+        self._statistics.set(layout.COMPILE_SERVER_PID, 0)
         if server is not None:
             if server.timer is not None:
                 server.timer.cancel()

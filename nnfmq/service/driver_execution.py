@@ -85,11 +85,15 @@ class DriverExecution:
                 self._resources.close()
 
     @contextmanager
-    def uninitialize_outputs_on_error(self) -> Iterator[None]:
-        """If the block raises NnfmqError, mark the outputs in managed buffers as uninitialized (DOM-7)."""
+    def counted_on_error(self) -> Iterator[None]:
+        """Prepare one run in the block. If it raises NnfmqError, the run counts as failed.
+
+        The outputs in managed buffers are then uninitialized (DOM-7).
+        """
         try:
             yield
         except NnfmqError:
+            self.bound.recorder.add_failure()
             self.bound.abort()
             raise
 

@@ -196,6 +196,7 @@ class DriverFencedExecution:
         """Put the fence into the state ERROR, unless the execution is running or complete."""
         request = self._claim()
         if request is not None:
+            request.bound.recorder.add_failure()
             request.bound.abort()
             self._complete(FencedInfo(status_for_error(error), str(error)))
 

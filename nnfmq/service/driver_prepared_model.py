@@ -30,6 +30,8 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.hal.timing import NO_TIMING, Timing, from_limit_field
 from nnfmq.hal.types import ExecutionConfig, MeasureTiming, Model, OutputShape, Priority, Request
+from nnfmq.observe.recorder_core import ModelRecorder
+from nnfmq.observe.slot_writer import UNPUBLISHED
 from nnfmq.observe.trace_points import TRACING
 from nnfmq.service.constant_overlap import ConstantRange, require_no_constant_overlap
 from nnfmq.service.device_status import ALWAYS_AVAILABLE, UNAVAILABLE_MESSAGE, require_available
@@ -97,10 +99,14 @@ class BoundExecution(Protocol):
     """A validated request, bound to its memory. Can run any number of times, one run at a time.
 
     `engine_begin_ns` and `engine_end_ns` are the times at which the engine began and ended the last successful run.
+    `recorder` counts its runs: whoever calls `run` adds to it.
     """
 
     @property
-    def engine_begin_ns(self) -> int: ...  # noqa: D102  documented above
+    def recorder(self) -> ModelRecorder: ...  # noqa: D102  documented above
+
+    @property
+    def engine_begin_ns(self) -> int: ...  # noqa: D102
 
     @property
     def engine_end_ns(self) -> int: ...  # noqa: D102
@@ -124,11 +130,12 @@ class BoundExecution(Protocol):
 class MappedExecution:
     """A `BoundExecution` whose arguments are all in mapped memory: it reads and writes there without copies."""
 
-    __slots__ = ("_program", "_status_byte", "engine_begin_ns", "engine_end_ns")
+    __slots__ = ("_program", "_status_byte", "engine_begin_ns", "engine_end_ns", "recorder")
 
-    def __init__(self, program: BoundProgram, status_byte: memoryview) -> None:
+    def __init__(self, program: BoundProgram, status_byte: memoryview, recorder: ModelRecorder = UNPUBLISHED) -> None:
         self._program = program
         self._status_byte = status_byte
+        self.recorder = recorder
         self.engine_begin_ns = self.engine_end_ns = 0
 
     def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
@@ -158,7 +165,7 @@ class OrderedExecution(MappedExecution):
     __slots__ = ("_order", "_priority", "_times", "_wakes_next")
 
     def __init__(self, program: BoundProgram, prepared: DriverPreparedModel, order: ClientOrder) -> None:
-        super().__init__(program, prepared.status_byte)
+        super().__init__(program, prepared.status_byte, prepared.recorder)
         self._order = order
         self._priority = prepared.priority
         self._times = prepared.times
@@ -190,15 +197,17 @@ class StagedExecution:
     after its shape has changed.
     """
 
-    __slots__ = ("_bind", "_bound", "_bound_to", "_inputs", "_outputs")
+    __slots__ = ("_bind", "_bound", "_bound_to", "_inputs", "_outputs", "recorder")
 
     def __init__(
         self,
         bind: Callable[[Sequence[Any], Sequence[Any]], MappedExecution],
         inputs: Sequence[InputBinding],
         outputs: Sequence[OutputBinding],
+        recorder: ModelRecorder,
     ) -> None:
         self._bind = bind
+        self.recorder = recorder
         self._inputs = inputs
         self._outputs = outputs
         self._bound_to: list[Any] = []  # the inputs and outputs of `_bound`: as many in each run
@@ -243,7 +252,7 @@ def run_bound(
     received_ns: int,
     options: RunOptions = DEFAULT_RUN_OPTIONS,
 ) -> ExecutionReply:
-    """Run a bound request and return the reply. Never raises NnfmqError.
+    """Run a bound request, count it, and return the reply. Never raises NnfmqError.
 
     Args:
         execution: The bound request.
@@ -255,13 +264,13 @@ def run_bound(
         with np.errstate(all="ignore"):
             shapes = execution.run(options)
     except NnfmqError as error:
+        execution.recorder.add_failure()
         return error_reply(error)
     if TRACING.recorder is not None:
         TRACING.recorder.slice("[NN_LC_PE]engine", execution.engine_begin_ns, execution.engine_end_ns)
-    if measure is not MeasureTiming.YES:
-        return ExecutionReply(ErrorStatus.NONE, shapes)
     timing = Timing(execution.engine_end_ns - execution.engine_begin_ns, monotonic_ns() - received_ns)
-    return ExecutionReply(ErrorStatus.NONE, shapes, timing)
+    execution.recorder.add(timing.time_in_driver_ns, timing.time_on_device_ns)
+    return ExecutionReply(ErrorStatus.NONE, shapes, timing if measure is MeasureTiming.YES else NO_TIMING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +292,7 @@ class DriverPreparedModel:
         order: The order of the client's long executions; None: each begins at once.
         times: How long its executions run.
         wakes_next: Whether a long execution wakes those whose turn is next; otherwise its caller does.
+        recorder: Counts its executions.
     """
 
     model: Model
@@ -298,6 +308,7 @@ class DriverPreparedModel:
     order: ClientOrder | None = None
     times: RunTimes = field(default_factory=RunTimes)
     wakes_next: bool = True
+    recorder: ModelRecorder = UNPUBLISHED
 
     def without_constants(self) -> DriverPreparedModel:
         """Return this prepared model without the values of the constants: `program` has those that it needs."""
@@ -335,7 +346,8 @@ class DriverPreparedModel:
             if needs_staging(request):
                 binder = RequestBinder(self.key, request, self.buffers)
                 inputs = binder.bind_inputs(input_operands)
-                return StagedExecution(self._bind_arrays, inputs, binder.bind_outputs(output_operands))
+                outputs_ = binder.bind_outputs(output_operands)
+                return StagedExecution(self._bind_arrays, inputs, outputs_, self.recorder)
             arrays = tuple(
                 input_array(operand, argument, request.pools)
                 for operand, argument in zip(input_operands, request.inputs, strict=True)
@@ -349,7 +361,7 @@ class DriverPreparedModel:
     def _bind_arrays(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> MappedExecution:
         program = self.program.bind(inputs, outputs)
         if self.order is None:
-            return MappedExecution(program, self.status_byte)
+            return MappedExecution(program, self.status_byte, self.recorder)
         return OrderedExecution(program, self, self.order)
 
     @contextmanager
@@ -360,6 +372,19 @@ class DriverPreparedModel:
         except NnfmqError:
             if self.buffers is not None:
                 self.buffers.mark_outputs_uninitialized(request)
+            raise
+
+    @contextmanager
+    def counted_on_error(self, request: Request) -> Iterator[None]:
+        """Prepare one execution of `request` in the block. If it raises NnfmqError, the execution counts as failed.
+
+        Its outputs in managed buffers are then uninitialized (DOM-7).
+        """
+        try:
+            with self.uninitialize_outputs_on_error(request):
+                yield
+        except NnfmqError:
+            self.recorder.add_failure()
             raise
 
     def execute_synchronously(
@@ -375,7 +400,7 @@ class DriverPreparedModel:
         """
         received_ns = monotonic_ns() if received_ns is None else received_ns
         try:
-            with self.uninitialize_outputs_on_error(request):
+            with self.counted_on_error(request):
                 options = execution_options(config, deadline_ns)
                 bound = self.bind(request)
                 raise_if_deadline_passed(deadline_ns)

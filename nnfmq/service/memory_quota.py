@@ -84,12 +84,19 @@ class QuotaCharge:
 class MemoryQuota:
     """The quota of one client. Thread-safe. `charged_bytes` is the sum of all charges, `limit_bytes` its maximum.
 
-    `share` is this client's part of what all clients of the driver may have; None: no other clients count.
+    `share` is this client's part of what all clients of the driver may have; None: no other clients count. `on_change`
+    gets each new `charged_bytes`.
     """
 
-    def __init__(self, limit: int | None = None, share: MemoryShare | None = None) -> None:
+    def __init__(
+        self,
+        limit: int | None = None,
+        share: MemoryShare | None = None,
+        on_change: Callable[[int], object] = lambda _charged: None,
+    ) -> None:
         self.limit_bytes = quota_limit_bytes() if limit is None else limit
         self._share = share
+        self._on_change = on_change
         # Reentrant: the garbage collector may close a charge in a thread that holds the lock.
         self._lock = threading.RLock()
         self.charged_bytes = 0
@@ -180,6 +187,7 @@ class MemoryQuota:
 
     def _set_charged(self, charged: int) -> None:
         self.charged_bytes = charged
+        self._on_change(charged)
         if self._share is not None:
             self._share.publish(charged)
 

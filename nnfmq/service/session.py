@@ -65,6 +65,7 @@ from nnfmq.service.memory_quota import MemoryQuota, QuotaCharge
 from nnfmq.service.memory_shares import MemoryShare
 from nnfmq.service.private_memory_limit import limit_private_memory
 from nnfmq.service.session_context import SessionContext
+from nnfmq.service.statistics_area import StatisticsArea
 from nnfmq.service.worker_trace import WORKER_TRACE, recorded_call
 
 IDLE_TRIM_MS = 2000
@@ -85,9 +86,16 @@ class Session(SessionContext):
         hello: bytes | None = None,
         share: MemoryShare | None = None,
         order: ClientOrder | None = None,
+        statistics: tuple[StatisticsArea, int] | None = None,
     ) -> None:
-        quota = MemoryQuota(share=share)
-        super().__init__(channel, load_devices() if devices is None else devices, options, quota, order)
+        if devices is None:
+            devices = load_devices()
+        area, slot = statistics or (StatisticsArea(), 0)
+        writer = area.writer(slot)
+        quota = MemoryQuota(share=share, on_change=writer.set_charged_bytes)
+        super().__init__(channel, devices, options, quota, order, area, writer)
+        client = channel.peer()
+        writer.open(client.pid, client.uid, quota.limit_bytes)
         self._driver_name = driver_name
         self._received_hello = hello
 
@@ -310,6 +318,7 @@ def run_session(
     hello: bytes | None = None,
     share: MemoryShare | None = None,
     order: ClientOrder | None = None,
+    statistics: tuple[StatisticsArea, int] | None = None,
 ) -> NoReturn:
     """Serve the client at the other end of `channel` until it exits or SIGTERM arrives, then exit the process.
 
@@ -321,6 +330,7 @@ def run_session(
         hello: The client's first message; by default it is received from `channel`.
         share: This client's part of what all clients may have; by default no other clients count.
         order: The order of the client's long executions; by default each begins at once.
+        statistics: The driver's statistics and the client's slot there; by default the session has an area of its own.
     """
     with suppress(OSError, ValueError):  # as many fds as possible: each memory of a client takes two
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -329,7 +339,7 @@ def run_session(
     # A burst's listener thread gets the GIL back from a thread that prepares a model after 50 µs instead of 5 ms.
     sys.setswitchinterval(50e-6)
     threading.excepthook = lambda args: session_context.abort_on_internal_error(args.exc_value)
-    session = Session(channel, driver_name, devices, options, hello, share, order)
+    session = Session(channel, driver_name, devices, options, hello, share, order, statistics)
     limit_private_memory(session.quota.limit_bytes)
     memory_budget.use_budget(session.quota)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the application or the supervisor

@@ -22,6 +22,7 @@ from nnfmq.engines.execution import TieredProgram
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import Priority
+from nnfmq.observe.slot_writer import SlotWriter
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.connection_state import ConnectionState
 from nnfmq.serialize.control_protocol import PeerRole
@@ -40,6 +41,7 @@ from nnfmq.service.interface_versions import InterfaceVersion
 from nnfmq.service.managed_buffers import ManagedBuffers
 from nnfmq.service.memory_quota import MemoryQuota
 from nnfmq.service.priority_pool import PriorityThreadPool
+from nnfmq.service.statistics_area import StatisticsArea
 
 POOL_THREADS = 4  # one client's calls: several executions and a preparation can run concurrently
 BURSTS_MAX = 256  # for each client: each burst has a thread
@@ -72,6 +74,8 @@ class SessionContext:
         devices: The devices that this driver offers.
         options: The driver's options that concern a session.
         order: The order of the client's long executions; None: each begins at once.
+        statistics_area: The memory of the driver's statistics.
+        statistics: The client's slot in it.
         interface: The client's HAL version; AIDL v4 until its Hello is received.
         connection_state: State of the control protocol.
         models: Prepared models.
@@ -92,9 +96,13 @@ class SessionContext:
         devices: DeviceRegistry,
         options: DriverOptions,
         quota: MemoryQuota,
-        order: ClientOrder | None = None,
+        order: ClientOrder | None,
+        statistics_area: StatisticsArea,
+        statistics: SlotWriter,
     ) -> None:
         self.quota = quota
+        self.statistics_area = statistics_area
+        self.statistics = statistics
         self.devices = devices
         self.options = options
         self.order = order
@@ -160,6 +168,7 @@ class SessionContext:
     def _submit(self, pool: PriorityThreadPool, priority: int, work: Callable[..., object], *args: Any) -> None:
         with self._lock:
             self._open_calls += 1
+            self.statistics.set_open_calls(self._open_calls)
         if self._is_idle:
             self._wake_up()
         pool.submit(partial(self._run_task, work, *args), priority)
@@ -176,6 +185,7 @@ class SessionContext:
         finally:
             with self._lock:
                 self._open_calls -= not stays_open
+                self.statistics.set_open_calls(self._open_calls)
                 self._completed += 1
 
     def tier_up(self, program: TieredProgram, priority: int = Priority.MEDIUM) -> None:

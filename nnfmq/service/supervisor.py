@@ -134,9 +134,7 @@ class Supervisor:
         if len(self._workers) < CLIENTS_MAX:
             self._workers.start(channel, hello)
             return
-        text = f"this driver serves {CLIENTS_MAX} clients already"
-        _log.warning("client rejected: %s", text)
-        reject(channel, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
+        self._workers.reject_surplus(channel, f"this driver serves {CLIENTS_MAX} clients already")
 
     def close(self) -> None:
         """Close the supervisor's own fd."""
@@ -216,6 +214,7 @@ def _prepare_workers(
     from nnfmq.service.core_shares import CoreShares
     from nnfmq.service.memory_quota import total_limit_bytes
     from nnfmq.service.memory_shares import MemoryShares
+    from nnfmq.service.statistics_area import SharedStatistics
     from nnfmq.service.trace_area import TraceArea
     from nnfmq.service.worker_processes import WorkerProcesses
 
@@ -223,8 +222,9 @@ def _prepare_workers(
     setup = worker.WorkerSetup(entries, installation.installed_plugins(), options)
     shares = stack.enter_context(MemoryShares(total_limit_bytes(), CLIENTS_MAX))
     cores = stack.enter_context(CoreShares(CLIENTS_MAX))
+    statistics = stack.enter_context(SharedStatistics(CLIENTS_MAX, _release(), total_limit_bytes()))
     traces = stack.enter_context(TraceArea(CLIENTS_MAX))
-    workers = WorkerProcesses(loop, status, shares, cores, traces, setup)
+    workers = WorkerProcesses(loop, status, shares, cores, traces, statistics, setup)
     with contextlib.suppress(OSError, ValueError):  # each client takes several fds
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
@@ -232,6 +232,15 @@ def _prepare_workers(
     trim_memory()
     gc.freeze()  # the collector would write to pages that workers share
     return workers
+
+
+def _release() -> str:
+    """Return the installed release of nnfmq; empty in a source tree that is not installed."""
+    from importlib import metadata
+
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version("nnfmq")
+    return ""
 
 
 @contextlib.contextmanager

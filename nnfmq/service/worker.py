@@ -27,6 +27,7 @@ from nnfmq.service.driver_options import DriverOptions
 from nnfmq.service.execution_order import ClientOrder
 from nnfmq.service.memory_shares import MemoryShare
 from nnfmq.service.session import run_session
+from nnfmq.service.statistics_area import SharedStatistics
 from nnfmq.service.worker_trace import WORKER_TRACE
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class WorkerFds(NamedTuple):
         trace: The memory of `TraceArea`.
         shared_cache: The connection to the supervisor's shared program cache.
         compile_relay: The connection over which the supervisor takes requests for compile processes.
+        statistics: The memory of `SharedStatistics`, whose mapping the worker inherits.
     """
 
     control: int
@@ -55,6 +57,7 @@ class WorkerFds(NamedTuple):
     trace: int
     shared_cache: int
     compile_relay: int
+    statistics: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +86,12 @@ def preload() -> None:
     installation.read_in_child()
 
 
-def main(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup) -> NoReturn:
+def main(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup, statistics: SharedStatistics) -> NoReturn:
     """Serve the client whose first message was `hello`, with the configured devices and those of plug-ins.
 
-    `slot` is this worker's place among the shares of memory and of the cores.
+    `slot` is this worker's place among the shares of memory and of the cores, counted from 1, and in `statistics`.
     """
+    statistics.keep_from_children()
     extension_plugins.load_extensions(setup.plugins)
     shared_cache_client.connect(fds.shared_cache)
     compile_jobs.connect_compile_server(fds.compile_relay)
@@ -99,4 +103,13 @@ def main(hello: bytes, fds: WorkerFds, slot: int, setup: WorkerSetup) -> NoRetur
     turns = CoreTurns(Memory.adopt(fds.core_shares), slot, setup.options.supervisor_pid)
     divide_cores(turns.division)
     WORKER_TRACE.use_area(Memory.adopt(fds.trace), slot)
-    run_session(Channel.adopt(fds.control), "nnfmq", devices, setup.options, hello, share, ClientOrder(turns))
+    run_session(
+        Channel.adopt(fds.control),
+        "nnfmq",
+        devices,
+        setup.options,
+        hello,
+        share,
+        ClientOrder(turns),
+        (statistics, slot - 1),
+    )

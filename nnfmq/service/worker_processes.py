@@ -22,6 +22,7 @@ from functools import partial
 from nnfmq.channel import Channel
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure
 from nnfmq.memory import Memory
+from nnfmq.observe import statistics_layout as layout
 from nnfmq.service import worker
 from nnfmq.service.caching import program_cache
 from nnfmq.service.caching.shared_cache_server import SharedCacheServer, WorkerLink
@@ -33,6 +34,7 @@ from nnfmq.service.device_status import end_changes
 from nnfmq.service.event_loop import EventLoop
 from nnfmq.service.memory_shares import MemoryShares
 from nnfmq.service.pending_clients import reject
+from nnfmq.service.statistics_area import SharedStatistics
 from nnfmq.service.trace_area import TraceArea
 from nnfmq.service.worker import WorkerFds, WorkerSetup
 
@@ -58,7 +60,7 @@ class WorkerProcesses:
     """The workers of one supervisor. Used by one thread, which must be the only one of its process.
 
     Borrows `status`, the memory of the devices' status, `shares`, what each client has of the driver's memory, `cores`,
-    what it has of the cores, and `traces`, where workers record what they do. All workers map all four.
+    what it has of the cores, `traces`, where workers record what they do, and `statistics`. All workers map all five.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class WorkerProcesses:
         shares: MemoryShares,
         cores: CoreShares,
         traces: TraceArea,
+        statistics: SharedStatistics,
         setup: WorkerSetup,
     ) -> None:
         self._loop = loop
@@ -75,9 +78,11 @@ class WorkerProcesses:
         self._shares = shares
         self._cores = cores
         self._traces = traces
+        self._statistics = statistics
         self._setup = setup
-        self._compile_relay = CompileRelay(loop)
+        self._compile_relay = CompileRelay(loop, statistics)
         self._shared_cache = SharedCacheServer(program_cache.cache_limit_bytes())
+        statistics.set(layout.CACHE_LIMIT, program_cache.cache_limit_bytes())
         self._workers: dict[int, _Worker] = {}  # by pid
         status.keep_from_children()  # compile processes map no shared memory; workers map it themselves
 
@@ -89,7 +94,7 @@ class WorkerProcesses:
         try:
             client_pidfd = channel.open_peer_pidfd()
         except OSError as error:
-            _reject(channel, error)
+            self._reject(channel, error)
             return
         control_fd = channel.detach()  # a fork closes channels in the child
         try:
@@ -97,7 +102,7 @@ class WorkerProcesses:
         except (OSError, GeneralFailure) as error:
             if client_pidfd is not None:
                 os.close(client_pidfd)
-            _reject(Channel.adopt(control_fd), error)
+            self._reject(Channel.adopt(control_fd), error)
         else:
             os.close(control_fd)
             self._watch_or_end(started)
@@ -117,14 +122,25 @@ class WorkerProcesses:
             undo.callback(self._shares.release, slot)
             memories = (self._shares.memory, self._cores.memory, self._traces.memory)
             shares, cores, traces = (memory.fileno() for memory in memories)
-            fds = WorkerFds(control_fd, self._status.fileno(), shares, cores, traces, cache_fd, compile_fd)
-            # Without a supervisor nobody would end the worker if it is stopped and its client exits.
-            process = fork_child(
-                partial(worker.main, hello, fds, slot, self._setup), fds, at_parent_exit=signal.SIGCONT
-            )
+            statistics = self._statistics.fileno()
+            fds = WorkerFds(control_fd, self._status.fileno(), shares, cores, traces, cache_fd, compile_fd, statistics)
+            run = partial(worker.main, hello, fds, slot, self._setup, self._statistics)
+            with self._statistics.inherited():
+                # Without a supervisor nobody would end the worker if it is stopped and its client exits.
+                process = fork_child(run, fds, at_parent_exit=signal.SIGCONT)
             undo.pop_all()
         link.worker_pid = process.pid
         return _Worker(process, link, compile_link, client_pidfd, slot)
+
+    def _reject(self, channel: Channel, error: OSError | GeneralFailure) -> None:
+        self._statistics.add(layout.REJECTED_CLIENTS)
+        _reject(channel, error)
+
+    def reject_surplus(self, channel: Channel, text: str) -> None:
+        """Reject a client because the driver has as many as it may have. Takes ownership of `channel`."""
+        self._statistics.add(layout.REJECTED_CLIENTS)
+        _log.warning("client rejected: %s", text)
+        reject(channel, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
 
     def _watch_or_end(self, started: _Worker) -> None:
         """Watch a worker. If that fails, end it: its client, which may have its reply already, sees a hang-up."""
@@ -146,6 +162,14 @@ class WorkerProcesses:
     def _serve_cache(self, linked: _Worker) -> None:
         if not self._shared_cache.serve(linked.cache_link):
             self._close_cache_link(linked)
+        self._publish_cache()
+
+    def _publish_cache(self) -> None:
+        cache, statistics = self._shared_cache, self._statistics
+        statistics.set(layout.CACHE_PROGRAMS, cache.program_count)
+        statistics.set(layout.CACHE_BYTES, cache.used_bytes)
+        statistics.set(layout.CACHE_LOOKUPS, cache.lookups)
+        statistics.set(layout.CACHE_HITS, cache.hits)
 
     def _close_cache_link(self, linked: _Worker) -> None:
         """Close a worker's link to the shared program cache. Idempotent. The worker goes on without it."""
@@ -183,9 +207,11 @@ class WorkerProcesses:
         self._loop.remove_reader(ended.process.fileno())
         self._close_client_pidfd(ended)
         self._close_cache_link(ended)
+        self._publish_cache()
         self._close_compile_link(ended)
         end_changes(self._status.view, ended.process.pid)
         self._traces.release(ended.slot)
+        self._statistics.release(ended.slot - 1)
         self._cores.release(ended.slot)  # first: another worker may get the slot from then on
         self._shares.release(ended.slot)
         status = ended.process.reap()

@@ -10,7 +10,7 @@ from msgspec import Meta
 from nnfmq.hal.capabilities import Capabilities
 from nnfmq.hal.summaries import clipped, code_name
 from nnfmq.hal.types import DeviceStatus, DeviceType, OperandType
-from nnfmq.serialize.messages.common import U32, Call, Data, Name, StatusReply
+from nnfmq.serialize.messages.common import U32, Call, Data, MemoryList, Name, StatusReply
 
 __all__ = [
     "CapabilitiesData",
@@ -19,11 +19,13 @@ __all__ = [
     "DeviceList",
     "ExtensionData",
     "GetCapabilities",
+    "GetStatistics",
     "ListDevices",
     "OperandPerformanceData",
     "OperandTypeData",
     "PerformanceData",
     "SetDeviceStatus",
+    "StatisticsMemory",
     "capabilities_from_data",
     "capabilities_to_data",
 ]
@@ -134,3 +136,16 @@ class SetDeviceStatus(Call, frozen=True):
     device: Name
     status: DeviceStatus
     is_kept: bool
+
+
+class GetStatistics(Call, frozen=True):
+    """Request the memory of the driver's statistics."""
+
+
+class StatisticsMemory(StatusReply, frozen=True):
+    """The memory of the driver's statistics, which comes with the message; none if `status` is an error.
+
+    The receiver can map it for reading only.
+    """
+
+    memories: MemoryList = ()

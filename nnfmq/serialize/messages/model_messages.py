@@ -69,7 +69,7 @@ class PrepareModel(Call, frozen=True):
     """Prepare a model for execution; `deadline_ns` -1 = none. The model's pools come with the message.
 
     The driver saves the compilation to the cache files that come after the pools, if there are any. If
-    `tells_progress` is set, it sends `PreparationProgress`.
+    `tells_progress` is set, it sends `PreparationProgress`. `name` is what statistics call the model.
     """
 
     device: Name
@@ -83,6 +83,7 @@ class PrepareModel(Call, frozen=True):
     hints: Hints = ()
     extensions: Prefixes = ()
     tells_progress: bool = False
+    name: Name = ""
 
     @property
     def fd_count(self) -> int:
@@ -91,11 +92,15 @@ class PrepareModel(Call, frozen=True):
 
 
 class PrepareModelFromCache(Call, frozen=True):
-    """Prepare the model whose compilation was saved to the files that come with it; `deadline_ns` -1 = none."""
+    """Prepare the model whose compilation was saved to the files that come with it; `deadline_ns` -1 = none.
+
+    `name` is what statistics call the model.
+    """
 
     device: Name
     deadline_ns: I64
     caches: CachesData
+    name: Name = ""
 
     @property
     def fd_count(self) -> int:

@@ -68,12 +68,24 @@ class WorkerLink:
 class SharedCacheServer:
     """The programs that the workers of one driver share. Used by one thread, which also closes all links.
 
-    `limit_bytes` bounds the size of all entries together.
+    `limit_bytes` bounds the size of all entries together. `lookups` counts how often workers asked for a program, and
+    `hits` how often there was one.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._entries: dict[str, _Entry] = {}
+        self.lookups = self.hits = 0
+
+    @property
+    def program_count(self) -> int:
+        """How many programs are shared."""
+        return len(self._entries)
+
+    @property
+    def used_bytes(self) -> int:
+        """The size of all entries together."""
+        return sum(entry.size_bytes for entry in self._entries.values())
 
     @staticmethod
     def connect() -> tuple[WorkerLink, Channel]:
@@ -121,6 +133,7 @@ class SharedCacheServer:
     def _look_up(self, link: WorkerLink, ref_id: int, name: str) -> None:
         _require_unused(link, ref_id)
         entry = self._entries.get(name)
+        self.lookups += 1
         if entry is None or len(link.references) >= REFERENCES_MAX:
             _send(link, NotFound(ref_id))
             return
@@ -128,6 +141,7 @@ class SharedCacheServer:
         self._ref(link, ref_id, entry)  # SYNC referenced
         try:
             _send(link, Found(ref_id), entry.fd)
+            self.hits += 1
         except OSError as error:  # ETOOMANYREFS: too many fds are in flight, perhaps because of another worker
             self._log_rejection(link, f"a file descriptor cannot be sent: {error.strerror}")
             self._unref(link.references.pop(ref_id))
@@ -148,7 +162,7 @@ class SharedCacheServer:
         self._ref(link, ref_id, entry)
 
     def _rejection_reason(self, link: WorkerLink, size: int) -> str:
-        used = sum(entry.size_bytes for entry in self._entries.values())
+        used = self.used_bytes
         if used + size > self._limit_bytes:
             return f"{size} bytes in addition to {used} exceed the limit of {self._limit_bytes}"
         if len(self._entries) >= ENTRIES_MAX:

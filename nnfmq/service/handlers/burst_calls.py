@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
     error_for_status,
 )
+from nnfmq.observe.slot_writer import BurstRow, SlotWriter
 from nnfmq.observe.trace_layout import request_base
 from nnfmq.queue import Grantor, MessageQueue, MQDescriptor
 from nnfmq.serialize.control_protocol import PeerRole
@@ -104,16 +106,23 @@ class _ClientCallback:
 
 
 class _QueueBurst:
-    """A burst over queues: its server, and its calls to the client."""
+    """A burst over queues: its server, its calls to the client, and its row in the client's statistics."""
 
-    def __init__(self, server: BurstServer, callback: _ClientCallback) -> None:
+    def __init__(
+        self, server: BurstServer, callback: _ClientCallback, statistics: SlotWriter, counted: BurstRow
+    ) -> None:
         self.server = server
         self._callback = callback
+        self._statistics = statistics
+        self._counted = counted
+        self._closing = threading.Lock()  # acquired once, by whoever takes the row back
 
     def close(self) -> None:
         """See `OpenBurst.close`."""
         self._callback.cancel()
         self.server.close()
+        if self._closing.acquire(blocking=False):
+            self._statistics.close_burst(self._counted)
 
 
 def cancel_all(context: SessionContext) -> None:
@@ -141,10 +150,12 @@ def _configure(context: SessionContext, message: ConfigureBurst, fds: list[int],
         undo.callback(results.close)
         burst_id = context.bursts.next_id()
         callback = _ClientCallback(context, burst_id)
-        server = BurstServer.create(callback, requests, results, prepared)
+        counted = context.statistics.burst(burst_id, message.model_id, prepared.recorder)
+        undo.callback(context.statistics.close_burst, counted)
+        server = BurstServer.create(callback, requests, results, prepared, statistics=counted)
         server.trace_base = request_base(os.getpid(), burst_id)
         undo.pop_all()
-    context.bursts.insert(_QueueBurst(server, callback), burst_id)
+    context.bursts.insert(_QueueBurst(server, callback, context.statistics, counted), burst_id)
     context.send(BurstConfigured(message.call, ErrorStatus.NONE, "", burst_id))
 
 

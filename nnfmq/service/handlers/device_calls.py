@@ -1,17 +1,21 @@
-"""Calls about devices: the list of devices, their capabilities, and the status that an administrator sets."""
+"""Calls about devices: their list, capabilities, and the status that an administrator sets; and the statistics."""
 
 from __future__ import annotations
 
 import os
 
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure
+from nnfmq.hal.types import Protection
 from nnfmq.serialize.messages import (
     DeviceCapabilities,
     DeviceList,
     GetCapabilities,
+    GetStatistics,
     ListDevices,
+    MemoryData,
     Message,
     SetDeviceStatus,
+    StatisticsMemory,
     capabilities_to_data,
 )
 from nnfmq.service.handlers.base import BlockingHandler, InlineHandler, error_as_reply, reply
@@ -32,8 +36,7 @@ def _capabilities_error(call: int, status: ErrorStatus, text: str) -> tuple[Mess
 
 
 def _set_device_status(context: SessionContext, message: SetDeviceStatus, _fds: list[int], _received_ns: int) -> None:
-    if context.client_uid not in (os.getuid(), 0):  # a driver may serve other users, too
-        raise GeneralFailure(f"uid {context.client_uid} does not administer this driver, which runs as {os.getuid()}")
+    _require_administrator(context)
     if not context.options.allows_device_status:
         raise GeneralFailure(
             "this driver lets no client set the status of devices: start it with `nnfmq serve --allow-device-status`"
@@ -42,8 +45,28 @@ def _set_device_status(context: SessionContext, message: SetDeviceStatus, _fds: 
     context.send(reply(message.call))
 
 
+def _require_administrator(context: SessionContext) -> None:
+    if context.client_uid not in (os.getuid(), 0):  # a driver may serve other users, too
+        raise GeneralFailure(f"uid {context.client_uid} does not administer this driver, which runs as {os.getuid()}")
+
+
+def _get_statistics(context: SessionContext, message: GetStatistics, _fds: list[int], _received_ns: int) -> None:
+    _require_administrator(context)
+    fd, size_bytes = context.statistics_area.open_for_reading()
+    try:
+        data = MemoryData(size_bytes, 0, Protection.READ.value)
+        context.send(StatisticsMemory(message.call, ErrorStatus.NONE, "", (data,)), [fd])
+    finally:
+        os.close(fd)
+
+
+def _statistics_error(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
+    return (StatisticsMemory(call, status, text),)
+
+
 HANDLERS: dict[type[Message], InlineHandler | BlockingHandler] = {
     ListDevices: _list_devices,
     GetCapabilities: BlockingHandler(_get_capabilities, _capabilities_error),
     SetDeviceStatus: BlockingHandler(_set_device_status, error_as_reply),
+    GetStatistics: BlockingHandler(_get_statistics, _statistics_error),
 }

@@ -64,7 +64,7 @@ def result_message(kind: type[ResultT], call: int, result: ExecutionReply) -> Re
 def _execute(context: SessionContext, message: Execute, fds: list[int], received_ns: int) -> None:
     with ExitStack() as resources:
         prepared, request, config = receive_request(context, message, fds, resources)
-        with prepared.uninitialize_outputs_on_error(request):
+        with prepared.counted_on_error(request):
             deadline_ns = from_limit_field(message.deadline_ns)
         result = prepared.execute_synchronously(request, config, deadline_ns, received_ns)
     context.send(result_message(Executed, message.call, result))
@@ -85,7 +85,7 @@ def _execute_asynchronously(
     """
     with ExitStack() as undo:
         prepared, request, config = receive_request(context, message, fds, undo)
-        with prepared.uninitialize_outputs_on_error(request):
+        with prepared.counted_on_error(request):
             deadline_ns = from_limit_field(message.deadline_ns)
             options = execution_options(config, deadline_ns)
             bound = prepared.bind(request)

@@ -38,7 +38,7 @@ def _execute_fenced(context: SessionContext, message: ExecuteFenced, fds: list[i
         fences = fds[memory_count:]
         undo.callback(close_all, fences)
         prepared, request, config = receive_request(context, message, fds[:memory_count], undo)
-        with prepared.uninitialize_outputs_on_error(request):
+        with prepared.counted_on_error(request):
             deadline_ns, duration_ns = _deadline_and_duration(message)
             execution_options(config, deadline_ns)  # rejects an invalid loop timeout now, not after the launch
             bound = prepared.bind(request, is_fenced=True)
@@ -53,7 +53,7 @@ def _run_execution_fenced(
         undo.callback(close_all, fds)
         execution = context.executions.lookup(message.execution_id)
         undo.enter_context(execution.exclusive_run())
-        with execution.uninitialize_outputs_on_error():
+        with execution.counted_on_error():
             deadline_ns, duration_ns = _deadline_and_duration(message)
             execution.require_fenceable()
             fenced_request = FencedRequest(execution.bound, execution.config, deadline_ns, duration_ns, received_ns)

@@ -121,6 +121,7 @@ def _prepare_and_call_back(
     """Call `prepare` and send its result in the callback. The model takes ownership of `charge`."""
     try:
         prepared = prepare()
+        model_id = context.models.next_id()
         prepared = replace(
             prepared,
             charge=charge,
@@ -128,6 +129,7 @@ def _prepare_and_call_back(
             order=context.order if context.devices.find(message.device).uses_cores else None,
             device=message.device,
             buffers=context.buffers,
+            recorder=context.statistics.model(model_id, message.name, message.device),
             takes_unspecified=context.interface.takes_unspecified,
             constants=find_constant_ranges(prepared.model),
         ).without_constants()
@@ -136,7 +138,7 @@ def _prepare_and_call_back(
         context.send(PreparedModelReady(message.call, status_for_error(error), str(error), NO_ID))
         return
     context.trim_soon()  # the messages and the constants are dropped when this call has returned
-    context.send(PreparedModelReady(message.call, ErrorStatus.NONE, "", context.models.insert(prepared)))
+    context.send(PreparedModelReady(message.call, ErrorStatus.NONE, "", context.models.insert(prepared, model_id)))
     if isinstance(prepared.program, TieredProgram):
         context.tier_up(prepared.program, prepared.priority)
 

@@ -47,7 +47,7 @@ def _create_error(call: int, status: ErrorStatus, text: str) -> tuple[Message, .
 def _run(context: SessionContext, message: RunExecution, _fds: list[int], received_ns: int) -> None:
     execution = context.executions.lookup(message.execution_id)
     with execution.exclusive_run():
-        with execution.uninitialize_outputs_on_error():
+        with execution.counted_on_error():
             deadline_ns = from_limit_field(message.deadline_ns)
             options = execution_options(execution.config, deadline_ns)
             raise_if_deadline_passed(deadline_ns)

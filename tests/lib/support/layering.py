@@ -70,8 +70,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
 """Part → what it may import beside itself and `observe`, which everyone may."""
 
 DOORS: dict[str, tuple[str, ...]] = {
-    # The control channel; and the stream socket of a collector of telemetry, which speaks JSON lines and no protocol.
-    "socket": ("channel", "telemetry.collector_socket"),
+    # The control channel; the stream socket of a collector of telemetry, which speaks JSON lines and no protocol; an
+    # HTTP server on loopback, in a process of its own.
+    "socket": ("channel", "telemetry.collector_socket", "cli.metrics_endpoint"),
     "socketserver": (),
     # Memory of other processes; and private memory for machine code, in engines, which know nothing of other processes.
     "mmap": ("memory", "engines.compiled.object_loader"),

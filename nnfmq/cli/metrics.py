@@ -1,0 +1,113 @@
+"""`nnfmq metrics`: a Prometheus endpoint for a driver, as a process of its own; and the Grafana dashboard."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nnfmq.cli.statistics_sample import DriverSample
+    from nnfmq.runtime.client import Client
+
+EXAMPLES = """\
+examples:
+  nnfmq metrics                           # http://127.0.0.1:9464/metrics
+  nnfmq metrics --listen unix:/run/user/1000/nnfmq/metrics.sock
+  nnfmq metrics --dashboard > nnfmq.json  # to import into Grafana
+
+Needs prometheus-client: pip install 'nnfmq[metrics]'. Exit status 0 after SIGTERM or Ctrl-C.
+"""
+_DEFAULT = "127.0.0.1:9464"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `metrics`."""
+    from nnfmq.cli.metrics_endpoint import listen_address
+
+    parser.add_argument("--connect", metavar="PATH", help="the socket of a driver (default: that of this user)")
+    parser.add_argument(
+        "--listen",
+        metavar="ADDRESS",
+        type=listen_address,
+        default=_DEFAULT,
+        help="unix:PATH, or a loopback address with a port; port 0 takes any (default: %(default)s)",
+    )
+    parser.add_argument("--dashboard", action="store_true", help="print the Grafana dashboard as JSON, and end")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Serve until a signal arrives; return the exit status. The driver may start and end meanwhile."""
+    if arguments.dashboard:
+        from importlib.resources import files
+
+        print((files("nnfmq") / "data" / "grafana_dashboard.json").read_text(encoding="utf-8"), end="")
+        return 0
+    try:
+        import prometheus_client
+    except ModuleNotFoundError:
+        print("nnfmq: error: this needs prometheus-client: pip install 'nnfmq[metrics]'", file=sys.stderr)
+        return 1
+    from nnfmq.cli.metrics_collector import DriverCollector
+    from nnfmq.cli.metrics_endpoint import Endpoint
+
+    registry = prometheus_client.CollectorRegistry()
+    with DriverReader(arguments.connect) as reader:
+        registry.register(DriverCollector(reader.read))
+
+        def render() -> tuple[bytes, str]:
+            return prometheus_client.generate_latest(registry), prometheus_client.CONTENT_TYPE_LATEST
+
+        previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            with Endpoint(arguments.listen, render) as endpoint:
+                print(f"nnfmq: metrics at {endpoint.url}", flush=True)
+                endpoint.serve()
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+    return 0
+
+
+class DriverReader:
+    """Reads the statistics of the driver at `path`, and connects again when another one runs there. Close it."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._client: Client | None = None
+
+    def read(self) -> DriverSample | None:
+        """Return a sample; None if no driver runs, or it does not let this user read."""
+        from nnfmq.cli.statistics_sample import take_sample
+        from nnfmq.hal.errors import DeadObject, NnfmqError
+
+        for _ in range(2):  # the driver may have been replaced since the last scrape
+            try:
+                return take_sample(self._connected())
+            except DeadObject:
+                self.close()
+            except (NnfmqError, OSError) as error:
+                print(f"nnfmq: {error}", file=sys.stderr)
+                return None
+        return None
+
+    def _connected(self) -> Client:
+        import nnfmq
+
+        if self._client is None:
+            self._client = nnfmq.connect(self._path, embedded=False)
+        return self._client
+
+    def close(self) -> None:
+        """Hang up. Idempotent."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def __enter__(self) -> DriverReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

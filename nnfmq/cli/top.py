@@ -1,0 +1,113 @@
+"""`nnfmq top`: a live view of a driver's clients, models and bursts; `--once` prints one table and ends."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from nnfmq.cli.console import console, print_json, table
+
+if TYPE_CHECKING:
+    from nnfmq.cli.statistics_sample import Activity
+    from nnfmq.runtime.client import Client
+
+EXAMPLES = """\
+examples:
+  nnfmq top                               # q quits, space pauses
+  nnfmq top --interval 5
+  nnfmq top --once                        # what happens in one second, as plain tables
+  nnfmq top --once --json | jq '.models[] | {name, per_s, p99_ns}'
+
+The live view needs textual: pip install 'nnfmq[top]'.
+"""
+_INTERVALS = (0.1, 3600.0)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `top`."""
+    parser.add_argument("--connect", metavar="PATH", help="the socket of a driver (default: that of this user)")
+    parser.add_argument(
+        "--interval", metavar="S", type=_interval, default=1.0, help="seconds between two readings (default: 1)"
+    )
+    parser.add_argument("--once", action="store_true", help="print what happens in one interval, and end")
+    parser.add_argument("--json", action="store_true", help="with --once: print JSON")
+
+
+def _interval(text: str) -> float:
+    minimum, maximum = _INTERVALS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not minimum <= seconds <= maximum:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between {minimum:g} and {maximum:g} seconds")
+    return seconds
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Show the view until the user quits, or print it once; return the exit status."""
+    import nnfmq
+
+    problem = _usage_problem(arguments)
+    if problem:
+        print(f"nnfmq: error: {problem}", file=sys.stderr)
+        return 2
+    with nnfmq.connect(arguments.connect, embedded=False) as client:
+        if not arguments.once:
+            return _show(client, arguments)
+        activity = _one_interval(client, arguments.interval)
+    if arguments.json:
+        print_json(activity.as_json())
+    else:
+        _print(activity, arguments.no_color)
+    return 0
+
+
+def _usage_problem(arguments: argparse.Namespace) -> str:
+    if arguments.json and not arguments.once:
+        return "--json needs --once"
+    if not arguments.once and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return "the live view needs a terminal; use --once, or --once --json"
+    return ""
+
+
+def _one_interval(client: Client, interval: float) -> Activity:
+    from nnfmq.cli.statistics_sample import Activity, take_sample
+
+    before = take_sample(client)
+    time.sleep(interval)
+    return Activity(take_sample(client), before)
+
+
+def _print(activity: Activity, no_color: bool) -> None:
+    from nnfmq.cli.statistics_tables import burst_rows, client_rows, duration_text, model_rows, rate_text
+
+    screen = console(no_color)
+    statistics = activity.now.statistics
+    screen.print(
+        f"driver {statistics.pid}, up {duration_text(statistics.uptime_ns)}, {rate_text(activity.per_s)} per s"
+    )
+    for name, rows_of in (("clients", client_rows), ("models", model_rows), ("bursts", burst_rows)):
+        headings, rows = rows_of(activity, screen.width)
+        if not rows:
+            screen.print(f"no {name}")
+            continue
+        listing = table(*headings)
+        for cells in rows:
+            listing.add_row(*cells)
+        screen.print(listing)
+
+
+def _show(client: Client, arguments: argparse.Namespace) -> int:
+    try:
+        from nnfmq.cli.top_screen import TopScreen
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "textual":
+            raise
+        remedy = "the live view needs textual: pip install 'nnfmq[top]'; --once works without"
+        print(f"nnfmq: error: {remedy}", file=sys.stderr)
+        return 1
+    TopScreen(client, arguments.interval).run()
+    return 0

@@ -1,0 +1,131 @@
+"""The live view of `nnfmq top`, with textual: a line about the driver, and tables of clients, models and bursts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.widgets import DataTable, Footer, Static
+
+from nnfmq.cli import describe
+from nnfmq.cli.statistics_sample import Activity, DriverSample, take_sample
+from nnfmq.cli.statistics_tables import (
+    Rows,
+    burst_rows,
+    client_rows,
+    duration_text,
+    model_rows,
+    rate_text,
+    share_text,
+    size_text,
+)
+from nnfmq.hal.errors import DeadObject, NnfmqError
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.client import Client
+
+_RECONNECT_S = 0.2  # of each reading, while no driver runs
+_TABLES = {"clients": client_rows, "models": model_rows, "bursts": burst_rows}
+
+
+class TopScreen(App[None]):
+    """The application. Borrows `client`, and reconnects it when another driver runs."""
+
+    CSS = """
+    #driver { height: auto; padding: 0 1; background: $panel; }
+    DataTable { height: auto; max-height: 40%; margin-top: 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "quit"),
+        Binding("space", "pause", "pause"),
+    ]
+    ENABLE_COMMAND_PALETTE = False
+
+    def __init__(self, client: Client, interval: float) -> None:
+        super().__init__()
+        self._client = client
+        self._seconds = interval
+        self._before: DriverSample | None = None
+        self._activity: Activity | None = None
+        self._is_paused = False
+
+    def compose(self) -> ComposeResult:
+        """Yield the widgets from top to bottom."""
+        yield Static("", id="driver", markup=False)
+        for name in _TABLES:
+            yield DataTable(id=name, cursor_type="none", zebra_stripes=True)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to read the statistics."""
+        self.refresh_statistics()
+        self.set_interval(self._seconds, self.refresh_statistics)
+
+    def on_resize(self) -> None:
+        """Show what fits into the new width."""
+        self.call_after_refresh(self._draw)
+
+    def action_pause(self) -> None:
+        """Stop, or go on."""
+        self._is_paused = not self._is_paused
+        self._draw()
+
+    def refresh_statistics(self) -> None:
+        """Read the statistics and show what has changed; say so if no driver runs."""
+        if self._is_paused:
+            return
+        try:
+            sample = take_sample(self._client)
+        except DeadObject as error:
+            self._before = self._activity = None
+            for name in _TABLES:
+                self.query_one(f"#{name}", DataTable).clear()
+            self._say(f"{describe(error)}; waiting for the next one")
+            self._reconnect()
+            return
+        except NnfmqError as error:
+            self._say(describe(error))
+            return
+        self._activity = Activity(sample, self._before)
+        self._before = sample
+        self._draw()
+
+    def _reconnect(self) -> None:
+        try:
+            self._client.reconnect(timeout=_RECONNECT_S)
+        except NnfmqError:
+            return  # the next reading says why
+        self.call_later(self.refresh_statistics)
+
+    def _say(self, text: str) -> None:
+        self.query_one("#driver", Static).update(text)
+
+    def _draw(self) -> None:
+        activity = self._activity
+        if activity is None:
+            return
+        statistics = activity.now.statistics
+        usage = activity.now.usage.get(statistics.pid)
+        parts = [
+            f"driver {statistics.pid}",
+            f"up {duration_text(statistics.uptime_ns)}",
+            f"{rate_text(activity.per_s)} executions per s",
+            f"CPU {share_text(activity.cpu_share(statistics.pid))}",
+            f"memory {size_text(None if usage is None else usage.resident_bytes)}",
+        ]
+        self._say(", ".join(parts) + (" — paused" if self._is_paused else ""))
+        for name, rows_of in _TABLES.items():
+            self._fill(self.query_one(f"#{name}", DataTable), rows_of(activity, self.size.width))
+
+    @staticmethod
+    def _fill(listing: DataTable[Text], contents: Rows) -> None:
+        headings, rows = contents
+        listing.clear(columns=True)
+        numbers = [heading.startswith(">") for heading in headings]
+        for heading in headings:
+            listing.add_column(heading.lstrip(">"))
+        for cells in rows:
+            justified = zip(cells, numbers, strict=True)
+            listing.add_row(*(Text(cell, justify="right" if right else "left") for cell, right in justified))

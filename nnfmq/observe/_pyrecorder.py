@@ -1,0 +1,99 @@
+"""The Python core of the statistics area: how counters are added to, and how rows are changed and read.
+
+The specification of the compiled core `_recorder`, with the same classes and functions. Here accesses are ordered on
+x86 only; elsewhere a reader may see a row of two owners for a moment, which is displayed and nothing else.
+
+Recorders may be used by all threads of the process that hold the GIL: an addition is not interrupted. Only one process
+writes to a slot.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from nnfmq.observe import statistics_layout as layout
+from nnfmq.observe.statistics_layout import WORD_BYTES
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["BurstRecorder", "ModelRecorder", "begin_change", "end_change", "snapshot"]
+
+_WORD_MASK = 2**64 - 1
+
+
+class ModelRecorder:
+    """Counts the executions of one model, for the model and for the client.
+
+    `client` is the header of the client's slot, `row` the model's row. It keeps both mapped.
+    """
+
+    def __init__(self, client: Buffer, row: Buffer) -> None:
+        self._client = _words(client, layout.SLOT_HEADER_WORDS)
+        self._row = _words(row, layout.MODEL_WORDS)
+
+    def add(self, driver_ns: int, engine_ns: int, /) -> None:
+        """Count a successful execution, with its times in the driver and in the engine."""
+        self._client[layout.CLIENT_EXECUTIONS] += 1
+        row = self._row
+        row[layout.EXECUTIONS] += 1
+        row[layout.DRIVER_NS] += max(driver_ns, 0)
+        row[layout.ENGINE_NS] += max(engine_ns, 0)
+        row[layout.HISTOGRAM + layout.bucket_of(driver_ns)] += 1
+
+    def add_failure(self) -> None:
+        """Count an execution that ended with an error."""
+        self._client[layout.CLIENT_FAILURES] += 1
+        self._row[layout.FAILURES] += 1
+
+
+class BurstRecorder:
+    """Counts the executions of one burst, for the burst, its model and the client. It keeps `row` mapped."""
+
+    def __init__(self, model: ModelRecorder, row: Buffer) -> None:
+        self._model = model
+        self._row = _words(row, layout.BURST_WORDS)
+
+    def add(self, driver_ns: int, engine_ns: int, /) -> None:
+        """Count a successful execution, with its times in the driver and in the engine."""
+        self._row[layout.BURST_EXECUTIONS] += 1
+        self._model.add(driver_ns, engine_ns)
+
+    def add_failure(self) -> None:
+        """Count an execution that ended with an error."""
+        self._row[layout.BURST_FAILURES] += 1
+        self._model.add_failure()
+
+
+def _words(region: Buffer, count: int) -> memoryview:
+    words = memoryview(region).cast("B").cast("Q")
+    if len(words) < count:
+        raise ValueError(f"{len(words)} words of statistics where {count} are needed")
+    return words
+
+
+def begin_change(slot: Buffer, /) -> None:
+    """Announce that the rows of a slot change: readers wait. Whoever died during a change is overruled."""
+    words = memoryview(slot).cast("B").cast("Q")
+    words[layout.CHANGE] = (words[layout.CHANGE] | 1) & _WORD_MASK  # SYNC rows
+
+
+def end_change(slot: Buffer, /) -> None:
+    """Announce that the change of the rows is complete."""
+    words = memoryview(slot).cast("B").cast("Q")
+    words[layout.CHANGE] = ((words[layout.CHANGE] | 1) + 1) & _WORD_MASK  # SYNC rows
+
+
+def snapshot(slot: Buffer, /) -> bytes | None:
+    """Return a copy of a slot in which all rows belong together; None if they changed meanwhile."""
+    view = memoryview(slot).cast("B")
+    before = _change_of(view)  # SYNC rows
+    copy = bytes(view)
+    after = _change_of(view)  # SYNC rows
+    return copy if before == after and before % 2 == 0 else None
+
+
+def _change_of(view: memoryview) -> int:
+    word: int = struct.unpack_from("<Q", view, layout.CHANGE * WORD_BYTES)[0]
+    return word

@@ -1,0 +1,21 @@
+"""The core that writes and reads the statistics area: `_recorder` (Cython) or `_pyrecorder` (Python).
+
+It is selected at import, as `nnfmq.core_selection` documents. Callers import the classes and functions from here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nnfmq.core_selection import CorePair
+
+__all__ = ["CORES", "BurstRecorder", "ModelRecorder", "begin_change", "end_change", "snapshot"]
+
+CORES = CorePair(compiled="nnfmq.observe._recorder", python="nnfmq.observe._pyrecorder")
+_active = CORES.load(CORES.choose()[0])
+
+if TYPE_CHECKING:
+    from nnfmq.observe._pyrecorder import BurstRecorder, ModelRecorder, begin_change, end_change, snapshot
+else:
+    BurstRecorder, ModelRecorder = _active.BurstRecorder, _active.ModelRecorder
+    begin_change, end_change, snapshot = _active.begin_change, _active.end_change, _active.snapshot

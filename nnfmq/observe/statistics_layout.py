@@ -1,0 +1,126 @@
+"""The layout of the statistics area: a header of the driver, then one slot for each worker.
+
+All fields are words: u64, little-endian, aligned. Text is UTF-8, cut to its field and filled with zeros. A counter has
+one writer, which adds to it without a lock; its words are read one by one, so the counters of a row may be of slightly
+different times. What tells who has a slot and which rows it has changes together: its writer makes `CHANGE` odd before,
+and even afterwards, and a reader that saw it change reads again (SYNC rows in `_recorder.pyx`).
+
+A histogram counts durations. Below 1 µs its buckets are 125 ns wide; above, each octave from 2^k to 2^(k+1) µs has 8
+buckets of equal width. So a bucket's middle is at most 1/16 (6.25 %) away from any duration in it. The last bucket,
+which begins at 2^27 µs - 2^23 µs, also counts everything longer (125.8 s).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+WORD_BYTES: Final = 8
+MAGIC: Final = int.from_bytes(b"NNFMQST1", "little")  # the digit is the version of the layout
+DRIVER_PAGE: Final = "nnfmq-statistics"
+
+# Words of the header. The supervisor, or the embedded driver, writes them.
+HEADER_MAGIC: Final = 0
+HEADER_SLOTS: Final = 1
+DRIVER_PID: Final = 2
+DRIVER_START: Final = 3  # CLOCK_MONOTONIC, ns
+MEMORY_LIMIT: Final = 4  # bytes that all clients may have together
+CACHE_LIMIT: Final = 5  # bytes of shared programs
+CACHE_PROGRAMS: Final = 6
+CACHE_BYTES: Final = 7
+CACHE_LOOKUPS: Final = 8
+CACHE_HITS: Final = 9
+COMPILE_SERVER_PID: Final = 10  # 0: none runs
+COMPILE_REQUESTS: Final = 11
+REJECTED_CLIENTS: Final = 12
+DRIVER_VERSION: Final = 16  # text
+DRIVER_VERSION_WORDS: Final = 8
+HEADER_WORDS: Final = 64
+
+# Words of a slot, from its beginning. The supervisor writes STATE, the worker everything else.
+CHANGE: Final = 0
+STATE: Final = 1
+FREE, USED = 0, 1
+WORKER_PID: Final = 2
+CLIENT_PID: Final = 3
+CLIENT_UID: Final = 4
+CLIENT_START: Final = 5  # CLOCK_MONOTONIC, ns
+CLIENT_EXECUTIONS: Final = 6  # of all its models, released ones included
+CLIENT_FAILURES: Final = 7
+OPEN_CALLS: Final = 8  # calls that are queued or running
+CHARGED_BYTES: Final = 9  # of the client's memory quota
+QUOTA_BYTES: Final = 10  # the quota
+SLOT_HEADER_WORDS: Final = 32
+
+# Words of a model's row, from its beginning.
+MODEL_ID: Final = 0  # 0: the row is free
+EXECUTIONS: Final = 1  # that succeeded
+FAILURES: Final = 2
+DRIVER_NS: Final = 3  # sum of the times from receiving the request to the result
+ENGINE_NS: Final = 4  # sum of the times in the engine
+MODEL_NAME: Final = 8  # text
+MODEL_NAME_WORDS: Final = 8
+DEVICE_NAME: Final = 16  # text
+DEVICE_NAME_WORDS: Final = 4
+HISTOGRAM: Final = 32  # of the times in the driver
+BUCKETS: Final = 224
+MODEL_WORDS: Final = HISTOGRAM + BUCKETS
+MODELS_MAX: Final = 16  # rows of a slot; the last one counts all models that have no row of their own
+OTHER_MODELS_ID: Final = 2**64 - 1
+
+# Words of the row of a burst over queues, from its beginning: one cache line.
+BURST_ID: Final = 0  # 0: the row is free
+BURST_MODEL_ID: Final = 1
+BURST_EXECUTIONS: Final = 2
+BURST_FAILURES: Final = 3
+RECEIVED: Final = 4  # request packets; if more than executions and failures, one is executing
+POLLED: Final = 5  # waits for a request that ended while the listener polled
+SLEPT: Final = 6  # waits for which the listener slept
+BURST_WORDS: Final = 8
+BURSTS_MAX: Final = 32  # rows of a slot; further bursts are counted in their models only
+
+MODELS_AT: Final = SLOT_HEADER_WORDS
+BURSTS_AT: Final = MODELS_AT + MODELS_MAX * MODEL_WORDS
+SLOT_WORDS: Final = BURSTS_AT + BURSTS_MAX * BURST_WORDS
+SLOT_BYTES: Final = SLOT_WORDS * WORD_BYTES
+
+_UNIT_NS: Final = 125
+_SUB_BITS: Final = 3
+
+
+def area_bytes(slots: int) -> int:
+    """Return the size of an area with so many slots."""
+    return (HEADER_WORDS + slots * SLOT_WORDS) * WORD_BYTES
+
+
+def slot_at(slot: int) -> int:
+    """Return the first word of a slot; slots count from 0."""
+    return HEADER_WORDS + slot * SLOT_WORDS
+
+
+def bucket_of(duration_ns: int) -> int:
+    """Return the bucket that counts a duration; a negative one counts as 0."""
+    units = max(duration_ns, 0) // _UNIT_NS
+    if units < 1 << _SUB_BITS:
+        return units
+    shift = units.bit_length() - 1 - _SUB_BITS
+    return min((shift << _SUB_BITS) + (units >> shift), BUCKETS - 1)
+
+
+def bucket_start_ns(bucket: int) -> int:
+    """Return the shortest duration that a bucket counts; for BUCKETS, the end of the last bucket."""
+    octave, part = divmod(bucket, 1 << _SUB_BITS)
+    if octave == 0:
+        return part * _UNIT_NS
+    return (((1 << _SUB_BITS) + part) << (octave - 1)) * _UNIT_NS
+
+
+def text_to_words(text: str, words: int) -> bytes:
+    """Return text as the bytes of a field of so many words, cut at a character."""
+    size = words * WORD_BYTES
+    data = text.encode("utf-8", "replace")[:size].decode("utf-8", "ignore").encode()
+    return data.ljust(size, b"\0")
+
+
+def text_from_words(data: bytes) -> str:
+    """Return the text of a field; what is no UTF-8 is replaced."""
+    return data.partition(b"\0")[0].decode("utf-8", "replace")

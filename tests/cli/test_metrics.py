@@ -1,0 +1,357 @@
+"""`nnfmq metrics`: what a scrape contains, read by Prometheus' own parser; the endpoint; the command as a process."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.activity import MIB, NO_PID, FakeClient, burst, client, driver, model
+from support.commands import started
+from support.drivers import Daemon, running_daemon, short_folder
+
+import nnfmq
+from nnfmq.cli import main, metrics
+from nnfmq.cli.metrics_endpoint import Endpoint, ListenAddress, listen_address
+from nnfmq.cli.statistics_sample import DriverSample
+from nnfmq.hal.errors import DeadObject, DeviceUnavailable, GeneralFailure
+
+prometheus = pytest.importorskip("prometheus_client")
+parser = pytest.importorskip("prometheus_client.parser")
+NAMES = {"client": "", "pid": str(NO_PID + 1), "model": "face.tflite", "device": "compiled"}
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+class Scraped:
+    """The series of successive scrapes of given statistics."""
+
+    def __init__(self, *readings: Any) -> None:
+        from nnfmq.cli.metrics_collector import DriverCollector
+
+        self.readings = list(readings)
+        self._registry = prometheus.CollectorRegistry()
+        self._registry.register(DriverCollector(self._read))
+
+    def _read(self) -> DriverSample | None:
+        statistics = self.readings.pop(0)
+        return None if statistics is None else DriverSample(statistics, {}, {})
+
+    def scrape(self) -> Series:
+        text = prometheus.generate_latest(self._registry).decode()
+        families = parser.text_string_to_metric_families(text)
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+
+def value(series: Series, name: str, **labels: str) -> float:
+    return series[name, frozenset(labels.items())]
+
+
+def test_a_scrape_has_the_counts_of_each_model() -> None:
+    series = Scraped(driver(client(10, models=(model(10, failures=2),)))).scrape()
+    assert value(series, "nnfmq_up") == 1
+    assert value(series, "nnfmq_executions_total", **NAMES) == 10
+    assert value(series, "nnfmq_failures_total", **NAMES) == 2
+    assert value(series, "nnfmq_engine_seconds_total", **NAMES) == pytest.approx(10 * 2e-6)
+    assert value(series, "nnfmq_execution_seconds_sum", **NAMES) == pytest.approx(10 * 4e-6)
+    assert value(series, "nnfmq_execution_seconds_count", **NAMES) == 10
+
+
+def test_buckets_are_cumulative_with_bounds_of_powers_of_two_microseconds() -> None:
+    models = (model(3, 1_500), replace(model(2, 5_000), id=2))  # the same name: one series
+    series = Scraped(driver(client(5, models=models))).scrape()
+    found = {
+        dict(labels)["le"]: count
+        for (name, labels), count in series.items()
+        if name == "nnfmq_execution_seconds_bucket"
+    }
+    assert [float(bound) for bound in found] == [*(1e-6 * 2**power for power in range(27)), float("inf")]
+    assert list(found.values()) == [0, 3, 3, *[5] * 25]
+
+
+def test_a_scrape_has_the_state_of_driver_and_clients() -> None:
+    row = client(0, open_calls=4, bursts=(burst(polled=7, slept=2), burst(id=9, polled=1, slept=1)))
+    series = Scraped(driver(row, compile_server_pid=5)).scrape()
+    assert value(series, "nnfmq_uptime_seconds") == 10
+    assert value(series, "nnfmq_clients") == 1
+    assert value(series, "nnfmq_rejected_clients_total") == 2
+    assert value(series, "nnfmq_cache_hits_total") == 7
+    assert value(series, "nnfmq_compile_server_up") == 1
+    labels = {name: NAMES[name] for name in ("client", "pid")}
+    assert value(series, "nnfmq_open_calls", **labels) == 4
+    assert value(series, "nnfmq_charged_bytes", **labels) == MIB
+    assert value(series, "nnfmq_burst_waits_total", how="polled", **labels) == 8
+    assert value(series, "nnfmq_burst_waits_total", how="slept", **labels) == 3
+
+
+def test_counts_do_not_go_back_when_one_of_two_equal_models_or_bursts_is_released() -> None:
+    two = client(15, models=(model(10), replace(model(5), id=4)), bursts=(burst(polled=6), burst(id=7, polled=3)))
+    one = client(16, models=(model(11),), bursts=(burst(polled=8),))
+    scraped = Scraped(driver(two), driver(one))
+    first, second = scraped.scrape(), scraped.scrape()
+    assert value(first, "nnfmq_executions_total", **NAMES) == 15
+    assert value(second, "nnfmq_executions_total", **NAMES) == 16
+    assert value(second, "nnfmq_execution_seconds_count", **NAMES) == 16
+    labels = {name: NAMES[name] for name in ("client", "pid")}
+    assert value(first, "nnfmq_burst_waits_total", how="polled", **labels) == 9
+    assert value(second, "nnfmq_burst_waits_total", how="polled", **labels) == 11
+
+
+def test_series_of_what_has_ended_end() -> None:
+    scraped = Scraped(driver(client(10)), driver(client(10, models=())), driver(), None, driver(client(3)))
+    names = [{name for name, _ in scraped.scrape()} for _ in range(4)]
+    assert "nnfmq_executions_total" in names[0] and "nnfmq_executions_total" not in names[1]
+    assert "nnfmq_open_calls" in names[1] and "nnfmq_open_calls" not in names[2]
+    assert names[3] == {"nnfmq_up"}
+    assert value(scraped.scrape(), "nnfmq_executions_total", **NAMES) == 3  # of another driver: from zero
+
+
+def test_labels_with_quotes_and_newlines_are_escaped() -> None:
+    series = Scraped(driver(client(1, models=(model(1, name='a"b\\c\nd'),)))).scrape()
+    assert value(series, "nnfmq_executions_total", **{**NAMES, "model": 'a"b\\c\nd'}) == 1
+
+
+def test_cpu_and_memory_of_a_worker_are_series() -> None:
+    from nnfmq.cli.statistics_sample import take_sample
+
+    fake = FakeClient(driver(client(1, worker_pid=os.getpid())))
+    scraped = Scraped()
+    scraped._read = lambda: take_sample(fake)  # type: ignore[method-assign,arg-type]
+    from nnfmq.cli.metrics_collector import DriverCollector
+
+    families = {family.name: family for family in DriverCollector(scraped._read).collect()}
+    assert families["nnfmq_worker_resident_bytes"].samples[0].value > MIB
+    assert families["nnfmq_worker_cpu_seconds"].samples[0].value > 0
+
+
+# ------------------------------------------------------------------------------------------------ the connection
+
+
+def test_a_reader_connects_again_to_the_next_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    dying, next_one = FakeClient(driver(), DeadObject("gone")), FakeClient(driver(client(1)))
+    made = [dying, next_one]
+    monkeypatch.setattr(nnfmq, "connect", lambda *_, **__: made.pop(0), raising=False)
+    with metrics.DriverReader(None) as reader:
+        first, second = reader.read(), reader.read()
+        assert first is not None and second is not None
+        assert (len(first.statistics.clients), len(second.statistics.clients)) == (0, 1)
+        assert (dying.is_closed, next_one.is_closed) == (True, False)
+    assert next_one.is_closed
+
+
+@pytest.mark.parametrize("error", [DeviceUnavailable("none listens"), GeneralFailure("uid 7 does not administer")])
+def test_a_reader_without_a_driver_returns_nothing_and_reports_why(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def connect(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(nnfmq, "connect", connect, raising=False)
+    with metrics.DriverReader(None) as reader:
+        assert reader.read() is None
+    assert capsys.readouterr().err == f"nnfmq: {error}\n"
+
+
+def test_a_reader_gives_up_on_drivers_that_die_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nnfmq, "connect", lambda *_, **__: FakeClient(DeadObject("gone")), raising=False)
+    with metrics.DriverReader(None) as reader:
+        assert reader.read() is None
+
+
+# ------------------------------------------------------------------------------------------------ the endpoint
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as made:
+        yield made
+
+
+@contextmanager
+def serving(address: ListenAddress) -> Iterator[Endpoint]:
+    """Serve a fixed text, one request for each call of the test, on a thread."""
+
+    class Ended(Exception):
+        pass
+
+    with Endpoint(address, lambda: (b"up 1\n", "text/plain")) as endpoint:
+
+        def serve() -> None:
+            while not ended.is_set():
+                endpoint._server.handle_request()
+
+        ended = threading.Event()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield endpoint
+        finally:
+            ended.set()
+            family = socket.AF_UNIX if address.path else socket.AF_INET
+            with socket.socket(family) as last:
+                last.connect(endpoint._server.server_address)
+            thread.join(30)
+
+
+def get(url: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as reply:
+            return reply.status, reply.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, b""
+
+
+def test_metrics_are_at_one_path_of_a_loopback_address() -> None:
+    with serving(listen_address("127.0.0.1:0")) as endpoint:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/metrics", endpoint.url)
+        assert get(endpoint.url) == (200, b"up 1\n")
+        assert get(endpoint.url + "?name[]=x") == (200, b"up 1\n")
+        assert get(endpoint.url.replace("/metrics", "/"))[0] == 404
+
+
+def ask(path: Path) -> bytes:
+    with socket.socket(socket.AF_UNIX) as asked:
+        asked.connect(str(path))
+        asked.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        received = b""
+        while more := asked.recv(4096):
+            received += more
+        return received
+
+
+def test_a_unix_socket_is_the_user_s_only_and_removed_at_the_end(folder: Path) -> None:
+    path = folder / "m.sock"
+    with serving(ListenAddress(path=path)) as endpoint:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert ask(path).endswith(b"up 1\n")
+        assert str(path) in endpoint.url
+    assert not path.exists()
+
+
+def test_a_stale_socket_is_replaced_and_a_live_one_is_not(folder: Path) -> None:
+    path = folder / "m.sock"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    with serving(ListenAddress(path=path)):
+        assert ask(path).endswith(b"up 1\n")
+        with pytest.raises(OSError, match="another program listens"):
+            Endpoint(ListenAddress(path=path), lambda: (b"", ""))
+        assert ask(path).endswith(b"up 1\n")
+
+
+def test_a_file_that_is_no_socket_is_kept(folder: Path) -> None:
+    path = folder / "m.sock"
+    path.write_text("mine")
+    with pytest.raises(OSError, match="no socket"):
+        Endpoint(ListenAddress(path=path), lambda: (b"", ""))
+    assert path.read_text() == "mine"
+
+
+def test_a_socket_that_another_program_has_put_there_is_kept(folder: Path) -> None:
+    path = folder / "m.sock"
+    with Endpoint(ListenAddress(path=path), lambda: (b"", "")):
+        path.unlink()
+        path.write_text("another's")
+    assert path.read_text() == "another's"
+
+
+def test_a_client_that_hangs_up_does_not_end_the_endpoint(folder: Path) -> None:
+    path = folder / "m.sock"
+    with serving(ListenAddress(path=path)):
+        with socket.socket(socket.AF_UNIX) as rude:
+            rude.connect(str(path))
+            rude.sendall(b"GET /metrics")
+        assert ask(path).endswith(b"up 1\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:9464", ListenAddress("127.0.0.1", 9464)),
+        ("localhost:1", ListenAddress("127.0.0.1", 1)),
+        ("[::1]:65535", ListenAddress("::1", 65535)),
+        ("unix:/run/m.sock", ListenAddress(path=Path("/run/m.sock"))),
+    ],
+)
+def test_addresses_to_listen_on(text: str, address: ListenAddress) -> None:
+    assert listen_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0.0.0.0:9464", "192.0.2.1:80", "[::]:80", "example.org:80", "127.0.0.1", ":80", "127.0.0.1:65536", "unix:"],
+)
+def test_other_addresses_are_rejected(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"neither unix:PATH nor a loopback address"):
+        listen_address(text)
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+def test_the_dashboard_uses_only_metrics_that_the_endpoint_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["metrics", "--dashboard"]) == 0
+    dashboard = json.loads(capsys.readouterr().out)
+    used = set(re.findall(r"\bnnfmq_\w+", json.dumps(dashboard)))
+    offered = {name for name, _ in Scraped(driver(client(1))).scrape()}
+    offered |= {"nnfmq_worker_cpu_seconds_total", "nnfmq_worker_resident_bytes"}  # of processes that exist
+    assert used <= offered
+    assert len(dashboard["panels"]) > 10
+
+
+def test_the_command_without_prometheus_client_names_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
+    assert main(["metrics"]) == 1
+    assert "pip install 'nnfmq[metrics]'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def lab(folder: Path) -> Iterator[Daemon]:
+    with running_daemon(folder / "d.sock") as daemon:
+        yield daemon
+
+
+Ending = Callable[[Any], None]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_serves_a_driver_and_ends_at_a_signal(lab: Daemon, number: signal.Signals) -> None:
+    with started("metrics", "--connect", str(lab.path), "--listen", "127.0.0.1:0") as process:
+        line = process.stdout.readline().decode()  # type: ignore[union-attr]
+        url = line.removeprefix("nnfmq: metrics at ").strip()
+        status, body = get(url)
+        assert status == 200
+        assert b"nnfmq_up 1.0\n" in body and b"nnfmq_clients 0.0\n" in body  # itself is not counted
+        process.send_signal(number)
+    assert process.returncode == 0
+
+
+def test_the_command_outlives_its_driver(folder: Path) -> None:
+    with started("metrics", "--connect", str(folder / "d.sock"), "--listen", f"unix:{folder}/m.sock") as process:
+        process.stdout.readline()  # type: ignore[union-attr]
+        assert b"nnfmq_up 0.0\n" in ask(folder / "m.sock")
+        with running_daemon(folder / "d.sock"):
+            assert b"nnfmq_up 1.0\n" in ask(folder / "m.sock")
+        assert b"nnfmq_up 0.0\n" in ask(folder / "m.sock")
+        process.terminate()
+    assert process.returncode == 0
+    assert not (folder / "m.sock").exists()

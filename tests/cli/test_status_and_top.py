@@ -1,0 +1,342 @@
+"""`nnfmq status` and `nnfmq top` over statistics of a driver that does not exist; `top` also in a virtual terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.activity import MIB, FakeClient, burst, client, driver, model
+
+import nnfmq
+from nnfmq.cli import main
+from nnfmq.cli.statistics_sample import Activity, take_sample
+from nnfmq.cli.statistics_tables import duration_text, rate_text, size_text
+from nnfmq.hal.errors import DeadObject, DeviceUnavailable, GeneralFailure
+
+Connect = Callable[..., FakeClient]
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
+    """Let `nnfmq.connect` return a client with the readings of a test."""
+
+    def use(*readings: Any) -> FakeClient:
+        made = FakeClient(*readings)
+
+        def connected(_path: object, *, embedded: bool) -> FakeClient:
+            assert not embedded
+            return made
+
+        monkeypatch.setattr(nnfmq, "connect", connected, raising=False)
+        return made
+
+    return use
+
+
+def words_of(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+# ------------------------------------------------------------------------------------------------ what is computed
+
+
+def activity(*readings: Any) -> Activity:
+    fake = FakeClient(*readings)
+    samples = [take_sample(fake) for _ in readings]  # type: ignore[arg-type]
+    return Activity(samples[-1], samples[0] if len(samples) > 1 else None)
+
+
+def test_without_an_earlier_sample_rates_are_those_since_the_connection() -> None:
+    found = activity(driver(client(50), read_s=11))  # connected at 1 s
+    assert (found.per_s, found.models[0].per_s, found.bursts[0].per_s) == (5, 5, 5)
+    assert found.models[0].engine_share == 0.5
+
+
+def test_rates_and_latencies_are_those_between_two_samples() -> None:
+    slow = model(10, 4_000)
+    later = model(30, 4_000)
+    late = later.latency.since(slow.latency)
+    found = activity(driver(client(10), read_s=11), driver(client(30), read_s=15))
+    assert (found.per_s, found.models[0].per_s, found.bursts[0].per_s) == (5, 5, 5)
+    assert found.models[0].latency == late
+    assert (found.bursts[0].polled, found.bursts[0].slept, found.bursts[0].polled_share) == (20, 0, 1)
+
+
+def test_a_new_client_and_a_new_model_count_from_zero() -> None:
+    old = client(10)
+    new = client(40, worker_pid=7, started_ns=13 * 10**9)
+    grown = client(10, models=(model(10), model(8, id=5, name="new")))
+    found = activity(driver(old, read_s=11), driver(grown, new, read_s=15))
+    assert [row.per_s for row in found.clients] == [0, 20]
+    assert [row.per_s for row in found.models] == [0, 2, 20]
+
+
+def test_counts_that_went_back_are_no_rate() -> None:
+    found = activity(driver(client(30), read_s=11), driver(client(10), read_s=15))
+    assert (found.per_s, found.models[0].per_s, found.bursts[0].per_s) == (0, 0, 0)
+    assert found.models[0].engine_share is None
+    assert found.models[0].latency.quantile_ns(0.5) is None
+
+
+def test_a_burst_of_a_released_model_is_shown_with_its_id() -> None:
+    assert activity(driver(client(1, models=()))).bursts[0].model == "model 1"
+
+
+def test_the_reader_itself_is_no_client_of_the_driver() -> None:
+    assert activity(driver(client(1, pid=os.getpid()), client(2))).per_s == 0.2
+
+
+def test_cpu_and_memory_of_a_worker_come_from_proc() -> None:
+    mine = client(1, worker_pid=os.getpid())
+    found = activity(driver(mine, read_s=11), driver(mine, read_s=12))
+    (row,) = found.clients
+    assert row.usage is not None and row.usage.resident_bytes > MIB
+    assert row.cpu_share is not None and 0 <= row.cpu_share < 2  # nearly nothing, in a second that did not pass
+    assert activity(driver(client(1))).clients[0].usage is None
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "text"),
+    [(0, "0 s"), (59.9, "59 s"), (61, "1 min 1 s"), (3 * 3600 + 59, "3 h 0 min"), (90000, "1 d 1 h")],
+)
+def test_a_duration_is_shown_in_two_units(duration_s: float, text: str) -> None:
+    assert duration_text(int(duration_s * 10**9)) == text
+
+
+def test_rates_and_sizes_are_short() -> None:
+    assert [rate_text(rate) for rate in (0, 0.1234, 99.94, 123456.7)] == ["0", "0.123", "99.9", "123,457"]
+    assert [size_text(size) for size in (None, MIB // 2, 2048 * MIB)] == ["-", "0.5 MiB", "2,048 MiB"]
+
+
+# ------------------------------------------------------------------------------------------------ status
+
+
+def test_status_shows_driver_clients_and_models(connect: Connect, capsys: pytest.CaptureFixture[str]) -> None:
+    made = connect(driver(client(50, failures=3)))
+    assert main(["status"]) == 0
+    lines = words_of(capsys.readouterr().out)
+    assert ["driver", "pid", str(2**22 + 3), "up", "10", "s"] == [word.rstrip(",") for word in lines[0]]
+    assert ["version", "1.2.3"] in lines
+    assert ["clients", "1,", "2", "rejected", "so", "far"] in lines
+    assert ["compiler", "not", "running"] in lines
+    assert ["programs", "3", "shared,", "6.0", "MiB", "of", "512", "MiB"] in lines
+    assert ["face.tflite", "compiled", "5", "4.2", "4.2", "50", "%", "0"] in [line[1:] for line in lines]
+    assert made.is_closed
+
+
+def test_status_of_a_driver_without_clients(connect: Connect, capsys: pytest.CaptureFixture[str]) -> None:
+    connect(driver(compile_server_pid=os.getpid(), version=""))
+    assert main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert f"compiler  pid {os.getpid()}, " in out
+    assert "pid   client" not in out
+
+
+def test_status_json_has_everything(connect: Connect, capsys: pytest.CaptureFixture[str]) -> None:
+    connect(driver(client(50)))
+    assert main(["status", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["driver"]["uptime_ns"] == 10 * 10**9
+    assert found["driver"]["cache"] == {
+        "programs": 3,
+        "size_bytes": 6 * MIB,
+        "limit_bytes": 512 * MIB,
+        "lookups": 10,
+        "hits": 7,
+    }
+    assert found["per_s"] == 5
+    assert found["clients"][0]["charged_bytes"] == MIB
+    (row,) = found["models"]
+    assert (row["executions"], row["per_s"], row["p50_ns"], row["engine_share"]) == (50, 5, 4250, 0.5)
+    assert found["bursts"][0]["polled_share"] == 1
+
+
+def test_status_without_a_driver_fails_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def connected(*_: object, **__: object) -> None:
+        raise DeviceUnavailable("no driver listens there")
+
+    monkeypatch.setattr(nnfmq, "connect", connected, raising=False)
+    assert main(["status"]) == 1
+    assert capsys.readouterr().err == "nnfmq: error: no driver listens there\n"
+
+
+# ------------------------------------------------------------------------------------------------ top
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nnfmq.cli import top
+
+    monkeypatch.setattr(top.time, "sleep", lambda _seconds: None)
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_top_once_prints_what_happened_in_the_interval(connect: Connect, capsys: pytest.CaptureFixture[str]) -> None:
+    connect(driver(client(10), read_s=11), driver(client(30), read_s=15))
+    assert main(["top", "--once"]) == 0
+    lines = [line[1:] for line in words_of(capsys.readouterr().out)]
+    assert ["face.tflite", "compiled", "5", "4.2", "4.2", "50", "%", "0"] in lines
+    assert ["2", "face.tflite", "5", "0", "100", "%", "0", "0"] in lines
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_top_once_shows_less_in_a_narrow_terminal(
+    connect: Connect, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    connect(driver(client(10), read_s=11), driver(client(30, bursts=()), read_s=15))
+    assert main(["top", "--once"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 50  # the first line is text
+    assert ["face.tflite", "5", "4.2", "4.2"] in words_of(out)
+    assert "no bursts" in out
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_top_once_json(connect: Connect, capsys: pytest.CaptureFixture[str]) -> None:
+    connect(driver(client(10), read_s=11), driver(client(10), read_s=15))
+    assert main(["top", "--once", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["models"]
+    assert (row["executions"], row["per_s"], row["p99_ns"], row["engine_share"]) == (10, 0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--json"], "--json needs --once"),
+        ([], "needs a terminal"),
+        (["--interval", "0"], "is not between 0.1 and 3600"),
+        (["--interval", "soon"], "is not between 0.1 and 3600"),
+    ],
+)
+def test_wrong_usage_of_top(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", *arguments]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_the_live_view_without_textual_names_the_remedy(
+    connect: Connect, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(driver())
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for name in [name for name in sys.modules if name == "textual" or name.startswith("textual.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "nnfmq.cli.top_screen", raising=False)
+    monkeypatch.setitem(sys.modules, "textual", None)
+    assert main(["top"]) == 1
+    assert "pip install 'nnfmq[top]'" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------ the live view
+
+
+def seen(fake: FakeClient, steps: Callable[[Any, Any], Any], size: tuple[int, int] = (100, 30)) -> None:
+    """Run the live view over `fake`, in a virtual terminal, and call `steps` with it and its pilot."""
+    pytest.importorskip("textual")
+    from nnfmq.cli.top_screen import TopScreen
+
+    async def run() -> None:
+        screen = TopScreen(fake, 3600.0)  # type: ignore[arg-type]
+        async with screen.run_test(size=size) as pilot:
+            await pilot.pause()
+            await steps(screen, pilot)
+
+    asyncio.run(run())
+
+
+def cells(screen: Any, name: str) -> list[list[str]]:
+    listing = screen.query_one(f"#{name}")
+    return [[str(cell) for cell in listing.get_row_at(row)] for row in range(listing.row_count)]
+
+
+def headline(screen: Any) -> str:
+    return str(screen.query_one("#driver").render())
+
+
+def test_the_live_view_shows_rates_of_the_last_interval() -> None:
+    async def steps(screen: Any, pilot: Any) -> None:
+        screen.refresh_statistics()
+        await pilot.pause()
+        assert cells(screen, "models")[0][1:] == ["face.tflite", "compiled", "5", "4.2", "4.2", "50 %", "0"]
+        assert cells(screen, "bursts")[0][1:] == ["2", "face.tflite", "5", "0", "100 %", "0", "0"]
+        assert "5 executions per s" in headline(screen)
+
+    seen(FakeClient(driver(client(10), read_s=11), driver(client(30), read_s=15)), steps)
+
+
+def test_the_live_view_shows_less_in_a_narrow_terminal() -> None:
+    async def steps(screen: Any, pilot: Any) -> None:
+        assert cells(screen, "models") == [["face.tflite", "5", "4.2", "4.2"]]
+        await pilot.resize_terminal(100, 30)
+        await pilot.pause()
+        assert len(cells(screen, "models")[0]) == 8
+
+    seen(FakeClient(driver(client(50))), steps, size=(40, 20))
+
+
+def test_the_live_view_pauses_and_quits() -> None:
+    fake = FakeClient(driver(client(10), read_s=11), driver(client(30), read_s=15), driver(client(90), read_s=25))
+
+    async def steps(screen: Any, pilot: Any) -> None:
+        await pilot.press("space")
+        screen.refresh_statistics()
+        await pilot.pause()
+        assert headline(screen).endswith("paused")
+        assert len(fake.readings) == 2  # nothing was read
+        await pilot.press("space")
+        screen.refresh_statistics()
+        await pilot.pause()
+        assert len(fake.readings) == 1
+        await pilot.press("q")
+
+    seen(fake, steps)
+
+
+def test_the_live_view_waits_for_the_next_driver() -> None:
+    fake = FakeClient(driver(client(10)), DeadObject("the driver has exited"), driver(client(20)))
+
+    async def steps(screen: Any, pilot: Any) -> None:
+        screen.refresh_statistics()
+        await pilot.pause()
+        await pilot.pause()
+        assert fake.reconnected == 1
+        assert "executions per s" in headline(screen)  # of the next driver
+
+    seen(fake, steps)
+
+
+def test_the_live_view_shows_nothing_of_a_driver_that_is_gone() -> None:
+    fake = FakeClient(driver(client(10)), DeadObject("the driver has exited"))
+
+    async def steps(screen: Any, pilot: Any) -> None:
+        fake.reconnect = no_driver  # type: ignore[method-assign]
+        screen.refresh_statistics()
+        await pilot.pause()
+        assert headline(screen) == "the driver has exited; waiting for the next one"
+        assert [cells(screen, name) for name in ("clients", "models", "bursts")] == [[], [], []]
+
+    def no_driver(*, timeout: float) -> None:
+        raise DeviceUnavailable(f"none within {timeout} s")
+
+    seen(fake, steps)
+
+
+def test_the_live_view_shows_other_errors() -> None:
+    async def steps(screen: Any, _pilot: Any) -> None:
+        assert headline(screen) == "uid 5 does not administer this driver"
+
+    seen(FakeClient(GeneralFailure("uid 5 does not administer this driver")), steps)
+
+
+def test_an_unused_burst_has_no_share_of_polls() -> None:
+    found = activity(driver(client(0, bursts=(burst(0),))))
+    assert found.bursts[0].polled_share is None
+    assert found.bursts[0].as_json()["polled_share"] is None

@@ -1,0 +1,83 @@
+"""Statistics of a driver that does not exist, for the commands that display them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Self
+
+from nnfmq.hal.errors import NnfmqError
+from nnfmq.observe import statistics_layout as layout
+from nnfmq.observe.driver_statistics import (
+    BurstStatistics,
+    CacheStatistics,
+    ClientStatistics,
+    DriverStatistics,
+    ModelStatistics,
+)
+from nnfmq.observe.latency_histogram import LatencyHistogram
+
+NO_PID = 2**22 + 1  # above the kernel's limit: /proc has nothing about it
+SECOND = 10**9
+MIB = 1 << 20
+
+
+def latencies(*durations_ns: int) -> LatencyHistogram:
+    counts = [0] * layout.BUCKETS
+    for duration in durations_ns:
+        counts[layout.bucket_of(duration)] += 1
+    return LatencyHistogram(tuple(counts))
+
+
+def model(executions: int = 0, duration_ns: int = 4_000, **fields: Any) -> ModelStatistics:
+    """Return a model whose executions took equally long, half of it in the engine."""
+    total = executions * duration_ns
+    histogram = latencies(*[duration_ns] * executions)
+    made = ModelStatistics(1, "face.tflite", "compiled", executions, 0, total, total // 2, histogram)
+    return replace(made, **fields)
+
+
+def burst(executions: int = 0, **fields: Any) -> BurstStatistics:
+    return replace(BurstStatistics(2, 1, executions, 0, executions, executions, 0), **fields)
+
+
+def client(executions: int = 0, **fields: Any) -> ClientStatistics:
+    """Return a client that connected at 1 s, with one model and one burst."""
+    models, bursts = (model(executions),), (burst(executions),)
+    made = ClientStatistics(NO_PID, NO_PID + 1, 1000, SECOND, executions, 0, 0, MIB, 100 * MIB, models, bursts)
+    return replace(made, **fields)
+
+
+def driver(*clients: ClientStatistics, read_s: float = 11, **fields: Any) -> DriverStatistics:
+    """Return a driver that started at 1 s, as read at `read_s`."""
+    cache = CacheStatistics(3, 6 * MIB, 512 * MIB, 10, 7)
+    made = DriverStatistics(NO_PID + 2, "1.2.3", SECOND, int(read_s * SECOND), 1000 * MIB, 0, 4, 2, cache, clients)
+    return replace(made, **fields)
+
+
+class FakeClient:
+    """A client whose readings are given; an error among them is raised. The last one is repeated."""
+
+    is_embedded = False
+
+    def __init__(self, *readings: DriverStatistics | NnfmqError) -> None:
+        self.readings = list(readings)
+        self.reconnected = 0
+        self.is_closed = False
+
+    def statistics(self) -> DriverStatistics:
+        found = self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
+        if isinstance(found, NnfmqError):
+            raise found
+        return found
+
+    def reconnect(self, *, timeout: float) -> None:
+        self.reconnected += 1
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,65 @@
+"""The histogram's buckets, against exact fractions; the sizes of the area; text in words."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnfmq.observe import statistics_layout as layout
+
+LAST_START_NS = (2**27 - 2**23) * 1000
+
+
+def start_ns(bucket: int) -> Fraction:
+    """Return where a bucket begins, from the definition: 125 ns each below 1 µs, then 8 in each octave."""
+    if bucket < 8:
+        return Fraction(125 * bucket)
+    octave, part = divmod(bucket - 8, 8)
+    return 1000 * 2**octave * (1 + Fraction(part, 8))
+
+
+def test_buckets_begin_where_the_definition_says() -> None:
+    assert [layout.bucket_start_ns(bucket) for bucket in range(layout.BUCKETS)] == [
+        start_ns(bucket) for bucket in range(layout.BUCKETS)
+    ]
+    assert layout.bucket_start_ns(layout.BUCKETS - 1) == LAST_START_NS
+
+
+@given(st.integers(0, LAST_START_NS - 1))
+def test_a_duration_counts_in_the_bucket_that_contains_it(duration_ns: int) -> None:
+    bucket = layout.bucket_of(duration_ns)
+    assert start_ns(bucket) <= duration_ns < start_ns(bucket + 1)
+
+
+@given(st.integers(1000, LAST_START_NS - 1))
+def test_the_middle_of_a_bucket_is_at_most_a_sixteenth_away(duration_ns: int) -> None:
+    bucket = layout.bucket_of(duration_ns)
+    middle = (start_ns(bucket) + start_ns(bucket + 1)) / 2
+    assert abs(middle - duration_ns) <= Fraction(duration_ns, 16)
+
+
+@pytest.mark.parametrize(("duration_ns", "bucket"), [(-5, 0), (0, 0), (LAST_START_NS, 223), (2**63 - 1, 223)], ids=str)
+def test_durations_beyond_the_ends_count_in_the_first_and_the_last_bucket(duration_ns: int, bucket: int) -> None:
+    assert layout.bucket_of(duration_ns) == bucket
+
+
+def test_parts_of_the_area_do_not_overlap_and_begin_in_cache_lines_of_their_own() -> None:
+    assert layout.MODELS_AT * 8 % 64 == layout.BURSTS_AT * 8 % 64 == layout.SLOT_BYTES % 64 == 0
+    assert layout.slot_at(1) - layout.slot_at(0) == 32 + 16 * 256 + 32 * 8
+    assert layout.area_bytes(64) == 8 * (64 + 64 * (32 + 16 * 256 + 32 * 8))
+
+
+@pytest.mark.parametrize(
+    ("text", "data"),
+    [("", b"\0" * 8), ("añb", "añb".encode() + b"\0" * 4), ("1234567ñ", b"1234567\0"), ("\udc80", b"?" + b"\0" * 7)],
+)
+def test_text_is_cut_at_a_character(text: str, data: bytes) -> None:
+    assert layout.text_to_words(text, 1) == data
+
+
+@pytest.mark.parametrize(("data", "text"), [(b"ab\0c\0\0\0\0", "ab"), (b"\xff1234567", "�1234567")])
+def test_text_ends_at_the_first_zero(data: bytes, text: str) -> None:
+    assert layout.text_from_words(data) == text
