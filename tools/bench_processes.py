@@ -8,24 +8,19 @@ exception that explains why it has none.
 from __future__ import annotations
 
 import multiprocessing
-import platform
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib import metadata
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
+
+from nnfmq.measure.failures import BenchmarkFailed
 
 ProcessEntry = tuple[Callable[..., None], tuple[Any, ...]]
 """Function of a child process, and its arguments after the connection to the parent."""
 
 
 _SPAWN = multiprocessing.get_context("spawn")
-
-
-class BenchmarkFailed(Exception):
-    """A child process reported an error, or ended without a result."""
 
 
 @contextmanager
@@ -82,18 +77,3 @@ def receive_result(connection: Connection, limit_s: int) -> Any:
     if isinstance(result, Exception):
         raise result
     return result
-
-
-def package_version(name: str) -> str | None:
-    """Return the version of an installed package, or None."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def cpu_model() -> str:
-    """Return the model name of the CPU; if /proc/cpuinfo has none (as on arm64), the machine type."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())

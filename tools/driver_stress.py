@@ -28,13 +28,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench_daemon import started_daemon
-from bench_processes import BenchmarkFailed
 from driver_stress_client import StressClient
-from process_tree import descendants, memory_of
 
 import nnfmq
 from nnfmq.cli.console import console, print_json, table
+from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.measure.listening_driver import started_daemon
+from nnfmq.measure.process_memory import descendants, memory_of
 
 CLIENT = Path(__file__).with_name("driver_stress_client.py")
 TIMEOUT_S = 120.0

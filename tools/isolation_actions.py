@@ -17,8 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cpu_pinning
-from bench_processes import BenchmarkFailed, set_time_limit
+from bench_processes import set_time_limit
 
 import nnfmq
 from nnfmq.hal.errors import ErrorStatus, NnfmqError
@@ -33,6 +32,8 @@ from nnfmq.hal.types import (
     OperationType,
     Subgraph,
 )
+from nnfmq.measure import cpu_pinning
+from nnfmq.measure.failures import BenchmarkFailed
 
 if TYPE_CHECKING:
     from nnfmq.runtime.client import Client

@@ -22,8 +22,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench_daemon import started_daemon
-from bench_processes import BenchmarkFailed, cpu_model
 from bench_targets import format_metric, print_targets
 from isolation_actions import PHASES, PhaseJob, write_message
 from isolation_sections import MIB, IsolationPlan, connections, kills, neighbour
@@ -31,6 +29,9 @@ from process_tree import adopt_orphans, end_descendants, interrupt_on_sigterm
 
 from nnfmq.cli.console import console, print_json, table
 from nnfmq.hal.errors import NnfmqError
+from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.measure.listening_driver import started_daemon
+from nnfmq.measure.load_report import cpu_model
 
 SECTIONS: dict[str, Callable[[IsolationPlan], Any]] = {
     "connections": connections,

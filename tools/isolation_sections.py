@@ -20,14 +20,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning
-from bench_daemon import Daemon
-from bench_processes import BenchmarkFailed, receive_result, started_processes
+from bench_processes import receive_result, started_processes
 from bench_targets import failed, upper_limit
 from isolation_actions import PhaseJob, connect_main, neighbour_main, phase_main, silent_main
-from process_tree import descendants, has_exited, opened_pidfd
+from process_tree import has_exited, opened_pidfd
 
-from nnfmq.cli.console import percentile
+from nnfmq.measure import cpu_pinning
+from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.measure.listening_driver import Daemon
+from nnfmq.measure.percentiles import percentile
+from nnfmq.measure.process_memory import descendants
 
 CONNECT_LIMIT_MS, EXIT_LIMIT_MS, MEMORY_LIMIT_MS, NEIGHBOUR_LIMIT = 50.0, 100.0, 1000.0, 1.5
 MIB = 1 << 20

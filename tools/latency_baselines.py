@@ -19,20 +19,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
-import cpu_pinning
 from bench_processes import set_time_limit
 
 import nnfmq.queue
-from nnfmq.cli.console import distribution
+from nnfmq.measure import cpu_pinning
+from nnfmq.measure.failures import RunnerUnavailable
+from nnfmq.measure.percentiles import distribution
 
 REQUEST_BYTES = 512
 REPLY_BYTES = 64
 _C_SOURCE = Path(__file__).with_name("c_pingpong.c")
 _C_HEADERS = Path(nnfmq.queue.__file__).parent
-
-
-class BaselineUnavailable(Exception):
-    """A baseline cannot run on this machine; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,7 @@ def compare(
     missing = ""
     try:
         candidates["c"] = _c_candidate(folder, count, warm_up, limit_s)
-    except BaselineUnavailable as reason:
+    except RunnerUnavailable as reason:
         missing = str(reason)
     with PipeServer.start(cpus.driver, limit_s) as pipe:
         candidates["pipe"] = lambda: pipe.round(count, warm_up)
@@ -84,12 +81,12 @@ def _c_candidate(folder: Path, count: int, warm_up: int, limit_s: int) -> Callab
     """Return a function that runs one round of the C program, with a CPU for each side.
 
     Raises:
-        BaselineUnavailable: If the program cannot be compiled, or only one CPU is allowed.
+        RunnerUnavailable: If the program cannot be compiled, or only one CPU is allowed.
     """
     program = compile_c_pingpong(folder)
     cpus = cpu_pinning.two_cpus()
     if cpus is None:
-        raise BaselineUnavailable("the C ping-pong spins on two cores; one is allowed here")
+        raise RunnerUnavailable("the C ping-pong spins on two cores; one is allowed here")
     return lambda: run_c_pingpong(program, count, warm_up, cpus, limit_s)
 
 
@@ -97,16 +94,16 @@ def compile_c_pingpong(folder: Path) -> Path:
     """Compile the C ping-pong into `folder` and return the program's path.
 
     Raises:
-        BaselineUnavailable: If there is no C compiler, or compiling fails.
+        RunnerUnavailable: If there is no C compiler, or compiling fails.
     """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise BaselineUnavailable("no C compiler (cc, gcc, clang) for the C ping-pong")
+        raise RunnerUnavailable("no C compiler (cc, gcc, clang) for the C ping-pong")
     program = folder / "c_pingpong"
     command = [compiler, "-O3", "-std=gnu11", "-I", str(_C_HEADERS), "-o", str(program), str(_C_SOURCE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
-        raise BaselineUnavailable(f"{compiler} failed: {done.stderr.strip()}")
+        raise RunnerUnavailable(f"{compiler} failed: {done.stderr.strip()}")
     return program
 
 
@@ -118,13 +115,13 @@ def run_c_pingpong(
     `mode` is `spin`, which needs two CPUs, or `futex`, which sleeps and wakes for each message.
 
     Raises:
-        BaselineUnavailable: If the program fails.
+        RunnerUnavailable: If the program fails.
     """
     words = [mode, count, warm_up, cpus.client, cpus.driver, limit_s]
     command = [str(program), *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s + 5, check=False)
     if done.returncode:
-        raise BaselineUnavailable(f"the C ping-pong ended with {done.returncode}: {done.stderr.strip()}")
+        raise RunnerUnavailable(f"the C ping-pong ended with {done.returncode}: {done.stderr.strip()}")
     return [int(line) for line in done.stdout.split()]
 
 

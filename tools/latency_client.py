@@ -10,7 +10,7 @@ import os
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -18,10 +18,9 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cpu_pinning
 import latency_baselines
 import numpy as np
-from bench_processes import BenchmarkFailed, set_time_limit
+from bench_processes import set_time_limit
 
 from nnfmq.cli.console import open_client
 from nnfmq.hal.errors import NnfmqError
@@ -36,9 +35,11 @@ from nnfmq.hal.types import (
     OperationType,
     Subgraph,
 )
+from nnfmq.measure import cpu_pinning
+from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
+from nnfmq.measure.steps import Array, Step, random_input, timed
 
 if TYPE_CHECKING:
-    from nnfmq.hal.tensor_info import TensorInfo
     from nnfmq.runtime.client import Client
 
 PATHS = ("burst", "in-place", "ordinary")
@@ -94,7 +95,7 @@ def _reporting(plan: LatencyPlan, results: Connection) -> Iterator[None]:
         os.environ[CLIENT_WINDOW] = os.environ[SERVER_WINDOW] = str(plan.window_us)
     try:
         yield
-    except (NnfmqError, OSError, latency_baselines.BaselineUnavailable) as error:
+    except (NnfmqError, OSError, RunnerUnavailable) as error:
         results.send(BenchmarkFailed(f"{type(error).__name__}: {error}"))
     finally:
         results.close()
@@ -132,15 +133,13 @@ def _measure_model(
     plan: LatencyPlan, client: Client, name: str, cpus: cpu_pinning.Cpus, barrier: Barrier
 ) -> Iterator[LatencySeries]:
     with _ready_burst(plan, client, name, cpus) as (prepared, burst):
-        inputs = [_random_array(info) for info in prepared.inputs]
-        calls: dict[str, Callable[[], Any]] = {
-            "burst": lambda: burst.execute(*inputs, timeout=plan.limit_s),
-            "in-place": lambda: burst.execute(out=burst.outputs, timeout=plan.limit_s),
-            "ordinary": lambda: prepared.execute(*inputs, timeout=plan.limit_s),
+        inputs = _random_inputs(prepared)
+        steps = _steps(burst, plan.limit_s) | {
+            "ordinary": lambda arrays: prepared.execute(*arrays, timeout=plan.limit_s)
         }
         for path in PATHS:
             barrier.wait(plan.limit_s)
-            yield _series(name, path, calls[path], plan.counts[name], plan.warm_up, client.worker_pid)
+            yield _series((name, path), steps[path], inputs, plan, client.worker_pid)
 
 
 @contextmanager
@@ -161,43 +160,38 @@ def _ready_burst(plan: LatencyPlan, client: Client, name: str, cpus: cpu_pinning
         yield prepared, burst
 
 
-def _random_array(info: TensorInfo) -> np.ndarray[Any, Any]:
+def _random_inputs(prepared: Any) -> list[Array]:
     random = np.random.default_rng(7)
-    return (random.random(info.shape) * 100).astype(info.dtype)
+    return [random_input(info, random) for info in prepared.inputs]
+
+
+def _steps(burst: Any, limit_s: int) -> dict[str, Step]:
+    """Return the steps of a burst's two paths."""
+    return {
+        "burst": lambda inputs: burst.execute(*inputs, timeout=limit_s),
+        "in-place": lambda _: burst.execute(out=burst.outputs, timeout=limit_s),
+    }
 
 
 def _series(
-    model: str, path: str, call: Callable[[], Any], count: int, warm_up: int, worker_pid: int
+    names: tuple[str, str], step: Step, inputs: Sequence[Array], plan: LatencyPlan, worker_pid: int
 ) -> LatencySeries:  # fmt: skip
-    _round_trips(call, min(warm_up, count))
+    count = plan.counts[names[0]]
+    timed(step, inputs, min(plan.warm_up, count))
     began = (time.perf_counter_ns(), cpu_pinning.cpu_ns(0), cpu_pinning.cpu_ns(worker_pid))
-    samples = _round_trips(call, count)
+    samples = timed(step, inputs, count)
     ended = (time.perf_counter_ns(), cpu_pinning.cpu_ns(0), cpu_pinning.cpu_ns(worker_pid))
-    return LatencySeries(model, path, samples, *(after - before for before, after in zip(began, ended, strict=True)))
-
-
-def _round_trips(call: Callable[[], Any], count: int) -> list[int]:
-    clock = time.perf_counter_ns
-    samples = [0] * count
-    for index in range(count):
-        begin = clock()
-        call()
-        samples[index] = clock() - begin
-    return samples
+    return LatencySeries(*names, samples, *(after - before for before, after in zip(began, ended, strict=True)))
 
 
 def null_burst(plan: LatencyPlan, path: str, count: int, cpus: cpu_pinning.Cpus) -> list[int]:
     """Return `count` round trips in ns of the null model over one of the burst's two paths; connects and closes."""
     with open_client(plan.connect) as client, _ready_burst(plan, client, "null", cpus) as (prepared, burst):
-        inputs = [_random_array(info) for info in prepared.inputs]
-        calls: dict[str, Callable[[], Any]] = {
-            "burst": lambda: burst.execute(*inputs, timeout=plan.limit_s),
-            "in-place": lambda: burst.execute(out=burst.outputs, timeout=plan.limit_s),
-        }
+        inputs, step = _random_inputs(prepared), _steps(burst, plan.limit_s)[path]
         for target, array in zip(burst.inputs, inputs, strict=True):
             target[...] = array
-        _round_trips(calls[path], plan.warm_up)
-        return _round_trips(calls[path], count)
+        timed(step, inputs, plan.warm_up)
+        return timed(step, inputs, count)
 
 
 def compare_main(results: Connection, plan: LatencyPlan) -> None:
@@ -210,11 +204,11 @@ def compare_main(results: Connection, plan: LatencyPlan) -> None:
         open_client(plan.connect) as client,
         _ready_burst(plan, client, "null", cpus) as (prepared, burst),
     ):
-        inputs = [_random_array(info) for info in prepared.inputs]
+        inputs, step = _random_inputs(prepared), _steps(burst, plan.limit_s)["burst"]
 
         def one_round() -> list[int]:
-            _round_trips(lambda: burst.execute(*inputs, timeout=plan.limit_s), min(plan.warm_up, count))
-            return _round_trips(lambda: burst.execute(*inputs, timeout=plan.limit_s), count)
+            timed(step, inputs, min(plan.warm_up, count))
+            return timed(step, inputs, count)
 
         comparison = latency_baselines.compare(
             one_round, count=count, warm_up=min(plan.warm_up, count), rounds=plan.rounds, cpus=cpus,

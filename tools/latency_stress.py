@@ -22,12 +22,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning
-from bench_processes import BenchmarkFailed, cpu_model, receive_result, started_processes
+from bench_processes import receive_result, started_processes
 from latency_client import LatencyPlan, LatencySeries, client_main, compare_main
 
-from nnfmq.cli.console import PERCENTILES, console, distribution, print_json, table
+from nnfmq.cli.console import console, print_json, table
 from nnfmq.hal.errors import NnfmqError
+from nnfmq.measure import cpu_pinning
+from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.measure.load_report import cpu_model
+from nnfmq.measure.percentiles import PERCENTILES, distribution
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,16 +22,14 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 import nnfmq
-from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionPreference
+from nnfmq.measure.steps import random_input
 
-Array = npt.NDArray[Any]
 Run = Callable[[], object]
 
 FLOAT, QUANTIZED = ("TENSOR_FLOAT32", "FLOAT32"), ("TENSOR_QUANT8_ASYMM", "TENSOR_QUANT8_ASYMM_SIGNED")
@@ -104,15 +102,6 @@ def model_files(folder: Path, patterns: Iterable[str], *, quantized: bool) -> li
     """Return the files in `folder` that match a pattern, either the quantized or the float models."""
     found = {path for pattern in patterns for path in folder.glob(pattern)}
     return sorted(path for path in found if path.stem.endswith("_quant") == quantized)
-
-
-def random_input(info: TensorInfo, random: np.random.Generator) -> Array:
-    """Return a random input: quantized values of the type's full range, or floats in [0, 1)."""
-    dtype = np.dtype(info.dtype)
-    if dtype.kind == "f":
-        return random.random(info.shape).astype(dtype)
-    low, high = (0, 2) if dtype.itemsize > 1 else (np.iinfo(dtype).min, np.iinfo(dtype).max + 1)
-    return random.integers(low, high, info.shape).astype(dtype)
 
 
 def compare_devices(

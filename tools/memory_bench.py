@@ -27,19 +27,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from bench_daemon import Daemon, started_daemon
-from bench_processes import BenchmarkFailed
 from bench_targets import upper_limit
-from process_tree import (
-    ProcessMemory,
-    adopt_orphans,
-    command_of,
-    descendants,
-    end_descendants,
-    interrupt_on_sigterm,
-    memory_of,
-    open_memfd_bytes,
-)
+from process_tree import adopt_orphans, end_descendants, interrupt_on_sigterm
+
+from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.measure.listening_driver import Daemon, started_daemon
+from nnfmq.measure.process_memory import ProcessMemory, command_of, descendants, memory_of, open_memfd_bytes
 
 HERE = Path(__file__).parent
 MIB = 1 << 20

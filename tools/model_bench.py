@@ -19,8 +19,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning
-from bench_processes import BenchmarkFailed, cpu_model, package_version
 from bench_targets import format_metric, outcome_text
 from model_bench_metrics import MODELS, TAIL_RATIOS, ModelBenchmark, format_threads, targets_of
 from model_bench_scheduler import progress
@@ -37,6 +35,9 @@ from model_bench_suites import (
 
 from nnfmq.cli.console import at_least_one, console, print_json, table
 from nnfmq.hal.errors import NnfmqError
+from nnfmq.measure import cpu_pinning
+from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.measure.load_report import cpu_model, package_version
 
 PACKAGES = ("ai-edge-litert", "onnxruntime", "openvino", "onnx", "llvmlite", "numpy")
 QUICK_DIVISOR = 100

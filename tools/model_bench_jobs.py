@@ -1,29 +1,21 @@
-"""What the runners of model_bench.py are given and return: the job, the trials, the step that is timed.
-
-A *step* writes the input, executes the model and reads the output. States of a recurrent model are copied from one
-step's outputs to the next step's inputs, within the step, unless the runtime keeps them itself.
-"""
+"""What the runners of model_bench.py are given and return: the job, the trials, the first message."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
-from measure_capabilities import random_input
 
 import nnfmq
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.runtime.model_state import initial_values
+from nnfmq.measure.steps import Array, random_input
 
 if TYPE_CHECKING:
     from nnfmq.hal.types import Model
 
-Array = npt.NDArray[Any]
-Step = Callable[[], Sequence[Array]]
 _SEED = 7
 
 
@@ -66,15 +58,6 @@ class Ready:
     outputs: list[Array]
 
 
-@dataclass(frozen=True, slots=True)
-class Runner:
-    """A loaded model. `variants` are steps by API variant, of which the fastest is used."""
-
-    variants: Mapping[str, Step]
-    pids: tuple[int, ...] = ()
-    details: dict[str, Any] = field(default_factory=dict)
-
-
 def load_source(source: Path | GeneratedModel) -> Any:
     """Return the generated model itself, or the loaded file."""
     return source if isinstance(source, GeneratedModel) else nnfmq.load(source)
@@ -84,32 +67,3 @@ def inputs_for(infos: Sequence[TensorInfo]) -> list[Array]:
     """Return random arrays, the same for every runner."""
     random = np.random.default_rng(_SEED)
     return [random_input(info, random) for info in infos]
-
-
-def states_of(model: Any) -> tuple[Array, ...]:
-    """Return the initial values of a model's states, which a runtime without states has as inputs."""
-    return initial_values(getattr(model, "states", ()))
-
-
-def make_step(inputs: Sequence[Array], input_buffers: Sequence[Array], output_buffers: Sequence[Array],
-              run: Callable[[], object]) -> Step:  # fmt: skip
-    """Return the step of a runtime that reads `input_buffers` and writes `output_buffers` in place.
-
-    Buffers beyond those of `inputs` are the model's states.
-    """
-    writes = list(zip(input_buffers, inputs, strict=False))
-    states = input_buffers[len(inputs) :]
-    first_state = len(output_buffers) - len(states)
-    new_outputs, state_outputs = output_buffers[:first_state], output_buffers[first_state:]
-    state_copies = list(zip(states, state_outputs, strict=True))
-
-    def step() -> list[Array]:
-        for buffer, array in writes:
-            buffer[...] = array
-        run()
-        outputs = [array.copy() for array in new_outputs]
-        for state, new_state in state_copies:
-            state[...] = new_state
-        return outputs
-
-    return step

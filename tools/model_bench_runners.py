@@ -7,28 +7,29 @@ name. A runner is pinned to its CPUs before it creates threads, which decides th
 from __future__ import annotations
 
 import os
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-import cpu_pinning
 import numpy as np
-from bench_processes import BenchmarkFailed, set_time_limit
-from latency_baselines import BaselineUnavailable
+from bench_processes import set_time_limit
 from latency_client import CLIENT_WINDOW, SERVER_WINDOW
-from model_bench_baselines import BASELINE_RUNNERS
-from model_bench_jobs import Ready, Runner, RunnerJob, Step, inputs_for, load_source, make_step, states_of
+from model_bench_jobs import Ready, RunnerJob, inputs_for, load_source
 from model_bench_shared import shared_memory
 
 from nnfmq.cli.console import open_client
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.hal.types import ExecutionPreference
+from nnfmq.measure import cpu_pinning
+from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
+from nnfmq.measure.peers import PEERS, PeerJob, opened_peer
+from nnfmq.measure.steps import Runner, fastest_variant, make_step, states_of, timed
 
 SUSTAINED = ExecutionPreference.SUSTAINED_SPEED  # machine code, without a baseline program that runs first
-_TRIALS_PER_VARIANT = 20  # of each API variant, to find the fastest
 
 
 def child_main(connection: Connection, job: RunnerJob) -> None:
@@ -38,7 +39,7 @@ def child_main(connection: Connection, job: RunnerJob) -> None:
         cpu_pinning.pin_to(0, job.client_cpus or job.cpus)
         with RUNNERS[job.kind](job) as runner:
             _serve(connection, job, runner)
-    except BaselineUnavailable as missing:
+    except RunnerUnavailable as missing:
         connection.send(missing)
     except (BenchmarkFailed, NnfmqError, ImportError, OSError) as error:
         connection.send(BenchmarkFailed(f"{job.kind}: {type(error).__name__}: {error}"))
@@ -47,7 +48,8 @@ def child_main(connection: Connection, job: RunnerJob) -> None:
 
 
 def _serve(connection: Connection, job: RunnerJob, runner: Runner) -> None:
-    outputs = [np.array(array) for array in next(iter(runner.variants.values()))()]
+    inputs = inputs_for(load_source(job.source).inputs)
+    outputs = [np.array(array) for array in next(iter(runner.variants.values()))(inputs)]
     connection.send(Ready((os.getpid(), *runner.pids), runner.details, outputs))
     step = None
     while True:
@@ -59,30 +61,9 @@ def _serve(connection: Connection, job: RunnerJob, runner: Runner) -> None:
         set_time_limit(job.limit_s)
         with np.errstate(all="ignore"):
             if step is None:
-                step, runner.details["api_variant"] = fastest_variant(runner.variants)
-            timed(step, trial.warm_up)
-            connection.send((timed(step, trial.count), runner.details))
-
-
-def fastest_variant(variants: Mapping[str, Step]) -> tuple[Step, str]:
-    """Return the variant with the least median time, and its name; the trials of several are interleaved."""
-    if len(variants) == 1:
-        return next((step, name) for name, step in variants.items())
-    times: dict[str, list[int]] = {name: [] for name in variants}
-    for name, step in [*variants.items()] * _TRIALS_PER_VARIANT:
-        times[name] += timed(step, 1)
-    best = min(times, key=lambda name: statistics.median(times[name]))
-    return variants[best], best
-
-
-def timed(step: Step, count: int) -> list[int]:
-    """Return the time of each of `count` steps, in ns."""
-    clock, samples = time.perf_counter_ns, [0] * count
-    for index in range(count):
-        begin = clock()
-        step()
-        samples[index] = clock() - begin
-    return samples
+                step, runner.details["api_variant"] = fastest_variant(runner.variants, inputs)
+            timed(step, inputs, trial.warm_up)
+            connection.send((timed(step, inputs, trial.count), runner.details))
 
 
 @contextmanager
@@ -101,7 +82,7 @@ def _in_process(job: RunnerJob) -> Iterator[Runner]:
     details = {"prepare_s": time.perf_counter() - begin, "threads": default_thread_pool().worker_count + 1}
     execution = program.bind(input_buffers, output_buffers)
     try:
-        yield Runner({"bound": make_step(inputs, input_buffers, output_buffers, execution.run)}, (), details)
+        yield Runner({"bound": make_step(len(inputs), input_buffers, output_buffers, execution.run)}, (), details)
     finally:
         default_thread_pool().stop()
 
@@ -133,13 +114,18 @@ def _burst(job: RunnerJob) -> Iterator[Runner]:
         def run() -> None:
             burst.execute(out=outputs, timeout=job.limit_s)
 
-        step = make_step(inputs, burst.inputs, outputs, run)
+        step = make_step(len(inputs), burst.inputs, outputs, run)
         yield Runner({"in place": step}, (client.worker_pid,), details)
+
+
+def _peer(name: str, job: RunnerJob) -> AbstractContextManager[Runner]:
+    assert isinstance(job.source, Path)
+    return opened_peer(name, PeerJob(job.source, load_source(job.source), len(job.cpus)))
 
 
 RUNNERS: dict[str, Callable[[RunnerJob], Any]] = {
     "nnfmq burst": _burst,
     "nnfmq in process": _in_process,
     "nnfmq shared memory": shared_memory,
-    **BASELINE_RUNNERS,
+    **{name: partial(_peer, name) for name in PEERS},
 }

@@ -9,23 +9,22 @@ reported as missing.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-import cpu_pinning
-from bench_processes import BenchmarkFailed, receive_result, started_processes
-from latency_baselines import BaselineUnavailable
+from bench_processes import receive_result, started_processes
 from model_bench_jobs import RunnerJob, Trial
 from model_bench_runners import child_main
 from queue_bench_cases import REPORTED_PERCENTILES
 
-from nnfmq.cli.console import percentile
+from nnfmq.measure.failures import RunnerUnavailable
+from nnfmq.measure.load_measurement import rotated
+from nnfmq.measure.percentiles import percentile
+from nnfmq.measure.process_memory import wait_until_idle
 
-IDLE_POLL_S, IDLE_CPU_NS, IDLE_POLLS, IDLE_TIMEOUT_S = 0.01, 200_000, 2, 10
 Advance = Callable[[str], object]
 T = TypeVar("T")
 Samples = list[list[int]]
@@ -87,7 +86,7 @@ def run_interleaved(
             (connection,) = stack.enter_context(started_processes([(child_main, (job,))], duplex=True))
             try:
                 present[name] = connection, receive_result(connection, job.limit_s)
-            except BaselineUnavailable as reason:
+            except RunnerUnavailable as reason:
                 measured.missing[name] = str(reason)
         pids = [pid for _, ready in present.values() for pid in ready.pids]
         for name, (_, ready) in present.items():
@@ -106,28 +105,6 @@ def run_interleaved(
 def _run_trial(connection: Connection, trial: Trial, limit_s: int) -> Any:
     connection.send(trial)
     return receive_result(connection, limit_s)
-
-
-def rotated(names: Sequence[str], number: int) -> list[str]:
-    """Return the names, rotated by `number`."""
-    first = number % len(names)
-    return [*names[first:], *names[:first]]
-
-
-def wait_until_idle(pids: Sequence[int], timeout_s: float = IDLE_TIMEOUT_S) -> None:
-    """Return when none of the processes has used the CPU in two consecutive polls.
-
-    Raises:
-        BenchmarkFailed: If a process still computes after `timeout_s`.
-    """
-    deadline, idle_polls, before = time.monotonic() + timeout_s, 0, [cpu_pinning.cpu_ns(pid) for pid in pids]
-    while idle_polls < IDLE_POLLS:
-        if time.monotonic() > deadline:
-            raise BenchmarkFailed(f"a runner still computes {timeout_s:g} s after its trial")
-        time.sleep(IDLE_POLL_S)
-        now = [cpu_pinning.cpu_ns(pid) for pid in pids]
-        idle_polls = idle_polls + 1 if all(b - a < IDLE_CPU_NS for a, b in zip(before, now, strict=True)) else 0
-        before = now
 
 
 @contextmanager

@@ -16,10 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import cpu_pinning
 import numpy as np
-from bench_processes import BenchmarkFailed
-from model_bench_jobs import Array, Runner, RunnerJob, inputs_for, load_source, make_step, states_of
+from model_bench_jobs import RunnerJob, inputs_for, load_source
+
+from nnfmq.measure import cpu_pinning
+from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.measure.steps import Array, Runner, make_step, states_of
 
 _LINE = 128  # bytes between values that two CPUs write
 _POLLING_NS = 100_000_000  # after a request; then the engine's process sleeps, so that it is idle during other trials
@@ -63,7 +65,7 @@ def shared_memory(job: RunnerJob) -> Iterator[Runner]:
         _compute(job, model, shared)
     try:
         _wait(shared, child, job.limit_s)
-        step = make_step(inputs, shared.inputs, shared.outputs, lambda: _request(shared))
+        step = make_step(len(inputs), shared.inputs, shared.outputs, lambda: _request(shared))
         for buffer, state in zip(shared.inputs[len(inputs) :], states, strict=True):
             buffer[...] = state
         yield Runner({"in place": step}, (child,), {"threads": len(job.cpus)})

@@ -20,8 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning
-from bench_processes import BenchmarkFailed, receive_result, set_time_limit, started_processes
+from bench_processes import receive_result, set_time_limit, started_processes
 from latency_client import CLIENT_WINDOW, SERVER_WINDOW
 from model_bench_jobs import GeneratedModel, RunnerJob, Trial, load_source
 from model_bench_metrics import (
@@ -47,13 +46,15 @@ from model_bench_scheduler import (
     batched,
     metrics_of,
     run_interleaved,
-    wait_until_idle,
 )
 from model_work import KINDS, TYPES, count_model_cost, generate_model
 from transformer_models import generate
 
 from nnfmq.cli.console import open_client
 from nnfmq.hal.errors import NnfmqError
+from nnfmq.measure import cpu_pinning
+from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.measure.process_memory import wait_until_idle
 from nnfmq.service.caching.program_cache import cache_disabled
 
 POLLING_US = 100_000

@@ -1,4 +1,4 @@
-"""Processes below a process: find them, read their memory, and end them. Used by the benchmarks of the driver.
+"""Processes below this one: adopt, interrupt and end them. Used by the benchmarks of the driver.
 
 An orphan is adopted by the nearest ancestor that called `adopt_orphans` (PR_SET_CHILD_SUBREAPER). A benchmark that
 calls it first therefore finds every process that it caused among its own descendants.
@@ -11,91 +11,13 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+
+from nnfmq.measure.process_memory import descendants
 
 _PR_SET_CHILD_SUBREAPER = 36
-_GONE = (FileNotFoundError, ProcessLookupError)
 _END_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessMemory:
-    """Memory of a process, or the sum of several, in bytes.
-
-    `pss` is the proportional set size: a page that n processes map counts 1/n in each. `private_dirty` is memory that
-    only this process has, and has written to.
-    """
-
-    pss: int = 0
-    private_dirty: int = 0
-    anonymous: int = 0
-    file: int = 0
-    shared: int = 0
-
-    def __add__(self, other: ProcessMemory) -> ProcessMemory:
-        return ProcessMemory(
-            self.pss + other.pss,
-            self.private_dirty + other.private_dirty,
-            self.anonymous + other.anonymous,
-            self.file + other.file,
-            self.shared + other.shared,
-        )
-
-
-_FIELDS = {"Pss": "pss", "Private_Dirty": "private_dirty", "Pss_Anon": "anonymous", "Pss_File": "file",
-           "Pss_Shmem": "shared"}  # fmt: skip
-
-
-def memory_of(pid: int) -> ProcessMemory | None:
-    """Return the memory of a process from /proc/PID/smaps_rollup; None if it has exited."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    except _GONE:
-        return None
-    values = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
-    return ProcessMemory(**{field: values.get(name, 0) for name, field in _FIELDS.items()})
-
-
-def open_memfd_bytes(pids: Iterable[int]) -> int:
-    """Return the size of the shared memory (memfd) that processes have open, mapped or not; each file counts once."""
-    sizes: dict[tuple[int, int], int] = {}
-    for pid in pids:
-        with suppress(*_GONE):
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                with suppress(*_GONE):
-                    file = f"/proc/{pid}/fd/{name}"
-                    if os.readlink(file).startswith("/memfd:"):
-                        found = os.stat(file)
-                        sizes[found.st_dev, found.st_ino] = found.st_blocks * 512
-    return sum(sizes.values())
-
-
-def command_of(pid: int) -> str:
-    """Return the command line of a process, shortened; empty if it has exited."""
-    with suppress(*_GONE):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:120]
-    return ""
-
-
-def children(pid: int) -> list[int]:
-    """Return the pids of a process's children; none if it has exited."""
-    found: list[int] = []
-    with suppress(*_GONE):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with suppress(*_GONE):  # the thread has ended
-                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
-    return found
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the pids of all descendants of a process."""
-    found = []
-    for child in children(pid):
-        found += [child, *descendants(child)]
-    return found
 
 
 @contextmanager

@@ -21,16 +21,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning
-from bench_processes import BenchmarkFailed, cpu_model, package_version, receive_result, started_processes
+from bench_processes import receive_result, started_processes
 from bench_targets import allowed_text, format_metric, outcome_text
-from latency_baselines import BaselineUnavailable
 from queue_bench_candidates import child_main
 from queue_bench_cases import ROWS, SLOWER, Row, report_row
 from queue_bench_html import page
 from queue_bench_server import DEFAULT_NS, POLLING_NS, RoundJob, Sample
 
 from nnfmq.cli.console import console, new_file, print_json, table
+from nnfmq.measure import cpu_pinning
+from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
+from nnfmq.measure.load_report import cpu_model, package_version
 
 BASELINE_PACKAGES = ("iceoryx2", "pyzmq", "grpcio")
 Rounds = dict[str, list[Sample]]
@@ -141,7 +142,7 @@ def _run_row(row: Row, arguments: argparse.Namespace, folder: Path, advance: Any
                 continue
             try:
                 sample = _run(_job(row, candidate, arguments, folder, number))
-            except BaselineUnavailable as reason:
+            except RunnerUnavailable as reason:
                 missing[candidate] = str(reason)
             else:
                 rounds.setdefault(candidate, []).append(sample)

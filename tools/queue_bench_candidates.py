@@ -16,13 +16,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning
 import latency_baselines
-from bench_processes import BenchmarkFailed, set_time_limit
+from bench_processes import set_time_limit
 from queue_bench_server import POLLING_NS, RoundJob, Sample, forked, receive_report
 from queue_bench_transports import REPLY, REQUEST, TRANSPORTS, SendReceive, Transport
 
 from nnfmq.hal.errors import NnfmqError
+from nnfmq.measure import cpu_pinning
+from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
 from nnfmq.queue import MessageQueue
 from nnfmq.queue import core as cores
 
@@ -34,7 +35,7 @@ def child_main(results: Connection, job: RoundJob) -> None:
     set_time_limit(job.limit_s)
     try:
         results.send(CANDIDATES[job.candidate](job))
-    except latency_baselines.BaselineUnavailable as missing:
+    except RunnerUnavailable as missing:
         results.send(missing)
     except (BenchmarkFailed, NnfmqError, ImportError, OSError) as error:
         results.send(BenchmarkFailed(f"{job.candidate}: {type(error).__name__}: {error}"))
@@ -91,7 +92,7 @@ def _force_atomics(name: str) -> None:
     try:
         _pycore._atomics = getattr(futex, name)()
     except OSError as error:
-        raise latency_baselines.BaselineUnavailable(f"{name} is not available: {error} (install libatomic1)") from None
+        raise RunnerUnavailable(f"{name} is not available: {error} (install libatomic1)") from None
 
 
 _clock = time.perf_counter_ns
@@ -275,9 +276,7 @@ def _codec(job: RoundJob) -> Sample:
 
         compiled = codecs.load("compiled")
     except ImportError:
-        raise latency_baselines.BaselineUnavailable(
-            "the compiled codec and tools/codec_bench.py are not built here"
-        ) from None
+        raise RunnerUnavailable("the compiled codec and tools/codec_bench.py are not built here") from None
     cpu_pinning.pin_process(0, job.cpus.client)
     found = codec_bench.samples(compiled)
     return Sample(metrics={f"{name} µs": statistics.median(times) / 1000 for name, times in found.items()})

@@ -14,7 +14,7 @@ from typing import Any
 
 from queue_bench_server import DEFAULT_NS, POLLING_NS, Sample
 
-from nnfmq.cli.console import percentile
+from nnfmq.measure.percentiles import percentile
 
 REPORTED_PERCENTILES = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 ICEORYX = ("iceoryx2 pub-sub", "iceoryx2 request-response")

@@ -17,11 +17,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning
-from bench_processes import BenchmarkFailed, end_process, set_time_limit
+from bench_processes import end_process, set_time_limit
 
 from nnfmq import settings
 from nnfmq.hal.errors import NnfmqError
+from nnfmq.measure import cpu_pinning
+from nnfmq.measure.failures import BenchmarkFailed
 
 DEFAULT_NS = settings.BURST_SERVER_POLLING_WINDOW.default * 1000
 POLLING_NS = 100_000_000

@@ -16,7 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-from latency_baselines import REPLY_BYTES, REQUEST_BYTES, BaselineUnavailable
+from latency_baselines import REPLY_BYTES, REQUEST_BYTES
+
+from nnfmq.measure.failures import RunnerUnavailable
 
 REQUEST, REPLY = bytes(REQUEST_BYTES), bytes(REPLY_BYTES)
 LAST = b"\xff" * REQUEST_BYTES
@@ -44,10 +46,10 @@ def require(module: str) -> None:
     """Check that a module is installed.
 
     Raises:
-        BaselineUnavailable: If it is not; the message has the command that installs it.
+        RunnerUnavailable: If it is not; the message has the command that installs it.
     """
     if importlib.util.find_spec(module) is None:
-        raise BaselineUnavailable(f"{module} is not installed: {INSTALL}")
+        raise RunnerUnavailable(f"{module} is not installed: {INSTALL}")
 
 
 class OsPipes:

@@ -25,15 +25,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bench_daemon import started_daemon
-from bench_processes import BenchmarkFailed, cpu_model, receive_result, started_processes
+from bench_processes import receive_result, started_processes
 from bench_targets import lower_limit, print_targets, upper_limit
 from process_tree import adopt_orphans, end_descendants, interrupt_on_sigterm
 from queue_bench_cases import REPORTED_PERCENTILES
 from sharing_clients import ClientJob, Single, Stream, client_main
 
-from nnfmq.cli.console import console, percentile, print_json, table
+from nnfmq.cli.console import console, print_json, table
 from nnfmq.hal.errors import NnfmqError
+from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.measure.listening_driver import started_daemon
+from nnfmq.measure.load_report import cpu_model
+from nnfmq.measure.percentiles import percentile
 
 MODEL = "models/mobilenet_v2_1.0_224_quant.tflite"
 RUNTIMES = ("nnfmq", "LiteRT")

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_processes import BenchmarkFailed, set_time_limit
-from measure_capabilities import random_input
+from bench_processes import set_time_limit
 
 import nnfmq
 from nnfmq.hal.errors import MissedDeadline, NnfmqError
 from nnfmq.hal.types import ExecutionPreference
+from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
+from nnfmq.measure.peers import PeerJob, opened_peer
+from nnfmq.measure.steps import random_input
 
 Step = Callable[[float | None], object]
 """Executes once; its argument is a timeout in seconds, which a runtime without deadlines ignores."""
@@ -71,7 +73,7 @@ def client_main(connection: Connection, job: ClientJob) -> None:
                 connection.send(_run(trial, step))
     except EOFError:
         pass
-    except (NnfmqError, ImportError, OSError) as error:
+    except (NnfmqError, RunnerUnavailable, OSError) as error:
         connection.send(BenchmarkFailed(f"{job.runtime}: {type(error).__name__}: {error}"))
     finally:
         connection.close()
@@ -125,22 +127,11 @@ def _nnfmq(job: ClientJob) -> Iterator[tuple[Step, int | None]]:
 @contextmanager
 def _litert(job: ClientJob) -> Iterator[tuple[Step, int | None]]:
     """LiteRT with its default delegate, XNNPACK, and one thread, as each of many processes should have."""
-    from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
-    interpreter = Interpreter(model_path=str(job.model), num_threads=1)
-    interpreter.allocate_tensors()
-    random = np.random.default_rng(_SEED)
-    inputs = [random_input(info, random) for info in nnfmq.load(job.model).inputs]
-    indexes = [detail["index"] for detail in interpreter.get_input_details()]
-    results = [detail["index"] for detail in interpreter.get_output_details()]
-
-    def step(_timeout_s: float | None) -> object:
-        for index, array in zip(indexes, inputs, strict=True):
-            interpreter.set_tensor(index, array)
-        interpreter.invoke()
-        return [interpreter.get_tensor(index) for index in results]
-
-    yield step, None
+    model, random = nnfmq.load(job.model), np.random.default_rng(_SEED)
+    inputs = [random_input(info, random) for info in model.inputs]
+    with opened_peer("LiteRT", PeerJob(job.model, model, 1)) as runner:
+        (execute,) = runner.variants.values()
+        yield lambda _timeout_s: execute(inputs), None
 
 
 _RUNTIMES: dict[str, Callable[[ClientJob], Any]] = {"nnfmq": _nnfmq, "LiteRT": _litert}

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench_daemon import started_daemon
+from nnfmq.measure.listening_driver import started_daemon
 
 ROUNDS = 15
 MODEL = Path(__file__).parents[1] / "nnfmq" / "data" / "digits.tflite"

@@ -1,18 +1,16 @@
-"""Shared by the commands: argument types, the `--connect` option, the console, JSON output, and latency percentiles.
+"""Shared by the commands: argument types, the `--connect` option, the console, JSON output.
 
-Times are integer nanoseconds until they are printed. Percentiles are nearest-rank, so each is a measured value, not an
-interpolation.
+Times are integer nanoseconds until they are printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 _WIDTH_IN_A_FILE = 100
 _PROGRESS_DELAY_S = 0.3  # what takes less time shows no progress bar
 _REDRAW_S = 0.1
-PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
 
 
 def add_connect_argument(parser: argparse.ArgumentParser) -> None:
@@ -183,17 +180,6 @@ def table(*headings: str, title: str | None = None) -> Table:
 def print_json(value: dict[str, Any]) -> None:
     """Print `value` on stdout as JSON."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def percentile(ordered: Sequence[int], percent: float) -> int:
-    """Return the nearest-rank percentile of `ordered`, which must be sorted and not empty."""
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100.0) - 1)]
-
-
-def distribution(samples: Iterable[int]) -> dict[str, int]:
-    """Return p50, p90, p99, p99.9 and max of `samples` (at least one), in the unit of the samples."""
-    ordered = sorted(samples)
-    return {name: percentile(ordered, percent) for name, percent in PERCENTILES.items()}
 
 
 def microseconds(duration_ns: int) -> str:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.console import compiling, console, distribution, microseconds, print_json, progress_bar, table
+from nnfmq.cli.console import compiling, console, microseconds, print_json, progress_bar, table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -134,6 +134,8 @@ def _with_progress(inputs: Array, no_color: bool) -> Iterator[Array]:
 
 
 def _metrics(result: Classification, labels: Array) -> dict[str, Any]:
+    from nnfmq.measure.percentiles import distribution
+
     correct = sum(a == b for a, b in zip(result.predictions, labels.tolist(), strict=True))
     return {
         "correct": correct,

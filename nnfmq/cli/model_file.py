@@ -1,4 +1,4 @@
-"""The model of `run` and `profile`: its file, new shapes for its inputs (`--shape`), and its `--signature`."""
+"""The model of `run`, `profile` and `bench`: its file, new shapes for its inputs (`--shape`), and its `--signature`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nnfmq.importers import LoadedModel
 
-__all__ = ["add_model_arguments", "load_model"]
+__all__ = ["add_model_arguments", "load_model", "shapes_of"]
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,10 +31,15 @@ def load_model(arguments: argparse.Namespace) -> LoadedModel:
     """
     import nnfmq
 
+    return nnfmq.load(arguments.model, shapes=shapes_of(arguments), signature=arguments.signature)
+
+
+def shapes_of(arguments: argparse.Namespace) -> dict[str | int, tuple[int, ...]]:
+    """Return the shapes given with --shape, by the input's name or index."""
     unnamed = [shape for name, shape in arguments.shape if not name]
     shapes: dict[str | int, tuple[int, ...]] = dict(enumerate(unnamed))
     shapes.update({name: shape for name, shape in arguments.shape if name})
-    return nnfmq.load(arguments.model, shapes=shapes, signature=arguments.signature)
+    return shapes
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:

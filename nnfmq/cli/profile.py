@@ -83,7 +83,7 @@ def execute(arguments: argparse.Namespace) -> int:
     model = load_model(arguments)
     validate_model(model.model)
     inputs = [*_inputs(arguments, model.inputs), *initial_values(model.states)]
-    report = _report(arguments, model, inputs)
+    report = profile_report(arguments, model, inputs)
     if arguments.html is not None:
         from nnfmq.cli.profile_page import render
 
@@ -141,9 +141,7 @@ def _random(random: Any, tensor: TensorInfo) -> Array:
     dtype = np.dtype(tensor.dtype)
     if 0 in tensor.shape or not (tensor.shape or tensor.is_scalar):
         shape = "x".join(str(size or "?") for size in tensor.shape) or "unknown"
-        raise InvalidArgument(
-            f"the shape of input {tensor.name} is {shape}; only models with known input shapes can be profiled"
-        )
+        raise InvalidArgument(f"the shape of input {tensor.name} is {shape}; measuring needs a known one: give --shape")
     if dtype.kind == "f":
         return np.asarray(random.uniform(-1, 1, tensor.shape), dtype)
     if tensor.scale:
@@ -155,7 +153,12 @@ def _random(random: Any, tensor: TensorInfo) -> Array:
 # -- measuring --------------------------------------------------------------------------------------------------------
 
 
-def _report(arguments: argparse.Namespace, model: LoadedModel, inputs: Sequence[Array]) -> dict[str, Any]:
+def profile_report(arguments: argparse.Namespace, model: LoadedModel, inputs: Sequence[Array]) -> dict[str, Any]:
+    """Measure each operation and return the report; `arguments` are those of this command, `inputs` has the states.
+
+    Raises:
+        InvalidArgument: If the device `compiled` is not available.
+    """
     from nnfmq.cli.profile_report import build
 
     has_llvmlite = _is_installed("llvmlite")

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from nnfmq.cli.console import console, distribution, microseconds, print_json, progress_bar, table
+from nnfmq.cli.console import console, microseconds, print_json, progress_bar, table
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient
 from nnfmq.queue import MessageQueue, PollingWindow, core_name, create_named, open_named, remove_named
 
@@ -29,6 +29,8 @@ _LIMIT_NS = 10 * 10**9
 
 def bench(arguments: argparse.Namespace) -> int:
     """Create the two queues, measure, print, remove the queues; return the exit status."""
+    from nnfmq.measure.percentiles import distribution  # imports NumPy, which the second process does not need
+
     name = arguments.name or f"/nnfmq-bench-{os.getpid()}"
     window_ns = PollingWindow.controller(arguments.window).ns
     with ExitStack() as stack:

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nnfmq.cli.console import (
-    PERCENTILES,
     add_connect_argument,
     console,
-    distribution,
     microseconds,
     open_client,
     print_json,
@@ -136,6 +134,7 @@ def _default(value: _ValueT | None, default: _ValueT) -> _ValueT:
 def _report(recording: Recording, outcome: ReplayOutcome) -> dict[str, Any]:
     """Return the report as JSON has it."""
     from nnfmq.hal.errors import ErrorStatus
+    from nnfmq.measure.percentiles import distribution
     from nnfmq.replaying.replayer import replayable
 
     wanted = replayable(recording)
@@ -208,7 +207,7 @@ def _print(screen: Console, report: dict[str, Any]) -> None:
 
 def _print_latencies(screen: Console, latencies: dict[str, dict[str, int]]) -> None:
     rows = table(">µs", ">recorded", ">replayed", ">ratio", title="Latency")
-    for name in PERCENTILES:
+    for name in latencies["recorded"]:
         before, now = latencies["recorded"][name], latencies["replayed"][name]
         ratio = f"{now / before:,.2f}" if before else "-"
         rows.add_row(name, microseconds(before), microseconds(now), ratio)

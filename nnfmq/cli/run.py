@@ -101,7 +101,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from nnfmq.cli.inputs import read_steps
 
     model = load_model(arguments)
-    normalizations = _normalizations(arguments, model)
+    normalizations = photo_normalizations(model, arguments.normalize)
     steps = read_steps(arguments.input, model.inputs, normalizations, has_states=bool(model.states))
     labels = None if arguments.labels is None else read_labels(arguments.labels)
     device, outputs, times = _burst(arguments, model, steps)
@@ -125,10 +125,10 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _normalizations(arguments: argparse.Namespace, model: LoadedModel) -> list[Normalization]:
-    """Return the normalization of each input: that of the option, else that of the file's metadata, if any."""
-    if arguments.normalize is not None:
-        return [arguments.normalize] * len(model.inputs)
+def photo_normalizations(model: LoadedModel, normalization: Normalization = None) -> list[Normalization]:
+    """Return the normalization of each input: `normalization`, else that of the file's metadata, if any."""
+    if normalization is not None:
+        return [normalization] * len(model.inputs)
     described = model.metadata.inputs if model.metadata is not None else ()
     return [(tensor.mean, tensor.std) if tensor.mean else None for tensor in described]
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning
 import latency_baselines
 import latency_client
 import latency_stress
@@ -20,6 +19,8 @@ import pytest
 from support.places import ROOT
 
 from nnfmq.hal.types import LifeTime
+from nnfmq.measure import cpu_pinning
+from nnfmq.measure.failures import RunnerUnavailable
 
 LIMIT_S = 60
 PERCENTILES = ["p50", "p90", "p99", "p99.9", "max"]
@@ -169,7 +170,7 @@ def test_the_c_ping_pong_prints_every_round_trip(tmp_path: Path, mode: str) -> N
 @needs_cc
 def test_the_c_ping_pong_ends_at_its_limit(tmp_path: Path) -> None:
     program = latency_baselines.compile_c_pingpong(tmp_path)
-    with pytest.raises(latency_baselines.BaselineUnavailable, match="ended with -14"):
+    with pytest.raises(RunnerUnavailable, match="ended with -14"):
         latency_baselines.run_c_pingpong(program, 10**8, 10, cpu_pinning.choose("apart", 0), 1)
 
 
@@ -192,7 +193,7 @@ with latency_baselines.PipeServer.start(None, 30) as pipe:
 def test_without_a_compiler_the_reason_is_kept() -> None:
     code = """
 import os, latency_baselines
-from cpu_pinning import Cpus
+from nnfmq.measure.cpu_pinning import Cpus
 from pathlib import Path
 os.environ["PATH"] = ""
 found = latency_baselines.compare(

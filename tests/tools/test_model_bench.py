@@ -12,14 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning
 import model_bench
 import model_bench_page as pages
 import model_bench_suites as sections
 import numpy as np
 import pytest
-from bench_processes import BenchmarkFailed
-from model_bench_jobs import RunnerJob, Trial, inputs_for, make_step
+from model_bench_jobs import RunnerJob, Trial, inputs_for
 from model_bench_metrics import (
     BASELINES,
     BURST,
@@ -35,8 +33,8 @@ from model_bench_metrics import (
     scaling_exponent,
     targets_of,
 )
-from model_bench_runners import RUNNERS, fastest_variant, timed
-from model_bench_scheduler import TRIALS_PER_ROUND, Measurements, metrics_of, rotated, wait_until_idle
+from model_bench_runners import RUNNERS
+from model_bench_scheduler import TRIALS_PER_ROUND, Measurements, metrics_of
 from model_bench_suites import SECTIONS, BenchmarkPlan, client_cpu_set, compute_cpus, count_trials
 from model_work import KINDS, TYPES, ModelCost, count_model_cost, generate_model
 from support.compiled import assert_kernels_agree
@@ -46,6 +44,11 @@ from support.small_models import F32, one_operation
 import nnfmq
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import Operand, OperationType
+from nnfmq.measure import cpu_pinning
+from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.measure.load_measurement import rotated
+from nnfmq.measure.process_memory import wait_until_idle
+from nnfmq.measure.steps import fastest_variant, make_step, timed
 
 LIMIT_S = 300
 needs_two_cpus = pytest.mark.skipif(cpu_pinning.two_cpus() is None, reason="one CPU allowed: both sides poll")
@@ -176,8 +179,8 @@ def test_a_step_writes_executes_reads_and_moves_states() -> None:
         results[0] = targets[0] + targets[1]
         results[1] = targets[1] + 1
 
-    step = make_step([np.array([3, 4], np.float32)], targets, results, run)
-    first, second, third = (step()[0].tolist() for _ in range(3))
+    step = make_step(1, targets, results, run)
+    first, second, third = (step([np.array([3, 4], np.float32)])[0].tolist() for _ in range(3))
     assert (first, second, third) == ([3, 4], [4, 5], [5, 6])
 
 
@@ -189,12 +192,12 @@ def test_every_runner_gets_the_same_inputs() -> None:
 
 
 def test_the_only_api_variant_is_the_fastest() -> None:
-    def step() -> list[Any]:
+    def step(_inputs: Any) -> list[Any]:
         return []
 
-    assert fastest_variant({"one": step}) == (step, "one")
-    assert fastest_variant({"one": step, "two": step})[1] in ("one", "two")
-    assert len(timed(step, 5)) == 5
+    assert fastest_variant({"one": step}, []) == (step, "one")
+    assert fastest_variant({"one": step, "two": step}, [])[1] in ("one", "two")
+    assert len(timed(step, [], 5)) == 5
 
 
 # ---- arithmetic

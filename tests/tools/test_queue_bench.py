@@ -11,12 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cpu_pinning
 import pytest
 import queue_bench
 import queue_bench_page
 from bench_targets import outcome_text
-from latency_baselines import BaselineUnavailable
 from model_bench_page import DOCS
 from queue_bench_candidates import CANDIDATES
 from queue_bench_cases import ROWS, Row, Target, evaluate_target, medians, report_row
@@ -25,6 +23,9 @@ from queue_bench_server import Sample
 from queue_bench_transports import require
 from support.places import ROOT
 from support.under_test import core_name
+
+from nnfmq.measure import cpu_pinning
+from nnfmq.measure.failures import RunnerUnavailable
 
 LIMIT_S = 120
 needs_two_cpus = pytest.mark.skipif(cpu_pinning.two_cpus() is None, reason="one CPU allowed: both sides poll")
@@ -104,9 +105,7 @@ def test_the_python_core_is_compared_with_c_over_both_atomics() -> None:
 
 
 def test_a_package_that_is_not_installed_is_named_with_the_remedy() -> None:
-    with pytest.raises(
-        BaselineUnavailable, match=re.escape("no_such_peer is not installed: pip install 'nnfmq[bench]'")
-    ):
+    with pytest.raises(RunnerUnavailable, match=re.escape("no_such_peer is not installed: pip install 'nnfmq[bench]'")):
         require("no_such_peer")
 
 
@@ -128,7 +127,7 @@ def test_a_server_that_is_never_ready_fails_its_candidate(server: str, reason: s
 import sys
 sys.path.insert(0, {str(ROOT / "tools")!r})
 from pathlib import Path
-import cpu_pinning
+from nnfmq.measure import cpu_pinning
 import queue_bench_server as server
 job = server.RoundJob("it", 1, 1, cpu_pinning.Cpus(None, None), Path("."), 30)
 try:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from measure_capabilities import random_input
 from support.litert_models import reference
 from support.oracles import Array
 from support.small_models import F32, I32, Q8, Q8S, one_operation
@@ -24,11 +23,14 @@ import nnfmq
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import ChannelQuant, Model, Operand, OperandType, OperationType
+from nnfmq.measure.steps import random_input
 from nnfmq.operations.signature import NUMPY_TYPES
 
 onnx: Any = pytest.importorskip("onnx", reason="onnx is not installed")
 runtime: Any = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 import tflite_to_onnx  # noqa: E402  it imports onnx
+
+from nnfmq.measure.onnx_export import OnnxExport, export_to_onnx  # noqa: E402
 
 FLOAT_TOLERANCE = 1e-4
 MAX_DIFFERENCE = {  # of quantized values, over a whole model, on the inputs below
@@ -42,7 +44,7 @@ MAX_DIFFERENCE = {  # of quantized values, over a whole model, on the inputs bel
 _LOG_ERRORS_ONLY = 3
 
 
-def session(exported: tflite_to_onnx.OnnxExport, optimized: Path | None = None) -> Any:
+def session(exported: OnnxExport, optimized: Path | None = None) -> Any:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = _LOG_ERRORS_ONLY
@@ -51,9 +53,7 @@ def session(exported: tflite_to_onnx.OnnxExport, optimized: Path | None = None) 
     return runtime.InferenceSession(exported.proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def run_export(
-    exported: tflite_to_onnx.OnnxExport, inputs: Sequence[Array], optimized: Path | None = None
-) -> list[Array]:
+def run_export(exported: OnnxExport, inputs: Sequence[Array], optimized: Path | None = None) -> list[Array]:
     onnx_session = session(exported, optimized)
     names = [info.name for info in onnx_session.get_inputs()]
     feeds = {name: exported.to_onnx_input(array) for name, array in zip(names, inputs, strict=True)}
@@ -98,7 +98,7 @@ def test_an_export_agrees_with_the_interpreter(name: str, data_dir: Path) -> Non
     folder = data_dir / "models"
     loaded = nnfmq.load(folder / f"{name}.tflite")
     inputs = inputs_of(loaded, folder)
-    found = run_export(tflite_to_onnx.export_to_onnx(loaded.model), inputs)
+    found = run_export(export_to_onnx(loaded.model), inputs)
     assert_close(found, interpreted(loaded.model, inputs), MAX_DIFFERENCE[name])
 
 
@@ -110,12 +110,12 @@ def test_an_export_agrees_with_tflite(name: str, data_dir: Path) -> None:
     loaded = nnfmq.load(content)
     inputs = inputs_of(loaded, folder)
     expected = reference(litert, content)(inputs[0])
-    assert_close(run_export(tflite_to_onnx.export_to_onnx(loaded.model), inputs), expected, MAX_DIFFERENCE[name])
+    assert_close(run_export(export_to_onnx(loaded.model), inputs), expected, MAX_DIFFERENCE[name])
 
 
 @pytest.mark.parametrize("name", [name for name in MAX_DIFFERENCE if MAX_DIFFERENCE[name]])
 def test_onnx_runtime_fuses_all_quantized_operations(name: str, data_dir: Path, tmp_path: Path) -> None:
-    exported = tflite_to_onnx.export_to_onnx(nnfmq.load(data_dir / "models" / f"{name}.tflite").model)
+    exported = export_to_onnx(nnfmq.load(data_dir / "models" / f"{name}.tflite").model)
     session(exported, tmp_path / "optimized.onnx")
     written = Counter(node.op_type for node in exported.proto.graph.node)
     fused = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
@@ -159,7 +159,7 @@ def assert_export_agrees(model: Model, tolerance: int = 1, weight_type: Any = np
     assert all(np.unique(array).size > 1 for array in expected), (
         "all elements of an output are equal: the comparison would not detect an error"
     )
-    assert_close(run_export(tflite_to_onnx.export_to_onnx(model, weight_type), inputs), expected, tolerance)
+    assert_close(run_export(export_to_onnx(model, weight_type), inputs), expected, tolerance)
 
 
 def _random(random: np.random.Generator, operand: Operand) -> Array:
@@ -234,18 +234,16 @@ def test_products_of_batches(kind: OperandType, adjoint: tuple[bool, bool]) -> N
 def test_weights_can_be_signed() -> None:
     arguments = [value(Q8, (1, 5, 5, 3)), weights_of(Q8, (4, 3, 3, 3), 0), bias_of(Q8, 4), 1, 1, 1, 0]
     model = one_operation(OperationType.CONV_2D, arguments, value(Q8, (1, 5, 5, 4), 0.5, 128))
-    assert {i.data_type for i in tflite_to_onnx.export_to_onnx(model, np.int8).proto.graph.initializer} >= {
-        onnx.TensorProto.INT8
-    }
+    assert {i.data_type for i in export_to_onnx(model, np.int8).proto.graph.initializer} >= {onnx.TensorProto.INT8}
     assert not {
-        i.data_type for i in tflite_to_onnx.export_to_onnx(model).proto.graph.initializer
+        i.data_type for i in export_to_onnx(model).proto.graph.initializer
     } & {onnx.TensorProto.INT8}  # fmt: skip
 
 
 def test_an_unsupported_operation_is_named() -> None:
     model = one_operation(OperationType.FLOOR, [value(F32, (2, 3))], value(F32, (2, 3)))
     with pytest.raises(InvalidArgument, match="FLOOR cannot be exported; supported operations: ADD, "):
-        tflite_to_onnx.export_to_onnx(model)
+        export_to_onnx(model)
 
 
 def test_the_command_writes_a_file_that_onnx_accepts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

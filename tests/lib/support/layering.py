@@ -64,6 +64,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "importers": ("hal", "memory", "validation", "operations"),
     "conformance": ("runtime", "engines", "validation", "operations", "memory", "fence", "hal"),
     "compat": ("runtime", "importers", "hal"),
+    "measure": ("runtime", "importers", "engines.interpreter", "operations", "queue", "cpu_allowance", "hal"),
     "cli": (EVERYTHING,),
     "observe": ("core_selection",),
 }
@@ -94,6 +95,8 @@ DOORS: dict[str, tuple[str, ...]] = {
         "cli.record",
         "cli.trace_collection",
         "conformance.runner",
+        "measure.listening_driver",
+        "measure.runner_group",
     ),
     "multiprocessing": (),
     "pickle": (),
@@ -115,7 +118,8 @@ CALLS: dict[str, tuple[str, ...]] = {
     "recv_fds": ("channel",),
     "send_fds": ("channel",),
     # Settings are read in one package: declare a new one in nnfmq/settings/__init__.py. The others set variables of
-    # NumPy's BLAS, pass the environment to a child process, or read a variable of another program: $CC, $COLUMNS.
+    # NumPy's BLAS or another runtime, pass the environment to a child process, or read a variable of another program:
+    # $CC, $COLUMNS.
     "environ": (
         "settings",
         "service.supervisor",
@@ -127,6 +131,9 @@ CALLS: dict[str, tuple[str, ...]] = {
         "core_selection",
         "cli.console",
         "cli.trace_collection",
+        "measure.listening_driver",
+        "measure.runner_group",
+        "measure.peers",
     ),
     "getenv": (),
 }

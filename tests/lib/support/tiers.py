@@ -22,6 +22,7 @@ IS_DEEP = False
 
 _QUICK_END_TO_END = ("golden", "client_death", "driver_death", "malformed_packets", "fences", "connect", "fork")
 SLOW = (
+    "tests/cli/test_bench_runs.py",
     "tests/cli/test_conformance.py",
     "tests/cli/test_golden_runs.py",
     "tests/cli/test_random_graphs.py",
@@ -38,6 +39,7 @@ SLOW = (
     "tests/engines/test_micro_models.py",
     "tests/engines/test_mutated_models.py",
     "tests/importers/test_tflite_corrupt.py",
+    "tests/measure/test_runner_groups.py",
     "tests/queue/test_asyncio.py",
     "tests/queue_model_checking",
     "tests/runtime/test_hidl.py",

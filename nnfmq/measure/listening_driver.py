@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench_processes import BenchmarkFailed
+from nnfmq.measure.failures import BenchmarkFailed
 
 START_S = 120.0
 STOP_S = 30.0

@@ -1,7 +1,7 @@
-"""Builder of an ONNX graph for tflite_to_onnx.py: values in two layouts, QDQ quantization, and operations' arguments.
+"""Builder of an ONNX graph for `onnx_export`: values in two layouts, QDQ quantization, and operations' arguments.
 
 Nodes are added in the order of the model's operations. An image can have two names, one in each layout; the second is
-added, with a transpose, when an operation first needs it. tflite_to_onnx.py describes layouts and quantization.
+added, with a transpose, when an operation first needs it. `onnx_export` describes layouts and quantization.
 """
 
 from __future__ import annotations

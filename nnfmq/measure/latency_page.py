@@ -1,0 +1,123 @@
+"""The report of `nnfmq bench` as one self-contained HTML page: it has no scripts and loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from nnfmq.measure.latency_charts import COLOURS, percentile_chart, time_chart
+from nnfmq.measure.report_files import ratio_text, result_names, time_text
+
+__all__ = ["render_page"]
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 1rem auto; max-width: 60rem; padding: 0 1rem; }
+h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
+th, td { border-bottom: 1px solid var(--line); padding: .15rem .5rem; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } thead th { font-weight: 600; }
+.wide svg { display: block; max-width: 42rem; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }
+figure { margin: 0; } figcaption { font-size: .9rem; }
+svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: CanvasText; }
+.grid { stroke: var(--line); fill: none; } .line { fill: none; stroke-width: 1.6; }
+.c0 { stroke: #3b7dd8; } .c1 { stroke: #d97a2b; } .c2 { stroke: #4c9a4c; } .c3 { stroke: #9a5fc0; }
+.c4 { stroke: #cc4b4b; } .c5 { stroke: #2f9aa3; } .c6 { stroke: #a98f1c; } .c7 { stroke: #808080; }
+.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; list-style: none; padding: 0; font-size: .9rem; }
+.legend svg { width: 1.4rem; height: .7rem; margin-right: .35rem; } .legend .line { stroke-width: 4; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .9rem; }
+dt { color: GrayText; } dd { margin: 0; overflow-wrap: anywhere; }
+"""
+_PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max")
+_HEADINGS = ("", *_PERCENTILES, "requests/s", "CPU s", "PSS MiB", "stable")
+_TIME_LINES = ("p50", "p99", "max")
+
+
+def render_page(report: Mapping[str, Any]) -> str:
+    """Return the page of a report of `load_report.build_report`."""
+    title = f"Latency of {escape(report['model'].rsplit('/', 1)[-1])}"
+    parts = [*_results(report["results"]), *_ratios(report), *_missing(report), *_charts(report["results"])]
+    parts += _conditions(report)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{_STYLE}</style></head><body>\n<h1>{title}</h1>\n"
+        + "\n".join(parts)
+        + "\n</body></html>\n"
+    )
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _results(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    rows = []
+    for name, result in zip(result_names(results), results, strict=True):
+        times = [time_text(result["latency_ns"][each]) for each in _PERCENTILES]
+        cpu_s = result["cpu_s"]["client"] + result["cpu_s"]["driver"]
+        stable = {True: "yes", False: "no", None: "-"}[result["is_stable"]]
+        use = [f"{result['throughput_per_s']:,.0f}", f"{cpu_s:.2f}", f"{result['pss_bytes'] / 2**20:,.1f}", stable]
+        rows.append([name, *times, *use])
+    yield "<p>Latencies in µs. In an open loop they count from the intended start of each request.</p>"
+    yield _table(_HEADINGS, rows)
+
+
+def _ratios(report: Mapping[str, Any]) -> Iterator[str]:
+    for key, title in (("baseline", "Beside the baseline"), ("ratios", "Beside the first runner")):
+        compared = report.get(key, ())
+        rows = [
+            [f"{name}: {row['metric']}", *map(ratio_text, (row["ratio"], row["low"], row["high"])),
+             row.get("outcome", "")]
+            for name, row in zip(result_names(compared), compared, strict=True)
+        ]  # fmt: skip
+        if rows:
+            yield f"<h2>{title}</h2>"
+            yield _table(("", "ratio", "95 % interval from", "to", ""), rows)
+
+
+def _missing(report: Mapping[str, Any]) -> Iterator[str]:
+    for runner, reason in report["missing"].items():
+        yield f"<p>{escape(runner)} is missing: {escape(reason)}</p>"
+
+
+def _charts(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield "<h2>Latency by percentile</h2>"
+    yield _legend(result_names(results))
+    yield f'<div class="wide">{percentile_chart(results)}</div>'
+    yield "<h2>Latency by time</h2>"
+    yield _legend(_TIME_LINES)
+    charts = (
+        f"<figure>{time_chart(result['timeline'])}<figcaption>{escape(name)}</figcaption></figure>"
+        for name, result in zip(result_names(results), results, strict=True)
+    )
+    yield f'<div class="charts">{"".join(charts)}</div>'
+
+
+def _legend(names: Sequence[str]) -> str:
+    items = (
+        f'<li><svg viewBox="0 0 20 10"><path class="line c{min(number, COLOURS - 1)}" d="M0 5H20"/></svg>'
+        f"{escape(name)}</li>"
+        for number, name in enumerate(names)
+    )
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _conditions(report: Mapping[str, Any]) -> Iterator[str]:
+    yield "<h2>Conditions</h2>"
+    named = {**report["conditions"], **{f"load: {name}": value for name, value in report["load"].items()}}
+    rows = (
+        f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(_value(value))}</dd>" for name, value in named.items()
+    )
+    yield f"<dl>{''.join(rows)}</dl>"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else "-" if value is None else str(value)

@@ -1,0 +1,114 @@
+"""Resources of processes, read from /proc: memory, open shared memory, children, and whether they compute.
+
+Nothing here is sent to a process or changes it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from nnfmq.measure.cpu_pinning import cpu_ns
+from nnfmq.measure.failures import BenchmarkFailed
+
+IDLE_POLL_S, IDLE_CPU_NS, IDLE_POLLS, IDLE_TIMEOUT_S = 0.01, 200_000, 2, 10
+_GONE = (FileNotFoundError, ProcessLookupError)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Memory of a process, or the sum of several, in bytes.
+
+    `pss` is the proportional set size: a page that n processes map counts 1/n in each. `private_dirty` is memory that
+    only this process has, and has written to.
+    """
+
+    pss: int = 0
+    private_dirty: int = 0
+    anonymous: int = 0
+    file: int = 0
+    shared: int = 0
+
+    def __add__(self, other: ProcessMemory) -> ProcessMemory:
+        return ProcessMemory(
+            self.pss + other.pss,
+            self.private_dirty + other.private_dirty,
+            self.anonymous + other.anonymous,
+            self.file + other.file,
+            self.shared + other.shared,
+        )
+
+
+_FIELDS = {"Pss": "pss", "Private_Dirty": "private_dirty", "Pss_Anon": "anonymous", "Pss_File": "file",
+           "Pss_Shmem": "shared"}  # fmt: skip
+
+
+def memory_of(pid: int) -> ProcessMemory | None:
+    """Return the memory of a process from /proc/PID/smaps_rollup; None if it has exited."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    except _GONE:
+        return None
+    values = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+    return ProcessMemory(**{field: values.get(name, 0) for name, field in _FIELDS.items()})
+
+
+def open_memfd_bytes(pids: Iterable[int]) -> int:
+    """Return the size of the shared memory (memfd) that processes have open, mapped or not; each file counts once."""
+    sizes: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        with suppress(*_GONE):
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(*_GONE):
+                    file = f"/proc/{pid}/fd/{name}"
+                    if os.readlink(file).startswith("/memfd:"):
+                        found = os.stat(file)
+                        sizes[found.st_dev, found.st_ino] = found.st_blocks * 512
+    return sum(sizes.values())
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of a process, shortened; empty if it has exited."""
+    with suppress(*_GONE):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:120]
+    return ""
+
+
+def children(pid: int) -> list[int]:
+    """Return the pids of a process's children; none if it has exited."""
+    found: list[int] = []
+    with suppress(*_GONE):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(*_GONE):  # the thread has ended
+                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the pids of all descendants of a process."""
+    found = []
+    for child in children(pid):
+        found += [child, *descendants(child)]
+    return found
+
+
+def wait_until_idle(pids: Sequence[int], timeout_s: float = IDLE_TIMEOUT_S) -> None:
+    """Return when none of the processes has used the CPU in two consecutive polls.
+
+    Threads of a runtime poll for some time after an execution, and would compete with what is measured next.
+
+    Raises:
+        BenchmarkFailed: If a process still computes after `timeout_s`.
+    """
+    deadline, idle_polls, before = time.monotonic() + timeout_s, 0, [cpu_ns(pid) for pid in pids]
+    while idle_polls < IDLE_POLLS:
+        if time.monotonic() > deadline:
+            raise BenchmarkFailed(f"a runner still computes {timeout_s:g} s after its trial")
+        time.sleep(IDLE_POLL_S)
+        now = [cpu_ns(pid) for pid in pids]
+        idle_polls = idle_polls + 1 if all(b - a < IDLE_CPU_NS for a, b in zip(before, now, strict=True)) else 0
+        before = now
