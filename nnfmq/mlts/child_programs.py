@@ -28,7 +28,7 @@ _DRIVER_END_S = 10.0  # it gives its workers 4 s
 _CLIENT_END_S = 5.0
 
 
-class MessagePipe:
+class ClientMessages:
     """The receiving end of a client's messages. Owns the fd; close it."""
 
     def __init__(self, fd: int) -> None:
@@ -68,7 +68,7 @@ class MessagePipe:
 class CrashClient(Protocol):
     """A client of a crash test. Close it: that ends it if it still runs."""
 
-    pipe: MessagePipe
+    pipe: ClientMessages
 
     def kill(self) -> None:
         """End the client now."""
@@ -92,7 +92,7 @@ class ClientChild:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=_environment(), start_new_session=True,
         )  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None
-        self.pipe = MessagePipe(os.dup(self._process.stdout.fileno()))
+        self.pipe = ClientMessages(os.dup(self._process.stdout.fileno()))
         self._process.stdout.close()
         with suppress(BrokenPipeError):  # it has exited, which its pipe shows
             self._process.stdin.write(encode(task))
@@ -128,7 +128,7 @@ class ClientThread:
 
     def __init__(self, task: ClientTask) -> None:
         fd, self._sink = os.pipe()
-        self.pipe = MessagePipe(fd)
+        self.pipe = ClientMessages(fd)
         self._lock = threading.Lock()
         self._context: WorkloadContext | None = None
         self._is_killed = False

@@ -11,23 +11,23 @@ import pytest
 
 from nnfmq.hal.errors import DeadObject
 from nnfmq.mlts import crash_page
-from nnfmq.mlts.child_programs import MessagePipe
+from nnfmq.mlts.child_programs import ClientMessages
 from nnfmq.mlts.crash_list import CRASH_TESTS, SELF_TESTS, CrashOutcome, GraphSize, Workload
 from nnfmq.mlts.crash_messages import LINE_BYTES_MAX, ClientMessage, ClientState, ClientTask, decode_task, encode
 from nnfmq.mlts.crash_runner import CrashResult
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[MessagePipe, int]]:
+def ends() -> Iterator[tuple[ClientMessages, int]]:
     reader, writer = os.pipe()
-    pipe = MessagePipe(reader)
+    pipe = ClientMessages(reader)
     yield pipe, writer
     pipe.close()
     pipe.close()  # idempotent
     os.close(writer)
 
 
-def test_a_message_is_returned_when_its_line_is_complete(ends: tuple[MessagePipe, int]) -> None:
+def test_a_message_is_returned_when_its_line_is_complete(ends: tuple[ClientMessages, int]) -> None:
     pipe, writer = ends
     line = encode(ClientMessage(ClientState.SUCCESS, codes={"executed": 3}))
     os.write(writer, line[:7])
@@ -38,14 +38,14 @@ def test_a_message_is_returned_when_its_line_is_complete(ends: tuple[MessagePipe
 
 
 @pytest.mark.parametrize("line", [b"no json\n", b'{"state": "unknown"}\n', b"[]\n"])
-def test_a_line_that_is_no_message_is_an_error(ends: tuple[MessagePipe, int], line: bytes) -> None:
+def test_a_line_that_is_no_message_is_an_error(ends: tuple[ClientMessages, int], line: bytes) -> None:
     pipe, writer = ends
     os.write(writer, line)
     with pytest.raises(msgspec.DecodeError):
         pipe.read()
 
 
-def test_a_message_that_never_ends_is_an_error(ends: tuple[MessagePipe, int]) -> None:
+def test_a_message_that_never_ends_is_an_error(ends: tuple[ClientMessages, int]) -> None:
     pipe, writer = ends
     for _ in range(LINE_BYTES_MAX // 1024):
         os.write(writer, b"x" * 1024)
@@ -59,7 +59,7 @@ def test_a_closed_pipe_is_reported_with_its_last_messages() -> None:
     reader, writer = os.pipe()
     os.write(writer, encode(ClientMessage(ClientState.READY, worker_pid=5)))
     os.close(writer)
-    pipe = MessagePipe(reader)
+    pipe = ClientMessages(reader)
     assert [message.worker_pid for message in pipe.read()] == [5] and pipe.is_closed
     pipe.close()
 
