@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
-import os
 import re
 from pathlib import Path
 
+from nnfmq import settings
 from nnfmq.cli.console import at_least_one, from_zero, new_file
 
 EXAMPLES = """\
@@ -27,6 +27,12 @@ examples:
 """
 
 
+def _examples(action: str) -> str:
+    """Return the examples of one action."""
+    lines = [line for line in EXAMPLES.splitlines() if line.startswith(f"  nnfmq mlts {action} ")]
+    return "\n".join(["examples:", *lines])
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the actions of `mlts`, and their options."""
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
@@ -37,8 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     declare = {"bench": _for_bench, "crash": _for_crash}
     for name, summary in summaries.items():
         action = actions.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
-        )
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=_examples(name),
+            allow_abbrev=False,
+        )  # fmt: skip
         action.usage = f"nnfmq mlts {name} [options]"  # the generated usage fills half of the screen
         action.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help="plain text")
         declare[name](action)
@@ -89,7 +96,7 @@ def _for_crash(parser: argparse.ArgumentParser) -> None:
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
-    default = os.environ.get("NNFMQ_DATA")
+    default = settings.DATA.value()
     parser.add_argument(
         "--data", metavar="DIR", type=Path, default=Path(default) / "models" if default else None,
         help="folder of MLTS's models (default: $NNFMQ_DATA/models)",

@@ -98,6 +98,10 @@ CONFIG: Setting[str | None] = Setting(
     meaning="the only configuration file to read; `/dev/null`: none",
     default_text="`/etc/nnfmq/nnfmq.toml` and that of the user", options="nnfmq --config",
 )  # fmt: skip
+DATA: Setting[str | None] = Setting(
+    "NNFMQ_DATA", _VARIABLE_PATH, None, reader="commands", in_files=False, options="nnfmq mlts bench --data",
+    meaning="folder of test data; its folder `models` has MLTS's models", default_text="none",
+)  # fmt: skip
 XDG_CONFIG_HOME: Setting[str | None] = Setting(
     "XDG_CONFIG_HOME", _VARIABLE_PATH, None, reader="client, driver, commands", in_files=False,
     meaning=f"{_DIRECTORY} has the user's configuration file", default_text="`~/.config`",
