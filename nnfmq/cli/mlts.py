@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import re
 from pathlib import Path
 
+from nnfmq import settings
 from nnfmq.cli.console import at_least_one, from_zero, new_file, seconds
 
 EXAMPLES = """\
@@ -103,7 +103,7 @@ def _for_crash(parser: argparse.ArgumentParser) -> None:
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
-    default = os.environ.get("NNFMQ_DATA")
+    default = settings.DATA.value()
     parser.add_argument(
         "--data", metavar="DIR", type=Path, default=Path(default) / "models" if default else None,
         help="folder of MLTS's models (default: $NNFMQ_DATA/models)",

@@ -134,7 +134,6 @@ CALLS: dict[str, tuple[str, ...]] = {
         "cli.console",
         "cli.record",
         "cli.trace_collection",
-        "cli.mlts",  # $NNFMQ_DATA, of the tests
         "mlts.child_programs",
         "measure.listening_driver",
         "measure.runner_group",
