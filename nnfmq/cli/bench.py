@@ -277,7 +277,7 @@ def _profiled(arguments: argparse.Namespace, model: LoadedModel, inputs: Sequenc
 
     options = argparse.Namespace(
         model=arguments.model, device=arguments.device or _PROFILED[0], threads=arguments.threads, runs=None,
-        input=arguments.input_data, seed=arguments.seed,
+        input=arguments.input_data, seed=arguments.seed, no_color=arguments.no_color,
     )  # fmt: skip
     return profile_report(options, model, [*inputs, *initial_values(model.states)])
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import math
 import re
 from pathlib import Path
 
 from nnfmq import settings
-from nnfmq.cli.console import at_least_one, from_zero, new_file
+from nnfmq.cli.console import at_least_one, from_zero, new_file, seconds
 
 EXAMPLES = """\
 examples:
@@ -26,11 +25,18 @@ examples:
 `nnfmq mlts ACTION --help` describes one action.
 """
 
-
-def _examples(action: str) -> str:
-    """Return the examples of one action."""
-    lines = [line for line in EXAMPLES.splitlines() if line.startswith(f"  nnfmq mlts {action} ")]
-    return "\n".join(["examples:", *lines])
+_ACTION_EXAMPLES = {
+    "bench": (
+        "bench --data mlts-models --html bench.html",
+        "bench --only tts_float --litert none --json",
+        "bench --photos 100 --litert reference --device compiled",
+    ),
+    "crash": (
+        "crash --device compiled --duration 60 --dump failed",
+        "crash --only random --seed 1000",
+        "crash --connect /run/nnfmq.sock --log driver.log",
+    ),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,9 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     }
     declare = {"bench": _for_bench, "crash": _for_crash}
     for name, summary in summaries.items():
+        examples = "\n".join(["examples:", *(f"  nnfmq mlts {example}" for example in _ACTION_EXAMPLES[name])])
         action = actions.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=_examples(name),
-            allow_abbrev=False,
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=examples, allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
         action.usage = f"nnfmq mlts {name} [options]"  # the generated usage fills half of the screen
         action.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help="plain text")
@@ -61,9 +68,9 @@ def execute(arguments: argparse.Namespace) -> int:
 def _for_bench(parser: argparse.ArgumentParser) -> None:
     _common(parser)
     parser.add_argument(
-        "--duration", metavar="S", type=_seconds, default=10.0, help="seconds of each measurement (default: 10)"
+        "--duration", metavar="S", type=seconds, default=10.0, help="seconds of each measurement (default: 10)"
     )
-    parser.add_argument("--warm-up", metavar="S", type=_seconds, default=2.0, help="seconds before it (default: 2)")
+    parser.add_argument("--warm-up", metavar="S", type=seconds, default=2.0, help="seconds before it (default: 2)")
     parser.add_argument("--photos", metavar="N", type=at_least_one, help="only the first N photos")
     parser.add_argument(
         "--litert", choices=("default", "reference", "none"), default="default",
@@ -82,7 +89,7 @@ def _for_crash(parser: argparse.ArgumentParser) -> None:
         help="seconds of each test, or `mlts` for the minutes that MLTS takes (default: 10)",
     )  # fmt: skip
     parser.add_argument(
-        "--grace", metavar="S", type=_seconds, default=20.0,
+        "--grace", metavar="S", type=seconds, default=20.0,
         help="a test that takes this much longer hangs (default: 20)",
     )  # fmt: skip
     parser.add_argument(
@@ -92,7 +99,7 @@ def _for_crash(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", metavar="N", type=from_zero, default=0, help="first seed of random graphs")
     parser.add_argument("--dump", metavar="DIR", type=Path, help="folder for random graphs that fail, and for the logs")
     parser.add_argument("--self-test", action="store_true", help="test this suite: failures that it must notice")
-    parser.add_argument("--list", action="store_true", help="list the tests and end")
+    parser.add_argument("--list", action="store_true", help="list the tests, and run none")
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
@@ -110,18 +117,8 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="FILE", type=new_file, help="write the results as an HTML page")
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 1000000")
-    return seconds
-
-
 def _duration(text: str) -> float | None:
-    return None if text == "mlts" else _seconds(text)
+    return None if text == "mlts" else seconds(text)
 
 
 def _pattern(text: str) -> str:

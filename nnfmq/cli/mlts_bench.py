@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nnfmq.cli.console import console, print_json, table
 
@@ -25,7 +25,6 @@ _METRIC_NAMES = {
     "max_log_f0_error": "log F0",
     "max_phone_error_rate": "phone errors %",
 }
-_WIDE = 80
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -45,7 +44,7 @@ def execute(arguments: argparse.Namespace) -> int:
             cache_disabled()
         )  # an embedded driver compiles, instead of reading what an earlier one left
         backends, missing = _backends(arguments)
-        bar = stack.enter_context(progress_bar(arguments.no_color))
+        bar = stack.enter_context(progress_of_tests(arguments.no_color))
 
         def started(model: ScoringModel, backend: str) -> None:
             bar(len(results), len(models), f"{model.name} on {backend}")
@@ -122,7 +121,7 @@ def describe_run() -> str:
 
 
 @contextmanager
-def progress_bar(no_color: bool) -> Iterator[Callable[[int, int, str], None]]:
+def progress_of_tests(no_color: bool) -> Iterator[Callable[[int, int, str], None]]:
     """Yield a function that draws on stderr how many of all tests are done, and which runs; only on a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -160,15 +159,12 @@ def _print(screen: Console, results: Sequence[Sequence[ScoringResult]], missing:
 
 
 def _print_scores(screen: Console, tests: Sequence[Sequence[ScoringResult]]) -> None:
-    scores = table("test", "backend", "accuracy", ">p50 ms", *((">p99 ms", ">data") if screen.width >= _WIDE else ()))
-    for test in tests:
-        for number, result in enumerate(test):
-            assert result.latency is not None
-            row = [result.model.name if number == 0 else "", result.backend, _accuracy(result)]
-            row.append(_milliseconds(result.latency.p50_ns))
-            if screen.width >= _WIDE:
-                row += [_milliseconds(result.latency.p99_ns), f"{result.data_count}/{result.model.total}"]
-            scores.add_row(*row)
+    scores = table("test", "backend", "accuracy", ">p50 ms", ">p99 ms", ">data")
+    for result in (result for test in tests for result in test):
+        assert result.latency is not None
+        times = (f"{time_ns / 1e6:,.3f}" for time_ns in (result.latency.p50_ns, result.latency.p99_ns))
+        data = f"{result.data_count}/{result.model.total}"
+        scores.add_row(result.model.name, result.backend, _accuracy(result), *times, data)
     screen.print(scores)
 
 
@@ -180,23 +176,15 @@ def _accuracy(result: ScoringResult) -> str:
     return ", ".join(parts) or f"largest error {found.max_error:.3g}"
 
 
-def _milliseconds(duration_ns: float) -> str:
-    return f"{duration_ns / 1e6:,.3f}"
-
-
 def _print_compilations(screen: Console, tests: Sequence[Sequence[ScoringResult]]) -> None:
     from nnfmq.mlts.backends import FROM_CACHE, SAVING, WITHOUT_CACHE
 
-    kinds = (WITHOUT_CACHE, SAVING, FROM_CACHE) if screen.width >= _WIDE else (WITHOUT_CACHE,)
-    heads = {WITHOUT_CACHE: ">compile", SAVING: ">saving", FROM_CACHE: ">cached"}
-    times = table(
-        "model, ms", "backend", *(heads[kind] for kind in kinds), ">start", *([">KB"] if len(kinds) > 1 else [])
-    )
+    times = table("model, ms", "backend", ">compile", ">saving", ">cached", ">start", ">KB")
     for result in (result for test in tests for result in test if result.compilation):
-        blocks: list[Any] = [*(result.compilation.get(kind) for kind in kinds), result.start]
-        cells = ["" if block is None else f"{block.p50_ns / 1e6:,.1f}" for block in blocks]
-        size = [f"{result.cache_bytes / 1000:,.0f}" if result.cache_bytes else ""] if len(kinds) > 1 else []
-        times.add_row(result.model.file, result.backend, *cells, *size)
+        blocks = [*(result.compilation.get(kind) for kind in (WITHOUT_CACHE, SAVING, FROM_CACHE)), result.start]
+        cells = ("" if block is None else f"{block.p50_ns / 1e6:,.1f}" for block in blocks)
+        size = f"{result.cache_bytes / 1000:,.0f}" if result.cache_bytes else ""
+        times.add_row(result.model.file, result.backend, *cells, size)
     if times.row_count:
         screen.print(times)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nnfmq.cli.console import console, print_json, table
-from nnfmq.cli.mlts_bench import describe_run, progress_bar
+from nnfmq.cli.mlts_bench import describe_run, progress_of_tests
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _SELF_TEST_S = 1.0
 _SELF_TEST_GRACE_S = 5.0
-_WIDE = 60
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -63,7 +62,7 @@ def _run(arguments: argparse.Namespace, tests: Sequence[CrashTest]) -> list[Cras
     devices = arguments.device or (there[:1] if arguments.self_test else there)
     results: list[CrashResult] = []
     with ExitStack() as stack:
-        bar = stack.enter_context(progress_bar(arguments.no_color))
+        bar = stack.enter_context(progress_of_tests(arguments.no_color))
 
         def started(test: CrashTest, device: str) -> None:
             bar(len(results), len(tests) * len(devices), f"{test.name} on {device}")
@@ -108,19 +107,13 @@ def _write(arguments: argparse.Namespace, results: Sequence[CrashResult]) -> Non
 
 
 def _print(screen: Console, results: Sequence[CrashResult]) -> None:
-    is_wide = screen.width >= _WIDE
-    outcomes = table("test", *(["device"] if is_wide else []), "outcome", ">steps", *([">s"] if is_wide else []))
     for device in dict.fromkeys(result.device for result in results):
-        if not is_wide:
-            outcomes.add_row(f"on {device}:")
+        outcomes = table("test", "outcome", ">steps", ">s", title=device)
         for result in (result for result in results if result.device == device):
             outcome = f"{result.outcome} !" if result.has_failed else str(result.outcome)
             steps = f"{sum(result.codes.values()):,}"
-            if is_wide:
-                outcomes.add_row(result.test.name, device, outcome, steps, f"{result.duration_ns / 1e9:.1f}")
-            else:
-                outcomes.add_row(result.test.name, outcome, steps)
-    screen.print(outcomes)
+            outcomes.add_row(result.test.name, outcome, steps, f"{result.duration_ns / 1e9:.1f}")
+        screen.print(outcomes)
     for result in (result for result in results if result.has_failed):
         reason = result.reason or f"expected was {result.test.expected}"
         screen.print(f"{result.outcome} {result.test.name} on {result.device}: {reason}", soft_wrap=True)

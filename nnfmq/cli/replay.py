@@ -26,7 +26,7 @@ from nnfmq.hal.errors import InvalidArgument
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from nnfmq.recording.recording_reader import Recording
+    from nnfmq.recording.recording_reader import RecordingFile
     from nnfmq.replaying.replayer import ReplayedExecution, ReplayOptions, ReplayOutcome
 
 EXAMPLES = """\
@@ -94,11 +94,11 @@ def _rate(text: str) -> Any:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Replay, print the report, and return the exit status."""
-    from nnfmq.recording.recording_reader import Recording
+    from nnfmq.recording.recording_reader import RecordingFile
     from nnfmq.replaying.replayer import replay, replayable
 
     options = _options(arguments)
-    with Recording(arguments.recording) as recording:
+    with RecordingFile(arguments.recording) as recording:
         if not replayable(recording):
             count = len(recording.executions)
             raise InvalidArgument(f"{recording.path}: none of its {count} executions can be replayed")
@@ -131,7 +131,7 @@ def _default(value: _ValueT | None, default: _ValueT) -> _ValueT:
     return default if value is None else value
 
 
-def _report(recording: Recording, outcome: ReplayOutcome) -> dict[str, Any]:
+def _report(recording: RecordingFile, outcome: ReplayOutcome) -> dict[str, Any]:
     """Return the report as JSON has it."""
     from nnfmq.hal.errors import ErrorStatus
     from nnfmq.measure.percentiles import distribution

@@ -22,7 +22,7 @@ query() {
     COMP_WORDS=("$@"); COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
     _nnfmq
     printf 'word %s\\n' "${COMPREPLY[@]}"
-    echo =end=
+    echo end
 }
 """
 
@@ -92,7 +92,7 @@ def bash(folder: Path, *queries: tuple[str, ...]) -> list[tuple[set[str], str]]:
         ["bash", "--norc", "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=folder
     )
     assert done.stderr == ""
-    return [bash_reply(block.splitlines()) for block in done.stdout.split("=end=\n")[:-1]]
+    return [bash_reply(block.splitlines()) for block in done.stdout.split("end\n")[:-1]]
 
 
 def bash_reply(lines: list[str]) -> tuple[set[str], str]:
@@ -202,13 +202,13 @@ def test_zsh_can_load_the_script_from_its_path(tmp_path: Path) -> None:
 
 def fish(folder: Path, *lines: str) -> list[set[str]]:
     """Return the words that fish offers for each line."""
-    queries = "; ".join(f"complete -C {shlex.quote(line)}; echo =end=" for line in lines)
+    queries = "; ".join(f"complete -C {shlex.quote(line)}; echo '<end>'" for line in lines)
     done = subprocess.run(
         ["fish", "--no-config", "-c", f"source {script_file('fish', folder)}; {queries}"],
         capture_output=True, text=True, timeout=60, check=True, cwd=folder,
     )  # fmt: skip
     assert done.stderr == ""
-    blocks = done.stdout.split("=end=\n")[:-1]
+    blocks = done.stdout.split("<end>\n")[:-1]
     return [{line.partition("\t")[0] for line in block.splitlines()} for block in blocks]
 
 
