@@ -27,6 +27,7 @@ COMMANDS = {
     "demo": "classify handwritten digits in a private driver",
     "run": "run a model on a photo or an array; print classes and times",
     "bench": "measure latency under load, beside other runtimes",
+    "stress": "name the causes of the worst latencies beside other load",
     "profile": "time each operation of a model beside the machine's peak",
     "trace": "record an application and its driver on one clock",
     "why": "explain the slowest requests of a trace",

@@ -32,7 +32,7 @@ examples:
 Options of perf_analyzer and benchmark_model have their names there, too.
 """
 
-_MODES = ("burst", "reusable", "sync", "async", "fenced", "aidl-burst")
+MODES = ("burst", "reusable", "sync", "async", "fenced", "aidl-burst")
 _PEERS = {"litert": "LiteRT", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 _PERCENTILES = ("50", "90", "95", "99", "99.9")
 _PROFILED = ("compiled", "reference")  # devices whose operations `nnfmq profile` can time
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [options] MODEL.tflite"
     add_model_arguments(parser)
     add = _Adder(parser)
-    add("--mode", metavar="NAME,...", type=_modes, default=_MODES[:1], help=f"{', '.join(_MODES[:-1])} or {_MODES[-1]}")
+    add("--mode", metavar="NAME,...", type=_modes, default=MODES[:1], help=f"{', '.join(MODES[:-1])} or {MODES[-1]}")
     add("--against", metavar="NAME,...", type=_peers, default=(), help=f"also measure {', '.join(_PEERS)}")
     add("--clients", "--concurrency-range", metavar="N", type=_counts, default=(1,),
         help="client processes; 1:8:1 for 1 to 8 (default: 1)")  # fmt: skip
@@ -54,12 +54,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="open loop: requests per second, or 100:500:100")  # fmt: skip
     add("--arrivals", "--request-distribution", metavar="KIND", choices=("constant", "poisson"), default="constant",
         help="constant or poisson (default: constant)")  # fmt: skip
-    add("--duration", metavar="S", type=_positive, help="measured seconds of each load (default: 10)")
+    add("--duration", metavar="S", type=positive_number, help="measured seconds of each load (default: 10)")
     add.hidden("--count", "--request-count", "--num_runs", type=at_least_one)
     add.hidden("--warm-up", "--warmup-request-count", "--warmup_runs", type=from_zero)
-    add.hidden("--window", "--measurement-interval", "-p", type=_positive, default=500.0)
-    add.hidden("--stability", "--stability-percentage", "-s", type=_positive, default=10.0)
-    add("--latency-threshold", "-l", metavar="MS", type=_positive, help="stop at the first load whose p99 is above it")
+    add.hidden("--window", "--measurement-interval", "-p", type=positive_number, default=500.0)
+    add.hidden("--stability", "--stability-percentage", "-s", type=positive_number, default=10.0)
+    add(
+        "--latency-threshold",
+        "-l",
+        metavar="MS",
+        type=positive_number,
+        help="stop at the first load whose p99 is above it",
+    )
     add.hidden("--percentile", choices=_PERCENTILES, default="99")
     add("--input-data", metavar="DATA", action="append", default=[], help="random, zero, or a file for each input")
     add.hidden("--seed", "--random-seed", type=from_zero, default=0)
@@ -101,7 +107,8 @@ class _Adder:
 # ---- types of arguments
 
 
-def _names(text: str, allowed: Sequence[str]) -> tuple[str, ...]:
+def names_among(text: str, allowed: Sequence[str]) -> tuple[str, ...]:
+    """Argparse type, with the names allowed: names separated by commas, each once."""
     names = tuple(dict.fromkeys(text.split(",")))
     unknown = [name for name in names if name not in allowed]
     if unknown:
@@ -110,11 +117,11 @@ def _names(text: str, allowed: Sequence[str]) -> tuple[str, ...]:
 
 
 def _modes(text: str) -> tuple[str, ...]:
-    return _names(text, _MODES)
+    return names_among(text, MODES)
 
 
 def _peers(text: str) -> tuple[str, ...]:
-    return tuple(_PEERS[name] for name in _names(text, tuple(_PEERS)))
+    return tuple(_PEERS[name] for name in names_among(text, tuple(_PEERS)))
 
 
 def _series(text: str) -> list[float]:
@@ -142,7 +149,8 @@ def _rates(text: str) -> tuple[float, ...]:
     return tuple(_series(text))
 
 
-def _positive(text: str) -> float:
+def positive_number(text: str) -> float:
+    """Argparse type: a number above 0."""
     value = _number(text)
     if not 0 < value < 1e9:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
@@ -197,7 +205,7 @@ def execute(arguments: argparse.Namespace) -> int:
     plan = _plan(arguments, model)
     conditions = machine() | {"threads": arguments.threads, "inputs": arguments.input_data or ["random"]}
     try:
-        with _progress(arguments.no_color) as progress:
+        with shown_progress(arguments.no_color) as progress:
             found = measure_plan(plan, progress)
     except BenchmarkFailed as error:
         raise InvalidArgument(str(error)) from error
@@ -283,7 +291,7 @@ def _profiled(arguments: argparse.Namespace, model: LoadedModel, inputs: Sequenc
 
 
 @contextmanager
-def _progress(no_color: bool) -> Iterator[Any]:
+def shown_progress(no_color: bool) -> Iterator[Any]:
     """Yield a function that shows a text with the elapsed time on stderr, if that is a terminal."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -1,4 +1,4 @@
-"""The model of `run`, `profile` and `bench`: its file, new shapes for its inputs (`--shape`), and its `--signature`."""
+"""The model of a command: its file, new shapes for its inputs (`--shape`), and its `--signature`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 __all__ = ["add_model_arguments", "load_model", "shapes_of"]
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the model's file, --shape and --signature."""
-    parser.add_argument("model", metavar="MODEL.tflite", type=Path, help="a .tflite or .onnx file")
+def add_model_arguments(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
+    """Declare the model's file, which may be left out if it `is_optional`, --shape and --signature."""
+    count = "?" if is_optional else None
+    parser.add_argument("model", metavar="MODEL.tflite", type=Path, nargs=count, help="a .tflite or .onnx file")
     parser.add_argument(
         "--shape", metavar="SHAPE", type=_shape, action="append", default=[],
         help="resize an input: 4x224x224x3, or NAME=4x224x224x3",

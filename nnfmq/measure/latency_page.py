@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from nnfmq.measure.latency_charts import COLOURS, percentile_chart, time_chart
 from nnfmq.measure.report_files import ratio_text, result_names, time_text
 
-__all__ = ["render_page"]
+__all__ = ["conditions_list", "html_page", "html_table", "render_page"]
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; }
@@ -40,7 +40,14 @@ def render_page(report: Mapping[str, Any]) -> str:
     """Return the page of a report of `load_report.build_report`."""
     title = f"Latency of {escape(report['model'].rsplit('/', 1)[-1])}"
     parts = [*_results(report["results"]), *_ratios(report), *_missing(report), *_charts(report["results"])]
-    parts += _conditions(report)
+    parts += conditions_list(
+        {**report["conditions"], **{f"load: {key}": value for key, value in report["load"].items()}}
+    )
+    return html_page(title, parts)
+
+
+def html_page(title: str, parts: Iterable[str]) -> str:
+    """Return a page with this title and body; both are HTML."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -50,7 +57,8 @@ def render_page(report: Mapping[str, Any]) -> str:
     )
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table that scrolls by itself on a narrow screen. The cells are text."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -65,7 +73,7 @@ def _results(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         use = [f"{result['throughput_per_s']:,.0f}", f"{cpu_s:.2f}", f"{result['pss_bytes'] / 2**20:,.1f}", stable]
         rows.append([name, *times, *use])
     yield "<p>Latencies in µs. In an open loop they count from the intended start of each request.</p>"
-    yield _table(_HEADINGS, rows)
+    yield html_table(_HEADINGS, rows)
 
 
 def _ratios(report: Mapping[str, Any]) -> Iterator[str]:
@@ -78,7 +86,7 @@ def _ratios(report: Mapping[str, Any]) -> Iterator[str]:
         ]  # fmt: skip
         if rows:
             yield f"<h2>{title}</h2>"
-            yield _table(("", "ratio", "95 % interval from", "to", ""), rows)
+            yield html_table(("", "ratio", "95 % interval from", "to", ""), rows)
 
 
 def _missing(report: Mapping[str, Any]) -> Iterator[str]:
@@ -108,9 +116,9 @@ def _legend(names: Sequence[str]) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def _conditions(report: Mapping[str, Any]) -> Iterator[str]:
+def conditions_list(named: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the conditions of a measurement as a list."""
     yield "<h2>Conditions</h2>"
-    named = {**report["conditions"], **{f"load: {name}": value for name, value in report["load"].items()}}
     rows = (
         f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(_value(value))}</dd>" for name, value in named.items()
     )

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from nnfmq.measure.runner_protocol import (
     TrialResult,
 )
 
-__all__ = ["LoadResult", "RunnerGroup", "started_group"]
+__all__ = ["LoadResult", "RunnerGroup", "RunnerProcess", "runner_environment", "started_group"]
 
 Times = npt.NDArray[np.int64]
 Tick = Callable[[], object]
@@ -58,20 +58,25 @@ class LoadResult:
     stages_ns: list[float]
 
 
-class _RunnerProcess:
-    """One runner process and the pipes to it."""
+class RunnerProcess:
+    """One runner process and the pipes to it: `python -m MODULE`, whose replies are of the types `replies`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(
+        self, name: str, module: str = "nnfmq.measure.runner_process", replies: Any = Reply,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self._name = name
         # -P: it must not import modules from the working directory. A session: Ctrl-C interrupts only the parent.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "nnfmq.measure.runner_process"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=_environment(),
+            [sys.executable, "-P", "-m", module],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+            env=runner_environment() | dict(environment or {}),
         )  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._pipe = MessagePipe(self._process.stdout.fileno(), self._process.stdin.fileno(), Reply)
+        self._pipe = MessagePipe(self._process.stdout.fileno(), self._process.stdin.fileno(), replies)
 
-    def send(self, message: RunnerJob | Trial) -> None:
+    def send(self, message: Any) -> None:
+        """Send a job or a trial."""
         try:
             self._pipe.send(message)
         except BrokenPipeError:
@@ -121,7 +126,7 @@ class _RunnerProcess:
             pass
 
 
-def _environment() -> dict[str, str]:
+def runner_environment() -> dict[str, str]:
     """Return the environment of a runner: one BLAS thread, since idle ones spin, and this copy of nnfmq."""
     names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
     root = str(Path(__file__).parents[2])
@@ -132,7 +137,7 @@ def _environment() -> dict[str, str]:
 class RunnerGroup:
     """The clients of one candidate, each of which has loaded the model. `details` are those of the first."""
 
-    def __init__(self, processes: Sequence[_RunnerProcess], replies: Sequence[RunnerReady]) -> None:
+    def __init__(self, processes: Sequence[RunnerProcess], replies: Sequence[RunnerReady]) -> None:
         self._processes = processes
         self.pids = sorted({pid for reply in replies for pid in reply.pids})
         self.details = dict(replies[0].details)
@@ -199,7 +204,7 @@ def started_group(name: str, jobs: Sequence[RunnerJob], tick: Tick = lambda: Non
         processes, replies = [], []
         try:
             for job in jobs:
-                process = _RunnerProcess(name)
+                process = RunnerProcess(name)
                 stack.callback(process.end)
                 processes.append(process)
                 process.send(job)

@@ -109,7 +109,6 @@ class RunnerFailed(msgspec.Struct, tag=True):
     is_unavailable: bool = False
 
 
-Request: TypeAlias = RunnerJob | Trial
 Reply: TypeAlias = RunnerReady | TrialResult | RunnerFailed
 
 
@@ -122,7 +121,7 @@ class MessagePipe:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(received)
 
-    def send(self, message: Request | Reply) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         """Write a message; blocks while the pipe is full."""
         data = self._encoder.encode(message)
         _write_all(self._write_fd, len(data).to_bytes(_LENGTH_BYTES, "little") + data)

@@ -67,6 +67,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "mlts": ("conformance", "runtime", "importers", "images", "file_memory", "hal"),
     "compat": ("runtime", "importers", "hal"),
     "measure": ("runtime", "importers", "engines.interpreter", "operations", "queue", "cpu_allowance", "hal"),
+    "stress": ("measure", "runtime.connect", "importers", "settings", "hal"),
     "cli": (EVERYTHING,),
     "observe": ("core_selection",),
 }
@@ -100,6 +101,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "measure.listening_driver",
         "measure.runner_group",
         "mlts.child_programs",
+        "stress.load_group",
     ),
     "multiprocessing": (),
     "pickle": (),

@@ -1,0 +1,193 @@
+"""`nnfmq stress`: measure a model under disturbances, and name the cause of each of the worst requests from evidence.
+
+The measurements are those of `nnfmq.stress`: this module parses the options, reads the model, and prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nnfmq.cli.bench import MODES, names_among, positive_number, shown_progress
+from nnfmq.cli.console import at_least_one, console, from_zero, new_file, print_json
+from nnfmq.cli.model_file import add_model_arguments, load_model, shapes_of
+from nnfmq.hal.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from nnfmq.measure.runner_protocol import RunnerJob
+    from nnfmq.stress.self_test import ConfusionMatrix
+
+EXAMPLES = """\
+examples:
+  nnfmq stress model.tflite                          # burst, under each load
+  nnfmq stress model.tflite --mode burst,sync --clients 1,4 --load none,cpu
+  nnfmq stress --self-test --runs 20                 # is the attribution right?
+"""
+
+_LOADS = ("none", "cpu", "memory", "churn", "compile", "faults", "gc", "stops", "throttle")
+_CAUSES = ("cpu-client", "cpu-worker", "memory", "throttling", "compilation", "gc", "page-faults", "stops")
+_PLACEMENTS = ("apart", "same", "free")
+_RIGHT_SHARE = 0.9
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `stress`."""
+    parser.usage = "%(prog)s [options] MODEL.tflite | --self-test"
+    add_model_arguments(parser, is_optional=True)
+    add = parser.add_argument
+    add("--mode", metavar="NAME,...", type=_among(MODES), default=("burst",), help="as in nnfmq bench")
+    add("--clients", metavar="N,...", type=_numbers, default=(1,), help="client processes (default: 1)")
+    add("--load", metavar="NAME,...", type=_among(_LOADS), default=_LOADS, help=", ".join(_LOADS))
+    add("--window", metavar="US,...", type=_windows, default=(None,), help="polling windows of client and driver")
+    add("--cpus", metavar="NAME,...", type=_among(_PLACEMENTS), default=("apart",),
+        help="client and worker on CPUs: apart, same, free")  # fmt: skip
+    add("--duration", metavar="S", type=positive_number, default=2.0, help="seconds of each scenario (default: 2)")
+    add("--slow", metavar="MS", type=positive_number, default=2.0,
+        help="slow: this much above the usual (default: 2)")  # fmt: skip
+    add("--worst", metavar="N", type=at_least_one, default=3, help="requests to print for each (default: 3)")
+    add("--device", metavar="NAME", help="default: compiled if it is available")
+    add("--seed", metavar="N", type=from_zero, default=0, help="of times, durations and inputs (default: 0)")
+    add("--html", metavar="FILE", type=new_file, help="write a page")
+    add("--trace", metavar="FILE", type=new_file, help="write the worst requests for Perfetto")
+    add("--self-test", action="store_true", help="cause disturbances and print the confusion matrix")
+    add("--runs", metavar="N", type=at_least_one, default=1, help="of each disturbance, pair and none (default: 1)")
+    add("--only", metavar="CAUSE,...", type=_among(_CAUSES), default=_CAUSES, help="self-test of these causes")
+    add("--connect", metavar="PATH", help="the socket of a driver (default: one of its own)")
+    add("--json", action="store_true", help="print JSON")
+
+
+# ---- types of arguments
+
+
+def _among(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    def names(text: str) -> tuple[str, ...]:
+        return names_among(text, allowed)
+
+    return names
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(at_least_one(part) for part in text.split(",")))
+
+
+def _windows(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(from_zero(part) for part in text.split(",")))
+
+
+# ---- the command
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Measure or test, write the files, print the report; return the exit status.
+
+    1: a measurement failed; or in the self-test fewer than 90 % were right, or a cause was named without a disturbance.
+    """
+    from nnfmq.measure.failures import BenchmarkFailed
+
+    if arguments.connect == "embedded":
+        raise InvalidArgument("--connect embedded: give the socket of `nnfmq serve`, or none for a driver of its own")
+    if arguments.model is None and not arguments.self_test:
+        raise InvalidArgument("give a MODEL.tflite, or --self-test")
+    try:
+        return _self_test(arguments) if arguments.self_test else _stress(arguments)
+    except BenchmarkFailed as error:
+        raise InvalidArgument(str(error)) from error
+
+
+def _job(arguments: argparse.Namespace) -> RunnerJob:
+    """Return the job of the clients, for the first mode."""
+    from nnfmq.cli.profile import random_inputs
+    from nnfmq.measure.runner_protocol import RunnerJob, to_messages
+
+    model = load_model(arguments)
+    inputs = to_messages([random_inputs(model.inputs, arguments.seed)])
+    return RunnerJob(
+        arguments.mode[0], str(arguments.model), shapes_of(arguments), arguments.signature, inputs, arguments.device,
+        None, arguments.connect,
+    )  # fmt: skip
+
+
+def _stress(arguments: argparse.Namespace) -> int:
+    from nnfmq.measure.load_report import machine
+    from nnfmq.stress.attribution import Thresholds
+    from nnfmq.stress.scenarios import ScenarioPlan, run_scenarios
+    from nnfmq.stress.stress_report import scenario_report
+
+    plan = ScenarioPlan(
+        _job(arguments), arguments.mode, arguments.clients, arguments.window, arguments.cpus, arguments.load,
+        arguments.duration, arguments.seed,
+    )  # fmt: skip
+    conditions = machine() | {"seconds": plan.seconds, "slow_ms": arguments.slow, "seed": plan.seed}
+    thresholds = Thresholds(excess=round(arguments.slow * 1e6))
+    with shown_progress(arguments.no_color) as progress:
+        scenarios = [
+            scenario_report(scenario, found, arguments.worst, thresholds)
+            for scenario, found in run_scenarios(plan, progress)
+        ]
+    report = {"model": str(arguments.model), "conditions": conditions, "scenarios": scenarios}
+    _write(arguments, report)
+    if arguments.json:
+        print_json(report)
+    else:
+        from nnfmq.cli.stress_tables import print_scenarios
+
+        print_scenarios(console(arguments.no_color), report)
+    return 0
+
+
+def _write(arguments: argparse.Namespace, report: dict[str, Any]) -> None:
+    """Write the files that the options name."""
+    if arguments.html is not None:
+        from nnfmq.stress.stress_page import render_stress_page
+
+        arguments.html.write_text(render_stress_page(report), encoding="utf-8")
+    if arguments.trace is not None:
+        from nnfmq.stress.stress_report import chrome_trace
+
+        arguments.trace.write_text(json.dumps(chrome_trace(report["scenarios"])), encoding="utf-8")
+
+
+def _self_test(arguments: argparse.Namespace) -> int:
+    load_before = round(os.getloadavg()[0], 2)
+    matrix = _tested(arguments)
+    report = matrix.report() | {"seed": arguments.seed, "runs_of_each": arguments.runs, "load_before": load_before}
+    if arguments.json:
+        print_json(report)
+    else:
+        from nnfmq.cli.stress_tables import print_matrix
+
+        print_matrix(console(arguments.no_color), report)
+    right, count = matrix.right(())
+    return 0 if matrix.share() >= _RIGHT_SHARE and right == count else 1
+
+
+def _tested(arguments: argparse.Namespace) -> ConfusionMatrix:
+    """Run the self-test and return its matrix."""
+    import nnfmq
+    from nnfmq.measure import cpu_pinning
+    from nnfmq.stress.scenarios import driver_socket
+    from nnfmq.stress.self_test import ConfusionMatrix, combinations_of, run_self_test, unavailable_causes
+    from nnfmq.stress.stress_clients import started_clients
+    from nnfmq.stress.stress_trial import TrialSetup
+
+    arguments.model = arguments.model or nnfmq.example_path("digits.tflite")
+    matrix, job = ConfusionMatrix(), _job(arguments)
+    with ExitStack() as stack:
+        progress = stack.enter_context(shown_progress(arguments.no_color))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nnfmq-")))
+        job.connect = socket = stack.enter_context(driver_socket(arguments.connect, folder))
+        (client,) = stack.enter_context(started_clients(job, 1, tick=lambda: progress("the client loads the model")))
+        unavailable = unavailable_causes(folder, client.pid)
+        matrix.skipped = {name: reason for name, reason in unavailable.items() if name in arguments.only}
+        names = [name for name in arguments.only if name not in unavailable]
+        setup = TrialSetup(socket, [cpu_pinning.two_cpus() or cpu_pinning.choose("apart", 0)], folder)
+        plans = combinations_of(names)
+        for disturbances, named in run_self_test(client, setup, plans, arguments.runs, arguments.seed, progress):
+            matrix.add(disturbances, named)
+    return matrix

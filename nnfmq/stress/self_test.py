@@ -1,0 +1,105 @@
+"""The self-test of the attribution: cause what it should name, at seeded times, and compare blindly.
+
+Each run has one disturbance, or two, or none. Right is a run for which exactly its disturbances are named.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from nnfmq.measure import cpu_pinning
+from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.stress.application_work import can_reclaim
+from nnfmq.stress.attribution import named_causes
+from nnfmq.stress.cpu_groups import PERIOD_US, limited_group
+from nnfmq.stress.disturbances import draw_plan
+from nnfmq.stress.records import CAUSES
+from nnfmq.stress.stress_clients import StressClient
+from nnfmq.stress.stress_trial import TrialSetup, run_trial
+
+__all__ = ["ConfusionMatrix", "combinations_of", "run_self_test", "unavailable_causes"]
+
+NONE = "none"
+RUN_S = 1.2
+
+
+def combinations_of(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return no disturbance, each of `names`, and each pair of them."""
+    return [(), *((name,) for name in names), *combinations(names, 2)]
+
+
+@dataclass(slots=True)
+class ConfusionMatrix:
+    """Which causes were named in runs with which disturbances."""
+
+    rows: dict[tuple[str, ...], list[tuple[str, ...]]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def add(self, disturbances: Iterable[str], named: Iterable[str]) -> None:
+        """Add a run."""
+        self.rows.setdefault(_ordered(disturbances), []).append(_ordered(named))
+
+    def counts(self, disturbances: Iterable[str]) -> Counter[str]:
+        """Return in how many runs with these disturbances each cause was named; `none` counts runs without one."""
+        runs = self.rows.get(_ordered(disturbances), [])
+        return Counter(name for named in runs for name in (named or (NONE,)))
+
+    def right(self, disturbances: Iterable[str]) -> tuple[int, int]:
+        """Return how many runs with these disturbances were right, and how many there were."""
+        key = _ordered(disturbances)
+        runs = self.rows.get(key, [])
+        return sum(named == key for named in runs), len(runs)
+
+    def share(self) -> float:
+        """Return the share of right runs among all with disturbances; 1 if there are none."""
+        found = [self.right(key) for key in self.rows if key]
+        total = sum(count for _, count in found)
+        return sum(right for right, _ in found) / total if total else 1.0
+
+    def report(self) -> dict[str, Any]:
+        """Return the matrix for JSON."""
+        rows = []
+        for key in self.rows:
+            right, runs = self.right(key)
+            rows.append({"disturbances": list(key), "runs": runs, "right": right, "named": dict(self.counts(key))})
+        return {"rows": rows, "right_share": self.share(), "skipped": self.skipped}
+
+
+def _ordered(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(names), key=list(CAUSES).index))
+
+
+def unavailable_causes(folder: Path, pid: int) -> dict[str, str]:
+    """Return the causes that cannot be brought about here, with the reasons. A CPU limit is tried on process `pid`."""
+    found = {}
+    if cpu_pinning.two_cpus() is None:
+        found["cpu-worker"] = "client and worker need a CPU each, and this process may use one only"
+    if not can_reclaim(folder):
+        found["memory"] = f"the kernel does not reclaim mapped files in {folder}; set TMPDIR to a folder on a disk"
+    try:
+        with limited_group(pid) as group:
+            group.limit(PERIOD_US)
+    except (BenchmarkFailed, OSError) as reason:
+        found["throttling"] = str(reason)
+    return found
+
+
+def run_self_test(
+    client: StressClient, setup: TrialSetup, plans: Sequence[tuple[str, ...]], runs: int, seed: int,
+    progress: Callable[[str], object],
+) -> Iterator[tuple[tuple[str, ...], list[str]]]:  # fmt: skip
+    """Yield the disturbances of each run, and the causes that the analysis names. Blocks for each run."""
+    cpus = setup.cpus[0].client, setup.cpus[0].driver
+    numbered = [(run, number, names) for run in range(runs) for number, names in enumerate(plans)]
+    for position, (run, number, names) in enumerate(numbered):
+        text = f"run {position + 1} of {len(numbered)}: {', '.join(names) or NONE}"
+        progress(text)
+        plan = draw_plan(names, RUN_S, cpus, random.Random(f"{seed} {run} {number}"))
+        found = run_trial([client], setup, plan, RUN_S, position, lambda text=text: progress(text))  # type: ignore[misc]
+        yield names, list(named_causes(found.slow_requests()))

@@ -1,0 +1,199 @@
+"""`nnfmq stress` for users: options, reports of real runs, files, statuses. No time is asserted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nnfmq
+from nnfmq.cli import command_parser, main, stress
+from nnfmq.measure import cpu_pinning
+from nnfmq.stress import self_test
+from nnfmq.stress.records import CAUSES
+from nnfmq.stress.scenarios import LOADS
+from nnfmq.stress.self_test import ConfusionMatrix
+
+DIGITS = str(nnfmq.example_path("digits.tflite"))
+QUICK = ("--device", "reference", "--duration", "0.3")
+
+
+def error(capsys: pytest.CaptureFixture[str]) -> str:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()[-1]
+
+
+# ---- options
+
+
+def test_the_names_in_the_help_are_those_of_the_loads_and_causes() -> None:
+    assert tuple(LOADS) == stress._LOADS
+    assert tuple(CAUSES) == stress._CAUSES
+    assert stress._PLACEMENTS == cpu_pinning.PLACEMENTS
+
+
+def test_lists_of_numbers_and_names() -> None:
+    words = [DIGITS, "--clients", "1,4,1", "--window", "0,50", "--load", "gc,none", "--cpus", "same,free"]
+    parsed = command_parser("stress").parse_args(words)
+    assert parsed.clients == (1, 4)
+    assert parsed.window == (0, 50)
+    assert parsed.load == ("gc", "none")
+    assert parsed.cpus == ("same", "free")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--load", "rain"), "there is no rain; allowed are none, cpu, memory"),
+        (("--mode", "slow"), "there is no slow; allowed are burst"),
+        (("--clients", "0"), "0 is not between 1 and"),
+        (("--window", "x"), "'x' is not an integer"),
+        (("--duration", "0"), "0 is not a positive number"),
+        (("--only", "luck"), "there is no luck; allowed are cpu-client"),
+    ],
+)
+def test_a_wrong_option_is_reported(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stress", DIGITS, *words]) == 2
+    assert message in error(capsys)
+
+
+def test_without_a_model_there_is_only_the_self_test(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stress"]) == 1
+    assert error(capsys) == "nnfmq: error: give a MODEL.tflite, or --self-test"
+
+
+def test_an_embedded_driver_has_one_client_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stress", DIGITS, "--connect", "embedded"]) == 1
+    assert "give the socket of `nnfmq serve`" in error(capsys)
+
+
+def test_a_driver_that_does_not_exist_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["stress", DIGITS, "--connect", str(tmp_path / "no.sock")]) == 1
+    assert "no.sock" in error(capsys)
+
+
+# ---- scenarios
+
+
+def test_a_run_reports_each_scenario_and_writes_its_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    files = ["--html", str(tmp_path / "page.html"), "--trace", str(tmp_path / "trace.json")]
+    words = [
+        "--load",
+        "none,gc",
+        "--mode",
+        "burst,sync",
+        "--window",
+        "0",
+        "--slow",
+        "0.001",
+        "--worst",
+        "100",
+        "--json",
+        *files,
+    ]
+    assert main(["stress", DIGITS, *QUICK, *words]) == 0
+    report = json.loads(capsys.readouterr().out)
+    named = [each["scenario"] for each in report["scenarios"]]
+    assert named == ["burst, 0 µs: none", "burst, 0 µs: gc", "sync, 0 µs: none", "sync, 0 µs: gc"]
+    for each in report["scenarios"]:
+        assert each["requests"] > 0
+        assert len(each["worst"]) <= 100
+    assert any(request["counters"]["gc"] > 0 for request in report["scenarios"][1]["worst"])
+    assert "burst, 0 µs: gc" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    events = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    assert sum(event["ph"] == "M" for event in events) == 4
+
+
+REQUEST = {
+    "at_s": 0.25, "latency_ns": 40_000_000, "stages_ns": {"application": 39_000_000, "engine": 1_000_000},
+    "causes": [{"name": "gc", "evidence": "38.0 ms in the client's garbage collector"}],
+}  # fmt: skip
+TIMES = {"p50": 12_300, "p99": 99_000_000, "p99.9": 123_456_000, "max": 123_456_000}
+REPORT: dict[str, Any] = {
+    "scenarios": [
+        {"scenario": "burst: gc", "requests": 1234, "latency_ns": TIMES, "slow_requests": 2,
+         "causes_ns": {"gc": 38_000_000}, "worst": [REQUEST, REQUEST | {"causes": [], "stages_ns": None}]},
+        {"scenario": "burst: none", "requests": 1, "latency_ns": TIMES, "slow_requests": 0, "causes_ns": {},
+         "worst": []},
+        {"scenario": "burst: throttle", "reason": "a CPU limit needs root"},
+    ]
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_the_tables_fit_the_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from nnfmq.cli.console import console
+    from nnfmq.cli.stress_tables import print_scenarios
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_scenarios(console(no_color=True), REPORT)
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= columns
+    flowed = " ".join(text.split())
+    assert "gc: 38.0 ms in the client's garbage collector" in flowed
+    assert "unknown: no counter explains it" in flowed
+    assert "burst: throttle is missing: a CPU limit needs root" in flowed
+    assert ("p99.9" in text) is (columns == 80)
+
+
+# ---- the self-test
+
+
+def test_the_self_test_reports_a_row_for_each_combination(capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["stress", "--self-test", "--only", "gc,stops", "--device", "reference", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert [row["disturbances"] for row in report["rows"]] == [[], ["gc"], ["stops"], ["gc", "stops"]]
+    assert all(row["runs"] == 1 for row in report["rows"])
+    are_right = report["right_share"] >= 0.9 and report["rows"][0]["right"] == 1
+    assert status == (0 if are_right else 1)  # on a busy machine other causes are named as well, and rightly
+
+
+def result(monkeypatch: pytest.MonkeyPatch, *runs: tuple[list[str], list[str]]) -> int:
+    matrix = ConfusionMatrix(skipped={"memory": "on tmpfs"})
+    for disturbances, named in runs:
+        matrix.add(disturbances, named)
+    monkeypatch.setattr(stress, "_tested", lambda arguments: matrix)
+    return main(["stress", "--self-test"])
+
+
+def test_the_self_test_prints_its_matrix(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert result(monkeypatch, ([], []), (["gc"], ["gc"])) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "none 1/1 none 1" in text
+    assert "gc 1/1 gc 1" in text
+    assert "memory was left out: on tmpfs" in text
+    assert "100.0 % of the runs with disturbances are right." in text
+
+
+def test_causes_of_a_busy_machine_are_reported_as_such(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert result(monkeypatch, ([], ["cpu-client"]), (["gc"], ["gc"])) == 1
+    assert "repeat the self-test when the machine is idle" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_self_test_fails_below_90_percent_or_if_a_cause_is_named_without_a_disturbance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right, wrong = (["gc"], ["gc"]), (["gc"], ["stops"])
+    assert result(monkeypatch, *[right] * 9, wrong) == 0
+    assert result(monkeypatch, *[right] * 8, wrong) == 1
+    assert result(monkeypatch, *[right] * 9, ([], ["gc"])) == 1
+
+
+def test_causes_that_cannot_be_brought_about_are_left_out_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cpu_pinning, "ALLOWED", frozenset({0}))
+    monkeypatch.setattr(self_test, "can_reclaim", lambda folder: False)
+    monkeypatch.setattr("nnfmq.stress.cpu_groups._location", lambda pid: None)
+    found = self_test.unavailable_causes(tmp_path, 1)
+    assert set(found) == {"cpu-worker", "memory", "throttling"}
+    assert "one only" in found["cpu-worker"]
+    assert str(tmp_path) in found["memory"]
+    assert "not available" in found["throttling"]

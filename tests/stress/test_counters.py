@@ -1,0 +1,233 @@
+"""What the kernel reports: counters of a request, states, CPU limits, compile processes; each with a real process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.drivers import Process, until
+
+from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.stress import cpu_groups
+from nnfmq.stress.application_work import ApplicationWork, can_reclaim
+from nnfmq.stress.cpu_groups import limited_group, throttle_files, throttled_ns
+from nnfmq.stress.disturbances import Action, DisturbancePlan, prepared_actions, running_actions
+from nnfmq.stress.process_counters import RequestCounters, memory_stall_ns, read_state
+from nnfmq.stress.recording_client import CollectorTime
+from nnfmq.stress.records import RequestRecord
+from nnfmq.stress.sampler import CompilerUsage, Sampler, Watched
+
+COUNTERS = [name for name in RequestRecord._fields[6:-1] if name != "worker_delay"]
+PAGES = 16_384  # of 4 KiB; more than malloc takes from its heap
+
+
+@pytest.fixture
+def child() -> Iterator[Process]:
+    """Yield a process that computes."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+    try:
+        with Process(process.pid) as found:
+            yield found
+    finally:
+        process.kill()
+        process.wait()
+
+
+def counted(counters: RequestCounters) -> dict[str, int]:
+    return dict(zip(COUNTERS, counters.read()[0], strict=True))
+
+
+# ---- counters of a request
+
+
+def test_new_memory_counts_as_minor_faults_of_the_client(child: Process) -> None:
+    with RequestCounters(child.pid) as counters:
+        before = counted(counters)
+        np.empty(PAGES * 4096, np.uint8)[::4096] = 1
+        after = counted(counters)
+    assert after["client_minor_faults"] > before["client_minor_faults"]
+    assert after["client_cpu"] > before["client_cpu"]
+
+
+def test_the_workers_cpu_time_counts_while_it_computes(child: Process) -> None:
+    with RequestCounters(child.pid) as counters:
+        before = counted(counters)["worker_cpu"]
+        until(lambda: counted(counters)["worker_cpu"] > before, "the worker has used the CPU")
+
+
+def test_there_is_a_delay_for_each_thread_of_the_worker() -> None:
+    with RequestCounters(os.getpid()) as counters:
+        assert len(counters.read()[1]) == threading.active_count()
+
+
+def test_a_thread_that_has_ended_has_no_delay() -> None:
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    with RequestCounters(os.getpid()) as counters:
+        ended.set()
+        thread.join()
+        until(lambda: 0 in counters.read()[1], "the thread has disappeared from /proc")
+
+
+def test_the_collector_counts_its_own_cpu_time() -> None:
+    collector = CollectorTime()
+    collector("start", {})
+    until_ns = time.thread_time_ns() + 1_000_000
+    while time.thread_time_ns() < until_ns:
+        pass
+    collector("stop", {})
+    assert collector.total_ns >= 1_000_000
+
+
+def test_memory_stalls_never_decrease() -> None:
+    assert 0 <= memory_stall_ns() <= memory_stall_ns()
+
+
+# ---- the sampler
+
+
+def test_the_sampler_sees_a_stopped_process(child: Process) -> None:
+    watched = Watched(os.getpid(), child.pid, None, None)
+    with Sampler([watched], os.getpid()) as sampler:
+        until(lambda: len(sampler.samples[0]) > 1, "samples")
+        child.stop()
+        until(lambda: sampler.samples[0][-1].is_worker_stopped, "the stop has been sampled")
+        child.resume()
+        until(lambda: not sampler.samples[0][-1].is_worker_stopped, "the end of the stop has been sampled")
+    found = sampler.samples[0]
+    assert not any(sample.is_client_stopped for sample in found)
+    assert all(early.time < late.time for early, late in pairwise(found))
+
+
+def test_the_sampler_goes_on_when_a_process_has_exited() -> None:
+    process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    with Sampler([Watched(os.getpid(), process.pid, None, None)], os.getpid()) as sampler:
+        process.communicate(b"\n")
+        count = len(sampler.samples[0])
+        until(lambda: len(sampler.samples[0]) > count + 1, "samples after the exit")
+    assert not sampler.samples[0][-1].is_worker_stopped
+
+
+def test_compile_time_is_that_of_descendants_in_another_session_in_total_and_by_cpu(child: Process) -> None:
+    """A child of this process is in a session of its own, as the compile server is; `child`, like a worker, is not."""
+    server = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], start_new_session=True)
+    usage = CompilerUsage(os.getpid())
+
+    def has_increased() -> bool:
+        usage.find()
+        usage.update()
+        return usage.total > 0
+
+    try:
+        until(has_increased, "CPU time of the server")
+        assert usage.pids() == [server.pid]
+        assert usage.on(None) == usage.total == sum(usage.by_cpu.values())
+        assert usage.on(1 << 20) == 0
+    finally:
+        server.kill()
+        server.wait()
+    usage.update()
+    assert usage.pids() == []
+    usage.close()
+
+
+# ---- CPU limits
+
+
+def test_the_throttled_time_of_both_versions_of_cgroups() -> None:
+    assert throttled_ns("nr_periods 3\nnr_throttled 2\nthrottled_time 1500\n") == 1500
+    assert throttled_ns("usage_usec 9\nnr_throttled 2\nthrottled_usec 1500\n") == 1_500_000
+
+
+def can_limit() -> bool:
+    try:
+        with limited_group(os.getpid()):
+            return True
+    except BenchmarkFailed:
+        return False
+
+
+def test_a_limited_process_is_throttled_and_returns_to_its_group(child: Process) -> None:
+    if not can_limit():
+        pytest.skip("a CPU limit needs root or a delegated cgroup")
+    before = Path(f"/proc/{child.pid}/cgroup").read_text()
+    with limited_group(child.pid) as group:
+        group.limit(1000)
+        files = throttle_files(child.pid)
+        until(lambda: sum(throttled_ns(path.read_text()) for path in files) > 0, "the process has been throttled")
+        group.limit(None)
+        assert Path(f"/proc/{child.pid}/cgroup").read_text() != before
+    assert Path(f"/proc/{child.pid}/cgroup").read_text() == before
+
+
+def test_a_limit_without_permission_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    location = cpu_groups._Location(missing, "/", 1)
+    monkeypatch.setattr(cpu_groups, "_location", lambda pid: location)
+    with pytest.raises(BenchmarkFailed, match="needs root or a delegated cgroup"), limited_group(os.getpid()):
+        pass
+
+
+def test_version_2_gets_its_limit_in_cpu_max(tmp_path: Path) -> None:
+    group = cpu_groups.CpuGroup(tmp_path, 2)
+    group.limit(2000)
+    assert (tmp_path / "cpu.max").read_text() == "2000 50000"
+    group.limit(None)
+    assert (tmp_path / "cpu.max").read_text() == "max 50000"
+
+
+def test_without_the_cpu_controller_there_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_groups, "_location", lambda pid: None)
+    assert throttle_files(os.getpid()) == []
+    with pytest.raises(BenchmarkFailed, match="not available"), limited_group(os.getpid()):
+        pass
+
+
+# ---- disturbances
+
+
+def test_a_process_is_stopped_at_the_time_and_resumed_if_the_trial_ends_before(child: Process) -> None:
+    state = os.open(f"/proc/{child.pid}/stat", os.O_RDONLY)
+    try:
+        plan = DisturbancePlan(stops=[(0.0, 600.0, "worker")])
+        with prepared_actions(plan, os.getpid(), child.pid) as actions:
+            assert [action.at_s for action in actions] == [0.0, 600.0]
+            with running_actions(actions, time.monotonic_ns()):
+                until(lambda: read_state(state).state == "T", "the child is stopped")
+        until(lambda: read_state(state).state != "T", "the child is resumed")
+    finally:
+        os.close(state)
+
+
+def test_actions_that_are_still_to_come_at_the_end_are_left_out() -> None:
+    called: list[int] = []
+    first = threading.Event()
+    actions = [Action(0.0, first.set), Action(600.0, lambda: called.append(1))]
+    with running_actions(actions, time.monotonic_ns()):
+        assert first.wait(10)
+    assert called == []
+
+
+def test_work_is_due_once_at_its_time(tmp_path: Path) -> None:
+    work = ApplicationWork([(20, "page-faults"), (10, "gc")], tmp_path)
+    work.begin(1000)
+    assert work.next_due(1009) is None
+    assert all(work.next_due(1020) is not None for _ in range(2))
+    assert work.next_due(1 << 60) is None
+
+
+def test_mapped_pages_are_reclaimed_on_a_disk_and_not_in_shared_memory(tmp_path: Path) -> None:
+    assert not can_reclaim(Path("/dev/shm"))
+    file_system = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=True)
+    if file_system.stdout.strip() == "tmpfs":
+        pytest.skip("the temporary folder is not on a disk")
+    assert can_reclaim(tmp_path)

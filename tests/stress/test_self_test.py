@@ -1,0 +1,95 @@
+"""The arithmetic of the self-test: plans from seeds, the confusion matrix, and its share of right runs."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from nnfmq.stress.disturbances import DisturbancePlan, draw_plan
+from nnfmq.stress.records import CAUSES
+from nnfmq.stress.self_test import ConfusionMatrix, combinations_of
+
+SECONDS = 1.2
+
+
+def drawn(*names: str, seed: int = 0) -> DisturbancePlan:
+    return draw_plan(names, SECONDS, (4, 5), random.Random(seed))
+
+
+def test_there_is_a_run_with_nothing_with_each_disturbance_and_with_each_pair() -> None:
+    assert combinations_of(["gc", "stops", "memory"]) == [
+        (), ("gc",), ("stops",), ("memory",), ("gc", "stops"), ("gc", "memory"), ("stops", "memory"),
+    ]  # fmt: skip
+
+
+def test_a_plan_follows_from_its_seed() -> None:
+    assert drawn(*CAUSES, seed=3) == drawn(*CAUSES, seed=3)
+    assert drawn(*CAUSES, seed=3) != drawn(*CAUSES, seed=4)
+
+
+def test_nothing_happens_in_a_plan_without_disturbances() -> None:
+    assert drawn() == DisturbancePlan()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_everything_happens_within_the_trial(seed: int) -> None:
+    plan = drawn(*CAUSES, "churn", seed=seed)
+    assert {name for _, name in plan.work} == {"gc", "page-faults", "memory"}
+    assert all(0 <= at_ns < SECONDS * 1e9 for at_ns, _ in plan.work)
+    assert plan.stops
+    assert all(0 <= begin < end < SECONDS and target in ("client", "worker") for begin, end, target in plan.stops)
+    assert plan.limit is not None and 0 <= plan.limit[0] < plan.limit[1] < SECONDS
+    assert {load.kind for load in plan.loads} == {"cpu", "compilation", "churn"}
+    assert all(0 <= load.begin_s < load.end_s < SECONDS for load in plan.loads)
+
+
+@pytest.mark.parametrize(("name", "cpu"), [("cpu-client", 4), ("cpu-worker", 5)])
+def test_cpu_hogs_are_on_the_cpu_of_their_side(name: str, cpu: int) -> None:
+    assert {(load.kind, load.cpu) for load in drawn(name).loads} == {("cpu", cpu)}
+
+
+def test_only_one_stop_happens_at_a_time() -> None:
+    stops = drawn("stops").stops
+    assert all(early[1] < late[0] for early, late in pairwise(stops))
+
+
+# ---- the matrix
+
+
+def matrix() -> ConfusionMatrix:
+    """Return three runs of `gc`, two of them right, two of `stops` and `gc`, one right, and one of nothing, right."""
+    found = ConfusionMatrix(skipped={"throttling": "no root"})
+    found.add(["gc"], ["gc"])
+    found.add(["gc"], ["gc", "stops"])
+    found.add(["gc"], ["gc"])
+    found.add(["stops", "gc"], ["gc", "stops"])
+    found.add(["gc", "stops"], [])
+    found.add([], [])
+    return found
+
+
+def test_right_is_a_run_for_which_exactly_its_disturbances_are_named_in_any_order() -> None:
+    assert matrix().right(["gc"]) == (2, 3)
+    assert matrix().right(["gc", "stops"]) == (1, 2)
+    assert matrix().right([]) == (1, 1)
+    assert matrix().right(["memory"]) == (0, 0)
+
+
+def test_a_row_counts_in_how_many_runs_each_cause_was_named() -> None:
+    assert matrix().counts(["gc"]) == {"gc": 3, "stops": 1}
+    assert matrix().counts(["stops", "gc"]) == {"gc": 1, "stops": 1, "none": 1}
+    assert matrix().counts([]) == {"none": 1}
+
+
+def test_the_share_counts_runs_with_disturbances_only() -> None:
+    assert matrix().share() == pytest.approx(3 / 5)
+    assert ConfusionMatrix().share() == 1.0
+
+
+def test_the_report_has_a_row_for_each_combination() -> None:
+    report = matrix().report()
+    assert [row["disturbances"] for row in report["rows"]] == [["gc"], ["gc", "stops"], []]
+    assert report["rows"][0] == {"disturbances": ["gc"], "runs": 3, "right": 2, "named": {"gc": 3, "stops": 1}}
+    assert report["skipped"] == {"throttling": "no root"}
