@@ -23,7 +23,7 @@ from queue_bench_cases import REPORTED_PERCENTILES
 from nnfmq.measure.failures import RunnerUnavailable
 from nnfmq.measure.load_measurement import rotated
 from nnfmq.measure.percentiles import percentile
-from nnfmq.measure.process_usage import wait_until_idle
+from nnfmq.measure.process_memory import wait_until_idle
 
 Advance = Callable[[str], object]
 T = TypeVar("T")

@@ -54,7 +54,7 @@ from nnfmq.cli.console import open_client
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.measure import cpu_pinning
 from nnfmq.measure.failures import BenchmarkFailed
-from nnfmq.measure.process_usage import wait_until_idle
+from nnfmq.measure.process_memory import wait_until_idle
 from nnfmq.service.caching.program_cache import cache_disabled
 
 POLLING_US = 100_000

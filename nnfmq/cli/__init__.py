@@ -40,6 +40,7 @@ COMMANDS = {
     "devices": "list the devices of the driver",
     "queue": "create, inspect and use named queues between programs",
     "conformance": "run test models through an engine or a driver",
+    "mlts": "measure real models beside LiteRT; test for crashes",
     "doctor": "check this installation and machine; name remedies",
     "config": "show the settings: values, sources and meaning",
     "completion": "print a script that completes nnfmq's words in a shell",

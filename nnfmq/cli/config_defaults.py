@@ -85,6 +85,6 @@ COMPUTED: dict[str, Callable[[], object]] = {
 
 DESCRIBED = (
     *("extensions", "telemetry", "NNFMQ_TRACE", "NNFMQ_RECORD", "NNFMQ_RECORD_LIMIT_BYTES"),
-    *("NNFMQ_CONFIG", "XDG_RUNTIME_DIR", "NO_COLOR"),
+    *("NNFMQ_CONFIG", "NNFMQ_DATA", "XDG_RUNTIME_DIR", "NO_COLOR"),
 )
 """Settings whose default is not a single value, but described by `Setting.default_text`."""

@@ -27,7 +27,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{filled}\n\n"
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return "\n".join(_wrapped(line, width, indent) for line in text.splitlines())
+        columns = width + len(indent)  # argparse has subtracted the indentation
+        return "\n".join(_wrapped(line, columns, indent) for line in text.splitlines())
 
 
 def _wrapped(line: str, width: int, indent: str) -> str:

@@ -1,4 +1,4 @@
-"""Files as model inputs: .npy arrays, photos (`cli.images`), or raw little-endian elements.
+"""Files as model inputs: .npy arrays, photos (`nnfmq.images`), or raw little-endian elements.
 
 Shape and dtype are checked here, before a driver is contacted, so that messages name the file. A batch dimension of 1
 may be missing; float64 is converted to float32; nothing else is converted.
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nnfmq.cli.console import shape_text
-from nnfmq.cli.images import SUFFIXES, Normalization, read_image, read_photo
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.images import SUFFIXES, Normalization, read_image, read_photo
 from nnfmq.runtime.array_checks import with_batch_dimension
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=_DEFAULT,
         help="unix:PATH, or a loopback address with a port; port 0 takes any (default: %(default)s)",
     )
-    parser.add_argument("--dashboard", action="store_true", help="print the Grafana dashboard as JSON, and end")
+    parser.add_argument("--dashboard", action="store_true", help="print the Grafana dashboard as JSON instead")
 
 
 def execute(arguments: argparse.Namespace) -> int:

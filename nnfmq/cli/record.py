@@ -21,7 +21,7 @@ from nnfmq.cli.console import new_file
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from nnfmq.recording.recording_reader import Recording
+    from nnfmq.recording.recording_reader import RecordingFile
 
 EXAMPLES = """\
 examples:
@@ -126,20 +126,20 @@ def _signals_passed_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def report_recordings(paths: list[Path]) -> None:
     """Print a line about each recording on stderr."""
-    from nnfmq.recording.recording_reader import Recording
+    from nnfmq.recording.recording_reader import RecordingFile
 
     if not paths[0].exists():
         print("nnfmq: nothing was recorded: the command prepared no model with nnfmq", file=sys.stderr)
         return
     for path in paths:
-        with Recording(path) as recording:
+        with RecordingFile(path) as recording:
             models, executions = len(recording.models), len(recording.executions)
             text = f"{executions} execution{'s' * (executions != 1)} of {models} model{'s' * (models != 1)}"
             print(f"nnfmq: recorded {text} in {path} ({path.stat().st_size:,} bytes)", file=sys.stderr)
             _report_losses(recording)
 
 
-def _report_losses(recording: Recording) -> None:
+def _report_losses(recording: RecordingFile) -> None:
     end = recording.end
     if end is None:
         print("nnfmq: the application did not end orderly; its last executions may be missing", file=sys.stderr)

@@ -7,10 +7,8 @@ failed, or the driver died.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +18,7 @@ from nnfmq.cli.console import (
     microseconds,
     open_client,
     print_json,
+    progress_bar,
     table,
 )
 from nnfmq.hal.errors import InvalidArgument
@@ -27,8 +26,8 @@ from nnfmq.hal.errors import InvalidArgument
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from nnfmq.recording.recording_reader import Recording
-    from nnfmq.replaying.replayer import ReplayedExecution, ReplayOptions, ReplayOutcome, ReplayProgress
+    from nnfmq.recording.recording_reader import RecordingFile
+    from nnfmq.replaying.replayer import ReplayedExecution, ReplayOptions, ReplayOutcome
 
 EXAMPLES = """\
 examples:
@@ -95,15 +94,15 @@ def _rate(text: str) -> Any:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Replay, print the report, and return the exit status."""
-    from nnfmq.recording.recording_reader import Recording
+    from nnfmq.recording.recording_reader import RecordingFile
     from nnfmq.replaying.replayer import replay, replayable
 
     options = _options(arguments)
-    with Recording(arguments.recording) as recording:
+    with RecordingFile(arguments.recording) as recording:
         if not replayable(recording):
             count = len(recording.executions)
             raise InvalidArgument(f"{recording.path}: none of its {count} executions can be replayed")
-        with open_client(arguments.connect) as client, _progress_bar(arguments.no_color) as progress:
+        with open_client(arguments.connect) as client, progress_bar("replaying", arguments.no_color) as progress:
             outcome = replay(client, recording, options, progress)
         report = _report(recording, outcome)
     if arguments.json:
@@ -113,22 +112,6 @@ def execute(arguments: argparse.Namespace) -> int:
     if outcome.error is not None:
         raise outcome.error
     return 0 if report["is_equal"] else 1
-
-
-@contextmanager
-def _progress_bar(no_color: bool) -> Iterator[ReplayProgress | None]:
-    """Yield a progress callback that draws a bar on stderr; None if stderr is not a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    screen = Console(stderr=True, no_color=no_color or None, highlight=False, emoji=False, markup=False)
-    columns = TextColumn("replaying"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=screen, auto_refresh=False, transient=True) as bar:
-        task = bar.add_task("")
-        yield lambda done, total: bar.update(task, completed=done, total=total, refresh=True)
 
 
 def _options(arguments: argparse.Namespace) -> ReplayOptions:
@@ -148,7 +131,7 @@ def _default(value: _ValueT | None, default: _ValueT) -> _ValueT:
     return default if value is None else value
 
 
-def _report(recording: Recording, outcome: ReplayOutcome) -> dict[str, Any]:
+def _report(recording: RecordingFile, outcome: ReplayOutcome) -> dict[str, Any]:
     """Return the report as JSON has it."""
     from nnfmq.hal.errors import ErrorStatus
     from nnfmq.measure.percentiles import distribution

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from nnfmq.cli.images import Normalization
     from nnfmq.cli.inputs import Array
+    from nnfmq.images import Normalization
     from nnfmq.importers import LoadedModel
 
 EXAMPLES = """\

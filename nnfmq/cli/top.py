@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval", metavar="S", type=_interval, default=1.0, help="seconds between two readings (default: 1)"
     )
-    parser.add_argument("--once", action="store_true", help="print what happens in one interval, and end")
+    parser.add_argument("--once", action="store_true", help="print what happens in one interval, then exit")
     parser.add_argument("--json", action="store_true", help="with --once: print JSON")
 
 

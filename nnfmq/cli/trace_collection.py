@@ -76,13 +76,15 @@ def trace_command(command: Sequence[str]) -> tuple[Trace, int]:
 
 @contextmanager
 def _started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command, and leave SIGINT to it; kill it if the block fails."""
+    """Start a command, leave SIGINT to it, and pass SIGTERM on; kill it if the block fails."""
     process = subprocess.Popen(command, env=environment)
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    terminate = signal.signal(signal.SIGTERM, lambda number, _frame: process.send_signal(number))
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the command as well
     try:
         yield process
     finally:
-        signal.signal(signal.SIGINT, previous)
+        signal.signal(signal.SIGTERM, terminate)
+        signal.signal(signal.SIGINT, interrupt)
         if process.returncode is None:
             process.kill()
             process.wait()

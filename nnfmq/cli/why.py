@@ -31,7 +31,7 @@ EXAMPLES = """\
 examples:
   nnfmq trace -o out.json -- python app.py && nnfmq why out.json
   nnfmq why out.json -n 10 --json
-  nnfmq why --duration 5             # a running driver, now; without the clients' stages
+  nnfmq why --duration 5             # a running driver; its stages only
 
 * marks the stage that exceeds its median by most. Operations are indented
 below the engine.

@@ -104,7 +104,7 @@ class Driver:
 
     def supports(self, model: Model) -> bool:
         """Return whether the target supports all operations of the model."""
-        with _in_shared_memory(model) as sent:
+        with in_shared_memory(model) as sent:
             return all(self._connected().supported_operations(sent, timeout=TIMEOUT_S))
 
     @contextmanager
@@ -112,7 +112,7 @@ class Driver:
         """Prepare the model on the device."""
         device = self._connected()
         with (
-            _in_shared_memory(model) as sent,
+            in_shared_memory(model) as sent,
             device.prepare(sent, preference=_AS_COMPILED, timeout=TIMEOUT_S) as prepared,
         ):
             if self._path == ALL_PATHS:
@@ -195,8 +195,8 @@ def _text(outcome: _Outcome) -> str:
 
 
 @contextmanager
-def _in_shared_memory(model: Model) -> Iterator[Model]:
-    """Yield the model with its memory pools copied to shared memory."""
+def in_shared_memory(model: Model) -> Iterator[Model]:
+    """Yield the model with its memory pools copied to shared memory, which a driver can map."""
     with ExitStack() as stack:
         pools = [stack.enter_context(Memory.create(pool.size_bytes, "nnfmq-constants")) for pool in model.pools]
         for memory, pool in zip(pools, model.pools, strict=True):

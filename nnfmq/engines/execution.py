@@ -28,7 +28,7 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.hal.types import LoopTimeoutDurationNs, Operand, OutputShape, Subgraph, is_scalar
 from nnfmq.observe.trace_core import StepTrace
-from nnfmq.observe.trace_points import TRACING, Recorder
+from nnfmq.observe.trace_points import TRACING, TraceRecorder
 from nnfmq.operations.signature import NUMPY_TYPES, Shape
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -253,7 +253,7 @@ class BoundSteps:
         self._has_run = False
         self._charge = charge  # of the operand values, as long as this object exists
         self._trace_names = trace_names  # of the steps; "" for a step that records its operations itself
-        self._traced_by: Recorder | None = None
+        self._traced_by: TraceRecorder | None = None
         self._step_trace: StepTrace | None = (
             None  # in the ring of that; None: all steps record their launches themselves
         )
@@ -274,7 +274,7 @@ class BoundSteps:
         except (MemoryError, RecursionError) as error:
             raise ResourceExhaustedTransient(f"out of memory while executing the model: {error}") from error
 
-    def _run_recorded(self, recorder: Recorder, options: RunOptions) -> None:
+    def _run_recorded(self, recorder: TraceRecorder, options: RunOptions) -> None:
         """Run all steps as `run_steps` does, and record a slice for each that does not record its launches itself."""
         if self._traced_by is not recorder:
             self._prepare_recording(recorder)
@@ -291,7 +291,7 @@ class BoundSteps:
             step(frame)
             end_step()
 
-    def _prepare_recording(self, recorder: Recorder) -> None:
+    def _prepare_recording(self, recorder: TraceRecorder) -> None:
         names = self._trace_names() or [f"[NN_LC_PCO]step {number}" for number in range(len(self._steps))]
         self._step_trace, self._traced_by = recorder.steps(names) if any(names) else None, recorder
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
-from nnfmq.measure.process_usage import memory_of, wait_until_idle
+from nnfmq.measure.process_memory import memory_of, wait_until_idle
 from nnfmq.measure.runner_process import TRIAL_LIMIT_S
 from nnfmq.measure.runner_protocol import (
     Load,

@@ -19,7 +19,7 @@ from nnfmq.observe.trace_layout import STANDARD_NAMES, WAITED
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["TRACING", "Recorder", "call_tag", "recorded"]
+__all__ = ["TRACING", "TraceRecorder", "call_tag", "recorded"]
 
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 _PHASES = {
@@ -55,7 +55,7 @@ def call_tag(layer: str, call: type) -> str:
     return f"[NN_{layer}_{_PHASES.get(call.__name__, 'PU')}]{call.__name__}"
 
 
-class Recorder:
+class TraceRecorder:
     """Writes this process's slices to a ring in `region`, which it borrows until `close`. Thread-safe.
 
     `ring` is for hot paths; ids of names come from `id_of`.
@@ -111,9 +111,9 @@ class _Tracing:
     __slots__ = ("recorder",)
 
     def __init__(self) -> None:
-        self.recorder: Recorder | None = None
+        self.recorder: TraceRecorder | None = None
 
-    def start(self, recorder: Recorder) -> None:
+    def start(self, recorder: TraceRecorder) -> None:
         """Record to `recorder` from now on; a previous one is closed."""
         previous, self.recorder = self.recorder, recorder
         if previous is not None:

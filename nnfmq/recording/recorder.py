@@ -1,4 +1,4 @@
-"""Recorder: observe the preparations and executions of this process, and write them to a file on a thread of its own.
+"""ExecutionRecorder: write the preparations and executions of this process to a file, on a thread of its own.
 
 The application's threads copy inputs and outputs and put them into a queue of at most QUEUE_BYTES_MAX, or one
 execution that is larger. If the disk is
@@ -28,7 +28,7 @@ from nnfmq.execution_observers import (
 from nnfmq.hal.errors import ErrorStatus, NnfmqError
 from nnfmq.recording.recording_writer import RecordingWriter, check_limit, create_recording_file
 
-__all__ = ["QUEUE_BYTES_MAX", "Recorder", "record_from_environment"]
+__all__ = ["QUEUE_BYTES_MAX", "ExecutionRecorder", "record_from_environment"]
 
 QUEUE_BYTES_MAX = 64 << 20
 """Inputs and outputs that wait to be written."""
@@ -59,7 +59,7 @@ class _PendingRecord(NamedTuple):
 class _RecordedModel:
     """The observer of one model's executions."""
 
-    def __init__(self, recorder: Recorder, number: int) -> None:
+    def __init__(self, recorder: ExecutionRecorder, number: int) -> None:
         self._recorder = recorder
         self._number = number
         self.needs_tensors = recorder.has_tensors
@@ -69,7 +69,7 @@ class _RecordedModel:
         self._recorder.put(self._number, execution)
 
 
-class Recorder:
+class ExecutionRecorder:
     """Records this process from `start` until `close`. Use `with`. Models that were prepared before are not recorded.
 
     The file is complete when `close` returns. If the process exits without `close`, an exit handler closes it; if it is
@@ -207,4 +207,4 @@ def record_from_environment(path: str) -> None:
         OSError: If the file cannot be created.
     """
     tensors, limit_bytes = settings.RECORD_TENSORS.value() == "1", settings.RECORD_LIMIT_BYTES.value()
-    Recorder.start(path, tensors=tensors, limit_bytes=limit_bytes)
+    ExecutionRecorder.start(path, tensors=tensors, limit_bytes=limit_bytes)

@@ -1,4 +1,4 @@
-"""Recording: read a recording. The file may come from anywhere, so every length, type and number in it is checked.
+"""RecordingFile: read a recording. The file may come from anywhere, so every length, type and number is checked.
 
 The whole file is read once: each record's checksum is verified, and of DATA records the position is kept. A part of a
 record at the end is what a killed application leaves; it is reported and ignored. Anything else that is wrong is an
@@ -33,7 +33,7 @@ from nnfmq.recording.recording_format import (
     decode_row,
 )
 
-__all__ = ["RecordedExecution", "Recording"]
+__all__ = ["RecordedExecution", "RecordingFile"]
 
 _CHUNK_BYTES = 1 << 20
 _DTYPES = frozenset(
@@ -56,7 +56,7 @@ class RecordedExecution(NamedTuple):
     row: ExecutionRow
 
 
-class Recording:
+class RecordingFile:
     """A recording, read and checked. Close it, or use `with`. Thread-safe: `read` changes nothing."""
 
     session: SessionRow

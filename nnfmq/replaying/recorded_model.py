@@ -15,7 +15,7 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import Model
 from nnfmq.memory import Memory
 from nnfmq.recording.recording_format import NO_DATA, TensorFormat
-from nnfmq.recording.recording_reader import Recording
+from nnfmq.recording.recording_reader import RecordingFile
 from nnfmq.serialize.model_codec import decode_model
 
 __all__ = ["RecordedModel", "load_recorded_model", "tensor_infos"]
@@ -29,7 +29,7 @@ class RecordedModel(NamedTuple):
     outputs: tuple[TensorInfo, ...]
 
 
-def load_recorded_model(recording: Recording, number: int, resources: ExitStack) -> RecordedModel:
+def load_recorded_model(recording: RecordingFile, number: int, resources: ExitStack) -> RecordedModel:
     """Return model `number` of a recording; `resources` closes its memories.
 
     Raises:

@@ -19,7 +19,7 @@ from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, Invalid
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import HalExecutionMode
 from nnfmq.recording.recording_format import TensorContent
-from nnfmq.recording.recording_reader import RecordedExecution, Recording
+from nnfmq.recording.recording_reader import RecordedExecution, RecordingFile
 from nnfmq.replaying.output_comparison import DEFAULT_TOLERANCE, OutputDifference, Tolerance, compare_output
 from nnfmq.replaying.recorded_model import load_recorded_model, tensor_infos
 from nnfmq.replaying.replay_calls import Arrays, ExecutionCall, execution_call
@@ -72,7 +72,7 @@ class ReplayOutcome(NamedTuple):
     error: NnfmqError | None
 
 
-def replayable(recording: Recording) -> list[RecordedExecution]:
+def replayable(recording: RecordingFile) -> list[RecordedExecution]:
     """Return the executions that can be replayed: successful, with inputs unless the recording has none at all."""
     has_tensors = recording.session.has_tensors
     return [
@@ -87,7 +87,7 @@ ReplayProgress: TypeAlias = Callable[[int, int], None]
 
 
 def replay(
-    client: Client, recording: Recording, options: ReplayOptions, progress: ReplayProgress | None = None
+    client: Client, recording: RecordingFile, options: ReplayOptions, progress: ReplayProgress | None = None
 ) -> ReplayOutcome:
     """Prepare the models of a recording, and execute; blocks until done, or until the driver dies.
 
@@ -129,7 +129,7 @@ def replay(
 
 
 def _prepare(
-    client: Client, recording: Recording, number: int, device: str | None, resources: ExitStack
+    client: Client, recording: RecordingFile, number: int, device: str | None, resources: ExitStack
 ) -> PreparedModel:
     row = recording.models[number]
     model = load_recorded_model(recording, number, resources)
@@ -144,7 +144,7 @@ def _prepare(
 class _ReplayRun:
     """What all lanes share."""
 
-    def __init__(self, recording: Recording, models: dict[int, PreparedModel], options: ReplayOptions) -> None:
+    def __init__(self, recording: RecordingFile, models: dict[int, PreparedModel], options: ReplayOptions) -> None:
         self.recording = recording
         self.models = models
         self.options = options

@@ -25,7 +25,7 @@ from nnfmq.hal.errors import ErrorStatus, NnfmqError
 from nnfmq.memory import Memory
 from nnfmq.observe.trace_core import ExchangeTrace
 from nnfmq.observe.trace_layout import RING_BYTES, request_base
-from nnfmq.observe.trace_points import TRACING, Recorder, call_tag
+from nnfmq.observe.trace_points import TRACING, TraceRecorder, call_tag
 from nnfmq.serialize import messages
 
 __all__ = [
@@ -115,7 +115,7 @@ def start() -> None:
             _log.warning("this process is not traced: $%s is %r: %s", settings.TRACE.variable, target, error)
             _Process.has_failed = True
             return
-        TRACING.start(Recorder(ring.view, f"application {Path(sys.argv[0] or 'python').name}"))
+        TRACING.start(TraceRecorder(ring.view, f"application {Path(sys.argv[0] or 'python').name}"))
         _Process.application = application
         atexit.register(finish)
 

@@ -105,7 +105,9 @@ class _Model(_Wire, Generic[_OperandT, _OperationT], frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
+_WholeSubgraph = _Subgraph[_Operand, _Operation]  # one object, on which msgspec keeps its description
 msgspec.convert((), tuple[Subgraph, ...])  # while there is one thread, see `messages.common`
+msgspec.convert((), tuple[_WholeSubgraph, ...])
 _decoder = msgspec.msgpack.Decoder(_Model[msgspec.Raw, msgspec.Raw])
 _operands_decoder = msgspec.msgpack.Decoder(tuple[_Operand, ...])
 _operations_decoder = msgspec.msgpack.Decoder(tuple[_Operation, ...])
@@ -140,7 +142,7 @@ def encode_model(model: Model) -> tuple[bytes, tuple[Pool, ...]]:
 
 
 def _encode_subgraph(subgraph: Subgraph) -> _Subgraph[_Operand, _Operation]:
-    return msgspec.convert(subgraph, _Subgraph[_Operand, _Operation], from_attributes=True)
+    return msgspec.convert(subgraph, _WholeSubgraph, from_attributes=True)
 
 
 def decode_model(

@@ -14,7 +14,7 @@ from time import monotonic_ns
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.memory import Memory, allocate_pages
 from nnfmq.observe.trace_layout import request_base, ring_bytes
-from nnfmq.observe.trace_points import TRACING, Recorder, call_tag
+from nnfmq.observe.trace_points import TRACING, TraceRecorder, call_tag
 from nnfmq.serialize.messages import Call
 from nnfmq.service.trace_area import ACTIVE, AREA_RING_BYTES, OWNER, ring_offset
 
@@ -37,7 +37,7 @@ class WorkerTrace:
         self._area: Memory | None = None
         self._slot = 0
         self._client_ring: Memory | None = None
-        self._area_recorder: Recorder | None = None
+        self._area_recorder: TraceRecorder | None = None
         self._lock = threading.Lock()
 
     def use_area(self, area: Memory, slot: int) -> None:
@@ -54,7 +54,7 @@ class WorkerTrace:
         if not memory.is_writable or memory.size_bytes < ring_bytes(1):
             memory.close()
             raise InvalidArgument(f"a trace ring is writable and has at least {ring_bytes(1)} bytes")
-        recorder = Recorder(memory.view, self.label)
+        recorder = TraceRecorder(memory.view, self.label)
         with self._lock:
             previous, self._client_ring, self._area_recorder = self._client_ring, memory, None
             TRACING.start(recorder)
@@ -87,7 +87,7 @@ class WorkerTrace:
         if recorder is not None and recorder.ring.burst_request(base, words):
             recorder.sample_wait()
 
-    def recorder(self) -> Recorder | None:
+    def recorder(self) -> TraceRecorder | None:
         """Return where to record now, after a look at `switch`."""
         recorder = TRACING.recorder
         if recorder is None:
@@ -97,7 +97,7 @@ class WorkerTrace:
             return None
         return recorder
 
-    def _begin_in_area(self) -> Recorder | None:
+    def _begin_in_area(self) -> TraceRecorder | None:
         with self._lock:
             area, slot = self._area, self._slot
             if TRACING.recorder is not None or area is None:
@@ -107,7 +107,7 @@ class WorkerTrace:
                 allocate_pages(area.fileno(), AREA_RING_BYTES, offset)
             except NnfmqError:  # no memory is left: the request must not fail because of a trace
                 return None
-            recorder = self._area_recorder = Recorder(area.view[offset : offset + AREA_RING_BYTES], self.label)
+            recorder = self._area_recorder = TraceRecorder(area.view[offset : offset + AREA_RING_BYTES], self.label)
             TRACING.start(recorder)
             area.view[ACTIVE + slot] = 1
             return recorder

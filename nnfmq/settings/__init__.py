@@ -10,7 +10,7 @@ This package is imported by both sides at their start, so it imports little, and
 from __future__ import annotations
 
 from nnfmq.settings.configuration_file import CONFIG_VARIABLE
-from nnfmq.settings.setting import NAMES, PATH, TEXT, Setting, choice, integer, table, unknown_variables
+from nnfmq.settings.setting import NAMES, PATH, SINK, TEXT, Setting, choice, integer, seconds, table, unknown_variables
 
 __all__ = ["Setting", "check_all", "table", "unknown_variables"]  # and the constants
 
@@ -66,11 +66,11 @@ BURST_SERVER_POLLING_WINDOW: Setting[int] = Setting(
     meaning="how long a burst's driver polls for a request before it sleeps",
 )  # fmt: skip
 TELEMETRY: Setting[str | None] = Setting(
-    "NNFMQ_TELEMETRY", TEXT, None, reader="client",
-    meaning="file, or `unix:PATH` of a collector, to which telemetry is written", default_text="none is written",
+    "NNFMQ_TELEMETRY", SINK, None, reader="client",
+    meaning="file, or socket of a collector, to which telemetry is written", default_text="none is written",
 )  # fmt: skip
-TELEMETRY_INTERVAL_S: Setting[int] = Setting(
-    "NNFMQ_TELEMETRY_INTERVAL_S", integer(0, 86_400, "s"), 1, reader="client",
+TELEMETRY_INTERVAL_S: Setting[float] = Setting(
+    "NNFMQ_TELEMETRY_INTERVAL_S", seconds(86_400), 1.0, reader="client",
     meaning="the least time between two lines of telemetry",
 )  # fmt: skip
 
@@ -97,6 +97,10 @@ CONFIG: Setting[str | None] = Setting(
     CONFIG_VARIABLE, _VARIABLE_PATH, None, reader="client, driver, commands", in_files=False,
     meaning="the only configuration file to read; `/dev/null`: none",
     default_text="`/etc/nnfmq/nnfmq.toml` and that of the user", options="nnfmq --config",
+)  # fmt: skip
+DATA: Setting[str | None] = Setting(
+    "NNFMQ_DATA", _VARIABLE_PATH, None, reader="commands", in_files=False, options="nnfmq mlts bench --data",
+    meaning="folder of test data; its folder `models` has MLTS's models", default_text="none",
 )  # fmt: skip
 XDG_CONFIG_HOME: Setting[str | None] = Setting(
     "XDG_CONFIG_HOME", _VARIABLE_PATH, None, reader="client, driver, commands", in_files=False,

@@ -20,12 +20,14 @@ from nnfmq.settings.configuration_file import file_values
 __all__ = [
     "NAMES",
     "PATH",
+    "SINK",
     "TEXT",
     "Effective",
     "Setting",
     "SettingType",
     "choice",
     "integer",
+    "seconds",
     "table",
     "unknown_variables",
 ]
@@ -180,6 +182,17 @@ def _path_to_text(value: object) -> str:
     return path
 
 
+def _sink_to_text(value: object) -> str:
+    text = _to_text(value)
+    return text if text.startswith("unix:/") else _path_to_text(text)
+
+
+def _seconds_to_text(value: object) -> str:
+    if type(value) not in (int, float):
+        raise ValueError(value)
+    return str(value)
+
+
 def _names_to_text(value: object) -> str:
     if not isinstance(value, list) or any("," in _to_text(name) for name in value):
         raise ValueError(value)
@@ -199,7 +212,18 @@ def integer(minimum: int, maximum: int, unit: str) -> SettingType:
             raise ValueError(text)
         return int(text)
 
-    return SettingType(f"integer, {unit}", f"{minimum} to {maximum}", parse, _integer_to_text, "512")
+    return SettingType(f"integer, {unit}", f"{minimum} to {maximum}", parse, _integer_to_text, str(max(minimum, 512)))
+
+
+def seconds(maximum: int) -> SettingType:
+    """Return the type of a number of seconds from 0 to `maximum`, which need not be an integer."""
+
+    def parse(text: str) -> float:
+        if not 0 <= float(text) <= maximum:  # False for NaN
+            raise ValueError(text)
+        return float(text)
+
+    return SettingType("number, s", f"0 to {maximum}", parse, _seconds_to_text, "2.5")
 
 
 def choice(*names: str) -> SettingType:
@@ -217,5 +241,9 @@ PATH = SettingType("path", "any path; in files an absolute one, or one below ~",
 NAMES = SettingType(
     "names", "names separated by commas, in files an array; empty: none", _names, _names_to_text,
     '["com.example.one", "com.example.two"]', has_empty_value=True,
+)  # fmt: skip
+SINK = SettingType(
+    "path or socket", "a path, or unix:PATH; in files with an absolute PATH", str, _sink_to_text,
+    '"unix:/run/telemetry.sock"',
 )  # fmt: skip
 TEXT = SettingType("text", "any text", str, _to_text, '"text"')

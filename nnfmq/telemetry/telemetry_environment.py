@@ -19,6 +19,6 @@ def report_from_environment(sink: str) -> None:
         InvalidArgument: If the interval is not allowed.
         OSError: If the file cannot be opened.
     """
-    logger = TelemetryLogger(open_sink(sink), float(settings.TELEMETRY_INTERVAL_S.value()))
+    logger = TelemetryLogger(open_sink(sink), settings.TELEMETRY_INTERVAL_S.value())
     atexit.register(logger.close)  # called after that of the registration, which is registered later
     register(logger)

@@ -202,13 +202,13 @@ def test_zsh_can_load_the_script_from_its_path(tmp_path: Path) -> None:
 
 def fish(folder: Path, *lines: str) -> list[set[str]]:
     """Return the words that fish offers for each line."""
-    queries = "; ".join(f"complete -C {shlex.quote(line)}; echo end" for line in lines)
+    queries = "; ".join(f"complete -C {shlex.quote(line)}; echo '<end>'" for line in lines)
     done = subprocess.run(
         ["fish", "--no-config", "-c", f"source {script_file('fish', folder)}; {queries}"],
         capture_output=True, text=True, timeout=60, check=True, cwd=folder,
     )  # fmt: skip
     assert done.stderr == ""
-    blocks = done.stdout.split("end\n")[:-1]
+    blocks = done.stdout.split("<end>\n")[:-1]
     return [{line.partition("\t")[0] for line in block.splitlines()} for block in blocks]
 
 

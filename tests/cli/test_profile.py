@@ -142,7 +142,8 @@ def test_quantized_products_are_compared_with_a_bound_that_includes_their_output
 
     for row in products:
         bound_ns = 2 * row["multiply_adds"] / peaks["quantized"] + row["elements"] / peaks["outputs"]
-        assert row["share_of_bound"] == pytest.approx(bound_ns / row["p50_ns"])
+        share = bound_ns / row["p50_ns"] if row["p50_ns"] else None  # shorter than the overhead of timing
+        assert row["share_of_bound"] == pytest.approx(share)
     others = [row["share_of_bound"] for row in found["operations"] if row not in products]
     assert (len(products), set(others)) == (3, {None})
     assert {row["share_of_bound"] for row in report(DIGITS)["operations"]} == {None}, "float32 is not requantized"

@@ -19,7 +19,7 @@ from support.recordings import execution, tensors, write_recording
 from nnfmq.cli import main
 from nnfmq.cli.record import report_recordings
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.recording.recording_reader import Recording
+from nnfmq.recording.recording_reader import RecordingFile
 from nnfmq.recording.recording_writer import RecordingWriter
 
 Capture = pytest.CaptureFixture[str]
@@ -160,6 +160,7 @@ def test_a_replay_that_cannot_keep_the_pace_says_so(path: Path, capfd: Capture) 
 def test_a_terminal_shows_the_progress(path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
     write_recording(path, [execution(), execution(4_000_000)])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("nnfmq.cli.console._PROGRESS_DELAY_S", 0.0)
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["replay", str(path), "--connect", "embedded"]) == 0
     assert re.search(r"replaying .*2/2", capfd.readouterr().err)
@@ -217,7 +218,7 @@ def recording(daemon: Daemon, path: Path) -> Iterator[tuple[int, Callable[[str],
     """Record tests/end_to_end/apps/recorded.py; yield the pid, what tells it a line, and what ends it."""
     script = [sys.executable, "-P", str(APPS / "recorded.py"), str(daemon.path)]
     environment = os.environ | {"PYTHONPATH": str(APPS.parents[1] / "lib")}
-    with commands.started("record", "-o", str(path), "--", *script, env=environment) as command:
+    with commands.started("record", "-o", str(path), "--", *script, env=environment, start_new_session=True) as command:
         assert command.stdin and command.stdout and command.stderr
         stdin, stdout, stderr = command.stdin, command.stdout, command.stderr
         assert int(stdout.readline())
@@ -252,7 +253,7 @@ def test_a_killed_application_leaves_a_recording_that_is_replayed(daemon: Daemon
 
 def count_of(path: Path) -> int:
     try:
-        with Recording(path) as found:
+        with RecordingFile(path) as found:
             return len(found.executions)
     except (FileNotFoundError, InvalidArgument):  # it has no whole record yet
         return 0
@@ -265,6 +266,17 @@ def test_SIGTERM_is_passed_on(daemon: Daemon, path: Path) -> None:
         os.kill(pid, signal.SIGTERM)
         status, _ = end()
     assert status == 128 + signal.SIGTERM
+
+
+def test_Ctrl_C_ends_the_command_and_the_recording_is_complete(daemon: Daemon, path: Path) -> None:
+    with recording(daemon, path) as (pid, tell, end):
+        tell("1")
+        until(lambda: count_of(path) == 1, "the execution is written")
+        os.killpg(pid, signal.SIGINT)  # as a terminal does
+        status, errors = end()
+    assert status == 128 + signal.SIGINT
+    assert "nnfmq: recorded 1 execution of 1 model" in errors
+    assert "did not end orderly" not in errors
 
 
 def test_the_death_of_the_driver_during_a_replay_is_an_error(path: Path) -> None:

@@ -19,8 +19,8 @@ from nnfmq.execution_observers import observers
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.recording import recorder as recorder_module
 from nnfmq.recording import recording_writer
-from nnfmq.recording.recorder import Recorder
-from nnfmq.recording.recording_reader import Recording
+from nnfmq.recording.recorder import ExecutionRecorder
+from nnfmq.recording.recording_reader import RecordingFile
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def recorder(path: Path) -> Iterator[Recorder]:
-    with Recorder.start(path) as started:
+def recorder(path: Path) -> Iterator[ExecutionRecorder]:
+    with ExecutionRecorder.start(path) as started:
         yield started
 
 
-def blocked_writer(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def blocked_writer(recorder: ExecutionRecorder, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Make the writer wait before each execution until the event is set."""
     write, released = recorder._writer.add_execution, threading.Event()
 
@@ -47,7 +47,7 @@ def blocked_writer(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> threa
 
 
 def test_executions_that_come_too_fast_are_dropped_and_counted(
-    recorder: Recorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    recorder: ExecutionRecorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(recorder_module, "QUEUE_BYTES_MAX", 10_000)
     released = blocked_writer(recorder, monkeypatch)
@@ -56,7 +56,7 @@ def test_executions_that_come_too_fast_are_dropped_and_counted(
             assert burst.execute(one(number)) == (one(number),)
     released.set()
     recorder.close()
-    with Recording(recorder.path) as recording:
+    with RecordingFile(recorder.path) as recording:
         assert recording.end is not None
         assert 0 < recording.end.executions == len(recording.executions) < 50
         assert recording.end.executions + recording.end.dropped == 50
@@ -64,7 +64,7 @@ def test_executions_that_come_too_fast_are_dropped_and_counted(
 
 
 def test_an_execution_that_is_larger_than_the_queue_is_recorded(
-    recorder: Recorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch
+    recorder: ExecutionRecorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder_module, "QUEUE_BYTES_MAX", 10)
     with client.device("reference").prepare(null_model()) as model:
@@ -74,7 +74,7 @@ def test_an_execution_that_is_larger_than_the_queue_is_recorded(
 
 
 def test_a_full_disk_ends_the_recording_and_not_the_application(
-    recorder: Recorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    recorder: ExecutionRecorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with client.device("reference").prepare(null_model()) as model, model.burst() as burst:
         burst.execute(one(1))
@@ -87,7 +87,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_application(
         monkeypatch.undo()
     assert recorder.dropped == 5 - 1  # the one that could not be written is in no count
     assert "cannot be written: No space left on device" in caplog.text
-    with Recording(recorder.path) as recording:
+    with RecordingFile(recorder.path) as recording:
         assert (len(recording.executions), recording.end) == (1, None)
 
 
@@ -96,7 +96,7 @@ def no_space(*_: object) -> int:
 
 
 def test_executions_that_wait_when_the_disk_is_full_are_dropped(
-    recorder: Recorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch
+    recorder: ExecutionRecorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = blocked_writer(recorder, monkeypatch)
     with client.device("reference").prepare(null_model()) as model:
@@ -110,7 +110,7 @@ def test_executions_that_wait_when_the_disk_is_full_are_dropped(
 
 
 def test_a_disk_that_does_not_return_does_not_keep_the_process(
-    recorder: Recorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    recorder: ExecutionRecorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(recorder_module, "_CLOSE_TIMEOUT_S", 0.01)
     released = blocked_writer(recorder, monkeypatch)
@@ -124,26 +124,26 @@ def test_a_disk_that_does_not_return_does_not_keep_the_process(
 
 
 def test_a_file_that_is_full_at_the_end_has_no_end_record(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    recorder: ExecutionRecorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(recording_writer.os, "writev", no_space)
         recorder.close()
     assert "has no END record: No space left on device" in caplog.text
-    with Recording(recorder.path) as recording:
+    with RecordingFile(recorder.path) as recording:
         assert recording.end is None
 
 
-def test_a_failed_preparation_is_not_recorded(recorder: Recorder, client: nnfmq.Client) -> None:
+def test_a_failed_preparation_is_not_recorded(recorder: ExecutionRecorder, client: nnfmq.Client) -> None:
     with pytest.raises(nnfmq.InvalidArgument):
         client.device("reference").prepare(invalid_model())
     recorder.close()
-    with Recording(recorder.path) as recording:
+    with RecordingFile(recorder.path) as recording:
         assert recording.models == ()
 
 
 def test_a_model_that_cannot_be_read_is_prepared_and_not_recorded(
-    recorder: Recorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    recorder: ExecutionRecorder, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def add_model(_prepared: object) -> int:
         raise nnfmq.InvalidArgument("this memory is closed")
@@ -155,31 +155,31 @@ def test_a_model_that_cannot_be_read_is_prepared_and_not_recorded(
     assert "a model cannot be read: this memory is closed" in caplog.text
 
 
-def test_in_another_process_closing_does_nothing(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_another_process_closing_does_nothing(recorder: ExecutionRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(recorder_module.os, "getpid", lambda: 1)
         recorder.close()
     assert recorder._thread.is_alive()
 
 
-def test_a_closed_recorder_records_nothing_more(recorder: Recorder, model: nnfmq.PreparedModel) -> None:
+def test_a_closed_recorder_records_nothing_more(recorder: ExecutionRecorder, model: nnfmq.PreparedModel) -> None:
     recorder.close()
     recorder.close()
     assert observers() == ()
 
 
 def test_a_recording_that_is_full_is_logged(path: Path, client: nnfmq.Client, caplog: pytest.LogCaptureFixture) -> None:
-    with Recorder.start(path, limit_bytes=4096), client.device("reference").prepare(null_model()) as model:
+    with ExecutionRecorder.start(path, limit_bytes=4096), client.device("reference").prepare(null_model()) as model:
         for number in range(60):
             model.execute(one(number))
-    with Recording(path) as recording:
+    with RecordingFile(path) as recording:
         assert recording.end is not None
         assert f"lacks {recording.end.beyond_limit} executions beyond its limit" in caplog.text
 
 
 def test_a_limit_below_4096_bytes_is_rejected(path: Path) -> None:
     with pytest.raises(nnfmq.InvalidArgument, match="4096 bytes or more, not 100"):
-        Recorder.start(path, limit_bytes=100)
+        ExecutionRecorder.start(path, limit_bytes=100)
     assert not path.exists()
 
 
@@ -197,7 +197,7 @@ def test_a_killed_application_leaves_what_it_has_written(daemon: Daemon, path: P
         with Process(program.pid) as process:
             process.kill()
             process.wait_for_end()
-    with Recording(path) as recording:
+    with RecordingFile(path) as recording:
         assert recording.end is None
         values = [arrays(recording, index, "outputs")[0][0] for index in range(len(recording.executions))]
         assert values == [float(number) for number in range(1, len(values) + 1)]
@@ -205,13 +205,13 @@ def test_a_killed_application_leaves_what_it_has_written(daemon: Daemon, path: P
 
 def count_of(path: Path) -> int:
     try:
-        with Recording(path) as recording:
+        with RecordingFile(path) as recording:
             return len(recording.executions)
     except (FileNotFoundError, nnfmq.InvalidArgument):
         return 0
 
 
-def test_the_death_of_the_driver_is_recorded(recorder: Recorder, daemon: Daemon) -> None:
+def test_the_death_of_the_driver_is_recorded(recorder: ExecutionRecorder, daemon: Daemon) -> None:
     with (
         daemon.connect() as client,
         Process(client.worker_pid) as worker,
@@ -225,7 +225,7 @@ def test_the_death_of_the_driver_is_recorded(recorder: Recorder, daemon: Daemon)
         worker.kill()
         assert isinstance(call.wait().error, nnfmq.DeadObject)
     recorder.close()
-    with Recording(recorder.path) as recording:
+    with RecordingFile(recorder.path) as recording:
         assert [execution.row.status for execution in recording.executions] == [
             ErrorStatus.NONE,
             ErrorStatus.DEAD_OBJECT,
@@ -243,7 +243,7 @@ def test_a_forked_child_has_a_file_of_its_own(daemon: Daemon, path: Path) -> Non
         assert program.wait() == 0
         assert "Error" not in program.errors()
     (other,) = (file for file in path.parent.iterdir() if file != path)
-    with Recording(path) as recording, Recording(other) as of_child:
+    with RecordingFile(path) as recording, RecordingFile(other) as of_child:
         assert recording.session.pid == program.pid
         assert other.name == f"a.nnrec.{of_child.session.pid}"
         assert [arrays(recording, i, "inputs") for i in range(3)] == [[[1.0]], [[2.0]], [[3.0]]]

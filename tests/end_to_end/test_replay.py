@@ -20,8 +20,8 @@ from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import HalExecutionMode, LifeTime, Model
 from nnfmq.memory import Memory
-from nnfmq.recording.recorder import Recorder
-from nnfmq.recording.recording_reader import Recording
+from nnfmq.recording.recorder import ExecutionRecorder
+from nnfmq.recording.recording_reader import RecordingFile
 from nnfmq.replaying.output_comparison import Tolerance
 from nnfmq.replaying.replay_schedule import ReplaySpeed
 from nnfmq.replaying.replayer import ReplayOptions, ReplayOutcome, replay, replayable
@@ -30,7 +30,7 @@ FAST = ReplayOptions(ReplaySpeed("max"))
 
 
 def replayed(client: nnfmq.Client, path: Path, options: ReplayOptions = FAST) -> ReplayOutcome:
-    with Recording(path) as recording:
+    with RecordingFile(path) as recording:
         return replay(client, recording, options)
 
 
@@ -78,7 +78,7 @@ def test_latencies_begin_at_the_intended_start(client: nnfmq.Client, tmp_path: P
 def test_a_recording_of_real_executions_is_equal(client: nnfmq.Client, tmp_path: Path) -> None:
     (tmp_path / "m.tflite").write_bytes(two_rnns())
     with (
-        Recorder.start(tmp_path / "a.nnrec"),
+        ExecutionRecorder.start(tmp_path / "a.nnrec"),
         client.device("reference").prepare(tmp_path / "m.tflite") as model,
         model.burst() as burst,
     ):
@@ -92,11 +92,11 @@ def test_a_recording_of_real_executions_is_equal(client: nnfmq.Client, tmp_path:
 
 def test_weights_in_pools_are_part_of_a_recording(client: nnfmq.Client, tmp_path: Path) -> None:
     weighty = weighty_model(2.0)
-    with Recorder.start(tmp_path / "a.nnrec"), Memory.create(len(weighty.operand_values)) as pool:
+    with ExecutionRecorder.start(tmp_path / "a.nnrec"), Memory.create(len(weighty.operand_values)) as pool:
         pool.view[:] = weighty.operand_values
         with client.device("reference").prepare(with_constants_in(pool, weighty)) as model:
             assert model.execute(np.ones((1, 256), np.float32))[0][0, 0] == 512.0
-    with Recording(tmp_path / "a.nnrec") as recording:
+    with RecordingFile(tmp_path / "a.nnrec") as recording:
         assert [len(model.pools) for model in recording.models] == [1]
         outcome = replay(client, recording, FAST)
     assert [done.is_equal for done in outcome.executions] == [True]
@@ -116,16 +116,19 @@ def with_constants_in(pool: Memory, model: Model) -> Model:
 def test_progress_is_shown_until_all_is_done(client: nnfmq.Client, tmp_path: Path) -> None:
     path = write_recording(tmp_path / "a.nnrec", [execution(3_000_000 + number) for number in range(5)])
     shown: list[tuple[int, int]] = []
-    with Recording(path) as recording:
+    with RecordingFile(path) as recording:
         replay(client, recording, FAST, lambda done, total: shown.append((done, total)))
     assert shown[-1] == (5, 5)
     assert shown == sorted(shown)
 
 
 def test_unknown_shapes_are_replayed_with_the_recorded_ones(client: nnfmq.Client, tmp_path: Path) -> None:
-    with Recorder.start(tmp_path / "a.nnrec"), client.device("reference").prepare(unsized_relu_model()) as model:
+    with (
+        ExecutionRecorder.start(tmp_path / "a.nnrec"),
+        client.device("reference").prepare(unsized_relu_model()) as model,
+    ):
         model.execute([-1.0, 2.0, -3.0, 4.0])
-    with Recording(tmp_path / "a.nnrec") as recording:
+    with RecordingFile(tmp_path / "a.nnrec") as recording:
         assert (len(recording.executions), len(replayable(recording))) == (2, 1)
         assert [done.is_equal for done in replay(client, recording, FAST).executions] == [True]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.drivers import LIMIT_S, Daemon, Process, Program, one, until
-from support.models import null_model
+from support.drivers import LIMIT_S, Daemon, Process, Program, one, running_daemon, until
+from support.models import null_model, weighty_model
 
 import nnfmq
 from nnfmq.deadlines import deadline_after
@@ -262,3 +262,23 @@ def test_an_unavailable_device_counts_no_execution_of_a_burst_that_does_not_begi
         client.set_device_status("reference", DeviceStatus.AVAILABLE)
     assert counted(client) == (0, 0)
     assert own(client).bursts == ()
+
+
+def test_programs_that_clients_share_and_the_compile_server_are_counted(folder: Any) -> None:
+    pytest.importorskip("llvmlite")
+    environment = {"NNFMQ_CACHE_MIB": "64", "XDG_CACHE_HOME": str(folder)}
+    with running_daemon(folder / "d.sock", environment=environment) as daemon, ExitStack() as stack:
+        client, other = (stack.enter_context(daemon.connect()) for _ in range(2))
+        before = client.statistics()
+        assert (before.compile_server_pid, before.compile_requests, before.cache.programs) == (0, 0, 0)
+        assert before.cache.limit_bytes == 64 << 20
+        for each in (client, other):
+            model = each.device("compiled").prepare(weighty_model(1.0, 256), preference="sustained")
+            stack.enter_context(model)
+        until(lambda: client.statistics().cache.hits > 0, "the second client found the program of the first")
+        found = client.statistics()
+        assert found.compile_server_pid in (0, *daemon.compile_servers())
+        assert found.compile_requests > 0
+        assert found.cache.programs > 0
+        assert 0 < found.cache.size_bytes <= found.cache.limit_bytes
+        assert found.cache.hits < found.cache.lookups  # the first client's failed

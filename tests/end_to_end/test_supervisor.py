@@ -150,6 +150,7 @@ def test_a_client_beyond_the_limit_is_rejected_until_another_leaves(folder: Path
                 nnfmq.ResourceExhaustedTransient, match=f"rejected the client: this driver serves {FEW} clients"
             ):
                 daemon.connect()
+        assert clients[1].statistics().rejected_clients == 3
         clients[0].close()
         until(lambda: admits(daemon), "one has left, so another one may come")
 

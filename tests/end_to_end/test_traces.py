@@ -100,6 +100,18 @@ def test_OBS_7_the_trace_of_a_killed_application_is_valid(daemon: Daemon, tmp_pa
     assert names["[NN_LA_PO]application"] == 0
 
 
+def test_OBS_7_sigterm_ends_the_command_and_its_trace_is_written(daemon: Daemon, tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    with tracing(output, daemon.path) as program:
+        program.tell(str(REQUESTS))
+        program.line()
+        program.popen.terminate()
+        assert program.wait() == 128 + 15
+    events = trace_checks.load(output)
+    trace_checks.check(events)
+    assert names_of(events)["[NN_LD_PE]request"] == REQUESTS
+
+
 def cmdline(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 

@@ -13,7 +13,7 @@ from nnfmq.observe import trace_points
 from nnfmq.observe.phase_table import tag_of
 from nnfmq.observe.trace_layout import ring_bytes
 from nnfmq.observe.trace_model import RingReader, Trace
-from nnfmq.observe.trace_points import TRACING, Recorder, call_tag, recorded
+from nnfmq.observe.trace_points import TRACING, TraceRecorder, call_tag, recorded
 from nnfmq.serialize import control_protocol, messages
 
 
@@ -23,8 +23,8 @@ def memory() -> bytearray:
 
 
 @pytest.fixture
-def recorder(memory: bytearray) -> Iterator[Recorder]:
-    made = Recorder(memory, "a test")
+def recorder(memory: bytearray) -> Iterator[TraceRecorder]:
+    made = TraceRecorder(memory, "a test")
     TRACING.start(made)
     yield made
     TRACING.stop()
@@ -36,7 +36,7 @@ def trace_in(memory: bytearray) -> Trace:
     return reader.trace()
 
 
-def test_a_block_is_recorded_with_its_name(memory: bytearray, recorder: Recorder) -> None:
+def test_a_block_is_recorded_with_its_name(memory: bytearray, recorder: TraceRecorder) -> None:
     with recorded("[NN_LR_PP]load", 9):
         pass
     (one,) = trace_in(memory).slices
@@ -44,13 +44,13 @@ def test_a_block_is_recorded_with_its_name(memory: bytearray, recorder: Recorder
     assert trace_in(memory).processes == {os.getpid(): "a test"}
 
 
-def test_a_block_is_recorded_if_it_raises(memory: bytearray, recorder: Recorder) -> None:
+def test_a_block_is_recorded_if_it_raises(memory: bytearray, recorder: TraceRecorder) -> None:
     with pytest.raises(KeyError), recorded("[NN_LR_PP]load"):
         raise KeyError
     assert len(trace_in(memory).slices) == 1
 
 
-def test_nothing_is_recorded_without_a_recorder(memory: bytearray, recorder: Recorder) -> None:
+def test_nothing_is_recorded_without_a_recorder(memory: bytearray, recorder: TraceRecorder) -> None:
     TRACING.stop()
     TRACING.stop()
     with recorded("[NN_LR_PP]load"):
@@ -59,22 +59,22 @@ def test_nothing_is_recorded_without_a_recorder(memory: bytearray, recorder: Rec
     memory.extend(b"")  # raises BufferError while a ring uses the memory
 
 
-def test_another_recorder_replaces_the_first(memory: bytearray, recorder: Recorder) -> None:
+def test_another_recorder_replaces_the_first(memory: bytearray, recorder: TraceRecorder) -> None:
     other = bytearray(ring_bytes(4))
-    TRACING.start(Recorder(other, "another"))
+    TRACING.start(TraceRecorder(other, "another"))
     with recorded("x"):
         pass
     assert (len(trace_in(memory).slices), len(trace_in(other).slices)) == (0, 1)
     memory.extend(b"")
 
 
-def test_a_name_keeps_its_id_and_an_empty_one_records_nothing(memory: bytearray, recorder: Recorder) -> None:
+def test_a_name_keeps_its_id_and_an_empty_one_records_nothing(memory: bytearray, recorder: TraceRecorder) -> None:
     assert recorder.id_of("a") == recorder.id_of("a") != recorder.id_of("b")
     assert struct.unpack("<3I", recorder.ids_of(["a", "", "b"])) == (recorder.id_of("a"), 0, recorder.id_of("b"))
     assert recorder.id_of("[NN_LD_PE]request") == 1
 
 
-def test_a_forked_child_records_nothing(memory: bytearray, recorder: Recorder) -> None:
+def test_a_forked_child_records_nothing(memory: bytearray, recorder: TraceRecorder) -> None:
     child = os.fork()
     if not child:
         os._exit(0 if TRACING.recorder is None else 1)
@@ -90,7 +90,7 @@ def test_every_call_of_the_control_channel_has_a_tag() -> None:
 
 
 def test_a_wait_for_a_cpu_is_the_difference_of_two_samples(
-    memory: bytearray, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memory: bytearray, recorder: TraceRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedstat = tmp_path / "schedstat"
     monkeypatch.setattr(trace_points, "_SCHEDSTAT", str(schedstat))
@@ -104,7 +104,7 @@ def test_a_wait_for_a_cpu_is_the_difference_of_two_samples(
 
 @pytest.mark.parametrize("text", [None, "", "1 x 3"])
 def test_a_kernel_without_schedstat_has_no_waits(
-    memory: bytearray, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+    memory: bytearray, recorder: TraceRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
 ) -> None:
     monkeypatch.setattr(trace_points, "_SCHEDSTAT", str(tmp_path / "s"))
     if text is not None:
@@ -114,7 +114,7 @@ def test_a_kernel_without_schedstat_has_no_waits(
     assert trace_in(memory).waits == []
 
 
-def test_this_kernel_has_schedstat(memory: bytearray, recorder: Recorder) -> None:
+def test_this_kernel_has_schedstat(memory: bytearray, recorder: TraceRecorder) -> None:
     if not os.path.exists("/proc/thread-self/schedstat"):
         pytest.skip("the kernel has no /proc/thread-self/schedstat")
     recorder.sample_wait()

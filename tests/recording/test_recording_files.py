@@ -16,7 +16,7 @@ from support.recordings import arrays, execution, preparation, tensors, write_re
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import HalExecutionMode
-from nnfmq.recording.recording_reader import Recording
+from nnfmq.recording.recording_reader import RecordingFile
 from nnfmq.recording.recording_writer import RecordingWriter, create_recording_file
 from nnfmq.serialize.model_codec import decode_model
 
@@ -59,7 +59,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_is_written_is_read(path: Path) -> None:
-    with Recording(path) as recording:
+    with RecordingFile(path) as recording:
         assert recording.session.pid == os.getpid()
         assert recording.session.has_tensors
         assert recording.end is not None and (recording.end.executions, recording.end.dropped) == (2, 0)
@@ -101,7 +101,7 @@ def test_a_file_that_was_cut_anywhere_is_read_up_to_the_last_whole_record(path: 
         assert kind
     for size in range(ends[1], len(data)):
         os.truncate(path, size)
-        with Recording(path) as recording:
+        with RecordingFile(path) as recording:
             whole = max(end for end in ends if end <= size)
             assert recording.end is None
             assert recording.unfinished_bytes == size - whole
@@ -113,7 +113,7 @@ def test_a_file_that_was_cut_anywhere_is_read_up_to_the_last_whole_record(path: 
 def test_a_file_without_a_whole_record_is_none(path: Path, size: int) -> None:
     os.truncate(path, size)
     with pytest.raises(InvalidArgument, match=r"a\.nnrec: it (is no recording|has no whole record)"):
-        Recording(path)
+        RecordingFile(path)
 
 
 def test_every_changed_byte_is_found(path: Path) -> None:
@@ -122,7 +122,7 @@ def test_every_changed_byte_is_found(path: Path) -> None:
         data[offset] ^= 0x41
         path.write_bytes(data)
         with pytest.raises(InvalidArgument, match=r"a\.nnrec: (it is|record \d+ at byte \d+: )"):
-            Recording(path)
+            RecordingFile(path)
         data[offset] ^= 0x41
 
 
@@ -153,7 +153,7 @@ BAD_EXECUTIONS = {
 @pytest.mark.parametrize(("change", "text"), BAD_EXECUTIONS.values(), ids=BAD_EXECUTIONS.keys())
 def test_a_wrong_execution_is_rejected_by_its_number(path: Path, change: Any, text: str) -> None:
     with pytest.raises(InvalidArgument, match=rf"a\.nnrec: record 6 at byte \d+: .*{text}"):
-        Recording(rebuilt(path, 6, change))
+        RecordingFile(rebuilt(path, 6, change))
 
 
 def tensor_with(index: int, value: Any) -> Any:
@@ -178,13 +178,13 @@ BAD_MODELS = {
 @pytest.mark.parametrize(("change", "text"), BAD_MODELS.values(), ids=BAD_MODELS.keys())
 def test_a_wrong_model_is_rejected_by_its_number(path: Path, change: Any, text: str) -> None:
     with pytest.raises(InvalidArgument, match=rf"a\.nnrec: record 2 at byte \d+: .*{text}"):
-        Recording(rebuilt(path, 2, change))
+        RecordingFile(rebuilt(path, 2, change))
 
 
 def test_an_input_of_unknown_size_may_have_any(tmp_path: Path) -> None:
     made = write_recording(tmp_path / "a.nnrec", [execution()])
     rebuilt(made, 2, tensor_with(1, [0]))
-    with Recording(made) as recording:
+    with RecordingFile(made) as recording:
         assert recording.models[0].inputs[0].shape == (0,)
 
 
@@ -199,24 +199,24 @@ def test_an_input_of_unknown_size_may_have_any(tmp_path: Path) -> None:
 def test_a_record_in_a_wrong_place_is_rejected(path: Path, extra: bytes, text: str) -> None:
     path.write_bytes(path.read_bytes() + extra)
     with pytest.raises(InvalidArgument, match=f"record 9 at byte .*{text}"):
-        Recording(path)
+        RecordingFile(path)
 
 
 def test_a_struct_has_a_limit(path: Path) -> None:
     fields = struct.pack("<IQI", EXECUTION, (16 << 20) + 1, 0)
     path.write_bytes(path.read_bytes() + fields + struct.pack("<I", zlib.crc32(fields)))
     with pytest.raises(InvalidArgument, match="16777217 bytes; a EXECUTION has at most 16777216"):
-        Recording(path)
+        RecordingFile(path)
 
 
 def test_a_recording_of_another_format_is_rejected(path: Path) -> None:
     path.write_bytes(FILE_HEADER.pack(b"NNFMQREC", 2, 0) + path.read_bytes()[16:])
     with pytest.raises(InvalidArgument, match="it is a recording of format 2; this nnfmq reads format 1"):
-        Recording(path)
+        RecordingFile(path)
 
 
 def test_a_file_that_becomes_shorter_is_an_error_when_it_is_read(path: Path) -> None:
-    with Recording(path) as recording:
+    with RecordingFile(path) as recording:
         os.truncate(path, 100)
         with pytest.raises(InvalidArgument, match="has become shorter"):
             recording.read(recording.models[0].data)
@@ -226,7 +226,7 @@ def test_the_limit_holds_and_what_is_beyond_is_counted(tmp_path: Path) -> None:
     executions = [execution(3_000_000 + i, outputs=tensors([i, 0, 0, 0])) for i in range(200)]
     made = write_recording(tmp_path / "a.nnrec", executions, limit_bytes=8192)
     assert 6000 < made.stat().st_size <= 8192
-    with Recording(made) as recording:
+    with RecordingFile(made) as recording:
         assert recording.end is not None
         assert 0 < len(recording.executions) == recording.end.executions
         assert recording.end.executions + recording.end.beyond_limit == 200
@@ -234,7 +234,7 @@ def test_the_limit_holds_and_what_is_beyond_is_counted(tmp_path: Path) -> None:
 
 def test_a_model_beyond_the_limit_is_left_out(tmp_path: Path) -> None:
     made = write_recording(tmp_path / "a.nnrec", [execution()], limit_bytes=300)
-    with Recording(made) as recording:
+    with RecordingFile(made) as recording:
         assert (recording.models, recording.executions) == ((), ())
 
 
@@ -254,7 +254,7 @@ def test_contents_are_written_again_after_the_writer_has_forgotten_them(
     monkeypatch.setattr("nnfmq.recording.recording_writer._DIGESTS_MAX", 1)
     made = write_recording(tmp_path / "a.nnrec", [execution(), execution()])
     assert [kind for kind, _ in records(made.read_bytes())].count(DATA) == 7
-    with Recording(made) as recording:
+    with RecordingFile(made) as recording:
         assert arrays(recording, 1, "inputs") == [[1, 2, 3, 4], [10, 20, 30, 40]]
 
 
@@ -281,5 +281,5 @@ def test_a_source_tree_that_is_not_installed_has_an_unknown_version(
         raise metadata.PackageNotFoundError
 
     monkeypatch.setattr(metadata, "version", version)
-    with Recording(write_recording(tmp_path / "a.nnrec", [])) as recording:
+    with RecordingFile(write_recording(tmp_path / "a.nnrec", [])) as recording:
         assert recording.session.version == "unknown"

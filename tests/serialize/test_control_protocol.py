@@ -145,6 +145,14 @@ SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
         messages.SetDeviceStatus(3, "reference", DeviceStatus.BUSY, True),
         0,
     ),
+    (CLIENT, {"call": 3}, messages.StartTrace(3), 1),
+    (CLIENT, {"call": 3}, messages.TraceDriver(3), 0),
+    (
+        DRIVER,
+        {"call": 3, "status": 0, "message": "", "fd_count": 1},
+        messages.DriverTraced(3, ErrorStatus.NONE, "", 1),
+        1,
+    ),
     (CLIENT, {"call": 3}, messages.GetStatistics(3), 0),
     (
         DRIVER,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,6 +95,27 @@ def is_rejected(data: bytes) -> bool:
     except ProtocolError:
         return True
     return False
+
+
+FIRST_USE = """
+import sys
+from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType, Subgraph
+from nnfmq.serialize.model_codec import decode_model, encode_model
+
+operands = tuple(Operand(OperandType.TENSOR_FLOAT32, (2,), lifetime=kind)
+                 for kind in (LifeTime.SUBGRAPH_INPUT, LifeTime.SUBGRAPH_OUTPUT))
+model = Model(Subgraph(operands, (Operation(OperationType.RELU, (0,), (1,)),), (0,), (1,)))
+called = []
+sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name))
+assert decode_model(encode_model(model)[0], ()) == model
+sys.setprofile(None)
+sys.exit(called.count("get_class_annotations"))
+"""
+
+
+def test_msgspec_inspects_no_type_when_the_first_model_is_encoded() -> None:
+    """If several threads encode their first model while msgspec inspects a type, the process crashes."""
+    assert subprocess.run([sys.executable, "-P", "-c", FIRST_USE], timeout=60, check=False).returncode == 0
 
 
 def test_a_model_is_encoded_as_the_documented_array() -> None:

@@ -326,3 +326,36 @@ def test_every_default_that_is_not_a_constant_is_computed_or_described() -> None
     without_constant = {setting.name for setting in ALL.values() if setting.default is None}
     assert without_constant == {*config_defaults.COMPUTED, *config_defaults.DESCRIBED}
     assert all(setting.default_text != "None" for setting in ALL.values())
+
+
+# ---- seconds and sinks ----
+
+
+@pytest.mark.parametrize(("line", "value"), [("2", 2.0), ("2.5", 2.5), ("0", 0.0), ("864e2", 86_400.0)])
+def test_seconds_are_integers_or_floats(
+    line: str, value: float, user_file: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user_file(f"telemetry_interval_s = {line}")
+    assert settings.TELEMETRY_INTERVAL_S.value() == value
+    monkeypatch.setenv("NNFMQ_TELEMETRY_INTERVAL_S", line)
+    assert settings.TELEMETRY_INTERVAL_S.effective().source == "environment"
+    assert settings.TELEMETRY_INTERVAL_S.value() == value
+
+
+@pytest.mark.parametrize("line", ["-1", "nan", "inf", "true", "'1'", "86401"])
+def test_a_number_of_seconds_that_is_not_allowed_is_an_error(line: str, user_file: Write) -> None:
+    user_file(f"telemetry_interval_s = {line}")
+    with pytest.raises(InvalidArgument, match=r"^telemetry_interval_s in .*; allowed: 0 to 86400; "):
+        settings.TELEMETRY_INTERVAL_S.value()
+
+
+@pytest.mark.parametrize(("sink", "is_allowed"), [
+    ("unix:/run/t.sock", True), ("/var/t.jsonl", True), ("unix:t.sock", False), ("t.jsonl", False),
+])  # fmt: skip
+def test_a_sink_of_telemetry_in_a_file_has_an_absolute_path(sink: str, is_allowed: bool, user_file: Write) -> None:
+    user_file(f'telemetry = "{sink}"')
+    if is_allowed:
+        assert settings.TELEMETRY.value() == sink
+        return
+    with pytest.raises(InvalidArgument, match=r"allowed: a path, or unix:PATH; in files with an absolute PATH"):
+        settings.TELEMETRY.value()

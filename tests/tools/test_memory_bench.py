@@ -19,7 +19,7 @@ from support.drivers import short_folder, until
 from support.places import ROOT
 
 import nnfmq
-from nnfmq.measure import process_usage
+from nnfmq.measure import process_memory
 
 LIMIT_S = 200
 MIB = 1 << 20
@@ -75,8 +75,8 @@ def test_an_interrupt_ends_all_processes_and_removes_all_files(folder: Path, num
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
         assert "come and go" in process.stderr.readline()
-        until(lambda: len(process_usage.descendants(process.pid)) > 3, "the clients start")
-        pids = process_usage.descendants(process.pid)
+        until(lambda: len(process_memory.descendants(process.pid)) > 3, "the clients start")
+        pids = process_memory.descendants(process.pid)
         process.send_signal(number)
         assert process.wait(LIMIT_S) == 130
     assert [pid for pid in pids if os.path.exists(f"/proc/{pid}")] == []
@@ -87,11 +87,11 @@ def test_an_interrupt_ends_all_processes_and_removes_all_files(folder: Path, num
 
 
 def test_private_memory_is_read_after_it_was_written() -> None:
-    before = process_usage.memory_of(os.getpid())
+    before = process_memory.memory_of(os.getpid())
     size = 16 * MIB
     with mmap.mmap(-1, size, mmap.MAP_PRIVATE) as memory:  # malloc could reuse memory that was freed before
         memory.write(b"1" * size)
-        after = process_usage.memory_of(os.getpid())
+        after = process_memory.memory_of(os.getpid())
     assert before is not None and after is not None
     assert after.private_dirty - before.private_dirty >= size - MIB
     assert after.pss - before.pss >= size - MIB
@@ -101,21 +101,21 @@ def test_private_memory_is_read_after_it_was_written() -> None:
 def test_a_process_that_has_exited_has_no_memory_and_no_children() -> None:
     with subprocess.Popen(["true"]) as process:
         pass
-    assert process_usage.memory_of(process.pid) is None
-    assert process_usage.descendants(process.pid) == []
-    assert process_usage.command_of(process.pid) == ""
+    assert process_memory.memory_of(process.pid) is None
+    assert process_memory.descendants(process.pid) == []
+    assert process_memory.command_of(process.pid) == ""
 
 
 def test_shared_memory_counts_once_mapped_or_not() -> None:
-    before = process_usage.open_memfd_bytes([os.getpid()])
+    before = process_memory.open_memfd_bytes([os.getpid()])
     with nnfmq.Memory.create(4 * MIB) as memory:
         memory.view[:] = bytes([1]) * (4 * MIB)
         fd = os.dup(memory.fileno())
         try:
-            assert process_usage.open_memfd_bytes([os.getpid(), os.getpid()]) - before == 4 * MIB
+            assert process_memory.open_memfd_bytes([os.getpid(), os.getpid()]) - before == 4 * MIB
         finally:
             os.close(fd)
-    assert process_usage.open_memfd_bytes([os.getpid()]) == before
+    assert process_memory.open_memfd_bytes([os.getpid()]) == before
 
 
 def test_the_float_model_has_the_weights_that_were_asked_for(tmp_path: Path) -> None:

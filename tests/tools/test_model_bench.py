@@ -47,7 +47,7 @@ from nnfmq.hal.types import Operand, OperationType
 from nnfmq.measure import cpu_pinning
 from nnfmq.measure.failures import BenchmarkFailed
 from nnfmq.measure.load_measurement import rotated
-from nnfmq.measure.process_usage import wait_until_idle
+from nnfmq.measure.process_memory import wait_until_idle
 from nnfmq.measure.steps import fastest_variant, make_step, timed
 
 LIMIT_S = 300

@@ -23,7 +23,7 @@ from support.places import ROOT
 from tflite_reader import read
 
 import nnfmq
-from nnfmq.cli.images import read_image
+from nnfmq.images import read_image
 
 Array = npt.NDArray[Any]
 CALIBRATION, PHOTOS = range(30), range(100, 300)

@@ -19,7 +19,7 @@ from nnfmq.engines.compiled.memory_plan import ALIGNMENT, FIRST_INPUT_BASE, Allo
 from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, ThreadPool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, ExecutionFrame, RunOptions
-from nnfmq.observe.trace_points import TRACING, Recorder
+from nnfmq.observe.trace_points import TRACING, TraceRecorder
 from nnfmq.operations.signature import Array
 
 __all__ = ["CompiledPartition"]
@@ -38,7 +38,7 @@ class CompiledPartition:
         self.launch_count = len(plan.launches)
         self._free_contexts: list[ExecutionContext] = []
         self._trace_names: Callable[[int], str] | None = None
-        self._traced_by: Recorder | None = None
+        self._traced_by: TraceRecorder | None = None
         self._name_ids = b""  # of the operations of all launches, in the ring of `_traced_by`
         fits = memory_budget.charge(self.context_bytes)  # a model that can never run is rejected when it is prepared
         if fits is not None:
@@ -71,7 +71,7 @@ class CompiledPartition:
         """Let the launches have the names of their operations in traces; `names` returns that of a number."""
         self._trace_names = names
 
-    def _add_trace_names(self, recorder: Recorder) -> None:
+    def _add_trace_names(self, recorder: TraceRecorder) -> None:
         names = self._trace_names or "[NN_LC_PCO]operation {}".format
         ids = recorder.ids_of(names(launch.operation) for launch in self.plan.launches)
         self._name_ids, self._traced_by = ids, recorder

@@ -15,10 +15,10 @@ import pytest
 from support.both_runners import Theirs
 
 from nnfmq import load
-from nnfmq.cli.images import read_image
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.types import Model
+from nnfmq.images import read_image
 from nnfmq.importers import LoadedModel
 from nnfmq.validation import validate_model
 

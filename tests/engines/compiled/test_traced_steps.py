@@ -18,7 +18,7 @@ from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import Model
 from nnfmq.observe.trace_layout import ring_bytes
 from nnfmq.observe.trace_model import RingReader, Slice
-from nnfmq.observe.trace_points import TRACING, Recorder
+from nnfmq.observe.trace_points import TRACING, TraceRecorder
 
 OPERATIONS = ["0 CONV_2D", "1 MAX_POOL_2D", "2 CONV_2D", "3 MAX_POOL_2D", "4 FULLY_CONNECTED", "5 SOFTMAX"]
 PREPARATIONS = {"reference": interpreter.prepare, "compiled": partition.prepare}
@@ -37,7 +37,7 @@ def program(request: pytest.FixtureRequest, model: Model) -> Program:
 @pytest.fixture
 def ring() -> Iterator[bytearray]:
     memory = bytearray(ring_bytes(256))
-    TRACING.start(Recorder(memory, "a test"))
+    TRACING.start(TraceRecorder(memory, "a test"))
     yield memory
     TRACING.stop()
 
@@ -106,7 +106,7 @@ def test_an_execution_follows_the_recorder(program: Program, ring: bytearray) ->
     TRACING.stop()
     execution.run()
     other = bytearray(ring_bytes(256))
-    TRACING.start(Recorder(other, "another"))
+    TRACING.start(TraceRecorder(other, "another"))
     execution.run()
     assert len(slices_in(ring)) == count
     assert operations_in(other) == operations_in(ring)

@@ -13,7 +13,7 @@ import numpy as np
 from nnfmq.execution_observers import CapturedTensor, ObservedExecution, ObservedPreparation
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import HalExecutionMode, Model
-from nnfmq.recording.recording_reader import Recording
+from nnfmq.recording.recording_reader import RecordingFile
 from nnfmq.recording.recording_writer import RecordingWriter
 from support.models import add_model
 
@@ -56,7 +56,7 @@ def write_recording(
     return path
 
 
-def arrays(recording: Recording, index: int, side: str) -> list[list[float]]:
+def arrays(recording: RecordingFile, index: int, side: str) -> list[list[float]]:
     """Return the `inputs` or `outputs` of an execution as lists."""
     row = recording.executions[index].row
     formats, contents = getattr(recording.models[row.model], side), getattr(row, side)

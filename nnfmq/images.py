@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from nnfmq.cli.console import shape_text
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -37,7 +36,8 @@ def read_image(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> np.nda
         InvalidArgument: If Pillow is missing, the file is not a complete image, or the input does not fit a photo.
     """
     if len(shape) != 4 or shape[0] != 1 or shape[3] not in _MODES:
-        raise InvalidArgument(f"a photo needs an input of shape 1xHxWx3 or 1xHxWx1; this input is {shape_text(shape)}")
+        text = "x".join(map(str, shape)) or "scalar"
+        raise InvalidArgument(f"a photo needs an input of shape 1xHxWx3 or 1xHxWx1; this input is {text}")
     _, height, width, channels = shape
     image = _decode(path, _MODES[channels])
     side = max(1, round(min(image.size) * _CROP))

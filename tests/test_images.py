@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnfmq.cli.images import read_image
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.images import read_image
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -1,0 +1,189 @@
+"""Runtimes that the benchmark compares: the interface, and a device of the driver over a burst.
+
+Copying inputs is not measured, as in MLTS. Compilation without and with cache files is measured with the preference
+SUSTAINED_SPEED, so that machine code is complete when a preparation returns; the start of a model uses the default, as
+an application does.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.types import DeviceStatus, ExecutionPreference
+from nnfmq.importers import load
+from nnfmq.mlts.datasets import Array
+from nnfmq.runtime.client import Client
+from nnfmq.runtime.client_device import Device
+from nnfmq.runtime.connect import connect
+
+TIMEOUT_S = 300.0
+WITHOUT_CACHE, SAVING, FROM_CACHE = "without cache", "saving to cache", "from cache"
+_SUSTAINED = ExecutionPreference.SUSTAINED_SPEED
+
+
+class ModelRunner(Protocol):
+    """A model that is ready to be executed."""
+
+    def reset(self) -> None:
+        """Set all states to their initial values."""
+        ...
+
+    def set_input(self, array: Array) -> None:
+        """Copy the only input."""
+        ...
+
+    def run(self) -> None:
+        """Execute once; this is what is measured."""
+        ...
+
+    def output(self) -> Array:
+        """Return a copy of the first output."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CompilationSteps:
+    """Functions to measure: a compilation of each kind. The first element of a pair prepares it and is not measured."""
+
+    kinds: Mapping[str, tuple[Callable[[], None], Callable[[], None]]]
+    cache_bytes: Callable[[], int] = field(default=lambda: 0)
+
+
+class Backend(Protocol):
+    """A runtime."""
+
+    @property
+    def name(self) -> str:
+        """The name in reports."""
+        ...
+
+    def runner(self, path: Path) -> AbstractContextManager[ModelRunner]:
+        """Load and compile a model until the block ends. Raises the errors of the runtime."""
+        ...
+
+    def compilations(self, path: Path) -> AbstractContextManager[CompilationSteps]:
+        """Return what compiles a model, until the block ends."""
+        ...
+
+    def start(self, path: Path, array: Array) -> None:
+        """Load a model and execute it once, from nothing."""
+        ...
+
+
+@dataclass(slots=True)
+class _BurstRunner:
+    inputs: Sequence[Array]
+    outputs: Sequence[Array]
+    execute: Callable[[], object]
+    reset_state: Callable[[], object]
+
+    def reset(self) -> None:
+        self.reset_state()
+
+    def set_input(self, array: Array) -> None:
+        self.inputs[0][...] = array
+
+    def run(self) -> None:
+        self.execute()
+
+    def output(self) -> Array:
+        return self.outputs[0].copy()
+
+
+class DriverBackend:
+    """A device of a driver. `connect_to` is as in --connect: a socket, "embedded", or None for any driver."""
+
+    def __init__(self, device: str, connect_to: str | None) -> None:
+        self._device_name = device
+        self._connect_to = connect_to
+
+    @property
+    def name(self) -> str:
+        """The device's name."""
+        return self._device_name
+
+    def _connect(self) -> Client:
+        return connect(embedded=True) if self._connect_to == "embedded" else connect(self._connect_to)
+
+    @contextmanager
+    def _device(self) -> Iterator[Device]:
+        with self._connect() as client:
+            yield client.device(self._device_name)
+
+    @contextmanager
+    def runner(self, path: Path) -> Iterator[ModelRunner]:
+        """Prepare a model and configure a burst. Raises NnfmqError."""
+        loaded = load(path)
+        with (
+            self._device() as device,
+            device.prepare(loaded, preference=_SUSTAINED, timeout=TIMEOUT_S) as prepared,
+            prepared.burst() as burst,
+        ):
+            outputs = burst.outputs
+            execute = partial(burst.execute, out=outputs, timeout=TIMEOUT_S)
+            yield _BurstRunner(burst.inputs, outputs, execute, burst.reset_state)
+
+    @contextmanager
+    def compilations(self, path: Path) -> Iterator[CompilationSteps]:
+        """Return the three kinds of a compilation, or the first only if the device has no cache files."""
+        loaded = load(path)
+        with self._device() as device, ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nnfmq-mlts-")))
+
+            def compile_model(cache_dir: Path | None = None) -> None:
+                device.prepare(loaded, preference=_SUSTAINED, cache_dir=cache_dir, timeout=TIMEOUT_S).close()
+
+            def empty() -> None:
+                shutil.rmtree(folder)
+                folder.mkdir()
+
+            def fill() -> None:
+                if not any(folder.iterdir()):
+                    compile_model(folder)
+
+            kinds: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {WITHOUT_CACHE: (_nothing, compile_model)}
+            if device.info.model_cache_files or device.info.data_cache_files:
+                kinds[SAVING] = (empty, lambda: compile_model(folder))
+                kinds[FROM_CACHE] = (fill, lambda: compile_model(folder))
+            yield CompilationSteps(kinds, lambda: sum(file.stat().st_size for file in folder.iterdir()))
+
+    def start(self, path: Path, array: Array) -> None:
+        """Connect, load, prepare, configure a burst and execute once; an embedded driver is started, too."""
+        with (
+            self._device() as device,
+            device.prepare(path, timeout=TIMEOUT_S) as prepared,
+            prepared.burst() as burst,
+        ):
+            burst.execute(np.ascontiguousarray(array), timeout=TIMEOUT_S)
+
+
+def _nothing() -> None:
+    """Prepare nothing."""
+
+
+def available_devices(connect_to: str | None) -> list[str]:
+    """Return the names of the devices that are AVAILABLE. Blocks. Raises the errors of `connect`."""
+    with connect(embedded=True) if connect_to == "embedded" else connect(connect_to) as client:
+        return [info.name for info in client.devices() if info.status is DeviceStatus.AVAILABLE]
+
+
+def chosen_devices(wanted: Sequence[str], connect_to: str | None) -> list[str]:
+    """Return the devices to measure: the wanted ones, or `compiled`, or else `reference`.
+
+    Raises:
+        InvalidArgument: If a wanted device is missing or not available; the message lists those that are.
+    """
+    there = available_devices(connect_to)
+    if unknown := [name for name in wanted if name not in there]:
+        raise InvalidArgument(f"device {unknown[0]!r} is not available; available are: {', '.join(there)}")
+    return list(wanted) or ["compiled" if "compiled" in there else "reference"]
