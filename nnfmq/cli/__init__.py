@@ -56,8 +56,7 @@ EXIT_STATUSES = {
 
 _EXAMPLES = """\
 examples:
-  nnfmq run mobilenet.tflite --input photo.jpg
-  nnfmq run --help
+  nnfmq run mobilenet.tflite --input photo.jpg     # nnfmq run --help
 """
 
 
