@@ -130,7 +130,8 @@ def runner_environment() -> dict[str, str]:
     """Return the environment of a runner: one BLAS thread, since idle ones spin, and this copy of nnfmq."""
     names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
     root = str(Path(__file__).parents[2])
-    path = os.pathsep.join([root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]).rstrip(os.pathsep)
+    # The application's folders first: of an installed package, the root also has the other runtimes.
+    path = os.pathsep.join([*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), root])
     return {**os.environ, **dict.fromkeys(names, "1"), "PYTHONPATH": path}
 
 

@@ -27,6 +27,8 @@ _PYTEST_S = "PYTEST_CURRENT_TEST"
 Held = dict[str, str]
 """What is held: what identifies it → what to say about it beyond that."""
 
+_LIBUUID = "/var/lib/libuuid/clock.txt"  # libuuid keeps it open after the first UUID that a package asks for
+
 
 def snapshot() -> Held:
     """Return the resources that this process holds now."""
@@ -36,7 +38,9 @@ def snapshot() -> Held:
 def _descriptors() -> Iterator[tuple[str, str]]:
     for number in os.listdir("/proc/self/fd"):
         with suppress(*_GONE):  # the descriptor that listed the folder
-            yield f"descriptor {number} -> {os.readlink(f'/proc/self/fd/{number}')}", ""
+            target = os.readlink(f"/proc/self/fd/{number}")
+            if target != _LIBUUID:
+                yield f"descriptor {number} -> {target}", ""
 
 
 def _threads() -> Iterator[tuple[str, str]]:

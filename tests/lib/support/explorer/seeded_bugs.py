@@ -81,8 +81,8 @@ RESERVED_AFTER_THE_BYTES = SeededBug(
     "        self._copy_in(w, source, size)\n        self._reserved_counter[0] = (w + size) % 2**64\n",
 )
 TIMED_SLEEP_ONLY = SeededBug(  # the end of the timed sleep is taken for the end of the wait
-    "        found = found or self._sleep(event, READER, self._quantum, deadline_ns, NOT_EMPTY)\n",
-    "        found = found or action == POLL and self._sleep(event, READER, self._quantum, deadline_ns, NOT_EMPTY)\n",
+    "        found = found or self._sleep_for_record(event, deadline_ns)\n",
+    "        found = found or action == POLL and self._sleep_for_record(event, deadline_ns)\n",
 )
 
 # These are visible only if accesses are reordered.
