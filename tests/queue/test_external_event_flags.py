@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -249,11 +250,14 @@ def signal_timer() -> Iterator[None]:
     def raise_ping(*_: object) -> None:
         raise Ping
 
+    gc.collect()
+    gc.disable()  # an exception in a callback of the collector would be lost
     before = signal.signal(signal.SIGALRM, raise_ping)
     signal.setitimer(signal.ITIMER_REAL, 0.03)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
+    gc.enable()
 
 
 def test_a_signal_ends_a_wait_on_another_word(
