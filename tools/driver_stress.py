@@ -34,7 +34,8 @@ import nnfmq
 from nnfmq.cli.console import console, print_json, table
 from nnfmq.measure.failures import BenchmarkFailed
 from nnfmq.measure.listening_driver import started_daemon
-from nnfmq.measure.process_memory import descendants, memory_of
+from nnfmq.measure.process_memory import memory_of
+from nnfmq.observe.process_usage import descendants
 
 CLIENT = Path(__file__).with_name("driver_stress_client.py")
 TIMEOUT_S = 120.0

@@ -29,7 +29,7 @@ from nnfmq.measure import cpu_pinning
 from nnfmq.measure.failures import BenchmarkFailed
 from nnfmq.measure.listening_driver import Daemon
 from nnfmq.measure.percentiles import percentile
-from nnfmq.measure.process_memory import descendants
+from nnfmq.observe.process_usage import descendants
 
 CONNECT_LIMIT_MS, EXIT_LIMIT_MS, MEMORY_LIMIT_MS, NEIGHBOUR_LIMIT = 50.0, 100.0, 1000.0, 1.5
 MIB = 1 << 20

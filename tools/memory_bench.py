@@ -32,7 +32,8 @@ from process_tree import adopt_orphans, end_descendants, interrupt_on_sigterm
 
 from nnfmq.measure.failures import BenchmarkFailed
 from nnfmq.measure.listening_driver import Daemon, started_daemon
-from nnfmq.measure.process_memory import ProcessMemory, command_of, descendants, memory_of, open_memfd_bytes
+from nnfmq.measure.process_memory import ProcessMemory, command_of, memory_of, open_memfd_bytes
+from nnfmq.observe.process_usage import descendants
 
 HERE = Path(__file__).parent
 MIB = 1 << 20

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from nnfmq.measure.process_memory import descendants
+from nnfmq.observe.process_usage import descendants
 
 _PR_SET_CHILD_SUBREAPER = 36
 _END_S = 10.0

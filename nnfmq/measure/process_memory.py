@@ -1,4 +1,4 @@
-"""Resources of processes, read from /proc: memory, open shared memory, children, and whether they compute.
+"""Resources of processes, read from /proc: memory, open shared memory, and whether they compute.
 
 Nothing here is sent to a process or changes it.
 """
@@ -76,24 +76,6 @@ def command_of(pid: int) -> str:
     with suppress(*_GONE):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:120]
     return ""
-
-
-def children(pid: int) -> list[int]:
-    """Return the pids of a process's children; none if it has exited."""
-    found: list[int] = []
-    with suppress(*_GONE):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with suppress(*_GONE):  # the thread has ended
-                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
-    return found
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the pids of all descendants of a process."""
-    found = []
-    for child in children(pid):
-        found += [child, *descendants(child)]
-    return found
 
 
 def wait_until_idle(pids: Sequence[int], timeout_s: float = IDLE_TIMEOUT_S) -> None:

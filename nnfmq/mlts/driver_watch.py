@@ -12,7 +12,7 @@ import re
 import select
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,11 +23,11 @@ import numpy as np
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, MissedDeadline, NnfmqError
 from nnfmq.mlts.crash_list import CrashOutcome
 from nnfmq.mlts.stress_models import inputs_for, open_model
+from nnfmq.observe.process_usage import children
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connect import connect
 
 _PAUSE_S = 0.05  # between two executions of the liveness checker
-_GONE = (FileNotFoundError, ProcessLookupError)
 CRASH_LINES = re.compile(
     r"(worker \d+|the compile server) ended with status|an internal error ends|the compile server has died|"
     r"Fatal Python error"
@@ -258,16 +258,6 @@ class DriverWatch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
-
-
-def children(pid: int) -> list[int]:
-    """Return the pids of a process's children; none if it has exited."""
-    found: list[int] = []
-    with suppress(*_GONE):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with suppress(*_GONE):  # the thread has ended
-                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
-    return found
 
 
 def _leads_session(pid: int) -> bool:

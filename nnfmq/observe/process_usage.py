@@ -1,16 +1,18 @@
-"""CPU time, memory and name of a process, from /proc at the time of the call."""
+"""CPU time, memory, name and children of a process, from /proc at the time of the call."""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ProcessUsage", "command_name", "process_usage"]
+__all__ = ["ProcessUsage", "children", "command_name", "descendants", "process_usage"]
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+_EXITED = (FileNotFoundError, ProcessLookupError)
+_GONE = (*_EXITED, PermissionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +55,21 @@ def _script(arguments: list[str]) -> str:
         if word and not word.startswith("-"):
             return os.path.basename(word.rstrip("/")) or word
     return ""
+
+
+def children(pid: int) -> list[int]:
+    """Return the pids of a process's children; none if it has exited."""
+    found: list[int] = []
+    with suppress(*_EXITED):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(*_EXITED):  # the thread has ended
+                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the pids of all descendants of a process."""
+    found = []
+    for child in children(pid):
+        found += [child, *descendants(child)]
+    return found

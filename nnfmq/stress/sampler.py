@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from nnfmq.measure.cpu_pinning import cpu_ns
-from nnfmq.measure.process_memory import descendants
+from nnfmq.observe.process_usage import descendants
 from nnfmq.stress.cpu_groups import throttle_files, throttled_ns
 from nnfmq.stress.process_counters import memory_stall_ns, read_state
 from nnfmq.stress.records import StressSample

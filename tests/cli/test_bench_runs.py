@@ -18,7 +18,7 @@ import nnfmq
 from nnfmq.cli import command_parser, main
 from nnfmq.engines.compiled import roofline
 from nnfmq.measure.listening_driver import started_daemon
-from nnfmq.measure.process_memory import descendants
+from nnfmq.observe.process_usage import descendants
 
 DIGITS = str(nnfmq.example_path("digits.tflite"))
 QUICK = ("--device", "reference", "--count", "20", "--warm-up", "2", "--connect", "embedded")

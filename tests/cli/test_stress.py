@@ -16,7 +16,7 @@ from support.drivers import until
 import nnfmq
 from nnfmq.cli import command_parser, main, stress
 from nnfmq.measure import cpu_pinning
-from nnfmq.measure.process_memory import descendants
+from nnfmq.observe.process_usage import descendants
 from nnfmq.stress import self_test
 from nnfmq.stress.records import CAUSES
 from nnfmq.stress.scenarios import LOADS

@@ -18,8 +18,9 @@ from nnfmq.conformance import testmodels
 from nnfmq.mlts import driver_watch
 from nnfmq.mlts.crash_list import CRASH_TESTS, SELF_TESTS, CrashOutcome, CrashTest, GraphSize, KilledClients, Workload
 from nnfmq.mlts.crash_runner import CrashOptions, CrashResult, run_crash_test
-from nnfmq.mlts.driver_watch import DriverLog, DriverWatch, RunningDriver, children
+from nnfmq.mlts.driver_watch import DriverLog, DriverWatch, RunningDriver
 from nnfmq.mlts.stress_models import SMALL_MODELS, ModelCost
+from nnfmq.observe.process_usage import children
 
 ADD = [ModelCost(SMALL_MODELS[0])]
 QUICK = CrashOptions(duration_s=1.0, grace_s=3.0)

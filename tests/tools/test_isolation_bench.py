@@ -17,7 +17,8 @@ from support import commands
 from support.drivers import short_folder, until
 from support.places import ROOT
 
-from nnfmq.measure import cpu_pinning, process_memory
+from nnfmq.measure import cpu_pinning
+from nnfmq.observe import process_usage
 from nnfmq.serialize.model_codec import decode_model
 
 LIMIT_S = 200
@@ -84,8 +85,8 @@ def test_an_interrupt_ends_all_processes_and_removes_all_files(
         words[1:] = commands.ignoring_signals(*words[1:])
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
-        until(lambda: len(process_memory.descendants(process.pid)) > 3, "the driver and a client start")
-        pids = process_memory.descendants(process.pid)
+        until(lambda: len(process_usage.descendants(process.pid)) > 3, "the driver and a client start")
+        pids = process_usage.descendants(process.pid)
         process.send_signal(number)
         process.stderr.read()
         assert process.wait(LIMIT_S) == 130

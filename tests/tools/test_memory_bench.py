@@ -20,6 +20,7 @@ from support.places import ROOT
 
 import nnfmq
 from nnfmq.measure import process_memory
+from nnfmq.observe import process_usage
 
 LIMIT_S = 200
 MIB = 1 << 20
@@ -75,8 +76,8 @@ def test_an_interrupt_ends_all_processes_and_removes_all_files(folder: Path, num
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
         assert "come and go" in process.stderr.readline()
-        until(lambda: len(process_memory.descendants(process.pid)) > 3, "the clients start")
-        pids = process_memory.descendants(process.pid)
+        until(lambda: len(process_usage.descendants(process.pid)) > 3, "the clients start")
+        pids = process_usage.descendants(process.pid)
         process.send_signal(number)
         assert process.wait(LIMIT_S) == 130
     assert [pid for pid in pids if os.path.exists(f"/proc/{pid}")] == []
@@ -102,7 +103,7 @@ def test_a_process_that_has_exited_has_no_memory_and_no_children() -> None:
     with subprocess.Popen(["true"]) as process:
         pass
     assert process_memory.memory_of(process.pid) is None
-    assert process_memory.descendants(process.pid) == []
+    assert process_usage.descendants(process.pid) == []
     assert process_memory.command_of(process.pid) == ""
 
 
