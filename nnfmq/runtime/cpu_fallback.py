@@ -1,0 +1,84 @@
+"""CpuFallback: the runtime's CPU device for a model whose own device fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from nnfmq.hal.errors import (
+    BadState,
+    InvalidArgument,
+    MissedDeadline,
+    NnfmqError,
+    OutputInsufficientSize,
+)
+from nnfmq.hal.types import ExecutionPreference, Model
+from nnfmq.runtime.client_device import Device
+from nnfmq.runtime.prepare_arguments import NamedModel
+from nnfmq.runtime.prepared_model import PreparedModel
+
+__all__ = ["CpuFallback"]
+
+_NO_FALLBACK = (InvalidArgument, BadState, OutputInsufficientSize)
+
+
+class CpuFallback:
+    """Prepares a model, or single steps of its plan, on `nnapi-reference` when they are first needed there.
+
+    Thread-safe. Close it after the models that use it.
+
+    Args:
+        open_device: Returns the CPU device; blocks while its driver starts. Whoever passes it owns that driver.
+        model: The whole model.
+        step_models: The sub-models of the plan's execution steps.
+    """
+
+    def __init__(
+        self, open_device: Callable[[], Device], model: Model | NamedModel, step_models: Sequence[Model] = ()
+    ) -> None:
+        self._open_device = open_device
+        self._models = (model, *step_models)
+        self._lock = threading.Lock()
+        self._prepared: dict[int, PreparedModel] = {}
+        self._is_closed = False
+
+    def applies_to(self, error: NnfmqError, deadline_ns: int | None = None) -> bool:
+        """Return whether the CPU is tried after `error`.
+
+        It is not after a mistake of the application's, nor when the application's own deadline is missed.
+        """
+        if isinstance(error, MissedDeadline) and deadline_ns is not None:
+            return False
+        return not isinstance(error, _NO_FALLBACK)
+
+    def whole_model(self) -> PreparedModel:
+        """Return the whole model on the CPU device; blocks while it is prepared. This object owns it.
+
+        Raises:
+            InvalidArgument: If this is closed.
+            NnfmqError: As `Device.prepare`.
+        """
+        return self._model(0)
+
+    def step_model(self, index: int) -> PreparedModel:
+        """Return the sub-model of execution step `index` on the CPU device. Otherwise as `whole_model`."""
+        return self._model(index + 1)
+
+    def _model(self, index: int) -> PreparedModel:
+        with self._lock:
+            if self._is_closed:
+                raise InvalidArgument("this prepared model is closed")
+            found = self._prepared.get(index)
+            if found is None or not found.handle.is_open:
+                device = self._open_device()
+                found = device.prepare(self._models[index], preference=ExecutionPreference.SUSTAINED_SPEED)
+                self._prepared[index] = found
+            return found
+
+    def close(self) -> None:
+        """Release the models. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            models, self._prepared = self._prepared, {}
+        for model in models.values():
+            model.close()
