@@ -19,10 +19,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import ArrayLike
 
 from nnfmq import watcher
@@ -68,8 +69,7 @@ _CLOSE_TIMEOUT_NS = 5_000_000_000  # the driver finishes the execution in progre
 _IS_MEASURED, _HAS_DEADLINE = 1, 2  # summands of an index of a burst's cached requests
 
 
-@dataclass(slots=True)
-class CachedRequest:
+class CachedRequest(Struct):
     """The burst's request over its own memory, encoded once for each combination of `measure` and "has a deadline"."""
 
     packet: bytes
