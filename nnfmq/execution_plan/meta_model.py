@@ -57,6 +57,13 @@ class NeededLevels:
             self._levels[subgraph] = tuple(self._level(graph, operation, operands) for operation in graph.operations)
         return self._levels[subgraph]
 
+    def of_model(self) -> int:
+        """Return the level of the whole model, with operands and subgraphs that no operation uses."""
+        levels: list[int] = [FeatureLevel.V1_3 if self._model.referenced else FeatureLevel.V1_0]
+        for index, graph in enumerate((self._model.main, *self._model.referenced)):
+            levels += [*map(operand_level, graph.operands), *self.of(index)]
+        return max(levels)
+
     def _level(self, graph: Subgraph, operation: Operation, operands: Sequence[int]) -> int:
         if operation.type in FIRST_OUTER_INPUT and self.has_unknown_boundary(graph, operation):
             return _NO_LEVEL
@@ -115,11 +122,10 @@ class MetaModel:
         return self._slices[level]
 
     def _make_slice(self, level: int) -> ModelSlice | None:
-        count = len(self._graph.operations)
         kept = self._kept(level)
         if not kept:
             return None
-        if len(kept) == count:
+        if len(kept) == len(self._graph.operations) and self._fits_whole(level):
             model = subgraph_as_model(self._model, self._subgraph)
         else:
             model = extract_model(self._model, self._subgraph, kept, *_boundary(self._graph, kept))
@@ -127,6 +133,10 @@ class MetaModel:
             # A permission, not a requirement: HAL 1.0 computes in float32, so it can execute the model.
             model = replace(model, relax_computation_float32_to_float16=False)
         return None if self._is_strict and not _is_valid(model, level) else ModelSlice(model, kept)
+
+    def _fits_whole(self, level: int) -> bool:
+        """Return whether the level also knows what no operation uses; otherwise that has to be left out."""
+        return self._subgraph != MAIN or level >= max(FeatureLevel) or self._needed.of_model() <= level
 
     def _kept(self, level: int) -> tuple[int, ...]:
         count = len(self._graph.operations)

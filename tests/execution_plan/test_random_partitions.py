@@ -27,7 +27,7 @@ _BLOCKS = range(16)
 
 
 def random_devices(rng: random.Random) -> list[FakeDevice]:
-    """Return two to four devices that support random subsets of the operations, by type and operand count, and a CPU."""
+    """Return one to three devices that support random subsets of the operations, and the CPU device."""
     devices = []
     for number in range(rng.randint(1, 3)):
         share, salt = rng.choice((0.2, 0.5, 0.9)), rng.random()
@@ -52,8 +52,9 @@ def planned(model: Model, rng: random.Random) -> ExecutionPlan | None:
     try:
         return make_plan(model, random_devices(rng), options)
     except GeneralFailure as error:
-        assert "would have no" in str(error)  # a step of constants only, or with results that nobody reads
-        return None
+        if "would have no" not in str(error):
+            raise
+        return None  # a step of constants only, or with results that nobody reads
 
 
 @pytest.mark.parametrize("block", _BLOCKS)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from support.control_flow_models import TRUTH, named
-from support.planned import Array
 
 from nnfmq.hal.types import LifeTime, Model, Operation, OperationType, Subgraph
+from support.control_flow_models import TRUTH, named
+from support.planned import Array
 
 _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE, LifeTime.NO_VALUE)
 
