@@ -17,7 +17,7 @@ from nnfmq.execution_plan.sub_models import extract_model, has_unknown_size, sub
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import LifeTime, Model, Operation, Subgraph
-from nnfmq.operations.called_subgraphs import callee_indexes
+from nnfmq.operations.called_subgraphs import callee_indexes, reachable_subgraphs
 from nnfmq.operations.if_while import FIRST_OUTER_INPUT
 from nnfmq.validation.model import operand_level, operation_level, validate_model
 
@@ -56,13 +56,6 @@ class NeededLevels:
             operands = [operand_level(operand) for operand in graph.operands]
             self._levels[subgraph] = tuple(self._level(graph, operation, operands) for operation in graph.operations)
         return self._levels[subgraph]
-
-    def of_model(self) -> int:
-        """Return the level of the whole model, with operands and subgraphs that no operation uses."""
-        levels: list[int] = [FeatureLevel.V1_3 if self._model.referenced else FeatureLevel.V1_0]
-        for index, graph in enumerate((self._model.main, *self._model.referenced)):
-            levels += [*map(operand_level, graph.operands), *self.of(index)]
-        return max(levels)
 
     def _level(self, graph: Subgraph, operation: Operation, operands: Sequence[int]) -> int:
         if operation.type in FIRST_OUTER_INPUT and self.has_unknown_boundary(graph, operation):
@@ -125,7 +118,7 @@ class MetaModel:
         kept = self._kept(level)
         if not kept:
             return None
-        if len(kept) == len(self._graph.operations) and self._fits_whole(level):
+        if len(kept) == len(self._graph.operations) and not self._has_unused_parts:
             model = subgraph_as_model(self._model, self._subgraph)
         else:
             model = extract_model(self._model, self._subgraph, kept, *_boundary(self._graph, kept))
@@ -134,9 +127,15 @@ class MetaModel:
             model = replace(model, relax_computation_float32_to_float16=False)
         return None if self._is_strict and not _is_valid(model, level) else ModelSlice(model, kept)
 
-    def _fits_whole(self, level: int) -> bool:
-        """Return whether the level also knows what no operation uses; otherwise that has to be left out."""
-        return self._subgraph != MAIN or level >= max(FeatureLevel) or self._needed.of_model() <= level
+    @cached_property
+    def _has_unused_parts(self) -> bool:
+        """Whether there are operands or subgraphs that no operation uses: they may be newer than all operations."""
+        operations = self._graph.operations
+        used = {index for operation in operations for index in (*operation.inputs, *operation.outputs)}
+        if len(used) < len(self._graph.operands) or self._subgraph != MAIN or not self._model.referenced:
+            return len(used) < len(self._graph.operands)
+        called = set[int]().union(*(reachable_subgraphs(self._model, operation) for operation in operations))
+        return len(called) < len(self._model.referenced)
 
     def _kept(self, level: int) -> tuple[int, ...]:
         count = len(self._graph.operations)

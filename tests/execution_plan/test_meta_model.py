@@ -174,6 +174,19 @@ def test_PART_2_subgraphs_and_operands_that_no_operation_uses_do_not_raise_the_l
     assert not found.model.referenced
 
 
+def test_PART_2_an_input_of_a_branch_that_the_branch_does_not_read_does_not_raise_its_level() -> None:
+    parts = Parts()
+    newer = Operand(OperandType.TENSOR_QUANT8_ASYMM_SIGNED, (2,), 1.0)
+    branch = named(parts.add([*inputs(REAL, newer), output(REAL)], [Operation(RELU, (0,), (2,))]))
+    condition, x, unread = inputs(TRUTH, REAL, newer)
+    model = parts.model([condition, branch, branch, x, unread, output(REAL)], [Operation(IF, (0, 1, 2, 3, 4), (5,))])
+
+    found = sliced(model, 1, subgraph=1)
+
+    assert found is not None
+    assert [operand.type for operand in found.model.main.operands] == [REAL.type, REAL.type]
+
+
 def test_PART_2_an_IF_needs_the_level_of_what_its_branches_need() -> None:
     parts = Parts()
     operands = [*inputs(REAL), output(REAL)]

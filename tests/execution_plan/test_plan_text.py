@@ -8,12 +8,12 @@ import pytest
 from support.control_flow_models import branching, counting
 from support.planned import FakeDevice, cpu, only
 from support.sketches import ANY_LENGTH, Sketch, chain
-from support.small_models import with_operand
+from support.small_models import I32
 
 from nnfmq.execution_plan.partitioning import make_plan
 from nnfmq.execution_plan.plan import ExecutionPlan
 from nnfmq.execution_plan.plan_text import plan_dict, plan_text
-from nnfmq.hal.types import Model, OperationType
+from nnfmq.hal.types import Model, Operand, OperandType, OperationType
 
 ADD, RELU, EXP = OperationType.ADD, OperationType.RELU, OperationType.EXP
 
@@ -81,10 +81,15 @@ def test_long_lists_are_cut_and_numbers_of_steps_are_aligned() -> None:
     assert lines[-3] == "12  acme-dsp: 1 operation: RELU"
 
 
-def test_a_scalar_has_its_size() -> None:
-    value = with_operand(chain(RELU), 0)
-    assert plan_dict(planned(value, RELU))["steps"][0]["inputs"] == [
-        {"subgraph": 0, "operand": 0, "type": "TENSOR_FLOAT32", "dimensions": [4], "bytes": 16}
+def test_a_scalar_has_a_size_though_it_has_no_dimensions() -> None:
+    sketch = Sketch()
+    shape, value = sketch.constant((Operand(I32, (1,)), b"\4\0\0\0")), sketch.input(Operand(OperandType.FLOAT32))
+    sketch.operation(OperationType.FILL, [shape, value], sketch.output())
+    plan = planned(sketch.model(), OperationType.FILL)
+
+    assert plan_text(plan).splitlines()[2] == "     reads  %1 (FLOAT32, 4 B)"
+    assert plan_dict(plan)["steps"][0]["inputs"] == [
+        {"subgraph": 0, "operand": 1, "type": "FLOAT32", "dimensions": [], "bytes": 4}
     ]
 
 
