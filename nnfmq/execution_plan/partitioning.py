@@ -135,16 +135,16 @@ class _Partition:
     ) -> None:
         place = self._append(None)
         self.add_subgraph(then)
-        end = self._append(None)
-        else_step = len(self._steps)
+        end_of_then = self._append(None)
         self.add_subgraph(otherwise)
-        self._steps[end] = GotoStep(len(self._steps))
+        end = self._append(None) + 1
+        self._steps[end_of_then] = self._steps[end - 1] = GotoStep(end)
         self._steps[place] = IfStep(
             subgraph=subgraph,
             operation=index,
             condition=OperandKey(subgraph, operation.inputs[0]),
             then_step=place + 1,
-            else_step=else_step,
+            else_step=end_of_then + 1,
             inputs=_keys(subgraph, outer),
             outputs=_keys(subgraph, operation.outputs),
             then_inputs=self._inputs(then),

@@ -151,7 +151,7 @@ def test_PART_4_a_driver_takes_no_IF_whose_branches_it_does_not_support(client: 
 
     plan = make_plan(branching(), devices)
 
-    assert [type(step) for step in plan.steps] == [IfStep, ExecutionStep, GotoStep, ExecutionStep]
+    assert [type(step) for step in plan.steps] == [IfStep, ExecutionStep, GotoStep, ExecutionStep, GotoStep]
     assert [plan.devices[step.device] for step in plan.execution_steps] == ["sample-minimal", "reference"]
     np.testing.assert_array_equal(run_on_devices(plan, devices, condition, x, y)[0], x + y)
     np.testing.assert_array_equal(run_on_devices(plan, devices, ~condition, x, y)[0], x * y)
