@@ -16,6 +16,8 @@ __all__ = ["to_code", "to_indexes", "to_integer", "to_integers", "to_real"]
 
 Code = TypeVar("Code", bound=IntEnum)
 
+_FIRST_OEM_CODE = 10_000
+
 
 def to_code(kind: type[Code], value: Code | int | str, rule: str) -> Code:
     """Return the member of `kind` that is given, by its name or by its code.
@@ -28,14 +30,16 @@ def to_code(kind: type[Code], value: Code | int | str, rule: str) -> Code:
             return kind[value]
         from difflib import get_close_matches
 
-        similar = get_close_matches(value.upper(), kind.__members__, 3, 0.5)
-        raise InvalidArgument(f"there is no {kind.__name__} {value!r}; similar are: {', '.join(similar)} ({rule})")
+        similar = ", ".join(get_close_matches(value.upper(), kind.__members__, 3, 0.5))
+        remedy = f"similar are: {similar}" if similar else f"nnfmq.hal.types.{kind.__name__} has all"
+        raise InvalidArgument(f"there is no {kind.__name__} {value!r}; {remedy} ({rule})")
     try:
         return kind(value)
     except ValueError:
-        last = max(member for member in kind if member < 10_000)
-        codes = f"0 to {last}, 10000 and 10001, and those of extensions above {BASE_MAX}"
-        raise InvalidArgument(f"{kind.__name__} {value!r} is unknown, codes are {codes} ({rule})") from None
+        last = max(member for member in kind if member < _FIRST_OEM_CODE)
+        known = f"0 to {last}, {', '.join(str(int(member)) for member in kind if member > last)}"
+        codes = f"allowed are {known} and codes of extensions, above {BASE_MAX}"
+        raise InvalidArgument(f"unknown {kind.__name__} {value!r}, {codes} ({rule})") from None
 
 
 def to_integer(value: object, name: str, rule: str) -> int:

@@ -20,6 +20,7 @@ from nnfmq.hal.types import (
     OperationType,
     has_unspecified_dimensions,
 )
+from nnfmq.model_builder.argument_checks import to_integer
 from nnfmq.validation.extension_elements import DescribedType, element_info
 from nnfmq.validation.model import operand_size, size_of_elements, validate_operand_type
 from nnfmq.validation.rules import require
@@ -65,6 +66,7 @@ class OperandTypes:
         Raises:
             InvalidArgument: If the name is malformed, or extensions are described and this one is not among them.
         """
+        require(isinstance(name, str), "N-API-1", f"extension name {name!r}, e.g. 'com.example.name' is one")
         if self._described and name not in self._described:
             known = ", ".join(sorted(self._described))
             raise InvalidArgument(f"there is no extension {name!r}, the device has: {known} (N-API-1)")
@@ -77,7 +79,7 @@ class OperandTypes:
             InvalidArgument: As `prefix`; or if the described extension has no such type.
         """
         self.prefix(name)
-        code = self._codes.operand_type(name, number)
+        code = self._codes.operand_type(name, to_integer(number, "code", "N-API-1"))
         if self._described:
             kinds = {kind.type: kind for kind in self._described[name].operand_types}
             message = f"extension {name} has no operand type {number}, it has: {listed(sorted(kinds), len(kinds))}"
@@ -88,7 +90,7 @@ class OperandTypes:
     def operation_type(self, name: str, number: int) -> OperationType:
         """Return the code of operation `number` of an extension. Raises InvalidArgument as `prefix`."""
         self.prefix(name)
-        return self._codes.operation_type(name, number)
+        return self._codes.operation_type(name, to_integer(number, "code", "N-API-1"))
 
     def used(self, codes: Iterable[int]) -> tuple[ExtensionNameAndPrefix, ...]:
         """Return the extensions of `codes`, for `Model.extensions`."""

@@ -36,6 +36,8 @@ def in_run_order(subgraph: Subgraph, where: str = "") -> Subgraph:
     _require_indexes(subgraph, where)
     writers = _writers(subgraph, where)
     _require_written(subgraph, writers, where)
+    # Nobody waits for the writer of an input or a constant, which validation rejects.
+    writers = {index: writer for index, writer in writers.items() if subgraph.operands[index].lifetime in _COMPUTED}
     order = _order(subgraph, writers)
     if len(order) < len(subgraph.operations):
         cycle = _cycle(subgraph, writers, set(order))
