@@ -102,7 +102,7 @@ def test_N_API_3_values_that_do_not_fit_are_rejected(
 # -- copies and borrowed memory ---------------------------------------------------------------------------------------
 
 
-def test_API_3_a_value_of_128_bytes_is_copied_at_once() -> None:
+def test_API_3_a_value_of_128_bytes_is_copied_immediately() -> None:
     array = np.ones(SMALL, np.float32)
     with with_constants(SMALL) as builder:
         builder.set_operand_value(0, array)
