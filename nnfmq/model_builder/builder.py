@@ -62,8 +62,8 @@ class ModelBuilder(Uncopyable):
     """Builds a model operand by operand, as with NNAPI's C functions. Close it, or use `with`.
 
     After `finish`, `client.prepare(builder)` prepares the model. Closing the builder affects neither `model` nor what
-    was prepared from it. Types and operations are members of `nnfmq.hal.types.OperandType` and `OperationType`, their names
-    ("TENSOR_FLOAT32", "CONV_2D") or their codes. Not thread-safe.
+    was prepared from it. Types and operations are members of `nnfmq.hal.types.OperandType` and `OperationType`, their
+    names ("TENSOR_FLOAT32", "CONV_2D") or their codes. Not thread-safe.
 
     Args:
         extensions: The extensions that the model may use: `device.info.extensions`. Without them the model may use any,
