@@ -5,17 +5,14 @@ The client library has no plug-ins: the element types that it needs for arrays c
 
 from __future__ import annotations
 
-import numpy as np
-
-from nnfmq.hal.errors import GeneralFailure, ProtocolError
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ProtocolError
 from nnfmq.hal.extension_codes import HIDL_PREFIX_BITS, extension_code, extension_prefix, extension_type, is_extension
 from nnfmq.hal.tensor_info import ElementInfo
 from nnfmq.hal.types import Model, OperandType
 from nnfmq.serialize.messages import DeviceInfo, OperandTypeData
+from nnfmq.validation.extension_elements import element_info
 
 __all__ = ["extension_types"]
-
-_NUMERIC_KINDS = "biufc"  # NumPy's kinds of numeric elements: no pointers, no structures
 
 
 def extension_types(model: Model, device: DeviceInfo) -> dict[OperandType, ElementInfo]:
@@ -48,10 +45,6 @@ def _require_known(model: Model, known: dict[OperandType, ElementInfo], device: 
 
 def _element(extension: str, kind: OperandTypeData) -> ElementInfo:
     try:
-        dtype = np.dtype(kind.dtype)
-    except (TypeError, ValueError, SyntaxError):
-        dtype = None
-    if dtype is None or dtype.kind not in _NUMERIC_KINDS or dtype.itemsize != kind.byte_size:
-        text = f"elements of {kind.dtype!r} in {kind.byte_size} bytes"
-        raise ProtocolError(f"the driver reports {text} for type {kind.type} of {extension}")
-    return ElementInfo(kind.dtype, not kind.is_tensor)
+        return element_info(extension, kind)
+    except InvalidArgument as error:
+        raise ProtocolError(f"the driver reports {error}") from error
