@@ -20,6 +20,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from nnfmq.hal.errors import GeneralFailure, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import ExecutionConfig, OutputShape, Request
@@ -27,9 +29,10 @@ from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.plan_execution.bound_plan import BoundCall
 from nnfmq.runtime.plan_execution.controller import Controller
 from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory
-from nnfmq.runtime.plan_execution.places import step_request
+from nnfmq.runtime.plan_execution.places import place_array, step_request
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.runtime.sync_execution import execute_arrays
 
 __all__ = ["CompoundRun", "StepCall", "run_synchronously"]
 
@@ -52,6 +55,19 @@ class StepCall:
     def request(self, model: PreparedModel) -> Request:
         """Return the request to execute."""
         return self.run.request_of(self, model)
+
+    def execute(self) -> Sequence[OutputShape]:
+        """Execute over the control channel and return the reported shapes; blocks. Raises NnfmqError if that fails."""
+        model = self.model()
+        return model.execute_request(self.request(model), self.run.config).shapes
+
+    def execute_copies(self) -> Sequence[OutputShape]:
+        """As `execute`, with copies of the values.
+
+        An execution that a signal handler interrupts continues in the driver: it must not write to memory that the next
+        one uses.
+        """
+        return self.run.execute_copies_of(self)
 
 
 class CompoundRun:
@@ -95,6 +111,18 @@ class CompoundRun:
         inputs, outputs = self._values_of(call)
         return step_request(self._memory.places, inputs, outputs, (model.handle.inputs, model.handle.outputs))
 
+    def execute_copies_of(self, call: StepCall) -> Sequence[OutputShape]:
+        """Execute a call with copies. See `StepCall.execute_copies`."""
+        model, (inputs, outputs) = call.model().handle, self._values_of(call)
+        arrays = [place_array(self._memory.places[i], info) for i, info in zip(inputs, model.inputs, strict=True)]
+        results, _ = execute_arrays(model, arrays, None, self.config, None)
+        shapes = []
+        for number, result in zip(outputs, results, strict=True):
+            if isinstance(result, np.ndarray):
+                self._memory.write(number, result)
+                shapes.append(OutputShape(result.shape))
+        return shapes
+
     def _values_of(self, call: StepCall) -> tuple[Sequence[int], Sequence[int]]:
         source = self._memory.plan if call.step is None else call.step
         return source.inputs, source.outputs
@@ -134,10 +162,6 @@ class CompoundRun:
         _log.warning("step %d failed on %s, executing it on the CPU: %s", self._call.step.index,
                      self._handle.steps[self._call.step.index].device, error)  # fmt: skip
         self._repeat(StepCall(self, self._call.step, is_on_cpu=True))
-
-    def abandon_steps(self, error: NnfmqError) -> None:
-        """Execute the whole model on the CPU instead of what is left of the plan. Raises `error` without a fallback."""
-        self._execute_whole_model(error)
 
     def _execute_whole_model(self, error: NnfmqError) -> None:
         self._require_fallback(error)
