@@ -7,8 +7,9 @@ what may block, such as starting the CPU's driver, is done in the background (`b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -25,40 +26,75 @@ from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.tensor_layout import Array
 
-__all__ = ["AsyncRun", "start_arrays", "start_request"]
+__all__ = ["AsyncRun", "new_run", "start_arrays", "start_request"]
 
 ResultT = TypeVar("ResultT")
+ResultT_contra = TypeVar("ResultT_contra", contravariant=True)
+
+
+class Completion(Protocol[ResultT_contra]):
+    """Receives the result of an execution or its error: exactly one of the methods is called, once. A Future is one."""
+
+    def set_result(self, result: ResultT_contra, /) -> None:
+        """Receive the result."""
+        ...
+
+    def set_exception(self, error: NnfmqError, /) -> None:
+        """Receive the error."""
+        ...
 
 
 class AsyncRun(Generic[ResultT]):
-    """One asynchronous execution of a plan, which completes `future`. A user of the model, until then.
+    """One asynchronous execution of a plan. It is a user of the model from before its creation until its end.
 
-    Takes ownership of `arguments`; `collect` converts the result before their memory is used again.
+    Args:
+        handle: The model.
+        run: The execution.
+        collect: Converts the result, while the memory is still the execution's.
+        release: Called at the end, with whether the execution has succeeded. Owns the memory.
+        completion: Receives what `collect` returns, or the error.
     """
 
     def __init__(
         self,
         handle: PlanHandle,
-        arguments: ArrayArguments,
-        config: ExecutionConfig,
+        run: CompoundRun,
         collect: Callable[[ExecutionResult], ResultT],
-        future: Future[ResultT],
+        release: Callable[[bool], None],
+        completion: Completion[ResultT],
     ) -> None:
         self._handle = handle
-        self._arguments = [arguments]  # taken out by whatever ends the execution; list.pop is atomic
-        self._run = CompoundRun(handle, arguments.memory, config)
+        self.memory, self.config = run.memory, run.config
+        self._run = run
         self._collect = collect
-        self._future = future
+        self._releases = [release]  # taken out by whatever ends the execution; list.pop is atomic
+        self._completion = completion
 
     def start(self) -> None:
-        """Start the first step. Blocks while its driver's socket is full. Every later error completes the future."""
+        """Start the first step. Does not block. Every error goes to the completion."""
         self._proceed()
+
+    def start_on_cpu(self, error: NnfmqError) -> None:
+        """Execute the whole model on the CPU, because steps that were started elsewhere have failed with `error`."""
+        try:
+            self._run.execute_whole_model(error)
+        except NnfmqError as final:
+            self.fail(final)
+        else:
+            self._proceed()
+
+    def succeed(self) -> None:
+        """End the execution with success: its steps were executed elsewhere."""
+        try:
+            self._succeed()
+        except NnfmqError as error:
+            self.fail(error)
 
     def _proceed(self) -> None:
         try:
             call = self._run.next_call()
             if call is None:
-                self._succeed(self._run.result())
+                self._succeed()
             elif call.is_on_cpu:
                 background_calls.submit(partial(self._execute_on_cpu, call))
             else:
@@ -68,7 +104,7 @@ class AsyncRun(Generic[ResultT]):
 
     def _send(self, call: StepCall, model: PreparedModel) -> None:
         try:
-            AsyncRequest(model.handle, self._run.config, None).start_nonblocking(call.request(model), self)
+            AsyncRequest(model.handle, self.config, None).start_nonblocking(call.request(model), self)
         except NnfmqError as error:
             self.set_exception(error)
 
@@ -98,25 +134,25 @@ class AsyncRun(Generic[ResultT]):
         else:
             self._proceed()
 
-    def _succeed(self, result: ExecutionResult) -> None:
-        collected = self._collect(result)
-        for arguments in self._take():
-            self._handle.return_arguments(arguments)
-            self._handle.remove_user_in_background()
-            self._future.set_result(collected)
+    def _succeed(self) -> None:
+        collected = self._collect(self._run.result())
+        if self._end(is_successful=True):
+            self._completion.set_result(collected)
 
     def fail(self, error: NnfmqError) -> None:
         """End the execution with an error, unless it has ended."""
-        for arguments in self._take():
-            arguments.close()
-            self._handle.remove_user_in_background()
-            self._future.set_exception(error)
+        if self._end(is_successful=False):
+            self._completion.set_exception(error)
 
-    def _take(self) -> list[ArrayArguments]:
+    def _end(self, *, is_successful: bool) -> bool:
+        """Release memory and model; return False if the execution has ended before."""
         try:
-            return [self._arguments.pop()]
+            release = self._releases.pop()
         except IndexError:
-            return []
+            return False
+        release(is_successful)
+        self._handle.remove_user_in_background()
+        return True
 
 
 def start_request(handle: PlanHandle, request: Request, config: ExecutionConfig) -> PendingExecution[ExecutionResult]:
@@ -153,17 +189,37 @@ def _start(
     collect: Callable[[ArrayArguments, ExecutionResult], ResultT],
 ) -> PendingExecution[ResultT]:
     future: Future[ResultT] = Future()
-    handle.add_user()
-    try:
-        arguments = handle.take_arguments()
-        try:
-            prepare(arguments)
-            run = AsyncRun(handle, arguments, config, partial(collect, arguments), future)
-        except BaseException:
-            arguments.close()
-            raise
-    except BaseException:
-        handle.remove_user()
-        raise
-    run.start()
+    new_run(handle, config, prepare, collect, future).start()
     return PendingExecution(future)
+
+
+def new_run(
+    handle: PlanHandle,
+    config: ExecutionConfig,
+    prepare: Callable[[ArrayArguments], None],
+    collect: Callable[[ArrayArguments, ExecutionResult], ResultT],
+    completion: Completion[ResultT],
+) -> AsyncRun[ResultT]:
+    """Return an execution with arguments that `prepare` fills, and from which `collect` takes the result.
+
+    Raises:
+        InvalidArgument: If the model is closed.
+        Exception: Any error that `prepare` raises.
+    """
+    with ExitStack() as undo:
+        handle.add_user()
+        undo.callback(handle.remove_user)
+        arguments = handle.take_arguments()
+        undo.callback(arguments.close)
+        prepare(arguments)
+        run = CompoundRun(handle, arguments.memory, config)
+        undo.pop_all()
+    release = partial(_release, handle, arguments)
+    return AsyncRun(handle, run, partial(collect, arguments), release, completion)
+
+
+def _release(handle: PlanHandle, arguments: ArrayArguments, is_successful: bool) -> None:
+    if is_successful:
+        handle.return_arguments(arguments)
+    else:
+        arguments.close()

@@ -39,9 +39,13 @@ from nnfmq.runtime.wire_values import make_execution_config
 from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
+    from nnfmq.fence import HasFileno
     from nnfmq.runtime.async_execution import PendingExecution
     from nnfmq.runtime.burst_pool import BurstPool
+    from nnfmq.runtime.fenced_execution import FencedTiming
     from nnfmq.runtime.plan_execution.compound_burst import CompoundBurst
+    from nnfmq.runtime.plan_execution.compound_execution import CompoundExecution
+    from nnfmq.runtime.plan_execution.compound_fenced import CompoundFencedExecution
 
 __all__ = ["PartitionedModel"]
 
@@ -173,6 +177,53 @@ class PartitionedModel(Uncopyable, HasState):
         require_no_state(self.states, "execute")
         return start_arrays(self.handle, inputs, config)
 
+    def execute_fenced(
+        self,
+        *inputs: ArrayLike,
+        wait_for: Sequence[HasFileno | int] = (),
+        measure: bool = False,
+        timeout: float | None = None,
+        duration: float | None = None,
+        loop_timeout: float | None = None,
+    ) -> CompoundFencedExecution[tuple[Array, ...]]:
+        """Run the model once when all fences of `wait_for` are signaled; blocks until it is launched.
+
+        The caller closes the result. Arguments as for `PreparedModel.execute_fenced`, without times.
+
+        Raises:
+            InvalidArgument: As `execute`, or a fence is invalid or in error, or an output's shape is unknown.
+            NnfmqError: If the first step cannot be launched, and there is no fallback.
+        """
+        from nnfmq.runtime.plan_execution.compound_fenced import launch_arrays
+
+        require_no_time_limits(measure, timeout, duration)
+        config = make_execution_config(False, loop_timeout)
+        require_no_state(self.states, "execute")
+        return launch_arrays(self.handle, inputs, config, wait_for)
+
+    def create_reusable_execution(
+        self, *, measure: bool = False, loop_timeout: float | None = None, timeout: float | None = DEFAULT_TIMEOUT_S
+    ) -> CompoundExecution:
+        """Return an execution with its own arrays that can be computed many times; blocks. The caller closes it.
+
+        As `PreparedModel.create_reusable_execution`, without times.
+        """
+        from nnfmq.runtime.plan_execution.compound_execution import CompoundExecution
+
+        require_no_time_limits(measure, None)
+        config = make_execution_config(False, loop_timeout)
+        return CompoundExecution.create(self.handle, config, deadline_after(timeout), reusable=True)
+
+    def create_execution(self, *, measure: bool = False, loop_timeout: float | None = None) -> CompoundExecution:
+        """Return an execution that can be computed once; a second time raises BadState. The caller closes it.
+
+        As `create_reusable_execution`, but nothing is sent to a driver before the computation.
+        """
+        from nnfmq.runtime.plan_execution.compound_execution import CompoundExecution
+
+        require_no_time_limits(measure, None)
+        return CompoundExecution.create(self.handle, make_execution_config(False, loop_timeout), None, reusable=False)
+
     def burst(
         self, *, polling_window_us: float | None = None, timeout: float | None = DEFAULT_TIMEOUT_S
     ) -> CompoundBurst:
@@ -228,6 +279,21 @@ class PartitionedModel(Uncopyable, HasState):
 
         require_no_time_limits(config.measure is MeasureTiming.YES, timeout)
         return start_request(self.handle, request, config)
+
+    def execute_request_fenced(
+        self,
+        request: Request,
+        config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
+        *,
+        wait_for: Sequence[HasFileno | int] = (),
+        timeout: float | None = None,
+        duration: float | None = None,
+    ) -> CompoundFencedExecution[FencedTiming]:
+        """Execute a HAL request when all fences of `wait_for` are signaled; otherwise as `execute_fenced`."""
+        from nnfmq.runtime.plan_execution.compound_fenced import launch_request
+
+        require_no_time_limits(config.measure is MeasureTiming.YES, timeout, duration)
+        return launch_request(self.handle, request, config, wait_for)
 
     def close(self) -> None:
         """Release the steps in their drivers after the executions in progress; bursts remain usable. Idempotent."""
