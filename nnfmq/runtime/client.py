@@ -200,7 +200,7 @@ class Client(Uncopyable):
             new.close()
             raise
         for name, known in self._known_devices.items():
-            if not _is_same_device(known, infos.get(name)):
+            if not is_same_device(known, infos.get(name)):
                 self._lost_devices.add(name)
         old, self._connection = self._connection, new._connection
         process, self._process = self._process, new._process
@@ -233,7 +233,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     end_embedded_driver(process)
 
 
-def _is_same_device(old: DeviceInfo, new: DeviceInfo | None) -> bool:
+def is_same_device(old: DeviceInfo, new: DeviceInfo | None) -> bool:
     """Return True if the descriptions are equal except for the status."""
     names = [name for name in old.__struct_fields__ if name != "status"]
     return new is not None and all(getattr(old, name) == getattr(new, name) for name in names)

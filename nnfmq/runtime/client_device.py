@@ -34,6 +34,7 @@ from nnfmq.runtime.prepare_arguments import (
     NamedModel,
     Preference,
     name_for_display,
+    to_hal_model,
     to_model,
     to_preference,
 )
@@ -104,7 +105,7 @@ class Device:
 
     def supported_operations(self, model: ModelArgument, *, timeout: float | None = None) -> list[bool]:
         """Return for each operation of the main subgraph whether this device can execute it; blocks."""
-        hal_model = _hal_model(to_model(model))
+        hal_model = to_hal_model(to_model(model))
         data, pools = encode_model(hal_model)
         message = messages.GetSupportedOperations(
             self._connection.next_call_id(),
@@ -170,7 +171,7 @@ class Device:
         require_supported_hints(self.info.name, self._extension_names(), hints, extensions)
         deadline_ns = deadline_after(timeout)
         loaded = to_model(model)
-        hal_model = _hal_model(loaded)
+        hal_model = to_hal_model(loaded)
         data, pools = encode_model(hal_model)
         message = messages.PrepareModel(
             0,  # `_prepare` sets the id
@@ -343,13 +344,6 @@ class Device:
             DeadObject: If the driver exits.
         """
         return allocate_in_device(self._connection, self.info.name, inputs, outputs, tuple(dimensions), timeout)
-
-
-def _hal_model(model: Model | NamedModel) -> Model:
-    hal_model = model if isinstance(model, Model) else getattr(model, "model", None)
-    if not isinstance(hal_model, Model):
-        raise InvalidArgument(f"a {type(model).__name__} is no model (N-VAL-24)")
-    return hal_model
 
 
 def _signature(
