@@ -9,8 +9,8 @@ import pytest
 from support.control_flow_models import B8, REAL, TRUTH, Parts, inputs, named, output
 
 import nnfmq
-from nnfmq.engines.control_flow import NESTING_MAX
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OperationType
+from nnfmq.operations.called_subgraphs import NESTING_MAX
 
 ALWAYS = Operand(B8, (1,), lifetime=LifeTime.CONSTANT_COPY)
 

@@ -1,0 +1,180 @@
+"""PartitionedModel: a model whose plan has several steps, with the methods of a PreparedModel.
+
+The runtime keeps the values between the steps in shared memory, which the drivers map, and interprets the IF and WHILE
+that no device takes. If a step fails it may execute on the CPU instead; see docs/explanation/runtime.md.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from nnfmq.execution_plan.plan import ExecutionPlan
+from nnfmq.hal.errors import BadState, InvalidArgument
+from nnfmq.hal.summaries import clipped, html_tables
+from nnfmq.hal.tensor_info import StateInfo, TensorInfo
+from nnfmq.hal.timing import Timing
+from nnfmq.hal.types import ExecutionConfig, MeasureTiming, Request
+from nnfmq.runtime.array_checks import check_count
+from nnfmq.runtime.cpu_fallback import CpuFallback
+from nnfmq.runtime.exclusive_use import exclusive
+from nnfmq.runtime.execution_result import ExecutionResult
+from nnfmq.runtime.managed_buffer import Buffer
+from nnfmq.runtime.model_state import HasState, StateValues
+from nnfmq.runtime.plan_execution import compound_sync
+from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
+from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.runtime.sync_execution import check_out
+from nnfmq.runtime.tensor_layout import ALIGNMENT, Array, MemoryPreference
+from nnfmq.runtime.wire_values import make_execution_config
+from nnfmq.uncopyable import Uncopyable
+
+__all__ = ["PartitionedModel"]
+
+
+class PartitionedModel(Uncopyable, HasState):
+    """A model on several devices. Close it, or use `with`. Thread-safe.
+
+    It executes as a PreparedModel does, in every mode. Times cannot be measured, and there are no deadlines, because
+    those are for one device: `measure` and `timeout` raise InvalidArgument. To use them, prepare the model on a device
+    that you choose.
+
+    Args:
+        plan: A compound plan.
+        steps: A prepared model for each of its execution steps. This object owns them.
+        fallback: Executes on the CPU what fails elsewhere; None = the first failure is the result. Owned, too.
+        inputs: The model's inputs, without its states.
+        outputs: The model's outputs, without its states.
+        states: The model's states.
+    """
+
+    def __init__(
+        self,
+        plan: ExecutionPlan,
+        steps: Sequence[PreparedModel],
+        fallback: CpuFallback | None,
+        inputs: tuple[TensorInfo, ...],
+        outputs: tuple[TensorInfo, ...],
+        states: tuple[StateInfo, ...] = (),
+    ) -> None:
+        self.handle = PlanHandle(plan, steps, fallback, inputs, outputs, states)
+        """The model as the execution modes use it."""
+        self.plan = plan
+        self.inputs = inputs
+        self.outputs = outputs
+        self.device = self.handle.device
+        self.last_timing = Timing()
+        """Always empty: see above."""
+        self._state = StateValues(states) if states else None
+        self._claims: dict[int, object] = {}  # see `exclusive_use`
+        weakref.finalize(self, self.handle.close_memory)
+
+    def __repr__(self) -> str:
+        return f"<PartitionedModel on {self._place()}: {self.handle.signature}>"
+
+    def _place(self) -> str:
+        return f"{clipped(repr(self.device))}{'' if self.handle.is_open else ', closed'}"
+
+    def _repr_html_(self) -> str:
+        """Return a table of inputs and outputs, for notebooks."""
+        return html_tables(f"PartitionedModel on {self._place()}", self.inputs, self.outputs)
+
+    @property
+    def steps(self) -> tuple[PreparedModel, ...]:
+        """The prepared models of the plan's execution steps."""
+        return self.handle.steps
+
+    def memory_preference(self, kind: Literal["input", "output"], index: int) -> MemoryPreference:
+        """Return the placement of one input or output in the application's memory that every device accepts.
+
+        Raises:
+            InvalidArgument: If there is no such input or output.
+        """
+        count = len(self.inputs if kind == "input" else self.outputs)
+        if not 0 <= index < count:
+            raise InvalidArgument(f"the model has {count} {kind}s, there is no {kind} {index}")
+        return MemoryPreference(ALIGNMENT, 1)
+
+    def execute(
+        self,
+        *inputs: ArrayLike | Buffer,
+        out: Sequence[Array | Buffer] | None = None,
+        measure: bool = False,
+        timeout: float | None = None,
+        loop_timeout: float | None = None,
+    ) -> tuple[Any, ...]:
+        """Run the model once and return its outputs; blocks.
+
+        Arguments as for `PreparedModel.execute`, but buffers must be in shared memory.
+
+        Raises:
+            InvalidArgument: If `measure` or `timeout` is given, an argument's shape, dtype or number is wrong, or the
+                model is closed.
+            BadState: If the model has states, and another thread is executing.
+            MissedDeadlineTransient: If a loop exceeds its time.
+            NnfmqError: The error of a step, if there is no fallback for it; otherwise that of the fallback.
+        """
+        _require_no_limits(measure, timeout)
+        self.handle.require_open()
+        config = make_execution_config(False, loop_timeout)
+        if self.handle.states:
+            return self._execute_with_state(inputs, out, config)
+        return compound_sync.execute_arrays(self.handle, inputs, out, config)
+
+    @exclusive
+    def _execute_with_state(
+        self, inputs: Sequence[ArrayLike | Buffer], out: Sequence[Array | Buffer] | None, config: ExecutionConfig
+    ) -> tuple[Array | Buffer, ...]:
+        assert isinstance(self._state, StateValues)
+        check_count("input", self.inputs, len(inputs))
+        if out is not None:
+            check_out(self.outputs, out)
+        before = self._state.get()
+        all_out = None if out is None else [*out, *map(np.empty_like, before)]
+        results = compound_sync.execute_arrays(self.handle, (*inputs, *before), all_out, config)
+        self._state.set([result for result in results[len(self.outputs) :] if not isinstance(result, Buffer)])
+        return results[: len(self.outputs)]
+
+    def _busy_error(self) -> Exception:
+        return BadState("another thread executes this model, which has states; make a burst for each thread")
+
+    # ------------------------------------------------------------------------------------------------ HAL requests
+
+    def execute_request(
+        self,
+        request: Request,
+        config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
+        *,
+        timeout: float | None = None,
+    ) -> ExecutionResult:
+        """Execute a HAL request and return the shapes of the outputs; blocks. Borrows the request's pools.
+
+        The pools are nnfmq memories; the drivers of the steps map them. Raises as `execute`.
+        """
+        _require_no_limits(config.measure is MeasureTiming.YES, timeout)
+        return compound_sync.execute_request(self.handle, request, config)
+
+    def close(self) -> None:
+        """Release the steps in their drivers after the executions in progress; bursts remain usable. Idempotent."""
+        self.handle.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def _require_no_limits(measure: bool, timeout: float | None) -> None:
+    """Raise InvalidArgument if an execution on several devices is to be measured (TIM-1) or limited (QOS-5)."""
+    given = "measure" if measure else "timeout" if timeout is not None else None
+    if given is not None:
+        raise InvalidArgument(
+            f"`{given}` needs a model on one device, and this one is on several: prepare it on a device that you "
+            f"choose, with client.device(name).prepare(model), or leave `{given}` out"
+        )
