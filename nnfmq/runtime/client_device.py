@@ -44,7 +44,7 @@ from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model_codec import encode_model
 
-__all__ = ["Device", "DeviceInfo", "PrepareOptions", "ProgressCallback"]
+__all__ = ["Device", "DeviceInfo", "PrepareOptions", "ProgressCallback", "model_signature"]
 
 if TYPE_CHECKING:
     from nnfmq.execution_observers import DeviceChoice
@@ -268,7 +268,7 @@ class Device:
             if progress is not None:
                 progress(notification.done, notification.total)
 
-        inputs, outputs = _signature(model, self.info)
+        inputs, outputs = model_signature(model, [self.info])
         states = () if isinstance(model, Model) else tuple(getattr(model, "states", ()))
         prepared = PreparedModel(
             self._connection, None, inputs, outputs, self.info.name, self._extension_names(), states
@@ -346,17 +346,17 @@ class Device:
         return allocate_in_device(self._connection, self.info.name, inputs, outputs, tuple(dimensions), timeout)
 
 
-def _signature(
-    model: Model | ModelSignature, device: DeviceInfo
+def model_signature(
+    model: Model | ModelSignature, devices: Sequence[DeviceInfo]
 ) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-    """Return the inputs and outputs of a model."""
+    """Return the inputs and outputs of a model, whose extensions one of `devices` supports."""
     if not isinstance(model, Model):
         return tuple(model.inputs), tuple(model.outputs)
     main, types = model.main, None
     if model.extensions:  # few models have any
         from nnfmq.runtime.extension_types import extension_types
 
-        types = extension_types(model, device)
+        types = extension_types(model, devices)
     inputs = [operand_info(main.operands[index], f"input {i}", types) for i, index in enumerate(main.input_indexes)]
     outputs = [operand_info(main.operands[index], f"output {i}", types) for i, index in enumerate(main.output_indexes)]
     return tuple(inputs), tuple(outputs)

@@ -36,6 +36,7 @@ from nnfmq.runtime.wire_values import make_execution_config
 from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
+    from nnfmq.execution_plan.plan import ExecutionPlan
     from nnfmq.fence import HasFileno
     from nnfmq.runtime.aidl_burst_controller import AidlBurst
     from nnfmq.runtime.async_execution import PendingExecution
@@ -73,6 +74,8 @@ class PreparedModel(Uncopyable, HasState):
         self.last_timing = Timing()
         self._state = StateValues(states) if states else None
         self._claims: dict[int, object] = {}  # see `exclusive_use`
+        self.plan: ExecutionPlan | None = None
+        """The plan, if the runtime chose the device."""
 
     def __repr__(self) -> str:
         return f"<PreparedModel on {self._place()}: {self.handle.signature}>"

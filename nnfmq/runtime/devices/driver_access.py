@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from nnfmq.deadlines import remaining_s
 from nnfmq.hal.capabilities import Capabilities
@@ -17,6 +17,9 @@ from nnfmq.runtime.client import Client, is_same_device
 from nnfmq.runtime.client_device import Device, DeviceInfo
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.uncopyable import Uncopyable
+
+if TYPE_CHECKING:
+    from nnfmq.execution_observers import DeviceChoice
 
 __all__ = ["DriverAccess"]
 
@@ -70,8 +73,16 @@ class DriverAccess(Uncopyable):
             self._capabilities[device] = found
         return found
 
-    def call(self, device: str, function: Callable[[Device], ResultT], deadline_ns: int | None = None) -> ResultT:
+    def call(
+        self,
+        device: str,
+        function: Callable[[Device], ResultT],
+        deadline_ns: int | None = None,
+        choice: DeviceChoice = "application",
+    ) -> ResultT:
         """Return `function(device)`; if the driver has died, connect once and call it again.
+
+        `choice` says who chose the device, for observers.
 
         Raises:
             DeadObject: If the driver has died and cannot be reached, or dies again.
@@ -81,22 +92,22 @@ class DriverAccess(Uncopyable):
         before = self._client
         client = self.client(deadline_ns)
         try:
-            return function(self._device(client, device))
+            return function(self._device(client, device, choice))
         except DeadObject:
             if client is not before:
                 raise
-        return function(self._device(self.client(deadline_ns), device))
+        return function(self._device(self.client(deadline_ns), device, choice))
 
     def device(self, name: str, deadline_ns: int | None = None) -> Device:
         """Return a device of the driver's current connection. Raises as `call`."""
         return self._device(self.client(deadline_ns), name)
 
-    def _device(self, client: Client, name: str) -> Device:
+    def _device(self, client: Client, name: str, choice: DeviceChoice = "application") -> Device:
         if name in self._changed:
             raise DeviceUnavailable(
                 f"device {name!r} of driver {self.label} has changed since the driver died; make a new nnfmq.Runtime"
             )
-        return Device(self._known[name], client.connection)
+        return Device(self._known[name], client.connection, choice)
 
     def client(self, deadline_ns: int | None = None) -> Client:
         """Return a client that is connected; blocks while it connects. This object owns it.

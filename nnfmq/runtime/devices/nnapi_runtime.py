@@ -13,14 +13,13 @@ from nnfmq.deadlines import deadline_after, has_passed
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.runtime.client_device import PrepareOptions
-from nnfmq.runtime.compilation.compile_model import compile_model
+from nnfmq.runtime.compilation.compile_model import CompiledModel, DeviceSelection, compile_model
 from nnfmq.runtime.connect import connect_cpu_driver
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.devices.driver_access import DriverAccess
 from nnfmq.runtime.devices.driver_discovery import DriverDiscovery
 from nnfmq.runtime.devices.runtime_device import CPU_DEVICE_NAME, CpuDevice, RuntimeDevice
 from nnfmq.runtime.prepare_arguments import ModelArgument, to_model
-from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.uncopyable import Uncopyable
 
 __all__ = ["DeviceArgument", "Runtime"]
@@ -162,7 +161,7 @@ class Runtime(Uncopyable):
         model: ModelArgument,
         devices: Sequence[DeviceArgument] | None = None,
         **options: Unpack[PrepareOptions],
-    ) -> PreparedModel:
+    ) -> CompiledModel:
         """Prepare a model, or a model file, on the devices that suit it best; blocks. The caller closes the result.
 
         Args:
@@ -176,8 +175,9 @@ class Runtime(Uncopyable):
                 supports an operation.
             NnfmqError: As `Device.prepare`, if the CPU device may not be used instead.
         """
-        explicit = None if devices is None else self.explicit_devices(devices)
-        return compile_model(model, self.devices() if explicit is None else explicit, explicit is not None, options)
+        is_explicit = devices is not None
+        usable = self.devices() if devices is None else self.explicit_devices(devices)
+        return compile_model(model, DeviceSelection(usable, self._cpu, is_explicit), options)
 
     def close(self) -> None:
         """Hang up; an embedded driver exits, and all models are closed. Idempotent."""

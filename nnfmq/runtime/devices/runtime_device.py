@@ -17,6 +17,7 @@ from nnfmq.runtime.prepare_arguments import ModelArgument, to_hal_model, to_mode
 from nnfmq.runtime.prepared_model import PreparedModel
 
 if TYPE_CHECKING:
+    from nnfmq.execution_observers import DeviceChoice
     from nnfmq.serialize.messages import ExtensionData
 
 __all__ = ["CPU_DEVICE_NAME", "CpuDevice", "RuntimeDevice"]
@@ -47,6 +48,11 @@ class RuntimeDevice:
     def driver(self) -> str:
         """The name of the driver: that of its socket without `.sock`, or "embedded"."""
         return self._access.label
+
+    @property
+    def info(self) -> DeviceInfo:
+        """The driver's description."""
+        return self._info
 
     @property
     def type(self) -> DeviceType:
@@ -103,14 +109,19 @@ class RuntimeDevice:
 
         Takes the keyword arguments of `Device.prepare`, and raises as it does.
         """
+        return self.prepare_as("application", model, options)
+
+    def prepare_as(self, choice: DeviceChoice, model: ModelArgument, options: PrepareOptions) -> PreparedModel:
+        """Prepare a model as `prepare`; `choice` says who chose this device, for observers."""
         deadline_ns = deadline_after(options.get("timeout"))
 
         def prepare_once(device: Device) -> PreparedModel:
+            left = options.copy()
             if deadline_ns is not None:
-                options["timeout"] = remaining_s(deadline_ns)
-            return device.prepare(model, **options)
+                left["timeout"] = remaining_s(deadline_ns)
+            return device.prepare(model, **left)
 
-        prepared = self._access.call(self._name_in_driver(deadline_ns), prepare_once, deadline_ns)
+        prepared = self._access.call(self._name_in_driver(deadline_ns), prepare_once, deadline_ns, choice)
         prepared.device = self.name
         return prepared
 
