@@ -6,8 +6,8 @@ dies. That thread also converts it to arrays and closes the request's memory, so
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import MissedDeadlineTransient, NnfmqError, OutputInsufficientSize
@@ -30,7 +30,12 @@ ResultT = TypeVar("ResultT")
 
 
 class PendingExecution(Uncopyable, Generic[ResultT]):
-    """An execution in progress. Any thread may wait for it, any number of times. Nothing has to be closed."""
+    """An execution in progress. Any thread may wait for it, any number of times. Nothing has to be closed.
+
+    A task of asyncio awaits it: `scores, = await model.execute_async(image)`. So may several tasks, of several event
+    loops. If a task is cancelled, or its `asyncio.timeout` passes, the execution continues, and its result is discarded
+    unless somebody else waits for it.
+    """
 
     def __init__(self, future: Future[ResultT]) -> None:
         self._future = future
@@ -64,6 +69,17 @@ class PendingExecution(Uncopyable, Generic[ResultT]):
             raise MissedDeadlineTransient(
                 "the timeout passed before the execution was done; the execution continues"
             ) from None
+
+    def __await__(self) -> Generator[Any, None, ResultT]:
+        """Return the result when there is one; other tasks of the event loop run meanwhile.
+
+        Raises:
+            DeadObject: If the driver has exited.
+            NnfmqError: The error that the driver replied.
+        """
+        from nnfmq.runtime.task_waiting import result_of  # late, because asyncio costs more to import than this package
+
+        return result_of(self._future).__await__()
 
 
 class ResultHandler(Protocol):
