@@ -1,4 +1,4 @@
-"""result_of: wait in an asyncio task for a Future that another thread completes.
+"""Waits of asyncio tasks: for a Future that another thread completes, and for a file descriptor.
 
 A task that waits has no thread: whoever completes the Future, mostly the watcher, wakes the task's event loop. Each
 task has a waiter of its own, so any number of tasks, of several loops in several threads, may wait for one Future. A
@@ -10,12 +10,13 @@ Only asyncio is supported, with any event loop that implements its interface.
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import suppress
 from typing import TypeVar
 
 from nnfmq.runtime.future import Future
 
-__all__ = ["result_of"]
+__all__ = ["readable", "result_of"]
 
 ResultT = TypeVar("ResultT")
 
@@ -31,11 +32,7 @@ class _TaskWaiter:
         """Wake the task if `notification` is None: the result is there. Thread-safe."""
         if notification is None:
             with suppress(RuntimeError):  # the loop was closed meanwhile, so nobody waits
-                self._loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        if not self.woken.done():  # it is if the task was cancelled
-            self.woken.set_result(None)
+                self._loop.call_soon_threadsafe(_complete_once, self.woken)
 
 
 async def result_of(future: Future[ResultT]) -> ResultT:
@@ -52,3 +49,24 @@ async def result_of(future: Future[ResultT]) -> ResultT:
         finally:
             future.discard_waiter(waiter)
     return future.result(None)
+
+
+async def readable(fd: int) -> None:
+    """Return when `fd` is readable, as a fence that is not active. Borrows `fd`.
+
+    Any number of tasks may wait: each watches a duplicate, because an event loop has one callback for an fd.
+    """
+    loop = asyncio.get_running_loop()
+    woken = loop.create_future()
+    duplicate = os.dup(fd)
+    try:
+        loop.add_reader(duplicate, _complete_once, woken)
+        await woken
+    finally:
+        loop.remove_reader(duplicate)
+        os.close(duplicate)
+
+
+def _complete_once(future: asyncio.Future[None]) -> None:
+    if not future.done():  # it is if the task was cancelled, or woken before
+        future.set_result(None)
