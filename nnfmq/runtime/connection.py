@@ -244,12 +244,8 @@ class Connection(Uncopyable):
     ) -> messages.Reply:
         """Send a call that the driver acknowledges with Reply and completes with a callback; return the Reply.
 
-        Blocks until the Reply arrives. Borrows `fds`. `future` gets the callback message, or the error that replaces
-        it, unless this raises.
-
-        Raises:
-            DeadObject: If the driver exits, or the connection is closed.
-            MissedDeadlineTransient: If the deadline passes before the Reply.
+        Blocks until the Reply arrives, and raises as `exchange`. Borrows `fds`. `future` gets the callback message, or
+        the error that replaces it, unless this raises.
         """
         key = ReplyKey(message.call, callback_type)
         self._register(key, PendingCall(future))
@@ -301,12 +297,7 @@ class Connection(Uncopyable):
             raise
 
     def send(self, message: messages.Message, deadline_ns: int | None = None) -> None:
-        """Send a message that has no reply. Blocks while the socket is full.
-
-        Raises:
-            DeadObject: If the driver exits, or the connection is closed.
-            MissedDeadlineTransient: If it cannot be sent before the deadline.
-        """
+        """Send a message that has no reply. Blocks while the socket is full. Raises as `start_call`."""
         self._send(message, (), deadline_ns)
 
     def post(self, message: messages.Call) -> None:
