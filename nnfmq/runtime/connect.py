@@ -104,10 +104,12 @@ def _connect_to(path: Path, deadline_ns: int | None, server_uid: int | None, int
         channel.close()
         raise DeviceUnavailable(f"the driver at {path} runs as uid {uid}, not as {os.getuid()} or root; see server_uid")
     from nnfmq.runtime.client import Client
+    from nnfmq.runtime.compilation.client_compilation import ClientCompilation
     from nnfmq.runtime.connection import Connection
 
     connection = Connection.open(channel, deadline_ns, interface=interface)
-    return Client(connection, None, partial(_connect_when_listening, path, server_uid, interface))
+    again = partial(_connect_when_listening, path, server_uid, interface)
+    return Client(connection, None, again, ClientCompilation(connect_cpu_driver))
 
 
 def _connect_when_listening(path: Path, server_uid: int | None, interface: str, deadline_ns: int | None) -> Client:
@@ -141,13 +143,13 @@ def _connect_embedded(
         undo.callback(process.kill)
         undo.callback(channel.close)
         from nnfmq.runtime.client import Client  # while the driver starts
+        from nnfmq.runtime.compilation.client_compilation import ClientCompilation
         from nnfmq.runtime.connection import Connection
 
         connection = Connection.start(channel, deadline_ns, process.pid, interface)
         undo.callback(connection.close)
-        client = Client(
-            connection, process, partial(_connect_embedded, interface=interface, wait_ready=True, variables=variables)
-        )
+        again = partial(_connect_embedded, interface=interface, wait_ready=True, variables=variables)
+        client = Client(connection, process, again, ClientCompilation(connect_cpu_driver))
         if wait_ready:
             connection.wait_until_ready(deadline_ns)
         undo.pop_all()

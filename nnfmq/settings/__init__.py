@@ -87,10 +87,10 @@ CPU_ONLY: Setting[bool] = Setting(
     "NNFMQ_CPU_ONLY", SWITCH, False, reader="client", default_text="0",
     meaning="models whose devices the application does not choose are executed by the CPU device",
 )  # fmt: skip
-ENABLED_DEVICES: Setting[str | None] = Setting(
-    "NNFMQ_ENABLED_DEVICES", PATTERN, None, reader="client",
-    meaning="names of the devices that are used without being named by the application",
-    default_text="all devices but those whose name begins with `sample-`",
+ENABLED_DEVICES: Setting[str] = Setting(
+    "NNFMQ_ENABLED_DEVICES", PATTERN, "(?!sample-).*", reader="client",
+    meaning="names of the devices that are used without being named by the application; by default all but the sample "
+    "devices",
 )  # fmt: skip
 STRICT_SLICING: Setting[bool] = Setting(
     "NNFMQ_STRICT_SLICING", SWITCH, False, reader="client", default_text="0",

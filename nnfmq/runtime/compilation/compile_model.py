@@ -11,18 +11,17 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.execution_plan.partitioning import PlanOptions, make_plan
 from nnfmq.execution_plan.plan import ExecutionPlan, ExecutionStep
 from nnfmq.execution_plan.step_tokens import step_token
 from nnfmq.hal.errors import InvalidArgument, MissedDeadline, NnfmqError
-from nnfmq.hal.extension_codes import is_extension
-from nnfmq.hal.types import ExecutionPreference, Model, OperationType, Priority
+from nnfmq.hal.types import ExecutionPreference, Model, Priority
 from nnfmq.operations.extensions import to_local_prefixes
 from nnfmq.runtime.client_device import PrepareOptions, model_signature
-from nnfmq.runtime.compilation.simple_plan import simple_plan
+from nnfmq.runtime.compilation.simple_plan import has_vendor_operations, simple_plan
 from nnfmq.runtime.compilation.step_preparation import StepCall, prepare_steps
 from nnfmq.runtime.compilation.switches import PartitionMode, Switches
 from nnfmq.runtime.cpu_fallback import CpuFallback
@@ -41,12 +40,11 @@ from nnfmq.validation.values import validate_extensions
 
 if TYPE_CHECKING:
     from nnfmq.execution_observers import DeviceChoice
+    from nnfmq.runtime.client import CompiledModel
     from nnfmq.runtime.devices.runtime_device import RuntimeDevice
 
-__all__ = ["CompiledModel", "DeviceSelection", "compile_model", "has_vendor_operations"]
+__all__ = ["DeviceSelection", "compile_model"]
 
-CompiledModel: TypeAlias = PreparedModel | PartitionedModel
-"""A model on one device, or on several."""
 _ONE_DEVICE = "prepare the model on one device, with `devices=[name]` or `client.device(name).prepare`"
 _log = logging.getLogger("nnfmq.runtime")
 
@@ -59,10 +57,12 @@ class DeviceSelection:
     cpu: RuntimeDevice
     is_explicit: bool = False
     """Whether the application listed `devices`."""
+    is_cpu_last: bool = False
+    """Whether the CPU device executes only operations that `devices` do not support; it is not among them then."""
 
 
 def compile_model(
-    model: ModelArgument, selection: DeviceSelection, options: PrepareOptions, switches: Switches | None = None
+    model: ModelArgument, selection: DeviceSelection, options: PrepareOptions, failure: NnfmqError | None = None
 ) -> CompiledModel:
     """Return a model that is prepared on one or several devices; blocks. The caller closes it.
 
@@ -70,7 +70,7 @@ def compile_model(
         model: The model, or the path of a model file.
         selection: The devices.
         options: As for `Device.prepare`. Cache files, hints and a timeout need a plan with one device (QOS-5).
-        switches: None = those of the settings.
+        failure: The error of a device that was tried before: the CPU device is used at once, if it may be.
 
     Raises:
         InvalidArgument: If the model or an option is not valid, or no device supports an operation.
@@ -78,14 +78,8 @@ def compile_model(
         NnfmqError: What a device raises, if the CPU device may not be used instead.
     """
     options["name"] = name_for_display(model, options.get("name"))
-    compilation = _Compilation(to_model(model), selection, options, switches or Switches.read())
-    return compilation.run()
-
-
-def has_vendor_operations(model: Model) -> bool:
-    """Return whether an operation is of an extension or OEM: the CPU device has none of those."""
-    operations = (operation for graph in (model.main, *model.referenced) for operation in graph.operations)
-    return any(is_extension(found.type) or found.type is OperationType.OEM_OPERATION for found in operations)
+    compilation = _Compilation(to_model(model), selection, options, Switches.read())
+    return compilation.run() if failure is None else compilation.run_after(failure)
 
 
 class _Compilation:
@@ -114,23 +108,39 @@ class _Compilation:
         except InvalidArgument:
             raise
         except NnfmqError as error:
-            if not self._may_fall_back or (isinstance(error, MissedDeadline) and self._deadline_ns is not None):
-                raise
-            _log.warning("%s executes the model, because its devices failed: %s", cpu.name, error)
-            return self._on_device(cpu, "fallback")
+            return self.run_after(error)
+
+    def run_after(self, failure: NnfmqError) -> PreparedModel:
+        """Return the model prepared on the CPU device after a device has failed. Raises `failure` if it may not be."""
+        cpu = self._selection.cpu
+        if not self._may_fall_back or (isinstance(failure, MissedDeadline) and self._deadline_ns is not None):
+            raise failure
+        _log.warning("%s executes the model, because its devices failed: %s", cpu.name, failure)
+        return self._on_device(cpu, "fallback")
 
     def _on_planned_devices(self) -> CompiledModel:
         devices = self._usable_devices()
         validate_extensions(self._model.extensions)
         model = to_local_prefixes(self._model)
         validate_model(model, allow_unspecified_boundaries=True)
-        options = PlanOptions(self._preference, self._selection.is_explicit, self._switches.strict_slicing)
-        plan = make_plan(model, devices, options)
+        plan, devices = self._plan(model, devices)
         if plan.is_simple:
             choice: DeviceChoice = "application" if self._selection.is_explicit else "best"
             return self._on_device(devices[plan.execution_steps[0].device], choice, plan)
         self._require_no_single_device_options(plan)
         return self._on_several(plan, devices)
+
+    def _plan(self, model: Model, devices: list[RuntimeDevice]) -> tuple[ExecutionPlan, list[RuntimeDevice]]:
+        """Return the plan and the devices that it is for."""
+        options = PlanOptions(self._preference, self._selection.is_explicit, self._switches.strict_slicing)
+        if devices:
+            try:
+                return make_plan(model, devices, options), devices
+            except InvalidArgument:
+                if not self._selection.is_cpu_last:
+                    raise
+        with_cpu = [*devices, self._selection.cpu]
+        return make_plan(model, with_cpu, options), with_cpu
 
     def _usable_devices(self) -> list[RuntimeDevice]:
         """Return the devices that tell their performance. Raises the error of the last one if none does."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import IntEnum
 
 from nnfmq import settings
 
 __all__ = ["PartitionMode", "Switches"]
-
-_SAMPLE_PREFIX = "sample-"
 
 
 class PartitionMode(IntEnum):
@@ -27,7 +26,7 @@ class Switches:
     Attributes:
         partition: Whether models are divided among devices, and whether the CPU device executes what fails.
         is_cpu_only: The CPU device executes all models whose devices the application does not choose.
-        enabled_devices: A regular expression; None = all devices but the sample devices.
+        enabled_devices: A regular expression for the names of devices that the application does not choose.
         strict_slicing: Devices are asked about valid models only.
         is_synchronous: Asynchronous executions are done when the call returns: on every device.
         is_synchronous_on_cpu: The same, on the CPU device.
@@ -35,7 +34,7 @@ class Switches:
 
     partition: PartitionMode = PartitionMode.WITH_FALLBACK
     is_cpu_only: bool = False
-    enabled_devices: str | None = None
+    enabled_devices: str = settings.ENABLED_DEVICES.default
     strict_slicing: bool = False
     is_synchronous: bool = False
     is_synchronous_on_cpu: bool = False
@@ -55,12 +54,8 @@ class Switches:
     def is_enabled(self, device: str) -> bool:
         """Return whether the device of that name may be used by an application that does not name it.
 
-        The sample devices are for tests: their figures are those of hardware that does not exist.
+        By default the sample devices are not: their figures are those of hardware that does not exist.
         """
-        if self.enabled_devices is None:
-            return not device.startswith(_SAMPLE_PREFIX)
-        import re
-
         return re.fullmatch(self.enabled_devices, device) is not None
 
     @property

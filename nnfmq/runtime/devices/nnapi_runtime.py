@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Self, TypeAlias, Unpack
 
 from nnfmq.deadlines import deadline_after, has_passed
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.runtime.client_device import PrepareOptions
-from nnfmq.runtime.compilation.compile_model import CompiledModel, DeviceSelection, compile_model
+from nnfmq.runtime.compilation.compile_model import DeviceSelection, compile_model
 from nnfmq.runtime.connect import connect_cpu_driver
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.devices.driver_access import DriverAccess
@@ -21,6 +21,9 @@ from nnfmq.runtime.devices.driver_discovery import DriverDiscovery
 from nnfmq.runtime.devices.runtime_device import CPU_DEVICE_NAME, CpuDevice, RuntimeDevice
 from nnfmq.runtime.prepare_arguments import ModelArgument, to_model
 from nnfmq.uncopyable import Uncopyable
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.client import CompiledModel
 
 __all__ = ["DeviceArgument", "Runtime"]
 

@@ -172,6 +172,10 @@ class CpuDevice(RuntimeDevice):
         """Return True for each operation that no vendor has defined. Does not block."""
         return [_is_of_the_hal(operation.type) for operation in to_hal_model(to_model(model)).main.operations]
 
+    def close(self) -> None:
+        """End the driver. Idempotent."""
+        self._access.close()
+
     def _name_in_driver(self, deadline_ns: int | None = None) -> str:
         if self._device_name is None:
             infos = self._access.known_devices(deadline_ns)
