@@ -65,6 +65,7 @@ class DeviceChoice:
         self._levels = NeededLevels(model)
         self._meta_models: dict[int, MetaModel] = {}
         self._supported: dict[tuple[int, int], Sequence[bool]] = {}
+        self._taken: dict[tuple[int, int], bool] = {}  # device and referenced subgraph
         self._chosen: dict[int, tuple[int, ...]] = {}
         self._figures = [
             _Figures(device.capabilities, model, options.preference == ExecutionPreference.LOW_POWER)
@@ -102,18 +103,21 @@ class DeviceChoice:
 
     def _takes_whole(self, device: int, subgraph: int, index: int) -> bool:
         """Return whether a device supports an IF or WHILE and everything in the subgraphs that it calls."""
-        if not self._supports(device, subgraph)[index]:
-            return False
         graph = subgraph_of(self._model, subgraph)
-        return all(
-            all(self._supports(device, callee + 1))
-            and all(
-                self._takes_whole(device, callee + 1, inner)
-                for inner, operation in enumerate(self._model.referenced[callee].operations)
-                if operation.type in FIRST_OUTER_INPUT
+        callees = callee_indexes(graph, graph.operations[index])
+        return self._supports(device, subgraph)[index] and all(self._takes_all(device, callee) for callee in callees)
+
+    def _takes_all(self, device: int, callee: int) -> bool:
+        """Return whether a device supports all operations of a referenced subgraph, and what these call."""
+        found = self._taken.get((device, callee))
+        if found is None:
+            operations = self._model.referenced[callee].operations
+            nested = (index for index, operation in enumerate(operations) if operation.type in FIRST_OUTER_INPUT)
+            found = all(self._supports(device, callee + 1)) and all(
+                self._takes_whole(device, callee + 1, index) for index in nested
             )
-            for callee in callee_indexes(graph, graph.operations[index])
-        )
+            self._taken[device, callee] = found
+        return found
 
     def _supports(self, device: int, subgraph: int) -> Sequence[bool]:
         """Return the device's answer for each operation of a subgraph; nothing if it failed or answered wrongly."""

@@ -17,7 +17,7 @@ from nnfmq.execution_plan.sub_models import extract_model, has_unknown_size, sub
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import LifeTime, Model, Operation, Subgraph
-from nnfmq.operations.called_subgraphs import callee_indexes
+from nnfmq.operations.called_subgraphs import callee_indexes, reachable_subgraphs
 from nnfmq.operations.if_while import FIRST_OUTER_INPUT
 from nnfmq.validation.model import operand_level, operation_level, validate_model
 
@@ -115,11 +115,10 @@ class MetaModel:
         return self._slices[level]
 
     def _make_slice(self, level: int) -> ModelSlice | None:
-        count = len(self._graph.operations)
         kept = self._kept(level)
         if not kept:
             return None
-        if len(kept) == count:
+        if len(kept) == len(self._graph.operations) and not self._has_unused_parts:
             model = subgraph_as_model(self._model, self._subgraph)
         else:
             model = extract_model(self._model, self._subgraph, kept, *_boundary(self._graph, kept))
@@ -127,6 +126,16 @@ class MetaModel:
             # A permission, not a requirement: HAL 1.0 computes in float32, so it can execute the model.
             model = replace(model, relax_computation_float32_to_float16=False)
         return None if self._is_strict and not _is_valid(model, level) else ModelSlice(model, kept)
+
+    @cached_property
+    def _has_unused_parts(self) -> bool:
+        """Whether there are operands or subgraphs that no operation uses: they may be newer than all operations."""
+        operations = self._graph.operations
+        used = {index for operation in operations for index in (*operation.inputs, *operation.outputs)}
+        if len(used) < len(self._graph.operands) or self._subgraph != MAIN or not self._model.referenced:
+            return len(used) < len(self._graph.operands)
+        called = set[int]().union(*(reachable_subgraphs(self._model, operation) for operation in operations))
+        return len(called) < len(self._model.referenced)
 
     def _kept(self, level: int) -> tuple[int, ...]:
         count = len(self._graph.operations)
