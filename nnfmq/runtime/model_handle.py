@@ -41,6 +41,16 @@ class ModelFallback(Protocol):
         ...
 
 
+class CallSignature(Protocol):
+    """The inputs and outputs of a model: the caller's, and those of HAL requests, which the states follow."""
+
+    caller_inputs: tuple[TensorInfo, ...]
+    caller_outputs: tuple[TensorInfo, ...]
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    states: tuple[StateInfo, ...]
+
+
 class ModelHandle(Uncopyable):
     """A prepared model's id in the driver, its signature, and the device that prepared it. Thread-safe.
 
@@ -103,6 +113,10 @@ class ModelHandle(Uncopyable):
     def require_open(self) -> None:
         """Raise InvalidArgument if the model is released."""
         _ = self.model_id
+
+    def require_usable(self) -> None:
+        """Raise DeadObject or InvalidArgument if the driver has exited, or the connection is closed."""
+        self.connection.raise_if_closed()
 
     def release(self) -> None:
         """Release the model in the driver. Idempotent. Blocks up to 1 s. Does nothing if the driver has exited."""

@@ -214,7 +214,9 @@ def integer(minimum: int, maximum: int, unit: str) -> SettingType:
             raise ValueError(text)
         return int(text)
 
-    return SettingType(f"integer, {unit}", f"{minimum} to {maximum}", parse, _integer_to_text, str(max(minimum, 512)))
+    return SettingType(
+        f"integer, {unit}", f"{minimum} to {maximum}", parse, _integer_to_text, str(min(max(minimum, 512), maximum))
+    )
 
 
 def seconds(maximum: int) -> SettingType:

@@ -14,6 +14,7 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.memory import Memory
 from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory
+from nnfmq.runtime.plan_execution.places import place_array
 from nnfmq.runtime.tensor_layout import Array, has_unknown_shape, layout, view
 from nnfmq.uncopyable import Uncopyable
 
@@ -87,14 +88,16 @@ class ArrayArguments(Uncopyable):
         """Return copies of the outputs, and the Buffers among `targets`."""
         found: list[Array | Buffer] = []
         for number, info, target in zip(self.memory.plan.outputs, self._outputs, targets, strict=True):
-            place = self.memory.places[number]
             if isinstance(target, Buffer):
                 found.append(target)
-                continue
-            assert place.pool is not None  # `write` has placed it
-            content = place.pool.view[place.offset : place.offset + place.content_bytes]
-            found.append(np.frombuffer(content, info.dtype).reshape(place.dimensions).copy())
+            else:
+                found.append(place_array(self.memory.places[number], info).copy())
         return tuple(found)
+
+    def arrays(self) -> tuple[Array, ...]:
+        """Return copies of the outputs, none of which is in a Buffer."""
+        results = self.results([None] * len(self._outputs))
+        return tuple(result for result in results if isinstance(result, np.ndarray))
 
     def close(self) -> None:
         """Close the memories. A driver that still uses them has its own mappings. Idempotent."""

@@ -20,6 +20,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from nnfmq.hal.errors import GeneralFailure, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import ExecutionConfig, OutputShape, Request
@@ -27,9 +29,10 @@ from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.plan_execution.bound_plan import BoundCall
 from nnfmq.runtime.plan_execution.controller import Controller
 from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory
-from nnfmq.runtime.plan_execution.places import step_request
+from nnfmq.runtime.plan_execution.places import place_array, step_request
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.runtime.sync_execution import execute_arrays
 
 __all__ = ["CompoundRun", "StepCall", "run_synchronously"]
 
@@ -53,6 +56,19 @@ class StepCall:
         """Return the request to execute."""
         return self.run.request_of(self, model)
 
+    def execute(self) -> Sequence[OutputShape]:
+        """Execute over the control channel and return the reported shapes; blocks. Raises NnfmqError if that fails."""
+        model = self.model()
+        return model.execute_request(self.request(model), self.run.config).shapes
+
+    def execute_copies(self) -> Sequence[OutputShape]:
+        """As `execute`, with copies of the values.
+
+        An execution that a signal handler interrupts continues in the driver: it must not write to memory that the next
+        one uses.
+        """
+        return self.run.execute_copies_of(self)
+
 
 class CompoundRun:
     """One execution of a plan. `memory` has the model's inputs and outputs, and is used by nothing else meanwhile."""
@@ -60,7 +76,7 @@ class CompoundRun:
     def __init__(self, handle: PlanHandle, memory: ExecutionMemory, config: ExecutionConfig) -> None:
         self.config = config
         self._handle = handle
-        self._memory = memory
+        self.memory = memory
         self._controller = Controller(memory, config.loop_timeout_ns)
         self._call: StepCall | None = None
         self._is_repeated = False
@@ -93,10 +109,22 @@ class CompoundRun:
     def request_of(self, call: StepCall, model: PreparedModel) -> Request:
         """Return the request of a call."""
         inputs, outputs = self._values_of(call)
-        return step_request(self._memory.places, inputs, outputs, (model.handle.inputs, model.handle.outputs))
+        return step_request(self.memory.places, inputs, outputs, (model.handle.inputs, model.handle.outputs))
+
+    def execute_copies_of(self, call: StepCall) -> Sequence[OutputShape]:
+        """Execute a call with copies. See `StepCall.execute_copies`."""
+        model, (inputs, outputs) = call.model().handle, self._values_of(call)
+        arrays = [place_array(self.memory.places[i], info) for i, info in zip(inputs, model.inputs, strict=True)]
+        results, _ = execute_arrays(model, arrays, None, self.config, None)
+        shapes = []
+        for number, result in zip(outputs, results, strict=True):
+            if isinstance(result, np.ndarray):
+                self.memory.write(number, result)
+                shapes.append(OutputShape(result.shape))
+        return shapes
 
     def _values_of(self, call: StepCall) -> tuple[Sequence[int], Sequence[int]]:
-        source = self._memory.plan if call.step is None else call.step
+        source = self.memory.plan if call.step is None else call.step
         return source.inputs, source.outputs
 
     def succeed(self, shapes: Sequence[OutputShape]) -> None:
@@ -108,11 +136,11 @@ class CompoundRun:
         assert self._call is not None
         outputs = self._values_of(self._call)[1]
         for number, shape in zip(outputs, shapes, strict=bool(shapes)):
-            self._memory.places[number].dimensions = shape.dimensions
+            self.memory.places[number].dimensions = shape.dimensions
         if self._call.step is not None:
-            empty = [n for n in outputs if n in self._handle.step_inputs and 0 in self._memory.places[n].dimensions]
+            empty = [n for n in outputs if n in self._handle.step_inputs and 0 in self.memory.places[n].dimensions]
             if empty:
-                self._execute_whole_model(GeneralFailure("a result that another step needs has no elements"))
+                self.execute_whole_model(GeneralFailure("a result that another step needs has no elements"))
 
     def fail(self, error: NnfmqError) -> None:
         """Report that the last call has failed; returns if another call follows.
@@ -128,21 +156,18 @@ class CompoundRun:
         if self._call.step is None:
             raise error
         if self._call.is_on_cpu or self._handle.is_cpu_step(self._call.step.index):
-            self._execute_whole_model(error)
+            self.execute_whole_model(error)
             return
         self._require_fallback(error)
         _log.warning("step %d failed on %s, executing it on the CPU: %s", self._call.step.index,
                      self._handle.steps[self._call.step.index].device, error)  # fmt: skip
         self._repeat(StepCall(self, self._call.step, is_on_cpu=True))
 
-    def abandon_steps(self, error: NnfmqError) -> None:
-        """Execute the whole model on the CPU instead of what is left of the plan. Raises `error` without a fallback."""
-        self._execute_whole_model(error)
-
-    def _execute_whole_model(self, error: NnfmqError) -> None:
+    def execute_whole_model(self, error: NnfmqError) -> None:
+        """Let the whole model on the CPU be the next call, because of `error`; raise that if there is no fallback."""
         self._require_fallback(error)
         _log.warning("executing the whole model on the CPU: %s", error)
-        self._memory.reset()
+        self.memory.reset()
         self._repeat(StepCall(self, None, is_on_cpu=True))
 
     def _require_fallback(self, error: NnfmqError) -> None:
@@ -156,21 +181,21 @@ class CompoundRun:
 
     def _grow(self, call: StepCall, error: OutputInsufficientSize) -> None:
         """Enlarge the memory of outputs that lack some; raise OutputInsufficientSize if that is not possible."""
-        places, has_grown, lacks_memory = self._memory.places, False, set()
+        places, has_grown, lacks_memory = self.memory.places, False, set()
         for number, shape in zip(self._values_of(call)[1], error.output_shapes, strict=False):
             place = places[number]
             place.dimensions = shape.dimensions
             if 0 not in shape.dimensions:
-                has_grown |= self._memory.grow(number, place.size_of(shape.dimensions))
+                has_grown |= self.memory.grow(number, place.size_of(shape.dimensions))
             if not (shape.is_sufficient or place.is_growable):
                 lacks_memory.add(number)
         if lacks_memory or not has_grown:
-            shapes = [OutputShape(places[n].dimensions, n not in lacks_memory) for n in self._memory.plan.outputs]
+            shapes = [OutputShape(places[n].dimensions, n not in lacks_memory) for n in self.memory.plan.outputs]
             raise OutputInsufficientSize(str(error), tuple(shapes)) from error
 
     def result(self) -> ExecutionResult:
         """Return the result of an execution that is done: the shapes of all outputs, if not all were known."""
-        places = [self._memory.places[number] for number in self._memory.plan.outputs]
+        places = [self.memory.places[number] for number in self.memory.plan.outputs]
         shapes = tuple(OutputShape(place.dimensions) for place in places)
         return ExecutionResult(shapes if self._handle.has_unknown_outputs else (), NO_TIMING)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from numpy.typing import ArrayLike
 
-from nnfmq.hal.types import ExecutionConfig, OutputShape, Request
+from nnfmq.hal.types import ExecutionConfig, Request
 from nnfmq.runtime.array_request import checked_arguments
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.managed_buffer import Buffer
@@ -15,13 +15,7 @@ from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.sync_execution import check_out, copy_out
 from nnfmq.runtime.tensor_layout import Array
 
-__all__ = ["execute_arrays", "execute_call", "execute_request"]
-
-
-def execute_call(call: StepCall) -> Sequence[OutputShape]:
-    """Execute a step or the whole model, and return the reported shapes; blocks. Raises NnfmqError if that fails."""
-    model = call.model()
-    return model.execute_request(call.request(model), call.run.config).shapes
+__all__ = ["execute_arrays", "execute_request"]
 
 
 def execute_request(handle: PlanHandle, request: Request, config: ExecutionConfig) -> ExecutionResult:
@@ -38,11 +32,11 @@ def execute_request(handle: PlanHandle, request: Request, config: ExecutionConfi
         arguments = handle.take_arguments()
         try:
             arguments.memory.bind(request)
-            result = run_synchronously(CompoundRun(handle, arguments.memory, config), execute_call)
+            result = run_synchronously(CompoundRun(handle, arguments.memory, config), StepCall.execute)
         except BaseException:
             arguments.close()
             raise
-        handle.give_back(arguments)
+        handle.return_arguments(arguments)
         return result
 
 
@@ -70,12 +64,12 @@ def execute_arrays(
         arguments = handle.take_arguments()
         try:
             arguments.write(checked, targets)
-            run_synchronously(CompoundRun(handle, arguments.memory, config), execute_call)
+            run_synchronously(CompoundRun(handle, arguments.memory, config), StepCall.execute)
             outputs = arguments.results(targets)
         except BaseException:
             arguments.close()
             raise
-        handle.give_back(arguments)
+        handle.return_arguments(arguments)
     for target in targets:
         if isinstance(target, Buffer):
             target.mark_written(writer)

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import (
     BufferToken,
@@ -33,7 +33,7 @@ from nnfmq.hal.types import (
 from nnfmq.memory import Memory
 from nnfmq.runtime.plan_execution.bound_plan import BoundPlan, ValueSource
 from nnfmq.runtime.plan_execution.places import Place, copy_content
-from nnfmq.runtime.tensor_layout import ALIGNMENT
+from nnfmq.runtime.tensor_layout import ALIGNMENT, Array
 from nnfmq.uncopyable import Uncopyable
 
 _GRANULE_BYTES = 4096
@@ -195,6 +195,15 @@ class ExecutionMemory(Uncopyable):
         for source, target in zip(sources, targets, strict=False):
             self.grow(target, self.places[source].content_bytes)
             copy_content(self.places[source], self.places[target])
+
+    def write(self, number: int, array: Array) -> None:
+        """Store the content of a value. Raises GeneralFailure if its memory is too small and cannot grow."""
+        self.grow(number, array.nbytes)
+        place = self.places[number]
+        if place.pool is None or array.nbytes > place.length_bytes:
+            raise GeneralFailure(f"a result of {array.nbytes} bytes does not fit into {place.length_bytes}")
+        place.pool.view[place.offset : place.offset + array.nbytes] = array.tobytes()
+        place.dimensions = array.shape
 
     def close(self) -> None:
         """Close the memories. A driver that still uses them has its own mappings. Idempotent."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from nnfmq.deadlines import deadline_after
 from nnfmq.execution_plan.plan import ExecutionPlan
 from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.summaries import clipped, html_tables
@@ -22,17 +24,28 @@ from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import ExecutionConfig, MeasureTiming, Request
 from nnfmq.runtime.array_checks import check_count
 from nnfmq.runtime.cpu_fallback import CpuFallback
+from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.managed_buffer import Buffer
-from nnfmq.runtime.model_state import HasState, StateValues
+from nnfmq.runtime.model_state import HasState, StateValues, require_no_state
 from nnfmq.runtime.plan_execution import compound_sync
+from nnfmq.runtime.plan_execution.one_device import require_no_time_limits
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.sync_execution import check_out
 from nnfmq.runtime.tensor_layout import ALIGNMENT, Array, MemoryPreference
 from nnfmq.runtime.wire_values import make_execution_config
 from nnfmq.uncopyable import Uncopyable
+
+if TYPE_CHECKING:
+    from nnfmq.fence import HasFileno
+    from nnfmq.runtime.async_execution import PendingExecution
+    from nnfmq.runtime.burst_pool import BurstPool
+    from nnfmq.runtime.fenced_execution import FencedTiming
+    from nnfmq.runtime.plan_execution.compound_burst import CompoundBurst
+    from nnfmq.runtime.plan_execution.compound_execution import CompoundExecution
+    from nnfmq.runtime.plan_execution.compound_fenced import CompoundFencedExecution
 
 __all__ = ["PartitionedModel"]
 
@@ -119,7 +132,7 @@ class PartitionedModel(Uncopyable, HasState):
             MissedDeadlineTransient: If a loop exceeds its time.
             NnfmqError: The error of a step, if there is no fallback for it; otherwise that of the fallback.
         """
-        _require_no_limits(measure, timeout)
+        require_no_time_limits(measure, timeout)
         self.handle.require_open()
         config = make_execution_config(False, loop_timeout)
         if self.handle.states:
@@ -143,6 +156,98 @@ class PartitionedModel(Uncopyable, HasState):
     def _busy_error(self) -> Exception:
         return BadState("another thread executes this model, which has states; make a burst for each thread")
 
+    def execute_async(
+        self,
+        *inputs: ArrayLike,
+        measure: bool = False,
+        timeout: float | None = None,
+        loop_timeout: float | None = None,
+    ) -> PendingExecution[tuple[Array, ...]]:
+        """Start to run the model and return the pending execution immediately.
+
+        Arguments as for `execute`; the inputs are copied before this returns.
+
+        Raises:
+            InvalidArgument: As `execute`, or the model has states. `PendingExecution.result` raises all other errors.
+        """
+        from nnfmq.runtime.plan_execution.compound_async import start_arrays
+
+        require_no_time_limits(measure, timeout)
+        config = make_execution_config(False, loop_timeout)
+        require_no_state(self.states, "execute")
+        return start_arrays(self.handle, inputs, config)
+
+    def execute_fenced(
+        self,
+        *inputs: ArrayLike,
+        wait_for: Sequence[HasFileno | int] = (),
+        measure: bool = False,
+        timeout: float | None = None,
+        duration: float | None = None,
+        loop_timeout: float | None = None,
+    ) -> CompoundFencedExecution[tuple[Array, ...]]:
+        """Run the model once when all fences of `wait_for` are signaled; blocks until it is launched.
+
+        The caller closes the result. Arguments as for `PreparedModel.execute_fenced`, without times.
+
+        Raises:
+            InvalidArgument: As `execute`, or a fence is invalid or in error, or an output's shape is unknown.
+            NnfmqError: If the first step cannot be launched, and there is no fallback.
+        """
+        from nnfmq.runtime.plan_execution.compound_fenced import launch_arrays
+
+        require_no_time_limits(measure, timeout, duration)
+        config = make_execution_config(False, loop_timeout)
+        require_no_state(self.states, "execute")
+        return launch_arrays(self.handle, inputs, config, wait_for)
+
+    def create_reusable_execution(
+        self, *, measure: bool = False, loop_timeout: float | None = None, timeout: float | None = DEFAULT_TIMEOUT_S
+    ) -> CompoundExecution:
+        """Return an execution with its own arrays that can be computed many times; blocks. The caller closes it.
+
+        As `PreparedModel.create_reusable_execution`, without times.
+        """
+        from nnfmq.runtime.plan_execution.compound_execution import CompoundExecution
+
+        require_no_time_limits(measure, None)
+        config = make_execution_config(False, loop_timeout)
+        return CompoundExecution.create(self.handle, config, deadline_after(timeout), reusable=True)
+
+    def create_execution(self, *, measure: bool = False, loop_timeout: float | None = None) -> CompoundExecution:
+        """Return an execution that can be computed once; a second time raises BadState. The caller closes it.
+
+        As `create_reusable_execution`, but nothing is sent to a driver before the computation.
+        """
+        from nnfmq.runtime.plan_execution.compound_execution import CompoundExecution
+
+        require_no_time_limits(measure, None)
+        return CompoundExecution.create(self.handle, make_execution_config(False, loop_timeout), None, reusable=False)
+
+    def burst(
+        self, *, polling_window_us: float | None = None, timeout: float | None = DEFAULT_TIMEOUT_S
+    ) -> CompoundBurst:
+        """Configure a burst for each step, over memory that they share, for a series of fast executions. Blocks.
+
+        The caller closes it. Arguments as for `PreparedModel.burst`; `timeout` is that of the configuration alone.
+        """
+        from nnfmq.runtime.plan_execution.compound_burst import CompoundBurst
+
+        return CompoundBurst.configure(self.handle, polling_window_us, deadline_after(timeout))
+
+    def burst_pool(
+        self, count: int, *, polling_window_us: float | None = None, timeout: float | None = DEFAULT_TIMEOUT_S
+    ) -> BurstPool:
+        """Configure `count` bursts that threads share; blocks. The caller closes the pool.
+
+        Arguments as for `burst`. Raises InvalidArgument if `count` is less than 1, or as `burst`.
+        """
+        from nnfmq.runtime.burst_pool import BurstPool
+        from nnfmq.runtime.plan_execution.compound_burst import CompoundBurst
+
+        configure = partial(CompoundBurst.configure, self.handle, polling_window_us, deadline_after(timeout))
+        return BurstPool.configure(self.handle, count, configure)
+
     # ------------------------------------------------------------------------------------------------ HAL requests
 
     def execute_request(
@@ -156,8 +261,39 @@ class PartitionedModel(Uncopyable, HasState):
 
         The pools are nnfmq memories; the drivers of the steps map them. Raises as `execute`.
         """
-        _require_no_limits(config.measure is MeasureTiming.YES, timeout)
+        require_no_time_limits(config.measure is MeasureTiming.YES, timeout)
         return compound_sync.execute_request(self.handle, request, config)
+
+    def execute_request_async(
+        self,
+        request: Request,
+        config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
+        *,
+        timeout: float | None = None,
+    ) -> PendingExecution[ExecutionResult]:
+        """Start to execute a HAL request and return the pending execution immediately.
+
+        The request's pools must not be closed before it is done. Raises as `execute_async`.
+        """
+        from nnfmq.runtime.plan_execution.compound_async import start_request
+
+        require_no_time_limits(config.measure is MeasureTiming.YES, timeout)
+        return start_request(self.handle, request, config)
+
+    def execute_request_fenced(
+        self,
+        request: Request,
+        config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
+        *,
+        wait_for: Sequence[HasFileno | int] = (),
+        timeout: float | None = None,
+        duration: float | None = None,
+    ) -> CompoundFencedExecution[FencedTiming]:
+        """Execute a HAL request when all fences of `wait_for` are signaled; otherwise as `execute_fenced`."""
+        from nnfmq.runtime.plan_execution.compound_fenced import launch_request
+
+        require_no_time_limits(config.measure is MeasureTiming.YES, timeout, duration)
+        return launch_request(self.handle, request, config, wait_for)
 
     def close(self) -> None:
         """Release the steps in their drivers after the executions in progress; bursts remain usable. Idempotent."""
@@ -168,13 +304,3 @@ class PartitionedModel(Uncopyable, HasState):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
-
-
-def _require_no_limits(measure: bool, timeout: float | None) -> None:
-    """Raise InvalidArgument if an execution on several devices is to be measured (TIM-1) or limited (QOS-5)."""
-    given = "measure" if measure else "timeout" if timeout is not None else None
-    if given is not None:
-        raise InvalidArgument(
-            f"`{given}` needs a model on one device, and this one is on several: prepare it on a device that you "
-            f"choose, with client.device(name).prepare(model), or leave `{given}` out"
-        )

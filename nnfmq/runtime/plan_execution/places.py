@@ -6,13 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import DataLocation, Pool, Request, RequestArgument
-from nnfmq.runtime.tensor_layout import has_unknown_shape
+from nnfmq.runtime.tensor_layout import Array, has_unknown_shape
 
-__all__ = ["Place", "Shape", "copy_content", "read_condition", "step_request"]
+__all__ = ["Place", "Shape", "copy_content", "place_array", "read_condition", "step_request"]
 
 Shape = tuple[int, ...]
 
@@ -80,6 +82,14 @@ def _argument(place: Place, info: TensorInfo, pools: list[Pool], *, is_output: b
     if not has_unknown_shape(info):
         dimensions = ()
     return RequestArgument(location=DataLocation(index, place.offset, length, place.padding), dimensions=dimensions)
+
+
+def place_array(place: Place, info: TensorInfo) -> Array:
+    """Return an array over the content of a value. Raises GeneralFailure if it was omitted."""
+    if place.pool is None:
+        raise GeneralFailure("a value of the plan was omitted")
+    content = place.pool.view[place.offset : place.offset + place.content_bytes]
+    return np.frombuffer(content, info.dtype).reshape(place.dimensions)
 
 
 def read_condition(place: Place) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from nnfmq.execution_plan.plan import ExecutionPlan
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, ResourceExhausted
 from nnfmq.hal.summaries import signature
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
+from nnfmq.runtime import background_calls
 from nnfmq.runtime.cpu_fallback import CpuFallback
 from nnfmq.runtime.plan_execution.array_arguments import ArrayArguments
 from nnfmq.runtime.plan_execution.bound_plan import BoundCall, BoundIf, BoundPlan, BoundWhile, bind_plan
@@ -22,6 +24,7 @@ from nnfmq.uncopyable import Uncopyable
 __all__ = ["PlanHandle"]
 
 _CPU = "nnapi-reference"
+_log = logging.getLogger("nnfmq.runtime")
 _KEPT = 4  # memories that wait for the next execution
 
 
@@ -76,6 +79,12 @@ class PlanHandle(Uncopyable):
         """True until the model is closed."""
         return not self._is_closed
 
+    def require_usable(self) -> None:
+        """Raise DeadObject or InvalidArgument if a driver has exited, and there is no fallback."""
+        if self.fallback is None:
+            for step in self.steps:
+                step.handle.require_usable()
+
     def require_open(self) -> None:
         """Raise InvalidArgument if the model is closed."""
         if self._is_closed:
@@ -95,11 +104,23 @@ class PlanHandle(Uncopyable):
 
     def remove_user(self) -> None:
         """End what `add_user` has begun; the last user of a closed model releases it."""
+        if self._is_last_user():
+            self._release()
+
+    def _is_last_user(self) -> bool:
         with self._lock:
             self._users -= 1
-            is_last = self._is_closed and not self._users
-        if is_last:
-            self._release()
+            return self._is_closed and not self._users
+
+    def remove_user_in_background(self) -> None:
+        """As `remove_user`, for the watcher thread: it does not block."""
+        if not self._is_last_user():
+            return
+        try:
+            background_calls.submit(self._release)
+        except ResourceExhausted as error:  # the drivers release the steps when the connections are closed
+            _log.warning("a closed model is not released: %s", error)
+            self.close_memory()
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -115,7 +136,7 @@ class PlanHandle(Uncopyable):
         return ExecutionMemory(self.bound, self._templates, self._constants)
 
     def take_arguments(self) -> ArrayArguments:
-        """Return memory for one execution and its arguments. Give it back after a success; otherwise close it.
+        """Return memory for one execution and its arguments. Return it after a success; otherwise close it.
 
         A driver may still write to the memory of an execution that has failed or was interrupted.
         """
@@ -124,7 +145,7 @@ class PlanHandle(Uncopyable):
         except IndexError:
             return ArrayArguments(self.new_memory(), self.inputs, self.outputs)
 
-    def give_back(self, arguments: ArrayArguments) -> None:
+    def return_arguments(self, arguments: ArrayArguments) -> None:
         """Keep memory for the next execution."""
         arguments.memory.unbind()  # the application's request may have memory that it closes
         if len(self._free) < _KEPT and not self._is_closed:
