@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Self
 from numpy.typing import ArrayLike
 
 from nnfmq.deadlines import deadline_after, remaining_s
-from nnfmq.hal.errors import InvalidArgument, MissedDeadlineTransient
+from nnfmq.hal.errors import DeadObject, InvalidArgument, MissedDeadlineTransient
+from nnfmq.runtime.failed_execution import can_execute_again
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.tensor_layout import Array
 from nnfmq.uncopyable import Uncopyable
@@ -162,13 +163,21 @@ class BurstPool(Uncopyable):
 
     def _require_usable(self) -> None:
         try:
-            self._model.connection.raise_if_closed()
+            self._require_driver()
             if self._is_closed:
                 raise InvalidArgument("this pool of bursts is closed")
         except BaseException:
             if self._tokens.empty():  # the next thread that waits gets this token, and so on
                 self._tokens.put(None)
             raise
+
+    def _require_driver(self) -> None:
+        """Raise DeadObject if the driver has died, and nothing else can execute the model."""
+        try:
+            self._model.connection.raise_if_closed()
+        except DeadObject as error:
+            if not can_execute_again(self._model, error, None):
+                raise
 
     def _none_free(self, timeout: float | None) -> MissedDeadlineTransient:
         return MissedDeadlineTransient(f"none of the {self.size} bursts of this pool became free within {timeout} s")

@@ -17,7 +17,7 @@ from nnfmq.hal.errors import ErrorStatus, GeneralFailure, MissedDeadlineTransien
 from nnfmq.hal.timing import Timing, from_seconds, to_limit_field
 from nnfmq.hal.types import BufferToken, ExecutionConfig, FenceState, HalExecutionMode, Request
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.failed_execution import config_for_cpu, model_on_cpu
+from nnfmq.runtime.failed_execution import can_execute_again, config_for_cpu, model_on_cpu
 from nnfmq.runtime.future import Future
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.request_run import RequestRun
@@ -248,6 +248,8 @@ def launch_fenced(
     try:
         return _launch(model, request, config, limits, deadline_ns, collect)
     except NnfmqError as error:
+        if not can_execute_again(model, error, deadline_ns):
+            raise
         return launch_after_failure(model, request, config, limits, deadline_ns, collect, error)
 
 
@@ -260,12 +262,19 @@ def launch_after_failure(
     collect: Callable[[FencedTiming], ResultT],
     error: NnfmqError,
 ) -> FencedExecution[ResultT]:
-    """Launch on the CPU device what the device has failed to launch with `error`. Otherwise as `launch_fenced`.
+    """Launch elsewhere what the device has failed to launch with `error`. Otherwise as `launch_fenced`.
 
-    A request with managed buffers cannot be launched there.
+    If the driver has died, that is the driver that has replaced it; otherwise, or if that fails, the CPU device. A
+    request with managed buffers can be launched on neither.
     """
     if any(isinstance(pool, BufferToken) for pool in request.pools):
         raise error
+    if model.can_recover(error):
+        try:
+            model.recover(deadline_ns)
+            return _launch(model, request, config, limits, deadline_ns, collect)
+        except NnfmqError as failure:
+            error = failure
     cpu = model_on_cpu(model, error, deadline_ns)
     return _launch(cpu, request, config_for_cpu(config), limits, deadline_ns, collect)
 
@@ -278,10 +287,10 @@ def _launch(
     deadline_ns: int | None,
     collect: Callable[[FencedTiming], ResultT],
 ) -> FencedExecution[ResultT]:
-    fences = fence_fds(limits.wait_for)
+    fences, location = fence_fds(limits.wait_for), model.location
     message = messages.ExecuteFenced(
-        model.connection.next_call_id(),
-        model.model_id,
+        location.connection.next_call_id(),
+        location.require_id(),
         messages.request_to_data(request),
         to_wire_config(model, config),
         to_limit_field(deadline_ns),
@@ -290,7 +299,7 @@ def _launch(
     )
     fds = [*memory_fds(request.pools), *fences]
     run = RequestRun(model, request, config)
-    return FencedExecution.launch(model.connection, message, fds, deadline_ns, collect, run)
+    return FencedExecution.launch(location.connection, message, fds, deadline_ns, collect, run)
 
 
 def fence_fds(fences: Sequence[HasFileno | int]) -> list[int]:

@@ -19,7 +19,7 @@ from nnfmq.runtime import array_checks
 from nnfmq.runtime.array_request import ArrayRequest, checked_arguments
 from nnfmq.runtime.device_execution import execute_on_device
 from nnfmq.runtime.execution_result import ExecutionResult
-from nnfmq.runtime.failed_execution import execute_after_failure
+from nnfmq.runtime.failed_execution import can_execute_again, execute_after_failure
 from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.tensor_layout import Array
@@ -41,6 +41,8 @@ def execute_request(
     try:
         return execute_on_device(model, request, config, deadline_ns)
     except NnfmqError as error:
+        if not can_execute_again(model, error, deadline_ns):
+            raise
         return execute_after_failure(model, request, config, deadline_ns, error)
 
 
