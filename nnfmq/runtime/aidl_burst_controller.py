@@ -18,7 +18,7 @@ from nnfmq.runtime.burst_slots import TokenAllocator
 from nnfmq.runtime.device_execution import exchange_execution
 from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
-from nnfmq.runtime.failed_execution import can_execute_again, execute_after_failure
+from nnfmq.runtime.failed_execution import execute_after_failure
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.wire_values import memory_fds, to_wire_config, to_wire_deadline
@@ -50,7 +50,7 @@ class AidlBurst(Uncopyable):
         try:
             burst._configure(deadline_ns)
         except NnfmqError as error:
-            if not can_execute_again(model, error, deadline_ns):
+            if not model.can_execute_again(error, deadline_ns):
                 raise
         return burst
 
@@ -104,7 +104,7 @@ class AidlBurst(Uncopyable):
         try:
             return self._execute(request, config, tokens, deadline_ns)
         except NnfmqError as error:
-            if not can_execute_again(self._model, error, deadline_ns):
+            if not self._model.can_execute_again(error, deadline_ns):
                 raise
             return execute_after_failure(self._model, request, config, deadline_ns, error)
 

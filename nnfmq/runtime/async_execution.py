@@ -20,7 +20,7 @@ from nnfmq.runtime import fallback_thread
 from nnfmq.runtime.array_request import ArrayRequest
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.execution_result import ExecutionResult
-from nnfmq.runtime.failed_execution import can_execute_again, execute_after_failure
+from nnfmq.runtime.failed_execution import execute_after_failure
 from nnfmq.runtime.future import Future
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.request_run import RequestRun
@@ -161,7 +161,7 @@ class _Rescue(NamedTuple):
 
         Does not block.
         """
-        if not can_execute_again(self.model, error, self.deadline_ns):
+        if not self.model.can_execute_again(error, self.deadline_ns):
             return False
         try:
             fallback_thread.submit(partial(self._run, error, handler))

@@ -152,7 +152,7 @@ class BurstChannel(Uncopyable):
         if deadline_ns is None or not self._connection.has_deadlines:
             return 0
         if self._in_flight:
-            self._drain_late_result(deadline_ns)  # the driver may not have read the word yet
+            self.drain_late_result(deadline_ns)  # the driver may not have read the word yet
         self._deadline.store(deadline_ns)
         return HAS_DEADLINE
 
@@ -203,8 +203,8 @@ class BurstChannel(Uncopyable):
         self._in_flight = False
         return reply
 
-    def _drain_late_result(self, deadline_ns: int | None) -> None:
-        """Receive and discard the result of an abandoned execution (timeout or signal), if there is one.
+    def drain_late_result(self, deadline_ns: int | None) -> None:
+        """Receive and discard the result of an abandoned execution (timeout or signal), if there is one; blocks.
 
         Raises:
             MissedDeadlineTransient: If the result does not arrive before `deadline_ns`.
@@ -214,7 +214,7 @@ class BurstChannel(Uncopyable):
         self._count_late_result()
 
     async def _drain_in_task(self, deadline_ns: int | None) -> None:
-        """As `_drain_late_result`; other tasks run while this one waits."""
+        """As `drain_late_result`; other tasks run while this one waits."""
         if self._has_late_result() and await self._results.receive_async(deadline_ns) is None:
             raise MissedDeadlineTransient(_TIMED_OUT)
         self._count_late_result()

@@ -33,7 +33,7 @@ from nnfmq.runtime.array_request import ArrayRequest
 from nnfmq.runtime.burst_channel import QUEUE_RECORDS, BurstChannel
 from nnfmq.runtime.exclusive_use import CLAIM, exclusive
 from nnfmq.runtime.execution_result import ExecutionInfo, ExecutionResult
-from nnfmq.runtime.failed_execution import can_execute_again, execute_on_cpu, model_on_cpu
+from nnfmq.runtime.failed_execution import execute_on_cpu, model_on_cpu
 from nnfmq.runtime.mapped_arrays import MappedArrays
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.model_state import HasState
@@ -92,10 +92,11 @@ class Burst(BurstChannel, HasState):
         deadline_ns: int | None = None,
         *,
         with_memory: bool = True,
+        arrays: MappedArrays | None = None,
     ) -> Self:
         """Create the queues and memories, and configure the burst in the driver (configureExecutionBurst); blocks.
 
-        Without its own memory a burst only has `execute_request`.
+        Without memory a burst only has `execute_request`. That of `arrays` remains the caller's.
 
         Raises:
             InvalidArgument: If the burst needs memory, and a shape is not fully known.
@@ -104,16 +105,15 @@ class Burst(BurstChannel, HasState):
         burst = cls(model, PollingWindow.controller(polling_window_us).ns)
         try:
             if with_memory:
-                burst._create_memory()
+                burst._use_memory(arrays or MappedArrays.create(model, burst._resources, "a burst"))
             burst._open(deadline_ns)
         except BaseException:
             burst.close()
             raise
         return burst
 
-    def _create_memory(self) -> None:
-        self._arrays = arrays = MappedArrays.create(self._model, self._resources, "a burst")
-        self._inputs, self.outputs, self._state = arrays.inputs, arrays.outputs, arrays.state
+    def _use_memory(self, arrays: MappedArrays) -> None:
+        self._arrays, self._inputs, self.outputs, self._state = arrays, arrays.inputs, arrays.outputs, arrays.state
         slots = [self._slots.add(memory) for memory in arrays.memories]
         inputs, outputs = arrays.request.inputs, arrays.request.outputs
         packets = [encode_request(inputs, outputs, slots, measure) for measure in (MeasureTiming.NO, MeasureTiming.YES)]
@@ -201,7 +201,7 @@ class Burst(BurstChannel, HasState):
         if deadline_ns is not None:
             kind += self._store_deadline(deadline_ns)
         if self._in_flight:
-            self._drain_late_result(deadline_ns)
+            self.drain_late_result(deadline_ns)
         if inputs:
             arrays.copy_in(inputs)
             self._has_inputs = True
@@ -352,7 +352,7 @@ class Burst(BurstChannel, HasState):
         self._keep_times(begin_ns, timings[-1])
 
     def _can_execute_again(self, error: NnfmqError, deadline_ns: int | None) -> bool:
-        return not self._is_closed and can_execute_again(self._model, error, deadline_ns)
+        return not self._is_closed and self._model.can_execute_again(error, deadline_ns)
 
     def _release_claim(self, claim: object) -> None:
         if self._claims.get(CLAIM) is claim:
@@ -405,7 +405,7 @@ class Burst(BurstChannel, HasState):
     ) -> ExecutionResult | None:
         self._require_open()
         if self._in_flight:
-            self._drain_late_result(deadline_ns)
+            self.drain_late_result(deadline_ns)
         self._free_slots(self._slots.expired(), deadline_ns)
         slots = [self._slots.find_or_add(memory) for memory in memories]
         packet = encode_request(request.inputs, request.outputs, slots, measure)

@@ -28,7 +28,7 @@ from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.tensor_layout import size_bytes
 
-__all__ = ["can_execute_again", "config_for_cpu", "execute_after_failure", "execute_on_cpu", "model_on_cpu"]
+__all__ = ["config_for_cpu", "execute_after_failure", "execute_on_cpu", "model_on_cpu"]
 
 _log = logging.getLogger("nnfmq.client")
 
@@ -62,14 +62,6 @@ def execute_on_cpu(
         result = execute_on_device(cpu, shared.request, config_for_cpu(config), deadline_ns)
         shared.fill_outputs(deadline_ns)
     return result
-
-
-def can_execute_again(model: ModelHandle, error: NnfmqError, deadline_ns: int | None) -> bool:
-    """Return whether anything else may execute what the device has failed to with `error`. Does not block."""
-    if model.can_recover(error):
-        return True
-    fallback = model.fallback
-    return fallback is not None and not model.connection.is_abandoned and fallback.applies_to(error, deadline_ns)
 
 
 def model_on_cpu(model: ModelHandle, error: NnfmqError, deadline_ns: int | None) -> ModelHandle:

@@ -17,7 +17,7 @@ from nnfmq.hal.errors import ErrorStatus, GeneralFailure, MissedDeadlineTransien
 from nnfmq.hal.timing import Timing, from_seconds, to_limit_field
 from nnfmq.hal.types import BufferToken, ExecutionConfig, FenceState, HalExecutionMode, Request
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.failed_execution import can_execute_again, config_for_cpu, model_on_cpu
+from nnfmq.runtime.failed_execution import config_for_cpu, model_on_cpu
 from nnfmq.runtime.future import Future
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.request_run import RequestRun
@@ -248,7 +248,7 @@ def launch_fenced(
     try:
         return _launch(model, request, config, limits, deadline_ns, collect)
     except NnfmqError as error:
-        if not can_execute_again(model, error, deadline_ns):
+        if not model.can_execute_again(error, deadline_ns):
             raise
         return launch_after_failure(model, request, config, limits, deadline_ns, collect, error)
 

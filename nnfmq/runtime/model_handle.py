@@ -63,6 +63,16 @@ PrepareAgain: TypeAlias = "Callable[[int | None, bool], ModelHandle]"
 """Prepares a model in a driver that has replaced a dead one, before a deadline; waits for the driver if True."""
 
 
+class CallSignature(Protocol):
+    """The inputs and outputs of a model: the caller's, and those of HAL requests, which the states follow."""
+
+    caller_inputs: tuple[TensorInfo, ...]
+    caller_outputs: tuple[TensorInfo, ...]
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    states: tuple[StateInfo, ...]
+
+
 class ModelHandle(Uncopyable):
     """A prepared model's id in the driver, its signature, and the device that prepared it. Thread-safe.
 
@@ -131,6 +141,21 @@ class ModelHandle(Uncopyable):
     def require_open(self) -> None:
         """Raise InvalidArgument if the model is released."""
         _ = self.model_id
+
+    def require_usable(self) -> None:
+        """Raise DeadObject if the driver has exited, and nothing else can execute the model."""
+        try:
+            self.connection.raise_if_closed()
+        except DeadObject as error:
+            if not self.can_execute_again(error, None):
+                raise
+
+    def can_execute_again(self, error: NnfmqError, deadline_ns: int | None) -> bool:
+        """Return whether anything may execute what the device has failed to with `error`. Does not block."""
+        if self.can_recover(error):
+            return True
+        fallback = self.fallback
+        return fallback is not None and not self.connection.is_abandoned and fallback.applies_to(error, deadline_ns)
 
     def can_recover(self, error: NnfmqError) -> bool:
         """Return whether `recover` may help after `error`: the driver has died, and the model is not closed."""

@@ -9,6 +9,7 @@ caller's memory. The modules of the modes are imported when they are first used.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, overload
 
@@ -36,6 +37,7 @@ from nnfmq.runtime.wire_values import make_execution_config
 from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
+    from nnfmq.execution_plan.plan import ExecutionPlan
     from nnfmq.fence import HasFileno
     from nnfmq.runtime.aidl_burst_controller import AidlBurst
     from nnfmq.runtime.async_execution import PendingExecution
@@ -73,6 +75,8 @@ class PreparedModel(Uncopyable, HasState):
         self.last_timing = Timing()
         self._state = StateValues(states) if states else None
         self._claims: dict[int, object] = {}  # see `exclusive_use`
+        self.plan: ExecutionPlan | None = None
+        """The plan, if the runtime chose the device."""
 
     def __repr__(self) -> str:
         return f"<PreparedModel on {self._place()}: {self.handle.signature}>"
@@ -314,9 +318,11 @@ class PreparedModel(Uncopyable, HasState):
         Raises:
             InvalidArgument: If `count` is less than 1, or as `burst`.
         """
+        from nnfmq.runtime.burst_configuration import configure_burst
         from nnfmq.runtime.burst_pool import BurstPool
 
-        return BurstPool.configure(self.handle, count, polling_window_us, deadline_after(timeout))
+        configure = partial(configure_burst, self.handle, polling_window_us, deadline_after(timeout))
+        return BurstPool.configure(self.handle, count, configure)
 
     # ------------------------------------------------------------------------------------------------ HAL requests
 

@@ -27,7 +27,7 @@ from nnfmq.runtime.array_checks import no_inputs_error
 from nnfmq.runtime.device_execution import exchange_execution
 from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
-from nnfmq.runtime.failed_execution import can_execute_again, execute_after_failure
+from nnfmq.runtime.failed_execution import execute_after_failure
 from nnfmq.runtime.fenced_execution import (
     FencedExecution,
     FencedTiming,
@@ -76,7 +76,7 @@ class RequestExecution(Uncopyable):
             execution._bind(deadline_ns)
         except BaseException as error:
             execution._run.discard_outputs()
-            if isinstance(error, NnfmqError) and can_execute_again(model, error, deadline_ns):
+            if isinstance(error, NnfmqError) and model.can_execute_again(error, deadline_ns):
                 return execution
             execution.close()
             raise
@@ -125,7 +125,7 @@ class RequestExecution(Uncopyable):
             message = messages.RunExecution(call_id, execution_id, to_limit_field(deadline_ns))
             return exchange_execution(self._connection, message, self._run, (), deadline_ns, HalExecutionMode.REUSABLE)
         except NnfmqError as error:
-            if not can_execute_again(self._model, error, deadline_ns):
+            if not self._model.can_execute_again(error, deadline_ns):
                 raise
             return execute_after_failure(self._model, self._request, self._config, deadline_ns, error)
 
@@ -160,7 +160,7 @@ class RequestExecution(Uncopyable):
             )
             return FencedExecution.launch(self._connection, message, fds, deadline_ns, collect, self._run)
         except NnfmqError as error:
-            if not can_execute_again(self._model, error, deadline_ns):
+            if not self._model.can_execute_again(error, deadline_ns):
                 raise
             return launch_after_failure(self._model, self._request, self._config, limits, deadline_ns, collect, error)
 

@@ -19,7 +19,7 @@ from nnfmq.runtime import array_checks
 from nnfmq.runtime.array_request import ArrayRequest, checked_arguments
 from nnfmq.runtime.device_execution import execute_on_device
 from nnfmq.runtime.execution_result import ExecutionResult
-from nnfmq.runtime.failed_execution import can_execute_again, execute_after_failure
+from nnfmq.runtime.failed_execution import execute_after_failure
 from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.tensor_layout import Array
@@ -41,7 +41,7 @@ def execute_request(
     try:
         return execute_on_device(model, request, config, deadline_ns)
     except NnfmqError as error:
-        if not can_execute_again(model, error, deadline_ns):
+        if not model.can_execute_again(error, deadline_ns):
             raise
         return execute_after_failure(model, request, config, deadline_ns, error)
 
@@ -80,7 +80,7 @@ def execute_arrays(
     for target in targets:
         if isinstance(target, Buffer):
             target.mark_written(writer)
-    return (outputs if out is None else _copy_out(out, outputs)), result.timing
+    return (outputs if out is None else copy_out(out, outputs)), result.timing
 
 
 def check_out(infos: Sequence[TensorInfo], out: Sequence[Array | Buffer]) -> None:
@@ -95,7 +95,7 @@ def check_out(infos: Sequence[TensorInfo], out: Sequence[Array | Buffer]) -> Non
     array_checks.check_out([info for info, _ in arrays], [target for _, target in arrays])
 
 
-def _copy_out(targets: Sequence[Array | Buffer], results: Sequence[Array | Buffer]) -> tuple[Array | Buffer, ...]:
+def copy_out(targets: Sequence[Array | Buffer], results: Sequence[Array | Buffer]) -> tuple[Array | Buffer, ...]:
     """Copy the results that are arrays into the caller's, and return the caller's arrays and buffers."""
     pairs = zip(targets, results, strict=True)
     arrays = [(t, r) for t, r in pairs if isinstance(t, np.ndarray) and isinstance(r, np.ndarray)]
