@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines import memory_budget
-from nnfmq.engines.control_flow import callee_indexes, control_flow_step, require_nesting
+from nnfmq.engines.control_flow import control_flow_step
 from nnfmq.engines.execution import (
     DEFAULT_RUN_OPTIONS,
     LEDGER_SLOT,
@@ -45,6 +45,7 @@ from nnfmq.engines.resolved_operation import DynamicStep, ResolvedOp, with_label
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ResourceExhaustedTransient
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType, OutputShape, Subgraph
 from nnfmq.operations import REGISTRY
+from nnfmq.operations.called_subgraphs import callee_indexes, require_nesting
 from nnfmq.operations.if_while import FIRST_OUTER_INPUT
 from nnfmq.operations.prepacked import PrepackedWeights
 from nnfmq.operations.prepare import ShapedOp, tensor_of
@@ -52,8 +53,8 @@ from nnfmq.operations.shapes import DATA_DEPENDENT, require_max_rank
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Role, Shape, Tensor, match
 
 __all__ = [
-    "ExecutionStep",
     "Program",
+    "ProgramStep",
     "SubgraphPreparation",
     "load_constant",
     "prepare",
@@ -108,7 +109,7 @@ def prepare_with(
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutionStep:
+class ProgramStep:
     """A step of a program, the number of its last operation, and the temporaries that no later step reads."""
 
     function: StepFunction
@@ -156,7 +157,7 @@ class Program:
         self,
         subgraph: Subgraph,
         frame: ExecutionFrame,
-        steps: tuple[ExecutionStep, ...],
+        steps: tuple[ProgramStep, ...],
         optional_inputs: frozenset[int],
         shapes: tuple[Shape | None, ...],
         working_bytes: int,
@@ -390,7 +391,7 @@ class SubgraphPreparation:
         needed = [callee.working_bytes for callee in callees]
         self._step_bytes[number] = max(needed) if operation.type == OperationType.IF else 2 * sum(needed)
 
-    def _working_bytes(self, steps: Sequence[ExecutionStep]) -> int:
+    def _working_bytes(self, steps: Sequence[ProgramStep]) -> int:
         """Return `Program.working_bytes`, of a run after the first: the last run's outputs exist until replaced."""
         operations = self.subgraph.operations
         by_operation = [self._values_of(o) if n in self._step_bytes else {} for n, o in enumerate(operations)]
@@ -456,7 +457,7 @@ def load_constant(model: Model, operand: Operand) -> Array | None:
     return value if value.flags.aligned else value.copy()
 
 
-def _with_dead_operands(subgraph: Subgraph, functions: Sequence[tuple[int, StepFunction]]) -> tuple[ExecutionStep, ...]:
+def _with_dead_operands(subgraph: Subgraph, functions: Sequence[tuple[int, StepFunction]]) -> tuple[ProgramStep, ...]:
     """Return the steps, each with the temporaries that are dead after it."""
     last_use: dict[int, int] = {}
     for number, operation in enumerate(subgraph.operations):
@@ -467,6 +468,6 @@ def _with_dead_operands(subgraph: Subgraph, functions: Sequence[tuple[int, StepF
             dead_after[number].append(index)
     first, steps = 0, []
     for last, function in functions:
-        steps.append(ExecutionStep(function, last, tuple(chain.from_iterable(dead_after[first : last + 1]))))
+        steps.append(ProgramStep(function, last, tuple(chain.from_iterable(dead_after[first : last + 1]))))
         first = last + 1
     return tuple(steps)
