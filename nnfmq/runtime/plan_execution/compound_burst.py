@@ -28,7 +28,7 @@ from nnfmq.runtime.execution_result import ExecutionInfo, ExecutionResult
 from nnfmq.runtime.mapped_arrays import MappedArrays
 from nnfmq.runtime.model_state import HasState
 from nnfmq.runtime.plan_execution.bound_plan import BoundCall
-from nnfmq.runtime.plan_execution.compound_run import CompoundRun, StepCall, run_synchronously
+from nnfmq.runtime.plan_execution.compound_run import CompoundRun, PlanCall, run_synchronously
 from nnfmq.runtime.plan_execution.one_device import require_no_time_limits
 from nnfmq.runtime.plan_execution.places import step_request
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
@@ -210,7 +210,7 @@ class CompoundBurst(Uncopyable, HasState):
         run.fail(error)
         run_synchronously(run, self._execute_step)
 
-    def _execute_step(self, call: StepCall) -> Sequence[OutputShape]:
+    def _execute_step(self, call: PlanCall) -> Sequence[OutputShape]:
         burst = None if call.is_on_cpu or call.step is None else self._bursts[call.step.index]
         if burst is None or call.step is None:
             return call.execute_copies()
@@ -254,7 +254,7 @@ class CompoundBurst(Uncopyable, HasState):
         if not self._is_idle:
             self._finish_interrupted()
 
-        def execute(call: StepCall) -> Sequence[OutputShape]:
+        def execute(call: PlanCall) -> Sequence[OutputShape]:
             burst = None if call.is_on_cpu or call.step is None else self._bursts[call.step.index]
             if burst is None:
                 return call.execute()
