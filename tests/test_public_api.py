@@ -52,6 +52,8 @@ _AGREED = [
     "ResourceExhausted",
     "ResourceExhaustedPersistent",
     "ResourceExhaustedTransient",
+    "Runtime",
+    "RuntimeDevice",
     "StateInfo",
     "TensorInfo",
     "TensorMetadata",
