@@ -14,7 +14,7 @@ from enum import IntEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nnfmq.hal.errors import ErrorStatus
+from nnfmq.hal.errors import BadState, ErrorStatus, status_for_error
 from nnfmq.hal.types import OperandType
 
 __all__ = [
@@ -34,6 +34,8 @@ __all__ = [
     "ResultCode",
     "is_device_name",
     "performance_of",
+    "result_code_for_error",
+    "result_code_for_status",
     "status_for_result_code",
     "uniform_capabilities",
     "with_performance",
@@ -99,6 +101,29 @@ _STATUS_OF: dict[ResultCode, ErrorStatus] = {
 def status_for_result_code(code: ResultCode) -> ErrorStatus:
     """Return the HAL status of a result code; codes without one become GENERAL_FAILURE."""
     return _STATUS_OF.get(code, ErrorStatus.GENERAL_FAILURE)
+
+
+_RESULT_OF: dict[ErrorStatus, ResultCode] = {
+    ErrorStatus.GENERAL_FAILURE: ResultCode.OP_FAILED,
+    ErrorStatus.INVALID_ARGUMENT: ResultCode.BAD_DATA,
+    ErrorStatus.DEVICE_UNAVAILABLE: ResultCode.UNAVAILABLE_DEVICE,
+    **{status: ResultCode[status.name] for status in ErrorStatus if status.name in ResultCode.__members__},
+    ErrorStatus.NONE: ResultCode.NO_ERROR,
+}
+
+
+def result_code_for_status(status: ErrorStatus) -> ResultCode:
+    """Return the result code that an application gets for a status that a driver reported (API-14)."""
+    return _RESULT_OF[status]
+
+
+def result_code_for_error(error: BaseException) -> ResultCode:
+    """Return the result code that stands for an exception of nnfmq; OP_FAILED for those of other packages."""
+    if isinstance(error, BadState):
+        return ResultCode.BAD_STATE
+    if isinstance(error, MemoryError):
+        return ResultCode.OUT_OF_MEMORY
+    return result_code_for_status(status_for_error(error))
 
 
 def is_device_name(name: str) -> bool:
