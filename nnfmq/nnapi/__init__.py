@@ -15,12 +15,12 @@ are in seconds, durations that were measured in nanoseconds.
 Applications that are new use `nnfmq.connect` and `PreparedModel`, which need fewer calls.
 """
 
+from nnfmq.hal.capabilities import DurationCode, PriorityCode
 from nnfmq.nnapi.burst_builder import BurstBuilder
 from nnfmq.nnapi.compilation_builder import CompilationBuilder
 from nnfmq.nnapi.device_memory import DeviceMemory, copy_memory
 from nnfmq.nnapi.event import Event
 from nnfmq.nnapi.execution_builder import ExecutionBuilder, get_default_loop_timeout, get_maximum_loop_timeout
-from nnfmq.nnapi.execution_progress import DurationCode
 from nnfmq.nnapi.file_descriptor_memory import create_memory_from_fd
 from nnfmq.nnapi.memory_builder import MemoryBuilder
 
@@ -32,6 +32,7 @@ __all__ = [
     "Event",
     "ExecutionBuilder",
     "MemoryBuilder",
+    "PriorityCode",
     "copy_memory",
     "create_memory_from_fd",
     "get_default_loop_timeout",

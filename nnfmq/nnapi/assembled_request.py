@@ -44,8 +44,10 @@ class AssembledRequest:
         self._input_count = len(inputs)
         self._array_offsets: dict[int, tuple[Memory, int]] = {}
         self._own: list[Memory] = []
+        self._used: list[DeviceMemory] = []
         self._pools: list[Pool | BufferToken] = []
         try:
+            self._use_device_memories()
             self._allocate(inputs, 0, one_writer=True)
             self._allocate(outputs, len(inputs), one_writer=False)
             arguments = [self._argument(position) for position in range(len(self._settings))]
@@ -53,6 +55,12 @@ class AssembledRequest:
             self.close()
             raise
         self.request = Request(tuple(arguments[: len(inputs)]), tuple(arguments[len(inputs) :]), tuple(self._pools))
+
+    def _use_device_memories(self) -> None:
+        for setting in self._settings:
+            if setting.device_memory is not None:
+                setting.device_memory.users.acquire()
+                self._used.append(setting.device_memory)
 
     def _allocate(self, settings: Sequence[ArgumentSetting], first: int, one_writer: bool) -> None:
         """Allocate one memory for all arguments in arrays among `settings`, whose positions begin with `first`."""
@@ -145,6 +153,11 @@ class AssembledRequest:
         return [merge_dimensions(info.shape, setting.dimensions) or () for info, setting in pairs]
 
     def close(self) -> None:
-        """Close the request's own memory; a driver that still uses it has its own mapping. Idempotent."""
+        """Release device memories, and close the request's own; a driver that still uses it has its own mapping.
+
+        Idempotent.
+        """
+        while self._used:
+            self._used.pop().users.release()
         for memory in self._own:
             memory.close()

@@ -30,11 +30,12 @@ class BurstBuilder(Uncopyable):
     def __init__(self, compilation: CompilationBuilder) -> None:
         self._claims: dict[int, object] = {}  # see `exclusive_use`
         self._shared: SharedModel | None = None
-        shared = required(compilation, "the compilation").require_compiled("a burst").acquire()
+        shared = required(compilation, "the compilation").require_compiled("a burst")
+        shared.users.acquire()
         try:
             self._burst = shared.model.request_burst()
         except BaseException:
-            shared.release()
+            shared.users.release()
             raise
         self._shared = shared
 
@@ -66,7 +67,7 @@ class BurstBuilder(Uncopyable):
         shared, self._shared = self._shared, None
         if shared is not None:
             self._burst.close()
-            shared.release()
+            shared.users.release()
 
     def __enter__(self) -> Self:
         return self

@@ -13,12 +13,12 @@ from nnfmq.runtime.client_device import Device, PrepareOptions
 from nnfmq.runtime.prepare_arguments import NamedModel
 from nnfmq.runtime.prepared_model import PreparedModel
 
-__all__ = ["CacheFiles", "prepare_with_files"]
+__all__ = ["OpenCacheFiles", "prepare_with_files"]
 
 _log = logging.getLogger("nnfmq.nnapi")
 
 
-class CacheFiles(NamedTuple):
+class OpenCacheFiles(NamedTuple):
     """A token, and fds of cache files, open for reading and writing. The application owns the fds."""
 
     token: bytes
@@ -27,7 +27,7 @@ class CacheFiles(NamedTuple):
 
 
 def prepare_with_files(
-    device: Device, model: Model | NamedModel, files: CacheFiles, options: PrepareOptions
+    device: Device, model: Model | NamedModel, files: OpenCacheFiles, options: PrepareOptions
 ) -> PreparedModel:
     """Prepare from the files if the device accepts their content, otherwise compile and save to them (CACHE-11).
 
@@ -47,7 +47,7 @@ def prepare_with_files(
     return device.prepare(model, **with_files)
 
 
-def _are_filled(files: CacheFiles) -> bool:
+def _are_filled(files: OpenCacheFiles) -> bool:
     try:
         sizes = [os.fstat(fd).st_size for fd in (*files.model, *files.data)]
     except OSError as error:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
+from nnfmq.hal.capabilities import PriorityCode
 from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.types import ExecutionPreference, Model, Priority
-from nnfmq.nnapi.cache_files import CacheFiles, prepare_with_files
+from nnfmq.nnapi.cache_files import OpenCacheFiles, prepare_with_files
 from nnfmq.nnapi.compiled_model import CompiledModel, SharedModel
 from nnfmq.nnapi.extension_attributes import ExtensionAttributes
 from nnfmq.nnapi.required_arguments import check_index, required
@@ -20,7 +21,7 @@ from nnfmq.validation.values import validate_cache_token
 
 __all__ = ["CompilationBuilder"]
 
-_EnumT = TypeVar("_EnumT", ExecutionPreference, Priority)
+_EnumT = TypeVar("_EnumT", ExecutionPreference, PriorityCode)
 
 
 class CompilationBuilder(Uncopyable):
@@ -45,7 +46,7 @@ class CompilationBuilder(Uncopyable):
         self._devices = _checked_devices(devices)
         self._options = PrepareOptions()
         self._attributes = ExtensionAttributes()
-        self._cache_files: CacheFiles | None = None
+        self._cache_files: OpenCacheFiles | None = None
         self._is_finished = False
         self._compiled: SharedModel | None = None
 
@@ -61,7 +62,7 @@ class CompilationBuilder(Uncopyable):
         self._require_unfinished("set_preference")
         self._options["preference"] = _member(ExecutionPreference, preference)
 
-    def set_priority(self, priority: Priority) -> None:
+    def set_priority(self, priority: PriorityCode) -> None:
         """Set the priority of the model's executions among those of this client; MEDIUM if it is not called.
 
         Raises:
@@ -69,7 +70,7 @@ class CompilationBuilder(Uncopyable):
             InvalidArgument: If there is no such priority.
         """
         self._require_unfinished("set_priority")
-        self._options["priority"] = _member(Priority, priority)
+        self._options["priority"] = Priority[_member(PriorityCode, priority).name]
 
     def set_timeout(self, timeout: float | None) -> None:
         """Limit the time that `finish` may take, in seconds; None = no limit.
@@ -108,7 +109,7 @@ class CompilationBuilder(Uncopyable):
         self.require_one_device("caching in open files")
         validate_cache_token(required(token, "the token"))
         files = required(model_cache, "the list of model cache files"), required(data_cache, "that of data cache files")
-        self._cache_files = CacheFiles(token, tuple(files[0]), tuple(files[1]))
+        self._cache_files = OpenCacheFiles(token, tuple(files[0]), tuple(files[1]))
         self._options.pop("cache_dir", None)
         self._options.pop("token", None)
 
@@ -227,7 +228,7 @@ class CompilationBuilder(Uncopyable):
         self._is_finished = True
         compiled, self._compiled = self._compiled, None
         if compiled is not None:
-            compiled.release()
+            compiled.users.release()
 
     def __enter__(self) -> Self:
         return self

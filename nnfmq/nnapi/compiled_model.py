@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import ExecutionConfig, Request
+from nnfmq.nnapi.user_count import UserCount
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.tensor_layout import MemoryPreference
 from nnfmq.uncopyable import Uncopyable
@@ -90,10 +90,9 @@ class CompiledModel(Protocol):
 
 
 class SharedModel(Uncopyable):
-    """A compiled model that a compilation, its executions and its bursts share. Thread-safe.
+    """A compiled model that a compilation, its executions and its bursts share: its `users`.
 
-    It has one user when it is made, and is closed when its last user calls `release`. `inputs` and `outputs` are those
-    of requests: with the states.
+    `inputs` and `outputs` are those of requests: with the states.
     """
 
     def __init__(self, model: CompiledModel) -> None:
@@ -101,24 +100,9 @@ class SharedModel(Uncopyable):
         self.model = model
         self.inputs = (*model.inputs, *states)
         self.outputs = (*model.outputs, *states)
-        self._lock = threading.Lock()
-        self._user_count = 1
+        self.users = UserCount("model", model.close)
 
     @property
     def sends_padding(self) -> bool:
         """Whether a request tells the driver of an argument's padding: HIDL has no field for it (MEM-6)."""
         return self.model.memory_preference("output", 0).padding > 1
-
-    def acquire(self) -> SharedModel:
-        """Add a user, and return this object."""
-        with self._lock:
-            self._user_count += 1
-        return self
-
-    def release(self) -> None:
-        """Remove a user; the last one closes the model. Each user calls it once."""
-        with self._lock:
-            self._user_count -= 1
-            is_last = self._user_count == 0
-        if is_last:
-            self.model.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.nnapi.required_arguments import required
+from nnfmq.nnapi.user_count import UserCount
 from nnfmq.runtime.managed_buffer import AnyMemory, Buffer
 from nnfmq.runtime.memory_copy import copy
 from nnfmq.uncopyable import Uncopyable
@@ -33,6 +34,9 @@ class DeviceMemory(Uncopyable):
         self.buffer = buffer
         """The buffer, which this object owns."""
         self._roles = frozenset(roles)
+        self._is_closed = False
+        self.users = UserCount("device memory", buffer.close)
+        """This object, until it is closed, and the computations that use the memory."""
 
     def __repr__(self) -> str:
         return f"<DeviceMemory: {self.buffer!r}>"
@@ -64,8 +68,10 @@ class DeviceMemory(Uncopyable):
             raise InvalidArgument(f"this device memory was not described for {kind} {index} of this compilation")
 
     def close(self) -> None:
-        """Release the memory; an execution that uses it keeps it. Idempotent. Blocks up to 1 s."""
-        self.buffer.close()
+        """Release the memory, unless a computation still uses it: its end then does. Idempotent. Blocks up to 1 s."""
+        was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
+            self.users.release()
 
     def __enter__(self) -> Self:
         return self

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+from nnfmq.hal.capabilities import DurationCode
 from nnfmq.hal.errors import BadState, InvalidArgument, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.types import LoopTimeoutDurationNs
 from nnfmq.nnapi.assembled_request import AssembledRequest
 from nnfmq.nnapi.burst_builder import BurstBuilder
 from nnfmq.nnapi.compilation_builder import CompilationBuilder
 from nnfmq.nnapi.event import Event
-from nnfmq.nnapi.execution_progress import DurationCode, ExecutionOutcome, RunningComputation
+from nnfmq.nnapi.execution_progress import ExecutionOutcome, RunningComputation
 from nnfmq.nnapi.execution_setup import ExecutionSetup
 from nnfmq.nnapi.request_sender import PendingResult, RequestSender
 from nnfmq.nnapi.required_arguments import check_index, required
@@ -47,7 +48,7 @@ class ExecutionBuilder(ExecutionSetup):
 
     def __init__(self, compilation: CompilationBuilder) -> None:
         super().__init__(compilation)
-        self._shared.acquire()
+        self._shared.users.acquire()
         self._is_closed = False
         self._sender: RequestSender | None = None
 
@@ -244,7 +245,7 @@ class ExecutionBuilder(ExecutionSetup):
         was_closed, self._is_closed = self._is_closed, True
         self._close_sender()
         if not was_closed:
-            self._shared.release()
+            self._shared.users.release()
 
     def __enter__(self) -> Self:
         return self

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 from nnfmq.hal.errors import BadState, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.timing import NO_TIMING, Timing
@@ -13,18 +12,9 @@ from nnfmq.hal.types import OutputShape
 from nnfmq.nnapi.request_sender import PendingResult
 from nnfmq.uncopyable import Uncopyable
 
-__all__ = ["DurationCode", "ExecutionOutcome", "ExecutionProgress", "RunningComputation"]
+__all__ = ["ExecutionOutcome", "ExecutionProgress", "RunningComputation"]
 
 _CLAIM = 0
-
-
-class DurationCode(IntEnum):
-    """A duration of an execution, which `get_duration` returns; the last two count from the last dependency."""
-
-    ON_HARDWARE = 0
-    IN_DRIVER = 1
-    FENCED_ON_HARDWARE = 2
-    FENCED_IN_DRIVER = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,14 @@ from support.nnapi_objects import SUM, adding, finished
 
 import nnfmq
 from nnfmq.hal.types import ExecutionPreference, Model, Priority
-from nnfmq.nnapi import BurstBuilder, CompilationBuilder, ExecutionBuilder
+from nnfmq.nnapi import BurstBuilder, CompilationBuilder, ExecutionBuilder, PriorityCode
 from nnfmq.runtime.client_device import Device
 
 TOKEN = bytes(range(32))
 EXTENSION = "com.example.hints"
 SETTERS: dict[str, Callable[[CompilationBuilder], None]] = {
     "set_preference": lambda builder: builder.set_preference(ExecutionPreference.LOW_POWER),
-    "set_priority": lambda builder: builder.set_priority(Priority.HIGH),
+    "set_priority": lambda builder: builder.set_priority(PriorityCode.HIGH),
     "set_timeout": lambda builder: builder.set_timeout(LIMIT_S),
     "set_caching": lambda builder: builder.set_caching("/", TOKEN),
     "set_caching_from_fds": lambda builder: builder.set_caching_from_fds([], [], TOKEN),
@@ -65,7 +65,7 @@ def test_API_5_all_options_together_give_a_model_that_computes(
 ) -> None:
     compilation = stack.enter_context(CompilationBuilder(add_model(), [device]))
     compilation.set_preference(ExecutionPreference.SUSTAINED_SPEED)
-    compilation.set_priority(Priority.LOW)
+    compilation.set_priority(PriorityCode.LOW)
     compilation.set_timeout(LIMIT_S)
     compilation.set_caching(tmp_path, TOKEN)
     compilation.add_extension_attribute(EXTENSION, 1, b"ignored")
@@ -86,7 +86,7 @@ def test_API_5_the_options_reach_the_driver(stack: ExitStack, device: Device, mo
     monkeypatch.setattr(Device, "prepare", recording)
     compilation = stack.enter_context(CompilationBuilder(add_model(), [device]))
     compilation.set_preference(ExecutionPreference.LOW_POWER)
-    compilation.set_priority(Priority.HIGH)
+    compilation.set_priority(PriorityCode.HIGH)
     compilation.set_timeout(LIMIT_S)
     compilation.add_extension_attribute(EXTENSION, 3, b"three")
     compilation.finish()
@@ -176,7 +176,7 @@ def test_N_API_13_the_list_of_devices_has_each_once(device: Device) -> None:
         CompilationBuilder(None, [device])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("value", [40, -1])
+@pytest.mark.parametrize("value", [40, -1, 3])
 def test_N_API_14_unknown_preferences_and_priorities_are_rejected(device: Device, value: int) -> None:
     with CompilationBuilder(add_model(), [device]) as compilation:
         with pytest.raises(nnfmq.InvalidArgument, match="LOW_POWER"):
@@ -228,21 +228,19 @@ def test_N_API_17_memory_preferences_are_known_after_success_alone(
 
 
 def test_N_API_17_a_hidl_driver_has_no_padding(daemon: Daemon) -> None:
-    with nnfmq.connect(daemon.path, interface="HIDL 1.3", timeout=LIMIT_S) as client:
-        with CompilationBuilder(add_model(), [client.device("reference")]) as compilation:
-            compilation.finish()
-            assert compilation.get_preferred_memory_alignment_for_input(0) == 64
-            assert compilation.get_preferred_memory_padding_for_input(0) == 1
-            assert compilation.get_preferred_memory_padding_for_output(0) == 1
+    with nnfmq.connect(daemon.path, interface="HIDL 1.3", timeout=LIMIT_S) as client, ExitStack() as stack:
+        compilation = finished(stack, add_model(), client.device("reference"))
+        assert compilation.get_preferred_memory_alignment_for_input(0) == 64
+        assert compilation.get_preferred_memory_padding_for_input(0) == 1
+        assert compilation.get_preferred_memory_padding_for_output(0) == 1
 
 
 @pytest.mark.parametrize("made", [ExecutionBuilder, BurstBuilder])
 def test_N_API_18_nothing_is_made_of_an_unfinished_or_failed_compilation(
     stack: ExitStack, device: Device, made: Callable[[CompilationBuilder], object]
 ) -> None:
-    with CompilationBuilder(add_model(), [device]) as compilation:
-        with pytest.raises(nnfmq.BadState, match="call finish"):
-            made(compilation)
+    with CompilationBuilder(add_model(), [device]) as compilation, pytest.raises(nnfmq.BadState, match="call finish"):
+        made(compilation)
     with pytest.raises(nnfmq.BadState, match="has failed, or is closed"):
         made(compilation)
     with pytest.raises(nnfmq.BadState, match="has failed"):
@@ -252,9 +250,9 @@ def test_N_API_18_nothing_is_made_of_an_unfinished_or_failed_compilation(
 
 
 def test_N_API_37_attributes_of_a_compilation_need_a_device_with_the_extension(device: Device, other: Device) -> None:
-    with CompilationBuilder(add_model(), [other]) as compilation:
-        with pytest.raises(nnfmq.InvalidArgument, match=r"'compiled' does not support 'com\.example\.hints'"):
-            compilation.add_extension_attribute(EXTENSION, 1, b"")
+    unsupported = pytest.raises(nnfmq.InvalidArgument, match=r"'compiled' does not support 'com\.example\.hints'")
+    with CompilationBuilder(add_model(), [other]) as compilation, unsupported:
+        compilation.add_extension_attribute(EXTENSION, 1, b"")
     with CompilationBuilder(add_model(), [device]) as compilation:
         for name, code, value in (
             (None, 1, b""),
