@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from nnfmq.runtime.burst_controller import Burst
+from nnfmq.runtime.mapped_arrays import MappedArrays
 from nnfmq.runtime.model_handle import ModelHandle
 
 __all__ = ["configure_burst"]
 
 
 def configure_burst(
-    model: ModelHandle, polling_window_us: float | None, deadline_ns: int | None, *, with_memory: bool = True
+    model: ModelHandle,
+    polling_window_us: float | None,
+    deadline_ns: int | None,
+    *,
+    with_memory: bool = True,
+    arrays: MappedArrays | None = None,
 ) -> Burst:
     """Configure a burst and return it, which the caller closes; blocks. Arguments and errors of `Burst.configure`."""
     kind = Burst
@@ -17,4 +23,4 @@ def configure_burst(
         from nnfmq.runtime.observed_burst import ObservedBurst
 
         kind = ObservedBurst
-    return kind.configure(model, polling_window_us, deadline_ns, with_memory=with_memory)
+    return kind.configure(model, polling_window_us, deadline_ns, with_memory=with_memory, arrays=arrays)

@@ -29,7 +29,7 @@ from nnfmq.uncopyable import Uncopyable
 
 AnyMemory: TypeAlias = Memory | FileMemory
 Role: TypeAlias = tuple[object, int, bool]
-"""A model (an object that identifies it), the index of one of its inputs or outputs, and whether it is an output."""
+"""A model's handle, the index of one of its inputs or outputs, and whether it is an output."""
 _RELEASE_TIMEOUT_NS = 1_000_000_000
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.hal.summaries import signature
@@ -18,13 +19,47 @@ if TYPE_CHECKING:
 _RELEASE_TIMEOUT_NS = 1_000_000_000
 
 
+class ModelOnCpu(Protocol):
+    """A model that the CPU device has prepared, as `PreparedModel`."""
+
+    handle: ModelHandle
+
+
+class ModelFallback(Protocol):
+    """The CPU device for a model whose own device fails, as `CpuFallback`."""
+
+    def applies_to(self, error: NnfmqError, deadline_ns: int | None = None) -> bool:
+        """Return whether the CPU is tried after `error`."""
+        ...
+
+    def whole_model(self) -> ModelOnCpu:
+        """Return the whole model on the CPU device; blocks while it is prepared."""
+        ...
+
+    def close(self) -> None:
+        """Release the model on the CPU device. Idempotent."""
+        ...
+
+
+class CallSignature(Protocol):
+    """The inputs and outputs of a model: the caller's, and those of HAL requests, which the states follow."""
+
+    caller_inputs: tuple[TensorInfo, ...]
+    caller_outputs: tuple[TensorInfo, ...]
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    states: tuple[StateInfo, ...]
+
+
 class ModelHandle(Uncopyable):
     """A prepared model's id in the driver, its signature, and the device that prepared it. Thread-safe.
 
     `device` is the device's name, and `extensions` has the names of the extensions that it supports. `inputs` and
     `outputs` are those of HAL requests: the caller's, `caller_inputs` and `caller_outputs`, followed by the states.
 
-    `observed` has the observers of its executions, None if there are none.
+    `observed` has the observers of its executions, None if there are none. `fallback` executes what the device fails
+    to; None = nothing does. `fallback_warning` is a lock that the first execution on the CPU acquires, to log a
+    warning.
 
     `model_id` is None until the driver has replied to the prepare call, which is followed by `on_prepared`.
     """
@@ -49,6 +84,8 @@ class ModelHandle(Uncopyable):
         self.device = device
         self.extensions = extensions
         self.observed: ObservedModel | None = None
+        self.fallback: ModelFallback | None = None
+        self.fallback_warning = threading.Lock()
         self._model_id = model_id
 
     def on_prepared(self, reply: messages.PreparedModelReady) -> None:
@@ -76,6 +113,10 @@ class ModelHandle(Uncopyable):
     def require_open(self) -> None:
         """Raise InvalidArgument if the model is released."""
         _ = self.model_id
+
+    def require_usable(self) -> None:
+        """Raise DeadObject or InvalidArgument if the driver has exited, or the connection is closed."""
+        self.connection.raise_if_closed()
 
     def release(self) -> None:
         """Release the model in the driver. Idempotent. Blocks up to 1 s. Does nothing if the driver has exited."""
