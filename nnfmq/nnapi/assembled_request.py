@@ -20,8 +20,8 @@ from nnfmq.hal.types import (
 )
 from nnfmq.memory import Memory
 from nnfmq.nnapi.argument_settings import ArgumentSetting
-from nnfmq.nnapi.compiled_model import SharedModel
 from nnfmq.nnapi.device_memory import DeviceMemory
+from nnfmq.nnapi.shared_model import SharedModel
 from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.tensor_layout import ALIGNMENT
 

@@ -8,10 +8,12 @@ from typing import Self
 from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.types import ExecutionConfig, Request
 from nnfmq.nnapi.compilation_builder import CompilationBuilder
-from nnfmq.nnapi.compiled_model import SharedModel
 from nnfmq.nnapi.required_arguments import required
+from nnfmq.nnapi.shared_model import SharedModel
+from nnfmq.runtime.burst_controller import Burst
 from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
+from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.uncopyable import Uncopyable
 
 __all__ = ["BurstBuilder"]
@@ -20,7 +22,8 @@ __all__ = ["BurstBuilder"]
 class BurstBuilder(Uncopyable):
     """A burst of a compilation; blocks while it is configured. Close it, or use `with`. One computation at a time.
 
-    Memories that executions use remain mapped in the driver until they are closed.
+    Memories that executions use remain mapped in the driver until they are closed. For several devices there are no
+    queues: executions are computed as by `compute`.
 
     Raises:
         BadState: If the compilation is not finished, has failed or is closed.
@@ -30,10 +33,12 @@ class BurstBuilder(Uncopyable):
     def __init__(self, compilation: CompilationBuilder) -> None:
         self._claims: dict[int, object] = {}  # see `exclusive_use`
         self._shared: SharedModel | None = None
+        self._burst: Burst | None = None
         shared = required(compilation, "the compilation").require_compiled("a burst")
         shared.users.acquire()
         try:
-            self._burst = shared.model.request_burst()
+            if isinstance(shared.model, PreparedModel):
+                self._burst = shared.model.request_burst()
         except BaseException:
             shared.users.release()
             raise
@@ -57,7 +62,11 @@ class BurstBuilder(Uncopyable):
         Raises:
             BadState: If another thread computes with the burst.
         """
-        return self._burst.execute_request(request, config, timeout=timeout)
+        burst = self._burst
+        if burst is not None:
+            return burst.execute_request(request, config, timeout=timeout)
+        assert self._shared is not None  # `require_model` has checked it
+        return self._shared.model.execute_request(request, config, timeout=timeout)
 
     def _busy_error(self) -> Exception:
         return BadState("burst_compute: another thread computes with this burst; make one for each thread")
@@ -66,7 +75,8 @@ class BurstBuilder(Uncopyable):
         """Close the burst here and in the driver; waits up to 5 s for a computation in progress. Idempotent."""
         shared, self._shared = self._shared, None
         if shared is not None:
-            self._burst.close()
+            if self._burst is not None:
+                self._burst.close()
             shared.users.release()
 
     def __enter__(self) -> Self:

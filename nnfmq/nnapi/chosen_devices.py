@@ -10,7 +10,7 @@ from nnfmq.nnapi.required_arguments import required
 from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.devices.runtime_device import RuntimeDevice
 
-__all__ = ["ChosenDevice", "checked_devices", "device_name", "driver_device", "extension_names"]
+__all__ = ["ChosenDevice", "checked_devices", "device_name", "driver_device", "extension_names", "runtime_devices"]
 
 ChosenDevice: TypeAlias = Device | RuntimeDevice
 
@@ -21,12 +21,26 @@ def checked_devices(devices: Sequence[ChosenDevice]) -> tuple[ChosenDevice, ...]
     Raises:
         InvalidArgument: If the list is empty, or has None or a device twice.
     """
-    found = tuple(required(device, "a device") for device in devices)
+    found = tuple(devices)
+    for device in found:
+        required(device, "a device")
     if not found:
         raise InvalidArgument("the list of devices is empty; None lets the runtime choose among all devices")
     names = [device_name(device) for device in found]
     if len(set(names)) != len(names):
         raise InvalidArgument(f"a device is listed twice: {', '.join(names)}")
+    return found
+
+
+def runtime_devices(devices: Sequence[ChosenDevice]) -> list[RuntimeDevice]:
+    """Return the devices of a compilation with a runtime.
+
+    Raises:
+        InvalidArgument: If one is a device of a Client, which the runtime does not have.
+    """
+    found = [device for device in devices if isinstance(device, RuntimeDevice)]
+    if len(found) != len(devices):
+        raise InvalidArgument("a device of a Client is compiled for without `runtime`, and as the only device")
     return found
 
 

@@ -5,19 +5,32 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from nnfmq.hal.capabilities import PriorityCode
 from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.types import ExecutionPreference, Model, Priority
 from nnfmq.nnapi.cache_files import OpenCacheFiles, prepare_with_files
-from nnfmq.nnapi.compiled_model import CompiledModel, SharedModel
+from nnfmq.nnapi.chosen_devices import (
+    ChosenDevice,
+    checked_devices,
+    device_name,
+    driver_device,
+    extension_names,
+    runtime_devices,
+)
 from nnfmq.nnapi.extension_attributes import ExtensionAttributes
+from nnfmq.nnapi.finished_model import FinishedModel
 from nnfmq.nnapi.required_arguments import check_index, required
-from nnfmq.runtime.client_device import Device, PrepareOptions
+from nnfmq.nnapi.shared_model import SharedModel
+from nnfmq.runtime.client_device import PrepareOptions
+from nnfmq.runtime.devices.nnapi_runtime import Runtime
 from nnfmq.runtime.prepare_arguments import NamedModel
 from nnfmq.uncopyable import Uncopyable
 from nnfmq.validation.values import validate_cache_token
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.client import CompiledModel
 
 __all__ = ["CompilationBuilder"]
 
@@ -30,20 +43,31 @@ class CompilationBuilder(Uncopyable):
     It may be closed when its executions and bursts were made: they keep the model.
 
     Args:
-        model: A finished model: a Model, what `nnfmq.load` returns, or a finished ModelBuilder.
-        devices: The devices that may execute it, each once.
+        model: A finished model: a ModelBuilder, a Model, or what `nnfmq.load` returns.
+        devices: The devices that may execute it, each once. None = the runtime chooses among all devices, and uses the
+            CPU device if they fail.
+        runtime: The runtime that has the devices. For one device it may be None; the device may then be a Client's.
 
     Raises:
-        InvalidArgument: If there is no model or no device, or a device is listed twice.
+        InvalidArgument: If there is no model, no device or no runtime, or a device is listed twice.
         BadState: If the model is a ModelBuilder that is not finished.
     """
 
-    def __init__(self, model: Model | NamedModel, devices: Sequence[Device]) -> None:
+    def __init__(
+        self,
+        model: Model | NamedModel,
+        devices: Sequence[ChosenDevice] | None = None,
+        *,
+        runtime: Runtime | None = None,
+    ) -> None:
         required(model, "the model")
-        self._model = model
-        if not isinstance(model, Model):
-            _ = model.model  # a ModelBuilder that is not finished has none
-        self._devices = _checked_devices(devices)
+        self._model = model if isinstance(model, Model) else FinishedModel.of(model)
+        self._devices = None if devices is None else checked_devices(devices)
+        self._runtime = runtime
+        if runtime is None:
+            self.require_one_device("`runtime` is None, which")
+        elif self._devices is not None:
+            runtime_devices(self._devices)
         self._options = PrepareOptions()
         self._attributes = ExtensionAttributes()
         self._cache_files: OpenCacheFiles | None = None
@@ -128,16 +152,17 @@ class CompilationBuilder(Uncopyable):
         if self._is_finished:
             raise BadState(f"{function}: this compilation is finished; make another one for other options")
 
-    def require_one_device(self, what: str) -> None:
-        """Require an explicit list of exactly one device (QOS-5, TIM-1).
+    def require_one_device(self, what: str) -> ChosenDevice:
+        """Return the device of an explicit list of exactly one (QOS-5, TIM-1).
 
         Raises:
-            InvalidArgument: If there are several.
+            InvalidArgument: If there are several, or the runtime chooses.
         """
-        if len(self._devices) != 1:
+        if self._devices is None or len(self._devices) != 1:
             raise InvalidArgument(
                 f"{what} needs a compilation for exactly one device: CompilationBuilder(model, [device])"
             )
+        return self._devices[0]
 
     def check_extension(self, name: str) -> None:
         """Require exactly one device, which supports an extension (EXT-6).
@@ -145,11 +170,12 @@ class CompilationBuilder(Uncopyable):
         Raises:
             InvalidArgument: If it does not.
         """
-        self.require_one_device("an extension attribute")
-        supported = [extension.name for extension in self._devices[0].info.extensions]
+        device = self.require_one_device("an extension attribute")
+        supported = extension_names(device)
         if required(name, "the extension's name") not in supported:
-            device = self._devices[0].info.name
-            raise InvalidArgument(f"device {device!r} does not support {name!r}; its extensions are: {supported}")
+            raise InvalidArgument(
+                f"device {device_name(device)!r} does not support {name!r}; its extensions are: {supported}"
+            )
 
     # ------------------------------------------------------------------------------------------------ compiling
 
@@ -171,15 +197,18 @@ class CompilationBuilder(Uncopyable):
         self._compiled = SharedModel(self._compile())
 
     def _compile(self) -> CompiledModel:
-        (device,) = self._devices
-        if self._cache_files is None:
-            return device.prepare(self._model, **self._options)
-        return prepare_with_files(device, self._model, self._cache_files, self._options)
+        if self._cache_files is not None:
+            device = driver_device(self.require_one_device("caching in open files"))
+            return prepare_with_files(device, self._model, self._cache_files, self._options)
+        if self._runtime is None:
+            return self.require_one_device("a compilation without a runtime").prepare(self._model, **self._options)
+        devices = None if self._devices is None else runtime_devices(self._devices)
+        return self._runtime.prepare(self._model, devices, **self._options)
 
     @property
     def is_explicit(self) -> bool:
         """Whether the application has chosen the devices: then nothing falls back to other memory or devices."""
-        return True
+        return self._devices is not None
 
     @property
     def is_compiled(self) -> bool:
@@ -235,16 +264,6 @@ class CompilationBuilder(Uncopyable):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
-
-
-def _checked_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
-    found = tuple(required(device, "a device") for device in required(devices, "the list of devices"))
-    if not found:
-        raise InvalidArgument("the list of devices is empty")
-    names = [device.info.name for device in found]
-    if len(set(names)) != len(names):
-        raise InvalidArgument(f"a device is listed twice: {', '.join(names)}")
-    return found
 
 
 def _member(kind: type[_EnumT], value: _EnumT) -> _EnumT:

@@ -15,7 +15,7 @@ from nnfmq.runtime.memory_copy import copy
 from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
-    from nnfmq.nnapi.compiled_model import SharedModel
+    from nnfmq.nnapi.shared_model import SharedModel
 
 __all__ = ["CompiledRole", "DeviceMemory", "copy_memory"]
 

@@ -16,11 +16,11 @@ from nnfmq.nnapi.argument_settings import (
     memory_setting,
 )
 from nnfmq.nnapi.compilation_builder import CompilationBuilder
-from nnfmq.nnapi.compiled_model import SharedModel
 from nnfmq.nnapi.device_memory import DeviceMemory
 from nnfmq.nnapi.execution_progress import ExecutionProgress
 from nnfmq.nnapi.extension_attributes import ExtensionAttributes
 from nnfmq.nnapi.required_arguments import check_index, required
+from nnfmq.nnapi.shared_model import SharedModel
 from nnfmq.runtime.managed_buffer import AnyMemory
 from nnfmq.runtime.wire_values import make_execution_config
 from nnfmq.uncopyable import Uncopyable

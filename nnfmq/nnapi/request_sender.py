@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nnfmq.fence import Fence, HasFileno, sync_wait
 from nnfmq.hal.errors import InvalidArgument
@@ -13,10 +13,14 @@ from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import ExecutionConfig, FenceState, OutputShape
 from nnfmq.nnapi.assembled_request import AssembledRequest
 from nnfmq.nnapi.burst_builder import BurstBuilder
-from nnfmq.nnapi.compiled_model import CompiledModel
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.reusable_execution import RequestExecution
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.client import CompiledModel
+    from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming
+    from nnfmq.runtime.plan_execution.compound_fenced import CompoundFencedExecution
 
 __all__ = ["PendingResult", "RequestSender", "TimedResult"]
 
@@ -93,22 +97,12 @@ class RequestSender:
             return self._execute_after(fences, timeout)
         bound = self._bind(timeout)
         if bound is not None:
-            launched = bound.compute_fenced(fences, timeout=timeout, duration=duration)
-        else:
-            launched = self._model.execute_request_fenced(
-                self.assembled.request, self._config, wait_for=fences, timeout=timeout, duration=duration
+            return _launched(bound.compute_fenced(fences, timeout=timeout, duration=duration))
+        request = self.assembled.request
+        return _launched(
+            self._model.execute_request_fenced(
+                request, self._config, wait_for=fences, timeout=timeout, duration=duration
             )
-        try:
-            fence = Fence.adopt(os.dup(launched.fence.fileno()))
-        except BaseException:
-            launched.close()
-            raise
-        return PendingResult(
-            lambda: fence.state is not FenceState.ACTIVE,
-            fence.wait,
-            lambda: TimedResult((), *launched.result()),
-            launched.close,
-            fence,
         )
 
     def _execute_after(self, fences: Sequence[HasFileno], timeout: float | None) -> PendingResult:
@@ -128,6 +122,19 @@ class RequestSender:
 
 def _timed(result: ExecutionResult) -> TimedResult:
     return TimedResult(result.shapes, result.timing, result.timing)
+
+
+def _launched(execution: FencedExecution[FencedTiming] | CompoundFencedExecution[FencedTiming]) -> PendingResult:
+    try:
+        fence = Fence.adopt(os.dup(execution.fence.fileno()))
+    except BaseException:
+        execution.close()
+        raise
+
+    def is_done() -> bool:
+        return fence.state is not FenceState.ACTIVE
+
+    return PendingResult(is_done, fence.wait, lambda: TimedResult((), *execution.result()), execution.close, fence)
 
 
 def _nothing() -> None:
