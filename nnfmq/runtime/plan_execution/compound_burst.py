@@ -2,7 +2,7 @@
 
 The bursts are configured over the places of the plan's values: what one driver writes, the next one reads there, and
 nothing is copied between them. Each step sends the same packet every time, so its driver's burst server finds its
-cached execution. If a temporary has no fixed size, the steps' requests are encoded anew for each execution instead.
+cached execution. If a temporary has no fixed size, the steps' requests are encoded again for each execution instead.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ The mode asks for the next call, makes it, and reports the result or the error, 
     needs has no elements            the whole model on the CPU
     a loop exceeds its time          MissedDeadlineTransient
 
-Without a fallback the first failure is the result. It is as well if it is a mistake of the application's. The model's
+Without a fallback the first failure is the result. It is as well if it is a mistake of the application. The model's
 inputs are intact after each of these: no driver can write to them, and no value shares their memory.
 """
 
