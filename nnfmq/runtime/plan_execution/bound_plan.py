@@ -5,7 +5,7 @@ steps are visited in the order of calls, each branch and loop with the values th
 
 - an IF's branch uses the values of the operation's inputs and outputs themselves,
 - the condition and the body of a WHILE read the loop's values, and the body writes the next ones, which the WhileStep
-  copies. So every step always has its values in the same places: its request never changes, and its burst and its
+  copies. So every step always has its values in the same locations: its request never changes, and its burst and its
   reusable execution remain bound.
 """
 
