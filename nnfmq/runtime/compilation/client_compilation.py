@@ -72,7 +72,7 @@ class ClientCompilation:
             return self._compile(client, enabled, model, options)
         choice: DeviceChoice = "fallback" if best.name == _REFERENCE else "best"
         try:
-            prepared = Device(best, client.connection, choice).prepare(model, **options)
+            prepared = client.device_of(best, choice).prepare(model, **options)
         except InvalidArgument:
             raise
         except NnfmqError as error:
@@ -101,7 +101,7 @@ class ClientCompilation:
         for info in infos:
             if info.name not in self._capabilities:
                 try:
-                    self._capabilities[info.name] = Device(info, client.connection).capabilities()
+                    self._capabilities[info.name] = client.device_of(info).capabilities()
                 except NnfmqError as error:
                     _log.info("device %r does not tell its performance: %s", info.name, error)
                     return []

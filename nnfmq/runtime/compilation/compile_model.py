@@ -1,7 +1,7 @@
 """compile_model: plan a model for a choice of devices, prepare each step, and use the CPU device if they fail.
 
 The order of things is that of Android's NNAPI runtime: the devices, the plan, the preparations, and after a failure the
-whole model on the CPU device. It is used neither after a mistake of the application's, nor if the application has
+whole model on the CPU device. It is used neither after a mistake of the application, nor if the application has
 listed the devices, nor for operations of vendors, nor if a setting says so (PREP-12, PART-6, PART-7, EXT-5).
 """
 
