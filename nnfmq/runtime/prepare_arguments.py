@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
-from nnfmq.hal.types import ExecutionPreference, Model
+from nnfmq.hal.types import ExecutionPreference, Model, OperationType
 
 __all__ = [
     "FinishedModel",
@@ -18,6 +18,7 @@ __all__ = [
     "ModelSignature",
     "NamedModel",
     "Preference",
+    "has_vendor_operations",
     "name_for_display",
     "to_hal_model",
     "to_model",
@@ -106,6 +107,18 @@ def to_hal_model(model: Model | NamedModel) -> Model:
     if not isinstance(hal_model, Model):
         raise InvalidArgument(f"a {type(model).__name__} is no model (N-VAL-24)")
     return hal_model
+
+
+def has_vendor_operations(model: Model) -> bool:
+    """Return whether an operation is of an extension or OEM: the CPU device has none of those."""
+    types = {operation.type for graph in (model.main, *model.referenced) for operation in graph.operations}
+    if OperationType.OEM_OPERATION in types:
+        return True
+    if not model.extensions:  # then no valid operation is of one, and a start is faster without the import
+        return False
+    from nnfmq.hal.extension_codes import is_extension
+
+    return any(map(is_extension, types))
 
 
 def name_for_display(model: ModelArgument, name: str | None) -> str:

@@ -22,7 +22,7 @@ from nnfmq.hal.errors import InvalidArgument, MissedDeadline, NnfmqError
 from nnfmq.hal.types import ExecutionPreference, Model, Priority
 from nnfmq.operations.extensions import to_local_prefixes
 from nnfmq.runtime.client_device import PrepareOptions, model_signature
-from nnfmq.runtime.compilation.simple_plan import has_vendor_operations, simple_plan
+from nnfmq.runtime.compilation.simple_plan import simple_plan
 from nnfmq.runtime.compilation.step_preparation import StepCall, prepare_steps
 from nnfmq.runtime.compilation.switches import PartitionMode, Switches
 from nnfmq.runtime.cpu_fallback import CpuFallback
@@ -30,6 +30,7 @@ from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
 from nnfmq.runtime.prepare_arguments import (
     ModelArgument,
     NamedModel,
+    has_vendor_operations,
     name_for_display,
     to_hal_model,
     to_model,
