@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypedDict, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.deadlines import deadline_after, remaining_s
@@ -80,8 +80,7 @@ Reach: TypeAlias = Callable[[str, int | None, bool], Connection]
 ResultT = TypeVar("ResultT")
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Device:
+class Device(Struct, frozen=True):
     """A device of the driver; `info` is the description that the driver sent."""
 
     info: DeviceInfo

@@ -1,7 +1,7 @@
 """Controller: the position of an execution in its plan. It interprets IF and WHILE between the steps of the devices.
 
 Each WHILE has a limit of time, which begins with its first condition and is checked after each condition that was true;
-an inner loop has its own, anew each time that it begins. (NNAPI: ExecutionPlan::Controller; PART-4)
+an inner loop has its own, which begins again with it. (NNAPI: ExecutionPlan::Controller; PART-4)
 """
 
 from __future__ import annotations

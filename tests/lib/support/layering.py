@@ -35,7 +35,7 @@ _SHARED_WORDS = (
 BOTH_SIDES = (*_SHARED_WORDS, "operations", "validation", "engines")
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "": ("runtime", "importers", "queue", "memory", "file_memory", "fence", "hal"),
+    "": ("runtime", "importers", "model_builder", "queue", "memory", "file_memory", "fence", "hal"),
     "__main__": ("cli", "service.embedded_main"),
     "hal": (),
     "settings": ("hal.errors",),
@@ -60,7 +60,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "recording": ("settings", "execution_observers", "serialize", "hal"),
     "telemetry": ("settings", "execution_observers", "hal"),
     "execution_plan": ("hal", "validation", "operations"),
-    "model_builder": ("hal", "validation", "operations", "memory", "uncopyable"),
+    "model_builder": ("hal", "validation", "operations", "memory", "file_memory", "uncopyable"),
     "runtime": (
         *BOTH_SIDES,
         "importers",
@@ -70,6 +70,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "execution_plan",
         "model_builder",
     ),
+    "nnapi": ("runtime", "validation.values", "fence", "file_memory", "memory", "deadlines", "uncopyable", "hal"),
     "replaying": ("runtime", "recording", "execution_observers", "memory", "serialize", "hal"),
     "importers": ("hal", "memory", "validation", "operations"),
     "conformance": ("runtime", "engines", "validation", "operations", "memory", "fence", "hal"),
