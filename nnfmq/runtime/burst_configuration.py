@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nnfmq.runtime.burst_controller import Burst
 from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.verbose_log import vlog
 
 __all__ = ["configure_burst"]
 
@@ -17,4 +18,5 @@ def configure_burst(
         from nnfmq.runtime.observed_burst import ObservedBurst
 
         kind = ObservedBurst
+    vlog("execution", "a burst on %s: its executions are not logged", model.device)
     return kind.configure(model, polling_window_us, deadline_ns, with_memory=with_memory)

@@ -42,6 +42,7 @@ from nnfmq.runtime.wire_values import memory_fds, require_supported_hints, to_wi
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model_codec import encode_model
+from nnfmq.verbose_log import vlog
 
 __all__ = ["Device", "DeviceInfo", "PrepareOptions", "ProgressCallback"]
 
@@ -267,6 +268,7 @@ class Device:
             if progress is not None:
                 progress(notification.done, notification.total)
 
+        vlog("compilation", "device %s prepares model %r", self.info.name, message.name)
         inputs, outputs = _signature(model, self.info)
         states = () if isinstance(model, Model) else tuple(getattr(model, "states", ()))
         prepared = PreparedModel(
@@ -283,10 +285,12 @@ class Device:
                 on_notification=on_notification,
             )
         except BaseException as error:
+            vlog("compilation", "device %s does not prepare model %r: %s", self.info.name, message.name, error)
             prepared.close()  # the driver may have replied just before a signal handler raised
             if preparation is not None:
                 preparation.fail(error)
             raise
+        vlog("compilation", "%r is ready, with id %d", prepared, prepared.model_id)
         if preparation is not None:
             prepared.handle.observed = preparation.finish()
         return prepared

@@ -31,6 +31,7 @@ _SHARED_WORDS = (
     "file_memory",
     "fence",
     "uncopyable",
+    "verbose_log",
 )
 BOTH_SIDES = (*_SHARED_WORDS, "operations", "validation", "engines")
 
@@ -43,10 +44,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "cpu_allowance": (),
     "deadlines": ("hal.errors",),
     "uncopyable": (),
+    "verbose_log": ("settings", "hal.errors"),
     "paths": ("settings", "hal.errors"),
     "operations": ("hal",),
     "validation": ("hal", "operations"),
-    "memory": ("uncopyable", "hal"),
+    "memory": ("verbose_log", "uncopyable", "hal"),
     "posix_shm": ("memory", "hal.errors"),
     "file_memory": ("uncopyable", "hal"),
     "channel": ("memory", "deadlines", "uncopyable", "hal"),
@@ -54,13 +56,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "queue": ("settings", "memory", "posix_shm", "core_selection", "deadlines", "uncopyable", "hal.errors"),
     "serialize": ("core_selection", "hal"),
     "watcher": ("deadlines", "uncopyable", "hal.errors"),
-    "engines": ("settings", "operations", "core_selection", "cpu_allowance", "hal"),
+    "engines": ("settings", "verbose_log", "operations", "core_selection", "cpu_allowance", "hal"),
     "service": BOTH_SIDES,
     "execution_observers": ("hal",),
     "recording": ("settings", "execution_observers", "serialize", "hal"),
     "telemetry": ("settings", "execution_observers", "hal"),
     "execution_plan": ("hal", "validation", "operations"),
-    "model_builder": ("hal", "validation", "operations", "memory", "uncopyable"),
+    "model_builder": ("hal", "validation", "operations", "memory", "uncopyable", "verbose_log"),
     "runtime": (
         *BOTH_SIDES,
         "importers",
