@@ -52,12 +52,12 @@ def test_OBS_5_a_setting_turns_on_its_tags(
 def test_OBS_5_an_unknown_tag_is_an_error_in_the_log_and_the_others_apply(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("NNFMQ_VLOG", "model,modle memory")
+    monkeypatch.setenv("NNFMQ_VLOG", "model,modes memory")
     assert init_vlog_mask() == {"model", "memory"}
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert record.getMessage() == (
-        "'modle' in $NNFMQ_VLOG is no tag of the verbose log; allowed: compilation, cpuexe, driver, execution, "
+        "'modes' in $NNFMQ_VLOG is no tag of the verbose log; allowed: compilation, cpuexe, driver, execution, "
         "manager, memory, model, or `all`"
     )
 
