@@ -61,6 +61,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "execution_observers": ("hal",),
     "recording": ("settings", "execution_observers", "serialize", "hal"),
     "telemetry": ("settings", "execution_observers", "hal"),
+    "graphs": ("hal", "execution_plan", "verbose_log"),
     "execution_plan": ("hal", "validation", "operations"),
     "model_builder": ("hal", "validation", "operations", "memory", "uncopyable", "verbose_log"),
     "runtime": (
