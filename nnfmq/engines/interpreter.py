@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines import memory_budget
-from nnfmq.engines.control_flow import callee_indexes, control_flow_step, require_nesting
+from nnfmq.engines.control_flow import control_flow_step
 from nnfmq.engines.execution import (
     DEFAULT_RUN_OPTIONS,
     LEDGER_SLOT,
@@ -45,6 +45,7 @@ from nnfmq.engines.resolved_operation import DynamicStep, ResolvedOp, with_label
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ResourceExhaustedTransient
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType, OutputShape, Subgraph
 from nnfmq.operations import REGISTRY
+from nnfmq.operations.called_subgraphs import callee_indexes, require_nesting
 from nnfmq.operations.if_while import FIRST_OUTER_INPUT
 from nnfmq.operations.prepacked import PrepackedWeights
 from nnfmq.operations.prepare import ShapedOp, tensor_of

@@ -3,7 +3,10 @@
 A simple plan has one ExecutionStep with the whole model. A compound plan has a flat list of steps. After an
 ExecutionStep the next one of the list follows. IF and WHILE that no device takes are steps as well, which the runtime
 interprets: an IfStep continues with the first step of a branch, a WhileStep with the first step of its condition, of
-its body, or after the loop; the last step of a branch, a condition or a body is a GotoStep.
+its body, or after the loop. The last step of a then-branch, a condition or a body is a GotoStep.
+
+A subgraph that is called in several places has steps for each of them, but its operands have one OperandKey: the calls
+never overlap, because no subgraph calls itself.
 
 A value is named by an OperandKey: an operand of a subgraph of the source model. No step copies a value from one key to
 another, except an IfStep and a WhileStep, which bind the operands of the subgraphs that they call.
@@ -98,8 +101,8 @@ class ExecutionStep:
 class IfStep:
     """An interpreted IF: binds the operands of one branch to those of the operation, and continues there.
 
-    `then_inputs[i]` and `else_inputs[i]` get the value of `inputs[i]`; `then_outputs[i]` and `else_outputs[i]` share
-    the storage of `outputs[i]`.
+    `then_inputs[i]` and `else_inputs[i]` get the value of `inputs[i]`, which may be a constant, or an omitted operand
+    (NO_VALUE); `then_outputs[i]` and `else_outputs[i]` share the storage of `outputs[i]`.
     """
 
     subgraph: int
@@ -151,9 +154,10 @@ LogicalStep: TypeAlias = ExecutionStep | IfStep | WhileStep | GotoStep
 class ExecutionPlan:
     """The steps that execute `model` on `devices` (names).
 
-    `temporaries` are the values that one step writes and another one reads, and that are neither inputs nor outputs of
-    the main subgraph: the runtime owns their memory. `constants` are constant operands that an IfStep or a WhileStep
-    reads or binds.
+    `temporaries` are all values that steps write, except outputs of the main subgraph and of the branches of an IfStep,
+    which share other storage: the runtime owns their memory. The conditions and the body's outputs of WhileSteps are
+    among them, also if an IfStep calls the same subgraph. `constants` are constant operands that an IfStep or a
+    WhileStep reads or binds.
     """
 
     model: Model

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from functools import partial
 
-from nnfmq.engines.control_flow import reachable_subgraphs
 from nnfmq.engines.execution import PreparedProgram, TieredProgram
 from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, NumberOfCacheFiles, uniform_capabilities
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, MissedDeadlinePersistent
@@ -32,6 +31,7 @@ from nnfmq.hal.types import (
     Subgraph,
     TokenValuePair,
 )
+from nnfmq.operations.called_subgraphs import reachable_subgraphs
 from nnfmq.operations.extensions import VendorExtension, to_local_prefixes
 from nnfmq.serialize import messages
 from nnfmq.service.caching.cache_key import is_key_available

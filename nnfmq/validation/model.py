@@ -38,7 +38,14 @@ from nnfmq.validation.rules import require
 from nnfmq.validation.subgraph_boundaries import require_counts, validate_boundaries
 from nnfmq.validation.values import validate_extensions
 
-__all__ = ["RuleViolation", "model_problems", "operand_size", "validate_model"]
+__all__ = [
+    "RuleViolation",
+    "model_problems",
+    "operand_level",
+    "operand_size",
+    "operation_level",
+    "validate_model",
+]
 
 _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
 _OEM_TYPES = (OperandType.OEM, OperandType.TENSOR_OEM_BYTE)
@@ -184,6 +191,11 @@ def _validate_type(operand: Operand, where: str) -> int:
         "N-VAL-1",
         f"{where}: type {operand.type.name} with lifetime {operand.lifetime.name}, both or neither must be SUBGRAPH",
     )
+    return operand_level(operand)
+
+
+def operand_level(operand: Operand) -> int:
+    """Return the feature level that an operand needs, whatever reads or writes it."""
     is_unranked = not operand.dimensions and not is_scalar(operand.type) and operand.lifetime != LifeTime.NO_VALUE
     return max(introduced_in(operand.type), V1_2 if is_unranked else V1_0)  # before 1.2 the rank must be known (MOD-5)
 
@@ -378,17 +390,24 @@ def _validate_operation(model: Model, subgraph: Subgraph, operation: Operation, 
     if is_extension(operation.type):
         _require_prefix(model, operation.type, where)
     require_counts(operation, f"{where} ({operation.type.name})")
-    declaration = REGISTRY.get(operation.type)
-    if declaration is None:
-        return introduced_in(
-            operation.type
-        )  # an OEM operation or one of an unknown extension: only its vendor knows its rules
-    operands = subgraph.operands
     try:
-        found = match(declaration, [operands[i] for i in operation.inputs], [operands[i] for i in operation.outputs])
+        return operation_level(subgraph, operation)
     except InvalidArgument as error:
         raise InvalidArgument(f"{where} ({operation.type.name}): {error}") from error
-    return found.level
+
+
+def operation_level(subgraph: Subgraph, operation: Operation) -> int:
+    """Return the feature level that an operation needs, without its operands and the subgraphs that it calls.
+
+    Raises:
+        InvalidArgument: If the operation does not take these operands.
+    """
+    declaration = REGISTRY.get(operation.type)
+    if declaration is None:
+        # An OEM operation or one of an unknown extension: only its vendor knows its rules.
+        return introduced_in(operation.type)
+    operands = subgraph.operands
+    return match(declaration, [operands[i] for i in operation.inputs], [operands[i] for i in operation.outputs]).level
 
 
 def _require_no_cycle(model: Model) -> None:

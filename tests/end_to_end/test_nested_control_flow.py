@@ -6,31 +6,16 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.control_flow_models import B8, REAL, TRUTH, Parts, inputs, named, output
+from support.control_flow_models import nested
 
 import nnfmq
-from nnfmq.engines.control_flow import NESTING_MAX
-from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OperationType
-
-ALWAYS = Operand(B8, (1,), lifetime=LifeTime.CONSTANT_COPY)
+from nnfmq.operations.called_subgraphs import NESTING_MAX
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[nnfmq.Client]:
     with nnfmq.connect(embedded=True) as made:
         yield made
-
-
-def nested(depth: int) -> Model:
-    """Return a model of `depth` nested IFs: x + y if its first input is true, else x * y."""
-    parts = Parts()
-    then, otherwise = parts.binary(OperationType.ADD), parts.binary(OperationType.MUL)
-    step = [Operation(OperationType.IF, (0, 1, 2, 3, 4), (5,))]
-    for _ in range(depth - 1):
-        operands = [ALWAYS, named(then), named(otherwise), *inputs(REAL, REAL), output(REAL)]
-        then = parts.add(operands, step, c0=b"\1")
-    truth, x, y = inputs(TRUTH, REAL, REAL)
-    return parts.model([truth, named(then), named(otherwise), x, y, output(REAL)], step)
 
 
 @pytest.mark.parametrize("device", ["reference", "compiled"])

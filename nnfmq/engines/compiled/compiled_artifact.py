@@ -21,10 +21,10 @@ from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionPlan, PlannedLaunch
 from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.engines.compiled.thread_pool import Parallelism, default_thread_pool
-from nnfmq.engines.control_flow import reachable_subgraphs
 from nnfmq.engines.execution import ExecutionFrame, StepFunction
 from nnfmq.engines.interpreter import Program, SubgraphPreparation, load_constant, prepare_with
 from nnfmq.hal.types import Model, Operation, Subgraph
+from nnfmq.operations.called_subgraphs import reachable_subgraphs
 from nnfmq.operations.signature import Array
 
 __all__ = ["CachedPreparation", "CompiledArtifact", "load_partitions", "prepare_cached"]

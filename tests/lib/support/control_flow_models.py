@@ -74,6 +74,20 @@ def branching(then: OperationType = OperationType.ADD, otherwise: OperationType 
     return parts.model(operands, [Operation(OperationType.IF, (0, 1, 2, 3, 4), (5,))])
 
 
+def nested(depth: int, then: OperationType = OperationType.ADD, otherwise: OperationType = OperationType.MUL) -> Model:
+    """Return a model of `depth` nested IFs: `then` of x and y if its first input is true, else `otherwise`.
+
+    The inner IFs are in the then-branch, with a constant as condition. Operands are those of `branching`.
+    """
+    parts = Parts()
+    inner, other = parts.binary(then), parts.binary(otherwise)
+    step = [Operation(OperationType.IF, (0, 1, 2, 3, 4), (5,))]
+    for _ in range(depth - 1):
+        inner = parts.add([TRUTH, named(inner), named(other), *inputs(REAL, REAL), output(REAL)], step, c0=b"\1")
+    truth, x, y = inputs(TRUTH, REAL, REAL)
+    return parts.model([truth, named(inner), named(other), x, y, output(REAL)], step)
+
+
 def counting(parts: Parts | None = None) -> Model:
     """Return a WHILE that adds x to a sum while i < n: i starts at 0, the sum as an input does.
 
