@@ -122,10 +122,11 @@ class Burst(Uncopyable, HasState):
         deadline_ns: int | None = None,
         *,
         with_memory: bool = True,
+        arrays: MappedArrays | None = None,
     ) -> Self:
         """Create the queues and memories, and configure the burst in the driver (configureExecutionBurst); blocks.
 
-        Without its own memory a burst only has `execute_request`.
+        Without memory a burst only has `execute_request`. That of `arrays` remains the caller's.
 
         Raises:
             InvalidArgument: If the burst needs memory, and a shape is not fully known.
@@ -134,7 +135,7 @@ class Burst(Uncopyable, HasState):
         burst = cls(model, PollingWindow.controller(polling_window_us).ns)
         try:
             if with_memory:
-                burst._create_memory()
+                burst._use_memory(arrays or MappedArrays.create(model, burst._resources, "a burst"))
             burst._open(deadline_ns)
         except BaseException:
             burst.close()
@@ -146,9 +147,8 @@ class Burst(Uncopyable, HasState):
         self._resources.callback(queue.close)
         return queue
 
-    def _create_memory(self) -> None:
-        self._arrays = arrays = MappedArrays.create(self._model, self._resources, "a burst")
-        self._inputs, self.outputs, self._state = arrays.inputs, arrays.outputs, arrays.state
+    def _use_memory(self, arrays: MappedArrays) -> None:
+        self._arrays, self._inputs, self.outputs, self._state = arrays, arrays.inputs, arrays.outputs, arrays.state
         slots = [self._slots.add(memory) for memory in arrays.memories]
         inputs, outputs = arrays.request.inputs, arrays.request.outputs
         packets = [encode_request(inputs, outputs, slots, measure) for measure in (MeasureTiming.NO, MeasureTiming.YES)]
@@ -256,7 +256,7 @@ class Burst(Uncopyable, HasState):
             deadline_ns = deadline_after(timeout)
             kind += self._store_deadline(deadline_ns)
         if self._in_flight:
-            self._drain_late_result(deadline_ns)
+            self.drain_late_result(deadline_ns)
         if inputs:
             arrays.copy_in(inputs)
             self._has_inputs = True
@@ -290,7 +290,7 @@ class Burst(Uncopyable, HasState):
         if deadline_ns is None or not self._connection.has_deadlines:
             return 0
         if self._in_flight:
-            self._drain_late_result(deadline_ns)  # the driver may not have read the word yet
+            self.drain_late_result(deadline_ns)  # the driver may not have read the word yet
         self._deadline.store(deadline_ns)
         return _HAS_DEADLINE
 
@@ -332,7 +332,7 @@ class Burst(Uncopyable, HasState):
         """Execute a request over the queues. Returns None if it could not be sent."""
         self._require_open()
         if self._in_flight:
-            self._drain_late_result(deadline_ns)
+            self.drain_late_result(deadline_ns)
         self._free_slots(self._slots.expired(), deadline_ns)
         slots = [self._slots.find_or_add(memory) for memory in memories]
         packet = encode_request(request.inputs, request.outputs, slots, measure)
@@ -367,8 +367,8 @@ class Burst(Uncopyable, HasState):
         self._in_flight = False
         return reply
 
-    def _drain_late_result(self, deadline_ns: int | None) -> None:
-        """Receive and discard the result of an abandoned execution (timeout or signal), if there is one.
+    def drain_late_result(self, deadline_ns: int | None) -> None:
+        """Receive and discard the result of an abandoned execution (timeout or signal), if there is one; blocks.
 
         Raises:
             MissedDeadlineTransient: If the result does not arrive before `deadline_ns`.

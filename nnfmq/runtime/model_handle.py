@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.hal.summaries import signature
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from nnfmq.runtime.request_observation import ObservedModel
 
 _RELEASE_TIMEOUT_NS = 1_000_000_000
+
+
+class CallSignature(Protocol):
+    """The inputs and outputs of a model: the caller's, and those of HAL requests, which the states follow."""
+
+    caller_inputs: tuple[TensorInfo, ...]
+    caller_outputs: tuple[TensorInfo, ...]
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    states: tuple[StateInfo, ...]
 
 
 class ModelHandle(Uncopyable):
@@ -76,6 +86,10 @@ class ModelHandle(Uncopyable):
     def require_open(self) -> None:
         """Raise InvalidArgument if the model is released."""
         _ = self.model_id
+
+    def require_usable(self) -> None:
+        """Raise DeadObject or InvalidArgument if the driver has exited, or the connection is closed."""
+        self.connection.raise_if_closed()
 
     def release(self) -> None:
         """Release the model in the driver. Idempotent. Blocks up to 1 s. Does nothing if the driver has exited."""

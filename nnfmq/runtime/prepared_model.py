@@ -9,6 +9,7 @@ caller's memory. The modules of the modes are imported when they are first used.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, overload
 
@@ -305,9 +306,11 @@ class PreparedModel(Uncopyable, HasState):
         Raises:
             InvalidArgument: If `count` is less than 1, or as `burst`.
         """
+        from nnfmq.runtime.burst_configuration import configure_burst
         from nnfmq.runtime.burst_pool import BurstPool
 
-        return BurstPool.configure(self.handle, count, polling_window_us, deadline_after(timeout))
+        configure = partial(configure_burst, self.handle, polling_window_us, deadline_after(timeout))
+        return BurstPool.configure(self.handle, count, configure)
 
     # ------------------------------------------------------------------------------------------------ HAL requests
 

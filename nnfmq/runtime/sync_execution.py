@@ -105,7 +105,7 @@ def execute_arrays(
     for target in targets:
         if isinstance(target, Buffer):
             target.mark_written(writer)
-    return (outputs if out is None else _copy_out(out, outputs)), result.timing
+    return (outputs if out is None else copy_out(out, outputs)), result.timing
 
 
 def check_out(infos: Sequence[TensorInfo], out: Sequence[Array | Buffer]) -> None:
@@ -120,7 +120,7 @@ def check_out(infos: Sequence[TensorInfo], out: Sequence[Array | Buffer]) -> Non
     array_checks.check_out([info for info, _ in arrays], [target for _, target in arrays])
 
 
-def _copy_out(targets: Sequence[Array | Buffer], results: Sequence[Array | Buffer]) -> tuple[Array | Buffer, ...]:
+def copy_out(targets: Sequence[Array | Buffer], results: Sequence[Array | Buffer]) -> tuple[Array | Buffer, ...]:
     """Copy the results that are arrays into the caller's, and return the caller's arrays and buffers."""
     pairs = zip(targets, results, strict=True)
     arrays = [(t, r) for t, r in pairs if isinstance(t, np.ndarray) and isinstance(r, np.ndarray)]

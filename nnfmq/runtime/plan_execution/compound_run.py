@@ -1,0 +1,216 @@
+"""CompoundRun: the rules of one execution of a plan, for every execution mode; it decides, and calls no driver.
+
+The mode asks for the next call, makes it, and reports the result or the error, until no call is left:
+
+    a step succeeds                  the shapes of its outputs are noted, the next step follows
+    an output has too little memory  if all that lack some can grow: they grow, and the step is repeated
+                                     otherwise OutputInsufficientSize, with the shapes known so far
+    a step fails otherwise           the same step on the CPU; if it fails there, too, the whole model on the CPU
+    a result that another step
+    needs has no elements            the whole model on the CPU
+    a loop exceeds its time          MissedDeadlineTransient
+
+Without a fallback the first failure is the result. It is as well if it is a mistake of the application's. The model's
+inputs are intact after each of these: no driver can write to them, and no value shares their memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nnfmq.hal.errors import GeneralFailure, NnfmqError, OutputInsufficientSize
+from nnfmq.hal.timing import NO_TIMING
+from nnfmq.hal.types import ExecutionConfig, OutputShape, Request
+from nnfmq.runtime.execution_result import ExecutionResult
+from nnfmq.runtime.plan_execution.bound_plan import BoundCall
+from nnfmq.runtime.plan_execution.controller import Controller
+from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory
+from nnfmq.runtime.plan_execution.places import place_array, step_request
+from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
+from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.runtime.sync_execution import execute_arrays
+
+__all__ = ["CompoundRun", "StepCall", "run_synchronously"]
+
+_log = logging.getLogger("nnfmq.runtime")
+
+
+@dataclass(frozen=True, slots=True)
+class StepCall:
+    """A call that the execution mode makes next: a step of the plan, or the whole model (`step` is None) on the CPU."""
+
+    run: CompoundRun
+    step: BoundCall | None
+    is_on_cpu: bool
+    """Whether the fallback executes it. `model` then blocks while the CPU's driver starts and prepares the model."""
+
+    def model(self) -> PreparedModel:
+        """Return the prepared model to execute. Raises NnfmqError if it must be prepared first, and that fails."""
+        return self.run.model_of(self)
+
+    def request(self, model: PreparedModel) -> Request:
+        """Return the request to execute."""
+        return self.run.request_of(self, model)
+
+    def execute(self) -> Sequence[OutputShape]:
+        """Execute over the control channel and return the reported shapes; blocks. Raises NnfmqError if that fails."""
+        model = self.model()
+        return model.execute_request(self.request(model), self.run.config).shapes
+
+    def execute_copies(self) -> Sequence[OutputShape]:
+        """As `execute`, with copies of the values.
+
+        An execution that a signal handler interrupts continues in the driver: it must not write to memory that the next
+        one uses.
+        """
+        return self.run.execute_copies_of(self)
+
+
+class CompoundRun:
+    """One execution of a plan. `memory` has the model's inputs and outputs, and is used by nothing else meanwhile."""
+
+    def __init__(self, handle: PlanHandle, memory: ExecutionMemory, config: ExecutionConfig) -> None:
+        self.config = config
+        self._handle = handle
+        self.memory = memory
+        self._controller = Controller(memory, config.loop_timeout_ns)
+        self._call: StepCall | None = None
+        self._is_repeated = False
+        self._first_error: NnfmqError | None = None
+        memory.reset()
+
+    def next_call(self) -> StepCall | None:
+        """Return the next call; None if the execution is done.
+
+        Raises:
+            NnfmqError: If the execution has failed between two steps.
+        """
+        if self._is_repeated:
+            self._is_repeated = False
+            return self._call
+        if self._call is not None and self._call.step is None:  # the whole model was executed
+            return None
+        step = self._controller.next()
+        self._call = None if step is None else StepCall(self, step, is_on_cpu=False)
+        return self._call
+
+    def model_of(self, call: StepCall) -> PreparedModel:
+        """Return the prepared model of a call. See `StepCall.model`."""
+        fallback = self._handle.fallback
+        if not call.is_on_cpu or fallback is None:
+            assert call.step is not None  # only the fallback has the whole model
+            return self._handle.steps[call.step.index]
+        return fallback.whole_model() if call.step is None else fallback.step_model(call.step.index)
+
+    def request_of(self, call: StepCall, model: PreparedModel) -> Request:
+        """Return the request of a call."""
+        inputs, outputs = self._values_of(call)
+        return step_request(self.memory.places, inputs, outputs, (model.handle.inputs, model.handle.outputs))
+
+    def execute_copies_of(self, call: StepCall) -> Sequence[OutputShape]:
+        """Execute a call with copies. See `StepCall.execute_copies`."""
+        model, (inputs, outputs) = call.model().handle, self._values_of(call)
+        arrays = [place_array(self.memory.places[i], info) for i, info in zip(inputs, model.inputs, strict=True)]
+        results, _ = execute_arrays(model, arrays, None, self.config, None)
+        shapes = []
+        for number, result in zip(outputs, results, strict=True):
+            if isinstance(result, np.ndarray):
+                self.memory.write(number, result)
+                shapes.append(OutputShape(result.shape))
+        return shapes
+
+    def _values_of(self, call: StepCall) -> tuple[Sequence[int], Sequence[int]]:
+        source = self.memory.plan if call.step is None else call.step
+        return source.inputs, source.outputs
+
+    def succeed(self, shapes: Sequence[OutputShape]) -> None:
+        """Report that the last call has succeeded, with the shapes that its driver reported.
+
+        Raises:
+            GeneralFailure: If another step needs a result without elements, and there is no fallback.
+        """
+        assert self._call is not None
+        outputs = self._values_of(self._call)[1]
+        for number, shape in zip(outputs, shapes, strict=bool(shapes)):
+            self.memory.places[number].dimensions = shape.dimensions
+        if self._call.step is not None:
+            empty = [n for n in outputs if n in self._handle.step_inputs and 0 in self.memory.places[n].dimensions]
+            if empty:
+                self.execute_whole_model(GeneralFailure("a result that another step needs has no elements"))
+
+    def fail(self, error: NnfmqError) -> None:
+        """Report that the last call has failed; returns if another call follows.
+
+        Raises:
+            NnfmqError: The error of the execution, if none follows.
+        """
+        assert self._call is not None
+        if isinstance(error, OutputInsufficientSize):
+            self._grow(self._call, error)
+            self._is_repeated = True
+            return
+        if self._call.step is None:
+            raise error
+        if self._call.is_on_cpu or self._handle.is_cpu_step(self._call.step.index):
+            self.execute_whole_model(error)
+            return
+        self._require_fallback(error)
+        _log.warning("step %d failed on %s, executing it on the CPU: %s", self._call.step.index,
+                     self._handle.steps[self._call.step.index].device, error)  # fmt: skip
+        self._repeat(StepCall(self, self._call.step, is_on_cpu=True))
+
+    def execute_whole_model(self, error: NnfmqError) -> None:
+        """Let the whole model on the CPU be the next call, because of `error`; raise that if there is no fallback."""
+        self._require_fallback(error)
+        _log.warning("executing the whole model on the CPU: %s", error)
+        self.memory.reset()
+        self._repeat(StepCall(self, None, is_on_cpu=True))
+
+    def _require_fallback(self, error: NnfmqError) -> None:
+        self._first_error = self._first_error or error
+        fallback = self._handle.fallback
+        if fallback is None or not fallback.applies_to(error):
+            raise error
+
+    def _repeat(self, call: StepCall) -> None:
+        self._call, self._is_repeated = call, True
+
+    def _grow(self, call: StepCall, error: OutputInsufficientSize) -> None:
+        """Enlarge the memory of outputs that lack some; raise OutputInsufficientSize if that is not possible."""
+        places, has_grown, lacks_memory = self.memory.places, False, set()
+        for number, shape in zip(self._values_of(call)[1], error.output_shapes, strict=False):
+            place = places[number]
+            place.dimensions = shape.dimensions
+            if 0 not in shape.dimensions:
+                has_grown |= self.memory.grow(number, place.size_of(shape.dimensions))
+            if not (shape.is_sufficient or place.is_growable):
+                lacks_memory.add(number)
+        if lacks_memory or not has_grown:
+            shapes = [OutputShape(places[n].dimensions, n not in lacks_memory) for n in self.memory.plan.outputs]
+            raise OutputInsufficientSize(str(error), tuple(shapes)) from error
+
+    def result(self) -> ExecutionResult:
+        """Return the result of an execution that is done: the shapes of all outputs, if not all were known."""
+        places = [self.memory.places[number] for number in self.memory.plan.outputs]
+        shapes = tuple(OutputShape(place.dimensions) for place in places)
+        return ExecutionResult(shapes if self._handle.has_unknown_outputs else (), NO_TIMING)
+
+
+def run_synchronously(run: CompoundRun, execute: Callable[[StepCall], Sequence[OutputShape]]) -> ExecutionResult:
+    """Make all calls of an execution on this thread, with `execute`, and return the result. Blocks.
+
+    Raises:
+        NnfmqError: The error of the execution.
+    """
+    while (call := run.next_call()) is not None:
+        try:
+            shapes = execute(call)
+        except NnfmqError as error:
+            run.fail(error)
+        else:
+            run.succeed(shapes)
+    return run.result()

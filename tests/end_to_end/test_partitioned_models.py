@@ -1,0 +1,162 @@
+"""Models on several devices, with real drivers: synchronous executions of plans that are written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+import numpy as np
+import pytest
+from support.control_flow_models import branching, counting, rotating
+from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
+from support.plans import control_flow_plan, linear_plan
+from support.small_models import two_adds
+
+import nnfmq
+from nnfmq.execution_plan.plan import ExecutionPlan
+from nnfmq.hal.tensor_info import operand_info
+from nnfmq.runtime.cpu_fallback import CpuFallback
+from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
+
+Prepare = Callable[[ExecutionPlan], PartitionedModel]
+
+
+@pytest.fixture(scope="module")
+def drivers() -> Iterator[list[Daemon]]:
+    with ExitStack() as stack:
+        folder = stack.enter_context(short_folder())
+        yield [stack.enter_context(running_daemon(folder / f"{name}.sock")) for name in "abc"]
+
+
+@pytest.fixture
+def prepare(drivers: list[Daemon]) -> Iterator[Prepare]:
+    """Prepare the steps of a plan on the first two drivers; the third has the CPU device."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(driver.connect()) for driver in drivers]
+
+        def prepare(plan: ExecutionPlan) -> PartitionedModel:
+            model = prepared(plan, clients)
+            stack.callback(model.close)
+            return model
+
+        yield prepare
+
+
+def prepared(plan: ExecutionPlan, clients: Sequence[nnfmq.Client]) -> PartitionedModel:
+    """Return the plan's model, whose step for device i is on client i; the last client has the CPU device."""
+    steps = [clients[step.device].device("reference").prepare(step.model) for step in plan.execution_steps]
+    fallback = CpuFallback(
+        partial(clients[-1].device, "reference"), plan.model, [step.model for step in plan.execution_steps]
+    )
+    main = plan.model.main
+    inputs = tuple(operand_info(main.operands[index], f"input {i}") for i, index in enumerate(main.input_indexes))
+    outputs = tuple(operand_info(main.operands[index], f"output {i}") for i, index in enumerate(main.output_indexes))
+    return PartitionedModel(plan, steps, fallback, inputs, outputs)
+
+
+A = np.array([[1, 2], [3, 4]], np.float32)
+B = np.array([[10, 20], [30, 40]], np.float32)
+
+
+def test_PART_5_a_value_between_two_drivers_is_in_memory_of_the_runtime(prepare: Prepare) -> None:
+    model = prepare(linear_plan(two_adds(), [0], [1]))
+    for _ in range(3):
+        (result,) = model.execute(A, B)
+        assert result.tolist() == (A + 2 * B).tolist()
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_PART_4_an_interpreted_IF_executes_one_branch(prepare: Prepare, condition: bool) -> None:
+    model = prepare(control_flow_plan(branching()))
+    x, y = np.array([3, 4], np.float32), np.array([5, 6], np.float32)
+    (result,) = model.execute(np.array([condition]), x, y)
+    assert result.tolist() == ([8, 10] if condition else [15, 24])
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 5])
+def test_PART_4_an_interpreted_WHILE_repeats_its_body(prepare: Prepare, rounds: int) -> None:
+    model = prepare(control_flow_plan(counting()))
+    for _ in range(2):
+        total, x = np.array([1, 2], np.float32), np.array([10, 20], np.float32)
+        (result,) = model.execute(total, np.array([rounds], np.int32), x)
+        assert result.tolist() == [1 + 10 * rounds, 2 + 20 * rounds]
+
+
+def test_PART_4_the_values_of_a_WHILE_change_places(prepare: Prepare) -> None:
+    model = prepare(control_flow_plan(rotating()))
+    a, b, c = (np.array([v, -v], np.float32) for v in (1, 10, 100))
+    results = model.execute(a, b, c, np.array([3], np.int32))
+    for _ in range(3):
+        a, b, c = b, c, a + c
+    assert [result.tolist() for result in results] == [a.tolist(), b.tolist(), c.tolist()]
+
+
+def test_an_asynchronous_execution_continues_with_the_next_step(prepare: Prepare) -> None:
+    model = prepare(linear_plan(two_adds(), [0], [1]))
+    pending = [model.execute_async(A + k, B) for k in range(5)]
+    assert [p.result(LIMIT_S)[0].tolist() for p in pending] == [(A + k + 2 * B).tolist() for k in range(5)]
+
+
+def test_an_asynchronous_WHILE_is_interpreted_between_callbacks(prepare: Prepare) -> None:
+    model = prepare(control_flow_plan(counting()))
+    total, x = np.array([1, 2], np.float32), np.array([10, 20], np.float32)
+    (result,) = model.execute_async(total, np.array([4], np.int32), x).result(LIMIT_S)
+    assert result.tolist() == [41, 82]
+
+
+def test_PART_10_a_burst_of_a_plan_has_a_burst_for_each_step(prepare: Prepare) -> None:
+    model = prepare(linear_plan(two_adds(), [0], [1]))
+    with model.burst() as burst:
+        for k in range(5):
+            assert burst.execute(A + k, B)[0].tolist() == (A + k + 2 * B).tolist()
+        burst.inputs[0][:] = 5
+        assert burst.execute(out=burst.outputs)[0].tolist() == (5 + 2 * B).tolist()
+        info = burst.last
+        assert info.latency_ns == info.queue_ns + info.driver_ns + info.engine_ns
+
+
+def test_PART_10_a_burst_interprets_a_WHILE(prepare: Prepare) -> None:
+    model = prepare(control_flow_plan(counting()))
+    with model.burst() as burst:
+        for rounds in (3, 0, 1):
+            total, x = np.array([1, 2], np.float32), np.array([10, 20], np.float32)
+            (result,) = burst.execute(total, np.array([rounds], np.int32), x)
+            assert result.tolist() == [1 + 10 * rounds, 2 + 20 * rounds]
+
+
+def test_PART_11_fenced_steps_wait_for_each_other_s_fences(prepare: Prepare) -> None:
+    model = prepare(linear_plan(two_adds(), [0], [1]))
+    with nnfmq.Fence.create() as gate, model.execute_fenced(A, B, wait_for=[gate]) as execution:
+        assert not execution.done()
+        with model.execute_fenced(A + 1, B, wait_for=[execution.fence]) as after:
+            gate.signal()
+            assert execution.result(LIMIT_S)[0].tolist() == (A + 2 * B).tolist()
+            assert after.result(LIMIT_S)[0].tolist() == (A + 1 + 2 * B).tolist()
+        assert execution.info().launched.time_in_driver_ns == -1
+
+
+def test_PART_11_a_fenced_WHILE_is_interpreted_after_the_fences(prepare: Prepare) -> None:
+    model = prepare(control_flow_plan(counting()))
+    total, x = np.array([1, 2], np.float32), np.array([10, 20], np.float32)
+    with (
+        nnfmq.Fence.create() as gate,
+        model.execute_fenced(total, np.array([2], np.int32), x, wait_for=[gate]) as execution,
+    ):
+        assert not execution.done()
+        gate.signal()
+        assert execution.result(LIMIT_S)[0].tolist() == [21, 42]
+
+
+def test_reusable_executions_of_the_steps_are_computed_in_turn(prepare: Prepare) -> None:
+    model = prepare(linear_plan(two_adds(), [0], [1]))
+    with model.create_reusable_execution() as execution:
+        for k in range(3):
+            assert execution.compute(A + k, B)[0].tolist() == (A + k + 2 * B).tolist()
+        with execution.compute_fenced(A, B) as fenced:
+            assert fenced.result(LIMIT_S)[0].tolist() == (A + 2 * B).tolist()
+        assert execution.compute(A, A)[0].tolist() == (3 * A).tolist()
+    with model.create_execution() as once:
+        assert once.compute(A, B)[0].tolist() == (A + 2 * B).tolist()
+        with pytest.raises(nnfmq.BadState, match="not reusable"):
+            once.compute(A, B)
