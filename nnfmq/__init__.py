@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from nnfmq.runtime.client import Client
     from nnfmq.runtime.client_device import Device, DeviceInfo
     from nnfmq.runtime.connect import connect
+    from nnfmq.runtime.devices.nnapi_runtime import Runtime
+    from nnfmq.runtime.devices.runtime_device import RuntimeDevice
     from nnfmq.runtime.execution_result import ExecutionInfo
     from nnfmq.runtime.fenced_execution import FencedExecution
     from nnfmq.runtime.managed_buffer import Buffer
@@ -55,6 +57,8 @@ __all__ = [
     "ModelMetadata",
     "PendingExecution",
     "PreparedModel",
+    "Runtime",
+    "RuntimeDevice",
     "StateInfo",
     "TensorInfo",
     "TensorMetadata",
@@ -87,6 +91,8 @@ if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__get
         "Memory": "nnfmq.memory",
         "PendingExecution": "nnfmq.runtime.async_execution",
         "PreparedModel": "nnfmq.runtime.prepared_model",
+        "Runtime": "nnfmq.runtime.devices.nnapi_runtime",
+        "RuntimeDevice": "nnfmq.runtime.devices.runtime_device",
         **dict.fromkeys(("StateInfo", "TensorInfo"), "nnfmq.hal.tensor_info"),
     }
 

@@ -51,6 +51,8 @@ _AGREED = [
     "ResourceExhausted",
     "ResourceExhaustedPersistent",
     "ResourceExhaustedTransient",
+    "Runtime",
+    "RuntimeDevice",
     "StateInfo",
     "TensorInfo",
     "TensorMetadata",

@@ -51,6 +51,7 @@ States of recurrent models start at zero, unless there is an --input for each.
 Photos (extra `images`): the central square of 87.5 %, resized bilinearly.
 """
 
+_EXECUTION_S = 60.0
 _STAGES = {
     "latency": "from sending the request to having read the result",
     "queue": "both queues and wake-ups",
@@ -86,8 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         metavar="S",
         type=float,
-        default=60.0,
-        help="limit for preparing and for each execution, in seconds (default: 60)",
+        help="limit for preparing and for each execution on one device, in seconds (default: 60 for an execution)",
     )
     parser.add_argument(
         "--output", metavar="FILE", type=Path, help="save the outputs as .npy, or .npz if there are several"
@@ -167,6 +167,7 @@ def _burst(
     from contextlib import ExitStack
 
     from nnfmq.hal.types import ExecutionPreference
+    from nnfmq.runtime.prepared_model import PreparedModel
 
     with ExitStack() as stack:
         client = stack.enter_context(open_client(arguments.connect))
@@ -174,15 +175,18 @@ def _burst(
         once, repeated = ExecutionPreference.FAST_SINGLE_ANSWER, ExecutionPreference.SUSTAINED_SPEED
         preference = once if arguments.repeat == len(steps) == 1 else repeated
         with compiling(arguments.no_color) as progress:
-            prepared = stack.enter_context(
-                target.prepare(model, progress=progress, preference=preference, timeout=arguments.timeout)
-            )
-        burst = stack.enter_context(prepared.burst())
+            prepared = target.prepare(model, progress=progress, preference=preference, timeout=arguments.timeout)
+        stack.enter_context(prepared)
+        timeout = (
+            _EXECUTION_S if arguments.timeout is None and isinstance(prepared, PreparedModel) else arguments.timeout
+        )
+        burst = prepared.burst()
+        stack.enter_context(burst)
         progress = stack.enter_context(progress_bar("executing", arguments.no_color))
         executions = []
         for _ in range(arguments.repeat):
             for inputs in steps:
-                outputs = burst.execute(*inputs, timeout=arguments.timeout)
+                outputs = burst.execute(*inputs, timeout=timeout)
                 executions.append(burst.last)
                 if progress is not None:
                     progress(len(executions), arguments.repeat * len(steps))

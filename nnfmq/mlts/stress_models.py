@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -34,7 +34,9 @@ from nnfmq.mlts.crash_list import CrashTest
 from nnfmq.mlts.datasets import Array
 from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.prepare_arguments import NamedModel
-from nnfmq.runtime.prepared_model import PreparedModel
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.client import CompiledModel
 
 PARALLEL_BUDGET_S = 8.0
 """How long the executions, or preparations, of all threads of a test may take one after the other."""
@@ -140,7 +142,7 @@ def affordable(costs: Sequence[ModelCost], test: CrashTest) -> list[ModelCost]:
     return fitting or sorted(costs, key=seconds)[:1]
 
 
-def inputs_for(prepared: PreparedModel) -> list[Array]:
+def inputs_for(prepared: CompiledModel) -> list[Array]:
     """Return inputs of a prepared model, the same ones each time."""
     random = np.random.default_rng(0)
     return [

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, Unpack
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
@@ -17,7 +16,6 @@ from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.device_validation import valid_devices
 from nnfmq.runtime.prepare_arguments import ModelArgument, name_for_display, to_model
-from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.uncopyable import Uncopyable
@@ -25,11 +23,28 @@ from nnfmq.uncopyable import Uncopyable
 if TYPE_CHECKING:
     import subprocess
 
-    from nnfmq.execution_observers import DeviceChoice
+    from nnfmq.hal.types import Model
     from nnfmq.observe.driver_statistics import DriverStatistics
+    from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
+    from nnfmq.runtime.prepare_arguments import NamedModel
+    from nnfmq.runtime.prepared_model import PreparedModel
 
-_COMPILED, _REFERENCE = "compiled", "reference"
-_log = logging.getLogger("nnfmq.client")
+    CompiledModel: TypeAlias = PreparedModel | PartitionedModel
+    """A model on one device, or on several."""
+
+
+class Compilation(Protocol):
+    """Prepares models on the devices that suit them, as `ClientCompilation`."""
+
+    def prepare(
+        self, client: Client, infos: Sequence[DeviceInfo], model: Model | NamedModel, options: PrepareOptions
+    ) -> CompiledModel:
+        """Return the prepared model; blocks."""
+        ...
+
+    def close(self) -> None:
+        """End the processes that were started for it. Idempotent."""
+        ...
 
 
 class Client(Uncopyable):
@@ -44,15 +59,16 @@ class Client(Uncopyable):
         connection: Connection,
         process: subprocess.Popen[bytes] | None,
         connect_again: Callable[[int | None], Client] | None = None,
+        compilation: Compilation | None = None,
     ) -> None:
         self._connection = connection
         self._process = process
         self._connect_again = connect_again
+        self._compilation = compilation
         self._pid = os.getpid()
         self._is_closed = False
         self._reconnecting = threading.Lock()
-        self._fallback_warning = threading.Lock()  # acquired once, by the thread that logs the warning
-        self._known_devices: dict[str, DeviceInfo] = {}  # as they were when `device` returned them first
+        self._known_devices: dict[str, DeviceInfo] = {}  # as they were when they were used first
         self._lost_devices: set[str] = set()  # missing or different in the driver of a later connection
 
     def __repr__(self) -> str:
@@ -140,35 +156,39 @@ class Client(Uncopyable):
         """
         return self._device(name, self.devices(timeout=timeout))
 
-    def _device(self, name: str, devices: list[DeviceInfo], choice: DeviceChoice = "application") -> Device:
+    def _device(self, name: str, devices: list[DeviceInfo]) -> Device:
         infos = {info.name: info for info in devices}
         if name in self._lost_devices:
             raise DeviceUnavailable(f"device {name!r} has changed since the driver died; connect again to use it")
         if name not in infos:
             raise InvalidArgument(f"there is no device {name!r}; this driver has: {', '.join(sorted(infos))}")
         self._known_devices.setdefault(name, infos[name])
-        return Device(infos[name], self._connection, choice)
+        return Device(infos[name], self._connection)
 
-    def prepare(self, model: ModelArgument, **options: Unpack[PrepareOptions]) -> PreparedModel:
+    def prepare(self, model: ModelArgument, **options: Unpack[PrepareOptions]) -> CompiledModel:
         """Prepare a model, or a model file, on the best available device; blocks. The caller closes the result.
 
-        That is `compiled`, which generates machine code, if it is available; otherwise `reference`, and the client logs
-        one warning. Takes the keyword arguments of `Device.prepare`, and raises as it does.
+        That is `compiled`, which generates machine code, if it is available, otherwise `reference`, with one warning in
+        the log; devices of plug-ins that are faster at some operations execute these. If the devices fail, the CPU
+        device executes the model, in an embedded driver (docs/how-to/partitioning.md). `device` chooses one device.
+
+        Takes the keyword arguments of `Device.prepare`. Cache files and a timeout need a model on one device.
+
+        Raises:
+            InvalidArgument: If the model, its file or an option is not valid.
+            OSError: If the model's file cannot be read.
+            NnfmqError: As `Device.prepare`, if the CPU device may not be used instead.
         """
         options["name"] = name_for_display(model, options.get("name"))
         model = to_model(model)  # while an embedded driver starts
         timeout = options.get("timeout")
         devices = self.devices(timeout=DEFAULT_TIMEOUT_S if timeout is None else timeout)
-        status = next((info.status for info in devices if info.name == _COMPILED), None)
-        if status is DeviceStatus.AVAILABLE and _COMPILED not in self._lost_devices:
-            return self._device(_COMPILED, devices, "best").prepare(model, **options)
-        if self._fallback_warning.acquire(blocking=False):
-            _log.warning(
-                "device 'compiled' is %s: models are prepared on the slower device 'reference'. "
-                "'compiled' needs llvmlite where the driver runs: pip install 'nnfmq[compiled]'",
-                "missing" if status is None else status.name,
-            )
-        return self._device(_REFERENCE, devices, "fallback").prepare(model, **options)
+        if self._compilation is None:
+            raise InvalidArgument("this client has no runtime: call nnfmq.connect(), or `device` to choose a device")
+        for info in devices:
+            self._known_devices.setdefault(info.name, info)
+        usable = [info for info in devices if info.name not in self._lost_devices]
+        return self._compilation.prepare(self, usable, model, options)
 
     def reconnect(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
         """Connect again to a driver that has died, or its successor; blocks until it listens. No effect while it lives.
@@ -200,7 +220,7 @@ class Client(Uncopyable):
             new.close()
             raise
         for name, known in self._known_devices.items():
-            if not _is_same_device(known, infos.get(name)):
+            if not is_same_device(known, infos.get(name)):
                 self._lost_devices.add(name)
         old, self._connection = self._connection, new._connection
         process, self._process = self._process, new._process
@@ -213,6 +233,8 @@ class Client(Uncopyable):
         self._is_closed = True
         has_started = self._connection.has_started
         self._connection.close()
+        if self._compilation is not None:
+            self._compilation.close()
         process, self._process = self._process, None
         if process is not None and os.getpid() == self._pid:
             if not has_started:
@@ -233,7 +255,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     end_embedded_driver(process)
 
 
-def _is_same_device(old: DeviceInfo, new: DeviceInfo | None) -> bool:
+def is_same_device(old: DeviceInfo, new: DeviceInfo | None) -> bool:
     """Return True if the descriptions are equal except for the status."""
     names = [name for name in old.__struct_fields__ if name != "status"]
     return new is not None and all(getattr(old, name) == getattr(new, name) for name in names)

@@ -34,6 +34,7 @@ from nnfmq.runtime.prepare_arguments import (
     NamedModel,
     Preference,
     name_for_display,
+    to_hal_model,
     to_model,
     to_preference,
 )
@@ -44,7 +45,7 @@ from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model_codec import encode_model
 from nnfmq.verbose_log import vlog
 
-__all__ = ["Device", "DeviceInfo", "PrepareOptions", "ProgressCallback"]
+__all__ = ["Device", "DeviceInfo", "PrepareOptions", "ProgressCallback", "model_signature"]
 
 if TYPE_CHECKING:
     from nnfmq.execution_observers import DeviceChoice
@@ -105,7 +106,7 @@ class Device:
 
     def supported_operations(self, model: ModelArgument, *, timeout: float | None = None) -> list[bool]:
         """Return for each operation of the main subgraph whether this device can execute it; blocks."""
-        hal_model = _hal_model(to_model(model))
+        hal_model = to_hal_model(to_model(model))
         data, pools = encode_model(hal_model)
         message = messages.GetSupportedOperations(
             self._connection.next_call_id(),
@@ -171,7 +172,7 @@ class Device:
         require_supported_hints(self.info.name, self._extension_names(), hints, extensions)
         deadline_ns = deadline_after(timeout)
         loaded = to_model(model)
-        hal_model = _hal_model(loaded)
+        hal_model = to_hal_model(loaded)
         data, pools = encode_model(hal_model)
         message = messages.PrepareModel(
             0,  # `_prepare` sets the id
@@ -269,7 +270,7 @@ class Device:
                 progress(notification.done, notification.total)
 
         vlog("compilation", "device %s prepares model %r", self.info.name, message.name)
-        inputs, outputs = _signature(model, self.info)
+        inputs, outputs = model_signature(model, [self.info])
         states = () if isinstance(model, Model) else tuple(getattr(model, "states", ()))
         prepared = PreparedModel(
             self._connection, None, inputs, outputs, self.info.name, self._extension_names(), states
@@ -349,24 +350,17 @@ class Device:
         return allocate_in_device(self._connection, self.info.name, inputs, outputs, tuple(dimensions), timeout)
 
 
-def _hal_model(model: Model | NamedModel) -> Model:
-    hal_model = model if isinstance(model, Model) else getattr(model, "model", None)
-    if not isinstance(hal_model, Model):
-        raise InvalidArgument(f"a {type(model).__name__} is no model (N-VAL-24)")
-    return hal_model
-
-
-def _signature(
-    model: Model | ModelSignature, device: DeviceInfo
+def model_signature(
+    model: Model | ModelSignature, devices: Sequence[DeviceInfo]
 ) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-    """Return the inputs and outputs of a model."""
+    """Return the inputs and outputs of a model, whose extensions one of `devices` supports."""
     if not isinstance(model, Model):
         return tuple(model.inputs), tuple(model.outputs)
     main, types = model.main, None
     if model.extensions:  # few models have any
         from nnfmq.runtime.extension_types import extension_types
 
-        types = extension_types(model, device)
+        types = extension_types(model, devices)
     inputs = [operand_info(main.operands[index], f"input {i}", types) for i, index in enumerate(main.input_indexes)]
     outputs = [operand_info(main.operands[index], f"output {i}", types) for i, index in enumerate(main.output_indexes)]
     return tuple(inputs), tuple(outputs)

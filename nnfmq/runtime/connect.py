@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -103,10 +104,12 @@ def _connect_to(path: Path, deadline_ns: int | None, server_uid: int | None, int
         channel.close()
         raise DeviceUnavailable(f"the driver at {path} runs as uid {uid}, not as {os.getuid()} or root; see server_uid")
     from nnfmq.runtime.client import Client
+    from nnfmq.runtime.compilation.client_compilation import ClientCompilation
     from nnfmq.runtime.connection import Connection
 
     connection = Connection.open(channel, deadline_ns, interface=interface)
-    return Client(connection, None, partial(_connect_when_listening, path, server_uid, interface))
+    again = partial(_connect_when_listening, path, server_uid, interface)
+    return Client(connection, None, again, ClientCompilation(connect_cpu_driver))
 
 
 def _connect_when_listening(path: Path, server_uid: int | None, interface: str, deadline_ns: int | None) -> Client:
@@ -120,20 +123,33 @@ def _connect_when_listening(path: Path, server_uid: int | None, interface: str, 
         time.sleep(_RETRY_S)
 
 
-def _connect_embedded(deadline_ns: int | None, interface: str, wait_ready: bool) -> Client:
+def connect_cpu_driver(deadline_ns: int | None) -> Client:
+    """Start an embedded driver with the packaged devices, whichever the settings name; return its client.
+
+    The caller closes it. Blocks as `connect`.
+    """
+    packaged = Path(__file__).parents[1] / "service" / "devices.toml"
+    return _connect_embedded(deadline_ns, INTERFACE, False, {settings.DEVICES.variable: str(packaged)})
+
+
+def _connect_embedded(
+    deadline_ns: int | None, interface: str, wait_ready: bool, variables: Mapping[str, str] | None = None
+) -> Client:
     from nnfmq.runtime.embedded_driver import start_embedded_driver  # imports subprocess
 
-    channel, process = start_embedded_driver()
+    channel, process = start_embedded_driver(variables or {})
     with ExitStack() as undo:
         undo.callback(process.wait)
         undo.callback(process.kill)
         undo.callback(channel.close)
         from nnfmq.runtime.client import Client  # while the driver starts
+        from nnfmq.runtime.compilation.client_compilation import ClientCompilation
         from nnfmq.runtime.connection import Connection
 
         connection = Connection.start(channel, deadline_ns, process.pid, interface)
         undo.callback(connection.close)
-        client = Client(connection, process, partial(_connect_embedded, interface=interface, wait_ready=True))
+        again = partial(_connect_embedded, interface=interface, wait_ready=True, variables=variables)
+        client = Client(connection, process, again, ClientCompilation(connect_cpu_driver))
         if wait_ready:
             connection.wait_until_ready(deadline_ns)
         undo.pop_all()

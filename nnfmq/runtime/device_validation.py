@@ -32,6 +32,8 @@ def valid_devices(devices: Sequence[DeviceInfo]) -> list[DeviceInfo]:
 def _problems(info: DeviceInfo) -> Iterator[str]:
     if not info.version:
         yield "its version string is empty (DEV-4)"
+    if not info.feature_level:
+        yield "its feature level is 0, the lowest is 1"
     for count in (info.model_cache_files, info.data_cache_files):
         if count > MAX_NUMBER_OF_CACHE_FILES:
             yield f"it wants {count} cache files of a kind, {MAX_NUMBER_OF_CACHE_FILES} are allowed (DEV-6)"

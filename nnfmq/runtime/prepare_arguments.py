@@ -16,6 +16,7 @@ __all__ = [
     "NamedModel",
     "Preference",
     "name_for_display",
+    "to_hal_model",
     "to_model",
     "to_preference",
 ]
@@ -69,6 +70,14 @@ def to_model(model: ModelArgument) -> Model | NamedModel:
     from nnfmq.importers import load
 
     return load(Path(model))
+
+
+def to_hal_model(model: Model | NamedModel) -> Model:
+    """Return the HAL's model. Raises InvalidArgument if it is none (N-VAL-24)."""
+    hal_model = model if isinstance(model, Model) else getattr(model, "model", None)
+    if not isinstance(hal_model, Model):
+        raise InvalidArgument(f"a {type(model).__name__} is no model (N-VAL-24)")
+    return hal_model
 
 
 def name_for_display(model: ModelArgument, name: str | None) -> str:

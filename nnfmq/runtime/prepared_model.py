@@ -30,13 +30,14 @@ from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.managed_buffer import Buffer
-from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.model_handle import ModelFallback, ModelHandle
 from nnfmq.runtime.model_state import HasState, StateValues, require_no_state
 from nnfmq.runtime.tensor_layout import ALIGNMENT, PADDING, Array, MemoryPreference
 from nnfmq.runtime.wire_values import make_execution_config
 from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
+    from nnfmq.execution_plan.plan import ExecutionPlan
     from nnfmq.fence import HasFileno
     from nnfmq.runtime.aidl_burst_controller import AidlBurst
     from nnfmq.runtime.async_execution import PendingExecution
@@ -74,6 +75,8 @@ class PreparedModel(Uncopyable, HasState):
         self.last_timing = Timing()
         self._state = StateValues(states) if states else None
         self._claims: dict[int, object] = {}  # see `exclusive_use`
+        self.plan: ExecutionPlan | None = None
+        """The plan, if the runtime chose the device."""
 
     def __repr__(self) -> str:
         return f"<PreparedModel on {self._place()}: {self.handle.signature}>"
@@ -94,6 +97,15 @@ class PreparedModel(Uncopyable, HasState):
     def model_id(self) -> int:
         """The model's id in the driver. Raises InvalidArgument once closed."""
         return self.handle.model_id
+
+    @property
+    def fallback(self) -> ModelFallback | None:
+        """What executes the model if its device fails; None = the device's error is raised. `close` closes it too."""
+        return self.handle.fallback
+
+    @fallback.setter
+    def fallback(self, fallback: ModelFallback | None) -> None:
+        self.handle.fallback = fallback
 
     def memory_preference(self, kind: Literal["input", "output"], index: int) -> MemoryPreference:
         """Return the placement of one input or output in the application's memory that is fastest (MEM-6).
@@ -395,8 +407,13 @@ class PreparedModel(Uncopyable, HasState):
         return AidlBurst.configure(self.handle, deadline_after(timeout))
 
     def close(self) -> None:
-        """Release the model in the driver; its bursts remain usable. Idempotent. Blocks up to 1 s."""
+        """Release the model in the driver; its bursts remain usable. Idempotent. Blocks up to 1 s.
+
+        Its fallback is closed, too: if the device of a burst fails afterwards, the error is raised.
+        """
         self.handle.release()
+        if self.fallback is not None:
+            self.fallback.close()
 
     def __enter__(self) -> Self:
         return self

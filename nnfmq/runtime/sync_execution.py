@@ -14,17 +14,15 @@ from numpy.typing import ArrayLike
 from nnfmq.hal.errors import InvalidArgument, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import Timing
-from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, Request
+from nnfmq.hal.types import ExecutionConfig, Request
 from nnfmq.runtime import array_checks
 from nnfmq.runtime.array_request import ArrayRequest, checked_arguments
-from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.device_execution import execute_on_device
 from nnfmq.runtime.execution_result import ExecutionResult
+from nnfmq.runtime.failed_execution import execute_after_failure
 from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.model_handle import ModelHandle
-from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.tensor_layout import Array
-from nnfmq.runtime.wire_values import memory_fds, to_wire_config, to_wire_deadline
-from nnfmq.serialize import messages
 
 
 def execute_request(
@@ -32,43 +30,20 @@ def execute_request(
 ) -> ExecutionResult:
     """Execute a request and return its validated result; blocks. Borrows the request's pools.
 
+    If the device fails, the CPU may execute it, see `execute_after_failure`.
+
     Raises:
         ProtocolError: If the driver's reply is invalid.
         MissedDeadline: If the deadline passes.
         DeadObject: If the driver exits.
         NnfmqError: The error of the reply's status.
     """
-    message = messages.Execute(
-        model.connection.next_call_id(),
-        model.model_id,
-        messages.request_to_data(request),
-        to_wire_config(model, config),
-        to_wire_deadline(model.connection, deadline_ns),
-    )
-    run = RequestRun(model, request, config)
-    fds, mode = memory_fds(request.pools), HalExecutionMode.SYNCHRONOUS
-    return exchange_execution(model.connection, message, run, fds, deadline_ns, mode)
-
-
-def exchange_execution(
-    connection: Connection,
-    message: messages.Call,
-    run: RequestRun,
-    fds: Sequence[int],
-    deadline_ns: int | None,
-    mode: HalExecutionMode,
-) -> ExecutionResult:
-    """Send a call whose reply is Executed, and return the validated result; blocks. Raises as `execute_request`."""
-    observation = run.begin(mode, deadline_ns)
     try:
-        result = run.finish(connection.exchange(message, messages.Executed, fds, deadline_ns))
+        return execute_on_device(model, request, config, deadline_ns)
     except NnfmqError as error:
-        if observation is not None:
-            observation.fail(error)
-        raise
-    if observation is not None:
-        observation.finish(result.shapes, result.timing)
-    return result
+        if not model.can_execute_again(error, deadline_ns):
+            raise
+        return execute_after_failure(model, request, config, deadline_ns, error)
 
 
 def execute_arrays(

@@ -196,7 +196,9 @@ class _Launch(Generic[ResultT]):
             except NnfmqError as error:
                 if not self.steps and not self._has_fallback(error):
                     raise
-                self._recover_after(error)
+                # The driver rejects a fence that is in error already; then the step before has the error.
+                has_failed_before = any(fence.state is FenceState.ERROR for fence in self._step_fences)
+                self._recover_after(None if has_failed_before else error)
                 return
             self.steps.append(step)
             fences = [Fence.adopt(os.dup(step.fence.fileno()))]

@@ -97,7 +97,6 @@ class CompoundRun:
         self._controller = Controller(memory, config.loop_timeout_ns)
         self._call: StepCall | None = None
         self._is_repeated = False
-        self._first_error: NnfmqError | None = None
         memory.reset()
 
     def next_call(self) -> StepCall | None:
@@ -194,19 +193,19 @@ class CompoundRun:
             self.execute_whole_model(error)
             return
         self._require_fallback(error)
-        _log.warning("step %d failed on %s, executing it on the CPU: %s", self._call.step.index,
-                     self._handle.steps[self._call.step.index].device, error)  # fmt: skip
+        index = self._call.step.index
+        device = self._handle.steps[index].device
+        _log.warning("step %d failed on %s, executing it on the CPU: %s", index, device, str(error))
         self._repeat(StepCall(self, self._call.step, is_on_cpu=True))
 
     def execute_whole_model(self, error: NnfmqError) -> None:
         """Let the whole model on the CPU be the next call, because of `error`; raise that if there is no fallback."""
         self._require_fallback(error)
-        _log.warning("executing the whole model on the CPU: %s", error)
+        _log.warning("executing the whole model on the CPU: %s", str(error))  # a record would keep the error's frames
         self.memory.reset()
         self._repeat(StepCall(self, None, is_on_cpu=True))
 
     def _require_fallback(self, error: NnfmqError) -> None:
-        self._first_error = self._first_error or error
         fallback = self._handle.fallback
         if fallback is None or not fallback.applies_to(error):
             raise error
