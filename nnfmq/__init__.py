@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nnfmq.hal.types import ExecutionPreference, FenceState
     from nnfmq.importers import LoadedModel, ModelMetadata, TensorMetadata, example_path, load
     from nnfmq.memory import Memory
+    from nnfmq.model_builder.builder import ModelBuilder
     from nnfmq.runtime.async_execution import PendingExecution
     from nnfmq.runtime.buffer_allocation import allocate
     from nnfmq.runtime.burst_controller import Burst
@@ -54,6 +55,7 @@ __all__ = [
     "FileMemory",
     "LoadedModel",
     "Memory",
+    "ModelBuilder",
     "ModelMetadata",
     "PendingExecution",
     "PreparedModel",
@@ -89,6 +91,7 @@ if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__get
         "FencedExecution": "nnfmq.runtime.fenced_execution",
         "FileMemory": "nnfmq.file_memory",
         "Memory": "nnfmq.memory",
+        "ModelBuilder": "nnfmq.model_builder.builder",
         "PendingExecution": "nnfmq.runtime.async_execution",
         "PreparedModel": "nnfmq.runtime.prepared_model",
         "Runtime": "nnfmq.runtime.devices.nnapi_runtime",

@@ -41,6 +41,7 @@ _AGREED = [
     "MissedDeadline",
     "MissedDeadlinePersistent",
     "MissedDeadlineTransient",
+    "ModelBuilder",
     "ModelMetadata",
     "NnfmqError",
     "OutputInsufficientSize",

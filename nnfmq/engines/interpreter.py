@@ -279,7 +279,7 @@ class Program:
             frame[LEDGER_SLOT] = memory_budget.FrameLedger()
 
 
-def _step_names(types: Sequence[OperationType], steps: Sequence[ExecutionStep]) -> Iterator[str]:
+def _step_names(types: Sequence[OperationType], steps: Sequence[ProgramStep]) -> Iterator[str]:
     """Yield the names of steps in the verbose log: an operation, or the range that one step computes."""
     first = 0
     for step in steps:

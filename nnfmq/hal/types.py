@@ -50,6 +50,7 @@ __all__ = [
     "Subgraph",
     "TokenValuePair",
     "element_bytes",
+    "has_unspecified_dimensions",
     "is_scalar",
     "merge_dimensions",
     "operand_bytes",
@@ -249,6 +250,11 @@ def is_scalar(operand_type: OperandType) -> bool:
         known = EXTENSION_TYPES.get(operand_type)
         return known is not None and not known.is_tensor
     return operand_type in _SCALARS
+
+
+def has_unspecified_dimensions(operand_type: OperandType, dimensions: Sequence[int]) -> bool:
+    """Return whether the rank or a dimension of a tensor is unknown; False for a scalar."""
+    return not is_scalar(operand_type) and (not dimensions or 0 in dimensions)
 
 
 class Pool(Protocol):

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from nnfmq.hal.errors import GeneralFailure, ProtocolError
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ProtocolError
 from nnfmq.hal.extension_codes import HIDL_PREFIX_BITS, extension_code, extension_prefix, extension_type, is_extension
 from nnfmq.hal.tensor_info import ElementInfo
 from nnfmq.hal.types import Model, OperandType
 from nnfmq.serialize.messages import DeviceInfo, OperandTypeData
+from nnfmq.validation.extension_elements import element_info
 
 __all__ = ["extension_types"]
-
-_NUMERIC_KINDS = "biufc"  # NumPy's kinds of numeric elements: no pointers, no structures
 
 
 def extension_types(model: Model, devices: Sequence[DeviceInfo]) -> dict[OperandType, ElementInfo]:
@@ -55,10 +52,6 @@ def _require_known(model: Model, known: dict[OperandType, ElementInfo], devices:
 
 def _element(extension: str, kind: OperandTypeData) -> ElementInfo:
     try:
-        dtype = np.dtype(kind.dtype)
-    except (TypeError, ValueError, SyntaxError):
-        dtype = None
-    if dtype is None or dtype.kind not in _NUMERIC_KINDS or dtype.itemsize != kind.byte_size:
-        text = f"elements of {kind.dtype!r} in {kind.byte_size} bytes"
-        raise ProtocolError(f"the driver reports {text} for type {kind.type} of {extension}")
-    return ElementInfo(kind.dtype, not kind.is_tensor)
+        return element_info(extension, kind)
+    except InvalidArgument as error:
+        raise ProtocolError(f"the driver reports {error}") from error

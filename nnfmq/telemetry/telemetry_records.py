@@ -6,17 +6,24 @@ architecture, and neither weights nor inputs nor outputs appear. Durations are i
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
 from nnfmq.execution_observers import ObservedExecution, ObservedPreparation
+from nnfmq.hal.architecture_hash import model_architecture_hash
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.timing import NO_TIME
-from nnfmq.hal.types import HalExecutionMode, LifeTime, Model, Operand, OperandType, OperationType, Subgraph, is_scalar
+from nnfmq.hal.types import (
+    HalExecutionMode,
+    LifeTime,
+    Operand,
+    OperandType,
+    OperationType,
+    Subgraph,
+    has_unspecified_dimensions,
+)
 
 __all__ = [
     "CompilationRecord",
@@ -27,7 +34,6 @@ __all__ = [
     "compilation_record",
     "data_class",
     "execution_record",
-    "model_architecture_hash",
 ]
 
 
@@ -138,32 +144,6 @@ def data_class(operand_types: Iterable[OperandType]) -> DataClass:
     return next(iter(significant or found), DataClass.UNKNOWN)
 
 
-def model_architecture_hash(model: Model) -> str:
-    """Return a SHA-256 of operands and operations without the values of constants, in hexadecimal.
-
-    Retraining a model does not change it. Equal text means an equal sequence of operand types, dimensions,
-    quantizations, lifetimes and operations in each subgraph.
-    """
-    digest = hashlib.sha256()
-    for subgraph in (model.main, *model.referenced):
-        for operand in subgraph.operands:
-            digest.update(_numbers((operand.type, operand.lifetime, operand.zero_point, *operand.dimensions)))
-            digest.update(struct.pack("<d", operand.scale))
-            channels = operand.channel_quant
-            if channels is not None:
-                digest.update(_numbers((channels.channel_dim, len(channels.scales))))
-                digest.update(struct.pack(f"<{len(channels.scales)}d", *channels.scales))
-        for operation in subgraph.operations:
-            digest.update(_numbers((operation.type,)) + _numbers(operation.inputs) + _numbers(operation.outputs))
-        digest.update(_numbers(subgraph.input_indexes) + _numbers(subgraph.output_indexes))
-    return digest.hexdigest()
-
-
-def _numbers(values: Sequence[int]) -> bytes:
-    """Return a count and the values, so that sequences of different lengths differ."""
-    return struct.pack(f"<{len(values) + 1}q", len(values), *values)
-
-
 def compilation_record(preparation: ObservedPreparation) -> CompilationRecord:
     """Return the record of a preparation."""
     model, is_successful = preparation.model, preparation.status == ErrorStatus.NONE
@@ -196,7 +176,7 @@ def _class_of(graph: Subgraph, indexes: Sequence[int]) -> DataClass:
 
 def _is_dynamic_temporary(operand: Operand) -> bool:
     is_temporary = operand.lifetime is LifeTime.TEMPORARY_VARIABLE
-    return is_temporary and not is_scalar(operand.type) and (not operand.dimensions or 0 in operand.dimensions)
+    return is_temporary and has_unspecified_dimensions(operand.type, operand.dimensions)
 
 
 def execution_record(compilation: CompilationRecord, execution: ObservedExecution) -> ExecutionRecord:

@@ -44,7 +44,10 @@ __all__ = [
     "operand_level",
     "operand_size",
     "operation_level",
+    "size_of_elements",
+    "validate_channel_quant",
     "validate_model",
+    "validate_operand_type",
 ]
 
 _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
@@ -167,18 +170,30 @@ def _check_subgraph(checks: _Checks, model: Model, subgraph: Subgraph, where: st
 
 
 def _validate_operand(model: Model, operand: Operand, where: str) -> int:
-    level = _validate_type(operand, where)
-    _validate_dimensions(operand, where)
+    level = validate_operand_type(operand, where)
     if is_extension(operand.type):
         _validate_extension_operand(model, operand, where)
-    elif operand.type not in _OEM_TYPES:
-        _validate_scale(operand, where)
-        _validate_zero_point(operand, where)
     extra = is_extension(operand.type) or not operand.extension_data
     require(extra, "N-VAL-10", f"{where}: extension data on {operand.type.name}, which is not an extension type")
-    _validate_channel_quant(operand, where)
+    validate_channel_quant(operand, where)
     require(operand.location.padding == 0, "N-VAL-8", f"{where}: padding {operand.location.padding}, it must be 0")
     _LOCATION_RULES.get(operand.lifetime, _validate_no_location)(model, operand, where)
+    return level
+
+
+def validate_operand_type(operand: Operand, where: str) -> int:
+    """Return the feature level of an operand's type, and validate type, dimensions, scale and zero point.
+
+    An extension's type must have this process's code.
+
+    Raises:
+        InvalidArgument: If one is invalid; `where` begins the message.
+    """
+    level = _validate_type(operand, where)
+    _validate_dimensions(operand, where)
+    if not is_extension(operand.type) and operand.type not in _OEM_TYPES:
+        _validate_scale(operand, where)
+        _validate_zero_point(operand, where)
     return level
 
 
@@ -239,7 +254,12 @@ def operand_size(type: OperandType, dimensions: Sequence[int], where: str) -> in
     """
     if not dimensions:
         return element_bytes(type) if is_scalar(type) else 0
-    size = element_bytes(type)
+    return size_of_elements(element_bytes(type), dimensions, where)
+
+
+def size_of_elements(element_size: int, dimensions: Sequence[int], where: str) -> int:
+    """Return the size in bytes of a tensor with elements of `element_size` bytes. Raises as `operand_size`."""
+    size = element_size
     for dimension in dimensions:
         size *= dimension
         require(size < 1 << 32, "N-VAL-3", f"{where}: dimensions {tuple(dimensions)} need more than 2^32 - 1 bytes")
@@ -266,7 +286,12 @@ def _validate_zero_point(operand: Operand, where: str) -> None:
     require(low <= operand.zero_point <= high, "N-MOD-5", message)
 
 
-def _validate_channel_quant(operand: Operand, where: str) -> None:
+def validate_channel_quant(operand: Operand, where: str) -> None:
+    """Validate the per-channel scales of an operand; a type without them must have none.
+
+    Raises:
+        InvalidArgument: If they are invalid or missing; `where` begins the message.
+    """
     quant, dimensions = operand.channel_quant, operand.dimensions
     needed = operand.type == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
     require(

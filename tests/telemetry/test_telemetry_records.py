@@ -1,16 +1,16 @@
-"""Records of telemetry: their fields, the data class, and the hash of a model's architecture."""
+"""Records of telemetry: their fields, and the data class."""
 
 from __future__ import annotations
 
 from dataclasses import fields, replace
 
 import pytest
-from support.models import add_model, gather_model, unsized_relu_model, weighty_model
+from support.models import add_model
 from support.recordings import execution, preparation
 
 from nnfmq.execution_observers import DeviceChoice
+from nnfmq.hal.architecture_hash import model_architecture_hash
 from nnfmq.hal.types import (
-    ChannelQuant,
     HalExecutionMode,
     LifeTime,
     Model,
@@ -21,12 +21,7 @@ from nnfmq.hal.types import (
     Subgraph,
 )
 from nnfmq.telemetry import CompilationRecord, DataClass, ExecutionRecord, TelemetryMode, register
-from nnfmq.telemetry.telemetry_records import (
-    compilation_record,
-    data_class,
-    execution_record,
-    model_architecture_hash,
-)
+from nnfmq.telemetry.telemetry_records import compilation_record, data_class, execution_record
 
 T = OperandType
 OTHERS = [T.INT32, T.UINT32, T.BOOL, T.TENSOR_INT32, T.TENSOR_BOOL8, T.SUBGRAPH, T.OEM, T.TENSOR_OEM_BYTE]
@@ -141,55 +136,6 @@ def test_OBS_1_dynamic_temporaries(temporary: Operand, is_dynamic: bool) -> None
 def test_OBS_1_a_model_with_indexes_that_do_not_exist_has_a_record() -> None:
     model = Model(Subgraph((), (), (3,), (-1,)))
     assert compilation_record(preparation(model)).input_data_class is DataClass.UNKNOWN
-
-
-def test_OBS_1_the_hash_is_that_of_the_architecture_alone() -> None:
-    assert model_architecture_hash(weighty_model(1.0)) == model_architecture_hash(weighty_model(2.0))
-    different = [
-        add_model(),
-        add_model((5,)),
-        gather_model(),
-        unsized_relu_model(),
-        weighty_model(),
-        Model(FIXED_GRAPH),
-    ]
-    assert len({model_architecture_hash(model) for model in different}) == len(different)
-    assert len(model_architecture_hash(add_model())) == 64
-
-
-FIXED_GRAPH = Subgraph((FIXED,), (), (0,), ())
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        replace(FIXED, type=T.TENSOR_INT32),
-        replace(FIXED, dimensions=(2, 1)),
-        replace(FIXED, dimensions=(1, 2, 1)),
-        replace(FIXED, scale=0.5),
-        replace(FIXED, zero_point=1),
-        replace(FIXED, lifetime=LifeTime.CONSTANT_COPY),
-        replace(FIXED, channel_quant=ChannelQuant((0.5,), 0)),
-        replace(FIXED, channel_quant=ChannelQuant((0.5, 0.5), 0)),
-        replace(FIXED, channel_quant=ChannelQuant((0.5,), 1)),
-    ],
-)
-def test_OBS_1_each_property_of_an_operand_is_part_of_the_hash(changed: Operand) -> None:
-    before = model_architecture_hash(Model(FIXED_GRAPH))
-    assert model_architecture_hash(Model(replace(FIXED_GRAPH, operands=(changed,)))) != before
-
-
-def test_OBS_1_operations_and_boundaries_are_part_of_the_hash() -> None:
-    main = add_model().main
-    (operation,) = main.operations
-    changed = [
-        replace(main, operations=(replace(operation, type=OperationType.MUL),)),
-        replace(main, operations=(replace(operation, inputs=operation.inputs[::-1]),)),
-        replace(main, input_indexes=main.input_indexes[::-1]),
-        replace(main, output_indexes=()),
-    ]
-    models = [Model(main), Model(main, (main,)), *map(Model, changed)]
-    assert len({model_architecture_hash(model) for model in models}) == len(models)
 
 
 def test_OBS_2_an_execution_record_has_the_fields_of_NNAPI() -> None:

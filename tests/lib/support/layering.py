@@ -36,7 +36,7 @@ _SHARED_WORDS = (
 BOTH_SIDES = (*_SHARED_WORDS, "operations", "validation", "engines")
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "": ("runtime", "importers", "queue", "memory", "file_memory", "fence", "hal"),
+    "": ("runtime", "importers", "model_builder", "queue", "memory", "file_memory", "fence", "hal"),
     "__main__": ("cli", "service.embedded_main"),
     "hal": (),
     "settings": ("hal.errors",),
@@ -64,7 +64,16 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "telemetry": ("settings", "execution_observers", "hal"),
     "graphs": ("hal", "execution_plan", "verbose_log"),
     "execution_plan": ("hal", "validation", "operations"),
-    "model_builder": ("hal", "validation", "operations", "memory", "uncopyable", "verbose_log"),
+    "model_builder": (
+        "graphs",
+        "hal",
+        "validation",
+        "operations",
+        "memory",
+        "file_memory",
+        "uncopyable",
+        "verbose_log",
+    ),
     "runtime": (
         *BOTH_SIDES,
         "importers",
