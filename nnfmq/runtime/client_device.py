@@ -84,6 +84,10 @@ class Device:
     def __repr__(self) -> str:
         return f"<Device {self.info.summary()}>"
 
+    def chosen_by(self, choice: DeviceChoice) -> Device:
+        """Return this device, of whose preparations observers are told that `choice` chose it."""
+        return Device(self.info, self._connection, choice)
+
     def capabilities(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Capabilities:
         """Return how fast this device is, relative to the CPU; blocks.
 
