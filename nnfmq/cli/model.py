@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import importlib
 
-from nnfmq.cli.console import add_connect_argument, new_file
+from nnfmq.cli.console import new_file
 from nnfmq.cli.model_file import add_model_arguments
+from nnfmq.cli.model_plan import add_plan_arguments
 
 EXAMPLES = """\
 examples:
@@ -26,13 +27,18 @@ _ACTION_EXAMPLES = {
     "show": (
         "show mobilenet.tflite",
         "show mobilenet.tflite --device compiled --json",
+        "show mobilenet.tflite --plan",
         "show detector.onnx --shape 4x320x320x3",
     ),
     "dot": (
         "dot mobilenet.tflite -o mobilenet.dot   # NNAPI's graph dump",
         "dot mobilenet.tflite --operations       # without constants",
     ),
-    "svg": ("svg mobilenet.tflite -o mobilenet.svg", "svg add.jsonl.gz --test add -o add.svg"),
+    "svg": (
+        "svg mobilenet.tflite -o mobilenet.svg",
+        "svg mobilenet.tflite --plan -o plan.svg",
+        "svg add.jsonl.gz --test add -o add.svg",
+    ),
     "validate": ("validate mobilenet.tflite", "validate add.jsonl.gz --json"),
 }
 _SUMMARIES = {
@@ -41,6 +47,7 @@ _SUMMARIES = {
     "svg": "draw the graph of a model",
     "validate": "print every rule of the HAL that a model violates",
 }
+_PLANNED = "plan for this device only; may be repeated (default: all devices)"
 _MODULES = {"show": "model_show", "dot": "model_graph", "svg": "model_graph", "validate": "model_validate"}
 
 
@@ -69,16 +76,13 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _for_show(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device", metavar="NAME", action="append", default=[],
-        help="ask a driver's device which operations it supports; may be repeated",
-    )  # fmt: skip
-    add_connect_argument(parser)
+    add_plan_arguments(parser, "ask this device which operations it supports, and plan for it; may be repeated")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _for_dot(parser: argparse.ArgumentParser) -> None:
     _add_output(parser)
+    add_plan_arguments(parser, _PLANNED)
     parser.add_argument(
         "--operations", action="store_true", help="a shorter graph: operations with their shapes, and no constants"
     )
@@ -86,6 +90,7 @@ def _for_dot(parser: argparse.ArgumentParser) -> None:
 
 def _for_svg(parser: argparse.ArgumentParser) -> None:
     _add_output(parser)
+    add_plan_arguments(parser, _PLANNED)
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:

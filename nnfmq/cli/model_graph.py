@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from nnfmq.cli.model_inspection import InspectedModel, read_inspected
+from nnfmq.cli.model_plan import plan_of
 
 __all__ = ["execute"]
 
@@ -24,10 +25,11 @@ def _graph(arguments: argparse.Namespace, inspected: InspectedModel) -> str:
     from nnfmq.graphs.graph_dump import graph_lines
     from nnfmq.graphs.operation_graph import operation_graph
 
+    plan = plan_of(arguments, inspected.model)
     if arguments.action == "svg":
         from nnfmq.graphs.graph_svg import graph_svg
 
-        return graph_svg(operation_graph(inspected.model))
+        return graph_svg(operation_graph(inspected.model, plan))
     if arguments.operations:
-        return operation_graph(inspected.model)
-    return "".join(f"{line}\n" for line in graph_lines(inspected.name, inspected.model))
+        return operation_graph(inspected.model, plan)
+    return "".join(f"{line}\n" for line in graph_lines(inspected.name, inspected.model, plan))

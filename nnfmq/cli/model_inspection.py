@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from nnfmq.cli.model_file import load_model
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from nnfmq.conformance.testmodels import TestModel
     from nnfmq.hal.types import Model
 
-__all__ = ["InspectedModel", "is_test_file", "read_inspected", "read_tests"]
+__all__ = ["InspectedModel", "is_test_file", "read_inspected", "read_tests", "shareable"]
 
 _NAMES_SHOWN = 8
 
@@ -90,3 +92,18 @@ def _of_test(test: TestModel) -> InspectedModel:
         for kind, indexes in (("input", main.input_indexes), ("output", main.output_indexes))
     )
     return InspectedModel(test.name, test.model, inputs, outputs)
+
+
+def shareable(model: Model, resources: ExitStack) -> Model:
+    """Return the model with pools that can be sent until `resources` closes: those of a test model are bytes."""
+    from nnfmq.memory import Memory
+
+    pools = []
+    for pool in model.pools:
+        if hasattr(pool, "fileno"):
+            pools.append(pool)
+            continue
+        memory = resources.enter_context(Memory.create(pool.size_bytes, "nnfmq-constants"))
+        memory.view[:] = pool.view
+        pools.append(memory)
+    return replace(model, pools=tuple(pools))

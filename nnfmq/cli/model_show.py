@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import console, open_client, print_json, table
 from nnfmq.cli.model_description import describe_model
-from nnfmq.cli.model_inspection import InspectedModel, read_inspected
+from nnfmq.cli.model_inspection import read_inspected, shareable
+from nnfmq.cli.model_plan import plan_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from nnfmq.execution_plan.plan import ExecutionPlan
     from nnfmq.hal.types import Model
 
 __all__ = ["execute"]
@@ -25,41 +26,33 @@ _SHAPES_SHOWN = 2
 def execute(arguments: argparse.Namespace) -> int:
     """Read the model, ask the devices, print the description; return the exit status."""
     inspected = read_inspected(arguments)
-    report = describe_model(inspected, _supported(arguments, inspected))
-    if arguments.json:
-        print_json(report)
-    else:
-        _print(console(arguments.no_color), report)
+    with ExitStack() as resources:
+        model = shareable(inspected.model, resources)
+        report = describe_model(inspected, _supported(arguments, model))
+        plan = plan_of(arguments, model)
+        if arguments.json:
+            print_json(report | _planned(plan))
+        else:
+            _print(console(arguments.no_color), report, plan)
     return 0
 
 
-def _supported(arguments: argparse.Namespace, inspected: InspectedModel) -> dict[str, list[bool]]:
+def _planned(plan: ExecutionPlan | None) -> dict[str, Any]:
+    from nnfmq.execution_plan.plan_text import plan_dict
+
+    return {} if plan is None else {"plan": plan_dict(plan)}
+
+
+def _supported(arguments: argparse.Namespace, model: Model) -> dict[str, list[bool]]:
     """Ask the devices of --device which operations they support."""
     if not arguments.device:
         return {}
-    with ExitStack() as resources:
-        model = _shareable(inspected.model, resources)
-        client = resources.enter_context(open_client(arguments.connect))
+    with open_client(arguments.connect) as client:
         devices = [client.device(name) for name in dict.fromkeys(arguments.device)]
         return {device.info.name: device.supported_operations(model) for device in devices}
 
 
-def _shareable(model: Model, resources: ExitStack) -> Model:
-    """Return the model with pools that can be sent: those of a test model are bytes of this process."""
-    from nnfmq.memory import Memory
-
-    pools = []
-    for pool in model.pools:
-        if hasattr(pool, "fileno"):
-            pools.append(pool)
-            continue
-        memory = resources.enter_context(Memory.create(pool.size_bytes, "nnfmq-constants"))
-        memory.view[:] = pool.view
-        pools.append(memory)
-    return replace(model, pools=tuple(pools))
-
-
-def _print(screen: Console, report: Mapping[str, Any]) -> None:
+def _print(screen: Console, report: Mapping[str, Any], plan: ExecutionPlan | None) -> None:
     screen.print(_tensors(report))
     screen.print(_operations(report["operations"], report["devices"], "operations"))
     for number, operations in enumerate(report["subgraphs"]):
@@ -68,6 +61,10 @@ def _print(screen: Console, report: Mapping[str, Any]) -> None:
     screen.print(f"{sum(report['counts'].values())} operations: {counts}.")
     for line in _facts(report):
         screen.print(line)
+    if plan is not None:
+        from nnfmq.execution_plan.plan_text import plan_text
+
+        screen.print("", plan_text(plan), sep="\n")
 
 
 def _tensors(report: Mapping[str, Any]) -> Any:

@@ -19,7 +19,8 @@ __all__ = ["operation_graph"]
 
 _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
 _HEAD = (
-    'bgcolor=transparent ranksep=0.18 nodesep=0.25 compound=true fontname="Helvetica,Arial,sans-serif" fontsize=11',
+    'bgcolor=transparent ranksep=0.18 nodesep=0.25 compound=true fontname="Helvetica,Arial,sans-serif"',
+    'labeljust=l color="#888888" fontsize=9',
     'node [fontname="Helvetica,Arial,sans-serif" fontsize=11 shape=box style="rounded,filled" height=0.28 '
     'margin="0.1,0.03" fillcolor=white]',
     'edge [fontname="Helvetica,Arial,sans-serif" fontsize=9 arrowsize=0.6]',
@@ -62,7 +63,7 @@ def _placed(box: str, place: PlanPlace) -> str:
     """Return the box, in the cluster of its step if there is one."""
     if not place.step:
         return box
-    return f'subgraph cluster_{place.step} {{ class="step device{place.device}" label="{place.label}" {box} }}'
+    return f'subgraph cluster_{place.step} {{ class="step device{place.device}" margin=6 label="{place.label}" {box} }}'
 
 
 def _box(subgraph: Subgraph, operation: Operation, node: str, index: int, place: PlanPlace) -> str:

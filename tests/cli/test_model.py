@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support import model_lines
 from support.control_flow_models import branching
+from support.drivers import running_daemon, short_folder
 from support.small_models import two_adds, with_operand
 
 import nnfmq
@@ -89,6 +90,56 @@ def test_subgraphs_have_lists_of_their_own(capsys: pytest.CaptureFixture[str]) -
 def test_a_model_that_is_not_valid_has_no_feature_level() -> None:
     report = describe_model(InspectedModel("broken", with_operand(two_adds(), 0, scale=2.0), (), ()), {})
     assert (report["feature_level"], report["interface"]) == (None, None)
+
+
+# ---- plans ----
+
+PLANNED = ["--plan", "--connect", "embedded", "--device", "sample-minimal", "--device", "reference"]
+"""sample-minimal is faster, and has CONV_2D alone of the operations of the model."""
+STEPS = [[0], [1], [2], [3, 4, 5]]
+
+
+@pytest.fixture
+def _no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("NNFMQ_SOCKET", raising=False)
+
+
+@pytest.mark.usefixtures("_no_driver")
+def test_show_has_the_plan_for_some_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = shown(capsys, str(DIGITS), *PLANNED)["plan"]
+    assert plan["kind"] == "compound"
+    assert [step["device"] for step in plan["steps"]] == ["sample-minimal", "reference"] * 2
+    assert [[one["index"] for one in step["operations"]] for step in plan["steps"]] == STEPS
+    assert main(["model", "show", str(DIGITS), *PLANNED]) == 0
+    assert "compound plan: 4 steps" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("_no_driver")
+def test_show_plans_for_an_embedded_driver_if_none_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = shown(capsys, str(DIGITS), "--plan")["plan"]
+    assert (plan["kind"], len(plan["steps"])) == ("simple", 1)
+
+
+def test_show_plans_for_a_driver_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with short_folder() as folder, running_daemon(folder / "d.sock") as driver:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+        monkeypatch.setenv("NNFMQ_SOCKET", str(driver.path))
+        by_default = shown(capsys, str(DIGITS), "--plan")["plan"]
+        assert shown(capsys, str(DIGITS), "--plan", "--connect", str(driver.path))["plan"] == by_default
+    assert by_default["kind"] == "simple"
+
+
+@pytest.mark.usefixtures("_no_driver")
+def test_UTL_6_a_graph_has_the_steps_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--operations"]):
+        assert main(["model", "dot", str(DIGITS), *words, *PLANNED]) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if "cluster_step" in line]
+        devices = [line.split('label="')[1].split('"')[0] for line in lines]
+        expected = [f"step {i}: {'reference' if i % 2 else 'sample-minimal'}" for i in (0, 1, 2, 3, 3, 3)]
+        assert devices == expected
 
 
 # ---- graphs ----

@@ -236,3 +236,16 @@ def test_OBS_5_a_failed_preparation_is_logged(client: nnfmq.Client, verbose: Cal
     with pytest.raises(nnfmq.InvalidArgument):
         client.device("reference").prepare(invalid_model())
     assert verbose("compilation")[-1].startswith("device reference does not prepare model '': ")
+
+
+@pytest.mark.parametrize("devices", [None, ["test-relus", "test-adds"], ["nnapi-reference"]])
+def test_the_plan_of_a_model_is_the_one_with_which_it_is_prepared(
+    start: Start, runtime: nnfmq.Runtime, devices: list[str] | None
+) -> None:
+    driver = start("adds", "relus")
+    plan = runtime.plan(add_relu_model(), devices)
+    with driver.connect() as client:
+        assert not any(found.models for found in client.statistics().clients)
+    with runtime.prepare(add_relu_model(), devices) as model:
+        assert plan_text(plan) == plan_text(model.plan)
+        assert plan.devices == model.plan.devices or model.plan.is_simple

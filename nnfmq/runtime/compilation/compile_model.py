@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from nnfmq.runtime.devices.runtime_device import RuntimeDevice
     from nnfmq.runtime.preparation_observation import PlanPreparation
 
-__all__ = ["DeviceSelection", "compile_model"]
+__all__ = ["DeviceSelection", "compile_model", "plan_model"]
 
 _ONE_DEVICE = "prepare the model on one device, with `devices=[name]` or `client.device(name).prepare`"
 _log = logging.getLogger("nnfmq.runtime")
@@ -85,6 +85,11 @@ def compile_model(
     compilation = _Compilation(to_model(model), selection, options, Switches.read())
     with recorded("[NN_LR_PC]compilation"):
         return compilation.run() if failure is None else compilation.run_after(failure)
+
+
+def plan_model(model: ModelArgument, selection: DeviceSelection, options: PrepareOptions) -> ExecutionPlan:
+    """Return the plan that `compile_model` would make first; blocks. Nothing is prepared. Raises as `compile_model`."""
+    return _Compilation(to_model(model), selection, options, Switches.read()).planned()[0]
 
 
 class _Compilation:
@@ -125,24 +130,27 @@ class _Compilation:
             return self._on_device(cpu, "fallback")
 
     def _on_planned_devices(self) -> CompiledModel:
-        devices = self._usable_devices()
-        validate_extensions(self._model.extensions)
-        model = to_local_prefixes(self._model)
-        validate_model(model, allow_unspecified_boundaries=True)
         with recorded("[NN_LR_PC]plan"):
-            plan, devices = self._plan(model, devices)
+            plan, devices = self.planned()
         _log_plan(plan)
         if plan.is_simple:
             return self._on_device(devices[plan.execution_steps[0].device], self._choice, plan)
         self._require_no_single_device_options(plan)
         return self._on_several(plan, devices)
 
+    def planned(self) -> tuple[ExecutionPlan, list[RuntimeDevice]]:
+        """Return the plan and the devices that it is for."""
+        devices = self._usable_devices()
+        validate_extensions(self._model.extensions)
+        model = to_local_prefixes(self._model)
+        validate_model(model, allow_unspecified_boundaries=True)
+        return self._plan(model, devices)
+
     @property
     def _choice(self) -> DeviceChoice:
         return "application" if self._selection.is_explicit else "best"
 
     def _plan(self, model: Model, devices: list[RuntimeDevice]) -> tuple[ExecutionPlan, list[RuntimeDevice]]:
-        """Return the plan and the devices that it is for."""
         options = PlanOptions(self._preference, self._selection.is_explicit, self._switches.strict_slicing)
         if devices:
             try:
