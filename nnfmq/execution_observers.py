@@ -8,8 +8,9 @@ observer returns immediately, and leaves files, sockets and callbacks to a threa
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+from msgspec import Struct
 
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import HalExecutionMode, Model
@@ -41,8 +42,7 @@ class CapturedTensor(NamedTuple):
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedPreparation:
+class ObservedPreparation(Struct, frozen=True):
     """One preparation. `inputs` and `outputs` are the HAL's: those of the caller, then `state_count` states.
 
     `model` is None if the application has given only a signature, as for a preparation from a cache. A model that is
@@ -70,8 +70,7 @@ class ObservedPreparation:
     """Name and version of the device of each step; empty if one device executes the model. Otherwise `device` is ""."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedExecution:
+class ObservedExecution(Struct, frozen=True):
     """One execution that was sent to the driver. Times are CLOCK_MONOTONIC in ns; durations are -1 if not measured.
 
     The application called at `intended_ns`, the request was sent at `begin_ns`, the result was read at `end_ns`.

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.engines import memory_budget
 from nnfmq.engines.control_flow import control_flow_step
@@ -109,8 +109,7 @@ def prepare_with(
     return program
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramStep:
+class ProgramStep(Struct, frozen=True):
     """A step of a program, the number of its last operation, and the temporaries that no later step reads."""
 
     function: StepFunction

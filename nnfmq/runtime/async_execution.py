@@ -272,6 +272,13 @@ def start_request(async_request: AsyncRequest, request: Request) -> PendingExecu
     return PendingExecution(future)
 
 
+def started(pending: PendingExecution[ResultT], is_synchronous: bool) -> PendingExecution[ResultT]:
+    """Return a pending execution: immediately, or when it is done if the settings want executions to be synchronous."""
+    if is_synchronous:
+        pending.wait()
+    return pending
+
+
 def start_arrays(
     async_request: AsyncRequest, array_request: ArrayRequest, note_timing: Callable[[Timing], None]
 ) -> PendingExecution[tuple[Array, ...]]:

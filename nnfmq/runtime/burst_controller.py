@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Self
 
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import ArrayLike
 
 from nnfmq.deadlines import deadline_after
@@ -51,8 +52,7 @@ _MAX_CACHED_BYTES = 4096  # larger replies are decoded each time
 _IS_MEASURED = 1  # as HAS_DEADLINE, a summand of an index of a burst's cached requests
 
 
-@dataclass(slots=True)
-class CachedRequest:
+class CachedRequest(Struct):
     """The burst's request over its own memory, encoded once for each combination of `measure` and "has a deadline"."""
 
     packet: bytes

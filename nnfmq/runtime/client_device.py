@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.deadlines import deadline_after
@@ -73,8 +73,7 @@ class PrepareOptions(TypedDict, total=False):
     name: str | None
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Device:
+class Device(Struct, frozen=True):
     """A device of the driver; `info` is the description that the driver sent."""
 
     info: DeviceInfo

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from support.drivers import LIMIT_S, Daemon, until
 from support.models import add_model, add_relu_model, invalid_model, relu_model, unsupported_model
 
 import nnfmq
-from nnfmq.hal.types import ExtensionNameAndPrefix, Model, TokenValuePair
+from nnfmq.hal.types import ExtensionNameAndPrefix, Model, OperandType, TokenValuePair
 from nnfmq.runtime.prepared_model import PreparedModel
 
 CPU = "nnapi-reference"
@@ -130,6 +131,24 @@ def test_API_2_what_no_listed_device_supports_is_an_invalid_argument(start: Star
     start("adds")
     with pytest.raises(nnfmq.InvalidArgument, match=r"operation 1 \(RELU of TENSOR_FLOAT32\).*Add nnapi-reference"):
         runtime.prepare(add_relu_model(), ["test-adds"])
+
+
+def test_API_2_PART_2_an_old_device_is_asked_about_what_its_version_has(start: Start, runtime: nnfmq.Runtime) -> None:
+    start("old")
+    assert runtime.supported_operations(add_relu_model(), ["test-old"]) == [True, True]
+    newer = replace_type(relu_model(), OperandType.TENSOR_FLOAT16)  # since HAL 1.2
+    assert runtime.supported_operations(newer, ["test-old"]) == [False]
+    assert runtime.supported_operations(newer, ["test-old", CPU]) == [True]
+    with runtime.prepare(newer) as model:
+        assert model.device == CPU
+    with pytest.raises(nnfmq.InvalidArgument, match="input index 99 is not an operand"):
+        runtime.supported_operations(invalid_model(), [CPU])
+
+
+def replace_type(model: Model, type: OperandType) -> Model:
+    """Return a model with operands of another type."""
+    operands = tuple(replace(operand, type=type) for operand in model.main.operands)
+    return replace(model, main=replace(model.main, operands=operands))
 
 
 def test_a_listed_device_that_is_unavailable_is_an_error(start: Start, runtime: nnfmq.Runtime) -> None:
@@ -252,6 +271,37 @@ def test_PART_8_strict_slicing_reaches_the_plan(
         monkeypatch.setenv("NNFMQ_STRICT_SLICING", value)
         runtime.prepare(relu_model()).close()
     assert [options.strict_slicing for options in asked] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("variable", "is_done"),
+    [
+        ("NNFMQ_SYNC_EXEC_RUNTIME", [True] * 4),
+        ("NNFMQ_SYNC_EXEC_CPU", [False, False, True, False]),
+        (None, [False] * 4),
+    ],
+)
+def test_PART_8_asynchronous_executions_are_done_at_once_if_a_switch_says_so(
+    variable: str | None, is_done: list[bool], start: Start, runtime: nnfmq.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv(variable, "1")
+    daemon = start("relus", "adds")
+    with ExitStack() as stack:
+        client = stack.enter_context(daemon.connect())
+        models = [
+            runtime.prepare(relu_model()),
+            client.prepare(relu_model()),
+            runtime.prepare(relu_model(), [CPU]),
+            runtime.prepare(add_relu_model()),
+        ]
+        for model, done in zip(models, is_done, strict=True):
+            stack.enter_context(model)
+            assert model.is_synchronous is done
+            inputs = [[1.0] * 4] * len(model.inputs)
+            pending = model.execute_async(*inputs)
+            assert pending.done() or not done
+            assert pending.result(LIMIT_S)[0].tolist() == [float(len(inputs))] * 4
 
 
 def test_EXT_5_PART_6_operations_of_vendors_never_fall_back(start: Start, runtime: nnfmq.Runtime) -> None:

@@ -119,6 +119,7 @@ class ClientCompilation:
 
     def _with_fallback(self, prepared: PreparedModel, model: Model | NamedModel, switches: Switches) -> PreparedModel:
         prepared.plan = simple_plan(to_hal_model(model), prepared.device)
+        prepared.is_synchronous = switches.is_synchronous
         if switches.partition is PartitionMode.WITH_FALLBACK and not has_vendor_operations(to_hal_model(model)):
             prepared.fallback = CpuFallback(self._open_cpu, model)
         return prepared

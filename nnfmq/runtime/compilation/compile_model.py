@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nnfmq.deadlines import deadline_after, remaining_s
+from nnfmq.execution_plan.meta_model import MetaModel, NeededLevels
 from nnfmq.execution_plan.partitioning import PlanOptions, make_plan
 from nnfmq.execution_plan.plan import ExecutionPlan, ExecutionStep
 from nnfmq.execution_plan.step_tokens import step_token
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from nnfmq.runtime.devices.runtime_device import RuntimeDevice
     from nnfmq.runtime.preparation_observation import PlanPreparation
 
-__all__ = ["DeviceSelection", "compile_model", "plan_model"]
+__all__ = ["DeviceSelection", "compile_model", "plan_model", "supported_in_slice", "valid_model"]
 
 _ONE_DEVICE = "prepare the model on one device, with `devices=[name]` or `client.device(name).prepare`"
 _log = logging.getLogger("nnfmq.runtime")
@@ -90,6 +91,30 @@ def compile_model(
 def plan_model(model: ModelArgument, selection: DeviceSelection, options: PrepareOptions) -> ExecutionPlan:
     """Return the plan that `compile_model` would make first; blocks. Nothing is prepared. Raises as `compile_model`."""
     return _Compilation(to_model(model), selection, options, Switches.read()).planned()[0]
+
+
+def valid_model(model: Model | NamedModel) -> Model:
+    """Return the HAL's model, with this process's extension prefixes. Raises InvalidArgument if it is not valid.
+
+    IF and WHILE may have operands of unknown size: the runtime can interpret them.
+    """
+    hal_model = to_hal_model(model)
+    validate_extensions(hal_model.extensions)
+    local = to_local_prefixes(hal_model)
+    validate_model(local, allow_unspecified_boundaries=True)
+    return local
+
+
+def supported_in_slice(model: Model, device: RuntimeDevice) -> Sequence[bool]:
+    """Return for each operation of a valid model whether a device can execute it; blocks.
+
+    The device is asked about the operations that its feature level has. Raises as `supported_operations`.
+    """
+    part = MetaModel(model, NeededLevels(model)).slice(device.feature_level)
+    count = len(model.main.operations)
+    if part is None:
+        return [False] * count
+    return part.supported_in_source(device.supported_operations(part.model), count)
 
 
 class _Compilation:
@@ -141,10 +166,7 @@ class _Compilation:
     def planned(self) -> tuple[ExecutionPlan, list[RuntimeDevice]]:
         """Return the plan and the devices that it is for."""
         devices = self._usable_devices()
-        validate_extensions(self._model.extensions)
-        model = to_local_prefixes(self._model)
-        validate_model(model, allow_unspecified_boundaries=True)
-        return self._plan(model, devices)
+        return self._plan(valid_model(self._loaded), devices)
 
     @property
     def _choice(self) -> DeviceChoice:
@@ -198,6 +220,7 @@ class _Compilation:
             self._options["timeout"] = remaining_s(self._deadline_ns)
         prepared = device.prepare_as(choice, self._loaded, self._options)
         prepared.plan = plan or simple_plan(self._model, device.name)
+        prepared.is_synchronous = self._switches.is_synchronous_on(device.is_cpu)
         if self._may_fall_back and not device.is_cpu:
             prepared.fallback = CpuFallback(self._selection.cpu.connected, self._loaded)
         return prepared
@@ -223,6 +246,7 @@ class _Compilation:
         inputs, outputs = model_signature(self._loaded, [device.info for device in devices])
         states = () if isinstance(self._loaded, Model) else tuple(getattr(self._loaded, "states", ()))
         prepared = PartitionedModel(plan, steps, fallback, inputs, outputs, states)
+        prepared.is_synchronous = self._switches.is_synchronous
         if observation is not None:
             prepared.handle.observed = observation.finish(prepared.handle.inputs, prepared.handle.outputs)
         return prepared

@@ -23,11 +23,10 @@ from nnfmq.fence import Fence, HasFileno, fence_state
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import ExecutionConfig, FenceState, HalExecutionMode, Request
-from nnfmq.runtime import background_calls
 from nnfmq.runtime.array_checks import checked_arrays, require_fixed_shapes
 from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming, FenceLimits, fence_fds, launch_fenced
 from nnfmq.runtime.future import Future
-from nnfmq.runtime.plan_execution.compound_async import AsyncRun, Completion, new_run
+from nnfmq.runtime.plan_execution.compound_async import AsyncRun, Completion, new_run, submit_fallback
 from nnfmq.runtime.plan_execution.fence_wait import FenceWait
 from nnfmq.runtime.plan_execution.places import step_request
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
@@ -218,9 +217,7 @@ class _Launch(Generic[ResultT]):
 
     def _recover_after(self, error: NnfmqError | None) -> None:
         """Execute on the CPU when neither a step nor a given fence is active. `error` = None: a step has it."""
-        self._when_inactive(
-            [*self._given, *self._step_fences], lambda: background_calls.submit(lambda: self._recover(error))
-        )
+        self._when_inactive([*self._given, *self._step_fences], lambda: submit_fallback(lambda: self._recover(error)))
 
     def _recover(self, error: NnfmqError | None) -> None:
         if not self._fail_if_given_failed():

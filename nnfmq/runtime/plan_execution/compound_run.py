@@ -43,13 +43,13 @@ from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.sync_execution import execute_arrays
 from nnfmq.verbose_log import vlog, vlog_is_on
 
-__all__ = ["CompoundRun", "StepCall", "run_synchronously"]
+__all__ = ["CompoundRun", "PlanCall", "run_synchronously"]
 
 _log = logging.getLogger("nnfmq.runtime")
 
 
 @dataclass(frozen=True, slots=True)
-class StepCall:
+class PlanCall:
     """A call that the execution mode makes next: a step of the plan, or the whole model (`step` is None) on the CPU."""
 
     run: CompoundRun
@@ -95,11 +95,11 @@ class CompoundRun:
         self._handle = handle
         self.memory = memory
         self._controller = Controller(memory, config.loop_timeout_ns)
-        self._call: StepCall | None = None
+        self._call: PlanCall | None = None
         self._is_repeated = False
         memory.reset()
 
-    def next_call(self) -> StepCall | None:
+    def next_call(self) -> PlanCall | None:
         """Return the next call; None if the execution is done.
 
         Raises:
@@ -111,18 +111,18 @@ class CompoundRun:
             return None
         else:
             step = self._controller.next()
-            self._call = None if step is None else StepCall(self, step, is_on_cpu=False)
+            self._call = None if step is None else PlanCall(self, step, is_on_cpu=False)
         if self._call is not None and vlog_is_on("execution"):
             log_step(*self._description_of(self._call))
         return self._call
 
-    def _description_of(self, call: StepCall) -> tuple[int | None, str, bool]:
+    def _description_of(self, call: PlanCall) -> tuple[int | None, str, bool]:
         """Return the number of a call's step (None = the whole model), its device, and whether the CPU executes it."""
         if call.step is None:
             return None, "", True
         return call.step.index, self._handle.steps[call.step.index].device, call.is_on_cpu
 
-    def slice_of(self, call: StepCall) -> str:
+    def slice_of(self, call: PlanCall) -> str:
         """Return the name of a call's slice in a trace."""
         return step_slice(*self._description_of(call))
 
@@ -132,21 +132,21 @@ class CompoundRun:
         bound = self._handle.bound
         return len(bound.calls) < len(bound.steps)
 
-    def model_of(self, call: StepCall) -> PreparedModel:
-        """Return the prepared model of a call. See `StepCall.model`."""
+    def model_of(self, call: PlanCall) -> PreparedModel:
+        """Return the prepared model of a call. See `PlanCall.model`."""
         fallback = self._handle.fallback
         if not call.is_on_cpu or fallback is None:
             assert call.step is not None  # only the fallback has the whole model
             return self._handle.steps[call.step.index]
         return fallback.whole_model() if call.step is None else fallback.step_model(call.step.index)
 
-    def request_of(self, call: StepCall, model: PreparedModel) -> Request:
+    def request_of(self, call: PlanCall, model: PreparedModel) -> Request:
         """Return the request of a call."""
         inputs, outputs = self._values_of(call)
         return step_request(self.memory.places, inputs, outputs, (model.handle.inputs, model.handle.outputs))
 
-    def execute_copies_of(self, call: StepCall) -> Sequence[OutputShape]:
-        """Execute a call with copies. See `StepCall.execute_copies`."""
+    def execute_copies_of(self, call: PlanCall) -> Sequence[OutputShape]:
+        """Execute a call with copies. See `PlanCall.execute_copies`."""
         model, (inputs, outputs) = call.model().handle, self._values_of(call)
         arrays = [place_array(self.memory.places[i], info) for i, info in zip(inputs, model.inputs, strict=True)]
         results, _ = execute_arrays(model, arrays, None, self.config, None)
@@ -157,7 +157,7 @@ class CompoundRun:
                 shapes.append(OutputShape(result.shape))
         return shapes
 
-    def _values_of(self, call: StepCall) -> tuple[Sequence[int], Sequence[int]]:
+    def _values_of(self, call: PlanCall) -> tuple[Sequence[int], Sequence[int]]:
         source = self.memory.plan if call.step is None else call.step
         return source.inputs, source.outputs
 
@@ -196,24 +196,24 @@ class CompoundRun:
         index = self._call.step.index
         device = self._handle.steps[index].device
         _log.warning("step %d failed on %s, executing it on the CPU: %s", index, device, str(error))
-        self._repeat(StepCall(self, self._call.step, is_on_cpu=True))
+        self._repeat(PlanCall(self, self._call.step, is_on_cpu=True))
 
     def execute_whole_model(self, error: NnfmqError) -> None:
         """Let the whole model on the CPU be the next call, because of `error`; raise that if there is no fallback."""
         self._require_fallback(error)
         _log.warning("executing the whole model on the CPU: %s", str(error))  # a record would keep the error's frames
         self.memory.reset()
-        self._repeat(StepCall(self, None, is_on_cpu=True))
+        self._repeat(PlanCall(self, None, is_on_cpu=True))
 
     def _require_fallback(self, error: NnfmqError) -> None:
         fallback = self._handle.fallback
         if fallback is None or not fallback.applies_to(error):
             raise error
 
-    def _repeat(self, call: StepCall) -> None:
+    def _repeat(self, call: PlanCall) -> None:
         self._call, self._is_repeated = call, True
 
-    def _grow(self, call: StepCall, error: OutputInsufficientSize) -> None:
+    def _grow(self, call: PlanCall, error: OutputInsufficientSize) -> None:
         """Enlarge the memory of outputs that lack some; raise OutputInsufficientSize if that is not possible."""
         places, has_grown, lacks_memory = self.memory.places, False, set()
         for number, shape in zip(self._values_of(call)[1], error.output_shapes, strict=False):
@@ -235,7 +235,7 @@ class CompoundRun:
         return ExecutionResult(shapes if self._handle.has_unknown_outputs else (), NO_TIMING)
 
 
-def run_synchronously(run: CompoundRun, execute: Callable[[StepCall], Sequence[OutputShape]]) -> ExecutionResult:
+def run_synchronously(run: CompoundRun, execute: Callable[[PlanCall], Sequence[OutputShape]]) -> ExecutionResult:
     """Make all calls of an execution on this thread, with `execute`, and return the result. Blocks.
 
     Raises:
@@ -251,7 +251,7 @@ def run_synchronously(run: CompoundRun, execute: Callable[[StepCall], Sequence[O
 
 
 def _make_calls(
-    run: CompoundRun, next_call: Callable[[], StepCall | None], execute: Callable[[StepCall], Sequence[OutputShape]]
+    run: CompoundRun, next_call: Callable[[], PlanCall | None], execute: Callable[[PlanCall], Sequence[OutputShape]]
 ) -> ExecutionResult:
     while (call := next_call()) is not None:
         try:
@@ -263,16 +263,16 @@ def _make_calls(
     return run.result()
 
 
-def _make_recorded_calls(run: CompoundRun, execute: Callable[[StepCall], Sequence[OutputShape]]) -> ExecutionResult:
+def _make_recorded_calls(run: CompoundRun, execute: Callable[[PlanCall], Sequence[OutputShape]]) -> ExecutionResult:
     """Make all calls as `_make_calls`, with slices of the layer LR in this process's trace (OBS-7)."""
 
-    def next_call() -> StepCall | None:
+    def next_call() -> PlanCall | None:
         if not run.is_interpreted:
             return run.next_call()
         with recorded(INTERPRETATION_SLICE):
             return run.next_call()
 
-    def execute_recorded(call: StepCall) -> Sequence[OutputShape]:
+    def execute_recorded(call: PlanCall) -> Sequence[OutputShape]:
         with recorded(run.slice_of(call)):
             return execute(call)
 

@@ -57,6 +57,11 @@ class Relus(Everything):
     capabilities = uniform_capabilities(PerformanceInfo(0.5, 0.5))
 
 
+class Old(Everything):
+    name = "test-old"
+    feature_level = 2
+
+
 class Frugal(Everything):
     name = "test-frugal"
     operations = [OperationType.RELU]
