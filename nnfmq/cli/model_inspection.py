@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
 
 from nnfmq.cli.model_file import load_model
 from nnfmq.hal.errors import InvalidArgument

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from support.models import gather_model
 from support.recordings import arrays, execution, preparation, tensors, write_recording
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.control_flow_models import branching, counting
 from support.model_mutations import FAMILIES, mutants
 from support.models import add_model, null_model

@@ -73,7 +73,7 @@ class ClientCompilation:
             return self._compile(client, enabled, model, options)
         try:
             with recorded("[NN_LR_PC]compilation"):
-                prepared = Device(best, client.connection, "best").prepare(model, **options)
+                prepared = client.device_of(best, "best").prepare(model, **options)
         except InvalidArgument:
             raise
         except NnfmqError as error:
@@ -102,7 +102,7 @@ class ClientCompilation:
         for info in infos:
             if info.name not in self._capabilities:
                 try:
-                    self._capabilities[info.name] = Device(info, client.connection).capabilities()
+                    self._capabilities[info.name] = client.device_of(info).capabilities()
                 except NnfmqError as error:
                     _log.info("device %r does not tell its performance: %s", info.name, error)
                     return []

@@ -83,6 +83,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "execution_plan",
         "model_builder",
     ),
+    "nnapi": ("runtime", "validation.values", "fence", "file_memory", "memory", "deadlines", "uncopyable", "hal"),
     "replaying": ("runtime", "recording", "execution_observers", "memory", "serialize", "hal"),
     "importers": ("hal", "memory", "validation", "operations"),
     "conformance": ("html_page", "runtime", "engines", "validation", "operations", "memory", "fence", "hal"),
