@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, Capabilities
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Model
+from nnfmq.observe.trace_points import recorded
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.client_device import Device, DeviceInfo, PrepareOptions
 from nnfmq.runtime.compilation.switches import PartitionMode, Switches
@@ -23,7 +24,6 @@ from nnfmq.runtime.prepare_arguments import NamedModel, has_vendor_operations, t
 from nnfmq.runtime.prepared_model import PreparedModel
 
 if TYPE_CHECKING:
-    from nnfmq.execution_observers import DeviceChoice
     from nnfmq.runtime.client import CompiledModel
     from nnfmq.runtime.devices.runtime_device import CpuDevice
 
@@ -70,9 +70,9 @@ class ClientCompilation:
         best = None if switches.uses_cpu_at_once else self._best(client, enabled, options)
         if best is None:
             return self._compile(client, enabled, model, options)
-        choice: DeviceChoice = "fallback" if best.name == _REFERENCE else "best"
         try:
-            prepared = client.device_of(best, choice).prepare(model, **options)
+            with recorded("[NN_LR_PC]compilation"):
+                prepared = client.device_of(best, "best").prepare(model, **options)
         except InvalidArgument:
             raise
         except NnfmqError as error:

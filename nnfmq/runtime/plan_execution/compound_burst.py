@@ -19,7 +19,8 @@ from numpy.typing import ArrayLike
 from nnfmq.hal.errors import BadState, GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.summaries import clipped
 from nnfmq.hal.timing import NO_TIMING
-from nnfmq.hal.types import ExecutionConfig, MeasureTiming, OutputShape, Pool, Request
+from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, MeasureTiming, OutputShape, Pool, Request
+from nnfmq.observe.trace_points import TRACING
 from nnfmq.runtime.array_checks import check_out, no_inputs_error
 from nnfmq.runtime.burst_configuration import configure_burst
 from nnfmq.runtime.burst_controller import Burst
@@ -39,6 +40,7 @@ from nnfmq.watcher import Wakeable
 __all__ = ["CompoundBurst"]
 
 _CONFIG = ExecutionConfig()
+_MODE = HalExecutionMode.BURST
 
 
 class _StepPeers:
@@ -120,9 +122,13 @@ class CompoundBurst(Uncopyable, HasState):
         return burst
 
     def _note_sequence(self) -> None:
-        """Note `execute` and outputs of each step's burst, if the plan is a sequence of bursts with fixed memory."""
+        """Note `execute` and outputs of each step's burst, if the plan is a sequence of bursts with fixed memory.
+
+        Executions that are observed or traced take the way of all other plans.
+        """
         bursts = [burst for burst in self._bursts if burst is not None]
         is_sequence = len(bursts) == len(self._handle.bound.steps) and not self._handle.has_dynamic_temporaries
+        is_sequence = is_sequence and self._handle.observed is None
         self._sequence = [(burst.execute, burst.outputs) for burst in bursts] if is_sequence else []
 
     def __repr__(self) -> str:
@@ -182,11 +188,12 @@ class CompoundBurst(Uncopyable, HasState):
         if state is not None:
             state.begin()
         begin_ns, self._is_idle = time.monotonic_ns(), False
-        self._has_durations = bool(self._sequence)
-        if self._sequence:
+        is_sequence = bool(self._sequence) and TRACING.recorder is None
+        self._has_durations = is_sequence
+        if is_sequence:
             self._execute_sequence()
         else:
-            run_synchronously(CompoundRun(self._handle, self._memory, _CONFIG), self._execute_step)
+            run_synchronously(CompoundRun(self._handle, self._memory, _CONFIG, _MODE), self._execute_step)
         self._is_idle, self._latency_ns, self._info = True, time.monotonic_ns() - begin_ns, None
         if state is not None:
             state.advance()
@@ -204,7 +211,7 @@ class CompoundBurst(Uncopyable, HasState):
     def _continue_after(self, done: int, error: NnfmqError) -> None:
         """Continue an execution whose step `done` has failed. Raises NnfmqError if that is its result."""
         self._has_durations = False
-        run = CompoundRun(self._handle, self._memory, _CONFIG)
+        run = CompoundRun(self._handle, self._memory, _CONFIG, _MODE)
         for _ in range(done + 1):
             run.next_call()
         run.fail(error)
@@ -263,7 +270,7 @@ class CompoundBurst(Uncopyable, HasState):
         memory = self._handle.new_memory()
         try:
             memory.bind(request)
-            return run_synchronously(CompoundRun(self._handle, memory, config), execute)
+            return run_synchronously(CompoundRun(self._handle, memory, config, _MODE), execute)
         finally:
             memory.close()
 
