@@ -109,9 +109,11 @@ class ChosenDevices:
         self._runtime: Runtime | None = None
 
     def connect(self) -> Runtime:
-        """Connect to the driver, if that has not happened yet."""
+        """Connect to the driver and that of the CPU device, if that has not happened yet."""
         if self._runtime is None:
             self._runtime = Runtime([] if self._socket is None else [self._socket], embedded=self._socket is None)
+            self._runtime.devices()
+            self._runtime.cpu.connected()
         return self._runtime
 
     @contextmanager
@@ -144,6 +146,7 @@ class DriversInTurn:
             self._runtime = Runtime([])
             names = [f"{self._device}.{number}" for number in range(1, self._count + 1)]
             self._accesses = [DriverAccess(name, partial(_open, self._socket)) for name in names]
+            self._runtime.cpu.connected()
         return [RuntimeDevice(access.label, access, self._info(access)) for access in self._accesses]
 
     def _info(self, access: DriverAccess) -> DeviceInfo:
