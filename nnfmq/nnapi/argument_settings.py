@@ -104,9 +104,8 @@ def device_setting(
         )
     requested = _checked_dimensions(info, dimensions, may_be_unknown=True)
     if merge_dimensions(requested, memory.info.shape) is None:
-        raise InvalidArgument(
-            f"{info.name!r}: dimensions {format_shape(requested)} of a device memory of {format_shape(memory.info.shape)}"
-        )
+        shapes = f"dimensions {format_shape(requested)}; the device memory has {format_shape(memory.info.shape)}"
+        raise InvalidArgument(f"{info.name!r}: {shapes}")
     return ArgumentSetting(requested, device_memory=memory)
 
 
