@@ -199,13 +199,18 @@ class CompoundRun:
         return ExecutionResult(shapes if self._handle.has_unknown_outputs else (), NO_TIMING)
 
 
-def run_synchronously(run: CompoundRun, execute: Callable[[PlanCall], Sequence[OutputShape]]) -> ExecutionResult:
+def run_synchronously(
+    run: CompoundRun, execute: Callable[[PlanCall], Sequence[OutputShape]], first: PlanCall | None = None
+) -> ExecutionResult:
     """Make all calls of an execution on this thread, with `execute`, and return the result. Blocks.
+
+    `first` is a call that `run` has returned and that was not made yet.
 
     Raises:
         NnfmqError: The error of the execution.
     """
-    while (call := run.next_call()) is not None:
+    while (call := first or run.next_call()) is not None:
+        first = None
         try:
             shapes = execute(call)
         except NnfmqError as error:
