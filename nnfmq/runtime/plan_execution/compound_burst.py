@@ -20,7 +20,8 @@ from numpy.typing import ArrayLike
 from nnfmq.hal.errors import BadState, GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.summaries import clipped
 from nnfmq.hal.timing import NO_TIMING
-from nnfmq.hal.types import ExecutionConfig, MeasureTiming, OutputShape, Pool, Request
+from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, MeasureTiming, OutputShape, Pool, Request
+from nnfmq.observe.trace_points import TRACING
 from nnfmq.runtime.array_checks import check_out, no_inputs_error
 from nnfmq.runtime.burst_configuration import configure_burst
 from nnfmq.runtime.burst_controller import Burst
@@ -40,6 +41,7 @@ from nnfmq.watcher import Wakeable
 __all__ = ["CompoundBurst"]
 
 _CONFIG = ExecutionConfig()
+_MODE = HalExecutionMode.BURST
 
 
 class _StepPeers:
@@ -121,9 +123,13 @@ class CompoundBurst(Uncopyable, HasState):
         return burst
 
     def _note_sequence(self) -> None:
-        """Note `execute` and outputs of each step's burst, if the plan is a sequence of bursts with fixed memory."""
+        """Note `execute` and outputs of each step's burst, if the plan is a sequence of bursts with fixed memory.
+
+        Executions that are observed or traced take the way of all other plans.
+        """
         bursts = [burst for burst in self._bursts if burst is not None]
         is_sequence = len(bursts) == len(self._handle.bound.steps) and not self._handle.has_dynamic_temporaries
+        is_sequence = is_sequence and self._handle.observed is None
         self._sequence = [(burst.execute, burst.outputs) for burst in bursts] if is_sequence else []
 
     def __repr__(self) -> str:
@@ -169,11 +175,11 @@ class CompoundBurst(Uncopyable, HasState):
         if not self._is_idle:
             self._finish_interrupted()
         begin_ns = self._begin(arrays, inputs)
-        self._has_durations = bool(self._sequence)
-        if self._sequence:
+        self._has_durations = is_sequence = bool(self._sequence) and TRACING.recorder is None
+        if is_sequence:
             self._execute_sequence()
         else:
-            run_synchronously(CompoundRun(self._handle, self._memory, _CONFIG), self._execute_step)
+            run_synchronously(CompoundRun(self._handle, self._memory, _CONFIG, _MODE), self._execute_step)
         return self._end(arrays, out, begin_ns)
 
     def _checked_arrays(
@@ -220,7 +226,7 @@ class CompoundBurst(Uncopyable, HasState):
     def _continue_after(self, done: int, error: NnfmqError) -> None:
         """Continue an execution whose step `done` has failed. Raises NnfmqError if that is its result."""
         self._has_durations = False
-        run = CompoundRun(self._handle, self._memory, _CONFIG)
+        run = CompoundRun(self._handle, self._memory, _CONFIG, _MODE)
         for _ in range(done + 1):
             run.next_call()
         run.fail(error)
@@ -271,30 +277,46 @@ class CompoundBurst(Uncopyable, HasState):
                         await late.drain_in_task(None)
         begin_ns = self._begin(arrays, inputs)
         self._has_durations = bool(self._sequence)
-        run = CompoundRun(self._handle, self._memory, _CONFIG)
+        run = CompoundRun(self._handle, self._memory, _CONFIG, _MODE)
+        end = partial(self._end, arrays, out, begin_ns)
+        try:
+            if await self._make_calls_in_task(run):
+                run.result()
+                return end()
+        except NnfmqError as error:
+            run.observation.fail(error)
+            raise
+        return await self._continue_on_fallback_thread(run, end)
+
+    async def _make_calls_in_task(self, run: CompoundRun) -> bool:
+        """Make all calls of an execution; return False before one that blocks. Raises NnfmqError if it fails."""
         while (call := run.next_call()) is not None:
             burst = self._burst_of(call)
             if burst is None or self._handle.has_dynamic_temporaries:
-                return await self._continue_on_fallback_thread(run, call, partial(self._end, arrays, out, begin_ns))
+                return False
             try:
                 await burst.execute_async(out=burst.outputs)
             except NnfmqError as error:
                 run.fail(error)
             else:
                 run.succeed(())
-        return self._end(arrays, out, begin_ns)
+        return True
 
     async def _continue_on_fallback_thread(
-        self, run: CompoundRun, call: PlanCall, end: Callable[[], tuple[Array, ...]]
+        self, run: CompoundRun, end: Callable[[], tuple[Array, ...]]
     ) -> tuple[Array, ...]:
-        """Make `call`, which blocks, and all that follow on the fallback thread, also if this task is cancelled."""
+        """Make the last call, which blocks, and all that follow on the fallback thread, also if the task is cancelled.
+
+        The burst is in use until then.
+        """
         from nnfmq.runtime.task_waiting import run_on_fallback_thread
 
         self._has_durations = False
         self._claims[CLAIM] = claim = object()  # of the fallback thread
 
         def execute() -> tuple[Array, ...]:
-            run_synchronously(run, self._execute_step, call)
+            run.repeat_call()
+            run_synchronously(run, self._execute_step)
             return end()
 
         return await run_on_fallback_thread(execute, partial(self._release_claim, claim))
@@ -347,7 +369,7 @@ class CompoundBurst(Uncopyable, HasState):
         memory = self._handle.new_memory()
         try:
             memory.bind(request)
-            return run_synchronously(CompoundRun(self._handle, memory, config), execute)
+            return run_synchronously(CompoundRun(self._handle, memory, config, _MODE), execute)
         finally:
             memory.close()
 

@@ -22,7 +22,7 @@ from nnfmq.deadlines import deadline_after
 from nnfmq.fence import Fence, HasFileno, fence_state
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.timing import NO_TIMING
-from nnfmq.hal.types import ExecutionConfig, FenceState, Request
+from nnfmq.hal.types import ExecutionConfig, FenceState, HalExecutionMode, Request
 from nnfmq.runtime.array_checks import checked_arrays, require_fixed_shapes
 from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming, FenceLimits, fence_fds, launch_fenced
 from nnfmq.runtime.future import Future
@@ -35,6 +35,7 @@ from nnfmq.uncopyable import Uncopyable
 
 __all__ = ["CompoundFencedExecution", "launch_arrays", "launch_compound_fenced", "launch_request"]
 
+_MODE = HalExecutionMode.FENCED
 ResultT = TypeVar("ResultT")
 StepExecution = FencedExecution[FencedTiming]
 
@@ -291,7 +292,7 @@ def launch_arrays(
     require_fixed_shapes("output", handle.outputs, "a fenced execution")
 
     def prepared(completion: Completion[tuple[Array, ...]]) -> AsyncRun[tuple[Array, ...]]:
-        return new_run(handle, config, lambda a: a.write(checked, targets), lambda a, _: a.arrays(), completion)
+        return new_run(handle, config, lambda a: a.write(checked, targets), lambda a, _: a.arrays(), completion, _MODE)
 
     return launch_compound_fenced(handle, fence_fds(wait_for), prepared)
 
@@ -311,6 +312,6 @@ def launch_request(
     times = FencedTiming(NO_TIMING, NO_TIMING)
 
     def prepared(completion: Completion[FencedTiming]) -> AsyncRun[FencedTiming]:
-        return new_run(handle, config, lambda a: a.memory.bind(request), lambda _a, _r: times, completion)
+        return new_run(handle, config, lambda a: a.memory.bind(request), lambda _a, _r: times, completion, _MODE)
 
     return launch_compound_fenced(handle, fence_fds(wait_for), prepared)

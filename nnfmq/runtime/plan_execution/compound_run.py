@@ -24,15 +24,24 @@ import numpy as np
 
 from nnfmq.hal.errors import GeneralFailure, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.timing import NO_TIMING
-from nnfmq.hal.types import ExecutionConfig, OutputShape, Request
+from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, OutputShape, Request
+from nnfmq.observe.trace_points import TRACING, recorded
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.plan_execution.bound_plan import BoundCall
 from nnfmq.runtime.plan_execution.controller import Controller
 from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
+from nnfmq.runtime.plan_execution.run_observation import (
+    INTERPRETATION_SLICE,
+    PLAN_SLICE,
+    RunObservation,
+    log_step,
+    step_slice,
+)
 from nnfmq.runtime.plan_execution.value_locations import array_at, step_request
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.sync_execution import execute_arrays
+from nnfmq.verbose_log import vlog, vlog_is_on
 
 __all__ = ["CompoundRun", "PlanCall", "run_synchronously"]
 
@@ -71,10 +80,18 @@ class PlanCall:
 
 
 class CompoundRun:
-    """One execution of a plan. `memory` has the model's inputs and outputs, and is used by nothing else meanwhile."""
+    """One execution of a plan. `memory` has the model's inputs and outputs, and is used by nothing else meanwhile.
 
-    def __init__(self, handle: PlanHandle, memory: ExecutionMemory, config: ExecutionConfig) -> None:
+    `result` tells the model's observers of a success; the mode tells `observation` of an error.
+    """
+
+    def __init__(
+        self, handle: PlanHandle, memory: ExecutionMemory, config: ExecutionConfig, mode: HalExecutionMode
+    ) -> None:
         self.config = config
+        self.observation = RunObservation(handle.observed, mode)
+        if vlog_is_on("execution"):
+            vlog("execution", "%s execution of a plan on %s", mode.name, handle.device)
         self._handle = handle
         self.memory = memory
         self._controller = Controller(memory, config.loop_timeout_ns)
@@ -90,12 +107,34 @@ class CompoundRun:
         """
         if self._is_repeated:
             self._is_repeated = False
-            return self._call
-        if self._call is not None and self._call.step is None:  # the whole model was executed
+        elif self._call is not None and self._call.step is None:  # the whole model was executed
             return None
-        step = self._controller.next()
-        self._call = None if step is None else PlanCall(self, step, is_on_cpu=False)
+        else:
+            step = self._controller.next()
+            self._call = None if step is None else PlanCall(self, step, is_on_cpu=False)
+        if self._call is not None and vlog_is_on("execution"):
+            log_step(*self._description_of(self._call))
         return self._call
+
+    def repeat_call(self) -> None:
+        """Let the next call be the last one again, which was not made."""
+        self._is_repeated = True
+
+    def _description_of(self, call: PlanCall) -> tuple[int | None, str, bool]:
+        """Return the number of a call's step (None = the whole model), its device, and whether the CPU executes it."""
+        if call.step is None:
+            return None, "", True
+        return call.step.index, self._handle.steps[call.step.index].device, call.is_on_cpu
+
+    def slice_of(self, call: PlanCall) -> str:
+        """Return the name of a call's slice in a trace."""
+        return step_slice(*self._description_of(call))
+
+    @property
+    def is_interpreted(self) -> bool:
+        """Whether the runtime interprets IF and WHILE between steps."""
+        bound = self._handle.bound
+        return len(bound.calls) < len(bound.steps)
 
     def model_of(self, call: PlanCall) -> PreparedModel:
         """Return the prepared model of a call. See `PlanCall.model`."""
@@ -194,23 +233,31 @@ class CompoundRun:
 
     def result(self) -> ExecutionResult:
         """Return the result of an execution that is done: the shapes of all outputs, if not all were known."""
+        self.observation.finish()
         locations = [self.memory.locations[number] for number in self.memory.plan.outputs]
         shapes = tuple(OutputShape(location.dimensions) for location in locations)
         return ExecutionResult(shapes if self._handle.has_unknown_outputs else (), NO_TIMING)
 
 
-def run_synchronously(
-    run: CompoundRun, execute: Callable[[PlanCall], Sequence[OutputShape]], first: PlanCall | None = None
-) -> ExecutionResult:
+def run_synchronously(run: CompoundRun, execute: Callable[[PlanCall], Sequence[OutputShape]]) -> ExecutionResult:
     """Make all calls of an execution on this thread, with `execute`, and return the result. Blocks.
-
-    `first` is a call that `run` has returned and that was not made yet.
 
     Raises:
         NnfmqError: The error of the execution.
     """
-    while (call := first or run.next_call()) is not None:
-        first = None
+    try:
+        if TRACING.recorder is None:
+            return _make_calls(run, run.next_call, execute)
+        return _make_recorded_calls(run, execute)
+    except NnfmqError as error:
+        run.observation.fail(error)
+        raise
+
+
+def _make_calls(
+    run: CompoundRun, next_call: Callable[[], PlanCall | None], execute: Callable[[PlanCall], Sequence[OutputShape]]
+) -> ExecutionResult:
+    while (call := next_call()) is not None:
         try:
             shapes = execute(call)
         except NnfmqError as error:
@@ -218,3 +265,20 @@ def run_synchronously(
         else:
             run.succeed(shapes)
     return run.result()
+
+
+def _make_recorded_calls(run: CompoundRun, execute: Callable[[PlanCall], Sequence[OutputShape]]) -> ExecutionResult:
+    """Make all calls as `_make_calls`, with slices of the layer LR in this process's trace (OBS-7)."""
+
+    def next_call() -> PlanCall | None:
+        if not run.is_interpreted:
+            return run.next_call()
+        with recorded(INTERPRETATION_SLICE):
+            return run.next_call()
+
+    def execute_recorded(call: PlanCall) -> Sequence[OutputShape]:
+        with recorded(run.slice_of(call)):
+            return execute(call)
+
+    with recorded(PLAN_SLICE):
+        return _make_calls(run, next_call, execute_recorded)

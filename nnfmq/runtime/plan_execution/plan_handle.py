@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from nnfmq.execution_plan.plan import ExecutionPlan
 from nnfmq.hal.errors import InvalidArgument
@@ -20,6 +21,9 @@ from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory, const
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.tensor_layout import has_unknown_shape
 from nnfmq.uncopyable import Uncopyable
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.request_observation import ObservedModel
 
 __all__ = ["PlanHandle"]
 
@@ -63,6 +67,8 @@ class PlanHandle(Uncopyable):
         self._lock = threading.Lock()
         self._users = 0
         self._is_closed = False
+        self.observed: ObservedModel | None = None
+        """The observers of its executions; None if there are none."""
 
     @property
     def signature(self) -> str:
