@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from support.control_flow_models import counting
 from support.drivers import LIMIT_S, Daemon
-from support.partitioned import MODES, STATUSES, Runtime, device_failing_with, error_of, three_drivers
+from support.partitioned import LYING, MODES, STATUSES, Runtime, device_failing_with, error_of, three_drivers
 from support.plans import control_flow_plan, linear_plan
 from support.small_models import F32, nothing_left_model, two_adds, with_operand
 
@@ -128,6 +128,31 @@ def test_PART_6_the_whole_model_can_follow_a_loop_that_has_begun(runtime: Runtim
     for _ in range(2):
         assert MODES[mode](model, total, rounds, x)[0].tolist() == [31, 62]
     assert total.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_PART_6_a_step_that_fails_on_the_CPU_device_makes_the_whole_model_run_there(
+    runtime: Runtime, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The plan itself has chosen the CPU device for the second step: the same step is not tried there again."""
+    plan = linear_plan(two_adds(), [0], [1], devices=("first", "nnapi-reference"))
+    model = runtime.prepare(plan, devices=("reference", FAILING))
+    assert MODES[mode](model, A, B)[0].tolist() == EXPECTED
+    assert "step 1 failed" not in warnings_of(caplog)
+    assert "executing the whole model on the CPU" in warnings_of(caplog)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "fenced"])  # it has no shapes to report
+def test_PART_12_results_that_break_the_rules_are_a_failure_of_the_step(
+    runtime: Runtime, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = linear_plan(two_adds(), [0], [1])
+    model = runtime.prepare(plan, devices=(LYING, "reference"))
+    assert MODES[mode](model, A, B)[0].tolist() == EXPECTED
+    assert "step 0 failed on test-lying" in warnings_of(caplog)
+    with pytest.raises(nnfmq.ProtocolError, match="reports the shape 7x7x7") as caught:
+        MODES[mode](runtime.prepare(plan, devices=(LYING, "reference"), cpu=None), A, B)
+    assert caught.value.status is nnfmq.ErrorStatus.GENERAL_FAILURE
 
 
 LIMITED: dict[str, Callable[..., Any]] = {

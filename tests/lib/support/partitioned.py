@@ -23,6 +23,7 @@ from support.plugins import add_plugin, path_with
 FAILING = """
 from nnfmq.engines.function import FunctionProgram
 from nnfmq.hal import errors
+from nnfmq.hal.types import OutputShape
 from nnfmq.service.device import DeviceBase
 
 
@@ -42,7 +43,29 @@ def device(status):
     return Failing
 
 
+class Lying(DeviceBase):  # it reports shapes that its outputs cannot have, for executions that it has not made
+    name = "test-lying"
+
+    def supports(self, model, subgraph, operation):
+        return True
+
+    def compile(self, model):
+        return LyingProgram(len(model.main.output_indexes))
+
+
+class LyingProgram:
+    def __init__(self, count):
+        self.count = count
+
+    def bind(self, inputs, outputs):
+        return self
+
+    def run(self, options):
+        return (OutputShape((7, 7, 7)),) * self.count
+
+
 """
+LYING = "test-lying"
 STATUSES = (
     "GENERAL_FAILURE",
     "DEVICE_UNAVAILABLE",
@@ -67,7 +90,8 @@ def three_drivers(site: Path) -> Iterator[list[Daemon]]:
         site,
         "failing_devices",
         source,
-        {device_failing_with(status): f"failing_devices:{status}" for status in STATUSES},
+        {LYING: "failing_devices:Lying"}
+        | {device_failing_with(status): f"failing_devices:{status}" for status in STATUSES},
         "nnfmq.devices",
     )
     with ExitStack() as stack:
