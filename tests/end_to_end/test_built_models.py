@@ -147,14 +147,11 @@ def test_API_3_a_model_with_an_IF_is_executed_in_every_branch(client: nnfmq.Clie
 
 
 def test_API_16_a_builder_prepares_its_model_again_after_the_drivers_death(daemon: Daemon) -> None:
-    with scaled_sum() as builder, daemon.connect() as client:
-        dead = client.prepare(builder)
+    with scaled_sum() as builder, nnfmq.connect(daemon.path, recover=True) as client:
+        client.prepare(builder).close()
         with Process(client.worker_pid) as worker:
             worker.kill()
             worker.wait_for_end()
-        with pytest.raises(nnfmq.DeadObject):
-            dead.execute(X)
-        client.reconnect()
         with client.prepare(builder) as model:
             assert model.execute(X)[0].tolist() == (3 * X).tolist()
 
