@@ -7,7 +7,8 @@ referenced subgraphs and extensions only what these operations use. Pools are sh
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nnfmq.execution_plan.plan import MAIN, subgraph_of
 from nnfmq.hal.extension_codes import extension_prefix, is_extension

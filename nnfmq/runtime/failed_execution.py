@@ -13,8 +13,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from nnfmq.deadlines import remaining_s
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
