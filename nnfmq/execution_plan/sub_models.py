@@ -56,7 +56,7 @@ def has_unknown_size(operand: Operand) -> bool:
 
 
 class _Extraction:
-    """One new model under construction: what it uses of the source, and where that is in the new model."""
+    """One new model under construction: what it uses of the source, and the place of that in the new model."""
 
     def __init__(self, source: Model) -> None:
         self._source = source

@@ -8,10 +8,11 @@ wrong model is invalid after `finish`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from enum import Enum
 from types import TracebackType
 from typing import Self, TypeAlias
+
+from msgspec.structs import replace
 
 from nnfmq.file_memory import FileMemory
 from nnfmq.graphs.graph_dump import graph_dump

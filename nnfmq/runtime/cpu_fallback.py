@@ -46,7 +46,7 @@ class CpuFallback:
     def applies_to(self, error: NnfmqError, deadline_ns: int | None = None) -> bool:
         """Return whether the CPU is tried after `error`.
 
-        It is not after a mistake of the application's, nor when the application's own deadline is missed.
+        It is not after a mistake of the application, nor when the application's own deadline is missed.
         """
         if isinstance(error, MissedDeadline) and deadline_ns is not None:
             return False

@@ -18,10 +18,9 @@ from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Model
 from nnfmq.observe.trace_points import recorded
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.client_device import Device, DeviceInfo, PrepareOptions
-from nnfmq.runtime.compilation.simple_plan import has_vendor_operations, simple_plan
 from nnfmq.runtime.compilation.switches import PartitionMode, Switches
 from nnfmq.runtime.cpu_fallback import CpuFallback
-from nnfmq.runtime.prepare_arguments import NamedModel, to_hal_model, to_preference
+from nnfmq.runtime.prepare_arguments import NamedModel, has_vendor_operations, to_hal_model, to_preference
 from nnfmq.runtime.prepared_model import PreparedModel
 
 if TYPE_CHECKING:
@@ -118,9 +117,9 @@ class ClientCompilation:
             )
 
     def _with_fallback(self, prepared: PreparedModel, model: Model | NamedModel, switches: Switches) -> PreparedModel:
-        prepared.plan = simple_plan(to_hal_model(model), prepared.device)
+        prepared.planned_model = hal_model = to_hal_model(model)
         prepared.is_synchronous = switches.is_synchronous
-        if switches.partition is PartitionMode.WITH_FALLBACK and not has_vendor_operations(to_hal_model(model)):
+        if switches.partition is PartitionMode.WITH_FALLBACK and not has_vendor_operations(hal_model):
             prepared.fallback = CpuFallback(self._open_cpu, model)
         return prepared
 

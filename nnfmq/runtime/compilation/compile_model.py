@@ -1,7 +1,7 @@
 """compile_model: plan a model for a choice of devices, prepare each step, and use the CPU device if they fail.
 
 The order of things is that of Android's NNAPI runtime: the devices, the plan, the preparations, and after a failure the
-whole model on the CPU device. It is used neither after a mistake of the application's, nor if the application has
+whole model on the CPU device. It is used neither after a mistake of the application, nor if the application has
 listed the devices, nor for operations of vendors, nor if a setting says so (PREP-12, PART-6, PART-7, EXT-5).
 """
 
@@ -23,7 +23,7 @@ from nnfmq.hal.types import ExecutionPreference, Model, Priority
 from nnfmq.observe.trace_points import recorded
 from nnfmq.operations.extensions import to_local_prefixes
 from nnfmq.runtime.client_device import PrepareOptions, model_signature
-from nnfmq.runtime.compilation.simple_plan import has_vendor_operations, simple_plan
+from nnfmq.runtime.compilation.simple_plan import simple_plan
 from nnfmq.runtime.compilation.step_preparation import StepCall, prepare_steps
 from nnfmq.runtime.compilation.switches import PartitionMode, Switches
 from nnfmq.runtime.cpu_fallback import CpuFallback
@@ -32,6 +32,7 @@ from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
 from nnfmq.runtime.prepare_arguments import (
     ModelArgument,
     NamedModel,
+    has_vendor_operations,
     name_for_display,
     to_hal_model,
     to_model,

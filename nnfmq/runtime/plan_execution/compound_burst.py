@@ -1,8 +1,8 @@
 """CompoundBurst: a burst for each step of a plan, over memory that the steps share (PART-10).
 
-The bursts are configured over the places of the plan's values: what one driver writes, the next one reads there, and
+The bursts are configured over the locations of the plan's values: what one driver writes, the next one reads there, and
 nothing is copied between them. Each step sends the same packet every time, so its driver's burst server finds its
-cached execution. If a temporary has no fixed size, the steps' requests are encoded anew for each execution instead.
+cached execution. If a temporary has no fixed size, the steps' requests are encoded again for each execution instead.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from nnfmq.runtime.model_state import HasState
 from nnfmq.runtime.plan_execution.bound_plan import BoundCall
 from nnfmq.runtime.plan_execution.compound_run import CompoundRun, PlanCall, run_synchronously
 from nnfmq.runtime.plan_execution.one_device import require_no_time_limits
-from nnfmq.runtime.plan_execution.places import step_request
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
+from nnfmq.runtime.plan_execution.value_locations import step_request
 from nnfmq.runtime.tensor_layout import Array
 from nnfmq.uncopyable import Uncopyable
 from nnfmq.watcher import Wakeable
@@ -110,7 +110,7 @@ class CompoundBurst(Uncopyable, HasState):
         arrays = None
         if not self._handle.has_dynamic_temporaries:
             infos = model.inputs, model.outputs
-            arrays = MappedArrays.over(model, step_request(self._memory.places, call.inputs, call.outputs, infos))
+            arrays = MappedArrays.over(model, step_request(self._memory.locations, call.inputs, call.outputs, infos))
         try:
             burst = configure_burst(model, window_us, deadline_ns, with_memory=arrays is not None, arrays=arrays)
         except NnfmqError as error:

@@ -28,8 +28,8 @@ from nnfmq.runtime.plan_execution.compound_async import AsyncRun, Completion
 from nnfmq.runtime.plan_execution.compound_fenced import CompoundFencedExecution, launch_compound_fenced
 from nnfmq.runtime.plan_execution.compound_run import CompoundRun, PlanCall, run_synchronously
 from nnfmq.runtime.plan_execution.one_device import require_no_time_limits
-from nnfmq.runtime.plan_execution.places import step_request
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
+from nnfmq.runtime.plan_execution.value_locations import step_request
 from nnfmq.runtime.reusable_execution import RequestExecution
 from nnfmq.runtime.tensor_layout import Array
 from nnfmq.uncopyable import Uncopyable
@@ -88,7 +88,7 @@ class CompoundExecution(Uncopyable, HasState):
         is_fixed = not self._handle.has_dynamic_temporaries and model.connection.has_reusable_executions
         if not (self.is_reusable and is_fixed):
             return None
-        request = step_request(self._memory.places, call.inputs, call.outputs, (model.inputs, model.outputs))
+        request = step_request(self._memory.locations, call.inputs, call.outputs, (model.inputs, model.outputs))
         try:
             step = RequestExecution.create(model, request, self._config, deadline_ns)
         except NnfmqError as error:

@@ -10,8 +10,8 @@ The mode asks for the next call, makes it, and reports the result or the error, 
     needs has no elements            the whole model on the CPU
     a loop exceeds its time          MissedDeadlineTransient
 
-Without a fallback the first failure is the result. It is as well if it is a mistake of the application's. The model's
-inputs are intact after each of these: no driver can write to them, and no value shares their memory.
+Without a fallback the first failure is the result; InvalidArgument always is, because it is the application's error.
+The model's inputs are intact after each of these: no driver can write to them, and no value shares their memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.plan_execution.bound_plan import BoundCall
 from nnfmq.runtime.plan_execution.controller import Controller
 from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory
-from nnfmq.runtime.plan_execution.places import place_array, step_request
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.plan_execution.run_observation import (
     INTERPRETATION_SLICE,
@@ -39,6 +38,7 @@ from nnfmq.runtime.plan_execution.run_observation import (
     log_step,
     step_slice,
 )
+from nnfmq.runtime.plan_execution.value_locations import array_at, step_request
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.sync_execution import execute_arrays
 from nnfmq.verbose_log import vlog, vlog_is_on
@@ -143,12 +143,12 @@ class CompoundRun:
     def request_of(self, call: PlanCall, model: PreparedModel) -> Request:
         """Return the request of a call."""
         inputs, outputs = self._values_of(call)
-        return step_request(self.memory.places, inputs, outputs, (model.handle.inputs, model.handle.outputs))
+        return step_request(self.memory.locations, inputs, outputs, (model.handle.inputs, model.handle.outputs))
 
     def execute_copies_of(self, call: PlanCall) -> Sequence[OutputShape]:
         """Execute a call with copies. See `PlanCall.execute_copies`."""
         model, (inputs, outputs) = call.model().handle, self._values_of(call)
-        arrays = [place_array(self.memory.places[i], info) for i, info in zip(inputs, model.inputs, strict=True)]
+        arrays = [array_at(self.memory.locations[i], info) for i, info in zip(inputs, model.inputs, strict=True)]
         results, _ = execute_arrays(model, arrays, None, self.config, None)
         shapes = []
         for number, result in zip(outputs, results, strict=True):
@@ -170,9 +170,9 @@ class CompoundRun:
         assert self._call is not None
         outputs = self._values_of(self._call)[1]
         for number, shape in zip(outputs, shapes, strict=bool(shapes)):
-            self.memory.places[number].dimensions = shape.dimensions
+            self.memory.locations[number].dimensions = shape.dimensions
         if self._call.step is not None:
-            empty = [n for n in outputs if n in self._handle.step_inputs and 0 in self.memory.places[n].dimensions]
+            empty = [n for n in outputs if n in self._handle.step_inputs and 0 in self.memory.locations[n].dimensions]
             if empty:
                 self.execute_whole_model(GeneralFailure("a result that another step needs has no elements"))
 
@@ -215,23 +215,23 @@ class CompoundRun:
 
     def _grow(self, call: PlanCall, error: OutputInsufficientSize) -> None:
         """Enlarge the memory of outputs that lack some; raise OutputInsufficientSize if that is not possible."""
-        places, has_grown, lacks_memory = self.memory.places, False, set()
+        locations, has_grown, lacks_memory = self.memory.locations, False, set()
         for number, shape in zip(self._values_of(call)[1], error.output_shapes, strict=False):
-            place = places[number]
-            place.dimensions = shape.dimensions
+            location = locations[number]
+            location.dimensions = shape.dimensions
             if 0 not in shape.dimensions:
-                has_grown |= self.memory.grow(number, place.size_of(shape.dimensions))
-            if not (shape.is_sufficient or place.is_growable):
+                has_grown |= self.memory.grow(number, location.size_of(shape.dimensions))
+            if not (shape.is_sufficient or location.is_growable):
                 lacks_memory.add(number)
         if lacks_memory or not has_grown:
-            shapes = [OutputShape(places[n].dimensions, n not in lacks_memory) for n in self.memory.plan.outputs]
+            shapes = [OutputShape(locations[n].dimensions, n not in lacks_memory) for n in self.memory.plan.outputs]
             raise OutputInsufficientSize(str(error), tuple(shapes)) from error
 
     def result(self) -> ExecutionResult:
         """Return the result of an execution that is done: the shapes of all outputs, if not all were known."""
         self.observation.finish()
-        places = [self.memory.places[number] for number in self.memory.plan.outputs]
-        shapes = tuple(OutputShape(place.dimensions) for place in places)
+        locations = [self.memory.locations[number] for number in self.memory.plan.outputs]
+        shapes = tuple(OutputShape(location.dimensions) for location in locations)
         return ExecutionResult(shapes if self._handle.has_unknown_outputs else (), NO_TIMING)
 
 

@@ -17,7 +17,7 @@ from nnfmq.runtime import fallback_thread
 from nnfmq.runtime.cpu_fallback import CpuFallback
 from nnfmq.runtime.plan_execution.array_arguments import ArrayArguments
 from nnfmq.runtime.plan_execution.bound_plan import BoundCall, BoundIf, BoundPlan, BoundWhile, bind_plan
-from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory, constant_places, value_places
+from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory, constant_locations, value_locations
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.tensor_layout import has_unknown_shape
 from nnfmq.uncopyable import Uncopyable
@@ -57,10 +57,10 @@ class PlanHandle(Uncopyable):
         self.step_inputs = _values_read(self.bound)
         self.has_unknown_outputs = any(map(has_unknown_shape, self.outputs))
         infos = [(step.handle.inputs, step.handle.outputs) for step in self.steps]
-        self._templates = value_places(self.bound, infos)
-        self._constant_memory, self._constants = constant_places(self.bound, plan.model, self._templates)
+        self._templates = value_locations(self.bound, infos)
+        self._constant_memory, self._constants = constant_locations(self.bound, plan.model, self._templates)
         self.has_dynamic_temporaries = any(
-            not place.is_known for number, place in enumerate(self._templates)
+            not location.is_known for number, location in enumerate(self._templates)
             if number not in self.bound.inputs and number not in self.bound.outputs
         )  # fmt: skip
         self._free: deque[ArrayArguments] = deque(maxlen=_KEPT)
