@@ -65,14 +65,6 @@ def compilation(stack: ExitStack, device: Device) -> CompilationBuilder:
 
 
 @pytest.fixture
-def several(stack: ExitStack, client: nnfmq.Client) -> CompilationBuilder:
-    """Return a finished compilation that the application has not made for exactly one device."""
-    compilation = finished(stack, add_model(), client.device("reference"))
-    compilation._devices = ()
-    return compilation
-
-
-@pytest.fixture
 def execution(stack: ExitStack, compilation: CompilationBuilder) -> ExecutionBuilder:
     return stack.enter_context(ExecutionBuilder(compilation))
 
@@ -295,17 +287,6 @@ def test_N_API_22_index_dimensions_and_memory_are_checked(stack: ExitStack, exec
 # ---------------------------------------------------------------------------------------------------- options
 
 
-def test_N_API_25_times_and_limits_need_exactly_one_device(several: CompilationBuilder) -> None:
-    with ExecutionBuilder(several) as execution:
-        for call in (
-            lambda: execution.set_measure_timing(True),
-            lambda: execution.set_timeout(1),
-            lambda: execution.start_compute_with_dependencies([], 1.0),
-        ):
-            with pytest.raises(nnfmq.InvalidArgument, match="exactly one device"):
-                call()
-
-
 SETTERS: dict[str, Callable[[ExecutionBuilder], None]] = {
     "set_input": lambda e: e.set_input(0, floats(ONE)),
     "set_output": lambda e: e.set_output(0, floats(ONE)),
@@ -334,10 +315,8 @@ def test_N_API_25_N_API_27_N_API_37_nothing_is_set_after_a_computation(
 
 
 def test_N_API_37_attributes_of_an_execution_need_one_device_with_the_extension(
-    stack: ExitStack, client: nnfmq.Client, several: CompilationBuilder, device: Device
+    stack: ExitStack, client: nnfmq.Client, device: Device
 ) -> None:
-    with ExecutionBuilder(several) as execution, pytest.raises(nnfmq.InvalidArgument, match="exactly one device"):
-        execution.add_extension_attribute(EXTENSION, 1, b"")
     without = finished(stack, add_model(), client.device("reference"))
     with ExecutionBuilder(without) as execution, pytest.raises(nnfmq.InvalidArgument, match="does not support"):
         execution.add_extension_attribute(EXTENSION, 1, b"")
