@@ -8,8 +8,9 @@ observer returns immediately, and leaves files, sockets and callbacks to a threa
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+from msgspec import Struct
 
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import HalExecutionMode, Model
@@ -38,8 +39,7 @@ class CapturedTensor(NamedTuple):
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedPreparation:
+class ObservedPreparation(Struct, frozen=True):
     """One preparation. `inputs` and `outputs` are the HAL's: those of the caller, then `state_count` states.
 
     `model` is None if the application has given only a signature, as for a preparation from a cache.
@@ -64,8 +64,7 @@ class ObservedPreparation:
     end_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedExecution:
+class ObservedExecution(Struct, frozen=True):
     """One execution that was sent to the driver. Times are CLOCK_MONOTONIC in ns; durations are -1 if not measured.
 
     The application called at `intended_ns`, the request was sent at `begin_ns`, the result was read at `end_ns`.

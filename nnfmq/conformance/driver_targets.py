@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.conformance.criteria import OutputMismatch
 from nnfmq.conformance.targets import (

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
+
+from msgspec.structs import replace
 
 from nnfmq.conformance.random_graphs import MAX_REAL, Criteria, GraphClass, generate, name_of
 from nnfmq.conformance.random_source import GraphLimits

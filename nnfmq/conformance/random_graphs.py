@@ -13,11 +13,12 @@ import base64
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from nnfmq.conformance import oracle
 from nnfmq.conformance.operation_generators import ArgumentRequest, OperandSpec, OperationGenerator
@@ -45,8 +46,7 @@ _VERSIONS = {level: name for name, level in FEATURE_LEVELS.items()}
 Criteria = Mapping[OperandType, Criterion]
 
 
-@dataclass(frozen=True, slots=True)
-class GraphClass:
+class GraphClass(Struct, frozen=True):
     """A class of random graphs: number and choice of operations, limits, and criteria for the outputs.
 
     An operation's first array has the type `type` and, unless it is an earlier result, the rank `rank` (None: any).
@@ -71,8 +71,7 @@ class GraphClass:
         return self.level if self.exact_level is None else self.exact_level
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """An overload of an operation with its number of parameters and its types."""
 
     declaration: Declaration
@@ -138,8 +137,7 @@ def _belongs(graph_class: GraphClass, usage: Usage) -> bool:
 # ---------------------------------------------------------------------------------------- construction of a graph
 
 
-@dataclass(slots=True)
-class _Value:
+class _Value(Struct):
     """An operand with its array (None: omitted). `is_free`: its values may come from a request."""
 
     operand: Operand
@@ -159,8 +157,7 @@ class _Value:
         return (max_real is None or bool(np.all(np.abs(reals) <= max_real))) and sign.is_satisfied(reals)
 
 
-@dataclass(slots=True)
-class _Node:
+class _Node(Struct):
     """An operation under construction: the values of its parameters, in order."""
 
     usage: Usage

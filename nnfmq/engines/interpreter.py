@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.engines import memory_budget
 from nnfmq.engines.control_flow import control_flow_step
@@ -53,8 +53,8 @@ from nnfmq.operations.shapes import DATA_DEPENDENT, require_max_rank
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Role, Shape, Tensor, match
 
 __all__ = [
-    "ExecutionStep",
     "Program",
+    "ProgramStep",
     "SubgraphPreparation",
     "load_constant",
     "prepare",
@@ -108,8 +108,7 @@ def prepare_with(
     return program
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionStep:
+class ProgramStep(Struct, frozen=True):
     """A step of a program, the number of its last operation, and the temporaries that no later step reads."""
 
     function: StepFunction
@@ -157,7 +156,7 @@ class Program:
         self,
         subgraph: Subgraph,
         frame: ExecutionFrame,
-        steps: tuple[ExecutionStep, ...],
+        steps: tuple[ProgramStep, ...],
         optional_inputs: frozenset[int],
         shapes: tuple[Shape | None, ...],
         working_bytes: int,
@@ -391,7 +390,7 @@ class SubgraphPreparation:
         needed = [callee.working_bytes for callee in callees]
         self._step_bytes[number] = max(needed) if operation.type == OperationType.IF else 2 * sum(needed)
 
-    def _working_bytes(self, steps: Sequence[ExecutionStep]) -> int:
+    def _working_bytes(self, steps: Sequence[ProgramStep]) -> int:
         """Return `Program.working_bytes`, of a run after the first: the last run's outputs exist until replaced."""
         operations = self.subgraph.operations
         by_operation = [self._values_of(o) if n in self._step_bytes else {} for n, o in enumerate(operations)]
@@ -457,7 +456,7 @@ def load_constant(model: Model, operand: Operand) -> Array | None:
     return value if value.flags.aligned else value.copy()
 
 
-def _with_dead_operands(subgraph: Subgraph, functions: Sequence[tuple[int, StepFunction]]) -> tuple[ExecutionStep, ...]:
+def _with_dead_operands(subgraph: Subgraph, functions: Sequence[tuple[int, StepFunction]]) -> tuple[ProgramStep, ...]:
     """Return the steps, each with the temporaries that are dead after it."""
     last_use: dict[int, int] = {}
     for number, operation in enumerate(subgraph.operations):
@@ -468,6 +467,6 @@ def _with_dead_operands(subgraph: Subgraph, functions: Sequence[tuple[int, StepF
             dead_after[number].append(index)
     first, steps = 0, []
     for last, function in functions:
-        steps.append(ExecutionStep(function, last, tuple(chain.from_iterable(dead_after[first : last + 1]))))
+        steps.append(ProgramStep(function, last, tuple(chain.from_iterable(dead_after[first : last + 1]))))
         first = last + 1
     return tuple(steps)

@@ -15,7 +15,7 @@ from statistics import median_low
 from typing import Protocol, runtime_checkable
 
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundSteps, ExecutionFrame
-from nnfmq.engines.interpreter import ExecutionStep, Program
+from nnfmq.engines.interpreter import Program, ProgramStep
 from nnfmq.operations.signature import Shape
 
 __all__ = ["Profile", "SteppedPartition", "Timings", "measure"]
@@ -103,7 +103,7 @@ def measure(
     return profile
 
 
-def _operand_shapes(steps: Sequence[ExecutionStep], frame: ExecutionFrame) -> dict[int, Shape]:
+def _operand_shapes(steps: Sequence[ProgramStep], frame: ExecutionFrame) -> dict[int, Shape]:
     """Run all steps and return the shapes of the operands that have a value after one of them."""
     shapes = {}
     for step in steps:
@@ -114,7 +114,7 @@ def _operand_shapes(steps: Sequence[ExecutionStep], frame: ExecutionFrame) -> di
     return shapes
 
 
-def _profile_steps(steps: Sequence[ExecutionStep], execution: BoundSteps, profile: Profile) -> None:
+def _profile_steps(steps: Sequence[ProgramStep], execution: BoundSteps, profile: Profile) -> None:
     frame = execution.frame
     frame[-1] = DEFAULT_RUN_OPTIONS
     for step, timings in zip(steps, profile.steps, strict=True):
@@ -158,6 +158,6 @@ def _empty_call(_frame: ExecutionFrame) -> None:
     pass
 
 
-def _release(frame: ExecutionFrame, step: ExecutionStep) -> None:
+def _release(frame: ExecutionFrame, step: ProgramStep) -> None:
     for index in step.dead_after:
         frame[index] = None

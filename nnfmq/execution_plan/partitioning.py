@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from nnfmq.execution_plan.device_choice import INTERPRETED, DeviceChoice, PlanOptions
+from nnfmq.execution_plan.device_assignment import INTERPRETED, DeviceAssignment, PlanOptions
 from nnfmq.execution_plan.plan import (
     MAIN,
     ExecutionPlan,
@@ -57,7 +57,7 @@ def make_plan(model: Model, devices: Sequence[PlanningDevice], options: PlanOpti
     names = tuple(device.name for device in devices)
     if not names or len(set(names)) < len(names):
         raise InvalidArgument(f"devices {list(names)}: at least one is required, each with a name of its own")
-    choice = DeviceChoice(model, devices, options or PlanOptions())
+    choice = DeviceAssignment(model, devices, options or PlanOptions())
     chosen = set(choice.of(MAIN))
     if len(chosen) == 1 and INTERPRETED not in chosen:
         return ExecutionPlan(model, names, (_whole_model(model, chosen.pop()),))
@@ -81,7 +81,7 @@ def _keys(subgraph: int, indexes: Sequence[int]) -> tuple[OperandKey, ...]:
 class _Partition:
     """The steps of a compound plan under construction."""
 
-    def __init__(self, model: Model, devices: Sequence[PlanningDevice], choice: DeviceChoice) -> None:
+    def __init__(self, model: Model, devices: Sequence[PlanningDevice], choice: DeviceAssignment) -> None:
         self._model, self._devices, self._choice = model, devices, choice
         self._steps: list[LogicalStep | None] = []  # None: a place for a step whose targets are not known yet
 
@@ -135,16 +135,16 @@ class _Partition:
     ) -> None:
         place = self._append(None)
         self.add_subgraph(then)
-        end = self._append(None)
-        else_step = len(self._steps)
+        end_of_then = self._append(None)
         self.add_subgraph(otherwise)
-        self._steps[end] = GotoStep(len(self._steps))
+        end = self._append(None) + 1
+        self._steps[end_of_then] = self._steps[end - 1] = GotoStep(end)
         self._steps[place] = IfStep(
             subgraph=subgraph,
             operation=index,
             condition=OperandKey(subgraph, operation.inputs[0]),
             then_step=place + 1,
-            else_step=else_step,
+            else_step=end_of_then + 1,
             inputs=_keys(subgraph, outer),
             outputs=_keys(subgraph, operation.outputs),
             then_inputs=self._inputs(then),

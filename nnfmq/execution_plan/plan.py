@@ -3,7 +3,7 @@
 A simple plan has one ExecutionStep with the whole model. A compound plan has a flat list of steps. After an
 ExecutionStep the next one of the list follows. IF and WHILE that no device takes are steps as well, which the runtime
 interprets: an IfStep continues with the first step of a branch, a WhileStep with the first step of its condition, of
-its body, or after the loop. The last step of a then-branch, a condition or a body is a GotoStep.
+its body, or after the loop. The last step of a branch, a condition or a body is a GotoStep.
 
 A subgraph that is called in several places has steps for each of them, but its operands have one OperandKey: the calls
 never overlap, because no subgraph calls itself.
@@ -142,7 +142,7 @@ class WhileStep:
 
 @dataclass(frozen=True, slots=True)
 class GotoStep:
-    """Continues with another step: after a branch, or back at a WhileStep."""
+    """Continues with another step: after an IF, or back at a WhileStep."""
 
     target: int
 

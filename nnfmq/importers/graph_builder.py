@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from nnfmq.hal.alignment import aligned_offset
 from nnfmq.hal.errors import InvalidArgument
@@ -26,8 +28,7 @@ __all__ = ["GraphBuilder"]
 _QUANTIZED = (OperandType.TENSOR_QUANT8_ASYMM_SIGNED, OperandType.TENSOR_QUANT16_SYMM)
 
 
-@dataclass(slots=True)
-class _Shared:
+class _Shared(Struct):
     """What all subgraphs of a model share: the bytes of constants, prefixes of extensions, subgraphs to be called."""
 
     max_bytes: int

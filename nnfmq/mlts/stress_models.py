@@ -10,11 +10,12 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import InvalidArgument, NnfmqError

@@ -62,8 +62,8 @@ class ModelBuilder(Uncopyable):
     """Builds a model operand by operand, as with NNAPI's C functions. Close it, or use `with`.
 
     After `finish`, `client.prepare(builder)` prepares the model. Closing the builder affects neither `model` nor what
-    was prepared from it. Types are given as enumeration members of `nnfmq.hal.types`, or by name: "TENSOR_FLOAT32",
-    "CONV_2D". Not thread-safe.
+    was prepared from it. Types and operations are members of `nnfmq.hal.types.OperandType` and `OperationType`, their
+    names ("TENSOR_FLOAT32", "CONV_2D") or their codes. Not thread-safe.
 
     Args:
         extensions: The extensions that the model may use: `device.info.extensions`. Without them the model may use any,
@@ -93,12 +93,12 @@ class ModelBuilder(Uncopyable):
     # -- operands ------------------------------------------------------------------------------------------------------
 
     def add_operand(
-        self, type: OperandType | str, dimensions: Sequence[int] = (), scale: float = 0.0, zero_point: int = 0
+        self, type: OperandType | int | str, dimensions: Sequence[int] = (), scale: float = 0.0, zero_point: int = 0
     ) -> int:
         """Add an operand and return its index.
 
         Args:
-            type: The type, or its name, or a code from `get_extension_operand_type`.
+            type: The type; of an extension, from `get_extension_operand_type`.
             dimensions: None for a scalar. A dimension of 0 is unknown; without any the rank of a tensor is unknown.
             scale: Of a quantized type.
             zero_point: Of a quantized type.
@@ -251,11 +251,11 @@ class ModelBuilder(Uncopyable):
 
     # -- operations and boundaries -------------------------------------------------------------------------------------
 
-    def add_operation(self, type: OperationType | str, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def add_operation(self, type: OperationType | int | str, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Add an operation. It may read operands that a later one writes: `finish` puts operations in run order.
 
         Args:
-            type: The operation, or its name, or a code from `get_extension_operation_type`.
+            type: The operation; of an extension, from `get_extension_operation_type`.
             inputs: The operands that are its arguments.
             outputs: The operands that it writes.
 

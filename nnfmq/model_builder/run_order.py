@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import code_name, tensor_text
 from nnfmq.hal.types import LifeTime, Operation, Subgraph
-from nnfmq.validation.rules import require
 
 __all__ = ["in_run_order"]
 
@@ -43,7 +43,7 @@ def in_run_order(subgraph: Subgraph, where: str = "") -> Subgraph:
         cycle = _cycle(subgraph, writers, set(order))
         shown = " → ".join(_name(subgraph, position) for position in cycle[:_NAMED_OF_CYCLE])
         more = " → …" if len(cycle) > _NAMED_OF_CYCLE else ""
-        require(False, "N-API-10", f"{where}operations need each other's outputs: {shown}{more}")
+        raise InvalidArgument(f"{where}operations need each other's outputs: {shown}{more} (N-API-10)")
     if order == list(range(len(order))):
         return subgraph
     return replace(subgraph, operations=tuple(subgraph.operations[position] for position in order))
@@ -53,8 +53,9 @@ def _require_indexes(subgraph: Subgraph, where: str) -> None:
     count = len(subgraph.operands)
     for position, operation in enumerate(subgraph.operations):
         for index in (*operation.inputs, *operation.outputs):
-            message = f"{where}{_name(subgraph, position)} has operand {index}, there are {count}"
-            require(0 <= index < count, "N-API-8", message)
+            if not 0 <= index < count:
+                name = _name(subgraph, position)
+                raise InvalidArgument(f"{where}{name} has operand {index}, there are {count} (N-API-8)")
 
 
 def _writers(subgraph: Subgraph, where: str) -> dict[int, int]:
@@ -62,9 +63,9 @@ def _writers(subgraph: Subgraph, where: str) -> dict[int, int]:
     writers: dict[int, int] = {}
     for position, operation in enumerate(subgraph.operations):
         for index in operation.outputs:
-            names = f"{_name(subgraph, writers.get(index, position))} and {_name(subgraph, position)}"
-            message = f"{where}{_operand(subgraph, index)} is written twice, by {names}"
-            require(index not in writers, "N-API-10", message)
+            if index in writers:
+                names = f"{_name(subgraph, writers[index])} and {_name(subgraph, position)}"
+                raise InvalidArgument(f"{where}{_operand(subgraph, index)} is written twice, by {names} (N-API-10)")
             writers[index] = position
     return writers
 
@@ -85,8 +86,8 @@ def _require_written(subgraph: Subgraph, writers: Mapping[int, int], where: str)
     )
     index, reader = next(readers, (min(missing), None))
     read = "" if reader is None else f" and {_name(subgraph, reader)} reads it"
-    text = f"{where}no operation writes {_operand(subgraph, index)}{read}: make it an input, or set its value"
-    require(False, "N-API-10", text)
+    remedy = "make it an input, or set its value (N-API-10)"
+    raise InvalidArgument(f"{where}no operation writes {_operand(subgraph, index)}{read}: {remedy}")
 
 
 def _order(subgraph: Subgraph, writers: Mapping[int, int]) -> list[int]:

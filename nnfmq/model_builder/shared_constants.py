@@ -85,9 +85,7 @@ class SharedConstants(Uncopyable):
         return self._memory.fileno()
 
     def __del__(self) -> None:
-        memory = getattr(self, "_memory", None)
-        if memory is not None:
-            memory.close()
+        self._memory.close()
 
 
 def _write(fd: int, data: memoryview, offset: int) -> None:

@@ -18,7 +18,7 @@ from nnfmq.runtime.burst_slots import TokenAllocator
 from nnfmq.runtime.device_execution import exchange_execution
 from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
-from nnfmq.runtime.failed_execution import can_execute_again, execute_after_failure
+from nnfmq.runtime.failed_execution import execute_after_failure
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.wire_values import memory_fds, to_wire_config, to_wire_deadline
@@ -50,14 +50,15 @@ class AidlBurst(Uncopyable):
         try:
             burst._configure(deadline_ns)
         except NnfmqError as error:
-            if not can_execute_again(model, error, deadline_ns):
+            if not model.can_execute_again(error, deadline_ns):
                 raise
         return burst
 
     def _configure(self, deadline_ns: int | None) -> None:
-        connection = self._connection
-        message = messages.ConfigureAidlBurst(connection.next_call_id(), self._model.model_id)
-        connection.call(message, messages.BurstConfigured, (), deadline_ns, on_reply=self._on_configured)
+        location = self._model.location
+        message = messages.ConfigureAidlBurst(location.connection.next_call_id(), location.require_id())
+        self._connection = location.connection
+        self._connection.call(message, messages.BurstConfigured, (), deadline_ns, on_reply=self._on_configured)
 
     def _on_configured(self, reply: messages.BurstConfigured) -> None:
         self._burst_id = reply.burst_id
@@ -103,6 +104,8 @@ class AidlBurst(Uncopyable):
         try:
             return self._execute(request, config, tokens, deadline_ns)
         except NnfmqError as error:
+            if not self._model.can_execute_again(error, deadline_ns):
+                raise
             return execute_after_failure(self._model, request, config, deadline_ns, error)
 
     def _execute(
@@ -144,7 +147,7 @@ class AidlBurst(Uncopyable):
         """Return the burst's id in the driver, which configures it if it has not done so; blocks."""
         if self._is_closed:
             raise InvalidArgument("this burst is closed")
-        if not self._burst_id:
+        if not self._burst_id or self._model.has_moved_from(self._connection):
             self._configure(deadline_ns)
         return self._burst_id
 

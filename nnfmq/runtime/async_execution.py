@@ -18,8 +18,9 @@ from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, Request
 from nnfmq.runtime import fallback_thread
 from nnfmq.runtime.array_request import ArrayRequest
+from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.execution_result import ExecutionResult
-from nnfmq.runtime.failed_execution import can_execute_again, execute_after_failure
+from nnfmq.runtime.failed_execution import execute_after_failure
 from nnfmq.runtime.future import Future
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.request_run import RequestRun
@@ -104,7 +105,7 @@ class AsyncRequest:
 
     def __init__(self, model: ModelHandle, config: ExecutionConfig, deadline_ns: int | None) -> None:
         self._model = model
-        self._model_id = model.model_id
+        model.require_open()
         self._config = config
         self._deadline_ns = deadline_ns
 
@@ -118,25 +119,24 @@ class AsyncRequest:
             DeadObject: If the driver has exited.
             MissedDeadlineTransient: If the deadline passes before the request is sent.
         """
-        message, validator, fds = self._prepare(request, handler)
-        connection = self._model.connection
+        connection, message, validator, fds = self._prepare(request, handler)
         with validator.raising_or_executing_again():
             connection.start_call(message, messages.ExecutionFinished, validator, fds, self._deadline_ns)
 
     def start_nonblocking(self, request: Request, handler: ResultHandler) -> None:
         """As `start`, for the watcher thread. Does not block."""
-        message, validator, fds = self._prepare(request, handler)
-        connection = self._model.connection
+        connection, message, validator, fds = self._prepare(request, handler)
         with validator.raising_or_executing_again():
             connection.start_call_nonblocking(message, messages.ExecutionFinished, validator, fds)
 
     def _prepare(
         self, request: Request, handler: ResultHandler
-    ) -> tuple[messages.ExecuteAsynchronously, _ValidatingHandler, list[int]]:
-        connection = self._model.connection
+    ) -> tuple[Connection, messages.ExecuteAsynchronously, _ValidatingHandler, list[int]]:
+        location = self._model.location
+        connection, model_id = location.connection, location.require_id()
         message = messages.ExecuteAsynchronously(
             connection.next_call_id(),
-            self._model_id,
+            model_id,
             messages.request_to_data(request),
             to_wire_config(self._model, self._config),
             to_wire_deadline(connection, self._deadline_ns),
@@ -145,7 +145,7 @@ class AsyncRequest:
         fds = memory_fds(request.pools)
         observation = run.begin(HalExecutionMode.ASYNCHRONOUS, self._deadline_ns)
         rescue = _Rescue(self._model, request, self._config, self._deadline_ns)
-        return message, _ValidatingHandler(run, handler, observation, rescue), fds
+        return connection, message, _ValidatingHandler(run, handler, observation, rescue), fds
 
 
 class _Rescue(NamedTuple):
@@ -161,7 +161,7 @@ class _Rescue(NamedTuple):
 
         Does not block.
         """
-        if not can_execute_again(self.model, error, self.deadline_ns):
+        if not self.model.can_execute_again(error, self.deadline_ns):
             return False
         try:
             fallback_thread.submit(partial(self._run, error, handler))
@@ -270,6 +270,13 @@ def start_request(async_request: AsyncRequest, request: Request) -> PendingExecu
     future: Future[ExecutionResult] = Future()
     async_request.start(request, future)
     return PendingExecution(future)
+
+
+def started(pending: PendingExecution[ResultT], is_synchronous: bool) -> PendingExecution[ResultT]:
+    """Return a pending execution: immediately, or when it is done if the settings want executions to be synchronous."""
+    if is_synchronous:
+        pending.wait()
+    return pending
 
 
 def start_arrays(

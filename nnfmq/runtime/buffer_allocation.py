@@ -7,8 +7,9 @@ hold the tensor, `allocate` falls back to shared memory, which behaves the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ProtocolError, ResourceExhausted

@@ -156,7 +156,7 @@ class Connection(Uncopyable):
 
     @property
     def is_abandoned(self) -> bool:
-        """True once this process has closed the connection, and in a forked child. False if the driver has exited."""
+        """True if this process has closed the connection while the driver ran, and in a forked child."""
         return self._is_abandoned or self._pid != os.getpid()
 
     def raise_if_closed(self) -> None:
@@ -462,11 +462,11 @@ class Connection(Uncopyable):
 
     def close(self) -> None:
         """Send Goodbye and hang up; pending calls of other threads fail with DeadObject. Idempotent."""
-        self._is_abandoned = True
         self._driver_start.fail(DeadObject("this client is closed"))
         with self._lock:
             was_open, self._close_reason = self._close_reason is None, self._close_reason or "this client is closed"
             watches, self._watches = self._watches, []
+            self._is_abandoned |= was_open
         for watch in watches:
             watcher.remove_reader(watch)  # before Goodbye: the driver's hang-up in response is not a peer death
         if was_open and self.has_started:

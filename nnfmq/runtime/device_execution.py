@@ -27,16 +27,18 @@ def execute_on_device(
         DeadObject: If the driver exits.
         NnfmqError: The error of the reply's status.
     """
+    location = model.location
+    connection, model_id = location.connection, location.require_id()
     message = messages.Execute(
-        model.connection.next_call_id(),
-        model.model_id,
+        connection.next_call_id(),
+        model_id,
         messages.request_to_data(request),
         to_wire_config(model, config),
-        to_wire_deadline(model.connection, deadline_ns),
+        to_wire_deadline(connection, deadline_ns),
     )
     run = RequestRun(model, request, config)
     fds, mode = memory_fds(request.pools), HalExecutionMode.SYNCHRONOUS
-    return exchange_execution(model.connection, message, run, fds, deadline_ns, mode)
+    return exchange_execution(connection, message, run, fds, deadline_ns, mode)
 
 
 def exchange_execution(

@@ -1,8 +1,11 @@
 """execute_after_failure: what happens to an execution whose device has failed.
 
-If the model has a fallback, the CPU device executes the whole request, over the same memories. Managed buffers are in
-the memory of the failed device's driver: the contents of inputs are copied out of it, and outputs into it, if that
-driver still lives. The CPU runs once for each failed execution; the next execution tries the device again.
+If the driver has died, and the model can be prepared again in the driver that has replaced it, the request is executed
+there (LIFE-6), once. If that fails, or the driver lives, and the model has a fallback, the CPU device executes the
+whole request, over the same memories (PART-6). The next execution tries the device again.
+
+Managed buffers are in the memory of the failed device's driver: the CPU gets copies of the inputs, and its outputs are
+copied back, if that driver still lives. If it does not, their contents are lost, and the request fails.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.tensor_layout import size_bytes
 
-__all__ = ["can_execute_again", "config_for_cpu", "execute_after_failure", "model_on_cpu"]
+__all__ = ["config_for_cpu", "execute_after_failure", "execute_on_cpu", "model_on_cpu"]
 
 _log = logging.getLogger("nnfmq.client")
 
@@ -33,25 +36,32 @@ _log = logging.getLogger("nnfmq.client")
 def execute_after_failure(
     model: ModelHandle, request: Request, config: ExecutionConfig, deadline_ns: int | None, error: NnfmqError
 ) -> ExecutionResult:
-    """Execute on the CPU what the device has failed to with `error`, and return the validated result; blocks.
+    """Execute elsewhere what the device has failed to with `error`, and return the validated result; blocks.
 
     Borrows the request's pools.
 
     Raises:
-        NnfmqError: `error` itself, if the model has no fallback, or it does not apply, or the CPU device cannot be
-            used; otherwise as `execute_on_device`.
+        DeviceUnavailable: If the driver has died, and no driver with the same device has replaced it.
+        NnfmqError: `error` itself, if nothing else can execute the request; otherwise as `execute_on_device`.
     """
+    if model.can_recover(error) and not _has_buffers(request):
+        try:
+            model.recover(deadline_ns)
+            return execute_on_device(model, request, config, deadline_ns)
+        except NnfmqError as failure:
+            error = failure
+    return execute_on_cpu(model, request, config, deadline_ns, error)
+
+
+def execute_on_cpu(
+    model: ModelHandle, request: Request, config: ExecutionConfig, deadline_ns: int | None, error: NnfmqError
+) -> ExecutionResult:
+    """As `execute_after_failure`, but only on the CPU: the request must not be sent to the device again."""
     cpu = model_on_cpu(model, error, deadline_ns)
     with _without_buffers(model, request, deadline_ns, error) as shared:
         result = execute_on_device(cpu, shared.request, config_for_cpu(config), deadline_ns)
         shared.fill_outputs(deadline_ns)
     return result
-
-
-def can_execute_again(model: ModelHandle, error: NnfmqError, deadline_ns: int | None) -> bool:
-    """Return whether anything else may execute what the device has failed to with `error`. Does not block."""
-    fallback = model.fallback
-    return fallback is not None and not model.connection.is_abandoned and fallback.applies_to(error, deadline_ns)
 
 
 def model_on_cpu(model: ModelHandle, error: NnfmqError, deadline_ns: int | None) -> ModelHandle:
@@ -63,17 +73,17 @@ def model_on_cpu(model: ModelHandle, error: NnfmqError, deadline_ns: int | None)
         NnfmqError: `error`, if the model has no fallback, or it does not apply, or the CPU device cannot be used.
     """
     fallback = model.fallback
-    if fallback is None or not can_execute_again(model, error, deadline_ns):
+    if fallback is None or model.connection.is_abandoned or not fallback.applies_to(error, deadline_ns):
         raise error
     try:
         cpu = fallback.whole_model().handle
     except NnfmqError as failure:
-        _log.warning("the CPU cannot execute a model that device %s failed to: %s", _name(model), failure)
+        _log.warning("the CPU cannot execute a model that device %s failed to: %s", _name(model), str(failure))
         raise error from failure
     if model.fallback_warning.acquire(blocking=False):
         _log.warning(
             "device %s failed, the CPU executes instead (logged once for each model): %s: %s",
-            _name(model), type(error).__name__, error,
+            _name(model), type(error).__name__, str(error),  # not the error: its traceback refers to memories
         )  # fmt: skip
     return cpu
 
@@ -88,6 +98,10 @@ def _name(model: ModelHandle) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ managed buffers
+
+
+def _has_buffers(request: Request) -> bool:
+    return any(isinstance(pool, BufferToken) for pool in request.pools)
 
 
 class _FilledOutput(NamedTuple):
@@ -113,7 +127,7 @@ def _without_buffers(
     model: ModelHandle, request: Request, deadline_ns: int | None, error: NnfmqError
 ) -> Iterator[_SharedRequest]:
     """Give `request` with memories in place of the managed buffers. Raises `error` if a buffer cannot be read."""
-    if not any(isinstance(pool, BufferToken) for pool in request.pools):
+    if not _has_buffers(request):
         yield _SharedRequest(request, ())
         return
     with ExitStack() as resources:

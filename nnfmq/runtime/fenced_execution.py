@@ -248,6 +248,8 @@ def launch_fenced(
     try:
         return _launch(model, request, config, limits, deadline_ns, collect)
     except NnfmqError as error:
+        if not model.can_execute_again(error, deadline_ns):
+            raise
         return launch_after_failure(model, request, config, limits, deadline_ns, collect, error)
 
 
@@ -260,12 +262,19 @@ def launch_after_failure(
     collect: Callable[[FencedTiming], ResultT],
     error: NnfmqError,
 ) -> FencedExecution[ResultT]:
-    """Launch on the CPU device what the device has failed to launch with `error`. Otherwise as `launch_fenced`.
+    """Launch elsewhere what the device has failed to launch with `error`. Otherwise as `launch_fenced`.
 
-    A request with managed buffers cannot be launched there.
+    If the driver has died, that is the driver that has replaced it; otherwise, or if that fails, the CPU device. A
+    request with managed buffers can be launched on neither.
     """
     if any(isinstance(pool, BufferToken) for pool in request.pools):
         raise error
+    if model.can_recover(error):
+        try:
+            model.recover(deadline_ns)
+            return _launch(model, request, config, limits, deadline_ns, collect)
+        except NnfmqError as failure:
+            error = failure
     cpu = model_on_cpu(model, error, deadline_ns)
     return _launch(cpu, request, config_for_cpu(config), limits, deadline_ns, collect)
 
@@ -278,10 +287,10 @@ def _launch(
     deadline_ns: int | None,
     collect: Callable[[FencedTiming], ResultT],
 ) -> FencedExecution[ResultT]:
-    fences = fence_fds(limits.wait_for)
+    fences, location = fence_fds(limits.wait_for), model.location
     message = messages.ExecuteFenced(
-        model.connection.next_call_id(),
-        model.model_id,
+        location.connection.next_call_id(),
+        location.require_id(),
         messages.request_to_data(request),
         to_wire_config(model, config),
         to_limit_field(deadline_ns),
@@ -290,7 +299,7 @@ def _launch(
     )
     fds = [*memory_fds(request.pools), *fences]
     run = RequestRun(model, request, config)
-    return FencedExecution.launch(model.connection, message, fds, deadline_ns, collect, run)
+    return FencedExecution.launch(location.connection, message, fds, deadline_ns, collect, run)
 
 
 def fence_fds(fences: Sequence[HasFileno | int]) -> list[int]:

@@ -77,6 +77,8 @@ class PreparedModel(Uncopyable, HasState):
         self._claims: dict[int, object] = {}  # see `exclusive_use`
         self.plan: ExecutionPlan | None = None
         """The plan, if the runtime chose the device."""
+        self.is_synchronous = False
+        """Whether asynchronous executions are done when the call returns: $NNFMQ_SYNC_EXEC_RUNTIME."""
 
     def __repr__(self) -> str:
         return f"<PreparedModel on {self._place()}: {self.handle.signature}>"
@@ -212,13 +214,14 @@ class PreparedModel(Uncopyable, HasState):
             InvalidArgument: If an input's shape, dtype or number is wrong, or the model is closed.
             DeadObject: If the driver has exited. `PendingExecution.result` raises all other errors.
         """
-        from nnfmq.runtime.async_execution import AsyncRequest, start_arrays
+        from nnfmq.runtime.async_execution import AsyncRequest, start_arrays, started
 
         config = make_execution_config(measure, loop_timeout)
         async_request = AsyncRequest(self.handle, config, deadline_after(timeout))
         require_no_state(self.states, "execute")
         array_request = ArrayRequest.create(self.handle, checked_arrays(self.inputs, inputs))
-        return start_arrays(async_request, array_request, self._set_last_timing)
+        pending = start_arrays(async_request, array_request, self._set_last_timing)
+        return started(pending, self.is_synchronous)
 
     def _set_last_timing(self, timing: Timing) -> None:
         self.last_timing = timing
@@ -354,9 +357,10 @@ class PreparedModel(Uncopyable, HasState):
             DeadObject: If the driver has exited.
             InvalidArgument: If no message can carry the request. `PendingExecution.result` raises all other errors.
         """
-        from nnfmq.runtime.async_execution import AsyncRequest, start_request
+        from nnfmq.runtime.async_execution import AsyncRequest, start_request, started
 
-        return start_request(AsyncRequest(self.handle, config, deadline_after(timeout)), request)
+        pending = start_request(AsyncRequest(self.handle, config, deadline_after(timeout)), request)
+        return started(pending, self.is_synchronous)
 
     def execute_request_fenced(
         self,

@@ -27,7 +27,7 @@ from nnfmq.runtime.array_checks import no_inputs_error
 from nnfmq.runtime.device_execution import exchange_execution
 from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
-from nnfmq.runtime.failed_execution import can_execute_again, execute_after_failure
+from nnfmq.runtime.failed_execution import execute_after_failure
 from nnfmq.runtime.fenced_execution import (
     FencedExecution,
     FencedTiming,
@@ -76,22 +76,22 @@ class RequestExecution(Uncopyable):
             execution._bind(deadline_ns)
         except BaseException as error:
             execution._run.discard_outputs()
-            if isinstance(error, NnfmqError) and can_execute_again(model, error, deadline_ns):
+            if isinstance(error, NnfmqError) and model.can_execute_again(error, deadline_ns):
                 return execution
             execution.close()
             raise
         return execution
 
     def _bind(self, deadline_ns: int | None) -> None:
-        """Make the driver validate and bind the request; blocks."""
-        model = self._model
+        """Make the driver that has the model validate and bind the request; blocks."""
+        location = self._model.location
         message = messages.CreateExecution(
-            model.connection.next_call_id(),
-            model.model_id,
+            location.connection.next_call_id(),
+            location.require_id(),
             messages.request_to_data(self._request),
-            to_wire_config(model, self._config),
+            to_wire_config(self._model, self._config),
         )
-        fds = memory_fds(self._request.pools)
+        fds, self._connection = memory_fds(self._request.pools), location.connection
         self._connection.call(message, messages.ExecutionCreated, fds, deadline_ns, on_reply=self._on_created)
 
     def _on_created(self, reply: messages.ExecutionCreated) -> None:
@@ -101,7 +101,7 @@ class RequestExecution(Uncopyable):
         """Return the id of the request in the driver, which binds it if it has not done so; blocks."""
         if self._is_closed:
             raise InvalidArgument("this execution is closed")
-        if self._execution_id is None:
+        if self._execution_id is None or self._model.has_moved_from(self._connection):
             self._bind(deadline_ns)
         if self._execution_id is None:
             raise ProtocolError("the driver bound a request without an id for it")
@@ -125,6 +125,8 @@ class RequestExecution(Uncopyable):
             message = messages.RunExecution(call_id, execution_id, to_limit_field(deadline_ns))
             return exchange_execution(self._connection, message, self._run, (), deadline_ns, HalExecutionMode.REUSABLE)
         except NnfmqError as error:
+            if not self._model.can_execute_again(error, deadline_ns):
+                raise
             return execute_after_failure(self._model, self._request, self._config, deadline_ns, error)
 
     def compute_fenced(
@@ -148,15 +150,18 @@ class RequestExecution(Uncopyable):
         """As `compute_fenced`, but `collect` converts the times to the result when that is asked for."""
         fds, deadline_ns = fence_fds(limits.wait_for), deadline_after(limits.timeout)
         try:
+            execution_id = self._bound_id(deadline_ns)
             message = messages.RunExecutionFenced(
                 self._connection.next_call_id(),
-                self._bound_id(deadline_ns),
+                execution_id,
                 to_limit_field(deadline_ns),
                 to_limit_field(from_seconds(limits.duration)),
                 len(fds),
             )
             return FencedExecution.launch(self._connection, message, fds, deadline_ns, collect, self._run)
         except NnfmqError as error:
+            if not self._model.can_execute_again(error, deadline_ns):
+                raise
             return launch_after_failure(self._model, self._request, self._config, limits, deadline_ns, collect, error)
 
     def close(self) -> None:

@@ -41,6 +41,8 @@ def execute_request(
     try:
         return execute_on_device(model, request, config, deadline_ns)
     except NnfmqError as error:
+        if not model.can_execute_again(error, deadline_ns):
+            raise
         return execute_after_failure(model, request, config, deadline_ns, error)
 
 

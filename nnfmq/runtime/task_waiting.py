@@ -1,4 +1,4 @@
-"""Waits of asyncio tasks: for a Future that another thread completes, and for a file descriptor.
+"""Waits of asyncio tasks: for a Future that another thread completes, for a file descriptor, for blocking work.
 
 A task that waits has no thread: whoever completes the Future, mostly the watcher, wakes the task's event loop. Each
 task has a waiter of its own, so any number of tasks, of several loops in several threads, may wait for one Future. A
@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from nnfmq.hal.errors import GeneralFailure, NnfmqError
+from nnfmq.runtime import fallback_thread
 from nnfmq.runtime.future import Future
 
-__all__ = ["readable", "result_of"]
+__all__ = ["readable", "result_of", "run_on_fallback_thread"]
 
 ResultT = TypeVar("ResultT")
 
@@ -49,6 +52,39 @@ async def result_of(future: Future[ResultT]) -> ResultT:
         finally:
             future.discard_waiter(waiter)
     return future.result(None)
+
+
+async def run_on_fallback_thread(function: Callable[[], ResultT], finish: Callable[[], object]) -> ResultT:
+    """Return the result of `function`, which blocks and runs on the fallback thread, followed by `finish`.
+
+    Both run even if the task is cancelled.
+
+    Raises:
+        NnfmqError: The error that `function` raises.
+        RuntimeError: If no thread can be started.
+    """
+    future: Future[ResultT] = Future()
+
+    def run() -> None:
+        try:
+            result = function()
+        except NnfmqError as error:
+            finish()
+            future.set_exception(error)
+        except BaseException as bug:
+            finish()
+            future.set_exception(GeneralFailure(f"internal error: {bug!r}"))
+            raise
+        else:
+            finish()
+            future.set_result(result)
+
+    try:
+        fallback_thread.submit(run)
+    except RuntimeError:
+        finish()
+        raise
+    return await result_of(future)
 
 
 async def readable(fd: int) -> None:

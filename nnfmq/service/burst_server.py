@@ -19,12 +19,12 @@ import logging
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from time import monotonic_ns
 from types import TracebackType
 from typing import Protocol, Self
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq import watcher
 from nnfmq.hal.errors import (
@@ -78,8 +78,7 @@ class BurstCallback(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class LastFailure:
+class LastFailure(Struct, frozen=True):
     """Text and exact status of the last failed execution; `sequence` is the number of its packet, 0 if none failed."""
 
     status: ErrorStatus = ErrorStatus.NONE

@@ -19,10 +19,10 @@ import itertools
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from nnfmq.file_memory import FileMemory
@@ -44,8 +44,7 @@ RoleKey: TypeAlias = tuple[object, int, bool]
 MAX_TOKEN = 2**31 - 1  # the HAL's token is an int32
 
 
-@dataclass(frozen=True, slots=True)
-class RoleOwner:
+class RoleOwner(Struct, frozen=True):
     """A prepared model for whose inputs and outputs a buffer is allocated.
 
     `key` names the model in roles; `status_byte` is that of the model's device (see `device_status`).

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from nnfmq.hal.extension_codes import is_extension
 from nnfmq.hal.types import (
@@ -71,8 +72,7 @@ def _validate(model: Model, subgraph: Subgraph, operation: Operation, where: str
         boundary.check_while(callees, arguments[first:], outputs)
 
 
-@dataclass(frozen=True, slots=True)
-class _Boundary:
+class _Boundary(Struct, frozen=True):
     """Checks of one IF or WHILE: the rule's id, the operation's name in messages, whether sizes may be unknown."""
 
     rule: str

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +18,12 @@ from support.drivers import LIMIT_S, Daemon, Process, until
 from support.failing_device import DEVICE, DIE, EXHAUST, FAIL, MISS, failing_driver, four
 from support.forking import fork
 from support.models import add_model, pool_bytes, request_for
+from support.stateful_models import stream
 
 import nnfmq
 from nnfmq.fence import Fence
 from nnfmq.hal.types import FenceState, Request
+from nnfmq.runtime import fallback_thread
 from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.cpu_fallback import CpuFallback
 
@@ -145,6 +150,47 @@ def over_an_aidl_burst(model: nnfmq.PreparedModel, value: Any) -> float:
     return with_pools(model, value, execute)
 
 
+def over_a_burst(model: nnfmq.PreparedModel, value: Any) -> float:
+    with model.burst() as burst:
+        return first(burst.execute(value, ONE))
+
+
+def over_a_burst_in_place(model: nnfmq.PreparedModel, value: Any) -> float:
+    with model.burst() as burst:
+        for target, array in zip(burst.inputs, (value, ONE), strict=True):
+            target[...] = array
+        assert burst.execute(out=burst.outputs) is burst.outputs
+        return first(burst.outputs)
+
+
+def over_a_burst_in_a_task(model: nnfmq.PreparedModel, value: Any) -> float:
+    async def execute() -> float:
+        with model.burst() as burst:
+            return first(await burst.execute_async(value, ONE, timeout=LIMIT_S if value[0] != MISS else None))
+
+    return asyncio.run(execute())
+
+
+def in_a_task(model: nnfmq.PreparedModel, value: Any) -> float:
+    async def execute() -> float:
+        return first(await model.execute_async(value, ONE))
+
+    return asyncio.run(execute())
+
+
+def over_a_pool_of_bursts(model: nnfmq.PreparedModel, value: Any) -> float:
+    with model.burst_pool(2) as pool:
+        return first(pool.execute(value, ONE))
+
+
+def as_a_request_over_a_burst(model: nnfmq.PreparedModel, value: Any) -> float:
+    def execute(request: Request) -> None:
+        with model.request_burst() as burst:
+            burst.execute_request(request)
+
+    return with_pools(model, value, execute)
+
+
 MODES: list[Execute] = [
     synchronously,
     into_an_array,
@@ -155,6 +201,12 @@ MODES: list[Execute] = [
     as_an_asynchronous_request,
     as_a_reusable_request,
     over_an_aidl_burst,
+    over_a_burst,
+    over_a_burst_in_place,
+    over_a_burst_in_a_task,
+    in_a_task,
+    over_a_pool_of_bursts,
+    as_a_request_over_a_burst,
 ]
 
 
@@ -204,6 +256,117 @@ def test_PART_6_without_a_fallback_the_device_s_error_is_raised(execute: Execute
         with pytest.raises(nnfmq.GeneralFailure, match="as the test wants"):
             execute(model, four(FAIL))
         assert execute(model, four(2)) == 103
+
+
+def test_PART_6_a_burst_executes_on_the_cpu_and_then_on_the_device_again(model: nnfmq.PreparedModel) -> None:
+    with model.burst() as burst:
+        assert first(burst.execute(four(2), ONE)) == 103
+        assert first(burst.execute(four(FAIL), ONE, measure=True)) == FAIL + 1
+        assert burst.last.latency_ns > 0
+        assert burst.last.timing.time_in_driver_ns > 0  # of the CPU
+        assert first(burst.execute(four(3), ONE)) == 104
+        assert burst.last.driver_ns > 0  # of the device
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_PART_6_a_burst_whose_driver_dies_goes_on_on_the_cpu(model: nnfmq.PreparedModel, is_async: bool) -> None:
+    with model.burst() as burst:
+
+        def execute(*inputs: Any, **options: Any) -> float:
+            if is_async:
+                return first(asyncio.run(burst.execute_async(*inputs, **options)))
+            return first(burst.execute(*inputs, **options))
+
+        assert execute(four(2), ONE) == 103
+        assert execute(four(DIE), ONE) == DIE + 1
+        assert execute() == DIE + 1  # the inputs are those in the burst's memory
+        burst.inputs[0][...] = 5
+        assert execute(out=burst.outputs) == 6
+        assert burst.outputs[0].tolist() == [6] * 4
+        with pytest.raises(nnfmq.InvalidArgument, match="input"):
+            execute(np.zeros(5, np.float32), ONE)
+        with pytest.raises(nnfmq.InvalidArgument, match="out"):
+            execute(ONE, ONE, out=[])
+
+
+def test_PART_6_a_burst_without_inputs_has_none_on_the_cpu_either(
+    model: nnfmq.PreparedModel, client: nnfmq.Client
+) -> None:
+    with model.burst() as burst, Process(client.worker_pid) as worker:
+        worker.kill()
+        until(lambda: not client.connection.is_open, "the client knows")
+        with pytest.raises(nnfmq.InvalidArgument, match="never written"):
+            burst.execute()
+
+
+def test_PART_6_a_burst_that_is_closed_stays_closed(model: nnfmq.PreparedModel, client: nnfmq.Client, cpu: Cpu) -> None:
+    burst = model.burst()
+    burst.close()
+    for execute in (burst.execute, lambda *inputs: asyncio.run(burst.execute_async(*inputs))):
+        with pytest.raises(nnfmq.InvalidArgument, match="closed"):
+            execute(ONE, ONE)
+    with Process(client.worker_pid) as worker:
+        worker.kill()
+    until(lambda: not client.connection.is_open, "the client knows")
+    for execute in (burst.execute, lambda *inputs: asyncio.run(burst.execute_async(*inputs))):
+        with pytest.raises(nnfmq.DeadObject):
+            execute(ONE, ONE)
+    assert cpu.openings == 0
+
+
+def test_PART_6_the_error_of_a_burst_without_memory_has_no_other_inputs(model: nnfmq.PreparedModel) -> None:
+    with model.request_burst() as burst, pytest.raises(nnfmq.InvalidArgument, match="without memory"):
+        burst.execute(ONE, ONE)
+
+
+def test_BUR_16_a_second_call_is_rejected_while_the_cpu_executes(model: nnfmq.PreparedModel, cpu: Cpu) -> None:
+    may_open = threading.Event()
+
+    def held() -> Device:
+        assert may_open.wait(LIMIT_S)
+        return cpu.device()
+
+    model.fallback = CpuFallback(held, add_model())
+    with model.burst() as burst:
+
+        async def main() -> None:
+            task = asyncio.create_task(burst.execute_async(four(FAIL), ONE))
+            while not any(thread.name == fallback_thread.THREAD_NAME for thread in threading.enumerate()):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            for _ in range(2):  # the cancelled task does not release what the fallback thread uses
+                with pytest.raises(nnfmq.BadState):
+                    burst.execute(ONE, ONE)
+            may_open.set()
+
+        asyncio.run(main())
+        until(lambda: not burst._claims, "the fallback thread is done")
+        assert burst.outputs[0].tolist() == [FAIL + 1] * 4
+        assert first(burst.execute(four(2), ONE)) == 103
+
+
+def test_PART_6_states_are_those_of_the_execution_that_succeeded(
+    client: nnfmq.Client, cpu: Cpu, tmp_path: Path
+) -> None:
+    (tmp_path / "stream.tflite").write_bytes(stream())
+    loaded = nnfmq.load(tmp_path / "stream.tflite")
+    steps = np.random.default_rng(3).uniform(-1, 1, (6, 1, 3)).astype(np.float32)
+    with client.device("reference").prepare(loaded) as model, client.device("reference").prepare(loaded) as other:
+        expected = [other.execute(step)[0] for step in steps]
+        model.fallback = CpuFallback(cpu.device, loaded)
+        with model.burst() as burst, model.create_reusable_execution() as execution:
+            results = []
+            for i, step in enumerate(steps):
+                if i == 3:
+                    with Process(client.worker_pid) as worker:
+                        worker.kill()
+                    until(lambda: not client.connection.is_open, "the client knows")
+                results.append((model.execute(step)[0], burst.execute(step)[0], execution.compute(step)[0]))
+        for result, right in zip(results, expected, strict=True):
+            for array in result:
+                np.testing.assert_allclose(array, right, rtol=1e-5, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------ what is not executed

@@ -13,7 +13,7 @@ from support.small_models import one_operation, vector
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundSteps, DynamicOutput, ExecutionFrame
-from nnfmq.engines.interpreter import ExecutionStep
+from nnfmq.engines.interpreter import ProgramStep
 from nnfmq.engines.profiling import SteppedPartition, Timings, measure
 from nnfmq.hal.types import Operand, OperandType, OperationType
 
@@ -74,7 +74,7 @@ def measured(clock: Clock, runs: int) -> tuple[Any, TwoLaunches, list[Any]]:
         seen.append(frame[0])
         clock.now_ns += 40
 
-    steps = (ExecutionStep(partition, 1, ()), ExecutionStep(other, 2, (0,)))
+    steps = (ProgramStep(partition, 1, ()), ProgramStep(other, 2, (0,)))
     execution = BoundSteps(
         [None, None, DEFAULT_RUN_OPTIONS], [step.releasing_function() for step in steps], write_outputs
     )

@@ -52,10 +52,10 @@ def n_rounds(n: int) -> np.ndarray:
 # -- IF ----------------------------------------------------------------------------------------------------------------
 
 
-def test_PART_4_an_IF_is_a_step_then_the_then_branch_a_jump_to_the_end_and_the_else_branch() -> None:
+def test_PART_4_an_IF_is_a_step_then_both_branches_each_with_a_jump_to_the_end() -> None:
     plan = make_plan(branching(), [FakeDevice("acme-a", only(ADD)), cpu()])
 
-    branch, then, end, otherwise = plan.steps
+    branch, then, end, otherwise, again = plan.steps
     assert branch == IfStep(
         subgraph=0,
         operation=0,
@@ -69,7 +69,7 @@ def test_PART_4_an_IF_is_a_step_then_the_then_branch_a_jump_to_the_end_and_the_e
         else_inputs=keys(2, 0, 1),
         else_outputs=keys(2, 3),
     )
-    assert end == GotoStep(4)
+    assert end == again == GotoStep(5)
     assert isinstance(then, ExecutionStep)
     assert isinstance(otherwise, ExecutionStep)
     assert [(step.device, step.subgraph) for step in (then, otherwise)] == [(0, 1), (1, 2)]
@@ -130,7 +130,7 @@ def test_PART_4_an_interpreted_IF_goes_before_all_devices_and_what_reads_its_res
     plan = make_plan(model, [FakeDevice("acme-a", only(ADD)), cpu()])
 
     kinds = [type(step).__name__ for step in plan.steps]
-    assert kinds == ["IfStep", "ExecutionStep", "GotoStep", "ExecutionStep", "ExecutionStep"]
+    assert kinds == ["IfStep", "ExecutionStep", "GotoStep", "ExecutionStep", "GotoStep", "ExecutionStep"]
     assert plan.execution_steps[-1].operations == (0, 2)
     assert plan.temporaries == keys(0, 5)
     np.testing.assert_array_equal(run_plan(plan, [NO, X, Y])[0], X * Y + X + Y)
@@ -145,11 +145,11 @@ def test_PART_4_two_calls_of_one_subgraph_have_steps_of_their_own() -> None:
     operations = [Operation(IF, (0, 2, 3, 4, 5), (6,)), Operation(IF, (1, 2, 3, 6, 5), (7,))]
     plan = make_plan(parts.model(operands, operations), [FakeDevice("acme-a", only(ADD)), cpu()])
 
-    assert len(plan.steps) == 8
-    first, second = (plan.steps[index] for index in (0, 4))
+    assert len(plan.steps) == 10
+    first, second = (plan.steps[index] for index in (0, 5))
     assert isinstance(first, IfStep)
     assert isinstance(second, IfStep)
-    assert (first.then_outputs, second.then_step, second.else_step) == (second.then_outputs, 5, 7)
+    assert (first.then_outputs, second.then_step, second.else_step) == (second.then_outputs, 6, 8)
     assert plan.temporaries == keys(0, 6)
     for conditions, expected in (((YES, YES), X + Y + Y), ((NO, YES), X * Y + Y), ((NO, NO), X * Y * Y)):
         np.testing.assert_array_equal(run_plan(plan, [*conditions, X, Y])[0], expected)
@@ -180,7 +180,7 @@ def test_PART_4_a_branch_may_take_several_steps() -> None:
 
     branch = plan.steps[0]
     assert isinstance(branch, IfStep)
-    assert (branch.then_step, branch.else_step, plan.steps[3]) == (1, 4, GotoStep(5))
+    assert (branch.then_step, branch.else_step, plan.steps[3]) == (1, 4, GotoStep(6))
     assert plan.temporaries == keys(1, 1)
     np.testing.assert_allclose(run_plan(plan, [YES, -X])[0], [1, 1])
     np.testing.assert_allclose(run_plan(plan, [NO, -X])[0], np.exp(-X), rtol=1e-6)
@@ -309,7 +309,7 @@ def test_PART_4_an_IF_in_a_loop(flag: np.ndarray, expected: np.ndarray) -> None:
     plan = make_plan(loop_of_branches(), [FakeDevice("acme-a", only(ADD)), cpu()])
 
     kinds = [type(step).__name__.removesuffix("Step") for step in plan.steps]
-    assert kinds == ["While", "Execution", "Goto", "If", "Execution", "Goto", "Execution", "Execution", "Goto"]
+    assert kinds == ["While", "Execution", "Goto", "If", "Execution", "Goto", "Execution", "Goto", "Execution", "Goto"]
     loop, branch = plan.steps[0], plan.steps[3]
     assert isinstance(loop, WhileStep)
     assert isinstance(branch, IfStep)
@@ -322,7 +322,7 @@ def test_PART_4_an_IF_in_a_branch_shares_the_storage_of_the_outer_one() -> None:
     plan = make_plan(nested(2, ADD, MUL), [FakeDevice("acme-a", only(ADD)), cpu()])
 
     kinds = [type(step).__name__.removesuffix("Step") for step in plan.steps]
-    assert kinds == ["If", "If", "Execution", "Goto", "Execution", "Goto", "Execution"]
+    assert kinds == ["If", "If", "Execution", "Goto", "Execution", "Goto", "Goto", "Execution", "Goto"]
     outer, inner = plan.steps[:2]
     assert isinstance(outer, IfStep)
     assert isinstance(inner, IfStep)
@@ -347,7 +347,7 @@ def test_PART_4_an_inner_IF_that_a_device_takes_is_not_interpreted() -> None:
 
     plan = make_plan(model, [FakeDevice("acme-a", only(IF, ADD)), cpu()])
 
-    assert [type(step) for step in plan.steps] == [IfStep, ExecutionStep, GotoStep, ExecutionStep]
+    assert [type(step) for step in plan.steps] == [IfStep, ExecutionStep, GotoStep, ExecutionStep, GotoStep]
     assert plan.execution_steps[0].model.main.operations[0].type == IF
     np.testing.assert_array_equal(run_plan(plan, [YES, X, Y])[0], X + Y)
 

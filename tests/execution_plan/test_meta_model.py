@@ -10,7 +10,7 @@ from support.planned import FakeDevice
 from support.sketches import ANY_LENGTH, ANY_RANK, HALVES, VECTOR, Sketch, chain
 from support.small_models import scalar, with_operand
 
-from nnfmq.execution_plan.device_choice import DeviceChoice, PlanOptions
+from nnfmq.execution_plan.device_assignment import DeviceAssignment, PlanOptions
 from nnfmq.execution_plan.meta_model import MetaModel, ModelSlice, NeededLevels
 from nnfmq.execution_plan.plan import MAIN
 from nnfmq.hal.errors import InvalidArgument
@@ -92,7 +92,7 @@ def test_PART_2_the_slice_of_a_level_that_knows_no_operation_is_empty_and_the_de
 
     assert sliced(model, 3) is None
     with pytest.raises(InvalidArgument, match="no device can execute operation 0"):
-        DeviceChoice(model, [device], PlanOptions()).of(MAIN)
+        DeviceAssignment(model, [device], PlanOptions()).of(MAIN)
     assert not device.asked
 
 
@@ -242,12 +242,12 @@ def test_PART_2_a_device_gets_the_operations_of_its_slice_that_it_supports() -> 
     rest = FakeDevice("acme-new")
     model = chain(RELU, HARD_SWISH, FLOOR, EXP)
 
-    assert DeviceChoice(model, [device, rest], PlanOptions()).of(MAIN) == (0, 1, 1, 0)
+    assert DeviceAssignment(model, [device, rest], PlanOptions()).of(MAIN) == (0, 1, 1, 0)
     assert [operation.type for operation in device.asked[0].main.operations] == [RELU, FLOOR, EXP]
 
 
 @pytest.mark.parametrize(("is_strict", "questions"), [(False, 1), (True, 0)])
-def test_PART_2_and_PART_8_strict_slicing_offers_only_valid_models(is_strict: bool, questions: int) -> None:
+def test_PART_2_strict_slicing_offers_only_valid_models(is_strict: bool, questions: int) -> None:
     """A scale on a float tensor breaks a rule, though the level knows the operation and its types."""
 
     class Lenient(FakeDevice):
@@ -258,9 +258,9 @@ def test_PART_2_and_PART_8_strict_slicing_offers_only_valid_models(is_strict: bo
     device, rest = Lenient("acme-old", feature_level=3), Lenient("acme-new")
     invalid = with_operand(chain(RELU, HARD_SWISH), 0, scale=1.0)
 
-    choice = DeviceChoice(invalid, [device], PlanOptions(strict_slicing=is_strict))
+    choice = DeviceAssignment(invalid, [device], PlanOptions(strict_slicing=is_strict))
     with pytest.raises(InvalidArgument):
         choice.of(MAIN)
     assert len(device.asked) == questions
     valid = chain(RELU, HARD_SWISH)
-    assert DeviceChoice(valid, [device, rest], PlanOptions(strict_slicing=is_strict)).of(MAIN) == (0, 1)
+    assert DeviceAssignment(valid, [device, rest], PlanOptions(strict_slicing=is_strict)).of(MAIN) == (0, 1)

@@ -52,7 +52,7 @@ def test_a_branch_as_text() -> None:
     lines = plan_text(planned(branching(), ADD)).splitlines()
 
     assert lines[1] == "0  IF %0: step 1, otherwise step 3"
-    assert lines[-3].startswith("3  nnapi-reference: 1 operation of referenced subgraph 1: MUL")
+    assert lines[-4].startswith("3  nnapi-reference: 1 operation of referenced subgraph 1: MUL")
 
 
 @pytest.mark.parametrize(("count", "text"), [(1, "1 unknown size"), (2, "2 unknown sizes")])

@@ -3,46 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from support import tiers
 from support.outlining import with_control_flow
-from support.planned import Array, FakeDevice, cpu, figures, run_plan
+from support.planned import random_devices, run_plan, run_whole
 
 from nnfmq.conformance import testmodels
 from nnfmq.conformance.random_classes import classes
 from nnfmq.conformance.random_graphs import generate
-from nnfmq.engines import interpreter
-from nnfmq.engines.execution import RunOptions
 from nnfmq.execution_plan.partitioning import PlanOptions, make_plan
 from nnfmq.execution_plan.plan import ExecutionPlan, ExecutionStep, GotoStep, IfStep, WhileStep
 from nnfmq.hal.errors import GeneralFailure
-from nnfmq.hal.types import Model, Operation, Subgraph
+from nnfmq.hal.types import Model
 
 _GRAPHS = [name for name, found in classes().items() if found.family in ("small", "large", "quantized")]
 _SEEDS = range(1500 if tiers.IS_DEEP else 100)
 _BLOCKS = range(4)
-
-
-def random_devices(rng: random.Random) -> list[FakeDevice]:
-    """Return one to three devices that support random subsets of the operations, and the CPU device."""
-    devices = []
-    for number in range(rng.randint(1, 3)):
-        share, salt = rng.choice((0.2, 0.5, 0.9)), rng.random()
-
-        def supports(_graph: Subgraph, operation: Operation, share: float = share, salt: float = salt) -> bool:
-            return random.Random(f"{salt} {operation.type} {len(operation.inputs)}").random() < share
-
-        capabilities = figures(rng.choice((0.5, 1.0, 2.0)))
-        devices.append(FakeDevice(f"fake-{number}", supports, rng.randint(1, 8), capabilities))
-    return [*devices, cpu()]
-
-
-def whole(model: Model, inputs: Sequence[Array | None]) -> list[Array]:
-    with np.errstate(all="ignore"):
-        return interpreter.prepare(model).call(inputs, RunOptions())
 
 
 def planned(model: Model, rng: random.Random) -> ExecutionPlan | None:
@@ -70,6 +48,6 @@ def test_PART_3_and_PART_5_every_plan_computes_the_same_bits_as_the_whole_model(
         if plan is None:
             continue
         kinds.update(map(type, plan.steps))
-        for expected, array in zip(whole(model, inputs), run_plan(plan, inputs), strict=True):
+        for expected, array in zip(run_whole(model, inputs), run_plan(plan, inputs), strict=True):
             np.testing.assert_array_equal(array, expected)
     assert kinds == {ExecutionStep, IfStep, WhileStep, GotoStep}

@@ -102,7 +102,7 @@ def test_N_API_3_values_that_do_not_fit_are_rejected(
 # -- copies and borrowed memory ---------------------------------------------------------------------------------------
 
 
-def test_API_3_a_value_of_128_bytes_is_copied_at_once() -> None:
+def test_API_3_a_value_of_128_bytes_is_copied_immediately() -> None:
     array = np.ones(SMALL, np.float32)
     with with_constants(SMALL) as builder:
         builder.set_operand_value(0, array)
@@ -189,6 +189,18 @@ def test_API_3_API_10_a_memory_may_be_closed_while_a_model_refers_to_it(memory: 
     assert len(model.pools) == 1
     assert content(model, model.main.operands[0]) == np.arange(4, 8, dtype=np.float32).tobytes()
     assert content(model, model.main.operands[1]) == np.arange(8, 16, dtype=np.float32).tobytes()
+
+
+def test_API_3_each_memory_is_a_pool_of_the_model(memory: nnfmq.Memory) -> None:
+    with with_constants(4, 4, 4) as builder, nnfmq.Memory.create(16) as other:
+        other.view[:] = np.full(4, -1, np.float32).tobytes()
+        for index, source in enumerate((memory, other, memory)):
+            builder.set_operand_value_from_memory(index, source)
+        builder.finish()
+        model = builder.model
+    assert [pool.size_bytes for pool in model.pools] == [256, 16]
+    contents = [content(model, operand) for operand in model.main.operands[:3]]
+    assert contents == [np.array(values, np.float32).tobytes() for values in ([0, 1, 2, 3], [-1] * 4, [0, 1, 2, 3])]
 
 
 def test_API_16_the_memory_is_freed_with_the_last_model(memory: nnfmq.Memory) -> None:

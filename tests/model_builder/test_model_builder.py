@@ -80,7 +80,7 @@ def test_API_3_indexes_count_from_0() -> None:
 def test_API_3_types_are_members_names_or_codes() -> None:
     with nnfmq.ModelBuilder() as builder:
         for kind in (F32, "TENSOR_FLOAT32", 3):
-            builder.add_operand(kind, np.array([2, 3]))  # type: ignore[arg-type]  # a code, as in C
+            builder.add_operand(kind, np.array([2, 3]))  # type: ignore[arg-type]  # an array is not a Sequence
         assert builder._operands == [Operand(F32, (2, 3))] * 3
         assert all(type(dimension) is int for operand in builder._operands for dimension in operand.dimensions)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from support.plugins import NAME, Fibonacci
 
 from nnfmq.hal.errors import GeneralFailure, ProtocolError

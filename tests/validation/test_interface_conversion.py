@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.small_models import F32, one_operation, two_adds, with_main
 
 from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, PerformanceInfo, uniform_capabilities

@@ -73,7 +73,7 @@ class ClientCompilation:
             return self._compile(client, enabled, model, options)
         choice: DeviceChoice = "fallback" if best.name == _REFERENCE else "best"
         try:
-            prepared = Device(best, client.connection, choice).prepare(model, **options)
+            prepared = client.device_of(best, choice).prepare(model, **options)
         except InvalidArgument:
             raise
         except NnfmqError as error:
@@ -102,7 +102,7 @@ class ClientCompilation:
         for info in infos:
             if info.name not in self._capabilities:
                 try:
-                    self._capabilities[info.name] = Device(info, client.connection).capabilities()
+                    self._capabilities[info.name] = client.device_of(info).capabilities()
                 except NnfmqError as error:
                     _log.info("device %r does not tell its performance: %s", info.name, error)
                     return []
@@ -119,6 +119,7 @@ class ClientCompilation:
 
     def _with_fallback(self, prepared: PreparedModel, model: Model | NamedModel, switches: Switches) -> PreparedModel:
         prepared.plan = simple_plan(to_hal_model(model), prepared.device)
+        prepared.is_synchronous = switches.is_synchronous
         if switches.partition is PartitionMode.WITH_FALLBACK and not has_vendor_operations(to_hal_model(model)):
             prepared.fallback = CpuFallback(self._open_cpu, model)
         return prepared

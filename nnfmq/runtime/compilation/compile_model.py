@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nnfmq.deadlines import deadline_after, remaining_s
+from nnfmq.execution_plan.meta_model import MetaModel, NeededLevels
 from nnfmq.execution_plan.partitioning import PlanOptions, make_plan
 from nnfmq.execution_plan.plan import ExecutionPlan, ExecutionStep
 from nnfmq.execution_plan.step_tokens import step_token
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from nnfmq.runtime.client import CompiledModel
     from nnfmq.runtime.devices.runtime_device import RuntimeDevice
 
-__all__ = ["DeviceSelection", "compile_model"]
+__all__ = ["DeviceSelection", "compile_model", "supported_in_slice", "valid_model"]
 
 _ONE_DEVICE = "prepare the model on one device, with `devices=[name]` or `client.device(name).prepare`"
 _log = logging.getLogger("nnfmq.runtime")
@@ -80,6 +81,30 @@ def compile_model(
     options["name"] = name_for_display(model, options.get("name"))
     compilation = _Compilation(to_model(model), selection, options, Switches.read())
     return compilation.run() if failure is None else compilation.run_after(failure)
+
+
+def valid_model(model: Model | NamedModel) -> Model:
+    """Return the HAL's model, with this process's extension prefixes. Raises InvalidArgument if it is not valid.
+
+    IF and WHILE may have operands of unknown size: the runtime can interpret them.
+    """
+    hal_model = to_hal_model(model)
+    validate_extensions(hal_model.extensions)
+    local = to_local_prefixes(hal_model)
+    validate_model(local, allow_unspecified_boundaries=True)
+    return local
+
+
+def supported_in_slice(model: Model, device: RuntimeDevice) -> Sequence[bool]:
+    """Return for each operation of a valid model whether a device can execute it; blocks.
+
+    The device is asked about the operations that its feature level has. Raises as `supported_operations`.
+    """
+    part = MetaModel(model, NeededLevels(model)).slice(device.feature_level)
+    count = len(model.main.operations)
+    if part is None:
+        return [False] * count
+    return part.supported_in_source(device.supported_operations(part.model), count)
 
 
 class _Compilation:
@@ -120,9 +145,7 @@ class _Compilation:
 
     def _on_planned_devices(self) -> CompiledModel:
         devices = self._usable_devices()
-        validate_extensions(self._model.extensions)
-        model = to_local_prefixes(self._model)
-        validate_model(model, allow_unspecified_boundaries=True)
+        model = valid_model(self._loaded)
         plan, devices = self._plan(model, devices)
         if plan.is_simple:
             choice: DeviceChoice = "application" if self._selection.is_explicit else "best"
@@ -179,6 +202,7 @@ class _Compilation:
             self._options["timeout"] = remaining_s(self._deadline_ns)
         prepared = device.prepare_as(choice, self._loaded, self._options)
         prepared.plan = plan or simple_plan(self._model, device.name)
+        prepared.is_synchronous = self._switches.is_synchronous_on(device.is_cpu)
         if self._may_fall_back and not device.is_cpu:
             prepared.fallback = CpuFallback(self._selection.cpu.connected, self._loaded)
         return prepared
@@ -197,7 +221,9 @@ class _Compilation:
             fallback = CpuFallback(self._selection.cpu.connected, self._loaded, models)
         inputs, outputs = model_signature(self._loaded, [device.info for device in devices])
         states = () if isinstance(self._loaded, Model) else tuple(getattr(self._loaded, "states", ()))
-        return PartitionedModel(plan, steps, fallback, inputs, outputs, states)
+        model = PartitionedModel(plan, steps, fallback, inputs, outputs, states)
+        model.is_synchronous = self._switches.is_synchronous
+        return model
 
     def _prepare_step(self, index: int, step: ExecutionStep, device: RuntimeDevice) -> PreparedModel:
         options = self._options.copy()

@@ -62,3 +62,7 @@ class Switches:
     def uses_cpu_at_once(self) -> bool:
         """Whether models are not divided at all, but executed by the CPU device."""
         return self.is_cpu_only or self.partition is PartitionMode.NONE
+
+    def is_synchronous_on(self, is_cpu: bool) -> bool:
+        """Return whether asynchronous executions are done when the call returns, on the CPU device or another one."""
+        return self.is_synchronous or (is_cpu and self.is_synchronous_on_cpu)

@@ -107,7 +107,7 @@ class DriverAccess(Uncopyable):
             raise DeviceUnavailable(
                 f"device {name!r} of driver {self.label} has changed since the driver died; make a new nnfmq.Runtime"
             )
-        return Device(self._known[name], client.connection, choice)
+        return client.device_of(self._known[name], choice)
 
     def client(self, deadline_ns: int | None = None) -> Client:
         """Return a client that is connected; blocks while it connects. This object owns it.
@@ -173,7 +173,7 @@ class DriverAccess(Uncopyable):
         known = self._capabilities.get(info.name)
         if known is None or info.status is not DeviceStatus.AVAILABLE:
             return True
-        return Device(info, client.connection).capabilities(timeout=_timeout(deadline_ns)) == known
+        return client.device_of(info).capabilities(timeout=_timeout(deadline_ns)) == known
 
     def close(self) -> None:
         """Hang up. Idempotent."""

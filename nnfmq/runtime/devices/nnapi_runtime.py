@@ -13,7 +13,7 @@ from nnfmq.deadlines import deadline_after, has_passed
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.runtime.client_device import PrepareOptions
-from nnfmq.runtime.compilation.compile_model import DeviceSelection, compile_model
+from nnfmq.runtime.compilation.compile_model import DeviceSelection, compile_model, supported_in_slice, valid_model
 from nnfmq.runtime.connect import connect_cpu_driver
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.devices.driver_access import DriverAccess
@@ -140,8 +140,8 @@ class Runtime(Uncopyable):
                 valid.
             DeviceUnavailable: If a device is not available.
         """
-        loaded = to_model(model)
-        found = [device.supported_operations(loaded) for device in self.explicit_devices(devices)]
+        hal_model = valid_model(to_model(model))
+        found = [supported_in_slice(hal_model, device) for device in self.explicit_devices(devices)]
         return [any(answers) for answers in zip(*found, strict=True)]
 
     def explicit_devices(self, devices: Sequence[DeviceArgument]) -> list[RuntimeDevice]:

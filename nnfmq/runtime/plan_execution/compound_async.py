@@ -1,7 +1,7 @@
 """Asynchronous executions of a plan: each step is started when the callback of the one before it arrives.
 
 The callbacks arrive on the watcher thread, which must not block. It starts the next step and interprets IF and WHILE;
-what may block, such as starting the CPU's driver, is done in the background (`background_calls`).
+what may block, such as starting the CPU's driver, is done on the fallback thread.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Generic, Protocol, TypeVar
 
 from numpy.typing import ArrayLike
 
-from nnfmq.hal.errors import NnfmqError
+from nnfmq.hal.errors import NnfmqError, ResourceExhaustedTransient
 from nnfmq.hal.types import ExecutionConfig, Request
-from nnfmq.runtime import background_calls
+from nnfmq.runtime import fallback_thread
 from nnfmq.runtime.array_checks import checked_arrays
 from nnfmq.runtime.async_execution import AsyncRequest, PendingExecution
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.future import Future
 from nnfmq.runtime.plan_execution.array_arguments import ArrayArguments
-from nnfmq.runtime.plan_execution.compound_run import CompoundRun, StepCall
+from nnfmq.runtime.plan_execution.compound_run import CompoundRun, PlanCall
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.tensor_layout import Array
 
-__all__ = ["AsyncRun", "new_run", "start_arrays", "start_request"]
+__all__ = ["AsyncRun", "new_run", "start_arrays", "start_request", "submit_fallback"]
 
 ResultT = TypeVar("ResultT")
 ResultT_contra = TypeVar("ResultT_contra", contravariant=True)
@@ -96,19 +96,19 @@ class AsyncRun(Generic[ResultT]):
             if call is None:
                 self._succeed()
             elif call.is_on_cpu:
-                background_calls.submit(partial(self._execute_on_cpu, call))
+                submit_fallback(partial(self._execute_on_cpu, call))
             else:
                 self._send(call, call.model())
         except NnfmqError as error:
             self.fail(error)
 
-    def _send(self, call: StepCall, model: PreparedModel) -> None:
+    def _send(self, call: PlanCall, model: PreparedModel) -> None:
         try:
             AsyncRequest(model.handle, self.config, None).start_nonblocking(call.request(model), self)
         except NnfmqError as error:
             self.set_exception(error)
 
-    def _execute_on_cpu(self, call: StepCall) -> None:
+    def _execute_on_cpu(self, call: PlanCall) -> None:
         try:
             model = call.model()
         except NnfmqError as error:
@@ -151,8 +151,16 @@ class AsyncRun(Generic[ResultT]):
         except IndexError:
             return False
         release(is_successful)
-        self._handle.remove_user_in_background()
+        self._handle.remove_user_nonblocking()
         return True
+
+
+def submit_fallback(function: Callable[[], object]) -> None:
+    """Run `function` on the fallback thread. Raises ResourceExhaustedTransient if no thread can be started."""
+    try:
+        fallback_thread.submit(function)
+    except RuntimeError as error:
+        raise ResourceExhaustedTransient(f"a step cannot be executed on the CPU: {error}") from error
 
 
 def start_request(handle: PlanHandle, request: Request, config: ExecutionConfig) -> PendingExecution[ExecutionResult]:

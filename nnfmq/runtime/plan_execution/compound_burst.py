@@ -28,7 +28,7 @@ from nnfmq.runtime.execution_result import ExecutionInfo, ExecutionResult
 from nnfmq.runtime.mapped_arrays import MappedArrays
 from nnfmq.runtime.model_state import HasState
 from nnfmq.runtime.plan_execution.bound_plan import BoundCall
-from nnfmq.runtime.plan_execution.compound_run import CompoundRun, StepCall, run_synchronously
+from nnfmq.runtime.plan_execution.compound_run import CompoundRun, PlanCall, run_synchronously
 from nnfmq.runtime.plan_execution.one_device import require_no_time_limits
 from nnfmq.runtime.plan_execution.places import step_request
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
@@ -76,6 +76,7 @@ class CompoundBurst(Uncopyable, HasState):
         self._inputs: tuple[Array, ...] = ()
         self._has_inputs = False
         self._latency_ns = 0
+        self._has_durations = False  # whether each step's burst has executed the last time
         self._info: ExecutionInfo | None = None
         self.outputs: tuple[Array, ...] = ()
 
@@ -181,6 +182,7 @@ class CompoundBurst(Uncopyable, HasState):
         if state is not None:
             state.begin()
         begin_ns, self._is_idle = time.monotonic_ns(), False
+        self._has_durations = bool(self._sequence)
         if self._sequence:
             self._execute_sequence()
         else:
@@ -201,13 +203,14 @@ class CompoundBurst(Uncopyable, HasState):
 
     def _continue_after(self, done: int, error: NnfmqError) -> None:
         """Continue an execution whose step `done` has failed. Raises NnfmqError if that is its result."""
+        self._has_durations = False
         run = CompoundRun(self._handle, self._memory, _CONFIG)
         for _ in range(done + 1):
             run.next_call()
         run.fail(error)
         run_synchronously(run, self._execute_step)
 
-    def _execute_step(self, call: StepCall) -> Sequence[OutputShape]:
+    def _execute_step(self, call: PlanCall) -> Sequence[OutputShape]:
         burst = None if call.is_on_cpu or call.step is None else self._bursts[call.step.index]
         if burst is None or call.step is None:
             return call.execute_copies()
@@ -251,7 +254,7 @@ class CompoundBurst(Uncopyable, HasState):
         if not self._is_idle:
             self._finish_interrupted()
 
-        def execute(call: StepCall) -> Sequence[OutputShape]:
+        def execute(call: PlanCall) -> Sequence[OutputShape]:
             burst = None if call.is_on_cpu or call.step is None else self._bursts[call.step.index]
             if burst is None:
                 return call.execute()
@@ -274,7 +277,7 @@ class CompoundBurst(Uncopyable, HasState):
 
     @property
     def last(self) -> ExecutionInfo:
-        """The durations of the last `execute`: sums over the steps, if the plan is a sequence of them.
+        """The durations of the last `execute`: sums over the steps, if the bursts of all steps have executed once.
 
         Raises:
             GeneralFailure: Before the first.
@@ -282,7 +285,7 @@ class CompoundBurst(Uncopyable, HasState):
         if not self._latency_ns:
             raise GeneralFailure("nothing was executed on this burst yet")
         if self._info is None:
-            parts = [burst.last for burst in self._bursts if burst is not None] if self._sequence else []
+            parts = [burst.last for burst in self._bursts if burst is not None] if self._has_durations else []
             driver_ns = sum(part.driver_ns + part.engine_ns for part in parts)
             engine_ns = sum(part.engine_ns for part in parts)
             self._info = ExecutionInfo.within(self._latency_ns, driver_ns, engine_ns, NO_TIMING)

@@ -26,7 +26,7 @@ from nnfmq.runtime.model_state import HasState, MappedState, require_no_state
 from nnfmq.runtime.plan_execution.bound_plan import BoundCall
 from nnfmq.runtime.plan_execution.compound_async import AsyncRun, Completion
 from nnfmq.runtime.plan_execution.compound_fenced import CompoundFencedExecution, launch_compound_fenced
-from nnfmq.runtime.plan_execution.compound_run import CompoundRun, StepCall, run_synchronously
+from nnfmq.runtime.plan_execution.compound_run import CompoundRun, PlanCall, run_synchronously
 from nnfmq.runtime.plan_execution.one_device import require_no_time_limits
 from nnfmq.runtime.plan_execution.places import step_request
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
@@ -136,7 +136,7 @@ class CompoundExecution(Uncopyable, HasState):
             self._state.advance()
         return self._open_arrays.copy_out(out)
 
-    def _execute_step(self, call: StepCall) -> Sequence[OutputShape]:
+    def _execute_step(self, call: PlanCall) -> Sequence[OutputShape]:
         step = None if call.is_on_cpu or call.step is None else self._steps[call.step.index]
         return call.execute() if step is None else step.compute().shapes
 

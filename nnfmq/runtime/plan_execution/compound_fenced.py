@@ -23,11 +23,10 @@ from nnfmq.fence import Fence, HasFileno, fence_state
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import ExecutionConfig, FenceState, Request
-from nnfmq.runtime import background_calls
 from nnfmq.runtime.array_checks import checked_arrays, require_fixed_shapes
 from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming, FenceLimits, fence_fds, launch_fenced
 from nnfmq.runtime.future import Future
-from nnfmq.runtime.plan_execution.compound_async import AsyncRun, Completion, new_run
+from nnfmq.runtime.plan_execution.compound_async import AsyncRun, Completion, new_run, submit_fallback
 from nnfmq.runtime.plan_execution.fence_wait import FenceWait
 from nnfmq.runtime.plan_execution.places import step_request
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
@@ -195,7 +194,9 @@ class _Launch(Generic[ResultT]):
             except NnfmqError as error:
                 if not self.steps and not self._has_fallback(error):
                     raise
-                self._recover_after(error)
+                # The driver rejects a fence that is in error already; then the step before has the error.
+                has_failed_before = any(fence.state is FenceState.ERROR for fence in self._step_fences)
+                self._recover_after(None if has_failed_before else error)
                 return
             self.steps.append(step)
             fences = [Fence.adopt(os.dup(step.fence.fileno()))]
@@ -215,9 +216,7 @@ class _Launch(Generic[ResultT]):
 
     def _recover_after(self, error: NnfmqError | None) -> None:
         """Execute on the CPU when neither a step nor a given fence is active. `error` = None: a step has it."""
-        self._when_inactive(
-            [*self._given, *self._step_fences], lambda: background_calls.submit(lambda: self._recover(error))
-        )
+        self._when_inactive([*self._given, *self._step_fences], lambda: submit_fallback(lambda: self._recover(error)))
 
     def _recover(self, error: NnfmqError | None) -> None:
         if not self._fail_if_given_failed():

@@ -34,13 +34,13 @@ from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.sync_execution import execute_arrays
 
-__all__ = ["CompoundRun", "StepCall", "run_synchronously"]
+__all__ = ["CompoundRun", "PlanCall", "run_synchronously"]
 
 _log = logging.getLogger("nnfmq.runtime")
 
 
 @dataclass(frozen=True, slots=True)
-class StepCall:
+class PlanCall:
     """A call that the execution mode makes next: a step of the plan, or the whole model (`step` is None) on the CPU."""
 
     run: CompoundRun
@@ -78,12 +78,11 @@ class CompoundRun:
         self._handle = handle
         self.memory = memory
         self._controller = Controller(memory, config.loop_timeout_ns)
-        self._call: StepCall | None = None
+        self._call: PlanCall | None = None
         self._is_repeated = False
-        self._first_error: NnfmqError | None = None
         memory.reset()
 
-    def next_call(self) -> StepCall | None:
+    def next_call(self) -> PlanCall | None:
         """Return the next call; None if the execution is done.
 
         Raises:
@@ -95,24 +94,24 @@ class CompoundRun:
         if self._call is not None and self._call.step is None:  # the whole model was executed
             return None
         step = self._controller.next()
-        self._call = None if step is None else StepCall(self, step, is_on_cpu=False)
+        self._call = None if step is None else PlanCall(self, step, is_on_cpu=False)
         return self._call
 
-    def model_of(self, call: StepCall) -> PreparedModel:
-        """Return the prepared model of a call. See `StepCall.model`."""
+    def model_of(self, call: PlanCall) -> PreparedModel:
+        """Return the prepared model of a call. See `PlanCall.model`."""
         fallback = self._handle.fallback
         if not call.is_on_cpu or fallback is None:
             assert call.step is not None  # only the fallback has the whole model
             return self._handle.steps[call.step.index]
         return fallback.whole_model() if call.step is None else fallback.step_model(call.step.index)
 
-    def request_of(self, call: StepCall, model: PreparedModel) -> Request:
+    def request_of(self, call: PlanCall, model: PreparedModel) -> Request:
         """Return the request of a call."""
         inputs, outputs = self._values_of(call)
         return step_request(self.memory.places, inputs, outputs, (model.handle.inputs, model.handle.outputs))
 
-    def execute_copies_of(self, call: StepCall) -> Sequence[OutputShape]:
-        """Execute a call with copies. See `StepCall.execute_copies`."""
+    def execute_copies_of(self, call: PlanCall) -> Sequence[OutputShape]:
+        """Execute a call with copies. See `PlanCall.execute_copies`."""
         model, (inputs, outputs) = call.model().handle, self._values_of(call)
         arrays = [place_array(self.memory.places[i], info) for i, info in zip(inputs, model.inputs, strict=True)]
         results, _ = execute_arrays(model, arrays, None, self.config, None)
@@ -123,7 +122,7 @@ class CompoundRun:
                 shapes.append(OutputShape(result.shape))
         return shapes
 
-    def _values_of(self, call: StepCall) -> tuple[Sequence[int], Sequence[int]]:
+    def _values_of(self, call: PlanCall) -> tuple[Sequence[int], Sequence[int]]:
         source = self.memory.plan if call.step is None else call.step
         return source.inputs, source.outputs
 
@@ -159,27 +158,27 @@ class CompoundRun:
             self.execute_whole_model(error)
             return
         self._require_fallback(error)
-        _log.warning("step %d failed on %s, executing it on the CPU: %s", self._call.step.index,
-                     self._handle.steps[self._call.step.index].device, error)  # fmt: skip
-        self._repeat(StepCall(self, self._call.step, is_on_cpu=True))
+        index = self._call.step.index
+        device = self._handle.steps[index].device
+        _log.warning("step %d failed on %s, executing it on the CPU: %s", index, device, str(error))
+        self._repeat(PlanCall(self, self._call.step, is_on_cpu=True))
 
     def execute_whole_model(self, error: NnfmqError) -> None:
         """Let the whole model on the CPU be the next call, because of `error`; raise that if there is no fallback."""
         self._require_fallback(error)
-        _log.warning("executing the whole model on the CPU: %s", error)
+        _log.warning("executing the whole model on the CPU: %s", str(error))  # a record would keep the error's frames
         self.memory.reset()
-        self._repeat(StepCall(self, None, is_on_cpu=True))
+        self._repeat(PlanCall(self, None, is_on_cpu=True))
 
     def _require_fallback(self, error: NnfmqError) -> None:
-        self._first_error = self._first_error or error
         fallback = self._handle.fallback
         if fallback is None or not fallback.applies_to(error):
             raise error
 
-    def _repeat(self, call: StepCall) -> None:
+    def _repeat(self, call: PlanCall) -> None:
         self._call, self._is_repeated = call, True
 
-    def _grow(self, call: StepCall, error: OutputInsufficientSize) -> None:
+    def _grow(self, call: PlanCall, error: OutputInsufficientSize) -> None:
         """Enlarge the memory of outputs that lack some; raise OutputInsufficientSize if that is not possible."""
         places, has_grown, lacks_memory = self.memory.places, False, set()
         for number, shape in zip(self._values_of(call)[1], error.output_shapes, strict=False):
@@ -200,7 +199,7 @@ class CompoundRun:
         return ExecutionResult(shapes if self._handle.has_unknown_outputs else (), NO_TIMING)
 
 
-def run_synchronously(run: CompoundRun, execute: Callable[[StepCall], Sequence[OutputShape]]) -> ExecutionResult:
+def run_synchronously(run: CompoundRun, execute: Callable[[PlanCall], Sequence[OutputShape]]) -> ExecutionResult:
     """Make all calls of an execution on this thread, with `execute`, and return the result. Blocks.
 
     Raises:

@@ -10,7 +10,7 @@ from nnfmq.hal.types import ExecutionConfig, Request
 from nnfmq.runtime.array_request import checked_arguments
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.managed_buffer import Buffer
-from nnfmq.runtime.plan_execution.compound_run import CompoundRun, StepCall, run_synchronously
+from nnfmq.runtime.plan_execution.compound_run import CompoundRun, PlanCall, run_synchronously
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.sync_execution import check_out, copy_out
 from nnfmq.runtime.tensor_layout import Array
@@ -32,7 +32,7 @@ def execute_request(handle: PlanHandle, request: Request, config: ExecutionConfi
         arguments = handle.take_arguments()
         try:
             arguments.memory.bind(request)
-            result = run_synchronously(CompoundRun(handle, arguments.memory, config), StepCall.execute)
+            result = run_synchronously(CompoundRun(handle, arguments.memory, config), PlanCall.execute)
         except BaseException:
             arguments.close()
             raise
@@ -64,7 +64,7 @@ def execute_arrays(
         arguments = handle.take_arguments()
         try:
             arguments.write(checked, targets)
-            run_synchronously(CompoundRun(handle, arguments.memory, config), StepCall.execute)
+            run_synchronously(CompoundRun(handle, arguments.memory, config), PlanCall.execute)
             outputs = arguments.results(targets)
         except BaseException:
             arguments.close()

@@ -81,6 +81,8 @@ class PartitionedModel(Uncopyable, HasState):
         self.inputs = inputs
         self.outputs = outputs
         self.device = self.handle.device
+        self.is_synchronous = False
+        """Whether asynchronous executions are done when the call returns: $NNFMQ_SYNC_EXEC_RUNTIME."""
         self.last_timing = Timing()
         """Always empty: see above."""
         self._state = StateValues(states) if states else None
@@ -170,12 +172,13 @@ class PartitionedModel(Uncopyable, HasState):
         Raises:
             InvalidArgument: As `execute`, or the model has states. `PendingExecution.result` raises all other errors.
         """
+        from nnfmq.runtime.async_execution import started
         from nnfmq.runtime.plan_execution.compound_async import start_arrays
 
         require_no_time_limits(measure, timeout)
         config = make_execution_config(False, loop_timeout)
         require_no_state(self.states, "execute")
-        return start_arrays(self.handle, inputs, config)
+        return started(start_arrays(self.handle, inputs, config), self.is_synchronous)
 
     def execute_fenced(
         self,
@@ -275,10 +278,11 @@ class PartitionedModel(Uncopyable, HasState):
 
         The request's pools must not be closed before it is done. Raises as `execute_async`.
         """
+        from nnfmq.runtime.async_execution import started
         from nnfmq.runtime.plan_execution.compound_async import start_request
 
         require_no_time_limits(config.measure is MeasureTiming.YES, timeout)
-        return start_request(self.handle, request, config)
+        return started(start_request(self.handle, request, config), self.is_synchronous)
 
     def execute_request_fenced(
         self,

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from nnfmq.execution_plan.plan import ExecutionPlan
-from nnfmq.hal.errors import InvalidArgument, ResourceExhausted
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import signature
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
-from nnfmq.runtime import background_calls
+from nnfmq.runtime import fallback_thread
 from nnfmq.runtime.cpu_fallback import CpuFallback
 from nnfmq.runtime.plan_execution.array_arguments import ArrayArguments
 from nnfmq.runtime.plan_execution.bound_plan import BoundCall, BoundIf, BoundPlan, BoundWhile, bind_plan
@@ -112,13 +112,13 @@ class PlanHandle(Uncopyable):
             self._users -= 1
             return self._is_closed and not self._users
 
-    def remove_user_in_background(self) -> None:
+    def remove_user_nonblocking(self) -> None:
         """As `remove_user`, for the watcher thread: it does not block."""
         if not self._is_last_user():
             return
         try:
-            background_calls.submit(self._release)
-        except ResourceExhausted as error:  # the drivers release the steps when the connections are closed
+            fallback_thread.submit(self._release)
+        except RuntimeError as error:  # no thread: the drivers release the steps when the connections are closed
             _log.warning("a closed model is not released: %s", error)
             self.close_memory()
 

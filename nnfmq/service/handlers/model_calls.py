@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from nnfmq.channel import close_all
 from nnfmq.engines.execution import TieredProgram

@@ -7,12 +7,13 @@ unless a size is mutated, and for such a size nothing is allocated. An engine or
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nnfmq.conformance.testmodels import TestModel
 from nnfmq.hal.types import (

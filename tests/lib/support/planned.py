@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ from nnfmq.validation import validate_model
 
 Array = npt.NDArray[Any]
 Supports = Callable[[Subgraph, Operation], bool]
+Runner = Callable[[ExecutionStep, Sequence[Array | None]], Sequence[Array]]
 _ROUNDS_MAX = 1000
 
 
@@ -73,20 +75,46 @@ def only(*codes: OperationType) -> Supports:
     return lambda _graph, operation: operation.type in codes
 
 
-def run_plan(plan: ExecutionPlan, inputs: Sequence[Array | None]) -> list[Array]:
-    """Return the outputs of the main subgraph: each step's model runs in the interpreter, one after the other.
+def random_devices(rng: random.Random) -> list[FakeDevice]:
+    """Return one to three devices that support random subsets of the operations, and the CPU device."""
+    devices = []
+    for number in range(rng.randint(1, 3)):
+        share, salt = rng.choice((0.2, 0.5, 0.9)), rng.random()
+
+        def supports(_graph: Subgraph, operation: Operation, share: float = share, salt: float = salt) -> bool:
+            return random.Random(f"{salt} {operation.type} {len(operation.inputs)}").random() < share
+
+        capabilities = figures(rng.choice((0.5, 1.0, 2.0)))
+        devices.append(FakeDevice(f"fake-{number}", supports, rng.randint(1, 8), capabilities))
+    return [*devices, cpu()]
+
+
+def run_whole(model: Model, inputs: Sequence[Array | None]) -> list[Array]:
+    """Return the outputs of a model, computed by the interpreter."""
+    with np.errstate(all="ignore"):
+        return interpreter.prepare(model).call(inputs, RunOptions())
+
+
+def in_the_interpreter(step: ExecutionStep, inputs: Sequence[Array | None]) -> Sequence[Array]:
+    """Run a step in this process."""
+    validate_model(step.model)
+    return run_whole(step.model, inputs)
+
+
+def run_plan(plan: ExecutionPlan, inputs: Sequence[Array | None], run_step: Runner = in_the_interpreter) -> list[Array]:
+    """Return the outputs of the main subgraph: the steps run one after the other.
 
     Raises:
         KeyError: If a step reads a value that none has written.
     """
-    return _Run(plan, inputs).outputs()
+    return _Run(plan, inputs, run_step).outputs()
 
 
 class _Run:
     """One execution of a plan: the values so far, and for each loop that runs its next inputs."""
 
-    def __init__(self, plan: ExecutionPlan, inputs: Sequence[Array | None]) -> None:
-        self._plan = plan
+    def __init__(self, plan: ExecutionPlan, inputs: Sequence[Array | None], run_step: Runner) -> None:
+        self._plan, self._run_step = plan, run_step
         keys = (OperandKey(MAIN, index) for index in plan.model.main.input_indexes)
         self._values: dict[OperandKey, Array | None] = dict(zip(keys, inputs, strict=True))
         self._aliases: dict[OperandKey, tuple[OperandKey, ...]] = {}
@@ -114,10 +142,7 @@ class _Run:
                 return self._loop(index, step)
 
     def _execute(self, step: ExecutionStep) -> None:
-        validate_model(step.model)
-        arrays = [self._value(key) for key in step.inputs]
-        with np.errstate(all="ignore"):
-            results = interpreter.prepare(step.model).call(arrays, RunOptions())
+        results = self._run_step(step, [self._value(key) for key in step.inputs])
         for key, array in zip(step.outputs, results, strict=True):
             self._write(key, array)
 

@@ -1,4 +1,4 @@
-"""DeviceChoice: the device for each operation of a model, by what devices support and by their performance figures.
+"""DeviceAssignment: the device for each operation of a model, by what devices support and by their performance figures.
 
 The rules are those of Android's NNAPI runtime: the smallest figure of the first operand's type decides, a tie goes to
 the CPU device, and otherwise to the first of the list. Transfers between devices cost nothing in this model. IF and
@@ -23,7 +23,7 @@ from nnfmq.hal.types import ExecutionPreference, Model, OperandType, Operation, 
 from nnfmq.operations.called_subgraphs import callee_indexes, require_nesting
 from nnfmq.operations.if_while import FIRST_OUTER_INPUT
 
-__all__ = ["INTERPRETED", "Choose", "DeviceChoice", "PlanOptions"]
+__all__ = ["INTERPRETED", "Choose", "DeviceAssignment", "PlanOptions"]
 
 INTERPRETED = -1
 """In place of a device's index: the runtime interprets this IF or WHILE."""
@@ -52,7 +52,7 @@ class PlanOptions:
     choose: Choose | None = None
 
 
-class DeviceChoice:
+class DeviceAssignment:
     """The choice for one model. Each device is asked once about each subgraph for which its answer is needed.
 
     Raises:

@@ -13,7 +13,7 @@ from support.planned import FakeDevice, cpu, figures, only
 from support.sketches import VECTOR, Sketch, chain
 from support.small_models import I32, with_operand
 
-from nnfmq.execution_plan.device_choice import INTERPRETED, DeviceChoice, PlanOptions
+from nnfmq.execution_plan.device_assignment import INTERPRETED, DeviceAssignment, PlanOptions
 from nnfmq.execution_plan.plan import MAIN
 from nnfmq.hal.capabilities import Capabilities, PerformanceInfo, with_performance
 from nnfmq.hal.errors import DeadObject, GeneralFailure, InvalidArgument
@@ -37,7 +37,7 @@ LOW_POWER = ExecutionPreference.LOW_POWER
 
 
 def chosen(model: Model, *devices: FakeDevice, subgraph: int = MAIN, **options: Any) -> tuple[int, ...]:
-    return DeviceChoice(model, devices, PlanOptions(**options)).of(subgraph)
+    return DeviceAssignment(model, devices, PlanOptions(**options)).of(subgraph)
 
 
 @pytest.mark.parametrize("preference", list(ExecutionPreference))
@@ -177,7 +177,7 @@ def test_a_mistake_of_the_program_is_not_taken_for_a_failing_device() -> None:
 def test_PART_1_each_device_is_asked_once_for_each_subgraph() -> None:
     device, other = FakeDevice("acme-a", only(ADD)), cpu()
 
-    choice = DeviceChoice(branching(), [device, other], PlanOptions())
+    choice = DeviceAssignment(branching(), [device, other], PlanOptions())
     for _ in range(2):
         assert [choice.of(subgraph) for subgraph in (0, 1, 2)] == [(INTERPRETED,), (0,), (1,)]
 
