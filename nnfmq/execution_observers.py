@@ -28,8 +28,11 @@ __all__ = [
 ]
 
 
-DeviceChoice: TypeAlias = Literal["application", "best", "fallback"]
-"""Who chose the device of a preparation: the application, or `Client.prepare`, which may have fallen back."""
+DeviceChoice: TypeAlias = Literal["application", "best", "fallback", "step"]
+"""Who chose the device of a preparation: the application, the runtime, or the fallback after other devices have failed.
+
+"step": the preparation is that of a step of a plan, and the plan's own preparation says who chose.
+"""
 
 
 class CapturedTensor(NamedTuple):
@@ -42,7 +45,8 @@ class CapturedTensor(NamedTuple):
 class ObservedPreparation(Struct, frozen=True):
     """One preparation. `inputs` and `outputs` are the HAL's: those of the caller, then `state_count` states.
 
-    `model` is None if the application has given only a signature, as for a preparation from a cache.
+    `model` is None if the application has given only a signature, as for a preparation from a cache. A model that is
+    divided among devices has a preparation for each step, and then one for the whole model, with `plan_devices`.
     """
 
     model: Model | None
@@ -62,6 +66,8 @@ class ObservedPreparation(Struct, frozen=True):
     """An ErrorStatus."""
     begin_ns: int
     end_ns: int
+    plan_devices: tuple[tuple[str, str], ...] = ()
+    """Name and version of the device of each step; empty if one device executes the model. Otherwise `device` is ""."""
 
 
 class ObservedExecution(Struct, frozen=True):

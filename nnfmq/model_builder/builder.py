@@ -8,12 +8,14 @@ wrong model is invalid after `finish`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from enum import Enum
 from types import TracebackType
 from typing import Self, TypeAlias
 
+from msgspec.structs import replace
+
 from nnfmq.file_memory import FileMemory
+from nnfmq.graphs.graph_dump import graph_dump
 from nnfmq.hal.architecture_hash import model_architecture_hash
 from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.extension_codes import is_extension
@@ -344,6 +346,7 @@ class ModelBuilder(Uncopyable):
             self._release(_State.INVALID)
             raise
         self._release(_State.FINISHED)
+        graph_dump("ModelBuilder.finish", self._model)
 
     def _assembled(self) -> Model:
         """Return the model as it was built."""

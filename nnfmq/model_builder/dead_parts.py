@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nnfmq.hal.types import LifeTime, Model, Operand, Subgraph
 from nnfmq.hal.unused_operands import without_unused_operands

@@ -9,7 +9,9 @@ Source: NNAPI, ANeuralNetworksModel_finish; the HAL's argument lists by version 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from nnfmq.hal.types import LifeTime, Operand, OperandType, Operation, OperationType, Subgraph
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from nnfmq.hal.types import Model, Subgraph
 from nnfmq.model_builder.dead_parts import without_dead_parts

@@ -8,7 +8,8 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import code_name, tensor_text

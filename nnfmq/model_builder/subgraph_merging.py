@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from nnfmq.hal.alignment import round_up
 from nnfmq.hal.extension_codes import Code, extension_code, extension_prefix, extension_type, is_extension

@@ -7,6 +7,7 @@ from nnfmq.runtime.burst_controller import Burst
 from nnfmq.runtime.failed_execution import model_on_cpu
 from nnfmq.runtime.mapped_arrays import MappedArrays
 from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.verbose_log import vlog
 
 __all__ = ["configure_burst"]
 
@@ -27,6 +28,7 @@ def configure_burst(
 
     def configure(place: ModelHandle) -> Burst:
         kind = _kind(place)
+        vlog("execution", "a burst on %s: its executions are not logged", place.device)
         return kind.configure(place, polling_window_us, deadline_ns, with_memory=with_memory, arrays=arrays)
 
     try:

@@ -46,6 +46,7 @@ from nnfmq.runtime.wire_values import memory_fds, require_supported_hints, to_wi
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model_codec import encode_model
+from nnfmq.verbose_log import vlog
 
 __all__ = ["Device", "DeviceInfo", "PrepareOptions", "ProgressCallback", "model_signature"]
 
@@ -90,6 +91,10 @@ class Device(Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"<Device {self.info.summary()}>"
+
+    def chosen_by(self, choice: DeviceChoice) -> Device:
+        """Return this device, of whose preparations observers are told that `choice` chose it."""
+        return Device(self.info, self._connection, choice, self._reach)
 
     def capabilities(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Capabilities:
         """Return how fast this device is, relative to the CPU; blocks.
@@ -314,6 +319,7 @@ class Device(Struct, frozen=True):
             if progress is not None:
                 progress(notification.done, notification.total)
 
+        vlog("compilation", "device %s prepares model %r", self.info.name, message.name)
         inputs, outputs = model_signature(model, [self.info])
         states = () if isinstance(model, Model) else tuple(getattr(model, "states", ()))
         prepared = PreparedModel(connection, None, inputs, outputs, self.info.name, self._extension_names(), states)
@@ -328,10 +334,12 @@ class Device(Struct, frozen=True):
                 on_notification=on_notification,
             )
         except BaseException as error:
+            vlog("compilation", "device %s does not prepare model %r: %s", self.info.name, message.name, error)
             prepared.close()  # the driver may have replied just before a signal handler raised
             if preparation is not None:
                 preparation.fail(error)
             raise
+        vlog("compilation", "%r is ready, with id %d", prepared, prepared.model_id)
         if preparation is not None:
             prepared.handle.observed = preparation.finish()
         return prepared

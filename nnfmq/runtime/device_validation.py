@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from nnfmq.hal.capabilities import MAX_NUMBER_OF_CACHE_FILES
 from nnfmq.serialize.messages import DeviceInfo
+from nnfmq.verbose_log import vlog
 
 _log = logging.getLogger("nnfmq.client")
 
@@ -21,6 +22,7 @@ def valid_devices(devices: Sequence[DeviceInfo]) -> list[DeviceInfo]:
     for info in devices:
         problem = next(_problems(info), None)
         if problem is None:
+            vlog("manager", "found device %s", info.summary())
             found.append(info)
         else:
             _log.warning("device %r of the driver is left out: %s", info.name, problem)

@@ -13,8 +13,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from nnfmq.deadlines import remaining_s
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
@@ -22,11 +23,13 @@ from nnfmq.hal.summaries import clipped
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, DataLocation, ExecutionConfig, Pool, Request, RequestArgument, merge_dimensions
 from nnfmq.memory import Memory
+from nnfmq.observe.trace_points import recorded
 from nnfmq.runtime.device_execution import execute_on_device
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.tensor_layout import size_bytes
+from nnfmq.verbose_log import vlog
 
 __all__ = ["config_for_cpu", "execute_after_failure", "execute_on_cpu", "model_on_cpu"]
 
@@ -58,7 +61,7 @@ def execute_on_cpu(
 ) -> ExecutionResult:
     """As `execute_after_failure`, but only on the CPU: the request must not be sent to the device again."""
     cpu = model_on_cpu(model, error, deadline_ns)
-    with _without_buffers(model, request, deadline_ns, error) as shared:
+    with recorded("[NN_LR_PE]fallback: whole model"), _without_buffers(model, request, deadline_ns, error) as shared:
         result = execute_on_device(cpu, shared.request, config_for_cpu(config), deadline_ns)
         shared.fill_outputs(deadline_ns)
     return result
@@ -80,6 +83,7 @@ def model_on_cpu(model: ModelHandle, error: NnfmqError, deadline_ns: int | None)
     except NnfmqError as failure:
         _log.warning("the CPU cannot execute a model that device %s failed to: %s", _name(model), str(failure))
         raise error from failure
+    vlog("execution", "device %s failed, the CPU executes instead: %s", model.device, str(error))
     if model.fallback_warning.acquire(blocking=False):
         _log.warning(
             "device %s failed, the CPU executes instead (logged once for each model): %s: %s",

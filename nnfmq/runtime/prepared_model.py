@@ -21,7 +21,7 @@ from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.summaries import clipped, html_tables
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.timing import Timing
-from nnfmq.hal.types import ExecutionConfig, Request
+from nnfmq.hal.types import ExecutionConfig, Model, Request
 from nnfmq.runtime import sync_execution
 from nnfmq.runtime.array_checks import check_count, checked_arrays
 from nnfmq.runtime.array_request import ArrayRequest
@@ -75,8 +75,8 @@ class PreparedModel(Uncopyable, HasState):
         self.last_timing = Timing()
         self._state = StateValues(states) if states else None
         self._claims: dict[int, object] = {}  # see `exclusive_use`
-        self.plan: ExecutionPlan | None = None
-        """The plan, if the runtime chose the device."""
+        self.planned_model: Model | None = None
+        self._plan: ExecutionPlan | None = None
         self.is_synchronous = False
         """Whether asynchronous executions are done when the call returns: $NNFMQ_SYNC_EXEC_RUNTIME."""
 
@@ -99,6 +99,19 @@ class PreparedModel(Uncopyable, HasState):
     def model_id(self) -> int:
         """The model's id in the driver. Raises InvalidArgument once closed."""
         return self.handle.model_id
+
+    @property
+    def plan(self) -> ExecutionPlan | None:
+        """The plan, which has one step; None if the application chose the device."""
+        if self._plan is None and self.planned_model is not None:
+            from nnfmq.runtime.compilation.simple_plan import simple_plan  # few applications need it
+
+            self._plan = simple_plan(self.planned_model, self.device)
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: ExecutionPlan) -> None:
+        self._plan = plan
 
     @property
     def fallback(self) -> ModelFallback | None:

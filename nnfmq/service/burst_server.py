@@ -58,6 +58,7 @@ from nnfmq.service.execution_order import ClientOrder
 from nnfmq.service.memory_quota import ReceivedMemory
 from nnfmq.service.private_memory_limit import STACK_BYTES, add_to_limit
 from nnfmq.service.worker_trace import WORKER_TRACE
+from nnfmq.verbose_log import vlog
 
 RING_BYTES_MAX = 1 << 20  # limits what is copied and decoded: a packet can fill the ring
 _NONE = ErrorStatus.NONE  # an enum's attribute costs more than a record through the ring
@@ -368,4 +369,5 @@ class BurstServer:
             return True
 
     def _note_failure(self, status: ErrorStatus, message: str) -> None:
+        vlog("driver", "request %d of a burst failed: %s", self._sequence, message)
         self.last_failure = LastFailure(status, message, self._sequence)

@@ -36,6 +36,7 @@ from nnfmq.service.handle_table import HandleTable
 from nnfmq.service.memory_quota import MemoryQuota, ReceivedMemory
 from nnfmq.validation.buffer_desc import validate_buffer
 from nnfmq.validation.model import operand_size
+from nnfmq.verbose_log import vlog
 
 Shape: TypeAlias = tuple[int, ...]
 RoleKey: TypeAlias = tuple[object, int, bool]
@@ -276,6 +277,7 @@ class ManagedBuffers:
             token = next(token for token in self._tokens if token not in self._by_token)
             status_byte = owners[0].status_byte
             buffer = self._by_token[token] = ManagedBuffer(operand, frozenset(keys), token, self.quota, status_byte)
+        vlog("memory", "buffer with token %d: %r", token, operand)
         return self._handles.insert(buffer), token
 
     def lookup(self, buffer_id: int) -> ManagedBuffer:

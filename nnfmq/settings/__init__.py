@@ -112,6 +112,15 @@ TELEMETRY_INTERVAL_S: Setting[float] = Setting(
     "NNFMQ_TELEMETRY_INTERVAL_S", seconds(86_400), 1.0, reader="client",
     meaning="the least time between two lines of telemetry",
 )  # fmt: skip
+VLOG: Setting[str] = Setting(
+    "NNFMQ_VLOG",
+    TEXT._replace(
+        name="tags",
+        allowed="`all`, `1`, or, separated by spaces, commas or colons: "
+        "compilation, cpuexe, driver, execution, manager, memory, model",
+        toml_example='"compilation,execution"',
+    ), "", reader="client, driver", meaning="tags of which the verbose log has lines", default_text="none",
+)  # fmt: skip
 
 TRACE: Setting[str | None] = Setting(
     "NNFMQ_TRACE", _VARIABLE_PATH._replace(allowed="any path, in which %p is the pid, or `socket:PATH`"), None,

@@ -67,26 +67,28 @@ class CompilationRecord:
     model_arch_hash: str
     """A SHA-256 in hexadecimal; empty if the application gave only a signature."""
     device_id: str
-    """`name=version` of each device, sorted, separated by commas. A preparation has one device today."""
+    """`name=version` of each device, sorted, separated by commas."""
     error_code: int
     """An ErrorStatus."""
     input_data_class: DataClass
     output_data_class: DataClass
     compilation_time_ns: int
-    """From the call to the driver until its reply; NO_TIME if it failed."""
+    """From the call to the driver until its reply, or for all steps of a plan; NO_TIME if it failed."""
     fallback_to_cpu: bool
-    """Whether `Client.prepare` took `reference`, because `compiled` was not available."""
+    """Whether the CPU device has prepared the model, because its own devices failed to."""
     introspection_used: bool
-    """Whether the application chose the device."""
+    """Whether the application chose the devices."""
     cache_used: bool
     """Whether the application gave cache files, or a directory for them."""
     has_control_flow: bool
     has_dynamic_temporaries: bool
+    step_count: int = 1
+    """How many steps of its plan devices execute; 1 if one device executes the whole model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionRecord:
-    """One execution that was sent to the driver (OBS-2); the fields of the compilation are those of its model."""
+    """One execution (OBS-2); the fields of the compilation are those of its model."""
 
     model_arch_hash: str
     device_id: str
@@ -148,7 +150,7 @@ def compilation_record(preparation: ObservedPreparation) -> CompilationRecord:
     graphs = () if model is None else (model.main, *model.referenced)
     return CompilationRecord(
         "" if model is None else model_architecture_hash(model),
-        f"{preparation.device}={preparation.device_version}",
+        _device_id(preparation),
         preparation.status,
         DataClass.UNKNOWN if model is None else _class_of(model.main, model.main.input_indexes),
         DataClass.UNKNOWN if model is None else _class_of(model.main, model.main.output_indexes),
@@ -158,7 +160,13 @@ def compilation_record(preparation: ObservedPreparation) -> CompilationRecord:
         preparation.is_cached,
         any(operation.type in _CONTROL_FLOW for graph in graphs for operation in graph.operations),
         any(_is_dynamic_temporary(operand) for graph in graphs for operand in graph.operands),
+        len(preparation.plan_devices) or 1,
     )
+
+
+def _device_id(preparation: ObservedPreparation) -> str:
+    devices = preparation.plan_devices or [(preparation.device, preparation.device_version)]
+    return ",".join(sorted({f"{name}={version}" for name, version in devices}))
 
 
 def _class_of(graph: Subgraph, indexes: Sequence[int]) -> DataClass:

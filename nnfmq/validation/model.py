@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extension_codes import extension_prefix, is_extension
@@ -26,6 +27,7 @@ from nnfmq.hal.types import (
     OperandType,
     Operation,
     OperationType,
+    Pool,
     Subgraph,
     element_bytes,
     is_scalar,
@@ -37,6 +39,8 @@ from nnfmq.validation.subgraph_boundaries import require_counts, validate_bounda
 from nnfmq.validation.values import validate_extensions
 
 __all__ = [
+    "RuleViolation",
+    "model_problems",
     "operand_level",
     "operand_size",
     "operation_level",
@@ -68,8 +72,7 @@ def validate_model(model: Model, *, allow_unspecified_boundaries: bool = False) 
         InvalidArgument: If a rule is violated; the message names the operand or operation and the rule.
     """
     for index, pool in enumerate(model.pools):
-        message = f"pool {index}: size {pool.size_bytes} bytes, it must be greater than 0"
-        require(pool.size_bytes > 0, "N-VAL-13", message)
+        _validate_pool(index, pool)
     level: int = validate_extensions(model.extensions)
     for index, subgraph in enumerate((model.main, *model.referenced)):
         where = "" if index == 0 else f"referenced subgraph {index - 1}, "
@@ -79,9 +82,13 @@ def validate_model(model: Model, *, allow_unspecified_boundaries: bool = False) 
     return max(level, V1_3 if model.referenced else V1_0, V1_1 if model.relax_computation_float32_to_float16 else V1_0)
 
 
+def _validate_pool(index: int, pool: Pool) -> None:
+    message = f"pool {index}: size {pool.size_bytes} bytes, it must be greater than 0"
+    require(pool.size_bytes > 0, "N-VAL-13", message)
+
+
 def _validate_subgraph(model: Model, subgraph: Subgraph, where: str) -> int:
-    require(bool(subgraph.operands), "N-VAL-15", f"{where}a subgraph without operands")
-    require(bool(subgraph.operations), "N-VAL-15", f"{where}a subgraph without operations")
+    _require_content(subgraph, where)
     levels = [
         _validate_operand(model, operand, f"{where}operand {index}") for index, operand in enumerate(subgraph.operands)
     ]
@@ -93,6 +100,70 @@ def _validate_subgraph(model: Model, subgraph: Subgraph, where: str) -> int:
         for position, operation in enumerate(subgraph.operations)
     ]
     return max(levels)
+
+
+def _require_content(subgraph: Subgraph, where: str) -> None:
+    require(bool(subgraph.operands), "N-VAL-15", f"{where}a subgraph without operands")
+    require(bool(subgraph.operations), "N-VAL-15", f"{where}a subgraph without operations")
+
+
+# -- all problems of a model ------------------------------------------------------------------------------------------
+
+
+class RuleViolation(NamedTuple):
+    """A rule that a model violates: its id, and which operand, operation or other part violates it in which way."""
+
+    rule: str
+    text: str
+
+
+def model_problems(model: Model, *, allow_unspecified_boundaries: bool = False) -> list[RuleViolation]:
+    """Return the violated rules: none exactly if `validate_model` accepts the model, whose arguments these are.
+
+    Of each part of the model it is the first rule. What depends on an invalid part is not checked: operations with an
+    invalid operand, and the order and the boundaries of subgraphs that have one.
+    """
+    checks = _Checks()
+    for index, pool in enumerate(model.pools):
+        checks.hold(_validate_pool, index, pool)
+    checks.hold(validate_extensions, model.extensions)
+    for index, subgraph in enumerate((model.main, *model.referenced)):
+        _check_subgraph(checks, model, subgraph, "" if index == 0 else f"referenced subgraph {index - 1}, ")
+    if not checks.problems and checks.hold(_require_no_cycle, model):
+        checks.hold(validate_boundaries, model, allow_unspecified_boundaries)
+    return checks.problems
+
+
+class _Checks:
+    """Collects the messages of checks that fail."""
+
+    def __init__(self) -> None:
+        self.problems: list[RuleViolation] = []
+
+    def hold(self, check: Callable[..., object], *arguments: object) -> bool:
+        """Return whether a check accepts its arguments."""
+        try:
+            check(*arguments)
+        except InvalidArgument as error:
+            text, _, rule = str(error).rpartition(" (")
+            self.problems.append(RuleViolation(rule.rstrip(")"), text))
+            return False
+        return True
+
+
+def _check_subgraph(checks: _Checks, model: Model, subgraph: Subgraph, where: str) -> None:
+    checks.hold(_require_content, subgraph, where)
+    valid = [
+        checks.hold(_validate_operand, model, operand, f"{where}operand {index}")
+        for index, operand in enumerate(subgraph.operands)
+    ]
+    if not checks.hold(_validate_indexes, subgraph, where):
+        return
+    if all(valid) and checks.hold(_validate_index_lists, subgraph, where):
+        checks.hold(_validate_order, subgraph, where)
+    for position, operation in enumerate(subgraph.operations):
+        if all(valid[index] for index in (*operation.inputs, *operation.outputs)):
+            checks.hold(_validate_operation, model, subgraph, operation, f"{where}operation {position}")
 
 
 # -- operands ---------------------------------------------------------------------------------------------------------

@@ -28,8 +28,9 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
     def use(*readings: Any) -> FakeClient:
         made = FakeClient(*readings)
 
-        def connected(_path: object, *, embedded: bool) -> FakeClient:
+        def connected(_path: object, *, embedded: bool, recover: bool = False) -> FakeClient:
             assert not embedded
+            made.recovers = recover
             return made
 
         monkeypatch.setattr(nnfmq, "connect", connected, raising=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.drivers import Daemon, Process, running_daemon, short_folder
+from support.drivers import LIMIT_S, Daemon, Process, running_daemon, short_folder
 from support.plugins import NAME, QUANTIZED, add_fibonacci, path_with
 from support.rebuilt import rebuilt
 from support.vts_models import one_of_each_type
@@ -146,17 +146,36 @@ def test_API_3_a_model_with_an_IF_is_executed_in_every_branch(client: nnfmq.Clie
             assert model.execute([False], -X)[0].tolist() == [0.0] * LARGE
 
 
+def kill_worker(client: nnfmq.Client) -> None:
+    with Process(client.worker_pid) as worker:
+        worker.kill()
+        worker.wait_for_end()
+
+
 def test_API_16_a_builder_prepares_its_model_again_after_the_drivers_death(daemon: Daemon) -> None:
-    with scaled_sum() as builder, daemon.connect() as client:
-        dead = client.prepare(builder)
-        with Process(client.worker_pid) as worker:
-            worker.kill()
-            worker.wait_for_end()
-        with pytest.raises(nnfmq.DeadObject):
-            dead.execute(X)
-        client.reconnect()
-        with client.prepare(builder) as model:
+    with scaled_sum() as builder:
+        with daemon.connect() as client, client.device("reference").prepare(builder) as dead:
+            kill_worker(client)
+            with pytest.raises(nnfmq.DeadObject):
+                dead.execute(X)
+        with daemon.connect() as client, client.device("reference").prepare(builder) as model:
             assert model.execute(X)[0].tolist() == (3 * X).tolist()
+
+
+@pytest.mark.parametrize("recover", [True, False])
+def test_API_16_API_10_models_are_prepared_again_when_builder_and_memory_are_closed(
+    daemon: Daemon, recover: bool
+) -> None:
+    """After the driver's death: by a client that recovers, or by the fallback to the CPU."""
+    with ExitStack() as stack:
+        client = stack.enter_context(nnfmq.connect(daemon.path, timeout=LIMIT_S, recover=recover))
+        with nnfmq.Memory.create(4 * LARGE) as weights:
+            weights.view[:] = X.tobytes()
+            with scaled_sum(weights) as builder:
+                prepare = client.device("reference").prepare if recover else client.prepare
+                model = stack.enter_context(prepare(builder))
+        kill_worker(client)
+        assert model.execute(X)[0].tolist() == (3 * X).tolist()
 
 
 # -- extensions -------------------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.device_zoo import driver_with
 from support.drivers import LIMIT_S, Daemon, until
 from support.models import add_model, add_relu_model, invalid_model, relu_model, unsupported_model

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.control_flow_models import counting
 from support.drivers import LIMIT_S, Daemon
 from support.partitioned import MODES, STATUSES, Runtime, device_failing_with, error_of, three_drivers

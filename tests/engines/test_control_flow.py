@@ -253,6 +253,13 @@ def test_C2_an_argument_that_does_not_fit_the_subgraph_fails() -> None:
         program.execute([YES, np.ones(3, np.float32), Y], [None])
 
 
+def test_C3_TST_9_a_loop_without_iterations_has_no_output_of_an_omitted_argument() -> None:
+    program = prepared(counting())
+
+    with pytest.raises(GeneralFailure, match=r"operation 0 \(WHILE\): an output would be .* omitted \(C3\)$"):
+        result(program, None, count(0), X)
+
+
 def test_a_failure_inside_a_subgraph_names_both_operations() -> None:
     model = branching()
     loose = tuple(replace(o, dimensions=()) if o.type == REAL.type else o for o in model.referenced[0].operands)

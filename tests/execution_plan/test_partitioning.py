@@ -154,19 +154,21 @@ def test_PART_5_an_operation_that_reads_one_value_twice_waits_for_it_once() -> N
 
 def test_PART_5_the_boundary_of_a_step_lists_the_ends_of_the_model_before_temporaries() -> None:
     sketch = Sketch()
-    none, first, shared = sketch.constant(0), sketch.temporary(), sketch.output()
+    none, early, first, late = sketch.constant(0), sketch.output(), sketch.temporary(), sketch.output()
     x, y, z = sketch.input(), sketch.input(), sketch.output()
-    sketch.operation(RELU, [x], first)  # step 0 writes a temporary
-    sketch.operation(RELU, [y], shared)  # and an output, which is read by step 1 as well
-    sketch.operation(ADD, [shared, first, none], between := sketch.temporary())
-    sketch.operation(ADD, [between, x, none], z)
+    for index in (early, first, late):  # step 0 writes a temporary, and outputs, which are read by step 1 as well
+        sketch.operation(RELU, [y if index == late else x], index)
+    between = [sketch.temporary(), sketch.temporary()]
+    sketch.operation(ADD, [late, first, none], between[0])
+    sketch.operation(ADD, [between[0], early, none], between[1])
+    sketch.operation(ADD, [between[1], x, none], z)
     model = sketch.model()
 
     plan = make_plan(model, [FakeDevice("acme-a", only(RELU)), FakeDevice("acme-b", only(ADD))])
 
     one, two = plan.execution_steps
-    assert (one.inputs, one.outputs) == (keys(x, y), keys(shared, first))
-    assert (two.inputs, two.outputs) == (keys(x, first, shared), keys(z))
+    assert (one.inputs, one.outputs) == (keys(x, y), keys(early, late, first))
+    assert (two.inputs, two.outputs) == (keys(x, first, early, late), keys(z))
     assert plan.temporaries == keys(first)
     for step in plan.execution_steps:
         sides = (step.inputs, step.model.main.input_indexes), (step.outputs, step.model.main.output_indexes)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from support.models import add_model, gather_model, unsized_relu_model, weighty_model
 
 from nnfmq.hal.architecture_hash import model_architecture_hash

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from msgspec.structs import replace
 from support.control_flow_models import branching, counting, named
 from support.models import add_model, relu_model
 from support.small_models import F32

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support.rebuilt import rebuilt
 from support.small_models import F32, I32, one_operation, with_operand
 from support.vts_models import FOLDER

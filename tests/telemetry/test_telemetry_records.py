@@ -21,7 +21,7 @@ from nnfmq.hal.types import (
     OperationType,
     Subgraph,
 )
-from nnfmq.telemetry import CompilationRecord, DataClass, ExecutionRecord, TelemetryMode
+from nnfmq.telemetry import CompilationRecord, DataClass, ExecutionRecord, TelemetryMode, register
 from nnfmq.telemetry.telemetry_records import compilation_record, data_class, execution_record
 
 T = OperandType
@@ -68,7 +68,7 @@ def test_OBS_3_the_class_of_several_types(types: list[OperandType], found: DataC
     assert data_class(types) is found
 
 
-def test_OBS_1_a_compilation_record_has_the_fields_of_NNAPI() -> None:
+def test_OBS_1_a_compilation_record_has_the_fields_of_NNAPI_and_the_number_of_steps() -> None:
     record = compilation_record(preparation())
     assert record == CompilationRecord(
         model_architecture_hash(add_model()), "reference=1.0", 0, DataClass.FLOAT32, DataClass.FLOAT32,
@@ -77,6 +77,7 @@ def test_OBS_1_a_compilation_record_has_the_fields_of_NNAPI() -> None:
     assert {field.name for field in fields(record)} == {
         "model_arch_hash", "device_id", "error_code", "input_data_class", "output_data_class", "compilation_time_ns",
         "fallback_to_cpu", "introspection_used", "cache_used", "has_control_flow", "has_dynamic_temporaries",
+        "step_count",
     }  # fmt: skip
 
 
@@ -165,3 +166,23 @@ def test_OBS_2_the_mode_is_one_of_NNAPI(mode: HalExecutionMode, found: Telemetry
 def test_OBS_2_a_failed_execution_has_its_status_and_no_times() -> None:
     record = execution_record(compilation_record(preparation()), execution(status=2))
     assert (record.error_code, record.duration_runtime_ns, record.duration_driver_ns) == (2, -1, -1)
+
+
+def test_OBS_1_a_plan_has_the_sorted_ids_of_its_devices_each_once() -> None:
+    devices = (("gpu", "2"), ("cpu", "1"), ("gpu", "2"))
+    record = compilation_record(replace(preparation(), device="", device_version="", plan_devices=devices))
+    assert (record.device_id, record.step_count) == ("cpu=1,gpu=2", 3)
+    assert execution_record(record, execution()).device_id == "cpu=1,gpu=2"
+
+
+def test_OBS_1_a_plan_of_steps_on_one_device_has_its_id() -> None:
+    record = compilation_record(replace(preparation(), plan_devices=(("cpu", "1"),)))
+    assert (record.device_id, record.step_count) == ("cpu=1", 1)
+
+
+def test_OBS_1_steps_of_a_plan_have_no_records_of_their_own() -> None:
+    found: list[object] = []
+    with register(found.append) as registration:
+        assert registration.prepared(replace(preparation(), choice="step")) is None
+        assert registration.prepared(replace(preparation(), plan_devices=(("cpu", "1"),))) is not None
+    assert [record.device_id for record in found if isinstance(record, CompilationRecord)] == ["cpu=1"]

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING
 from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, Capabilities
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Model
+from nnfmq.observe.trace_points import recorded
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.client_device import Device, DeviceInfo, PrepareOptions
-from nnfmq.runtime.compilation.simple_plan import has_vendor_operations, simple_plan
 from nnfmq.runtime.compilation.switches import PartitionMode, Switches
 from nnfmq.runtime.cpu_fallback import CpuFallback
-from nnfmq.runtime.prepare_arguments import NamedModel, to_hal_model, to_preference
+from nnfmq.runtime.prepare_arguments import NamedModel, has_vendor_operations, to_hal_model, to_preference
 from nnfmq.runtime.prepared_model import PreparedModel
 
 if TYPE_CHECKING:
-    from nnfmq.execution_observers import DeviceChoice
     from nnfmq.runtime.client import CompiledModel
     from nnfmq.runtime.devices.runtime_device import CpuDevice
 
@@ -71,9 +70,9 @@ class ClientCompilation:
         best = None if switches.uses_cpu_at_once else self._best(client, enabled, options)
         if best is None:
             return self._compile(client, enabled, model, options)
-        choice: DeviceChoice = "fallback" if best.name == _REFERENCE else "best"
         try:
-            prepared = client.device_of(best, choice).prepare(model, **options)
+            with recorded("[NN_LR_PC]compilation"):
+                prepared = client.device_of(best, "best").prepare(model, **options)
         except InvalidArgument:
             raise
         except NnfmqError as error:
@@ -118,9 +117,9 @@ class ClientCompilation:
             )
 
     def _with_fallback(self, prepared: PreparedModel, model: Model | NamedModel, switches: Switches) -> PreparedModel:
-        prepared.plan = simple_plan(to_hal_model(model), prepared.device)
+        prepared.planned_model = hal_model = to_hal_model(model)
         prepared.is_synchronous = switches.is_synchronous
-        if switches.partition is PartitionMode.WITH_FALLBACK and not has_vendor_operations(to_hal_model(model)):
+        if switches.partition is PartitionMode.WITH_FALLBACK and not has_vendor_operations(hal_model):
             prepared.fallback = CpuFallback(self._open_cpu, model)
         return prepared
 

@@ -1,7 +1,7 @@
 """compile_model: plan a model for a choice of devices, prepare each step, and use the CPU device if they fail.
 
 The order of things is that of Android's NNAPI runtime: the devices, the plan, the preparations, and after a failure the
-whole model on the CPU device. It is used neither after a mistake of the application's, nor if the application has
+whole model on the CPU device. It is used neither after a mistake of the application, nor if the application has
 listed the devices, nor for operations of vendors, nor if a setting says so (PREP-12, PART-6, PART-7, EXT-5).
 """
 
@@ -20,16 +20,19 @@ from nnfmq.execution_plan.plan import ExecutionPlan, ExecutionStep
 from nnfmq.execution_plan.step_tokens import step_token
 from nnfmq.hal.errors import InvalidArgument, MissedDeadline, NnfmqError
 from nnfmq.hal.types import ExecutionPreference, Model, Priority
+from nnfmq.observe.trace_points import recorded
 from nnfmq.operations.extensions import to_local_prefixes
 from nnfmq.runtime.client_device import PrepareOptions, model_signature
-from nnfmq.runtime.compilation.simple_plan import has_vendor_operations, simple_plan
+from nnfmq.runtime.compilation.simple_plan import simple_plan
 from nnfmq.runtime.compilation.step_preparation import StepCall, prepare_steps
 from nnfmq.runtime.compilation.switches import PartitionMode, Switches
 from nnfmq.runtime.cpu_fallback import CpuFallback
+from nnfmq.runtime.observation_switch import is_observed
 from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
 from nnfmq.runtime.prepare_arguments import (
     ModelArgument,
     NamedModel,
+    has_vendor_operations,
     name_for_display,
     to_hal_model,
     to_model,
@@ -38,13 +41,15 @@ from nnfmq.runtime.prepare_arguments import (
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.validation import validate_model
 from nnfmq.validation.values import validate_extensions
+from nnfmq.verbose_log import vlog, vlog_is_on
 
 if TYPE_CHECKING:
     from nnfmq.execution_observers import DeviceChoice
     from nnfmq.runtime.client import CompiledModel
     from nnfmq.runtime.devices.runtime_device import RuntimeDevice
+    from nnfmq.runtime.preparation_observation import PlanPreparation
 
-__all__ = ["DeviceSelection", "compile_model", "supported_in_slice", "valid_model"]
+__all__ = ["DeviceSelection", "compile_model", "plan_model", "supported_in_slice", "valid_model"]
 
 _ONE_DEVICE = "prepare the model on one device, with `devices=[name]` or `client.device(name).prepare`"
 _log = logging.getLogger("nnfmq.runtime")
@@ -80,7 +85,13 @@ def compile_model(
     """
     options["name"] = name_for_display(model, options.get("name"))
     compilation = _Compilation(to_model(model), selection, options, Switches.read())
-    return compilation.run() if failure is None else compilation.run_after(failure)
+    with recorded("[NN_LR_PC]compilation"):
+        return compilation.run() if failure is None else compilation.run_after(failure)
+
+
+def plan_model(model: ModelArgument, selection: DeviceSelection, options: PrepareOptions) -> ExecutionPlan:
+    """Return the plan that `compile_model` would make first; blocks. Nothing is prepared. Raises as `compile_model`."""
+    return _Compilation(to_model(model), selection, options, Switches.read()).planned()[0]
 
 
 def valid_model(model: Model | NamedModel) -> Model:
@@ -141,20 +152,28 @@ class _Compilation:
         if not self._may_fall_back or (isinstance(failure, MissedDeadline) and self._deadline_ns is not None):
             raise failure
         _log.warning("%s executes the model, because its devices failed: %s", cpu.name, failure)
-        return self._on_device(cpu, "fallback")
+        with recorded(f"[NN_LR_PC]fallback to {cpu.name}"):
+            return self._on_device(cpu, "fallback")
 
     def _on_planned_devices(self) -> CompiledModel:
-        devices = self._usable_devices()
-        model = valid_model(self._loaded)
-        plan, devices = self._plan(model, devices)
+        with recorded("[NN_LR_PC]plan"):
+            plan, devices = self.planned()
+        _log_plan(plan)
         if plan.is_simple:
-            choice: DeviceChoice = "application" if self._selection.is_explicit else "best"
-            return self._on_device(devices[plan.execution_steps[0].device], choice, plan)
+            return self._on_device(devices[plan.execution_steps[0].device], self._choice, plan)
         self._require_no_single_device_options(plan)
         return self._on_several(plan, devices)
 
-    def _plan(self, model: Model, devices: list[RuntimeDevice]) -> tuple[ExecutionPlan, list[RuntimeDevice]]:
+    def planned(self) -> tuple[ExecutionPlan, list[RuntimeDevice]]:
         """Return the plan and the devices that it is for."""
+        devices = self._usable_devices()
+        return self._plan(valid_model(self._loaded), devices)
+
+    @property
+    def _choice(self) -> DeviceChoice:
+        return "application" if self._selection.is_explicit else "best"
+
+    def _plan(self, model: Model, devices: list[RuntimeDevice]) -> tuple[ExecutionPlan, list[RuntimeDevice]]:
         options = PlanOptions(self._preference, self._selection.is_explicit, self._switches.strict_slicing)
         if devices:
             try:
@@ -214,16 +233,40 @@ class _Compilation:
             StepCall(devices[step.device].driver, partial(self._prepare_step, index, step, devices[step.device]))
             for index, step in enumerate(plan.execution_steps)
         ]
-        steps = prepare_steps(calls, self._options.get("progress"))
+        observation = self._observation(plan, devices)
+        try:
+            steps = prepare_steps(calls, self._options.get("progress"))
+        except BaseException as error:
+            if observation is not None:
+                observation.fail(error)
+            raise
         fallback = None
         if self._may_fall_back:
             models = [step.model for step in plan.execution_steps]
             fallback = CpuFallback(self._selection.cpu.connected, self._loaded, models)
         inputs, outputs = model_signature(self._loaded, [device.info for device in devices])
         states = () if isinstance(self._loaded, Model) else tuple(getattr(self._loaded, "states", ()))
-        model = PartitionedModel(plan, steps, fallback, inputs, outputs, states)
-        model.is_synchronous = self._switches.is_synchronous
-        return model
+        prepared = PartitionedModel(plan, steps, fallback, inputs, outputs, states)
+        prepared.is_synchronous = self._switches.is_synchronous
+        if observation is not None:
+            prepared.handle.observed = observation.finish(prepared.handle.inputs, prepared.handle.outputs)
+        return prepared
+
+    def _observation(self, plan: ExecutionPlan, devices: Sequence[RuntimeDevice]) -> PlanPreparation | None:
+        """Return what tells the observers of this process of the plan; None if there cannot be any."""
+        if not is_observed():
+            return None
+        from nnfmq.runtime.preparation_observation import PlanPreparation
+
+        used = [devices[step.device] for step in plan.execution_steps]
+        return PlanPreparation(
+            [(device.name, device.version_string) for device in used],
+            self._choice,
+            self._loaded,
+            self._preference,
+            self._options.get("priority", Priority.MEDIUM),
+            bool(self._options.get("token") or self._options.get("cache_dir")),
+        )
 
     def _prepare_step(self, index: int, step: ExecutionStep, device: RuntimeDevice) -> PreparedModel:
         options = self._options.copy()
@@ -233,5 +276,14 @@ class _Compilation:
         if token is not None:
             priority = options.get("priority", Priority.MEDIUM)
             options["token"] = step_token(token, step, device, self._preference, priority)
-        choice: DeviceChoice = "application" if self._selection.is_explicit else "best"
-        return device.prepare_as(choice, step.model, options)
+        with recorded(f"[NN_LR_PC]step {index} on {device.name}"):
+            return device.prepare_as("step", step.model, options)
+
+
+def _log_plan(plan: ExecutionPlan) -> None:
+    """Write the plan to the verbose log."""
+    if vlog_is_on("compilation"):
+        from nnfmq.execution_plan.plan_text import plan_text
+
+        for line in plan_text(plan).splitlines():
+            vlog("compilation", "%s", line)

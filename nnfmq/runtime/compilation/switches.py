@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from nnfmq import settings
 
@@ -19,8 +19,7 @@ class PartitionMode(IntEnum):
     WITHOUT_FALLBACK = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Switches:
+class Switches(NamedTuple):  # a dataclass takes longer to import
     """The switches as they were when a compilation began.
 
     Attributes:

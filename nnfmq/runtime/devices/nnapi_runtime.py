@@ -10,16 +10,24 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias, Unpack
 
 from nnfmq.deadlines import deadline_after, has_passed
+from nnfmq.execution_plan.plan import ExecutionPlan
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
+from nnfmq.hal.types import ExecutionPreference
 from nnfmq.runtime.client_device import PrepareOptions
-from nnfmq.runtime.compilation.compile_model import DeviceSelection, compile_model, supported_in_slice, valid_model
+from nnfmq.runtime.compilation.compile_model import (
+    DeviceSelection,
+    compile_model,
+    plan_model,
+    supported_in_slice,
+    valid_model,
+)
 from nnfmq.runtime.connect import connect_cpu_driver
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.devices.driver_access import DriverAccess
 from nnfmq.runtime.devices.driver_discovery import DriverDiscovery
 from nnfmq.runtime.devices.runtime_device import CPU_DEVICE_NAME, CpuDevice, RuntimeDevice
-from nnfmq.runtime.prepare_arguments import ModelArgument, to_model
+from nnfmq.runtime.prepare_arguments import ModelArgument, Preference, to_model
 from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
@@ -178,9 +186,24 @@ class Runtime(Uncopyable):
                 supports an operation.
             NnfmqError: As `Device.prepare`, if the CPU device may not be used instead.
         """
-        is_explicit = devices is not None
+        return compile_model(model, self._selection(devices), options)
+
+    def plan(
+        self,
+        model: ModelArgument,
+        devices: Sequence[DeviceArgument] | None = None,
+        *,
+        preference: Preference = ExecutionPreference.FAST_SINGLE_ANSWER,
+    ) -> ExecutionPlan:
+        """Return the plan with which `prepare` would begin, but prepare nothing; blocks while devices are asked.
+
+        Arguments and errors as for `prepare`. `nnfmq.execution_plan.plan_text.plan_text` describes a plan.
+        """
+        return plan_model(model, self._selection(devices), {"preference": preference})
+
+    def _selection(self, devices: Sequence[DeviceArgument] | None) -> DeviceSelection:
         usable = self.devices() if devices is None else self.explicit_devices(devices)
-        return compile_model(model, DeviceSelection(usable, self._cpu, is_explicit), options)
+        return DeviceSelection(usable, self._cpu, devices is not None)
 
     def close(self) -> None:
         """Hang up; an embedded driver exits, and all models are closed. Idempotent."""

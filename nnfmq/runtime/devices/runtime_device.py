@@ -155,9 +155,9 @@ class CpuDevice(RuntimeDevice):
 
     @property
     def version_string(self) -> str:
-        """Nnfmq's release and the kernels: `compiled` with the version of llvmlite, or `NumPy`."""
+        """Nnfmq's release and the kernels: the version of llvmlite, which generates machine code, or `NumPy`."""
         release, llvmlite = _version_of("nnfmq") or "source", _version_of("llvmlite")
-        return f"nnfmq-{release} {f'compiled llvmlite-{llvmlite}' if llvmlite else 'NumPy'}"
+        return f"nnfmq-{release} {f'llvmlite-{llvmlite}' if llvmlite else 'NumPy'}"
 
     @property
     def capabilities(self) -> Capabilities:

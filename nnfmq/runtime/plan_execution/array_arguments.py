@@ -14,7 +14,7 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.memory import Memory
 from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory
-from nnfmq.runtime.plan_execution.places import place_array
+from nnfmq.runtime.plan_execution.value_locations import array_at
 from nnfmq.runtime.tensor_layout import Array, has_unknown_shape, layout, view
 from nnfmq.uncopyable import Uncopyable
 
@@ -47,11 +47,11 @@ class ArrayArguments(Uncopyable):
         memory = self._memory_for_inputs(size_bytes)
         for number, info, argument, value in zip(self.memory.plan.inputs, self._inputs, arguments, values, strict=True):
             if isinstance(value, Buffer):
-                self._place_buffer(number, value)
+                self._set_buffer(number, value)
                 continue
             np.copyto(view(memory, argument, info, value.shape), value, casting="same_kind")
-            self.memory.place_argument(number, argument, (memory,))
-        self._place_outputs(targets)
+            self.memory.set_argument(number, argument, (memory,))
+        self._set_outputs(targets)
 
     def _memory_for_inputs(self, size_bytes: int) -> Memory:
         memory = self._input_memory
@@ -62,7 +62,7 @@ class ArrayArguments(Uncopyable):
         assert self._input_memory is not None
         return self._input_memory
 
-    def _place_outputs(self, targets: Sequence[object]) -> None:
+    def _set_outputs(self, targets: Sequence[object]) -> None:
         arguments, size_bytes = layout(self._outputs, [info.shape for info in self._outputs], 0)
         if self._output_memory is None:
             self._output_memory = Memory.create(size_bytes, "nnfmq-outputs")
@@ -70,19 +70,19 @@ class ArrayArguments(Uncopyable):
             self.memory.plan.outputs, self._outputs, arguments, targets, strict=True
         ):
             if isinstance(target, Buffer):
-                self._place_buffer(number, target)
+                self._set_buffer(number, target)
                 continue
-            self.memory.place_argument(number, argument, (self._output_memory,))
+            self.memory.set_argument(number, argument, (self._output_memory,))
             if has_unknown_shape(info):
                 self.memory.make_growable(number)
 
-    def _place_buffer(self, number: int, buffer: Buffer) -> None:
+    def _set_buffer(self, number: int, buffer: Buffer) -> None:
         if not buffer.is_shared:
             raise InvalidArgument(
                 "a model on several devices cannot use a buffer in the memory of one driver; "
                 "nnfmq.allocate with its roles returns one in shared memory"
             )
-        self.memory.place_argument(number, buffer.argument_in(0), (buffer.pool,))
+        self.memory.set_argument(number, buffer.argument_in(0), (buffer.pool,))
 
     def results(self, targets: Sequence[object]) -> tuple[Array | Buffer, ...]:
         """Return copies of the outputs, and the Buffers among `targets`."""
@@ -91,7 +91,7 @@ class ArrayArguments(Uncopyable):
             if isinstance(target, Buffer):
                 found.append(target)
             else:
-                found.append(place_array(self.memory.places[number], info).copy())
+                found.append(array_at(self.memory.locations[number], info).copy())
         return tuple(found)
 
     def arrays(self) -> tuple[Array, ...]:

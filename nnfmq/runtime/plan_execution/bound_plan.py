@@ -5,7 +5,7 @@ steps are visited in the order of calls, each branch and loop with the values th
 
 - an IF's branch uses the values of the operation's inputs and outputs themselves,
 - the condition and the body of a WHILE read the loop's values, and the body writes the next ones, which the WhileStep
-  copies. So every step always has its values in the same places: its request never changes, and its burst and its
+  copies. So every step always has its values in the same locations: its request never changes, and its burst and its
   reusable execution remain bound.
 """
 
@@ -30,8 +30,6 @@ from nnfmq.hal.types import LifeTime, Operand
 
 __all__ = ["BoundCall", "BoundIf", "BoundPlan", "BoundStep", "BoundWhile", "PlanValue", "ValueSource", "bind_plan"]
 
-_CONSTANT = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
-
 
 class ValueSource(Enum):
     """The owner of a value's memory."""
@@ -42,8 +40,17 @@ class ValueSource(Enum):
     """The application: an output of the model."""
     CONSTANT = "constant"
     """The runtime, once for all executions."""
+    OMITTED = "omitted"
+    """Nobody: the operand has no value, and the operations that get it do without."""
     TEMPORARY = "temporary"
     """The runtime, for each execution in progress."""
+
+
+_FIXED_SOURCES = {
+    LifeTime.CONSTANT_COPY: ValueSource.CONSTANT,
+    LifeTime.CONSTANT_REFERENCE: ValueSource.CONSTANT,
+    LifeTime.NO_VALUE: ValueSource.OMITTED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +137,7 @@ class _Binder:
     def __init__(self, plan: ExecutionPlan) -> None:
         self._plan = plan
         self._values: list[PlanValue] = []
-        self._constants: _Scope = {}
+        self._fixed: _Scope = {}
         self._steps: list[BoundStep | None] = [None] * len(plan.steps)
 
     def bind(self) -> BoundPlan:
@@ -167,10 +174,11 @@ class _Binder:
     def _find(self, scope: _Scope, key: OperandKey) -> int:
         """Return the value of `key`, a new one if no step has named it yet."""
         operand = self._plan.operand(key)
-        if operand.lifetime in _CONSTANT:
-            if key not in self._constants:
-                self._constants[key] = self._add(PlanValue(operand, ValueSource.CONSTANT))
-            return self._constants[key]
+        source = _FIXED_SOURCES.get(operand.lifetime)
+        if source is not None:
+            if key not in self._fixed:
+                self._fixed[key] = self._add(PlanValue(operand, source))
+            return self._fixed[key]
         if key not in scope:
             scope[key] = self._add(PlanValue(operand, ValueSource.TEMPORARY))
         return scope[key]

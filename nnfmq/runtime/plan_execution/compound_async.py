@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from numpy.typing import ArrayLike
 
 from nnfmq.hal.errors import NnfmqError, ResourceExhaustedTransient
-from nnfmq.hal.types import ExecutionConfig, Request
+from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, Request
 from nnfmq.runtime import fallback_thread
 from nnfmq.runtime.array_checks import checked_arrays
 from nnfmq.runtime.async_execution import AsyncRequest, PendingExecution
@@ -142,6 +142,7 @@ class AsyncRun(Generic[ResultT]):
     def fail(self, error: NnfmqError) -> None:
         """End the execution with an error, unless it has ended."""
         if self._end(is_successful=False):
+            self._run.observation.fail(error)
             self._completion.set_exception(error)
 
     def _end(self, *, is_successful: bool) -> bool:
@@ -207,6 +208,7 @@ def new_run(
     prepare: Callable[[ArrayArguments], None],
     collect: Callable[[ArrayArguments, ExecutionResult], ResultT],
     completion: Completion[ResultT],
+    mode: HalExecutionMode = HalExecutionMode.ASYNCHRONOUS,
 ) -> AsyncRun[ResultT]:
     """Return an execution with arguments that `prepare` fills, and from which `collect` takes the result.
 
@@ -220,7 +222,7 @@ def new_run(
         arguments = handle.take_arguments()
         undo.callback(arguments.close)
         prepare(arguments)
-        run = CompoundRun(handle, arguments.memory, config)
+        run = CompoundRun(handle, arguments.memory, config, mode)
         undo.pop_all()
     release = partial(_release, handle, arguments)
     return AsyncRun(handle, run, partial(collect, arguments), release, completion)

@@ -1,8 +1,8 @@
 """CompoundBurst: a burst for each step of a plan, over memory that the steps share (PART-10).
 
-The bursts are configured over the places of the plan's values: what one driver writes, the next one reads there, and
+The bursts are configured over the locations of the plan's values: what one driver writes, the next one reads there, and
 nothing is copied between them. Each step sends the same packet every time, so its driver's burst server finds its
-cached execution. If a temporary has no fixed size, the steps' requests are encoded anew for each execution instead.
+cached execution. If a temporary has no fixed size, the steps' requests are encoded again for each execution instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from numpy.typing import ArrayLike
 from nnfmq.hal.errors import BadState, GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.summaries import clipped
 from nnfmq.hal.timing import NO_TIMING
-from nnfmq.hal.types import ExecutionConfig, MeasureTiming, OutputShape, Pool, Request
+from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, MeasureTiming, OutputShape, Pool, Request
+from nnfmq.observe.trace_points import TRACING
 from nnfmq.runtime.array_checks import check_out, no_inputs_error
 from nnfmq.runtime.burst_configuration import configure_burst
 from nnfmq.runtime.burst_controller import Burst
@@ -30,8 +31,8 @@ from nnfmq.runtime.model_state import HasState
 from nnfmq.runtime.plan_execution.bound_plan import BoundCall
 from nnfmq.runtime.plan_execution.compound_run import CompoundRun, PlanCall, run_synchronously
 from nnfmq.runtime.plan_execution.one_device import require_no_time_limits
-from nnfmq.runtime.plan_execution.places import step_request
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
+from nnfmq.runtime.plan_execution.value_locations import step_request
 from nnfmq.runtime.tensor_layout import Array
 from nnfmq.uncopyable import Uncopyable
 from nnfmq.watcher import Wakeable
@@ -39,6 +40,7 @@ from nnfmq.watcher import Wakeable
 __all__ = ["CompoundBurst"]
 
 _CONFIG = ExecutionConfig()
+_MODE = HalExecutionMode.BURST
 
 
 class _StepPeers:
@@ -108,7 +110,7 @@ class CompoundBurst(Uncopyable, HasState):
         arrays = None
         if not self._handle.has_dynamic_temporaries:
             infos = model.inputs, model.outputs
-            arrays = MappedArrays.over(model, step_request(self._memory.places, call.inputs, call.outputs, infos))
+            arrays = MappedArrays.over(model, step_request(self._memory.locations, call.inputs, call.outputs, infos))
         try:
             burst = configure_burst(model, window_us, deadline_ns, with_memory=arrays is not None, arrays=arrays)
         except NnfmqError as error:
@@ -120,9 +122,13 @@ class CompoundBurst(Uncopyable, HasState):
         return burst
 
     def _note_sequence(self) -> None:
-        """Note `execute` and outputs of each step's burst, if the plan is a sequence of bursts with fixed memory."""
+        """Note `execute` and outputs of each step's burst, if the plan is a sequence of bursts with fixed memory.
+
+        Executions that are observed or traced take the way of all other plans.
+        """
         bursts = [burst for burst in self._bursts if burst is not None]
         is_sequence = len(bursts) == len(self._handle.bound.steps) and not self._handle.has_dynamic_temporaries
+        is_sequence = is_sequence and self._handle.observed is None
         self._sequence = [(burst.execute, burst.outputs) for burst in bursts] if is_sequence else []
 
     def __repr__(self) -> str:
@@ -182,11 +188,12 @@ class CompoundBurst(Uncopyable, HasState):
         if state is not None:
             state.begin()
         begin_ns, self._is_idle = time.monotonic_ns(), False
-        self._has_durations = bool(self._sequence)
-        if self._sequence:
+        is_sequence = bool(self._sequence) and TRACING.recorder is None
+        self._has_durations = is_sequence
+        if is_sequence:
             self._execute_sequence()
         else:
-            run_synchronously(CompoundRun(self._handle, self._memory, _CONFIG), self._execute_step)
+            run_synchronously(CompoundRun(self._handle, self._memory, _CONFIG, _MODE), self._execute_step)
         self._is_idle, self._latency_ns, self._info = True, time.monotonic_ns() - begin_ns, None
         if state is not None:
             state.advance()
@@ -204,7 +211,7 @@ class CompoundBurst(Uncopyable, HasState):
     def _continue_after(self, done: int, error: NnfmqError) -> None:
         """Continue an execution whose step `done` has failed. Raises NnfmqError if that is its result."""
         self._has_durations = False
-        run = CompoundRun(self._handle, self._memory, _CONFIG)
+        run = CompoundRun(self._handle, self._memory, _CONFIG, _MODE)
         for _ in range(done + 1):
             run.next_call()
         run.fail(error)
@@ -263,7 +270,7 @@ class CompoundBurst(Uncopyable, HasState):
         memory = self._handle.new_memory()
         try:
             memory.bind(request)
-            return run_synchronously(CompoundRun(self._handle, memory, config), execute)
+            return run_synchronously(CompoundRun(self._handle, memory, config, _MODE), execute)
         finally:
             memory.close()
 

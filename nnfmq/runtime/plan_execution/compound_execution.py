@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from nnfmq.fence import HasFileno
 from nnfmq.hal.errors import BadState, InvalidArgument, NnfmqError
 from nnfmq.hal.timing import Timing
-from nnfmq.hal.types import ExecutionConfig, OutputShape
+from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, OutputShape
 from nnfmq.runtime.array_checks import no_inputs_error
 from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
@@ -28,8 +28,8 @@ from nnfmq.runtime.plan_execution.compound_async import AsyncRun, Completion
 from nnfmq.runtime.plan_execution.compound_fenced import CompoundFencedExecution, launch_compound_fenced
 from nnfmq.runtime.plan_execution.compound_run import CompoundRun, PlanCall, run_synchronously
 from nnfmq.runtime.plan_execution.one_device import require_no_time_limits
-from nnfmq.runtime.plan_execution.places import step_request
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
+from nnfmq.runtime.plan_execution.value_locations import step_request
 from nnfmq.runtime.reusable_execution import RequestExecution
 from nnfmq.runtime.tensor_layout import Array
 from nnfmq.uncopyable import Uncopyable
@@ -88,7 +88,7 @@ class CompoundExecution(Uncopyable, HasState):
         is_fixed = not self._handle.has_dynamic_temporaries and model.connection.has_reusable_executions
         if not (self.is_reusable and is_fixed):
             return None
-        request = step_request(self._memory.places, call.inputs, call.outputs, (model.inputs, model.outputs))
+        request = step_request(self._memory.locations, call.inputs, call.outputs, (model.inputs, model.outputs))
         try:
             step = RequestExecution.create(model, request, self._config, deadline_ns)
         except NnfmqError as error:
@@ -127,7 +127,7 @@ class CompoundExecution(Uncopyable, HasState):
             self._state.begin()
         self._was_interrupted = True
         try:
-            run_synchronously(CompoundRun(self._handle, self._memory, self._config), self._execute_step)
+            run_synchronously(self._new_compound_run(HalExecutionMode.REUSABLE), self._execute_step)
         except NnfmqError:
             self._was_interrupted = False
             raise
@@ -161,8 +161,11 @@ class CompoundExecution(Uncopyable, HasState):
     def _new_run(self, completion: Completion[tuple[Array, ...]]) -> AsyncRun[tuple[Array, ...]]:
         self._handle.add_user()
         self._fenced_runs.append(completion)
-        run = CompoundRun(self._handle, self._memory, self._config)
+        run = self._new_compound_run(HalExecutionMode.FENCED)
         return AsyncRun(self._handle, run, self._copies, lambda _is_successful: self._fenced_runs.clear(), completion)
+
+    def _new_compound_run(self, mode: HalExecutionMode) -> CompoundRun:
+        return CompoundRun(self._handle, self._memory, self._config, mode)
 
     def _copies(self, _result: ExecutionResult) -> tuple[Array, ...]:
         return self._open_arrays.copy_out(None)

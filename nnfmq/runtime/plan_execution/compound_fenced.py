@@ -22,19 +22,20 @@ from nnfmq.deadlines import deadline_after
 from nnfmq.fence import Fence, HasFileno, fence_state
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.timing import NO_TIMING
-from nnfmq.hal.types import ExecutionConfig, FenceState, Request
+from nnfmq.hal.types import ExecutionConfig, FenceState, HalExecutionMode, Request
 from nnfmq.runtime.array_checks import checked_arrays, require_fixed_shapes
 from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming, FenceLimits, fence_fds, launch_fenced
 from nnfmq.runtime.future import Future
 from nnfmq.runtime.plan_execution.compound_async import AsyncRun, Completion, new_run, submit_fallback
 from nnfmq.runtime.plan_execution.fence_wait import FenceWait
-from nnfmq.runtime.plan_execution.places import step_request
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
+from nnfmq.runtime.plan_execution.value_locations import step_request
 from nnfmq.runtime.tensor_layout import Array
 from nnfmq.uncopyable import Uncopyable
 
 __all__ = ["CompoundFencedExecution", "launch_arrays", "launch_compound_fenced", "launch_request"]
 
+_MODE = HalExecutionMode.FENCED
 ResultT = TypeVar("ResultT")
 StepExecution = FencedExecution[FencedTiming]
 
@@ -149,10 +150,10 @@ class _Launch(Generic[ResultT]):
         self.fence = Fence.create()
         self.steps: list[StepExecution] = []
         self._step_fences: list[Fence] = []  # duplicates: the application may close the steps' own
-        self._given: list[Fence] = []
+        self._app_fences: list[Fence] = []
         try:
             for fd in wait_for:
-                self._given.append(Fence.adopt(os.dup(fd)))
+                self._app_fences.append(Fence.adopt(os.dup(fd)))
         except BaseException:
             self.close()
             raise
@@ -162,7 +163,7 @@ class _Launch(Generic[ResultT]):
         if self._is_chain():
             self._launch_chain()
         else:
-            self._when_inactive(self._given, self._execute_asynchronously)
+            self._when_inactive(self._app_fences, self._execute_asynchronously)
 
     def _is_chain(self) -> bool:
         handle = self._handle
@@ -171,12 +172,12 @@ class _Launch(Generic[ResultT]):
         return has_fences and is_sequence and not handle.has_dynamic_temporaries
 
     def _execute_asynchronously(self) -> None:
-        if not self._fail_if_given_failed():
+        if not self._fail_if_a_fence_failed():
             self.run.start()
 
-    def _fail_if_given_failed(self) -> bool:
+    def _fail_if_a_fence_failed(self) -> bool:
         """End the execution if a fence of the application is in error; return whether it is."""
-        has_failed = any(fence.state is not FenceState.SIGNALED for fence in self._given)
+        has_failed = any(fence.state is not FenceState.SIGNALED for fence in self._app_fences)
         if has_failed:
             self.run.fail(GeneralFailure("a fence that the execution waited for is in error"))
         return has_failed
@@ -184,11 +185,11 @@ class _Launch(Generic[ResultT]):
     # ------------------------------------------------------------------------------------------------ the chain
 
     def _launch_chain(self) -> None:
-        fences: Sequence[Fence] = self._given
+        fences: Sequence[Fence] = self._app_fences
         for call in self._handle.bound.calls:
             model = self._handle.steps[call.index].handle
             infos = model.inputs, model.outputs
-            request = step_request(self.run.memory.places, call.inputs, call.outputs, infos)
+            request = step_request(self.run.memory.locations, call.inputs, call.outputs, infos)
             try:
                 step = launch_fenced(model, request, self.run.config, FenceLimits(fences), lambda times: times)
             except NnfmqError as error:
@@ -216,10 +217,12 @@ class _Launch(Generic[ResultT]):
 
     def _recover_after(self, error: NnfmqError | None) -> None:
         """Execute on the CPU when neither a step nor a given fence is active. `error` = None: a step has it."""
-        self._when_inactive([*self._given, *self._step_fences], lambda: submit_fallback(lambda: self._recover(error)))
+        self._when_inactive(
+            [*self._app_fences, *self._step_fences], lambda: submit_fallback(lambda: self._recover(error))
+        )
 
     def _recover(self, error: NnfmqError | None) -> None:
-        if not self._fail_if_given_failed():
+        if not self._fail_if_a_fence_failed():
             self.run.start_on_cpu(error or self._error_of_steps())
 
     def _error_of_steps(self) -> NnfmqError:
@@ -264,7 +267,7 @@ class _Launch(Generic[ResultT]):
     def close(self) -> None:
         """Close the fences. Idempotent."""
         self.fence.close()
-        for fence in (*self._given, *self._step_fences):
+        for fence in (*self._app_fences, *self._step_fences):
             fence.close()
 
 
@@ -281,7 +284,7 @@ def launch_arrays(
     require_fixed_shapes("output", handle.outputs, "a fenced execution")
 
     def prepared(completion: Completion[tuple[Array, ...]]) -> AsyncRun[tuple[Array, ...]]:
-        return new_run(handle, config, lambda a: a.write(checked, targets), lambda a, _: a.arrays(), completion)
+        return new_run(handle, config, lambda a: a.write(checked, targets), lambda a, _: a.arrays(), completion, _MODE)
 
     return launch_compound_fenced(handle, fence_fds(wait_for), prepared)
 
@@ -301,6 +304,6 @@ def launch_request(
     times = FencedTiming(NO_TIMING, NO_TIMING)
 
     def prepared(completion: Completion[FencedTiming]) -> AsyncRun[FencedTiming]:
-        return new_run(handle, config, lambda a: a.memory.bind(request), lambda _a, _r: times, completion)
+        return new_run(handle, config, lambda a: a.memory.bind(request), lambda _a, _r: times, completion, _MODE)
 
     return launch_compound_fenced(handle, fence_fds(wait_for), prepared)

@@ -10,8 +10,8 @@ The mode asks for the next call, makes it, and reports the result or the error, 
     needs has no elements            the whole model on the CPU
     a loop exceeds its time          MissedDeadlineTransient
 
-Without a fallback the first failure is the result. It is as well if it is a mistake of the application's. The model's
-inputs are intact after each of these: no driver can write to them, and no value shares their memory.
+Without a fallback the first failure is the result; InvalidArgument always is, because it is the application's error.
+The model's inputs are intact after each of these: no driver can write to them, and no value shares their memory.
 """
 
 from __future__ import annotations
@@ -24,15 +24,24 @@ import numpy as np
 
 from nnfmq.hal.errors import GeneralFailure, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.timing import NO_TIMING
-from nnfmq.hal.types import ExecutionConfig, OutputShape, Request
+from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, OutputShape, Request
+from nnfmq.observe.trace_points import TRACING, recorded
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.plan_execution.bound_plan import BoundCall
 from nnfmq.runtime.plan_execution.controller import Controller
 from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory
-from nnfmq.runtime.plan_execution.places import place_array, step_request
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
+from nnfmq.runtime.plan_execution.run_observation import (
+    INTERPRETATION_SLICE,
+    PLAN_SLICE,
+    RunObservation,
+    log_step,
+    step_slice,
+)
+from nnfmq.runtime.plan_execution.value_locations import array_at, step_request
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.sync_execution import execute_arrays
+from nnfmq.verbose_log import vlog, vlog_is_on
 
 __all__ = ["CompoundRun", "PlanCall", "run_synchronously"]
 
@@ -71,10 +80,18 @@ class PlanCall:
 
 
 class CompoundRun:
-    """One execution of a plan. `memory` has the model's inputs and outputs, and is used by nothing else meanwhile."""
+    """One execution of a plan. `memory` has the model's inputs and outputs, and is used by nothing else meanwhile.
 
-    def __init__(self, handle: PlanHandle, memory: ExecutionMemory, config: ExecutionConfig) -> None:
+    `result` tells the model's observers of a success; the mode tells `observation` of an error.
+    """
+
+    def __init__(
+        self, handle: PlanHandle, memory: ExecutionMemory, config: ExecutionConfig, mode: HalExecutionMode
+    ) -> None:
         self.config = config
+        self.observation = RunObservation(handle.observed, mode)
+        if vlog_is_on("execution"):
+            vlog("execution", "%s execution of a plan on %s", mode.name, handle.device)
         self._handle = handle
         self.memory = memory
         self._controller = Controller(memory, config.loop_timeout_ns)
@@ -90,12 +107,30 @@ class CompoundRun:
         """
         if self._is_repeated:
             self._is_repeated = False
-            return self._call
-        if self._call is not None and self._call.step is None:  # the whole model was executed
+        elif self._call is not None and self._call.step is None:  # the whole model was executed
             return None
-        step = self._controller.next()
-        self._call = None if step is None else PlanCall(self, step, is_on_cpu=False)
+        else:
+            step = self._controller.next()
+            self._call = None if step is None else PlanCall(self, step, is_on_cpu=False)
+        if self._call is not None and vlog_is_on("execution"):
+            log_step(*self._description_of(self._call))
         return self._call
+
+    def _description_of(self, call: PlanCall) -> tuple[int | None, str, bool]:
+        """Return the number of a call's step (None = the whole model), its device, and whether the CPU executes it."""
+        if call.step is None:
+            return None, "", True
+        return call.step.index, self._handle.steps[call.step.index].device, call.is_on_cpu
+
+    def slice_of(self, call: PlanCall) -> str:
+        """Return the name of a call's slice in a trace."""
+        return step_slice(*self._description_of(call))
+
+    @property
+    def is_interpreted(self) -> bool:
+        """Whether the runtime interprets IF and WHILE between steps."""
+        bound = self._handle.bound
+        return len(bound.calls) < len(bound.steps)
 
     def model_of(self, call: PlanCall) -> PreparedModel:
         """Return the prepared model of a call. See `PlanCall.model`."""
@@ -108,12 +143,12 @@ class CompoundRun:
     def request_of(self, call: PlanCall, model: PreparedModel) -> Request:
         """Return the request of a call."""
         inputs, outputs = self._values_of(call)
-        return step_request(self.memory.places, inputs, outputs, (model.handle.inputs, model.handle.outputs))
+        return step_request(self.memory.locations, inputs, outputs, (model.handle.inputs, model.handle.outputs))
 
     def execute_copies_of(self, call: PlanCall) -> Sequence[OutputShape]:
         """Execute a call with copies. See `PlanCall.execute_copies`."""
         model, (inputs, outputs) = call.model().handle, self._values_of(call)
-        arrays = [place_array(self.memory.places[i], info) for i, info in zip(inputs, model.inputs, strict=True)]
+        arrays = [array_at(self.memory.locations[i], info) for i, info in zip(inputs, model.inputs, strict=True)]
         results, _ = execute_arrays(model, arrays, None, self.config, None)
         shapes = []
         for number, result in zip(outputs, results, strict=True):
@@ -135,9 +170,9 @@ class CompoundRun:
         assert self._call is not None
         outputs = self._values_of(self._call)[1]
         for number, shape in zip(outputs, shapes, strict=bool(shapes)):
-            self.memory.places[number].dimensions = shape.dimensions
+            self.memory.locations[number].dimensions = shape.dimensions
         if self._call.step is not None:
-            empty = [n for n in outputs if n in self._handle.step_inputs and 0 in self.memory.places[n].dimensions]
+            empty = [n for n in outputs if n in self._handle.step_inputs and 0 in self.memory.locations[n].dimensions]
             if empty:
                 self.execute_whole_model(GeneralFailure("a result that another step needs has no elements"))
 
@@ -180,22 +215,23 @@ class CompoundRun:
 
     def _grow(self, call: PlanCall, error: OutputInsufficientSize) -> None:
         """Enlarge the memory of outputs that lack some; raise OutputInsufficientSize if that is not possible."""
-        places, has_grown, lacks_memory = self.memory.places, False, set()
+        locations, has_grown, lacks_memory = self.memory.locations, False, set()
         for number, shape in zip(self._values_of(call)[1], error.output_shapes, strict=False):
-            place = places[number]
-            place.dimensions = shape.dimensions
+            location = locations[number]
+            location.dimensions = shape.dimensions
             if 0 not in shape.dimensions:
-                has_grown |= self.memory.grow(number, place.size_of(shape.dimensions))
-            if not (shape.is_sufficient or place.is_growable):
+                has_grown |= self.memory.grow(number, location.size_of(shape.dimensions))
+            if not (shape.is_sufficient or location.is_growable):
                 lacks_memory.add(number)
         if lacks_memory or not has_grown:
-            shapes = [OutputShape(places[n].dimensions, n not in lacks_memory) for n in self.memory.plan.outputs]
+            shapes = [OutputShape(locations[n].dimensions, n not in lacks_memory) for n in self.memory.plan.outputs]
             raise OutputInsufficientSize(str(error), tuple(shapes)) from error
 
     def result(self) -> ExecutionResult:
         """Return the result of an execution that is done: the shapes of all outputs, if not all were known."""
-        places = [self.memory.places[number] for number in self.memory.plan.outputs]
-        shapes = tuple(OutputShape(place.dimensions) for place in places)
+        self.observation.finish()
+        locations = [self.memory.locations[number] for number in self.memory.plan.outputs]
+        shapes = tuple(OutputShape(location.dimensions) for location in locations)
         return ExecutionResult(shapes if self._handle.has_unknown_outputs else (), NO_TIMING)
 
 
@@ -205,7 +241,19 @@ def run_synchronously(run: CompoundRun, execute: Callable[[PlanCall], Sequence[O
     Raises:
         NnfmqError: The error of the execution.
     """
-    while (call := run.next_call()) is not None:
+    try:
+        if TRACING.recorder is None:
+            return _make_calls(run, run.next_call, execute)
+        return _make_recorded_calls(run, execute)
+    except NnfmqError as error:
+        run.observation.fail(error)
+        raise
+
+
+def _make_calls(
+    run: CompoundRun, next_call: Callable[[], PlanCall | None], execute: Callable[[PlanCall], Sequence[OutputShape]]
+) -> ExecutionResult:
+    while (call := next_call()) is not None:
         try:
             shapes = execute(call)
         except NnfmqError as error:
@@ -213,3 +261,20 @@ def run_synchronously(run: CompoundRun, execute: Callable[[PlanCall], Sequence[O
         else:
             run.succeed(shapes)
     return run.result()
+
+
+def _make_recorded_calls(run: CompoundRun, execute: Callable[[PlanCall], Sequence[OutputShape]]) -> ExecutionResult:
+    """Make all calls as `_make_calls`, with slices of the layer LR in this process's trace (OBS-7)."""
+
+    def next_call() -> PlanCall | None:
+        if not run.is_interpreted:
+            return run.next_call()
+        with recorded(INTERPRETATION_SLICE):
+            return run.next_call()
+
+    def execute_recorded(call: PlanCall) -> Sequence[OutputShape]:
+        with recorded(run.slice_of(call)):
+            return execute(call)
+
+    with recorded(PLAN_SLICE):
+        return _make_calls(run, next_call, execute_recorded)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from numpy.typing import ArrayLike
 
-from nnfmq.hal.types import ExecutionConfig, Request
+from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, Request
 from nnfmq.runtime.array_request import checked_arguments
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.managed_buffer import Buffer
+from nnfmq.runtime.plan_execution.array_arguments import ArrayArguments
 from nnfmq.runtime.plan_execution.compound_run import CompoundRun, PlanCall, run_synchronously
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.sync_execution import check_out, copy_out
@@ -32,7 +33,7 @@ def execute_request(handle: PlanHandle, request: Request, config: ExecutionConfi
         arguments = handle.take_arguments()
         try:
             arguments.memory.bind(request)
-            result = run_synchronously(CompoundRun(handle, arguments.memory, config), PlanCall.execute)
+            result = run_synchronously(_new_run(handle, arguments, config), PlanCall.execute)
         except BaseException:
             arguments.close()
             raise
@@ -64,7 +65,7 @@ def execute_arrays(
         arguments = handle.take_arguments()
         try:
             arguments.write(checked, targets)
-            run_synchronously(CompoundRun(handle, arguments.memory, config), PlanCall.execute)
+            run_synchronously(_new_run(handle, arguments, config), PlanCall.execute)
             outputs = arguments.results(targets)
         except BaseException:
             arguments.close()
@@ -74,6 +75,10 @@ def execute_arrays(
         if isinstance(target, Buffer):
             target.mark_written(writer)
     return outputs if out is None else copy_out(out, outputs)
+
+
+def _new_run(handle: PlanHandle, arguments: ArrayArguments, config: ExecutionConfig) -> CompoundRun:
+    return CompoundRun(handle, arguments.memory, config, HalExecutionMode.SYNCHRONOUS)
 
 
 def _check_roles(handle: PlanHandle, inputs: Sequence[object], targets: Sequence[object], writer: object) -> None:

@@ -1,7 +1,7 @@
 """Controller: the position of an execution in its plan. It interprets IF and WHILE between the steps of the devices.
 
 Each WHILE has a limit of time, which begins with its first condition and is checked after each condition that was true;
-an inner loop has its own, anew each time that it begins. (NNAPI: ExecutionPlan::Controller; PART-4)
+an inner loop has its own, which restarts with it. (NNAPI: ExecutionPlan::Controller; PART-4)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from nnfmq.hal.errors import MissedDeadlineTransient
 from nnfmq.hal.types import LoopTimeoutDurationNs
 from nnfmq.runtime.plan_execution.bound_plan import BoundCall, BoundIf, BoundWhile
 from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory
-from nnfmq.runtime.plan_execution.places import read_condition
+from nnfmq.runtime.plan_execution.value_locations import read_condition
 
 __all__ = ["Controller"]
 
@@ -50,7 +50,7 @@ class Controller:
                 self._position += 1
                 return step
             if isinstance(step, BoundIf):
-                is_true = read_condition(self._memory.places[step.condition])
+                is_true = read_condition(self._memory.locations[step.condition])
                 self._position = step.then_step if is_true else step.else_step
             elif isinstance(step, BoundWhile):
                 self._position = self._continue_loop(self._position, step)
@@ -69,7 +69,7 @@ class Controller:
             self._memory.copy(step.next, step.current)
             loop.is_in_body = False
             return step.condition_step
-        if read_condition(self._memory.places[step.condition]):
+        if read_condition(self._memory.locations[step.condition]):
             if time.monotonic_ns() >= loop.end_ns:
                 raise MissedDeadlineTransient(f"a loop was still running after {self._loop_timeout_ns} ns")
             loop.is_in_body = True

@@ -32,69 +32,73 @@ from nnfmq.hal.types import (
 )
 from nnfmq.memory import Memory
 from nnfmq.runtime.plan_execution.bound_plan import BoundPlan, ValueSource
-from nnfmq.runtime.plan_execution.places import Place, copy_content
+from nnfmq.runtime.plan_execution.value_locations import ValueLocation, copy_content
 from nnfmq.runtime.tensor_layout import ALIGNMENT, Array
 from nnfmq.uncopyable import Uncopyable
 
 _GRANULE_BYTES = 4096
-__all__ = ["ExecutionMemory", "constant_places", "value_places"]
+__all__ = ["ExecutionMemory", "constant_locations", "value_locations"]
 
 
-def value_places(plan: BoundPlan, infos: Sequence[tuple[Sequence[TensorInfo], Sequence[TensorInfo]]]) -> list[Place]:
-    """Return a place without memory for each value of `plan`.
+def value_locations(
+    plan: BoundPlan, infos: Sequence[tuple[Sequence[TensorInfo], Sequence[TensorInfo]]]
+) -> list[ValueLocation]:
+    """Return a location without memory for each value of `plan`.
 
     `infos` has the inputs and outputs of the model of each step: the types of extensions are known from there.
     """
-    places = [
-        Place(element_bytes(value.operand.type), is_scalar(value.operand.type), value.operand.dimensions)
+    locations = [
+        ValueLocation(element_bytes(value.operand.type), is_scalar(value.operand.type), value.operand.dimensions)
         for value in plan.values
     ]
     for call, (inputs, outputs) in zip(plan.calls, infos, strict=True):
         for number, info in zip((*call.inputs, *call.outputs), (*inputs, *outputs), strict=True):
-            places[number].element_bytes = np.dtype(info.dtype).itemsize
-            places[number].is_scalar = info.is_scalar
-    return places
+            locations[number].element_bytes = np.dtype(info.dtype).itemsize
+            locations[number].is_scalar = info.is_scalar
+    return locations
 
 
-def constant_places(
-    plan: BoundPlan, model: Model, templates: Sequence[Place]
-) -> tuple[Memory | None, dict[int, Place]]:
-    """Return a memory with the constants among the values, None if there are none, and their places by number.
+def constant_locations(
+    plan: BoundPlan, model: Model, templates: Sequence[ValueLocation]
+) -> tuple[Memory | None, dict[int, ValueLocation]]:
+    """Return a memory with the constants among the values, None if there are none, and their locations by number.
 
     The caller closes the memory.
     """
-    content, places = bytearray(), {}
+    content, locations = bytearray(), {}
     for number, value in enumerate(plan.values):
         if value.source is ValueSource.CONSTANT:
             content += bytes(-len(content) % ALIGNMENT)
             data = _constant_bytes(model, value.operand)
-            places[number] = replace(templates[number], offset=len(content), length_bytes=len(data))
+            locations[number] = replace(templates[number], offset=len(content), length_bytes=len(data))
             content += data
-    if not places:
+    if not locations:
         return None, {}
     data = bytes(content)
     memory = Memory.create_constant(len(data), lambda fd: os.pwrite(fd, data, 0), "nnfmq-constants")
-    return memory, {number: replace(place, pool=memory) for number, place in places.items()}
+    return memory, {number: replace(location, pool=memory) for number, location in locations.items()}
 
 
 def _constant_bytes(model: Model, operand: Operand) -> bytes:
-    place = operand.location
-    begin, end = place.offset, place.offset + place.length
+    source = operand.location
+    begin, end = source.offset, source.offset + source.length
     if operand.lifetime is LifeTime.CONSTANT_COPY:
         return model.operand_values[begin:end]
-    return bytes(model.pools[place.pool_index].view[begin:end])
+    return bytes(model.pools[source.pool_index].view[begin:end])
 
 
 class ExecutionMemory(Uncopyable):
-    """The places of all values of a plan for one execution at a time. Close it.
+    """The locations of all values of a plan for one execution at a time. Close it.
 
-    `places` has one for each value. Those of the model's inputs and outputs have no memory until `bind` or an
+    `locations` has one for each value. Those of the model's inputs and outputs have no memory until `bind` or an
     `ArrayArguments` gives them some.
     """
 
-    def __init__(self, plan: BoundPlan, templates: Sequence[Place], constants: dict[int, Place]) -> None:
+    def __init__(
+        self, plan: BoundPlan, templates: Sequence[ValueLocation], constants: dict[int, ValueLocation]
+    ) -> None:
         self.plan = plan
-        self.places = [constants.get(number) or replace(template) for number, template in enumerate(templates)]
+        self.locations = [constants.get(number) or replace(template) for number, template in enumerate(templates)]
         self._declared = [template.dimensions for template in templates]
         self._initial = list(self._declared)  # with what requests add to it
         self._temporaries = [n for n, value in enumerate(plan.values) if value.source is ValueSource.TEMPORARY]
@@ -109,16 +113,16 @@ class ExecutionMemory(Uncopyable):
     def _allocate(self) -> None:
         end = 0
         for number in self._temporaries:
-            place = self.places[number]
-            if place.is_known:
-                place.offset = -(-end // ALIGNMENT) * ALIGNMENT
-                place.length_bytes = place.content_bytes
-                end = place.offset + place.length_bytes
+            location = self.locations[number]
+            if location.is_known:
+                location.offset = -(-end // ALIGNMENT) * ALIGNMENT
+                location.length_bytes = location.content_bytes
+                end = location.offset + location.length_bytes
         if end:
             self._arena = Memory.create(end, "nnfmq-temporaries")
         for number in self._temporaries:
-            if self.places[number].is_known:
-                self.places[number].pool = self._arena
+            if self.locations[number].is_known:
+                self.locations[number].pool = self._arena
             else:
                 self.make_growable(number)
 
@@ -126,9 +130,9 @@ class ExecutionMemory(Uncopyable):
         """Give the value a small memory of its own, unless it has one: a driver then reports the size that it needs."""
         if number not in self._grown:
             self._replace(number, 1)
-        place, memory = self.places[number], self._grown[number]
-        place.pool, place.offset, place.length_bytes, place.padding = memory, 0, memory.size_bytes, 0
-        place.is_growable = True
+        location, memory = self.locations[number], self._grown[number]
+        location.pool, location.offset, location.length_bytes, location.padding = memory, 0, memory.size_bytes, 0
+        location.is_growable = True
 
     def grow(self, number: int, size_bytes: int) -> bool:
         """Make the memory of a value larger if it can grow and is smaller than `size_bytes`; return whether it was.
@@ -138,12 +142,12 @@ class ExecutionMemory(Uncopyable):
         Raises:
             ResourceExhaustedTransient: If there is not enough memory.
         """
-        place = self.places[number]
-        if not place.is_growable or size_bytes <= place.length_bytes:
+        location = self.locations[number]
+        if not location.is_growable or size_bytes <= location.length_bytes:
             return False
-        self._replace(number, max(size_bytes, 2 * place.length_bytes))
-        place.pool = self._grown[number]
-        place.length_bytes = self._grown[number].size_bytes
+        self._replace(number, max(size_bytes, 2 * location.length_bytes))
+        location.pool = self._grown[number]
+        location.length_bytes = self._grown[number].size_bytes
         return True
 
     def _replace(self, number: int, size_bytes: int) -> None:
@@ -162,48 +166,48 @@ class ExecutionMemory(Uncopyable):
         """
         for numbers, arguments in ((self.plan.inputs, request.inputs), (self.plan.outputs, request.outputs)):
             for number, argument in zip(numbers, arguments, strict=True):
-                self.place_argument(number, argument, request.pools)
+                self.set_argument(number, argument, request.pools)
 
-    def place_argument(self, number: int, argument: RequestArgument, pools: Sequence[Pool | BufferToken]) -> None:
+    def set_argument(self, number: int, argument: RequestArgument, pools: Sequence[Pool | BufferToken]) -> None:
         """Use one argument of a request, as `bind` does for all."""
-        place, location = self.places[number], argument.location
-        place.offset, place.length_bytes, place.padding = location.offset, location.length, location.padding
-        place.dimensions = self._initial[number] = argument.dimensions or self._declared[number]
-        place.pool, place.is_growable = None, False
+        location, source = self.locations[number], argument.location
+        location.offset, location.length_bytes, location.padding = source.offset, source.length, source.padding
+        location.dimensions = self._initial[number] = argument.dimensions or self._declared[number]
+        location.pool, location.is_growable = None, False
         if argument.has_no_value:
             return
-        pool = pools[location.pool_index]
+        pool = pools[source.pool_index]
         if isinstance(pool, BufferToken):
             raise InvalidArgument(
                 "a model on several devices cannot use a buffer in the memory of a driver; nnfmq.allocate with its "
                 "roles returns one in shared memory"
             )
-        place.pool = pool
+        location.pool = pool
 
     def unbind(self) -> None:
         """Forget the memory of the model's inputs and outputs."""
         for number in (*self.plan.inputs, *self.plan.outputs):
-            self.places[number].pool = None
+            self.locations[number].pool = None
 
     def reset(self) -> None:
         """Forget the dimensions that an execution has learned, those of the outputs included."""
         for number in (*self._temporaries, *self.plan.outputs):
-            self.places[number].dimensions = self._initial[number]
+            self.locations[number].dimensions = self._initial[number]
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy values. Raises GeneralFailure if one has no memory, or does not fit."""
         for source, target in zip(sources, targets, strict=False):
-            self.grow(target, self.places[source].content_bytes)
-            copy_content(self.places[source], self.places[target])
+            self.grow(target, self.locations[source].content_bytes)
+            copy_content(self.locations[source], self.locations[target])
 
     def write(self, number: int, array: Array) -> None:
         """Store the content of a value. Raises GeneralFailure if its memory is too small and cannot grow."""
         self.grow(number, array.nbytes)
-        place = self.places[number]
-        if place.pool is None or array.nbytes > place.length_bytes:
-            raise GeneralFailure(f"a result of {array.nbytes} bytes does not fit into {place.length_bytes}")
-        place.pool.view[place.offset : place.offset + array.nbytes] = array.tobytes()
-        place.dimensions = array.shape
+        location = self.locations[number]
+        if location.pool is None or array.nbytes > location.length_bytes:
+            raise GeneralFailure(f"a result of {array.nbytes} bytes does not fit into {location.length_bytes}")
+        location.pool.view[location.offset : location.offset + array.nbytes] = array.tobytes()
+        location.dimensions = array.shape
 
     def close(self) -> None:
         """Close the memories. A driver that still uses them has its own mappings. Idempotent."""

@@ -90,14 +90,14 @@ class PartitionedModel(Uncopyable, HasState):
         weakref.finalize(self, self.handle.close_memory)
 
     def __repr__(self) -> str:
-        return f"<PartitionedModel on {self._place()}: {self.handle.signature}>"
+        return f"<PartitionedModel on {self._devices_text()}: {self.handle.signature}>"
 
-    def _place(self) -> str:
+    def _devices_text(self) -> str:
         return f"{clipped(repr(self.device))}{'' if self.handle.is_open else ', closed'}"
 
     def _repr_html_(self) -> str:
         """Return a table of inputs and outputs, for notebooks."""
-        return html_tables(f"PartitionedModel on {self._place()}", self.inputs, self.outputs)
+        return html_tables(f"PartitionedModel on {self._devices_text()}", self.inputs, self.outputs)
 
     @property
     def steps(self) -> tuple[PreparedModel, ...]:

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from nnfmq.execution_plan.plan import ExecutionPlan
 from nnfmq.hal.errors import InvalidArgument
@@ -16,10 +17,13 @@ from nnfmq.runtime import fallback_thread
 from nnfmq.runtime.cpu_fallback import CpuFallback
 from nnfmq.runtime.plan_execution.array_arguments import ArrayArguments
 from nnfmq.runtime.plan_execution.bound_plan import BoundCall, BoundIf, BoundPlan, BoundWhile, bind_plan
-from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory, constant_places, value_places
+from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory, constant_locations, value_locations
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.tensor_layout import has_unknown_shape
 from nnfmq.uncopyable import Uncopyable
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.request_observation import ObservedModel
 
 __all__ = ["PlanHandle"]
 
@@ -53,16 +57,18 @@ class PlanHandle(Uncopyable):
         self.step_inputs = _values_read(self.bound)
         self.has_unknown_outputs = any(map(has_unknown_shape, self.outputs))
         infos = [(step.handle.inputs, step.handle.outputs) for step in self.steps]
-        self._templates = value_places(self.bound, infos)
-        self._constant_memory, self._constants = constant_places(self.bound, plan.model, self._templates)
+        self._templates = value_locations(self.bound, infos)
+        self._constant_memory, self._constants = constant_locations(self.bound, plan.model, self._templates)
         self.has_dynamic_temporaries = any(
-            not place.is_known for number, place in enumerate(self._templates)
+            not location.is_known for number, location in enumerate(self._templates)
             if number not in self.bound.inputs and number not in self.bound.outputs
         )  # fmt: skip
         self._free: deque[ArrayArguments] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()
         self._users = 0
         self._is_closed = False
+        self.observed: ObservedModel | None = None
+        """The observers of its executions; None if there are none."""
 
     @property
     def signature(self) -> str:

@@ -61,7 +61,7 @@ class FakeClient:
 
     def __init__(self, *readings: DriverStatistics | NnfmqError) -> None:
         self.readings = list(readings)
-        self.is_closed = False
+        self.is_closed = self.recovers = False
 
     def statistics(self, *, timeout: float) -> DriverStatistics:
         assert timeout > 0

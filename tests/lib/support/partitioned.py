@@ -92,14 +92,15 @@ class Runtime:
         cpu: Sequence[str] | None = ("reference",),
         states: Sequence[Any] = (),
     ) -> PartitionedModel:
-        """Prepare a plan, whose device i is `devices[i]` of client i.
+        """Prepare a plan, whose device i is `devices[i]` of the first client if i is even, else of the second.
 
         `cpu` has the devices of the third client that the fallback opens, one after the other, and then the last one
         again; None = no fallback.
         """
         models = [step.model for step in plan.execution_steps]
         steps = [
-            self.clients[step.device].device(devices[step.device]).prepare(step.model) for step in plan.execution_steps
+            self.clients[step.device % 2].device(devices[step.device]).prepare(step.model)
+            for step in plan.execution_steps
         ]
         fallback = None if cpu is None else CpuFallback(self._opener(cpu), plan.model, models)
         inputs, outputs = infos_of(plan.model)

@@ -48,6 +48,7 @@ SLOW = (
     "tests/service/test_managed_buffers.py",
     "tests/tools/test_constraint_mutants.py",
     "tests/tools/test_driver_stress.py",
+    "tests/tools/test_fuzz.py",
     "tests/tools/test_isolation_bench.py",
     "tests/tools/test_latency_stress.py",
     "tests/tools/test_measure_capabilities.py",

@@ -1,4 +1,4 @@
-"""Place: the memory of one value of a plan during an execution, and its dimensions, which may be learned on the way."""
+"""ValueLocation: the memory of one value of a plan, and its dimensions, which an execution may learn from a driver."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import DataLocation, Pool, Request, RequestArgument
 from nnfmq.runtime.tensor_layout import Array, has_unknown_shape
 
-__all__ = ["Place", "Shape", "copy_content", "place_array", "read_condition", "step_request"]
+__all__ = ["Shape", "ValueLocation", "array_at", "copy_content", "read_condition", "step_request"]
 
 Shape = tuple[int, ...]
 
 
 @dataclass(slots=True)
-class Place:
+class ValueLocation:
     """The memory of a value: `length_bytes` of `pool` from `offset` on; no pool if the argument was omitted.
 
     `dimensions` are those of the content: 0 = unknown, () = a scalar or unknown rank. `is_growable` says that the
@@ -52,58 +52,60 @@ class Place:
 
 
 def step_request(
-    places: Sequence[Place],
+    locations: Sequence[ValueLocation],
     inputs: Sequence[int],
     outputs: Sequence[int],
     infos: tuple[Sequence[TensorInfo], Sequence[TensorInfo]],
 ) -> Request:
-    """Return the request of a step whose values `inputs` and `outputs` are in `places`.
+    """Return the request of a step whose values `inputs` and `outputs` are in `locations`.
 
     `infos` describes the inputs and the outputs of the step's model. Dimensions that the model leaves unknown are part
     of the request, except those of an output that can grow: its driver reports them.
     """
     pools: list[Pool] = []
-    read = [_argument(places[i], info, pools, is_output=False) for i, info in zip(inputs, infos[0], strict=True)]
-    written = [_argument(places[i], info, pools, is_output=True) for i, info in zip(outputs, infos[1], strict=True)]
+    read = [_argument(locations[i], info, pools, is_output=False) for i, info in zip(inputs, infos[0], strict=True)]
+    written = [_argument(locations[i], info, pools, is_output=True) for i, info in zip(outputs, infos[1], strict=True)]
     return Request(tuple(read), tuple(written), tuple(pools))
 
 
-def _argument(place: Place, info: TensorInfo, pools: list[Pool], *, is_output: bool) -> RequestArgument:
-    if place.pool is None:
+def _argument(location: ValueLocation, info: TensorInfo, pools: list[Pool], *, is_output: bool) -> RequestArgument:
+    if location.pool is None:
         return RequestArgument(has_no_value=True)
-    index = next((i for i, pool in enumerate(pools) if pool is place.pool), len(pools))
+    index = next((i for i, pool in enumerate(pools) if pool is location.pool), len(pools))
     if index == len(pools):  # a memory listed twice would hide overlapping arguments
-        pools.append(place.pool)
-    dimensions, length = place.dimensions, place.length_bytes
-    if place.is_growable and is_output:
+        pools.append(location.pool)
+    dimensions, length = location.dimensions, location.length_bytes
+    if location.is_growable and is_output:
         dimensions = ()
-    elif place.is_growable:
-        length = max(place.content_bytes, 1)  # the content may be smaller than its memory
+    elif location.is_growable:
+        length = max(location.content_bytes, 1)  # the content may be smaller than its memory
     if not has_unknown_shape(info):
         dimensions = ()
-    return RequestArgument(location=DataLocation(index, place.offset, length, place.padding), dimensions=dimensions)
+    return RequestArgument(
+        location=DataLocation(index, location.offset, length, location.padding), dimensions=dimensions
+    )
 
 
-def place_array(place: Place, info: TensorInfo) -> Array:
+def array_at(location: ValueLocation, info: TensorInfo) -> Array:
     """Return an array over the content of a value. Raises GeneralFailure if it was omitted."""
-    if place.pool is None:
+    if location.pool is None:
         raise GeneralFailure("a value of the plan was omitted")
-    content = place.pool.view[place.offset : place.offset + place.content_bytes]
-    return np.frombuffer(content, info.dtype).reshape(place.dimensions)
+    content = location.pool.view[location.offset : location.offset + location.content_bytes]
+    return np.frombuffer(content, info.dtype).reshape(location.dimensions)
 
 
-def read_condition(place: Place) -> bool:
+def read_condition(location: ValueLocation) -> bool:
     """Return the condition of an IF or a WHILE. It is read once: another process may be able to write to it.
 
     Raises:
         GeneralFailure: If it was omitted.
     """
-    if place.pool is None:
+    if location.pool is None:
         raise GeneralFailure("the condition of an IF or a WHILE was omitted")
-    return bool(place.pool.view[place.offset])
+    return bool(location.pool.view[location.offset])
 
 
-def copy_content(source: Place, target: Place) -> None:
+def copy_content(source: ValueLocation, target: ValueLocation) -> None:
     """Copy a value, with its dimensions, to memory that is large enough.
 
     Raises:
@@ -113,7 +115,7 @@ def copy_content(source: Place, target: Place) -> None:
         raise GeneralFailure("a value of a WHILE was omitted; a loop that the runtime executes needs all of them")
     size = source.content_bytes
     if size > target.length_bytes:
-        raise GeneralFailure(f"a value of a WHILE has {size} bytes, its place {target.length_bytes}")
+        raise GeneralFailure(f"a value of a WHILE has {size} bytes, its location {target.length_bytes}")
     content = source.pool.view[source.offset : source.offset + size]
     if isinstance(target.pool, FileMemory):
         target.pool.range(target.offset, size).write_from(content)
