@@ -216,7 +216,9 @@ def test_N_API_20_an_argument_is_set_once(stack: ExitStack, execution: Execution
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("interface", ["AIDL v4", "HIDL 1.3"])
-def test_N_API_21_padding_is_allowed_when_it_is_enabled(daemon: Daemon, mode: Mode, interface: str) -> None:
+def test_API_12_MEM_6_N_API_21_padding_is_allowed_when_it_is_enabled(
+    daemon: Daemon, mode: Mode, interface: str
+) -> None:
     with nnfmq.connect(daemon.path, interface=interface, timeout=LIMIT_S) as client, ExitStack() as stack:
         compilation = finished(stack, add_model(), client.device("reference"))
         execution = stack.enter_context(ExecutionBuilder(compilation))
@@ -373,7 +375,7 @@ def test_API_12_a_loop_ends_by_its_timeout(stack: ExitStack, device: Device, mod
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_API_8_TIM_1_measured_durations_are_in_order(
+def test_API_8_TIM_4_measured_durations_are_in_order(
     stack: ExitStack, compilation: CompilationBuilder, mode: Mode
 ) -> None:
     execution, _ = adding(stack, compilation)
