@@ -46,7 +46,7 @@ _SHOWN_FAILURES = 20
 PATHS = (  # those of `conformance.targets`, repeated because importing it takes long
     "interpreter", "compiled", "compiled-steps", "sync", "async", "fenced", "reusable", "burst", "aidl-burst",
     "memory-domain", "memory-domain-async", "memory-domain-fenced", "memory-domain-aidl-burst", "all",
-    "runtime", "runtime-async", "runtime-fenced",
+    "runtime", "runtime-async", "runtime-fenced", "runtime-burst",
 )  # fmt: skip
 
 
@@ -64,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--path", choices=PATHS, metavar="P", default="interpreter",
         help="interpreter (default), compiled, compiled-steps; by a driver: sync, async, fenced, reusable, "
-        "[aidl-]burst, memory-domain[-async|-fenced|-aidl-burst], or all; on several devices: runtime[-async|-fenced]",
+        "[aidl-]burst, memory-domain[-async|-fenced|-aidl-burst], or all; on several devices: "
+        "runtime[-async|-fenced|-burst]",
     )  # fmt: skip
     parser.add_argument("--device", metavar="NAME", help="the driver's device (default: reference; runtime: sample-.*)")
     parser.add_argument(
@@ -151,7 +152,7 @@ def _mistake(arguments: argparse.Namespace) -> str:
     if arguments.path in _ENGINES and names_a_driver:
         return "--device and --connect need a --path through a driver, such as burst"
     if arguments.partition and not arguments.path.startswith(_RUNTIME):
-        return "--partition needs --path runtime, runtime-async or runtime-fenced"
+        return "--partition needs a --path through the runtime, such as runtime"
     if arguments.partition == "random" and names_a_driver:
         return "--partition random chooses devices of drivers that it starts: leave out --device and --connect"
     return ""

@@ -207,7 +207,7 @@ def test_a_driver_has_no_plans(folder: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--partition", "2"], "--partition needs --path runtime, runtime-async or runtime-fenced"),
+        (["--partition", "2"], "--partition needs a --path through the runtime, such as runtime"),
         (["--path", "runtime", "--partition", "4"], "invalid choice: '4'"),
         (["--path", "runtime", "--partition", "random", "--device", "reference"], "--partition random chooses"),
         (["--path", "runtime", "--partition", "random", "--connect", "embedded"], "--partition random chooses"),
