@@ -53,7 +53,7 @@ class PlanOptions:
 
 
 class DeviceAssignment:
-    """The choice for one model. Each device is asked once about each subgraph for which its answer is needed.
+    """The choice for one model. Each device is queried once about each subgraph for which that is needed.
 
     Raises:
         InvalidArgument: If IF and WHILE are nested too deep.
@@ -120,13 +120,13 @@ class DeviceAssignment:
         return found
 
     def _supports(self, device: int, subgraph: int) -> Sequence[bool]:
-        """Return the device's answer for each operation of a subgraph; nothing if it failed or answered wrongly."""
+        """Return which operations of a subgraph the device supports; none if it fails or breaks the rules."""
         found = self._supported.get((device, subgraph))
         if found is None:
-            found = self._supported[device, subgraph] = self._ask(self._devices[device], subgraph)
+            found = self._supported[device, subgraph] = self._query(self._devices[device], subgraph)
         return found
 
-    def _ask(self, device: PlanningDevice, subgraph: int) -> Sequence[bool]:
+    def _query(self, device: PlanningDevice, subgraph: int) -> Sequence[bool]:
         count = len(subgraph_of(self._model, subgraph).operations)
         part = self._meta_model(subgraph).slice(device.feature_level)
         if part is None:
@@ -138,7 +138,7 @@ class DeviceAssignment:
             return [False] * count
         if len(supported) != len(part.operations):
             counts = len(supported), len(part.operations)
-            _log.warning("device %r is not used: it answered for %d operations of %d", device.name, *counts)
+            _log.warning("device %r is not used: it replied for %d operations of %d", device.name, *counts)
             return [False] * count
         return part.supported_in_source(supported, count)
 

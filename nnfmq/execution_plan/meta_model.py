@@ -21,7 +21,7 @@ from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import LifeTime, Model, Operation, Subgraph
 from nnfmq.operations.called_subgraphs import callee_indexes, reachable_subgraphs
 from nnfmq.operations.if_while import FIRST_OUTER_INPUT
-from nnfmq.validation.model import operand_level, operation_level, validate_model
+from nnfmq.validation.model_validation import operand_level, operation_level, validate_model
 
 __all__ = ["MetaModel", "ModelSlice", "NeededLevels"]
 
@@ -36,7 +36,7 @@ class ModelSlice:
     operations: tuple[int, ...]
 
     def supported_in_source(self, supported: Sequence[bool], count: int) -> list[bool]:
-        """Return a device's answer for the slice as an answer for all `count` operations of the source."""
+        """Return what a device supports of the slice as what it supports of all `count` operations of the source."""
         found = [False] * count
         for index, is_supported in zip(self.operations, supported, strict=True):
             found[index] = bool(is_supported)
