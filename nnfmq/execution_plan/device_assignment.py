@@ -97,8 +97,7 @@ class DeviceAssignment:
         devices = range(len(self._devices))
         if operation.type not in FIRST_OUTER_INPUT:
             return [device for device in devices if self._supports(device, subgraph)[index]]
-        if self._levels.has_unknown_boundary(graph, operation):
-            return [] if self._cpu is None else [self._cpu]  # which only interprets it
+        # The runtime can interpret it in place of the CPU device. No device was asked about it if a size is unknown.
         return [device for device in devices if device == self._cpu or self._takes_whole(device, subgraph, index)]
 
     def _takes_whole(self, device: int, subgraph: int, index: int) -> bool:
@@ -173,8 +172,7 @@ class DeviceAssignment:
         callees = [self.of(callee + 1) for callee in callee_indexes(graph, operation)]
         if any(device != self._cpu for chosen in callees for device in chosen):
             return False
-        is_unknown = self._levels.has_unknown_boundary(graph, operation)
-        return not is_unknown and self._takes_whole(self._cpu, subgraph, index)
+        return self._takes_whole(self._cpu, subgraph, index)
 
     # -- when there is none --------------------------------------------------------------------------------------------
 

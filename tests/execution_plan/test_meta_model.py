@@ -246,8 +246,10 @@ def test_PART_2_a_device_gets_the_operations_of_its_slice_that_it_supports() -> 
     assert [operation.type for operation in device.asked[0].main.operations] == [RELU, FLOOR, EXP]
 
 
-@pytest.mark.parametrize(("is_strict", "questions"), [(False, 1), (True, 0)])
-def test_PART_2_strict_slicing_offers_only_valid_models(is_strict: bool, questions: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "questions"), [(PlanOptions(), 1), (PlanOptions(strict_slicing=True), 0)], ids=["usual", "strict"]
+)
+def test_PART_2_strict_slicing_offers_only_valid_models(options: PlanOptions, questions: int) -> None:
     """A scale on a float tensor breaks a rule, though the level knows the operation and its types."""
 
     class Lenient(FakeDevice):
@@ -258,9 +260,9 @@ def test_PART_2_strict_slicing_offers_only_valid_models(is_strict: bool, questio
     device, rest = Lenient("acme-old", feature_level=3), Lenient("acme-new")
     invalid = with_operand(chain(RELU, HARD_SWISH), 0, scale=1.0)
 
-    choice = DeviceAssignment(invalid, [device], PlanOptions(strict_slicing=is_strict))
+    choice = DeviceAssignment(invalid, [device], options)
     with pytest.raises(InvalidArgument):
         choice.of(MAIN)
     assert len(device.asked) == questions
     valid = chain(RELU, HARD_SWISH)
-    assert DeviceAssignment(valid, [device, rest], PlanOptions(strict_slicing=is_strict)).of(MAIN) == (0, 1)
+    assert DeviceAssignment(valid, [device, rest], options).of(MAIN) == (0, 1)
