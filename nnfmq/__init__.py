@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nnfmq.hal.types import ExecutionPreference, FenceState
     from nnfmq.importers import LoadedModel, ModelMetadata, TensorMetadata, example_path, load
     from nnfmq.memory import Memory
+    from nnfmq.model_builder.builder import ModelBuilder
     from nnfmq.runtime.async_execution import PendingExecution
     from nnfmq.runtime.buffer_allocation import allocate
     from nnfmq.runtime.burst_controller import Burst
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from nnfmq.runtime.client import Client
     from nnfmq.runtime.client_device import Device, DeviceInfo
     from nnfmq.runtime.connect import connect
+    from nnfmq.runtime.devices.nnapi_runtime import Runtime
+    from nnfmq.runtime.devices.runtime_device import RuntimeDevice
     from nnfmq.runtime.execution_result import ExecutionInfo
     from nnfmq.runtime.fenced_execution import FencedExecution
     from nnfmq.runtime.managed_buffer import Buffer
@@ -52,9 +55,12 @@ __all__ = [
     "FileMemory",
     "LoadedModel",
     "Memory",
+    "ModelBuilder",
     "ModelMetadata",
     "PendingExecution",
     "PreparedModel",
+    "Runtime",
+    "RuntimeDevice",
     "StateInfo",
     "TensorInfo",
     "TensorMetadata",
@@ -85,8 +91,11 @@ if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__get
         "FencedExecution": "nnfmq.runtime.fenced_execution",
         "FileMemory": "nnfmq.file_memory",
         "Memory": "nnfmq.memory",
+        "ModelBuilder": "nnfmq.model_builder.builder",
         "PendingExecution": "nnfmq.runtime.async_execution",
         "PreparedModel": "nnfmq.runtime.prepared_model",
+        "Runtime": "nnfmq.runtime.devices.nnapi_runtime",
+        "RuntimeDevice": "nnfmq.runtime.devices.runtime_device",
         **dict.fromkeys(("StateInfo", "TensorInfo"), "nnfmq.hal.tensor_info"),
     }
 

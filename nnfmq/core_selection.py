@@ -17,9 +17,9 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from nnfmq import settings
 
@@ -30,8 +30,7 @@ REMEDY = (
 _PACKAGE = Path(__file__).resolve().parent
 
 
-@dataclass(frozen=True, slots=True)
-class CorePair:
+class CorePair(NamedTuple):
     """The full names of two modules with the same interface and behaviour."""
 
     compiled: str

@@ -8,8 +8,9 @@ observer returns immediately, and leaves files, sockets and callbacks to a threa
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+from msgspec import Struct
 
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import HalExecutionMode, Model
@@ -27,8 +28,11 @@ __all__ = [
 ]
 
 
-DeviceChoice: TypeAlias = Literal["application", "best", "fallback"]
-"""Who chose the device of a preparation: the application, or `Client.prepare`, which may have fallen back."""
+DeviceChoice: TypeAlias = Literal["application", "best", "fallback", "step"]
+"""Who chose the device of a preparation: the application, the runtime, or the fallback after other devices have failed.
+
+"step": the preparation is that of a step of a plan, and the plan's own preparation says who chose.
+"""
 
 
 class CapturedTensor(NamedTuple):
@@ -38,11 +42,11 @@ class CapturedTensor(NamedTuple):
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedPreparation:
+class ObservedPreparation(Struct, frozen=True):
     """One preparation. `inputs` and `outputs` are the HAL's: those of the caller, then `state_count` states.
 
-    `model` is None if the application has given only a signature, as for a preparation from a cache.
+    `model` is None if the application has given only a signature, as for a preparation from a cache. A model that is
+    divided among devices has a preparation for each step, and then one for the whole model, with `plan_devices`.
     """
 
     model: Model | None
@@ -62,10 +66,11 @@ class ObservedPreparation:
     """An ErrorStatus."""
     begin_ns: int
     end_ns: int
+    plan_devices: tuple[tuple[str, str], ...] = ()
+    """Name and version of the device of each step; empty if one device executes the model. Otherwise `device` is ""."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedExecution:
+class ObservedExecution(Struct, frozen=True):
     """One execution that was sent to the driver. Times are CLOCK_MONOTONIC in ns; durations are -1 if not measured.
 
     The application called at `intended_ns`, the request was sent at `begin_ns`, the result was read at `end_ns`.

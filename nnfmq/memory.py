@@ -27,6 +27,7 @@ from typing import Self
 from nnfmq.hal.errors import InvalidArgument, ProtocolError, ResourceExhaustedTransient
 from nnfmq.hal.types import Protection
 from nnfmq.uncopyable import Uncopyable
+from nnfmq.verbose_log import vlog
 
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; Python 3.11 has no name for it
 SHARED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -363,6 +364,7 @@ def _new_memfd(label: str, size_bytes: int) -> int:
         with _translated_errors(size_bytes):
             fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         allocate_pages(fd, size_bytes)
+        vlog("memory", "%d bytes of shared memory for %s, fd %d", size_bytes, label, fd)
         return fd
     except BaseException:  # also what a signal handler raises: allocation may take long
         if fd >= 0:

@@ -179,7 +179,7 @@ def test_a_callback_may_remove_its_own_reader(pipe: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("error", [ProtocolError("broken"), OSError("broken")])
-def test_a_callback_that_raises_loses_only_its_own_reader(
+def test_UTL_9_a_callback_that_raises_loses_only_its_own_reader(
     error: Exception, pipe: tuple[int, int], resources: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
@@ -365,7 +365,7 @@ def peer(queue: MessageQueue) -> watcher.DeathRecipients:
     return peer
 
 
-def test_the_peer_death_flag_is_set_when_notify_peer_death_returns(
+def test_UTL_9_the_peer_death_flag_is_set_when_notify_peer_death_returns(
     peer: watcher.DeathRecipients, queue: MessageQueue
 ) -> None:
     watcher.notify_peer_death(peer)
@@ -375,7 +375,7 @@ def test_the_peer_death_flag_is_set_when_notify_peer_death_returns(
 
 
 @pytest.mark.parametrize("window_ns", [0, LONG_WINDOW_NS], ids=["asleep", "polling"])
-def test_a_thread_blocked_on_a_dead_peer_is_woken(
+def test_UTL_9_a_thread_blocked_on_a_dead_peer_is_woken(
     window_ns: int, peer: watcher.DeathRecipients, queue: MessageQueue, start: Callable[..., Future[Any]]
 ) -> None:
     waiting = start(queue.receive, None, window_ns)
@@ -388,7 +388,7 @@ def test_a_thread_blocked_on_a_dead_peer_is_woken(
 
 
 @pytest.mark.parametrize("window_ns", [0, 20_000], ids=["asleep", "polling a little"])
-def test_peer_death_at_any_moment_of_a_wait_leaves_no_thread_asleep(
+def test_UTL_9_peer_death_at_any_moment_of_a_wait_leaves_no_thread_asleep(
     window_ns: int, resources: ExitStack, start: Callable[..., Future[Any]]
 ) -> None:
     for round in range(100):
@@ -404,7 +404,7 @@ def test_peer_death_at_any_moment_of_a_wait_leaves_no_thread_asleep(
             peer.discard(queue)
 
 
-def test_a_blocked_write_ends_on_peer_death_too(
+def test_UTL_9_a_blocked_write_ends_on_peer_death_too(
     peer: watcher.DeathRecipients, queue: MessageQueue, start: Callable[..., Future[Any]]
 ) -> None:
     assert queue.write(bytes(8 * 16))
@@ -461,7 +461,7 @@ def test_a_queue_that_was_discarded_is_not_woken() -> None:
     assert sleepy.woken == 0
 
 
-def test_notify_peer_death_is_idempotent(peer: watcher.DeathRecipients) -> None:
+def test_UTL_9_notify_peer_death_is_idempotent(peer: watcher.DeathRecipients) -> None:
     notify_and_wait(peer)
     notify_and_wait(peer)
 

@@ -18,10 +18,10 @@ import re
 import sys
 import warnings
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 import nnfmq
 from nnfmq.compat.onnxruntime.shape_plans import bindings

@@ -26,6 +26,7 @@ from nnfmq.hal.errors import NnfmqError, UnsupportedModel
 COMMANDS = {
     "demo": "classify handwritten digits in a private driver",
     "run": "run a model on a photo or an array; print classes and times",
+    "model": "look at a model, draw it, validate it by the HAL's rules",
     "bench": "measure latency under load, beside other runtimes",
     "stress": "name the causes of the worst latencies beside other load",
     "profile": "time each operation of a model beside the machine's peak",
@@ -127,7 +128,7 @@ def main_parser() -> argparse.ArgumentParser:
     """Return the parser of the words up to the command."""
     statuses = ", ".join(f"{status} {text.split(';')[0]}" for status, text in EXIT_STATUSES.items())
     description = "Run neural networks in a driver process, a few microseconds away."
-    parser = _new_parser("nnfmq", description, f"{_EXAMPLES}\nexit status: {statuses}")
+    parser = _new_parser("nnfmq", description, f"{_EXAMPLES}exit status: {statuses}")
     width = max(map(len, COMMANDS))
     listing = "\n".join(f"{name:{width}}  {summary}" for name, summary in COMMANDS.items())
     parser.add_argument("-V", "--version", action=_PrintVersion, nargs=0, help="print the version and exit")

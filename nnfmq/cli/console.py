@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from nnfmq.runtime.client import Client
+    from nnfmq.runtime.devices.nnapi_runtime import Runtime
 
 _WIDTH_IN_A_FILE = 100
 _PROGRESS_DELAY_S = 0.3  # what takes less time shows no progress bar
@@ -86,6 +87,24 @@ def open_client(target: str | None) -> Client:
     if target == "embedded":
         return nnfmq.connect(embedded=True)
     return nnfmq.connect(target)
+
+
+def open_runtime(target: str | None) -> Runtime:
+    """Return a Runtime with the devices of `target`, the value of --connect; None = all drivers, or an embedded one.
+
+    The caller closes it.
+    """
+    import nnfmq
+
+    if target is not None and target != "embedded":
+        nnfmq.connect(target).close()  # raises if no driver listens there
+        return nnfmq.Runtime([target])
+    if target is None:
+        runtime = nnfmq.Runtime()
+        if any(not device.is_cpu for device in runtime.devices()):
+            return runtime
+        runtime.close()
+    return nnfmq.Runtime([], embedded=True)
 
 
 def console(no_color: bool, at_least: int = 0) -> Console:

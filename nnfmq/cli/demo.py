@@ -96,8 +96,10 @@ def classify(images: Array, name: str, no_color: bool) -> Classification:
     with ExitStack() as stack:
         client = stack.enter_context(connect(embedded=True))
         with compiling(no_color) as progress:
-            model = stack.enter_context(client.prepare(load(example_path(name)), progress=progress))
-        burst = stack.enter_context(model.burst())
+            model = client.prepare(load(example_path(name)), progress=progress)
+        stack.enter_context(model)
+        burst = model.burst()
+        stack.enter_context(burst)
         inputs = as_inputs(images, model.inputs[0])
         burst.execute(inputs[0], timeout=_TIMEOUT_S)
         first_result_ns = time.monotonic_ns() - begin

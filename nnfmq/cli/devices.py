@@ -1,25 +1,29 @@
-"""`nnfmq devices`: list the driver's devices and their performance info, and set their status."""
+"""`nnfmq devices`: list the devices of all drivers, or of one, and their performance info, and set their status."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.console import add_connect_argument, console, open_client, print_json, table
+from nnfmq.cli.console import add_connect_argument, console, open_client, open_runtime, print_json, table
 
 if TYPE_CHECKING:
     from nnfmq.hal.capabilities import Capabilities
     from nnfmq.runtime.client import Client
+    from nnfmq.runtime.devices.runtime_device import RuntimeDevice
     from nnfmq.serialize.messages import DeviceInfo
 
 EXAMPLES = """\
 examples:
-  nnfmq devices
-  nnfmq devices --json
+  nnfmq devices                           # of all drivers of this user, as nnfmq.Runtime names them
+  nnfmq devices --connect gpu.sock --json
   nnfmq devices --capabilities            # performance relative to the CPU; lower is better
   nnfmq devices --set reference=OFFLINE          # for all clients of the driver, until Ctrl-C
   nnfmq devices --set reference=OFFLINE --keep   # until it is set to AVAILABLE
@@ -62,14 +66,45 @@ def execute(arguments: argparse.Namespace) -> int:
     if problem:
         print(f"nnfmq: error: {problem}", file=sys.stderr)
         return 2
+    if arguments.connect is None and not arguments.set:
+        _print(arguments, _of_all_drivers(arguments.capabilities))
+        return 0
     with _open_administered(arguments.connect) if arguments.set else open_client(arguments.connect) as client:
         for name, status in arguments.set:
             client.set_device_status(name, DeviceStatus[status], keep=arguments.keep)
-        devices = [_describe(client, info, arguments.capabilities) for info in client.devices()]
+        driver = _driver_name(arguments.connect)
+        ask = arguments.capabilities
+        devices = [_describe(info, driver, ask, partial(query_capabilities, client, info)) for info in client.devices()]
         _print(arguments, devices)
         if not arguments.keep and any(status != "AVAILABLE" for _, status in arguments.set):
             _hold(client)
     return 0
+
+
+def _of_all_drivers(with_capabilities: bool) -> list[dict[str, Any]]:
+    """Return the devices of all drivers, or of an embedded driver if none listens, and the CPU device. Blocks."""
+    with open_runtime(None) as runtime:
+        return [
+            _describe(_named(device), device.driver, with_capabilities, partial(_query, device), device.is_cpu)
+            for device in runtime.devices()
+        ]
+
+
+def _named(device: RuntimeDevice) -> DeviceInfo:
+    """Return a device's description with its name in the Runtime."""
+    from msgspec.structs import replace
+
+    return replace(device.info, name=device.name, version=device.version_string)
+
+
+def _query(device: RuntimeDevice) -> tuple[Capabilities | None, str | None]:
+    return _capabilities_or_reason(lambda: device.capabilities, device.info)
+
+
+def _driver_name(target: str | None) -> str:
+    from nnfmq.paths import default_socket
+
+    return "embedded" if target == "embedded" else Path(target or default_socket()).stem
 
 
 def _usage_problem(arguments: argparse.Namespace) -> str:
@@ -114,15 +149,23 @@ def _print(arguments: argparse.Namespace, devices: list[dict[str, Any]]) -> None
     sys.stdout.flush()
 
 
-def _describe(client: Client, info: DeviceInfo, with_capabilities: bool) -> dict[str, Any]:
-    """Return a device as printed in JSON. `capabilities` and `unavailable_reason` exclude each other."""
+def _describe(
+    info: DeviceInfo,
+    driver: str,
+    with_capabilities: bool,
+    query: Callable[[], tuple[Capabilities | None, str | None]],
+    is_cpu: bool = False,
+) -> dict[str, Any]:
+    """Return a device as printed in JSON. `query` is `query_capabilities`, whose results exclude each other."""
     from nnfmq.hal.types import DeviceStatus, DeviceType
 
     capabilities, reason = None, None
     if with_capabilities or info.status != DeviceStatus.AVAILABLE:
-        capabilities, reason = query_capabilities(client, info)
+        capabilities, reason = query()
     device = {
         "name": info.name,
+        "driver": driver,
+        "is_cpu": is_cpu,
         "type": _name(DeviceType, info.type),
         "version": info.version,
         "feature_level": int(info.feature_level),
@@ -141,11 +184,17 @@ def query_capabilities(client: Client, info: DeviceInfo) -> tuple[Capabilities |
 
     The list of devices contains no reason; the driver puts it in the error that a call to such a device gets.
     """
+    return _capabilities_or_reason(lambda: client.device(info.name).capabilities(), info)
+
+
+def _capabilities_or_reason(
+    ask: Callable[[], Capabilities], info: DeviceInfo
+) -> tuple[Capabilities | None, str | None]:
     from nnfmq.hal.errors import DeviceUnavailable
     from nnfmq.hal.types import DeviceStatus
 
     try:
-        return client.device(info.name).capabilities(), None
+        return ask(), None
     except DeviceUnavailable as error:
         prefix = f"device {info.name!r} is {_name(DeviceStatus, info.status)}"
         return None, str(error).removeprefix(prefix).removeprefix(": ") or "set by an administrator"
@@ -178,8 +227,10 @@ def _name(names: type[IntEnum], code: int) -> str:
 
 def _print_table(devices: list[dict[str, Any]], no_color: bool) -> None:
     screen = console(no_color)
-    listing = table("device", "type", "version", ">level", "status", "extensions")
-    columns = ("name", "type", "version", "feature_level", "status")
+    has_several = len({device["driver"] for device in devices if not device["is_cpu"]}) > 1
+    drivers = ["driver"] if has_several else []
+    listing = table("device", *drivers, "type", "version", ">level", "status", "extensions")
+    columns = ("name", *drivers, "type", "version", "feature_level", "status")
     for device in devices:
         extensions = "\n".join(extension["name"] for extension in device["extensions"])
         listing.add_row(*(str(device[column]) for column in columns), extensions or "none")

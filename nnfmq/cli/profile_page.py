@@ -12,40 +12,34 @@ from typing import Any
 from nnfmq.cli.console import microseconds, shape_text
 from nnfmq.cli.profile_charts import arena, colours_of, roofline
 from nnfmq.cli.profile_tables import computed_by, kilobytes, percent, rate, summary
+from nnfmq.html_page import html_page
 
 __all__ = ["render"]
 
 _STYLE = """
-:root { color-scheme: light dark; --line: #8884; --bar: #3b7dd8; --slow: #d97a2b; }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem; }
-table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { border-bottom: 1px solid var(--line); padding: .1rem .5rem; text-align: right; white-space: nowrap; }
-td.text, th.text { text-align: left; white-space: normal; }
+:root { --slow: #d97a2b; }
+table { margin: .5rem 0 1.5rem; }
+th, td { padding: .1rem .5rem; }
+td.text, th.text { white-space: normal; }
 tr > :last-child { min-width: 7rem; }
-thead th { position: sticky; top: 0; background: Canvas; font-weight: 600; }
+thead th { position: sticky; top: 0; background: Canvas; }
 td.bar { width: 11rem; padding: .1rem 0; } .bar div { background: var(--bar); height: .9rem; min-width: 1px; }
 .reference .bar div { background: var(--slow); }
-svg { width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: CanvasText; }
-.grid { stroke: var(--line); fill: none; } .roof { stroke: CanvasText; stroke-width: 1.5; fill: none; }
+svg text { font-size: 12px; }
+.roof { stroke: CanvasText; stroke-width: 1.5; fill: none; }
 .value { stroke: CanvasText; stroke-width: .5; fill-opacity: .75; }
 .c0 { fill: #6ba3e8; } .c1 { fill: #f0a35e; } .c2 { fill: #7cc07c; } .c3 { fill: #c99be0; }
 .c4 { fill: #e88585; } .c5 { fill: #62c2c8; } .c6 { fill: #d6bf57; } .c7 { fill: #a9a9a9; }
-.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; list-style: none; padding: 0; font-size: .85rem; }
 .legend svg { width: .8rem; height: .8rem; margin-right: .3rem; }
 """
 
 
 def render(report: Mapping[str, Any]) -> str:
     """Return the page of a report of `profile_report.build`."""
-    name = escape(report["model"].rsplit("/", 1)[-1])
+    name = report["model"].rsplit("/", 1)[-1]
     paragraphs = [f"<p>{escape(line)}</p>" for line in summary(report)]
     parts = [*paragraphs, *_operations(report), *_types(report), *_arenas(report), *_roofline(report)]
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Profile: {name}</title><style>{_STYLE}</style></head><body>\n"
-        f"<h1>Profile: {name}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
-    )
+    return html_page(f"Profile: {name}", parts, _STYLE)
 
 
 def _operations(report: Mapping[str, Any]) -> Iterator[str]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import math
+from contextlib import ExitStack
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from statistics import median_low
@@ -22,6 +24,7 @@ from nnfmq.cli.console import (
     console,
     microseconds,
     open_client,
+    open_runtime,
     print_json,
     progress_bar,
     shape_text,
@@ -31,13 +34,14 @@ from nnfmq.cli.model_file import add_model_arguments, load_model
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
     from nnfmq.cli.inputs import Array
     from nnfmq.images import Normalization
     from nnfmq.importers import LoadedModel
+    from nnfmq.runtime.client import CompiledModel
 
 EXAMPLES = """\
 examples:
@@ -51,6 +55,8 @@ States of recurrent models start at zero, unless there is an --input for each.
 Photos (extra `images`): the central square of 87.5 %, resized bilinearly.
 """
 
+_CPU = "nnapi-reference"
+_EXECUTION_S = 60.0
 _STAGES = {
     "latency": "from sending the request to having read the result",
     "queue": "both queues and wake-ups",
@@ -74,7 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top", metavar="N", type=at_least_one, default=5, help="number of classes to print (default: 5)"
     )
-    parser.add_argument("--device", metavar="NAME", help="default: compiled if it is available, else reference")
+    parser.add_argument(
+        "--device", metavar="NAME",
+        help="or several, separated by commas (default: compiled if it is available, else reference)",
+    )  # fmt: skip
     parser.add_argument(
         "--repeat",
         metavar="N",
@@ -86,8 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         metavar="S",
         type=float,
-        default=60.0,
-        help="limit for preparing and for each execution, in seconds (default: 60)",
+        help="limit for preparing and for each execution on one device, in seconds (default: 60 for an execution)",
     )
     parser.add_argument(
         "--output", metavar="FILE", type=Path, help="save the outputs as .npy, or .npz if there are several"
@@ -164,25 +172,26 @@ def _burst(
     arguments: argparse.Namespace, model: Any, steps: Sequence[Sequence[Array]]
 ) -> tuple[str, tuple[Array, ...], dict[str, int]]:
     """Return the device's name, the last outputs, and the p50 of each stage over all executions."""
-    from contextlib import ExitStack
-
     from nnfmq.hal.types import ExecutionPreference
+    from nnfmq.runtime.prepared_model import PreparedModel
 
     with ExitStack() as stack:
-        client = stack.enter_context(open_client(arguments.connect))
-        target = client if arguments.device is None else client.device(arguments.device)
+        prepare = _prepare_function(arguments, stack)
         once, repeated = ExecutionPreference.FAST_SINGLE_ANSWER, ExecutionPreference.SUSTAINED_SPEED
         preference = once if arguments.repeat == len(steps) == 1 else repeated
         with compiling(arguments.no_color) as progress:
-            prepared = stack.enter_context(
-                target.prepare(model, progress=progress, preference=preference, timeout=arguments.timeout)
-            )
-        burst = stack.enter_context(prepared.burst())
+            prepared = prepare(model, progress=progress, preference=preference, timeout=arguments.timeout)
+        stack.enter_context(prepared)
+        timeout = (
+            _EXECUTION_S if arguments.timeout is None and isinstance(prepared, PreparedModel) else arguments.timeout
+        )
+        burst = prepared.burst()
+        stack.enter_context(burst)
         progress = stack.enter_context(progress_bar("executing", arguments.no_color))
         executions = []
         for _ in range(arguments.repeat):
             for inputs in steps:
-                outputs = burst.execute(*inputs, timeout=arguments.timeout)
+                outputs = burst.execute(*inputs, timeout=timeout)
                 executions.append(burst.last)
                 if progress is not None:
                     progress(len(executions), arguments.repeat * len(steps))
@@ -191,6 +200,16 @@ def _burst(
         outputs,
         {name: median_low(getattr(last, f"{name}_ns") for last in executions) for name in _STAGES},
     )
+
+
+def _prepare_function(arguments: argparse.Namespace, stack: ExitStack) -> Callable[..., CompiledModel]:
+    """Return the function that prepares a model on the devices that --device names; by default on the best one."""
+    names = (arguments.device or "").split(",")
+    if len(names) > 1 or names == [_CPU]:
+        runtime = stack.enter_context(open_runtime(arguments.connect))
+        return partial(runtime.prepare, devices=names)
+    client = stack.enter_context(open_client(arguments.connect))
+    return client.prepare if arguments.device is None else client.device(arguments.device).prepare
 
 
 def _save(path: Path, outputs: Sequence[Array]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnfmq.observe.latency_histogram import LatencyHistogram
 from nnfmq.observe.process_usage import ProcessUsage, command_name, process_usage
+from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from nnfmq.observe.driver_statistics import (
@@ -37,9 +38,9 @@ class DriverSample:
     names: dict[int, str] = field(repr=False)
 
 
-def take_sample(client: Client) -> DriverSample:
-    """Return what the client's driver counts now, without this client itself; blocks."""
-    statistics = client.statistics()
+def take_sample(client: Client, timeout: float = DEFAULT_TIMEOUT_S) -> DriverSample:
+    """Return what the client's driver counts now, without this client itself; blocks up to `timeout` seconds."""
+    statistics = client.statistics(timeout=timeout)
     others = tuple(other for other in statistics.clients if other.pid != os.getpid() or client.is_embedded)
     statistics = replace(statistics, clients=others)
     pids = [statistics.pid, statistics.compile_server_pid, *(other.worker_pid for other in others)]

@@ -54,7 +54,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if problem:
         print(f"nnfmq: error: {problem}", file=sys.stderr)
         return 2
-    with nnfmq.connect(arguments.connect, embedded=False) as client:
+    with nnfmq.connect(arguments.connect, embedded=False, recover=not arguments.once) as client:
         if not arguments.once:
             return _show(client, arguments)
         activity = _one_interval(client, arguments.interval)

@@ -21,17 +21,17 @@ from nnfmq.cli.statistics_tables import (
     share_text,
     size_text,
 )
-from nnfmq.hal.errors import DeadObject, NnfmqError
+from nnfmq.hal.errors import DeadObject, DeviceUnavailable, NnfmqError
 
 if TYPE_CHECKING:
     from nnfmq.runtime.client import Client
 
-_RECONNECT_S = 0.2  # of each reading, while no driver runs
+_READ_S = 0.5  # of each reading, which waits as long if no driver runs
 _TABLES = {"clients": client_rows, "models": model_rows, "bursts": burst_rows}
 
 
 class TopScreen(App[None]):
-    """The application. Borrows `client`, and reconnects it when another driver runs."""
+    """The application. Borrows `client`, which recovers when another driver runs."""
 
     CSS = """
     #driver { height: auto; padding: 0 1; background: $panel; }
@@ -77,13 +77,12 @@ class TopScreen(App[None]):
         if self._is_paused:
             return
         try:
-            sample = take_sample(self._client)
-        except DeadObject as error:
+            sample = take_sample(self._client, _READ_S)
+        except (DeadObject, DeviceUnavailable) as error:
             self._before = self._activity = None
             for name in _TABLES:
                 self.query_one(f"#{name}", DataTable).clear()
-            self._say(f"{describe(error)}; waiting for the next one")
-            self._reconnect()
+            self._say(f"{describe(error)}; waiting for the next driver")
             return
         except NnfmqError as error:
             self._say(describe(error))
@@ -91,13 +90,6 @@ class TopScreen(App[None]):
         self._activity = Activity(sample, self._before)
         self._before = sample
         self._draw()
-
-    def _reconnect(self) -> None:
-        try:
-            self._client.reconnect(timeout=_RECONNECT_S)
-        except NnfmqError:
-            return  # the next reading says why
-        self.call_later(self.refresh_statistics)
 
     def _say(self, text: str) -> None:
         self.query_one("#driver", Static).update(text)

@@ -84,7 +84,7 @@ class _SharedConnection:
     def client_of(self, share: DriverShare) -> Client:
         """Return the client, connected, and keep it until `share` is abandoned."""
         client = self._client
-        if client is not None and client.connection.is_open and share in self._shares:
+        if client is not None and share in self._shares:
             return client
         with self._lock:
             self._shares.add(share)
@@ -92,9 +92,7 @@ class _SharedConnection:
                 self._closer = threading.Thread(target=self._close_abandoned, name="nnfmq-compat", daemon=True)
                 self._closer.start()
             if self._client is None:
-                self._client = connect()
-            elif not self._client.connection.is_open:
-                self._client.reconnect()
+                self._client = connect(recover=True)
             return self._client
 
     def _close_abandoned(self) -> None:

@@ -12,16 +12,17 @@ from html import escape
 
 from nnfmq.conformance.cases import FAILED, PASSED, SKIPPED, TestOutcome
 from nnfmq.conformance.results import Summary
+from nnfmq.html_page import html_page
 
 _STYLE = """
-:root { color-scheme: light dark; --line: #8884; --good: #2a83; --bad: #d338; --skip: #8883; }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
-table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums; }
-th, td { border: 1px solid var(--line); padding: .15rem .5rem; text-align: right; }
+:root { --skip: #8883; }
+body { max-width: 72rem; }
+table { margin: .5rem 0 1.5rem; font-size: inherit; }
+th, td { border: 1px solid var(--line); white-space: normal; }
 th:first-child, td.text { text-align: left; }
-thead th { position: sticky; top: 0; background: Canvas; vertical-align: bottom; font-weight: 600; }
+thead th { position: sticky; top: 0; background: Canvas; vertical-align: bottom; }
 .types th:not(:first-child) { writing-mode: vertical-rl; text-align: left; padding: .5rem .2rem; font-size: .8rem; }
-.good { background: var(--good); } .bad { background: var(--bad); font-weight: 600; } .skip { background: var(--skip); }
+.bad { font-weight: 600; } .skip { background: var(--skip); }
 .matrix tbody th { font-weight: 400; font-size: .85rem; text-align: left; }
 details { margin: .4rem 0; } summary { cursor: pointer; overflow-wrap: anywhere; }
 .minus { background: var(--good); } .plus { background: var(--bad); }
@@ -31,14 +32,9 @@ code, .diff td { font-family: ui-monospace, monospace; font-size: .85rem; }
 
 def render(summary: Summary, subject: str) -> str:
     """Return the page. `subject` describes what was tested."""
-    parts = [*_counts(summary), *_failures(summary), *_skips(summary), *_matrix(summary)]
     headline = "everything passed" if summary.has_passed else "something failed"
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Conformance: {headline}</title><style>{_STYLE}</style></head><body>\n"
-        f"<h1>Conformance: {headline}</h1>\n<p>{escape(subject)}</p>\n" + "\n".join(parts) + "\n</body></html>\n"
-    )
+    parts = [f"<p>{escape(subject)}</p>", *_counts(summary), *_failures(summary), *_skips(summary), *_matrix(summary)]
+    return html_page(f"Conformance: {headline}", parts, _STYLE)
 
 
 def _counts(summary: Summary) -> Iterator[str]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.conformance.random_source import RandomSource, Sign
 from nnfmq.conformance.testmodels import Array
@@ -25,8 +25,7 @@ Arguments = dict[str, Any]
 _MAX_RANK = 4  # of arithmetic with a fused activation
 
 
-@dataclass(frozen=True, slots=True)
-class OperandSpec:
+class OperandSpec(Struct, frozen=True):
     """An array that an operation needs: its shape, and the sign of its real values or the stored values themselves."""
 
     shape: Shape
@@ -34,8 +33,7 @@ class OperandSpec:
     values: Array | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentRequest:
+class ArgumentRequest(Struct, frozen=True):
     """Input of a generator: shape and type of the first array, and the type of each parameter by name."""
 
     shape: Shape
@@ -43,8 +41,7 @@ class ArgumentRequest:
     types: Mapping[str, OperandType]
 
 
-@dataclass(frozen=True, slots=True)
-class OperationGenerator:
+class OperationGenerator(Struct, frozen=True):
     """Generator of one operation's arguments.
 
     `arguments` returns all arguments except the first array. `shape` generates the first array's shape (NHWC) if not

@@ -7,9 +7,9 @@ HASHTABLE_LOOKUP, whose misses are zero bytes), it is compared with the referenc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nnfmq.conformance.testmodels import Array
 from nnfmq.hal.errors import InvalidArgument
@@ -26,8 +26,7 @@ _NOT_CONVERTED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class OperationCall:
+class OperationCall(Struct, frozen=True):
     """An operation with its arguments (None: omitted) and outputs, whose dimensions may be unknown."""
 
     code: OperationType

@@ -13,11 +13,12 @@ import base64
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from nnfmq.conformance import oracle
 from nnfmq.conformance.operation_generators import ArgumentRequest, OperandSpec, OperationGenerator
@@ -45,13 +46,13 @@ _VERSIONS = {level: name for name, level in FEATURE_LEVELS.items()}
 Criteria = Mapping[OperandType, Criterion]
 
 
-@dataclass(frozen=True, slots=True)
-class GraphClass:
+class GraphClass(Struct, frozen=True):
     """A class of random graphs: number and choice of operations, limits, and criteria for the outputs.
 
     An operation's first array has the type `type` and, unless it is an earlier result, the rank `rank` (None: any).
     `code` and `exact_level` select one operation with the overloads and types that one feature level introduced;
-    otherwise all operations up to `level` are used.
+    otherwise all operations up to `level` are used. `has_constants`: half of the arrays that may be inputs are
+    constants.
     """
 
     name: str
@@ -64,6 +65,7 @@ class GraphClass:
     code: OperationType | None = None
     exact_level: int | None = None
     level: int = V1_3
+    has_constants: bool = True
 
     @property
     def highest_level(self) -> int:
@@ -71,8 +73,7 @@ class GraphClass:
         return self.level if self.exact_level is None else self.exact_level
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """An overload of an operation with its number of parameters and its types."""
 
     declaration: Declaration
@@ -138,8 +139,7 @@ def _belongs(graph_class: GraphClass, usage: Usage) -> bool:
 # ---------------------------------------------------------------------------------------- construction of a graph
 
 
-@dataclass(slots=True)
-class _Value:
+class _Value(Struct):
     """An operand with its array (None: omitted). `is_free`: its values may come from a request."""
 
     operand: Operand
@@ -159,8 +159,7 @@ class _Value:
         return (max_real is None or bool(np.all(np.abs(reals) <= max_real))) and sign.is_satisfied(reals)
 
 
-@dataclass(slots=True)
-class _Node:
+class _Node(Struct):
     """An operation under construction: the values of its parameters, in order."""
 
     usage: Usage
@@ -408,7 +407,7 @@ def _grow(graph: _Graph, graph_class: GraphClass, choices: Mapping[OperationType
 
 def _line(graph: _Graph, graph_class: GraphClass, seed: int) -> Line:
     _set_expected_outputs(graph)
-    lifetimes = _lifetimes(graph)
+    lifetimes = _lifetimes(graph, graph_class.has_constants)
     indexes = {id(value): number for number, value in enumerate(graph.values)}
     operands = [_operand(n, v, lifetimes[n]) for n, v in enumerate(graph.values)]
     operations = [
@@ -437,11 +436,12 @@ def _set_expected_outputs(graph: _Graph) -> None:
             value.array = array
 
 
-def _lifetimes(graph: _Graph) -> list[LifeTime]:
+def _lifetimes(graph: _Graph, has_constants: bool) -> list[LifeTime]:
     free = [number for number, value in enumerate(graph.values) if value.is_free]
     if not free:  # a model must have an input
         free = [n for n, v in enumerate(graph.values) if not v.is_result and v.array is not None and v.array.ndim][:1]
     requested = {number for number in free if not graph.rng.chance(_CONSTANT_PROBABILITY)} or {graph.rng.choice(free)}
+    requested = requested if has_constants else set(free)
     return [_lifetime(graph, value, number in requested) for number, value in enumerate(graph.values)]
 
 

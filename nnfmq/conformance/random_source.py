@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.conformance.testmodels import Array
 from nnfmq.hal.types import OperandType
@@ -48,8 +48,7 @@ class Discard(Exception):
     """The sample exceeds the limits, or its result cannot be evaluated. The caller generates another one."""
 
 
-@dataclass(frozen=True, slots=True)
-class GraphLimits:
+class GraphLimits(Struct, frozen=True):
     """Limits of a dimension, of the elements of a tensor, and of the multiply-accumulates of an operation."""
 
     dimension: int
@@ -57,8 +56,7 @@ class GraphLimits:
     macs: int = 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
-class Quantization:
+class Quantization(Struct, frozen=True):
     """Scale, exact in float32, and zero point."""
 
     scale: float = 0.0

@@ -14,12 +14,12 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import (
@@ -51,8 +51,7 @@ _UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError)
 _MISFIT = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 
-@dataclass(frozen=True, slots=True)
-class Criterion:
+class Criterion(Struct, frozen=True):
     """Criteria for outputs of one type, if a test model specifies them (see `criteria`).
 
     The defaults set no limit, except the two tolerances and the share of wrong booleans, which are 0.
@@ -86,8 +85,7 @@ class FormatError(InvalidArgument):
     """A file is not in the format; the message contains the file and the line."""
 
 
-@dataclass(frozen=True, slots=True)
-class BytesPool:
+class BytesPool(Struct, frozen=True):
     """A memory pool in private memory, for engines in this process."""
 
     content: bytes
@@ -103,8 +101,7 @@ class BytesPool:
         return memoryview(self.content)
 
 
-@dataclass(frozen=True, slots=True)
-class TestModel:
+class TestModel(Struct, frozen=True):
     """A line of a file: its JSON, the model, the inputs (None: omitted), the expected outputs and its own criteria.
 
     `criteria` is by operand type; outputs of other types are compared with the default tolerances.

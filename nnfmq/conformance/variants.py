@@ -9,7 +9,8 @@ int8_coupling          uint8 operands become int8: 128 is subtracted from zero p
 from __future__ import annotations
 
 import base64
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nnfmq.conformance.testmodels import Line, TestModel, operation_types
 from nnfmq.hal.types import Model, OperationType

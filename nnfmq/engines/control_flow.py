@@ -7,6 +7,7 @@ first condition, is checked after each condition that was true, and restarts for
 each iteration.
 
     C1 the condition has one element          C2 an operand of the subgraph does not fit its argument
+    C3 an output of a WHILE without iterations is an argument that was omitted
     R4 the declared dimensions of an output are those that the subgraph returned, if known
 """
 
@@ -99,6 +100,7 @@ def control_flow_step(
         try:
             results = run(frame, [frame[index] for index in outer_inputs])
             for index, operand, result in zip(operation.outputs, outputs, results[:count], strict=True):
+                require(result is not None, "C3", "an output would be an argument that was omitted")
                 fits = is_scalar(operand.type) or is_compatible_shape(operand.dimensions, result.shape)
                 require(fits, "R4", f"an output has shape {result.shape}, declared is {operand.dimensions}")
                 if index not in counted:

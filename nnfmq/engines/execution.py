@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.engines.memory_budget import Charge
 from nnfmq.hal.errors import (
@@ -45,8 +45,7 @@ OutputWriter: TypeAlias = Callable[[ExecutionFrame], tuple[OutputShape, ...]]
 _BUFFER_TYPES = (np.ndarray, memoryview)  # a tuple: `np.ndarray | memoryview` would build a union in each call
 
 
-@dataclass(slots=True)
-class RunOptions:
+class RunOptions(Struct):
     """Deadline (monotonic clock), cancellation callback and WHILE timeout of one execution.
 
     Constant while the execution runs; a burst uses the same object, with another deadline, for the next one.
@@ -88,8 +87,7 @@ def run_options(
     return RunOptions(deadline_ns, is_cancelled, timeout)
 
 
-@dataclass(frozen=True, slots=True)
-class DynamicOutput:
+class DynamicOutput(Struct, frozen=True):
     """An output buffer that is allocated when its shape is known (as TensorRT's IOutputAllocator).
 
     `allocate` gets the result's shape and returns the array to fill. An exception that it raises ends the execution.
@@ -133,8 +131,7 @@ def run_steps(steps: Sequence[StepFunction], frame: ExecutionFrame, options: Run
         step(frame)
 
 
-@dataclass(frozen=True, slots=True)
-class InputSpec:
+class InputSpec(Struct, frozen=True):
     """Dtype and shape of a model input; `shape` is None if it is not fully known, `dimensions` are as declared."""
 
     index: int

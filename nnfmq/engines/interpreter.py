@@ -13,13 +13,13 @@ Subgraphs of IF and WHILE are programs that are prepared once (`control_flow` ha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.engines import memory_budget
 from nnfmq.engines.control_flow import control_flow_step
@@ -51,6 +51,7 @@ from nnfmq.operations.prepacked import PrepackedWeights
 from nnfmq.operations.prepare import ShapedOp, tensor_of
 from nnfmq.operations.shapes import DATA_DEPENDENT, require_max_rank
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Role, Shape, Tensor, match
+from nnfmq.verbose_log import vlog, vlog_is_on
 
 __all__ = [
     "Program",
@@ -108,8 +109,7 @@ def prepare_with(
     return program
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramStep:
+class ProgramStep(Struct, frozen=True):
     """A step of a program, the number of its last operation, and the temporaries that no later step reads."""
 
     function: StepFunction
@@ -172,6 +172,8 @@ class Program:
         self.shapes = shapes
         self._frame = frame
         self._functions = tuple(step.releasing_function(has_dynamic_values) for step in steps)
+        if vlog_is_on("cpuexe"):
+            self._functions = tuple(map(_logging_function, self._functions, _step_names(types, steps)))
         functions: list[object] = [step.function for step in steps]
         partitions = [f for f in functions if isinstance(f, DirectWriter)]
         self._has_arena = bool(partitions)
@@ -274,6 +276,23 @@ class Program:
             frame[expected.index] = array
         if self.has_dynamic_values:
             frame[LEDGER_SLOT] = memory_budget.FrameLedger()
+
+
+def _step_names(types: Sequence[OperationType], steps: Sequence[ProgramStep]) -> Iterator[str]:
+    """Yield the names of steps in the verbose log: an operation, or the range that one step computes."""
+    first = 0
+    for step in steps:
+        last = step.last_operation
+        yield f"operation {last} {types[last].name}" if first == last else f"operations {first} to {last}, compiled"
+        first = last + 1
+
+
+def _logging_function(function: StepFunction, name: str) -> StepFunction:
+    def log_and_run(frame: ExecutionFrame) -> None:
+        vlog("cpuexe", "%s", name)
+        function(frame)
+
+    return log_and_run
 
 
 def _trace_name(types: Sequence[OperationType], operation: int) -> str:

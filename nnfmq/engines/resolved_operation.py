@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from nnfmq.engines.execution import LEDGER_SLOT, ExecutionFrame, StepFunction, dtype_of
 from nnfmq.hal.errors import GeneralFailure
@@ -19,8 +20,7 @@ __all__ = ["DynamicStep", "ResolvedOp", "with_label"]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedOp:
+class ResolvedOp(Struct, frozen=True):
     """An operation of the model with its matched declaration. `label` names it in error messages."""
 
     label: str

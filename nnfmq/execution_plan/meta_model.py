@@ -9,8 +9,10 @@ illegal. IF and WHILE with an operand of unknown size are in no slice: no versio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec.structs import replace
 
 from nnfmq.execution_plan.plan import MAIN, subgraph_of
 from nnfmq.execution_plan.sub_models import extract_model, has_unknown_size, subgraph_as_model

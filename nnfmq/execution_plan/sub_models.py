@@ -7,7 +7,8 @@ referenced subgraphs and extensions only what these operations use. Pools are sh
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nnfmq.execution_plan.plan import MAIN, subgraph_of
 from nnfmq.hal.extension_codes import extension_prefix, is_extension
@@ -55,7 +56,7 @@ def has_unknown_size(operand: Operand) -> bool:
 
 
 class _Extraction:
-    """One new model under construction: what it uses of the source, and where that is in the new model."""
+    """One new model under construction: what it uses of the source, and the place of that in the new model."""
 
     def __init__(self, source: Model) -> None:
         self._source = source

@@ -9,10 +9,12 @@ Source: HAL 1.2 and 1.3 `Capabilities`, 1.3 `BufferRole`, AIDL `BufferDesc`, Neu
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from nnfmq.hal.errors import ErrorStatus
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nnfmq.hal.errors import BadState, ErrorStatus, status_for_error
 from nnfmq.hal.types import OperandType
 
 __all__ = [
@@ -32,6 +34,8 @@ __all__ = [
     "ResultCode",
     "is_device_name",
     "performance_of",
+    "result_code_for_error",
+    "result_code_for_status",
     "status_for_result_code",
     "uniform_capabilities",
     "with_performance",
@@ -99,6 +103,29 @@ def status_for_result_code(code: ResultCode) -> ErrorStatus:
     return _STATUS_OF.get(code, ErrorStatus.GENERAL_FAILURE)
 
 
+_RESULT_OF: dict[ErrorStatus, ResultCode] = {
+    ErrorStatus.GENERAL_FAILURE: ResultCode.OP_FAILED,
+    ErrorStatus.INVALID_ARGUMENT: ResultCode.BAD_DATA,
+    ErrorStatus.DEVICE_UNAVAILABLE: ResultCode.UNAVAILABLE_DEVICE,
+    **{status: ResultCode[status.name] for status in ErrorStatus if status.name in ResultCode.__members__},
+    ErrorStatus.NONE: ResultCode.NO_ERROR,
+}
+
+
+def result_code_for_status(status: ErrorStatus) -> ResultCode:
+    """Return the result code that an application gets for a status that a driver reported (API-14)."""
+    return _RESULT_OF[status]
+
+
+def result_code_for_error(error: BaseException) -> ResultCode:
+    """Return the result code that stands for an exception of nnfmq; OP_FAILED for those of other packages."""
+    if isinstance(error, BadState):
+        return ResultCode.BAD_STATE
+    if isinstance(error, MemoryError):
+        return ResultCode.OUT_OF_MEMORY
+    return result_code_for_status(status_for_error(error))
+
+
 def is_device_name(name: str) -> bool:
     """Return whether `name` is printable and has at most one hyphen, with text on both sides of it.
 
@@ -108,8 +135,7 @@ def is_device_name(name: str) -> bool:
     return name.isprintable() and len(parts) <= 2 and all(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class PerformanceInfo:
+class PerformanceInfo(Struct, frozen=True):
     """Execution time and power, each as a multiple of the CPU's: lower is better."""
 
     exec_time: float
@@ -120,16 +146,14 @@ UNKNOWN_PERFORMANCE = PerformanceInfo(LARGEST_FLOAT32, LARGEST_FLOAT32)
 CPU_PERFORMANCE = PerformanceInfo(1.0, 1.0)  # by definition
 
 
-@dataclass(frozen=True, slots=True)
-class OperandPerformance:
+class OperandPerformance(Struct, frozen=True):
     """The performance info of operations on one operand type."""
 
     type: OperandType
     info: PerformanceInfo
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Capabilities:
+class Capabilities(Struct, frozen=True):
     """A device's performance: for each operand type (ascending, unique), relaxed float32, and control flow."""
 
     operand_performance: tuple[OperandPerformance, ...] = ()
@@ -160,23 +184,20 @@ def with_performance(capabilities: Capabilities, types: Iterable[OperandType], i
     return replace(capabilities, operand_performance=tuple(entries[type] for type in sorted(entries)))
 
 
-@dataclass(frozen=True, slots=True)
-class NumberOfCacheFiles:
+class NumberOfCacheFiles(Struct, frozen=True):
     """How many files of each kind a device needs to save one compilation; 0 of both means that it cannot save any."""
 
     model: int = 0
     data: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class BufferDesc:
+class BufferDesc(Struct, frozen=True):
     """The requested shape of a driver-managed buffer; () = the shape of its roles."""
 
     dimensions: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BufferRole:
+class BufferRole(Struct, frozen=True):
     """A use of a buffer as input or output `io_index` of prepared model `model_index`; probability in (0, 1]."""
 
     model_index: int

@@ -14,9 +14,8 @@ Source: the HAL's ErrorStatus (HIDL 1.0 and 1.3). BAD_STATE and DEAD_OBJECT are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from nnfmq.hal.types import OutputShape
@@ -88,14 +87,13 @@ class BadState(InvalidArgument):
     """INVALID_ARGUMENT: the object's state does not allow this call (NNAPI: BAD_STATE). The driver was not called."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelProblem:
+class ModelProblem(NamedTuple):
     """Why an importer cannot convert an operator of a model file, or the whole model: then `operator` is "".
 
     `types` has the element types of the operator's inputs and outputs, as the file names them: "FLOAT32 → INT8".
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple has a method of that name
     operator: str
     types: str
     reason: str

@@ -10,8 +10,9 @@ Source: HAL 1.2 types.hal, `Extension` and `ExtensionNameAndPrefix`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import (
@@ -46,8 +47,7 @@ Code = TypeVar("Code", OperandType, OperationType)
 _NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
 
 
-@dataclass(frozen=True, slots=True)
-class Extension:
+class Extension(Struct, frozen=True):
     """An extension that a device supports, with its operand types."""
 
     name: str

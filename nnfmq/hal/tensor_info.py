@@ -8,7 +8,8 @@ tensor of unknown rank has the shape () without it. An unknown dimension is 0, a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import clipped, tensor_text
@@ -35,8 +36,7 @@ _DTYPES: dict[OperandType, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class TensorInfo:
+class TensorInfo(Struct, frozen=True):
     """One input or output of a model: real value = scale × (element − zero_point); scale 0.0 means not quantized."""
 
     name: str
@@ -53,8 +53,7 @@ class TensorInfo:
         return f"<TensorInfo: {', '.join(given)}>"
 
 
-@dataclass(frozen=True, slots=True)
-class StateInfo:
+class StateInfo(Struct, frozen=True):
     """A state of a model: what its executions keep between them.
 
     The HAL's model has an input and an output of this tensor for each state, after all others and in the order of the
@@ -68,8 +67,7 @@ class StateInfo:
         return f"<StateInfo: {repr(self.tensor).removeprefix('<TensorInfo: ')}"
 
 
-@dataclass(frozen=True, slots=True)
-class ElementInfo:
+class ElementInfo(Struct, frozen=True):
     """NumPy's element type of an extension's operand type, and whether the type is a scalar."""
 
     dtype: str

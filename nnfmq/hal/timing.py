@@ -15,7 +15,7 @@ Source: HIDL 1.2 `Timing`, AIDL `Timing.aidl` and `IPreparedModel.aidl`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument
 
@@ -44,8 +44,7 @@ NO_LIMIT = -1  # a message's deadline or duration: none
 _SECONDS_MAX = 9e9  # 285 years: in nanoseconds it still fits the i64 of a message
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(Struct, frozen=True):
     """Two durations of an execution in ns, NO_TIME if not measured. The time in the driver includes the device's."""
 
     time_on_device_ns: int = NO_TIME

@@ -1,4 +1,4 @@
-"""The HAL's data types: frozen dataclasses and enumerations with the HAL's values.
+"""The HAL's data types: frozen structs and enumerations with the HAL's values.
 
 Names and values are those of the Neural Networks HAL 1.0 to 1.3 and AIDL v1 to v4. Where they differ, AIDL's form is
 used for all versions. Nothing here validates (`validation` does) or serializes (`serialize` does). OperationType is in
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import Protocol
+
+from msgspec import Struct
 
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.summaries import TensorRow, code_name, html_tables, listed, tensor_text
@@ -50,6 +51,7 @@ __all__ = [
     "Subgraph",
     "TokenValuePair",
     "element_bytes",
+    "has_unspecified_dimensions",
     "is_scalar",
     "merge_dimensions",
     "operand_bytes",
@@ -221,8 +223,7 @@ _SCALARS = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ExtensionOperandTypeInformation:
+class ExtensionOperandTypeInformation(Struct, frozen=True):
     """One operand type of an extension: its type within it, tensor or scalar, and the size of an element in bytes."""
 
     type: int
@@ -249,6 +250,11 @@ def is_scalar(operand_type: OperandType) -> bool:
         known = EXTENSION_TYPES.get(operand_type)
         return known is not None and not known.is_tensor
     return operand_type in _SCALARS
+
+
+def has_unspecified_dimensions(operand_type: OperandType, dimensions: Sequence[int]) -> bool:
+    """Return whether the rank or a dimension of a tensor is unknown; False for a scalar."""
+    return not is_scalar(operand_type) and (not dimensions or 0 in dimensions)
 
 
 class Pool(Protocol):
@@ -283,15 +289,13 @@ class SharedPool(Pool, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class BufferToken:
+class BufferToken(Struct, frozen=True):
     """A driver-managed buffer among a request's pools (AIDL RequestMemoryPool); tokens are above 0."""
 
     token: int
 
 
-@dataclass(frozen=True, slots=True)
-class DataLocation:
+class DataLocation(Struct, frozen=True):
     """A byte range of a pool; or, for CONSTANT_COPY, with pool_index 0, of the model's operand_values."""
 
     pool_index: int = 0
@@ -300,8 +304,7 @@ class DataLocation:
     padding: int = 0
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class ChannelQuant:
+class ChannelQuant(Struct, frozen=True):
     """Per-channel scales of TENSOR_QUANT8_SYMM_PER_CHANNEL along dimension `channel_dim`."""
 
     scales: tuple[float, ...]
@@ -311,8 +314,7 @@ class ChannelQuant:
         return f"<ChannelQuant: {len(self.scales)} scales along dimension {self.channel_dim}>"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Operand:
+class Operand(Struct, frozen=True):
     """One value of a subgraph. `dimensions` () = scalar or unknown rank; a dimension of 0 = unknown.
 
     `extension_data` are opaque parameters of an extension's type; empty for other types.
@@ -341,8 +343,7 @@ class Operand:
         return f"<Operand: {', '.join(parts)}>"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Operation:
+class Operation(Struct, frozen=True):
     """One operation: its code, and its operands as indexes into the subgraph's operands."""
 
     type: OperationType
@@ -354,8 +355,7 @@ class Operation:
         return f"<Operation: {code_name(self.type)} of operands ({inputs}) → ({outputs})>"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Subgraph:
+class Subgraph(Struct, frozen=True):
     """Operands, operations in topological order, and the operands that are inputs and outputs."""
 
     operands: tuple[Operand, ...]
@@ -383,16 +383,14 @@ class Subgraph:
         return TensorRow(name, operand.dimensions, code_name(operand.type), operand.scale, operand.zero_point)
 
 
-@dataclass(frozen=True, slots=True)
-class ExtensionNameAndPrefix:
+class ExtensionNameAndPrefix(Struct, frozen=True):
     """The prefix of an extension's codes in one model, or in one list of hints."""
 
     name: str
     prefix: int
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Model:
+class Model(Struct, frozen=True):
     """A model: main and referenced subgraphs, small constants, pools with large constants, and its extensions."""
 
     main: Subgraph
@@ -418,8 +416,7 @@ class Model:
         return html_tables(f"Model: {len(operations)} operations", inputs, outputs, operations)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestArgument:
+class RequestArgument(Struct, frozen=True):
     """One input or output of a request; `dimensions` () = those of the model."""
 
     has_no_value: bool = False
@@ -427,8 +424,7 @@ class RequestArgument:
     dimensions: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Request:
+class Request(Struct, frozen=True):
     """The arguments of one execution; `location.pool_index` is an index of `pools`.
 
     An argument in a driver-managed buffer is the whole buffer: its location has offset, length and padding 0.
@@ -442,16 +438,14 @@ class Request:
         return f"<Request: {len(self.inputs)} inputs, {len(self.outputs)} outputs, {len(self.pools)} pools>"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenValuePair:
+class TokenValuePair(Struct, frozen=True):
     """An extension's hint for a compilation or execution: prefix << 16 | token of the extension, and opaque bytes."""
 
     token: int
     value: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionConfig:
+class ExecutionConfig(Struct, frozen=True):
     """The options of an execution, which a reusable execution keeps; `extensions` has the prefixes used in `hints`."""
 
     measure: MeasureTiming = MeasureTiming.NO
@@ -460,8 +454,7 @@ class ExecutionConfig:
     extensions: tuple[ExtensionNameAndPrefix, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OutputShape:
+class OutputShape(Struct, frozen=True):
     """The dimensions of an output after an execution (0 = unknown), and whether its buffer was large enough."""
 
     dimensions: tuple[int, ...]

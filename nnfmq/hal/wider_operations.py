@@ -7,7 +7,8 @@ tensors have operations of their own (`tflite_codes.SIXTEEN_BIT`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tflite_codes import TENSOR_COMPLEX64, TfliteOperation, operation_code
@@ -21,8 +22,7 @@ _INT8 = OperandType.TENSOR_QUANT8_ASYMM_SIGNED
 _UINT8 = OperandType.TENSOR_QUANT8_ASYMM
 
 
-@dataclass(frozen=True, slots=True)
-class WiderOperation:
+class WiderOperation(Struct, frozen=True):
     """The operand types that only the extension accepts, and the argument that has the type.
 
     `is_limited`: the HAL limits the rank of the arguments to 4.

@@ -5,9 +5,10 @@ ONNX has HardSwish since opset 14; exporters for older ones write Add, Clip, Mul
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.importers.graph_rewriting import GraphRewriting

@@ -10,9 +10,10 @@ import io
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from msgspec import Struct, field
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.memory import PrivateBytes
@@ -53,8 +54,7 @@ _SHORTEST = 8
 _LISTED_MEMBERS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSource:
+class ModelSource(Struct, frozen=True):
     """The content of a model file, and how to import it.
 
     `path` is None if the caller gave bytes; it locates files that belong to this one. `shapes` replace those of inputs.
@@ -63,12 +63,15 @@ class ModelSource:
     defined in another way than TensorFlow Lite's.
     """
 
-    data: FileContent = field(repr=False)
+    data: FileContent
     path: Path | None = None
     shapes: Shapes = field(default_factory=dict)
-    values: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    values: Mapping[str, Any] = field(default_factory=dict)
     signature: str | None = None
     follows_tflite: bool = False
+
+    def __repr__(self) -> str:
+        return f"<ModelSource: {self.path or 'bytes'}>"
 
 
 def read_source(

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NoReturn
+
+from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers.file_format import FileContent
@@ -28,35 +29,30 @@ _U32 = struct.Struct("<I")
 _OFFSET_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
+class Scalar(Struct, frozen=True):
     """A number stored in place."""
 
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class String:
+class String(Struct, frozen=True):
     """An offset to length, bytes, NUL."""
 
 
-@dataclass(frozen=True, slots=True)
-class Vector:
+class Vector(Struct, frozen=True):
     """An offset to a count and that many elements."""
 
     element: Scalar | Table
 
 
-@dataclass(frozen=True, slots=True)
-class Union:
+class Union(Struct, frozen=True):
     """An offset to the table that the byte in `type_slot` selects; members not listed are not read, so not checked."""
 
     type_slot: int
     members: Mapping[int, Table]
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """A field of a table; `slot` is its byte offset in the vtable: 4, 6, 8 ..."""
 
     slot: int
@@ -64,8 +60,7 @@ class Field:
     kind: Scalar | String | Vector | Union | Table
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """A table's name, and the fields that will be read."""
 
     name: str

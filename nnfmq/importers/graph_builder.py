@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from nnfmq.hal.alignment import aligned_offset
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extension_codes import ExtensionCodes, extension_prefix, is_extension
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tflite_codes import NAME, SIXTEEN_BIT
 from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperandType, Operation, Subgraph, element_bytes
+from nnfmq.hal.unused_operands import without_unused_operands
 from nnfmq.hal.wider_operations import widened
 
 __all__ = ["GraphBuilder"]
@@ -24,8 +28,7 @@ __all__ = ["GraphBuilder"]
 _QUANTIZED = (OperandType.TENSOR_QUANT8_ASYMM_SIGNED, OperandType.TENSOR_QUANT16_SYMM)
 
 
-@dataclass(slots=True)
-class _Shared:
+class _Shared(Struct):
     """What all subgraphs of a model share: the bytes of constants, prefixes of extensions, subgraphs to be called."""
 
     max_bytes: int
@@ -62,7 +65,7 @@ class GraphBuilder:
     def constant(self, data: bytes | memoryview) -> DataLocation:
         """Add a constant's bytes and return their location. Raises InvalidArgument if the limit is exceeded."""
         shared = self._shared_parts
-        offset = _aligned(shared.size_bytes, len(data))
+        offset = aligned_offset(shared.size_bytes, len(data))
         self.reserve(offset - shared.size_bytes + len(data))
         shared.contents[offset] = data
         shared.size_bytes = offset + len(data)
@@ -204,7 +207,7 @@ class GraphBuilder:
         """Return the model, without unused operands, and with one copy of all constants."""
         shared = self._shared_parts
         used = tuple(entry for entry in self.extension_codes.extensions if entry.prefix in shared.prefixes)
-        subgraphs = [_used_operands(each) for each in (self._subgraph(inputs, outputs), *shared.referenced)]
+        subgraphs = [without_unused_operands(each) for each in (self._subgraph(inputs, outputs), *shared.referenced)]
         offsets = {operand.location.offset for each in subgraphs for operand in each.operands if _is_constant(operand)}
         values, new_offsets = _joined({offset: shared.contents[offset] for offset in sorted(offsets)})
         main, *referenced = (_relocated(each, new_offsets) for each in subgraphs)
@@ -242,24 +245,6 @@ class GraphBuilder:
         return self._small[key]
 
 
-def _used_operands(subgraph: Subgraph) -> Subgraph:
-    """Return a subgraph without the operands that no operation has and that are no inputs or outputs."""
-    used = {index for operation in subgraph.operations for index in (*operation.inputs, *operation.outputs)}
-    kept = sorted(used.union(subgraph.input_indexes, subgraph.output_indexes))
-    number = {index: position for position, index in enumerate(kept)}
-
-    def renumbered(indexes: Sequence[int]) -> tuple[int, ...]:
-        return tuple(number[index] for index in indexes)
-
-    operations = (replace(o, inputs=renumbered(o.inputs), outputs=renumbered(o.outputs)) for o in subgraph.operations)
-    return Subgraph(
-        tuple(subgraph.operands[index] for index in kept),
-        tuple(operations),
-        renumbered(subgraph.input_indexes),
-        renumbered(subgraph.output_indexes),
-    )
-
-
 def _is_constant(operand: Operand) -> bool:
     return operand.lifetime == LifeTime.CONSTANT_COPY
 
@@ -269,7 +254,7 @@ def _joined(contents: Mapping[int, bytes | memoryview]) -> tuple[bytes, dict[int
     chunks: list[bytes | memoryview] = []
     new_offsets, end = {}, 0
     for offset, data in contents.items():
-        new_offsets[offset] = _aligned(end, len(data))
+        new_offsets[offset] = aligned_offset(end, len(data))
         chunks += [bytes(new_offsets[offset] - end), data]
         end = new_offsets[offset] + len(data)
     return b"".join(chunks), new_offsets
@@ -289,9 +274,3 @@ def _packed(values: Sequence[int]) -> bytes:
         return struct.pack(f"<{len(values)}i", *values)
     except struct.error:
         raise InvalidArgument(f"{max(values, key=abs)} does not fit 32 bits") from None
-
-
-def _aligned(end: int, size_bytes: int) -> int:
-    """Return the offset of a constant of `size_bytes` after `end`."""
-    alignment = 1 if size_bytes < 2 else 2 if size_bytes < 4 else 4
-    return -(-end // alignment) * alignment

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from nnfmq.hal.summaries import clipped, code_name, html_tables, listed, signature
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import Model
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class TensorMetadata:
+class TensorMetadata(Struct, frozen=True):
     """What a file's author says of an input or output: its normalization, and the labels of its elements or values.
 
     Inputs are normalized as (x - mean) / std, before they are quantized. `mean` and `std` have one element or one for
@@ -33,8 +33,7 @@ class TensorMetadata:
         return f"<TensorMetadata: {', '.join(parts)}>"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class ModelMetadata:
+class ModelMetadata(Struct, frozen=True):
     """What a file's author says of a model, its inputs and its outputs (without states), and the files in it."""
 
     name: str = ""
@@ -44,15 +43,17 @@ class ModelMetadata:
     license: str = ""
     inputs: tuple[TensorMetadata, ...] = ()
     outputs: tuple[TensorMetadata, ...] = ()
-    files: Mapping[str, bytes] = field(default_factory=dict, hash=False)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.version, self.inputs, self.outputs))  # `files` is a dict
 
     def __repr__(self) -> str:
         name, version = clipped(repr(self.name), 64), clipped(repr(self.version))
         return f"<ModelMetadata: {name}, version {version}, {len(self.files)} files>"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class LoadedModel:
+class LoadedModel(Struct, frozen=True):
     """A model read from a file, ready for `Device.prepare`, and its inputs, outputs and states in the model's order.
 
     The inputs and outputs of `model` are these, followed by the states. `metadata` is None if the file has none.

@@ -7,10 +7,10 @@ values of the next iteration, and elements of the sequences that the node return
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers.onnx_operators.onnx_composition import Composition
@@ -27,16 +27,14 @@ _MAX_EVALUATED = 4096  # iterations, to count them
 _FIRST_OPSET = 9  # of Scan in its present form
 
 
-@dataclass(frozen=True, slots=True)
-class Sequenced:
+class Sequenced(Struct, frozen=True):
     """A sequence that a Scan reads or writes, along `axis`; its elements have one dimension less."""
 
     axis: int
     is_reversed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Iterations:
+class Iterations(Struct, frozen=True):
     """The parts of a Loop or Scan.
 
     `limit` is the largest number of iterations; None if there is none, or if it is `computed_limit`. `begins` is the

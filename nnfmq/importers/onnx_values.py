@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.operation_type import OperationType
+from nnfmq.hal.summaries import tensor_text
 from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import LifeTime, Operand, OperandType
 from nnfmq.importers.graph_builder import GraphBuilder
@@ -59,8 +61,7 @@ def operand_type_of(dtype: np.dtype[Any]) -> OperandType:
         raise InvalidArgument(f"tensors of {dtype.name} are not supported") from None
 
 
-@dataclass(slots=True)
-class Value:
+class Value(Struct):
     """A tensor: `array` if it is a constant, else `operand`; a constant gets an operand when it is first needed.
 
     `node` computed it, and `quantized` are the integers of dequantized floats, as far as they are known.
@@ -70,8 +71,11 @@ class Value:
     dtype: np.dtype[Any]
     operand: int | None = None
     array: Array | None = None
-    node: Node | None = field(default=None, repr=False)
-    quantized: QuantizedForm | None = field(default=None, repr=False)
+    node: Node | None = None
+    quantized: QuantizedForm | None = None
+
+    def __repr__(self) -> str:
+        return f"<Value: {tensor_text(self.dtype.name, self.shape)}>"  # without the node, which refers to its values
 
     @property
     def size(self) -> int:
@@ -84,8 +88,7 @@ class Value:
         return Value(array.shape, array.dtype, None, array)
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedForm:
+class QuantizedForm(Struct, frozen=True):
     """Integers of which floats are (integer - zero point) * scale; a constant may have scales along an axis."""
 
     value: Value
@@ -94,8 +97,7 @@ class QuantizedForm:
     axis: int
 
 
-@dataclass(slots=True)
-class Node:
+class Node(Struct):
     """One node under conversion: its inputs (None if omitted), its attributes, and the results so far."""
 
     name: str

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument, ModelProblem, UnsupportedModel
 
@@ -17,8 +18,7 @@ _INDEXES_MAX = 4
 _TENSOR = re.compile(r"tensor \d+ \((?:'[^']*'|\"[^\"]*\")\)")
 
 
-@dataclass(frozen=True, slots=True)
-class ProblemGroup:
+class ProblemGroup(Struct, frozen=True):
     """Problems that differ only in the operator's index and the tensors; `problem` is the first of them."""
 
     problem: ModelProblem

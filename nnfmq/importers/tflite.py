@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 from nnfmq.hal.tensor_info import TensorInfo
@@ -34,8 +36,7 @@ from nnfmq.importers.type_check import require_types
 __all__ = ["TracedModel", "import_model", "import_traced"]
 
 
-@dataclass(frozen=True, slots=True)
-class TracedModel:
+class TracedModel(Struct, frozen=True):
     """A model, and where the file's tensors are in it.
 
     `shapes` has the shape of each tensor that an operator writes, and `results` the outputs that are intermediate

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.tflite_codes import TENSOR_COMPLEX64
@@ -51,8 +52,7 @@ _QUANTIZED_TYPES = {
 _ZERO_POINTS = {"INT4": (-8, 7), "UINT8": (0, 255), "INT8": (-128, 127), "INT16": (-32768, 32767)}
 
 
-@dataclass(frozen=True, slots=True)
-class TfliteTensor:
+class TfliteTensor(Struct, frozen=True):
     """A tensor; `data` is its constant value in the file, or None.
 
     `file_scale` is the file's scale, even if an operand of that type has none (the INT32 bias of a quantized
@@ -78,8 +78,7 @@ class TfliteTensor:
         return f"tensor {self.index} ({self.name[:80]!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class TfliteOperator:
+class TfliteOperator(Struct, frozen=True):
     """An operator: TFLite's name, tensor indexes (-1: omitted), and the generated options object or None.
 
     `intermediates` are tensors without values, whose quantization some operators need.

@@ -7,10 +7,12 @@ that is not supported. The file is verified first, and reading it is bounded by 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
+
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.summaries import tensor_text
 from nnfmq.importers import flatbuffer_verifier, tflite_schema
 from nnfmq.importers.file_format import TFLITE_IMPORTER, FileContent, importer_of
 
@@ -25,8 +27,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class FileTensor:
+class FileTensor(Struct, frozen=True):
     """A tensor as the file has it: `type` is the schema's name, `shape_signature` may be empty.
 
     `data` is a view of the file, None without a value.
@@ -40,11 +41,13 @@ class FileTensor:
     zero_points: tuple[int, ...] = ()
     quantized_dimension: int = 0
     is_variable: bool = False
-    data: memoryview | None = field(default=None, repr=False)
+    data: memoryview | None = None
+
+    def __repr__(self) -> str:
+        return f"<FileTensor: {tensor_text(self.type, self.shape)} {self.name!r}>"
 
 
-@dataclass(frozen=True, slots=True)
-class FileOperator:
+class FileOperator(Struct, frozen=True):
     """An operator: the name of the builtin or custom operator, and tensor indexes (-1: omitted)."""
 
     name: str
@@ -52,8 +55,7 @@ class FileOperator:
     outputs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FileSubgraph:
+class FileSubgraph(Struct, frozen=True):
     """The tensors of a subgraph, the indexes of its inputs and outputs, and its operators in the file's order."""
 
     tensors: tuple[FileTensor, ...]
@@ -62,8 +64,7 @@ class FileSubgraph:
     operators: tuple[FileOperator, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FileSignature:
+class FileSignature(Struct, frozen=True):
     """The tensors of a signature by the names that it gives them."""
 
     subgraph: int
@@ -71,8 +72,7 @@ class FileSignature:
     outputs: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class TfliteInterface:
+class TfliteInterface(Struct, frozen=True):
     """The subgraphs of a file, and its signatures by key."""
 
     subgraphs: tuple[FileSubgraph, ...]

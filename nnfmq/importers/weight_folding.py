@@ -8,11 +8,12 @@ becomes the operation's own, as in the optimizations of ONNX Runtime and TFLite'
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import FusedActivationFunc, Operation
@@ -37,8 +38,7 @@ _AFFINE: Mapping[OperationType, Callable[[Array], tuple[Any, Any]]] = {
 _COMMUTATIVE = (OperationType.ADD, OperationType.MUL)
 
 
-@dataclass(frozen=True, slots=True)
-class _Parameters:
+class _Parameters(Struct, frozen=True):
     """The positions of activation and layout among the inputs, and the axis of the weights' output channels."""
 
     activation: int
@@ -56,8 +56,7 @@ _WEIGHTED = {
 """The operations that have weights, with explicit paddings."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Product:
+class _Product(Struct, frozen=True):
     """Weights and bias with a factor and an offset for each channel. `weight_shape` broadcasts factors to weights."""
 
     weights: Array
@@ -89,8 +88,7 @@ def fold_into_weights(graph: GraphRewriting) -> None:
             folding.fold(number)
 
 
-@dataclass(frozen=True, slots=True)
-class _Folding:
+class _Folding(Struct, frozen=True):
     """Folds into the operations of a graph, one after the other."""
 
     graph: GraphRewriting

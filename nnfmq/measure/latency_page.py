@@ -6,27 +6,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from nnfmq.html_page import html_page
 from nnfmq.measure.latency_charts import COLOURS, percentile_chart, time_chart
 from nnfmq.measure.report_files import ratio_text, result_names, time_text
 
-__all__ = ["conditions_list", "html_page", "html_table", "render_page"]
+__all__ = ["conditions_list", "html_table", "latency_page", "render_page"]
 
 _STYLE = """
-:root { color-scheme: light dark; --line: #8884; }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 1rem auto; max-width: 60rem; padding: 0 1rem; }
+body { margin: 1rem auto; max-width: 60rem; }
 h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { border-bottom: 1px solid var(--line); padding: .15rem .5rem; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } thead th { font-weight: 600; }
+th:first-child, td:first-child { text-align: left; }
 .wide svg { display: block; max-width: 42rem; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }
-figure { margin: 0; } figcaption { font-size: .9rem; }
-svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: CanvasText; }
-.grid { stroke: var(--line); fill: none; } .line { fill: none; stroke-width: 1.6; }
+.charts { grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }
+figcaption { font-size: .9rem; }
+.line { fill: none; stroke-width: 1.6; }
 .c0 { stroke: #3b7dd8; } .c1 { stroke: #d97a2b; } .c2 { stroke: #4c9a4c; } .c3 { stroke: #9a5fc0; }
 .c4 { stroke: #cc4b4b; } .c5 { stroke: #2f9aa3; } .c6 { stroke: #a98f1c; } .c7 { stroke: #808080; }
-.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; list-style: none; padding: 0; font-size: .9rem; }
+.legend { font-size: .9rem; }
 .legend svg { width: 1.4rem; height: .7rem; margin-right: .35rem; } .legend .line { stroke-width: 4; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .9rem; }
 dt { color: GrayText; } dd { margin: 0; overflow-wrap: anywhere; }
@@ -38,23 +34,17 @@ _TIME_LINES = ("p50", "p99", "max")
 
 def render_page(report: Mapping[str, Any]) -> str:
     """Return the page of a report of `load_report.build_report`."""
-    title = f"Latency of {escape(report['model'].rsplit('/', 1)[-1])}"
+    title = f"Latency of {report['model'].rsplit('/', 1)[-1]}"
     parts = [*_results(report["results"]), *_ratios(report), *_missing(report), *_charts(report["results"])]
     parts += conditions_list(
         {**report["conditions"], **{f"load: {key}": value for key, value in report["load"].items()}}
     )
-    return html_page(title, parts)
+    return latency_page(title, parts)
 
 
-def html_page(title: str, parts: Iterable[str]) -> str:
-    """Return a page with this title and body; both are HTML."""
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{_STYLE}</style></head><body>\n<h1>{title}</h1>\n"
-        + "\n".join(parts)
-        + "\n</body></html>\n"
-    )
+def latency_page(title: str, parts: Iterable[str]) -> str:
+    """Return a page with this title and body, with the style of the tables and charts of latencies."""
+    return html_page(title, parts, _STYLE)
 
 
 def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from nnfmq.mlts.crash_messages import ClientTask
 from nnfmq.mlts.stress_models import COMPLETE
@@ -12,7 +13,9 @@ from nnfmq.runtime.client import Client
 from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.connect import connect
 from nnfmq.runtime.prepare_arguments import ModelArgument
-from nnfmq.runtime.prepared_model import PreparedModel
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.client import CompiledModel
 
 _CONNECT_S = 60.0  # with 60 clients on one processor
 
@@ -36,7 +39,7 @@ class WorkloadContext:
         """Return the device under test. Blocks."""
         return self.client.device(self.task.device, timeout=None)
 
-    def prepare(self, device: Device | None, model: ModelArgument) -> PreparedModel:
+    def prepare(self, device: Device | None, model: ModelArgument) -> CompiledModel:
         """Prepare a model, on any device if `device` is None. Blocks."""
         prepare = self.client.prepare if device is None else device.prepare
         return prepare(model, preference=COMPLETE if self.task.compiles_fully else "fast")

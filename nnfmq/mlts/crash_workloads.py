@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +24,9 @@ from nnfmq.mlts.datasets import Array
 from nnfmq.mlts.random_stress import run_random_graphs
 from nnfmq.mlts.stress_models import hal_model, inputs_for, open_model, with_constants_in_file
 from nnfmq.runtime.client_device import Device
-from nnfmq.runtime.prepared_model import PreparedModel
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.client import CompiledModel
 
 _SLICE_S = 1.0  # executions of one model before the next one
 _FLOAT_TOLERANCE = 1e-3  # between a baseline program and the compiled one
@@ -84,7 +87,7 @@ def _execute_models(context: WorkloadContext, worker: int) -> None:
             return
 
 
-def _execute_until(context: WorkloadContext, prepared: PreparedModel, end_ns: int) -> list[int]:
+def _execute_until(context: WorkloadContext, prepared: CompiledModel, end_ns: int) -> list[int]:
     """Execute the same inputs over a burst until `end_ns`, at least once; return the times in ns.
 
     Raises:

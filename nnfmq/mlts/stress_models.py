@@ -10,11 +10,12 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import InvalidArgument, NnfmqError
@@ -34,7 +35,9 @@ from nnfmq.mlts.crash_list import CrashTest
 from nnfmq.mlts.datasets import Array
 from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.prepare_arguments import NamedModel
-from nnfmq.runtime.prepared_model import PreparedModel
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.client import CompiledModel
 
 PARALLEL_BUDGET_S = 8.0
 """How long the executions, or preparations, of all threads of a test may take one after the other."""
@@ -140,7 +143,7 @@ def affordable(costs: Sequence[ModelCost], test: CrashTest) -> list[ModelCost]:
     return fitting or sorted(costs, key=seconds)[:1]
 
 
-def inputs_for(prepared: PreparedModel) -> list[Array]:
+def inputs_for(prepared: CompiledModel) -> list[Array]:
     """Return inputs of a prepared model, the same ones each time."""
     random = np.random.default_rng(0)
     return [

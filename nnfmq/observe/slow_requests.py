@@ -103,12 +103,14 @@ def _stages(request: int, by_name: dict[str, Slice]) -> RequestStages | None:
     if driver is None and execute is None:
         return None
     stages: dict[str, int] = {}
-    if write is not None:
-        stages["client write"] = write.duration_ns
+    if write is not None:  # the driver may have the request before the client's call that wakes it has returned
+        end_ns = write.end_ns if driver is None else min(write.end_ns, driver.begin_ns)
+        stages["client write"] = max(0, end_ns - write.begin_ns)
     if driver is not None and wait is not None:
         stages["request wake-up"] = max(0, driver.begin_ns - wait.begin_ns)
     if driver is not None:
-        stages |= _driver_stages(driver, engine, by_name.get(_DECODE), by_name.get(_BIND))
+        seen_ns = driver.end_ns if wait is None else min(driver.end_ns, wait.end_ns)
+        stages |= _driver_stages(driver, engine, by_name.get(_DECODE), by_name.get(_BIND), seen_ns)
     elif wait is not None:
         stages["driver"] = wait.duration_ns
     if driver is not None and wait is not None:
@@ -121,13 +123,16 @@ def _stages(request: int, by_name: dict[str, Slice]) -> RequestStages | None:
     return RequestStages(request, whole.begin_ns, whole.duration_ns, stages, threads, engine)
 
 
-def _driver_stages(driver: Slice, engine: Slice | None, decode: Slice | None, bind: Slice | None) -> dict[str, int]:
+def _driver_stages(
+    driver: Slice, engine: Slice | None, decode: Slice | None, bind: Slice | None, seen_ns: int
+) -> dict[str, int]:
+    """Return the driver's stages. The reply ends when the client has seen it, perhaps before the driver's slice."""
     stages = {"decode": decode.duration_ns if decode else 0, "bind": bind.duration_ns if bind else 0}
     if engine is not None:
         ready_ns = max(one.end_ns if one else driver.begin_ns for one in (decode, bind))
         stages["queue for cores"] = max(0, engine.begin_ns - ready_ns)
         stages["engine"] = engine.duration_ns
-        stages["reply"] = max(0, driver.end_ns - engine.end_ns)
+        stages["reply"] = max(0, seen_ns - engine.end_ns)
     return stages
 
 

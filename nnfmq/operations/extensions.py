@@ -11,10 +11,11 @@ The service decides which plug-ins a driver installs. Source: HAL 1.2, extension
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extension_codes import (
@@ -61,8 +62,7 @@ def define_operation(code: int, name: str) -> OperationType:
     return with_name(OperationType(extension_code(_OWN_PREFIX, code)), name)
 
 
-@dataclass(frozen=True, slots=True)
-class ExtensionType:
+class ExtensionType(Struct, frozen=True):
     """An operand type of an extension: its code from `define_type`, and the NumPy dtype of its elements, e.g. "int64".
 
     Elements that NumPy has no numeric dtype for are declared as tensors of one that it has, such as bytes.
@@ -78,8 +78,7 @@ class ExtensionType:
         return ExtensionOperandTypeInformation(extension_type(self.type), self.is_tensor, np.dtype(self.dtype).itemsize)
 
 
-@dataclass(frozen=True, slots=True)
-class VendorExtension:
+class VendorExtension(Struct, frozen=True):
     """A complete extension: the object that a plug-in's entry point refers to.
 
     `declarations` use codes from `define_type` and `define_operation` for the extension's own types and operations.
@@ -163,8 +162,7 @@ def _types_of(declaration: Declaration) -> Iterator[OperandType]:
         yield from variant.types.values()
 
 
-@dataclass(frozen=True, slots=True)
-class _LocalPrefix:
+class _LocalPrefix(Struct, frozen=True):
     """An extension's prefix in this process; its codes have other prefixes in models and in its own module."""
 
     name: str

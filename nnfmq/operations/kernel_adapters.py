@@ -13,11 +13,11 @@ without preparation become plans here; others, such as convolutions, are written
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.operations.signature import Array, Plan, Run, Tensor
 

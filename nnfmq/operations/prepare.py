@@ -13,11 +13,12 @@ operation:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import Operand, is_scalar
@@ -27,16 +28,14 @@ from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Rol
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class ShapedOp:
+class ShapedOp(Struct, frozen=True):
     """An operation with valid shapes. `bind()` returns its Run; that may take long, and may raise GeneralFailure."""
 
     shapes: tuple[Shape, ...]
     bind: Callable[[], Run]
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedOp:
+class PreparedOp(Struct, frozen=True):
     """An operation bound to shapes, weights and attributes; `run` takes the DATA arrays in order."""
 
     shapes: tuple[Shape, ...]

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import PaddingScheme
@@ -40,8 +41,7 @@ def require_rank(shape: Shape, ranks: Iterable[int], name: str) -> None:
     require(len(shape) in allowed, "R1", f"{name} has rank {len(shape)}, allowed are {allowed}")
 
 
-@dataclass(frozen=True, slots=True)
-class WindowDimension:
+class WindowDimension(Struct, frozen=True):
     """A filter window along one axis, as XLA's WindowDimension: `count` positions, `stride` apart.
 
     `size` is the kernel's; the window moves over padding_low + input + padding_high elements.

@@ -19,12 +19,12 @@ AIDL v1 to v4).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import ChannelQuant, LifeTime, Operand, OperandType, OperationType
@@ -76,8 +76,7 @@ class Role(Enum):
     ATTRIBUTE = "attribute"
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Struct, frozen=True):
     """One parameter of an overload. `repeated`: takes one or more arguments. `optional`: may be NO_VALUE."""
 
     name: str
@@ -110,8 +109,7 @@ def attribute(name: str, type: ParameterType = INT32, *, optional: bool = False)
     return Parameter(name, type, Role.ATTRIBUTE, optional)
 
 
-@dataclass(frozen=True, slots=True)
-class Overload:
+class Overload(Struct, frozen=True):
     """One parameter list. `arities`: accepted argument count (the minimum if a parameter repeats) → feature level."""
 
     parameters: tuple[Parameter, ...]
@@ -134,8 +132,7 @@ def overload(*parameters: Parameter, level: int = V1_0, also: Mapping[int, int] 
     return Overload(parameters, {len(parameters): level, **(also or {})})
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
+class Variant(Struct, frozen=True):
     """One binding of the type variables, its feature level, and its plan (None: no engine computes it)."""
 
     types: Mapping[str, OperandType]
@@ -143,8 +140,7 @@ class Variant:
     plan: Plan | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(Struct, frozen=True):
     """An array's description before an execution; `value` is set for WEIGHT and ATTRIBUTE parameters only.
 
     `extension_data` are the client's bytes on an operand of an extension type, not validated.
@@ -165,8 +161,7 @@ class Tensor:
         return self.value
 
 
-@dataclass(frozen=True, slots=True)
-class Declaration:
+class Declaration(Struct, frozen=True):
     """Everything that nnfmq knows about one operation.
 
     Attributes:
@@ -201,7 +196,7 @@ class Declaration:
     image_outputs: bool = True
     zero_sized: bool = False
     same_quantization: bool = False
-    level: Callable[[Mapping[str, Operand], Operand], int] = field(default=lambda inputs, output: V1_0)
+    level: Callable[[Mapping[str, Operand], Operand], int] = lambda inputs, output: V1_0
     unbound: Callable[..., Array] | None = None
 
     @property
@@ -223,8 +218,7 @@ class Declaration:
         return (self.outputs[:count], counts[count]) if count in counts else None
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Struct, frozen=True):
     """A declaration resolved for operands: a parameter for each argument, the variant, the feature level needed."""
 
     declaration: Declaration

@@ -15,10 +15,11 @@ may be negative.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.hal.types import OperationType, PaddingScheme
 from nnfmq.operations.convolution import EXPLICIT, LAYOUT, OPERANDS, require_channel_dim, variants

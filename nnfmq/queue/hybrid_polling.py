@@ -10,7 +10,8 @@ are, sleeps until shortly before the next record is due, and polls from there un
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from nnfmq import settings
 from nnfmq.hal.errors import InvalidArgument
@@ -107,8 +108,7 @@ def _step(estimate: int, sample: int, up: int, down: int) -> int:
     return (sample - estimate) // up if sample > estimate else -((estimate - sample) // down)
 
 
-@dataclass(frozen=True, slots=True)
-class PollingWindow:
+class PollingWindow(Struct, frozen=True):
     """How long a receiver polls its ring before it sleeps, in ns; 0 = it sleeps immediately."""
 
     ns: int

@@ -23,8 +23,10 @@ No other module computes offsets.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
 from itertools import pairwise
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
 
@@ -53,8 +55,7 @@ MAX_EXTENT = 2**31 - 1 - PAGE_BYTES  # libfmq's own limit for one grantor
 MAX_OFFSET = 2**31 - 1  # int32 in AIDL
 
 
-@dataclass(frozen=True, slots=True)
-class Grantor:
+class Grantor(Struct, frozen=True):
     """A byte range in one of the queue's file descriptors."""
 
     fd_index: int
@@ -62,8 +63,7 @@ class Grantor:
     extent: int
 
 
-@dataclass(frozen=True, slots=True)
-class MQDescriptor:
+class MQDescriptor(Struct, frozen=True):
     """libfmq's MQDescriptor without its fds. Grantors: read counter, write counter, ring, and event flag if any."""
 
     grantors: tuple[Grantor, ...]
@@ -71,8 +71,7 @@ class MQDescriptor:
     flags: int = SYNCHRONIZED
 
 
-@dataclass(frozen=True, slots=True)
-class QueueLayout:
+class QueueLayout(Struct, frozen=True):
     """Validated offsets of one queue. `event_flag`, `stats` and `writer_cpu` are None if the memory has no such part.
 
     `fds` has the index of the file descriptor of each of the four grantors; the stats are in file descriptor 0.

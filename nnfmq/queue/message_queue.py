@@ -18,10 +18,10 @@ from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypedDict
 
-from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
 from nnfmq.memory import Memory
 from nnfmq.queue import descriptor_formats, layout
+from nnfmq.queue.awaitable_queue import AwaitableQueue
 from nnfmq.queue.core import ACTIVE_CORE, Core
 from nnfmq.queue.event_flag import NOT_EMPTY, NOT_FULL, EventFlag, checked_mask
 from nnfmq.queue.layout import SYNCHRONIZED, UNSYNCHRONIZED, MQDescriptor, QueueLayout
@@ -53,7 +53,7 @@ class AttachOptions(TypedDict, total=False):
     core: Core
 
 
-class MessageQueue(Uncopyable):
+class MessageQueue(AwaitableQueue, Uncopyable):
     """One end of a queue. Owns its memory regions; close it, or use `with`.
 
     Three methods are the core's own, so that a call has no Python frame in between:
@@ -364,48 +364,6 @@ class MessageQueue(Uncopyable):
             return self._open_ring().read_blocking(n, deadline_ns)
         bits = checked_mask(write_notification), checked_mask(read_notification)
         return self._open_ring().read_blocking(n, deadline_ns, None if event_flag is None else event_flag._word, *bits)
-
-    # ---- coroutines ----
-
-    async def read_async(self, n: int = 1, *, timeout: float | None = None) -> bytes | None:
-        """Wait for `n` records, read them and wake the writer; None after `timeout` seconds (0 = do not wait).
-
-        Other tasks of the loop run meanwhile. A task that is cancelled has read nothing. Returns None immediately for
-        more than `count` records.
-
-        Raises:
-            DeadObject: If the peer has died.
-            QueueCorrupted: If the counters are invalid.
-            InvalidArgument: If the queue is closed, or another task waits to read from it.
-        """
-        from nnfmq.queue import aio  # late, because asyncio costs more to import than this package
-
-        deadline_ns = deadline_after(timeout) if n <= self.count else 0
-        return await aio.retry_until_done(
-            lambda: self.read_blocking(n, 0), self._open_ring(), self.event_flag, NOT_EMPTY,
-            n * self.quantum, deadline_ns,
-        )  # fmt: skip
-
-    async def write_async(self, data: Buffer, *, timeout: float | None = None) -> bool:
-        """Wait until `data` fits, write it and wake the reader; False after `timeout` seconds (0 = do not wait).
-
-        Other tasks of the loop run meanwhile; `data` must not change. A task that is cancelled has written nothing.
-        Returns False immediately for more than `count` records.
-
-        Raises:
-            DeadObject: If the peer has died.
-            QueueCorrupted: If the counters are invalid.
-            InvalidArgument: If the queue is closed, or another task waits to write to it.
-        """
-        from nnfmq.queue import aio
-
-        size = memoryview(data).nbytes
-        deadline_ns = deadline_after(timeout) if size <= self.count * self.quantum else 0
-        done = await aio.retry_until_done(
-            lambda: self.write_blocking(data, 0) or None, self._open_ring(), self.event_flag, NOT_FULL,
-            size, deadline_ns,
-        )  # fmt: skip
-        return done is not None
 
     # ---- peer death ----
 

@@ -7,8 +7,9 @@ may be committed. The views keep the memory mapped, also after the queue was clo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
+
+from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument
 
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Transaction:
+class Transaction(Struct, frozen=True, eq=False):
     """Space for records, or records to read, in one region of the ring or, if they cross its end, in two.
 
     `first` and `second` are bytes of the ring, writable in a write transaction, read-only in a read transaction. What

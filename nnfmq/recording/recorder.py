@@ -110,8 +110,11 @@ class ExecutionRecorder:
         return recorder
 
     def prepared(self, preparation: ObservedPreparation) -> ModelObserver | None:
-        """Write a model; blocks until it is written. Returns the observer of its executions."""
-        if preparation.status != ErrorStatus.NONE:
+        """Write a model; blocks until it is written. Returns the observer of its executions.
+
+        Of a model that is divided among devices the steps are written, each as a model.
+        """
+        if preparation.status != ErrorStatus.NONE or preparation.plan_devices:
             return None
         pending = _PendingModel(preparation)
         self._queue.put(pending)

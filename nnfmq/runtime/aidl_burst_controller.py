@@ -15,11 +15,12 @@ from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import BadState, InvalidArgument, NnfmqError
 from nnfmq.hal.types import BufferToken, ExecutionConfig, HalExecutionMode, Pool, Request
 from nnfmq.runtime.burst_slots import TokenAllocator
+from nnfmq.runtime.device_execution import exchange_execution
 from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
+from nnfmq.runtime.failed_execution import execute_after_failure
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.request_run import RequestRun
-from nnfmq.runtime.sync_execution import exchange_execution
 from nnfmq.runtime.wire_values import memory_fds, to_wire_config, to_wire_deadline
 from nnfmq.serialize import messages
 from nnfmq.uncopyable import Uncopyable
@@ -35,16 +36,29 @@ class AidlBurst(Uncopyable):
         self._model = model
         self._connection = model.connection
         self._burst_id = 0
+        self._is_closed = False
         self._tokens = TokenAllocator()
         self._claims: dict[int, object] = {}  # see `exclusive_use`
 
     @classmethod
     def configure(cls, model: ModelHandle, deadline_ns: int | None) -> Self:
-        """Configure the burst in the driver (configureExecutionBurst); blocks."""
+        """Configure the burst in the driver (configureExecutionBurst); blocks.
+
+        If the driver fails, and others may execute the model, each execution tries to configure it again.
+        """
         burst = cls(model)
-        message = messages.ConfigureAidlBurst(model.connection.next_call_id(), model.model_id)
-        model.connection.call(message, messages.BurstConfigured, (), deadline_ns, on_reply=burst._on_configured)
+        try:
+            burst._configure(deadline_ns)
+        except NnfmqError as error:
+            if not model.can_execute_again(error, deadline_ns):
+                raise
         return burst
+
+    def _configure(self, deadline_ns: int | None) -> None:
+        location = self._model.location
+        message = messages.ConfigureAidlBurst(location.connection.next_call_id(), location.require_id())
+        self._connection = location.connection
+        self._connection.call(message, messages.BurstConfigured, (), deadline_ns, on_reply=self._on_configured)
 
     def _on_configured(self, reply: messages.BurstConfigured) -> None:
         self._burst_id = reply.burst_id
@@ -87,13 +101,24 @@ class AidlBurst(Uncopyable):
             NnfmqError: The error that the driver replied.
         """
         deadline_ns = deadline_after(timeout)
+        try:
+            return self._execute(request, config, tokens, deadline_ns)
+        except NnfmqError as error:
+            if not self._model.can_execute_again(error, deadline_ns):
+                raise
+            return execute_after_failure(self._model, request, config, deadline_ns, error)
+
+    def _execute(
+        self, request: Request, config: ExecutionConfig, tokens: Sequence[int] | None, deadline_ns: int | None
+    ) -> ExecutionResult:
         self._release_tokens(self._tokens.expired(), deadline_ns)
         if tokens is None:
             found = [None if isinstance(pool, BufferToken) else self._tokens.find(pool) for pool in request.pools]
             tokens = [NO_TOKEN if token is None else token for token in found]
+        burst_id = self._configured_id(deadline_ns)
         message = messages.ExecuteAidlBurst(
             self._connection.next_call_id(),
-            self._require_id(),
+            burst_id,
             messages.request_to_data(request),
             tuple(tokens),
             to_wire_config(self._model, config),
@@ -113,17 +138,22 @@ class AidlBurst(Uncopyable):
 
     def _release_tokens(self, tokens: Sequence[int], deadline_ns: int | None) -> None:
         for token in tokens:
-            message = messages.ReleaseMemoryResource(self._connection.next_call_id(), self._require_id(), token)
+            burst_id = self._configured_id(deadline_ns)
+            message = messages.ReleaseMemoryResource(self._connection.next_call_id(), burst_id, token)
             self._connection.call(message, messages.Reply, (), deadline_ns)
             self._tokens.free(token)
 
-    def _require_id(self) -> int:
-        if not self._burst_id:
+    def _configured_id(self, deadline_ns: int | None) -> int:
+        """Return the burst's id in the driver, which configures it if it has not done so; blocks."""
+        if self._is_closed:
             raise InvalidArgument("this burst is closed")
+        if not self._burst_id or self._model.has_moved_from(self._connection):
+            self._configure(deadline_ns)
         return self._burst_id
 
     def close(self) -> None:
         """Close the burst in the driver; waits up to 5 s for an execution in progress. Idempotent."""
+        self._is_closed = True
         burst_id, self._burst_id = self._burst_id, 0
         if not burst_id or not self._connection.is_open:
             return

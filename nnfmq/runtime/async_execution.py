@@ -2,19 +2,25 @@
 
 The callback arrives on the watcher thread, exactly once: with the driver's result, or with DEAD_OBJECT when the driver
 dies. That thread also converts it to arrays and closes the request's memory, so the application has nothing to close.
+If the execution falls back to the CPU, the fallback thread does all that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import MissedDeadlineTransient, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, Request
+from nnfmq.runtime import fallback_thread
 from nnfmq.runtime.array_request import ArrayRequest
+from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.execution_result import ExecutionResult
+from nnfmq.runtime.failed_execution import execute_after_failure
 from nnfmq.runtime.future import Future
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.request_run import RequestRun
@@ -30,7 +36,12 @@ ResultT = TypeVar("ResultT")
 
 
 class PendingExecution(Uncopyable, Generic[ResultT]):
-    """An execution in progress. Any thread may wait for it, any number of times. Nothing has to be closed."""
+    """An execution in progress. Any thread may wait for it, any number of times. Nothing has to be closed.
+
+    A task of asyncio awaits it: `scores, = await model.execute_async(image)`. So may several tasks, of several event
+    loops. If a task is cancelled, or its `asyncio.timeout` passes, the execution continues, and its result is discarded
+    unless somebody else waits for it.
+    """
 
     def __init__(self, future: Future[ResultT]) -> None:
         self._future = future
@@ -65,6 +76,17 @@ class PendingExecution(Uncopyable, Generic[ResultT]):
                 "the timeout passed before the execution was done; the execution continues"
             ) from None
 
+    def __await__(self) -> Generator[Any, None, ResultT]:
+        """Return the result when there is one; other tasks of the event loop run meanwhile.
+
+        Raises:
+            DeadObject: If the driver has exited.
+            NnfmqError: The error that the driver replied.
+        """
+        from nnfmq.runtime.task_waiting import result_of  # late, because asyncio costs more to import than this package
+
+        return result_of(self._future).__await__()
+
 
 class ResultHandler(Protocol):
     """Receives the result of one execution or its error: exactly one of the methods is called, once."""
@@ -83,38 +105,38 @@ class AsyncRequest:
 
     def __init__(self, model: ModelHandle, config: ExecutionConfig, deadline_ns: int | None) -> None:
         self._model = model
-        self._model_id = model.model_id
+        model.require_open()
         self._config = config
         self._deadline_ns = deadline_ns
 
     def start(self, request: Request, handler: ResultHandler) -> None:
         """Send a request; `handler` is called on the watcher thread. Borrows the request's pools until then.
 
-        Blocks while the socket is full, at most until the deadline.
+        Blocks while the socket is full, at most until the deadline. If the device fails and the request is executed
+        elsewhere, `handler` is called on the fallback thread.
 
         Raises:
             DeadObject: If the driver has exited.
             MissedDeadlineTransient: If the deadline passes before the request is sent.
         """
-        message, validator, fds = self._prepare(request, handler)
-        try:
-            self._model.connection.start_call(message, messages.ExecutionFinished, validator, fds, self._deadline_ns)
-        except NnfmqError as error:
-            validator.observe_failure(error)
-            raise
+        connection, message, validator, fds = self._prepare(request, handler)
+        with validator.raising_or_executing_again():
+            connection.start_call(message, messages.ExecutionFinished, validator, fds, self._deadline_ns)
 
     def start_nonblocking(self, request: Request, handler: ResultHandler) -> None:
         """As `start`, for the watcher thread. Does not block."""
-        message, validator, fds = self._prepare(request, handler)
-        self._model.connection.start_call_nonblocking(message, messages.ExecutionFinished, validator, fds)
+        connection, message, validator, fds = self._prepare(request, handler)
+        with validator.raising_or_executing_again():
+            connection.start_call_nonblocking(message, messages.ExecutionFinished, validator, fds)
 
     def _prepare(
         self, request: Request, handler: ResultHandler
-    ) -> tuple[messages.ExecuteAsynchronously, _ValidatingHandler, list[int]]:
-        connection = self._model.connection
+    ) -> tuple[Connection, messages.ExecuteAsynchronously, _ValidatingHandler, list[int]]:
+        location = self._model.location
+        connection, model_id = location.connection, location.require_id()
         message = messages.ExecuteAsynchronously(
             connection.next_call_id(),
-            self._model_id,
+            model_id,
             messages.request_to_data(request),
             to_wire_config(self._model, self._config),
             to_wire_deadline(connection, self._deadline_ns),
@@ -122,16 +144,53 @@ class AsyncRequest:
         run = RequestRun(self._model, request, self._config)
         fds = memory_fds(request.pools)
         observation = run.begin(HalExecutionMode.ASYNCHRONOUS, self._deadline_ns)
-        return message, _ValidatingHandler(run, handler, observation), fds
+        rescue = _Rescue(self._model, request, self._config, self._deadline_ns)
+        return connection, message, _ValidatingHandler(run, handler, observation, rescue), fds
+
+
+class _Rescue(NamedTuple):
+    """What executes a request elsewhere after an error of the device."""
+
+    model: ModelHandle
+    request: Request
+    config: ExecutionConfig
+    deadline_ns: int | None
+
+    def submit(self, error: NnfmqError, handler: ResultHandler) -> bool:
+        """Let the fallback thread execute the request and call `handler`; return False if nothing can execute it.
+
+        Does not block.
+        """
+        if not self.model.can_execute_again(error, self.deadline_ns):
+            return False
+        try:
+            fallback_thread.submit(partial(self._run, error, handler))
+        except RuntimeError:  # no thread can be started
+            return False
+        return True
+
+    def _run(self, error: NnfmqError, handler: ResultHandler) -> None:
+        try:
+            result = execute_after_failure(self.model, self.request, self.config, self.deadline_ns, error)
+        except NnfmqError as failure:
+            handler.set_exception(failure)
+        except BaseException:
+            handler.set_exception(error)
+            raise
+        else:
+            handler.set_result(result)
 
 
 class _ValidatingHandler:
     """Validates the driver's callback and passes the result on."""
 
-    def __init__(self, run: RequestRun, handler: ResultHandler, observation: RequestObservation | None) -> None:
+    def __init__(
+        self, run: RequestRun, handler: ResultHandler, observation: RequestObservation | None, rescue: _Rescue
+    ) -> None:
         self._run = run
         self._handler = handler
         self._observation = observation
+        self._rescue = rescue
 
     def set_result(self, reply: messages.ExecutionFinished) -> None:
         try:
@@ -144,10 +203,21 @@ class _ValidatingHandler:
             self._handler.set_result(result)
 
     def set_exception(self, error: NnfmqError) -> None:
-        self.observe_failure(error)
-        self._handler.set_exception(error)
+        self._observe_failure(error)
+        if not self._rescue.submit(error, self._handler):
+            self._handler.set_exception(error)
 
-    def observe_failure(self, error: NnfmqError) -> None:
+    @contextmanager
+    def raising_or_executing_again(self) -> Iterator[None]:
+        """Handle an error of the block, which sends the request: raise it, unless the request is executed elsewhere."""
+        try:
+            yield
+        except NnfmqError as error:
+            self._observe_failure(error)
+            if not self._rescue.submit(error, self._handler):
+                raise
+
+    def _observe_failure(self, error: NnfmqError) -> None:
         """Report the error to the observers of the model."""
         if self._observation is not None:
             self._observation.fail(error)
@@ -200,6 +270,13 @@ def start_request(async_request: AsyncRequest, request: Request) -> PendingExecu
     future: Future[ExecutionResult] = Future()
     async_request.start(request, future)
     return PendingExecution(future)
+
+
+def started(pending: PendingExecution[ResultT], is_synchronous: bool) -> PendingExecution[ResultT]:
+    """Return a pending execution: immediately, or when it is done if the settings want executions to be synchronous."""
+    if is_synchronous:
+        pending.wait()
+    return pending
 
 
 def start_arrays(

@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
+from nnfmq.hal.errors import NnfmqError
 from nnfmq.runtime.burst_controller import Burst
+from nnfmq.runtime.failed_execution import model_on_cpu
+from nnfmq.runtime.mapped_arrays import MappedArrays
 from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.verbose_log import vlog
 
 __all__ = ["configure_burst"]
 
 
 def configure_burst(
-    model: ModelHandle, polling_window_us: float | None, deadline_ns: int | None, *, with_memory: bool = True
+    model: ModelHandle,
+    polling_window_us: float | None,
+    deadline_ns: int | None,
+    *,
+    with_memory: bool = True,
+    arrays: MappedArrays | None = None,
 ) -> Burst:
-    """Configure a burst and return it, which the caller closes; blocks. Arguments and errors of `Burst.configure`."""
-    kind = Burst
-    if model.observed is not None:
-        from nnfmq.runtime.observed_burst import ObservedBurst
+    """Configure a burst and return it, which the caller closes; blocks. Arguments and errors of `Burst.configure`.
 
-        kind = ObservedBurst
-    return kind.configure(model, polling_window_us, deadline_ns, with_memory=with_memory)
+    If the driver has died, the model is prepared again in the one that has replaced it; otherwise, or if that fails,
+    the burst is one of the model on the CPU device, if the model has a fallback.
+    """
+
+    def configure(place: ModelHandle) -> Burst:
+        kind = _kind(place)
+        vlog("execution", "a burst on %s: its executions are not logged", place.device)
+        return kind.configure(place, polling_window_us, deadline_ns, with_memory=with_memory, arrays=arrays)
+
+    try:
+        return configure(model)
+    except NnfmqError as failure:
+        if not model.can_execute_again(failure, deadline_ns):
+            raise
+        error = failure
+    if model.can_recover(error):
+        try:
+            model.recover(deadline_ns)
+            return configure(model)
+        except NnfmqError as failure:
+            error = failure
+    return configure(model_on_cpu(model, error, deadline_ns))
+
+
+def _kind(model: ModelHandle) -> type[Burst]:
+    if model.observed is None:
+        return Burst
+    from nnfmq.runtime.observed_burst import ObservedBurst
+
+    return ObservedBurst

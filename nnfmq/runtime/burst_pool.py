@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import starmap
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from numpy.typing import ArrayLike
 
 from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.errors import InvalidArgument, MissedDeadlineTransient
-from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.tensor_layout import Array
 from nnfmq.uncopyable import Uncopyable
 
@@ -32,6 +31,19 @@ if TYPE_CHECKING:
     from nnfmq.runtime.burst_controller import Burst
 
 _ONCE = ((),)  # the arguments of one call, for starmap
+
+
+class BurstOwner(Protocol):
+    """The model of the bursts of a pool."""
+
+    @property
+    def signature(self) -> str:
+        """The names, shapes and dtypes of inputs and outputs in a short line."""
+        ...
+
+    def require_usable(self) -> None:
+        """Raise DeadObject or InvalidArgument if no burst of the model can execute any more."""
+        ...
 
 
 class BurstLoan:
@@ -75,7 +87,7 @@ class BurstPool(Uncopyable):
     pool gets it back. Do not close a borrowed burst.
     """
 
-    def __init__(self, model: ModelHandle) -> None:
+    def __init__(self, model: BurstOwner) -> None:
         self._model = model
         self._is_closed = False
         self._resources = ExitStack()
@@ -85,21 +97,19 @@ class BurstPool(Uncopyable):
         """The number of bursts."""
 
     @classmethod
-    def configure(cls, model: ModelHandle, count: int, window_us: float | None, deadline_ns: int | None) -> Self:
-        """Configure `count` bursts; blocks.
+    def configure(cls, model: BurstOwner, count: int, configure_burst: Callable[[], Any]) -> Self:
+        """Configure `count` bursts of `model`; blocks. `configure_burst` returns one: a Burst or a CompoundBurst.
 
         Raises:
             InvalidArgument: If `count` is less than 1, or a shape is not fully known.
             NnfmqError: The error of the driver's reply.
         """
-        from nnfmq.runtime.burst_configuration import configure_burst
-
         if count < 1:
             raise InvalidArgument(f"a pool has 1 burst or more, not {count}")
         pool = cls(model)
         try:
             for _ in range(count):
-                burst = pool._resources.enter_context(configure_burst(model, window_us, deadline_ns))
+                burst = pool._resources.enter_context(configure_burst())
                 burst.peer.add(pool)
                 pool._free.append(burst)
                 pool._tokens.put(None)
@@ -162,7 +172,7 @@ class BurstPool(Uncopyable):
 
     def _require_usable(self) -> None:
         try:
-            self._model.connection.raise_if_closed()
+            self._model.require_usable()
             if self._is_closed:
                 raise InvalidArgument("this pool of bursts is closed")
         except BaseException:

@@ -1,23 +1,27 @@
-"""Client: a connection to a driver, its devices, and reconnecting after the driver's death."""
+"""Client: a connection to a driver and its devices; if it recovers, to the driver's successor after its death.
+
+A client that recovers notices at a call that its driver has died. One thread then connects to the driver that listens
+at the same path, or starts another embedded one; other threads wait for it. A device whose description has changed,
+except in its status, is unavailable to this client from then on (LIFE-6).
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, TypeVar, Unpack
 
 from nnfmq.deadlines import deadline_after
-from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
+from nnfmq.hal.errors import DeadObject, DeviceUnavailable, InvalidArgument
 from nnfmq.hal.types import DeviceStatus
 from nnfmq.runtime.client_device import Device, PrepareOptions
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.device_validation import valid_devices
 from nnfmq.runtime.prepare_arguments import ModelArgument, name_for_display, to_model
-from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.runtime.single_attempt import SingleAttempt
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.uncopyable import Uncopyable
@@ -26,33 +30,61 @@ if TYPE_CHECKING:
     import subprocess
 
     from nnfmq.execution_observers import DeviceChoice
+    from nnfmq.hal.types import Model
     from nnfmq.observe.driver_statistics import DriverStatistics
+    from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
+    from nnfmq.runtime.prepare_arguments import NamedModel
+    from nnfmq.runtime.prepared_model import PreparedModel
 
-_COMPILED, _REFERENCE = "compiled", "reference"
+    CompiledModel: TypeAlias = PreparedModel | PartitionedModel
+    """A model on one device, or on several."""
+
+
+ConnectAgain: TypeAlias = "Callable[[int | None, bool], Client]"
+"""Connects to the successor of a driver, before a deadline; waits until it listens if True."""
+
+
+ResultT = TypeVar("ResultT")
 _log = logging.getLogger("nnfmq.client")
+
+
+class Compilation(Protocol):
+    """Prepares models on the devices that suit them, as `ClientCompilation`."""
+
+    def prepare(
+        self, client: Client, infos: Sequence[DeviceInfo], model: Model | NamedModel, options: PrepareOptions
+    ) -> CompiledModel:
+        """Return the prepared model; blocks."""
+        ...
+
+    def close(self) -> None:
+        """End the processes that were started for it. Idempotent."""
+        ...
 
 
 class Client(Uncopyable):
     """A connection to a driver. Close it, or use `with`; the models and bursts made through it are closed with it.
 
-    Thread-safe. When the driver dies, all calls raise DeadObject immediately; `reconnect` then makes the client usable
-    again.
+    Thread-safe. When the driver dies, all calls raise DeadObject immediately, unless the client was made with
+    `connect(recover=True)`: a call then connects again and is repeated once, and models are prepared again. It waits
+    for a driver until its timeout passes, 10 s if it has none.
     """
 
     def __init__(
         self,
         connection: Connection,
         process: subprocess.Popen[bytes] | None,
-        connect_again: Callable[[int | None], Client] | None = None,
+        connect_again: ConnectAgain | None = None,
+        compilation: Compilation | None = None,
     ) -> None:
         self._connection = connection
         self._process = process
-        self._connect_again = connect_again
+        self._connect_again = connect_again  # None = the client does not recover
+        self._recovery: SingleAttempt[Connection] = SingleAttempt()
+        self._compilation = compilation
         self._pid = os.getpid()
         self._is_closed = False
-        self._reconnecting = threading.Lock()
-        self._fallback_warning = threading.Lock()  # acquired once, by the thread that logs the warning
-        self._known_devices: dict[str, DeviceInfo] = {}  # as they were when `device` returned them first
+        self._known_devices: dict[str, DeviceInfo] = {}  # as they were when they were used first
         self._lost_devices: set[str] = set()  # missing or different in the driver of a later connection
 
     def __repr__(self) -> str:
@@ -97,9 +129,7 @@ class Client(Uncopyable):
 
         A device whose description is invalid is left out and logged (DEV-10).
         """
-        message = messages.ListDevices(self._connection.next_call_id())
-        reply = self._connection.exchange(message, messages.DeviceList, (), deadline_after(timeout))
-        return valid_devices(reply.devices)
+        return self._call(_list_devices, deadline_after(timeout))
 
     def set_device_status(
         self, name: str, status: DeviceStatus, *, keep: bool = False, timeout: float | None = DEFAULT_TIMEOUT_S
@@ -115,8 +145,12 @@ class Client(Uncopyable):
             InvalidArgument: If there is no such device, or the status is another one.
             GeneralFailure: If the driver does not allow it, or this user is neither the driver's nor root.
         """
-        message = messages.SetDeviceStatus(self._connection.next_call_id(), name, status, keep)
-        self._connection.call(message, messages.Reply, (), deadline_after(timeout))
+
+        def set_status(connection: Connection, deadline_ns: int | None) -> None:
+            message = messages.SetDeviceStatus(connection.next_call_id(), name, status, keep)
+            connection.call(message, messages.Reply, (), deadline_ns)
+
+        self._call(set_status, deadline_after(timeout))
 
     def statistics(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> DriverStatistics:
         """Return what the driver counts: its clients, their models and bursts, latencies, caches; blocks.
@@ -129,7 +163,7 @@ class Client(Uncopyable):
         """
         from nnfmq.runtime.statistics_memory import driver_statistics
 
-        return driver_statistics(self._connection, deadline_after(timeout))
+        return self._call(driver_statistics, deadline_after(timeout))
 
     def device(self, name: str, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Device:
         """Return the device named `name`; blocks.
@@ -140,67 +174,96 @@ class Client(Uncopyable):
         """
         return self._device(name, self.devices(timeout=timeout))
 
-    def _device(self, name: str, devices: list[DeviceInfo], choice: DeviceChoice = "application") -> Device:
+    def _device(self, name: str, devices: list[DeviceInfo]) -> Device:
         infos = {info.name: info for info in devices}
-        if name in self._lost_devices:
-            raise DeviceUnavailable(f"device {name!r} has changed since the driver died; connect again to use it")
+        self._require_unchanged(name)
         if name not in infos:
             raise InvalidArgument(f"there is no device {name!r}; this driver has: {', '.join(sorted(infos))}")
-        self._known_devices.setdefault(name, infos[name])
-        return Device(infos[name], self._connection, choice)
+        return self.device_of(infos[name])
 
-    def prepare(self, model: ModelArgument, **options: Unpack[PrepareOptions]) -> PreparedModel:
+    def device_of(self, info: DeviceInfo, choice: DeviceChoice = "application") -> Device:
+        """Return the device that the driver has described by `info`; `choice` says who chose it, for observers."""
+        self._known_devices.setdefault(info.name, info)
+        reach = None if self._connect_again is None else self._reach
+        return Device(info, self._connection, choice, reach)
+
+    def prepare(self, model: ModelArgument, **options: Unpack[PrepareOptions]) -> CompiledModel:
         """Prepare a model, or a model file, on the best available device; blocks. The caller closes the result.
 
-        That is `compiled`, which generates machine code, if it is available; otherwise `reference`, and the client logs
-        one warning. Takes the keyword arguments of `Device.prepare`, and raises as it does.
+        That is `compiled`, which generates machine code, if it is available, otherwise `reference`, with one warning in
+        the log; devices of plug-ins that are faster at some operations execute these. If the devices fail, the CPU
+        device executes the model, in an embedded driver (docs/how-to/partitioning.md). `device` chooses one device.
+
+        Takes the keyword arguments of `Device.prepare`. Cache files and a timeout need a model on one device.
+
+        Raises:
+            InvalidArgument: If the model, its file or an option is not valid.
+            OSError: If the model's file cannot be read.
+            NnfmqError: As `Device.prepare`, if the CPU device may not be used instead.
         """
         options["name"] = name_for_display(model, options.get("name"))
         model = to_model(model)  # while an embedded driver starts
         timeout = options.get("timeout")
         devices = self.devices(timeout=DEFAULT_TIMEOUT_S if timeout is None else timeout)
-        status = next((info.status for info in devices if info.name == _COMPILED), None)
-        if status is DeviceStatus.AVAILABLE and _COMPILED not in self._lost_devices:
-            return self._device(_COMPILED, devices, "best").prepare(model, **options)
-        if self._fallback_warning.acquire(blocking=False):
-            _log.warning(
-                "device 'compiled' is %s: models are prepared on the slower device 'reference'. "
-                "'compiled' needs llvmlite where the driver runs: pip install 'nnfmq[compiled]'",
-                "missing" if status is None else status.name,
-            )
-        return self._device(_REFERENCE, devices, "fallback").prepare(model, **options)
+        if self._compilation is None:
+            raise InvalidArgument("this client has no runtime: call nnfmq.connect(), or `device` to choose a device")
+        for info in devices:
+            self._known_devices.setdefault(info.name, info)
+        usable = [info for info in devices if info.name not in self._lost_devices]
+        return self._compilation.prepare(self, usable, model, options)
 
-    def reconnect(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
-        """Connect again to a driver that has died, or its successor; blocks until it listens. No effect while it lives.
+    # ------------------------------------------------------------------------------------------------ recovery
 
-        Earlier devices, models and bursts remain dead: call `device` and prepare the models again. A device that has
-        changed, except in its status, is unavailable to this client from then on (LIFE-6).
+    def _call(self, call: Callable[[Connection, int | None], ResultT], deadline_ns: int | None) -> ResultT:
+        """Return `call(connection, deadline)`; again if the driver has died and the client recovers."""
+        try:
+            return call(self._live_connection(deadline_ns), deadline_ns)
+        except DeadObject:
+            if self._connect_again is None:
+                raise
+        return call(self._live_connection(deadline_ns), deadline_ns)
+
+    def _reach(self, device: str, deadline_ns: int | None, wait: bool) -> Connection:
+        """Return the connection for a call to a device. Raises DeviceUnavailable if the device has changed."""
+        connection = self._live_connection(deadline_ns, wait)
+        self._require_unchanged(device)
+        return connection
+
+    def _require_unchanged(self, device: str) -> None:
+        if device in self._lost_devices:
+            raise DeviceUnavailable(f"device {device!r} has changed since the driver died; connect again to use it")
+
+    def _live_connection(self, deadline_ns: int | None, wait: bool = True) -> Connection:
+        """Return the connection, to the driver's successor if it has died; blocks. One that is closed stays so.
 
         Raises:
-            DeviceUnavailable: If no driver can be reached within `timeout` seconds (None = no limit).
-            MissedDeadlineTransient: If the timeout passes while connecting.
-            InvalidArgument: If the client is closed, or in a forked child.
+            DeviceUnavailable: If no driver can be reached.
+            MissedDeadline: If the deadline passes while connecting.
         """
-        if os.getpid() != self._pid or self._connect_again is None:
-            raise InvalidArgument("this client cannot reconnect: call nnfmq.connect()")
-        with self._reconnecting:
-            if self._is_closed:
-                raise InvalidArgument("this client is closed")
-            if not self._connection.is_open:
-                self._replace_connection(self._connect_again(deadline_after(timeout)))
-            if self._is_closed:  # by another thread, meanwhile
-                self.close()
-                raise InvalidArgument("this client is closed")
+        connection = self._connection
+        is_wanted = not self._is_closed and not connection.is_abandoned
+        if connection.is_open or self._connect_again is None or not is_wanted:
+            return connection
+        limit_ns = deadline_after(DEFAULT_TIMEOUT_S) if deadline_ns is None else deadline_ns
+        return self._recovery.run(lambda: self._connect_to_successor(limit_ns, wait), limit_ns)
 
-    def _replace_connection(self, new: Client) -> None:
+    def _connect_to_successor(self, deadline_ns: int | None, wait: bool) -> Connection:
+        if not self._connection.is_open and self._connect_again is not None:
+            self._replace_connection(self._connect_again(deadline_ns, wait), deadline_ns)
+            _log.warning("the driver has died; connected again, to process %d", self.driver_pid)
+        if self._is_closed:  # by another thread, meanwhile
+            self.close()
+        return self._connection
+
+    def _replace_connection(self, new: Client, deadline_ns: int | None) -> None:
         """Use the connection and the process of `new` from now on, and close the old ones."""
         try:
-            infos = {info.name: info for info in new.devices()}
+            infos = {info.name: info for info in _list_devices(new._connection, deadline_ns)}
         except BaseException:
             new.close()
             raise
         for name, known in self._known_devices.items():
-            if not _is_same_device(known, infos.get(name)):
+            if not is_same_device(known, infos.get(name)):
                 self._lost_devices.add(name)
         old, self._connection = self._connection, new._connection
         process, self._process = self._process, new._process
@@ -213,6 +276,8 @@ class Client(Uncopyable):
         self._is_closed = True
         has_started = self._connection.has_started
         self._connection.close()
+        if self._compilation is not None:
+            self._compilation.close()
         process, self._process = self._process, None
         if process is not None and os.getpid() == self._pid:
             if not has_started:
@@ -226,6 +291,11 @@ class Client(Uncopyable):
         self.close()
 
 
+def _list_devices(connection: Connection, deadline_ns: int | None) -> list[DeviceInfo]:
+    message = messages.ListDevices(connection.next_call_id())
+    return valid_devices(connection.exchange(message, messages.DeviceList, (), deadline_ns).devices)
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End an embedded driver."""
     from nnfmq.runtime.embedded_driver import end_embedded_driver  # imports subprocess
@@ -233,7 +303,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     end_embedded_driver(process)
 
 
-def _is_same_device(old: DeviceInfo, new: DeviceInfo | None) -> bool:
+def is_same_device(old: DeviceInfo, new: DeviceInfo | None) -> bool:
     """Return True if the descriptions are equal except for the status."""
     names = [name for name in old.__struct_fields__ if name != "status"]
     return new is not None and all(getattr(old, name) == getattr(new, name) for name in names)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypedDict
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from nnfmq.deadlines import deadline_after
+from nnfmq.deadlines import deadline_after, remaining_s
+from nnfmq.execution_observers import DeviceChoice
 from nnfmq.hal.capabilities import Capabilities
 from nnfmq.hal.errors import (
+    DeadObject,
     ErrorStatus,
     GeneralFailure,
     InvalidArgument,
@@ -27,6 +30,7 @@ from nnfmq.runtime.buffer_allocation import ModelRole, allocate_in_device
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.managed_buffer import Buffer
+from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.observation_switch import is_observed
 from nnfmq.runtime.prepare_arguments import (
     ModelArgument,
@@ -34,6 +38,7 @@ from nnfmq.runtime.prepare_arguments import (
     NamedModel,
     Preference,
     name_for_display,
+    to_hal_model,
     to_model,
     to_preference,
 )
@@ -42,11 +47,11 @@ from nnfmq.runtime.wire_values import memory_fds, require_supported_hints, to_wi
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model_codec import encode_model
+from nnfmq.verbose_log import vlog
 
-__all__ = ["Device", "DeviceInfo", "PrepareOptions", "ProgressCallback"]
+__all__ = ["Device", "DeviceInfo", "PrepareOptions", "ProgressCallback", "model_signature"]
 
 if TYPE_CHECKING:
-    from nnfmq.execution_observers import DeviceChoice
     from nnfmq.runtime.cache_directory import CacheDirectory
     from nnfmq.runtime.preparation_observation import Preparation
 
@@ -71,16 +76,25 @@ class PrepareOptions(TypedDict, total=False):
     name: str | None
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Device:
+Reach: TypeAlias = Callable[[str, int | None, bool], Connection]
+"""Returns the connection to the driver of a device, or to its successor, as `Client._reach`."""
+ResultT = TypeVar("ResultT")
+
+
+class Device(Struct, frozen=True):
     """A device of the driver; `info` is the description that the driver sent."""
 
     info: DeviceInfo
     _connection: Connection
     _choice: DeviceChoice = "application"
+    _reach: Reach | None = None  # None = this device dies with its driver
 
     def __repr__(self) -> str:
         return f"<Device {self.info.summary()}>"
+
+    def chosen_by(self, choice: DeviceChoice) -> Device:
+        """Return this device, of whose preparations observers are told that `choice` chose it."""
+        return Device(self.info, self._connection, choice, self._reach)
 
     def capabilities(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Capabilities:
         """Return how fast this device is, relative to the CPU; blocks.
@@ -91,8 +105,13 @@ class Device:
         """
         from nnfmq.validation.values import validate_capabilities
 
-        message = messages.GetCapabilities(self._connection.next_call_id(), self.info.name)
-        reply = self._connection.call(message, messages.DeviceCapabilities, (), deadline_after(timeout))
+        deadline_ns = deadline_after(timeout)
+
+        def ask(connection: Connection) -> messages.DeviceCapabilities:
+            message = messages.GetCapabilities(connection.next_call_id(), self.info.name)
+            return connection.call(message, messages.DeviceCapabilities, (), deadline_ns)
+
+        reply = self._call(ask, deadline_ns)
         try:
             if reply.capabilities is None:
                 raise InvalidArgument("the reply has none")
@@ -104,18 +123,20 @@ class Device:
 
     def supported_operations(self, model: ModelArgument, *, timeout: float | None = None) -> list[bool]:
         """Return for each operation of the main subgraph whether this device can execute it; blocks."""
-        hal_model = _hal_model(to_model(model))
+        hal_model, deadline_ns = to_hal_model(to_model(model)), deadline_after(timeout)
         data, pools = encode_model(hal_model)
-        message = messages.GetSupportedOperations(
-            self._connection.next_call_id(),
-            self.info.name,
-            data,
-            tuple(map(messages.memory_to_data, pools)),
-            self._consumers(hal_model),
-        )
-        reply = self._connection.exchange(
-            message, messages.SupportedOperations, memory_fds(pools), deadline_after(timeout)
-        )
+
+        def ask(connection: Connection) -> messages.SupportedOperations:
+            message = messages.GetSupportedOperations(
+                connection.next_call_id(),
+                self.info.name,
+                data,
+                tuple(map(messages.memory_to_data, pools)),
+                self._consumers(hal_model),
+            )
+            return connection.exchange(message, messages.SupportedOperations, memory_fds(pools), deadline_ns)
+
+        reply = self._call(ask, deadline_ns)
         if reply.status is not ErrorStatus.NONE:
             raise error_for_status(reply.status, reply.message)
         if len(reply.supported) != len(hal_model.main.operations):
@@ -170,7 +191,7 @@ class Device:
         require_supported_hints(self.info.name, self._extension_names(), hints, extensions)
         deadline_ns = deadline_after(timeout)
         loaded = to_model(model)
-        hal_model = _hal_model(loaded)
+        hal_model = to_hal_model(loaded)
         data, pools = encode_model(hal_model)
         message = messages.PrepareModel(
             0,  # `_prepare` sets the id
@@ -188,12 +209,29 @@ class Device:
         )
         fds = [*memory_fds(pools), *model_cache, *data_cache]
         if cache_dir is None:
-            return self._prepare(message, fds, loaded, deadline_ns, progress)
-        from nnfmq.runtime.cache_directory import CacheDirectory, model_token
+            prepared = self._prepare(message, fds, loaded, deadline_ns, progress)
+        else:
+            from nnfmq.runtime.cache_directory import CacheDirectory, model_token
 
-        token = model_token(message, pools) if token is None else token
-        directory = CacheDirectory.of(cache_dir, self.info, message, token)
-        return self._prepare_in(directory, message, fds, loaded, deadline_ns, progress)
+            key = model_token(message, pools) if token is None else token
+            directory = CacheDirectory.of(cache_dir, self.info, message, key)
+            prepared = self._prepare_in(directory, message, fds, loaded, deadline_ns, progress)
+        if self._reach is not None:
+            options = PrepareOptions(
+                preference=preference, priority=priority, hints=hints, extensions=extensions,
+                cache_dir=cache_dir, token=token, name=message.name,
+            )  # fmt: skip
+            prepared.handle.prepare_again = partial(self._prepare_again, loaded, options)
+        return prepared
+
+    def _prepare_again(
+        self, model: Model | NamedModel, options: PrepareOptions, deadline_ns: int | None, wait: bool
+    ) -> ModelHandle:
+        """Return the model, prepared in the driver that has replaced a dead one; blocks. See `ModelHandle.recover`."""
+        assert self._reach is not None  # `prepare` has checked it
+        self._reach(self.info.name, deadline_ns, wait)
+        options["timeout"] = remaining_s(deadline_ns)
+        return self.prepare(model, **options).handle
 
     def _prepare_in(
         self,
@@ -261,21 +299,34 @@ class Device:
         deadline_ns: int | None,
         progress: ProgressCallback | None = None,
     ) -> PreparedModel:
-        """Send either call with a new id, and return the prepared model."""
+        """Send either call, and return the prepared model."""
 
+        def prepare(connection: Connection) -> PreparedModel:
+            return self._prepare_over(connection, message, fds, model, deadline_ns, progress)
+
+        return self._call(prepare, deadline_ns)
+
+    def _prepare_over(
+        self,
+        connection: Connection,
+        message: messages.PrepareModel | messages.PrepareModelFromCache,
+        fds: Sequence[int],
+        model: Model | ModelSignature,
+        deadline_ns: int | None,
+        progress: ProgressCallback | None,
+    ) -> PreparedModel:
         def on_notification(notification: messages.PreparationProgress) -> None:
             if progress is not None:
                 progress(notification.done, notification.total)
 
-        inputs, outputs = _signature(model, self.info)
+        vlog("compilation", "device %s prepares model %r", self.info.name, message.name)
+        inputs, outputs = model_signature(model, [self.info])
         states = () if isinstance(model, Model) else tuple(getattr(model, "states", ()))
-        prepared = PreparedModel(
-            self._connection, None, inputs, outputs, self.info.name, self._extension_names(), states
-        )
+        prepared = PreparedModel(connection, None, inputs, outputs, self.info.name, self._extension_names(), states)
         preparation = self._observe(message, model, prepared)
         try:
-            self._connection.call(
-                replace(message, call=self._connection.next_call_id()),
+            connection.call(
+                replace(message, call=connection.next_call_id()),
                 messages.PreparedModelReady,
                 fds,
                 deadline_ns,
@@ -283,10 +334,12 @@ class Device:
                 on_notification=on_notification,
             )
         except BaseException as error:
+            vlog("compilation", "device %s does not prepare model %r: %s", self.info.name, message.name, error)
             prepared.close()  # the driver may have replied just before a signal handler raised
             if preparation is not None:
                 preparation.fail(error)
             raise
+        vlog("compilation", "%r is ready, with id %d", prepared, prepared.model_id)
         if preparation is not None:
             prepared.handle.observed = preparation.finish()
         return prepared
@@ -342,27 +395,36 @@ class Device:
             MissedDeadline: If the timeout passes.
             DeadObject: If the driver exits.
         """
-        return allocate_in_device(self._connection, self.info.name, inputs, outputs, tuple(dimensions), timeout)
+        deadline_ns = deadline_after(timeout)
+
+        def allocate(connection: Connection) -> Buffer:
+            left_s = remaining_s(deadline_ns)
+            return allocate_in_device(connection, self.info.name, inputs, outputs, tuple(dimensions), left_s)
+
+        return self._call(allocate, deadline_ns)
+
+    def _call(self, call: Callable[[Connection], ResultT], deadline_ns: int | None) -> ResultT:
+        """Return `call(connection)`; again if the driver has died and the client recovers."""
+        reach = self._reach
+        if reach is None:
+            return call(self._connection)
+        try:
+            return call(reach(self.info.name, deadline_ns, True))
+        except DeadObject:
+            return call(reach(self.info.name, deadline_ns, True))
 
 
-def _hal_model(model: Model | NamedModel) -> Model:
-    hal_model = model if isinstance(model, Model) else getattr(model, "model", None)
-    if not isinstance(hal_model, Model):
-        raise InvalidArgument(f"a {type(model).__name__} is no model (N-VAL-24)")
-    return hal_model
-
-
-def _signature(
-    model: Model | ModelSignature, device: DeviceInfo
+def model_signature(
+    model: Model | ModelSignature, devices: Sequence[DeviceInfo]
 ) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-    """Return the inputs and outputs of a model."""
+    """Return the inputs and outputs of a model, whose extensions one of `devices` supports."""
     if not isinstance(model, Model):
         return tuple(model.inputs), tuple(model.outputs)
     main, types = model.main, None
     if model.extensions:  # few models have any
         from nnfmq.runtime.extension_types import extension_types
 
-        types = extension_types(model, device)
+        types = extension_types(model, devices)
     inputs = [operand_info(main.operands[index], f"input {i}", types) for i, index in enumerate(main.input_indexes)]
     outputs = [operand_info(main.operands[index], f"output {i}", types) for i, index in enumerate(main.output_indexes)]
     return tuple(inputs), tuple(outputs)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from nnfmq import settings
 from nnfmq.channel import Channel
@@ -36,6 +38,7 @@ def connect(
     wait: bool = False,
     wait_ready: bool = False,
     interface: str = INTERFACE,
+    recover: bool = False,
 ) -> Client:
     """Connect to a driver and return a client, which the caller closes; blocks.
 
@@ -54,6 +57,8 @@ def connect(
         wait_ready: Whether to wait until an embedded driver has started.
         interface: The HAL version of this connection: "HIDL 1.0" to "HIDL 1.3", "AIDL v1" to "AIDL v4". An older one
             has fewer calls, and rejects newer models (docs/reference/hal-versions.md).
+        recover: Whether the client connects again after the driver has died, and prepares its models again (LIFE-6);
+            see docs/how-to/handle-errors.md. False = all calls then raise DeadObject.
 
     Raises:
         DeviceUnavailable: If no driver can be reached, or it runs as another user, or it exits while it starts.
@@ -69,20 +74,31 @@ def connect(
         client_trace.start()
     if embedded and (path is not None or wait):
         raise InvalidArgument("a driver is either listening at `path`, now or soon (`wait`), or embedded, not both")
+    options = _Options(interface, recover, server_uid)
     if embedded:
-        return _connect_embedded(deadline_ns, interface, wait_ready)
+        return _connect_embedded(deadline_ns, wait_ready, options)
     socket_path = default_socket() if path is None else Path(path)
     if wait:
-        return _connect_when_listening(socket_path, server_uid, interface, deadline_ns)
+        return _connect_when_listening(socket_path, options, deadline_ns)
     try:
-        return _connect_to(socket_path, deadline_ns, server_uid, interface)
+        return _connect_to(socket_path, options, deadline_ns)
     except DeviceUnavailable as error:
         if path is not None or embedded is False:
             raise
         if is_socket_named():
             _check_directory(socket_path, server_uid)  # an error in the configuration must not go unnoticed
         _log.info("starting an embedded driver: %s", error)
-        return _connect_embedded(deadline_ns, interface, wait_ready)
+        return _connect_embedded(deadline_ns, wait_ready, options)
+
+
+class _Options(NamedTuple):
+    """What all attempts to connect have in common; see `connect`."""
+
+    interface: str = INTERFACE
+    recover: bool = False
+    server_uid: int | None = None
+    variables: Mapping[str, str] = MappingProxyType({})
+    """Of an embedded driver's environment."""
 
 
 def _check_directory(path: Path, server_uid: int | None) -> None:
@@ -95,7 +111,8 @@ def _check_directory(path: Path, server_uid: int | None) -> None:
         raise DeviceUnavailable(f"the directory of {path} cannot be examined: {error.strerror}") from error
 
 
-def _connect_to(path: Path, deadline_ns: int | None, server_uid: int | None, interface: str) -> Client:
+def _connect_to(path: Path, options: _Options, deadline_ns: int | None) -> Client:
+    server_uid = options.server_uid
     _check_directory(path, server_uid)
     channel = Channel.connect(path, deadline_ns)
     uid = channel.peer().uid
@@ -103,38 +120,59 @@ def _connect_to(path: Path, deadline_ns: int | None, server_uid: int | None, int
         channel.close()
         raise DeviceUnavailable(f"the driver at {path} runs as uid {uid}, not as {os.getuid()} or root; see server_uid")
     from nnfmq.runtime.client import Client
+    from nnfmq.runtime.compilation.client_compilation import ClientCompilation
     from nnfmq.runtime.connection import Connection
 
-    connection = Connection.open(channel, deadline_ns, interface=interface)
-    return Client(connection, None, partial(_connect_when_listening, path, server_uid, interface))
+    connection = Connection.open(channel, deadline_ns, interface=options.interface)
+    again = partial(_connect_to_successor, path, options) if options.recover else None
+    return Client(connection, None, again, ClientCompilation(connect_cpu_driver))
 
 
-def _connect_when_listening(path: Path, server_uid: int | None, interface: str, deadline_ns: int | None) -> Client:
+def _connect_to_successor(path: Path, options: _Options, deadline_ns: int | None, wait: bool) -> Client:
+    return (_connect_when_listening if wait else _connect_to)(path, options, deadline_ns)
+
+
+def _connect_when_listening(path: Path, options: _Options, deadline_ns: int | None) -> Client:
     """Connect as soon as a driver listens. Raises the error of the last attempt when the deadline passes."""
     while True:
         try:
-            return _connect_to(path, deadline_ns, server_uid, interface)
+            return _connect_to(path, options, deadline_ns)
         except DeviceUnavailable:
             if deadline_ns is not None and time.monotonic_ns() + _RETRY_S * 1e9 >= deadline_ns:
                 raise
         time.sleep(_RETRY_S)
 
 
-def _connect_embedded(deadline_ns: int | None, interface: str, wait_ready: bool) -> Client:
+def connect_cpu_driver(deadline_ns: int | None) -> Client:
+    """Start an embedded driver with the packaged devices, whichever the settings name; return its client.
+
+    The caller closes it. Blocks as `connect`.
+    """
+    packaged = Path(__file__).parents[1] / "service" / "devices.toml"
+    return _connect_embedded(deadline_ns, False, _Options(variables={settings.DEVICES.variable: str(packaged)}))
+
+
+def _connect_embedded(deadline_ns: int | None, wait_ready: bool, options: _Options) -> Client:
     from nnfmq.runtime.embedded_driver import start_embedded_driver  # imports subprocess
 
-    channel, process = start_embedded_driver()
+    channel, process = start_embedded_driver(options.variables)
     with ExitStack() as undo:
         undo.callback(process.wait)
         undo.callback(process.kill)
         undo.callback(channel.close)
         from nnfmq.runtime.client import Client  # while the driver starts
+        from nnfmq.runtime.compilation.client_compilation import ClientCompilation
         from nnfmq.runtime.connection import Connection
 
-        connection = Connection.start(channel, deadline_ns, process.pid, interface)
+        connection = Connection.start(channel, deadline_ns, process.pid, options.interface)
         undo.callback(connection.close)
-        client = Client(connection, process, partial(_connect_embedded, interface=interface, wait_ready=True))
+        again = partial(_replace_embedded, options) if options.recover else None
+        client = Client(connection, process, again, ClientCompilation(connect_cpu_driver))
         if wait_ready:
             connection.wait_until_ready(deadline_ns)
         undo.pop_all()
     return client
+
+
+def _replace_embedded(options: _Options, deadline_ns: int | None, _wait: bool) -> Client:
+    return _connect_embedded(deadline_ns, True, options)

@@ -76,6 +76,7 @@ class Connection(Uncopyable):
         self.buffers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """The managed buffers of this connection by token."""
         self._close_reason: str | None = None
+        self._is_abandoned = False
         self._pid, self._pidfd = os.getpid(), -1
         self._watches: list[watcher.ReaderHandle] = []
 
@@ -152,6 +153,11 @@ class Connection(Uncopyable):
     def is_open(self) -> bool:
         """False once the driver has exited, the connection is closed, or in a forked child."""
         return self._close_reason is None
+
+    @property
+    def is_abandoned(self) -> bool:
+        """True if this process has closed the connection while the driver ran, and in a forked child."""
+        return self._is_abandoned or self._pid != os.getpid()
 
     def raise_if_closed(self) -> None:
         """Raise DeadObject with the reason if `is_open` is False."""
@@ -238,12 +244,8 @@ class Connection(Uncopyable):
     ) -> messages.Reply:
         """Send a call that the driver acknowledges with Reply and completes with a callback; return the Reply.
 
-        Blocks until the Reply arrives. Borrows `fds`. `future` gets the callback message, or the error that replaces
-        it, unless this raises.
-
-        Raises:
-            DeadObject: If the driver exits, or the connection is closed.
-            MissedDeadlineTransient: If the deadline passes before the Reply.
+        Blocks until the Reply arrives, and raises as `exchange`. Borrows `fds`. `future` gets the callback message, or
+        the error that replaces it, unless this raises.
         """
         key = ReplyKey(message.call, callback_type)
         self._register(key, PendingCall(future))
@@ -295,12 +297,7 @@ class Connection(Uncopyable):
             raise
 
     def send(self, message: messages.Message, deadline_ns: int | None = None) -> None:
-        """Send a message that has no reply. Blocks while the socket is full.
-
-        Raises:
-            DeadObject: If the driver exits, or the connection is closed.
-            MissedDeadlineTransient: If it cannot be sent before the deadline.
-        """
+        """Send a message that has no reply. Blocks while the socket is full. Raises as `start_call`."""
         self._send(message, (), deadline_ns)
 
     def post(self, message: messages.Call) -> None:
@@ -469,6 +466,7 @@ class Connection(Uncopyable):
         with self._lock:
             was_open, self._close_reason = self._close_reason is None, self._close_reason or "this client is closed"
             watches, self._watches = self._watches, []
+            self._is_abandoned |= was_open
         for watch in watches:
             watcher.remove_reader(watch)  # before Goodbye: the driver's hang-up in response is not a peer death
         if was_open and self.has_started:

@@ -16,6 +16,7 @@ from nnfmq.hal.types import ExecutionPreference, Model
 from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.prepare_arguments import NamedModel
 from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.verbose_log import vlog
 
 __all__ = ["CpuFallback"]
 
@@ -42,10 +43,15 @@ class CpuFallback:
         self._prepared: dict[int, PreparedModel] = {}
         self._is_closed = False
 
+    @property
+    def is_used(self) -> bool:
+        """Whether something of the model is prepared on the CPU device, because another device failed."""
+        return bool(self._prepared)
+
     def applies_to(self, error: NnfmqError, deadline_ns: int | None = None) -> bool:
         """Return whether the CPU is tried after `error`.
 
-        It is not after a mistake of the application's, nor when the application's own deadline is missed.
+        It is not after a mistake of the application, nor when the application's own deadline is missed.
         """
         if isinstance(error, MissedDeadline) and deadline_ns is not None:
             return False
@@ -70,7 +76,9 @@ class CpuFallback:
                 raise InvalidArgument("this prepared model is closed")
             found = self._prepared.get(index)
             if found is None or not found.handle.is_open:
-                device = self._open_device()
+                # Telemetry has a record of a plan for all that its steps do, here as well.
+                device = self._open_device().chosen_by("fallback" if len(self._models) == 1 else "step")
+                vlog("execution", "device %s is the CPU of the fallback", device.info.name)
                 found = device.prepare(self._models[index], preference=ExecutionPreference.SUSTAINED_SPEED)
                 self._prepared[index] = found
             return found

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from nnfmq.hal.capabilities import MAX_NUMBER_OF_CACHE_FILES
 from nnfmq.serialize.messages import DeviceInfo
+from nnfmq.verbose_log import vlog
 
 _log = logging.getLogger("nnfmq.client")
 
@@ -21,6 +22,7 @@ def valid_devices(devices: Sequence[DeviceInfo]) -> list[DeviceInfo]:
     for info in devices:
         problem = next(_problems(info), None)
         if problem is None:
+            vlog("manager", "found device %s", info.summary())
             found.append(info)
         else:
             _log.warning("device %r of the driver is left out: %s", info.name, problem)
@@ -30,6 +32,8 @@ def valid_devices(devices: Sequence[DeviceInfo]) -> list[DeviceInfo]:
 def _problems(info: DeviceInfo) -> Iterator[str]:
     if not info.version:
         yield "its version string is empty (DEV-4)"
+    if not info.feature_level:
+        yield "its feature level is 0, the lowest is 1"
     for count in (info.model_cache_files, info.data_cache_files):
         if count > MAX_NUMBER_OF_CACHE_FILES:
             yield f"it wants {count} cache files of a kind, {MAX_NUMBER_OF_CACHE_FILES} are allowed (DEV-6)"

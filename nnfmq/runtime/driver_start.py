@@ -5,6 +5,7 @@ from __future__ import annotations
 from nnfmq.hal.errors import DeviceUnavailable, NnfmqError
 from nnfmq.runtime.future import Future
 from nnfmq.serialize.messages import HelloReply
+from nnfmq.verbose_log import vlog
 
 __all__ = ["DriverStart"]
 
@@ -18,11 +19,13 @@ class DriverStart:
     def __init__(self, deadline_ns: int | None) -> None:
         self.reply: HelloReply | None = None
         self._deadline_ns = deadline_ns
+        self._has_exited = False
         self._future: Future[HelloReply] = Future()
 
     def set_reply(self, reply: HelloReply) -> None:
         """End the start. Does not block."""
         self.reply = reply
+        vlog("manager", "connected to driver %r, pid %d, worker %d, %s", *_identity(reply))
         self._future.set_result(reply)
 
     def fail(self, error: NnfmqError) -> None:
@@ -30,7 +33,10 @@ class DriverStart:
         self._future.set_exception(error)
 
     def fail_with_exit(self, reason: str) -> None:
-        """Fail because of the driver's exit."""
+        """Fail because of the driver's exit, unless the start has ended or failed before. Does not block."""
+        if not self._has_exited:
+            self._has_exited = True
+            vlog("manager", "the connection has ended: %s", reason)
         self.fail(DeviceUnavailable(f"the driver exited before it replied: {reason}"))
 
     def wait(self, deadline_ns: int | None) -> HelloReply:
@@ -44,3 +50,7 @@ class DriverStart:
             deadlines = [at for at in (deadline_ns, self._deadline_ns) if at is not None]
             return self._future.result(min(deadlines, default=None))
         return self.reply
+
+
+def _identity(reply: HelloReply) -> tuple[str, int, int, str]:
+    return reply.driver_name, reply.driver_pid, reply.worker_pid, reply.interface

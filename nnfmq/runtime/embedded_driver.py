@@ -11,6 +11,7 @@ import os
 import site
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from nnfmq.channel import Channel
@@ -19,9 +20,9 @@ _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 END_SECONDS = 2.0
 
 
-def _environment() -> dict[str, str]:
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the child's environment: one BLAS thread (idle ones spin), and this copy of nnfmq importable."""
-    environment = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1")}
+    environment = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1"), **variables}
     root = str(Path(__file__).parents[2])
     if root not in (*site.getsitepackages(), site.getusersitepackages()):
         inherited = environment.get("PYTHONPATH")
@@ -29,8 +30,11 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def start_embedded_driver() -> tuple[Channel, subprocess.Popen[bytes]]:
-    """Start the driver; return the client's end of the control channel and the process. The caller owns both."""
+def start_embedded_driver(variables: Mapping[str, str]) -> tuple[Channel, subprocess.Popen[bytes]]:
+    """Start the driver; return the client's end of the control channel and the process. The caller owns both.
+
+    `variables` are added to its environment.
+    """
     client_end, driver_end = Channel.pair()
     try:
         with driver_end:
@@ -40,7 +44,7 @@ def start_embedded_driver() -> tuple[Channel, subprocess.Popen[bytes]]:
                 pass_fds=[driver_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env=_environment(),
+                env=_environment(variables),
             )
     except BaseException:
         client_end.close()

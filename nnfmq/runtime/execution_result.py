@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, Self
+
+from msgspec import Struct
 
 from nnfmq.hal.timing import NO_TIMING, Timing
 from nnfmq.hal.types import OutputShape
@@ -18,8 +19,7 @@ class ExecutionResult(NamedTuple):
     timing: Timing
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionInfo:
+class ExecutionInfo(Struct, frozen=True):
     """Durations of one burst execution, in ns; 0 if the driver did not report them.
 
     latency_ns = queue_ns (both queues, including wake-ups) + driver_ns (decoding, binding, replying) + engine_ns.

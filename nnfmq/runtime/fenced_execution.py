@@ -6,17 +6,19 @@ kernel closes the fence's signaling end, and the fence is in error immediately.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.fence import Fence, HasFileno
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.timing import Timing, from_seconds, to_limit_field
-from nnfmq.hal.types import ExecutionConfig, FenceState, HalExecutionMode, Request
+from nnfmq.hal.types import BufferToken, ExecutionConfig, FenceState, HalExecutionMode, Request
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.failed_execution import config_for_cpu, model_on_cpu
+from nnfmq.runtime.future import Future
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.result_validation import fenced_times, raise_if_fenced_failed
@@ -51,6 +53,7 @@ class FenceLimits(NamedTuple):
 class FencedExecution(Uncopyable, Generic[ResultT]):
     """A launched execution that waits for fences. Close it, or use `with`; if closed early, it continues in the driver.
 
+    A task of asyncio awaits it, as `PendingExecution`, and closes it.
     `fence` is signaled when the execution is done; other executions can wait for it. This object owns it and closes it.
     """
 
@@ -140,6 +143,25 @@ class FencedExecution(Uncopyable, Generic[ResultT]):
         """Block until the fence is not active, at most `timeout` seconds (None = no limit); return its state."""
         return self.fence.wait(timeout)
 
+    def __await__(self) -> Generator[Any, None, ResultT]:
+        """Return the result when the fence is not active; other tasks of the event loop run meanwhile.
+
+        If the task is cancelled, the execution continues. Raises as `result`.
+        """
+        return self._result_for_task().__await__()
+
+    async def _result_for_task(self) -> ResultT:
+        from nnfmq.runtime.task_waiting import (  # late: asyncio costs more to import than this package
+            readable,
+            result_of,
+        )
+
+        await readable(self.fence.fileno())
+        state = self.fence.state
+        reply: Future[messages.FencedExecutionInfo] = Future()
+        self._connection.start_call_nonblocking(self._info_call(), messages.FencedExecutionInfo, reply)
+        return self._checked_result(state, self._times(await result_of(reply), is_done=True))
+
     def info(self) -> FencedTiming:
         """Return the execution's times, -1 if not measured (getExecutionInfo); blocks until the driver replies.
 
@@ -150,8 +172,16 @@ class FencedExecution(Uncopyable, Generic[ResultT]):
             NnfmqError: The error with which the execution failed.
         """
         is_done = self.done()
-        message = messages.GetExecutionInfo(self._connection.next_call_id(), self._callback_id)
-        reply = self._connection.exchange(message, messages.FencedExecutionInfo, (), deadline_after(_INFO_TIMEOUT_S))
+        limit_ns = deadline_after(_INFO_TIMEOUT_S)
+        return self._times(
+            self._connection.exchange(self._info_call(), messages.FencedExecutionInfo, (), limit_ns), is_done
+        )
+
+    def _info_call(self) -> messages.GetExecutionInfo:
+        return messages.GetExecutionInfo(self._connection.next_call_id(), self._callback_id)
+
+    def _times(self, reply: messages.FencedExecutionInfo, is_done: bool) -> FencedTiming:
+        """Return the validated times of a reply. Raises as `info`."""
         if self._run is None:
             return FencedTiming(*fenced_times(reply))
         try:
@@ -175,7 +205,9 @@ class FencedExecution(Uncopyable, Generic[ResultT]):
         state = self.wait(timeout)
         if state is FenceState.ACTIVE:
             raise MissedDeadlineTransient("the timeout passed before the execution was done; the execution continues")
-        times = self.info()
+        return self._checked_result(state, self.info())
+
+    def _checked_result(self, state: FenceState, times: FencedTiming) -> ResultT:
         if state is not FenceState.SIGNALED:
             raise GeneralFailure("the fence is in error, but the driver reports success")
         return self._collect(times)
@@ -203,16 +235,62 @@ def launch_fenced(
 ) -> FencedExecution[ResultT]:
     """Launch a request; blocks until the driver has replied. Borrows the request's pools and the fences.
 
+    If the device does not launch it, the CPU device does, if the model has a fallback. A launched execution that fails
+    is not repeated: others may have seen the error of its fence.
+
     Raises:
         InvalidArgument: If an output's shape is unknown, or a fence is invalid or in error.
         MissedDeadline: If the timeout passes first.
         DeadObject: If the driver exits.
         NnfmqError: The error of the reply's status.
     """
-    fences, deadline_ns = fence_fds(limits.wait_for), deadline_after(limits.timeout)
+    deadline_ns = deadline_after(limits.timeout)
+    try:
+        return _launch(model, request, config, limits, deadline_ns, collect)
+    except NnfmqError as error:
+        if not model.can_execute_again(error, deadline_ns):
+            raise
+        return launch_after_failure(model, request, config, limits, deadline_ns, collect, error)
+
+
+def launch_after_failure(
+    model: ModelHandle,
+    request: Request,
+    config: ExecutionConfig,
+    limits: FenceLimits,
+    deadline_ns: int | None,
+    collect: Callable[[FencedTiming], ResultT],
+    error: NnfmqError,
+) -> FencedExecution[ResultT]:
+    """Launch elsewhere what the device has failed to launch with `error`. Otherwise as `launch_fenced`.
+
+    If the driver has died, that is the driver that has replaced it; otherwise, or if that fails, the CPU device. A
+    request with managed buffers can be launched on neither.
+    """
+    if any(isinstance(pool, BufferToken) for pool in request.pools):
+        raise error
+    if model.can_recover(error):
+        try:
+            model.recover(deadline_ns)
+            return _launch(model, request, config, limits, deadline_ns, collect)
+        except NnfmqError as failure:
+            error = failure
+    cpu = model_on_cpu(model, error, deadline_ns)
+    return _launch(cpu, request, config_for_cpu(config), limits, deadline_ns, collect)
+
+
+def _launch(
+    model: ModelHandle,
+    request: Request,
+    config: ExecutionConfig,
+    limits: FenceLimits,
+    deadline_ns: int | None,
+    collect: Callable[[FencedTiming], ResultT],
+) -> FencedExecution[ResultT]:
+    fences, location = fence_fds(limits.wait_for), model.location
     message = messages.ExecuteFenced(
-        model.connection.next_call_id(),
-        model.model_id,
+        location.connection.next_call_id(),
+        location.require_id(),
         messages.request_to_data(request),
         to_wire_config(model, config),
         to_limit_field(deadline_ns),
@@ -221,7 +299,7 @@ def launch_fenced(
     )
     fds = [*memory_fds(request.pools), *fences]
     run = RequestRun(model, request, config)
-    return FencedExecution.launch(model.connection, message, fds, deadline_ns, collect, run)
+    return FencedExecution.launch(location.connection, message, fds, deadline_ns, collect, run)
 
 
 def fence_fds(fences: Sequence[HasFileno | int]) -> list[int]:

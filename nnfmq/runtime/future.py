@@ -3,16 +3,17 @@
 `concurrent.futures.Future` is not: its Condition is acquired in Python code, so an exception that a signal handler
 raises at the wrong instruction leaves the lock held, and the watcher thread then blocks in `set_result` forever. Here
 each waiting thread blocks on its own `queue.SimpleQueue`, which is implemented in C, and setting never blocks. A
-waiting thread registers its queue first and checks for a result second, so no wake-up is lost; both lists are
-append-only, and `list.append` is atomic in CPython with and without the GIL.
+waiting thread registers its queue first and checks for a result second, so no wake-up is lost. `list.append` and
+`list.remove` are atomic in CPython with and without the GIL.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from nnfmq.hal.errors import MissedDeadlineTransient, NnfmqError
 
@@ -24,6 +25,14 @@ class _Completion(NamedTuple):
     error: NnfmqError | None
 
 
+class ResultWaiter(Protocol):
+    """What waits for a Future: the queue of a thread, or the waiter of an asyncio task."""
+
+    def put(self, notification: Any, /) -> None:
+        """Receive a notification, or None if there is a result. Must not block or raise. Called on any thread."""
+        ...
+
+
 class Future(Generic[ResultT]):
     """One result, or the error that replaces it. The first one set is final; later ones are ignored. Thread-safe."""
 
@@ -31,7 +40,7 @@ class Future(Generic[ResultT]):
 
     def __init__(self) -> None:
         self._completions: list[_Completion] = []
-        self._waiters: list[SimpleQueue[Any]] = []
+        self._waiters: list[ResultWaiter] = []
 
     def set_result(self, result: ResultT) -> None:
         """Complete with a result and wake the waiting threads. Does not block."""
@@ -50,6 +59,17 @@ class Future(Generic[ResultT]):
         """Pass `notification` (not None) to the `on_notification` of every waiting thread. Does not block."""
         for waiter in list(self._waiters):
             waiter.put(notification)
+
+    def add_waiter(self, waiter: ResultWaiter) -> None:
+        """Call `waiter.put(None)` when there is a result, now if there is one; perhaps twice."""
+        self._waiters.append(waiter)
+        if self._completions:  # perhaps set before the waiter was registered
+            waiter.put(None)
+
+    def discard_waiter(self, waiter: ResultWaiter) -> None:
+        """Keep nothing of a waiter. Idempotent."""
+        with suppress(ValueError):
+            self._waiters.remove(waiter)
 
     def done(self) -> bool:
         """Return True once a result or an error is set."""

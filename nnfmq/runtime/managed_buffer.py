@@ -23,14 +23,13 @@ from nnfmq.hal.types import BufferToken, DataLocation, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime.array_checks import checked_array
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.tensor_layout import Array, size_bytes
 from nnfmq.serialize import messages
 from nnfmq.uncopyable import Uncopyable
 
 AnyMemory: TypeAlias = Memory | FileMemory
-Role: TypeAlias = tuple[ModelHandle, int, bool]
-"""A model, the index of one of its inputs or outputs, and whether it is an output."""
+Role: TypeAlias = tuple[object, int, bool]
+"""A model's handle, the index of one of its inputs or outputs, and whether it is an output."""
 _RELEASE_TIMEOUT_NS = 1_000_000_000
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import Request, RequestArgument
+from nnfmq.hal.types import BufferToken, Pool, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime.array_checks import check_count, check_out, checked_array, copy_out, require_fixed_shapes
-from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.model_handle import CallSignature, ModelHandle
 from nnfmq.runtime.model_state import MappedState
 from nnfmq.runtime.tensor_layout import Array, layout, view
 from nnfmq.uncopyable import Uncopyable
@@ -35,10 +35,10 @@ class MappedArrays(Uncopyable):
     all_outputs: tuple[Array, ...]
     state: MappedState | None
     request: Request
-    memories: tuple[Memory, Memory]
+    memories: tuple[Pool, ...]
 
     @classmethod
-    def create(cls, model: ModelHandle, resources: ExitStack, user: str) -> MappedArrays:
+    def create(cls, model: CallSignature, resources: ExitStack, user: str) -> MappedArrays:
         """Allocate the memories, which `resources` closes; `user` names the caller in error messages.
 
         Raises:
@@ -67,6 +67,19 @@ class MappedArrays(Uncopyable):
             Request(input_args, output_args, (source, sink)),
             (source, sink),
         )
+
+    @classmethod
+    def over(cls, model: ModelHandle, request: Request) -> MappedArrays:
+        """Return arrays over the memories of `request`, which the caller owns. The model has no states."""
+        pools = [pool for pool in request.pools if not isinstance(pool, BufferToken)]
+        inputs, outputs = (
+            tuple(
+                view(pools[arg.location.pool_index], arg, info, info.shape)
+                for arg, info in zip(args, infos, strict=True)
+            )
+            for args, infos in ((request.inputs, model.inputs), (request.outputs, model.outputs))
+        )
+        return cls(model.inputs, model.outputs, inputs, outputs, inputs, outputs, None, request, tuple(pools))
 
     def check_out(self, out: Sequence[Array] | None) -> None:
         """Raise InvalidArgument unless `out` is None, `outputs` itself, or arrays that can take the outputs."""

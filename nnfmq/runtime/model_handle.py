@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
+from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.hal.summaries import signature
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.single_attempt import SingleAttempt
 from nnfmq.serialize import messages
 from nnfmq.uncopyable import Uncopyable
 
@@ -18,13 +21,72 @@ if TYPE_CHECKING:
 _RELEASE_TIMEOUT_NS = 1_000_000_000
 
 
+class ModelOnCpu(Protocol):
+    """A model that the CPU device has prepared, as `PreparedModel`."""
+
+    handle: ModelHandle
+
+
+class ModelFallback(Protocol):
+    """The CPU device for a model whose own device fails, as `CpuFallback`."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether something of the model is prepared on the CPU device."""
+        ...
+
+    def applies_to(self, error: NnfmqError, deadline_ns: int | None = None) -> bool:
+        """Return whether the CPU is tried after `error`."""
+        ...
+
+    def whole_model(self) -> ModelOnCpu:
+        """Return the whole model on the CPU device; blocks while it is prepared."""
+        ...
+
+    def close(self) -> None:
+        """Release the model on the CPU device. Idempotent."""
+        ...
+
+
+class ModelLocation(NamedTuple):
+    """Where a model is prepared: a connection, and the model's id there; None before it is prepared, and once released.
+
+    Read together, because both change if the model is prepared again.
+    """
+
+    connection: Connection
+    model_id: int | None
+
+    def require_id(self) -> int:
+        """Return the id. Raises InvalidArgument if there is none."""
+        if self.model_id is None:
+            raise InvalidArgument("this prepared model is closed")
+        return self.model_id
+
+
+PrepareAgain: TypeAlias = "Callable[[int | None, bool], ModelHandle]"
+"""Prepares a model in a driver that has replaced a dead one, before a deadline; waits for the driver if True."""
+
+
+class CallSignature(Protocol):
+    """The inputs and outputs of a model: the caller's, and those of HAL requests, which the states follow."""
+
+    caller_inputs: tuple[TensorInfo, ...]
+    caller_outputs: tuple[TensorInfo, ...]
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    states: tuple[StateInfo, ...]
+
+
 class ModelHandle(Uncopyable):
     """A prepared model's id in the driver, its signature, and the device that prepared it. Thread-safe.
 
     `device` is the device's name, and `extensions` has the names of the extensions that it supports. `inputs` and
     `outputs` are those of HAL requests: the caller's, `caller_inputs` and `caller_outputs`, followed by the states.
 
-    `observed` has the observers of its executions, None if there are none.
+    `observed` has the observers of its executions, None if there are none. `fallback` executes what the device fails
+    to; None = nothing does. `fallback_warning` is a lock that the first execution on the CPU acquires, to log a
+    warning. `prepare_again` is what `recover` calls; None = a model whose driver has died remains dead.
 
     `model_id` is None until the driver has replied to the prepare call, which is followed by `on_prepared`.
     """
@@ -39,7 +101,7 @@ class ModelHandle(Uncopyable):
         extensions: frozenset[str] = frozenset(),
         states: tuple[StateInfo, ...] = (),
     ) -> None:
-        self.connection = connection
+        self.location = ModelLocation(connection, model_id)
         self.caller_inputs = inputs
         self.caller_outputs = outputs
         self.states = states
@@ -49,19 +111,26 @@ class ModelHandle(Uncopyable):
         self.device = device
         self.extensions = extensions
         self.observed: ObservedModel | None = None
-        self._model_id = model_id
+        self.fallback: ModelFallback | None = None
+        self.fallback_warning = threading.Lock()
+        self.prepare_again: PrepareAgain | None = None
+        self._recovery: SingleAttempt[None] = SingleAttempt()
+        self._is_released = False
 
     def on_prepared(self, reply: messages.PreparedModelReady) -> None:
         """Store the id that the driver returned."""
         if reply.status is ErrorStatus.NONE:
-            self._model_id = reply.model_id
+            self.location = ModelLocation(self.connection, reply.model_id)
+
+    @property
+    def connection(self) -> Connection:
+        """The connection to the driver that has the model; another one after `recover`."""
+        return self.location.connection
 
     @property
     def model_id(self) -> int:
         """The model's id in the driver. Raises InvalidArgument once it is released."""
-        if self._model_id is None:
-            raise InvalidArgument("this prepared model is closed")
-        return self._model_id
+        return self.location.require_id()
 
     @property
     def signature(self) -> str:
@@ -71,19 +140,69 @@ class ModelHandle(Uncopyable):
     @property
     def is_open(self) -> bool:
         """True until the model or its connection is closed, or the driver has exited."""
-        return self._model_id is not None and self.connection.is_open
+        connection, model_id = self.location
+        return model_id is not None and connection.is_open
 
     def require_open(self) -> None:
         """Raise InvalidArgument if the model is released."""
         _ = self.model_id
 
+    def require_usable(self) -> None:
+        """Raise DeadObject if the driver has exited, and nothing else can execute the model."""
+        try:
+            self.connection.raise_if_closed()
+        except DeadObject as error:
+            if not self.can_execute_again(error, None):
+                raise
+
+    def can_execute_again(self, error: NnfmqError, deadline_ns: int | None) -> bool:
+        """Return whether anything may execute what the device has failed to with `error`. Does not block."""
+        if self.can_recover(error):
+            return True
+        fallback = self.fallback
+        return fallback is not None and not self.connection.is_abandoned and fallback.applies_to(error, deadline_ns)
+
+    def can_recover(self, error: NnfmqError) -> bool:
+        """Return whether `recover` may help after `error`: the driver has died, and the model is not closed."""
+        if self.prepare_again is None or self._is_released:
+            return False
+        return isinstance(error, DeadObject) and not self.connection.is_abandoned
+
+    def has_moved_from(self, connection: Connection) -> bool:
+        """Return whether the model was prepared again in another driver than that of `connection`, which has died."""
+        return self.connection is not connection and not connection.is_open
+
+    def recover(self, deadline_ns: int | None) -> None:
+        """Prepare the model again in the driver that has replaced a dead one; blocks. Does nothing while it lives.
+
+        Of several threads one prepares it. If the model has a fallback, nobody waits for a driver to start.
+
+        Raises:
+            InvalidArgument: If the model is released.
+            DeviceUnavailable: If no driver can be reached, or the device is not the same as before.
+            MissedDeadline: If the deadline passes.
+            NnfmqError: The error that the driver replied.
+        """
+        self._recovery.run(lambda: self._recover(deadline_ns), deadline_ns)
+
+    def _recover(self, deadline_ns: int | None) -> None:
+        if self.connection.is_open or self.prepare_again is None:
+            return
+        self.require_open()
+        self.location = self.prepare_again(deadline_ns, self.fallback is None).location
+        if self._is_released:  # by another thread meanwhile
+            self.release()
+            self.require_open()
+
     def release(self) -> None:
         """Release the model in the driver. Idempotent. Blocks up to 1 s. Does nothing if the driver has exited."""
-        model_id, self._model_id = self._model_id, None
-        if model_id is None or not self.connection.is_open:
+        self._is_released = True
+        connection, model_id = self.location
+        self.location = ModelLocation(connection, None)
+        if model_id is None or not connection.is_open:
             return
         try:
-            message = messages.ReleaseModel(self.connection.next_call_id(), model_id)
-            self.connection.exchange(message, messages.Reply, (), time.monotonic_ns() + _RELEASE_TIMEOUT_NS)
+            message = messages.ReleaseModel(connection.next_call_id(), model_id)
+            connection.exchange(message, messages.Reply, (), time.monotonic_ns() + _RELEASE_TIMEOUT_NS)
         except NnfmqError:
             pass  # the driver has exited, which released the model

@@ -6,7 +6,8 @@ A class of its own, so that the executions of an ordinary burst cost nothing mor
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from numpy.typing import ArrayLike
 
@@ -33,26 +34,67 @@ class ObservedBurst(Burst):
         super().__init__(model, window_ns)
         assert model.observed is not None  # `burst_configuration` has checked it
         self._observed = model.observed
+        self._intended_ns = 0  # when the application has called
         self._begin_ns = 0  # when the last request was sent; 0 = it was not
         self._deadline_then: int | None = None
 
-    def _execute(
-        self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None, kind: int, timeout: float | None
+    def execute(
+        self,
+        *inputs: ArrayLike,
+        out: Sequence[Array] | None = None,
+        measure: bool = False,
+        timeout: float | None = None,
     ) -> tuple[Array, ...]:
-        intended_ns = time.monotonic_ns()
+        """Run the model once, as `Burst.execute`, and report it."""
+        self._intended_ns = time.monotonic_ns()
+        return super().execute(*inputs, out=out, measure=measure, timeout=timeout)
+
+    async def execute_async(
+        self,
+        *inputs: ArrayLike,
+        out: Sequence[Array] | None = None,
+        measure: bool = False,
+        timeout: float | None = None,
+    ) -> tuple[Array, ...]:
+        """Run the model once, as `Burst.execute_async`, and report it."""
+        self._intended_ns = time.monotonic_ns()
+        return await super().execute_async(*inputs, out=out, measure=measure, timeout=timeout)
+
+    def _execute(
+        self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None, kind: int, deadline_ns: int | None
+    ) -> tuple[Array, ...]:
+        with self._reporting():
+            return super()._execute(inputs, out, kind, deadline_ns)
+
+    async def _execute_in_task(
+        self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None, kind: int, deadline_ns: int | None
+    ) -> tuple[Array, ...]:
+        with self._reporting():
+            return await super()._execute_in_task(inputs, out, kind, deadline_ns)
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Report the execution of the block when it ends."""
+        intended_ns = self._intended_ns
         self._begin_ns = 0
         before = self.state if self._observed.needs_tensors else ()
         try:
-            outputs = super()._execute(inputs, out, kind, timeout)
+            yield
         except NnfmqError as error:
             self._report(intended_ns, before, error.status)
             raise
         self._report(intended_ns, before, ErrorStatus.NONE)
-        return outputs
 
     def _exchange(self, packet: bytes, deadline_ns: int | None) -> bytes | None:
         self._begin_ns, self._deadline_then = time.monotonic_ns(), deadline_ns
         reply = super()._exchange(packet, deadline_ns)
+        if reply is None:
+            self._begin_ns = 0
+        return reply
+
+    async def _exchange_in_task(self, packet: bytes, deadline_ns: int | None) -> bytes | None:
+        self._begin_ns, self._deadline_then = time.monotonic_ns(), deadline_ns
+        reply = await super()._exchange_in_task(packet, deadline_ns)
         if reply is None:
             self._begin_ns = 0
         return reply

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from nnfmq import settings
 from nnfmq.execution_observers import (
@@ -19,13 +19,15 @@ from nnfmq.execution_observers import (
     observers,
 )
 from nnfmq.hal.errors import ErrorStatus, NnfmqError
+from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionPreference, Model, Priority
 from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.prepare_arguments import NamedModel
 from nnfmq.runtime.request_observation import ObservedModel
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 
-__all__ = ["Preparation", "current_observers"]
+__all__ = ["PlanPreparation", "Preparation", "current_observers"]
 
 _readers: set[int] = set()  # the processes that have read their environment: this one, and those it was forked from
 
@@ -50,29 +52,13 @@ def current_observers() -> tuple[PreparationObserver, ...]:
     return observers()
 
 
-class Preparation:
-    """One preparation, of which exactly one of the methods tells the observers."""
+class _Observation:
+    """What tells the observers of one preparation, which begins now. `event` returns what to tell them."""
 
-    def __init__(
-        self,
-        device: DeviceInfo,
-        choice: DeviceChoice,
-        message: messages.PrepareModel | messages.PrepareModelFromCache,
-        model: object,
-        handle: ModelHandle,
-    ) -> None:
+    def __init__(self, event: Callable[[ErrorStatus], ObservedPreparation]) -> None:
         self._observers = current_observers()
-        self._device = device
-        self._choice = choice
-        self._message = message
-        self._model = model
-        self._handle = handle
+        self._event_of = event
         self._begin_ns = time.monotonic_ns()
-
-    def finish(self) -> ObservedModel | None:
-        """Report success; return the observers of the model's executions, None if there are none."""
-        found = self._tell(ErrorStatus.NONE)
-        return ObservedModel(found, self._handle.inputs, self._handle.outputs) if found else None
 
     def fail(self, error: BaseException) -> None:
         """Report the error of nnfmq with which the preparation ended; others, such as KeyboardInterrupt, are none."""
@@ -82,15 +68,38 @@ class Preparation:
     def _tell(self, status: ErrorStatus) -> Sequence[ModelObserver]:
         if not self._observers:
             return ()
-        event = self._event(status)
+        event = self._event_of(status)
         found = [observer.prepared(event) for observer in self._observers]
         return [observer for observer in found if observer is not None]
 
+
+class Preparation(_Observation):
+    """One preparation on a device, of which exactly one of the methods tells the observers."""
+
+    def __init__(
+        self,
+        device: DeviceInfo,
+        choice: DeviceChoice,
+        message: messages.PrepareModel | messages.PrepareModelFromCache,
+        model: object,
+        handle: ModelHandle,
+    ) -> None:
+        super().__init__(self._event)
+        self._device = device
+        self._choice = choice
+        self._message = message
+        self._model = model
+        self._handle = handle
+
+    def finish(self) -> ObservedModel | None:
+        """Report success; return the observers of the model's executions, None if there are none."""
+        found = self._tell(ErrorStatus.NONE)
+        return ObservedModel(found, self._handle.inputs, self._handle.outputs) if found else None
+
     def _event(self, status: ErrorStatus) -> ObservedPreparation:
-        message, model, handle = self._message, self._model, self._handle
-        hal_model = model if isinstance(model, Model) else getattr(model, "model", None)
+        message, handle = self._message, self._handle
         return ObservedPreparation(
-            hal_model if isinstance(hal_model, Model) else None,
+            _hal_model(self._model),
             handle.inputs,
             handle.outputs,
             len(handle.states),
@@ -103,6 +112,49 @@ class Preparation:
             self._begin_ns,
             time.monotonic_ns(),
         )
+
+
+class PlanPreparation(_Observation):
+    """The preparation of a model on several devices, of which exactly one of the methods tells the observers.
+
+    `devices` has the name and version of the device of each step.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[tuple[str, str]],
+        choice: DeviceChoice,
+        model: Model | NamedModel,
+        preference: int,
+        priority: int,
+        is_cached: bool,
+    ) -> None:
+        super().__init__(self._event)
+        self._devices = tuple(devices)
+        self._choice = choice
+        self._model = model
+        self._preference, self._priority, self._is_cached = preference, priority, is_cached
+
+    def finish(self, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> ObservedModel | None:
+        """Report success; return the observers of the model's executions, None if there are none.
+
+        `inputs` and `outputs` are those of the HAL's model: with the states.
+        """
+        found = self._tell(ErrorStatus.NONE)
+        return ObservedModel(found, inputs, outputs) if found else None
+
+    def _event(self, status: ErrorStatus) -> ObservedPreparation:
+        inputs, outputs = tuple(getattr(self._model, "inputs", ())), tuple(getattr(self._model, "outputs", ()))
+        states = len(getattr(self._model, "states", ()))
+        return ObservedPreparation(
+            _hal_model(self._model), inputs, outputs, states, "", "", self._preference, self._priority, self._choice,
+            self._is_cached, status, self._begin_ns, time.monotonic_ns(), self._devices,
+        )  # fmt: skip
+
+
+def _hal_model(model: object) -> Model | None:
+    found = model if isinstance(model, Model) else getattr(model, "model", None)
+    return found if isinstance(found, Model) else None
 
 
 def _options(message: messages.PrepareModel | messages.PrepareModelFromCache) -> tuple[int, int]:

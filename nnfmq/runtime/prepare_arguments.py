@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, Self, TypeAlias
+
+from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import ExecutionPreference, Model
+from nnfmq.hal.tensor_info import StateInfo, TensorInfo
+from nnfmq.hal.types import ExecutionPreference, Model, OperationType
 
 __all__ = [
+    "FinishedModel",
     "ModelArgument",
     "ModelSignature",
     "NamedModel",
     "Preference",
+    "has_vendor_operations",
     "name_for_display",
+    "to_hal_model",
     "to_model",
     "to_preference",
 ]
@@ -45,6 +50,28 @@ class NamedModel(ModelSignature, Protocol):
         ...
 
 
+class FinishedModel(Struct, frozen=True):
+    """A model with descriptions of its inputs, outputs and states. Satisfies NamedModel.
+
+    A prepared model keeps it, because it may be prepared again when the ModelBuilder that it came from is closed.
+    """
+
+    model: Model
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    states: tuple[StateInfo, ...] = ()
+
+    @classmethod
+    def of(cls, model: NamedModel) -> Self:
+        """Return the present parts of `model`.
+
+        Raises:
+            BadState: If it is a ModelBuilder that is not finished.
+            InvalidArgument: If it is no model.
+        """
+        return cls(to_hal_model(model), model.inputs, model.outputs, tuple(getattr(model, "states", ())))
+
+
 ModelArgument: TypeAlias = Model | NamedModel | str | os.PathLike[str]
 """A model, or the path of a model file."""
 Preference: TypeAlias = ExecutionPreference | Literal["low_power", "fast", "sustained"]
@@ -57,18 +84,41 @@ _PREFERENCES = {
 }
 
 
-def to_model(model: ModelArgument) -> Model | NamedModel:
-    """Return a model; if `model` is a path, load that file.
+def to_model(model: ModelArgument) -> Model | FinishedModel:
+    """Return a model that does not change any more; if `model` is a path, load that file.
 
     Raises:
-        InvalidArgument: If `nnfmq.load` rejects the file.
+        BadState: If `model` is a ModelBuilder that is not finished.
+        InvalidArgument: If `model` is no model, or `nnfmq.load` rejects the file.
         OSError: If the file cannot be read.
     """
-    if not isinstance(model, (str, os.PathLike)):
+    if isinstance(model, (Model, FinishedModel)):
         return model
+    if not isinstance(model, (str, os.PathLike)):
+        return FinishedModel.of(model)
     from nnfmq.importers import load
 
-    return load(Path(model))
+    return FinishedModel.of(load(Path(model)))
+
+
+def to_hal_model(model: Model | NamedModel) -> Model:
+    """Return the HAL's model. Raises InvalidArgument if it is none (N-VAL-24)."""
+    hal_model = model if isinstance(model, Model) else getattr(model, "model", None)
+    if not isinstance(hal_model, Model):
+        raise InvalidArgument(f"a {type(model).__name__} is no model (N-VAL-24)")
+    return hal_model
+
+
+def has_vendor_operations(model: Model) -> bool:
+    """Return whether an operation is of an extension or OEM: the CPU device has none of those."""
+    types = {operation.type for graph in (model.main, *model.referenced) for operation in graph.operations}
+    if OperationType.OEM_OPERATION in types:
+        return True
+    if not model.extensions:  # then no valid operation is of one, and a start is faster without the import
+        return False
+    from nnfmq.hal.extension_codes import is_extension
+
+    return any(map(is_extension, types))
 
 
 def name_for_display(model: ModelArgument, name: str | None) -> str:

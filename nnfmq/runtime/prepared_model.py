@@ -9,6 +9,7 @@ caller's memory. The modules of the modes are imported when they are first used.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, overload
 
@@ -20,7 +21,7 @@ from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.summaries import clipped, html_tables
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.timing import Timing
-from nnfmq.hal.types import ExecutionConfig, Request
+from nnfmq.hal.types import ExecutionConfig, Model, Request
 from nnfmq.runtime import sync_execution
 from nnfmq.runtime.array_checks import check_count, checked_arrays
 from nnfmq.runtime.array_request import ArrayRequest
@@ -29,13 +30,14 @@ from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.managed_buffer import Buffer
-from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.model_handle import ModelFallback, ModelHandle
 from nnfmq.runtime.model_state import HasState, StateValues, require_no_state
 from nnfmq.runtime.tensor_layout import ALIGNMENT, PADDING, Array, MemoryPreference
 from nnfmq.runtime.wire_values import make_execution_config
 from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
+    from nnfmq.execution_plan.plan import ExecutionPlan
     from nnfmq.fence import HasFileno
     from nnfmq.runtime.aidl_burst_controller import AidlBurst
     from nnfmq.runtime.async_execution import PendingExecution
@@ -73,6 +75,10 @@ class PreparedModel(Uncopyable, HasState):
         self.last_timing = Timing()
         self._state = StateValues(states) if states else None
         self._claims: dict[int, object] = {}  # see `exclusive_use`
+        self.planned_model: Model | None = None
+        self._plan: ExecutionPlan | None = None
+        self.is_synchronous = False
+        """Whether asynchronous executions are done when the call returns: $NNFMQ_SYNC_EXEC_RUNTIME."""
 
     def __repr__(self) -> str:
         return f"<PreparedModel on {self._place()}: {self.handle.signature}>"
@@ -93,6 +99,28 @@ class PreparedModel(Uncopyable, HasState):
     def model_id(self) -> int:
         """The model's id in the driver. Raises InvalidArgument once closed."""
         return self.handle.model_id
+
+    @property
+    def plan(self) -> ExecutionPlan | None:
+        """The plan, which has one step; None if the application chose the device."""
+        if self._plan is None and self.planned_model is not None:
+            from nnfmq.runtime.compilation.simple_plan import simple_plan  # few applications need it
+
+            self._plan = simple_plan(self.planned_model, self.device)
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: ExecutionPlan) -> None:
+        self._plan = plan
+
+    @property
+    def fallback(self) -> ModelFallback | None:
+        """What executes the model if its device fails; None = the device's error is raised. `close` closes it too."""
+        return self.handle.fallback
+
+    @fallback.setter
+    def fallback(self, fallback: ModelFallback | None) -> None:
+        self.handle.fallback = fallback
 
     def memory_preference(self, kind: Literal["input", "output"], index: int) -> MemoryPreference:
         """Return the placement of one input or output in the application's memory that is fastest (MEM-6).
@@ -199,13 +227,14 @@ class PreparedModel(Uncopyable, HasState):
             InvalidArgument: If an input's shape, dtype or number is wrong, or the model is closed.
             DeadObject: If the driver has exited. `PendingExecution.result` raises all other errors.
         """
-        from nnfmq.runtime.async_execution import AsyncRequest, start_arrays
+        from nnfmq.runtime.async_execution import AsyncRequest, start_arrays, started
 
         config = make_execution_config(measure, loop_timeout)
         async_request = AsyncRequest(self.handle, config, deadline_after(timeout))
         require_no_state(self.states, "execute")
         array_request = ArrayRequest.create(self.handle, checked_arrays(self.inputs, inputs))
-        return start_arrays(async_request, array_request, self._set_last_timing)
+        pending = start_arrays(async_request, array_request, self._set_last_timing)
+        return started(pending, self.is_synchronous)
 
     def _set_last_timing(self, timing: Timing) -> None:
         self.last_timing = timing
@@ -305,9 +334,11 @@ class PreparedModel(Uncopyable, HasState):
         Raises:
             InvalidArgument: If `count` is less than 1, or as `burst`.
         """
+        from nnfmq.runtime.burst_configuration import configure_burst
         from nnfmq.runtime.burst_pool import BurstPool
 
-        return BurstPool.configure(self.handle, count, polling_window_us, deadline_after(timeout))
+        configure = partial(configure_burst, self.handle, polling_window_us, deadline_after(timeout))
+        return BurstPool.configure(self.handle, count, configure)
 
     # ------------------------------------------------------------------------------------------------ HAL requests
 
@@ -339,9 +370,10 @@ class PreparedModel(Uncopyable, HasState):
             DeadObject: If the driver has exited.
             InvalidArgument: If no message can carry the request. `PendingExecution.result` raises all other errors.
         """
-        from nnfmq.runtime.async_execution import AsyncRequest, start_request
+        from nnfmq.runtime.async_execution import AsyncRequest, start_request, started
 
-        return start_request(AsyncRequest(self.handle, config, deadline_after(timeout)), request)
+        pending = start_request(AsyncRequest(self.handle, config, deadline_after(timeout)), request)
+        return started(pending, self.is_synchronous)
 
     def execute_request_fenced(
         self,
@@ -392,8 +424,13 @@ class PreparedModel(Uncopyable, HasState):
         return AidlBurst.configure(self.handle, deadline_after(timeout))
 
     def close(self) -> None:
-        """Release the model in the driver; its bursts remain usable. Idempotent. Blocks up to 1 s."""
+        """Release the model in the driver; its bursts remain usable. Idempotent. Blocks up to 1 s.
+
+        Its fallback is closed, too: if the device of a burst fails afterwards, the error is raised.
+        """
         self.handle.release()
+        if self.fallback is not None:
+            self.fallback.close()
 
     def __enter__(self) -> Self:
         return self

@@ -12,6 +12,7 @@ from nnfmq.runtime.managed_buffer import OutputBuffers
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.result_validation import ResultValidator
 from nnfmq.serialize import messages
+from nnfmq.verbose_log import vlog
 
 if TYPE_CHECKING:
     from nnfmq.runtime.request_observation import RequestObservation
@@ -27,6 +28,7 @@ class RequestRun:
     def __init__(self, model: ModelHandle, request: Request, config: ExecutionConfig) -> None:
         self._validator = ResultValidator(model.outputs, request, config)
         self._buffers = OutputBuffers(model.connection, request)
+        self._device = model.device
         self._observed = model.observed
         self._request = None if model.observed is None else request
 
@@ -36,6 +38,7 @@ class RequestRun:
         Returns the observation of this execution, to which the caller reports its end; None if nothing observes it.
         """
         self._buffers.begin_write()
+        vlog("execution", "%s execution on %s", mode.name, self._device)
         if self._observed is None or self._request is None:
             return None
         from nnfmq.runtime.request_observation import RequestObservation

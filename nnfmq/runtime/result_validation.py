@@ -16,7 +16,8 @@ here and not in `validation`, whose import would make every application start sl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nnfmq.hal.errors import ErrorStatus, OutputInsufficientSize, ProtocolError, error_for_status
 from nnfmq.hal.tensor_info import TensorInfo

@@ -19,20 +19,28 @@ from numpy.typing import ArrayLike
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.fence import Fence, HasFileno
-from nnfmq.hal.errors import BadState, InvalidArgument
+from nnfmq.hal.errors import BadState, InvalidArgument, NnfmqError, ProtocolError
 from nnfmq.hal.summaries import signature
 from nnfmq.hal.timing import Timing, from_seconds, to_limit_field
 from nnfmq.hal.types import ExecutionConfig, FenceState, HalExecutionMode, Request
 from nnfmq.runtime.array_checks import no_inputs_error
-from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.device_execution import exchange_execution
 from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
-from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming, FenceLimits, fence_fds, launch_fenced
+from nnfmq.runtime.failed_execution import execute_after_failure
+from nnfmq.runtime.fenced_execution import (
+    FencedExecution,
+    FencedTiming,
+    FenceLimits,
+    fence_fds,
+    launch_after_failure,
+    launch_fenced,
+)
 from nnfmq.runtime.mapped_arrays import MappedArrays
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.model_state import HasState, MappedState, require_no_state
 from nnfmq.runtime.request_run import RequestRun
-from nnfmq.runtime.sync_execution import exchange_execution, execute_request
+from nnfmq.runtime.sync_execution import execute_request
 from nnfmq.runtime.tensor_layout import Array
 from nnfmq.runtime.wire_values import memory_fds, to_wire_config
 from nnfmq.serialize import messages
@@ -47,40 +55,56 @@ class RequestExecution(Uncopyable):
     It outlives its model.
     """
 
-    def __init__(self, connection: Connection, run: RequestRun) -> None:
-        self._connection = connection
-        self._run = run
+    def __init__(self, model: ModelHandle, request: Request, config: ExecutionConfig) -> None:
+        self._model, self._request, self._config = model, request, config
+        self._connection = model.connection
+        self._run = RequestRun(model, request, config)
         self._execution_id: int | None = None
+        self._is_closed = False
 
     @classmethod
     def create(cls, model: ModelHandle, request: Request, config: ExecutionConfig, deadline_ns: int | None) -> Self:
         """Make the driver validate and bind a request; blocks. Borrows the request's pools.
 
+        If the driver fails, and others may execute the request, each computation tries the driver again.
+
         Raises:
             NnfmqError: The error that the driver replied.
         """
-        execution = cls(model.connection, RequestRun(model, request, config))
-        message = messages.CreateExecution(
-            model.connection.next_call_id(),
-            model.model_id,
-            messages.request_to_data(request),
-            to_wire_config(model, config),
-        )
-        fds = memory_fds(request.pools)
+        execution = cls(model, request, config)
         try:
-            model.connection.call(message, messages.ExecutionCreated, fds, deadline_ns, on_reply=execution._on_created)
-        except BaseException:
+            execution._bind(deadline_ns)
+        except BaseException as error:
             execution._run.discard_outputs()
+            if isinstance(error, NnfmqError) and model.can_execute_again(error, deadline_ns):
+                return execution
             execution.close()
             raise
         return execution
 
+    def _bind(self, deadline_ns: int | None) -> None:
+        """Make the driver that has the model validate and bind the request; blocks."""
+        location = self._model.location
+        message = messages.CreateExecution(
+            location.connection.next_call_id(),
+            location.require_id(),
+            messages.request_to_data(self._request),
+            to_wire_config(self._model, self._config),
+        )
+        fds, self._connection = memory_fds(self._request.pools), location.connection
+        self._connection.call(message, messages.ExecutionCreated, fds, deadline_ns, on_reply=self._on_created)
+
     def _on_created(self, reply: messages.ExecutionCreated) -> None:
         self._execution_id = reply.execution_id or None
 
-    def _require_id(self) -> int:
-        if self._execution_id is None:
+    def _bound_id(self, deadline_ns: int | None) -> int:
+        """Return the id of the request in the driver, which binds it if it has not done so; blocks."""
+        if self._is_closed:
             raise InvalidArgument("this execution is closed")
+        if self._execution_id is None or self._model.has_moved_from(self._connection):
+            self._bind(deadline_ns)
+        if self._execution_id is None:
+            raise ProtocolError("the driver bound a request without an id for it")
         return self._execution_id
 
     def compute(self, *, timeout: float | None = None) -> ExecutionResult:
@@ -96,9 +120,14 @@ class RequestExecution(Uncopyable):
             NnfmqError: The error that the driver replied.
         """
         deadline_ns = deadline_after(timeout)
-        call_id = self._connection.next_call_id()
-        message = messages.RunExecution(call_id, self._require_id(), to_limit_field(deadline_ns))
-        return exchange_execution(self._connection, message, self._run, (), deadline_ns, HalExecutionMode.REUSABLE)
+        try:
+            execution_id, call_id = self._bound_id(deadline_ns), self._connection.next_call_id()
+            message = messages.RunExecution(call_id, execution_id, to_limit_field(deadline_ns))
+            return exchange_execution(self._connection, message, self._run, (), deadline_ns, HalExecutionMode.REUSABLE)
+        except NnfmqError as error:
+            if not self._model.can_execute_again(error, deadline_ns):
+                raise
+            return execute_after_failure(self._model, self._request, self._config, deadline_ns, error)
 
     def compute_fenced(
         self,
@@ -120,17 +149,24 @@ class RequestExecution(Uncopyable):
     def launch(self, limits: FenceLimits, collect: Callable[[FencedTiming], ResultT]) -> FencedExecution[ResultT]:
         """As `compute_fenced`, but `collect` converts the times to the result when that is asked for."""
         fds, deadline_ns = fence_fds(limits.wait_for), deadline_after(limits.timeout)
-        message = messages.RunExecutionFenced(
-            self._connection.next_call_id(),
-            self._require_id(),
-            to_limit_field(deadline_ns),
-            to_limit_field(from_seconds(limits.duration)),
-            len(fds),
-        )
-        return FencedExecution.launch(self._connection, message, fds, deadline_ns, collect, self._run)
+        try:
+            execution_id = self._bound_id(deadline_ns)
+            message = messages.RunExecutionFenced(
+                self._connection.next_call_id(),
+                execution_id,
+                to_limit_field(deadline_ns),
+                to_limit_field(from_seconds(limits.duration)),
+                len(fds),
+            )
+            return FencedExecution.launch(self._connection, message, fds, deadline_ns, collect, self._run)
+        except NnfmqError as error:
+            if not self._model.can_execute_again(error, deadline_ns):
+                raise
+            return launch_after_failure(self._model, self._request, self._config, limits, deadline_ns, collect, error)
 
     def close(self) -> None:
         """Release the execution in the driver; one in progress continues. Idempotent."""
+        self._is_closed = True
         execution_id, self._execution_id = self._execution_id, None
         if execution_id is not None:
             self._connection.post(messages.ReleaseExecution(self._connection.next_call_id(), execution_id))

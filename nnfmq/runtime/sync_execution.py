@@ -14,17 +14,16 @@ from numpy.typing import ArrayLike
 from nnfmq.hal.errors import InvalidArgument, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import Timing
-from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, Request
+from nnfmq.hal.types import ExecutionConfig, Request
+from nnfmq.observe.trace_points import recorded
 from nnfmq.runtime import array_checks
 from nnfmq.runtime.array_request import ArrayRequest, checked_arguments
-from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.device_execution import execute_on_device
 from nnfmq.runtime.execution_result import ExecutionResult
+from nnfmq.runtime.failed_execution import execute_after_failure
 from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.model_handle import ModelHandle
-from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.tensor_layout import Array
-from nnfmq.runtime.wire_values import memory_fds, to_wire_config, to_wire_deadline
-from nnfmq.serialize import messages
 
 
 def execute_request(
@@ -32,43 +31,21 @@ def execute_request(
 ) -> ExecutionResult:
     """Execute a request and return its validated result; blocks. Borrows the request's pools.
 
+    If the device fails, the CPU may execute it, see `execute_after_failure`.
+
     Raises:
         ProtocolError: If the driver's reply is invalid.
         MissedDeadline: If the deadline passes.
         DeadObject: If the driver exits.
         NnfmqError: The error of the reply's status.
     """
-    message = messages.Execute(
-        model.connection.next_call_id(),
-        model.model_id,
-        messages.request_to_data(request),
-        to_wire_config(model, config),
-        to_wire_deadline(model.connection, deadline_ns),
-    )
-    run = RequestRun(model, request, config)
-    fds, mode = memory_fds(request.pools), HalExecutionMode.SYNCHRONOUS
-    return exchange_execution(model.connection, message, run, fds, deadline_ns, mode)
-
-
-def exchange_execution(
-    connection: Connection,
-    message: messages.Call,
-    run: RequestRun,
-    fds: Sequence[int],
-    deadline_ns: int | None,
-    mode: HalExecutionMode,
-) -> ExecutionResult:
-    """Send a call whose reply is Executed, and return the validated result; blocks. Raises as `execute_request`."""
-    observation = run.begin(mode, deadline_ns)
-    try:
-        result = run.finish(connection.exchange(message, messages.Executed, fds, deadline_ns))
-    except NnfmqError as error:
-        if observation is not None:
-            observation.fail(error)
-        raise
-    if observation is not None:
-        observation.finish(result.shapes, result.timing)
-    return result
+    with recorded("[NN_LR_PE]execution"):
+        try:
+            return execute_on_device(model, request, config, deadline_ns)
+        except NnfmqError as error:
+            if not model.can_execute_again(error, deadline_ns):
+                raise
+            return execute_after_failure(model, request, config, deadline_ns, error)
 
 
 def execute_arrays(
@@ -105,7 +82,7 @@ def execute_arrays(
     for target in targets:
         if isinstance(target, Buffer):
             target.mark_written(writer)
-    return (outputs if out is None else _copy_out(out, outputs)), result.timing
+    return (outputs if out is None else copy_out(out, outputs)), result.timing
 
 
 def check_out(infos: Sequence[TensorInfo], out: Sequence[Array | Buffer]) -> None:
@@ -120,7 +97,7 @@ def check_out(infos: Sequence[TensorInfo], out: Sequence[Array | Buffer]) -> Non
     array_checks.check_out([info for info, _ in arrays], [target for _, target in arrays])
 
 
-def _copy_out(targets: Sequence[Array | Buffer], results: Sequence[Array | Buffer]) -> tuple[Array | Buffer, ...]:
+def copy_out(targets: Sequence[Array | Buffer], results: Sequence[Array | Buffer]) -> tuple[Array | Buffer, ...]:
     """Copy the results that are arrays into the caller's, and return the caller's arrays and buffers."""
     pairs = zip(targets, results, strict=True)
     arrays = [(t, r) for t, r in pairs if isinstance(t, np.ndarray) and isinstance(r, np.ndarray)]

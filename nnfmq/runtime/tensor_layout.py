@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import DataLocation, RequestArgument
-from nnfmq.memory import Memory
+from nnfmq.hal.types import DataLocation, Pool, RequestArgument
 
 Array = NDArray[Any]
 ALIGNMENT = PADDING = 64
@@ -54,7 +53,7 @@ def layout(
     return tuple(arguments), max(end, 1)
 
 
-def view(memory: Memory, argument: RequestArgument, info: TensorInfo, shape: tuple[int, ...]) -> Array:
+def view(memory: Pool, argument: RequestArgument, info: TensorInfo, shape: tuple[int, ...]) -> Array:
     """Return an array of `shape` over the location of `argument` in `memory`, without a copy.
 
     `shape` must fit the location's length.

@@ -15,13 +15,13 @@ Source: HAL 1.2 types.hal, and the layout that hidl-gen gives to safe unions.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 DATUM_BYTES = 24  # of a request and of a result record
 
 
-@dataclass(frozen=True, slots=True)
-class DatumField:
+class DatumField(Struct, frozen=True):
     """A field of a record: its byte offset, and its format character of `struct` (B u8, I u32, i i32, Q u64)."""
 
     name: str
@@ -29,8 +29,7 @@ class DatumField:
     code: str
 
 
-@dataclass(frozen=True, slots=True)
-class DatumVariant:
+class DatumVariant(Struct, frozen=True):
     """A variant of the union. `codes` is its `struct` format, discriminator first, without a byte order."""
 
     name: str

@@ -10,9 +10,10 @@ may be displayed and summed, but nothing may depend on them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Final
+
+from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.timing import NO_TIMING, Timing, from_unsigned, to_unsigned
@@ -32,8 +33,7 @@ FAILURES: Final = 8  # results sent on this burst whose status is not NONE
 RESERVED: Final = 9  # this word and all later ones are zero
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionStats:
+class ExecutionStats(Struct, frozen=True):
     """The statistics as read once; the fields are named after the words."""
 
     sequence: int

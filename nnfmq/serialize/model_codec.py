@@ -1,6 +1,6 @@
 """A Model as bytes: msgpack arrays of the HAL's values; its pools are sent beside them as file descriptors.
 
-The structs below are the field table of both directions: `encode_model` converts the HAL's dataclasses to them and
+The structs below are the field table of both directions: `encode_model` converts the HAL's types to them and
 `decode_model` converts them back, and msgspec checks types, enum values and ranges both times. The order of the fields
 is the wire format; unknown, missing and surplus fields are rejected. Extensions are sent by name, with the prefixes of
 this model. The bytes contain the sizes of the pools; the caller sends their file descriptors in the same order.

@@ -8,8 +8,9 @@ Source: HAL 1.2 types.hal (`FmqRequestDatum`, `FmqResultDatum`) and NNAPI's burs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.timing import Timing
@@ -20,8 +21,7 @@ __all__ = ["BytesLike", "RequestPacket", "ResultPacket"]
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class RequestPacket:
+class RequestPacket(Struct, frozen=True):
     """A decoded request; `slots[i]` names the memory of pool i, and `location.pool_index` is an index of `slots`."""
 
     inputs: tuple[RequestArgument, ...]
@@ -30,8 +30,7 @@ class RequestPacket:
     measure: MeasureTiming
 
 
-@dataclass(frozen=True, slots=True)
-class ResultPacket:
+class ResultPacket(Struct, frozen=True):
     """A decoded result, exactly as sent: an error status may come with shapes or timing, which the reader ignores."""
 
     status: ErrorStatus

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, RunOptions
 from nnfmq.hal.errors import InvalidArgument
@@ -160,8 +162,7 @@ class DeadlineExecution:
         self._bound.abort()
 
 
-@dataclass(slots=True)
-class CachedExecution:
+class CachedExecution(Struct):
     """The last request of a burst, bound to its memory; valid while the packet and the slots stay the same.
 
     Attributes:

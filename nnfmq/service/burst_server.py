@@ -19,12 +19,12 @@ import logging
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from time import monotonic_ns
 from types import TracebackType
 from typing import Protocol, Self
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq import watcher
 from nnfmq.hal.errors import (
@@ -58,6 +58,7 @@ from nnfmq.service.execution_order import ClientOrder
 from nnfmq.service.memory_quota import ReceivedMemory
 from nnfmq.service.private_memory_limit import STACK_BYTES, add_to_limit
 from nnfmq.service.worker_trace import WORKER_TRACE
+from nnfmq.verbose_log import vlog
 
 RING_BYTES_MAX = 1 << 20  # limits what is copied and decoded: a packet can fill the ring
 _NONE = ErrorStatus.NONE  # an enum's attribute costs more than a record through the ring
@@ -78,8 +79,7 @@ class BurstCallback(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class LastFailure:
+class LastFailure(Struct, frozen=True):
     """Text and exact status of the last failed execution; `sequence` is the number of its packet, 0 if none failed."""
 
     status: ErrorStatus = ErrorStatus.NONE
@@ -369,4 +369,5 @@ class BurstServer:
             return True
 
     def _note_failure(self, status: ErrorStatus, message: str) -> None:
+        vlog("driver", "request %d of a burst failed: %s", self._sequence, message)
         self.last_failure = LastFailure(status, message, self._sequence)

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Self
 
 import msgspec
+from msgspec import Struct
 
 from nnfmq.channel import NO_WAIT, Channel
 from nnfmq.cpu_allowance import allowed_cpus
@@ -63,8 +63,7 @@ def no_progress(_done: int, _total: int) -> None:
     """Ignore progress: a callback for `PrepareContext.on_progress`."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareContext:
+class PrepareContext(Struct, frozen=True):
     """Deadline and progress callback of a prepareModel call.
 
     `deadline_ns` is a time of the monotonic clock. `on_progress` gets the number of compiled kernels, and of all.

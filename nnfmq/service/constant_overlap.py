@@ -6,7 +6,8 @@ The driver executes with private copies of the constants, so such an output woul
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import InvalidArgument
@@ -15,8 +16,7 @@ from nnfmq.memory import Memory, file_identity
 from nnfmq.service.private_memory import ConstantPool
 
 
-@dataclass(frozen=True, slots=True)
-class ConstantRange:
+class ConstantRange(Struct, frozen=True):
     """Bytes `begin` to `end` of a client's file, from which the driver copied one constant."""
 
     identity: tuple[int, int]

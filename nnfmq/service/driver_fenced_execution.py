@@ -13,9 +13,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns
+
+from msgspec import Struct
 
 from nnfmq import watcher
 from nnfmq.channel import FenceSignaler
@@ -35,8 +36,7 @@ from nnfmq.hal.types import ExecutionConfig, FenceState, MeasureTiming
 from nnfmq.service.driver_prepared_model import BoundExecution, execution_options, run_bound
 
 
-@dataclass(frozen=True, slots=True)
-class FencedRequest:
+class FencedRequest(Struct, frozen=True):
     """A bound request with its limits.
 
     `duration_ns` counts from the time at which the last fence is signaled; None means no limit.
@@ -49,8 +49,7 @@ class FencedRequest:
     received_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class FencedInfo:
+class FencedInfo(Struct, frozen=True):
     """Status and times of a fenced execution (`getExecutionInfo`).
 
     `launched` counts from the call, `fenced` from the time at which the last fence was signaled.

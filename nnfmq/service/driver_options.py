@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class DriverOptions:
+class DriverOptions(Struct, frozen=True):
     """What a session needs to know of its driver. The defaults are those of an embedded driver.
 
     Attributes:

@@ -11,11 +11,12 @@ import logging
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from time import monotonic_ns
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundProgram, PreparedProgram, RunOptions, run_options
 from nnfmq.hal.errors import (
@@ -52,8 +53,7 @@ from nnfmq.validation import validate_request
 _log = logging.getLogger("nnfmq.execution")
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionReply:
+class ExecutionReply(Struct, frozen=True):
     """Result of an execution, as sent to the client.
 
     Attributes:
@@ -273,8 +273,7 @@ def run_bound(
     return ExecutionReply(ErrorStatus.NONE, shapes, timing if measure is MeasureTiming.YES else NO_TIMING)
 
 
-@dataclass(frozen=True, slots=True)
-class DriverPreparedModel:
+class DriverPreparedModel(Struct, frozen=True):
     """A model that is ready to execute. Thread-safe.
 
     Attributes:

@@ -11,11 +11,12 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from nnfmq.service.child_process import fork_child
 
@@ -50,8 +51,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _current: Installation | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Installation:
+class Installation(Struct, frozen=True):
     """What is installed.
 
     Attributes:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from nnfmq.engines.execution import DynamicOutput
@@ -137,8 +137,7 @@ def _require_readable(pool: Any, argument: RequestArgument) -> None:
         raise InvalidArgument(f"pool {argument.location.pool_index} contains an input, but is write-only (N-RQX-12)")
 
 
-@dataclass(slots=True)
-class _MappedArgument:
+class _MappedArgument(Struct):
     """Binding of an input or output in mapped memory, or of an omitted one."""
 
     value: Any
@@ -159,8 +158,7 @@ class _MappedArgument:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _FileCopy:
+class _FileCopy(Struct, frozen=True):
     """Private memory for an argument that is stored in a file, charged to the client."""
 
     range: FileRange
@@ -168,8 +166,7 @@ class _FileCopy:
     charge: QuotaCharge | None
 
 
-@dataclass(frozen=True, slots=True)
-class _FileInput:
+class _FileInput(Struct, frozen=True):
     copy: _FileCopy
     dtype: np.dtype[Any]
     dimensions: Shape
@@ -179,8 +176,7 @@ class _FileInput:
         return self.copy.raw.view(self.dtype).reshape(self.dimensions)
 
 
-@dataclass(frozen=True, slots=True)
-class _FileOutput:
+class _FileOutput(Struct, frozen=True):
     copy: _FileCopy
     value: Any
     item_bytes: int
@@ -198,8 +194,7 @@ class _FileOutput:
 # -- managed buffers --------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _BufferInput:
+class _BufferInput(Struct):
     buffer: ManagedBuffer
     dimensions: Shape
     storage: TensorStorage | None = None  # keeps the memory of the array that `load` returned last
@@ -213,8 +208,7 @@ class _BufferInput:
         return storage.array
 
 
-@dataclass(slots=True)
-class _BufferOutput:
+class _BufferOutput(Struct):
     buffer: ManagedBuffer
     dimensions: Shape  # of the model, of the request and of the buffer
     is_fixed: bool  # the model specifies the shape, so the engine can fill the storage in place

@@ -19,10 +19,10 @@ import itertools
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from nnfmq.file_memory import FileMemory
@@ -36,6 +36,7 @@ from nnfmq.service.handle_table import HandleTable
 from nnfmq.service.memory_quota import MemoryQuota, ReceivedMemory
 from nnfmq.validation.buffer_desc import validate_buffer
 from nnfmq.validation.model import operand_size
+from nnfmq.verbose_log import vlog
 
 Shape: TypeAlias = tuple[int, ...]
 RoleKey: TypeAlias = tuple[object, int, bool]
@@ -44,8 +45,7 @@ RoleKey: TypeAlias = tuple[object, int, bool]
 MAX_TOKEN = 2**31 - 1  # the HAL's token is an int32
 
 
-@dataclass(frozen=True, slots=True)
-class RoleOwner:
+class RoleOwner(Struct, frozen=True):
     """A prepared model for whose inputs and outputs a buffer is allocated.
 
     `key` names the model in roles; `status_byte` is that of the model's device (see `device_status`).
@@ -277,6 +277,7 @@ class ManagedBuffers:
             token = next(token for token in self._tokens if token not in self._by_token)
             status_byte = owners[0].status_byte
             buffer = self._by_token[token] = ManagedBuffer(operand, frozenset(keys), token, self.quota, status_byte)
+        vlog("memory", "buffer with token %d: %r", token, operand)
         return self._handles.insert(buffer), token
 
     def lookup(self, buffer_id: int) -> ManagedBuffer:

@@ -10,8 +10,9 @@ kernel copies.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
+
+from msgspec import Struct
 
 from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import InvalidArgument
@@ -19,8 +20,7 @@ from nnfmq.memory import PrivateBytes, file_identity
 from nnfmq.service.error_translation import errors_to_status
 
 
-@dataclass(frozen=True, slots=True)
-class ConstantPool:
+class ConstantPool(Struct, frozen=True):
     """A private copy of a memory pool with a model's constants.
 
     Attributes:

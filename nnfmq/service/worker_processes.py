@@ -37,6 +37,7 @@ from nnfmq.service.pending_clients import reject
 from nnfmq.service.statistics_area import SharedStatistics
 from nnfmq.service.trace_area import TraceArea
 from nnfmq.service.worker import WorkerFds, WorkerSetup
+from nnfmq.verbose_log import vlog
 
 __all__ = ["WorkerProcesses"]
 
@@ -130,6 +131,7 @@ class WorkerProcesses:
                 process = fork_child(run, fds, at_parent_exit=signal.SIGCONT)
             undo.pop_all()
         link.worker_pid = process.pid
+        vlog("driver", "worker %d serves a new client", process.pid)
         return _Worker(process, link, compile_link, client_pidfd, slot)
 
     def _reject(self, channel: Channel, error: OSError | GeneralFailure) -> None:
@@ -215,6 +217,7 @@ class WorkerProcesses:
         self._cores.release(ended.slot)  # first: another worker may get the slot from then on
         self._shares.release(ended.slot)
         status = ended.process.reap()
+        vlog("driver", "worker %d has ended with status %d", ended.process.pid, status)
         if ended.was_killed:
             _log.info("worker %d was killed after its client had exited", ended.process.pid)
         elif status:

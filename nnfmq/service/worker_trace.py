@@ -17,6 +17,7 @@ from nnfmq.observe.trace_layout import request_base, ring_bytes
 from nnfmq.observe.trace_points import TRACING, TraceRecorder, call_tag
 from nnfmq.serialize.messages import Call
 from nnfmq.service.trace_area import ACTIVE, AREA_RING_BYTES, OWNER, ring_offset
+from nnfmq.verbose_log import vlog, vlog_is_on
 
 __all__ = ["WORKER_TRACE", "WorkerTrace", "recorded_call"]
 
@@ -135,7 +136,7 @@ WORKER_TRACE = WorkerTrace()
 
 
 class recorded_call:
-    """`with recorded_call(message):` records what handling a call of the control channel took."""
+    """`with recorded_call(message):` records and logs what handling a call of the control channel took."""
 
     __slots__ = ("_begin_ns", "_message")
 
@@ -146,8 +147,11 @@ class recorded_call:
         WORKER_TRACE.recorder()  # begins to record, so that the engine's steps are recorded, too
         self._begin_ns = monotonic_ns()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: object) -> None:
         recorder = TRACING.recorder
         if recorder is not None:
             request = request_base(os.getpid()) | self._message.call % (1 << 24)
             recorder.slice(call_tag("LD", type(self._message)), self._begin_ns, monotonic_ns(), request)
+        if vlog_is_on("driver"):
+            took_ms, failed = (monotonic_ns() - self._begin_ns) / 1e6, f", failed: {error}" if error else ""
+            vlog("driver", "%s took %.3f ms%s", type(self._message).__name__, took_ms, failed)

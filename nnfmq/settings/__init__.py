@@ -10,7 +10,20 @@ This package is imported by both sides at their start, so it imports little, and
 from __future__ import annotations
 
 from nnfmq.settings.configuration_file import CONFIG_VARIABLE
-from nnfmq.settings.setting import NAMES, PATH, SINK, TEXT, Setting, choice, integer, seconds, table, unknown_variables
+from nnfmq.settings.setting import (
+    NAMES,
+    PATH,
+    PATTERN,
+    SINK,
+    SWITCH,
+    TEXT,
+    Setting,
+    choice,
+    integer,
+    seconds,
+    table,
+    unknown_variables,
+)
 
 __all__ = ["Setting", "check_all", "table", "unknown_variables"]  # and the constants
 
@@ -65,6 +78,32 @@ BURST_SERVER_POLLING_WINDOW: Setting[int] = Setting(
     "NNFMQ_BURST_SERVER_POLLING_WINDOW", _MICROSECONDS, 50, reader="driver",
     meaning="how long a burst's driver polls for a request before it sleeps",
 )  # fmt: skip
+PARTITION: Setting[int] = Setting(
+    "NNFMQ_PARTITION", integer(0, 2, "mode"), 1, reader="client",
+    meaning="models whose devices the application does not choose: 0, all on the CPU device; 1, divided among devices, "
+    "and executed by the CPU device if these fail; 2, divided among devices without this fallback",
+)  # fmt: skip
+CPU_ONLY: Setting[bool] = Setting(
+    "NNFMQ_CPU_ONLY", SWITCH, False, reader="client", default_text="0",
+    meaning="models whose devices the application does not choose are executed by the CPU device",
+)  # fmt: skip
+ENABLED_DEVICES: Setting[str] = Setting(
+    "NNFMQ_ENABLED_DEVICES", PATTERN, "(?!sample-).*", reader="client",
+    meaning="names of the devices that are used without being named by the application; by default all but the sample "
+    "devices",
+)  # fmt: skip
+STRICT_SLICING: Setting[bool] = Setting(
+    "NNFMQ_STRICT_SLICING", SWITCH, False, reader="client", default_text="0",
+    meaning="1: ask devices only about parts of a model that pass the validation for their interface version",
+)  # fmt: skip
+SYNC_EXEC_CPU: Setting[bool] = Setting(
+    "NNFMQ_SYNC_EXEC_CPU", SWITCH, False, reader="client", default_text="0",
+    meaning="1: asynchronous executions on the CPU device are done when the call returns",
+)  # fmt: skip
+SYNC_EXEC_RUNTIME: Setting[bool] = Setting(
+    "NNFMQ_SYNC_EXEC_RUNTIME", SWITCH, False, reader="client", default_text="0",
+    meaning="1: asynchronous executions on any device are done when the call returns",
+)  # fmt: skip
 TELEMETRY: Setting[str | None] = Setting(
     "NNFMQ_TELEMETRY", SINK, None, reader="client",
     meaning="file, or socket of a collector, to which telemetry is written", default_text="none is written",
@@ -72,6 +111,15 @@ TELEMETRY: Setting[str | None] = Setting(
 TELEMETRY_INTERVAL_S: Setting[float] = Setting(
     "NNFMQ_TELEMETRY_INTERVAL_S", seconds(86_400), 1.0, reader="client",
     meaning="the least time between two lines of telemetry",
+)  # fmt: skip
+VLOG: Setting[str] = Setting(
+    "NNFMQ_VLOG",
+    TEXT._replace(
+        name="tags",
+        allowed="`all`, `1`, or, separated by spaces, commas or colons: "
+        "compilation, cpuexe, driver, execution, manager, memory, model",
+        toml_example='"compilation,execution"',
+    ), "", reader="client, driver", meaning="tags of which the verbose log has lines", default_text="none",
 )  # fmt: skip
 
 TRACE: Setting[str | None] = Setting(

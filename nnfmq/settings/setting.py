@@ -20,7 +20,9 @@ from nnfmq.settings.configuration_file import file_values
 __all__ = [
     "NAMES",
     "PATH",
+    "PATTERN",
     "SINK",
+    "SWITCH",
     "TEXT",
     "Effective",
     "Setting",
@@ -212,7 +214,9 @@ def integer(minimum: int, maximum: int, unit: str) -> SettingType:
             raise ValueError(text)
         return int(text)
 
-    return SettingType(f"integer, {unit}", f"{minimum} to {maximum}", parse, _integer_to_text, str(max(minimum, 512)))
+    return SettingType(
+        f"integer, {unit}", f"{minimum} to {maximum}", parse, _integer_to_text, str(min(max(minimum, 512), maximum))
+    )
 
 
 def seconds(maximum: int) -> SettingType:
@@ -237,6 +241,28 @@ def choice(*names: str) -> SettingType:
     return SettingType("name", ", ".join(names), parse, _to_text, f'"{names[0]}"')
 
 
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError(text)
+    return text == "1"
+
+
+def _switch_to_text(value: object) -> str:
+    if not isinstance(value, int):  # a bool is one
+        raise ValueError(value)
+    return str(int(value))
+
+
+def _pattern(text: str) -> str:
+    import re  # few processes have such a setting
+
+    try:
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(text) from error
+    return text
+
+
 PATH = SettingType("path", "any path; in files an absolute one, or one below ~", str, _path_to_text, '"~/nnfmq/file"')
 NAMES = SettingType(
     "names", "names separated by commas, in files an array; empty: none", _names, _names_to_text,
@@ -246,4 +272,6 @@ SINK = SettingType(
     "path or socket", "a path, or unix:PATH; in files with an absolute PATH", str, _sink_to_text,
     '"unix:/run/telemetry.sock"',
 )  # fmt: skip
+SWITCH = SettingType("0 or 1", "0 and 1; in files true and false as well", _switch, _switch_to_text, "true")
+PATTERN = SettingType("regular expression", "a regular expression of Python", _pattern, _to_text, '"gpu-.*"')
 TEXT = SettingType("text", "any text", str, _to_text, '"text"')

@@ -211,7 +211,7 @@ def _waits(record: RequestRecord, seen: _Between, excess: int) -> Iterator[Cause
             text = f"{name} waited {_ms(delay)} for its CPU (schedstat)"
             yield Cause(f"cpu-{name}", waited - behind, text)
     if compiled:
-        text = f"compile processes used {_ms(seen.compiling)} of CPU time; waits for a CPU: {', '.join(details)}"
+        text = f"compilations used {_ms(seen.compiling)} of CPU time; waits for a CPU: {', '.join(details)}"
         yield Cause("compilation", min(excess, compiled), text)
 
 

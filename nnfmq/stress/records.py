@@ -57,9 +57,9 @@ class RequestRecord(NamedTuple):
 class StressSample(NamedTuple):
     """The state of one client and its worker at a time; all but the first three are totals that only increase.
 
-    `compiling` is CPU time of the driver's compile processes, `compiling_client` and `compiling_worker` the part of it
-    on the CPUs of the client and of the worker. `memory_stall` is the time in which some task of the machine waited for
-    memory (PSI).
+    `compiling` is CPU time of the driver's compilations (`CompilerUsage`), `compiling_client` and `compiling_worker`
+    the part of it on the CPUs of the client and of the worker. `memory_stall` is the time in which some task of the
+    machine waited for memory (PSI).
     """
 
     time: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ __all__ = ["Sampler", "Watched"]
 INTERVAL_S = 0.002
 _FIND_EVERY = 5  # samples; compile processes live for many milliseconds
 _STOPPED = ("T", "t")
+_ACTIVE_NS = 50_000_000  # after its last use of the CPU, a compile process may wait for the worker
 
 
 class Watched(NamedTuple):
@@ -49,44 +50,61 @@ class _Files:
         return sum(throttled_ns(os.pread(fd, 4096, 0).decode()) for fd in self.throttling)
 
 
-class CompilerUsage:
-    """CPU time of the driver's compile server and its compile processes, in total and by CPU.
+@dataclass(slots=True)
+class _Process:
+    """A process of the driver: its open stat, the CPU time that it has used, and whether it is a compile process."""
 
-    They are the descendants of the driver in another session than the driver's (`service.compile_server`).
+    stat: int
+    used: int
+    is_compiler: bool
+
+
+class CompilerUsage:
+    """CPU time of the compilations in a driver, in total and by CPU.
+
+    It is that of the compile server and its compile processes, the descendants of the driver in another session than
+    the driver's (`service.compile_server`); and, while these compute, that of the driver's workers, except those in
+    `executing`: a worker checks and packs the model that it has compiled, and links the program.
     """
 
-    def __init__(self, driver_pid: int) -> None:
+    def __init__(self, driver_pid: int, executing: Collection[int] = ()) -> None:
         self._driver = driver_pid
+        self._executing = {driver_pid, *executing}
         self._session = os.getsid(driver_pid)
-        self._used: dict[int, int] = {}
-        self._is_first = True
-        self._stats: dict[int, int] = {}
+        self._known: set[int] = set()
+        self._processes: dict[int, _Process] = {}
+        self._active_until = 0
         self.total, self.by_cpu = 0, dict[int, int]()
 
     def find(self) -> None:
-        """Look for new compile processes; what the server used before the first call does not count."""
-        for pid in set(descendants(self._driver)) - self._used.keys():
+        """Look for new processes; what they used before the first call does not count."""
+        is_first = not self._known
+        for pid in set(descendants(self._driver)) - self._known - self._executing:
             with suppress(FileNotFoundError, ProcessLookupError):
-                if os.getsid(pid) != self._session:
-                    stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-                    self._stats[pid], self._used[pid] = stat, cpu_ns(pid) if self._is_first else 0
-        self._is_first = False
+                is_compiler = os.getsid(pid) != self._session
+                stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+                self._processes[pid] = _Process(stat, cpu_ns(pid) if is_first or not is_compiler else 0, is_compiler)
+                self._known.add(pid)
 
     def update(self) -> None:
         """Add what each process has used since the last call."""
-        for pid, stat in list(self._stats.items()):
+        now_ns = time.monotonic_ns()
+        for pid, process in sorted(self._processes.items(), key=lambda item: not item[1].is_compiler):
             try:
-                used, cpu = cpu_ns(pid), read_state(stat).cpu
+                used, cpu = cpu_ns(pid), read_state(process.stat).cpu
             except (ProcessLookupError, OSError):  # it has exited
-                os.close(self._stats.pop(pid))
+                os.close(self._processes.pop(pid).stat)
                 continue
-            increase, self._used[pid] = max(0, used - self._used[pid]), used
-            self.total += increase
-            self.by_cpu[cpu] = self.by_cpu.get(cpu, 0) + increase
+            increase, process.used = max(0, used - process.used), used
+            if increase and process.is_compiler:
+                self._active_until = now_ns + _ACTIVE_NS
+            if process.is_compiler or now_ns < self._active_until:
+                self.total += increase
+                self.by_cpu[cpu] = self.by_cpu.get(cpu, 0) + increase
 
     def pids(self) -> list[int]:
-        """Return the processes that have not exited."""
-        return sorted(self._stats)
+        """Return the compile processes that have not exited."""
+        return sorted(pid for pid, process in self._processes.items() if process.is_compiler)
 
     def on(self, cpu: int | None) -> int:
         """Return the time on a CPU; None: on all."""
@@ -94,8 +112,8 @@ class CompilerUsage:
 
     def close(self) -> None:
         """Close the files. Idempotent."""
-        while self._stats:
-            os.close(self._stats.popitem()[1])
+        while self._processes:
+            os.close(self._processes.popitem()[1].stat)
 
 
 class Sampler:
@@ -103,7 +121,7 @@ class Sampler:
 
     def __init__(self, watched: Sequence[Watched], driver_pid: int) -> None:
         self._watched = watched
-        self._compile = CompilerUsage(driver_pid)
+        self._compile = CompilerUsage(driver_pid, [each.worker for each in watched])
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nnfmq-sampler", daemon=True)
         self._resources = ExitStack()

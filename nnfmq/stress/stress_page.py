@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from nnfmq.measure.latency_page import conditions_list, html_page, html_table
+from nnfmq.measure.latency_page import conditions_list, html_table, latency_page
 from nnfmq.stress.records import CAUSES
 
 __all__ = ["render_stress_page"]
@@ -16,8 +16,8 @@ _PERCENTILES = ("p50", "p99", "p99.9", "max")
 
 def render_stress_page(report: Mapping[str, Any]) -> str:
     """Return the page of a report of `nnfmq stress --json`."""
-    title = f"Worst cases of {escape(report['model'].rsplit('/', 1)[-1])}"
-    return html_page(title, [*_scenarios(report["scenarios"]), *_worst(report["scenarios"]), *_conditions(report)])
+    title = f"Worst cases of {report['model'].rsplit('/', 1)[-1]}"
+    return latency_page(title, [*_scenarios(report["scenarios"]), *_worst(report["scenarios"]), *_conditions(report)])
 
 
 def _scenarios(scenarios: Sequence[Mapping[str, Any]]) -> Iterator[str]:

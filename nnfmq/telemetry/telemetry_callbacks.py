@@ -77,7 +77,12 @@ class TelemetryRegistration:
         atexit.register(self.close)
 
     def prepared(self, preparation: ObservedPreparation) -> ModelObserver | None:
-        """Queue the record of a preparation; return the observer of the model's executions. Does not block."""
+        """Queue the record of a preparation; return the observer of the model's executions. Does not block.
+
+        The steps of a plan have no records of their own.
+        """
+        if preparation.choice == "step":
+            return None
         record = compilation_record(preparation)
         self.put(record)
         return _TelemetryModel(self, record) if preparation.status == ErrorStatus.NONE else None

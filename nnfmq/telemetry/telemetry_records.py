@@ -6,17 +6,24 @@ architecture, and neither weights nor inputs nor outputs appear. Durations are i
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
 from nnfmq.execution_observers import ObservedExecution, ObservedPreparation
+from nnfmq.hal.architecture_hash import model_architecture_hash
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.timing import NO_TIME
-from nnfmq.hal.types import HalExecutionMode, LifeTime, Model, Operand, OperandType, OperationType, Subgraph, is_scalar
+from nnfmq.hal.types import (
+    HalExecutionMode,
+    LifeTime,
+    Operand,
+    OperandType,
+    OperationType,
+    Subgraph,
+    has_unspecified_dimensions,
+)
 
 __all__ = [
     "CompilationRecord",
@@ -27,7 +34,6 @@ __all__ = [
     "compilation_record",
     "data_class",
     "execution_record",
-    "model_architecture_hash",
 ]
 
 
@@ -61,26 +67,28 @@ class CompilationRecord:
     model_arch_hash: str
     """A SHA-256 in hexadecimal; empty if the application gave only a signature."""
     device_id: str
-    """`name=version` of each device, sorted, separated by commas. A preparation has one device today."""
+    """`name=version` of each device, sorted, separated by commas."""
     error_code: int
     """An ErrorStatus."""
     input_data_class: DataClass
     output_data_class: DataClass
     compilation_time_ns: int
-    """From the call to the driver until its reply; NO_TIME if it failed."""
+    """From the call to the driver until its reply, or for all steps of a plan; NO_TIME if it failed."""
     fallback_to_cpu: bool
-    """Whether `Client.prepare` took `reference`, because `compiled` was not available."""
+    """Whether the CPU device has prepared the model, because its own devices failed to."""
     introspection_used: bool
-    """Whether the application chose the device."""
+    """Whether the application chose the devices."""
     cache_used: bool
     """Whether the application gave cache files, or a directory for them."""
     has_control_flow: bool
     has_dynamic_temporaries: bool
+    step_count: int = 1
+    """How many steps of its plan devices execute; 1 if one device executes the whole model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionRecord:
-    """One execution that was sent to the driver (OBS-2); the fields of the compilation are those of its model."""
+    """One execution (OBS-2); the fields of the compilation are those of its model."""
 
     model_arch_hash: str
     device_id: str
@@ -136,39 +144,13 @@ def data_class(operand_types: Iterable[OperandType]) -> DataClass:
     return next(iter(significant or found), DataClass.UNKNOWN)
 
 
-def model_architecture_hash(model: Model) -> str:
-    """Return a SHA-256 of operands and operations without the values of constants, in hexadecimal.
-
-    Retraining a model does not change it. Equal text means an equal sequence of operand types, dimensions,
-    quantizations, lifetimes and operations in each subgraph.
-    """
-    digest = hashlib.sha256()
-    for subgraph in (model.main, *model.referenced):
-        for operand in subgraph.operands:
-            digest.update(_numbers((operand.type, operand.lifetime, operand.zero_point, *operand.dimensions)))
-            digest.update(struct.pack("<d", operand.scale))
-            channels = operand.channel_quant
-            if channels is not None:
-                digest.update(_numbers((channels.channel_dim, len(channels.scales))))
-                digest.update(struct.pack(f"<{len(channels.scales)}d", *channels.scales))
-        for operation in subgraph.operations:
-            digest.update(_numbers((operation.type,)) + _numbers(operation.inputs) + _numbers(operation.outputs))
-        digest.update(_numbers(subgraph.input_indexes) + _numbers(subgraph.output_indexes))
-    return digest.hexdigest()
-
-
-def _numbers(values: Sequence[int]) -> bytes:
-    """Return a count and the values, so that sequences of different lengths differ."""
-    return struct.pack(f"<{len(values) + 1}q", len(values), *values)
-
-
 def compilation_record(preparation: ObservedPreparation) -> CompilationRecord:
     """Return the record of a preparation."""
     model, is_successful = preparation.model, preparation.status == ErrorStatus.NONE
     graphs = () if model is None else (model.main, *model.referenced)
     return CompilationRecord(
         "" if model is None else model_architecture_hash(model),
-        f"{preparation.device}={preparation.device_version}",
+        _device_id(preparation),
         preparation.status,
         DataClass.UNKNOWN if model is None else _class_of(model.main, model.main.input_indexes),
         DataClass.UNKNOWN if model is None else _class_of(model.main, model.main.output_indexes),
@@ -178,7 +160,13 @@ def compilation_record(preparation: ObservedPreparation) -> CompilationRecord:
         preparation.is_cached,
         any(operation.type in _CONTROL_FLOW for graph in graphs for operation in graph.operations),
         any(_is_dynamic_temporary(operand) for graph in graphs for operand in graph.operands),
+        len(preparation.plan_devices) or 1,
     )
+
+
+def _device_id(preparation: ObservedPreparation) -> str:
+    devices = preparation.plan_devices or [(preparation.device, preparation.device_version)]
+    return ",".join(sorted({f"{name}={version}" for name, version in devices}))
 
 
 def _class_of(graph: Subgraph, indexes: Sequence[int]) -> DataClass:
@@ -188,7 +176,7 @@ def _class_of(graph: Subgraph, indexes: Sequence[int]) -> DataClass:
 
 def _is_dynamic_temporary(operand: Operand) -> bool:
     is_temporary = operand.lifetime is LifeTime.TEMPORARY_VARIABLE
-    return is_temporary and not is_scalar(operand.type) and (not operand.dimensions or 0 in operand.dimensions)
+    return is_temporary and has_unspecified_dimensions(operand.type, operand.dimensions)
 
 
 def execution_record(compilation: CompilationRecord, execution: ObservedExecution) -> ExecutionRecord:

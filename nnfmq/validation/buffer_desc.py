@@ -8,7 +8,8 @@ were prepared by the same device.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nnfmq.hal.capabilities import BufferDesc, BufferRole
 from nnfmq.hal.errors import InvalidArgument

@@ -10,8 +10,10 @@ the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, Capabilities
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
@@ -30,8 +32,7 @@ _V1_0_PERFORMANCE_TYPES = (
 )  # HAL 1.0 and 1.1 have performance info for these only
 
 
-@dataclass(frozen=True, slots=True)
-class Converted(Generic[T]):
+class Converted(Struct, Generic[T], frozen=True):
     """A value as an older interface can express it, and a description of each thing that was lost."""
 
     value: T

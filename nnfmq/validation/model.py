@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extension_codes import extension_prefix, is_extension
@@ -26,6 +27,7 @@ from nnfmq.hal.types import (
     OperandType,
     Operation,
     OperationType,
+    Pool,
     Subgraph,
     element_bytes,
     is_scalar,
@@ -36,7 +38,17 @@ from nnfmq.validation.rules import require
 from nnfmq.validation.subgraph_boundaries import require_counts, validate_boundaries
 from nnfmq.validation.values import validate_extensions
 
-__all__ = ["operand_level", "operand_size", "operation_level", "validate_model"]
+__all__ = [
+    "RuleViolation",
+    "model_problems",
+    "operand_level",
+    "operand_size",
+    "operation_level",
+    "size_of_elements",
+    "validate_channel_quant",
+    "validate_model",
+    "validate_operand_type",
+]
 
 _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
 _OEM_TYPES = (OperandType.OEM, OperandType.TENSOR_OEM_BYTE)
@@ -60,8 +72,7 @@ def validate_model(model: Model, *, allow_unspecified_boundaries: bool = False) 
         InvalidArgument: If a rule is violated; the message names the operand or operation and the rule.
     """
     for index, pool in enumerate(model.pools):
-        message = f"pool {index}: size {pool.size_bytes} bytes, it must be greater than 0"
-        require(pool.size_bytes > 0, "N-VAL-13", message)
+        _validate_pool(index, pool)
     level: int = validate_extensions(model.extensions)
     for index, subgraph in enumerate((model.main, *model.referenced)):
         where = "" if index == 0 else f"referenced subgraph {index - 1}, "
@@ -71,9 +82,13 @@ def validate_model(model: Model, *, allow_unspecified_boundaries: bool = False) 
     return max(level, V1_3 if model.referenced else V1_0, V1_1 if model.relax_computation_float32_to_float16 else V1_0)
 
 
+def _validate_pool(index: int, pool: Pool) -> None:
+    message = f"pool {index}: size {pool.size_bytes} bytes, it must be greater than 0"
+    require(pool.size_bytes > 0, "N-VAL-13", message)
+
+
 def _validate_subgraph(model: Model, subgraph: Subgraph, where: str) -> int:
-    require(bool(subgraph.operands), "N-VAL-15", f"{where}a subgraph without operands")
-    require(bool(subgraph.operations), "N-VAL-15", f"{where}a subgraph without operations")
+    _require_content(subgraph, where)
     levels = [
         _validate_operand(model, operand, f"{where}operand {index}") for index, operand in enumerate(subgraph.operands)
     ]
@@ -87,22 +102,98 @@ def _validate_subgraph(model: Model, subgraph: Subgraph, where: str) -> int:
     return max(levels)
 
 
+def _require_content(subgraph: Subgraph, where: str) -> None:
+    require(bool(subgraph.operands), "N-VAL-15", f"{where}a subgraph without operands")
+    require(bool(subgraph.operations), "N-VAL-15", f"{where}a subgraph without operations")
+
+
+# -- all problems of a model ------------------------------------------------------------------------------------------
+
+
+class RuleViolation(NamedTuple):
+    """A rule that a model violates: its id, and which operand, operation or other part violates it in which way."""
+
+    rule: str
+    text: str
+
+
+def model_problems(model: Model, *, allow_unspecified_boundaries: bool = False) -> list[RuleViolation]:
+    """Return the violated rules: none exactly if `validate_model` accepts the model, whose arguments these are.
+
+    Of each part of the model it is the first rule. What depends on an invalid part is not checked: operations with an
+    invalid operand, and the order and the boundaries of subgraphs that have one.
+    """
+    checks = _Checks()
+    for index, pool in enumerate(model.pools):
+        checks.hold(_validate_pool, index, pool)
+    checks.hold(validate_extensions, model.extensions)
+    for index, subgraph in enumerate((model.main, *model.referenced)):
+        _check_subgraph(checks, model, subgraph, "" if index == 0 else f"referenced subgraph {index - 1}, ")
+    if not checks.problems and checks.hold(_require_no_cycle, model):
+        checks.hold(validate_boundaries, model, allow_unspecified_boundaries)
+    return checks.problems
+
+
+class _Checks:
+    """Collects the messages of checks that fail."""
+
+    def __init__(self) -> None:
+        self.problems: list[RuleViolation] = []
+
+    def hold(self, check: Callable[..., object], *arguments: object) -> bool:
+        """Return whether a check accepts its arguments."""
+        try:
+            check(*arguments)
+        except InvalidArgument as error:
+            text, _, rule = str(error).rpartition(" (")
+            self.problems.append(RuleViolation(rule.rstrip(")"), text))
+            return False
+        return True
+
+
+def _check_subgraph(checks: _Checks, model: Model, subgraph: Subgraph, where: str) -> None:
+    checks.hold(_require_content, subgraph, where)
+    valid = [
+        checks.hold(_validate_operand, model, operand, f"{where}operand {index}")
+        for index, operand in enumerate(subgraph.operands)
+    ]
+    if not checks.hold(_validate_indexes, subgraph, where):
+        return
+    if all(valid) and checks.hold(_validate_index_lists, subgraph, where):
+        checks.hold(_validate_order, subgraph, where)
+    for position, operation in enumerate(subgraph.operations):
+        if all(valid[index] for index in (*operation.inputs, *operation.outputs)):
+            checks.hold(_validate_operation, model, subgraph, operation, f"{where}operation {position}")
+
+
 # -- operands ---------------------------------------------------------------------------------------------------------
 
 
 def _validate_operand(model: Model, operand: Operand, where: str) -> int:
-    level = _validate_type(operand, where)
-    _validate_dimensions(operand, where)
+    level = validate_operand_type(operand, where)
     if is_extension(operand.type):
         _validate_extension_operand(model, operand, where)
-    elif operand.type not in _OEM_TYPES:
-        _validate_scale(operand, where)
-        _validate_zero_point(operand, where)
     extra = is_extension(operand.type) or not operand.extension_data
     require(extra, "N-VAL-10", f"{where}: extension data on {operand.type.name}, which is not an extension type")
-    _validate_channel_quant(operand, where)
+    validate_channel_quant(operand, where)
     require(operand.location.padding == 0, "N-VAL-8", f"{where}: padding {operand.location.padding}, it must be 0")
     _LOCATION_RULES.get(operand.lifetime, _validate_no_location)(model, operand, where)
+    return level
+
+
+def validate_operand_type(operand: Operand, where: str) -> int:
+    """Return the feature level of an operand's type, and validate type, dimensions, scale and zero point.
+
+    An extension's type must have this process's code.
+
+    Raises:
+        InvalidArgument: If one is invalid; `where` begins the message.
+    """
+    level = _validate_type(operand, where)
+    _validate_dimensions(operand, where)
+    if not is_extension(operand.type) and operand.type not in _OEM_TYPES:
+        _validate_scale(operand, where)
+        _validate_zero_point(operand, where)
     return level
 
 
@@ -163,7 +254,12 @@ def operand_size(type: OperandType, dimensions: Sequence[int], where: str) -> in
     """
     if not dimensions:
         return element_bytes(type) if is_scalar(type) else 0
-    size = element_bytes(type)
+    return size_of_elements(element_bytes(type), dimensions, where)
+
+
+def size_of_elements(element_size: int, dimensions: Sequence[int], where: str) -> int:
+    """Return the size in bytes of a tensor with elements of `element_size` bytes. Raises as `operand_size`."""
+    size = element_size
     for dimension in dimensions:
         size *= dimension
         require(size < 1 << 32, "N-VAL-3", f"{where}: dimensions {tuple(dimensions)} need more than 2^32 - 1 bytes")
@@ -190,7 +286,12 @@ def _validate_zero_point(operand: Operand, where: str) -> None:
     require(low <= operand.zero_point <= high, "N-MOD-5", message)
 
 
-def _validate_channel_quant(operand: Operand, where: str) -> None:
+def validate_channel_quant(operand: Operand, where: str) -> None:
+    """Validate the per-channel scales of an operand; a type without them must have none.
+
+    Raises:
+        InvalidArgument: If they are invalid or missing; `where` begins the message.
+    """
     quant, dimensions = operand.channel_quant, operand.dimensions
     needed = operand.type == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
     require(

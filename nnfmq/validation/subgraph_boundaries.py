@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from nnfmq.hal.extension_codes import is_extension
 from nnfmq.hal.types import (
@@ -25,7 +26,7 @@ from nnfmq.hal.types import (
     OperationType,
     Subgraph,
     element_bytes,
-    is_scalar,
+    has_unspecified_dimensions,
 )
 from nnfmq.operations.if_while import FIRST_OUTER_INPUT
 from nnfmq.validation.rules import require
@@ -71,8 +72,7 @@ def _validate(model: Model, subgraph: Subgraph, operation: Operation, where: str
         boundary.check_while(callees, arguments[first:], outputs)
 
 
-@dataclass(frozen=True, slots=True)
-class _Boundary:
+class _Boundary(Struct, frozen=True):
     """Checks of one IF or WHILE: the rule's id, the operation's name in messages, whether sizes may be unknown."""
 
     rule: str
@@ -130,13 +130,12 @@ class _Boundary:
             self._require(_match(operand, other), f"{name} {index} is {_kind(other)}, outside it is {_kind(operand)}")
 
     def _check_size(self, operand: Operand, name: str) -> None:
-        if self.allow_unspecified or is_scalar(operand.type) or operand.lifetime == LifeTime.NO_VALUE:
+        if self.allow_unspecified or operand.lifetime == LifeTime.NO_VALUE:
             return
         if is_extension(operand.type) and not element_bytes(operand.type):
             return  # an unknown extension: only its vendor knows whether the type is a scalar
-        known = bool(operand.dimensions) and 0 not in operand.dimensions
         require(
-            known,
+            not has_unspecified_dimensions(operand.type, operand.dimensions),
             "N-VAL-20",
             f"{self.where}: {name} has dimensions {operand.dimensions}, all must be known at boundaries",
         )

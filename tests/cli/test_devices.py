@@ -10,9 +10,11 @@ import pytest
 from nnfmq.cli import main
 from nnfmq.hal.types import DeviceStatus
 
+DEVICES = ["devices", "--connect", "d.sock"]
+
 
 def test_devices_are_listed_by_the_names_of_the_hal(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["devices"]) == 0
+    assert main(DEVICES) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["reference", "CPU", "0.1.0", "8", "AVAILABLE", "none"] in lines
 
@@ -25,7 +27,7 @@ def extended(fake: Any) -> None:
 
 @pytest.mark.usefixtures("extended")
 def test_DEV_5_the_names_of_extensions_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["devices"]) == 0
+    assert main(DEVICES) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["reference", "CPU", "0.1.0", "8", "AVAILABLE", "com.example.fibonacci"] in lines
     assert ["org.example.more"] in lines
@@ -33,7 +35,7 @@ def test_DEV_5_the_names_of_extensions_are_listed(capsys: pytest.CaptureFixture[
 
 @pytest.mark.usefixtures("extended")
 def test_DEV_5_json_contains_the_types_of_extensions(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["devices", "--json"]) == 0
+    assert main([*DEVICES, "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)["devices"][0]["extensions"]
     int64 = {"type": 0, "is_tensor": False, "byte_size": 8, "dtype": "int64"}
     assert first == {"name": "com.example.fibonacci", "operand_types": [int64]}
@@ -41,8 +43,15 @@ def test_DEV_5_json_contains_the_types_of_extensions(capsys: pytest.CaptureFixtu
 
 
 def test_json_contains_every_field(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["devices", "--json"]) == 0
-    expected: dict[str, Any] = {"name": "reference", "type": "CPU", "version": "0.1.0", "feature_level": 8}
+    assert main([*DEVICES, "--json"]) == 0
+    expected: dict[str, Any] = {
+        "name": "reference",
+        "driver": "d",
+        "is_cpu": False,
+        "type": "CPU",
+        "version": "0.1.0",
+        "feature_level": 8,
+    }
     expected |= {
         "status": "AVAILABLE",
         "unavailable_reason": None,
@@ -54,19 +63,19 @@ def test_json_contains_every_field(fake: Any, capsys: pytest.CaptureFixture[str]
 
 def test_an_unknown_code_is_printed_as_a_number(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     fake.known[0].type = 77
-    assert main(["devices", "--json"]) == 0
+    assert main([*DEVICES, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["devices"][0]["type"] == "77"
 
 
 def test_CAP_3_equal_capabilities_are_printed_in_one_row(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["devices", "--capabilities"]) == 0
+    assert main([*DEVICES, "--capabilities"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["reference", "1", "1", "everything", "else"] in lines
     assert ["reference", "0.25", "2", "TENSOR_FLOAT32"] in lines
 
 
 def test_CAP_5_json_contains_all_performance_info(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["devices", "--capabilities", "--json"]) == 0
+    assert main([*DEVICES, "--capabilities", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)["devices"][0]["capabilities"]
     assert figures["TENSOR_FLOAT32"] == {"exec_time": 0.25, "power_usage": 2.0}
     assert figures["IF"] == figures["WHILE"] == figures["BOOL"] == {"exec_time": 1.0, "power_usage": 1.0}
@@ -93,9 +102,9 @@ def test_the_reason_why_a_device_is_offline_is_printed(
     error: str, reason: str, fake: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake.known[0].status, fake.unavailable = DeviceStatus.OFFLINE, error
-    assert main(["devices"]) == 0
+    assert main(DEVICES) == 0
     assert f"reference is OFFLINE: {reason}" in capsys.readouterr().out
-    assert main(["devices", "--json"]) == 0
+    assert main([*DEVICES, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["devices"][0]["unavailable_reason"] == reason
 
 
@@ -127,7 +136,7 @@ def test_a_narrow_terminal_breaks_no_device_name(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     fake.known[0].name = "sample-float_fast"
-    assert main(["devices", *option]) == 0
+    assert main([*DEVICES, *option]) == 0
     printed = capsys.readouterr().out
     assert "sample-float_fast" in printed
     assert option or "AVAILABLE" in printed

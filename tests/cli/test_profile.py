@@ -7,13 +7,13 @@ import json
 import math
 import xml.etree.ElementTree as xml
 from collections.abc import Callable
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 from support import commands
 from support.control_flow_models import branching

@@ -62,6 +62,40 @@ def test_TST_3_integers_are_compared_as_stored(name: str, operand_type: str, ato
     assert tolerances(changed(name=name), operand_type) == (atol, 0)
 
 
+@pytest.mark.parametrize(
+    ("relaxed", "difference", "passes"),
+    [
+        (False, 1e-5 + 16 * 5 * 1.1920928955078125e-7 - 2**-20, True),
+        (False, 1e-5 + 16 * 5 * 1.1920928955078125e-7 + 2**-20, False),
+        (True, 17 * 5 * 0.0009765625, True),
+        (True, 17 * 5 * 0.0009765625 + 2**-19, False),
+    ],
+)
+def test_TST_3_the_tolerance_is_atol_plus_rtol_times_the_expected_value(
+    relaxed: bool, difference: float, passes: bool
+) -> None:
+    line = model_lines.add("add", (16, 22, 33)) | {"isRelaxed": relaxed}
+    for sign in (1, -1):
+        assert (mismatches_of(testmodels.read(line), 16 + sign * difference, 22, 33) == []) is passes
+
+
+@pytest.mark.parametrize(("operand_type", "passing"), [("TENSOR_QUANT8_ASYMM", [10, 11, 12]), ("TENSOR_BOOL8", [1, 7])])
+def test_TST_3_quantized_values_may_differ_by_one_and_booleans_not_at_all(
+    operand_type: str, passing: list[int]
+) -> None:
+    line = model_lines.add()
+    expected = 11 if operand_type == "TENSOR_QUANT8_ASYMM" else 1
+    data = base64.b64encode(bytes([expected] * 3)).decode()
+    line["main"]["operands"][3] |= {"type": operand_type, "scale": float(expected == 11), "data": data}
+    test = testmodels.read(line)
+    found = [
+        value
+        for value in range(14)
+        if not compare_outputs(test, [OutputShape((3,))], [np.full(3, value, test.expected[0].dtype)])
+    ]
+    assert found == (passing if expected == 11 else list(range(1, 14)))
+
+
 def test_a_reported_shape_must_be_the_expected_one() -> None:
     found = compare_outputs(changed(), [OutputShape((1, 3))], [np.float32([11, 22, 33])])
     assert [mismatch.reason for mismatch in found] == ["operand 3 (c): expected shape [3], actual [1, 3]"]

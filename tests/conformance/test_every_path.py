@@ -41,7 +41,9 @@ def test_TST_5_the_chosen_models_have_every_operation_with_every_operand_type() 
 
 @pytest.mark.usefixtures("data_dir")
 @pytest.mark.parametrize("part", range(PARTS))
-def test_TST_5_every_path_returns_the_expected_outputs_and_the_same_bytes(part: int, target: ExecutionTarget) -> None:
+def test_TST_1_TST_5_every_path_returns_the_expected_outputs_and_the_same_bytes(
+    part: int, target: ExecutionTarget
+) -> None:
     results = [run_test(test, target, with_variants=False) for test in one_of_each_type()[part::PARTS]]
     assert len(results) > 30
     assert [(r.name, o.reason) for r in results for o in r.outcomes if o.status != PASSED] == []

@@ -36,7 +36,9 @@ def adding(client: nnfmq.Client) -> Iterator[nnfmq.PreparedModel]:
 FOUR = np.array([1, 2, 3, 4], np.float32)
 
 
-def test_DOM_6_a_chain_of_executions_stays_in_the_driver(client: nnfmq.Client, adding: nnfmq.PreparedModel) -> None:
+def test_DOM_6_API_10_a_chain_of_executions_stays_in_the_driver(
+    client: nnfmq.Client, adding: nnfmq.PreparedModel
+) -> None:
     """Two models take turns on two buffers; the application sees the last result alone."""
     device = client.device("reference")
     with device.prepare(relu_model()) as relu:

@@ -199,7 +199,7 @@ def test_BUR_12_only_unknown_slots_are_requested_and_freed_ones_again(raw: Raw) 
     assert raw.requested == [[0, 1], [1]]
 
 
-def test_BUR_13_BUR_16_both_ways_to_execute_a_request_return_the_same(
+def test_BUR_13_BUR_16_UTL_7_both_ways_to_execute_a_request_return_the_same(
     client: nnfmq.Client, adding: nnfmq.PreparedModel
 ) -> None:
     """The driver's burst caches memories; the AIDL burst executes synchronously, with none (tokens of -1)."""
@@ -228,7 +228,7 @@ def test_BUR_1_BUR_14_thread_and_memory_of_a_burst_end_with_it(
         until(lambda: len(driver.shared_mappings()) == mappings, "the bursts' memory is unmapped")
 
 
-def test_BUR_16_a_second_execution_on_a_busy_burst_is_rejected(client: nnfmq.Client) -> None:
+def test_BUR_16_API_11_a_second_execution_on_a_busy_burst_is_rejected(client: nnfmq.Client) -> None:
     shape = (1, 128, 128, 32)
     with client.device("reference").prepare(slow_model(40)) as slow, slow.burst() as burst:
         running = InThread.start(lambda: burst.execute(np.ones(shape, np.float32)))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
 from support.models import add_model, invalid_model, unsupported_model
 from support.plugins import add_plugin, path_with

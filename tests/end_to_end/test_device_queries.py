@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support import control_flow_models, models
 from support.small_models import Q8, Q8S, two_adds
 

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support import control_flow_models
 from support.drivers import LIMIT_S, Process, until
 from support.hints import with_extension
@@ -107,7 +107,7 @@ def moved(argument: RequestArgument, **changes: int) -> RequestArgument:
 # ------------------------------------------------------------------------------------------------ requests
 
 
-def test_EXE_1_dimensions_of_a_request_complete_the_model_s_and_never_contradict_them(
+def test_EXE_1_API_6_dimensions_of_a_request_complete_the_model_s_and_never_contradict_them(
     device: nnfmq.Device, resources: ExitStack
 ) -> None:
     model = one_operation(OperationType.RELU, [Operand(F32, (0, 2))], Operand(F32, (0, 2)))
@@ -135,7 +135,7 @@ def test_EXE_2_no_byte_of_a_pool_changes_but_the_outputs(adding: nnfmq.PreparedM
     assert bytes(sink.view[16:]) == bytes([0xA5]) * 240  # type: ignore[union-attr]
 
 
-def test_EXE_3_EXE_4_a_synchronous_execution_returns_when_the_outputs_are_there(
+def test_EXE_3_EXE_4_API_7_a_synchronous_execution_returns_when_the_outputs_are_there(
     adding: nnfmq.PreparedModel, request_: Request
 ) -> None:
     result = adding.execute_request(request_, MEASURED)
@@ -273,7 +273,7 @@ def test_EXE_14_PREP_10_a_configuration_measures_and_unknown_hints_are_ignored(
 # ------------------------------------------------------------------------------------------------ shapes
 
 
-def test_SHP_1_SHP_2_SHP_5_outputs_of_unknown_size_are_returned_with_their_shapes(
+def test_SHP_1_SHP_2_SHP_5_API_8_outputs_of_unknown_size_are_returned_with_their_shapes(
     device: nnfmq.Device, resources: ExitStack
 ) -> None:
     with device.prepare(unsized_relu_model((4,))) as prepared:
@@ -319,7 +319,7 @@ def test_TIM_5_TIM_6_the_driver_s_time_includes_the_wait_for_a_thread(
             pending.result(LIMIT_S)
 
 
-def test_TIM_7_a_fenced_execution_has_times_from_the_launch_and_from_the_last_fence(
+def test_TIM_7_API_8_a_fenced_execution_has_times_from_the_launch_and_from_the_last_fence(
     adding: nnfmq.PreparedModel, request_: Request
 ) -> None:
     with (
@@ -355,7 +355,7 @@ def test_QOS_4_QOS_6_a_distant_deadline_has_no_effect(timeout: float, adding: nn
 # ------------------------------------------------------------------------------------------------ reusable executions
 
 
-def test_RUX_1_RUX_4_one_execution_runs_repeatedly_with_its_own_limits(
+def test_RUX_1_RUX_4_API_12_one_execution_runs_repeatedly_with_its_own_limits(
     adding: nnfmq.PreparedModel, request_: Request
 ) -> None:
     with adding.create_reusable_request(request_, MEASURED) as execution:
@@ -413,7 +413,9 @@ def test_CF_2_CF_3_a_loop_passes_its_state_on_while_the_condition_holds(name: st
     assert found == [[1, 1], [3, 4], [11, 16]]
 
 
-def test_CF_4_CF_5_a_loop_ends_by_its_timeout_which_has_a_maximum(device: nnfmq.Device, resources: ExitStack) -> None:
+def test_CF_4_CF_5_API_12_a_loop_ends_by_its_timeout_which_has_a_maximum(
+    device: nnfmq.Device, resources: ExitStack
+) -> None:
     model = control_flow_models.counting()
     endless, x = np.array([1 << 30], np.int32), np.zeros(2, np.float32)
     with device.prepare(model) as prepared:
@@ -454,7 +456,7 @@ def test_MEM_6_arguments_with_the_preferred_layout_are_accepted(
     assert np.frombuffer(pools[1].view, np.float32, 4, 64).tolist() == SUM
 
 
-def test_MEM_8_pools_and_buffers_are_copied_into_each_other(
+def test_MEM_8_API_10_pools_and_buffers_are_copied_into_each_other(
     device: nnfmq.Device, adding: nnfmq.PreparedModel, resources: ExitStack
 ) -> None:
     first, second = (resources.enter_context(device.allocate(inputs=[(adding, 0)])) for _ in range(2))

@@ -9,12 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.control_flow_models import TRUTH, Parts, inputs, named, output
 from support.drivers import LIMIT_S, Daemon, one, running_daemon, short_folder
 from support.models import null_model

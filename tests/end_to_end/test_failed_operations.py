@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.drivers import LIMIT_S, Daemon, one, running_daemon, short_folder
 from support.executed import model_of
 from support.models import null_model

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from queue import Queue
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.drivers import LIMIT_S, Daemon, Process
 from support.models import add_model, relu_model
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from queue import Queue
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.drivers import LIMIT_S, Daemon, InThread, Process, one, until
 from support.models import add_model, null_model, pool_bytes, request_for, slow_model, unsized_relu_model
 from support.places import ROOT

@@ -6,10 +6,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.caching import Paths
 from support.drivers import LIMIT_S, Daemon, one, running_daemon, short_folder
 from support.models import add_model, null_model, relu_model

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.drivers import LIMIT_S, Daemon, Process, until
 from support.models import add_model, null_model, pool_bytes, request_for
 from support.small_models import with_main, with_operand
@@ -70,7 +70,7 @@ def still_serves(client: nnfmq.Client) -> bool:
 # ------------------------------------------------------------------------------------------------ anonymous memory
 
 
-def test_MEM_2_one_anonymous_memory_may_hold_a_model_s_constants_and_a_request_s_tensors(
+def test_MEM_2_API_10_one_anonymous_memory_may_hold_a_model_s_constants_and_a_request_s_tensors(
     client: nnfmq.Client, resources: ExitStack
 ) -> None:
     memory = filled(resources, TEN)
@@ -103,7 +103,7 @@ def test_MEM_2_shared_memory_is_mapped_by_the_driver_and_has_no_name(
 
 
 @pytest.mark.parametrize("offset", [0, 64, AT, AT + 64])
-def test_MEM_3_a_buffer_of_format_BLOB_is_used_as_an_ordinary_pool(
+def test_MEM_3_API_10_a_buffer_of_format_BLOB_is_used_as_an_ordinary_pool(
     client: nnfmq.Client, resources: ExitStack, offset: int
 ) -> None:
     """BLOB: a descriptor whose bytes can be mapped, and where in it they begin."""

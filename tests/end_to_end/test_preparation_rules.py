@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.caching import TOKEN, Paths, chain
 from support.drivers import LIMIT_S, running_daemon
 from support.models import (
@@ -115,13 +115,13 @@ class Callback:
 # ------------------------------------------------------------------------------------------------ preparing
 
 
-def test_PREP_1_an_invalid_model_calls_back_once_and_returns_the_same_status(old_device: hidl.IDevice) -> None:
+def test_PREP_1_TST_1_an_invalid_model_calls_back_once_and_returns_the_same_status(old_device: hidl.IDevice) -> None:
     callback = Callback()
     assert old_device.prepareModel_1_1(invalid_model(), 1, callback) is INVALID
     assert callback.only() == (INVALID, None)
 
 
-def test_PREP_2_a_valid_model_is_accepted_at_once_and_its_failure_comes_by_the_callback(
+def test_PREP_2_TST_1_a_valid_model_is_accepted_at_once_and_its_failure_comes_by_the_callback(
     old_device: hidl.IDevice,
 ) -> None:
     callback = Callback()
@@ -270,7 +270,9 @@ def test_CACHE_9_a_device_that_saves_nothing_prepares_the_model(client: nnfmq.Cl
     assert files.contents() == [b"", b""]
 
 
-def test_CACHE_10_models_and_options_have_their_own_files_in_a_folder(device: nnfmq.Device, tmp_path: Path) -> None:
+def test_CACHE_10_API_5_models_and_options_have_their_own_files_in_a_folder(
+    device: nnfmq.Device, tmp_path: Path
+) -> None:
     names: list[set[str]] = []
     for model, options in (
         (ADDS, {}),
@@ -354,7 +356,7 @@ def test_FEN_10_an_operation_that_fails_puts_the_fence_in_error(device: nnfmq.De
             assert launched.result(LIMIT_S)[0].tolist() == [3]
 
 
-def test_FEN_11_the_driver_s_fence_can_be_polled_duplicated_and_outlives_its_first_descriptor(
+def test_FEN_11_API_9_the_driver_s_fence_can_be_polled_duplicated_and_outlives_its_first_descriptor(
     adding: nnfmq.PreparedModel,
 ) -> None:
     with nnfmq.Fence.create() as begin, adding.execute_fenced(ONE, TEN, wait_for=[begin]) as launched:
@@ -369,7 +371,7 @@ def test_FEN_11_the_driver_s_fence_can_be_polled_duplicated_and_outlives_its_fir
 # ------------------------------------------------------------------------------------------------ arguments
 
 
-def test_VAL_3_the_driver_checks_every_field_of_a_request(adding: nnfmq.PreparedModel, request_: Request) -> None:
+def test_VAL_3_UTL_4_the_driver_checks_every_field_of_a_request(adding: nnfmq.PreparedModel, request_: Request) -> None:
     first, second = request_.inputs
     (output,) = request_.outputs
     broken = {
@@ -400,7 +402,7 @@ def test_VAL_3_the_driver_checks_every_field_of_a_request(adding: nnfmq.Prepared
     ],
     ids=["none", "twice", "no such input", "no such output", "dimensions"],
 )
-def test_VAL_4_DOM_3_roles_that_contradict_the_model_allocate_nothing(
+def test_VAL_4_UTL_4_DOM_3_roles_that_contradict_the_model_allocate_nothing(
     roles: dict[str, Any], device: nnfmq.Device, adding: nnfmq.PreparedModel
 ) -> None:
     wanted = {name: [(adding, index) for index in roles[name]] for name in ("inputs", "outputs") if name in roles}

@@ -16,11 +16,11 @@ import pytest
 from support.drivers import Daemon, running_daemon, short_folder
 from support.protocol import ProtocolPeer
 from support.sessions import HELLO, assert_alive, prepare_message
-from support.small_models import Q8, one_operation, two_adds
+from support.small_models import one_operation, two_adds
 
 from nnfmq.channel import Channel
 from nnfmq.hal.errors import ErrorStatus, ResourceExhaustedTransient
-from nnfmq.hal.types import Model, Operand, OperationType
+from nnfmq.hal.types import Model, Operand, OperandType, OperationType
 from nnfmq.memory import SHARED_SEALS
 from nnfmq.serialize import messages
 from nnfmq.serialize.control_protocol import PeerRole, encode
@@ -124,25 +124,21 @@ def test_a_pool_larger_than_the_address_space_is_refused(attacker: Attacker, hug
 
 
 def large_temporaries() -> Model:
-    """Return an addition of 15 MiB of 8-bit values, for which NumPy makes four arrays of 120 MiB."""
-    shape = (15 * MIB,)
-    return one_operation(
-        OperationType.ADD,
-        [Operand(Q8, shape, 0.5, 3), Operand(Q8, (1,), 0.5, 3), 0],
-        Operand(Q8, shape, 0.7, 3),
-    )
+    """Return an operation on 28 MiB for which NumPy makes several arrays of that size. Neither engine compiles it."""
+    tensor = Operand(OperandType.TENSOR_FLOAT32, (1, 28, MIB // 32, 8))
+    return one_operation(OperationType.LOCAL_RESPONSE_NORMALIZATION, [tensor, 2, 1.0, 1e-4, 0.75], tensor)
 
 
 @pytest.mark.parametrize("in_burst", [False, True], ids=["call", "burst"])
 @pytest.mark.parametrize("device", ["reference", "compiled"])
 def test_the_kernel_bounds_what_an_operation_allocates(daemon: Daemon, device: str, in_burst: bool) -> None:
-    values, one = np.ones(15 * MIB, np.uint8), np.ones(1, np.uint8)
+    values = np.ones((1, 28, MIB // 32, 8), np.float32)
     with daemon.connect() as client, client.device(device).prepare(large_temporaries()) as large:
         before = peak_bytes(client.worker_pid)
         with ExitStack() as stack:
             execute = stack.enter_context(large.burst()).execute if in_burst else large.execute
             with pytest.raises(ResourceExhaustedTransient, match="memory"):
-                execute(values, one)
+                execute(values)
         assert peak_bytes(client.worker_pid) - before < LIMIT_BYTES + UNCHARGED_BYTES
         with client.device(device).prepare(two_adds()) as small:
             ones = np.ones((2, 2), np.float32)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from support.control_flow_models import COUNT, REAL, branching, counting, named, output
 from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
 from support.model_mutations import FAMILIES, Mutant, mutants

@@ -10,11 +10,11 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.control_flow_models import counting
 from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
 from support.models import add_model, gather_model, pool_bytes, relu_model, request_for, unsized_relu_model

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.drivers import Daemon, InThread, Process, until
 from support.models import add_model, slow_model, unsized_relu_model, weighty_model
 from support.recordings import execution, preparation, tensors, write_recording

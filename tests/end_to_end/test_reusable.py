@@ -37,7 +37,7 @@ def computed(execution: Execution, *inputs: list[int]) -> list[float]:
     return result
 
 
-def test_RUX_5_a_reusable_execution_runs_repeatedly_over_every_interface(
+def test_RUX_5_API_12_a_reusable_execution_runs_repeatedly_over_every_interface(
     interface_client: nnfmq.Client, adding: nnfmq.PreparedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent_types: list[type[messages.Message]] = []

@@ -9,12 +9,12 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.control_flow_models import counting
 from support.drivers import LIMIT_S, Daemon
 from support.models import pool_bytes, request_for

@@ -19,7 +19,6 @@ import nnfmq
 from nnfmq import telemetry
 from nnfmq.execution_observers import observers
 from nnfmq.hal.errors import ErrorStatus
-from nnfmq.runtime.client import Client
 from nnfmq.telemetry import CompilationRecord, DataClass, ExecutionRecord, TelemetryMode
 from nnfmq.telemetry.telemetry_records import model_architecture_hash
 from nnfmq.telemetry.telemetry_sinks import open_sink
@@ -64,20 +63,6 @@ def test_OBS_1_a_failed_compilation_is_reported(client: nnfmq.Client) -> None:
         client.device("reference").prepare(invalid_model())
     assert [record.error_code for record in records.compilations] == [ErrorStatus.INVALID_ARGUMENT]
     assert records.compilations[0].compilation_time_ns == -1
-
-
-@pytest.mark.parametrize("is_available", [True, False])
-def test_OBS_1_the_choice_of_the_device_is_reported(
-    client: nnfmq.Client, is_available: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_available:
-        reference = client.device("reference")
-        monkeypatch.setattr(Client, "devices", lambda self, **_: [reference.info])
-    records = Records()
-    with telemetry.register(records), client.prepare(add_model()) as model:
-        assert model.device == ("compiled" if is_available else "reference")
-    (record,) = records.compilations
-    assert (record.introspection_used, record.fallback_to_cpu) == (False, not is_available)
 
 
 def test_OBS_1_a_cache_is_reported(client: nnfmq.Client, tmp_path: Path) -> None:

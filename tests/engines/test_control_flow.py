@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.control_flow_models import (
     COUNT,
     REAL,
@@ -251,6 +251,13 @@ def test_C2_an_argument_that_does_not_fit_the_subgraph_fails() -> None:
 
     with pytest.raises(GeneralFailure, match=r"operation 0 \(IF\): input operand 0 .*\(C2\)$"):
         program.execute([YES, np.ones(3, np.float32), Y], [None])
+
+
+def test_C3_TST_9_a_loop_without_iterations_has_no_output_of_an_omitted_argument() -> None:
+    program = prepared(counting())
+
+    with pytest.raises(GeneralFailure, match=r"operation 0 \(WHILE\): an output would be .* omitted \(C3\)$"):
+        result(program, None, count(0), X)
 
 
 def test_a_failure_inside_a_subgraph_names_both_operations() -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from msgspec.structs import replace
 from support.mutated_test_models import Draft, MutatedTest, mutated_tests
 from support.tiers import IS_DEEP
 from support.vts_models import one_of_each

@@ -38,6 +38,22 @@ def test_TST_4_the_suite_runs_the_expected_number_of_models(data_dir: Path) -> N
     assert set().union(*found) == set(HAL_DECLARATIONS)
 
 
+@pytest.mark.parametrize(
+    ("variant", "count"),
+    [
+        ("all_inputs_as_internal", 3293),
+        ("all_tensors_as_inputs", 1460),
+        ("relaxed", 1540),
+        ("float16", 1400),
+        ("quant8", 2077),
+        ("nchw", 1492),
+        ("zero_sized", 191),
+    ],
+)
+def test_TST_4_the_suite_has_the_variants_that_the_generator_derives(variant: str, count: int, data_dir: Path) -> None:
+    assert sum(variant in line["name"] for spec in SPECS for line in lines(spec)) == count
+
+
 @cache
 def results(spec: str) -> tuple[ConformanceResult, ...]:
     """Return the results of a spec, which runs once for all tests."""
@@ -50,17 +66,17 @@ def not_passed(spec: str, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_outputs_are_within_the_tolerance_and_models_that_must_fail_do(spec: str) -> None:
+def test_TST_3_TST_4_outputs_are_within_the_tolerance_and_models_that_must_fail_do(spec: str) -> None:
     assert not_passed(spec, MODEL) == []
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_SHP_1_outputs_of_unknown_shape_are_computed_and_reported(spec: str) -> None:
+def test_SHP_1_TST_5_outputs_of_unknown_shape_are_computed_and_reported(spec: str) -> None:
     assert not_passed(spec, variants.UNKNOWN_OUTPUT_SHAPES) == []
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_SHP_4_a_buffer_that_is_one_byte_short_is_rejected_with_all_shapes(spec: str) -> None:
+def test_SHP_4_TST_5_a_buffer_that_is_one_byte_short_is_rejected_with_all_shapes(spec: str) -> None:
     assert not_passed(spec, variants.INSUFFICIENT_OUTPUT) == []
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.control_flow_models import branching, counting, nested
 from support.planned import FakeDevice, cpu, figures, only
 from support.sketches import VECTOR, Sketch, chain

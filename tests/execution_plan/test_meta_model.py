@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from support.control_flow_models import REAL, TRUTH, Parts, branching, inputs, named, output
 from support.planned import FakeDevice
 from support.sketches import ANY_LENGTH, ANY_RANK, HALVES, VECTOR, Sketch, chain

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support.control_flow_models import REAL, TRUTH, Parts, branching, counting, inputs, named, output
 from support.sketches import VECTOR, Sketch
 from support.small_models import scalar

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nnfmq.hal.capabilities import ResultCode, status_for_result_code
+from nnfmq.hal import errors
+from nnfmq.hal.capabilities import ResultCode, result_code_for_error, result_code_for_status, status_for_result_code
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.extension_codes import extension_code, extension_prefix, extension_type, is_extension
 from nnfmq.hal.feature_levels import (
@@ -108,3 +109,35 @@ def test_API_13_result_codes_become_statuses() -> None:
         8,
         2,
     ]
+
+
+def test_API_14_each_status_of_a_driver_has_a_result_code() -> None:
+    named = {
+        ErrorStatus.NONE: 0,
+        ErrorStatus.DEVICE_UNAVAILABLE: 9,
+        ErrorStatus.GENERAL_FAILURE: 5,
+        ErrorStatus.OUTPUT_INSUFFICIENT_SIZE: 8,
+        ErrorStatus.INVALID_ARGUMENT: 4,
+        ErrorStatus.MISSED_DEADLINE_TRANSIENT: 10,
+        ErrorStatus.MISSED_DEADLINE_PERSISTENT: 11,
+        ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT: 12,
+        ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT: 13,
+        ErrorStatus.DEAD_OBJECT: 14,
+    }
+    assert {status: int(result_code_for_status(status)) for status in ErrorStatus} == named
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.BadState("x"), "BAD_STATE"),
+        (errors.InvalidArgument("x"), "BAD_DATA"),
+        (errors.DeadObject("x"), "DEAD_OBJECT"),
+        (errors.ProtocolError("x"), "OP_FAILED"),
+        (errors.MissedDeadlinePersistent("x"), "MISSED_DEADLINE_PERSISTENT"),
+        (MemoryError(), "OUT_OF_MEMORY"),
+        (KeyError("x"), "OP_FAILED"),
+    ],
+)
+def test_API_13_API_14_each_error_has_a_result_code(error: BaseException, code: str) -> None:
+    assert result_code_for_error(error).name == code

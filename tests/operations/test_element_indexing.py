@@ -7,11 +7,11 @@ rejects something, whether shapes are known when the model is prepared or only w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from support.executed import model_of
 from support.one_result import tensor, truths

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.plugins import FLOAT_N, FLOATS, Fibonacci, tables_as_they_were
 from support.small_models import F32, one_operation, two_adds
 

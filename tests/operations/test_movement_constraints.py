@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.one_result import result_of, tensor
 from support.small_models import graph, scalar, vector
 

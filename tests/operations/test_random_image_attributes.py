@@ -5,7 +5,6 @@ Whatever a client sends ends in an error of the HAL or in outputs of a legal sha
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.executed import Argument, executed
 from support.image_examples import CASES, arguments_of, outputs_of
 from support.tiers import IS_DEEP

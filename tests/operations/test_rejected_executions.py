@@ -6,10 +6,9 @@ input of unknown rank, so that only the execution can detect it. Other files tes
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.executed import executed
 from support.rejected_operations import CASES, F32, Q8, TWO, Argument, Array, Op
 from support.small_models import one_operation, with_main, with_operand

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import astuple
 from support.forking import fork
 from support.places import ROOT
 

@@ -7,10 +7,10 @@ import os
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nnfmq.channel import Channel
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
 from nnfmq.queue import layout

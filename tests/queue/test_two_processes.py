@@ -8,12 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import astuple
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import astuple
 
 from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue

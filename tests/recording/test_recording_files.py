@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from support.models import gather_model
 from support.recordings import arrays, execution, preparation, tensors, write_recording
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import HalExecutionMode
+from nnfmq.recording.recorder import ExecutionRecorder
 from nnfmq.recording.recording_reader import RecordingFile
 from nnfmq.recording.recording_writer import RecordingWriter, create_recording_file
 from nnfmq.serialize.model_codec import decode_model
@@ -283,3 +285,12 @@ def test_a_source_tree_that_is_not_installed_has_an_unknown_version(
     monkeypatch.setattr(metadata, "version", version)
     with RecordingFile(write_recording(tmp_path / "a.nnrec", [])) as recording:
         assert recording.session.version == "unknown"
+
+
+def test_of_a_plan_the_steps_are_recorded_and_not_the_whole_model(tmp_path: Path) -> None:
+    path = tmp_path / "calls.nnrec"
+    with ExecutionRecorder.start(path) as recorder:
+        assert recorder.prepared(replace(preparation(), choice="step")) is not None
+        assert recorder.prepared(replace(preparation(), plan_devices=(("cpu", "1"), ("gpu", "2")))) is None
+    with RecordingFile(path) as recording:
+        assert [model.device for model in recording.models] == ["reference"]

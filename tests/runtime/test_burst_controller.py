@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support import models
 from support.executors import LIMIT_S, Held, until
 
@@ -517,3 +517,10 @@ def test_a_closed_burst_rejects_requests(adding: PreparedModel) -> None:
     burst.close()
     with pytest.raises(InvalidArgument, match="closed"):
         burst.execute_request(Request((), ()))
+
+
+def test_a_burst_has_few_enough_attributes_for_cpython_to_find_them_without_a_dict(adding: PreparedModel) -> None:
+    """SHARED_KEYS_MAX_SIZE in CPython's Include/internal/pycore_dict.h is 30."""
+    with adding.burst() as burst:
+        burst.execute([1] * 4, [2] * 4)
+        assert len(vars(burst)) < 30

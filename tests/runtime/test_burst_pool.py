@@ -23,7 +23,7 @@ class Interrupted(Exception):
 
 @pytest.fixture
 def pool() -> BurstPool:
-    model: Any = SimpleNamespace(connection=SimpleNamespace(raise_if_closed=lambda: None), inputs=(), outputs=())
+    model: Any = SimpleNamespace(require_usable=lambda: None, signature="")
     pool = BurstPool(model)
     for number in range(SIZE):
         burst: Any = SimpleNamespace(number=number, discard_inputs=lambda: None)

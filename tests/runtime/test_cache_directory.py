@@ -8,7 +8,6 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.caching import TOKEN, Paths, chain
 from support.hints import with_extension
 from support.models import unsupported_model

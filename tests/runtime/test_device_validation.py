@@ -26,13 +26,14 @@ def test_N_BAS_3_valid_devices_are_kept_in_order() -> None:
     ("bad", "said"),
     [
         (replace(GOOD, name="bad", version=""), "DEV-4"),
+        (replace(GOOD, name="bad", feature_level=0), "feature level is 0"),
         (replace(GOOD, name="bad", model_cache_files=33), "33 cache files"),
         (replace(GOOD, name="bad", data_cache_files=2**32 - 1), "DEV-6"),
         (extended("noperiod", ELEMENT), "'noperiod'"),
         (extended("com.example.a", ELEMENT, ELEMENT), "EXT-1"),
         (extended("com.example.a", replace(ELEMENT, byte_size=0)), "EXT-1"),
     ],
-    ids=["version", "model files", "data files", "extension's name", "type twice", "no bytes"],
+    ids=["version", "feature level", "model files", "data files", "extension's name", "type twice", "no bytes"],
 )
 def test_N_BAS_3_DEV_10_VAL_7_an_invalid_device_is_omitted_and_logged(
     bad: DeviceInfo, said: str, caplog: pytest.LogCaptureFixture

@@ -8,11 +8,11 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support import models
 from support.executors import LIMIT_S, Held, floats
 from support.hints import with_extension

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from support.plugins import NAME, Fibonacci
 
 from nnfmq.hal.errors import GeneralFailure, ProtocolError
@@ -26,7 +25,7 @@ def test_EXT_3_types_are_found_by_the_model_s_type_codes() -> None:
     build.numbers.prefix("com.example.unused")
     kinds = build.int64, build.codes().type
     model = build.model()
-    assert extension_types(model, device(INT64, CODES)) == {
+    assert extension_types(model, [device(INT64, CODES)]) == {
         kinds[0]: ElementInfo("int64", True),
         kinds[1]: ElementInfo("int64", False),
     }
@@ -39,7 +38,7 @@ def test_EXT_3_types_are_found_by_the_model_s_type_codes() -> None:
 )  # fmt: skip
 def test_N_an_invalid_type_is_an_error_of_the_driver(dtype: str, size: int) -> None:
     with pytest.raises(ProtocolError, match="the driver reports elements of"):
-        extension_types(Fibonacci().model(), device(replace_dtype(dtype, size), CODES))
+        extension_types(Fibonacci().model(), [device(replace_dtype(dtype, size), CODES)])
 
 
 def replace_dtype(dtype: str, size: int) -> OperandTypeData:
@@ -49,8 +48,8 @@ def replace_dtype(dtype: str, size: int) -> OperandTypeData:
 @pytest.mark.parametrize("types", [(), (CODES,), (INT64,)])
 def test_EXT_5_the_error_names_a_type_that_the_device_does_not_have(types: tuple[OperandTypeData, ...]) -> None:
     with pytest.raises(GeneralFailure, match=rf"reference has no type [01] of extension {NAME}"):
-        extension_types(Fibonacci().model(), device(*types))
+        extension_types(Fibonacci().model(), [device(*types)])
 
 
 def test_a_model_without_extension_names_is_validated_by_the_driver() -> None:
-    assert extension_types(replace(Fibonacci().model(), extensions=()), device(INT64, CODES)) == {}
+    assert extension_types(replace(Fibonacci().model(), extensions=()), [device(INT64, CODES)]) == {}

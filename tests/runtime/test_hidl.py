@@ -6,13 +6,13 @@ import re
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support import control_flow_models, models, places
 from support.bursts import packet_for
 from support.caching import Paths

@@ -115,16 +115,6 @@ def test_each_number_of_a_location_is_encoded_or_rejected_alike(compiled: Module
     assert agree(compiled, "encode_request", (), [argument], ())
 
 
-@pytest.mark.parametrize("owner", [RequestArgument, DataLocation, OutputShape, Timing])
-def test_a_value_with_unset_slots_does_not_crash(compiled: ModuleType, owner: type) -> None:
-    empty: Any = object.__new__(owner)
-    inside = RequestArgument(location=empty)
-    assert agree(compiled, "encode_request", (empty,), (), ())
-    assert agree(compiled, "encode_request", (inside,), (), ())
-    assert agree(compiled, "encode_result", ErrorStatus.NONE, (empty,))
-    assert agree(compiled, "encode_result", ErrorStatus.NONE, (), empty)
-
-
 def test_the_defaults_are_the_same(compiled: ModuleType) -> None:
     assert compiled.encode_request([], [], []) == pycodec.encode_request([], [], [])
     assert compiled.encode_result(ErrorStatus.NONE, []) == pycodec.encode_result(ErrorStatus.NONE, [])

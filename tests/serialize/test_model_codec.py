@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.small_models import two_adds
 
 from nnfmq.hal.errors import DeadObject, InvalidArgument, ProtocolError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support import models
 from support.executors import LIMIT_S, prepared, until
 from support.protocol import ProtocolPeer

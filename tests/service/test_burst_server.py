@@ -86,7 +86,7 @@ def test_an_exception_of_the_executor_fails_each_execution(
     caplog.clear()
 
 
-def test_BUR_13_a_burst_executes_with_a_custom_executor(client: BurstClient, serve: Serve) -> None:
+def test_BUR_13_UTL_7_a_burst_executes_with_a_custom_executor(client: BurstClient, serve: Serve) -> None:
     numbers, total = client.give(3, 12), client.give(5, 4)
     np.frombuffer(numbers.view, np.float32)[:] = [1, 2, 4]
     serve(client, Summing())

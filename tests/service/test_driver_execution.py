@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support import models
 from support.executors import LIMIT_S, until
 from support.protocol import ProtocolPeer

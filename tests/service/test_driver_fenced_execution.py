@@ -6,10 +6,10 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support import models
 from support.executors import LIMIT_S, prepared, until
 from support.protocol import ProtocolPeer

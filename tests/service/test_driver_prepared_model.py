@@ -7,11 +7,11 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support import models
 from support.executors import LIMIT_S, Held, floats, prepared
 from support.small_models import one_operation

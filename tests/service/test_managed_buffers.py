@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.executors import LIMIT_S, Held, until
 from support.small_models import F32, Q8, Q8S, graph, one_operation
 

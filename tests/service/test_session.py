@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support import bursts, control_flow_models, models
 from support.bursts import BurstClient
 from support.descriptors import no_more_descriptors

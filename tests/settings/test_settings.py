@@ -142,6 +142,13 @@ def test_values_of_every_type_are_read_from_files(user_file: Write, monkeypatch:
     assert settings.BURST_SERVER_POLLING_WINDOW.value() == 0
 
 
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("false", False), ("1", True), ("0", False)])
+def test_a_switch_of_a_file_is_a_boolean_or_a_number(text: str, value: bool, user_file: Write) -> None:
+    user_file(f"cpu_only = {text}\npartition = 2\nenabled_devices = 'gpu-.*'")
+    assert settings.CPU_ONLY.value() is value
+    assert (settings.PARTITION.value(), settings.ENABLED_DEVICES.value()) == (2, "gpu-.*")
+
+
 # ---- rejected values ----
 
 
@@ -155,6 +162,10 @@ def test_values_of_every_type_are_read_from_files(user_file: Write, monkeypatch:
         ("NNFMQ_CACHE_MIB", "1099511627777", "0 to 1099511627776"),
         ("NNFMQ_CACHE_MIB", "9" * 5000, "0 to 1099511627776"),
         ("NNFMQ_CORE", "fast", "compiled, python"),
+        ("NNFMQ_PARTITION", "3", "0 to 2"),
+        ("NNFMQ_CPU_ONLY", "yes", "0 and 1; in files true and false as well"),
+        ("NNFMQ_ENABLED_DEVICES", "(", "a regular expression of Python"),
+        ("NNFMQ_ENABLED_DEVICES", "x{99999999999}", "a regular expression of Python"),
         ("NNFMQ_TARGET", "sse2", ", ".join(TARGETS)),
     ],
 )
@@ -178,6 +189,7 @@ def test_the_largest_integers_are_allowed(monkeypatch: pytest.MonkeyPatch) -> No
     "line",
     [
         'cache_mib = "512"', "cache_mib = true", "cache_mib = 1.0", "cache_mib = -1",
+        "cpu_only = 2", 'cpu_only = "1"', "partition = 3", "enabled_devices = 1", 'enabled_devices = "["',
         'core = "fast"', "core = 1", 'core = ""',
         'socket = "d.sock"', "socket = 1", 'extensions = "com.a"', "extensions = [1]", 'extensions = ["com.a,com.b"]',
     ],

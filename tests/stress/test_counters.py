@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from support.drivers import Process, until
 
+from nnfmq.measure.cpu_pinning import cpu_ns
 from nnfmq.measure.failures import BenchmarkFailed
 from nnfmq.stress import cpu_groups
 from nnfmq.stress.application_work import ApplicationWork, can_reclaim
@@ -141,6 +142,35 @@ def test_compile_time_is_that_of_descendants_in_another_session_in_total_and_by_
         server.kill()
         server.wait()
         usage.close()
+
+
+def test_a_worker_that_prepares_counts_while_a_compile_process_computes(child: Process) -> None:
+    usage = CompilerUsage(os.getpid())
+    executing = CompilerUsage(os.getpid(), [child.pid])
+    server = None
+    try:
+        usage.find()
+        before = cpu_ns(child.pid)
+        until(lambda: cpu_ns(child.pid) > before + 1_000_000, "the worker has used the CPU")
+        usage.update()
+        assert usage.total == 0
+        server = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], start_new_session=True)
+
+        def exceeds_the_server() -> bool:
+            usage.find()
+            usage.update()
+            return usage.total > cpu_ns(server.pid)
+
+        until(exceeds_the_server, "CPU time of the worker beside that of the server")
+        executing.find()
+        executing.update()
+        assert child.pid not in executing._processes
+    finally:
+        for each in (usage, executing):
+            each.close()
+        if server is not None:
+            server.kill()
+            server.wait()
 
 
 # ---- CPU limits

@@ -1,16 +1,17 @@
-"""Records of telemetry: their fields, the data class, and the hash of a model's architecture."""
+"""Records of telemetry: their fields, and the data class."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
-from support.models import add_model, gather_model, unsized_relu_model, weighty_model
+from msgspec.structs import replace
+from support.models import add_model
 from support.recordings import execution, preparation
 
 from nnfmq.execution_observers import DeviceChoice
+from nnfmq.hal.architecture_hash import model_architecture_hash
 from nnfmq.hal.types import (
-    ChannelQuant,
     HalExecutionMode,
     LifeTime,
     Model,
@@ -20,13 +21,8 @@ from nnfmq.hal.types import (
     OperationType,
     Subgraph,
 )
-from nnfmq.telemetry import CompilationRecord, DataClass, ExecutionRecord, TelemetryMode
-from nnfmq.telemetry.telemetry_records import (
-    compilation_record,
-    data_class,
-    execution_record,
-    model_architecture_hash,
-)
+from nnfmq.telemetry import CompilationRecord, DataClass, ExecutionRecord, TelemetryMode, register
+from nnfmq.telemetry.telemetry_records import compilation_record, data_class, execution_record
 
 T = OperandType
 OTHERS = [T.INT32, T.UINT32, T.BOOL, T.TENSOR_INT32, T.TENSOR_BOOL8, T.SUBGRAPH, T.OEM, T.TENSOR_OEM_BYTE]
@@ -72,7 +68,7 @@ def test_OBS_3_the_class_of_several_types(types: list[OperandType], found: DataC
     assert data_class(types) is found
 
 
-def test_OBS_1_a_compilation_record_has_the_fields_of_NNAPI() -> None:
+def test_OBS_1_a_compilation_record_has_the_fields_of_NNAPI_and_the_number_of_steps() -> None:
     record = compilation_record(preparation())
     assert record == CompilationRecord(
         model_architecture_hash(add_model()), "reference=1.0", 0, DataClass.FLOAT32, DataClass.FLOAT32,
@@ -81,6 +77,7 @@ def test_OBS_1_a_compilation_record_has_the_fields_of_NNAPI() -> None:
     assert {field.name for field in fields(record)} == {
         "model_arch_hash", "device_id", "error_code", "input_data_class", "output_data_class", "compilation_time_ns",
         "fallback_to_cpu", "introspection_used", "cache_used", "has_control_flow", "has_dynamic_temporaries",
+        "step_count",
     }  # fmt: skip
 
 
@@ -142,55 +139,6 @@ def test_OBS_1_a_model_with_indexes_that_do_not_exist_has_a_record() -> None:
     assert compilation_record(preparation(model)).input_data_class is DataClass.UNKNOWN
 
 
-def test_OBS_1_the_hash_is_that_of_the_architecture_alone() -> None:
-    assert model_architecture_hash(weighty_model(1.0)) == model_architecture_hash(weighty_model(2.0))
-    different = [
-        add_model(),
-        add_model((5,)),
-        gather_model(),
-        unsized_relu_model(),
-        weighty_model(),
-        Model(FIXED_GRAPH),
-    ]
-    assert len({model_architecture_hash(model) for model in different}) == len(different)
-    assert len(model_architecture_hash(add_model())) == 64
-
-
-FIXED_GRAPH = Subgraph((FIXED,), (), (0,), ())
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        replace(FIXED, type=T.TENSOR_INT32),
-        replace(FIXED, dimensions=(2, 1)),
-        replace(FIXED, dimensions=(1, 2, 1)),
-        replace(FIXED, scale=0.5),
-        replace(FIXED, zero_point=1),
-        replace(FIXED, lifetime=LifeTime.CONSTANT_COPY),
-        replace(FIXED, channel_quant=ChannelQuant((0.5,), 0)),
-        replace(FIXED, channel_quant=ChannelQuant((0.5, 0.5), 0)),
-        replace(FIXED, channel_quant=ChannelQuant((0.5,), 1)),
-    ],
-)
-def test_OBS_1_each_property_of_an_operand_is_part_of_the_hash(changed: Operand) -> None:
-    before = model_architecture_hash(Model(FIXED_GRAPH))
-    assert model_architecture_hash(Model(replace(FIXED_GRAPH, operands=(changed,)))) != before
-
-
-def test_OBS_1_operations_and_boundaries_are_part_of_the_hash() -> None:
-    main = add_model().main
-    (operation,) = main.operations
-    changed = [
-        replace(main, operations=(replace(operation, type=OperationType.MUL),)),
-        replace(main, operations=(replace(operation, inputs=operation.inputs[::-1]),)),
-        replace(main, input_indexes=main.input_indexes[::-1]),
-        replace(main, output_indexes=()),
-    ]
-    models = [Model(main), Model(main, (main,)), *map(Model, changed)]
-    assert len({model_architecture_hash(model) for model in models}) == len(models)
-
-
 def test_OBS_2_an_execution_record_has_the_fields_of_NNAPI() -> None:
     compilation = compilation_record(replace(preparation(), is_cached=True))
     record = execution_record(compilation, execution(time_on_device_ns=50_000, time_in_driver_ns=70_000))
@@ -218,3 +166,23 @@ def test_OBS_2_the_mode_is_one_of_NNAPI(mode: HalExecutionMode, found: Telemetry
 def test_OBS_2_a_failed_execution_has_its_status_and_no_times() -> None:
     record = execution_record(compilation_record(preparation()), execution(status=2))
     assert (record.error_code, record.duration_runtime_ns, record.duration_driver_ns) == (2, -1, -1)
+
+
+def test_OBS_1_a_plan_has_the_sorted_ids_of_its_devices_each_once() -> None:
+    devices = (("gpu", "2"), ("cpu", "1"), ("gpu", "2"))
+    record = compilation_record(replace(preparation(), device="", device_version="", plan_devices=devices))
+    assert (record.device_id, record.step_count) == ("cpu=1,gpu=2", 3)
+    assert execution_record(record, execution()).device_id == "cpu=1,gpu=2"
+
+
+def test_OBS_1_a_plan_of_steps_on_one_device_has_its_id() -> None:
+    record = compilation_record(replace(preparation(), plan_devices=(("cpu", "1"),)))
+    assert (record.device_id, record.step_count) == ("cpu=1", 1)
+
+
+def test_OBS_1_steps_of_a_plan_have_no_records_of_their_own() -> None:
+    found: list[object] = []
+    with register(found.append) as registration:
+        assert registration.prepared(replace(preparation(), choice="step")) is None
+        assert registration.prepared(replace(preparation(), plan_devices=(("cpu", "1"),))) is not None
+    assert [record.device_id for record in found if isinstance(record, CompilationRecord)] == ["cpu=1"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.small_models import F32, INPUT, OUTPUT, Q8, TEMPORARY, graph, scalar, two_adds, with_operand
 
 from nnfmq.hal.capabilities import BufferDesc, BufferRole

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.small_models import F32, one_operation, two_adds, with_main
 
 from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, PerformanceInfo, uniform_capabilities
@@ -96,7 +96,7 @@ def test_MOD_15_a_prefix_of_16_bits_goes_to_HIDL_only() -> None:
 @pytest.mark.parametrize(
     ("code", "level"), [(OperationType.TANH, 1), (OperationType.ABS, 3), (OperationType.HARD_SWISH, 4)]
 )
-def test_N_VAL_21_a_model_is_rejected_below_the_level_of_its_operations(code: OperationType, level: int) -> None:
+def test_N_VAL_21_UTL_1_a_model_is_rejected_below_the_level_of_its_operations(code: OperationType, level: int) -> None:
     model = one_operation(code, [Operand(F32, (2, 2))], Operand(F32, (2, 2)))
 
     assert [compliant_with(model, each) for each in L] == [each >= level for each in L]
@@ -114,7 +114,7 @@ def test_VAL_2_UTL_1_UTL_2_optional_properties_of_a_model_are_dropped_and_report
     assert [len(convert_to(model, level).lost) for level in (L.V1_2, L.V1_1, L.V1_0)] == [0, 1, 2]
 
 
-def test_MOD_13_a_relaxed_model_needs_1_1_and_becomes_strict_below() -> None:
+def test_MOD_13_UTL_1_UTL_2_a_relaxed_model_needs_1_1_and_becomes_strict_below() -> None:
     relaxed = replace(two_adds(), relax_computation_float32_to_float16=True)
 
     assert [compliant_with(relaxed, level) for level in L] == [level >= L.V1_1 for level in L]
@@ -123,7 +123,7 @@ def test_MOD_13_a_relaxed_model_needs_1_1_and_becomes_strict_below() -> None:
     assert compliant_with(two_adds(), L.V1_0)
 
 
-def test_N_VAL_21_an_extension_that_is_used_cannot_be_dropped() -> None:
+def test_N_VAL_21_UTL_2_an_extension_that_is_used_cannot_be_dropped() -> None:
     with pytest.raises(InvalidArgument, match="N-VAL-21"):
         convert_to(with_extension(), L.V1_1)
     with pytest.raises(InvalidArgument, match="N-VAL-21"):
@@ -138,7 +138,7 @@ def test_an_illegal_model_is_no_question_of_levels() -> None:
 # -- everything else --------------------------------------------------------------------------------------------------
 
 
-def test_padding_of_an_argument_is_for_AIDL_only() -> None:
+def test_UTL_2_padding_of_an_argument_is_for_AIDL_only() -> None:
     padded = RequestArgument(location=DataLocation(0, 0, 4, 60))
     request = Request((padded,), (padded,))
 
@@ -167,13 +167,15 @@ def test_UTL_2_statuses_above_4_are_general_failures_before_1_3(status: ErrorSta
         (Timing(), L.V1_0, Timing(), False),
     ],
 )
-def test_TIM_2_HIDL_has_whole_microseconds(timing: Timing, level: FeatureLevel, arrives: Timing, loses: bool) -> None:
+def test_TIM_2_UTL_2_HIDL_has_whole_microseconds(
+    timing: Timing, level: FeatureLevel, arrives: Timing, loses: bool
+) -> None:
     converted = convert_to(timing, level)
 
     assert (converted.value, bool(converted.lost)) == (arrives, loses)
 
 
-def test_wishes_that_an_interface_has_no_place_for_become_the_default() -> None:
+def test_UTL_1_UTL_2_wishes_that_an_interface_has_no_place_for_become_the_default() -> None:
     assert convert_to(Priority.HIGH, L.V1_2).value == Priority.MEDIUM
     assert compliant_with(Priority.HIGH, L.V1_3)
     assert compliant_with(Priority.MEDIUM, L.V1_0)
@@ -182,7 +184,7 @@ def test_wishes_that_an_interface_has_no_place_for_become_the_default() -> None:
 
 
 @pytest.mark.parametrize("level", [L.V1_0, L.V1_1, L.V1_2])
-def test_BUR_18_a_request_with_a_buffer_of_the_driver_s_needs_1_3(level: FeatureLevel) -> None:
+def test_BUR_18_UTL_1_UTL_2_a_request_with_a_buffer_of_the_driver_s_needs_1_3(level: FeatureLevel) -> None:
     argument = RequestArgument(location=DataLocation(0))
     request = Request((argument,), (RequestArgument(has_no_value=True),), (BufferToken(1),))
     with pytest.raises(InvalidArgument, match="BUR-18"):
@@ -201,7 +203,7 @@ def test_BUR_18_a_request_with_a_buffer_of_the_driver_s_needs_1_3(level: Feature
         (L.V1_0, [3, 5], False, False),
     ],
 )
-def test_CAP_2_CAP_5_each_version_has_figures_for_more(
+def test_CAP_2_CAP_5_UTL_2_each_version_has_figures_for_more(
     level: FeatureLevel, types: list[int], relaxed: bool, control_flow: bool
 ) -> None:
     converted = convert_to(uniform_capabilities(PerformanceInfo(0.5, 0.5)), level)
@@ -216,6 +218,6 @@ def test_CAP_2_CAP_5_each_version_has_figures_for_more(
     assert bool(converted.lost) == (level < L.V1_3)
 
 
-def test_a_type_without_a_conversion_is_named() -> None:
+def test_UTL_2_a_type_without_a_conversion_is_named() -> None:
     with pytest.raises(TypeError, match="bytes has no conversion"):
         convert_to(b"", L.V1_0)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from msgspec.structs import fields, replace
 from support.control_flow_models import Parts, branching, inputs, named, output
 from support.executed import executed
 from support.small_models import (

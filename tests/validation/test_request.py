@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.small_models import two_adds, with_main, with_operand
 
 from nnfmq.conformance.testmodels import BytesPool

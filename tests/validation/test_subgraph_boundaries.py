@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.control_flow_models import COUNT, REAL, TRUTH, branching, counting, named, output
 from support.small_models import with_main, with_operand, with_operation
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 from support.small_models import two_adds
 
 from nnfmq.conformance.testmodels import BytesPool
@@ -46,7 +46,7 @@ def rejected(rule: str, check: Callable[..., Any], *arguments: Any) -> None:
         (values.validate_measure_timing, MeasureTiming, "VAL-4", 3),
     ],
 )
-def test_VAL_4_N_MOD_21_N_MOD_22_codes_next_to_the_range_are_rejected(
+def test_VAL_4_UTL_4_N_MOD_21_N_MOD_22_codes_next_to_the_range_are_rejected(
     check: Callable[[Any], int], kind: Any, rule: str, level: int
 ) -> None:
     rejected(rule, check, min(kind) - 1)
@@ -59,14 +59,14 @@ def test_VAL_4_UTL_4_a_status_that_no_interface_has_is_rejected(code: int) -> No
     rejected("VAL-4", values.validate_error_status, code)
 
 
-def test_VAL_4_statuses_above_4_need_1_3() -> None:
+def test_VAL_4_UTL_4_statuses_above_4_need_1_3() -> None:
     levels = {int(s): int(values.validate_error_status(s)) for s in ErrorStatus if s != ErrorStatus.DEAD_OBJECT}
 
     assert levels == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 4, 6: 4, 7: 4, 8: 4}
 
 
 @pytest.mark.parametrize(("device_ns", "driver_ns", "rule"), [(-2, 5, "VAL-4"), (5, -2, "VAL-4"), (6, 5, "TIM-4")])
-def test_VAL_4_TIM_4_impossible_times_are_rejected(device_ns: int, driver_ns: int, rule: str) -> None:
+def test_VAL_4_UTL_4_TIM_4_impossible_times_are_rejected(device_ns: int, driver_ns: int, rule: str) -> None:
     rejected(rule, values.validate_timing, Timing(device_ns, driver_ns))
 
 
@@ -94,7 +94,7 @@ def test_N_RQX_14_a_loop_timeout_above_15_seconds_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("extent", [-1, 1 << 32])
-def test_VAL_4_dimensions_that_are_no_counts_are_rejected(extent: int) -> None:
+def test_VAL_4_UTL_4_dimensions_that_are_no_counts_are_rejected(extent: int) -> None:
     rejected("VAL-4", values.validate_output_shapes, [OutputShape((1,)), OutputShape((extent,))])
     rejected("VAL-4", values.validate_buffer_desc, BufferDesc((extent,)))
     assert values.validate_output_shapes([OutputShape((0, 3), False)]) == 3

@@ -57,7 +57,7 @@ class TensorAllocation:
     @property
     def is_alive(self) -> bool:
         """Whether the driver that has the model lives."""
-        return self._model.connection.is_open
+        return self._model.handle.is_open
 
     @property
     def variables(self) -> Sequence[int]:

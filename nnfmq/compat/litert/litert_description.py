@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.compat.litert.litert_tensors import element_type, tensor_details
 from nnfmq.importers.file_format import FileContent

@@ -12,11 +12,11 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NoReturn
 from weakref import WeakSet
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.compat.litert.litert_allocation import TensorAllocation
 from nnfmq.compat.litert.litert_delegates import OpResolverType, warn_of_delegates

@@ -12,10 +12,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.compat.onnxruntime.ort_binding import IOBinding
 from nnfmq.compat.onnxruntime.ort_errors import bare_message, ort_error, translated

@@ -14,15 +14,17 @@ operation's rule, or the first one's, is called again with arguments that descri
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.engines.compiled.kernels.elementwise_kernels import (
     ElementwiseKernel,
@@ -261,7 +263,7 @@ def _lower_with_operator(
         return None
     if operator.reads_arrays and launch.kernel.nr_remainder:
         return None
-    kernel = replace(launch.kernel, operator=operator)
+    kernel = dataclasses.replace(launch.kernel, operator=operator)
     return KernelLaunch(kernel, (*launch.constants, *constants), launch.estimated_ns)
 
 

@@ -2,8 +2,8 @@
 
 A kernel is a frozen dataclass of plain values, enum members, tuples of these, and further dataclasses. A dataclass is
 encoded as {"module.Class": [its fields in order]}, an enum member as {"module.Class": [its value]}. Only classes of the
-modules of `kernels`, and `WindowDimension`, have such names, so decoding creates nothing else. The modules of a
-sub-package would not be found.
+modules of `kernels`, and the struct `WindowDimension`, have such names, so decoding creates nothing else. The modules
+of a sub-package would not be found.
 
 Field types are exact: a subclass of int or float, such as NumPy's, has another `repr`, and the `repr` is the kernel's
 symbol name (`jit.symbol_name`).
@@ -94,7 +94,7 @@ def _encode(value: Any) -> Any:
         raise TypeError(f"{value!r:.80} is a {kind.__name__}, which a kernel must not contain")
     if isinstance(value, Enum):
         return {_type_names()[kind]: [value.value]}
-    return {_type_names()[kind]: [_encode(getattr(value, field.name)) for field in dataclasses.fields(kind)]}
+    return {_type_names()[kind]: [_encode(getattr(value, name)) for name in kind.__match_args__]}
 
 
 def _decode(data: Any) -> Any:

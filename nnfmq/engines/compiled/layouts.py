@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.engines.compiled.lowered_operation import LoweredOp
 from nnfmq.engines.compiled.lowering import ViewOp, elementwise_rules

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nnfmq.engines.compiled.lowering import KernelLaunch, KernelSequence, LoweringRule, ViewOp
 from nnfmq.engines.compiled.target import Target
@@ -18,8 +20,7 @@ from nnfmq.operations.signature import Tensor
 __all__ = ["LoweredOp", "RuleCall"]
 
 
-@dataclass(frozen=True, slots=True)
-class RuleCall:
+class RuleCall(Struct, frozen=True):
     """The arguments of a lowering rule: the DATA and WEIGHT tensors in order, and the attributes. Images are NHWC.
 
     `code` is None for several elementwise operations.
@@ -47,8 +48,7 @@ class RuleCall:
         return replace(self, attributes={**self.attributes, **changed})
 
 
-@dataclass(frozen=True, slots=True)
-class LoweredOp:
+class LoweredOp(Struct, frozen=True):
     """A lowered operation, in place of its step.
 
     Kernels only know NHWC: `inputs_nchw` and `outputs_nchw` mark the operands that are NCHW in the model. `reference`

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.engines.compiled.jit import Kernel, symbol_name
 from nnfmq.engines.compiled.target import Target
@@ -45,8 +45,7 @@ def align(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-@dataclass(frozen=True, slots=True)
-class LiveRange:
+class LiveRange(Struct, frozen=True):
     """An operand of `size` bytes, written by launch `begin` and last read by launch `end`."""
 
     size: int
@@ -76,8 +75,7 @@ def plan_offsets(ranges: Sequence[LiveRange]) -> tuple[list[int], int]:
     return offsets, total
 
 
-@dataclass(frozen=True, slots=True)
-class ArraySpec:
+class ArraySpec(Struct, frozen=True):
     """The dtype and shape of an operand."""
 
     dtype: np.dtype[Any]
@@ -93,8 +91,7 @@ class ArraySpec:
         return ArraySpec(self.dtype, tuple(self.shape[axis] for axis in permutation))
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionLaunch:
+class PartitionLaunch(Struct, frozen=True):
     """A kernel launch in a partition: operand indexes, constant offsets, estimated single-thread time in ns.
 
     `operation` is the number of the operation that it belongs to; its kernels also compute the operations `fused`.
@@ -114,8 +111,7 @@ class PartitionLaunch:
         return self.estimated_ns >= _PARALLEL_MIN_NS and self.kernel.work_items > 1
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """The part of the arena that an operand or intermediate has from launch `begin` to launch `end`.
 
     `end` is the number of launches if the operand is read after the partition. `index` is ~i for the NHWC copy of
@@ -129,8 +125,7 @@ class Allocation:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedLaunch:
+class PlannedLaunch(Struct, frozen=True):
     """A launch without addresses: symbol, number of arguments, work items, parallelism, number of its operation."""
 
     function: str
@@ -140,8 +135,7 @@ class PlannedLaunch:
     operation: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionPlan:
+class PartitionPlan(Struct, frozen=True):
     """All that a partition executes, without addresses.
 
     `inputs` are operand indexes; `outputs` are (operand index, arena offset, spec). `direct_outputs` are the outputs

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.engines.compiled.compiled_artifact import CompiledArtifact, load_partitions, prepare_cached
 from nnfmq.engines.compiled.executor import CompiledPartition

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.operation_type import OperationType
@@ -45,8 +45,7 @@ _COMPUTED = (LifeTime.SUBGRAPH_INPUT, LifeTime.SUBGRAPH_OUTPUT, LifeTime.TEMPORA
 _MAX_ATTRIBUTE_ELEMENTS = 16  # the largest attribute: paddings of rank 8
 
 
-@dataclass(frozen=True, slots=True)
-class OpConverter:
+class OpConverter(Struct, frozen=True):
     """The converter of one operator, with the allowed counts of inputs and outputs, and its options table if any."""
 
     input_counts: range
@@ -56,8 +55,7 @@ class OpConverter:
     output_counts: range = range(1, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """The operands of a state before and after an execution, and its description."""
 
     before: int
@@ -65,8 +63,7 @@ class State:
     info: StateInfo
 
 
-@dataclass(frozen=True, slots=True)
-class CalledSubgraph:
+class CalledSubgraph(Struct, frozen=True):
     """A subgraph that operations can call: its index in the model, and the operands of its outputs."""
 
     index: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
@@ -17,8 +17,7 @@ __all__ = ["CONVERTERS"]
 _FEW = 8  # TFLite's highest rank
 
 
-@dataclass(slots=True)
-class _Strides:
+class _Strides(Struct):
     """The arguments of a STRIDED_SLICE: one element, and one bit of the masks, for each dimension."""
 
     begin: list[int]

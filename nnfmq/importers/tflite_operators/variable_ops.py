@@ -6,7 +6,7 @@ input; what was assigned last is the state's output. The tensors of handles have
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
@@ -19,8 +19,7 @@ from nnfmq.importers.tflite_operators.conversion import ConversionContext, OpCon
 __all__ = ["CONVERTERS", "finish_variables"]
 
 
-@dataclass(slots=True)
-class _Variable:
+class _Variable(Struct):
     """A variable. `before` and `current` are None until it is read or assigned, `initial` if there is none."""
 
     name: str

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
@@ -42,8 +43,7 @@ _QUANTIZED_TYPES = (*QUANTIZED_TYPES, PER_CHANNEL)
 _FILTER_TYPES = ((PER_CHANNEL,), (PER_CHANNEL, OperandType.TENSOR_QUANT8_ASYMM_SIGNED))  # of 8, of 16 bits
 
 
-@dataclass(frozen=True, slots=True)
-class _WeightedOp:
+class _WeightedOp(Struct, frozen=True):
     """Input and weights, of types that the HAL can multiply, and the position of the bias."""
 
     x: TfliteTensor

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from nnfmq.hal.tflite_codes import TfliteOperation
 from nnfmq.hal.types import OperandType, OperationType

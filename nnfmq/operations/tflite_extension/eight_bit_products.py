@@ -7,9 +7,8 @@ The number is input scale x weights' scale / output scale; halves are rounded aw
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.hal.tflite_codes import TfliteOperation
 from nnfmq.hal.types import OperationType as Op

@@ -7,9 +7,10 @@ TFLite quantizes the rows that are multiplied by such weights, inputs and hidden
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from nnfmq.hal.tflite_codes import TfliteOperation
 from nnfmq.hal.types import OperationType as Op

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.hal.tflite_codes import TfliteOperation
 from nnfmq.hal.types import OperationType as Op

@@ -9,10 +9,10 @@ in float64; FULLY_CONNECTED multiplies the sums by them in float64, and rounds o
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.hal.tflite_codes import TENSOR_INT64
 from nnfmq.hal.types import OperationType as Op

@@ -8,10 +8,11 @@ up; a 32-bit one as in `fixed_point`. LookupTable is TFLite's table of 513 value
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.hal.tflite_codes import TfliteOperation
 from nnfmq.hal.types import OperandType, OperationType

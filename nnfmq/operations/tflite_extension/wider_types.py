@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.hal.tflite_codes import TENSOR_COMPLEX64, TfliteOperation
 from nnfmq.hal.types import OperandType, OperationType

@@ -177,7 +177,7 @@ def hints_from_data(
     )
 
 
-# msgspec inspects a dataclass at the first conversion to it. If a second thread converts to it meanwhile, msgspec reads
+# msgspec inspects a struct at the first conversion to it. If a second thread converts to it meanwhile, msgspec reads
 # a half-built description and the process crashes. So every module converts once at import, while there is one thread.
 msgspec.convert((), tuple[TokenValuePair, ...])
 msgspec.convert((), tuple[ExtensionNameAndPrefix, ...])

@@ -30,10 +30,10 @@ import stat
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
@@ -66,16 +66,14 @@ _NO_DIGEST = bytes(_DIGEST_BYTES)
 _log = logging.getLogger("nnfmq.caching")
 
 
-@dataclass(frozen=True, slots=True)
-class CacheContents:
+class CacheContents(Struct, frozen=True):
     """The data that a device saves: the bytes of its model files, and of its data files, in order."""
 
     model: tuple[BytesLike, ...] = ()
     data: tuple[BytesLike, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CacheFiles:
+class CacheFiles(Struct, frozen=True):
     """Fds of a client's cache files, which this object borrows, and the client's token of the compilation."""
 
     token: bytes
@@ -111,8 +109,7 @@ class CacheFiles:
                 raise InvalidArgument(f"cache file {index} is not open for both reading and writing (CACHE-5)")
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceIdentity:
+class DeviceIdentity(Struct, frozen=True):
     """The device that a cache is valid for."""
 
     name: str

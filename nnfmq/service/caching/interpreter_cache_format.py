@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.engines import interpreter
 from nnfmq.hal.types import Model

@@ -21,9 +21,11 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nnfmq import settings
 from nnfmq.hal.errors import GeneralFailure, NnfmqError
@@ -107,8 +109,7 @@ def entry_sizes() -> list[int]:
     return [size for _, size, _ in _entries(directory)]
 
 
-@dataclass(frozen=True, slots=True)
-class CacheEntry:
+class CacheEntry(Struct, frozen=True):
     """The entry of one model's program, which may or may not exist."""
 
     device: DeviceIdentity

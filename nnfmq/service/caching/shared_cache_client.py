@@ -18,7 +18,8 @@ import logging
 import threading
 import time
 import weakref
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from nnfmq.channel import NO_WAIT, Channel
 from nnfmq.hal.errors import (
@@ -44,8 +45,7 @@ LOOKUP_TIMEOUT_NS = 250_000_000  # the supervisor may be busy starting another w
 _log = logging.getLogger("nnfmq.sharing")
 
 
-@dataclass(frozen=True, slots=True)
-class SharedProgram:
+class SharedProgram(Struct, frozen=True):
     """Memory that another worker published, which the receiver closes, and the id of the reference to it."""
 
     memory: Memory

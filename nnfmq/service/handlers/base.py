@@ -8,8 +8,9 @@ NnfmqError, which the session turns into the call's error replies.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from msgspec import Struct
 
 from nnfmq.hal.errors import ErrorStatus, NnfmqError, status_for_error
 from nnfmq.hal.types import Priority
@@ -25,8 +26,7 @@ def _medium_priority(_context: SessionContext, _message: Any) -> int:
     return Priority.MEDIUM
 
 
-@dataclass(frozen=True, slots=True)
-class BlockingHandler:
+class BlockingHandler(Struct, frozen=True):
     """A handler for the thread pool.
 
     Attributes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from nnfmq.channel import close_all
 from nnfmq.engines.execution import TieredProgram
@@ -39,6 +40,7 @@ from nnfmq.service.handlers.base import BlockingHandler, InlineHandler, reply
 from nnfmq.service.memory_quota import QuotaCharge
 from nnfmq.service.received_models import receive_model
 from nnfmq.service.session_context import SessionContext
+from nnfmq.verbose_log import vlog
 
 
 def _get_supported_operations(
@@ -135,8 +137,10 @@ def _prepare_and_call_back(
         ).without_constants()
     except NnfmqError as error:
         charge.close()
+        vlog("compilation", "device %s does not prepare model %r: %s", message.device, message.name, error)
         context.send(PreparedModelReady(message.call, status_for_error(error), str(error), NO_ID))
         return
+    vlog("compilation", "device %s has prepared model %r with id %d", message.device, message.name, model_id)
     context.trim_soon()  # the messages and the constants are dropped when this call has returned
     context.send(PreparedModelReady(message.call, ErrorStatus.NONE, "", context.models.insert(prepared, model_id)))
     if isinstance(prepared.program, TieredProgram):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.compiled import before_a_guard
 from support.small_models import F32, INPUT, OUTPUT, graph, scalar
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.compiled import assert_kernels_agree, assert_kernels_agree_on, outputs_of
 from support.small_models import one_operation, vector
 

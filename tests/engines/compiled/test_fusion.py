@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.chains import TYPES, Step, fused_operations, launches_of, model_of, tensor, weights
 from support.compiled import assert_kernels_agree
 from support.small_models import I32

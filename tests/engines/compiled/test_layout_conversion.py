@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.chains import TYPES, tensor, weights
 from support.compiled import assert_kernels_agree
 from support.small_models import graph, one_operation, scalar

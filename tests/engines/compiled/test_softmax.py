@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.compiled import assert_kernels_agree, outputs_of
 from support.small_models import one_operation
 

@@ -61,17 +61,14 @@ class FakeClient:
 
     def __init__(self, *readings: DriverStatistics | NnfmqError) -> None:
         self.readings = list(readings)
-        self.reconnected = 0
-        self.is_closed = False
+        self.is_closed = self.recovers = False
 
-    def statistics(self) -> DriverStatistics:
+    def statistics(self, *, timeout: float) -> DriverStatistics:
+        assert timeout > 0
         found = self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
         if isinstance(found, NnfmqError):
             raise found
         return found
-
-    def reconnect(self, *, timeout: float) -> None:
-        self.reconnected += 1
 
     def close(self) -> None:
         self.is_closed = True

@@ -6,12 +6,12 @@ LiteRT keeps variable tensors itself, initially zeros; in nnfmq they are the las
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from msgspec.structs import replace
 
 from nnfmq.engines import interpreter
 from nnfmq.hal.tensor_info import TensorInfo

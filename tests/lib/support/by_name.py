@@ -7,11 +7,11 @@ NO_VALUE, and OMITTED an input of the model that the request leaves out.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from nnfmq.engines import interpreter
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType, is_scalar

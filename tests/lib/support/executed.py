@@ -7,11 +7,11 @@ are inputs. With `unknown=True` everything is an input, of unknown rank where it
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from nnfmq.engines import interpreter
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OperationType, is_scalar

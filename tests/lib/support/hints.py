@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
+from msgspec.structs import replace
 
 from nnfmq.runtime.client_device import Device
 from nnfmq.serialize import messages

@@ -9,8 +9,10 @@ yield another legal model. Nothing here validates, and the given model is not ch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias, cast
+
+from msgspec.structs import replace
 
 from nnfmq.hal.types import (
     ChannelQuant,

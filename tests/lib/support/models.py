@@ -106,6 +106,20 @@ def add_model(shape: Shape = (4,)) -> Model:
     return builder.model()
 
 
+def add_relu_model(shape: Shape = (4,)) -> Model:
+    """RELU of the ADD of two float tensors."""
+    builder = _Builder()
+    first, second, between, result = (
+        builder.input(shape),
+        builder.input(shape),
+        builder.tensor(shape),
+        builder.output(shape),
+    )
+    builder.operation(OperationType.ADD, [first, second, builder.scalar(FusedActivationFunc.NONE)], [between])
+    builder.operation(OperationType.RELU, [between], [result])
+    return builder.model()
+
+
 def relu_model(shape: Shape = (4,)) -> Model:
     """RELU of one float tensor."""
     builder = _Builder()

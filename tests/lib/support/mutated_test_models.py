@@ -1,18 +1,21 @@
 """The HAL's test models with random mutations of arguments: types, shapes, quantization, values, omitted arguments.
 
-`mutated_tests` draws one: a model that may be legal or not, and its inputs, which may fit it or not. Tensors are small
+`mutated_test` makes one: a model that may be legal or not, and its inputs, which may fit it or not. Tensors are small
 unless a size is mutated, and for such a size nothing is allocated. An engine or driver must reject or compute each.
+`mutated_tests` lets Hypothesis draw one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nnfmq.conformance.testmodels import TestModel
 from nnfmq.hal.types import (
@@ -26,6 +29,7 @@ from nnfmq.hal.types import (
     is_scalar,
 )
 from nnfmq.operations.signature import NUMPY_TYPES
+from support.choices import Choices, DrawnChoices
 from support.vts_models import one_of_each
 
 Array = npt.NDArray[Any]
@@ -37,6 +41,8 @@ _SCALES = (1e-45, 1e-30, 1 / 256, 0.125, 0.5, 1.0, 3.0, 1e30, 3e38, 0.0, -1.0, f
 _ZERO_POINTS = (0, 1, -1, 127, 128, -128, 255, 256, 32768, 65535, -(1 << 31))
 _EXTENTS = (0, 1, 2, 3, 5, 64, 1 << 16, (1 << 16) + 1, 1 << 24, 1 << 30, (1 << 31) - 1, (1 << 32) - 1, 1 << 32, -1)
 _MOST_ELEMENTS = 1 << 14
+_TYPES = [kind for kind in OperandType if kind in NUMPY_TYPES]
+"""Those of the HAL: an extension that is installed later adds none."""
 
 
 @dataclass
@@ -88,23 +94,23 @@ def _constant(model: Model, operand: Operand) -> Array:
 # -- mutations of an operand ------------------------------------------------------------------------------------------
 
 
-def _value(draw: Any, draft: Draft, index: int) -> None:
+def _value(choices: Choices, draft: Draft, index: int) -> None:
     array = draft.arrays.get(index)
     if array is None or not array.size:
         return
     changed = array.copy()
-    place = draw(st.integers(0, array.size - 1)) if draw(st.booleans()) else slice(None)
-    changed.reshape(-1)[place] = _number(draw, array.dtype)
+    place = choices.between(0, array.size - 1) if choices.flag() else slice(None)
+    changed.reshape(-1)[place] = _number(choices, array.dtype)
     draft.arrays[index] = changed
 
 
-def _number(draw: Any, dtype: np.dtype[Any]) -> Any:
-    sign = draw(st.sampled_from((1, -1)))
+def _number(choices: Choices, dtype: np.dtype[Any]) -> Any:
+    sign = choices.one_of((1, -1))
     if dtype.kind == "f":
         with np.errstate(all="ignore"):
-            return np.float64(sign * draw(st.sampled_from(_REALS))).astype(dtype)
+            return np.float64(sign * choices.one_of(_REALS)).astype(dtype)
     info = np.iinfo(dtype)
-    return min(max(sign * draw(st.sampled_from(_INTEGERS)), int(info.min)), int(info.max))
+    return min(max(sign * choices.one_of(_INTEGERS), int(info.min)), int(info.max))
 
 
 def _reshape(draft: Draft, index: int, dimensions: Sequence[int]) -> None:
@@ -121,29 +127,29 @@ def _reshape(draft: Draft, index: int, dimensions: Sequence[int]) -> None:
         )
 
 
-def _extent(draw: Any, draft: Draft, index: int) -> None:
+def _extent(choices: Choices, draft: Draft, index: int) -> None:
     dimensions = list(draft.operands[index].dimensions)
     if dimensions:
-        axis = draw(st.integers(0, len(dimensions) - 1))
-        dimensions[axis] = draw(st.sampled_from((*_EXTENTS, dimensions[axis] + 1, dimensions[axis] - 1)))
+        axis = choices.between(0, len(dimensions) - 1)
+        dimensions[axis] = choices.one_of((*_EXTENTS, dimensions[axis] + 1, dimensions[axis] - 1))
         _reshape(draft, index, dimensions)
 
 
-def _rank(draw: Any, draft: Draft, index: int) -> None:
+def _rank(choices: Choices, draft: Draft, index: int) -> None:
     dimensions = draft.operands[index].dimensions
-    ones = draw(st.sampled_from((0, 0, 1, 2, 4, 60, 64, 70)))
+    ones = choices.one_of((0, 0, 1, 2, 4, 60, 64, 70))
     _reshape(draft, index, (1,) * ones + dimensions if ones else dimensions[1:])
 
 
-def _open(draw: Any, draft: Draft, index: int) -> None:
+def _open(choices: Choices, draft: Draft, index: int) -> None:
     operand = draft.operands[index]
-    dimensions = () if draw(st.booleans()) else (0,) * len(operand.dimensions)
+    dimensions = () if choices.flag() else (0,) * len(operand.dimensions)
     if operand.lifetime not in _CONSTANTS:
         draft.operands[index] = replace(operand, dimensions=dimensions)
 
 
-def _scale(draw: Any, draft: Draft, index: int) -> None:
-    operand, scale = draft.operands[index], draw(st.sampled_from(_SCALES))
+def _scale(choices: Choices, draft: Draft, index: int) -> None:
+    operand, scale = draft.operands[index], choices.one_of(_SCALES)
     if operand.channel_quant is not None:
         quant = ChannelQuant((scale, *operand.channel_quant.scales[1:]), operand.channel_quant.channel_dim)
         draft.operands[index] = replace(operand, channel_quant=quant)
@@ -151,14 +157,14 @@ def _scale(draw: Any, draft: Draft, index: int) -> None:
         draft.operands[index] = replace(operand, scale=float(np.float32(scale)))
 
 
-def _zero_point(draw: Any, draft: Draft, index: int) -> None:
+def _zero_point(choices: Choices, draft: Draft, index: int) -> None:
     if draft.operands[index].scale:
-        draft.operands[index] = replace(draft.operands[index], zero_point=draw(st.sampled_from(_ZERO_POINTS)))
+        draft.operands[index] = replace(draft.operands[index], zero_point=choices.one_of(_ZERO_POINTS))
 
 
-def _type(draw: Any, draft: Draft, index: int) -> None:
+def _type(choices: Choices, draft: Draft, index: int) -> None:
     operand = draft.operands[index]
-    kind = draw(st.sampled_from([kind for kind in NUMPY_TYPES if is_scalar(kind) == is_scalar(operand.type)]))
+    kind = choices.one_of([kind for kind in _TYPES if is_scalar(kind) == is_scalar(operand.type)])
     is_code = kind not in (OperandType.TENSOR_INT32, OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
     scale = (operand.scale or 0.5) if is_code and not is_scalar(kind) and kind is not OperandType.TENSOR_BOOL8 else 0.0
     draft.operands[index] = replace(operand, type=kind, scale=scale, zero_point=0, channel_quant=None)
@@ -167,7 +173,7 @@ def _type(draw: Any, draft: Draft, index: int) -> None:
             draft.arrays[index] = draft.arrays[index].astype(NUMPY_TYPES[kind])
 
 
-def _lifetime(draw: Any, draft: Draft, index: int) -> None:
+def _lifetime(choices: Choices, draft: Draft, index: int) -> None:
     """Make a constant an input, or the reverse."""
     operand = draft.operands[index]
     if index in draft.arrays:
@@ -175,17 +181,17 @@ def _lifetime(draw: Any, draft: Draft, index: int) -> None:
         draft.operands[index] = replace(operand, lifetime=to, location=DataLocation())
 
 
-def _omit(draw: Any, draft: Draft, index: int) -> None:
+def _omit(choices: Choices, draft: Draft, index: int) -> None:
     """Leave an argument out: in the model, or in the request alone."""
     operand = draft.operands[index]
     if index in draft.arrays:
-        if operand.lifetime is LifeTime.SUBGRAPH_INPUT and draw(st.booleans()):
+        if operand.lifetime is LifeTime.SUBGRAPH_INPUT and choices.flag():
             del draft.arrays[index]
         else:
             draft.operands[index] = replace(operand, lifetime=LifeTime.NO_VALUE, location=DataLocation())
 
 
-_MUTATIONS: Mapping[str, tuple[int, Callable[[Any, Draft, int], None]]] = {
+_MUTATIONS: Mapping[str, tuple[int, Callable[[Choices, Draft, int], None]]] = {
     "value": (6, _value),
     "extent": (3, _extent),
     "rank": (1, _rank),
@@ -220,20 +226,26 @@ class MutatedTest:
         return f"{self.name}: {self.mutations} -> {operands}"
 
 
-@st.composite
-def mutated_tests(draw: Any, codes: Sequence[OperationType]) -> MutatedTest:
-    """Draw a test model of one of the operations, with up to four operands mutated."""
-    code = draw(st.sampled_from(codes))
-    test = draw(st.sampled_from(_of(code)))
+def mutated_test(choices: Choices, codes: Sequence[OperationType]) -> MutatedTest:
+    """Return a test model of one of the operations, with up to four operands mutated."""
+    code = choices.one_of(codes)
+    test = choices.one_of(_of(code))
     draft = Draft.of(test)
     some = [index for operation in test.model.main.operations[:1] for index in (*operation.inputs, *operation.outputs)]
-    mutations = draw(st.lists(st.tuples(st.sampled_from(_CHOICES), st.sampled_from(some)), min_size=1, max_size=4))
+    mutations = [(choices.one_of(_CHOICES), choices.one_of(some)) for _ in range(choices.between(1, 4))]
     for mutation, index in mutations:
-        _MUTATIONS[mutation][1](draw, draft, index)
+        _MUTATIONS[mutation][1](choices, draft, index)
     model, inputs = draft.finished()
     return MutatedTest(test.name, tuple(mutations), model, tuple(inputs))
 
 
+@st.composite
+def mutated_tests(draw: Any, codes: Sequence[OperationType]) -> MutatedTest:
+    """Draw a mutated test model of one of the operations."""
+    return mutated_test(DrawnChoices(draw), codes)
+
+
+@cache
 def _of(code: OperationType) -> list[TestModel]:
     """Return the test models whose first operation is `code`, or else those that have it anywhere in main."""
     first = [test for test in one_of_each() if test.model.main.operations[0].type is code]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, Operation, OperationType, Subgraph, operand_bytes
 from support.control_flow_models import COUNT, TRUTH, named

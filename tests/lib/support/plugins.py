@@ -11,9 +11,10 @@ import struct
 import tomllib
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from nnfmq.hal.extension_codes import ExtensionCodes
 from nnfmq.hal.types import EXTENSION_TYPES, Model, Operand, OperandType

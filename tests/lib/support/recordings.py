@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.execution_observers import CapturedTensor, ObservedExecution, ObservedPreparation
 from nnfmq.hal.tensor_info import TensorInfo

@@ -5,11 +5,11 @@ Shapes and scalars may be in the model, or be given with the request: engines an
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from nnfmq.hal.types import Operand, OperandType, OperationType
 

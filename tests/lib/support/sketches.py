@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from nnfmq.hal.types import Model, Operand, OperandType, Operation, OperationType
 from support.small_models import INPUT, OUTPUT, TEMPORARY, graph, scalar

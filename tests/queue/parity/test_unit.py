@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from time import monotonic_ns
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.queues import COUNT, CUSTOM_NOT_EMPTY, CUSTOM_NOT_FULL, Setup, pattern
 
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted

@@ -1,0 +1,1 @@
+"""Graphs of models and of their execution plans: NNAPI's graph dump, a shorter graph of the operations, and SVG."""

@@ -1,0 +1,99 @@
+"""BurstBuilder: NNAPI's burst, for a series of executions of one compilation."""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+from typing import Self
+
+from nnfmq.hal.errors import BadState, InvalidArgument, NnfmqError
+from nnfmq.hal.types import ExecutionConfig, Request
+from nnfmq.nnapi.compilation_builder import CompilationBuilder
+from nnfmq.nnapi.required_arguments import required
+from nnfmq.nnapi.shared_model import SharedModel
+from nnfmq.runtime.burst_controller import Burst
+from nnfmq.runtime.exclusive_use import exclusive
+from nnfmq.runtime.execution_result import ExecutionResult
+from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.uncopyable import Uncopyable
+
+__all__ = ["BurstBuilder"]
+
+_log = logging.getLogger("nnfmq.nnapi")
+
+
+class BurstBuilder(Uncopyable):
+    """A burst of a compilation; blocks while it is configured. Close it, or use `with`. One computation at a time.
+
+    Memories that executions use remain mapped in the driver until they are closed. For several devices there are no
+    queues: executions are computed as by `compute`.
+
+    Raises:
+        BadState: If the compilation is not finished, has failed or is closed.
+        NnfmqError: If the driver configures no burst, and the CPU may not be used instead.
+    """
+
+    def __init__(self, compilation: CompilationBuilder) -> None:
+        self._claims: dict[int, object] = {}  # see `exclusive_use`
+        self._shared: SharedModel | None = None
+        self._burst: Burst | None = None
+        shared = required(compilation, "the compilation").require_compiled("a burst")
+        shared.users.acquire()
+        try:
+            self._burst = _burst_of(shared.model) if isinstance(shared.model, PreparedModel) else None
+        except BaseException:
+            shared.users.release()
+            raise
+        self._shared = shared
+
+    def require_model(self, shared: SharedModel) -> None:
+        """Require that the burst is one of this compiled model.
+
+        Raises:
+            InvalidArgument: If it is another compilation's, or closed.
+        """
+        if self._shared is None:
+            raise InvalidArgument("this burst is closed")
+        if self._shared is not shared:
+            raise InvalidArgument("the burst and the execution are of different compilations")
+
+    @exclusive
+    def execute(self, request: Request, config: ExecutionConfig, timeout: float | None) -> ExecutionResult:
+        """Execute a request for `ExecutionBuilder.burst_compute`; blocks. Raises as `Burst.execute_request`.
+
+        Raises:
+            BadState: If another thread computes with the burst.
+        """
+        burst = self._burst
+        if burst is not None:
+            return burst.execute_request(request, config, timeout=timeout)
+        assert self._shared is not None  # `require_model` has checked it
+        return self._shared.model.execute_request(request, config, timeout=timeout)
+
+    def _busy_error(self) -> Exception:
+        return BadState("burst_compute: another thread computes with this burst; make one for each thread")
+
+    def close(self) -> None:
+        """Close the burst here and in the driver; waits up to 5 s for a computation in progress. Idempotent."""
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            if self._burst is not None:
+                self._burst.close()
+            shared.users.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def _burst_of(model: PreparedModel) -> Burst | None:
+    """Return a burst of the model's device; None if it fails, and the CPU executes what the device cannot."""
+    try:
+        return model.request_burst()
+    except NnfmqError as error:
+        if model.fallback is None:
+            raise
+        _log.info("executions are computed without a burst, because device %s fails: %s", model.device, error)
+        return None

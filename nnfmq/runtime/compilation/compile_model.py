@@ -1,0 +1,294 @@
+"""compile_model: plan a model for a choice of devices, prepare each step, and use the CPU device if they fail.
+
+The order of things is that of Android's NNAPI runtime: the devices, the plan, the preparations, and after a failure the
+whole model on the CPU device. It is used neither after a mistake of the application, nor if the application has
+listed the devices, nor for operations of vendors, nor if a setting says so (PREP-12, PART-6, PART-7, EXT-5).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from nnfmq.deadlines import deadline_after, remaining_s
+from nnfmq.execution_plan.device_assignment import Choose
+from nnfmq.execution_plan.meta_model import MetaModel, NeededLevels
+from nnfmq.execution_plan.partitioning import PlanOptions, make_plan
+from nnfmq.execution_plan.plan import ExecutionPlan, ExecutionStep
+from nnfmq.execution_plan.step_tokens import step_token
+from nnfmq.hal.errors import InvalidArgument, MissedDeadline, NnfmqError
+from nnfmq.hal.types import ExecutionPreference, Model, Priority
+from nnfmq.observe.trace_points import recorded
+from nnfmq.operations.extensions import to_local_prefixes
+from nnfmq.runtime.client_device import PrepareOptions, model_signature
+from nnfmq.runtime.compilation.simple_plan import simple_plan
+from nnfmq.runtime.compilation.step_preparation import StepCall, prepare_steps
+from nnfmq.runtime.compilation.switches import PartitionMode, Switches
+from nnfmq.runtime.cpu_fallback import CpuFallback
+from nnfmq.runtime.observation_switch import is_observed
+from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
+from nnfmq.runtime.prepare_arguments import (
+    ModelArgument,
+    NamedModel,
+    has_vendor_operations,
+    name_for_display,
+    to_hal_model,
+    to_model,
+    to_preference,
+)
+from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.validation import validate_model
+from nnfmq.validation.values import validate_extensions
+from nnfmq.verbose_log import vlog, vlog_is_on
+
+if TYPE_CHECKING:
+    from nnfmq.execution_observers import DeviceChoice
+    from nnfmq.runtime.client import CompiledModel
+    from nnfmq.runtime.devices.runtime_device import RuntimeDevice
+    from nnfmq.runtime.preparation_observation import PlanPreparation
+
+__all__ = ["DeviceSelection", "compile_model", "plan_model", "supported_in_slice", "valid_model"]
+
+_ONE_DEVICE = "prepare the model on one device, with `devices=[name]` or `client.device(name).prepare`"
+_log = logging.getLogger("nnfmq.runtime")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSelection:
+    """The devices that a compilation may use: preferred ones first, and the CPU device, which may be among them."""
+
+    devices: Sequence[RuntimeDevice]
+    cpu: RuntimeDevice
+    is_explicit: bool = False
+    """Whether the application listed `devices`."""
+    is_cpu_last: bool = False
+    """Whether the CPU device executes only operations that `devices` do not support; it is not among them then."""
+    choose: Choose | None = None
+    """Replaces the choice by performance figures, for tests of forced partitions."""
+
+
+def compile_model(
+    model: ModelArgument, selection: DeviceSelection, options: PrepareOptions, failure: NnfmqError | None = None
+) -> CompiledModel:
+    """Return a model that is prepared on one or several devices; blocks. The caller closes it.
+
+    Args:
+        model: The model, or the path of a model file.
+        selection: The devices.
+        options: As for `Device.prepare`. Cache files, hints and a timeout need a plan with one device (QOS-5).
+        failure: The error of a device that was tried before: the CPU device is used at once, if it may be.
+
+    Raises:
+        InvalidArgument: If the model or an option is not valid, or no device supports an operation.
+        MissedDeadline: If the timeout passes.
+        NnfmqError: What a device raises, if the CPU device may not be used instead.
+    """
+    options["name"] = name_for_display(model, options.get("name"))
+    compilation = _Compilation(to_model(model), selection, options, Switches.read())
+    with recorded("[NN_LR_PC]compilation"):
+        return compilation.run() if failure is None else compilation.run_after(failure)
+
+
+def plan_model(model: ModelArgument, selection: DeviceSelection, options: PrepareOptions) -> ExecutionPlan:
+    """Return the plan that `compile_model` would make first; blocks. Nothing is prepared. Raises as `compile_model`."""
+    return _Compilation(to_model(model), selection, options, Switches.read()).planned()[0]
+
+
+def valid_model(model: Model | NamedModel) -> Model:
+    """Return the HAL's model, with this process's extension prefixes. Raises InvalidArgument if it is not valid.
+
+    IF and WHILE may have operands of unknown size: the runtime can interpret them.
+    """
+    hal_model = to_hal_model(model)
+    validate_extensions(hal_model.extensions)
+    local = to_local_prefixes(hal_model)
+    validate_model(local, allow_unspecified_boundaries=True)
+    return local
+
+
+def supported_in_slice(model: Model, device: RuntimeDevice) -> Sequence[bool]:
+    """Return for each operation of a valid model whether a device can execute it; blocks.
+
+    The device is asked about the operations that its feature level has. Raises as `supported_operations`.
+    """
+    part = MetaModel(model, NeededLevels(model)).slice(device.feature_level)
+    count = len(model.main.operations)
+    if part is None:
+        return [False] * count
+    return part.supported_in_source(device.supported_operations(part.model), count)
+
+
+class _Compilation:
+    """One compilation."""
+
+    def __init__(
+        self, model: Model | NamedModel, selection: DeviceSelection, options: PrepareOptions, switches: Switches
+    ) -> None:
+        self._loaded, self._model = model, to_hal_model(model)
+        self._selection, self._options, self._switches = selection, options, switches
+        self._deadline_ns = deadline_after(options.get("timeout"))
+        self._preference = to_preference(options.get("preference", ExecutionPreference.FAST_SINGLE_ANSWER))
+        self._may_fall_back = (
+            not selection.is_explicit
+            and switches.partition is not PartitionMode.WITHOUT_FALLBACK
+            and not has_vendor_operations(self._model)
+        )
+
+    def run(self) -> CompiledModel:
+        """Return the prepared model."""
+        cpu = self._selection.cpu
+        if self._switches.uses_cpu_at_once and not self._selection.is_explicit:
+            return self._on_device(cpu, "best")
+        try:
+            return self._on_planned_devices()
+        except InvalidArgument:
+            raise
+        except NnfmqError as error:
+            return self.run_after(error)
+
+    def run_after(self, failure: NnfmqError) -> PreparedModel:
+        """Return the model prepared on the CPU device after a device has failed. Raises `failure` if it may not be."""
+        cpu = self._selection.cpu
+        if not self._may_fall_back or (isinstance(failure, MissedDeadline) and self._deadline_ns is not None):
+            raise failure
+        _log.warning("%s executes the model, because its devices failed: %s", cpu.name, failure)
+        with recorded(f"[NN_LR_PC]fallback to {cpu.name}"):
+            return self._on_device(cpu, "fallback")
+
+    def _on_planned_devices(self) -> CompiledModel:
+        with recorded("[NN_LR_PC]plan"):
+            plan, devices = self.planned()
+        _log_plan(plan)
+        if plan.is_simple:
+            return self._on_device(devices[plan.execution_steps[0].device], self._choice, plan)
+        self._require_no_single_device_options(plan)
+        return self._on_several(plan, devices)
+
+    def planned(self) -> tuple[ExecutionPlan, list[RuntimeDevice]]:
+        """Return the plan and the devices that it is for."""
+        devices = self._usable_devices()
+        return self._plan(valid_model(self._loaded), devices)
+
+    @property
+    def _choice(self) -> DeviceChoice:
+        return "application" if self._selection.is_explicit else "best"
+
+    def _plan(self, model: Model, devices: list[RuntimeDevice]) -> tuple[ExecutionPlan, list[RuntimeDevice]]:
+        options = PlanOptions(
+            self._preference, self._selection.is_explicit, self._switches.strict_slicing, self._selection.choose
+        )
+        if devices:
+            try:
+                return make_plan(model, devices, options), devices
+            except InvalidArgument:
+                if not self._selection.is_cpu_last:
+                    raise
+        with_cpu = [*devices, self._selection.cpu]
+        return make_plan(model, with_cpu, options), with_cpu
+
+    def _usable_devices(self) -> list[RuntimeDevice]:
+        """Return the devices that tell their performance. Raises the error of the last one if none does."""
+        selection, found = self._selection, []
+        failure: NnfmqError | None = None
+        for device in selection.devices:
+            if not (selection.is_explicit or device.is_cpu or self._switches.is_enabled(device.name)):
+                continue
+            try:
+                _ = device.capabilities
+            except NnfmqError as error:
+                _log.info("device %s is not used: %s", device.name, error)
+                failure = error
+            else:
+                found.append(device)
+        if failure is not None and not found:
+            raise failure
+        return found
+
+    def _require_no_single_device_options(self, plan: ExecutionPlan) -> None:
+        given = ["timeout"] if self._deadline_ns is not None else []
+        given += [name for name in ("hints", "model_cache", "data_cache") if self._options.get(name)]
+        if given:
+            names = ", ".join(f"`{name}`" for name in given)
+            on = ", ".join(dict.fromkeys(plan.devices[step.device] for step in plan.execution_steps))
+            raise InvalidArgument(
+                f"{names} need{'s' * (len(given) == 1)} one device, and this model is divided among {on}: {_ONE_DEVICE}"
+            )
+
+    # -- one device ----------------------------------------------------------------------------------------------------
+
+    def _on_device(
+        self, device: RuntimeDevice, choice: DeviceChoice, plan: ExecutionPlan | None = None
+    ) -> PreparedModel:
+        if self._deadline_ns is not None:
+            self._options["timeout"] = remaining_s(self._deadline_ns)
+        prepared = device.prepare_as(choice, self._loaded, self._options)
+        prepared.plan = plan or simple_plan(self._model, device.name)
+        prepared.is_synchronous = self._switches.is_synchronous_on(device.is_cpu)
+        if self._may_fall_back and not device.is_cpu:
+            prepared.fallback = CpuFallback(self._selection.cpu.connected, self._loaded)
+        return prepared
+
+    # -- several devices -----------------------------------------------------------------------------------------------
+
+    def _on_several(self, plan: ExecutionPlan, devices: Sequence[RuntimeDevice]) -> PartitionedModel:
+        calls = [
+            StepCall(devices[step.device].driver, partial(self._prepare_step, index, step, devices[step.device]))
+            for index, step in enumerate(plan.execution_steps)
+        ]
+        observation = self._observation(plan, devices)
+        try:
+            steps = prepare_steps(calls, self._options.get("progress"))
+        except BaseException as error:
+            if observation is not None:
+                observation.fail(error)
+            raise
+        fallback = None
+        if self._may_fall_back:
+            models = [step.model for step in plan.execution_steps]
+            fallback = CpuFallback(self._selection.cpu.connected, self._loaded, models)
+        inputs, outputs = model_signature(self._loaded, [device.info for device in devices])
+        states = () if isinstance(self._loaded, Model) else tuple(getattr(self._loaded, "states", ()))
+        prepared = PartitionedModel(plan, steps, fallback, inputs, outputs, states)
+        prepared.is_synchronous = self._switches.is_synchronous
+        if observation is not None:
+            prepared.handle.observed = observation.finish(prepared.handle.inputs, prepared.handle.outputs)
+        return prepared
+
+    def _observation(self, plan: ExecutionPlan, devices: Sequence[RuntimeDevice]) -> PlanPreparation | None:
+        """Return what tells the observers of this process of the plan; None if there cannot be any."""
+        if not is_observed():
+            return None
+        from nnfmq.runtime.preparation_observation import PlanPreparation
+
+        used = [devices[step.device] for step in plan.execution_steps]
+        return PlanPreparation(
+            [(device.name, device.version_string) for device in used],
+            self._choice,
+            self._loaded,
+            self._preference,
+            self._options.get("priority", Priority.MEDIUM),
+            bool(self._options.get("token") or self._options.get("cache_dir")),
+        )
+
+    def _prepare_step(self, index: int, step: ExecutionStep, device: RuntimeDevice) -> PreparedModel:
+        options = self._options.copy()
+        options.pop("progress", None)
+        options["name"] = name_for_display(step.model, f"{self._options.get('name')}[{index}]")
+        token = options.get("token")
+        if token is not None:
+            priority = options.get("priority", Priority.MEDIUM)
+            options["token"] = step_token(token, step, device, self._preference, priority)
+        with recorded(f"[NN_LR_PC]step {index} on {device.name}"):
+            return device.prepare_as("step", step.model, options)
+
+
+def _log_plan(plan: ExecutionPlan) -> None:
+    """Write the plan to the verbose log."""
+    if vlog_is_on("compilation"):
+        from nnfmq.execution_plan.plan_text import plan_text
+
+        for line in plan_text(plan).splitlines():
+            vlog("compilation", "%s", line)

@@ -1,0 +1,113 @@
+"""DriverDiscovery: the drivers that listen in the runtime directory, or at given sockets."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from nnfmq import settings
+from nnfmq.deadlines import remaining_s
+from nnfmq.hal.errors import NnfmqError
+from nnfmq.paths import SOCKET_NAME, default_socket, runtime_directory
+from nnfmq.runtime.client import Client
+from nnfmq.runtime.connect import connect
+from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
+from nnfmq.runtime.devices.driver_access import DriverAccess
+
+__all__ = ["DriverDiscovery", "listening_sockets"]
+
+_SUFFIX = ".sock"
+_EMBEDDED = "embedded"
+_log = logging.getLogger("nnfmq.runtime")
+
+
+def listening_sockets() -> list[Path]:
+    """Return the paths of drivers' sockets: $NNFMQ_SOCKET, then those of the runtime directory, `nnfmq.sock` first.
+
+    A driver may no longer listen there.
+    """
+    directory = runtime_directory()
+    try:
+        found = [directory / name for name in os.listdir(directory) if name.endswith(_SUFFIX)]
+    except OSError:  # there is no directory: no driver was ever started
+        found = []
+    found.sort(key=lambda path: (path.name != SOCKET_NAME, path.name))
+    return list(dict.fromkeys([*([default_socket()] if settings.SOCKET.value() else []), *found]))
+
+
+class DriverDiscovery:
+    """Finds drivers and keeps them. Not thread-safe. Whoever calls it closes the drivers that it returned.
+
+    Args:
+        sockets: The sockets of drivers; None = those of `listening_sockets`.
+        embedded: Whether an embedded driver is one of them.
+    """
+
+    def __init__(self, sockets: Sequence[str | os.PathLike[str]] | None, embedded: bool) -> None:
+        self._sockets = None if sockets is None else list(dict.fromkeys(map(Path, sockets)))
+        self._found: dict[Path | None, DriverAccess] = {}
+        self._complaints: dict[Path | None, str] = {}
+        self._embedded = embedded
+
+    def new_drivers(self, deadline_ns: int | None) -> list[DriverAccess]:
+        """Return the drivers that earlier calls did not return; blocks while it connects to all of them at once.
+
+        A driver that cannot be reached, or whose replies are not valid, is left out and logged; it is tried again the
+        next time.
+        """
+        places: list[Path | None] = [*(listening_sockets() if self._sockets is None else self._sockets)]
+        places += [None] if self._embedded else []
+        missing = [place for place in places if place not in self._found]
+        accesses = [DriverAccess(self._label(place), partial(_open, place)) for place in missing]
+        errors = _for_each(accesses, lambda access: access.client(deadline_ns))
+        new = []
+        for place, access, error in zip(missing, accesses, errors, strict=True):
+            if error is None:
+                self._found[place] = access
+                new.append(access)
+            else:
+                access.close()
+                self._complain(place, error)
+        return new
+
+    @staticmethod
+    def _label(place: Path | None) -> str:
+        return _EMBEDDED if place is None else place.name.removesuffix(_SUFFIX)
+
+    def _complain(self, place: Path | None, error: BaseException) -> None:
+        text = str(error)
+        if self._complaints.get(place) != text:  # once, not at each call
+            self._complaints[place] = text
+            _log.warning("the driver at %s is left out: %s", place or "an embedded process", text)
+
+
+def _open(place: Path | None, deadline_ns: int | None) -> Client:
+    left = remaining_s(deadline_ns)
+    timeout = DEFAULT_TIMEOUT_S if left is None else left
+    return connect(embedded=True, timeout=timeout) if place is None else connect(place, timeout=timeout)
+
+
+def _for_each(
+    accesses: Sequence[DriverAccess], function: Callable[[DriverAccess], object]
+) -> list[BaseException | None]:
+    """Call `function` for all at the same time; return the error of each, or None."""
+    errors: list[BaseException | None] = [None] * len(accesses)
+
+    def call(index: int) -> None:
+        try:
+            function(accesses[index])
+        except (NnfmqError, OSError) as error:
+            errors[index] = error
+
+    threads = [threading.Thread(target=call, args=[index], name="nnfmq-probe") for index in range(1, len(accesses))]
+    for thread in threads:
+        thread.start()
+    if accesses:
+        call(0)
+    for thread in threads:
+        thread.join()
+    return errors

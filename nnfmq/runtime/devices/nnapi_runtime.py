@@ -1,0 +1,218 @@
+"""Runtime: the devices of all drivers, and models that are prepared on one or several of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeAlias, Unpack
+
+from nnfmq.deadlines import deadline_after, has_passed
+from nnfmq.execution_plan.plan import ExecutionPlan
+from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
+from nnfmq.hal.feature_levels import FeatureLevel
+from nnfmq.hal.types import ExecutionPreference
+from nnfmq.runtime.client_device import PrepareOptions
+from nnfmq.runtime.compilation.compile_model import (
+    DeviceSelection,
+    compile_model,
+    plan_model,
+    supported_in_slice,
+    valid_model,
+)
+from nnfmq.runtime.connect import connect_cpu_driver
+from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
+from nnfmq.runtime.devices.driver_access import DriverAccess
+from nnfmq.runtime.devices.driver_discovery import DriverDiscovery
+from nnfmq.runtime.devices.runtime_device import CPU_DEVICE_NAME, CpuDevice, RuntimeDevice
+from nnfmq.runtime.prepare_arguments import ModelArgument, Preference, to_model
+from nnfmq.uncopyable import Uncopyable
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.client import CompiledModel
+
+__all__ = ["DeviceArgument", "Runtime"]
+
+DeviceArgument: TypeAlias = str | RuntimeDevice
+"""A device, or its name."""
+_RETRY_S = 0.02  # between two looks for a device that is not there yet
+
+
+class Runtime(Uncopyable):
+    """The devices of all drivers, and the CPU device `nnapi-reference`. Close it, or use `with`. Thread-safe.
+
+    Its models are closed with it. The drivers are those that listen in the runtime directory, `$XDG_RUNTIME_DIR/nnfmq`,
+    and at `$NNFMQ_SOCKET`; a driver that is started later is found by the next call that needs devices.
+
+    Args:
+        drivers: The sockets of the drivers to use instead.
+        embedded: Whether the devices of an embedded driver, a process that ends with this Runtime, are used as well.
+        timeout: Limit for reaching the drivers, in seconds; None = no limit.
+    """
+
+    def __init__(
+        self,
+        drivers: Sequence[str | os.PathLike[str]] | None = None,
+        *,
+        embedded: bool = False,
+        timeout: float | None = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        deadline_after(timeout)  # check it
+        self._timeout = timeout
+        self._lock = threading.Lock()  # held while looking for drivers
+        self._is_closed = False
+        self._discovery = DriverDiscovery(drivers, embedded)
+        self._accesses: list[DriverAccess] = []
+        self._devices: dict[str, RuntimeDevice] = {}
+        cpu_driver = DriverAccess(CPU_DEVICE_NAME, connect_cpu_driver)
+        self._accesses.append(cpu_driver)
+        self._cpu = CpuDevice(cpu_driver)
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._is_closed else ""
+        return f"<Runtime: {', '.join([*self._devices, CPU_DEVICE_NAME])}{state}>"
+
+    @property
+    def runtime_feature_level(self) -> FeatureLevel:
+        """The feature level of this library, which a model may need at most (API-15)."""
+        return FeatureLevel.AIDL_V4
+
+    @property
+    def cpu(self) -> RuntimeDevice:
+        """The CPU device, `nnapi-reference`."""
+        return self._cpu
+
+    def devices(self) -> list[RuntimeDevice]:
+        """Return the devices of all drivers, and the CPU device as the last one; blocks (API-1).
+
+        If a name is taken by another driver's device, the driver's name is appended: `reference@gpu`. A driver that
+        cannot be reached, or reports what is not valid, is left out and logged.
+
+        Raises:
+            InvalidArgument: If this is closed.
+        """
+        deadline_ns = deadline_after(self._timeout)
+        with self._lock:
+            self._require_open()
+            for access in self._discovery.new_drivers(deadline_ns):
+                self._accesses.append(access)
+                for info in access.known_devices(deadline_ns):
+                    name = self._free_name(info.name, access.label)
+                    self._devices[name] = RuntimeDevice(name, access, info)
+            self._require_open()  # another thread may have closed this meanwhile
+            return [*self._devices.values(), self._cpu]
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            self.close()
+            raise InvalidArgument("this runtime is closed")
+
+    def _free_name(self, name: str, driver: str) -> str:
+        taken = {*self._devices, CPU_DEVICE_NAME}
+        candidates = [name, f"{name}@{driver}", *(f"{name}@{driver}.{count}" for count in range(2, len(taken) + 3))]
+        return next(candidate for candidate in candidates if candidate not in taken)
+
+    def device(self, name: str) -> RuntimeDevice:
+        """Return the device of that name; blocks.
+
+        Raises:
+            InvalidArgument: If there is none. The message lists all devices.
+        """
+        devices = {device.name: device for device in self.devices()}
+        if name not in devices:
+            raise InvalidArgument(f"there is no device {name!r}; there are: {', '.join(devices)}")
+        return devices[name]
+
+    def wait_for_device(self, name: str, timeout: float | None = DEFAULT_TIMEOUT_S) -> RuntimeDevice:
+        """Return the device of that name as soon as its driver listens; blocks up to `timeout` seconds.
+
+        Raises:
+            DeviceUnavailable: If it is not there in time.
+        """
+        deadline_ns = deadline_after(timeout)
+        while True:
+            devices = {device.name: device for device in self.devices()}
+            if name in devices:
+                return devices[name]
+            if has_passed(deadline_ns):
+                raise DeviceUnavailable(f"no device {name!r} within {timeout} s; there are: {', '.join(devices)}")
+            time.sleep(_RETRY_S)
+
+    def supported_operations(self, model: ModelArgument, devices: Sequence[DeviceArgument]) -> list[bool]:
+        """Return for each operation of the main subgraph whether one of `devices` can execute it; blocks (API-2).
+
+        Raises:
+            InvalidArgument: If `devices` is empty, names a device twice or one that does not exist, or the model is not
+                valid.
+            DeviceUnavailable: If a device is not available.
+        """
+        hal_model = valid_model(to_model(model))
+        found = [supported_in_slice(hal_model, device) for device in self.explicit_devices(devices)]
+        return [any(answers) for answers in zip(*found, strict=True)]
+
+    def explicit_devices(self, devices: Sequence[DeviceArgument]) -> list[RuntimeDevice]:
+        """Return the devices of a list that an application has given; blocks.
+
+        Raises:
+            InvalidArgument: If it is empty, names a device twice (N-API-13), or one that does not exist.
+        """
+        if isinstance(devices, str) or not devices:
+            raise InvalidArgument(f"devices are a list of at least one device or name, not {devices!r}")
+        found = [self.device(device) if isinstance(device, str) else device for device in devices]
+        names = [device.name for device in found]
+        repeated = next((name for index, name in enumerate(names) if name in names[:index]), None)
+        if repeated is not None:
+            raise InvalidArgument(f"device {repeated!r} is listed twice; list each device once")
+        return found
+
+    def prepare(
+        self,
+        model: ModelArgument,
+        devices: Sequence[DeviceArgument] | None = None,
+        **options: Unpack[PrepareOptions],
+    ) -> CompiledModel:
+        """Prepare a model, or a model file, on the devices that suit it best; blocks. The caller closes the result.
+
+        Args:
+            model: As for `Device.prepare`.
+            devices: The devices, or their names, that may be used; the CPU device is used only if it is listed. None =
+                all devices, and the CPU device if they fail.
+            options: The keyword arguments of `Device.prepare`.
+
+        Raises:
+            InvalidArgument: If the model, its file, an option or the list of devices is not valid, or no listed device
+                supports an operation.
+            NnfmqError: As `Device.prepare`, if the CPU device may not be used instead.
+        """
+        return compile_model(model, self._selection(devices), options)
+
+    def plan(
+        self,
+        model: ModelArgument,
+        devices: Sequence[DeviceArgument] | None = None,
+        *,
+        preference: Preference = ExecutionPreference.FAST_SINGLE_ANSWER,
+    ) -> ExecutionPlan:
+        """Return the plan with which `prepare` would begin, but prepare nothing; blocks while devices are asked.
+
+        Arguments and errors as for `prepare`. `nnfmq.execution_plan.plan_text.plan_text` describes a plan.
+        """
+        return plan_model(model, self._selection(devices), {"preference": preference})
+
+    def _selection(self, devices: Sequence[DeviceArgument] | None) -> DeviceSelection:
+        usable = self.devices() if devices is None else self.explicit_devices(devices)
+        return DeviceSelection(usable, self._cpu, devices is not None)
+
+    def close(self) -> None:
+        """Hang up; an embedded driver exits, and all models are closed. Idempotent."""
+        self._is_closed = True
+        for access in tuple(self._accesses):
+            access.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,192 @@
+"""execute_after_failure: what happens to an execution whose device has failed.
+
+If the driver has died, and the model can be prepared again in the driver that has replaced it, the request is executed
+there (LIFE-6), once. If that fails, or the driver lives, and the model has a fallback, the CPU device executes the
+whole request, over the same memories (PART-6). The next execution tries the device again.
+
+Managed buffers are in the memory of the failed device's driver: the CPU gets copies of the inputs, and its outputs are
+copied back, if that driver still lives. If it does not, their contents are lost, and the request fails.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from nnfmq.deadlines import remaining_s
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
+from nnfmq.hal.summaries import clipped
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.types import BufferToken, DataLocation, ExecutionConfig, Pool, Request, RequestArgument, merge_dimensions
+from nnfmq.memory import Memory
+from nnfmq.observe.trace_points import recorded
+from nnfmq.runtime.device_execution import execute_on_device
+from nnfmq.runtime.execution_result import ExecutionResult
+from nnfmq.runtime.managed_buffer import Buffer
+from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.tensor_layout import size_bytes
+from nnfmq.verbose_log import vlog
+
+__all__ = ["config_for_cpu", "execute_after_failure", "execute_on_cpu", "model_on_cpu"]
+
+_log = logging.getLogger("nnfmq.client")
+
+
+def execute_after_failure(
+    model: ModelHandle, request: Request, config: ExecutionConfig, deadline_ns: int | None, error: NnfmqError
+) -> ExecutionResult:
+    """Execute elsewhere what the device has failed to with `error`, and return the validated result; blocks.
+
+    Borrows the request's pools.
+
+    Raises:
+        DeviceUnavailable: If the driver has died, and no driver with the same device has replaced it.
+        NnfmqError: `error` itself, if nothing else can execute the request; otherwise as `execute_on_device`.
+    """
+    if model.can_recover(error) and not _has_buffers(request):
+        try:
+            model.recover(deadline_ns)
+            return execute_on_device(model, request, config, deadline_ns)
+        except NnfmqError as failure:
+            error = failure
+    return execute_on_cpu(model, request, config, deadline_ns, error)
+
+
+def execute_on_cpu(
+    model: ModelHandle, request: Request, config: ExecutionConfig, deadline_ns: int | None, error: NnfmqError
+) -> ExecutionResult:
+    """As `execute_after_failure`, but only on the CPU: the request must not be sent to the device again."""
+    cpu = model_on_cpu(model, error, deadline_ns)
+    with recorded("[NN_LR_PE]fallback: whole model"), _without_buffers(model, request, deadline_ns, error) as shared:
+        result = execute_on_device(cpu, shared.request, config_for_cpu(config), deadline_ns)
+        shared.fill_outputs(deadline_ns)
+    return result
+
+
+def model_on_cpu(model: ModelHandle, error: NnfmqError, deadline_ns: int | None) -> ModelHandle:
+    """Return the model on the CPU device, because its own has failed with `error`; blocks while it is prepared.
+
+    Logs one warning for each model.
+
+    Raises:
+        NnfmqError: `error`, if the model has no fallback, or it does not apply, or the CPU device cannot be used.
+    """
+    fallback = model.fallback
+    if fallback is None or model.connection.is_abandoned or not fallback.applies_to(error, deadline_ns):
+        raise error
+    try:
+        cpu = fallback.whole_model().handle
+    except NnfmqError as failure:
+        _log.warning("the CPU cannot execute a model that device %s failed to: %s", _name(model), str(failure))
+        raise error from failure
+    vlog("execution", "device %s failed, the CPU executes instead: %s", model.device, str(error))
+    if model.fallback_warning.acquire(blocking=False):
+        _log.warning(
+            "device %s failed, the CPU executes instead (logged once for each model): %s: %s",
+            _name(model), type(error).__name__, str(error),  # not the error: its traceback refers to memories
+        )  # fmt: skip
+    return cpu
+
+
+def config_for_cpu(config: ExecutionConfig) -> ExecutionConfig:
+    """Return `config` without hints: they are of extensions that the failed device supports."""
+    return replace(config, hints=(), extensions=())
+
+
+def _name(model: ModelHandle) -> str:
+    return clipped(repr(model.device))
+
+
+# ------------------------------------------------------------------------------------------------ managed buffers
+
+
+def _has_buffers(request: Request) -> bool:
+    return any(isinstance(pool, BufferToken) for pool in request.pools)
+
+
+class _FilledOutput(NamedTuple):
+    buffer: Buffer
+    memory: Memory
+    shape: tuple[int, ...]
+
+
+class _SharedRequest(NamedTuple):
+    """A request without managed buffers, and the buffers that get its outputs."""
+
+    request: Request
+    outputs: Sequence[_FilledOutput]
+
+    def fill_outputs(self, deadline_ns: int | None) -> None:
+        """Copy the outputs into the managed buffers. Raises NnfmqError if that fails."""
+        for output in self.outputs:
+            output.buffer.copy_from(output.memory, output.shape, timeout=remaining_s(deadline_ns))
+
+
+@contextmanager
+def _without_buffers(
+    model: ModelHandle, request: Request, deadline_ns: int | None, error: NnfmqError
+) -> Iterator[_SharedRequest]:
+    """Give `request` with memories in place of the managed buffers. Raises `error` if a buffer cannot be read."""
+    if not _has_buffers(request):
+        yield _SharedRequest(request, ())
+        return
+    with ExitStack() as resources:
+        try:
+            shared = _Replacement(model, request, resources, deadline_ns).make()
+        except NnfmqError as failure:
+            raise error from failure
+        yield shared
+
+
+class _Replacement:
+    """Replaces the managed buffers of one request. `resources` owns the memories."""
+
+    def __init__(self, model: ModelHandle, request: Request, resources: ExitStack, deadline_ns: int | None) -> None:
+        self._model, self._request, self._resources = model, request, resources
+        self._deadline_ns = deadline_ns
+        self._pools: list[Pool | BufferToken] = list(request.pools)
+        self._shapes: dict[int, tuple[int, ...]] = {}  # of the pools that were replaced
+        self._outputs: list[_FilledOutput] = []
+
+    def make(self) -> _SharedRequest:
+        inputs = self._arguments(self._request.inputs, self._model.inputs, is_output=False)
+        outputs = self._arguments(self._request.outputs, self._model.outputs, is_output=True)
+        return _SharedRequest(Request(inputs, outputs, tuple(self._pools)), self._outputs)
+
+    def _arguments(
+        self, arguments: Sequence[RequestArgument], infos: Sequence[TensorInfo], *, is_output: bool
+    ) -> tuple[RequestArgument, ...]:
+        if len(arguments) != len(infos):
+            raise InvalidArgument(f"{len(arguments)} arguments of a request for {len(infos)} tensors")
+        return tuple(self._argument(*pair, is_output) for pair in zip(arguments, infos, strict=True))
+
+    def _argument(self, argument: RequestArgument, info: TensorInfo, is_output: bool) -> RequestArgument:
+        index = argument.location.pool_index
+        has_pool = not argument.has_no_value and 0 <= index < len(self._request.pools)
+        pool = self._request.pools[index] if has_pool else None
+        if not isinstance(pool, BufferToken):
+            return argument
+        if index not in self._shapes:  # several inputs may be one buffer (DOM-10)
+            self._replace_pool(index, pool, argument, info, is_output)
+        shape = self._shapes[index]
+        return replace(argument, location=DataLocation(index, 0, size_bytes(info, shape)), dimensions=shape)
+
+    def _replace_pool(
+        self, index: int, pool: BufferToken, argument: RequestArgument, info: TensorInfo, is_output: bool
+    ) -> None:
+        buffer = self._model.connection.buffers.get(pool.token)
+        if buffer is None:
+            raise GeneralFailure(f"buffer {pool.token} was closed")
+        shape = merge_dimensions(info.shape, tuple(argument.dimensions)) or info.shape
+        if not is_output:
+            shape = buffer.dimensions or shape
+        memory = self._resources.enter_context(Memory.create(max(size_bytes(info, shape), 1), "nnfmq-copy"))
+        if is_output:
+            self._outputs.append(_FilledOutput(buffer, memory, shape))
+        else:
+            buffer.copy_to(memory, timeout=remaining_s(self._deadline_ns))
+        self._pools[index], self._shapes[index] = memory, shape

@@ -1,0 +1,317 @@
+"""Fenced executions of a plan: a chain in which each step waits for the fence of the one before it (PART-11).
+
+The drivers wait for each other's fences, without the application. The execution has a fence of its own, because a
+fallback may follow a step that fails: the watcher thread signals it when the last step's fence is signaled. If a step
+fails, the whole model is executed on the CPU as soon as no step and no fence of the application is active.
+
+A plan with IF, WHILE or temporaries of unknown size is no chain: the runtime must read values between the steps. It is
+executed asynchronously as soon as the application's fences are signaled.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from numpy.typing import ArrayLike
+
+from nnfmq.deadlines import deadline_after
+from nnfmq.fence import Fence, HasFileno, fence_state
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadlineTransient, NnfmqError
+from nnfmq.hal.timing import NO_TIMING
+from nnfmq.hal.types import ExecutionConfig, FenceState, HalExecutionMode, Request
+from nnfmq.runtime.array_checks import checked_arrays, require_fixed_shapes
+from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming, FenceLimits, fence_fds, launch_fenced
+from nnfmq.runtime.future import Future
+from nnfmq.runtime.plan_execution.compound_async import AsyncRun, Completion, new_run, submit_fallback
+from nnfmq.runtime.plan_execution.fence_wait import FenceWait
+from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
+from nnfmq.runtime.plan_execution.value_locations import step_request
+from nnfmq.runtime.tensor_layout import Array
+from nnfmq.uncopyable import Uncopyable
+
+__all__ = ["CompoundFencedExecution", "launch_arrays", "launch_compound_fenced", "launch_request"]
+
+_MODE = HalExecutionMode.FENCED
+ResultT = TypeVar("ResultT")
+StepExecution = FencedExecution[FencedTiming]
+
+
+class CompoundFencedExecution(Uncopyable, Generic[ResultT]):
+    """A launched execution of a plan, used as a FencedExecution. Close it; if closed early, it continues.
+
+    A task of asyncio awaits it, and closes it.
+
+    `fence` is signaled by this process when the execution is done; other executions can wait for it. This object owns
+    it and closes it.
+    """
+
+    def __init__(self, fence: Fence, future: Future[ResultT], steps: Sequence[StepExecution]) -> None:
+        self.fence = fence
+        self._future = future
+        self._resources = ExitStack()
+        for step in steps:
+            self._resources.callback(step.close)
+
+    def call_on_close(self, callback: Callable[[], object]) -> None:
+        """Call `callback` when the execution is closed."""
+        self._resources.callback(callback)
+
+    def done(self) -> bool:
+        """Return True once the execution has succeeded or failed. Does not block."""
+        return self.fence.state is not FenceState.ACTIVE
+
+    def wait(self, timeout: float | None = None) -> FenceState:
+        """Block until the fence is not active, at most `timeout` seconds (None = no limit); return its state."""
+        return self.fence.wait(timeout)
+
+    def info(self) -> FencedTiming:
+        """Return the execution's times, which are not available for several devices.
+
+        Raises:
+            GeneralFailure: If the execution is not done.
+            NnfmqError: The error with which the execution failed.
+        """
+        if not self.done():
+            raise GeneralFailure("the execution is not done")
+        self._future.result(None)
+        return FencedTiming(NO_TIMING, NO_TIMING)
+
+    def result(self, timeout: float | None = None) -> ResultT:
+        """Wait for the fence and return the result; blocks up to `timeout` seconds (None = no limit).
+
+        Raises:
+            MissedDeadlineTransient: If the timeout passes first. The execution continues.
+            NnfmqError: The error with which the execution failed.
+        """
+        if not self._future.done() and self.wait(timeout) is FenceState.ACTIVE:
+            raise MissedDeadlineTransient("the timeout passed before the execution was done; the execution continues")
+        return self._future.result(deadline_after(timeout))
+
+    def __await__(self) -> Generator[Any, None, ResultT]:
+        """Return the result; other tasks of the event loop run meanwhile. Raises as `result`."""
+        from nnfmq.runtime.task_waiting import result_of  # late: asyncio costs more to import than this package
+
+        return result_of(self._future).__await__()
+
+    def close(self) -> None:
+        """Close the fence, and release the steps in their drivers. Idempotent."""
+        self.fence.close()
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def launch_compound_fenced(
+    handle: PlanHandle,
+    wait_for: Sequence[int],
+    new_run: Callable[[Completion[ResultT]], AsyncRun[ResultT]],
+) -> CompoundFencedExecution[ResultT]:
+    """Launch an execution behind fences; blocks until it is launched. Borrows the fences.
+
+    `new_run` returns the execution, which completes what it is given.
+
+    Raises:
+        InvalidArgument: If a fence is invalid or in error.
+        NnfmqError: If the first step cannot be launched, and there is no fallback.
+    """
+    require_usable_fences(wait_for)
+    launch = _Launch[ResultT](handle, wait_for)
+    try:
+        launch.run = new_run(launch)
+        user_fence = Fence.adopt(os.dup(launch.fence.fileno()))
+    except BaseException:
+        launch.close()
+        raise
+    try:
+        launch.start()
+    except BaseException as error:
+        user_fence.close()
+        launch.abandon(error)
+        raise
+    return CompoundFencedExecution(user_fence, launch.future, launch.steps)
+
+
+def require_usable_fences(fds: Sequence[int]) -> None:
+    """Raise InvalidArgument if one is no fence, or is in error (FEN-5)."""
+    for fd in fds:
+        state = fence_state(fd)
+        if state in (FenceState.UNKNOWN, FenceState.ERROR):
+            raise InvalidArgument(f"descriptor {fd} is {'no fence' if state is FenceState.UNKNOWN else 'in error'}")
+
+
+class _Launch(Generic[ResultT]):
+    """The launch and the end of one execution: completes `future` and `fence`."""
+
+    run: AsyncRun[ResultT]
+
+    def __init__(self, handle: PlanHandle, wait_for: Sequence[int]) -> None:
+        self._handle = handle
+        self.future: Future[ResultT] = Future()
+        self.fence = Fence.create()
+        self.steps: list[StepExecution] = []
+        self._step_fences: list[Fence] = []  # duplicates: the application may close the steps' own
+        self._app_fences: list[Fence] = []
+        try:
+            for fd in wait_for:
+                self._app_fences.append(Fence.adopt(os.dup(fd)))
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self) -> None:
+        """Launch the chain, or wait for the given fences. Raises NnfmqError if nothing was launched."""
+        if self._is_chain():
+            self._launch_chain()
+        else:
+            self._when_inactive(self._app_fences, self._execute_asynchronously)
+
+    def _is_chain(self) -> bool:
+        handle = self._handle
+        has_fences = all(step.connection.has_deadlines for step in handle.steps)  # both are of HAL 1.3
+        is_sequence = len(handle.bound.calls) == len(handle.bound.steps)
+        return has_fences and is_sequence and not handle.has_dynamic_temporaries
+
+    def _execute_asynchronously(self) -> None:
+        if not self._fail_if_a_fence_failed():
+            self.run.start()
+
+    def _fail_if_a_fence_failed(self) -> bool:
+        """End the execution if a fence of the application is in error; return whether it is."""
+        has_failed = any(fence.state is not FenceState.SIGNALED for fence in self._app_fences)
+        if has_failed:
+            self.run.fail(GeneralFailure("a fence that the execution waited for is in error"))
+        return has_failed
+
+    # ------------------------------------------------------------------------------------------------ the chain
+
+    def _launch_chain(self) -> None:
+        fences: Sequence[Fence] = self._app_fences
+        for call in self._handle.bound.calls:
+            model = self._handle.steps[call.index].handle
+            infos = model.inputs, model.outputs
+            request = step_request(self.run.memory.locations, call.inputs, call.outputs, infos)
+            try:
+                step = launch_fenced(model, request, self.run.config, FenceLimits(fences), lambda times: times)
+            except NnfmqError as error:
+                if not self.steps and not self._has_fallback(error):
+                    raise
+                # The driver rejects a fence that is in error already; then the step before has the error.
+                has_failed_before = any(fence.state is FenceState.ERROR for fence in self._step_fences)
+                self._recover_after(None if has_failed_before else error)
+                return
+            self.steps.append(step)
+            fences = [Fence.adopt(os.dup(step.fence.fileno()))]
+            self._step_fences += fences
+        self._when_inactive(fences, self._end_chain)
+
+    def _has_fallback(self, error: NnfmqError) -> bool:
+        fallback = self._handle.fallback
+        return fallback is not None and fallback.applies_to(error)
+
+    def _end_chain(self) -> None:
+        """Complete the execution, when the last step has succeeded or failed."""
+        if self._step_fences[-1].state is FenceState.SIGNALED:
+            self.run.succeed()
+        else:
+            self._recover_after(None)
+
+    def _recover_after(self, error: NnfmqError | None) -> None:
+        """Execute on the CPU when neither a step nor a given fence is active. `error` = None: a step has it."""
+        self._when_inactive(
+            [*self._app_fences, *self._step_fences], lambda: submit_fallback(lambda: self._recover(error))
+        )
+
+    def _recover(self, error: NnfmqError | None) -> None:
+        if not self._fail_if_a_fence_failed():
+            self.run.start_on_cpu(error or self._error_of_steps())
+
+    def _error_of_steps(self) -> NnfmqError:
+        for step in self.steps:
+            try:
+                step.info()
+            except InvalidArgument as error:  # also if the application has closed the execution
+                return GeneralFailure(str(error))
+            except NnfmqError as error:
+                return error
+        return GeneralFailure("the fence of a step is in error")
+
+    def _when_inactive(self, fences: Sequence[Fence], call: Callable[[], None]) -> None:
+        def on_done() -> None:
+            try:
+                call()
+            except NnfmqError as error:
+                self.run.fail(error)
+
+        FenceWait([fence.fileno() for fence in fences], on_done).start()
+
+    # ------------------------------------------------------------------------------------------------ the end
+
+    def set_result(self, result: ResultT) -> None:
+        """Receive the result of the execution."""
+        self.future.set_result(result)
+        self.fence.signal()
+        self.close()
+
+    def set_exception(self, error: NnfmqError) -> None:
+        """Receive the error of the execution."""
+        self.future.set_exception(error)
+        self.fence.fail()
+        self.close()
+
+    def abandon(self, error: BaseException) -> None:
+        """End an execution that cannot be launched."""
+        for step in self.steps:
+            step.close()
+        self.run.fail(error if isinstance(error, NnfmqError) else GeneralFailure("the launch was interrupted"))
+
+    def close(self) -> None:
+        """Close the fences. Idempotent."""
+        self.fence.close()
+        for fence in (*self._app_fences, *self._step_fences):
+            fence.close()
+
+
+def launch_arrays(
+    handle: PlanHandle, inputs: Sequence[ArrayLike], config: ExecutionConfig, wait_for: Sequence[HasFileno | int]
+) -> CompoundFencedExecution[tuple[Array, ...]]:
+    """Launch an execution with arrays, which are copied; blocks until it is launched.
+
+    Raises:
+        InvalidArgument: If an output's shape is unknown, an input is invalid, or as `launch_compound_fenced`.
+        NnfmqError: As `launch_compound_fenced`.
+    """
+    checked, targets = checked_arrays(handle.inputs, inputs), [None] * len(handle.outputs)
+    require_fixed_shapes("output", handle.outputs, "a fenced execution")
+
+    def prepared(completion: Completion[tuple[Array, ...]]) -> AsyncRun[tuple[Array, ...]]:
+        return new_run(handle, config, lambda a: a.write(checked, targets), lambda a, _: a.arrays(), completion, _MODE)
+
+    return launch_compound_fenced(handle, fence_fds(wait_for), prepared)
+
+
+def launch_request(
+    handle: PlanHandle, request: Request, config: ExecutionConfig, wait_for: Sequence[HasFileno | int]
+) -> CompoundFencedExecution[FencedTiming]:
+    """Launch a request of the application; blocks until it is launched. Borrows the request's pools.
+
+    Raises:
+        InvalidArgument: If the request is invalid, or as `launch_compound_fenced`.
+        NnfmqError: As `launch_compound_fenced`.
+    """
+    from nnfmq.validation.request import validate_request  # few applications make requests
+
+    validate_request(handle.plan.model, request, allow_unspecified_output=False)
+    times = FencedTiming(NO_TIMING, NO_TIMING)
+
+    def prepared(completion: Completion[FencedTiming]) -> AsyncRun[FencedTiming]:
+        return new_run(handle, config, lambda a: a.memory.bind(request), lambda _a, _r: times, completion, _MODE)
+
+    return launch_compound_fenced(handle, fence_fds(wait_for), prepared)

@@ -1,0 +1,132 @@
+"""Drivers with devices that support, refuse and fail as their names say: for tests of the choice of devices.
+
+`test-NAME` supports the operations in its list, and is faster than the CPU. What it computes is correct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.drivers import Daemon, running_daemon
+from support.plugins import add_plugin, path_with
+
+_SOURCE = """
+import os
+import signal
+
+from nnfmq.engines import interpreter
+from nnfmq.hal.capabilities import NumberOfCacheFiles, PerformanceInfo, uniform_capabilities
+from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, ResourceExhaustedPersistent
+from nnfmq.hal.types import OperationType
+from nnfmq.serialize.model_codec import decode_model, encode_model
+from nnfmq.service.caching.compilation_cache import CacheContents
+from nnfmq.service.device import DeviceBase
+
+
+class Everything(DeviceBase):
+    name = "test-everything"
+    operations = None
+    capabilities = uniform_capabilities(PerformanceInfo(0.1, 0.1))
+
+    def supports(self, model, subgraph, operation):
+        return self.operations is None or operation.type in self.operations
+
+    def compile(self, model):
+        return interpreter.prepare(model)
+
+
+class Adds(Everything):
+    name = "test-adds"
+    operations = [OperationType.ADD]
+    capabilities = uniform_capabilities(PerformanceInfo(0.5, 0.5))
+    cache_files_needed = NumberOfCacheFiles(1, 0)
+
+    def save(self, model, program):
+        return CacheContents(model=(encode_model(model)[0],))
+
+    def restore(self, contents):
+        model = decode_model(contents.model[0], [])
+        return model, self.compile(model)
+
+
+class Relus(Everything):
+    name = "test-relus"
+    operations = [OperationType.RELU]
+    capabilities = uniform_capabilities(PerformanceInfo(0.5, 0.5))
+
+
+class Old(Everything):
+    name = "test-old"
+    feature_level = 2
+
+
+class Frugal(Everything):
+    name = "test-frugal"
+    operations = [OperationType.RELU]
+    capabilities = uniform_capabilities(PerformanceInfo(2.0, 0.01))
+
+
+class Equal(Everything):
+    name = "test-equal"
+    capabilities = uniform_capabilities(PerformanceInfo(1.0, 1.0))
+
+
+class Refuses(Everything):
+    name = "test-refuses"
+
+    def compile(self, model):
+        raise GeneralFailure("as the test wants")
+
+
+class Relufails(Refuses):
+    name = "test-relufails"
+    operations = [OperationType.RELU]
+
+
+class Exhausted(Everything):
+    name = "test-exhausted"
+
+    def compile(self, model):
+        raise ResourceExhaustedPersistent("as the test wants")
+
+
+class Dies(Everything):
+    name = "test-dies"
+
+    def compile(self, model):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Unplugged(Everything):
+    name = "test-unplugged"
+    unavailable_reason = "it is not plugged in"
+
+
+class Mute(Everything):
+    name = "test-mute"
+
+    def supports(self, model, subgraph, operation):
+        raise GeneralFailure("as the test wants")
+"""
+
+
+@contextmanager
+def driver_with(folder: Path, path: Path, *names: str, listed: Sequence[str] = ()) -> Iterator[Daemon]:
+    """Run a driver at `path` with the devices `test-NAME` of these names, and those of the packaged ones in `listed`.
+
+    Files go to `folder`.
+    """
+    site = folder / f"site-{path.stem}"
+    site.mkdir()
+    add_plugin(
+        site, "device_zoo", _SOURCE, {name: f"device_zoo:{name.capitalize()}" for name in names}, "nnfmq.devices"
+    )
+    devices = site / "devices.toml"
+    engines = {name: f'engine = "{name if name == "compiled" else "reference"}"\n' for name in listed}
+    entries = "".join(f'[[device]]\nname = "{name}"\n{engine}' for name, engine in engines.items())
+    devices.write_text(entries or "device = []\n")
+    environment = {**path_with(site), "NNFMQ_DEVICES": str(devices)}
+    with running_daemon(path, environment=environment) as daemon:
+        yield daemon

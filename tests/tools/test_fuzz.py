@@ -1,0 +1,127 @@
+"""tools/fuzz.py: its corpus, a short campaign, a mistake that only coverage leads to, and inputs that fail.
+
+A failing input is made by a target in a module of the test's own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fuzz as tool
+import pytest
+from support.fuzzing import corpus
+from support.fuzzing.driver_level import run_driver
+from support.places import ROOT
+
+from nnfmq.hal.errors import ErrorStatus
+from nnfmq.service.device import DeviceBase
+from nnfmq.service.driver_prepared_model import MappedExecution
+
+LIMIT_S = 240
+needs_atheris = pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is not installed")
+TARGET = """
+def decode(data):
+    return data
+
+def run(data):
+    if data[:1] == b"k":
+        if data[1:2] == b"e":
+            if data[2:3] == b"y":
+                raise ZeroDivisionError("found it")
+    return len(data)
+"""
+FAILS = b"key".hex()
+
+
+def fuzz(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "tools" / "fuzz.py"), *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env={**os.environ, **environment}
+    )
+
+
+@pytest.mark.parametrize("target", sorted(tool.TARGETS))
+def test_TST_9_no_input_of_the_corpus_fails(target: str, data_dir: Path) -> None:
+    run = tool.load(target)
+    inputs = corpus.read(target)
+    assert len(inputs) > 100
+    outcomes = {run(data) for data in inputs}
+    assert len(outcomes) > 2
+
+
+@needs_atheris
+@pytest.mark.parametrize("target", sorted(tool.TARGETS))
+def test_TST_9_a_short_campaign_begins_with_the_corpus_and_finds_no_mistake(target: str, data_dir: Path) -> None:
+    done = fuzz(target, "--runs", "600", "--seed", "1", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["inputs"] >= 600
+    assert found["edges"] > 500
+    assert (found["failing_input"], found["error"]) == ("", "")
+
+
+@needs_atheris
+def test_TST_9_coverage_leads_to_a_mistake_that_chance_would_not_find(tmp_path: Path) -> None:
+    (tmp_path / "one_target.py").write_text(TARGET)
+    variables = {"PYTHONPATH": str(tmp_path)}
+    done = fuzz("one_target:run", "--runs", "200000", "--seed", "1", **variables)  # 256³ inputs begin differently
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = re.fullmatch(
+        r".*\nFAILED: ZeroDivisionError: found it\n  python tools/fuzz.py one_target:run --input ([0-9a-f]+)\n",
+        done.stdout,
+        re.DOTALL,
+    )
+    assert found is not None, done.stdout
+    assert found[1].startswith(FAILS)
+    repeated = fuzz("one_target:run", "--input", found[1], **variables)
+    assert repeated.returncode == 1
+    assert "ZeroDivisionError: found it" in repeated.stderr
+
+
+def test_an_input_is_described_and_run(tmp_path: Path) -> None:
+    (tmp_path / "one_target.py").write_text(TARGET)
+    done = fuzz("one_target:run", "--input", "00ff", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "one_target:run 00ff: b'\\x00\\xff'\nresult: 2\n"
+
+
+@pytest.mark.parametrize(("words", "message"), [(["pilot"], "'pilot' is no target"), (["a:b", "--keep"], "no corpus")])
+def test_a_wrong_argument_is_status_2(words: list[str], message: str) -> None:
+    done = fuzz(*words)
+    assert (done.returncode, message in done.stderr) == (2, True)
+
+
+def test_without_atheris_the_command_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "atheris.py").write_text("raise ModuleNotFoundError('atheris')")
+    done = fuzz("driver", "--runs", "1", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "pip install atheris" in done.stderr
+
+
+def test_TST_9_the_driver_s_own_mistakes_fail_the_target(monkeypatch: pytest.MonkeyPatch, data_dir: Path) -> None:
+    computes = next(data for data in corpus.read("driver") if run_driver(data) is ErrorStatus.NONE)
+
+    def broken(self: object, *given: object) -> None:
+        raise TypeError("a kernel's mistake")
+
+    monkeypatch.setattr(MappedExecution, "run", broken)
+    with pytest.raises(TypeError, match="a kernel's mistake"):
+        run_driver(computes)
+
+
+def test_TST_9_an_error_that_the_driver_logs_fails_the_target(monkeypatch: pytest.MonkeyPatch, data_dir: Path) -> None:
+    computes = next(data for data in corpus.read("driver") if run_driver(data) is ErrorStatus.NONE)
+
+    def broken(self: object, *given: object) -> None:
+        raise TypeError("the compiler's mistake")
+
+    monkeypatch.setattr(DeviceBase, "_program", broken)
+    with pytest.raises(AssertionError, match="an internal error: preparing the model failed"):
+        run_driver(computes)

@@ -1,0 +1,233 @@
+"""Search for inputs that the driver or the client library handles wrongly, guided by the code that each input reaches.
+
+    python tools/fuzz.py driver --seconds 60           # mutated test models through the parts of a driver
+    python tools/fuzz.py driver --seconds 3600 --keep  # and keep the inputs that reach new code
+    python tools/fuzz.py driver --input 0701a4         # one input: what it is, and what happens
+
+A target is a function of bytes in tests/lib/support/fuzzing, which raises if anything is wrong. Atheris (libFuzzer)
+changes inputs and keeps those that reach new lines of nnfmq, beginning with the target's corpus: a file of inputs in
+hexadecimal, one a line. The tests run every input of the corpora. If an input fails it is printed, and the exit status
+is 1. The target `driver` needs the test models of $NNFMQ_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import resource
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "lib"))
+
+from support.fuzzing import corpus  # noqa: E402
+
+TARGETS = {
+    "api": "support.fuzzing.api_level:run_api",
+    "driver": "support.fuzzing.driver_level:run_driver",
+}
+"""Name → module and function of a target."""
+WORKER = "--worker"  # the first argument of the process that runs the target
+MAX_INPUT_BYTES = 256
+LIMIT_S = 60  # for one input
+MEMORY_BYTES = 3 << 30  # beyond what the process uses at the start
+
+_PROGRESS = re.compile(r"cov: (\d+) ft: (\d+) corp: (\d+)")
+_EXECUTED = re.compile(r"stat::number_of_executed_units: (\d+)")
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What a run of the fuzzer did: inputs run, edges of the code reached by the corpus and in the end, new inputs."""
+
+    target: str
+    inputs: int
+    edges_of_corpus: int
+    edges: int
+    new_inputs: int
+    failing_input: str = ""
+    error: str = ""
+
+
+def load(target: str) -> Callable[[bytes], Any]:
+    """Import the function of a target."""
+    module, _, function = TARGETS.get(target, target).partition(":")
+    loaded: Callable[[bytes], Any] = getattr(importlib.import_module(module), function)
+    return loaded
+
+
+# -- the process that runs the target ---------------------------------------------------------------------------------
+
+
+def work(target: str, arguments: Sequence[str]) -> None:
+    """Run a target in libFuzzer's loop with the code of nnfmq instrumented. Does not return.
+
+    `arguments` are the name by which libFuzzer starts this process again, and its options.
+    """
+    try:
+        import atheris
+    except ModuleNotFoundError as error:
+        raise SystemExit("the fuzzer is missing: pip install atheris") from error
+    own = [] if target in TARGETS else [target.partition(":")[0]]
+    with atheris.instrument_imports(include=["nnfmq", *own], enable_loader_override=False):
+        function = load(target)
+        function(b"")  # reads the test models, and imports what is imported when it is first needed
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, resource.RLIM_INFINITY))
+    atheris.Setup(list(arguments), function)
+    atheris.Fuzz()
+
+
+@contextmanager
+def worker(target: str, folder: Path, options: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """Start the process that runs a target, by a script, because libFuzzer starts it again by its name."""
+    script = folder / "worker"
+    command = shlex.join([sys.executable, __file__, WORKER, target])
+    script.write_text(f'#!/bin/sh\nexec {command} "$0" "$@"\n')
+    script.chmod(0o700)
+    words = [str(script), *options]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+# -- a campaign -------------------------------------------------------------------------------------------------------
+
+
+def run(target: str, limits: Sequence[str], *, keep: bool = False, show: bool = False) -> Campaign:
+    """Run the fuzzer until a limit or a failing input; return what it did. `show` copies its progress to stderr."""
+    with tempfile.TemporaryDirectory(prefix="nnfmq-fuzz-") as made:
+        folder = Path(made)
+        known, found = folder / "corpus", folder / "found"
+        for each in (known, found):
+            each.mkdir()
+        for data in corpus.read(target):
+            (known / sha256(data).hexdigest()[:16]).write_bytes(data)
+        options = [*_limits(folder), *limits, str(found), str(known)]
+        with worker(target, folder, options) as process:
+            lines = list(_copied(process, show))
+            status = process.wait()
+        if keep:
+            corpus.write(target, _smallest_with_the_same_edges(target, folder, [known, found]))
+        return _campaign(target, lines, folder, status)
+
+
+def _limits(folder: Path) -> list[str]:
+    return [
+        f"-artifact_prefix={folder}/failing-",
+        f"-max_len={MAX_INPUT_BYTES}",
+        f"-timeout={LIMIT_S}",
+        "-rss_limit_mb=0",  # a limit of the address space makes the target raise instead of ending the process
+        "-print_final_stats=1",
+    ]
+
+
+def _copied(process: subprocess.Popen[str], show: bool) -> Iterator[str]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if show:
+            sys.stderr.write(line)
+        yield line
+
+
+def _smallest_with_the_same_edges(target: str, folder: Path, sources: Sequence[Path]) -> list[bytes]:
+    merged = folder / "merged"
+    merged.mkdir()
+    with worker(target, folder, [*_limits(folder), "-merge=1", str(merged), *map(str, sources)]) as process:
+        output, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"the corpus could not be made smaller:\n{output[-3000:]}")
+    return [path.read_bytes() for path in merged.iterdir()]
+
+
+def _campaign(target: str, lines: Sequence[str], folder: Path, status: int) -> Campaign:
+    text = "".join(lines)
+    progress = [tuple(map(int, match.groups())) for match in _PROGRESS.finditer(text)] or [(0, 0, 0)]
+    executed = _EXECUTED.search(text)
+    failing = [path.read_bytes().hex() for path in folder.glob("failing-*")]
+    if status and not failing:
+        raise SystemExit(f"the fuzzer ended with status {status}:\n{text[-3000:]}")
+    errors = [line.strip() for line in lines if re.match(r"[A-Za-z_.]+(Error|Exception|Warning)\b", line)]
+    return Campaign(
+        target,
+        int(executed[1]) if executed else 0,
+        progress[0][0],
+        progress[-1][0],
+        len(list((folder / "found").iterdir())),
+        *([failing[0], errors[0] if errors else "no exception: a time limit, or the process ended"] if failing else []),
+    )
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def run_input(target: str, text: str) -> int:
+    """Run one input, and print what it is and what happens; return the exit status."""
+    function = load(target)
+    module = sys.modules[function.__module__]
+    data = bytes.fromhex(text)
+    print(f"{target} {data.hex()}: {module.decode(data)!r}")
+    print(f"result: {function(data)!r}")
+    return 0
+
+
+def print_campaign(campaign: Campaign) -> None:
+    """Print what a run of the fuzzer did."""
+    print(
+        f"{campaign.target}: {campaign.inputs:,} inputs; {campaign.edges_of_corpus:,} edges of nnfmq's code reached by "
+        f"the corpus, {campaign.edges:,} in the end; {campaign.new_inputs:,} new inputs"
+    )
+    if campaign.failing_input:
+        print(f"FAILED: {campaign.error}\n  python tools/fuzz.py {campaign.target} --input {campaign.failing_input}")
+
+
+def _target(text: str) -> str:
+    if text not in TARGETS and not re.fullmatch(r"[\w.]+:\w+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no target; there are {', '.join(TARGETS)}, and MODULE:FUNCTION")
+    return text
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", type=_target, help=f"{', '.join(TARGETS)}, or a MODULE:FUNCTION that can be imported")
+    parser.add_argument("--seconds", metavar="N", type=int, default=60, help="time limit (default: 60)")
+    parser.add_argument("--runs", metavar="N", type=int, default=-1, help="limit of the number of inputs")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the fuzzer (default: random)")
+    parser.add_argument("--keep", action="store_true", help="add inputs that reach new code to the corpus")
+    parser.add_argument("--input", metavar="HEX", help="run this input only")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    if options.keep and options.target not in TARGETS:
+        parser.error(f"--keep: {options.target} has no corpus")
+    if options.input is not None:
+        return run_input(options.target, options.input)
+    limits = [f"-max_total_time={options.seconds}", f"-runs={options.runs}", f"-seed={options.seed}"]
+    campaign = run(options.target, limits, keep=options.keep, show=sys.stderr.isatty())
+    if options.json:
+        print(json.dumps(asdict(campaign)))
+    else:
+        print_campaign(campaign)
+    return 1 if campaign.failing_input else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [WORKER]:
+        work(sys.argv[2], sys.argv[3:])
+    sys.exit(main())
