@@ -5,6 +5,7 @@ Three drivers run: the steps of a plan are prepared on the first two, the third 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -173,6 +174,29 @@ def _fenced(model: PartitionedModel, *inputs: Any) -> Any:
         return execution.result(LIMIT_S)
 
 
+def _in_task(model: PartitionedModel, *inputs: Any) -> Any:
+    async def main() -> Any:
+        return await model.execute_async(*inputs)
+
+    return asyncio.run(main())
+
+
+def _over_burst_in_task(model: PartitionedModel, *inputs: Any) -> Any:
+    async def main() -> Any:
+        with model.burst() as burst:
+            return await burst.execute_async(*inputs)
+
+    return asyncio.run(main())
+
+
+def _fenced_in_task(model: PartitionedModel, *inputs: Any) -> Any:
+    async def main() -> Any:
+        with model.execute_fenced(*inputs) as execution:
+            return await execution
+
+    return asyncio.run(main())
+
+
 MODES: dict[str, Callable[..., Any]] = {
     "synchronous": lambda model, *inputs: model.execute(*inputs),
     "asynchronous": lambda model, *inputs: model.execute_async(*inputs).result(LIMIT_S),
@@ -180,6 +204,9 @@ MODES: dict[str, Callable[..., Any]] = {
     "burst": _over_burst,
     "reusable": _over_reusable,
     "once": _once,
+    "await": _in_task,
+    "await burst": _over_burst_in_task,
+    "await fenced": _fenced_in_task,
 }
 """All ways to execute a model with arrays: model, inputs → outputs."""
 
