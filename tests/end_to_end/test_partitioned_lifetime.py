@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.control_flow_models import counting
-from support.drivers import DEAD_WITHIN_NS, LIMIT_S, Daemon, InThread, Process, until
+from support.drivers import DEAD_WITHIN_NS, LIMIT_S, Daemon, InThread, Process, app, until
 from support.partitioned import MODES, Runtime, error_of, three_drivers
 from support.plans import control_flow_plan, linear_plan
 from support.small_models import two_adds
@@ -359,3 +359,27 @@ def test_TIM_1_QOS_5_nor_have_bursts_executions_and_requests_times_or_deadlines(
         for call in calls:
             with pytest.raises(nnfmq.InvalidArgument, match="needs a model on one device"):
                 call()
+
+
+def test_LIFE_3_LIFE_8_drivers_release_the_steps_of_an_application_that_is_killed(drivers: list[Daemon]) -> None:
+    before = [driver.process.descendants() for driver in drivers]
+    with app("partitioned", *(driver.path for driver in drivers[:2])) as program:
+        assert program.line() == "executing"
+        counts = [len(driver.process.descendants()) for driver in drivers]
+        assert [now - len(then) for now, then in zip(counts, before, strict=True)] == [1, 1, 0]
+        program.popen.kill()
+        assert program.wait() == -signal.SIGKILL
+    until(lambda: [driver.process.descendants() for driver in drivers] == before, "the workers have exited")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_LIFE_6_a_step_continues_in_the_driver_that_replaces_a_dead_one(drivers: list[Daemon], mode: str) -> None:
+    with ExitStack() as stack:
+        runtime = Runtime(drivers, stack, recover=True)
+        way = Prepared(mode, runtime.prepare(PLAN, cpu=None), stack)
+        if mode != "once":
+            assert way.execute(A, B)[0].tolist() == EXPECTED
+        with Process(runtime.clients[1].worker_pid) as worker:
+            worker.kill()
+            worker.wait_for_end()
+        assert way.execute(A, B)[0].tolist() == EXPECTED
