@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -183,7 +184,23 @@ def test_a_model_that_nobody_closes_leaves_no_memory_behind(runtime: Runtime) ->
     """The leak check of every test finds what is left; closing the client releases the steps."""
     model = runtime.prepare(PLAN)
     model.execute(A, B)
-    runtime._resources.pop_all().close()
+    runtime._resources.pop_all()  # nor does anything refer to it any more
+    del model
+    gc.collect()
+    for client in runtime.clients:
+        client.close()
+
+
+def test_a_burst_keeps_the_constants_of_a_model_that_nothing_refers_to(runtime: Runtime) -> None:
+    arrays = np.array([1, 2], np.float32), np.array([2], np.int32), np.array([10, 20], np.float32)
+    burst = runtime.prepare(control_flow_plan(counting())).burst()
+    kept = runtime._resources.pop_all()
+    del kept
+    gc.collect()
+    with burst:
+        assert burst.execute(*arrays)[0].tolist() == [21, 42]
+    for client in runtime.clients:
+        client.close()
 
 
 def test_LIFE_9_executions_in_many_threads_share_a_model_and_leave_nothing(runtime: Runtime) -> None:
