@@ -1,4 +1,7 @@
-"""Executes a model on two drivers, whose sockets are the arguments, over a burst, until it is killed."""
+"""Executes a model on two drivers, whose sockets are the arguments, over a burst, until it is killed.
+
+It prints the pids of the workers when it has executed once.
+"""
 
 import sys
 
@@ -18,6 +21,6 @@ steps = [
 model = PartitionedModel(plan, steps, None, *infos_of(plan.model))
 burst = model.burst()
 burst.execute(np.ones((2, 2)), np.ones((2, 2)))
-print("executing", flush=True)
+print(*(client.worker_pid for client in clients), flush=True)
 while True:
     burst.execute(out=burst.outputs)
