@@ -76,7 +76,7 @@ def compile_model(
         model: The model, or the path of a model file.
         selection: The devices.
         options: As for `Device.prepare`. Cache files, hints and a timeout need a plan with one device (QOS-5).
-        failure: The error of a device that was tried before: the CPU device is used at once, if it may be.
+        failure: The error of a device that was tried before: no device but the CPU device is tried then.
 
     Raises:
         InvalidArgument: If the model or an option is not valid, or no device supports an operation.
@@ -137,7 +137,7 @@ class _Compilation:
     def run(self) -> CompiledModel:
         """Return the prepared model."""
         cpu = self._selection.cpu
-        if self._switches.uses_cpu_at_once and not self._selection.is_explicit:
+        if self._switches.uses_only_cpu and not self._selection.is_explicit:
             return self._on_device(cpu, "best")
         try:
             return self._on_planned_devices()

@@ -54,7 +54,7 @@ class DriverDiscovery:
         self._embedded = embedded
 
     def new_drivers(self, deadline_ns: int | None) -> list[DriverAccess]:
-        """Return the drivers that earlier calls did not return; blocks while it connects to all of them at once.
+        """Return the drivers that earlier calls did not return; blocks while it connects to all of them concurrently.
 
         A driver that cannot be reached, or whose replies are not valid, is left out and logged; it is tried again the
         next time.

@@ -150,7 +150,7 @@ class Runtime(Uncopyable):
         """
         hal_model = valid_model(to_model(model))
         found = [supported_in_slice(hal_model, device) for device in self.explicit_devices(devices)]
-        return [any(answers) for answers in zip(*found, strict=True)]
+        return [any(supported) for supported in zip(*found, strict=True)]
 
     def explicit_devices(self, devices: Sequence[DeviceArgument]) -> list[RuntimeDevice]:
         """Return the devices of a list that an application has given; blocks.
