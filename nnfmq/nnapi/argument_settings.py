@@ -54,12 +54,12 @@ def array_setting(
     Raises:
         InvalidArgument: If its size, element type or dimensions do not fit `info`, or it cannot be accessed as bytes.
     """
-    given = _checked_dimensions(info, dimensions, may_be_unknown=is_output or buffer is None)
+    requested = _checked_dimensions(info, dimensions, may_be_unknown=is_output or buffer is None)
     if buffer is None:
         return ArgumentSetting()
     array = _as_bytes(info, buffer, is_output)
-    length = _data_length(info, given, array.nbytes, padded)
-    return ArgumentSetting(given, length, array.nbytes - length, array=array)
+    length = _data_length(info, requested, array.nbytes, padded)
+    return ArgumentSetting(requested, length, array.nbytes - length, array=array)
 
 
 def memory_setting(
@@ -76,15 +76,15 @@ def memory_setting(
         InvalidArgument: If the part is not inside the memory, or its size or the dimensions do not fit `info`.
     """
     memory.fileno()  # raises if the memory is closed
-    given = _checked_dimensions(info, dimensions, may_be_unknown=is_output)
+    requested = _checked_dimensions(info, dimensions, may_be_unknown=is_output)
     offset, space = span
     if space <= 0 or offset < 0 or offset + space > memory.size_bytes:
         raise InvalidArgument(
             f"{info.name!r}: {space} bytes from byte {offset} on of a memory of {memory.size_bytes}; "
             "a part has 1 byte or more, and is inside the memory"
         )
-    length = _data_length(info, given, space, padded)
-    return ArgumentSetting(given, length, space - length, memory=memory, offset=offset)
+    length = _data_length(info, requested, space, padded)
+    return ArgumentSetting(requested, length, space - length, memory=memory, offset=offset)
 
 
 def device_setting(
@@ -102,35 +102,34 @@ def device_setting(
         raise InvalidArgument(
             f"{info.name!r}: an argument is a whole device memory, with offset 0 and length 0; got {span}"
         )
-    given = _checked_dimensions(info, dimensions, may_be_unknown=True)
-    if merge_dimensions(given, memory.info.shape) is None:
-        raise InvalidArgument(
-            f"{info.name!r}: dimensions {format_shape(given)} of a device memory of {format_shape(memory.info.shape)}"
-        )
-    return ArgumentSetting(given, device_memory=memory)
+    requested = _checked_dimensions(info, dimensions, may_be_unknown=True)
+    if merge_dimensions(requested, memory.info.shape) is None:
+        shapes = f"dimensions {format_shape(requested)}; the device memory has {format_shape(memory.info.shape)}"
+        raise InvalidArgument(f"{info.name!r}: {shapes}")
+    return ArgumentSetting(requested, device_memory=memory)
 
 
 def _checked_dimensions(info: TensorInfo, dimensions: Sequence[int] | None, may_be_unknown: bool) -> tuple[int, ...]:
     """Return the dimensions to send: () if none are given. Raise InvalidArgument if they do not fit."""
-    given = () if dimensions is None else tuple(dimensions)
-    if given and (info.is_scalar or not all(0 <= extent <= _SIZE_MAX for extent in given)):
+    requested = () if dimensions is None else tuple(dimensions)
+    if requested and (info.is_scalar or not all(0 <= extent <= _SIZE_MAX for extent in requested)):
         rule = "a scalar has none" if info.is_scalar else "each is 0 to 2^32 - 1"
-        raise InvalidArgument(f"{info.name!r}: dimensions {given}; {rule}")
-    merged = merge_dimensions(info.shape, given)
+        raise InvalidArgument(f"{info.name!r}: dimensions {requested}; {rule}")
+    merged = merge_dimensions(info.shape, requested)
     if merged is None:
-        raise InvalidArgument(f"{info.name!r}: dimensions {given}; the model has {format_shape(info.shape)}")
+        raise InvalidArgument(f"{info.name!r}: dimensions {requested}; the model has {format_shape(info.shape)}")
     if prod(merged) * np.dtype(info.dtype).itemsize > _SIZE_MAX:
         raise InvalidArgument(f"{info.name!r}: a tensor of {format_shape(merged)} has more than 2^32 - 1 bytes")
     if not may_be_unknown and not info.is_scalar and (not merged or 0 in merged):
         raise InvalidArgument(
             f"{info.name!r} has the shape {format_shape(merged)}, which is not fully known: pass its `dimensions`"
         )
-    return given
+    return requested
 
 
-def _data_length(info: TensorInfo, given: tuple[int, ...], space: int, padded: bool) -> int:
+def _data_length(info: TensorInfo, requested: tuple[int, ...], space: int, padded: bool) -> int:
     """Return how many bytes of an argument's space are its data. Raise InvalidArgument if they do not fit."""
-    shape = merge_dimensions(info.shape, given) or ()
+    shape = merge_dimensions(info.shape, requested) or ()
     if 0 in shape or not (shape or info.is_scalar):
         return space  # an output of unknown shape
     needed = prod(shape) * np.dtype(info.dtype).itemsize

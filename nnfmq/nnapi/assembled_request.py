@@ -83,8 +83,8 @@ class AssembledRequest:
         memory, offset = self._array_offsets.get(position, (setting.memory, setting.offset))
         assert memory is not None
         padding = setting.padding if setting.padding and self._shared.sends_padding else 0
-        place = DataLocation(self._pool_index(memory), offset, setting.length, padding)
-        return RequestArgument(location=place, dimensions=setting.dimensions)
+        location = DataLocation(self._pool_index(memory), offset, setting.length, padding)
+        return RequestArgument(location=location, dimensions=setting.dimensions)
 
     def _device_argument(self, buffer: Buffer, position: int) -> RequestArgument:
         dimensions = self._settings[position].dimensions

@@ -118,13 +118,13 @@ class ExecutionSetup(Uncopyable):
         memory: AnyMemory | DeviceMemory,
         span: tuple[int, int],
         dimensions: Sequence[int] | None,
-        place: tuple[int, bool],
+        role: tuple[int, bool],
     ) -> ArgumentSetting:
         required(memory, "the memory")
         if isinstance(memory, DeviceMemory):
-            memory.require_role((self._shared, *place))
+            memory.require_role((self._shared, *role))
             return device_setting(info, memory, span, dimensions)
-        is_output = place[1]
+        is_output = role[1]
         return memory_setting(info, memory, span, dimensions, is_output=is_output, padded=self._allows_padding)
 
     def enable_input_and_output_padding(self, enable: bool) -> None:

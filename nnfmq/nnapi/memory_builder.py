@@ -85,8 +85,8 @@ class MemoryBuilder:
         merged = merge_dimensions(known.shape, shape)
         merged = None if merged is None else merge_dimensions(merged, self._dimensions)
         if merged is None or (known.is_scalar and merged):
-            given = [format_shape(one) for one in (known.shape, shape, self._dimensions) if one]
-            raise InvalidArgument(f"the dimensions of the memory's roles disagree: {', '.join(given)}")
+            shapes = [format_shape(one) for one in (known.shape, shape, self._dimensions) if one]
+            raise InvalidArgument(f"the dimensions of the memory's roles disagree: {', '.join(shapes)}")
         return merged
 
     def set_dimensions(self, dimensions: Sequence[int]) -> None:
@@ -97,17 +97,17 @@ class MemoryBuilder:
             InvalidArgument: If they contradict the roles, or these are scalars.
         """
         self._require_unfinished("set_dimensions")
-        given = tuple(required(dimensions, "the dimensions"))
-        if not all(0 <= extent < 1 << 32 for extent in given):
-            raise InvalidArgument(f"dimensions {given}; each is 0 to 2^32 - 1")
+        requested = tuple(required(dimensions, "the dimensions"))
+        if not all(0 <= extent < 1 << 32 for extent in requested):
+            raise InvalidArgument(f"dimensions {requested}; each is 0 to 2^32 - 1")
         if self._info is not None:
-            self._info = replace(self._info, shape=self._merged_dimensions(self._info, given))
+            self._info = replace(self._info, shape=self._merged_dimensions(self._info, requested))
         else:
-            merged = merge_dimensions(self._dimensions, given)
+            merged = merge_dimensions(self._dimensions, requested)
             if merged is None:
-                raise InvalidArgument(f"dimensions {given} contradict {self._dimensions}")
-            given = merged
-        self._dimensions = given
+                raise InvalidArgument(f"dimensions {requested} contradict {self._dimensions}")
+            requested = merged
+        self._dimensions = requested
 
     def _require_unfinished(self, function: str) -> None:
         if self._is_finished:
@@ -124,6 +124,9 @@ class MemoryBuilder:
         if not self._roles:
             raise InvalidArgument("a memory needs a role: call add_input_role or add_output_role")
         self._is_finished = True
+
+    def close(self) -> None:
+        """Do nothing: a description owns nothing. Its memories remain."""
 
     def create_memory(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> DeviceMemory:
         """Return a new memory of this description; blocks. The caller closes it.

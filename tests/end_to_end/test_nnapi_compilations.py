@@ -185,17 +185,6 @@ def test_N_API_14_unknown_preferences_and_priorities_are_rejected(device: Device
             compilation.set_priority(value)  # type: ignore[arg-type]
 
 
-def test_N_API_15_limits_of_several_devices_are_rejected(device: Device, other: Device) -> None:
-    with CompilationBuilder(add_model(), [device, other]) as compilation:
-        for call in (
-            lambda: compilation.set_timeout(1),
-            lambda: compilation.set_caching_from_fds([], [], TOKEN),
-            lambda: compilation.add_extension_attribute(EXTENSION, 1, b""),
-        ):
-            with pytest.raises(nnfmq.InvalidArgument, match="exactly one device"):
-                call()
-
-
 def test_N_API_15_a_negative_timeout_is_rejected(device: Device) -> None:
     with CompilationBuilder(add_model(), [device]) as compilation, pytest.raises(nnfmq.InvalidArgument, match="-1"):
         compilation.set_timeout(-1)

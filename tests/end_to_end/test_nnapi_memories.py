@@ -149,7 +149,7 @@ def test_N_API_23_a_device_memory_is_used_whole_and_in_its_roles(
 def test_N_API_23_the_dimensions_agree_with_the_memory(stack: ExitStack, unsized: CompilationBuilder) -> None:
     memory = memory_for(stack, [(unsized, 0)], dimensions=(3, 2))
     execution = execution_of(stack, unsized)
-    with pytest.raises(nnfmq.InvalidArgument, match="dimensions 2x2 of a device memory of 3x2"):
+    with pytest.raises(nnfmq.InvalidArgument, match="dimensions 2x2; the device memory has 3x2"):
         execution.set_input_from_memory(0, memory, dimensions=(2, 2))
     with pytest.raises(nnfmq.InvalidArgument, match="the model has"):
         execution.set_input_from_memory(0, memory, dimensions=(3, 3))
