@@ -238,6 +238,7 @@ class _Compilation:
             StepCall(devices[step.device].driver, partial(self._prepare_step, index, step, devices[step.device]))
             for index, step in enumerate(plan.execution_steps)
         ]
+        inputs, outputs = model_signature(self._loaded, [device.info for device in devices])
         observation = self._observation(plan, devices)
         try:
             steps = prepare_steps(calls, self._options.get("progress"))
@@ -249,7 +250,6 @@ class _Compilation:
         if self._may_fall_back:
             models = [step.model for step in plan.execution_steps]
             fallback = CpuFallback(self._selection.cpu.connected, self._loaded, models)
-        inputs, outputs = model_signature(self._loaded, [device.info for device in devices])
         states = () if isinstance(self._loaded, Model) else tuple(getattr(self._loaded, "states", ()))
         prepared = PartitionedModel(plan, steps, fallback, inputs, outputs, states)
         prepared.is_synchronous = self._switches.is_synchronous
