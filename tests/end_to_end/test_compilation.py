@@ -88,6 +88,7 @@ def test_PART_1_what_no_device_supports_is_the_cpu_s(start: Start, runtime: nnfm
     start("adds")
     with runtime.prepare(add_relu_model()) as model:
         assert places(model) == [("test-adds", (0,)), (CPU, (1,))]
+        assert model.device == f"test-adds, {CPU}"
         assert computes(model)
 
 
