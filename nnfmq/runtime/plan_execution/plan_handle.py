@@ -81,8 +81,8 @@ class PlanHandle(Uncopyable):
 
     @property
     def device(self) -> str:
-        """The names of the devices, in the order of the plan."""
-        return ", ".join(self.plan.devices)
+        """The names of the devices that execute steps, in the order of the steps."""
+        return ", ".join(dict.fromkeys(self.plan.devices[step.device] for step in self.plan.execution_steps))
 
     @property
     def model_id(self) -> int:
