@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from types import TracebackType
 from typing import Self
 
-from nnfmq.hal.errors import BadState, InvalidArgument
+from nnfmq.hal.errors import BadState, InvalidArgument, NnfmqError
 from nnfmq.hal.types import ExecutionConfig, Request
 from nnfmq.nnapi.compilation_builder import CompilationBuilder
 from nnfmq.nnapi.required_arguments import required
@@ -18,6 +19,8 @@ from nnfmq.uncopyable import Uncopyable
 
 __all__ = ["BurstBuilder"]
 
+_log = logging.getLogger("nnfmq.nnapi")
+
 
 class BurstBuilder(Uncopyable):
     """A burst of a compilation; blocks while it is configured. Close it, or use `with`. One computation at a time.
@@ -27,7 +30,7 @@ class BurstBuilder(Uncopyable):
 
     Raises:
         BadState: If the compilation is not finished, has failed or is closed.
-        DeadObject: If the driver exits.
+        NnfmqError: If the driver configures no burst, and the CPU may not be used instead.
     """
 
     def __init__(self, compilation: CompilationBuilder) -> None:
@@ -37,8 +40,7 @@ class BurstBuilder(Uncopyable):
         shared = required(compilation, "the compilation").require_compiled("a burst")
         shared.users.acquire()
         try:
-            if isinstance(shared.model, PreparedModel):
-                self._burst = shared.model.request_burst()
+            self._burst = _burst_of(shared.model) if isinstance(shared.model, PreparedModel) else None
         except BaseException:
             shared.users.release()
             raise
@@ -84,3 +86,14 @@ class BurstBuilder(Uncopyable):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _burst_of(model: PreparedModel) -> Burst | None:
+    """Return a burst of the model's device; None if it fails, and the CPU executes what the device cannot."""
+    try:
+        return model.request_burst()
+    except NnfmqError as error:
+        if model.fallback is None:
+            raise
+        _log.info("executions are computed without a burst, because device %s fails: %s", model.device, error)
+        return None

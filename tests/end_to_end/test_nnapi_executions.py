@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,7 +32,8 @@ from support.nnapi_objects import (
 from support.small_models import F32, I32, one_operation
 
 import nnfmq
-from nnfmq.hal.types import Operand, OperandType, OperationType
+from nnfmq.fence import sync_wait
+from nnfmq.hal.types import FenceState, Operand, OperandType, OperationType
 from nnfmq.memory import Memory
 from nnfmq.nnapi import (
     BurstBuilder,
@@ -41,6 +43,7 @@ from nnfmq.nnapi import (
     get_default_loop_timeout,
     get_maximum_loop_timeout,
 )
+from nnfmq.nnapi.request_sender import RequestSender
 from nnfmq.runtime.client_device import Device
 
 EXTENSION = "com.example.hints"
@@ -216,7 +219,9 @@ def test_N_API_20_an_argument_is_set_once(stack: ExitStack, execution: Execution
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("interface", ["AIDL v4", "HIDL 1.3"])
-def test_N_API_21_padding_is_allowed_when_it_is_enabled(daemon: Daemon, mode: Mode, interface: str) -> None:
+def test_API_12_MEM_6_N_API_21_padding_is_allowed_when_it_is_enabled(
+    daemon: Daemon, mode: Mode, interface: str
+) -> None:
     with nnfmq.connect(daemon.path, interface=interface, timeout=LIMIT_S) as client, ExitStack() as stack:
         compilation = finished(stack, add_model(), client.device("reference"))
         execution = stack.enter_context(ExecutionBuilder(compilation))
@@ -373,7 +378,7 @@ def test_API_12_a_loop_ends_by_its_timeout(stack: ExitStack, device: Device, mod
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_API_8_TIM_1_measured_durations_are_in_order(
+def test_API_8_TIM_4_measured_durations_are_in_order(
     stack: ExitStack, compilation: CompilationBuilder, mode: Mode
 ) -> None:
     execution, _ = adding(stack, compilation)
@@ -551,6 +556,38 @@ def test_API_16_a_running_execution_is_not_closed(
         execution.close()
     with pytest.raises(nnfmq.InvalidArgument, match="closed"):
         execution.compute()
+
+
+def test_API_16_an_execution_is_closed_before_the_event_of_its_end(
+    stack: ExitStack, compilation: CompilationBuilder
+) -> None:
+    execution, found = adding(stack, compilation)
+    event = execution.start_compute_with_dependencies([])
+    fd = event.get_sync_fence_fd()
+    assert sync_wait(fd, LIMIT_S) is FenceState.SIGNALED
+    os.close(fd)
+    execution.close()
+    assert found.tolist() == SUM
+    event.wait()
+    event.close()
+
+
+@pytest.mark.parametrize("start", [compute, start_compute])
+def test_an_interrupted_computation_can_be_repeated(
+    stack: ExitStack, compilation: CompilationBuilder, start: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execution, found = adding(stack, compilation)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        for name in ("execute", "start"):
+            patch.setattr(RequestSender, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            start(execution, compilation)
+    start(execution, compilation)
+    assert found.tolist() == SUM
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode is not burst_compute])

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
+from support.drivers import LIMIT_S, Daemon, Process, running_daemon, short_folder, until
 from support.models import add_model
-from support.nnapi_objects import MODES, ONE, SUM, TEN, Floats, Mode, adding, floats, memory_for
+from support.nnapi_objects import MODES, ONE, SUM, TEN, Floats, Mode, adding, burst_compute, floats, memory_for
 from support.small_models import F32, one_operation
 
 import nnfmq
@@ -338,3 +338,35 @@ def test_N_API_33_a_model_on_two_chosen_devices_has_no_device_memory(split: Comp
     builder = MemoryBuilder()
     with pytest.raises(nnfmq.InvalidArgument, match="none has all roles"):
         builder.add_input_role(split, 0)
+
+
+# ---------------------------------------------------------------------------------------------------- fallback
+
+
+@pytest.mark.parametrize("reusable", [False, True], ids=["once", "reusable"])
+@pytest.mark.parametrize("mode", MODES)
+def test_PART_6_the_cpu_computes_what_a_dead_driver_cannot(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, mode: Mode, reusable: bool
+) -> None:
+    monkeypatch.setenv("NNFMQ_ENABLED_DEVICES", "sample-float_fast")
+    folder = stack.enter_context(short_folder())
+    daemon = stack.enter_context(running_daemon(folder / "d.sock"))
+    runtime = stack.enter_context(nnfmq.Runtime([daemon.path]))
+    compilation = compiled(stack, runtime)
+    model = model_of(compilation)
+    assert isinstance(model, PreparedModel) and model.device == "sample-float_fast"
+    execution, found = adding(stack, compilation)
+    execution.set_reusable(reusable)
+    if reusable:
+        mode(execution, compilation)
+        found[:] = 0
+    burst = stack.enter_context(BurstBuilder(compilation))
+    for pid in daemon.process.children():
+        with Process(pid) as worker:
+            worker.kill()
+    until(lambda: not model.connection.is_open, "the driver's death is noticed")
+    if mode is burst_compute and reusable:
+        execution.burst_compute(burst)  # configured before; otherwise `mode` makes a new one
+    else:
+        mode(execution, compilation)
+    assert found.tolist() == SUM
