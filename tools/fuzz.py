@@ -33,7 +33,10 @@ sys.path.insert(0, str(ROOT / "tests" / "lib"))
 
 from support.fuzzing import corpus  # noqa: E402
 
-TARGETS = {"driver": "support.fuzzing.driver_level:run_driver"}
+TARGETS = {
+    "api": "support.fuzzing.api_level:run_api",
+    "driver": "support.fuzzing.driver_level:run_driver",
+}
 """Name → module and function of a target."""
 WORKER = "--worker"  # the first argument of the process that runs the target
 MAX_INPUT_BYTES = 256

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from nnfmq.conformance.results import Summary
     from nnfmq.conformance.runner import Settings, Source
+    from nnfmq.conformance.targets import PlanCounts
 
 EXAMPLES = """\
 examples:
@@ -32,17 +33,20 @@ examples:
   nnfmq conformance vts --path burst --jobs 4 --html report.html
   nnfmq conformance vts/V1_2 --filter 'conv2d.*nchw' --json report.json
   nnfmq conformance one.jsonl --path sync --connect embedded
+  nnfmq conformance vts --path runtime --partition 2  # on two drivers, which get the operations in turn
   nnfmq conformance --random-graphs --classes large --seeds 50-99 --dump failing
 """
 
-_CLASSES = ("single", "small", "large", "quantized", "later")
+_CLASSES = ("single", "small", "large", "quantized", "later", "divided")
 _USUAL_CLASSES = _CLASSES[:3]
+_RUNTIME, _SAMPLE_DEVICES = "runtime", "sample-.*"
 _SEED_MAX = (1 << 32) - 1
 _SHOWN_FAILURES = 20
 
 PATHS = (  # those of `conformance.targets`, repeated because importing it takes long
     "interpreter", "compiled", "compiled-steps", "sync", "async", "fenced", "reusable", "burst", "aidl-burst",
     "memory-domain", "memory-domain-async", "memory-domain-fenced", "memory-domain-aidl-burst", "all",
+    "runtime", "runtime-async", "runtime-fenced",
 )  # fmt: skip
 
 
@@ -60,9 +64,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--path", choices=PATHS, metavar="P", default="interpreter",
         help="interpreter (default), compiled, compiled-steps; by a driver: sync, async, fenced, reusable, "
-        "[aidl-]burst, memory-domain[-async|-fenced|-aidl-burst], or all",
+        "[aidl-]burst, memory-domain[-async|-fenced|-aidl-burst], or all; on several devices: runtime[-async|-fenced]",
     )  # fmt: skip
-    parser.add_argument("--device", metavar="NAME", help="the driver's device (default: reference)")
+    parser.add_argument("--device", metavar="NAME", help="the driver's device (default: reference; runtime: sample-.*)")
+    parser.add_argument(
+        "--partition",
+        metavar="N",
+        choices=("2", "3", "random"),
+        default="",
+        help="runtime: give operations to N drivers in turn",
+    )
     parser.add_argument("--jobs", metavar="N", type=at_least_one, default=1, help="number of processes (default: 1)")
     parser.add_argument("--filter", metavar="REGEX", type=_pattern, default="", help="only tests whose name matches")
     _add_random_arguments(parser)
@@ -118,8 +129,14 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.path in _ENGINES and (arguments.device or arguments.connect):
         print("nnfmq: error: --device and --connect need a --path through a driver, such as burst", file=sys.stderr)
         return 2
-    arguments.device = arguments.device or "reference"
-    settings = Settings(arguments.path, arguments.device, arguments.connect, arguments.filter)
+    is_runtime = arguments.path.startswith(_RUNTIME)
+    if arguments.partition and not is_runtime:
+        print("nnfmq: error: --partition needs --path runtime, runtime-async or runtime-fenced", file=sys.stderr)
+        return 2
+    arguments.device = arguments.device or (_SAMPLE_DEVICES if is_runtime and not arguments.partition else "reference")
+    settings = Settings(
+        arguments.path, arguments.device, arguments.connect, arguments.filter, partition=arguments.partition
+    )
     began_ns = time.monotonic_ns()
     try:
         # Test what an embedded driver compiles now, not what an earlier one left in its cache.
@@ -208,12 +225,14 @@ def _sources_text(arguments: argparse.Namespace) -> str:
 
 def _subject(arguments: argparse.Namespace) -> str:
     where = _ENGINES.get(arguments.path) or f"device {arguments.device}, path {arguments.path}"
+    where += f", {arguments.partition} drivers in turn" if arguments.partition else ""
     return f"{_sources_text(arguments)} on {where}"
 
 
 def _write(arguments: argparse.Namespace, summary: Summary, duration_ns: int) -> None:
     if arguments.json is not None:
         known = {"path": arguments.path, "device": arguments.device, "duration_ns": duration_ns}
+        known |= {"partition": arguments.partition} if arguments.partition else {}
         arguments.json.write_text(json.dumps({**known, **summary.as_json()}, indent=2) + "\n", encoding="utf-8")
     if arguments.html is not None:
         from nnfmq.conformance.html_report import render
@@ -235,8 +254,24 @@ def _print(screen: Console, summary: Summary, duration_ns: int, verbose: bool) -
         screen.print(f"Random graphs that failed: {len(summary.dumped):,}, in {folder}", soft_wrap=True)
     if summary.compared_steps:
         screen.print(f"Compiled operations that were compared with the interpreter's: {summary.compared_steps:,}")
+    _print_plans(screen, summary.plans)
     headline = "All tests passed" if summary.has_passed else "Some tests failed"
     screen.print(f"{headline}; {duration_ns / 1e9:.1f} s.")
+
+
+def _print_plans(screen: Console, plans: PlanCounts) -> None:
+    """Print what the runtime's plans were; nothing for another target."""
+    planned = plans.simple + plans.compound + plans.unprepared
+    if not planned:
+        return
+    screen.print(
+        f"Plans: {planned:,}, of which {plans.simple:,} have one device, {plans.compound:,} several steps "
+        f"({plans.steps:,} together); {plans.undivided:,} models of several operations are on one device."
+    )
+    screen.print(
+        f"The CPU device took the place of a device that failed: for {plans.unprepared:,} whole models when they were "
+        f"prepared, for {plans.fell_back:,} models when they were executed."
+    )
 
 
 def _print_failures(screen: Console, summary: Summary, limit: int | None) -> None:

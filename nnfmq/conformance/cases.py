@@ -19,9 +19,11 @@ import numpy as np
 from nnfmq.conformance import variants
 from nnfmq.conformance.criteria import OutputMismatch, compare_outputs, coupling_mismatches
 from nnfmq.conformance.targets import (
+    NO_PLANS,
     ExecutionOutput,
     ExecutionRequest,
     ExecutionTarget,
+    PlanCounts,
     Prepared,
     TargetMismatch,
     has_specified_outputs,
@@ -73,6 +75,8 @@ class ConformanceResult:
     """The file that a failing random graph was written to."""
     compared_steps: int = 0
     """The number of compiled operations that were compared with the interpreter's."""
+    plans: PlanCounts = NO_PLANS
+    """The plans of the model and its variants, if a runtime prepared them."""
 
     @property
     def has_failed(self) -> bool:
@@ -98,7 +102,7 @@ class _Failure(Exception):
 
 def run_test(test: TestModel, target: ExecutionTarget, *, with_variants: bool = True) -> ConformanceResult:
     """Run a test model and its variants, and evaluate the results. Blocks."""
-    began_ns, compared_before = time.monotonic_ns(), target.compared_steps
+    began_ns, compared_before, plans_before = time.monotonic_ns(), target.compared_steps, target.plans
     model_outcome = _evaluate(MODEL, test, target)
     outcomes = [model_outcome]
     for kind in variants.kinds_of(test) if with_variants else ():
@@ -118,6 +122,7 @@ def run_test(test: TestModel, target: ExecutionTarget, *, with_variants: bool = 
         tuple(outcomes),
         spent_ns,
         compared_steps=target.compared_steps - compared_before,
+        plans=target.plans - plans_before,
     )
 
 

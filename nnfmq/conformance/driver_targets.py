@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from nnfmq.conformance.criteria import OutputMismatch
 from nnfmq.conformance.targets import (
     FILL_BYTE,
     MIN_BYTES,
+    NO_PLANS,
     ExecutionOutput,
     ExecutionRequest,
     Prepared,
@@ -70,6 +71,7 @@ class Driver:
 
     rejects_unspecified_boundaries = True
     compared_steps = 0
+    plans = NO_PLANS
 
     def __init__(self, device: str, connect_to: str | None, path: str) -> None:
         self._name = device
@@ -125,7 +127,7 @@ class Driver:
         """Return what executes a model of this device over a path."""
         if path.startswith(MEMORY_DOMAIN):
             return _InBuffers(self._connected(), prepared, _EXECUTE[_mode(path)])
-        return _InDriver(prepared, _EXECUTE[path])
+        return RequestExecutor(prepared, _EXECUTE[path])
 
     def close(self) -> None:
         """Close the connection; an embedded driver exits."""
@@ -139,6 +141,7 @@ def _mode(path: str) -> str:
     return (path.removeprefix(MEMORY_DOMAIN).lstrip("-") or "sync") if path.startswith(MEMORY_DOMAIN) else path
 
 
+ModelT = TypeVar("ModelT")
 _Outcome: TypeAlias = ExecutionOutput | NnfmqError
 
 
@@ -206,11 +209,14 @@ def in_shared_memory(model: Model) -> Iterator[Model]:
 
 
 @dataclass(frozen=True, slots=True)
-class _InDriver:
-    prepared: PreparedModel
-    run: _Run
+class RequestExecutor(Generic[ModelT]):
+    """Executes a prepared model with its arguments in shared memory; `run` sends the request in some mode."""
+
+    prepared: ModelT
+    run: Callable[[ModelT, Request, ExecutionConfig], tuple[OutputShape, ...]]
 
     def execute(self, execution: ExecutionRequest) -> ExecutionOutput:
+        """Execute once."""
         sizes = [0 if array is None else array.nbytes for array in execution.inputs]
         input_locations, input_bytes = _locations(0, sizes)
         output_locations, output_bytes = _locations(1, execution.output_sizes)

@@ -5,6 +5,7 @@
     large      graphs of 40 operations of one type and rank; dimensions up to 10
     quantized  small and large graphs of uint8 and int8, which AOSP does not have
     later      single operations that were introduced after HAL 1.3, which AOSP does not have
+    divided    graphs of 12 operations whose arrays are no constants, to be divided among devices: a step needs an input
 
 The operations and limits of each class are those of AOSP's TestRandomGraph (Android 13).
 """
@@ -26,7 +27,7 @@ from nnfmq.hal.types import OperandType, OperationType
 SEEDS = (0, 49)
 """First and last seed that AOSP runs."""
 USUAL_FAMILIES = ("single", "small", "large")
-FAMILIES = (*USUAL_FAMILIES, "quantized", "later")
+FAMILIES = (*USUAL_FAMILIES, "quantized", "later", "divided")
 
 _WIDE, _NARROW = GraphLimits(1000), GraphLimits(10)
 _FLOAT32, _FLOAT16 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16
@@ -141,12 +142,21 @@ def _graph_classes(types: dict[str, OperandType]) -> Iterator[GraphClass]:
             )
 
 
+def _divided_classes() -> Iterator[GraphClass]:
+    for name, type in {**_GRAPH_TYPES, **_UINT8_INT8_TYPES}.items():
+        for rank in (2, 4):
+            yield GraphClass(
+                f"divided_{name}_rank{rank}", "divided", _NARROW, _LARGE, 12, type, rank, has_constants=False
+            )
+
+
 @cache
 def classes() -> dict[str, GraphClass]:
     """Return all classes by name, families in the order of `FAMILIES`."""
     found = [*_single_classes("single", _SINGLE), *_graph_classes(_GRAPH_TYPES)]
     found += [replace(c, family="quantized") for c in _graph_classes(_UINT8_INT8_TYPES)]
     found += _single_classes("later", _LATER)
+    found += _divided_classes()
     found.sort(key=lambda graph_class: FAMILIES.index(graph_class.family))
     return {graph_class.name: graph_class for graph_class in found}
 

@@ -51,7 +51,8 @@ class GraphClass(Struct, frozen=True):
 
     An operation's first array has the type `type` and, unless it is an earlier result, the rank `rank` (None: any).
     `code` and `exact_level` select one operation with the overloads and types that one feature level introduced;
-    otherwise all operations up to `level` are used.
+    otherwise all operations up to `level` are used. `has_constants`: half of the arrays that may be inputs are
+    constants.
     """
 
     name: str
@@ -64,6 +65,7 @@ class GraphClass(Struct, frozen=True):
     code: OperationType | None = None
     exact_level: int | None = None
     level: int = V1_3
+    has_constants: bool = True
 
     @property
     def highest_level(self) -> int:
@@ -405,7 +407,7 @@ def _grow(graph: _Graph, graph_class: GraphClass, choices: Mapping[OperationType
 
 def _line(graph: _Graph, graph_class: GraphClass, seed: int) -> Line:
     _set_expected_outputs(graph)
-    lifetimes = _lifetimes(graph)
+    lifetimes = _lifetimes(graph, graph_class.has_constants)
     indexes = {id(value): number for number, value in enumerate(graph.values)}
     operands = [_operand(n, v, lifetimes[n]) for n, v in enumerate(graph.values)]
     operations = [
@@ -434,11 +436,12 @@ def _set_expected_outputs(graph: _Graph) -> None:
             value.array = array
 
 
-def _lifetimes(graph: _Graph) -> list[LifeTime]:
+def _lifetimes(graph: _Graph, has_constants: bool) -> list[LifeTime]:
     free = [number for number, value in enumerate(graph.values) if value.is_free]
     if not free:  # a model must have an input
         free = [n for n, v in enumerate(graph.values) if not v.is_result and v.array is not None and v.array.ndim][:1]
     requested = {number for number in free if not graph.rng.chance(_CONSTANT_PROBABILITY)} or {graph.rng.choice(free)}
+    requested = requested if has_constants else set(free)
     return [_lifetime(graph, value, number in requested) for number, value in enumerate(graph.values)]
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nnfmq.conformance.cases import FAILED, MODEL, PASSED, SKIPPED, ConformanceResult, TestOutcome
+from nnfmq.conformance.targets import NO_PLANS, PlanCounts
 from nnfmq.conformance.variants import KINDS
 
 SLOWEST = 5
@@ -63,6 +64,7 @@ class Summary:
     slowest: list[tuple[int, str]] = field(default_factory=list)
     dumped: list[str] = field(default_factory=list)
     compared_steps: int = 0
+    plans: PlanCounts = NO_PLANS
 
     @property
     def has_passed(self) -> bool:
@@ -76,6 +78,7 @@ class Summary:
         for entry in result.matrix_entries:
             self.matrix.setdefault(entry, Counter()).update(outcome.status for outcome in result.outcomes)
         self.compared_steps += result.compared_steps
+        self.plans += result.plans
         self.dumped += [result.dumped] if result.dumped else []
         self.slowest = heapq.nlargest(SLOWEST, [*self.slowest, (result.duration_ns, result.name)])
 
@@ -88,6 +91,7 @@ class Summary:
             "slowest": slowest,
             "dumped": self.dumped,
             "compared_steps": self.compared_steps,
+            "plans": asdict(self.plans),
         }
 
 

@@ -42,7 +42,8 @@ Source = Path | Batch
 class Settings:
     """Execution path, device, driver (as in --connect), and the expression that selects tests by name.
 
-    `dump_to` is the folder for random graphs that fail; if empty, they are not written.
+    `partition` says how a runtime divides models, see `runtime_targets.arrangement`. `dump_to` is the folder for random
+    graphs that fail; if empty, they are not written.
     """
 
     path: str = "interpreter"
@@ -50,6 +51,11 @@ class Settings:
     connect_to: str | None = None
     pattern: str = ""
     dump_to: str = ""
+    partition: str = ""
+
+    def open_target(self) -> ExecutionTarget:
+        """Return the target, which connects when first used. The caller closes it."""
+        return open_target(self.path, self.device, self.connect_to, self.partition)
 
 
 class _Task(msgspec.Struct, frozen=True):
@@ -108,7 +114,7 @@ def run_sources(sources: Sequence[Source], settings: Settings, jobs: int) -> Gen
 
 
 def _run_here(sources: Sequence[Source], settings: Settings) -> Generator[ConformanceResult, None, None]:
-    with closing(open_target(settings.path, settings.device, settings.connect_to)) as target:
+    with closing(settings.open_target()) as target:
         _ = target.feature_level  # raises here if the device does not exist: that is not a failed test
         for source in sources:
             yield from _run_source(source, settings, target)
@@ -138,7 +144,7 @@ _JobReply = ConformanceResult | BaseException | None
 
 
 def _run_in_jobs(sources: Sequence[Source], settings: Settings, jobs: int) -> Generator[ConformanceResult, None, None]:
-    with closing(open_target(settings.path, settings.device, settings.connect_to)) as target:
+    with closing(settings.open_target()) as target:
         _ = target.feature_level
     replies: queue.SimpleQueue[tuple[int, _JobReply]] = queue.SimpleQueue()
     work = iter(enumerate(sources))
@@ -230,7 +236,7 @@ def _in_order(replies: queue.SimpleQueue[tuple[int, _JobReply]], file_count: int
 
 def _work(settings: Settings, requests: IO[bytes], sink: IO[bytes]) -> None:
     """Main loop of a job: run each task of `requests`, and write the replies to `sink`."""
-    with closing(open_target(settings.path, settings.device, settings.connect_to)) as target:
+    with closing(settings.open_target()) as target:
         for request in requests:
             task = msgspec.json.decode(request, type=_Task)
             try:

@@ -6,10 +6,11 @@ the names of all. Outputs are filled with 0xA5 before, so that bytes which were 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from nnfmq.conformance.testmodels import Array
 from nnfmq.engines import interpreter
 from nnfmq.hal.types import Model, OutputShape, is_scalar
 from nnfmq.validation import validate_model
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.client import CompiledModel
 
 INTERPRETER_LEVEL = 8
 FILL_BYTE = 0xA5
@@ -47,6 +51,36 @@ class ExecutionOutput:
 
     shapes: tuple[OutputShape, ...]
     outputs: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCounts:
+    """The plans of models that a runtime prepared: numbers of models, but for `steps`.
+
+    Attributes:
+        simple: Models on one device.
+        compound: Models on several devices, or with IF or WHILE that the runtime interprets.
+        steps: The executed and interpreted steps of these.
+        undivided: Models of several operations that are on one device.
+        unprepared: Models that only the CPU device prepared, because a device failed.
+        fell_back: Models of which something was executed by the CPU device, because a device failed.
+    """
+
+    simple: int = 0
+    compound: int = 0
+    steps: int = 0
+    undivided: int = 0
+    unprepared: int = 0
+    fell_back: int = 0
+
+    def __add__(self, other: PlanCounts) -> PlanCounts:
+        return PlanCounts(*map(operator.add, astuple(self), astuple(other)))
+
+    def __sub__(self, other: PlanCounts) -> PlanCounts:
+        return PlanCounts(*map(operator.sub, astuple(self), astuple(other)))
+
+
+NO_PLANS = PlanCounts()
 
 
 class TargetMismatch(Exception):
@@ -99,6 +133,11 @@ class ExecutionTarget(Protocol):
         """The number of compiled operations that were compared with the interpreter's so far."""
         ...
 
+    @property
+    def plans(self) -> PlanCounts:
+        """The plans of a runtime so far; nothing of another target."""
+        ...
+
     def prepared(self, model: Model) -> AbstractContextManager[Prepared]:
         """Prepare a model until the block ends. Blocks. Raises the errors of the engine or driver."""
         ...
@@ -112,6 +151,22 @@ class ExecutionTarget(Protocol):
         ...
 
 
+class DeviceArrangement(Protocol):
+    """The devices on which a runtime may execute a model."""
+
+    def connect(self) -> object:
+        """Connect to the drivers, if that has not happened yet. Raises if a device does not exist."""
+        ...
+
+    def prepared(self, model: Model) -> AbstractContextManager[CompiledModel]:
+        """Prepare a model, whose pools are in shared memory, until the block ends. Blocks."""
+        ...
+
+    def close(self) -> None:
+        """Release all resources; the next use connects again. Idempotent."""
+        ...
+
+
 class Interpreter:
     """The interpreter in this process, as a framework uses it: boundaries of unknown size are allowed."""
 
@@ -120,6 +175,7 @@ class Interpreter:
     allows_short_buffers = True
     rejects_unspecified_outputs = False
     compared_steps = 0
+    plans = NO_PLANS
 
     @contextmanager
     def prepared(self, model: Model) -> Iterator[Prepared]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from nnfmq.execution_plan.plan import ExecutionPlan, subgraph_of
-from nnfmq.graphs.plan_places import PlanPlaces
+from nnfmq.graphs.step_clusters import StepClusters
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.summaries import code_name
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation
@@ -68,9 +68,9 @@ def graph_lines(name: str, model: Model, plan: ExecutionPlan | None = None) -> I
     """Yield the lines of the graph, without their ends."""
     yield f"// {' '.join(name.split())}"
     yield "digraph {"
-    places = PlanPlaces(plan)
+    clusters = StepClusters(plan)
     for number in range(1 + len(model.referenced)):
-        yield from _cluster(number, _subgraph_lines(model, number, places))
+        yield from _cluster(number, _subgraph_lines(model, number, clusters))
     yield "}"
 
 
@@ -83,18 +83,20 @@ def _cluster(number: int, lines: Iterator[str]) -> Iterator[str]:
         yield "    }"
 
 
-def _subgraph_lines(model: Model, number: int, places: PlanPlaces) -> Iterator[str]:
+def _subgraph_lines(model: Model, number: int, clusters: StepClusters) -> Iterator[str]:
     subgraph, prefix = subgraph_of(model, number), f"s{number}_" if number else ""
     boundary = {*subgraph.input_indexes, *subgraph.output_indexes}
     for index, operand in enumerate(subgraph.operands):
         style = "style=filled fillcolor=black fontcolor=white " if index in boundary else ""
         yield f'    {prefix}d{index} [{style}label="{_operand_text(model, index, operand)}"]'
     for index, operation in enumerate(subgraph.operations):
-        place = places.of(number, index)
-        box = f'{prefix}n{index} [shape=box{_ordering(operation)}{place.fill} label="{index}: {_name(operation.type)}"]'
+        cluster = clusters.of(number, index)
+        box = (
+            f'{prefix}n{index} [shape=box{_ordering(operation)}{cluster.fill} label="{index}: {_name(operation.type)}"]'
+        )
         yield (
-            f'    subgraph cluster_{place.step} {{ {_BORDERED} label="{place.label}" {box} }}'
-            if place.step
+            f'    subgraph cluster_{cluster.step} {{ {_BORDERED} label="{cluster.label}" {box} }}'
+            if cluster.step
             else f"    {box}"
         )
         yield from _edges(operation, f"{prefix}n{index}", prefix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from nnfmq.graphs.plan_places import COLOURS
+from nnfmq.graphs.step_clusters import COLOURS
 from nnfmq.hal.errors import DeviceUnavailable
 
 __all__ = ["graph_svg"]

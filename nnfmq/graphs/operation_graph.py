@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from nnfmq.execution_plan.plan import ExecutionPlan, subgraph_of
-from nnfmq.graphs.plan_places import COLOURS, PlanPlace, PlanPlaces
+from nnfmq.graphs.step_clusters import COLOURS, StepCluster, StepClusters
 from nnfmq.hal.summaries import code_name
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, Subgraph
 
@@ -29,21 +29,21 @@ _HEAD = (
 
 def operation_graph(model: Model, plan: ExecutionPlan | None = None) -> str:
     """Return the graph; the steps of `plan` are clusters with the colours of their devices. The model must be valid."""
-    places = PlanPlaces(plan)
+    clusters = StepClusters(plan)
     lines = ["digraph {", *(f"    {line}" for line in _HEAD)]
     for number in range(1 + len(model.referenced)):
-        lines += _subgraph(model, number, places)
+        lines += _subgraph(model, number, clusters)
     return "\n".join([*lines, "}", ""])
 
 
-def _subgraph(model: Model, number: int, places: PlanPlaces) -> Iterator[str]:
+def _subgraph(model: Model, number: int, clusters: StepClusters) -> Iterator[str]:
     subgraph, prefix = subgraph_of(model, number), f"s{number}_"
     if number:
         yield f'    subgraph cluster_s{number} {{ class="subgraph" style=dashed label="subgraph {number - 1}"'
     yield from _boundary(subgraph, prefix)
     for index, operation in enumerate(subgraph.operations):
-        place = places.of(number, index)
-        yield f"    {_placed(_box(subgraph, operation, f'{prefix}n{index}', index, place), place)}"
+        cluster = clusters.of(number, index)
+        yield f"    {_in_step(_box(subgraph, operation, f'{prefix}n{index}', index, cluster), cluster)}"
     yield from _flow(subgraph, prefix)
     if number:
         yield "    }"
@@ -59,17 +59,18 @@ def _boundary(subgraph: Subgraph, prefix: str) -> Iterator[str]:
             yield f'    {name} [class=io shape=ellipse label="{label}" fillcolor=black fontcolor=white]'
 
 
-def _placed(box: str, place: PlanPlace) -> str:
+def _in_step(box: str, cluster: StepCluster) -> str:
     """Return the box, in the cluster of its step if there is one."""
-    if not place.step:
+    if not cluster.step:
         return box
-    return f'subgraph cluster_{place.step} {{ class="step device{place.device}" margin=6 label="{place.label}" {box} }}'
+    frame = f'class="step device{cluster.device}" margin=6 label="{cluster.label}"'
+    return f"subgraph cluster_{cluster.step} {{ {frame} {box} }}"
 
 
-def _box(subgraph: Subgraph, operation: Operation, node: str, index: int, place: PlanPlace) -> str:
+def _box(subgraph: Subgraph, operation: Operation, node: str, index: int, cluster: StepCluster) -> str:
     look = ' class="op"'
-    if place.device >= 0:
-        number = min(place.device, len(COLOURS) - 1)
+    if cluster.device >= 0:
+        number = min(cluster.device, len(COLOURS) - 1)
         look = f' class="op device{number}" fillcolor="{COLOURS[number]}"'
     operands = subgraph.operands
     weights = ", ".join(_shape(operands[i].dimensions) for i in operation.inputs if _is_weight(operands[i]))

@@ -7,7 +7,7 @@ hold the tensor, `allocate` falls back to shared memory, which behaves the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -18,11 +18,35 @@ from nnfmq.hal.types import merge_dimensions
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.managed_buffer import Buffer, Role, SharedBuffer
-from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.tensor_layout import has_unknown_shape
 from nnfmq.serialize import messages
 
-ModelRole: TypeAlias = tuple[PreparedModel, int]
+
+class RoleModel(Protocol):
+    """A prepared model on one device or several: a PreparedModel or a PartitionedModel."""
+
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]:
+        """The inputs, in order."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]:
+        """The outputs, in order."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """The names of the devices."""
+        ...
+
+    @property
+    def handle(self) -> Any:
+        """The model as the execution modes use it; its `connection` is None if it is on several devices."""
+        ...
+
+
+ModelRole: TypeAlias = tuple[RoleModel, int]
 """A prepared model and the index of one of its inputs, or of one of its outputs."""
 
 
@@ -55,11 +79,12 @@ def allocate(
     wanted = tuple(dimensions)
     _check_roles(inputs, outputs)
     info = merge_roles(inputs, outputs, wanted)
-    devices = {(model.connection, model.device) for model, _ in (*inputs, *outputs)}
+    devices = {(model.handle.connection, model.device) for model, _ in (*inputs, *outputs)}
     is_unknown = has_unknown_shape(info)
-    if len(devices) == 1:
+    connection, device = devices.pop()
+    if connection is not None and not devices:
         try:
-            return allocate_in_device(*devices.pop(), inputs, outputs, wanted, timeout)
+            return allocate_in_device(connection, device, inputs, outputs, wanted, timeout)
         except ProtocolError:
             raise
         except (GeneralFailure, ResourceExhausted):
@@ -85,7 +110,7 @@ def allocate_in_device(
     """Return a buffer in the memory of the device named `device`; as `Device.allocate`."""
     models = list(dict.fromkeys(model for model, _ in (*inputs, *outputs)))
     roles = [tuple(messages.RoleData(models.index(m), i, 1.0) for m, i in part) for part in (inputs, outputs)]
-    model_ids = tuple(model.model_id for model in models)
+    model_ids = tuple(model.handle.model_id for model in models)
     message = messages.Allocate(connection.next_call_id(), device, dimensions, model_ids, *roles)
     buffer = Buffer(connection, merge_roles(inputs, outputs, dimensions))
     try:

@@ -213,7 +213,7 @@ class BurstChannel(Uncopyable):
             raise MissedDeadlineTransient(_TIMED_OUT)
         self._count_late_result()
 
-    async def _drain_in_task(self, deadline_ns: int | None) -> None:
+    async def drain_in_task(self, deadline_ns: int | None) -> None:
         """As `drain_late_result`; other tasks run while this one waits."""
         if self._has_late_result() and await self._results.receive_async(deadline_ns) is None:
             raise MissedDeadlineTransient(_TIMED_OUT)

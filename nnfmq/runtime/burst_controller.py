@@ -324,7 +324,7 @@ class Burst(BurstChannel, HasState):
             self._trace.begin()
         arrays = self._checked_arrays(inputs, out)
         if self._in_flight:
-            await self._drain_in_task(deadline_ns)
+            await self.drain_in_task(deadline_ns)
         kind += self._store_deadline(deadline_ns)
         self._write_inputs(arrays, inputs)
         request, begin_ns = self._cached_requests[kind], time.monotonic_ns()

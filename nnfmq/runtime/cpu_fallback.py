@@ -43,6 +43,11 @@ class CpuFallback:
         self._prepared: dict[int, PreparedModel] = {}
         self._is_closed = False
 
+    @property
+    def is_used(self) -> bool:
+        """Whether something of the model is prepared on the CPU device, because another device failed."""
+        return bool(self._prepared)
+
     def applies_to(self, error: NnfmqError, deadline_ns: int | None = None) -> bool:
         """Return whether the CPU is tried after `error`.
 

@@ -30,6 +30,11 @@ class ModelOnCpu(Protocol):
 class ModelFallback(Protocol):
     """The CPU device for a model whose own device fails, as `CpuFallback`."""
 
+    @property
+    def is_used(self) -> bool:
+        """Whether something of the model is prepared on the CPU device."""
+        ...
+
     def applies_to(self, error: NnfmqError, deadline_ns: int | None = None) -> bool:
         """Return whether the CPU is tried after `error`."""
         ...

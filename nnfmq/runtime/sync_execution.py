@@ -15,6 +15,7 @@ from nnfmq.hal.errors import InvalidArgument, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import ExecutionConfig, Request
+from nnfmq.observe.trace_points import recorded
 from nnfmq.runtime import array_checks
 from nnfmq.runtime.array_request import ArrayRequest, checked_arguments
 from nnfmq.runtime.device_execution import execute_on_device
@@ -38,12 +39,13 @@ def execute_request(
         DeadObject: If the driver exits.
         NnfmqError: The error of the reply's status.
     """
-    try:
-        return execute_on_device(model, request, config, deadline_ns)
-    except NnfmqError as error:
-        if not model.can_execute_again(error, deadline_ns):
-            raise
-        return execute_after_failure(model, request, config, deadline_ns, error)
+    with recorded("[NN_LR_PE]execution"):
+        try:
+            return execute_on_device(model, request, config, deadline_ns)
+        except NnfmqError as error:
+            if not model.can_execute_again(error, deadline_ns):
+                raise
+            return execute_after_failure(model, request, config, deadline_ns, error)
 
 
 def execute_arrays(

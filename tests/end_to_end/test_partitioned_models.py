@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
 from support.control_flow_models import branching, counting, rotating
-from support.drivers import LIMIT_S, Daemon
-from support.partitioned import MODES, Runtime, three_drivers
+from support.drivers import LIMIT_S, Daemon, Process
+from support.partitioned import MODES, Runtime, device_failing_with, three_drivers
 from support.plans import control_flow_plan, linear_plan
 from support.small_models import two_adds
 
@@ -27,11 +29,17 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Daemon]]:
 
 
 @pytest.fixture
-def prepare(drivers: list[Daemon]) -> Iterator[Prepare]:
+def runtime(drivers: list[Daemon]) -> Iterator[Runtime]:
     with ExitStack() as stack:
-        yield Runtime(drivers, stack).prepare
+        yield Runtime(drivers, stack)
 
 
+@pytest.fixture
+def prepare(runtime: Runtime) -> Prepare:
+    return runtime.prepare
+
+
+FAILING = device_failing_with("GENERAL_FAILURE")
 A = np.array([[1, 2], [3, 4]], np.float32)
 B = np.array([[10, 20], [30, 40]], np.float32)
 
@@ -140,3 +148,48 @@ def test_reusable_executions_of_the_steps_are_computed_in_turn(prepare: Prepare)
         assert once.compute(A, B)[0].tolist() == (A + 2 * B).tolist()
         with pytest.raises(nnfmq.BadState, match="not reusable"):
             once.compute(A, B)
+
+
+@pytest.mark.parametrize("devices", [("reference", "reference"), ("reference", FAILING), (FAILING, "reference")])
+def test_tasks_of_asyncio_execute_in_every_mode(runtime: Runtime, devices: tuple[str, str]) -> None:
+    model = runtime.prepare(linear_plan(two_adds(), [0], [1]), devices=devices)
+
+    async def execute_all() -> list[Any]:
+        with model.burst() as burst, model.execute_fenced(A, B) as fenced:
+            return [await model.execute_async(A, B), await fenced, await burst.execute_async(A, B),
+                    await burst.execute_async(out=burst.outputs)]  # fmt: skip
+
+    for (result,) in asyncio.run(execute_all()):
+        assert result.tolist() == (A + 2 * B).tolist()
+
+
+def test_a_task_of_asyncio_executes_a_burst_with_a_loop(runtime: Runtime) -> None:
+    model = runtime.prepare(control_flow_plan(counting()))
+    total, x = np.array([1, 2], np.float32), np.array([10, 20], np.float32)
+
+    async def execute() -> list[Any]:
+        with model.burst() as burst:
+            return [await burst.execute_async(total, np.array([n], np.int32), x) for n in (3, 0)]
+
+    assert [result.tolist() for (result,) in asyncio.run(execute())] == [[31, 62], [1, 2]]
+
+
+def test_a_cancelled_task_does_not_mix_up_results(runtime: Runtime) -> None:
+    model = runtime.prepare(linear_plan(two_adds(), [0], [1]))
+    with Process(runtime.clients[1].worker_pid) as worker, model.burst() as burst:
+
+        async def execute() -> Any:
+            with worker.stopped():
+                task = asyncio.create_task(burst.execute_async(A + 7, B))
+                while not burst._bursts[1]._in_flight:  # type: ignore[union-attr]
+                    await asyncio.sleep(0)
+                with pytest.raises(nnfmq.BadState):
+                    await burst.execute_async(A, B)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            return await burst.execute_async(A, B)
+
+        for _ in range(2):
+            assert asyncio.run(execute())[0].tolist() == (A + 2 * B).tolist()
+        assert burst.execute(A, B)[0].tolist() == (A + 2 * B).tolist()

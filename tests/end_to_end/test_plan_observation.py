@@ -31,6 +31,8 @@ from nnfmq.runtime.request_observation import ObservedModel
 A = np.array([[1, 2], [3, 4]], np.float32)
 B = np.array([[10, 20], [30, 40]], np.float32)
 Prepare = Callable[..., PartitionedModel]
+OF_ONE_DEVICE = ("[NN_LR_PIO]write", "[NN_LR_PR]read", "[NN_LR_PE]execute", "[NN_LR_PE]execution")
+"""Slices of the layer LR within a step."""
 
 
 @pytest.fixture
@@ -79,7 +81,7 @@ def traced() -> Iterator[Callable[[], list[Slice]]]:
     def slices() -> list[Slice]:
         reader.poll()
         found = [one for one in reader.trace().slices if one.name.startswith("[NN_LR_")]
-        return [one for one in found if one.name not in ("[NN_LR_PIO]write", "[NN_LR_PR]read", "[NN_LR_PE]execute")]
+        return [one for one in found if one.name not in OF_ONE_DEVICE]
 
     try:
         yield slices

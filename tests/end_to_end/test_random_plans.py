@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support import tiers
 from support.drivers import Daemon
 from support.outlining import with_control_flow

@@ -303,7 +303,7 @@ def test_without_drivers_the_command_lists_those_of_an_embedded_driver(capsys: p
 
 
 @pytest.mark.parametrize(
-    ("device", "shown"), [("sample-minimal,compiled", "sample-minimal"), (CPU, CPU), ("compiled", "compiled")]
+    ("device", "shown"), [("sample-minimal,reference", "sample-minimal"), (CPU, CPU), ("compiled", "compiled")]
 )
 @pytest.mark.parametrize("connect", [None, "embedded", "path"])
 def test_run_divides_a_model_among_the_devices_of_a_list(

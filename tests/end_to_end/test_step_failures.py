@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from support.control_flow_models import counting
 from support.drivers import LIMIT_S, Daemon
-from support.partitioned import MODES, STATUSES, Runtime, device_failing_with, error_of, three_drivers
+from support.partitioned import LYING, MODES, STATUSES, Runtime, device_failing_with, error_of, three_drivers
 from support.plans import control_flow_plan, linear_plan
 from support.small_models import F32, nothing_left_model, two_adds, with_operand
 
@@ -60,7 +60,7 @@ def test_PART_6_a_step_that_fails_on_its_device_is_executed_on_the_CPU(
     model = runtime.prepare(linear_plan(two_adds(), [0], [1]), devices=devices)
     for _ in range(2):
         assert MODES[mode](model, A, B)[0].tolist() == EXPECTED
-    wanted = "the whole model" if mode == "fenced" else f"step {devices.index(FAILING)} failed on {FAILING}"
+    wanted = "the whole model" if "fenced" in mode else f"step {devices.index(FAILING)} failed on {FAILING}"
     assert wanted in warnings_of(caplog)
     assert "as it is told" in warnings_of(caplog)
 
@@ -78,7 +78,7 @@ def test_PART_6_the_whole_model_is_executed_on_the_CPU_if_the_step_fails_there_t
     plan = linear_plan(two_adds(), [0], [1])
     model = runtime.prepare(plan, devices=("reference", FAILING), cpu=(FAILING, "reference"))
     a = A.copy()
-    if mode == "fenced":  # its first fallback is that of the whole model
+    if "fenced" in mode:  # its first fallback is that of the whole model
         model = runtime.prepare(plan, devices=("reference", FAILING))
     assert MODES[mode](model, a, B)[0].tolist() == EXPECTED
     assert "executing the whole model on the CPU" in warnings_of(caplog)
@@ -89,7 +89,7 @@ def test_PART_6_the_whole_model_is_executed_on_the_CPU_if_the_step_fails_there_t
 def test_PART_6_the_error_of_the_whole_model_on_the_CPU_is_the_result(runtime: Runtime, mode: str) -> None:
     last = device_failing_with("RESOURCE_EXHAUSTED_PERSISTENT")
     model = runtime.prepare(linear_plan(two_adds(), [0], [1]), devices=("reference", FAILING), cpu=(FAILING, last))
-    if mode == "fenced":
+    if "fenced" in mode:
         model = runtime.prepare(linear_plan(two_adds(), [0], [1]), devices=("reference", FAILING), cpu=(last,))
     with pytest.raises(nnfmq.ResourceExhaustedPersistent, match="as it is told"):
         MODES[mode](model, A, B)
@@ -101,11 +101,11 @@ def test_PART_6_without_a_fallback_the_first_failure_is_the_result(runtime: Runt
     devices = ("reference", device_failing_with(status))
     model = runtime.prepare(linear_plan(two_adds(), [0], [1]), devices=devices, cpu=None)
     error = error_of(lambda: MODES[mode](model, A, B))
-    wanted = "GENERAL_FAILURE" if (mode, status) == ("fenced", "INVALID_ARGUMENT") else status
+    wanted = "GENERAL_FAILURE" if "fenced" in mode and status == "INVALID_ARGUMENT" else status
     assert error.status.name == wanted
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "fenced"])
+@pytest.mark.parametrize("mode", [mode for mode in MODES if "fenced" not in mode])
 def test_PART_6_an_invalid_argument_has_no_fallback(runtime: Runtime, mode: str) -> None:
     devices = ("reference", device_failing_with("INVALID_ARGUMENT"))
     model = runtime.prepare(linear_plan(two_adds(), [0], [1]), devices=devices)
@@ -128,6 +128,31 @@ def test_PART_6_the_whole_model_can_follow_a_loop_that_has_begun(runtime: Runtim
     for _ in range(2):
         assert MODES[mode](model, total, rounds, x)[0].tolist() == [31, 62]
     assert total.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_PART_6_a_step_that_fails_on_the_CPU_device_makes_the_whole_model_run_there(
+    runtime: Runtime, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The plan itself has chosen the CPU device for the second step: the same step is not tried there again."""
+    plan = linear_plan(two_adds(), [0], [1], devices=("first", "nnapi-reference"))
+    model = runtime.prepare(plan, devices=("reference", FAILING))
+    assert MODES[mode](model, A, B)[0].tolist() == EXPECTED
+    assert "step 1 failed" not in warnings_of(caplog)
+    assert "executing the whole model on the CPU" in warnings_of(caplog)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "fenced"])  # it has no shapes to report
+def test_PART_12_results_that_break_the_rules_are_a_failure_of_the_step(
+    runtime: Runtime, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = linear_plan(two_adds(), [0], [1])
+    model = runtime.prepare(plan, devices=(LYING, "reference"))
+    assert MODES[mode](model, A, B)[0].tolist() == EXPECTED
+    assert "step 0 failed on test-lying" in warnings_of(caplog)
+    with pytest.raises(nnfmq.ProtocolError, match="reports the shape 7x7x7") as caught:
+        MODES[mode](runtime.prepare(plan, devices=(LYING, "reference"), cpu=None), A, B)
+    assert caught.value.status is nnfmq.ErrorStatus.GENERAL_FAILURE
 
 
 LIMITED: dict[str, Callable[..., Any]] = {

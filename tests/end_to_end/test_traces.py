@@ -49,7 +49,7 @@ def test_OBS_7_UTL_5_a_command_is_traced_with_its_driver(daemon: Daemon, tmp_pat
     bursts = ["[NN_LR_PE]execute", "[NN_LR_PIO]write", "[NN_LI_PE]wait", "[NN_LR_PR]read", "[NN_LD_PE]request"]
     assert [names[name] for name in bursts] == [REQUESTS] * 5
     assert names["[NN_LC_PE]engine"] == REQUESTS + 1  # and the synchronous execution
-    assert names["[NN_LI_PE]Execute"] == names["[NN_LD_PE]Execute"] == 1
+    assert names["[NN_LR_PE]execution"] == names["[NN_LI_PE]Execute"] == names["[NN_LD_PE]Execute"] == 1
     assert names["[NN_LI_PC]PrepareModel"] == names["[NN_LD_PC]PrepareModel"] == 1
     assert names["[NN_LA_PO]application"] == 1
     assert {event["pid"] for event in trace_checks.named(events, "[NN_LD_PE]request")} == {worker}

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nnfmq.deadlines import deadline_after, remaining_s
+from nnfmq.execution_plan.device_assignment import Choose
 from nnfmq.execution_plan.meta_model import MetaModel, NeededLevels
 from nnfmq.execution_plan.partitioning import PlanOptions, make_plan
 from nnfmq.execution_plan.plan import ExecutionPlan, ExecutionStep
@@ -65,6 +66,8 @@ class DeviceSelection:
     """Whether the application listed `devices`."""
     is_cpu_last: bool = False
     """Whether the CPU device executes only operations that `devices` do not support; it is not among them then."""
+    choose: Choose | None = None
+    """Replaces the choice by performance figures, for tests of forced partitions."""
 
 
 def compile_model(
@@ -174,7 +177,9 @@ class _Compilation:
         return "application" if self._selection.is_explicit else "best"
 
     def _plan(self, model: Model, devices: list[RuntimeDevice]) -> tuple[ExecutionPlan, list[RuntimeDevice]]:
-        options = PlanOptions(self._preference, self._selection.is_explicit, self._switches.strict_slicing)
+        options = PlanOptions(
+            self._preference, self._selection.is_explicit, self._switches.strict_slicing, self._selection.choose
+        )
         if devices:
             try:
                 return make_plan(model, devices, options), devices

@@ -19,8 +19,8 @@ class ClientAccess(DriverAccess):
         self._owner = client
         self._known = {info.name: info for info in infos}
 
-    def client(self, _deadline_ns: int | None = None) -> Client:
-        """Return the client. Does not block."""
+    def client(self, _deadline_ns: int | None = None, instead_of: Client | None = None) -> Client:
+        """Return the client, even if its driver has died. Does not block."""
         return self._owner
 
     def close(self) -> None:

@@ -96,7 +96,7 @@ class DriverAccess(Uncopyable):
         except DeadObject:
             if client is not before:
                 raise
-        return function(self._device(self.client(deadline_ns), device, choice))
+        return function(self._device(self.client(deadline_ns, instead_of=client), device, choice))
 
     def device(self, name: str, deadline_ns: int | None = None) -> Device:
         """Return a device of the driver's current connection. Raises as `call`."""
@@ -109,8 +109,10 @@ class DriverAccess(Uncopyable):
             )
         return client.device_of(self._known[name], choice)
 
-    def client(self, deadline_ns: int | None = None) -> Client:
+    def client(self, deadline_ns: int | None = None, instead_of: Client | None = None) -> Client:
         """Return a client that is connected; blocks while it connects. This object owns it.
+
+        `instead_of` is a client whose driver has died, even if it does not know that yet.
 
         Raises:
             DeadObject: If the driver has died and cannot be reached.
@@ -120,7 +122,7 @@ class DriverAccess(Uncopyable):
         with self._locked(deadline_ns):
             self._require_open()
             client = self._client
-            if client is None or not client.connection.is_open:
+            if client is None or client is instead_of or not client.connection.is_open:
                 client = self._connect(deadline_ns)
                 self._require_open()  # another thread may have closed this meanwhile
             return client

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -21,10 +22,10 @@ from nnfmq.hal.summaries import clipped
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, MeasureTiming, OutputShape, Pool, Request
 from nnfmq.observe.trace_points import TRACING
-from nnfmq.runtime.array_checks import check_out, no_inputs_error
+from nnfmq.runtime.array_checks import check_out, copy_out, no_inputs_error
 from nnfmq.runtime.burst_configuration import configure_burst
 from nnfmq.runtime.burst_controller import Burst
-from nnfmq.runtime.exclusive_use import exclusive
+from nnfmq.runtime.exclusive_use import CLAIM, exclusive
 from nnfmq.runtime.execution_result import ExecutionInfo, ExecutionResult
 from nnfmq.runtime.mapped_arrays import MappedArrays
 from nnfmq.runtime.model_state import HasState
@@ -170,6 +171,21 @@ class CompoundBurst(Uncopyable, HasState):
             MissedDeadlineTransient: If a loop exceeds its time.
             NnfmqError: The error of a step, if there is no fallback for it; otherwise that of the fallback.
         """
+        arrays = self._checked_arrays(inputs, out, measure, timeout)
+        if not self._is_idle:
+            self._finish_interrupted()
+        begin_ns = self._begin(arrays, inputs)
+        self._has_durations = is_sequence = bool(self._sequence) and TRACING.recorder is None
+        if is_sequence:
+            self._execute_sequence()
+        else:
+            run_synchronously(CompoundRun(self._handle, self._memory, _CONFIG, _MODE), self._execute_step)
+        return self._end(arrays, out, begin_ns)
+
+    def _checked_arrays(
+        self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None, measure: bool, timeout: float | None
+    ) -> MappedArrays:
+        """Return the burst's arrays. Raises InvalidArgument if the call has invalid arguments."""
         if measure or timeout is not None:
             require_no_time_limits(measure, timeout)
         arrays = self._arrays
@@ -179,25 +195,72 @@ class CompoundBurst(Uncopyable, HasState):
             raise no_inputs_error(arrays.input_infos, "burst.execute")
         if out is not None and out is not arrays.outputs:
             check_out(arrays.output_infos, out)
-        if not self._is_idle:
-            self._finish_interrupted()
+        return arrays
+
+    def _begin(self, arrays: MappedArrays, inputs: Sequence[ArrayLike]) -> int:
+        """Write the inputs and the states; return the time."""
         if inputs:
             arrays.copy_in(inputs)
             self._has_inputs = True
-        state = arrays.state
-        if state is not None:
-            state.begin()
-        begin_ns, self._is_idle = time.monotonic_ns(), False
-        is_sequence = bool(self._sequence) and TRACING.recorder is None
-        self._has_durations = is_sequence
-        if is_sequence:
-            self._execute_sequence()
-        else:
-            run_synchronously(CompoundRun(self._handle, self._memory, _CONFIG, _MODE), self._execute_step)
+        if arrays.state is not None:
+            arrays.state.begin()
+        self._is_idle = False
+        return time.monotonic_ns()
+
+    def _end(self, arrays: MappedArrays, out: Sequence[Array] | None, begin_ns: int) -> tuple[Array, ...]:
+        """Return the outputs of an execution that has succeeded."""
         self._is_idle, self._latency_ns, self._info = True, time.monotonic_ns() - begin_ns, None
-        if state is not None:
-            state.advance()
+        if arrays.state is not None:
+            arrays.state.advance()
         return arrays.outputs if out is arrays.outputs else arrays.copy_out(out)
+
+    async def execute_async(
+        self,
+        *inputs: ArrayLike,
+        out: Sequence[Array] | None = None,
+        measure: bool = False,
+        timeout: float | None = None,
+    ) -> tuple[Array, ...]:
+        """Run the model once and return its outputs; other tasks of the event loop run meanwhile.
+
+        Arguments and errors as for `execute`. The steps are executed over the control channels, in memory of their own,
+        so a task that is cancelled leaves the burst's arrays as they are.
+        """
+        from nnfmq.runtime.plan_execution.compound_async import start_arrays
+
+        require_no_time_limits(measure, timeout)
+        claims, claim = self._claims, object()
+        try:
+            if claims.setdefault(CLAIM, claim) is not claim:
+                raise self._busy_error()
+            arrays = self._prepare_arrays(inputs, out)
+            begin_ns = time.monotonic_ns()
+            results = await start_arrays(self._handle, arrays.all_inputs, _CONFIG)
+            copy_out(arrays.all_outputs, results)
+            self._has_durations = False
+            self._latency_ns, self._info = time.monotonic_ns() - begin_ns, None
+            if arrays.state is not None:
+                arrays.state.advance()
+            return arrays.copy_out(out)
+        finally:
+            if claims.get(CLAIM) is claim:
+                del claims[CLAIM]
+
+    def _prepare_arrays(self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None) -> MappedArrays:
+        """Write the inputs of an execution and return the arrays. Raises InvalidArgument if something is wrong."""
+        arrays = self._arrays
+        if arrays is None or os.getpid() != self._pid:
+            raise InvalidArgument("this burst is closed")
+        if not inputs and not self._has_inputs and arrays.inputs:
+            raise no_inputs_error(arrays.input_infos, "burst.execute_async")
+        arrays.check_out(out)
+        if not self._is_idle:
+            self._finish_interrupted()
+        arrays.copy_in(inputs)
+        self._has_inputs |= bool(inputs)
+        if arrays.state is not None:
+            arrays.state.begin()
+        return arrays
 
     def _execute_sequence(self) -> None:
         done = 0
@@ -217,14 +280,98 @@ class CompoundBurst(Uncopyable, HasState):
         run.fail(error)
         run_synchronously(run, self._execute_step)
 
+    def _burst_of(self, call: PlanCall) -> Burst | None:
+        """Return the burst that executes a call; None if the control channel does."""
+        return None if call.is_on_cpu or call.step is None else self._bursts[call.step.index]
+
     def _execute_step(self, call: PlanCall) -> Sequence[OutputShape]:
-        burst = None if call.is_on_cpu or call.step is None else self._bursts[call.step.index]
-        if burst is None or call.step is None:
+        burst = self._burst_of(call)
+        if burst is None:
             return call.execute_copies()
         if self._handle.has_dynamic_temporaries:
-            return burst.execute_request(call.request(self._handle.steps[call.step.index])).shapes
+            return burst.execute_request(call.request(call.model())).shapes
         burst.execute(out=burst.outputs)
         return ()
+
+    # ------------------------------------------------------------------------------------------------ tasks of asyncio
+
+    async def execute_async(
+        self,
+        *inputs: ArrayLike,
+        out: Sequence[Array] | None = None,
+        measure: bool = False,
+        timeout: float | None = None,
+    ) -> tuple[Array, ...]:
+        """Run the model once and return its outputs; other tasks of the event loop run meanwhile.
+
+        Arguments and errors as for `execute`. A task that is cancelled abandons the execution: the next call first
+        waits for the step in progress.
+        """
+        claims, claim = self._claims, object()
+        try:
+            if claims.setdefault(CLAIM, claim) is not claim:
+                raise self._busy_error()
+            return await self._execute_in_task(self._checked_arrays(inputs, out, measure, timeout), inputs, out)
+        finally:
+            self._release_claim(claim)
+
+    async def _execute_in_task(
+        self, arrays: MappedArrays, inputs: Sequence[ArrayLike], out: Sequence[Array] | None
+    ) -> tuple[Array, ...]:
+        if not self._is_idle:
+            for late in self._bursts:
+                if late is not None:
+                    with suppress(NnfmqError):  # a driver that has exited writes nothing any more
+                        await late.drain_in_task(None)
+        begin_ns = self._begin(arrays, inputs)
+        self._has_durations = bool(self._sequence)
+        run = CompoundRun(self._handle, self._memory, _CONFIG, _MODE)
+        end = partial(self._end, arrays, out, begin_ns)
+        try:
+            if await self._make_calls_in_task(run):
+                run.result()
+                return end()
+        except NnfmqError as error:
+            run.observation.fail(error)
+            raise
+        return await self._continue_on_fallback_thread(run, end)
+
+    async def _make_calls_in_task(self, run: CompoundRun) -> bool:
+        """Make all calls of an execution; return False before one that blocks. Raises NnfmqError if it fails."""
+        while (call := run.next_call()) is not None:
+            burst = self._burst_of(call)
+            if burst is None or self._handle.has_dynamic_temporaries:
+                return False
+            try:
+                await burst.execute_async(out=burst.outputs)
+            except NnfmqError as error:
+                run.fail(error)
+            else:
+                run.succeed(())
+        return True
+
+    async def _continue_on_fallback_thread(
+        self, run: CompoundRun, end: Callable[[], tuple[Array, ...]]
+    ) -> tuple[Array, ...]:
+        """Make the last call, which blocks, and all that follow on the fallback thread, also if the task is cancelled.
+
+        The burst is in use until then.
+        """
+        from nnfmq.runtime.task_waiting import run_on_fallback_thread
+
+        self._has_durations = False
+        self._claims[CLAIM] = claim = object()  # of the fallback thread
+
+        def execute() -> tuple[Array, ...]:
+            run.repeat_call()
+            run_synchronously(run, self._execute_step)
+            return end()
+
+        return await run_on_fallback_thread(execute, partial(self._release_claim, claim))
+
+    def _release_claim(self, claim: object) -> None:
+        if self._claims.get(CLAIM) is claim:
+            del self._claims[CLAIM]
 
     def _finish_interrupted(self) -> None:
         """Wait for the step that an interrupted call has left in progress, and discard its result."""
@@ -262,7 +409,7 @@ class CompoundBurst(Uncopyable, HasState):
             self._finish_interrupted()
 
         def execute(call: PlanCall) -> Sequence[OutputShape]:
-            burst = None if call.is_on_cpu or call.step is None else self._bursts[call.step.index]
+            burst = self._burst_of(call)
             if burst is None:
                 return call.execute()
             return burst.execute_request(call.request(call.model()), config).shapes

@@ -11,10 +11,10 @@ executed asynchronously as soon as the application's fences are signaled.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -42,6 +42,8 @@ StepExecution = FencedExecution[FencedTiming]
 
 class CompoundFencedExecution(Uncopyable, Generic[ResultT]):
     """A launched execution of a plan, used as a FencedExecution. Close it; if closed early, it continues.
+
+    A task of asyncio awaits it, and closes it.
 
     `fence` is signaled by this process when the execution is done; other executions can wait for it. This object owns
     it and closes it.
@@ -88,6 +90,12 @@ class CompoundFencedExecution(Uncopyable, Generic[ResultT]):
         if not self._future.done() and self.wait(timeout) is FenceState.ACTIVE:
             raise MissedDeadlineTransient("the timeout passed before the execution was done; the execution continues")
         return self._future.result(deadline_after(timeout))
+
+    def __await__(self) -> Generator[Any, None, ResultT]:
+        """Return the result; other tasks of the event loop run meanwhile. Raises as `result`."""
+        from nnfmq.runtime.task_waiting import result_of  # late: asyncio costs more to import than this package
+
+        return result_of(self._future).__await__()
 
     def close(self) -> None:
         """Close the fence, and release the steps in their drivers. Idempotent."""

@@ -116,6 +116,10 @@ class CompoundRun:
             log_step(*self._description_of(self._call))
         return self._call
 
+    def repeat_call(self) -> None:
+        """Let the next call be the last one again, which was not made."""
+        self._is_repeated = True
+
     def _description_of(self, call: PlanCall) -> tuple[int | None, str, bool]:
         """Return the number of a call's step (None = the whole model), its device, and whether the CPU executes it."""
         if call.step is None:

@@ -81,6 +81,11 @@ class PlanHandle(Uncopyable):
         return ", ".join(self.plan.devices)
 
     @property
+    def model_id(self) -> int:
+        """No driver has the whole model. Raises InvalidArgument."""
+        raise InvalidArgument("a model on several devices has no buffers of one device; nnfmq.allocate shares memory")
+
+    @property
     def is_open(self) -> bool:
         """True until the model is closed."""
         return not self._is_closed

@@ -5,6 +5,7 @@ Three drivers run: the steps of a plan are prepared on the first two, the third 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from support.plugins import add_plugin, path_with
 FAILING = """
 from nnfmq.engines.function import FunctionProgram
 from nnfmq.hal import errors
+from nnfmq.hal.types import OutputShape
 from nnfmq.service.device import DeviceBase
 
 
@@ -42,7 +44,29 @@ def device(status):
     return Failing
 
 
+class Lying(DeviceBase):  # it reports shapes that its outputs cannot have, for executions that it has not made
+    name = "test-lying"
+
+    def supports(self, model, subgraph, operation):
+        return True
+
+    def compile(self, model):
+        return LyingProgram(len(model.main.output_indexes))
+
+
+class LyingProgram:
+    def __init__(self, count):
+        self.count = count
+
+    def bind(self, inputs, outputs):
+        return self
+
+    def run(self, options):
+        return (OutputShape((7, 7, 7)),) * self.count
+
+
 """
+LYING = "test-lying"
 STATUSES = (
     "GENERAL_FAILURE",
     "DEVICE_UNAVAILABLE",
@@ -67,7 +91,8 @@ def three_drivers(site: Path) -> Iterator[list[Daemon]]:
         site,
         "failing_devices",
         source,
-        {device_failing_with(status): f"failing_devices:{status}" for status in STATUSES},
+        {LYING: "failing_devices:Lying"}
+        | {device_failing_with(status): f"failing_devices:{status}" for status in STATUSES},
         "nnfmq.devices",
     )
     with ExitStack() as stack:
@@ -149,6 +174,29 @@ def _fenced(model: PartitionedModel, *inputs: Any) -> Any:
         return execution.result(LIMIT_S)
 
 
+def _in_task(model: PartitionedModel, *inputs: Any) -> Any:
+    async def main() -> Any:
+        return await model.execute_async(*inputs)
+
+    return asyncio.run(main())
+
+
+def _over_burst_in_task(model: PartitionedModel, *inputs: Any) -> Any:
+    async def main() -> Any:
+        with model.burst() as burst:
+            return await burst.execute_async(*inputs)
+
+    return asyncio.run(main())
+
+
+def _fenced_in_task(model: PartitionedModel, *inputs: Any) -> Any:
+    async def main() -> Any:
+        with model.execute_fenced(*inputs) as execution:
+            return await execution
+
+    return asyncio.run(main())
+
+
 MODES: dict[str, Callable[..., Any]] = {
     "synchronous": lambda model, *inputs: model.execute(*inputs),
     "asynchronous": lambda model, *inputs: model.execute_async(*inputs).result(LIMIT_S),
@@ -156,6 +204,9 @@ MODES: dict[str, Callable[..., Any]] = {
     "burst": _over_burst,
     "reusable": _over_reusable,
     "once": _once,
+    "await": _in_task,
+    "await burst": _over_burst_in_task,
+    "await fenced": _fenced_in_task,
 }
 """All ways to execute a model with arrays: model, inputs → outputs."""
 

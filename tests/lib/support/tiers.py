@@ -30,6 +30,7 @@ SLOW = (
     "tests/conformance/test_cases.py",
     "tests/conformance/test_every_path.py",
     "tests/conformance/test_random_graphs.py",
+    "tests/conformance/test_runtime_target.py",
     "tests/engines/compiled/test_photos.py",
     "tests/engines/compiled/test_profiling.py",
     "tests/engines/compiled/test_recurrent.py",

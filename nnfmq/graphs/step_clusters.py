@@ -1,4 +1,4 @@
-"""PlanPlaces: the step of an execution plan in which an operation is executed, and how a graph shows that."""
+"""StepClusters: the step of an execution plan in which an operation is executed, and how a graph shows that."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from nnfmq.execution_plan.plan import ExecutionPlan, ExecutionStep, IfStep, WhileStep
 
-__all__ = ["COLOURS", "INTERPRETED", "NO_PLACE", "PlanPlace", "PlanPlaces"]
+__all__ = ["COLOURS", "INTERPRETED", "NO_CLUSTER", "StepCluster", "StepClusters"]
 
 COLOURS = ("#6ba3e8", "#f0a35e", "#7cc07c", "#c99be0", "#e88585", "#62c2c8", "#d6bf57", "#a9a9a9")
 """The colours of devices, in the order of the plan; the last one is that of all further devices."""
@@ -14,7 +14,7 @@ COLOURS = ("#6ba3e8", "#f0a35e", "#7cc07c", "#c99be0", "#e88585", "#62c2c8", "#d
 INTERPRETED = "the runtime"
 
 
-class PlanPlace(NamedTuple):
+class StepCluster(NamedTuple):
     """Where an operation is executed. `step` is a name for Graphviz, empty without a plan; `device` its number.
 
     `device` is -1 if the runtime interprets the operation, IF or WHILE, itself.
@@ -32,27 +32,29 @@ class PlanPlace(NamedTuple):
         return f' style=filled fillcolor="{COLOURS[min(self.device, len(COLOURS) - 1)]}"'
 
 
-NO_PLACE = PlanPlace("", "", -1)
+NO_CLUSTER = StepCluster("", "", -1)
 
 
-class PlanPlaces:
-    """The places of the operations of a model. Without a plan, or for an operation that it lacks, there are none."""
+class StepClusters:
+    """The clusters of the operations of a model. Without a plan, or for an operation that it lacks, there are none."""
 
     def __init__(self, plan: ExecutionPlan | None) -> None:
-        self._places: dict[tuple[int, int], PlanPlace] = {}
+        self._clusters: dict[tuple[int, int], StepCluster] = {}
         for number, step in enumerate(() if plan is None else plan.steps):
             if isinstance(step, ExecutionStep):
                 assert plan is not None
-                place = PlanPlace(f"step{number}", f"step {number}: {_escaped(plan.devices[step.device])}", step.device)
-                self._places |= {(step.subgraph, operation): place for operation in step.operations}
+                cluster = StepCluster(
+                    f"step{number}", f"step {number}: {_escaped(plan.devices[step.device])}", step.device
+                )
+                self._clusters |= {(step.subgraph, operation): cluster for operation in step.operations}
             elif isinstance(step, IfStep | WhileStep):
-                self._places[step.subgraph, step.operation] = PlanPlace(
+                self._clusters[step.subgraph, step.operation] = StepCluster(
                     f"step{number}", f"step {number}: {INTERPRETED}", -1
                 )
 
-    def of(self, subgraph: int, operation: int) -> PlanPlace:
-        """Return the place of an operation of a subgraph; MAIN = 0."""
-        return self._places.get((subgraph, operation), NO_PLACE)
+    def of(self, subgraph: int, operation: int) -> StepCluster:
+        """Return the cluster of an operation of a subgraph; MAIN = 0."""
+        return self._clusters.get((subgraph, operation), NO_CLUSTER)
 
 
 def _escaped(text: str) -> str:

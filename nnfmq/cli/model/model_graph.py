@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from nnfmq.cli.model_inspection import InspectedModel, read_inspected
-from nnfmq.cli.model_plan import plan_of
+from nnfmq.cli.model.model_inspection import InspectedModel, read_inspected
+from nnfmq.cli.model.model_plan import plan_of
 
 __all__ = ["execute"]
 

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import console, open_client, print_json, table
-from nnfmq.cli.model_description import describe_model
-from nnfmq.cli.model_inspection import read_inspected, shareable
-from nnfmq.cli.model_plan import plan_of
+from nnfmq.cli.model.model_description import describe_model
+from nnfmq.cli.model.model_inspection import read_inspected, shareable
+from nnfmq.cli.model.model_plan import plan_of
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.model_inspection import InspectedModel
+from nnfmq.cli.model.model_inspection import InspectedModel
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel, interface_name
 from nnfmq.hal.summaries import code_name
@@ -22,7 +22,7 @@ _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
 
 
 def describe_model(inspected: InspectedModel, supported: Mapping[str, Sequence[bool]]) -> dict[str, Any]:
-    """Return the description. `supported` has, for each device that was asked, the answer for each main operation."""
+    """Return the description. `supported` has, for each device that was asked, a bool for each main operation."""
     model = inspected.model
     subgraphs = (model.main, *model.referenced)
     level = _feature_level(model)
@@ -42,7 +42,7 @@ def describe_model(inspected: InspectedModel, supported: Mapping[str, Sequence[b
         "constants_bytes": sum(_constant_bytes(graph, range(len(graph.operands))) for graph in subgraphs),
         "extensions": [extension.name for extension in model.extensions],
         "relaxes_float32": model.relax_computation_float32_to_float16,
-        "devices": {name: {"supported": sum(answers), "of": len(answers)} for name, answers in supported.items()},
+        "devices": {name: {"supported": sum(found), "of": len(found)} for name, found in supported.items()},
     }
 
 
@@ -67,7 +67,7 @@ def _operation(graph: Subgraph, number: int, supported: Mapping[str, Sequence[bo
         "inputs": [_operand(graph.operands[index]) for index in _values(graph, operation)],
         "outputs": [_operand(graph.operands[index]) for index in operation.outputs if index < len(graph.operands)],
         "constants_bytes": _constant_bytes(graph, dict.fromkeys(operation.inputs)),
-        "supported_by": [name for name, answers in supported.items() if answers[number]],
+        "supported_by": [name for name, found in supported.items() if found[number]],
     }
 
 

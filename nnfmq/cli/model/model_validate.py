@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import console, print_json, table
-from nnfmq.cli.model_inspection import is_test_file, read_inspected, read_tests
+from nnfmq.cli.model.model_inspection import is_test_file, read_inspected, read_tests
 from nnfmq.hal.errors import UnsupportedModel
 
 if TYPE_CHECKING:

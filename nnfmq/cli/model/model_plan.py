@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from nnfmq.cli.console import add_connect_argument
-from nnfmq.cli.model_inspection import shareable
 
 if TYPE_CHECKING:
     from nnfmq.execution_plan.plan import ExecutionPlan
@@ -34,6 +33,8 @@ def plan_of(arguments: argparse.Namespace, model: Model) -> ExecutionPlan | None
     """
     if not arguments.plan:
         return None
+    from nnfmq.cli.model.model_inspection import shareable
+
     with ExitStack() as resources:
         model = shareable(model, resources)
         runtime = resources.enter_context(_runtime(arguments.connect))

@@ -10,8 +10,8 @@ import argparse
 import importlib
 
 from nnfmq.cli.console import new_file
+from nnfmq.cli.model.model_plan import add_plan_arguments
 from nnfmq.cli.model_file import add_model_arguments
-from nnfmq.cli.model_plan import add_plan_arguments
 
 EXAMPLES = """\
 examples:
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Perform the action; return the exit status."""
-    module = importlib.import_module(f"nnfmq.cli.{_MODULES[arguments.action]}")
+    module = importlib.import_module(f"nnfmq.cli.model.{_MODULES[arguments.action]}")
     status: int = module.execute(arguments)
     return status
 
