@@ -22,7 +22,7 @@ from nnfmq.hal.summaries import clipped
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, MeasureTiming, OutputShape, Pool, Request
 from nnfmq.observe.trace_points import TRACING
-from nnfmq.runtime.array_checks import check_out, copy_out, no_inputs_error
+from nnfmq.runtime.array_checks import check_out, no_inputs_error
 from nnfmq.runtime.burst_configuration import configure_burst
 from nnfmq.runtime.burst_controller import Burst
 from nnfmq.runtime.exclusive_use import CLAIM, exclusive
@@ -213,54 +213,6 @@ class CompoundBurst(Uncopyable, HasState):
         if arrays.state is not None:
             arrays.state.advance()
         return arrays.outputs if out is arrays.outputs else arrays.copy_out(out)
-
-    async def execute_async(
-        self,
-        *inputs: ArrayLike,
-        out: Sequence[Array] | None = None,
-        measure: bool = False,
-        timeout: float | None = None,
-    ) -> tuple[Array, ...]:
-        """Run the model once and return its outputs; other tasks of the event loop run meanwhile.
-
-        Arguments and errors as for `execute`. The steps are executed over the control channels, in memory of their own,
-        so a task that is cancelled leaves the burst's arrays as they are.
-        """
-        from nnfmq.runtime.plan_execution.compound_async import start_arrays
-
-        require_no_time_limits(measure, timeout)
-        claims, claim = self._claims, object()
-        try:
-            if claims.setdefault(CLAIM, claim) is not claim:
-                raise self._busy_error()
-            arrays = self._prepare_arrays(inputs, out)
-            begin_ns = time.monotonic_ns()
-            results = await start_arrays(self._handle, arrays.all_inputs, _CONFIG)
-            copy_out(arrays.all_outputs, results)
-            self._has_durations = False
-            self._latency_ns, self._info = time.monotonic_ns() - begin_ns, None
-            if arrays.state is not None:
-                arrays.state.advance()
-            return arrays.copy_out(out)
-        finally:
-            if claims.get(CLAIM) is claim:
-                del claims[CLAIM]
-
-    def _prepare_arrays(self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None) -> MappedArrays:
-        """Write the inputs of an execution and return the arrays. Raises InvalidArgument if something is wrong."""
-        arrays = self._arrays
-        if arrays is None or os.getpid() != self._pid:
-            raise InvalidArgument("this burst is closed")
-        if not inputs and not self._has_inputs and arrays.inputs:
-            raise no_inputs_error(arrays.input_infos, "burst.execute_async")
-        arrays.check_out(out)
-        if not self._is_idle:
-            self._finish_interrupted()
-        arrays.copy_in(inputs)
-        self._has_inputs |= bool(inputs)
-        if arrays.state is not None:
-            arrays.state.begin()
-        return arrays
 
     def _execute_sequence(self) -> None:
         done = 0
