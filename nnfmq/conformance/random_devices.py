@@ -68,6 +68,7 @@ class RandomDevices:
                 for access in self._accesses[:_DRIVERS]
                 for info in access.known_devices()
             ]
+            self._accesses[_DRIVERS].known_devices()
         return CpuDevice(self._accesses[_DRIVERS])
 
     @contextmanager
