@@ -233,7 +233,8 @@ def _print_table(devices: list[dict[str, Any]], no_color: bool) -> None:
     columns = ("name", *drivers, "type", "version", "feature_level", "status")
     for device in devices:
         extensions = "\n".join(extension["name"] for extension in device["extensions"])
-        listing.add_row(*(str(device[column]) for column in columns), extensions or "none")
+        shown = device | {"driver": "-" if device["is_cpu"] else device["driver"]}  # it has none before its first model
+        listing.add_row(*(str(shown[column]) for column in columns), extensions or "none")
     listing.columns[0].no_wrap = True  # users copy it
     screen.print(listing)
     for device in devices:

@@ -40,7 +40,7 @@ _ANY_DEVICE = ".*"
 
 
 class RuntimeTarget:
-    """Models that the runtime plans for an arrangement of devices. After `close` it begins anew.
+    """Models that the runtime plans for an arrangement of devices. After `close` the next use starts new drivers.
 
     `path` is one of RUNTIME_PATHS.
     """

@@ -6,6 +6,7 @@ Each test has driver processes with devices of its own, see `support.device_zoo`
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from support.device_zoo import driver_with
-from support.drivers import LIMIT_S, Daemon, until
+from support.drivers import LIMIT_S, Daemon, Process, until
 from support.models import add_model, add_relu_model, invalid_model, relu_model, unsupported_model
 
 import nnfmq
@@ -87,6 +88,7 @@ def test_PART_1_what_no_device_supports_is_the_cpu_s(start: Start, runtime: nnfm
     start("adds")
     with runtime.prepare(add_relu_model()) as model:
         assert places(model) == [("test-adds", (0,)), (CPU, (1,))]
+        assert model.device == f"test-adds, {CPU}"
         assert computes(model)
 
 
@@ -112,6 +114,21 @@ def test_PART_1_a_device_that_does_not_answer_supports_nothing(
     start(device, "relus")
     with runtime.prepare(relu_model()) as model:
         assert model.device == "test-relus"
+
+
+def test_PART_1_a_driver_that_stops_supports_nothing(start: Start) -> None:
+    stopped = start("everything", driver="stopped")
+    start("relus", driver="d")
+    with nnfmq.Runtime(timeout=0.5) as runtime:
+        with runtime.prepare(relu_model()) as model:  # now the performance of the devices is known
+            assert model.device == "test-everything"
+        with ExitStack() as stack:
+            for pid in stopped.process.children():
+                worker = stack.enter_context(Process(pid))
+                worker.send(signal.SIGSTOP)
+                stack.callback(worker.send, signal.SIGCONT)
+            with runtime.prepare(relu_model()) as model:
+                assert model.device == "test-relus"
 
 
 def test_API_2_listed_devices_are_the_only_ones(start: Start, runtime: nnfmq.Runtime) -> None:

@@ -208,6 +208,15 @@ def test_CAP_3_CAP_4_performance_info_is_that_of_android_s_sample_drivers(
     assert performance_of(capabilities, OperandType.SUBGRAPH) is UNKNOWN_PERFORMANCE
 
 
+def test_CAP_4_a_relaxed_model_is_as_fast_on_the_compiling_device_as_any_other(
+    shipped: dict[str, InterpreterDevice],
+) -> None:
+    capabilities = shipped["compiled"].capabilities  # no engine has code for relaxed models
+    float32 = performance_of(capabilities, OperandType.TENSOR_FLOAT32)
+    assert capabilities.relaxed_float32_to_float16_tensor == float32
+    assert capabilities.relaxed_float32_to_float16_scalar == float32
+
+
 def supported(device: DeviceBase, model: Model) -> bool:
     return all(device.supported_operations(model))
 

@@ -67,7 +67,7 @@ class ClientCompilation:
         enabled = sorted(
             (info for info in infos if switches.is_enabled(info.name)), key=lambda info: info.name != _COMPILED
         )
-        best = None if switches.uses_cpu_at_once else self._best(client, enabled, options)
+        best = None if switches.uses_only_cpu else self._best(client, enabled, options)
         if best is None:
             return self._compile(client, enabled, model, options)
         try:

@@ -79,7 +79,7 @@ def compile_model(
         model: The model, or the path of a model file.
         selection: The devices.
         options: As for `Device.prepare`. Cache files, hints and a timeout need a plan with one device (QOS-5).
-        failure: The error of a device that was tried before: the CPU device is used at once, if it may be.
+        failure: The error of a device that was tried before: no device but the CPU device is tried then.
 
     Raises:
         InvalidArgument: If the model or an option is not valid, or no device supports an operation.
@@ -140,7 +140,7 @@ class _Compilation:
     def run(self) -> CompiledModel:
         """Return the prepared model."""
         cpu = self._selection.cpu
-        if self._switches.uses_cpu_at_once and not self._selection.is_explicit:
+        if self._switches.uses_only_cpu and not self._selection.is_explicit:
             return self._on_device(cpu, "best")
         try:
             return self._on_planned_devices()
@@ -238,6 +238,7 @@ class _Compilation:
             StepCall(devices[step.device].driver, partial(self._prepare_step, index, step, devices[step.device]))
             for index, step in enumerate(plan.execution_steps)
         ]
+        inputs, outputs = model_signature(self._loaded, [device.info for device in devices])
         observation = self._observation(plan, devices)
         try:
             steps = prepare_steps(calls, self._options.get("progress"))
@@ -249,7 +250,6 @@ class _Compilation:
         if self._may_fall_back:
             models = [step.model for step in plan.execution_steps]
             fallback = CpuFallback(self._selection.cpu.connected, self._loaded, models)
-        inputs, outputs = model_signature(self._loaded, [device.info for device in devices])
         states = () if isinstance(self._loaded, Model) else tuple(getattr(self._loaded, "states", ()))
         prepared = PartitionedModel(plan, steps, fallback, inputs, outputs, states)
         prepared.is_synchronous = self._switches.is_synchronous

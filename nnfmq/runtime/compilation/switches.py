@@ -58,7 +58,7 @@ class Switches(NamedTuple):  # a dataclass takes longer to import
         return re.fullmatch(self.enabled_devices, device) is not None
 
     @property
-    def uses_cpu_at_once(self) -> bool:
+    def uses_only_cpu(self) -> bool:
         """Whether models are not divided at all, but executed by the CPU device."""
         return self.is_cpu_only or self.partition is PartitionMode.NONE
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from nnfmq.deadlines import remaining_s
+from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.capabilities import Capabilities
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.types import DeviceStatus
@@ -35,10 +35,17 @@ class DriverAccess(Uncopyable):
     Args:
         label: Names the driver in messages and in names of devices.
         open_client: Connects, and returns a client, which this object owns. Takes a deadline.
+        timeout: Limit for a query of the driver, in seconds; None = no limit.
     """
 
-    def __init__(self, label: str, open_client: Callable[[int | None], Client]) -> None:
+    def __init__(
+        self,
+        label: str,
+        open_client: Callable[[int | None], Client],
+        timeout: float | None = DEFAULT_TIMEOUT_S,
+    ) -> None:
         self.label = label
+        self.timeout = timeout
         self._open_client = open_client
         self._lock = threading.Lock()  # held while connecting
         self._pid = os.getpid()
@@ -59,7 +66,7 @@ class DriverAccess(Uncopyable):
     def status(self, device: str, deadline_ns: int | None = None) -> DeviceStatus:
         """Return the status of a device now; OFFLINE if the driver cannot be reached or the device has changed."""
         try:
-            infos = self.client(deadline_ns).devices(timeout=_timeout(deadline_ns))
+            infos = self.client(deadline_ns).devices(timeout=self._left(deadline_ns))
         except NnfmqError:
             return DeviceStatus.OFFLINE
         found = (info.status for info in infos if info.name == device and device not in self._changed)
@@ -69,7 +76,8 @@ class DriverAccess(Uncopyable):
         """Return the capabilities of a device; blocks when they are asked for first. Raises as `call`."""
         found = self._capabilities.get(device)
         if found is None:
-            found = self.call(device, lambda made: made.capabilities(timeout=_timeout(deadline_ns)), deadline_ns)
+            deadline_ns = deadline_after(self.timeout) if deadline_ns is None else deadline_ns
+            found = self.call(device, lambda made: made.capabilities(timeout=self._left(deadline_ns)), deadline_ns)
             self._capabilities[device] = found
         return found
 
@@ -153,7 +161,7 @@ class DriverAccess(Uncopyable):
             raise DeadObject(f"driver {self.label} has died and cannot be reached: {error}") from error
         try:
             infos: dict[str, DeviceInfo] = {}
-            for info in client.devices(timeout=_timeout(deadline_ns)):
+            for info in client.devices(timeout=self._left(deadline_ns)):
                 infos.setdefault(info.name, info)  # of two devices with one name, the first
             self._compare(client, infos, deadline_ns)
         except BaseException:
@@ -175,7 +183,10 @@ class DriverAccess(Uncopyable):
         known = self._capabilities.get(info.name)
         if known is None or info.status is not DeviceStatus.AVAILABLE:
             return True
-        return client.device_of(info).capabilities(timeout=_timeout(deadline_ns)) == known
+        return client.device_of(info).capabilities(timeout=self._left(deadline_ns)) == known
+
+    def _left(self, deadline_ns: int | None) -> float | None:
+        return self.timeout if deadline_ns is None else remaining_s(deadline_ns)
 
     def close(self) -> None:
         """Hang up. Idempotent."""
@@ -183,8 +194,3 @@ class DriverAccess(Uncopyable):
         client = self._client
         if client is not None:
             client.close()
-
-
-def _timeout(deadline_ns: int | None) -> float:
-    left = remaining_s(deadline_ns)
-    return DEFAULT_TIMEOUT_S if left is None else left

@@ -45,16 +45,18 @@ class DriverDiscovery:
     Args:
         sockets: The sockets of drivers; None = those of `listening_sockets`.
         embedded: Whether an embedded driver is one of them.
+        timeout: Limit for a query of a driver, in seconds; None = no limit.
     """
 
-    def __init__(self, sockets: Sequence[str | os.PathLike[str]] | None, embedded: bool) -> None:
+    def __init__(self, sockets: Sequence[str | os.PathLike[str]] | None, embedded: bool, timeout: float | None) -> None:
         self._sockets = None if sockets is None else list(dict.fromkeys(map(Path, sockets)))
         self._found: dict[Path | None, DriverAccess] = {}
         self._complaints: dict[Path | None, str] = {}
         self._embedded = embedded
+        self._timeout = timeout
 
     def new_drivers(self, deadline_ns: int | None) -> list[DriverAccess]:
-        """Return the drivers that earlier calls did not return; blocks while it connects to all of them at once.
+        """Return the drivers that earlier calls did not return; blocks while it connects to all of them concurrently.
 
         A driver that cannot be reached, or whose replies are not valid, is left out and logged; it is tried again the
         next time.
@@ -62,7 +64,7 @@ class DriverDiscovery:
         places: list[Path | None] = [*(listening_sockets() if self._sockets is None else self._sockets)]
         places += [None] if self._embedded else []
         missing = [place for place in places if place not in self._found]
-        accesses = [DriverAccess(self._label(place), partial(_open, place)) for place in missing]
+        accesses = [DriverAccess(self._label(place), partial(_open, place), self._timeout) for place in missing]
         errors = _for_each(accesses, lambda access: access.client(deadline_ns))
         new = []
         for place, access, error in zip(missing, accesses, errors, strict=True):

@@ -49,7 +49,8 @@ class Runtime(Uncopyable):
     Args:
         drivers: The sockets of the drivers to use instead.
         embedded: Whether the devices of an embedded driver, a process that ends with this Runtime, are used as well.
-        timeout: Limit for reaching the drivers, in seconds; None = no limit.
+        timeout: Limit for reaching the drivers and for a query of a device, in seconds; None = no limit. A device that
+            does not reply in time is not used.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Runtime(Uncopyable):
         self._timeout = timeout
         self._lock = threading.Lock()  # held while looking for drivers
         self._is_closed = False
-        self._discovery = DriverDiscovery(drivers, embedded)
+        self._discovery = DriverDiscovery(drivers, embedded, timeout)
         self._accesses: list[DriverAccess] = []
         self._devices: dict[str, RuntimeDevice] = {}
         cpu_driver = DriverAccess(CPU_DEVICE_NAME, connect_cpu_driver)
@@ -150,7 +151,7 @@ class Runtime(Uncopyable):
         """
         hal_model = valid_model(to_model(model))
         found = [supported_in_slice(hal_model, device) for device in self.explicit_devices(devices)]
-        return [any(answers) for answers in zip(*found, strict=True)]
+        return [any(supported) for supported in zip(*found, strict=True)]
 
     def explicit_devices(self, devices: Sequence[DeviceArgument]) -> list[RuntimeDevice]:
         """Return the devices of a list that an application has given; blocks.

@@ -100,9 +100,15 @@ class RuntimeDevice:
             InvalidArgument: If the model is not valid.
             DeviceUnavailable: If the device is not available, or has changed since its driver died.
             DeadObject: If the driver has died and cannot be reached.
+            MissedDeadline: If it does not reply within the Runtime's timeout.
         """
         loaded = to_model(model)
-        return self._access.call(self._name_in_driver(), lambda device: device.supported_operations(loaded))
+        deadline_ns = deadline_after(self._access.timeout)
+        return self._access.call(
+            self._name_in_driver(deadline_ns),
+            lambda device: device.supported_operations(loaded, timeout=remaining_s(deadline_ns)),
+            deadline_ns,
+        )
 
     def prepare(self, model: ModelArgument, **options: Unpack[PrepareOptions]) -> PreparedModel:
         """Prepare a model on this device alone; blocks. The caller closes the result, or the Runtime does.
