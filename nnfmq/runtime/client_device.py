@@ -107,11 +107,11 @@ class Device(Struct, frozen=True):
 
         deadline_ns = deadline_after(timeout)
 
-        def ask(connection: Connection) -> messages.DeviceCapabilities:
+        def query(connection: Connection) -> messages.DeviceCapabilities:
             message = messages.GetCapabilities(connection.next_call_id(), self.info.name)
             return connection.call(message, messages.DeviceCapabilities, (), deadline_ns)
 
-        reply = self._call(ask, deadline_ns)
+        reply = self._call(query, deadline_ns)
         try:
             if reply.capabilities is None:
                 raise InvalidArgument("the reply has none")
