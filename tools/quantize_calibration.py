@@ -18,7 +18,7 @@ from tflite_reader import Graph
 import nnfmq
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.validation.model import validate_model
+from nnfmq.validation.model_validation import validate_model
 
 Sample = tuple[Array, ...]
 """The inputs of one execution, in the model's order."""

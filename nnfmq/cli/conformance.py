@@ -46,7 +46,7 @@ _SHOWN_FAILURES = 20
 PATHS = (  # those of `conformance.targets`, repeated because importing it takes long
     "interpreter", "compiled", "compiled-steps", "sync", "async", "fenced", "reusable", "burst", "aidl-burst",
     "memory-domain", "memory-domain-async", "memory-domain-fenced", "memory-domain-aidl-burst", "all",
-    "runtime", "runtime-async", "runtime-fenced",
+    "runtime", "runtime-async", "runtime-fenced", "runtime-burst",
 )  # fmt: skip
 
 
@@ -64,16 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--path", choices=PATHS, metavar="P", default="interpreter",
         help="interpreter (default), compiled, compiled-steps; by a driver: sync, async, fenced, reusable, "
-        "[aidl-]burst, memory-domain[-async|-fenced|-aidl-burst], or all; on several devices: runtime[-async|-fenced]",
+        "[aidl-]burst, memory-domain[-async|-fenced|-aidl-burst], or all; on several devices: "
+        "runtime[-async|-fenced|-burst]",
     )  # fmt: skip
     parser.add_argument("--device", metavar="NAME", help="the driver's device (default: reference; runtime: sample-.*)")
     parser.add_argument(
-        "--partition",
-        metavar="N",
-        choices=("2", "3", "random"),
-        default="",
-        help="runtime: give operations to N drivers in turn",
-    )
+        "--partition", metavar="P", choices=("2", "3", "random"), default="",
+        help="runtime: 2 or 3 drivers in turn, or random devices",
+    )  # fmt: skip
     parser.add_argument("--jobs", metavar="N", type=at_least_one, default=1, help="number of processes (default: 1)")
     parser.add_argument("--filter", metavar="REGEX", type=_pattern, default="", help="only tests whose name matches")
     _add_random_arguments(parser)
@@ -126,14 +124,11 @@ def execute(arguments: argparse.Namespace) -> int:
     from nnfmq.conformance.testmodels import FormatError
     from nnfmq.service.caching.program_cache import cache_disabled
 
-    if arguments.path in _ENGINES and (arguments.device or arguments.connect):
-        print("nnfmq: error: --device and --connect need a --path through a driver, such as burst", file=sys.stderr)
+    if mistake := _mistake(arguments):
+        print(f"nnfmq: error: {mistake}", file=sys.stderr)
         return 2
-    is_runtime = arguments.path.startswith(_RUNTIME)
-    if arguments.partition and not is_runtime:
-        print("nnfmq: error: --partition needs --path runtime, runtime-async or runtime-fenced", file=sys.stderr)
-        return 2
-    arguments.device = arguments.device or (_SAMPLE_DEVICES if is_runtime and not arguments.partition else "reference")
+    is_choice = arguments.path.startswith(_RUNTIME) and not arguments.partition
+    arguments.device = arguments.device or (_SAMPLE_DEVICES if is_choice else "reference")
     settings = Settings(
         arguments.path, arguments.device, arguments.connect, arguments.filter, partition=arguments.partition
     )
@@ -149,6 +144,18 @@ def execute(arguments: argparse.Namespace) -> int:
     _write(arguments, summary, duration_ns)
     _print(console(arguments.no_color), summary, duration_ns, arguments.verbose)
     return 0 if summary.has_passed else 1
+
+
+def _mistake(arguments: argparse.Namespace) -> str:
+    """Return what is wrong with a combination of arguments, or the empty string."""
+    names_a_driver = arguments.device or arguments.connect
+    if arguments.path in _ENGINES and names_a_driver:
+        return "--device and --connect need a --path through a driver, such as burst"
+    if arguments.partition and not arguments.path.startswith(_RUNTIME):
+        return "--partition needs a --path through the runtime, such as runtime"
+    if arguments.partition == "random" and names_a_driver:
+        return "--partition random chooses devices of drivers that it starts: leave out --device and --connect"
+    return ""
 
 
 @contextmanager

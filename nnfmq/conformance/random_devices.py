@@ -52,7 +52,7 @@ def _device(number: int) -> str:
 
 
 class RandomDevices:
-    """The drivers with the random devices, and a CPU device that interprets. After `close` they are started anew."""
+    """The drivers with the random devices, and a CPU device that interprets. After `close` they start again."""
 
     def __init__(self) -> None:
         self._accesses: list[DriverAccess] = []
@@ -68,6 +68,7 @@ class RandomDevices:
                 for access in self._accesses[:_DRIVERS]
                 for info in access.known_devices()
             ]
+            self._accesses[_DRIVERS].known_devices()
         return CpuDevice(self._accesses[_DRIVERS])
 
     @contextmanager

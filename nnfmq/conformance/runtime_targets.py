@@ -25,12 +25,14 @@ from nnfmq.runtime.connect import connect
 from nnfmq.runtime.devices.driver_access import DriverAccess
 from nnfmq.runtime.devices.nnapi_runtime import Runtime
 from nnfmq.runtime.devices.runtime_device import CPU_DEVICE_NAME, RuntimeDevice
+from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.runtime.tensor_layout import has_unknown_shape
 
 if TYPE_CHECKING:
     from nnfmq.runtime.client import Client, CompiledModel
 
 RUNTIME = "runtime"
-RUNTIME_PATHS = (RUNTIME, f"{RUNTIME}-async", f"{RUNTIME}-fenced")
+RUNTIME_PATHS = (RUNTIME, f"{RUNTIME}-async", f"{RUNTIME}-fenced", f"{RUNTIME}-burst")
 SAMPLE_DEVICES = "sample-.*"
 RANDOM = "random"
 PARTITIONS = ("2", "3", RANDOM)
@@ -38,7 +40,7 @@ _ANY_DEVICE = ".*"
 
 
 class RuntimeTarget:
-    """Models that the runtime plans for an arrangement of devices. After `close` it begins anew.
+    """Models that the runtime plans for an arrangement of devices. After `close` the next use starts new drivers.
 
     `path` is one of RUNTIME_PATHS.
     """
@@ -109,9 +111,11 @@ class ChosenDevices:
         self._runtime: Runtime | None = None
 
     def connect(self) -> Runtime:
-        """Connect to the driver, if that has not happened yet."""
+        """Connect to the driver and that of the CPU device, if that has not happened yet."""
         if self._runtime is None:
             self._runtime = Runtime([] if self._socket is None else [self._socket], embedded=self._socket is None)
+            self._runtime.devices()
+            self._runtime.cpu.connected()
         return self._runtime
 
     @contextmanager
@@ -144,6 +148,7 @@ class DriversInTurn:
             self._runtime = Runtime([])
             names = [f"{self._device}.{number}" for number in range(1, self._count + 1)]
             self._accesses = [DriverAccess(name, partial(_open, self._socket)) for name in names]
+            self._runtime.cpu.connected()
         return [RuntimeDevice(access.label, access, self._info(access)) for access in self._accesses]
 
     def _info(self, access: DriverAccess) -> DeviceInfo:
@@ -227,4 +232,15 @@ def _execute_fenced(model: CompiledModel, request: Request, config: ExecutionCon
     return ()
 
 
-_EXECUTE = {"": _execute_sync, "async": _execute_async, "fenced": _execute_fenced}
+def _execute_burst(model: CompiledModel, request: Request, config: ExecutionConfig) -> tuple[OutputShape, ...]:
+    """Execute over a burst, or one for each step. Steps have none if the shape of an input or output is unknown."""
+    if isinstance(model, PreparedModel):
+        with model.request_burst() as burst:
+            return burst.execute_request(request, config).shapes
+    if any(map(has_unknown_shape, (*model.inputs, *model.outputs))):
+        return _execute_sync(model, request, config)
+    with model.burst() as bursts:
+        return bursts.execute_request(request, config).shapes
+
+
+_EXECUTE = {"": _execute_sync, "async": _execute_async, "fenced": _execute_fenced, "burst": _execute_burst}

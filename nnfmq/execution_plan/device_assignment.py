@@ -1,9 +1,10 @@
-"""DeviceAssignment: the device for each operation of a model, by what devices support and by their performance figures.
+"""DeviceAssignment: the device for each operation of a model, by what devices support and by their performance info.
 
-The rules are those of Android's NNAPI runtime: the smallest figure of the first operand's type decides, a tie goes to
-the CPU device, and otherwise to the first of the list. Transfers between devices cost nothing in this model. IF and
-WHILE that go to the CPU device are interpreted by the runtime, so that their subgraphs may use several devices; they
-stay whole if everything inside them goes to the CPU device too, because that saves a call of the driver per subgraph.
+The rules are those of Android's NNAPI runtime: the lowest time or power for the type of the first operand decides, a
+tie goes to the CPU device, and otherwise to the first of the list. Transfers between devices cost nothing in this
+model. IF and WHILE that go to the CPU device are interpreted by the runtime, so that their subgraphs may use several
+devices; they stay whole if everything inside them goes to the CPU device too, because that saves a call of the driver
+per subgraph.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class PlanOptions:
         preference: LOW_POWER compares power consumption, the others execution times.
         is_explicit: The application chose the devices itself. Only messages depend on it.
         strict_slicing: Ask devices only about models that pass the full validation for their interface.
-        choose: Replaces the comparison of performance figures: for tests of forced partitions.
+        choose: Replaces the comparison of performance info: for tests of forced partitions.
     """
 
     preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER
@@ -53,7 +54,7 @@ class PlanOptions:
 
 
 class DeviceAssignment:
-    """The choice for one model. Each device is asked once about each subgraph for which its answer is needed.
+    """The choice for one model. Each device is queried once about each subgraph for which that is needed.
 
     Raises:
         InvalidArgument: If IF and WHILE are nested too deep.
@@ -67,8 +68,8 @@ class DeviceAssignment:
         self._supported: dict[tuple[int, int], Sequence[bool]] = {}
         self._taken: dict[tuple[int, int], bool] = {}  # device and referenced subgraph
         self._chosen: dict[int, tuple[int, ...]] = {}
-        self._figures = [
-            _Figures(device.capabilities, model, options.preference == ExecutionPreference.LOW_POWER)
+        self._performance = [
+            _Performance(device.capabilities, model, options.preference == ExecutionPreference.LOW_POWER)
             for device in devices
         ]
         self._cpu = next((index for index, device in enumerate(devices) if device.is_cpu), None)
@@ -97,8 +98,7 @@ class DeviceAssignment:
         devices = range(len(self._devices))
         if operation.type not in FIRST_OUTER_INPUT:
             return [device for device in devices if self._supports(device, subgraph)[index]]
-        if self._levels.has_unknown_boundary(graph, operation):
-            return [] if self._cpu is None else [self._cpu]  # which only interprets it
+        # The runtime can interpret it in place of the CPU device. No device was asked about it if a size is unknown.
         return [device for device in devices if device == self._cpu or self._takes_whole(device, subgraph, index)]
 
     def _takes_whole(self, device: int, subgraph: int, index: int) -> bool:
@@ -120,13 +120,13 @@ class DeviceAssignment:
         return found
 
     def _supports(self, device: int, subgraph: int) -> Sequence[bool]:
-        """Return the device's answer for each operation of a subgraph; nothing if it failed or answered wrongly."""
+        """Return which operations of a subgraph the device supports; none if it fails or breaks the rules."""
         found = self._supported.get((device, subgraph))
         if found is None:
-            found = self._supported[device, subgraph] = self._ask(self._devices[device], subgraph)
+            found = self._supported[device, subgraph] = self._query(self._devices[device], subgraph)
         return found
 
-    def _ask(self, device: PlanningDevice, subgraph: int) -> Sequence[bool]:
+    def _query(self, device: PlanningDevice, subgraph: int) -> Sequence[bool]:
         count = len(subgraph_of(self._model, subgraph).operations)
         part = self._meta_model(subgraph).slice(device.feature_level)
         if part is None:
@@ -138,7 +138,7 @@ class DeviceAssignment:
             return [False] * count
         if len(supported) != len(part.operations):
             counts = len(supported), len(part.operations)
-            _log.warning("device %r is not used: it answered for %d operations of %d", device.name, *counts)
+            _log.warning("device %r is not used: it replied for %d operations of %d", device.name, *counts)
             return [False] * count
         return part.supported_in_source(supported, count)
 
@@ -164,7 +164,7 @@ class DeviceAssignment:
         return best
 
     def _rank(self, device: int, graph: Subgraph, operation: Operation) -> tuple[float, bool]:
-        return self._figures[device].of_operation(graph, operation), device != self._cpu
+        return self._performance[device].of_operation(graph, operation), device != self._cpu
 
     def _stays_whole(self, subgraph: int, graph: Subgraph, index: int) -> bool:
         """Return whether the CPU device takes all of an IF or WHILE that was given to it."""
@@ -173,8 +173,7 @@ class DeviceAssignment:
         callees = [self.of(callee + 1) for callee in callee_indexes(graph, operation)]
         if any(device != self._cpu for chosen in callees for device in chosen):
             return False
-        is_unknown = self._levels.has_unknown_boundary(graph, operation)
-        return not is_unknown and self._takes_whole(self._cpu, subgraph, index)
+        return self._takes_whole(self._cpu, subgraph, index)
 
     # -- when there is none --------------------------------------------------------------------------------------------
 
@@ -200,24 +199,24 @@ def _described(graph: Subgraph, index: int) -> str:
     return f"{index} ({code_name(operation.type)} of {listed(types, len(operation.inputs))})"
 
 
-class _Figures:
-    """The performance figures of one device for the operations of one model: lower is better."""
+class _Performance:
+    """The performance info of one device for the operations of one model: lower is better."""
 
     def __init__(self, capabilities: Capabilities, model: Model, is_low_power: bool) -> None:
         self._capabilities, self._model, self._is_low_power = capabilities, model, is_low_power
-        self._by_type = {entry.type: self._figure(entry.info) for entry in capabilities.operand_performance}
+        self._by_type = {entry.type: self._value(entry.info) for entry in capabilities.operand_performance}
         if model.relax_computation_float32_to_float16:
-            self._by_type[OperandType.FLOAT32] = self._figure(capabilities.relaxed_float32_to_float16_scalar)
-            self._by_type[OperandType.TENSOR_FLOAT32] = self._figure(capabilities.relaxed_float32_to_float16_tensor)
-        self._unknown = self._figure(UNKNOWN_PERFORMANCE)
+            self._by_type[OperandType.FLOAT32] = self._value(capabilities.relaxed_float32_to_float16_scalar)
+            self._by_type[OperandType.TENSOR_FLOAT32] = self._value(capabilities.relaxed_float32_to_float16_tensor)
+        self._unknown = self._value(UNKNOWN_PERFORMANCE)
         self._sums: dict[int, float] = {}
 
     def of_operation(self, graph: Subgraph, operation: Operation) -> float:
-        """Return the figure of an operation of a subgraph: of an IF or WHILE with what it calls."""
+        """Return the time or power of an operation of a subgraph: of an IF or WHILE with what it calls."""
         if operation.type == OperationType.IF:
-            return self._figure(self._capabilities.if_performance) + self._sum_of_callees(graph, operation) / 2
+            return self._value(self._capabilities.if_performance) + self._sum_of_callees(graph, operation) / 2
         if operation.type == OperationType.WHILE:
-            return self._figure(self._capabilities.while_performance) + self._sum_of_callees(graph, operation)
+            return self._value(self._capabilities.while_performance) + self._sum_of_callees(graph, operation)
         if not operation.inputs:
             return self._unknown
         return self._by_type.get(graph.operands[operation.inputs[0]].type, self._unknown)
@@ -231,5 +230,5 @@ class _Figures:
             self._sums[callee] = sum(self.of_operation(graph, operation) for operation in graph.operations)
         return self._sums[callee]
 
-    def _figure(self, info: PerformanceInfo) -> float:
+    def _value(self, info: PerformanceInfo) -> float:
         return info.power_usage if self._is_low_power else info.exec_time

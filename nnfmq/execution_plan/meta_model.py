@@ -21,7 +21,7 @@ from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import LifeTime, Model, Operation, Subgraph
 from nnfmq.operations.called_subgraphs import callee_indexes, reachable_subgraphs
 from nnfmq.operations.if_while import FIRST_OUTER_INPUT
-from nnfmq.validation.model import operand_level, operation_level, validate_model
+from nnfmq.validation.model_validation import operand_level, operation_level, validate_model
 
 __all__ = ["MetaModel", "ModelSlice", "NeededLevels"]
 
@@ -36,7 +36,7 @@ class ModelSlice:
     operations: tuple[int, ...]
 
     def supported_in_source(self, supported: Sequence[bool], count: int) -> list[bool]:
-        """Return a device's answer for the slice as an answer for all `count` operations of the source."""
+        """Return what a device supports of the slice as what it supports of all `count` operations of the source."""
         found = [False] * count
         for index, is_supported in zip(self.operations, supported, strict=True):
             found[index] = bool(is_supported)
@@ -65,7 +65,6 @@ class NeededLevels:
         levels = [operands[index] for index in (*operation.inputs, *operation.outputs)]
         for callee in callee_indexes(graph, operation):
             levels += self.of(callee + 1)
-            levels += map(operand_level, self._model.referenced[callee].operands)
         return max(operation_level(graph, operation), *levels)
 
     def has_unknown_boundary(self, graph: Subgraph, operation: Operation) -> bool:
@@ -134,8 +133,10 @@ class MetaModel:
         """Whether there are operands or subgraphs that no operation uses: they may be newer than all operations."""
         operations = self._graph.operations
         used = {index for operation in operations for index in (*operation.inputs, *operation.outputs)}
-        if len(used) < len(self._graph.operands) or self._subgraph != MAIN or not self._model.referenced:
-            return len(used) < len(self._graph.operands)
+        if len(used) < len(self._graph.operands):
+            return True
+        if self._subgraph != MAIN:
+            return False  # the model of another subgraph has only the subgraphs that it calls
         called = set[int]().union(*(reachable_subgraphs(self._model, operation) for operation in operations))
         return len(called) < len(self._model.referenced)
 

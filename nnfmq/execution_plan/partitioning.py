@@ -83,7 +83,7 @@ class _Partition:
 
     def __init__(self, model: Model, devices: Sequence[PlanningDevice], choice: DeviceAssignment) -> None:
         self._model, self._devices, self._choice = model, devices, choice
-        self._steps: list[LogicalStep | None] = []  # None: a place for a step whose targets are not known yet
+        self._steps: list[LogicalStep | None] = []  # None: a step whose targets are not known yet
 
     def plan(self, names: tuple[str, ...]) -> ExecutionPlan:
         """Return the plan of the steps added."""
@@ -120,8 +120,8 @@ class _Partition:
         unknown = [index for index in operands if has_unknown_size(graph.operands[index])]
         if unknown and level < FeatureLevel.V1_2:
             names = self._devices[device].name, interface_name(level), interface_name(FeatureLevel.V1_2)
-            place = f"operand {unknown[0]}, whose size is unknown, would enter or leave device {names[0]!r}"
-            raise GeneralFailure(f"{place}; its interface is {names[1]}, that needs {names[2]}")
+            problem = f"operand {unknown[0]}, whose size is unknown, would enter or leave device {names[0]!r}"
+            raise GeneralFailure(f"{problem}; its interface is {names[1]}, that needs {names[2]}")
 
     def _add_interpreted(self, source: _Source, index: int) -> None:
         operation = source.graph.operations[index]
@@ -133,17 +133,17 @@ class _Partition:
     def _add_if(
         self, subgraph: int, index: int, operation: Operation, outer: tuple[int, ...], then: int, otherwise: int
     ) -> None:
-        place = self._append(None)
+        position = self._append(None)
         self.add_subgraph(then)
         end_of_then = self._append(None)
         self.add_subgraph(otherwise)
         end = self._append(None) + 1
         self._steps[end_of_then] = self._steps[end - 1] = GotoStep(end)
-        self._steps[place] = IfStep(
+        self._steps[position] = IfStep(
             subgraph=subgraph,
             operation=index,
             condition=OperandKey(subgraph, operation.inputs[0]),
-            then_step=place + 1,
+            then_step=position + 1,
             else_step=end_of_then + 1,
             inputs=_keys(subgraph, outer),
             outputs=_keys(subgraph, operation.outputs),
@@ -156,17 +156,17 @@ class _Partition:
     def _add_while(
         self, subgraph: int, index: int, operation: Operation, outer: tuple[int, ...], condition: int, body: int
     ) -> None:
-        place = self._append(None)
+        position = self._append(None)
         self.add_subgraph(condition)
-        self._append(GotoStep(place))
+        self._append(GotoStep(position))
         body_step = len(self._steps)
         self.add_subgraph(body)
-        self._append(GotoStep(place))
-        self._steps[place] = WhileStep(
+        self._append(GotoStep(position))
+        self._steps[position] = WhileStep(
             subgraph=subgraph,
             operation=index,
             condition=self._outputs(condition)[0],
-            condition_step=place + 1,
+            condition_step=position + 1,
             body_step=body_step,
             exit_step=len(self._steps),
             inputs=_keys(subgraph, outer),

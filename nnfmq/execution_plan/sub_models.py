@@ -56,7 +56,7 @@ def has_unknown_size(operand: Operand) -> bool:
 
 
 class _Extraction:
-    """One new model under construction: what it uses of the source, and the place of that in the new model."""
+    """One new model under construction: what it uses of the source, and the new indexes and offsets of that."""
 
     def __init__(self, source: Model) -> None:
         self._source = source
@@ -120,8 +120,8 @@ class _Extraction:
             return self._moved(operand, offset=_new_index(self._subgraphs, operand.location.offset))
         return operand if lifetime in (None, operand.lifetime) else replace(operand, lifetime=lifetime)
 
-    def _moved(self, operand: Operand, **place: int) -> Operand:
-        moved = replace(operand.location, **place)
+    def _moved(self, operand: Operand, **changes: int) -> Operand:
+        moved = replace(operand.location, **changes)
         return operand if moved == operand.location else replace(operand, location=moved)
 
     def _offset(self, offset: int, length: int) -> int:

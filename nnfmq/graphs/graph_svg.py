@@ -21,7 +21,7 @@ text {{ fill: #e6e6e6; }}
 path, polygon {{ stroke: #9a9a9a; }}
 .edge > polygon {{ fill: #9a9a9a; }}
 .op > path {{ fill: #2a2a2a; }}
-.io > ellipse {{ fill: #e6e6e6; }} .io > text {{ fill: black; }}
+.io > path {{ fill: #e6e6e6; }} .io > text {{ fill: black; }}
 {_DARK_DEVICES}
 }}
 """

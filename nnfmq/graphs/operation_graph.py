@@ -54,9 +54,9 @@ def _boundary(subgraph: Subgraph, prefix: str) -> Iterator[str]:
     for kind, indexes in (("input", subgraph.input_indexes), ("output", subgraph.output_indexes)):
         for position, index in enumerate(indexes):
             operand = subgraph.operands[index]
-            label = f"{kind} {position}: {code_name(operand.type)} {_shape(operand.dimensions)}".rstrip()
+            label = f"{kind} {position}\\n{code_name(operand.type)} {_shape(operand.dimensions)}".rstrip()
             name = f"{prefix}{kind}{position}"
-            yield f'    {name} [class=io shape=ellipse label="{label}" fillcolor=black fontcolor=white]'
+            yield f'    {name} [class=io label="{label}" fillcolor=black fontcolor=white]'
 
 
 def _in_step(box: str, cluster: StepCluster) -> str:

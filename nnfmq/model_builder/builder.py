@@ -42,7 +42,7 @@ from nnfmq.model_builder.value_conversion import OperandValue, value_bytes
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.signature import match
 from nnfmq.uncopyable import Uncopyable
-from nnfmq.validation.model import validate_channel_quant
+from nnfmq.validation.model_validation import validate_channel_quant
 from nnfmq.validation.rules import require
 from nnfmq.validation.subgraph_boundaries import require_counts
 

@@ -22,7 +22,7 @@ from nnfmq.hal.types import (
 )
 from nnfmq.model_builder.argument_checks import to_integer
 from nnfmq.validation.extension_elements import DescribedType, element_info
-from nnfmq.validation.model import operand_size, size_of_elements, validate_operand_type
+from nnfmq.validation.model_validation import operand_size, size_of_elements, validate_operand_type
 from nnfmq.validation.rules import require
 
 __all__ = ["DescribedExtension", "OperandTypes"]

@@ -8,6 +8,7 @@ sub-models of a plan, share one pool.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from typing import Self
 
@@ -35,6 +36,8 @@ class SharedConstants(Uncopyable):
     def __init__(self, memory: Memory | FileMemory) -> None:
         """Take ownership of `memory`."""
         self._memory = memory
+        # Not __del__: of objects in a cycle the garbage collector may finalize the memory first, which then complains.
+        weakref.finalize(self, memory.close).atexit = False
         self.size_bytes = memory.size_bytes
         self.offset = memory.offset
 
@@ -83,9 +86,6 @@ class SharedConstants(Uncopyable):
     def fileno(self) -> int:
         """Return the fd, which stays owned by this object."""
         return self._memory.fileno()
-
-    def __del__(self) -> None:
-        self._memory.close()
 
 
 def _write(fd: int, data: memoryview, offset: int) -> None:

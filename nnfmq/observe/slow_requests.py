@@ -109,8 +109,8 @@ def _stages(request: int, by_name: dict[str, Slice]) -> RequestStages | None:
     if driver is not None and wait is not None:
         stages["request wake-up"] = max(0, driver.begin_ns - wait.begin_ns)
     if driver is not None:
-        seen_ns = driver.end_ns if wait is None else min(driver.end_ns, wait.end_ns)
-        stages |= _driver_stages(driver, engine, by_name.get(_DECODE), by_name.get(_BIND), seen_ns)
+        reply_end_ns = driver.end_ns if wait is None else min(driver.end_ns, wait.end_ns)
+        stages |= _driver_stages(driver, engine, by_name.get(_DECODE), by_name.get(_BIND), reply_end_ns)
     elif wait is not None:
         stages["driver"] = wait.duration_ns
     if driver is not None and wait is not None:
@@ -124,7 +124,7 @@ def _stages(request: int, by_name: dict[str, Slice]) -> RequestStages | None:
 
 
 def _driver_stages(
-    driver: Slice, engine: Slice | None, decode: Slice | None, bind: Slice | None, seen_ns: int
+    driver: Slice, engine: Slice | None, decode: Slice | None, bind: Slice | None, reply_end_ns: int
 ) -> dict[str, int]:
     """Return the driver's stages. The reply ends when the client has seen it, perhaps before the driver's slice."""
     stages = {"decode": decode.duration_ns if decode else 0, "bind": bind.duration_ns if bind else 0}
@@ -132,7 +132,7 @@ def _driver_stages(
         ready_ns = max(one.end_ns if one else driver.begin_ns for one in (decode, bind))
         stages["queue for cores"] = max(0, engine.begin_ns - ready_ns)
         stages["engine"] = engine.duration_ns
-        stages["reply"] = max(0, seen_ns - engine.end_ns)
+        stages["reply"] = max(0, reply_end_ns - engine.end_ns)
     return stages
 
 

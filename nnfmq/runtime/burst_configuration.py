@@ -26,10 +26,10 @@ def configure_burst(
     the burst is one of the model on the CPU device, if the model has a fallback.
     """
 
-    def configure(place: ModelHandle) -> Burst:
-        kind = _kind(place)
-        vlog("execution", "a burst on %s: its executions are not logged", place.device)
-        return kind.configure(place, polling_window_us, deadline_ns, with_memory=with_memory, arrays=arrays)
+    def configure(target: ModelHandle) -> Burst:
+        kind = _kind(target)
+        vlog("execution", "a burst on %s: its executions are not logged", target.device)
+        return kind.configure(target, polling_window_us, deadline_ns, with_memory=with_memory, arrays=arrays)
 
     try:
         return configure(model)

@@ -126,7 +126,7 @@ class Device(Struct, frozen=True):
         hal_model, deadline_ns = to_hal_model(to_model(model)), deadline_after(timeout)
         data, pools = encode_model(hal_model)
 
-        def ask(connection: Connection) -> messages.SupportedOperations:
+        def query(connection: Connection) -> messages.SupportedOperations:
             message = messages.GetSupportedOperations(
                 connection.next_call_id(),
                 self.info.name,
@@ -136,7 +136,7 @@ class Device(Struct, frozen=True):
             )
             return connection.exchange(message, messages.SupportedOperations, memory_fds(pools), deadline_ns)
 
-        reply = self._call(ask, deadline_ns)
+        reply = self._call(query, deadline_ns)
         if reply.status is not ErrorStatus.NONE:
             raise error_for_status(reply.status, reply.message)
         if len(reply.supported) != len(hal_model.main.operations):

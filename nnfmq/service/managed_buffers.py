@@ -35,7 +35,7 @@ from nnfmq.service.error_translation import errors_to_status
 from nnfmq.service.handle_table import HandleTable
 from nnfmq.service.memory_quota import MemoryQuota, ReceivedMemory
 from nnfmq.validation.buffer_desc import validate_buffer
-from nnfmq.validation.model import operand_size
+from nnfmq.validation.model_validation import operand_size
 from nnfmq.verbose_log import vlog
 
 Shape: TypeAlias = tuple[int, ...]

@@ -7,7 +7,7 @@ models and requests, `interface_conversion` converts values between interface ve
 
 from __future__ import annotations
 
-from nnfmq.validation.model import model_problems, validate_model
+from nnfmq.validation.model_validation import model_problems, validate_model
 from nnfmq.validation.request import validate_request
 
 __all__ = ["model_problems", "validate_model", "validate_request"]

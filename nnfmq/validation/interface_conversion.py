@@ -21,7 +21,7 @@ from nnfmq.hal.extension_codes import is_extension
 from nnfmq.hal.feature_levels import FeatureLevel, interface_name, introduced_in, is_aidl, prefix_bits
 from nnfmq.hal.timing import Timing, truncate_to_microseconds
 from nnfmq.hal.types import BufferToken, ExecutionPreference, Model, OperandType, Priority, Request, RequestArgument
-from nnfmq.validation.model import validate_model
+from nnfmq.validation.model_validation import validate_model
 
 __all__ = ["Converted", "compliant_with", "convert_to", "require_level", "require_prefixes"]
 

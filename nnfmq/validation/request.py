@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import BufferToken, DataLocation, Model, Operand, Request, RequestArgument, is_scalar
-from nnfmq.validation.model import operand_size
+from nnfmq.validation.model_validation import operand_size
 from nnfmq.validation.rules import require
 
 __all__ = ["validate_request"]

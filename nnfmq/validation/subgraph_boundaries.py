@@ -1,8 +1,8 @@
 """Validation of IF and WHILE against the subgraphs that they call: operand counts, and operands that match.
 
-`validation.model` has validated all subgraphs before, so indexes and subgraph references are valid here. Two operands
-match if type, scale, zero point, per-channel scales, extension data and dimensions are equal. The HAL requires all
-dimensions at a boundary to be known. An omitted outer operand (NO_VALUE) needs no known size.
+`validation.model_validation` has validated all subgraphs before, so indexes and subgraph references are valid here. Two
+operands match if type, scale, zero point, per-channel scales, extension data and dimensions are equal. The HAL requires
+all dimensions at a boundary to be known. An omitted outer operand (NO_VALUE) needs no known size.
 
     N-VAL-18 IF: counts, condition, operands of a branch
     N-VAL-19 WHILE: counts, the condition model's output, operands of condition and body

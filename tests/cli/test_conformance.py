@@ -183,6 +183,44 @@ def test_a_driver_that_the_execution_path_does_not_use_is_an_error(
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("partition", ["", "2", "random"])
+def test_plans_are_counted_on_the_paths_of_the_runtime(
+    partition: str, jobs: int, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--path", "runtime", *(["--partition", partition] if partition else [])]
+    assert (
+        run(folder, *words, "--jobs", jobs, "--json", tmp_path / "report.json") == 1
+    )  # one model expects wrong values
+    report: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
+    assert (report["total"], report["passed"], report.get("partition", "")) == (2, 1, partition)
+    plans = report["plans"]
+    assert plans["simple"] + plans["compound"] + plans["unprepared"] == 6  # two models with two variants each
+    assert (plans["compound"], plans["steps"], plans["undivided"]) == (0, 0, 0)  # of one operation
+    assert "Plans: 6, of which" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_driver_has_no_plans(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(folder, "--path", "sync", "--connect", "embedded")
+    assert "Plans" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--partition", "2"], "--partition needs a --path through the runtime, such as runtime"),
+        (["--path", "runtime", "--partition", "4"], "invalid choice: '4'"),
+        (["--path", "runtime", "--partition", "random", "--device", "reference"], "--partition random chooses"),
+        (["--path", "runtime", "--partition", "random", "--connect", "embedded"], "--partition random chooses"),
+    ],
+)
+def test_a_partition_that_the_path_does_not_have_is_an_error(
+    words: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(folder, *words) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
 def test_a_device_that_does_not_exist_is_an_error_and_no_failed_test(
     folder: Path, jobs: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

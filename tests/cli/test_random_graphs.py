@@ -12,7 +12,7 @@ import pytest
 from support import model_lines
 
 from nnfmq.cli import main
-from nnfmq.conformance import targets
+from nnfmq.conformance import driver_targets, targets
 from nnfmq.conformance.targets import ExecutionOutput, ExecutionRequest
 
 CHOSEN = ("--random-graphs", "--classes", "later", "--filter", "reverse.*seed_[0-3]$")
@@ -40,6 +40,27 @@ def off_by_a_lot(monkeypatch: pytest.MonkeyPatch) -> None:
         return ExecutionOutput(executed.shapes, outputs)
 
     monkeypatch.setattr(targets.InProcess, "execute", wrong)
+
+
+def test_TST_7_TST_8_a_graph_that_fails_on_random_devices_is_dumped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = driver_targets.RequestExecutor.execute
+
+    def wrong(self: Any, execution: ExecutionRequest) -> ExecutionOutput:
+        executed = right(self, execution)
+        return ExecutionOutput(executed.shapes, tuple(bytes(len(raw)) for raw in executed.outputs))
+
+    chosen = ("--random-graphs", "--classes", "divided", "--filter", "int32_rank2_seed_[01]$")
+    on_random_devices = ("--path", "runtime", "--partition", "random")
+    monkeypatch.setattr(driver_targets.RequestExecutor, "execute", wrong)
+    first = report_of(tmp_path / "first.json", *chosen, *on_random_devices, "--dump", tmp_path)
+    assert first["dumped"] == [str(tmp_path / f"random_divided_int32_rank2_seed_{seed}.jsonl") for seed in (0, 1)]
+
+    again = report_of(tmp_path / "again.json", *first["dumped"], *on_random_devices)
+    assert (again["failed"], again["plans"]) == (first["failed"], first["plans"])
+    monkeypatch.undo()
+    assert run(*first["dumped"], *on_random_devices) == 0
 
 
 @pytest.mark.parametrize("path", ["interpreter", "sync", "burst"])
@@ -106,7 +127,10 @@ def test_nothing_to_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--classes", "single,huge"), "unknown class 'huge'; the classes are single, small, large, quantized, later"),
+        (
+            ("--classes", "single,huge"),
+            "unknown class 'huge'; the classes are single, small, large, quantized, later, divided",
+        ),
         (("--seeds", "5-2"), "'5-2' is neither a seed nor a range A-B of seeds"),
         (("--seeds", "first"), "'first' is neither a seed nor a range A-B of seeds"),
         (("--seeds", "4294967296"), "at most 4294967295"),

@@ -22,7 +22,7 @@ from support.stateful_models import stream
 
 import nnfmq
 from nnfmq.fence import Fence
-from nnfmq.hal.types import FenceState, Request
+from nnfmq.hal.types import DataLocation, FenceState, Request, RequestArgument
 from nnfmq.runtime import fallback_thread
 from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.cpu_fallback import CpuFallback
@@ -516,6 +516,81 @@ def test_PART_6_a_fenced_request_with_managed_buffers_is_not_launched_on_the_cpu
         with pytest.raises(nnfmq.DeadObject):
             model.execute_request_fenced(request)
     assert cpu.openings == 0
+
+
+def test_PART_6_a_buffer_that_was_closed_leaves_the_device_s_error(
+    model: nnfmq.PreparedModel, client: nnfmq.Client, cpu: Cpu
+) -> None:
+    device = client.device(DEVICE)
+    with device.allocate(inputs=[(model, 0), (model, 1)]) as source, device.allocate(outputs=[(model, 0)]) as sink:
+        source.copy_from(four(FAIL))
+        pools = (source.pool, sink.pool)
+        request = Request((in_pool(0), in_pool(0)), (in_pool(1),), pools)
+        model.execute_request(request)
+        assert sink.array().tolist() == [2 * FAIL] * 4
+        client.connection.buffers.pop(source.token)
+        with pytest.raises(nnfmq.GeneralFailure, match="as the test wants"):
+            model.execute_request(request)
+
+
+def in_pool(index: int) -> RequestArgument:
+    """Return an argument in a managed buffer."""
+    return RequestArgument(location=DataLocation(index))
+
+
+def test_PART_6_a_request_that_no_driver_has_checked_is_not_read_beyond_its_end(
+    model: nnfmq.PreparedModel, client: nnfmq.Client
+) -> None:
+    with client.device(DEVICE).allocate(inputs=[(model, 0)]) as source, Process(client.worker_pid) as worker:
+        too_few = Request((in_pool(0),), (in_pool(0),), (source.pool,))
+        no_such_pool = Request((in_pool(0), in_pool(7)), (in_pool(9),), (source.pool,))
+        worker.kill()
+        until(lambda: not client.connection.is_open, "the client knows")
+        for request in (too_few, no_such_pool):
+            with pytest.raises(nnfmq.DeadObject):
+                model.execute_request(request)
+
+
+def test_PART_6_a_pool_of_bursts_outlives_its_driver_on_the_cpu(
+    model: nnfmq.PreparedModel, client: nnfmq.Client
+) -> None:
+    with model.burst_pool(2) as pool:
+        assert first(pool.execute(four(2), ONE)) == 103
+        assert first(pool.execute(four(DIE), ONE)) == DIE + 1
+        with pool.acquire() as one_burst, pool.acquire() as other:
+            assert [first(burst.execute(four(2), ONE)) for burst in (one_burst, other)] == [3, 3]
+
+
+@pytest.mark.parametrize("when", ["at the start", "in the callback"])
+def test_PART_6_without_a_fallback_thread_the_device_s_error_is_raised(
+    when: str, model: nnfmq.PreparedModel, client: nnfmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_function: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(fallback_thread, "submit", no_thread)
+    if when == "in the callback":
+        with pytest.raises(nnfmq.GeneralFailure, match="as the test wants"):
+            model.execute_async(four(FAIL), ONE).result(LIMIT_S)
+        return
+    with Process(client.worker_pid) as worker:
+        worker.kill()
+    until(lambda: not client.connection.is_open, "the client knows")
+    with pytest.raises(nnfmq.DeadObject):
+        model.execute_async(four(FAIL), ONE)
+
+
+def test_PART_6_a_bug_in_the_execution_on_the_cpu_leaves_the_device_s_error(
+    model: nnfmq.PreparedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> Device:
+        raise ZeroDivisionError("a bug")
+
+    model.fallback = CpuFallback(broken, add_model())
+    with caplog.at_level(logging.ERROR, "nnfmq.client"):
+        with pytest.raises(nnfmq.GeneralFailure, match="as the test wants"):
+            model.execute_async(four(FAIL), ONE).result(LIMIT_S)
+        until(lambda: "a bug" in caplog.text, "the bug is logged")
 
 
 # ------------------------------------------------------------------------------------------------ log, death of the CPU

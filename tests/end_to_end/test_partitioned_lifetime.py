@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.control_flow_models import counting
-from support.drivers import DEAD_WITHIN_NS, LIMIT_S, Daemon, InThread, Process, until
+from support.drivers import DEAD_WITHIN_NS, LIMIT_S, Daemon, InThread, Process, app, until
 from support.partitioned import MODES, Runtime, error_of, three_drivers
 from support.plans import control_flow_plan, linear_plan
 from support.small_models import two_adds
@@ -183,7 +184,23 @@ def test_a_model_that_nobody_closes_leaves_no_memory_behind(runtime: Runtime) ->
     """The leak check of every test finds what is left; closing the client releases the steps."""
     model = runtime.prepare(PLAN)
     model.execute(A, B)
-    runtime._resources.pop_all().close()
+    runtime._resources.pop_all()  # nor does anything refer to it any more
+    del model
+    gc.collect()
+    for client in runtime.clients:
+        client.close()
+
+
+def test_a_burst_keeps_the_constants_of_a_model_that_nothing_refers_to(runtime: Runtime) -> None:
+    arrays = np.array([1, 2], np.float32), np.array([2], np.int32), np.array([10, 20], np.float32)
+    burst = runtime.prepare(control_flow_plan(counting())).burst()
+    kept = runtime._resources.pop_all()
+    del kept
+    gc.collect()
+    with burst:
+        assert burst.execute(*arrays)[0].tolist() == [21, 42]
+    for client in runtime.clients:
+        client.close()
 
 
 def test_LIFE_9_executions_in_many_threads_share_a_model_and_leave_nothing(runtime: Runtime) -> None:
@@ -359,3 +376,26 @@ def test_TIM_1_QOS_5_nor_have_bursts_executions_and_requests_times_or_deadlines(
         for call in calls:
             with pytest.raises(nnfmq.InvalidArgument, match="needs a model on one device"):
                 call()
+
+
+def test_LIFE_3_LIFE_8_drivers_release_the_steps_of_an_application_that_is_killed(drivers: list[Daemon]) -> None:
+    with app("partitioned", *(driver.path for driver in drivers[:2])) as program, ExitStack() as stack:
+        workers = [stack.enter_context(Process(int(pid))) for pid in program.line().split()]
+        assert [worker.has_exited() for worker in workers] == [False, False]
+        program.popen.kill()
+        assert program.wait() == -signal.SIGKILL
+        for worker in workers:
+            worker.wait_for_end()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_LIFE_6_a_step_continues_in_the_driver_that_replaces_a_dead_one(drivers: list[Daemon], mode: str) -> None:
+    with ExitStack() as stack:
+        runtime = Runtime(drivers, stack, recover=True)
+        way = Prepared(mode, runtime.prepare(PLAN, cpu=None), stack)
+        if mode != "once":
+            assert way.execute(A, B)[0].tolist() == EXPECTED
+        with Process(runtime.clients[1].worker_pid) as worker:
+            worker.kill()
+            worker.wait_for_end()
+        assert way.execute(A, B)[0].tolist() == EXPECTED

@@ -148,9 +148,9 @@ class Broken(FakeDevice):
     [
         (GeneralFailure("out of order"), "it failed: out of order"),
         (DeadObject("the driver died"), "it failed: the driver died"),
-        ([True], "it answered for 1 operations of 2"),
-        ([True] * 3, "it answered for 3 operations of 2"),
-        ([], "it answered for 0 operations of 2"),
+        ([True], "it replied for 1 operations of 2"),
+        ([True] * 3, "it replied for 3 operations of 2"),
+        ([], "it replied for 0 operations of 2"),
     ],
 )
 def test_PART_1_a_device_that_fails_or_miscounts_supports_nothing(

@@ -54,6 +54,18 @@ def test_PART_2_what_a_missing_operation_writes_is_an_input_of_the_slice_and_wha
     assert found.model.main.output_indexes == (3, 1)  # the model's own outputs first
 
 
+def test_PART_2_an_output_of_the_model_that_a_missing_operation_reads_is_listed_once() -> None:
+    sketch = Sketch()
+    x, shared = sketch.input(), sketch.output()
+    sketch.operation(RELU, [x], shared)
+    sketch.operation(HARD_SWISH, [shared], sketch.output())
+
+    found = sliced(sketch.model(), 3)
+
+    assert found is not None
+    assert found.model.main.output_indexes == (1,)
+
+
 def test_PART_2_a_result_that_nobody_reads_stays_a_temporary_of_the_slice() -> None:
     sketch = Sketch()
     x, unread, between = sketch.input(), sketch.temporary(), sketch.temporary()
@@ -158,18 +170,27 @@ def test_PART_2_a_slice_has_no_extension_and_no_constant_that_only_missing_opera
     assert old.model.operand_values == scalar(0)[1]
 
 
-def test_PART_2_subgraphs_and_operands_that_no_operation_uses_do_not_raise_the_level() -> None:
+def test_PART_2_an_operand_that_no_operation_uses_does_not_raise_the_level() -> None:
     sketch = Sketch()
     x = sketch.input()
     sketch.operation(RELU, [x], sketch.output())
     sketch.constant((Operand(OperandType.TENSOR_QUANT8_SYMM, (1,), 1.0), b"\1"))
-    model = replace(sketch.model(), referenced=branching().referenced)
-    assert validate_model(replace(model, operand_values=bytes(64))) == 4
+    model = sketch.model()
+    assert validate_model(model) == 3
 
-    found = sliced(replace(model, operand_values=bytes(64)), 1)
+    found = sliced(model, 1)
 
     assert found is not None
     assert len(found.model.main.operands) == 2
+
+
+def test_PART_2_a_subgraph_that_nobody_calls_does_not_raise_the_level() -> None:
+    model = replace(chain(RELU), referenced=branching().referenced, operand_values=branching().operand_values)
+    assert validate_model(model) == 4
+
+    found = sliced(model, 1)
+
+    assert found is not None
     assert not found.model.referenced
 
 
@@ -245,8 +266,10 @@ def test_PART_2_a_device_gets_the_operations_of_its_slice_that_it_supports() -> 
     assert [operation.type for operation in device.asked[0].main.operations] == [RELU, FLOOR, EXP]
 
 
-@pytest.mark.parametrize(("is_strict", "questions"), [(False, 1), (True, 0)])
-def test_PART_2_strict_slicing_offers_only_valid_models(is_strict: bool, questions: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "questions"), [(PlanOptions(), 1), (PlanOptions(strict_slicing=True), 0)], ids=["usual", "strict"]
+)
+def test_PART_2_strict_slicing_offers_only_valid_models(options: PlanOptions, questions: int) -> None:
     """A scale on a float tensor breaks a rule, though the level knows the operation and its types."""
 
     class Lenient(FakeDevice):
@@ -257,9 +280,9 @@ def test_PART_2_strict_slicing_offers_only_valid_models(is_strict: bool, questio
     device, rest = Lenient("acme-old", feature_level=3), Lenient("acme-new")
     invalid = with_operand(chain(RELU, HARD_SWISH), 0, scale=1.0)
 
-    choice = DeviceAssignment(invalid, [device], PlanOptions(strict_slicing=is_strict))
+    choice = DeviceAssignment(invalid, [device], options)
     with pytest.raises(InvalidArgument):
         choice.of(MAIN)
     assert len(device.asked) == questions
-    valid = chain(RELU, HARD_SWISH)
-    assert DeviceAssignment(valid, [device, rest], PlanOptions(strict_slicing=is_strict)).of(MAIN) == (0, 1)
+    valid = chain(EXP, HARD_SWISH)  # the slice needs exactly the level of the device
+    assert DeviceAssignment(valid, [device, rest], options).of(MAIN) == (0, 1)

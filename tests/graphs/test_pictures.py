@@ -58,8 +58,8 @@ def test_a_picture_has_a_box_for_each_operation_with_the_shapes_of_its_weights_a
     found = "\n".join(texts(graph_svg(operation_graph(digits()))))
     for name in ("CONV_2D", "MAX_POOL_2D", "FULLY_CONNECTED", "SOFTMAX"):
         assert name in found
-    assert "input 0: TENSOR_FLOAT32 1x8x8x1" in found
-    assert "output 0: TENSOR_FLOAT32 1x10" in found
+    assert "input 0\nTENSOR_FLOAT32 1x8x8x1" in found
+    assert "output 0\nTENSOR_FLOAT32 1x10" in found
     weights = digits().main.operands[digits().main.operations[0].inputs[1]].dimensions
     assert f"{'x'.join(map(str, weights))} → 1x" in found
 

@@ -23,7 +23,7 @@ from nnfmq.hal.types import (
     merge_dimensions,
     operand_bytes,
 )
-from nnfmq.validation.model import operand_size
+from nnfmq.validation.model_validation import operand_size
 
 F32, Q8 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM
 SIZES = {

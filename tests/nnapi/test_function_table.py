@@ -15,7 +15,8 @@ from nnfmq.nnapi.support_library import FUNCTIONS, NOT_ON_LINUX, free
 from nnfmq.runtime.devices.runtime_device import RuntimeDevice
 
 PAGE = ROOT / "docs" / "reference" / "nnapi.md"
-ROW = re.compile(r"^\| (?P<name>(?:SL_)?ANeuralNetworks\w+) \| (?:`(?P<python>[\w.]+)`|none) \| (?P<note>.*) \|$", re.M)
+TABLE = re.compile(r"^### `(?P<prefix>\w+_)…`\n(?P<rows>.*?)(?=^###|\Z)", re.M | re.S)
+ROW = re.compile(r"^\| (?P<name>\w+) \| (?:`(?P<python>[\w.]+)`(?:: .*)?|none: (?P<reason>.*)) \|$", re.M)
 
 # The functions of NeuralNetworks.h and NeuralNetworksExtensions.h up to feature level 8, by object.
 API = {
@@ -78,10 +79,11 @@ def found_by_name(python: str) -> object:
 
 
 def test_API_17_the_page_has_the_table() -> None:
-    rows = {match["name"]: match for match in ROW.finditer(PAGE.read_text())}
+    tables = TABLE.finditer(PAGE.read_text())
+    rows = {table["prefix"] + row["name"]: row for table in tables for row in ROW.finditer(table["rows"])}
     assert set(rows) == set(FUNCTIONS) | set(NOT_ON_LINUX)
     for name, reason in NOT_ON_LINUX.items():
-        assert (rows[name]["python"], rows[name]["note"]) == (None, reason)
+        assert rows[name]["reason"] == reason
     for name, function in FUNCTIONS.items():
         found = found_by_name(rows[name]["python"])
         assert repr(attrgetter(found)) == repr(function) if isinstance(found, str) else found == function, name

@@ -6,7 +6,6 @@ that no device takes. If a step fails it may execute on the CPU instead; see doc
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
@@ -87,7 +86,6 @@ class PartitionedModel(Uncopyable, HasState):
         """Always empty: see above."""
         self._state = StateValues(states) if states else None
         self._claims: dict[int, object] = {}  # see `exclusive_use`
-        weakref.finalize(self, self.handle.close_memory)
 
     def __repr__(self) -> str:
         return f"<PartitionedModel on {self._devices_text()}: {self.handle.signature}>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from nnfmq.execution_plan.plan import ExecutionPlan
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import signature
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
+from nnfmq.memory import Memory
 from nnfmq.runtime import fallback_thread
 from nnfmq.runtime.cpu_fallback import CpuFallback
 from nnfmq.runtime.plan_execution.array_arguments import ArrayArguments
@@ -64,6 +66,8 @@ class PlanHandle(Uncopyable):
             if number not in self.bound.inputs and number not in self.bound.outputs
         )  # fmt: skip
         self._free: deque[ArrayArguments] = deque(maxlen=_KEPT)
+        # An application may close the client alone, which releases the steps. What executes refers to the handle.
+        self._close_memory = weakref.finalize(self, _close_memory, self._free, self._constant_memory)
         self._lock = threading.Lock()
         self._users = 0
         self._is_closed = False
@@ -131,7 +135,7 @@ class PlanHandle(Uncopyable):
             fallback_thread.submit(self._release)
         except RuntimeError as error:  # no thread: the drivers release the steps when the connections are closed
             _log.warning("a closed model is not released: %s", error)
-            self.close_memory()
+            self._close_memory()
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -173,18 +177,19 @@ class PlanHandle(Uncopyable):
             self._release()
 
     def _release(self) -> None:
-        self.close_memory()
+        self._close_memory()
         for step in self.steps:
             step.close()
         if self.fallback is not None:
             self.fallback.close()
 
-    def close_memory(self) -> None:
-        """Close the memory that no execution uses, and the constants."""
-        while self._free:
-            self._free.pop().close()
-        if self._constant_memory is not None:
-            self._constant_memory.close()
+
+def _close_memory(free: deque[ArrayArguments], constants: Memory | None) -> None:
+    """Close the memory that no execution uses, and the constants."""
+    while free:
+        free.pop().close()
+    if constants is not None:
+        constants.close()
 
 
 def _values_read(plan: BoundPlan) -> frozenset[int]:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import nnfmq
 from nnfmq.execution_plan.plan import ExecutionPlan
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.hal.tensor_info import operand_info
@@ -105,8 +106,10 @@ def three_drivers(site: Path) -> Iterator[list[Daemon]]:
 class Runtime:
     """Clients of the three drivers, which prepare plans."""
 
-    def __init__(self, drivers: Sequence[Daemon], resources: ExitStack) -> None:
-        self.clients = [resources.enter_context(driver.connect()) for driver in drivers]
+    def __init__(self, drivers: Sequence[Daemon], resources: ExitStack, *, recover: bool = False) -> None:
+        self.clients = [
+            resources.enter_context(nnfmq.connect(driver.path, timeout=LIMIT_S, recover=recover)) for driver in drivers
+        ]
         self._resources = resources
 
     def prepare(
