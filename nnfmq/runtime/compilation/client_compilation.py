@@ -91,12 +91,12 @@ class ClientCompilation:
             best = available[0] if available else None
         else:
             is_low_power = to_preference(options.get("preference", "fast")) == ExecutionPreference.LOW_POWER
-            best = best_of_all(available, self._figures(client, available), is_low_power)
+            best = best_of_all(available, self._performance(client, available), is_low_power)
         if best is not None and best.name == _REFERENCE:
             self._warn(infos)
         return best
 
-    def _figures(self, client: Client, infos: Sequence[DeviceInfo]) -> list[Capabilities]:
+    def _performance(self, client: Client, infos: Sequence[DeviceInfo]) -> list[Capabilities]:
         """Return the capabilities of the devices, each asked for once; none at all if one fails."""
         for info in infos:
             if info.name not in self._capabilities:
@@ -160,9 +160,11 @@ class ClientCompilation:
             cpu.close()
 
 
-def best_of_all(infos: Sequence[DeviceInfo], figures: Sequence[Capabilities], is_low_power: bool) -> DeviceInfo | None:
+def best_of_all(
+    infos: Sequence[DeviceInfo], performance: Sequence[Capabilities], is_low_power: bool
+) -> DeviceInfo | None:
     """Return the first device whose every performance figure is at least as good as that of all others, if any."""
-    tables = [_table(capabilities, is_low_power) for capabilities in figures]
+    tables = [_table(capabilities, is_low_power) for capabilities in performance]
     types = {type for table in tables for type in table}
     for info, table in zip(infos, tables, strict=False):
         if all(table.get(type, _UNKNOWN) <= other.get(type, _UNKNOWN) for other in tables for type in types):

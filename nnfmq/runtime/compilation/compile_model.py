@@ -208,14 +208,13 @@ class _Compilation:
         return found
 
     def _require_no_single_device_options(self, plan: ExecutionPlan) -> None:
-        given = ["timeout"] if self._deadline_ns is not None else []
-        given += [name for name in ("hints", "model_cache", "data_cache") if self._options.get(name)]
-        if given:
-            names = ", ".join(f"`{name}`" for name in given)
+        options = ["timeout"] if self._deadline_ns is not None else []
+        options += [name for name in ("hints", "model_cache", "data_cache") if self._options.get(name)]
+        if options:
+            names = ", ".join(f"`{name}`" for name in options)
             on = ", ".join(dict.fromkeys(plan.devices[step.device] for step in plan.execution_steps))
-            raise InvalidArgument(
-                f"{names} need{'s' * (len(given) == 1)} one device, and this model is divided among {on}: {_ONE_DEVICE}"
-            )
+            verb = "needs" if len(options) == 1 else "need"
+            raise InvalidArgument(f"{names} {verb} one device, and this model is divided among {on}: {_ONE_DEVICE}")
 
     # -- one device ----------------------------------------------------------------------------------------------------
 

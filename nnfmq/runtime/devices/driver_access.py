@@ -153,6 +153,7 @@ class DriverAccess(Uncopyable):
             self._lock.release()
 
     def _connect(self, deadline_ns: int | None) -> Client:
+        deadline_ns = deadline_after(self.timeout) if deadline_ns is None else deadline_ns
         try:
             client = self._open_client(deadline_ns)
         except DeviceUnavailable as error:

@@ -15,7 +15,6 @@ from nnfmq.hal.errors import NnfmqError
 from nnfmq.paths import SOCKET_NAME, default_socket, runtime_directory
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connect import connect
-from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.devices.driver_access import DriverAccess
 
 __all__ = ["DriverDiscovery", "listening_sockets"]
@@ -61,36 +60,35 @@ class DriverDiscovery:
         A driver that cannot be reached, or whose replies are not valid, is left out and logged; it is tried again the
         next time.
         """
-        places: list[Path | None] = [*(listening_sockets() if self._sockets is None else self._sockets)]
-        places += [None] if self._embedded else []
-        missing = [place for place in places if place not in self._found]
-        accesses = [DriverAccess(self._label(place), partial(_open, place), self._timeout) for place in missing]
+        paths: list[Path | None] = [*(listening_sockets() if self._sockets is None else self._sockets)]
+        paths += [None] if self._embedded else []
+        missing = [path for path in paths if path not in self._found]
+        accesses = [DriverAccess(self._label(path), partial(_open, path), self._timeout) for path in missing]
         errors = _for_each(accesses, lambda access: access.client(deadline_ns))
         new = []
-        for place, access, error in zip(missing, accesses, errors, strict=True):
+        for path, access, error in zip(missing, accesses, errors, strict=True):
             if error is None:
-                self._found[place] = access
+                self._found[path] = access
                 new.append(access)
             else:
                 access.close()
-                self._complain(place, error)
+                self._complain(path, error)
         return new
 
     @staticmethod
-    def _label(place: Path | None) -> str:
-        return _EMBEDDED if place is None else place.name.removesuffix(_SUFFIX)
+    def _label(path: Path | None) -> str:
+        return _EMBEDDED if path is None else path.name.removesuffix(_SUFFIX)
 
-    def _complain(self, place: Path | None, error: BaseException) -> None:
+    def _complain(self, path: Path | None, error: BaseException) -> None:
         text = str(error)
-        if self._complaints.get(place) != text:  # once, not at each call
-            self._complaints[place] = text
-            _log.warning("the driver at %s is left out: %s", place or "an embedded process", text)
+        if self._complaints.get(path) != text:  # once, not at each call
+            self._complaints[path] = text
+            _log.warning("the driver at %s is left out: %s", path or "an embedded process", text)
 
 
-def _open(place: Path | None, deadline_ns: int | None) -> Client:
-    left = remaining_s(deadline_ns)
-    timeout = DEFAULT_TIMEOUT_S if left is None else left
-    return connect(embedded=True, timeout=timeout) if place is None else connect(place, timeout=timeout)
+def _open(path: Path | None, deadline_ns: int | None) -> Client:
+    timeout = remaining_s(deadline_ns)
+    return connect(embedded=True, timeout=timeout) if path is None else connect(path, timeout=timeout)
 
 
 def _for_each(
