@@ -4,7 +4,8 @@
     python tools/measure_capabilities.py mine --models FOLDER --connect /run/driver.sock --rounds 50
 
 The models are those that the HAL names for this purpose: float MobileNets, asr_float and tts_float for float32, and
-quantized MobileNets for 8 bits. FOLDER has their .tflite files (default: `models` in $NNFMQ_DATA). Each round executes
+quantized MobileNets for 8 bits. FOLDER has their .tflite files (default: `models` in $NNFMQ_DATA). For types that the
+HAL names no models for, they are single operations on arrays as large as an image's activations. Each round executes
 a model once on the device and once on the reference; which of them is first alternates. exec_time is the ratio of the
 medians of wall time. power_usage is the ratio of CPU times in the driver, as a substitute for measured power: for a
 device that does not compute on the CPU it is meaningless, and its owner has to measure. The value for several models is
@@ -27,8 +28,9 @@ from typing import NamedTuple
 import numpy as np
 
 import nnfmq
-from nnfmq.hal.types import ExecutionPreference
+from nnfmq.hal.types import ExecutionPreference, FusedActivationFunc
 from nnfmq.measure.steps import random_input
+from nnfmq.runtime.tensor_layout import Array
 
 Run = Callable[[], object]
 
@@ -37,6 +39,12 @@ KINDS = {  # the types that the ratios are for, and the models that they are mea
     FLOAT: ("mobilenet_v1_*.tflite", "mobilenet_v2_*.tflite", "asr_float*.tflite", "tts_float*.tflite"),
     QUANTIZED: ("mobilenet_v1_*_quant.tflite", "mobilenet_v2_*_quant.tflite"),
 }
+OPERATIONS = {  # the types that the ratios are for, and an operation on arrays of the first of them
+    ("TENSOR_INT32", "INT32"): "MUL",
+    ("TENSOR_BOOL8", "BOOL"): "LOGICAL_AND",
+    ("TENSOR_FLOAT16", "FLOAT16"): "MUL",
+}
+_OPERATION_SHAPE = (1, 56, 56, 64)
 _WARM_UP = 2  # executions that are not timed
 
 
@@ -104,13 +112,38 @@ def model_files(folder: Path, patterns: Iterable[str], *, quantized: bool) -> li
     return sorted(path for path in found if path.stem.endswith("_quant") == quantized)
 
 
+def one_operation(operand_type: str, operation: str) -> nnfmq.ModelBuilder:
+    """Return a model of one operation on two arrays. The caller closes it."""
+    builder = nnfmq.ModelBuilder()
+    first, second, result = (builder.add_operand(operand_type, _OPERATION_SHAPE) for _ in range(3))
+    arguments = [first, second]
+    if operation == "MUL":
+        arguments.append(builder.add_operand("INT32"))
+        builder.set_operand_value(arguments[-1], FusedActivationFunc.NONE)
+    builder.add_operation(operation, arguments, [result])
+    builder.identify_inputs_and_outputs([first, second], [result])
+    builder.finish()
+    return builder
+
+
+def random_array(info: nnfmq.TensorInfo) -> Array:
+    """Return a random input."""
+    random = np.random.default_rng(1)
+    return random.random(info.shape) < 0.5 if info.dtype == "bool" else random_input(info, random)
+
+
 def compare_devices(
-    client: nnfmq.Client, device: str, reference: str, model: nnfmq.LoadedModel, rounds: int, clocks: Clocks
+    client: nnfmq.Client,
+    device: str,
+    reference: str,
+    model: nnfmq.LoadedModel | nnfmq.ModelBuilder,
+    rounds: int,
+    clocks: Clocks,
 ) -> ExecutionTime | None:
     """Compare both devices of a driver on one model; return None if `device` does not support all of it."""
     if not all(client.device(device).supported_operations(model)):
         return None
-    inputs = [random_input(info, np.random.default_rng(1)) for info in model.inputs]
+    inputs = [random_array(info) for info in model.inputs]
     with ExitStack() as stack:
 
         def running(name: str) -> Run:
@@ -143,12 +176,21 @@ def measure(
         found = []
         for path in model_files(folder, patterns, quantized=types == QUANTIZED):
             ratio = compare_devices(client, device, reference, nnfmq.load(path), rounds, clocks)
-            result = "not supported" if ratio is None else f"exec_time {ratio.wall:.3f}, CPU time {ratio.cpu:.3f}"
-            print(f"{path.name}: {result}", file=sys.stderr)
+            print(f"{path.name}: {_text(ratio)}", file=sys.stderr)
             found += [] if ratio is None else [ratio]
         if found:
             ratios[types] = geometric_mean(found)
+    for types, operation in OPERATIONS.items():
+        with one_operation(types[0], operation) as built:
+            ratio = compare_devices(client, device, reference, built, rounds, clocks)
+        if ratio is not None:
+            print(f"{operation} of {types[0]}: {_text(ratio)}", file=sys.stderr)
+            ratios[types] = ratio
     return ratios
+
+
+def _text(ratio: ExecutionTime | None) -> str:
+    return "not supported" if ratio is None else f"exec_time {ratio.wall:.3f}, CPU time {ratio.cpu:.3f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
