@@ -32,7 +32,6 @@ examples:
   nnfmq conformance vts                               # a folder of test models, on the interpreter
   nnfmq conformance vts --path burst --jobs 4 --html report.html
   nnfmq conformance vts/V1_2 --filter 'conv2d.*nchw' --json report.json
-  nnfmq conformance one.jsonl --path sync --connect embedded
   nnfmq conformance vts --path runtime --partition 2  # on two drivers, which get the operations in turn
   nnfmq conformance --random-graphs --classes large --seeds 50-99 --dump failing
 """
@@ -64,10 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--path", choices=PATHS, metavar="P", default="interpreter",
         help="interpreter (default), compiled, compiled-steps; by a driver: sync, async, fenced, reusable, "
-        "[aidl-]burst, memory-domain[-async|-fenced|-aidl-burst], or all; on several devices: "
+        "[aidl-]burst, memory-domain[-async|-fenced|-aidl-burst], all; by several: "
         "runtime[-async|-fenced|-burst]",
     )  # fmt: skip
-    parser.add_argument("--device", metavar="NAME", help="the driver's device (default: reference; runtime: sample-.*)")
+    parser.add_argument("--device", metavar="NAME", help="default: reference; for runtime: sample-.*")
     parser.add_argument(
         "--partition", metavar="P", choices=("2", "3", "random"), default="",
         help="runtime: 2 or 3 drivers in turn, or random devices",
@@ -85,7 +84,7 @@ def _add_random_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--random-graphs", action="store_true", help="also run random graphs")
     parser.add_argument(
         "--classes", metavar="NAME,...", type=_classes, default=_USUAL_CLASSES,
-        help=f"classes of graphs: {', '.join(_CLASSES)} (default: {','.join(_USUAL_CLASSES)})",
+        help=f"of graphs: {','.join(_CLASSES)} (default: the first three)",
     )  # fmt: skip
     parser.add_argument("--seeds", metavar="A-B", type=_seeds, default=(0, 49), help="seeds (default: 0-49)")
     parser.add_argument(

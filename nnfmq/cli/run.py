@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--device", metavar="NAME",
-        help="or several, separated by commas (default: compiled if it is available, else reference)",
+        help="or several, as NAME,NAME (default: the best)",
     )  # fmt: skip
     parser.add_argument(
         "--repeat",
