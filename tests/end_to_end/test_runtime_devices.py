@@ -266,7 +266,8 @@ def test_PART_13_without_llvmlite_the_cpu_device_has_numpy_kernels(
 
     monkeypatch.setattr(metadata, "version", version_without)
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_LLVMLITE)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    inherited = os.environ.get("PYTHONPATH")  # an empty entry would be the working directory
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{inherited}" if inherited else str(tmp_path))
     with nnfmq.Runtime() as runtime, runtime.cpu.prepare(null_model()) as model:
         assert runtime.cpu.version_string.endswith(" NumPy")
         assert runtime.cpu.connected().info.name == "reference"

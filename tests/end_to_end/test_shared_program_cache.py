@@ -36,9 +36,12 @@ PROGRAM = "/memfd:nnfmq-program"
 HELD = """
 import fcntl, os, signal, subprocess, threading
 from nnfmq.memory import CONSTANT_SEALS, Memory
+from nnfmq.service import compile_relay
 from nnfmq.service.caching import shared_cache_client
 from nnfmq.service.caching import program_cache
 from nnfmq.service.caching.shared_cache_client import SharedCacheClient
+
+compile_relay.IDLE_TIMEOUT_S = 0.2  # each test waits for the end of the compile server
 
 def at(point):
     try:
