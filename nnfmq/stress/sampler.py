@@ -52,11 +52,12 @@ class _Files:
 
 @dataclass(slots=True)
 class _Process:
-    """A process of the driver: its open stat, the CPU time that it has used, and whether it is a compile process."""
+    """A process of the driver: its open stat, the CPU time that it has used, whether it compiles, and its last CPU."""
 
     stat: int
     used: int
     is_compiler: bool
+    cpu: int | None = None
 
 
 class CompilerUsage:
@@ -64,7 +65,8 @@ class CompilerUsage:
 
     It is that of the compile server and its compile processes, the descendants of the driver in another session than
     the driver's (`service.compile_server`); and, while these compute, that of the driver's workers, except those in
-    `executing`: a worker checks and packs the model that it has compiled, and links the program.
+    `executing`: a worker checks and packs the model that it has compiled, and links the program. What a process used
+    while it changed from one CPU to another counts on both, because nothing says how much it was on each.
     """
 
     def __init__(self, driver_pid: int, executing: Collection[int] = ()) -> None:
@@ -100,7 +102,9 @@ class CompilerUsage:
                 self._active_until = now_ns + _ACTIVE_NS
             if process.is_compiler or now_ns < self._active_until:
                 self.total += increase
-                self.by_cpu[cpu] = self.by_cpu.get(cpu, 0) + increase
+                for each in {cpu, cpu if process.cpu is None else process.cpu}:
+                    self.by_cpu[each] = self.by_cpu.get(each, 0) + increase
+            process.cpu = cpu
 
     def pids(self) -> list[int]:
         """Return the compile processes that have not exited."""

@@ -132,7 +132,7 @@ def test_compile_time_is_that_of_descendants_in_another_session_in_total_and_by_
         until(has_increased, "CPU time of the server")
         pids = usage.pids()
         assert server.pid in pids and child.pid not in pids  # a driver of other tests may have a compile server, too
-        assert usage.on(None) == usage.total == sum(usage.by_cpu.values())
+        assert 0 < usage.on(None) == usage.total <= sum(usage.by_cpu.values())
         assert usage.on(1 << 20) == 0
         server.kill()
         server.wait()
