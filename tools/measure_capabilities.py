@@ -170,7 +170,10 @@ def performance_toml(ratios: dict[tuple[str, ...], ExecutionTime]) -> str:
 def measure(
     client: nnfmq.Client, folder: Path, device: str, reference: str, rounds: int, clocks: Clocks
 ) -> dict[tuple[str, ...], ExecutionTime]:
-    """Return the ratios for each kind of model that `device` supports; print the result of each model to stderr."""
+    """Return the ratios for each kind of model that `device` supports, and for single operations if there are any.
+
+    Prints the result of each model to stderr.
+    """
     ratios: dict[tuple[str, ...], ExecutionTime] = {}
     for types, patterns in KINDS.items():
         found = []
@@ -180,7 +183,7 @@ def measure(
             found += [] if ratio is None else [ratio]
         if found:
             ratios[types] = geometric_mean(found)
-    for types, operation in OPERATIONS.items():
+    for types, operation in OPERATIONS.items() if ratios else ():
         with one_operation(types[0], operation) as built:
             ratio = compare_devices(client, device, reference, built, rounds, clocks)
         if ratio is not None:

@@ -145,3 +145,14 @@ def test_a_folder_without_models_is_an_error(tmp_path: Path) -> None:
     done = run("reference", "--models", str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
     assert f"no model in {tmp_path}" in done.stderr
+
+
+def test_CAP_7_types_without_models_are_measured_with_an_operation(folder: Path) -> None:
+    done = run("reference", "--models", str(folder), "--rounds", "20")
+    assert done.returncode == 0, done.stderr
+    for text in ("MUL of TENSOR_INT32: exec_time", "LOGICAL_AND of TENSOR_BOOL8: ", "MUL of TENSOR_FLOAT16: "):
+        assert text in done.stderr
+    ratios = tomllib.loads(done.stdout)["device"]["performance"]["types"]
+    assert {"TENSOR_FLOAT32", "TENSOR_INT32", "INT32", "TENSOR_BOOL8", "BOOL", "TENSOR_FLOAT16", "FLOAT16"} <= set(
+        ratios
+    )
