@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.device_zoo import driver_with
 from support.drivers import Daemon
 from support.failing_device import DEVICE, FAIL, failing_driver, four
+from support.kept_records import Records
 from support.models import add_model, add_relu_model, invalid_model
 
 import nnfmq
@@ -23,28 +23,10 @@ from nnfmq.observe.trace_layout import ring_bytes
 from nnfmq.observe.trace_model import RingReader
 from nnfmq.observe.trace_points import TRACING, TraceRecorder
 from nnfmq.runtime.cpu_fallback import CpuFallback
-from nnfmq.telemetry import CompilationRecord, ExecutionRecord, TelemetryMode
+from nnfmq.telemetry import TelemetryMode
 
 Start = Callable[..., Daemon]
 INPUTS = [1.0, 2.0, -3.0, 4.0], [10.0, 20.0, -30.0, 40.0]
-
-
-class Records:
-    """A callback that keeps its records."""
-
-    def __init__(self) -> None:
-        self.all: list[Any] = []
-
-    def __call__(self, record: telemetry.TelemetryRecord) -> None:
-        self.all.append(record)
-
-    @property
-    def compilations(self) -> list[CompilationRecord]:
-        return [record for record in self.all if isinstance(record, CompilationRecord)]
-
-    @property
-    def executions(self) -> list[ExecutionRecord]:
-        return [record for record in self.all if isinstance(record, ExecutionRecord)]
 
 
 @pytest.fixture(autouse=True)

@@ -8,40 +8,22 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.drivers import Daemon, Process, app, one, short_folder
 from support.forking import fork
+from support.kept_records import Records
 from support.models import add_model, gather_model, invalid_model, null_model
 
 import nnfmq
 from nnfmq import telemetry
 from nnfmq.execution_observers import observers
 from nnfmq.hal.errors import ErrorStatus
-from nnfmq.telemetry import CompilationRecord, DataClass, ExecutionRecord, TelemetryMode
+from nnfmq.telemetry import DataClass, TelemetryMode
 from nnfmq.telemetry.telemetry_records import model_architecture_hash
 from nnfmq.telemetry.telemetry_sinks import open_sink
 
 ONE, TEN = [1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]
-
-
-class Records:
-    """A callback that keeps its records."""
-
-    def __init__(self) -> None:
-        self.all: list[Any] = []
-
-    def __call__(self, record: telemetry.TelemetryRecord) -> None:
-        self.all.append(record)
-
-    @property
-    def compilations(self) -> list[CompilationRecord]:
-        return [record for record in self.all if isinstance(record, CompilationRecord)]
-
-    @property
-    def executions(self) -> list[ExecutionRecord]:
-        return [record for record in self.all if isinstance(record, ExecutionRecord)]
 
 
 def test_OBS_1_a_compilation_is_reported(client: nnfmq.Client) -> None:
