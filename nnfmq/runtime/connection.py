@@ -48,6 +48,7 @@ from nnfmq.uncopyable import Uncopyable
 _FIRST_AIDL, _FIRST_WITH_DEADLINES, _FIRST_WITH_REUSABLE = 5, 4, 8
 _DRIVER_EXITED = "the driver process is gone"
 _POST_TIMEOUT_NS = 1_000_000_000
+_END_TIMEOUT_S = 1.0  # the watcher thread may be busy, but it never blocks
 _log = logging.getLogger("nnfmq.client")
 
 ReplyT = TypeVar("ReplyT", bound=messages.StatusReply)
@@ -76,6 +77,7 @@ class Connection(Uncopyable):
         self.buffers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """The managed buffers of this connection by token."""
         self._close_reason: str | None = None
+        self._ended = threading.Event()  # after `_end`, which does more than to set the reason
         self._is_abandoned = False
         self._pid, self._pidfd = os.getpid(), -1
         self._watches: list[watcher.ReaderHandle] = []
@@ -332,11 +334,21 @@ class Connection(Uncopyable):
         data = self._encode(message)
         try:
             self._channel.send(data, fds, deadline_ns)
-        except (NnfmqError, OSError):
+        except (NnfmqError, OSError) as error:
             # Only these mean that it was not sent: an exception of a signal handler may be raised after sending.
             if isinstance(message, messages.Call):
                 self._connection_state.cancel_call(message, PeerRole.CLIENT)
+            if isinstance(error, DeadObject):
+                self._wait_for_end()
             raise
+
+    def _wait_for_end(self) -> None:
+        """After a send to a dead driver, block until the watcher thread has noticed its end: `is_open` is False then.
+
+        The watcher thread first handles what the driver sent before it died.
+        """
+        if watcher.thread() is not threading.current_thread():
+            self._ended.wait(_END_TIMEOUT_S)
 
     def _encode(self, message: messages.Message) -> bytes:
         """Return the bytes of a message that is sent next, and record it in the connection's state."""
@@ -459,6 +471,7 @@ class Connection(Uncopyable):
         error = DeadObject(self._close_reason)
         for pending in pending_calls.values():
             pending.handler.set_exception(error)
+        self._ended.set()
 
     def close(self) -> None:
         """Send Goodbye and hang up; pending calls of other threads fail with DeadObject. Idempotent."""

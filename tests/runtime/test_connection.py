@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
+from support.drivers import InThread
 from support.executors import LIMIT_S, until
 from support.forking import fork
 from support.protocol import ProtocolPeer
@@ -365,6 +366,28 @@ def test_LIFE_5_a_hang_up_fails_all_pending_and_later_calls(
     assert [type(future.exception(LIMIT_S)) for future in waiting] == [DeadObject] * 3
     assert not connection.is_open
     assert isinstance(listing(connection, start).exception(LIMIT_S), DeadObject)
+
+
+def test_LIFE_5_a_call_to_a_dead_driver_raises_when_the_connection_knows(
+    connection: Connection, driver: ProtocolPeer
+) -> None:
+    """Otherwise a client that recovers would take the connection for one to a new driver."""
+    is_busy, is_free = threading.Event(), threading.Event()
+
+    def occupy() -> None:
+        is_busy.set()
+        is_free.wait(LIMIT_S)
+
+    watcher.call_at(0, occupy)
+    assert is_busy.wait(LIMIT_S)
+    driver.close()
+    message = messages.ListDevices(connection.next_call_id())
+    call = InThread.start(lambda: connection.exchange(message, messages.DeviceList))
+    call.wait_until_asleep()
+    assert connection.is_open
+    is_free.set()
+    assert isinstance(call.wait().error, DeadObject)
+    assert not connection.is_open
 
 
 def test_a_hang_up_wakes_every_burst(
