@@ -21,7 +21,13 @@ from nnfmq import settings
 from nnfmq.hal.errors import DeviceUnavailable
 
 SOCKET_NAME = "nnfmq.sock"
+_MODELS_SUFFIX = ".models"
 _MOVE = "Choose a directory of your own (`--socket`, `--connect` or $NNFMQ_SOCKET), or unset $NNFMQ_SOCKET"
+
+
+def models_socket(path: Path) -> Path:
+    """Return the socket of the model repository that belongs to the driver with the socket `path`."""
+    return path.with_name(path.name + _MODELS_SUFFIX)
 
 
 def runtime_directory() -> Path:

@@ -31,6 +31,7 @@ __all__ = [
     "MissedDeadline",
     "MissedDeadlinePersistent",
     "MissedDeadlineTransient",
+    "ModelNotFound",
     "ModelProblem",
     "NnfmqError",
     "OutputInsufficientSize",
@@ -105,6 +106,10 @@ class UnsupportedModel(InvalidArgument):
     def __init__(self, message: str, problems: tuple[ModelProblem, ...] = ()) -> None:
         super().__init__(message)
         self.problems = problems
+
+
+class ModelNotFound(InvalidArgument):
+    """There is no model of this name, or no such version of it, in the driver's model repository."""
 
 
 class DeviceUnavailable(HalError):

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from nnfmq import watcher
-from nnfmq.channel import NO_WAIT, Channel, Frame, close_all
+from nnfmq.channel import NO_WAIT, Channel, Frame
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
@@ -31,6 +31,7 @@ from nnfmq.runtime import client_trace, open_connections
 from nnfmq.runtime.defaults import INTERFACE, level_of
 from nnfmq.runtime.driver_start import DriverStart
 from nnfmq.runtime.future import Future
+from nnfmq.runtime.nonblocking_send import send_nonblocking
 from nnfmq.runtime.pending_calls import (
     MemoryProvider,
     PendingCall,
@@ -345,7 +346,7 @@ class Connection(Uncopyable):
     def _wait_for_end(self) -> None:
         """After a send to a dead driver, block until the watcher thread has noticed its end: `is_open` is False then.
 
-        The watcher thread first handles what the driver sent before it died.
+        It first handles what the driver sent before it died.
         """
         if watcher.thread() is not threading.current_thread():
             self._ended.wait(_END_TIMEOUT_S)
@@ -363,20 +364,7 @@ class Connection(Uncopyable):
 
     def _send_nonblocking(self, message: messages.Message, fds: Sequence[int] = ()) -> None:
         """Send from the watcher thread, which must not block. If the socket is full, a new thread sends the message."""
-        data = self._encode(message)
-        try:
-            self._channel.send(data, fds, NO_WAIT)
-        except MissedDeadlineTransient:
-            copies = [os.dup(fd) for fd in fds]  # the caller may close its fds before the thread sends them
-            threading.Thread(target=self._send_late, args=(data, copies), name="nnfmq-late", daemon=True).start()
-
-    def _send_late(self, data: bytes, fds: Sequence[int]) -> None:
-        try:
-            self._channel.send(data, fds)  # returns at the latest when the connection is closed
-        except (NnfmqError, OSError) as error:
-            self._on_channel_error(error)
-        finally:
-            close_all(fds)
+        send_nonblocking(self._channel, self._encode(message), fds, self._on_channel_error)
 
     def _on_readable(self) -> None:
         try:

@@ -123,6 +123,22 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hal",
     ),
     "stress": ("measure", "runtime.connect", "importers", "settings", "hal"),
+    # A process beside the driver: a client of it, and a server of the models of a directory.
+    "repository": (
+        "runtime",
+        "importers",
+        "serialize",
+        "channel",
+        "memory",
+        "watcher",
+        "settings",
+        "paths",
+        "deadlines",
+        "uncopyable",
+        "verbose_log",
+        "hal",
+    ),
+    "serving": ("runtime", "paths", "settings", "deadlines", "uncopyable", "verbose_log", "hal"),
     "cli": (EVERYTHING,),
     "observe": ("core_selection",),
 }
