@@ -8,6 +8,7 @@ to the application's first result.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from contextlib import suppress
@@ -45,4 +46,6 @@ def main(control_fd: int) -> NoReturn:
         with suppress(NnfmqError):  # the client may have exited
             channel.send(rejection, (), NO_WAIT)
         sys.exit(1)
+    gc.freeze()  # a collection during a burst need not look at what has been imported
+    gc.enable()
     run_session(channel, "embedded", devices)
