@@ -201,8 +201,8 @@ class RepositoryConnection(Uncopyable):
             is_first, self._end_reason = self._end_reason is None, self._end_reason or str(error)
             pending_calls, self._pending = self._pending, {}
             watch, self._watch = self._watch, None
-        if watch is not None:
-            watcher.remove_reader(watch)
+            if watch is not None:  # under the lock: another thread that gets here must not close the channel before
+                watcher.remove_reader(watch)
         for pending in pending_calls.values():
             pending.reply.set_exception(error)
         if is_first:
