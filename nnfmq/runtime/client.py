@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nnfmq.channel import Channel
     from nnfmq.execution_observers import DeviceChoice
     from nnfmq.hal.types import Model
+    from nnfmq.memory import Memory
     from nnfmq.observe.driver_statistics import DriverStatistics
     from nnfmq.runtime.named_models.named_models import NamedModels
     from nnfmq.runtime.named_models.served_model import ServedModel
@@ -174,6 +175,19 @@ class Client(Uncopyable):
         from nnfmq.runtime.statistics_memory import driver_statistics
 
         return self._call(driver_statistics, deadline_after(timeout))
+
+    def statistics_memory(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Memory:
+        """Return the driver's statistics as a memory for reading, which stays current without further calls; blocks.
+
+        The caller closes it; it outlives this client. The functions of `nnfmq.observe.driver_statistics` read it. That
+        of an embedded driver is a copy.
+
+        Raises:
+            GeneralFailure: If this user is neither the driver's nor root.
+        """
+        from nnfmq.runtime.statistics_memory import statistics_memory
+
+        return self._call(statistics_memory, deadline_after(timeout))
 
     def device(self, name: str, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Device:
         """Return the device named `name`; blocks.

@@ -5,7 +5,6 @@ This module imports what it needs to start an embedded driver. What a client nee
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Mapping
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from nnfmq.runtime.client import Client
 
 _RETRY_S = 0.02  # between two attempts to reach a driver that does not listen yet
-_log = logging.getLogger("nnfmq.client")
 
 
 def connect(
@@ -87,8 +85,15 @@ def connect(
             raise
         if is_socket_named():
             _check_directory(socket_path, server_uid)  # an error in the configuration must not go unnoticed
-        _log.info("starting an embedded driver: %s", error)
-        return _connect_embedded(deadline_ns, wait_ready, options)
+        client = _connect_embedded(deadline_ns, wait_ready, options)
+        _log_start(error)
+        return client
+
+
+def _log_start(error: DeviceUnavailable) -> None:
+    import logging  # not before the driver has been started
+
+    logging.getLogger("nnfmq.client").info("started an embedded driver: %s", error)
 
 
 class _Options(NamedTuple):
@@ -113,14 +118,21 @@ def _check_directory(path: Path, server_uid: int | None) -> None:
 
 def _connect_to(path: Path, options: _Options, deadline_ns: int | None) -> Client:
     channel = _open_channel(path, options.server_uid, deadline_ns)
-    from nnfmq.runtime.client import Client
-    from nnfmq.runtime.compilation.client_compilation import ClientCompilation
+    channel.enlarge_descriptor_table()
     from nnfmq.runtime.connection import Connection
 
-    connection = Connection.open(channel, deadline_ns, interface=options.interface)
-    again = partial(_connect_to_successor, path, options) if options.recover else None
-    repository = partial(_connect_repository, path, options.server_uid)
-    return Client(connection, None, again, ClientCompilation(connect_cpu_driver), repository)
+    connection = Connection.start(channel, deadline_ns, interface=options.interface)
+    with ExitStack() as undo:
+        undo.callback(connection.close)
+        from nnfmq.runtime.client import Client  # while the driver starts a worker
+        from nnfmq.runtime.compilation.client_compilation import ClientCompilation
+
+        connection.wait_until_ready(deadline_ns)
+        again = partial(_connect_to_successor, path, options) if options.recover else None
+        repository = partial(_connect_repository, path, options.server_uid)
+        client = Client(connection, None, again, ClientCompilation(connect_cpu_driver), repository)
+        undo.pop_all()
+    return client
 
 
 def _open_channel(path: Path, server_uid: int | None, deadline_ns: int | None) -> Channel:
@@ -184,6 +196,7 @@ def _connect_embedded(deadline_ns: int | None, wait_ready: bool, options: _Optio
         undo.callback(process.wait)
         undo.callback(process.kill)
         undo.callback(channel.close)
+        channel.enlarge_descriptor_table()
         from nnfmq.runtime.client import Client  # while the driver starts
         from nnfmq.runtime.compilation.client_compilation import ClientCompilation
         from nnfmq.runtime.connection import Connection
