@@ -78,11 +78,13 @@ class ModelRepository:
 
     def run(self) -> None:
         """Serve until the process ends."""
+        self.look()
+        self._server.start()  # now it is known which models there are
         while True:
-            self.look()
             next_look_s = time.monotonic() + LOOK_S
             while (left_s := next_look_s - time.monotonic()) > 0:
                 self.handle_result(left_s)
+            self.look()
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
