@@ -55,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "$NNFMQ_CLIENT_MEMORY_MIB (default: $NNFMQ_MEMORY_MIB, or a quarter of the machine's)",
     )
     parser.add_argument(
+        "--exit-with",
+        metavar="PID",
+        type=at_least_one,
+        help="exit as soon as the process PID, which must be the parent of this one, has exited",
+    )
+    parser.add_argument(
         "--allow-device-status",
         action="store_true",
         help="let clients set devices to BUSY or OFFLINE for all others (`nnfmq devices --set`)",
@@ -72,6 +78,7 @@ def execute(arguments: argparse.Namespace) -> int:
         allow_device_status=arguments.allow_device_status,
         memory_mib=arguments.memory,
         models=arguments.models,
+        parent=arguments.exit_with,
         ready=_announce,
     )
 

@@ -175,6 +175,7 @@ def serve(
     allow_device_status: bool = False,
     memory_mib: int | None = None,
     models: Path | None = None,
+    parent: int | None = None,
     ready: Callable[[Path], None] = lambda _path: None,
 ) -> int:
     """Run a driver that listens at `path` until SIGTERM or SIGINT. Return 0, the exit status. Main thread only. Blocks.
@@ -187,10 +188,12 @@ def serve(
         memory_mib: What all clients together may take in the driver; by default $NNFMQ_MEMORY_MIB, or a quarter of
             the machine's memory.
         models: The directory of the models that are served by name; by default that of $NNFMQ_MODELS, or none.
+        parent: The parent process, with which the driver exits; None = it does not.
         ready: Called with the path as soon as clients can connect.
 
     Raises:
-        DeviceUnavailable: If another driver listens at `path`, or other users could replace it.
+        DeviceUnavailable: If another driver listens at `path`, or other users could replace it, or `parent` is not the
+            parent of this process, or has exited.
         InvalidArgument: If a setting or the devices' configuration is not valid.
         OSError: If the devices' configuration, or the directory of models, cannot be read.
     """
@@ -219,6 +222,8 @@ def serve(
         _set_environment(extensions, memory_mib)
         workers = _prepare_workers(stack, loop, status, entries, options)
         supervisor = stack.enter_context(Supervisor(loop, listener, workers, stop_fd, repository))
+        if parent is not None:
+            _stop_with_parent(stack, loop, parent, stop_fd)
         ready(path)
         supervisor.run()
     return 0
@@ -241,6 +246,31 @@ def _models_directory(path: Path | None) -> Path | None:
 def _check_length(path: Path) -> None:
     if len(os.fsencode(path)) > _PATH_BYTES_MAX:
         raise DeviceUnavailable(f"the path of a driver's socket has at most {_PATH_BYTES_MAX} bytes; {path} is longer")
+
+
+def _stop_with_parent(stack: ExitStack, loop: EventLoop, parent: int, stop_fd: int) -> None:
+    """Make `stop_fd` readable when `parent` exits.
+
+    PR_SET_PDEATHSIG is not used: it fires when the parent's thread exits that made this process. The parent is compared
+    after its pidfd is opened, so the pidfd cannot be that of another process with the same pid.
+
+    Raises:
+        DeviceUnavailable: If `parent` is not this process's parent.
+    """
+    try:
+        pidfd = os.pidfd_open(parent)
+        stack.callback(os.close, pidfd)
+    except OSError as error:
+        raise DeviceUnavailable(f"the driver cannot exit with process {parent}: {error.strerror}") from error
+    if os.getppid() != parent:
+        raise DeviceUnavailable(f"the driver exits with its parent, process {os.getppid()}, not with {parent}")
+
+    def stop() -> None:
+        loop.remove_reader(pidfd)
+        _log.info("process %d has exited, and so does its driver", parent)
+        os.eventfd_write(stop_fd, 1)
+
+    loop.add_reader(pidfd, stop)
 
 
 def _set_environment(extensions: Sequence[str] | None, memory_mib: int | None) -> None:

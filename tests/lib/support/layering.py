@@ -177,6 +177,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "measure.runner_group",
         "mlts.child_programs",
         "stress.load_group",
+        "serving.driver_process",
     ),
     "multiprocessing": (),
     "pickle": (),
@@ -215,6 +216,7 @@ CALLS: dict[str, tuple[str, ...]] = {
         "measure.listening_driver",
         "measure.runner_group",
         "measure.peers",
+        "serving.driver_process",
     ),
     "getenv": (),
 }
