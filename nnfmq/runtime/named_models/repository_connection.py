@@ -200,9 +200,7 @@ class RepositoryConnection(Uncopyable):
         with self._lock:
             is_first, self._end_reason = self._end_reason is None, self._end_reason or str(error)
             pending_calls, self._pending = self._pending, {}
-            watch, self._watch = self._watch, None
-        if watch is not None:
-            watcher.remove_reader(watch)
+            self._stop_reading()
         for pending in pending_calls.values():
             pending.reply.set_exception(error)
         if is_first:
@@ -210,11 +208,19 @@ class RepositoryConnection(Uncopyable):
         self._channel.close()
         open_connections.discard(self)
 
+    def _stop_reading(self) -> None:
+        """Remove the reader. Needs the lock, so that another thread cannot close the channel before that."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watcher.remove_reader(watch)
+
     # ------------------------------------------------------------------------------------------------ end
 
     def close(self) -> None:
         """Hang up; pending calls of other threads fail with DeadObject. Idempotent. Does not call `on_end`."""
         self._on_end = _nothing
+        with self._lock:
+            self._stop_reading()
         if self._pid == os.getpid():
             self._channel.hang_up()  # also ends a send that blocks in another thread
         self._end(DeadObject("this client is closed"))
