@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from nnfmq import watcher
 from nnfmq.channel import NO_WAIT, Channel, Listener
+from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import DeadObject, ErrorStatus, MissedDeadlineTransient, NnfmqError
-from nnfmq.memory import Memory
 from nnfmq.serialize import repository_protocol
 from nnfmq.serialize.repository_protocol import (
     ListModels,
@@ -47,7 +47,7 @@ _log = logging.getLogger("nnfmq.repository")
 
 class _Published(NamedTuple):
     description: ModelDescription
-    memories: tuple[Memory, ...]
+    memories: tuple[FileMemory, ...]
 
 
 class _Peer:
@@ -82,7 +82,7 @@ class RepositoryServer(Uncopyable):
 
     # -- models, on the main thread ------------------------------------------------------------------------------------
 
-    def publish(self, description: ModelDescription, memories: Sequence[Memory]) -> None:
+    def publish(self, description: ModelDescription, memories: Sequence[FileMemory]) -> None:
         """Serve a version from now on, instead of an older one; tell the clients that have opened the model.
 
         Takes ownership of the memories.

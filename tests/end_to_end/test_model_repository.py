@@ -47,7 +47,7 @@ if "--import" in sys.orig_argv:
     version_import.import_version = import_version
 if "--serve" in sys.orig_argv:
     from nnfmq.repository import model_repository
-    model_repository.LOOK_S, model_repository.RESTORE_PAUSE_S = 0.1, 0.5
+    model_repository.LOOK_S, model_repository.RESTORE_PAUSE_S, model_repository.PATIENCE_S = 0.1, 0.5, 1.0
 if "serve" in sys.orig_argv:
     from nnfmq.service.handlers import model_calls
     def prepare(context, message, *rest, real=model_calls._prepare_and_call_back):
@@ -100,7 +100,8 @@ def importing(repository: Process) -> Process:
     found: list[Process] = []
 
     def runs() -> bool:
-        found.extend(process for process in opened(repository.children()) if not found)
+        if not found:
+            found.extend(opened(repository.children()[:1]))
         # The second thread waits for the end of the repository.
         return bool(found) and len(found[0].states()) == 2 and not {"R", "D"} & set(found[0].states())
 
@@ -214,6 +215,7 @@ def test_a_model_that_is_removed_is_no_longer_served_but_goes_on_where_it_is_ope
     add_version(models, "adder", 1, adder(1))
     add_version(models, "other", 1, adder(7))
     peer.wait_for("adder", version=1)
+    peer.wait_for("other", version=1)
     with driver.connect() as client, peer.prepared(client, "adder") as model:
         os.rename(models / "adder", models / ".removed")
         until(lambda: "adder" not in peer.entries(), "the model is gone")
@@ -243,7 +245,7 @@ def test_the_memories_of_a_replaced_version_are_closed(models: Path, driver: Dae
     peer.wait_for("adder", version=1)
     with running_repository(driver) as repository:
         before = repository.descriptors()
-        assert any("nnfmq-constants" in file for file in before)
+        assert sum("nnfmq-constants" in file for file in before) == 1
         add_version(models, "adder", 2, adder(2))
         peer.wait_for("adder", version=2)
         until(lambda: repository.descriptors() == before, f"the repository has the same descriptors: {before}")
