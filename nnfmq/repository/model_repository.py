@@ -167,7 +167,7 @@ class ModelRepository:
         except (ImportCrashed, DeadObject) as error:
             result = _Failed(LoadFailure.CRASH, str(error))
         except NnfmqError as error:
-            result = _Failed(LoadFailure.SHORTAGE if error.status in _PASSING else LoadFailure.WRONG, str(error))
+            result = _Failed(LoadFailure.SHORTAGE if error.status in _PASSING else LoadFailure.WRONG, _one_line(error))
         except (OSError, MemoryError) as error:
             result = _Failed(LoadFailure.SHORTAGE, str(error) or "there is not enough memory")
         except Exception as error:  # noqa: BLE001  a bug fails this version, not the others
@@ -241,6 +241,11 @@ class ModelRepository:
                 _log.warning("model %s is not prepared in advance: %s", name, error)
             else:
                 self._served[name] = loaded._replace(prepared=prepared)
+
+
+def _one_line(error: Exception) -> str:
+    """Return an error's text, of which that of an unsupported model has a line for each operator."""
+    return "; ".join(line.strip() for line in str(error).splitlines())
 
 
 def _description(load: _Load, loaded: _Loaded) -> ModelDescription:
