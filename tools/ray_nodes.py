@@ -11,10 +11,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
+
+from process_tree import interrupt_on_sigterm
 
 from nnfmq.observe.process_usage import descendants
 
@@ -59,18 +61,25 @@ class RayNodes:
         self._nodes[address] = self._cluster.add_node(node_ip_address=address, **self._arguments)
         return address
 
-    def kill(self, address: str) -> None:
-        """Kill all processes of a node at once with SIGKILL, drivers of nnfmq included."""
+    def pids(self, address: str) -> list[int]:
+        """Return the processes of a node, drivers of nnfmq included."""
         roots = [each.process.pid for group in self._nodes[address].all_processes.values() for each in group]
-        pids = [*roots, *(pid for root in roots for pid in descendants(root))]
-        for pid in pids:  # none may act on the death of another one
-            _signal(pid, signal.SIGSTOP)
-        for pid in pids:
-            _signal(pid, signal.SIGKILL)
+        return [*roots, *(pid for root in roots for pid in descendants(root))]
+
+    def kill(self, address: str) -> None:
+        """Kill all processes of a node at once with SIGKILL."""
+        kill_together(self.pids(address))
 
     def shutdown(self) -> None:
         """End all nodes."""
         self._cluster.shutdown()
+
+
+def kill_together(pids: Sequence[int]) -> None:
+    """Kill processes so that none can act on the death of another one."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            _signal(pid, number)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
@@ -95,6 +104,7 @@ def started_nodes(
             for _ in range(count - 1):
                 nodes.add()
             ray.init(address=nodes.gcs_address, _node_ip_address=nodes.addresses[0], log_to_driver=False)
+            interrupt_on_sigterm()  # Ray's own handler ends this process without what is to be done at its end
             yield nodes
         finally:
             ray.shutdown()

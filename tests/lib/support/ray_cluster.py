@@ -19,8 +19,10 @@ import pytest
 
 from nnfmq.observe.process_usage import descendants
 from support.drivers import short_folder
+from support.places import ROOT
 
-_KEPT_BY_PROGRAM = "PYTHONSAFEPATH"  # replicas import modules from the program's own folder
+_MODULES = os.pathsep.join([str(ROOT / "tools"), str(ROOT / "tests" / "lib")])
+"""Where programs, and the replicas that they start, find modules."""
 
 
 def require_ray() -> None:
@@ -44,8 +46,7 @@ def ray_report(program: Path, *words: str, limit_s: float = 240.0) -> dict[str, 
 
 
 def _output(command: list[str], folder: Path, limit_s: float) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != _KEPT_BY_PROGRAM}
-    environment |= {"TMPDIR": str(folder), "NO_COLOR": "1"}
+    environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": _MODULES, "NO_COLOR": "1"}
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
