@@ -1,0 +1,261 @@
+"""ModelServer: an InferenceService over one client of a driver.
+
+Every request is a task of one event loop and executes over one of a model's bursts; no thread waits for it. What
+blocks, to open and to close models, runs on one thread beside the loop.
+
+A request is executed once or not at all. If the driver dies, requests in flight raise DeadObject, because nobody knows
+how far they came. A client made by `connect(recover=True)` then connects to the driver's successor, and later requests
+are executed there. Whether the driver lives is the kernel's word: its connection hangs up; no execution probes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from msgspec import Struct
+
+from nnfmq.deadlines import deadline_after, remaining_s
+from nnfmq.hal.errors import DeadObject, InvalidArgument, MissedDeadlineTransient, NnfmqError
+from nnfmq.serving.executable_model import ExecutableModel
+from nnfmq.serving.inference_service import InferRequest, InferResponse, ModelMetadata, ServerMetadata
+from nnfmq.serving.model_providers import ModelProvider, ModelStatus, to_version
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.client import Client
+
+__all__ = ["ModelServer", "ServerOptions"]
+
+ResultT = TypeVar("ResultT")
+_CURRENT = 0  # as a version: the one that the repository serves
+
+
+class ServerOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a ModelServer serves.
+
+    Args:
+        lanes: The bursts of each model: how many of its requests the driver executes at a time.
+        max_waiting: How many requests of each model may wait for a burst.
+        max_batch_wait_s: How long a request of a model that computes batches waits at most for others, if a burst is
+            free.
+        open_timeout_s: How long the preparation of a model may take.
+    """
+
+    lanes: int = 2
+    max_waiting: int = 64
+    max_batch_wait_s: float = 0.002
+    open_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.lanes < 1 or self.max_waiting < 0 or self.max_batch_wait_s < 0 or self.open_timeout_s <= 0:
+            raise InvalidArgument(f"lanes and open_timeout_s must be positive, and no other option negative: {self}")
+
+
+class ModelServer:
+    """Serves the models of a provider over a client. Close it with `await close()`, or use `async with`.
+
+    One event loop, which must run when it is made. Borrows the client and the provider. A model is opened by the first
+    request for it and stays open until `close_model`; if a newer version replaces it in the repository, its bursts
+    execute that one. A request for another version opens that beside it.
+    """
+
+    def __init__(self, client: Client, provider: ModelProvider, options: ServerOptions | None = None) -> None:
+        self._client, self._provider = client, provider
+        self._options = options or ServerOptions()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="nnfmq-server")
+        self._models: dict[tuple[str, int], asyncio.Task[ExecutableModel]] = {}
+        self._recovery: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    # ------------------------------------------------------------------------------------------------ health
+
+    async def is_live(self) -> bool:
+        """Return True until the server is closed."""
+        return not self._is_closed
+
+    async def is_ready(self) -> bool:
+        """Return whether the driver lives, as the kernel says. If it has died, begin to connect to its successor."""
+        if self._is_closed:
+            return False
+        if self._client.connection.is_open:
+            return True
+        if self._recovery is None:
+            self._recovery = asyncio.create_task(self._recover())
+        return False
+
+    async def _recover(self) -> None:
+        """Connect again, if the client recovers: a call does that."""
+        try:
+            await self._in_thread(partial(self._client.devices, timeout=self._options.open_timeout_s))
+        except NnfmqError:
+            pass  # the next request, or the next question whether the server is ready, tries again
+        finally:
+            self._recovery = None
+
+    async def is_model_ready(self, model: str, version: str = "") -> bool:
+        """Return whether a model, or this version of it, is served."""
+        try:
+            number = to_version(version)
+            status = await self._status(model)
+        except NnfmqError:
+            return False
+        return status is not None and status.version > 0 and number in (_CURRENT, status.version)
+
+    async def models(self) -> list[ModelStatus]:
+        """Return all models of the provider."""
+        return await self._in_thread(self._provider.list)
+
+    async def _status(self, model: str) -> ModelStatus | None:
+        return next((status for status in await self.models() if status.name == model), None)
+
+    def open_names(self) -> set[str]:
+        """Return the names of the models that are open, or are being opened."""
+        return {name for name, _ in self._models}
+
+    def load(self) -> dict[str, int]:
+        """Return how many requests wait for a burst, how many bursts execute, and how many bursts there are."""
+        models = list(self._opened())
+        return {
+            "waiting": sum(model.waiting for model in models),
+            "busy": sum(model.busy for model in models),
+            "lanes": self._options.lanes * len(models),
+        }
+
+    def _opened(self) -> Iterable[ExecutableModel]:
+        for task in self._models.values():
+            if task.done() and not task.cancelled() and task.exception() is None:
+                yield task.result()
+
+    # ------------------------------------------------------------------------------------------------ metadata
+
+    async def server_metadata(self) -> ServerMetadata:
+        """Return the server's name, release and extensions."""
+        return ServerMetadata("nnfmq", _release(), ("binary_tensor_data",))
+
+    async def model_metadata(self, model: str, version: str = "") -> ModelMetadata:
+        """Return a model's versions, inputs and outputs. Opens the model.
+
+        Raises:
+            ModelNotFound: If there is no such model or version.
+            NnfmqError: The error of its preparation.
+        """
+        opened = await self._open_model(model, version, deadline_after(self._options.open_timeout_s))
+        status = await self._status(model)
+        served = [] if status is None or not status.version else [str(status.version)]
+        return opened.metadata(tuple(dict.fromkeys([*served, *([version] if version else [])])))
+
+    # ------------------------------------------------------------------------------------------------ requests
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Execute a request, once. `timeout_s` limits its wait and its execution together.
+
+        Raises:
+            ModelNotFound: If there is no such model or version.
+            InvalidArgument: If an input is missing, unknown, or of another shape or dtype.
+            ResourceExhaustedTransient: If too many requests wait already.
+            MissedDeadline: If the request's time is over.
+            DeadObject: If the driver dies, or the server is closed.
+            NnfmqError: The error of the execution.
+        """
+        deadline_ns = deadline_after(request.timeout_s)
+        model = await self._open_model(request.model, request.version, deadline_ns)
+        return await model.infer(request, deadline_ns)
+
+    async def infer_all(self, requests: Sequence[InferRequest]) -> list[InferResponse | NnfmqError]:
+        """Execute requests, each once, and return for each its result or its error.
+
+        Those for one model that computes batches are executed together. A request that fails concerns no other one.
+        """
+        return list(await asyncio.gather(*map(self._result_or_error, requests)))
+
+    async def _result_or_error(self, request: InferRequest) -> InferResponse | NnfmqError:
+        try:
+            return await self.infer(request)
+        except NnfmqError as error:
+            return error
+
+    # ------------------------------------------------------------------------------------------------ models
+
+    async def open_model(self, model: str, version: str = "") -> None:
+        """Open a model before the first request for it. Raises as `model_metadata`."""
+        await self._open_model(model, version, deadline_after(self._options.open_timeout_s))
+
+    async def close_model(self, model: str) -> None:
+        """Close a model, all versions of it, after the requests that are executed. Does nothing if it is not open."""
+        keys = [key for key in self._models if key[0] == model]
+        tasks = [self._models.pop(key) for key in keys]
+        for task in tasks:
+            await self._close_opened(task)
+
+    async def _close_opened(self, opening: asyncio.Task[ExecutableModel]) -> None:
+        try:
+            model = await opening
+        except (NnfmqError, OSError):
+            return  # it was never open
+        await model.drain()
+        await self._in_thread(model.close)
+
+    async def _open_model(self, model: str, version: str, deadline_ns: int | None) -> ExecutableModel:
+        """Return a model, opened by the first request for it; the others wait for that, each within its deadline."""
+        if self._is_closed:
+            raise DeadObject("this server is closed")
+        key = model, to_version(version)
+        opening = self._models.get(key)
+        if opening is None:
+            opening = self._models[key] = asyncio.create_task(self._open(*key))
+            opening.add_done_callback(partial(self._forget_failure, key))
+        if opening.done():
+            return opening.result()
+        try:
+            async with asyncio.timeout(remaining_s(deadline_ns)) as limit:
+                return await asyncio.shield(opening)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise MissedDeadlineTransient(f"the timeout passed while model {model!r} was being opened") from None
+
+    def _forget_failure(self, key: tuple[str, int], opening: asyncio.Task[ExecutableModel]) -> None:
+        """Let the next request try again."""
+        if (opening.cancelled() or opening.exception() is not None) and self._models.get(key) is opening:
+            del self._models[key]
+
+    async def _open(self, name: str, version: int) -> ExecutableModel:
+        return await self._in_thread(partial(self._open_blocking, name, version))
+
+    def _open_blocking(self, name: str, version: int) -> ExecutableModel:
+        options = self._options
+        model = self._provider.open(name, version, options.open_timeout_s)
+        return ExecutableModel.open(name, model, options.lanes, options.max_waiting, options.max_batch_wait_s)
+
+    async def _in_thread(self, function: Callable[[], ResultT]) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+
+    # ------------------------------------------------------------------------------------------------ end
+
+    async def close(self) -> None:
+        """Reject new requests, wait for those that are executed, and close all models. Idempotent."""
+        self._is_closed = True
+        for name in {name for name, _ in self._models}:
+            await self.close_model(name)
+        if self._recovery is not None:
+            await self._recovery
+        self._executor.shutdown(wait=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _release() -> str:
+    """Return the installed release of nnfmq; empty in a source tree that is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("nnfmq")
+    except metadata.PackageNotFoundError:
+        return ""

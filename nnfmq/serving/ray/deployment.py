@@ -1,0 +1,212 @@
+"""ModelReplica: the deployment of Ray Serve whose replicas execute over the driver of their node.
+
+A replica has a connection to the driver and bursts, no model and no runtime: those are in the driver, once for each
+node. Its methods run on the replica's event loop; a request takes no thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import RayServeException
+
+from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
+from nnfmq.paths import make_runtime_directory
+from nnfmq.runtime.client import Client
+from nnfmq.runtime.connect import connect
+from nnfmq.serving.driver_process import DriverProcess
+from nnfmq.serving.inference_service import InferRequest, InferResponse, ModelMetadata, ServerMetadata
+from nnfmq.serving.model_providers import ModelFiles, files_in
+from nnfmq.serving.model_server import ModelServer, ServerOptions
+from nnfmq.serving.ray.node_driver import node_driver
+
+__all__ = ["ModelReplica", "app"]
+
+Models: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any]"
+_START_S = 120.0
+_ATTEMPTS = 10  # to reach a node's actor that ends or starts again
+
+
+class ModelReplica:
+    """A replica. Use `app`, which makes a deployment of it.
+
+    `infer` is called through a handle: `await handle.infer.remote("digits", {"image": array})`.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, models: Models, options: ServerOptions | None = None, driver_options: Sequence[str] = ()
+    ) -> None:
+        self._models, self._driver_options = models, tuple(driver_options)
+        self._driver: DriverProcess | None = None  # of a replica without a cluster
+        self._models_folder = self._directory() or ""
+        socket = await self._find_driver()
+        loop = asyncio.get_running_loop()
+        self._client: Client = await loop.run_in_executor(
+            None, partial(connect, socket, recover=True, wait=True, timeout=_START_S)
+        )
+        self._server = ModelServer(self._client, self._provider(), options)
+
+    # ------------------------------------------------------------------------------------------------ requests
+
+    async def infer(
+        self,
+        model: str,
+        *inputs: Any,
+        version: str = "",
+        outputs: Sequence[str] = (),
+        timeout_s: float | None = None,
+    ) -> InferResponse:
+        """Execute a model once, and return its outputs by name and the version that computed them.
+
+        Args:
+            model: The model's name; empty = the multiplexed model id of the request.
+            inputs: One mapping from input names to arrays; or the arrays, in the model's order. An ObjectRef that is an
+                argument itself arrives as an array in the object store's memory, and is copied into the burst's.
+            version: A version's number; empty = the current one.
+            outputs: The names of the wanted outputs; empty = all.
+            timeout_s: The time that is left for it, waiting included.
+
+        Raises:
+            NnfmqError: As `ModelServer.infer`. A handle raises it as an error that is a RayTaskError, too.
+        """
+        name = model or serve.get_multiplexed_model_id()
+        arrays = await self._named(name, version, inputs)
+        return await self._server.infer(InferRequest(name, arrays, version, "", tuple(outputs), timeout_s))
+
+    async def infer_request(self, request: InferRequest) -> InferResponse:
+        """Execute a request, once. Raises as `infer`."""
+        return await self._server.infer(request)
+
+    async def _named(self, model: str, version: str, inputs: Sequence[Any]) -> Mapping[str, Any]:
+        if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+            return inputs[0]
+        infos = (await self._server.model_metadata(model, version)).inputs
+        if len(inputs) != len(infos):
+            names = ", ".join(info.name for info in infos)
+            raise InvalidArgument(f"the model has {len(infos)} inputs ({names}); {len(inputs)} were given")
+        return {info.name: np.asarray(array) for info, array in zip(infos, inputs, strict=True)}
+
+    async def model_metadata(self, model: str, version: str = "") -> ModelMetadata:
+        """Return a model's versions, inputs and outputs. Raises ModelNotFound."""
+        return await self._server.model_metadata(model, version)
+
+    async def server_metadata(self) -> ServerMetadata:
+        """Return the server's name, release and extensions."""
+        return await self._server.server_metadata()
+
+    async def driver_pids(self) -> tuple[int, int]:
+        """Return the pids of the driver and of its worker for this replica."""
+        return self._client.driver_pid, self._client.worker_pid
+
+    # ------------------------------------------------------------------------------------------------ Ray's hooks
+
+    async def check_health(self) -> None:
+        """Raise DeviceUnavailable if the driver has died, as the kernel says, and begin to connect to its successor.
+
+        Ray ends a replica after several failed checks in a row.
+        """
+        if not await self._server.is_ready():
+            raise DeviceUnavailable("the driver of this node has died; this replica connects to its successor")
+
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Open the models that `user_config["models"]` lists, before they are requested, and close all others.
+
+        Raises:
+            InvalidArgument: If `user_config` is not a mapping with that key alone.
+            ModelNotFound: If there is no such model.
+        """
+        unknown = sorted(set(user_config) - {"models"})
+        if unknown:
+            raise InvalidArgument(f"user_config has the key 'models', a list of names; got {', '.join(unknown)}")
+        wanted = list(user_config.get("models", ()))
+        for name in wanted:
+            await self._server.open_model(name)
+        for name in self._server.open_names() - set(wanted):
+            await self._server.close_model(name)
+
+    def __del__(self) -> None:
+        """Close bursts and connection. Ray calls it after the last request of a replica that it ends."""
+        if hasattr(self, "_client"):
+            self._client.close()
+        driver = getattr(self, "_driver", None)  # missing if the constructor failed
+        if driver is not None:
+            driver.close()
+
+    # ------------------------------------------------------------------------------------------------ start
+
+    async def _find_driver(self) -> Path:
+        """Return the socket of this node's driver; without a cluster, of a driver of this process."""
+        try:
+            serve.get_replica_context()
+        except RayServeException:
+            return await self._start_own_driver()
+        for _ in range(_ATTEMPTS):
+            try:
+                return await self._attach()
+            except RayActorError:  # it ended because nobody used it, or died
+                await asyncio.sleep(0.1)
+        return await self._attach()
+
+    async def _attach(self) -> Path:
+        actor = node_driver(self._directory(), self._names(), options=self._driver_options)
+        if isinstance(self._models, Mapping):
+            for key, data in self._models.items():
+                name, _, version = key.partition("/")
+                await actor.add_model.remote(name, int(version or 1), data)
+        socket, self._models_folder = await actor.attach.remote(os.getpid())
+        return Path(socket)
+
+    def _directory(self) -> str | None:
+        return None if isinstance(self._models, Mapping) else os.fspath(self._models)
+
+    def _names(self) -> list[str]:
+        return sorted(self._models) if isinstance(self._models, Mapping) else []
+
+    async def _start_own_driver(self) -> Path:
+        folder = make_runtime_directory()
+        socket = folder / f"serve-{os.getpid()}-{time.monotonic_ns()}.sock"
+        self._driver = await asyncio.to_thread(DriverProcess, socket)
+        await asyncio.to_thread(self._driver.wait_until_running)
+        return socket
+
+    def _provider(self) -> ModelFiles:
+        return ModelFiles(self._client, files_in(Path(self._models_folder)))
+
+
+def app(
+    models: Models,
+    *,
+    name: str = "ModelReplica",
+    options: ServerOptions | None = None,
+    driver_options: Sequence[str] = (),
+    **deployment_options: Any,
+) -> serve.Application:
+    """Return an application for `serve.run`, whose replicas execute the models over the driver of their node.
+
+    Args:
+        models: The directory of the models, which must exist on every node; or a mapping from names, or "name/version",
+            to the files' bytes, or to ObjectRefs of them.
+        name: The deployment's name.
+        options: How each replica serves.
+        driver_options: Further options of `nnfmq serve`.
+        deployment_options: Those of `serve.deployment`. By default `max_ongoing_requests` is 32 and
+            `max_queued_requests` 256, and rejected requests get the HTTP status 429.
+    """
+    deployment = serve.deployment(name=name, **{**_DEFAULTS, **deployment_options})(ModelReplica)
+    return deployment.bind(models, options, tuple(driver_options))
+
+
+_DEFAULTS: Mapping[str, Any] = {
+    "max_ongoing_requests": 32,
+    "max_queued_requests": 256,
+    "backpressure_config": {"status_code": 429, "retry_after_s": 1},
+}
