@@ -40,7 +40,7 @@ class ExecutableModel:
             if model.batch > 1:
                 if model.prepared.states:
                     raise InvalidArgument(f"model {name!r} has states, so its rows are not independent: no batches")
-                shared = BurstLanes(bursts, max_waiting)
+                shared = BurstLanes(bursts, 1)  # for the batcher's dispatcher
                 batcher = RowBatcher(model, shared, max_waiting, max_batch_wait_s)
             else:
                 shared = BurstLanes(bursts, max_waiting)

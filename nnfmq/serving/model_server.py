@@ -50,8 +50,8 @@ class ServerOptions(Struct, frozen=True, forbid_unknown_fields=True):
     open_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
-        if self.lanes < 1 or self.max_waiting < 0 or self.max_batch_wait_s < 0 or self.open_timeout_s <= 0:
-            raise InvalidArgument(f"lanes and open_timeout_s must be positive, and no other option negative: {self}")
+        if self.lanes < 1 or self.max_waiting < 1 or self.max_batch_wait_s < 0 or self.open_timeout_s <= 0:
+            raise InvalidArgument(f"max_batch_wait_s must be 0 or more, and the other options positive: {self}")
 
 
 class ModelServer:
@@ -116,12 +116,15 @@ class ModelServer:
         return {name for name, _ in self._models}
 
     def load(self) -> dict[str, int]:
-        """Return how many requests wait for a burst, how many bursts execute, and how many bursts there are."""
-        models = list(self._opened())
+        """Return the numbers of requests that wait for a burst, of bursts that execute, and of all bursts.
+
+        Only models that are in use count, but at least the bursts of one model.
+        """
+        used = [model for model in self._opened() if model.busy or model.waiting]
         return {
-            "waiting": sum(model.waiting for model in models),
-            "busy": sum(model.busy for model in models),
-            "lanes": self._options.lanes * len(models),
+            "waiting": sum(model.waiting for model in used),
+            "busy": sum(model.busy for model in used),
+            "lanes": self._options.lanes * max(1, len(used)),
         }
 
     def _opened(self) -> Iterable[ExecutableModel]:

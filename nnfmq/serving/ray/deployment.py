@@ -27,6 +27,8 @@ from nnfmq.serving.driver_process import DriverProcess
 from nnfmq.serving.inference_service import InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from nnfmq.serving.model_providers import ModelFiles, files_in
 from nnfmq.serving.model_server import ModelServer, ServerOptions
+from nnfmq.serving.ray.autoscaling import DriverLoad, load_since
+from nnfmq.serving.ray.multiplexing import with_multiplexing
 from nnfmq.serving.ray.node_driver import node_driver
 
 __all__ = ["ModelReplica", "app"]
@@ -54,6 +56,7 @@ class ModelReplica:
             None, partial(connect, socket, recover=True, wait=True, timeout=_START_S)
         )
         self._server = ModelServer(self._client, self._provider(), options)
+        self._last_load = await loop.run_in_executor(None, self._driver_load)
 
     # ------------------------------------------------------------------------------------------------ requests
 
@@ -78,13 +81,28 @@ class ModelReplica:
         Raises:
             NnfmqError: As `ModelServer.infer`. A handle raises it as an error that is a RayTaskError, too.
         """
-        name = model or serve.get_multiplexed_model_id()
+        name = await self._chosen(model)
         arrays = await self._named(name, version, inputs)
         return await self._server.infer(InferRequest(name, arrays, version, "", tuple(outputs), timeout_s))
 
     async def infer_request(self, request: InferRequest) -> InferResponse:
         """Execute a request, once. Raises as `infer`."""
         return await self._server.infer(request)
+
+    async def _chosen(self, model: str) -> str:
+        """Return the model's name; if it is the request's multiplexed model id, or that replaces it, open the model."""
+        multiplexed = serve.get_multiplexed_model_id()
+        if multiplexed and model in ("", multiplexed):
+            await self._load(multiplexed)
+            return multiplexed
+        if not model:
+            raise InvalidArgument("the request names no model, neither as argument nor as multiplexed model id")
+        return model
+
+    async def _load(self, name: str) -> object:
+        """Open a model. A deployment's class replaces it by a method that closes the least recently used one, too."""
+        await self._server.open_model(name)
+        return None
 
     async def _named(self, model: str, version: str, inputs: Sequence[Any]) -> Mapping[str, Any]:
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
@@ -132,6 +150,16 @@ class ModelReplica:
             await self._server.open_model(name)
         for name in self._server.open_names() - set(wanted):
             await self._server.close_model(name)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the load of this replica and of its driver, for `autoscaling.load_policy`."""
+        now = await asyncio.to_thread(self._driver_load)
+        before, self._last_load = self._last_load, now
+        load = self._server.load()
+        return {"waiting": load["waiting"], "lanes": load["lanes"], **load_since(before, now)}
+
+    def _driver_load(self) -> DriverLoad:
+        return DriverLoad.of(self._client.statistics(), self._client.worker_pid)
 
     def __del__(self) -> None:
         """Close bursts and connection. Ray calls it after the last request of a replica that it ends."""
@@ -188,6 +216,7 @@ def app(
     name: str = "ModelReplica",
     options: ServerOptions | None = None,
     driver_options: Sequence[str] = (),
+    max_multiplexed_models: int = 16,
     **deployment_options: Any,
 ) -> serve.Application:
     """Return an application for `serve.run`, whose replicas execute the models over the driver of their node.
@@ -198,10 +227,13 @@ def app(
         name: The deployment's name.
         options: How each replica serves.
         driver_options: Further options of `nnfmq serve`.
+        max_multiplexed_models: How many models a replica keeps open for requests with a multiplexed model id.
         deployment_options: Those of `serve.deployment`. By default `max_ongoing_requests` is 32 and
             `max_queued_requests` 256, and rejected requests get the HTTP status 429.
     """
-    deployment = serve.deployment(name=name, **{**_DEFAULTS, **deployment_options})(ModelReplica)
+    deployment = serve.deployment(name=name, **{**_DEFAULTS, **deployment_options})(
+        with_multiplexing(ModelReplica, max_multiplexed_models)
+    )
     return deployment.bind(models, options, tuple(driver_options))
 
 
