@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import errno
 import os
+import re
 import signal
 import socket
 import stat
@@ -193,11 +194,32 @@ def test_a_socket_that_closes_first_at_exit_has_a_higher_descriptor_than_others_
     assert open_in_a_forked_child(lambda: [fd]) == 0
 
 
-def test_a_socket_keeps_its_descriptor_if_the_limit_allows_no_higher_one(
+def descriptor_table_size() -> int:
+    return int(re.findall(r"FDSize:\s+(\d+)", Path("/proc/self/status").read_text())[0])
+
+
+def test_a_thread_enlarges_the_table_of_descriptors_in_advance_and_ends(
     pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table_size = descriptor_table_size()
+    monkeypatch.setattr("nnfmq.channel._LAST_FD", table_size)
+    count, fd = open_descriptors(), pair[0].fileno()
+    pair[0].enlarge_descriptor_table()
+    pair[0].close_first_at_exit()
+    assert descriptor_table_size() > table_size
+    assert open_descriptors() == count
+    assert threading.active_count() == 1
+    assert pair[0].fileno() == table_size != fd
+
+
+@pytest.mark.parametrize("in_advance", [False, True], ids=["", "which a thread finds out"])
+def test_a_socket_keeps_its_descriptor_if_the_limit_allows_no_higher_one(
+    pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, in_advance: bool
 ) -> None:
     monkeypatch.setattr("nnfmq.channel._LAST_FD", 1 << 30)
     fd = pair[0].fileno()
+    if in_advance:
+        pair[0].enlarge_descriptor_table()
     pair[0].close_first_at_exit()
     assert pair[0].fileno() == fd
     pair[0].send(b"there")

@@ -1,0 +1,40 @@
+"""Three nodes on this machine: no wrong and no lost answer while parts of the cluster are killed or replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.ray_cluster import ray_report, require_ray
+
+PROGRAM = Path(__file__).parent / "failures.py"
+RECOVERY_S = 5.0
+EVENTS = ("driver", "replica", "broken", "node")
+DIED = ("DeadObject", "DeviceUnavailable", "ActorDiedError", "ActorUnavailableError", "RayActorError")
+"""Parts of the names of errors with which a request may fail: what computed it has died."""
+
+
+@pytest.mark.full
+def test_killed_and_replaced_parts_of_a_cluster_cost_no_answer() -> None:
+    require_ray()
+    check(ray_report(PROGRAM, "500", "25", *EVENTS, limit_s=280), 500)
+
+
+@pytest.mark.deep
+def test_killed_and_replaced_parts_of_a_busy_cluster_cost_no_answer() -> None:
+    require_ray()
+    check(ray_report(PROGRAM, "10000", "40", *EVENTS, limit_s=900), 10_000)
+
+
+def check(report: dict[str, Any], requests: int) -> None:
+    print(report)
+    assert report["all_threads_ended"]
+    assert report["requests"] == report["answers"] >= requests
+    assert (report["lost"], report["wrong"], report["answered_twice"]) == ([], [], [])
+    assert report["failed_before_all_events"] == 0
+    assert [event["event"] for event in report["events"]] == list(EVENTS)
+    for event in report["events"]:
+        assert all(any(name in error for name in DIED) for error in event["failures"]), event
+        assert event["recovery_s"] <= RECOVERY_S, event
+    assert not report["events"][EVENTS.index("broken")]["failures"]
