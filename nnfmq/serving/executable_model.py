@@ -49,6 +49,11 @@ class ExecutableModel:
         return opened
 
     @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the inputs, in the model's order."""
+        return tuple(info.name for info in self._inputs)
+
+    @property
     def waiting(self) -> int:
         """The number of requests that wait for a burst."""
         return self._lanes.waiting if self._batcher is None else self._batcher.waiting

@@ -15,8 +15,8 @@ from nnfmq.hal.errors import ModelNotFound
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import Model
 from nnfmq.runtime.prepare_arguments import FinishedModel
-from nnfmq.serving.inference_service import InferRequest
-from nnfmq.serving.model_providers import ModelStatus, ProvidedModel
+from nnfmq.serving.inference_service import InferRequest, ModelIndexEntry
+from nnfmq.serving.model_providers import ProvidedModel
 from support.drivers import LIMIT_S
 from support.models import add_model, relu_model
 
@@ -45,10 +45,10 @@ class TestModel:
 
 def named(model: Model, inputs: Mapping[str, tuple[int, ...]], outputs: Mapping[str, tuple[int, ...]]) -> FinishedModel:
     """Return a model of floats whose inputs and outputs have names."""
-    infos = [
+    given, results = (
         tuple(TensorInfo(name, shape, "float32") for name, shape in tensors.items()) for tensors in (inputs, outputs)
-    ]
-    return FinishedModel(model, *infos)
+    )
+    return FinishedModel(model, given, results)
 
 
 def adding(shape: tuple[int, ...] = (2, 3)) -> FinishedModel:
@@ -77,9 +77,9 @@ class ModelsInMemory:
         prepared = self._client.device("reference").prepare(found.model, timeout=timeout)
         return ProvidedModel(prepared, found.batch, lambda _burst: version or 2)
 
-    def list(self) -> list[ModelStatus]:
+    def entries(self) -> list[ModelIndexEntry]:
         """Return all models; the current version is 2."""
-        return [ModelStatus(name, 2) for name in sorted(self._models)]
+        return [ModelIndexEntry(name, "2", "READY") for name in sorted(self._models)]
 
 
 def x(*values: float) -> dict[str, Array]:
