@@ -41,7 +41,6 @@ def main() -> None:
     interrupt_on_sigterm()
     try:
         with tempfile.TemporaryDirectory(prefix="nq-", ignore_cleanup_errors=True) as folder:
-            os.environ["XDG_RUNTIME_DIR"] = folder  # the drivers' sockets
             report = run(Path(folder), requests, seconds, sys.argv[3:] or list(EVENTS))
     finally:
         end_descendants()
@@ -127,6 +126,13 @@ def kill_driver(cluster: Cluster) -> None:
     until(lambda: used_driver(cluster) in set(drivers(cluster.nodes, cluster.nodes.addresses[1])) - {pid}, "its use")
 
 
+def kill_owner(cluster: Cluster) -> None:
+    """Kill the actor that owns a node's driver, which exits with it. Ray must start the actor, and it a driver."""
+    (pid,) = drivers(cluster.nodes, cluster.nodes.addresses[1])
+    os.kill(owners(cluster.nodes, cluster.nodes.addresses[1])[0], signal.SIGKILL)
+    until(lambda: used_driver(cluster) in set(drivers(cluster.nodes, cluster.nodes.addresses[1])) - {pid}, "its use")
+
+
 def kill_replica(cluster: Cluster) -> None:
     """Kill the process of a replica. Ray Serve must start another one."""
     address = cluster.nodes.addresses[1]
@@ -160,6 +166,7 @@ def kill_node(cluster: Cluster) -> None:
 
 EVENTS: dict[str, Callable[[Cluster], None]] = {
     "driver": kill_driver,
+    "owner": kill_owner,
     "replica": kill_replica,
     "broken": break_version,
     "version": replace_version,
@@ -180,9 +187,14 @@ def add_version(models: Path, version: int, data: bytes) -> None:
 
 
 def drivers(nodes: RayNodes, address: str) -> list[int]:
-    """Return the drivers of a node: the children of its actor."""
-    actors = [pid for pid in nodes.pids(address) if command_of(pid).startswith("ray::NodeDriver")]
-    return [child for pid in actors for child in children(pid) if "nnfmq serve" in command_of(child)]
+    """Return the drivers of a node: the children of its actors."""
+    found = [child for pid in owners(nodes, address) for child in children(pid)]
+    return [pid for pid in found if "nnfmq serve" in command_of(pid)]
+
+
+def owners(nodes: RayNodes, address: str) -> list[int]:
+    """Return the actors that own the drivers of a node."""
+    return [pid for pid in nodes.pids(address) if command_of(pid).startswith("ray::NodeDriver")]
 
 
 def used_driver(cluster: Cluster) -> int:

@@ -10,7 +10,7 @@ from support.ray_cluster import ray_report, require_ray
 
 PROGRAM = Path(__file__).parent / "failures.py"
 RECOVERY_S = 5.0
-EVENTS = ("driver", "replica", "broken", "node")
+EVENTS = ("driver", "owner", "replica", "broken", "node")
 DIED = ("DeadObject", "DeviceUnavailable", "ActorDiedError", "ActorUnavailableError", "RayActorError")
 """Parts of the names of errors with which a request may fail: what computed it has died."""
 
