@@ -9,21 +9,29 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import DeviceUnavailable
+from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Priority
-from nnfmq.memory import Memory
 from nnfmq.repository.version_import import ImportedModel
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connect import connect
-from nnfmq.runtime.prepare_arguments import FinishedModel
 from nnfmq.runtime.prepared_model import PreparedModel
-from nnfmq.serialize.model_codec import decode_model
 
 __all__ = ["DriverModels"]
 
 CONNECT_S = 30.0
 _BEST = ("compiled", "reference")
+
+
+class _Interface(NamedTuple):
+    """The inputs, outputs and states of a model."""
+
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    states: tuple[StateInfo, ...]
 
 
 class DriverModels:
@@ -43,7 +51,7 @@ class DriverModels:
         client = self._client
         return client is not None and client.connection.is_open
 
-    def prepare(self, name: str, imported: ImportedModel, memories: Sequence[Memory]) -> PreparedModel:
+    def prepare(self, name: str, imported: ImportedModel, memories: Sequence[FileMemory]) -> PreparedModel:
         """Prepare a model; connect to the driver first, if need be. Blocks. The caller closes the result.
 
         Raises:
@@ -53,14 +61,14 @@ class DriverModels:
         with self._lock:
             client = self._connected()
             device = imported.options.device or _best_device(client)
-            model = FinishedModel(
-                decode_model(imported.model, memories), imported.inputs, imported.outputs, imported.states
-            )
-            # Whatever the clients prefer, they are to find the compiled program.
-            return client.device(device).prepare(
-                model,
+            return client.device(device).prepare_encoded(
+                _Interface(imported.inputs, imported.outputs, imported.states),
+                imported.model,
+                memories,
+                # Whatever the clients prefer, they are to find the compiled program.
                 preference=ExecutionPreference.SUSTAINED_SPEED,
                 priority=Priority(imported.options.priority),
+                deadline_ns=None,
                 name=name,
             )
 

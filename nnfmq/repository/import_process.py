@@ -15,8 +15,10 @@ from typing import NamedTuple
 from nnfmq.channel import Channel
 from nnfmq.child_environment import child_environment
 from nnfmq.deadlines import deadline_after
+from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient, ProtocolError, error_for_status
-from nnfmq.memory import Memory
+from nnfmq.hal.types import Protection
+from nnfmq.memory import sealed_size
 from nnfmq.repository.version_import import ImportedModel, ImportFailed, decode_result
 
 __all__ = ["ImportCrashed", "ImportedVersion", "import_in_process"]
@@ -30,10 +32,10 @@ class ImportCrashed(Exception):
 
 
 class ImportedVersion(NamedTuple):
-    """The model of a version, and its memories. The receiver closes these."""
+    """The model of a version, and its memories, which nobody can change. The receiver closes these."""
 
     model: ImportedModel
-    memories: tuple[Memory, ...]
+    memories: tuple[FileMemory, ...]
 
     def close(self) -> None:
         """Close the memories. Idempotent."""
@@ -84,14 +86,17 @@ def _child(folder: Path) -> Iterator[tuple[Channel, subprocess.Popen[bytes]]]:
             process.wait()
 
 
-def _receive(channel: Channel) -> tuple[ImportedModel | ImportFailed, tuple[Memory, ...]]:
+def _receive(channel: Channel) -> tuple[ImportedModel | ImportFailed, tuple[FileMemory, ...]]:
     with channel.receive(deadline_after(TIMEOUT_S)) as frame, ExitStack() as undo:
         if frame.fds_truncated:
             raise ProtocolError("this process has no free descriptors (ulimit -n)")
         result = decode_result(frame.data, len(frame.fds))
-        memories: list[Memory] = []
-        while frame.fds:  # those that are left after an error are closed with the frame
-            memories.append(undo.enter_context(Memory.adopt_constant(frame.fds.pop(0))))
+        sizes = [pool.size_bytes for pool in result.pools] if isinstance(result, ImportedModel) else []
+        memories: list[FileMemory] = []
+        for size in sizes:  # the fds that are left after an error are closed with the frame
+            if sealed_size(frame.fds[0]) != size:
+                raise ProtocolError("a memory of the model is not sealed, or has another size than stated")
+            memories.append(undo.enter_context(FileMemory.adopt(frame.fds.pop(0), size, 0, Protection.READ)))
         undo.pop_all()
     return result, tuple(memories)
 

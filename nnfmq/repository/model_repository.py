@@ -26,6 +26,7 @@ __all__ = ["ModelRepository"]
 
 LOOK_S = 1.0
 LOADS_MAX = 2
+PATIENCE_S = 10.0
 RESTORE_PAUSE_S = 10.0  # between two times, in case a model makes the worker die
 _PASSING = frozenset(
     (
@@ -39,11 +40,12 @@ _log = logging.getLogger("nnfmq.repository")
 
 
 class _Load(NamedTuple):
-    """A version to load, with the state of its files at that time."""
+    """A version that is being loaded, with the state of its files at the beginning."""
 
     name: str
     version: int
     state: VersionState
+    started_s: float
 
 
 class _Loaded(NamedTuple):
@@ -71,18 +73,20 @@ class ModelRepository:
         self._server = server
         self._models: dict[str, ModelVersions] = {}
         self._served: dict[str, _Loaded] = {}
-        self._loads: dict[str, _Load] = {}  # that are in progress, by model
+        self._loads: list[_Load] = []  # that are in progress
         self._results: queue.SimpleQueue[tuple[_Load, _Loaded | _Failed]] = queue.SimpleQueue()
         self._unreadable = ""
         self._restore_at_s = 0.0
 
     def run(self) -> None:
         """Serve until the process ends."""
+        self.look()
+        self._server.start()  # now it is known which models there are
         while True:
-            self.look()
             next_look_s = time.monotonic() + LOOK_S
             while (left_s := next_look_s - time.monotonic()) > 0:
                 self.handle_result(left_s)
+            self.look()
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -123,12 +127,12 @@ class ModelRepository:
     def _go_on(self) -> None:
         """Withdraw models and begin loads, as far as possible; publish the list of models."""
         for name, versions in list(self._models.items()):
-            if name not in self._loads and versions.withdraw():
+            if versions.withdraw():
                 self._withdraw(name)
             if versions.is_gone:
                 del self._models[name]
-        for name, versions in self._models.items():
-            if name not in self._loads and len(self._loads) < LOADS_MAX:
+        for versions in self._models.values():
+            if len(self._loads) < LOADS_MAX:
                 self._begin_load(versions)
         self._server.set_entries([versions.entry() for versions in self._models.values()])
 
@@ -140,10 +144,19 @@ class ModelRepository:
     # -- loading -------------------------------------------------------------------------------------------------------
 
     def _begin_load(self, versions: ModelVersions) -> None:
-        version = versions.next_load(time.monotonic())
+        """Begin to load the next version of a model, if there is one.
+
+        While one is being loaded, an older one is loaded only if none is served and the first one takes long.
+        """
+        now_s = time.monotonic()
+        loads = [load for load in self._loads if load.name == versions.name]
+        if loads and (versions.served_version or loads[-1].started_s + PATIENCE_S > now_s):
+            return
+        version = versions.next_load(now_s, [load.version for load in loads])
         state = versions.state_of(version)
         if state is not None:
-            load = self._loads[versions.name] = _Load(versions.name, version, state)
+            load = _Load(versions.name, version, state, now_s)
+            self._loads.append(load)
             threading.Thread(target=self._load, args=(load,), name=f"load {load.name}", daemon=True).start()
 
     def _load(self, load: _Load) -> None:
@@ -154,7 +167,7 @@ class ModelRepository:
         except (ImportCrashed, DeadObject) as error:
             result = _Failed(LoadFailure.CRASH, str(error))
         except NnfmqError as error:
-            result = _Failed(LoadFailure.SHORTAGE if error.status in _PASSING else LoadFailure.WRONG, str(error))
+            result = _Failed(LoadFailure.SHORTAGE if error.status in _PASSING else LoadFailure.WRONG, _one_line(error))
         except (OSError, MemoryError) as error:
             result = _Failed(LoadFailure.SHORTAGE, str(error) or "there is not enough memory")
         except Exception as error:  # noqa: BLE001  a bug fails this version, not the others
@@ -174,7 +187,7 @@ class ModelRepository:
         """Wait for the end of a load, at most `timeout_s`, and serve what it has loaded."""
         with suppress(queue.Empty):
             load, result = self._results.get(timeout=timeout_s)
-            del self._loads[load.name]
+            self._loads.remove(load)
             if isinstance(result, _Failed):
                 self._on_failure(load, result)
             elif self._is_current(load):
@@ -184,9 +197,9 @@ class ModelRepository:
             self._go_on()
 
     def _is_current(self, load: _Load) -> bool:
-        """Return whether the files are still those that were loaded."""
+        """Return whether the files are still those that were loaded, and no newer version is served."""
         versions = self._models.get(load.name)
-        if versions is None or versions.state_of(load.version) != load.state:
+        if versions is None or versions.state_of(load.version) != load.state or not versions.is_wanted(load.version):
             return False
         try:
             return self._directory.state(load.name, load.version) == load.state
@@ -228,6 +241,11 @@ class ModelRepository:
                 _log.warning("model %s is not prepared in advance: %s", name, error)
             else:
                 self._served[name] = loaded._replace(prepared=prepared)
+
+
+def _one_line(error: Exception) -> str:
+    """Return an error's text, of which that of an unsupported model has a line for each operator."""
+    return "; ".join(line.strip() for line in str(error).splitlines())
 
 
 def _description(load: _Load, loaded: _Loaded) -> ModelDescription:

@@ -11,7 +11,7 @@ after pauses that grow to PAUSE_MAX_S.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import NamedTuple
 
@@ -92,18 +92,23 @@ class ModelVersions:
             known[number] = version
         self._known = known
 
-    def next_load(self, now_s: float) -> int:
-        """Return the version to load now, 0 if there is none."""
-        served = self._served
+    def next_load(self, now_s: float, loading: Collection[int] = ()) -> int:
+        """Return the version to load now, 0 if there is none. `loading` are those that are being loaded."""
         for number, version in self._known.items():
-            if served is not None and served.version in self._known:
-                if number < served.version:
-                    break
-                if number == served.version and version.state == served.state:
-                    break
-            if version.is_settled and not version.has_failed and version.retry_at_s <= now_s:
+            if not self.is_wanted(number):
+                break
+            is_due = version.is_settled and not version.has_failed and version.retry_at_s <= now_s
+            if is_due and number not in loading:
                 return number
         return 0
+
+    def is_wanted(self, number: int) -> bool:
+        """Return whether this version, as its files are now, would replace the one that is served."""
+        served = self._served
+        if served is None or served.version not in self._known:
+            return True
+        is_new = number == served.version and self._known[number].state != served.state
+        return number > served.version or is_new
 
     def state_of(self, number: int) -> VersionState | None:
         """Return the state of a version's files, None if it was not there at the last look."""

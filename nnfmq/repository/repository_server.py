@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from nnfmq import watcher
 from nnfmq.channel import NO_WAIT, Channel, Listener
+from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import DeadObject, ErrorStatus, MissedDeadlineTransient, NnfmqError
-from nnfmq.memory import Memory
 from nnfmq.serialize import repository_protocol
 from nnfmq.serialize.repository_protocol import (
     ListModels,
@@ -47,7 +47,7 @@ _log = logging.getLogger("nnfmq.repository")
 
 class _Published(NamedTuple):
     description: ModelDescription
-    memories: tuple[Memory, ...]
+    memories: tuple[FileMemory, ...]
 
 
 class _Peer:
@@ -61,7 +61,7 @@ class _Peer:
 
 
 class RepositoryServer(Uncopyable):
-    """Serves models to the clients of `listener`, which it owns, until `close`."""
+    """Serves models to the clients of `listener`, which it owns, from `start` to `close`."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
@@ -73,11 +73,16 @@ class RepositoryServer(Uncopyable):
         self._is_closed = False
         self._log_time_s = float("-inf")
         self._accepting: watcher.ReaderHandle | None = None
-        self._accept_later()
+
+    def start(self) -> None:
+        """Accept clients from now on. Until then they wait."""
+        with self._lock:
+            if not self._is_closed:
+                self._accepting = watcher.add_reader(self._listener.fileno(), self._accept)
 
     # -- models, on the main thread ------------------------------------------------------------------------------------
 
-    def publish(self, description: ModelDescription, memories: Sequence[Memory]) -> None:
+    def publish(self, description: ModelDescription, memories: Sequence[FileMemory]) -> None:
         """Serve a version from now on, instead of an older one; tell the clients that have opened the model.
 
         Takes ownership of the memories.
@@ -115,10 +120,6 @@ class RepositoryServer(Uncopyable):
 
     # -- clients, on the watcher thread --------------------------------------------------------------------------------
 
-    def _accept_later(self) -> None:
-        if not self._is_closed:
-            self._accepting = watcher.add_reader(self._listener.fileno(), self._accept)
-
     def _accept(self) -> None:
         try:
             channel = self._listener.accept()
@@ -130,7 +131,7 @@ class RepositoryServer(Uncopyable):
             with self._lock:
                 if self._accepting is not None:
                     watcher.remove_reader(self._accepting)
-            watcher.call_at(time.monotonic_ns() + _PAUSE_NS, self._accept_later)
+            watcher.call_at(time.monotonic_ns() + _PAUSE_NS, self.start)
             return
         if channel is not None:
             self._add(channel)

@@ -8,13 +8,20 @@ from __future__ import annotations
 import os
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import nnfmq
 from nnfmq.channel import Channel
 from nnfmq.hal.errors import ErrorStatus
+from nnfmq.hal.types import ExecutionPreference
+from nnfmq.memory import Memory
 from nnfmq.paths import models_socket
+from nnfmq.runtime.prepare_arguments import FinishedModel
 from nnfmq.serialize import repository_protocol
+from nnfmq.serialize.model_codec import decode_model
 from nnfmq.serialize.repository_protocol import (
     ListModels,
     ModelEntry,
@@ -24,7 +31,7 @@ from nnfmq.serialize.repository_protocol import (
     RepositoryMessage,
     RepositoryRole,
 )
-from support.drivers import LIMIT_S, until
+from support.drivers import LIMIT_S, Daemon, Process, opened, until
 from support.tflite_files import Operator, Tensor, writer
 
 LIMIT_NS = int(LIMIT_S * 1e9)
@@ -76,6 +83,38 @@ def age(folder: Path) -> None:
     until(lambda: time.time() - max(path.stat().st_ctime for path in (folder, *folder.iterdir())) > 2.1, "they are old")
 
 
+def repository_of(daemon: Daemon) -> Process | None:
+    """Return the model repository's process, which the caller closes; None if there is none now."""
+    for process in opened(daemon.process.children()):
+        if b"nnfmq.repository" in command_line(process.pid):
+            return process
+        process.close()
+    return None
+
+
+def command_line(pid: int) -> bytes:
+    """Return the words of a process's command, empty if it has exited."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+@contextmanager
+def running_repository(daemon: Daemon) -> Iterator[Process]:
+    """Wait until the model repository of a driver runs; yield its process."""
+    found: list[Process] = []
+
+    def runs() -> bool:
+        process = repository_of(daemon)
+        found.extend([] if process is None else [process])
+        return process is not None
+
+    until(runs, "the model repository runs")
+    with found[0]:
+        yield found[0]
+
+
 class RepositoryPeer:
     """A client of the repository of the driver with the socket `path`. Close it, or use `with`."""
 
@@ -99,6 +138,21 @@ class RepositoryPeer:
         self._calls += 1
         self.send(ListModels(self._calls))
         return {entry.name: entry for entry in self.receive(ModelList).models}
+
+    @contextmanager
+    def prepared(self, client: nnfmq.Client, name: str) -> Iterator[nnfmq.PreparedModel]:
+        """Yield a model, prepared by `client` as the repository has described it."""
+        self._calls += 1
+        self.send(OpenModel(self._calls, name))
+        with self.channel.receive(time.monotonic_ns() + LIMIT_NS) as frame, ExitStack() as stack:
+            reply = repository_protocol.decode(frame.data, sender=RepositoryRole.REPOSITORY, fds=len(frame.fds))
+            assert isinstance(reply, ModelOpened) and reply.description is not None, reply
+            sent = reply.description
+            pools = [stack.enter_context(Memory.adopt_constant(fd)) for fd in frame.detach_fds()]
+            model = FinishedModel(decode_model(sent.model, pools), sent.inputs, sent.outputs, sent.states)
+            prepared = client.device(sent.device).prepare(model, preference=ExecutionPreference(sent.preference))
+        with prepared:
+            yield prepared
 
     def open(self, name: str, version: int = 0) -> ModelOpened:
         """Return the reply to a request for a model."""
