@@ -40,13 +40,18 @@ class ExecutableModel:
             if model.batch > 1:
                 if model.prepared.states:
                     raise InvalidArgument(f"model {name!r} has states, so its rows are not independent: no batches")
-                shared = BurstLanes(bursts, max_waiting)
+                shared = BurstLanes(bursts, 1)  # for the batcher's dispatcher
                 batcher = RowBatcher(model, shared, max_waiting, max_batch_wait_s)
             else:
                 shared = BurstLanes(bursts, max_waiting)
             opened = cls(name, model, shared, batcher)
             opened._resources = resources.pop_all()
         return opened
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the inputs, in the model's order."""
+        return tuple(info.name for info in self._inputs)
 
     @property
     def waiting(self) -> int:

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from support.drivers import LIMIT_S, Daemon, InThread, Process, one, until, wait_until_waiting
+from support.drivers import LIMIT_S, Daemon, InThread, one, until
 from support.fake_repository import FakeRepository, serving
-from support.models import plus_model, pool_bytes, relu_model, request_for, slow_model, weighty_model
+from support.models import plus_model, pool_bytes, request_for
 
 import nnfmq
 from nnfmq.hal.types import Request

@@ -1,0 +1,31 @@
+"""Errors of a request that only a network protocol has; each has its own status in `status_mapping`."""
+
+from __future__ import annotations
+
+from nnfmq.hal.errors import InvalidArgument
+
+__all__ = ["ClientLeft", "CompressedBody", "EndpointMissing", "MethodNotAllowed", "RequestTooLarge"]
+
+
+class RequestTooLarge(InvalidArgument):
+    """A request is larger than the server's limits allow."""
+
+
+class EndpointMissing(InvalidArgument):
+    """The server does not have the endpoint."""
+
+
+class MethodNotAllowed(InvalidArgument):
+    """The endpoint does not take this method of HTTP; `allowed` is the one that it takes."""
+
+    def __init__(self, message: str, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+
+class CompressedBody(InvalidArgument):
+    """The body is compressed, and the server does not decompress bodies: a few bytes could become gigabytes."""
+
+
+class ClientLeft(Exception):
+    """The client closed the connection before it had sent its whole request."""
