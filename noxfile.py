@@ -1,4 +1,4 @@
-"""The quick tests on every supported Python of this machine (`nox`, or `nox -s tests-3.12`), and those that need Ray."""
+"""`nox`: the quick tests on every supported Python of this machine. `nox -s ray`: the tests that need Ray."""
 
 import nox
 
