@@ -148,7 +148,8 @@ def _model_file(folder: Path) -> Path:
 
 
 def _load(file: Path, options: VersionOptions) -> LoadedModel:
-    loaded = load(file, signature=options.signature)
+    given: Shapes = {**options.shapes}
+    loaded = load(file, shapes=given, signature=options.signature)
     if options.batch == 1:
         return loaded
     if loaded.states:

@@ -27,6 +27,7 @@ from support.tflite_files import Tensor, single
 
 import nnfmq
 from nnfmq.hal.errors import ErrorStatus
+from nnfmq.paths import models_socket
 from nnfmq.serialize.repository_protocol import ListModels, ModelState, OpenModel, VersionChanged
 
 X = np.array([[0, 1, 2, 3]], np.float32)
@@ -147,7 +148,11 @@ def test_the_newest_version_is_served_when_a_driver_starts(
         (single("RFFT2D", [Tensor("x", (1, 4)), Tensor("y", (1, 3), "COMPLEX64")]), "", "RFFT2D"),
         (adder(2), "device = 3", "model.toml: device is 3; allowed: the name of a device of the driver"),
         (adder(2), "device = 'gpu'", "there is no device 'gpu'; this driver has: compiled, "),
-        (adder(2), "thread = 3", "model.toml: there is no key 'thread'; allowed: device, preference, priority, batch"),
+        (
+            adder(2),
+            "thread = 3",
+            "model.toml: there is no key 'thread'; allowed: device, preference, priority, batch, ",
+        ),
         (adder(2), "signature = 'serve'", "there is no signature 'serve'"),
     ],
     ids=["no model", "truncated", "unsupported", "wrong value", "no such device", "unknown key", "no such signature"],
@@ -432,6 +437,18 @@ def test_if_the_driver_is_killed_the_repository_ends_and_the_next_driver_serves(
             process.wait_for_end()
     with running_daemon(folder / "d.sock", models=models, environment=environment) as driver:
         assert added_soon(driver, "adder") == 1
+
+
+def test_a_driver_without_models_removes_the_socket_that_a_killed_one_with_models_has_left(
+    folder: Path, models: Path
+) -> None:
+    with running_daemon(folder / "d.sock", models=models) as driver:
+        driver.kill()
+        assert models_socket(driver.path).exists()
+    with running_daemon(folder / "d.sock") as driver, driver.connect() as client:
+        assert not models_socket(driver.path).exists()
+        with pytest.raises(nnfmq.DeviceUnavailable, match="has no model repository: start it with"):
+            client.models()
 
 
 def added_soon(driver: Daemon, name: str) -> float:
