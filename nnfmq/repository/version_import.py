@@ -148,7 +148,7 @@ def _model_file(folder: Path) -> Path:
 
 
 def _load(file: Path, options: VersionOptions) -> LoadedModel:
-    given: Shapes = {**options.shapes}
+    given: Shapes = {name: tuple(shape) for name, shape in options.shapes.items()}
     loaded = load(file, shapes=given, signature=options.signature)
     if options.batch == 1:
         return loaded
