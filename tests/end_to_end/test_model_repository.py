@@ -48,7 +48,7 @@ if "--import" in sys.orig_argv:
     version_import.import_version = import_version
 if "--serve" in sys.orig_argv:
     from nnfmq.repository import model_repository
-    model_repository.LOOK_S, model_repository.RESTORE_PAUSE_S, model_repository.PATIENCE_S = 0.1, 0.5, 1.0
+    model_repository.LOOK_S, model_repository.RESTORE_PAUSE_S, model_repository.SLOW_LOAD_S = 0.1, 0.5, 1.0
 if "serve" in sys.orig_argv:
     from nnfmq.service.handlers import model_calls
     def prepare(context, message, *rest, real=model_calls._prepare_and_call_back):
