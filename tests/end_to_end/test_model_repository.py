@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -449,6 +450,14 @@ def test_a_driver_without_models_removes_the_socket_that_a_killed_one_with_model
         assert not models_socket(driver.path).exists()
         with pytest.raises(nnfmq.DeviceUnavailable, match="has no model repository: start it with"):
             client.models()
+
+
+def test_a_driver_without_models_leaves_another_driver_at_that_path_alone(folder: Path) -> None:
+    with running_daemon(models_socket(folder / "d.sock")) as other:
+        with running_daemon(folder / "d.sock") as driver:
+            driver.process.send(signal.SIGTERM)
+            assert driver.program.wait() == 0
+        other.connect().close()
 
 
 def added_soon(driver: Daemon, name: str) -> float:
