@@ -194,6 +194,8 @@ class ModelRepository:
                 self._serve(load, result)
             else:
                 result.close()
+                if load.name in self._models:
+                    self._models[load.name].on_unusable(load.version, load.state)
             self._go_on()
 
     def _is_current(self, load: _Load) -> bool:
