@@ -68,7 +68,7 @@ class ComputingService:
         """Compute by the model's name."""
         self.requests.append(request)
         if request.model == "fail":
-            raise self.failure
+            raise type(self.failure)(*self.failure.args)  # the original would keep this frame, and the server with it
         if request.model not in MODELS:
             raise ModelNotFound(f"there is no model {request.model!r}")
         results = dict(request.inputs) if request.model == "echo" else {"y": request.inputs["x"] + 1}
