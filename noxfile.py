@@ -10,3 +10,10 @@ def tests(session: nox.Session) -> None:
     """Install the package with the compiled core and run the quick tier, without the budgets of processor time."""
     session.install(".[test]")
     session.run("pytest", "--deselect", "tests/test_public_api.py::test_importing_it_costs_little_beyond_numpy")
+
+
+@nox.session
+def triton_clients(session: nox.Session) -> None:
+    """Run Triton's clients against the inference protocols: 60 MB of packages that no other test needs."""
+    session.install(".[test]", "tritonclient[http,grpc]>=2.50")
+    session.run("pytest", "tests/serving/inference_protocol")
