@@ -1,7 +1,10 @@
-"""The quick tests on every supported Python of this machine: `nox`, or `nox -s tests-3.12`."""
+"""`nox`: the quick tests on every supported Python of this machine. `nox -s ray`: the tests that need Ray or Triton's clients."""
 
 import nox
 
+RAY_TESTS = ("tests/serving", "tests/tools/test_ray_bench.py", "tests/test_documents.py")
+
+nox.options.sessions = ["tests"]
 nox.options.error_on_missing_interpreters = False
 
 
@@ -13,7 +16,10 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
-def triton_clients(session: nox.Session) -> None:
-    """Run Triton's clients against the inference protocols: 60 MB of packages that no other test needs."""
-    session.install(".[test]", "tritonclient[http,grpc]>=2.50")
-    session.run("pytest", "tests/serving/inference_protocol")
+def ray(session: nox.Session) -> None:
+    """Install Ray and Triton's clients, and run the tests of serving: `nox -s ray`.
+
+    With `-- --tier deep` a cluster gets 10,000 requests.
+    """
+    session.install(".[test,ray]", "tritonclient[http,grpc]>=2.50")
+    session.run("pytest", *(session.posargs or ["--tier", "full"]), *RAY_TESTS)

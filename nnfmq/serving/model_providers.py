@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, ModelNotFound, NnfmqError
+from nnfmq.hal.summaries import clipped
 from nnfmq.hal.types import DeviceStatus
+from nnfmq.serving.inference_service import ModelIndexEntry
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.burst_controller import Burst
     from nnfmq.runtime.client import Client
     from nnfmq.runtime.prepared_model import PreparedModel
 
-__all__ = ["ModelFiles", "ModelProvider", "ModelStatus", "ProvidedModel", "files_in", "to_version"]
+__all__ = ["ModelFiles", "ModelProvider", "ProvidedModel", "RepositoryModels", "to_version"]
 
 _DEVICES = ("compiled", "reference")  # the packaged ones, the faster one first
+_VERSION_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +32,11 @@ class ProvidedModel:
 
     prepared: PreparedModel
     batch: int
-    version_of: Callable[[Burst], int]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelStatus:
-    """A model of a provider: its name, the version that is served, 0 if none is, and why the newest one is not."""
-
-    name: str
-    version: int
-    reason: str = ""
+    version_of: Callable[[Any], int]
 
 
 class ModelProvider(Protocol):
-    """Opens models by name. All methods block."""
+    """Opens models by name. All methods block, and may be called by several threads."""
 
     def open(self, name: str, version: int, timeout: float | None) -> ProvidedModel:
         """Return a prepared model: this version, or the current one if it is 0.
@@ -55,9 +47,31 @@ class ModelProvider(Protocol):
         """
         ...
 
-    def list(self) -> list[ModelStatus]:
+    def entries(self) -> list[ModelIndexEntry]:
         """Return all models by name."""
         ...
+
+
+class RepositoryModels:
+    """The models of the driver's model repository: `nnfmq serve --models`. Borrows the client.
+
+    A model that is opened without a version executes the one that the repository serves, also after a change.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def open(self, name: str, version: int, timeout: float | None) -> ProvidedModel:
+        """As `ModelProvider.open`."""
+        model = self._client.model(name, version, timeout=timeout)
+        return ProvidedModel(model, model.batch, lambda burst: int(burst.version))
+
+    def entries(self) -> list[ModelIndexEntry]:
+        """Return all models by name."""
+        return [
+            ModelIndexEntry(entry.name, str(entry.version or ""), entry.state.value, entry.reason)
+            for entry in self._client.models()
+        ]
 
 
 class ModelFiles:
@@ -86,29 +100,16 @@ class ModelFiles:
             if isinstance(error, NnfmqError):  # DeadObject and MissedDeadline are OSErrors, too
                 raise
             raise GeneralFailure(f"the file of model {name!r} cannot be read: {error}") from error
-        return ProvidedModel(prepared, 1, _always_first)
+        return ProvidedModel(prepared, 1, lambda _burst: 1)
 
-    def list(self) -> list[ModelStatus]:
+    def entries(self) -> list[ModelIndexEntry]:
         """Return all models by name."""
-        return [ModelStatus(name, 1) for name in sorted(self._files)]
-
-
-def _always_first(_burst: Burst) -> int:
-    return 1
+        return [ModelIndexEntry(name, "1", "READY") for name in sorted(self._files)]
 
 
 def _shown(name: str, version: int) -> str:
-    return repr(name) if not version else f"{name!r} of version {version}"
-
-
-def files_in(directory: Path) -> dict[str, Path]:
-    """Return the file of the newest version of each model in a directory NAME/VERSION/model.*."""
-    found: dict[str, Path] = {}
-    for folder in sorted(directory.glob("*/[1-9]*"), key=lambda path: (path.parent.name, int(path.name))):
-        for file in (folder / "model.tflite", folder / "model.onnx"):
-            if file.is_file():
-                found[folder.parent.name] = file
-    return found
+    shown = clipped(repr(name))
+    return shown if not version else f"{shown} of version {version}"
 
 
 def to_version(text: str) -> int:
@@ -119,6 +120,7 @@ def to_version(text: str) -> int:
     """
     if not text:
         return 0
-    if not text.isascii() or not text.isdecimal() or len(text) > 9 or int(text) == 0:
-        raise InvalidArgument(f"a version is a positive decimal number, not {text[:64]!r}")
+    is_decimal = text.isascii() and text.isdecimal() and len(text) <= _VERSION_DIGITS
+    if not is_decimal or not 0 < int(text) < 2**31:
+        raise InvalidArgument(f"a version is a positive decimal number below 2**31, not {clipped(repr(text))}")
     return int(text)

@@ -21,8 +21,8 @@ from msgspec import Struct
 from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.errors import DeadObject, InvalidArgument, MissedDeadlineTransient, NnfmqError
 from nnfmq.serving.executable_model import ExecutableModel
-from nnfmq.serving.inference_service import InferRequest, InferResponse, ModelMetadata, ServerMetadata
-from nnfmq.serving.model_providers import ModelProvider, ModelStatus, to_version
+from nnfmq.serving.inference_service import InferRequest, InferResponse, ModelIndexEntry, ModelMetadata, ServerMetadata
+from nnfmq.serving.model_providers import ModelProvider, to_version
 
 if TYPE_CHECKING:
     from nnfmq.runtime.client import Client
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelServer", "ServerOptions"]
 
 ResultT = TypeVar("ResultT")
+_EXTENSIONS = ("model_repository",)
 _CURRENT = 0  # as a version: the one that the repository serves
 
 
@@ -50,8 +51,8 @@ class ServerOptions(Struct, frozen=True, forbid_unknown_fields=True):
     open_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
-        if self.lanes < 1 or self.max_waiting < 0 or self.max_batch_wait_s < 0 or self.open_timeout_s <= 0:
-            raise InvalidArgument(f"lanes and open_timeout_s must be positive, and no other option negative: {self}")
+        if self.lanes < 1 or self.max_waiting < 1 or self.max_batch_wait_s < 0 or self.open_timeout_s <= 0:
+            raise InvalidArgument(f"max_batch_wait_s must be 0 or more, and the other options positive: {self}")
 
 
 class ModelServer:
@@ -89,7 +90,7 @@ class ModelServer:
     async def _recover(self) -> None:
         """Connect again, if the client recovers: a call does that."""
         try:
-            await self._in_thread(partial(self._client.devices, timeout=self._options.open_timeout_s))
+            await asyncio.to_thread(self._client.devices, timeout=self._options.open_timeout_s)
         except NnfmqError:
             pass  # the next request, or the next question whether the server is ready, tries again
         finally:
@@ -99,29 +100,38 @@ class ModelServer:
         """Return whether a model, or this version of it, is served."""
         try:
             number = to_version(version)
-            status = await self._status(model)
+            current = await self._current_version(model)
         except NnfmqError:
             return False
-        return status is not None and status.version > 0 and number in (_CURRENT, status.version)
+        is_open = bool(number) and (model, number) in self._models and self._models[model, number].done()
+        return is_open or (current > 0 and number in (_CURRENT, current))
 
-    async def models(self) -> list[ModelStatus]:
-        """Return all models of the provider."""
-        return await self._in_thread(self._provider.list)
+    async def model_index(self) -> list[ModelIndexEntry]:
+        """Return all models of the provider, served or not; for the protocol's list of models.
 
-    async def _status(self, model: str) -> ModelStatus | None:
-        return next((status for status in await self.models() if status.name == model), None)
+        Raises:
+            NnfmqError: If the model repository does not reply.
+        """
+        return await asyncio.to_thread(self._provider.entries)
+
+    async def _current_version(self, model: str) -> int:
+        """Return the version of a model that is served; 0 if there is none."""
+        return next((to_version(entry.version) for entry in await self.model_index() if entry.name == model), _CURRENT)
 
     def open_names(self) -> set[str]:
         """Return the names of the models that are open, or are being opened."""
         return {name for name, _ in self._models}
 
     def load(self) -> dict[str, int]:
-        """Return how many requests wait for a burst, how many bursts execute, and how many bursts there are."""
-        models = list(self._opened())
+        """Return the numbers of requests that wait for a burst, of bursts that execute, and of all bursts.
+
+        Only models that are in use count, but at least the bursts of one model.
+        """
+        used = [model for model in self._opened() if model.busy or model.waiting]
         return {
-            "waiting": sum(model.waiting for model in models),
-            "busy": sum(model.busy for model in models),
-            "lanes": self._options.lanes * len(models),
+            "waiting": sum(model.waiting for model in used),
+            "busy": sum(model.busy for model in used),
+            "lanes": self._options.lanes * max(1, len(used)),
         }
 
     def _opened(self) -> Iterable[ExecutableModel]:
@@ -133,7 +143,7 @@ class ModelServer:
 
     async def server_metadata(self) -> ServerMetadata:
         """Return the server's name, release and extensions."""
-        return ServerMetadata("nnfmq", _release(), ("binary_tensor_data",))
+        return ServerMetadata("nnfmq", _release(), _EXTENSIONS)
 
     async def model_metadata(self, model: str, version: str = "") -> ModelMetadata:
         """Return a model's versions, inputs and outputs. Opens the model.
@@ -143,9 +153,14 @@ class ModelServer:
             NnfmqError: The error of its preparation.
         """
         opened = await self._open_model(model, version, deadline_after(self._options.open_timeout_s))
-        status = await self._status(model)
-        served = [] if status is None or not status.version else [str(status.version)]
-        return opened.metadata(tuple(dict.fromkeys([*served, *([version] if version else [])])))
+        current = await self._current_version(model)
+        versions = sorted({number for number in (current, to_version(version)) if number})
+        return opened.metadata(tuple(map(str, versions)))
+
+    async def input_names(self, model: str, version: str = "") -> tuple[str, ...]:
+        """Return the names of a model's inputs, in order. Opens the model; raises as `model_metadata`."""
+        opened = await self._open_model(model, version, deadline_after(self._options.open_timeout_s))
+        return opened.input_names
 
     # ------------------------------------------------------------------------------------------------ requests
 

@@ -1,59 +1,68 @@
 """ModelReplica: the deployment of Ray Serve whose replicas execute over the driver of their node.
 
 A replica has a connection to the driver and bursts, no model and no runtime: those are in the driver, once for each
-node. Its methods run on the replica's event loop; a request takes no thread.
+node. Its methods run on the replica's event loop; a request takes no thread. It is called over handles (`infer`), and
+by Ray's proxies in the Open Inference Protocol, HTTP and gRPC.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from ray import serve
-from ray.exceptions import RayActorError
-from ray.serve.exceptions import RayServeException
 
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
-from nnfmq.paths import make_runtime_directory
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connect import connect
-from nnfmq.serving.driver_process import DriverProcess
-from nnfmq.serving.inference_service import InferRequest, InferResponse, ModelMetadata, ServerMetadata
-from nnfmq.serving.model_providers import ModelFiles, files_in
+from nnfmq.serving.inference_protocol.asgi_app import InferenceApp
+from nnfmq.serving.inference_protocol.grpc_service import GrpcInferenceService
+from nnfmq.serving.inference_service import InferRequest, InferResponse, ModelIndexEntry
+from nnfmq.serving.inference_service import ModelMetadata as Metadata
+from nnfmq.serving.model_providers import RepositoryModels
 from nnfmq.serving.model_server import ModelServer, ServerOptions
-from nnfmq.serving.ray.node_driver import node_driver
+from nnfmq.serving.ray.autoscaling import DriverLoad, load_since
+from nnfmq.serving.ray.driver_access import DriverAccess
+from nnfmq.serving.ray.multiplexing import with_multiplexing
 
 __all__ = ["ModelReplica", "app"]
 
 Models: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any]"
 _START_S = 120.0
-_ATTEMPTS = 10  # to reach a node's actor that ends or starts again
+_DEFAULTS: Mapping[str, Any] = {
+    "max_ongoing_requests": 32,
+    "max_queued_requests": 256,
+    "backpressure_config": {"status_code": 429, "retry_after_s": 1},
+}
 
 
-class ModelReplica:
+class ModelReplica(GrpcInferenceService):
     """A replica. Use `app`, which makes a deployment of it.
 
-    `infer` is called through a handle: `await handle.infer.remote("digits", {"image": array})`.
+    `infer` is called through a handle: `await handle.infer.remote("digits", {"image": array})`. The methods of the gRPC
+    service are for Ray's gRPC proxies.
     """
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, models: Models, options: ServerOptions | None = None, driver_options: Sequence[str] = ()
     ) -> None:
-        self._models, self._driver_options = models, tuple(driver_options)
-        self._driver: DriverProcess | None = None  # of a replica without a cluster
-        self._models_folder = self._directory() or ""
-        socket = await self._find_driver()
+        self._driver = DriverAccess(models, driver_options)
+        socket = await self._driver.find()
         loop = asyncio.get_running_loop()
         self._client: Client = await loop.run_in_executor(
             None, partial(connect, socket, recover=True, wait=True, timeout=_START_S)
         )
-        self._server = ModelServer(self._client, self._provider(), options)
+        self._server = ModelServer(self._client, RepositoryModels(self._client), options)
+        self._last_load = await loop.run_in_executor(None, self._driver_load)
+        super().__init__(self._server)
+
+    def __serve_build_asgi_app__(self) -> InferenceApp:
+        """Return the application for Ray's HTTP proxies."""
+        return InferenceApp(self._server)
 
     # ------------------------------------------------------------------------------------------------ requests
 
@@ -78,30 +87,46 @@ class ModelReplica:
         Raises:
             NnfmqError: As `ModelServer.infer`. A handle raises it as an error that is a RayTaskError, too.
         """
-        name = model or serve.get_multiplexed_model_id()
+        name = await self._chosen(model)
         arrays = await self._named(name, version, inputs)
         return await self._server.infer(InferRequest(name, arrays, version, "", tuple(outputs), timeout_s))
 
-    async def infer_request(self, request: InferRequest) -> InferResponse:
-        """Execute a request, once. Raises as `infer`."""
-        return await self._server.infer(request)
+    async def infer_all(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | Exception]:
+        """Execute requests, each once, and return for each its result or its error; for a method with `serve.batch`."""
+        return await self._server.infer_all(requests)
+
+    async def _chosen(self, model: str) -> str:
+        """Return the model's name; if it is the request's multiplexed model id, or that replaces it, open the model."""
+        multiplexed: str = serve.get_multiplexed_model_id()
+        if multiplexed and model in ("", multiplexed):
+            await (self._server.open_model(multiplexed) if self._driver.is_own else self._load(multiplexed))
+            return multiplexed
+        if not model:
+            raise InvalidArgument("the request names no model, neither as argument nor as multiplexed model id")
+        return model
+
+    async def _load(self, name: str) -> object:
+        """Open a model. `with_multiplexing` replaces this by a method that closes the least recently used one, too."""
+        await self._server.open_model(name)
+        return None
 
     async def _named(self, model: str, version: str, inputs: Sequence[Any]) -> Mapping[str, Any]:
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             return inputs[0]
-        infos = (await self._server.model_metadata(model, version)).inputs
-        if len(inputs) != len(infos):
-            names = ", ".join(info.name for info in infos)
-            raise InvalidArgument(f"the model has {len(infos)} inputs ({names}); {len(inputs)} were given")
-        return {info.name: np.asarray(array) for info, array in zip(infos, inputs, strict=True)}
+        names = await self._server.input_names(model, version)
+        if len(inputs) != len(names):
+            raise InvalidArgument(
+                f"the model has {len(names)} inputs ({', '.join(names)}); {len(inputs)} arrays were given"
+            )
+        return {name: np.asarray(array) for name, array in zip(names, inputs, strict=True)}
 
-    async def model_metadata(self, model: str, version: str = "") -> ModelMetadata:
+    async def model_metadata(self, model: str, version: str = "") -> Metadata:
         """Return a model's versions, inputs and outputs. Raises ModelNotFound."""
         return await self._server.model_metadata(model, version)
 
-    async def server_metadata(self) -> ServerMetadata:
-        """Return the server's name, release and extensions."""
-        return await self._server.server_metadata()
+    async def model_index(self) -> list[ModelIndexEntry]:
+        """Return all models of the driver's repository, served or not."""
+        return await self._server.model_index()
 
     async def driver_pids(self) -> tuple[int, int]:
         """Return the pids of the driver and of its worker for this replica."""
@@ -133,53 +158,22 @@ class ModelReplica:
         for name in self._server.open_names() - set(wanted):
             await self._server.close_model(name)
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the load of this replica and of its driver, for `autoscaling.load_policy`."""
+        now = await asyncio.to_thread(self._driver_load)
+        before, self._last_load = self._last_load, now
+        load = self._server.load()
+        return {"waiting": load["waiting"], "lanes": load["lanes"], **load_since(before, now)}
+
+    def _driver_load(self) -> DriverLoad:
+        return DriverLoad.of(self._client.statistics(), self._client.worker_pid)
+
     def __del__(self) -> None:
         """Close bursts and connection. Ray calls it after the last request of a replica that it ends."""
-        if hasattr(self, "_client"):
+        if hasattr(self, "_client"):  # the constructor may have failed
             self._client.close()
-        driver = getattr(self, "_driver", None)  # missing if the constructor failed
-        if driver is not None:
-            driver.close()
-
-    # ------------------------------------------------------------------------------------------------ start
-
-    async def _find_driver(self) -> Path:
-        """Return the socket of this node's driver; without a cluster, of a driver of this process."""
-        try:
-            serve.get_replica_context()
-        except RayServeException:
-            return await self._start_own_driver()
-        for _ in range(_ATTEMPTS):
-            try:
-                return await self._attach()
-            except RayActorError:  # it ended because nobody used it, or died
-                await asyncio.sleep(0.1)
-        return await self._attach()
-
-    async def _attach(self) -> Path:
-        actor = node_driver(self._directory(), self._names(), options=self._driver_options)
-        if isinstance(self._models, Mapping):
-            for key, data in self._models.items():
-                name, _, version = key.partition("/")
-                await actor.add_model.remote(name, int(version or 1), data)
-        socket, self._models_folder = await actor.attach.remote(os.getpid())
-        return Path(socket)
-
-    def _directory(self) -> str | None:
-        return None if isinstance(self._models, Mapping) else os.fspath(self._models)
-
-    def _names(self) -> list[str]:
-        return sorted(self._models) if isinstance(self._models, Mapping) else []
-
-    async def _start_own_driver(self) -> Path:
-        folder = make_runtime_directory()
-        socket = folder / f"serve-{os.getpid()}-{time.monotonic_ns()}.sock"
-        self._driver = await asyncio.to_thread(DriverProcess, socket)
-        await asyncio.to_thread(self._driver.wait_until_running)
-        return socket
-
-    def _provider(self) -> ModelFiles:
-        return ModelFiles(self._client, files_in(Path(self._models_folder)))
+        if hasattr(self, "_driver"):
+            self._driver.close()
 
 
 def app(
@@ -188,6 +182,7 @@ def app(
     name: str = "ModelReplica",
     options: ServerOptions | None = None,
     driver_options: Sequence[str] = (),
+    max_multiplexed_models: int = 16,
     **deployment_options: Any,
 ) -> serve.Application:
     """Return an application for `serve.run`, whose replicas execute the models over the driver of their node.
@@ -198,15 +193,10 @@ def app(
         name: The deployment's name.
         options: How each replica serves.
         driver_options: Further options of `nnfmq serve`.
+        max_multiplexed_models: How many models a replica keeps open for requests with a multiplexed model id.
         deployment_options: Those of `serve.deployment`. By default `max_ongoing_requests` is 32 and
             `max_queued_requests` 256, and rejected requests get the HTTP status 429.
     """
-    deployment = serve.deployment(name=name, **{**_DEFAULTS, **deployment_options})(ModelReplica)
+    replica = serve.ingress()(with_multiplexing(ModelReplica, max_multiplexed_models))
+    deployment = serve.deployment(name=name, **{**_DEFAULTS, **deployment_options})(replica)
     return deployment.bind(models, options, tuple(driver_options))
-
-
-_DEFAULTS: Mapping[str, Any] = {
-    "max_ongoing_requests": 32,
-    "max_queued_requests": 256,
-    "backpressure_config": {"status_code": 429, "retry_after_s": 1},
-}

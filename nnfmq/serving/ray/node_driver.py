@@ -2,11 +2,11 @@
 
 Each node has one such actor for each set of models. It starts the driver, watches it by its pidfd and starts it again
 (`driver_process`). Ray starts the actor again if it dies; the driver exits with it, and the next one listens at the
-same socket. Replicas are clients of the driver and tell the actor their pid; when the last of them has exited, as their
-pidfds say, the actor and its driver end after a pause.
+same socket. Replicas are clients of the driver and tell the actor their pid; an actor that was started again finds them
+in the driver's statistics. When the last of them has exited, as their pidfds say, the actor and its driver end after a
+pause.
 
-Models that come from Ray's object store are written once for each node, into a directory of this actor: first into a
-directory that the model repository ignores, which is then renamed.
+Models that come from Ray's object store are written once for each node, into a directory of this actor.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import os
 import select
 import shutil
 import threading
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from nnfmq.hal.errors import GeneralFailure, InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, NnfmqError
 from nnfmq.paths import make_cache_directory, make_runtime_directory
+from nnfmq.runtime.connect import connect
 from nnfmq.serving.driver_process import DriverProcess, DriverState
+from nnfmq.serving.ray.object_models import ObjectModel, write_version
 
 __all__ = ["NodeDriver", "node_driver"]
 
 NAMESPACE = "nnfmq"
 _IDLE_S = 30.0
 _CALLS = 16  # at a time; each takes a thread only while it runs
-_INCOMING = ".incoming"  # no name of a model
-_TFLITE = b"TFL3"
 _log = logging.getLogger("nnfmq.serving")
 
 
@@ -44,7 +44,7 @@ class NodeDriver:
 
     Args:
         key: Identifies the node and the models; part of the socket's name.
-        models: The directory of the models; None = those that `add_model` writes.
+        models: The directory of the models; None = those that `add_model` writes into a directory of the actor.
         options: Further options of `nnfmq serve`.
         environment: Added to the driver's environment.
         idle_s: How long the driver runs on when no replica uses it.
@@ -59,26 +59,22 @@ class NodeDriver:
         idle_s: float = _IDLE_S,
     ) -> None:
         self._own_models = _own_directory(key) if models is None else None
-        directory = models if models is not None else self._own_models
+        directory = self._own_models or Path(models or "")
         socket = make_runtime_directory() / f"ray-{key}.sock"
         self._lock = threading.Lock()
         self._users: dict[int, int] = {}  # pid to pidfd
         self._idle_s = idle_s
         self._changed_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._directory = str(directory)
-        self._driver = DriverProcess(socket, None, options=options, environment=environment)
+        self._driver = DriverProcess(socket, directory, options=options, environment=environment)
         threading.Thread(target=self._watch_users, name="nnfmq-replica-watch", daemon=True).start()
 
-    def attach(self, pid: int) -> tuple[str, str]:
-        """Return the driver's socket and the directory of the models, once the driver accepts clients.
-
-        `pid` is that of the replica that uses it.
-        """
+    def attach(self, pid: int) -> str:
+        """Return the driver's socket for a replica with this pid, once the driver accepts clients."""
         with self._lock:
             if pid not in self._users:
                 self._users[pid] = os.pidfd_open(pid)
                 os.eventfd_write(self._changed_fd, 1)
-        return self._driver.wait_until_running().socket, self._directory
+        return self._driver.wait_until_running().socket
 
     def state(self) -> DriverState:
         """Return what the driver does now."""
@@ -87,10 +83,6 @@ class NodeDriver:
     def pid(self) -> int:
         """Return the pid of this actor."""
         return os.getpid()
-
-    def has_model(self, name: str, version: int) -> bool:
-        """Return whether `add_model` has written this version."""
-        return self._own_models is not None and (self._own_models / name / str(version)).is_dir()
 
     def add_model(self, name: str, version: int, data: bytes) -> None:
         """Write a model file into this actor's directory, unless it is there already.
@@ -101,7 +93,7 @@ class NodeDriver:
         if self._own_models is None:
             raise InvalidArgument("this driver serves a directory: put the model there")
         with self._lock:
-            _write_version(self._own_models, name, version, data)
+            write_version(self._own_models, ObjectModel(name, version, data))
 
     # ------------------------------------------------------------------------------------------------ end
 
@@ -110,13 +102,30 @@ class NodeDriver:
         while True:
             with self._lock:
                 pidfds = dict(self._users)
-            if not self._wait([*pidfds.values(), self._changed_fd], None if pidfds else self._idle_s) and not pidfds:
+            timeout_s = None if pidfds else self._idle_s
+            if not self._wait([*pidfds.values(), self._changed_fd], timeout_s) and not self._find_users():
                 break
             with self._lock:
                 for pid, pidfd in pidfds.items():
                     if _is_readable(pidfd):
                         os.close(self._users.pop(pid))
         self._end()
+
+    def _find_users(self) -> bool:
+        """Add the driver's clients to the users, but this process and the model repository; return whether there are any.
+
+        A driver that does not reply has none: a replica that needs it starts this actor again.
+        """
+        try:
+            found = _clients(self._driver.wait_until_running())
+        except NnfmqError as error:
+            _log.warning("the driver's clients are unknown: %s", error)
+            return False
+        with self._lock:
+            for pid in found:
+                with suppress(ProcessLookupError):
+                    self._users[pid] = os.pidfd_open(pid)
+            return bool(self._users)
 
     def _wait(self, fds: Sequence[int], timeout_s: float | None) -> bool:
         poll = select.poll()
@@ -168,25 +177,21 @@ def _own_directory(key: str) -> Path:
     """Return the directory for models from the object store. It outlives the actor, so that a restart finds them."""
     directory = make_cache_directory() / f"ray-{key}"
     directory.mkdir(mode=0o700, exist_ok=True)
-    shutil.rmtree(directory / _INCOMING, ignore_errors=True)
     return directory
 
 
-def _write_version(root: Path, name: str, version: int, data: bytes) -> None:
-    target = root / name / str(version)
-    file = "model.tflite" if data[4:8] == _TFLITE else "model.onnx"
-    if target.is_dir():
-        if not (target / file).is_file() or (target / file).read_bytes() != data:
-            raise InvalidArgument(f"version {version} of model {name!r} exists with another content: use a new version")
-        return
-    incoming = root / _INCOMING / f"{name}-{version}-{time.monotonic_ns()}"
-    try:
-        incoming.mkdir(parents=True)
-        (incoming / file).write_bytes(data)
-        target.parent.mkdir(exist_ok=True)
-        incoming.rename(target)
-    except OSError as error:
-        raise GeneralFailure(f"model {name!r} cannot be written: {error}") from error
+def _clients(driver: DriverState) -> list[int]:
+    """Return the pids of a driver's clients that are neither this process nor a child of the driver."""
+    with connect(driver.socket) as client:
+        pids = {found.pid for found in client.statistics().clients} - {os.getpid()}
+    return [pid for pid in pids if _parent(pid) != driver.pid]
+
+
+def _parent(pid: int) -> int:
+    """Return the parent of a process; 0 if it has exited."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def _is_readable(fd: int) -> bool:
