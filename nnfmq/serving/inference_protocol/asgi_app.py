@@ -33,7 +33,7 @@ from nnfmq.serving.inference_protocol.request_errors import (
 )
 from nnfmq.serving.inference_protocol.rest_codec import decode_infer_request, encode_infer_response
 from nnfmq.serving.inference_protocol.rest_routes import RestEndpoint, Route, find_route
-from nnfmq.serving.inference_protocol.wire_tensors import Limits
+from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
 from nnfmq.serving.inference_service import InferenceService, ModelMetadata, TensorMetadata
 
 __all__ = ["InferenceApp", "ServiceOpener"]
@@ -55,13 +55,13 @@ class InferenceApp:
     when it starts, on the event loop that serves requests, and closes it when it ends.
     """
 
-    def __init__(self, service: InferenceService | None = None, *, limits: Limits | None = None) -> None:
+    def __init__(self, service: InferenceService | None = None, *, limits: RequestLimits | None = None) -> None:
         self._service = service
-        self._limits = limits or Limits()
+        self._limits = limits or RequestLimits()
         self._open: ServiceOpener | None = None
 
     @classmethod
-    def opened_by(cls, opener: ServiceOpener, *, limits: Limits | None = None) -> InferenceApp:
+    def opened_by(cls, opener: ServiceOpener, *, limits: RequestLimits | None = None) -> InferenceApp:
         """Return an application whose service is opened at the start of the server."""
         app = cls(limits=limits)
         app._open = opener

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from nnfmq.hal.errors import ModelNotFound
-from nnfmq.serving.inference_protocol.wire_tensors import Limits
+from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
 from nnfmq.serving.inference_service import (
     InferRequest,
     InferResponse,
@@ -92,7 +92,7 @@ class Addresses(NamedTuple):
 
 
 @contextmanager
-def served(app: Any, service: Any, limits: Limits | None = None) -> Iterator[Addresses]:
+def served(app: Any, service: Any, limits: RequestLimits | None = None) -> Iterator[Addresses]:
     """Serve an ASGI application with uvicorn, and a service with grpc.aio, from a thread of their own."""
     started = threading.Event()
     state: dict[str, Any] = {}
@@ -114,7 +114,7 @@ def served(app: Any, service: Any, limits: Limits | None = None) -> Iterator[Add
 
 
 async def _serve(
-    app: Any, service: Any, limits: Limits | None, state: dict[str, Any], started: threading.Event
+    app: Any, service: Any, limits: RequestLimits | None, state: dict[str, Any], started: threading.Event
 ) -> None:
     import grpc
     import uvicorn

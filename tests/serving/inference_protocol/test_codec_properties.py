@@ -16,10 +16,10 @@ from hypothesis.extra import numpy as arrays
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.serving.inference_protocol.datatypes import DATATYPES, datatype_of, dtype_of
 from nnfmq.serving.inference_protocol.rest_codec import OutputFormats, decode_infer_request, encode_infer_response
-from nnfmq.serving.inference_protocol.wire_tensors import Limits
+from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
 from nnfmq.serving.inference_service import InferRequest, InferResponse
 
-SMALL = Limits(max_body_bytes=1 << 16, max_header_bytes=1 << 12)
+SMALL = RequestLimits(max_body_bytes=1 << 16, max_header_bytes=1 << 12)
 NAMES = st.text(max_size=8)
 PARAMETERS = st.dictionaries(
     st.sampled_from(["binary_data_size", "binary_data", "binary_data_output", "timeout", "sequence_id", "a"]),

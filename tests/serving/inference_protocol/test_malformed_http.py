@@ -17,10 +17,10 @@ pytest.importorskip("google.protobuf", reason="protobuf is not installed")
 from support.inference_services import ListingService, served
 
 from nnfmq.serving.inference_protocol.asgi_app import InferenceApp
-from nnfmq.serving.inference_protocol.wire_tensors import Limits
+from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
 
 BODY = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}'
-LIMITS = Limits(max_body_bytes=1000)
+LIMITS = RequestLimits(max_body_bytes=1000)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from tritonclient.utils import InferenceServerException
 
 from nnfmq.hal.errors import MissedDeadlinePersistent, ResourceExhaustedTransient
 from nnfmq.serving.inference_protocol.asgi_app import InferenceApp
-from nnfmq.serving.inference_protocol.wire_tensors import Limits
+from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
 
 DTYPES = (
     "bool",
@@ -234,7 +234,7 @@ def test_grpc_with_asyncio(addresses: Addresses) -> None:
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_grpc_messages_beyond_the_limit_are_rejected(service: ListingService, compression: str | None) -> None:
     """A message counts as long as it is without compression."""
-    limits = Limits(max_body_bytes=100_000)
+    limits = RequestLimits(max_body_bytes=100_000)
     with (
         served(InferenceApp(service), service, limits) as addresses,
         rpc.InferenceServerClient(addresses.grpc) as client,
