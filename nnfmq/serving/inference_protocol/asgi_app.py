@@ -34,7 +34,7 @@ from nnfmq.serving.inference_protocol.request_errors import (
 from nnfmq.serving.inference_protocol.rest_codec import decode_infer_request, encode_infer_response
 from nnfmq.serving.inference_protocol.rest_routes import RestEndpoint, Route, find_route
 from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
-from nnfmq.serving.inference_service import InferenceService, ModelMetadata, TensorMetadata
+from nnfmq.serving.inference_service import InferenceModelMetadata, InferenceService, InferenceTensorMetadata
 
 __all__ = ["InferenceApp", "ServiceOpener"]
 
@@ -158,7 +158,7 @@ async def _get(service: InferenceService, route: Route) -> HttpReply:
     return json_reply({"name": server.name, "version": server.version, "extensions": list(extensions)})
 
 
-def _model_json(model: ModelMetadata) -> dict[str, Any]:
+def _model_json(model: InferenceModelMetadata) -> dict[str, Any]:
     return {
         "name": model.name,
         "versions": model.versions,
@@ -168,7 +168,7 @@ def _model_json(model: ModelMetadata) -> dict[str, Any]:
     }
 
 
-def _tensor_json(tensor: TensorMetadata) -> dict[str, Any]:
+def _tensor_json(tensor: InferenceTensorMetadata) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": tensor.name, "datatype": datatype_of(tensor.dtype), "shape": tensor.shape}
     return {**entry, "parameters": tensor.parameters} if tensor.parameters else entry
 

@@ -28,12 +28,12 @@ from nnfmq.serving.inference_protocol.wire_tensors import (
 )
 from nnfmq.serving.inference_service import (
     Array,
+    InferenceModelMetadata,
+    InferenceTensorMetadata,
     InferRequest,
     InferResponse,
     ModelIndexEntry,
-    ModelMetadata,
     ServerMetadata,
-    TensorMetadata,
 )
 
 __all__ = [
@@ -179,7 +179,7 @@ def encode_server_metadata(server: ServerMetadata) -> Any:
     )
 
 
-def encode_model_metadata(model: ModelMetadata) -> Any:
+def encode_model_metadata(model: InferenceModelMetadata) -> Any:
     """Return a ModelMetadataResponse."""
     return message_classes()["ModelMetadataResponse"](
         name=model.name,
@@ -190,7 +190,7 @@ def encode_model_metadata(model: ModelMetadata) -> Any:
     )
 
 
-def _metadata(tensor: TensorMetadata) -> Any:
+def _metadata(tensor: InferenceTensorMetadata) -> Any:
     return message_classes()["TensorMetadata"](name=tensor.name, datatype=datatype_of(tensor.dtype), shape=tensor.shape)
 
 

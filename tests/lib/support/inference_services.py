@@ -19,9 +19,9 @@ from nnfmq.serving.inference_service import (
     InferRequest,
     InferResponse,
     ModelIndexEntry,
-    ModelMetadata,
+    InferenceModelMetadata,
     ServerMetadata,
-    TensorMetadata,
+    InferenceTensorMetadata,
 )
 
 MODELS = ("add", "echo", "fail")
@@ -57,12 +57,12 @@ class ComputingService:
         """Return a name and a release."""
         return ServerMetadata("nnfmq", "1.2.3", ("statistics",))
 
-    async def model_metadata(self, model: str, version: str = "") -> ModelMetadata:
+    async def model_metadata(self, model: str, version: str = "") -> InferenceModelMetadata:
         """Return inputs and outputs of the model `add`."""
         if not await self.is_model_ready(model, version):
             raise ModelNotFound(f"there is no model {model!r}")
-        quantized = TensorMetadata("y", "uint8", (-1, 3), {"scale": 0.5, "zero_point": 7})
-        return ModelMetadata(model, ("3",), (TensorMetadata("x", "float32", (-1, 3)),), (quantized,))
+        quantized = InferenceTensorMetadata("y", "uint8", (-1, 3), {"scale": 0.5, "zero_point": 7})
+        return InferenceModelMetadata(model, ("3",), (InferenceTensorMetadata("x", "float32", (-1, 3)),), (quantized,))
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Compute by the model's name."""
