@@ -21,7 +21,13 @@ from msgspec import Struct
 from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.errors import DeadObject, InvalidArgument, MissedDeadlineTransient, NnfmqError
 from nnfmq.serving.executable_model import ExecutableModel
-from nnfmq.serving.inference_service import InferRequest, InferResponse, ModelIndexEntry, ModelMetadata, ServerMetadata
+from nnfmq.serving.inference_service import (
+    InferenceModelMetadata,
+    InferRequest,
+    InferResponse,
+    ModelIndexEntry,
+    ServerMetadata,
+)
 from nnfmq.serving.model_providers import ModelProvider, to_version
 
 if TYPE_CHECKING:
@@ -145,7 +151,7 @@ class ModelServer:
         """Return the server's name, release and extensions."""
         return ServerMetadata("nnfmq", _release(), _EXTENSIONS)
 
-    async def model_metadata(self, model: str, version: str = "") -> ModelMetadata:
+    async def model_metadata(self, model: str, version: str = "") -> InferenceModelMetadata:
         """Return a model's versions, inputs and outputs. Opens the model.
 
         Raises:

@@ -26,7 +26,7 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.queue import aio
 from nnfmq.runtime.prepare_arguments import FinishedModel
-from nnfmq.serving.inference_service import InferResponse, TensorMetadata
+from nnfmq.serving.inference_service import InferenceTensorMetadata, InferResponse
 from nnfmq.serving.model_providers import ModelFiles
 from nnfmq.serving.model_server import ModelServer, ServerOptions
 
@@ -231,7 +231,7 @@ def test_metadata_name_the_tensors_with_their_quantization(client: nnfmq.Client)
         found = await server.model_metadata("digits")
         (info,) = loaded.inputs
         quantization = {"scale": info.scale, "zero_point": info.zero_point} if info.scale else {}
-        assert found.inputs == (TensorMetadata(info.name, info.dtype, info.shape, quantization),)
+        assert found.inputs == (InferenceTensorMetadata(info.name, info.dtype, info.shape, quantization),)
         assert found.versions == ("1",)
         assert (await server.server_metadata()).name == "nnfmq"
         assert [(entry.name, entry.version, entry.state) for entry in await server.model_index()] == [

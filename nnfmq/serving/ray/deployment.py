@@ -21,8 +21,7 @@ from nnfmq.runtime.client import Client
 from nnfmq.runtime.connect import connect
 from nnfmq.serving.inference_protocol.asgi_app import InferenceApp
 from nnfmq.serving.inference_protocol.grpc_service import GrpcInferenceService
-from nnfmq.serving.inference_service import InferRequest, InferResponse, ModelIndexEntry
-from nnfmq.serving.inference_service import ModelMetadata as Metadata
+from nnfmq.serving.inference_service import InferenceModelMetadata, InferRequest, InferResponse, ModelIndexEntry
 from nnfmq.serving.model_providers import RepositoryModels
 from nnfmq.serving.model_server import ModelServer, ServerOptions
 from nnfmq.serving.ray.autoscaling import DriverLoad, load_since
@@ -120,7 +119,7 @@ class ModelReplica(GrpcInferenceService):
             )
         return {name: np.asarray(array) for name, array in zip(names, inputs, strict=True)}
 
-    async def model_metadata(self, model: str, version: str = "") -> Metadata:
+    async def model_metadata(self, model: str, version: str = "") -> InferenceModelMetadata:
         """Return a model's versions, inputs and outputs. Raises ModelNotFound."""
         return await self._server.model_metadata(model, version)
 
