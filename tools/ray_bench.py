@@ -69,6 +69,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=_positive, default=200, help="of each round and transport (default: 200)")
     parser.add_argument("--replicas", type=_positive, default=8, help="of section memory (default: 8)")
     parser.add_argument("--megabytes", type=_positive, default=100, help="weights of section memory (default: 100)")
+    parser.add_argument(
+        "--settle", type=float, default=12.0, metavar="S",
+        help="seconds between the first requests and the reading of memory: compile processes end 10 s after their "
+        "last use (default: 12)",
+    )  # fmt: skip
     parser.add_argument("--check-targets", action="store_true", help="exit status 1 if a target is missed")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--no-color", action="store_true")
@@ -108,7 +113,7 @@ def measure(options: argparse.Namespace, folder: Path) -> Report:
 
 SECTION: dict[str, Callable[[argparse.Namespace, StartedServe], Report]] = {
     "overhead": lambda options, started: overhead(started, _model(options), options.rounds, options.requests),
-    "memory": lambda options, started: memory(started, options.replicas, options.megabytes),
+    "memory": lambda options, started: memory(started, options.replicas, options.megabytes, options.settle),
 }
 
 

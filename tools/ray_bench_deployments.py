@@ -1,11 +1,12 @@
-"""Deployments of ray_bench.py: one that computes nothing, and one that runs LiteRT inside its replicas.
+"""Deployments of ray_bench.py: one that computes nothing, one that runs LiteRT inside its replicas, and nnfmq's.
 
-Over HTTP both take the input's bytes and return the output's. Replicas import this module from the folder of the
-script that was started.
+Over HTTP the first two take the input's bytes and return the output's. Replicas import this module from the folder of
+the script that was started.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,13 @@ def empty(**options: Any) -> Any:
 def litert(**options: Any) -> Any:
     """Return the deployment with LiteRT. `bind` takes the path of the model."""
     return serve.deployment(LiteRTReplica, max_ongoing_requests=ONGOING, **options)
+
+
+def nnfmq(models: Path, **options: Any) -> Any:
+    """Return the application whose replicas execute over the driver of their node. `models` is the directory."""
+    from nnfmq.serving.ray import app
+
+    return app(models, **options)
 
 
 class EmptyReplica:

@@ -7,6 +7,7 @@ of idle workers do not count. An empty replica shows how much of a replica is Py
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,19 +23,21 @@ from nnfmq.observe.process_usage import descendants
 
 MIB = 1 << 20
 RATIO_LIMIT = 0.3
-READINGS = 3
+READINGS = 4  # the first one is before the driver's compile processes have ended, and does not count
+MODEL_NAME = "large"
 _REQUESTS = 20  # of each replica before a reading, so that each has executed
 _KINDS = {
     ("ray::ServeReplica",): "replica",
     ("nnfmq.repository",): "repository",
     ("nnfmq", "serve"): "driver",
+    ("ray::NodeDriver",): "owner of the driver",
 }
 """Words of a command line → kind of process; the first that fits."""
 Reading = dict[str, list[ProcessMemory]]
 """Kind → the memory of each process of it."""
 
 
-def memory(started: StartedServe, replicas: int, megabytes: int) -> dict[str, Any]:
+def memory(started: StartedServe, replicas: int, megabytes: int, settle_s: float) -> dict[str, Any]:
     """Return the section of the report.
 
     Raises:
@@ -42,44 +45,54 @@ def memory(started: StartedServe, replicas: int, megabytes: int) -> dict[str, An
     """
     model = started.folder / "large.tflite"
     model.write_bytes(memory_models.float_model(megabytes * 10**6))
-    readings = {name: _readings(name, app, replicas) for name, app in _applications(model, replicas).items()}
+    models = started.repository(MODEL_NAME, model.read_bytes())
+    readings = {
+        name: _readings(name, app, words, replicas, settle_s)
+        for name, (app, words) in _applications(model, models, replicas).items()
+    }
     return {
         "replicas": replicas, "model_mib": round(model.stat().st_size / MIB, 1),
         "deployments": {name: _in_mib(each[-1]) for name, each in readings.items()}, "targets": _targets(readings),
     }  # fmt: skip
 
 
-def _applications(model: Path, replicas: int) -> dict[str, Any]:
+def _applications(model: Path, models: Path, replicas: int) -> dict[str, tuple[Any, tuple[str, ...]]]:
+    """Return each application, and the arguments of a request before the array."""
     import ray_bench_deployments as deployments
 
     options: dict[str, Any] = {"num_replicas": replicas, "ray_actor_options": {"num_cpus": 0}}
     return {
-        "empty": deployments.empty(**options).bind(np.zeros(8)),
-        "LiteRT": deployments.litert(**options).bind(str(model)),
+        "empty": (deployments.empty(**options).bind(np.zeros(8)), ()),
+        "LiteRT": (deployments.litert(**options).bind(str(model)), ()),
+        "nnfmq": (deployments.nnfmq(models, **options), (MODEL_NAME,)),
     }
 
 
-def _readings(name: str, app: Any, replicas: int) -> list[Reading]:
-    """Return what is read after each of some batches of requests to all replicas."""
+def _readings(name: str, app: Any, words: Sequence[str], replicas: int, settle_s: float) -> list[Reading]:
+    """Return what is read after each of some batches of requests to all replicas; a pause follows the first batch."""
     from ray import serve
 
+    others = set(descendants(os.getpid()))
     handle = serve.run(app, name=name, route_prefix=f"/{name}")
     array = np.zeros((1, memory_models.SIZE, memory_models.SIZE, memory_models.CHANNELS), np.float32)
     found = []
-    for _ in range(READINGS):
-        replies = [handle.infer.remote(array) for _ in range(replicas * _REQUESTS)]
+    for number in range(READINGS):
+        replies = [handle.infer.remote(*words, array) for _ in range(replicas * _REQUESTS)]
         for reply in replies:
             reply.result()
-        found.append(_reading())
+        if number == 0:
+            time.sleep(settle_s)
+        else:
+            found.append(_reading(others))
     serve.delete(name)
     if len(found[-1]["replica"]) != replicas:
         raise BenchmarkFailed(f"{name} has {len(found[-1]['replica'])} replicas instead of {replicas}")
     return found
 
 
-def _reading() -> Reading:
+def _reading(others: set[int]) -> Reading:
     found: Reading = {}
-    for pid in descendants(os.getpid()):
+    for pid in set(descendants(os.getpid())) - others:
         kind, memory_now = _kind(command_of(pid)), memory_of(pid)
         if kind and memory_now is not None and memory_now.pss:
             found.setdefault(kind, []).append(memory_now)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from nnfmq.measure.percentiles import percentile
 
 Array = np.ndarray[Any, Any]
 Call = Callable[[], Array]
+MODEL_NAME = "small"
 WARM_UP = 10
 TOLERANCE = 3  # LiteRT's and our results of quantized models differ by one or two at most
 TRANSPORTS = ("handle", "HTTP")
@@ -52,8 +54,7 @@ def overhead(started: StartedServe, model: Path, rounds: int, requests: int) -> 
         array = _input(prepared.inputs[0])
         (expected,) = (each.copy() for each in burst.execute(array))
         candidates = [Candidate("burst", "no Ray", lambda: _constant(lambda: burst.execute(array)[0]))]
-        for name, app in _applications(model, expected).items():
-            candidates += _candidates(stack, started, name, app, array, expected)
+        candidates += _candidates(stack, started, model, array, expected)
         samples = _sampled(candidates, expected, rounds, requests)
     added = {transport: _added_us(transport, samples) for transport in TRANSPORTS}
     return {"model": model.name, "transports": _transports(samples), "added_us": added, "targets": _targets(added)}
@@ -64,21 +65,40 @@ def _input(info: Any) -> Array:
     return values
 
 
-def _applications(model: Path, expected: Array) -> dict[str, Any]:
+def _candidates(
+    stack: ExitStack, started: StartedServe, model: Path, array: Array, expected: Array
+) -> Iterator[Candidate]:
+    """Yield each deployment over each transport, once it runs."""
     import ray_bench_deployments as deployments
 
-    return {"empty": deployments.empty().bind(expected), "LiteRT": deployments.litert().bind(str(model))}
+    for name, app in {
+        "empty": deployments.empty().bind(expected),
+        "LiteRT": deployments.litert().bind(str(model)),
+    }.items():
+        handle = _run(stack, name, app)
+        yield Candidate("handle", name, partial(_constant, partial(_infer, handle, array)))
+        yield Candidate("HTTP", name, partial(_over_http, started, f"/{name}", array, expected))
+    directory = started.repository(MODEL_NAME, model.read_bytes())
+    handle = _run(stack, "nnfmq", deployments.nnfmq(directory))
+    yield Candidate("handle", "nnfmq", partial(_constant, partial(_infer_by_name, handle, array)))
 
 
-def _candidates(
-    stack: ExitStack, started: StartedServe, name: str, app: Any, array: Array, expected: Array
-) -> Iterator[Candidate]:
+def _run(stack: ExitStack, name: str, app: Any) -> Any:
     from ray import serve
 
     handle = serve.run(app, name=name, route_prefix=f"/{name}")
     stack.callback(serve.delete, name)
-    yield Candidate("handle", name, lambda: _constant(lambda: handle.infer.remote(array).result()))
-    yield Candidate("HTTP", name, lambda: _over_http(started, f"/{name}", array, expected))
+    return handle
+
+
+def _infer(handle: Any, array: Array) -> Array:
+    output: Array = handle.infer.remote(array).result()
+    return output
+
+
+def _infer_by_name(handle: Any, array: Array) -> Array:
+    (output,) = handle.infer.remote(MODEL_NAME, array).result().outputs.values()
+    return np.asarray(output)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ class StartedServe:
         return http.client.HTTPConnection(self.host, self.port, timeout=60)
 
     def repository(self, name: str, data: bytes) -> Path:
-        """Return a new directory of models with one model, `name`, in version 1."""
+        """Return a new directory of models with one model, which has the same name, in version 1."""
         directory = self.folder / f"models-{name}"
         version = directory / name / "1"
         version.mkdir(parents=True)

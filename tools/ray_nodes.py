@@ -91,10 +91,16 @@ def _signal(pid: int, number: signal.Signals) -> None:
 def started_nodes(
     folder: Path, count: int = 1, cpus: int = 4, settings: Mapping[str, int] = FAST_DETECTION
 ) -> Iterator[RayNodes]:
-    """Run a cluster of `count` nodes with its files in `folder`, whose path must be short, and connect to it."""
+    """Run a cluster of `count` nodes with all files in `folder`, whose path must be short, and connect to it.
+
+    Environment variables of this process lead Ray and drivers there.
+    """
     files = folder / "r"  # Ray lets every user write there, so not the caller's folder itself
     (files / "ray").mkdir(parents=True)
-    os.environ["RAY_TMPDIR"] = str(files)
+    os.environ |= {
+        "RAY_TMPDIR": str(files), "XDG_RUNTIME_DIR": str(folder), "XDG_CACHE_HOME": str(folder / "c"),
+        "XDG_STATE_HOME": str(folder / "s"),
+    }  # fmt: skip
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # Ray otherwise reports to its makers
     import ray
 

@@ -19,7 +19,7 @@ DIGITS = ROOT / "nnfmq" / "data" / "digits_quant.tflite"
 def small_run(section: str) -> dict[str, object]:
     require_ray()
     pytest.importorskip("ai_edge_litert")
-    sizes = ("--rounds", "2", "--requests", "4", "--replicas", "2", "--megabytes", "10")
+    sizes = ("--rounds", "2", "--requests", "4", "--replicas", "2", "--megabytes", "10", "--settle", "0")
     report = ray_report(TOOL, "--sections", section, "--model", str(DIGITS), *sizes, "--json")
     assert set(report) == {"conditions", section, "targets", "missed"}
     return report[section]
@@ -30,7 +30,7 @@ def test_each_deployment_is_measured_over_handle_and_http() -> None:
     transports = section["transports"]
     assert {name: set(found) for name, found in transports.items()} == {
         "burst": {"no Ray"},
-        "handle": {"empty", "LiteRT"},
+        "handle": {"empty", "LiteRT", "nnfmq"},
         "HTTP": {"empty", "LiteRT"},
     }
     for found in (each for names in transports.values() for each in names.values()):
@@ -41,7 +41,10 @@ def test_each_deployment_is_measured_over_handle_and_http() -> None:
 def test_the_replicas_of_each_deployment_are_measured() -> None:
     section = small_run("memory")
     deployments = section["deployments"]
-    assert {name: kinds["replica"]["count"] for name, kinds in deployments.items()} == {"empty": 2, "LiteRT": 2}
+    assert {name: kinds["replica"]["count"] for name, kinds in deployments.items()} == dict.fromkeys(
+        ("empty", "LiteRT", "nnfmq"), 2
+    )
+    assert "driver" not in deployments["LiteRT"] and deployments["nnfmq"]["driver"]["count"] >= 3
     weights_mib = 2 * 10e6 / (1 << 20)  # each replica of LiteRT has its own
     assert deployments["LiteRT"]["replica"]["pss"] > deployments["empty"]["replica"]["pss"] + weights_mib
 
@@ -72,6 +75,7 @@ def test_a_wrong_result_ends_the_measurement() -> None:
         ("ray::ServeReplica:nnfmq:Replica.handle_request", "replica"),
         ("python -P -m nnfmq serve --socket /tmp/s --models /tmp/m", "driver"),
         ("python -P -m nnfmq.repository /tmp/m", "repository"),
+        ("ray::NodeDriver.attach", "owner of the driver"),
         ("ray::ServeController", None),
         ("ray::IDLE", None),
     ],

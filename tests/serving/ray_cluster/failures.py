@@ -23,7 +23,7 @@ from process_tree import adopt_orphans, end_descendants, interrupt_on_sigterm
 from ray_nodes import FAST_DETECTION, RayNodes, kill_together, started_nodes, started_serve
 from support.cluster_load import ClusterEvent, ClusterLoad, summary, version_model
 
-from nnfmq.hal.errors import DeadObject, DeviceUnavailable
+from nnfmq.hal.errors import DeadObject, DeviceUnavailable, MissedDeadlineTransient
 from nnfmq.measure.process_memory import command_of
 from nnfmq.observe.process_usage import children, descendants
 
@@ -41,7 +41,6 @@ def main() -> None:
     interrupt_on_sigterm()
     try:
         with tempfile.TemporaryDirectory(prefix="nq-", ignore_cleanup_errors=True) as folder:
-            os.environ["XDG_RUNTIME_DIR"] = folder  # the drivers' sockets
             report = run(Path(folder), requests, seconds, sys.argv[3:] or list(EVENTS))
     finally:
         end_descendants()
@@ -75,13 +74,17 @@ def run(folder: Path, requests: int, seconds: float, names: Sequence[str]) -> di
 
 
 def happened(name: str, cluster: Cluster, after: int) -> ClusterEvent:
-    """Let an event happen after so many answers, in the middle of requests; return it when the cluster is complete."""
+    """Let an event happen after so many answers, when every thread has a request in flight; wait until it is over."""
     answered(cluster.load, after)
+    event = EVENTS[name](cluster)
     with cluster.load.full_speed():
         answered(cluster.load, cluster.load.answers() + AROUND)
         at_ns = time.monotonic_ns()
-        EVENTS[name](cluster)
-        return ClusterEvent(name, at_ns, time.monotonic_ns())
+        next(event)
+        answered(cluster.load, cluster.load.answers() + AROUND)
+    for _ in event:
+        raise AssertionError(f"{name} has one part before and one after the first requests that it affects")
+    return ClusterEvent(name, at_ns, time.monotonic_ns())
 
 
 @contextmanager
@@ -92,7 +95,7 @@ def deployed(models: Path) -> Iterator[Any]:
     from nnfmq.serving.ray import app
 
     options: dict[str, Any] = {"num_replicas": NODES, "max_replicas_per_node": 1, "ray_actor_options": {"num_cpus": 1}}
-    options["health_check_period_s"] = HEALTH_CHECK_PERIOD_S
+    options |= {"health_check_period_s": HEALTH_CHECK_PERIOD_S, "user_config": {"models": [MODEL]}}
     handle = serve.run(app(str(models), **options), name="cluster", route_prefix="/")
     until(lambda: replicas() == NODES, "the replicas run")
     yield handle
@@ -114,52 +117,66 @@ def retryable() -> tuple[type[Exception], ...]:
     """Return the errors after which a client sends a request again: the one that computed it has died."""
     from ray.exceptions import RayActorError
 
-    return (DeadObject, DeviceUnavailable, RayActorError)
+    return (DeadObject, DeviceUnavailable, MissedDeadlineTransient, RayActorError)
 
 
-# ---- events
+# ---- events: what happens, and after the first requests that it affects, until when the cluster is not complete
 
 
-def kill_driver(cluster: Cluster) -> None:
+def kill_driver(cluster: Cluster) -> Iterator[None]:
     """Kill all processes of a node's driver; workers would outlive their supervisor. Its replica must use another."""
     (pid,) = drivers(cluster.nodes, cluster.nodes.addresses[1])
     kill_together([pid, *descendants(pid)])
+    yield
     until(lambda: used_driver(cluster) in set(drivers(cluster.nodes, cluster.nodes.addresses[1])) - {pid}, "its use")
 
 
-def kill_replica(cluster: Cluster) -> None:
+def kill_owner(cluster: Cluster) -> Iterator[None]:
+    """Kill the actor that owns a node's driver, which exits with it. Ray must start the actor, and it a driver."""
+    (pid,) = drivers(cluster.nodes, cluster.nodes.addresses[1])
+    os.kill(owners(cluster.nodes, cluster.nodes.addresses[1])[0], signal.SIGKILL)
+    yield
+    until(lambda: used_driver(cluster) in set(drivers(cluster.nodes, cluster.nodes.addresses[1])) - {pid}, "its use")
+
+
+def kill_replica(cluster: Cluster) -> Iterator[None]:
     """Kill the process of a replica. Ray Serve must start another one."""
     address = cluster.nodes.addresses[1]
     (pid,) = replica_pids(cluster.nodes, address)
     os.kill(pid, signal.SIGKILL)
+    yield
     until(lambda: any(each != pid for each in replica_pids(cluster.nodes, address)), "another replica")
     until(lambda: replicas() == NODES, "all replicas run")
 
 
-def break_version(cluster: Cluster) -> None:
+def break_version(cluster: Cluster) -> Iterator[None]:
     """Add a version that no driver can load. The old one must go on."""
     add_version(cluster.models, 2, b"not a model")
+    yield
     answered(cluster.load, cluster.load.answers() + 2 * AROUND)
 
 
-def replace_version(cluster: Cluster) -> None:
+def replace_version(cluster: Cluster) -> Iterator[None]:
     """Add a version. All nodes must serve it."""
     add_version(cluster.models, 3, version_model(3))
+    yield
     attempts = cluster.load.attempts
     until(lambda: [each.version for each in attempts[-AROUND:] if not each.error].count(3) == AROUND, "version 3")
 
 
-def kill_node(cluster: Cluster) -> None:
+def kill_node(cluster: Cluster) -> Iterator[None]:
     """Kill all processes of a node, and add another node when Ray knows of it. It must get a replica."""
     address = cluster.nodes.addresses[2]
     cluster.nodes.kill(address)
+    yield
     until(lambda: address not in alive(), "the node is known to be dead")
     cluster.nodes.add()
     until(lambda: replicas() == NODES, "all replicas run")
 
 
-EVENTS: dict[str, Callable[[Cluster], None]] = {
+EVENTS: dict[str, Callable[[Cluster], Iterator[None]]] = {
     "driver": kill_driver,
+    "owner": kill_owner,
     "replica": kill_replica,
     "broken": break_version,
     "version": replace_version,
@@ -180,9 +197,14 @@ def add_version(models: Path, version: int, data: bytes) -> None:
 
 
 def drivers(nodes: RayNodes, address: str) -> list[int]:
-    """Return the drivers of a node: the children of its actor."""
-    actors = [pid for pid in nodes.pids(address) if command_of(pid).startswith("ray::NodeDriver")]
-    return [child for pid in actors for child in children(pid) if "nnfmq serve" in command_of(child)]
+    """Return the drivers of a node: the children of its actors."""
+    found = [child for pid in owners(nodes, address) for child in children(pid)]
+    return [pid for pid in found if "nnfmq serve" in command_of(pid)]
+
+
+def owners(nodes: RayNodes, address: str) -> list[int]:
+    """Return the actors that own the drivers of a node."""
+    return [pid for pid in nodes.pids(address) if command_of(pid).startswith("ray::NodeDriver")]
 
 
 def used_driver(cluster: Cluster) -> int:
