@@ -140,7 +140,7 @@ def import_version(folder: Path) -> tuple[ImportedModel, list[Memory]]:
 
 
 def _model_file(folder: Path) -> Path:
-    found = [name for name in MODEL_FILES if (folder / name).exists()]
+    found = [name for name in MODEL_FILES if (folder / name).is_file()]
     if len(found) != 1:
         has = f"has both {' and '.join(found)}" if found else "has no model"
         raise InvalidArgument(f"the version {has}; it needs one file, {' or '.join(MODEL_FILES)}")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nnfmq.deadlines import remaining_s
@@ -46,25 +45,14 @@ class BurstLanes:
         """The number of bursts that are lent."""
         return self.count - len(self._free)
 
-    @asynccontextmanager
-    async def lend(self, deadline_ns: int | None) -> AsyncIterator[Burst]:
-        """Wait for a free burst and lend it for the duration of the block.
+    async def take(self, deadline_ns: int | None) -> Burst:
+        """Wait for a free burst and return it; the caller puts it back.
 
         Raises:
             ResourceExhaustedTransient: If as many tasks wait as may.
             MissedDeadlineTransient: If the deadline passes first.
             DeadObject: If the bursts are being closed.
         """
-        burst = await self.take(deadline_ns)
-        is_late = True
-        try:
-            yield burst
-            is_late = False
-        finally:
-            self.put_back(burst, is_late=is_late)
-
-    async def take(self, deadline_ns: int | None) -> Burst:
-        """Wait for a free burst and return it; the caller puts it back. Raises as `lend`."""
         if self._is_closing:
             raise DeadObject("this model is being closed")
         if self._free:

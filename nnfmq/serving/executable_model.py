@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Self
 
@@ -9,7 +10,7 @@ from nnfmq.deadlines import remaining_s
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.serving.batching import RowBatcher
 from nnfmq.serving.burst_lanes import BurstLanes
-from nnfmq.serving.inference_service import InferRequest, InferResponse, ModelMetadata
+from nnfmq.serving.inference_service import Array, InferRequest, InferResponse, ModelMetadata
 from nnfmq.serving.model_providers import ProvidedModel
 from nnfmq.serving.request_arrays import ordered_arrays, selected_outputs, tensor_metadata
 
@@ -77,11 +78,19 @@ class ExecutableModel:
         if self._batcher is not None:
             outputs, version = await self._batcher.execute(arrays, deadline_ns)
         else:
-            async with self._lanes.lend(deadline_ns) as burst:
-                outputs = await burst.execute_async(*arrays, timeout=remaining_s(deadline_ns))
-                version = self._model.version_of(burst)
+            outputs, version = await self._execute(arrays, deadline_ns)
         named = {name: outputs[index] for name, index in wanted.items()}
         return InferResponse(request.model, str(version), named, request.id)
+
+    async def _execute(self, arrays: Sequence[Array], deadline_ns: int | None) -> tuple[tuple[Array, ...], int]:
+        burst = await self._lanes.take(deadline_ns)
+        is_late = True  # if this task is cancelled
+        try:
+            outputs = await burst.execute_async(*arrays, timeout=remaining_s(deadline_ns))
+            is_late = False
+            return outputs, self._model.version_of(burst)
+        finally:
+            self._lanes.put_back(burst, is_late=is_late)
 
     async def drain(self) -> None:
         """Reject new requests, and return when none is executed any more."""

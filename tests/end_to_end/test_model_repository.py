@@ -209,6 +209,23 @@ def test_an_older_version_takes_the_place_of_one_that_is_removed(
     assert added(driver, "adder") == 1
 
 
+def test_an_open_model_moves_to_newer_versions_and_keeps_one_that_is_removed(models: Path, driver: Daemon) -> None:
+    add_version(models, "adder", 1, adder(1))
+    with driver.connect() as client, client.model("adder") as model, model.burst() as burst:
+        for value in (1, 2, 3):
+            if value > 1:
+                add_version(models, "adder", value, adder(value))
+            until(lambda value=value: (burst.execute(X)[0] == X + value).all(), f"version {value} computes")  # type: ignore[misc]
+            assert (model.execute(X)[0] == X + value).all()
+        os.rename(models / "adder" / "3", models / ".removed")
+        until(lambda: [entry.version for entry in client.models()] == [2], "version 2 is served")
+        assert (burst.execute(X)[0] == X + 3).all()
+        with client.model("adder") as older:
+            assert (older.execute(X)[0] == X + 2).all()
+        with pytest.raises(nnfmq.ModelNotFound, match="version 1"):
+            client.model("adder", 1)
+
+
 def test_a_model_that_is_removed_is_no_longer_served_but_goes_on_where_it_is_open(
     models: Path, driver: Daemon, peer: RepositoryPeer
 ) -> None:

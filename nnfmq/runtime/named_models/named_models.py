@@ -18,8 +18,15 @@ from msgspec.structs import replace
 
 from nnfmq import watcher
 from nnfmq.channel import NO_WAIT, Channel
-from nnfmq.deadlines import deadline_after, has_passed, remaining_s
-from nnfmq.hal.errors import DeadObject, DeviceUnavailable, InvalidArgument, ModelNotFound, NnfmqError
+from nnfmq.deadlines import deadline_after, remaining_s
+from nnfmq.hal.errors import (
+    DeadObject,
+    DeviceUnavailable,
+    InvalidArgument,
+    MissedDeadline,
+    ModelNotFound,
+    NnfmqError,
+)
 from nnfmq.hal.summaries import clipped
 from nnfmq.hal.types import ExecutionPreference, Priority
 from nnfmq.runtime.client_device import Device
@@ -113,16 +120,26 @@ class NamedModels:
 
     def _receive(self, name: str, version: int, deadline_ns: int | None) -> ReceivedModel:
         """Return the model that the repository sends; blocks, also while the first version is being loaded."""
+        loading: DeviceUnavailable | None = None
         while True:
             try:
                 return self._call(lambda connection: connection.open_model(name, version, deadline_ns), deadline_ns)
             except ModelNotFound as error:
                 raise self._not_found(name, version, error, deadline_ns) from None
-            except DeviceUnavailable:
-                states = {entry.name: entry.state for entry in self.entries(deadline_ns)}
-                if states.get(name) is not ModelState.LOADING or has_passed(deadline_ns):
+            except MissedDeadline as error:
+                raise loading or error from None
+            except DeviceUnavailable as error:
+                loading = error
+                if not self._is_loading(name, deadline_ns):
                     raise
             time.sleep(_RETRY_S)
+
+    def _is_loading(self, name: str, deadline_ns: int | None) -> bool:
+        try:
+            states = {entry.name: entry.state for entry in self.entries(deadline_ns)}
+        except NnfmqError:
+            return False
+        return states.get(name) in (ModelState.LOADING, ModelState.READY)  # or it has become ready since
 
     def _not_found(self, name: str, version: int, error: ModelNotFound, deadline_ns: int | None) -> ModelNotFound:
         names = [entry.name for entry in self.entries(deadline_ns)]
@@ -169,11 +186,12 @@ class NamedModels:
     def _call(self, function: Callable[[RepositoryConnection], ResultT], deadline_ns: int | None) -> ResultT:
         """Return `function(connection)`; again if the repository has died meanwhile: it is started again."""
         for _ in range(_ATTEMPTS):
+            self._client.require_usable()
             connection = self._connected(deadline_ns)
             try:
                 return function(connection)
-            except DeadObject:
-                self._client.require_usable()
+            except DeadObject as error:
+                _log.info("a call of the model repository is repeated: %s", error)
         raise DeviceUnavailable(
             f"the model repository has ended {_ATTEMPTS} connections; the driver's log has a reason"
         )
@@ -189,7 +207,6 @@ class NamedModels:
         before = self._connection
         if before is not None and before.is_open:
             return before
-        self._client.require_usable()
         channel = self._connect(deadline_ns, before is not None)
         self._connection = connection = RepositoryConnection.start(channel, self._on_change, self._on_lost)
         if self._is_closed:  # by another thread, meanwhile
@@ -248,7 +265,8 @@ class NamedModels:
                 for followed in found:
                     self._move(followed, received)
         except NnfmqError as error:
-            _log.warning("model %r keeps its version: %s", name, error)
+            if not self._is_closed:
+                _log.warning("model %r keeps its version: %s", name, error)
 
     def _move(self, followed: _Followed, received: ReceivedModel) -> None:
         """Prepare a newer version beside the one that is open, and let the model execute it from now on."""
@@ -294,10 +312,18 @@ def _check_arguments(name: str, version: int) -> None:
         raise InvalidArgument(f"{clipped(repr(name))}, version {version!r}, cannot be a model's: {error}") from error
 
 
+def _has_observers() -> bool:
+    if not is_observed():
+        return False
+    from nnfmq.runtime.preparation_observation import current_observers
+
+    return bool(current_observers())
+
+
 def _signature(received: ReceivedModel, device: Device) -> ModelSignature:
     """Return what `Device.prepare_encoded` needs: with the model itself, if observers or HIDL need that."""
     description = received.description
-    if device.is_aidl and not is_observed():
+    if device.is_aidl and not _has_observers():
         return description
     model = decode_model(description.model, received.pools)
     return FinishedModel(model, description.inputs, description.outputs, description.states)

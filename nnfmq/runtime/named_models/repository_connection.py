@@ -189,8 +189,8 @@ class RepositoryConnection(Uncopyable):
             return  # the caller no longer waits
         try:
             pending.reply.set_result(_reply_to(pending.call, message, frame))
-        except ProtocolError as error:
-            pending.reply.set_exception(error)
+        except ProtocolError:
+            self._pending[message.call] = pending  # which gets the error when the connection is closed
             raise
         except NnfmqError as error:
             pending.reply.set_exception(error)

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import msgspec
 
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
-from nnfmq.hal.summaries import clipped
 from nnfmq.serving.inference_protocol.asgi_messages import (
     HttpReply,
     Receive,
@@ -30,6 +29,7 @@ from nnfmq.serving.inference_protocol.request_errors import (
     CompressedBody,
     EndpointMissing,
     MethodNotAllowed,
+    quoted,
 )
 from nnfmq.serving.inference_protocol.rest_codec import decode_infer_request, encode_infer_response
 from nnfmq.serving.inference_protocol.rest_routes import RestEndpoint, Route, find_route
@@ -102,17 +102,17 @@ class InferenceApp:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         route = find_route(path)
         if route is None:
-            raise EndpointMissing(f"this server has no {clipped(path)!r}")
+            raise EndpointMissing(f"this server has no {quoted(path)}")
         allowed = route.endpoint.method
         if scope["method"] != allowed:
-            raise MethodNotAllowed(f"{clipped(path)!r} takes {allowed} only", allowed)
+            raise MethodNotAllowed(f"{quoted(path)} takes {allowed} only", allowed)
         if self._service is None:
             raise DeviceUnavailable("the server is starting")
         if allowed == "GET":
             return await _get(self._service, route)
         encoding = header(scope, b"content-encoding") or "identity"
         if encoding != "identity":
-            raise CompressedBody(f"the body's encoding is {clipped(encoding)!r}; only uncompressed bodies are read")
+            raise CompressedBody(f"the body's encoding is {quoted(encoding)}; only uncompressed bodies are read")
         body = await read_body(scope, receive, self._limits.max_body_bytes)
         if route.endpoint is RestEndpoint.REPOSITORY_INDEX:
             return await _index(self._service, body)
@@ -136,7 +136,7 @@ def _header_length(scope: Scope) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise InvalidArgument(f"Inference-Header-Content-Length is {clipped(text)!r}; a number of bytes is needed")
+        raise InvalidArgument(f"Inference-Header-Content-Length is {quoted(text)}; a number of bytes is needed")
     return int(text)
 
 
@@ -154,7 +154,8 @@ async def _get(service: InferenceService, route: Route) -> HttpReply:
     if route.endpoint is RestEndpoint.MODEL_METADATA:
         return json_reply(_model_json(await service.model_metadata(route.model, route.version)))
     server = await service.server_metadata()
-    return json_reply({"name": server.name, "version": server.version, "extensions": [*server.extensions, _EXTENSION]})
+    extensions = dict.fromkeys([*server.extensions, _EXTENSION])
+    return json_reply({"name": server.name, "version": server.version, "extensions": list(extensions)})
 
 
 def _model_json(model: ModelMetadata) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.summaries import clipped
+from nnfmq.serving.inference_protocol.request_errors import quoted
 
 __all__ = ["DATATYPES", "DType", "datatype_of", "dtype_of"]
 
@@ -59,7 +59,7 @@ def dtype_of(datatype: str) -> DType:
     row = DATATYPES.get(datatype)
     if row is None:
         hint = _UNSUPPORTED.get(datatype, f"allowed are {', '.join(DATATYPES)}")
-        raise InvalidArgument(f"datatype {clipped(datatype)!r} is not supported; {hint}")
+        raise InvalidArgument(f"datatype {quoted(datatype)} is not supported; {hint}")
     return row.dtype
 
 

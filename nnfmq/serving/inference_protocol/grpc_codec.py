@@ -13,11 +13,10 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.summaries import clipped
 from nnfmq.serving.inference_protocol.datatypes import DATATYPES, DType, datatype_of, dtype_of
 from nnfmq.serving.inference_protocol.grpc_messages import message_classes
 from nnfmq.serving.inference_protocol.protobuf_wire import SerializedMessage, bytes_field, separate_bytes_field
-from nnfmq.serving.inference_protocol.request_errors import RequestTooLarge
+from nnfmq.serving.inference_protocol.request_errors import RequestTooLarge, quoted
 from nnfmq.serving.inference_protocol.request_parameters import Parameters, require_no_other_extension, timeout_s
 from nnfmq.serving.inference_protocol.wire_tensors import (
     MAX_TENSORS,
@@ -120,7 +119,7 @@ def _inputs(tensors: Sequence[Any], raw: Sequence[memoryview]) -> dict[str, Arra
         raise InvalidArgument(f"the request has {len(tensors)} inputs and {len(raw)} raw_input_contents")
     for tensor in tensors:
         if tensor.HasField("contents"):
-            raise InvalidArgument(f"input {clipped(tensor.name)!r} has `contents` beside raw_input_contents")
+            raise InvalidArgument(f"input {quoted(tensor.name)} has `contents` beside raw_input_contents")
     return {
         tensor.name: tensor_view(tensor.name, dtype_of(tensor.datatype), tuple(tensor.shape), data)
         for tensor, data in zip(tensors, raw, strict=True)
@@ -129,13 +128,13 @@ def _inputs(tensors: Sequence[Any], raw: Sequence[memoryview]) -> dict[str, Arra
 
 def _typed_array(tensor: Any) -> Array:
     """Return an input from its typed contents."""
-    dtype, shown = dtype_of(tensor.datatype), clipped(tensor.name)
+    dtype, shown = dtype_of(tensor.datatype), quoted(tensor.name)
     count, field = element_count(tensor.name, tuple(tensor.shape)), DATATYPES[tensor.datatype].typed_field
     if not field:
-        raise InvalidArgument(f"input {shown!r} is {tensor.datatype}, which only raw_input_contents can have")
+        raise InvalidArgument(f"input {shown} is {tensor.datatype}, which only raw_input_contents can have")
     given = {kind.name: len(values) for kind, values in tensor.contents.ListFields()}
     if given != ({field: count} if count else {}):
-        raise InvalidArgument(f"input {shown!r} has contents {given}; {count} values in {field} are needed")
+        raise InvalidArgument(f"input {shown} has contents {given}; {count} values in {field} are needed")
     values = np.fromiter(getattr(tensor.contents, field), _TYPED_DTYPES.get(field, dtype), count)
     return _narrowed(shown, values, dtype).reshape(tuple(tensor.shape))
 
@@ -150,7 +149,7 @@ def _narrowed(name: str, values: Array, dtype: DType) -> Array:
         return values
     limits = np.iinfo(dtype)
     if values.size and not (limits.min <= values.min() and values.max() <= limits.max):
-        raise InvalidArgument(f"input {name!r} has a value outside of {limits.min} to {limits.max}")
+        raise InvalidArgument(f"input {name} has a value outside of {limits.min} to {limits.max}")
     return values.astype(dtype)
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from msgspec import Meta
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.summaries import clipped
 from nnfmq.serving.inference_protocol.datatypes import DType
+from nnfmq.serving.inference_protocol.request_errors import quoted
 from nnfmq.serving.inference_protocol.wire_tensors import element_count
 from nnfmq.serving.inference_service import Array
 
@@ -35,16 +35,16 @@ def array_from_json(name: str, dtype: DType, shape: Sequence[int], data: msgspec
     count = element_count(name, shape)
     depth = _depth(data)
     if depth not in (1, len(shape)):
-        raise InvalidArgument(f"input {clipped(name)!r} must have `data` that is flat, or nested {len(shape)} deep")
+        raise InvalidArgument(f"input {quoted(name)} must have `data` that is flat, or nested {len(shape)} deep")
     try:
         with np.errstate(over="ignore"):
             array = np.array(_decoder(dtype, depth).decode(data), dtype)
     except (ValueError, OverflowError) as error:  # msgspec's errors are ValueErrors
-        raise InvalidArgument(f"input {clipped(name)!r} has `data` that is not {dtype}: {error}") from error
+        raise InvalidArgument(f"input {quoted(name)} has `data` that is not {dtype}: {error}") from error
     if array.shape != ((count,) if depth == 1 else tuple(shape)):
-        raise InvalidArgument(f"input {clipped(name)!r} has `data` of shape {list(array.shape)}, not {list(shape)}")
+        raise InvalidArgument(f"input {quoted(name)} has `data` of shape {list(array.shape)}, not {list(shape)}")
     if dtype.kind == "f" and not np.isfinite(array).all():
-        raise InvalidArgument(f"input {clipped(name)!r} has a number that is too large for {dtype}")
+        raise InvalidArgument(f"input {quoted(name)} has a number that is too large for {dtype}")
     return array.reshape(shape)
 
 
@@ -83,7 +83,7 @@ def json_values(name: str, array: Array) -> list[bool | int | float]:
     """
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise InvalidArgument(
-            f"output {clipped(name)!r} has a value that is infinite or NaN, which JSON does not have;"
+            f"output {quoted(name)} has a value that is infinite or NaN, which JSON does not have;"
             " ask for binary data (`binary_data`)"
         )
     values: list[bool | int | float] = array.ravel().tolist()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.summaries import clipped
 
-__all__ = ["ClientLeft", "CompressedBody", "EndpointMissing", "MethodNotAllowed", "RequestTooLarge"]
+__all__ = ["ClientLeft", "CompressedBody", "EndpointMissing", "MethodNotAllowed", "RequestTooLarge", "quoted"]
 
 
 class RequestTooLarge(InvalidArgument):
@@ -29,3 +30,11 @@ class CompressedBody(InvalidArgument):
 
 class ClientLeft(Exception):
     """The client closed the connection before it had sent its whole request."""
+
+
+_SHOWN = 100  # characters
+
+
+def quoted(text: str) -> str:
+    """Return a client's text for a message: quoted, characters that are not printable escaped, long text cut."""
+    return repr(clipped(text, _SHOWN))

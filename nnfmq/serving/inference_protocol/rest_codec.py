@@ -12,10 +12,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.summaries import clipped
 from nnfmq.serving.inference_protocol.datatypes import datatype_of, dtype_of
 from nnfmq.serving.inference_protocol.json_tensors import array_from_json, json_values
-from nnfmq.serving.inference_protocol.request_errors import RequestTooLarge
+from nnfmq.serving.inference_protocol.request_errors import RequestTooLarge, quoted
 from nnfmq.serving.inference_protocol.request_parameters import (
     Parameters,
     boolean,
@@ -151,7 +150,7 @@ def _inputs(entries: Iterable[_InputJson], binary: memoryview) -> dict[str, Arra
         has_json, length = bool(memoryview(entry.data)), size(entry.parameters, "binary_data_size")
         if has_json == (length is not None):
             raise InvalidArgument(
-                f"input {clipped(entry.name)!r} must have either `data` or the parameter `binary_data_size`"
+                f"input {quoted(entry.name)} must have either `data` or the parameter `binary_data_size`"
             )
         dtype = dtype_of(entry.datatype)
         if length is None:

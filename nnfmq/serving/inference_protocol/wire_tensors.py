@@ -13,8 +13,8 @@ import numpy as np
 from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.summaries import clipped
 from nnfmq.serving.inference_protocol.datatypes import DATATYPES, DType, datatype_of
+from nnfmq.serving.inference_protocol.request_errors import quoted
 from nnfmq.serving.inference_service import Array
 
 __all__ = [
@@ -54,16 +54,16 @@ def element_count(name: str, shape: Sequence[int]) -> int:
         InvalidArgument: If a dimension is negative or over 2³¹ − 1, there are too many, or they are too large together.
     """
     if len(shape) > MAX_RANK:
-        raise InvalidArgument(f"input {clipped(name)!r} has {len(shape)} dimensions; at most {MAX_RANK} are allowed")
+        raise InvalidArgument(f"input {quoted(name)} has {len(shape)} dimensions; at most {MAX_RANK} are allowed")
     for dimension in shape:
         if not 0 <= dimension <= MAX_DIMENSION:
             raise InvalidArgument(
-                f"input {clipped(name)!r} has a dimension of {dimension}; allowed are 0 to {MAX_DIMENSION}"
+                f"input {quoted(name)} has a dimension of {dimension}; allowed are 0 to {MAX_DIMENSION}"
             )
     # NumPy refuses an empty array whose other dimensions are too large together.
     if math.prod(filter(None, shape)) > MAX_DIMENSION:
         raise InvalidArgument(
-            f"input {clipped(name)!r} of shape {list(shape)} has more than {MAX_DIMENSION} elements, 0 counted as 1"
+            f"input {quoted(name)} of shape {list(shape)} has more than {MAX_DIMENSION} elements, 0 counted as 1"
         )
     return math.prod(shape)
 
@@ -77,7 +77,7 @@ def tensor_view(name: str, dtype: DType, shape: Sequence[int], data: memoryview)
     wanted = element_count(name, shape) * dtype.itemsize
     if len(data) != wanted:
         raise InvalidArgument(
-            f"input {clipped(name)!r} has {len(data)} bytes; {wanted} are needed for shape {list(shape)} of {dtype}"
+            f"input {quoted(name)} has {len(data)} bytes; {wanted} are needed for shape {list(shape)} of {dtype}"
         )
     if dtype == np.bool_:
         _require_booleans(name, np.frombuffer(data, np.uint8))
@@ -89,7 +89,7 @@ def tensor_view(name: str, dtype: DType, shape: Sequence[int], data: memoryview)
 def _require_booleans(name: str, values: Array) -> None:
     """Raise InvalidArgument unless all bytes are 0 or 1: to NumPy, another one is neither true nor false."""
     if values.size and values.max() > 1:
-        raise InvalidArgument(f"input {clipped(name)!r} is BOOL, and has the byte {values.max()}; allowed are 0 and 1")
+        raise InvalidArgument(f"input {quoted(name)} is BOOL, and has the byte {values.max()}; allowed are 0 and 1")
 
 
 def tensor_bytes(array: Array) -> memoryview:
@@ -103,5 +103,5 @@ def require_unique(kind: str, names: Iterable[str]) -> None:
     seen = set[str]()
     for name in names:
         if name in seen:
-            raise InvalidArgument(f"{kind} {clipped(name)!r} is given twice")
+            raise InvalidArgument(f"{kind} {quoted(name)} is given twice")
         seen.add(name)

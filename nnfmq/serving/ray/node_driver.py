@@ -2,8 +2,9 @@
 
 Each node has one such actor for each set of models. It starts the driver, watches it by its pidfd and starts it again
 (`driver_process`). Ray starts the actor again if it dies; the driver exits with it, and the next one listens at the
-same socket. Replicas are clients of the driver and tell the actor their pid; when the last of them has exited, as their
-pidfds say, the actor and its driver end after a pause.
+same socket. Replicas are clients of the driver and tell the actor their pid; an actor that was started again finds them
+in the driver's statistics. When the last of them has exited, as their pidfds say, the actor and its driver end after a
+pause.
 
 Models that come from Ray's object store are written once for each node, into a directory of this actor.
 """
@@ -17,14 +18,16 @@ import select
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, NnfmqError
 from nnfmq.paths import make_cache_directory, make_runtime_directory
+from nnfmq.runtime.connect import connect
 from nnfmq.serving.driver_process import DriverProcess, DriverState
 from nnfmq.serving.ray.object_models import ObjectModel, write_version
 
@@ -99,13 +102,30 @@ class NodeDriver:
         while True:
             with self._lock:
                 pidfds = dict(self._users)
-            if not self._wait([*pidfds.values(), self._changed_fd], None if pidfds else self._idle_s) and not pidfds:
+            timeout_s = None if pidfds else self._idle_s
+            if not self._wait([*pidfds.values(), self._changed_fd], timeout_s) and not self._find_users():
                 break
             with self._lock:
                 for pid, pidfd in pidfds.items():
                     if _is_readable(pidfd):
                         os.close(self._users.pop(pid))
         self._end()
+
+    def _find_users(self) -> bool:
+        """Add the driver's clients to the users, but this process and the model repository; return whether there are any.
+
+        A driver that does not reply has none: a replica that needs it starts this actor again.
+        """
+        try:
+            found = _clients(self._driver.wait_until_running())
+        except NnfmqError as error:
+            _log.warning("the driver's clients are unknown: %s", error)
+            return False
+        with self._lock:
+            for pid in found:
+                with suppress(ProcessLookupError):
+                    self._users[pid] = os.pidfd_open(pid)
+            return bool(self._users)
 
     def _wait(self, fds: Sequence[int], timeout_s: float | None) -> bool:
         poll = select.poll()
@@ -158,6 +178,20 @@ def _own_directory(key: str) -> Path:
     directory = make_cache_directory() / f"ray-{key}"
     directory.mkdir(mode=0o700, exist_ok=True)
     return directory
+
+
+def _clients(driver: DriverState) -> list[int]:
+    """Return the pids of a driver's clients that are neither this process nor a child of the driver."""
+    with connect(driver.socket) as client:
+        pids = {found.pid for found in client.statistics().clients} - {os.getpid()}
+    return [pid for pid in pids if _parent(pid) != driver.pid]
+
+
+def _parent(pid: int) -> int:
+    """Return the parent of a process; 0 if it has exited."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def _is_readable(fd: int) -> bool:
