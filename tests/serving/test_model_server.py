@@ -307,9 +307,10 @@ def test_a_timeout_includes_the_wait_for_a_burst_and_the_next_request_gets_its_o
 def test_a_timeout_ends_the_wait_for_a_model_that_is_being_opened(client: nnfmq.Client) -> None:
     async def test(server: ModelServer) -> None:
         await server.is_live()
-        with Process(client.worker_pid) as worker, worker.stopped():
-            with pytest.raises(MissedDeadlineTransient, match="while model 'positive' was being opened"):
-                await server.infer(request("positive", x(1, 2, 3), timeout_s=0.02))
+        late = request("positive", x(1, 2, 3), timeout_s=0.02)
+        expected = pytest.raises(MissedDeadlineTransient, match="while model 'positive' was being opened")
+        with Process(client.worker_pid) as worker, worker.stopped(), expected:
+            await server.infer(late)
         assert values(await server.infer(request("positive", x(1, -2, 3)))) == [[1, 0, 3]]
 
     served(client, test)

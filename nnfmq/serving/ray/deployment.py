@@ -99,7 +99,7 @@ class ModelReplica(GrpcInferenceService):
         """Return the model's name; if it is the request's multiplexed model id, or that replaces it, open the model."""
         multiplexed: str = serve.get_multiplexed_model_id()
         if multiplexed and model in ("", multiplexed):
-            await (self._server.open_model(multiplexed) if self._driver.is_own else self._load(multiplexed))
+            await self._load(multiplexed)
             return multiplexed
         if not model:
             raise InvalidArgument("the request names no model, neither as argument nor as multiplexed model id")

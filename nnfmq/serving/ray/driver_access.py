@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -34,12 +33,7 @@ class DriverAccess:
         self._objects = object_models(models) if isinstance(models, Mapping) else []
         self._options = tuple(options)
         self._process: DriverProcess | None = None
-        self._temporary: Path | None = None
-
-    @property
-    def is_own(self) -> bool:
-        """Whether the driver belongs to this process, because the replica is in Serve's local testing mode."""
-        return self._process is not None
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None  # is removed at exit, too
 
     async def find(self) -> Path:
         """Return the socket of a driver that accepts clients.
@@ -69,10 +63,10 @@ class DriverAccess:
     def _start_own(self) -> Path:
         directory = self._directory
         if directory is None:
-            directory = tempfile.mkdtemp(prefix="nnfmq-models-")
-            self._temporary = Path(directory)
+            self._temporary = tempfile.TemporaryDirectory(prefix="nnfmq-models-", ignore_cleanup_errors=True)
+            directory = self._temporary.name
             for model in self._objects:
-                write_version(self._temporary, model)
+                write_version(Path(directory), model)
         socket = make_runtime_directory() / f"serve-{os.getpid()}-{time.monotonic_ns()}.sock"
         self._process = DriverProcess(socket, Path(directory), options=self._options)
         self._process.wait_until_running()
@@ -83,4 +77,4 @@ class DriverAccess:
         if self._process is not None:
             self._process.close()
         if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary.cleanup()
