@@ -18,5 +18,5 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def ray(session: nox.Session) -> None:
     """Install Ray, and run the tests of serving: `nox -s ray`. With `-- --tier deep` a cluster gets 10,000 requests."""
-    session.install(".[test,ray]")
+    session.install(".[test,serving,ray]")
     session.run("pytest", *(session.posargs or ["--tier", "full"]), *RAY_TESTS)
