@@ -1,7 +1,7 @@
 """Autoscaling by the load of replicas: a policy for Ray Serve, and the metrics that replicas report for it.
 
-Ray's own policy counts requests that a replica has not completed. It cannot see whether the driver executes them or they
-wait for a burst, and how long they take. Each replica reports, every few seconds:
+Ray's own policy counts requests that a replica has not completed. It cannot see whether the driver executes them or
+they wait for a burst, and how long they take. Each replica reports, every few seconds:
 
     waiting           requests that wait for a burst
     lanes             bursts of its models that are in use, at least those of one model
