@@ -40,7 +40,6 @@ from nnfmq.hal.errors import (
     ProtocolError,
     ResourceExhaustedTransient,
 )
-from nnfmq.memory import read_from_memfd, write_to_memfd
 from nnfmq.uncopyable import Uncopyable
 
 INLINE_BYTES = 32 * 1024  # the default socket buffer (212992 bytes) has space for several such frames
@@ -165,6 +164,7 @@ class Channel(Uncopyable):
     def __init__(self, sock: socket.socket, buffer: bytearray | None = None) -> None:
         self._socket = sock
         self._buffer = bytearray(INLINE_BYTES + 1) if buffer is None else buffer  # one for all of a receiving thread
+        self._enlargement: threading.Thread | None = None
 
     @classmethod
     def adopt(cls, fd: int) -> Self:
@@ -215,6 +215,19 @@ class Channel(Uncopyable):
         """Return the socket's fd; the caller owns it, and the channel is closed."""
         return self._socket.detach()
 
+    def enlarge_descriptor_table(self) -> None:
+        """Let a thread do what `close_first_at_exit` would wait for, while this thread does other work.
+
+        Before Linux enlarges the table of descriptors of a process with several threads, it waits until each CPU has
+        switched tasks (synchronize_rcu), which takes 8 to 30 ms.
+        """
+        self._enlargement = threading.Thread(target=self._enlarge, daemon=True)
+        self._enlargement.start()
+
+    def _enlarge(self) -> None:
+        with contextlib.suppress(OSError), _fork_lock:
+            os.close(fcntl.fcntl(self._socket.fileno(), fcntl.F_DUPFD_CLOEXEC, _LAST_FD))
+
     def close_first_at_exit(self) -> None:
         """Make the kernel close this socket before the process's memfds when the process exits.
 
@@ -222,6 +235,8 @@ class Channel(Uncopyable):
         files of a process in reverse order of their descriptors. Call it before the fd is watched; it changes the fd.
         No effect if ulimit -n is too low.
         """
+        if self._enlargement is not None:
+            self._enlargement.join()
         with contextlib.suppress(OSError), _fork_lock:
             fd = fcntl.fcntl(self._socket.fileno(), fcntl.F_DUPFD_CLOEXEC, _LAST_FD)
             previous, self._socket = self._socket, _close_after_fork(socket.socket(fileno=fd))
@@ -267,6 +282,8 @@ class Channel(Uncopyable):
         if len(data) <= INLINE_BYTES:
             self._send((b"\0", data), fds, deadline_ns)
             return
+        from nnfmq.memory import write_to_memfd  # few messages are that large, and it delays the start of a driver
+
         body = write_to_memfd(data)
         try:
             self._send((_BODY_LENGTH.pack(_IN_FILE, len(data)),), [*fds, body], deadline_ns)
@@ -349,6 +366,8 @@ class Channel(Uncopyable):
             raise ProtocolError(f"a body in a file {allowed}, not {length}", 1)
         body = fds.pop()
         try:
+            from nnfmq.memory import read_from_memfd  # see `send`
+
             return read_from_memfd(body, length)
         finally:
             os.close(body)
@@ -465,13 +484,33 @@ def _require_no_other_file(path: Path) -> None:
 
 
 class Listener(Uncopyable):
-    """A listening socket at a path, and the lock file that protects the path. Close it, or use `with`. One thread."""
+    """A listening socket at a path, and the lock file that protects the path. Close it, or use `with`. One thread.
 
-    def __init__(self, sock: socket.socket, path: Path, lock: io.FileIO) -> None:
+    A process that has adopted the socket owns neither the path nor the lock.
+    """
+
+    def __init__(self, sock: socket.socket, path: Path | None = None, lock: io.FileIO | None = None) -> None:
         self._socket = sock
         self._buffer = bytearray(INLINE_BYTES + 1)
         self._path = path
         self._lock = lock
+
+    @classmethod
+    def adopt(cls, fd: int) -> Self:
+        """Return a listener over a socket that another process listens on, too. Takes ownership of `fd`.
+
+        Raises:
+            InvalidArgument: If it is no listening AF_UNIX SEQPACKET socket.
+        """
+        with _fork_lock:
+            sock = _close_after_fork(socket.socket(fileno=fd))
+        is_seqpacket = sock.family == socket.AF_UNIX and sock.type == socket.SOCK_SEQPACKET
+        if not is_seqpacket or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            sock.close()
+            raise InvalidArgument("a listener needs a listening AF_UNIX SEQPACKET socket")
+        sock.setblocking(False)
+        os.set_inheritable(sock.fileno(), False)
+        return cls(sock)
 
     @classmethod
     def create(cls, path: Path) -> Self:
@@ -520,9 +559,11 @@ class Listener(Uncopyable):
         """
         if self._socket.fileno() < 0:
             return
-        self._path.unlink(missing_ok=True)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
         self._socket.close()
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def __enter__(self) -> Self:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import errno
 import os
+import re
 import signal
 import socket
 import stat
@@ -193,11 +194,32 @@ def test_a_socket_that_closes_first_at_exit_has_a_higher_descriptor_than_others_
     assert open_in_a_forked_child(lambda: [fd]) == 0
 
 
-def test_a_socket_keeps_its_descriptor_if_the_limit_allows_no_higher_one(
+def descriptor_table_size() -> int:
+    return int(re.findall(r"FDSize:\s+(\d+)", Path("/proc/self/status").read_text())[0])
+
+
+def test_a_thread_enlarges_the_table_of_descriptors_in_advance_and_ends(
     pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table_size = descriptor_table_size()
+    monkeypatch.setattr("nnfmq.channel._LAST_FD", table_size)
+    count, fd = open_descriptors(), pair[0].fileno()
+    pair[0].enlarge_descriptor_table()
+    pair[0].close_first_at_exit()
+    assert descriptor_table_size() > table_size
+    assert open_descriptors() == count
+    assert threading.active_count() == 1
+    assert pair[0].fileno() == table_size != fd
+
+
+@pytest.mark.parametrize("in_advance", [False, True], ids=["", "which a thread finds out"])
+def test_a_socket_keeps_its_descriptor_if_the_limit_allows_no_higher_one(
+    pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, in_advance: bool
 ) -> None:
     monkeypatch.setattr("nnfmq.channel._LAST_FD", 1 << 30)
     fd = pair[0].fileno()
+    if in_advance:
+        pair[0].enlarge_descriptor_table()
     pair[0].close_first_at_exit()
     assert pair[0].fileno() == fd
     pair[0].send(b"there")
@@ -825,3 +847,41 @@ def test_a_fork_waits_for_a_channel_that_is_just_being_made(
     assert open_in_a_forked_child(lambda: fds, forked.set) == 0
     for channel in making.result(20):
         channel.close()
+
+
+def test_a_process_that_adopts_a_listening_socket_accepts_and_leaves_the_path(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with Listener.create(path) as listener:
+        with Listener.adopt(os.dup(listener.fileno())) as adopted, Channel.connect(path, soon()) as client:
+            assert not os.get_inheritable(adopted.fileno())
+            served = accept(adopted)
+            with served:
+                client.send(b"hello")
+                assert served.receive(soon()).data == b"hello"
+            adopted.close()
+            adopted.close()
+        assert path.is_socket()
+        with pytest.raises(DeviceUnavailable, match="another driver already listens"):
+            Listener.create(path)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "is_listening"),
+    [
+        (socket.AF_INET, socket.SOCK_STREAM, True),
+        (socket.AF_UNIX, socket.SOCK_STREAM, True),
+        (socket.AF_UNIX, socket.SOCK_SEQPACKET, False),
+    ],
+)
+def test_only_a_listening_socket_of_the_kind_of_a_channel_is_adopted(
+    family: int, kind: int, is_listening: bool
+) -> None:
+    with socket.socket(family, kind) as sock:
+        if is_listening:
+            sock.bind("" if family == socket.AF_UNIX else ("127.0.0.1", 0))
+            sock.listen()
+        fd = os.dup(sock.fileno())
+        with pytest.raises(InvalidArgument, match="a listener needs a listening AF_UNIX SEQPACKET socket"):
+            Listener.adopt(fd)
+        with pytest.raises(OSError):
+            os.fstat(fd)

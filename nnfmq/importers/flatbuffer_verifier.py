@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from functools import cached_property
 from typing import NoReturn
 
 from msgspec import Struct
@@ -30,9 +31,10 @@ _OFFSET_BYTES = 4
 
 
 class Scalar(Struct, frozen=True):
-    """A number stored in place."""
+    """A number stored in place; `form` is its letter in Python's module struct, where that is needed."""
 
     size_bytes: int
+    form: str = ""
 
 
 class String(Struct, frozen=True):
@@ -53,18 +55,24 @@ class Union(Struct, frozen=True):
 
 
 class Field(Struct, frozen=True):
-    """A field of a table; `slot` is its byte offset in the vtable: 4, 6, 8 ..."""
+    """A field of a table; `slot` is its byte offset in the vtable: 4, 6, 8 ... `default`: of a missing number."""
 
     slot: int
     name: str
     kind: Scalar | String | Vector | Union | Table
+    default: float = 0
 
 
-class Table(Struct, frozen=True):
+class Table(Struct, frozen=True, dict=True):
     """A table's name, and the fields that will be read."""
 
     name: str
     fields: tuple[Field, ...]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Field]:
+        """The fields by name."""
+        return {field.name: field for field in self.fields}
 
 
 def verify(buffer: FileContent, root: Table, identifier: bytes) -> None:

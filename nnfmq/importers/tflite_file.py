@@ -2,7 +2,7 @@
 
 `read` verifies the FlatBuffer, then versions, indexes and sizes. Constants are not copied: `TfliteTensor.data` is a
 view of the file. A tensor is validated when an operator uses it, so that an unused tensor of an unsupported type does
-no harm. All errors are InvalidArgument. The `tflite` package is imported when a file is read.
+no harm. All errors are InvalidArgument.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from nnfmq.hal.tflite_codes import TENSOR_COMPLEX64
 from nnfmq.hal.types import ChannelQuant, OperandType, element_bytes
 from nnfmq.importers import flatbuffer_verifier, tflite_schema
 from nnfmq.importers.file_format import FileContent
+from nnfmq.importers.flatbuffer_reader import TableReader
+from nnfmq.importers.tflite_enumerations import BUILTIN_OPERATORS, TENSOR_TYPES
 from nnfmq.importers.tflite_sparsity import densified
 
 __all__ = ["TfliteFile", "TfliteOperator", "TfliteTensor", "read"]
@@ -79,7 +81,7 @@ class TfliteTensor(Struct, frozen=True):
 
 
 class TfliteOperator(Struct, frozen=True):
-    """An operator: TFLite's name, tensor indexes (-1: omitted), and the generated options object or None.
+    """An operator: TFLite's name, tensor indexes (-1: omitted), and the reader of its options or None.
 
     `intermediates` are tensors without values, whose quantization some operators need.
     A custom operator has its code and options in `custom_code` and `custom`; its name is `CUSTOM 'code'`.
@@ -107,9 +109,7 @@ def read(data: FileContent, follows_tflite: bool = False) -> TfliteFile:
     if len(data) > _MAX_FILE_BYTES:
         raise InvalidArgument(f"a file of {len(data)} bytes: flatbuffers end at {_MAX_FILE_BYTES}")
     flatbuffer_verifier.verify(data, tflite_schema.MODEL, tflite_schema.IDENTIFIER)
-    import tflite
-
-    model = tflite.Model.GetRootAs(data, 0)
+    model = TableReader.root(data, tflite_schema.MODEL)
     if model.Version() != tflite_schema.VERSION:
         raise InvalidArgument(f"TFLite schema version {model.Version()}: only {tflite_schema.VERSION} is known")
     if model.SubgraphsLength() == 0:
@@ -123,7 +123,7 @@ class TfliteFile:
     Its vectors are read within one budget, so that overlaps cannot multiply the work.
     """
 
-    def __init__(self, model: Any, size_bytes: int, follows_tflite: bool, index: int = 0) -> None:
+    def __init__(self, model: TableReader, size_bytes: int, follows_tflite: bool, index: int = 0) -> None:
         self._model = model
         self.follows_tflite = follows_tflite
         self._subgraph = model.Subgraphs(index)
@@ -148,12 +148,9 @@ class TfliteFile:
 
     def operators(self) -> Iterator[TfliteOperator]:
         """Yield the operators in the file's order, which is the order of execution."""
-        import tflite
-
-        names = tflite_schema.enum_names(tflite.BuiltinOperator)
         for index in range(self._subgraph.OperatorsLength()):
             operator = self._subgraph.Operators(index)
-            name, custom_code = self._operator_name(index, operator.OpcodeIndex(), names)
+            name, custom_code = self._operator_name(index, operator.OpcodeIndex())
             inputs = self._ints(operator.InputsLength(), operator.InputsAsNumpy)
             outputs = self._ints(operator.OutputsLength(), operator.OutputsAsNumpy)
             options_name, options = _options(operator)
@@ -263,14 +260,14 @@ class TfliteFile:
         self._spend(count)
         return bytes(operator.CustomOptionsAsNumpy()) if count else b""
 
-    def _operator_name(self, index: int, opcode_index: int, names: dict[int, str]) -> tuple[str, str]:
+    def _operator_name(self, index: int, opcode_index: int) -> tuple[str, str]:
         """Return the operator's name, and its custom code if it has one."""
         if opcode_index >= self._model.OperatorCodesLength():
             raise InvalidArgument(f"operator {index}: operator code index {opcode_index} is out of range")
         code = self._model.OperatorCodes(opcode_index)
         # Newer codes do not fit the deprecated byte: a file has the code in either field, and 0 or 127 in the other.
         number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
-        name = names.get(number, f"code {number}")
+        name = BUILTIN_OPERATORS.get(number, f"code {number}")
         custom_code = self._text(code.CustomCode()) if name == "CUSTOM" else ""
         return (f"CUSTOM {custom_code!r}" if name == "CUSTOM" else name), custom_code
 
@@ -326,22 +323,15 @@ class TfliteFile:
 
 
 def _type_name(number: int) -> str:
-    import tflite
-
-    return tflite_schema.enum_names(tflite.TensorType).get(number, f"number {number}")
+    return TENSOR_TYPES.get(number, f"number {number}")
 
 
 def _options(operator: Any) -> tuple[str, Any]:
-    """Return name and generated object of the operator's options; ("", None) if there are none that are read."""
-    import tflite
-
-    table = tflite_schema.OPTIONS.get(operator.BuiltinOptionsType())
-    union = operator.BuiltinOptions()
-    if table is None or union is None:
+    """Return the name and the reader of the operator's options; ("", None) if there are none that are read."""
+    options = operator.BuiltinOptions()
+    if options is None:
         return "", None
-    options = getattr(tflite, table.name)()
-    options.Init(union.Bytes, union.Pos)
-    return table.name, options
+    return tflite_schema.OPTIONS[operator.BuiltinOptionsType()].name, options
 
 
 def _checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -15,6 +15,8 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import tensor_text
 from nnfmq.importers import flatbuffer_verifier, tflite_schema
 from nnfmq.importers.file_format import TFLITE_IMPORTER, FileContent, importer_of
+from nnfmq.importers.flatbuffer_reader import TableReader
+from nnfmq.importers.tflite_enumerations import BUILTIN_OPERATORS, TENSOR_TYPES
 
 __all__ = [
     "FileOperator",
@@ -100,12 +102,8 @@ class _InterfaceReader:
     """Reads a verified file within a budget of elements, so that parts that overlap cannot multiply the work."""
 
     def __init__(self, data: FileContent) -> None:
-        import tflite
-
-        self._model = tflite.Model.GetRootAs(data, 0)
+        self._model = TableReader.root(data, tflite_schema.MODEL)
         self._elements_left = len(data)
-        self._types = tflite_schema.enum_names(tflite.TensorType)
-        self._operators = tflite_schema.enum_names(tflite.BuiltinOperator)
 
     def read(self) -> TfliteInterface:
         model = self._model
@@ -138,7 +136,7 @@ class _InterfaceReader:
             scales = self._floats(quantization.ScaleLength(), quantization.ScaleAsNumpy)
             zero_points = self._ints(quantization.ZeroPointLength(), quantization.ZeroPointAsNumpy)
             dimension = quantization.QuantizedDimension()
-        type_name, is_variable = self._types.get(raw.Type(), f"number {raw.Type()}"), bool(raw.IsVariable())
+        type_name, is_variable = TENSOR_TYPES.get(raw.Type(), f"number {raw.Type()}"), bool(raw.IsVariable())
         return FileTensor(
             self._text(raw.Name()), type_name, shape, signature,
             scales, zero_points, dimension, is_variable, self._constant(raw.Buffer()),
@@ -150,7 +148,7 @@ class _InterfaceReader:
             raise InvalidArgument(f"operator code index {raw.OpcodeIndex()} is out of range")
         code = self._model.OperatorCodes(raw.OpcodeIndex())
         number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
-        name = self._operators.get(number, f"code {number}")
+        name = BUILTIN_OPERATORS.get(number, f"code {number}")
         return FileOperator(
             self._text(code.CustomCode()) if name == "CUSTOM" else name,
             self._ints(raw.InputsLength(), raw.InputsAsNumpy),

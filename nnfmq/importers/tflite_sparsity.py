@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.importers.flatbuffer_reader import TableReader
 
 __all__ = ["densified"]
 
 _DENSE, _SPARSE_CSR = 0, 1
-_VECTORS = {1: "Int32Vector", 2: "Uint16Vector", 3: "Uint8Vector"}
 _Indexes = npt.NDArray[np.int64]
 
 
@@ -97,8 +97,8 @@ def _paths(sparsity: Any, order: list[int], sizes: dict[int, int], count: int) -
 
 def _compressed(metadata: Any, nodes: int, size: int) -> tuple[_Indexes, _Indexes]:
     """Return how many indexes each node has, and the indexes."""
-    segments = _vector(metadata.ArraySegmentsType(), metadata.ArraySegments())
-    indexes = _vector(metadata.ArrayIndicesType(), metadata.ArrayIndices())
+    segments = _vector(metadata.ArraySegments())
+    indexes = _vector(metadata.ArrayIndices())
     counts = np.diff(segments)
     fits = len(segments) == nodes + 1 and segments[0] == 0 and segments[-1] == len(indexes) and not (counts < 0).any()
     if not fits or (indexes.size and not 0 <= int(indexes.min()) <= int(indexes.max()) < size):
@@ -106,11 +106,7 @@ def _compressed(metadata: Any, nodes: int, size: int) -> tuple[_Indexes, _Indexe
     return counts, indexes
 
 
-def _vector(kind: int, union: Any) -> _Indexes:
-    import tflite
-
-    if union is None or kind not in _VECTORS:
+def _vector(vector: TableReader | None) -> _Indexes:
+    if vector is None or not vector.ValuesLength():
         return np.zeros(0, np.int64)
-    vector = getattr(tflite, _VECTORS[kind])()
-    vector.Init(union.Bytes, union.Pos)
-    return np.asarray(vector.ValuesAsNumpy(), np.int64) if vector.ValuesLength() else np.zeros(0, np.int64)
+    return np.asarray(vector.ValuesAsNumpy(), np.int64)

@@ -5,7 +5,6 @@ This module imports what it needs to start an embedded driver. What a client nee
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Mapping
@@ -19,14 +18,13 @@ from nnfmq import settings
 from nnfmq.channel import Channel
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
-from nnfmq.paths import check_socket_directory, default_socket, is_socket_named
+from nnfmq.paths import check_socket_directory, default_socket, is_socket_named, models_socket
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S, INTERFACE, level_of
 
 if TYPE_CHECKING:
     from nnfmq.runtime.client import Client
 
 _RETRY_S = 0.02  # between two attempts to reach a driver that does not listen yet
-_log = logging.getLogger("nnfmq.client")
 
 
 def connect(
@@ -87,8 +85,15 @@ def connect(
             raise
         if is_socket_named():
             _check_directory(socket_path, server_uid)  # an error in the configuration must not go unnoticed
-        _log.info("starting an embedded driver: %s", error)
-        return _connect_embedded(deadline_ns, wait_ready, options)
+        client = _connect_embedded(deadline_ns, wait_ready, options)
+        _log_start(error)
+        return client
+
+
+def _log_start(error: DeviceUnavailable) -> None:
+    import logging  # not before the driver has been started
+
+    logging.getLogger("nnfmq.client").info("started an embedded driver: %s", error)
 
 
 class _Options(NamedTuple):
@@ -112,20 +117,51 @@ def _check_directory(path: Path, server_uid: int | None) -> None:
 
 
 def _connect_to(path: Path, options: _Options, deadline_ns: int | None) -> Client:
-    server_uid = options.server_uid
+    channel = _open_channel(path, options.server_uid, deadline_ns)
+    channel.enlarge_descriptor_table()
+    from nnfmq.runtime.connection import Connection
+
+    connection = Connection.start(channel, deadline_ns, interface=options.interface)
+    with ExitStack() as undo:
+        undo.callback(connection.close)
+        from nnfmq.runtime.client import Client  # while the driver starts a worker
+        from nnfmq.runtime.compilation.client_compilation import ClientCompilation
+
+        connection.wait_until_ready(deadline_ns)
+        again = partial(_connect_to_successor, path, options) if options.recover else None
+        repository = partial(_connect_repository, path, options.server_uid)
+        client = Client(connection, None, again, ClientCompilation(connect_cpu_driver), repository)
+        undo.pop_all()
+    return client
+
+
+def _open_channel(path: Path, server_uid: int | None, deadline_ns: int | None) -> Channel:
     _check_directory(path, server_uid)
     channel = Channel.connect(path, deadline_ns)
     uid = channel.peer().uid
     if uid not in {os.getuid(), 0, server_uid}:
         channel.close()
         raise DeviceUnavailable(f"the driver at {path} runs as uid {uid}, not as {os.getuid()} or root; see server_uid")
-    from nnfmq.runtime.client import Client
-    from nnfmq.runtime.compilation.client_compilation import ClientCompilation
-    from nnfmq.runtime.connection import Connection
+    return channel
 
-    connection = Connection.open(channel, deadline_ns, interface=options.interface)
-    again = partial(_connect_to_successor, path, options) if options.recover else None
-    return Client(connection, None, again, ClientCompilation(connect_cpu_driver))
+
+def _connect_repository(path: Path, server_uid: int | None, deadline_ns: int | None, wait: bool) -> Channel:
+    """Connect to the model repository of the driver at `path`; blocks while it is started again.
+
+    If it does not listen, but there is a socket, or `wait` is True, it has died.
+    """
+    socket_path = models_socket(path)
+    while True:
+        try:
+            return _open_channel(socket_path, server_uid, deadline_ns)
+        except DeviceUnavailable as error:
+            if not wait and not socket_path.exists():
+                raise DeviceUnavailable(
+                    f"the driver at {path} has no model repository: start it with `nnfmq serve --models DIR`"
+                ) from error
+            if deadline_ns is not None and time.monotonic_ns() + _RETRY_S * 1e9 >= deadline_ns:
+                raise
+        time.sleep(_RETRY_S)
 
 
 def _connect_to_successor(path: Path, options: _Options, deadline_ns: int | None, wait: bool) -> Client:
@@ -160,6 +196,7 @@ def _connect_embedded(deadline_ns: int | None, wait_ready: bool, options: _Optio
         undo.callback(process.wait)
         undo.callback(process.kill)
         undo.callback(channel.close)
+        channel.enlarge_descriptor_table()
         from nnfmq.runtime.client import Client  # while the driver starts
         from nnfmq.runtime.compilation.client_compilation import ClientCompilation
         from nnfmq.runtime.connection import Connection

@@ -8,6 +8,7 @@ to the application's first result.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from contextlib import suppress
@@ -18,8 +19,10 @@ from nnfmq.channel import NO_WAIT, Channel
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.service import compile_jobs
-from nnfmq.service.device_registry import load_devices
+from nnfmq.service.device_configuration import read_configuration
+from nnfmq.service.device_registry import make_devices
 from nnfmq.service.extension_plugins import load_extensions
+from nnfmq.service.installation import installed_plugins
 from nnfmq.service.session import run_session
 
 
@@ -35,11 +38,14 @@ def main(control_fd: int) -> NoReturn:
         os.close(client_pidfd)
     try:
         settings.check_all()
-        load_extensions()
-        devices = load_devices()
+        plugins = installed_plugins()
+        load_extensions(plugins)
+        devices = make_devices(read_configuration(), plugins)
     except (InvalidArgument, OSError) as error:
         rejection = control_protocol.encode(messages.Refused(ErrorStatus.GENERAL_FAILURE, str(error)))
         with suppress(NnfmqError):  # the client may have exited
             channel.send(rejection, (), NO_WAIT)
         sys.exit(1)
+    gc.freeze()  # a collection during a burst need not look at what has been imported
+    gc.enable()
     run_session(channel, "embedded", devices)

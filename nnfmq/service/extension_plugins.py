@@ -22,7 +22,8 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.operations.extensions import VendorExtension, install
 from nnfmq.operations.signature import Declaration, Plan
 from nnfmq.service.error_translation import wrap_plugin_call
-from nnfmq.service.installation import OPERATIONS_GROUP, entry_points_of
+from nnfmq.service.installation import OPERATIONS_GROUP
+from nnfmq.service.installed_packages import entry_points_of
 from nnfmq.validation.values import validate_extension
 
 if TYPE_CHECKING:

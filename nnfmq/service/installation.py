@@ -1,7 +1,7 @@
 """What is installed beside the driver: versions, entry points of plug-ins, and a digest of the engines' source code.
 
-Reading it imports importlib.metadata and OpenSSL, which take 5 MiB that an idle supervisor would keep. The supervisor
-has a child process read it (`read_in_child`) before it forks workers. Other processes read it when they need it.
+Reading it imports OpenSSL, which takes 5 MiB that an idle supervisor would keep. The supervisor has a child process
+read it (`read_in_child`) before it forks workers. Other processes read it when they need it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from nnfmq.service.child_process import fork_child
+from nnfmq.service.installed_packages import InstalledPackages, entry_points_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -28,7 +29,6 @@ __all__ = [
     "OPERATIONS_GROUP",
     "Installation",
     "build_identity",
-    "entry_points_of",
     "framed",
     "installation",
     "installed_plugins",
@@ -87,13 +87,6 @@ def installed_plugins() -> list[EntryPoint]:
     return [entry for group in _GROUPS for entry in entry_points_of(group)]
 
 
-def entry_points_of(group: str) -> list[EntryPoint]:
-    """Return the installed entry points of a group. Blocks."""
-    from importlib.metadata import entry_points
-
-    return list(entry_points(group=group))
-
-
 def read_in_child() -> None:
     """Let a child process read what is installed, for `installation`. Blocks. Main thread of a process with no other.
 
@@ -123,21 +116,13 @@ def _write(fd: int) -> None:
 
 def read() -> Installation:
     """Return what is installed now. Blocks."""
+    packages = InstalledPackages()
     return Installation(
-        _version("nnfmq") or "source",
-        _version("llvmlite"),
+        packages.version("nnfmq") or "source",
+        packages.version("llvmlite"),
         _build_digest(),
-        any(entry_points_of(group) for group in _GROUPS),
+        packages.have_entry_points(_GROUPS),
     )
-
-
-def _version(package: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _build_digest() -> str:
@@ -147,8 +132,9 @@ def _build_digest() -> str:
     digest = hashlib.sha256()
     for text in (np.__version__, os.uname().machine, *sorted(_cpu_features())):
         digest.update(framed(text.encode()))
-    for path in _sources():
-        digest.update(framed(path.read_bytes()))
+    for path in sorted(_sources()):
+        with open(path, "rb", buffering=0) as file:
+            digest.update(framed(file.read()))
     return digest.hexdigest()
 
 
@@ -157,10 +143,13 @@ def framed(field: bytes) -> bytes:
     return struct.pack("<Q", len(field)) + field
 
 
-def _sources() -> Iterator[Path]:
+def _sources() -> Iterator[str]:
     for part in _BUILD_PARTS:
-        path = _PACKAGE / part
-        yield from [path] if path.is_file() else sorted(path.rglob("*.py"))
+        path = os.path.join(_PACKAGE, part)
+        if path.endswith(".py"):
+            yield path
+        for folder, _, names in os.walk(path):  # of a file: nothing
+            yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))
 
 
 def _cpu_features() -> set[str]:

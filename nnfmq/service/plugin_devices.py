@@ -21,7 +21,8 @@ from nnfmq.service.caching.compilation_cache import CacheContents
 from nnfmq.service.device import FEATURE_LEVEL, DeviceBase
 from nnfmq.service.device_configuration import require_device_name
 from nnfmq.service.error_translation import wrap_plugin_call
-from nnfmq.service.installation import DEVICES_GROUP, entry_points_of
+from nnfmq.service.installation import DEVICES_GROUP
+from nnfmq.service.installed_packages import entry_points_of
 from nnfmq.validation.values import validate_cache_counts, validate_capabilities, validate_extension
 
 if TYPE_CHECKING:

@@ -8,21 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.absent_packages import WITHOUT_LLVMLITE
 from support.drivers import LIMIT_S, running_daemon
 
 import nnfmq
 from nnfmq.hal.types import DeviceStatus, ExecutionPreference
 
 INSTALLATION = "pip install 'nnfmq[compiled]'"
-WITHOUT_LLVMLITE = """
-import importlib.metadata as metadata
-version = metadata.version
-def without(name):
-    if name == "llvmlite":
-        raise metadata.PackageNotFoundError(name)
-    return version(name)
-metadata.version = without
-"""
 
 
 @pytest.fixture

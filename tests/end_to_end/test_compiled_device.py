@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.absent_packages import WITHOUT_LLVMLITE
 from support.caching import TOKEN, Paths
 from support.drivers import LIMIT_S, running_daemon
 
@@ -76,15 +77,7 @@ def test_CACHE_8_code_for_another_instruction_set_is_not_restored(
 def test_DEV_14_without_llvmlite_the_device_is_offline_and_reports_the_reason(
     folder: Path, tmp_path: Path, model: Any
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import importlib.metadata as metadata\n"
-        "version = metadata.version\n"
-        "def without(name):\n"
-        "    if name == 'llvmlite':\n"
-        "        raise metadata.PackageNotFoundError(name)\n"
-        "    return version(name)\n"
-        "metadata.version = without\n"
-    )
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_LLVMLITE)
     with (
         running_daemon(
             folder / "bare.sock", environment={"PYTHONPATH": str(tmp_path)}, options=["--allow-device-status"]

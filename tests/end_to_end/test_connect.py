@@ -44,7 +44,7 @@ def test_without_a_driver_connect_starts_an_embedded_one_and_logs_why(
     with caplog.at_level(logging.INFO, "nnfmq.client"), nnfmq.connect() as client:
         assert client.is_embedded
     where = nowhere / "nnfmq" / "nnfmq.sock"
-    assert caplog.messages == [f"starting an embedded driver: no driver listens at {where}: No such file or directory"]
+    assert caplog.messages == [f"started an embedded driver: no driver listens at {where}: No such file or directory"]
 
 
 def test_connect_starts_an_embedded_driver_if_only_a_killed_driver_s_path_exists(

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from support.absent_packages import WITHOUT_LLVMLITE
 from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
 from support.models import add_model, invalid_model, unsupported_model
 from support.plugins import add_plugin, path_with
@@ -77,16 +78,6 @@ class Failing(Figures):
 
     def supports(self, model, subgraph, operation):
         raise GeneralFailure("the device does not reply")
-"""
-
-WITHOUT_LLVMLITE = """
-import importlib.metadata as metadata
-version = metadata.version
-def without(name):
-    if name == "llvmlite":
-        raise metadata.PackageNotFoundError(name)
-    return version(name)
-metadata.version = without
 """
 
 

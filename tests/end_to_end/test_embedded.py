@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 from support.drivers import APPS, InThread, Process, Program, app, one, thread_state, until
 from support.models import null_model
+from support.plugins import add_plugin, path_with
 
 import nnfmq
 
@@ -18,6 +20,19 @@ client = nnfmq.connect(embedded=True)
 burst = client.device("reference").prepare(null_model()).burst()
 print(client.worker_pid, flush=True)
 print(burst.execute(one(4.5))[0][0], flush=True)
+"""
+
+TELLING_DEVICE = """
+import gc
+from nnfmq.hal.errors import GeneralFailure
+from nnfmq.service.device import DeviceBase
+
+
+class Telling(DeviceBase):
+    name = "test-telling"
+
+    def supports(self, model, subgraph, operation):
+        raise GeneralFailure(f"collects: {gc.isenabled()}, imported objects too: {gc.get_freeze_count() < 10_000}")
 """
 
 
@@ -99,3 +114,13 @@ def test_two_clients_have_separate_embedded_drivers() -> None:
         assert first.is_embedded and second.is_embedded
         first.close()
         assert second.devices()
+
+
+def test_an_embedded_driver_collects_garbage_but_does_not_look_for_it_among_imported_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_plugin(tmp_path, "telling", TELLING_DEVICE, {"telling": "telling:Telling"}, "nnfmq.devices")
+    monkeypatch.setenv("PYTHONPATH", path_with(tmp_path)["PYTHONPATH"])
+    message = "collects: True, imported objects too: False"
+    with nnfmq.connect(embedded=True) as client, pytest.raises(nnfmq.GeneralFailure, match=message):
+        client.device("test-telling").supported_operations(null_model())

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.absent_packages import WITHOUT_LLVMLITE
 from support.drivers import LIMIT_S, Daemon, InThread, Process, one, running_daemon, until
 from support.forking import fork
 from support.models import add_model, null_model
@@ -25,15 +26,6 @@ from nnfmq.hal.capabilities import CPU_PERFORMANCE, performance_of
 from nnfmq.hal.types import DeviceStatus, DeviceType, OperandType
 
 CPU = "nnapi-reference"
-WITHOUT_LLVMLITE = """
-import importlib.metadata as metadata
-version = metadata.version
-def without(name):
-    if name == "llvmlite":
-        raise metadata.PackageNotFoundError(name)
-    return version(name)
-metadata.version = without
-"""
 
 
 @pytest.fixture(autouse=True)

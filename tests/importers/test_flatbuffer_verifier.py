@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import struct
@@ -127,16 +128,16 @@ def _tables(table: Table) -> Iterator[Table]:
 
 
 FIELDS = [(table.name, field) for table in _tables(tflite_schema.MODEL) for field in table.fields]
-FLAG_BYTES = {
-    "Int8": 1,
-    "Uint8": 1,
-    "Bool": 1,
-    "Uint16": 2,
-    "Int32": 4,
-    "Uint32": 4,
-    "Float32": 4,
-    "Int64": 8,
-    "Uint64": 8,
+FORMS = {
+    "Int8": (1, "b"),
+    "Uint8": (1, "B"),
+    "Bool": (1, "?"),
+    "Uint16": (2, "H"),
+    "Int32": (4, "i"),
+    "Uint32": (4, "I"),
+    "Float32": (4, "f"),
+    "Int64": (8, "q"),
+    "Uint64": (8, "Q"),
 }
 
 
@@ -147,7 +148,10 @@ def test_each_field_has_the_slot_that_the_schema_package_reads(table: str, field
     element = field.kind.element if isinstance(field.kind, Vector) else field.kind
     flags = re.search(r"_tab\.Get\(flatbuffers\.number_types\.(\w+)Flags, (?:o|a) \+", source)
     assert (flags is not None) == isinstance(element, Scalar)
-    assert not isinstance(element, Scalar) or FLAG_BYTES[flags.group(1) if flags else ""] == element.size_bytes
+    if isinstance(element, Scalar) and flags:
+        assert FORMS[flags.group(1)] == (element.size_bytes, element.form)
+    if isinstance(field.kind, Scalar) and field.name != "BuiltinCode":  # it may return another field's value
+        assert ast.literal_eval(re.findall(r"return (\S+)\n", source)[-1]) == field.default
 
 
 def test_the_union_members_have_the_numbers_of_the_schema_package() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache, lru_cache
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -51,11 +52,26 @@ F32, F64 = ir.FloatType(), ir.DoubleType()
 POINTER = ir.PointerType()
 _KERNEL = ir.FunctionType(ir.VoidType(), [POINTER, I64, I64, POINTER])
 _STACK_ALIGNMENT = 64  # bytes of the longest vector
+_CONSTANTS_KEPT = 1 << 14
 
 
+@cache
 def vector(element: Any, lanes: int) -> Any:
     """Return the vector type of `lanes` elements."""
     return ir.VectorType(element, lanes)
+
+
+# llvmlite makes an object for each lane of a vector, and stores its text in it. Kernels have few different constants.
+
+
+@lru_cache(_CONSTANTS_KEPT)
+def _integer(value: int) -> Value:
+    return ir.Constant(I64, value)
+
+
+@lru_cache(_CONSTANTS_KEPT)
+def _integers(element: Any, lanes: tuple[int, ...]) -> Value:
+    return ir.Constant(vector(element, len(lanes)), list(lanes))
 
 
 class KernelBuilder:
@@ -73,7 +89,7 @@ class KernelBuilder:
 
     def i64(self, value: Index) -> Value:
         """Return an int as a constant of 64 bits, and any other value as it is."""
-        return ir.Constant(I64, value) if isinstance(value, int) else value
+        return _integer(value) if isinstance(value, int) else value
 
     def add(self, first: Index, second: Index) -> Value:
         """Return the sum of two 64-bit integers. Constants are folded."""
@@ -95,6 +111,8 @@ class KernelBuilder:
 
     def splat(self, element: Any, value: Any, lanes: int) -> Value:
         """Return a vector whose lanes are all the constant `value`."""
+        if isinstance(value, int) and isinstance(element, ir.IntType):
+            return _integers(element, (value,) * lanes)
         return ir.Constant(vector(element, lanes), [value] * lanes)
 
     def broadcast(self, value: Value, lanes: int) -> Value:
@@ -105,7 +123,7 @@ class KernelBuilder:
 
     def shuffle(self, first: Value, second: Value, mask: Sequence[int]) -> Value:
         """Return the lanes that `mask` selects from `first` followed by `second`."""
-        return self.ir.shuffle_vector(first, second, ir.Constant(vector(I32, len(mask)), list(mask)))
+        return self.ir.shuffle_vector(first, second, _integers(I32, tuple(mask)))
 
     def concat(self, first: Value, second: Value) -> Value:
         """Return one vector with the lanes of `first`, then those of `second`."""
@@ -113,8 +131,10 @@ class KernelBuilder:
 
     def call(self, name: str, result: Any, *arguments: Value) -> Value:
         """Call a function by its full name, and return its result of type `result`."""
-        kind = ir.FunctionType(result, [argument.type for argument in arguments])
-        function = self.module.globals.get(name) or ir.Function(self.module, kind, name)
+        function = self.module.globals.get(name)
+        if function is None:
+            kind = ir.FunctionType(result, [argument.type for argument in arguments])
+            function = ir.Function(self.module, kind, name)
         return self.ir.call(function, arguments)
 
     def intrinsic(self, name: str, *arguments: Value) -> Value:

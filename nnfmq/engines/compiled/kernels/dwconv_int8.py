@@ -64,7 +64,6 @@ class DwConvInt8Kernel(DwConvShape):
     partial_panel: int
     row_tiles: int
     copies_rows: bool
-    has_panel_blocks: bool
     has_depth_multiplier: bool
 
     @property
@@ -243,11 +242,9 @@ class _DwConvInt8Builder:
         if not k.copies_rows:
             self.interleaver.emit_padding_row()
         with kb.loop(kb.begin, kb.end) as work_item:
-            block, begin, end = work_item, kb.i64(0), n.panels
-            if k.has_panel_blocks:
-                block = kb.ir.udiv(work_item, n.panel_blocks)
-                begin = kb.ir.mul(kb.ir.urem(work_item, n.panel_blocks), n.block_panels)
-                end = kb.intrinsic("llvm.smin", kb.ir.add(begin, n.block_panels), n.panels)
+            block = kb.ir.udiv(work_item, n.panel_blocks)
+            begin = kb.ir.mul(kb.ir.urem(work_item, n.panel_blocks), n.block_panels)
+            end = kb.intrinsic("llvm.smin", kb.ir.add(begin, n.block_panels), n.panels)
             number = kb.ir.udiv(block, n.row_blocks)
             first = kb.ir.mul(kb.ir.urem(block, n.row_blocks), n.block_rows)
             source = kb.at(image, kb.ir.mul(number, n.image_bytes))

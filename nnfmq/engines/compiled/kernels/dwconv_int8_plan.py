@@ -66,7 +66,6 @@ def plan_dwconv_int8(
         partial_panel=channels * pixel_group if copies_rows and channels * pixel_group < nr else 0,
         row_tiles=row_tiles,
         copies_rows=copies_rows,
-        has_panel_blocks=False,
         has_depth_multiplier=depth_multiplier > 1,
     )
     return replace(kernel, block_rows=_choose_block_rows(kernel)) if copies_rows else _in_blocks(kernel)
@@ -81,7 +80,7 @@ def _in_blocks(kernel: DwConvInt8Kernel) -> DwConvInt8Kernel:
     tiles = kernel.shape[0] * math.ceil(kernel.rows.count / tile_rows)
     if tiles < _MIN_WORK_ITEMS and kernel.channels % kernel.panel_channels == 0 and panels > 1:
         block_panels = math.ceil(panels / math.ceil(_MIN_WORK_ITEMS / tiles))
-        return replace(kernel, block_panels=block_panels, has_panel_blocks=True)
+        return replace(kernel, block_panels=block_panels)
     return replace(kernel, block_rows=max(1, tiles // _MAX_WORK_ITEMS) * tile_rows)
 
 
