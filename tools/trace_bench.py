@@ -28,6 +28,7 @@ import numpy as np
 from trace_switch import STATES, TraceSwitch, client_functions
 
 from nnfmq.channel import Channel
+from nnfmq.child_environment import child_environment
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType, Subgraph
 
 _BATCHES, _EXECUTIONS, _WARM_UP = 20, 10, 150  # the interpreter adapts to switched code in the warm-up
@@ -74,7 +75,7 @@ def _switched_driver() -> Iterator[socket.socket]:
         with driver_end:
             fds = [driver_end.fileno(), peer.fileno()]
             command = [sys.executable, program, *map(str, fds)]
-            environment = embedded_driver._environment(variables)
+            environment = child_environment(variables)
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=environment)
         return client_end, process
 
