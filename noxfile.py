@@ -1,7 +1,10 @@
-"""The quick tests on every supported Python of this machine: `nox`, or `nox -s tests-3.12`."""
+"""`nox`: the quick tests on every supported Python of this machine. `nox -s ray`: the tests that need Ray."""
 
 import nox
 
+RAY_TESTS = ("tests/serving", "tests/tools/test_ray_bench.py", "tests/test_documents.py")
+
+nox.options.sessions = ["tests"]
 nox.options.error_on_missing_interpreters = False
 
 
@@ -10,3 +13,10 @@ def tests(session: nox.Session) -> None:
     """Install the package with the compiled core and run the quick tier, without the budgets of processor time."""
     session.install(".[test]")
     session.run("pytest", "--deselect", "tests/test_public_api.py::test_importing_it_costs_little_beyond_numpy")
+
+
+@nox.session
+def ray(session: nox.Session) -> None:
+    """Install Ray, and run the tests of serving: `nox -s ray`. With `-- --tier deep` a cluster gets 10,000 requests."""
+    session.install(".[test,ray]")
+    session.run("pytest", *(session.posargs or ["--tier", "full"]), *RAY_TESTS)

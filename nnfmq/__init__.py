@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from nnfmq.runtime.fenced_execution import FencedExecution
     from nnfmq.runtime.managed_buffer import Buffer
     from nnfmq.runtime.memory_copy import copy
+    from nnfmq.runtime.named_models.served_model import ServedModel
     from nnfmq.runtime.prepared_model import PreparedModel
     from nnfmq.runtime.reusable_execution import Execution
 
@@ -61,6 +62,7 @@ __all__ = [
     "PreparedModel",
     "Runtime",
     "RuntimeDevice",
+    "ServedModel",
     "StateInfo",
     "TensorInfo",
     "TensorMetadata",
@@ -96,6 +98,7 @@ if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__get
         "PreparedModel": "nnfmq.runtime.prepared_model",
         "Runtime": "nnfmq.runtime.devices.nnapi_runtime",
         "RuntimeDevice": "nnfmq.runtime.devices.runtime_device",
+        "ServedModel": "nnfmq.runtime.named_models.served_model",
         **dict.fromkeys(("StateInfo", "TensorInfo"), "nnfmq.hal.tensor_info"),
     }
 

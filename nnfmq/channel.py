@@ -484,13 +484,33 @@ def _require_no_other_file(path: Path) -> None:
 
 
 class Listener(Uncopyable):
-    """A listening socket at a path, and the lock file that protects the path. Close it, or use `with`. One thread."""
+    """A listening socket at a path, and the lock file that protects the path. Close it, or use `with`. One thread.
 
-    def __init__(self, sock: socket.socket, path: Path, lock: io.FileIO) -> None:
+    A process that has adopted the socket owns neither the path nor the lock.
+    """
+
+    def __init__(self, sock: socket.socket, path: Path | None = None, lock: io.FileIO | None = None) -> None:
         self._socket = sock
         self._buffer = bytearray(INLINE_BYTES + 1)
         self._path = path
         self._lock = lock
+
+    @classmethod
+    def adopt(cls, fd: int) -> Self:
+        """Return a listener over a socket that another process listens on, too. Takes ownership of `fd`.
+
+        Raises:
+            InvalidArgument: If it is no listening AF_UNIX SEQPACKET socket.
+        """
+        with _fork_lock:
+            sock = _close_after_fork(socket.socket(fileno=fd))
+        is_seqpacket = sock.family == socket.AF_UNIX and sock.type == socket.SOCK_SEQPACKET
+        if not is_seqpacket or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            sock.close()
+            raise InvalidArgument("a listener needs a listening AF_UNIX SEQPACKET socket")
+        sock.setblocking(False)
+        os.set_inheritable(sock.fileno(), False)
+        return cls(sock)
 
     @classmethod
     def create(cls, path: Path) -> Self:
@@ -539,9 +559,11 @@ class Listener(Uncopyable):
         """
         if self._socket.fileno() < 0:
             return
-        self._path.unlink(missing_ok=True)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
         self._socket.close()
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def __enter__(self) -> Self:
         return self

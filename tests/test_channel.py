@@ -847,3 +847,41 @@ def test_a_fork_waits_for_a_channel_that_is_just_being_made(
     assert open_in_a_forked_child(lambda: fds, forked.set) == 0
     for channel in making.result(20):
         channel.close()
+
+
+def test_a_process_that_adopts_a_listening_socket_accepts_and_leaves_the_path(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with Listener.create(path) as listener:
+        with Listener.adopt(os.dup(listener.fileno())) as adopted, Channel.connect(path, soon()) as client:
+            assert not os.get_inheritable(adopted.fileno())
+            served = accept(adopted)
+            with served:
+                client.send(b"hello")
+                assert served.receive(soon()).data == b"hello"
+            adopted.close()
+            adopted.close()
+        assert path.is_socket()
+        with pytest.raises(DeviceUnavailable, match="another driver already listens"):
+            Listener.create(path)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "is_listening"),
+    [
+        (socket.AF_INET, socket.SOCK_STREAM, True),
+        (socket.AF_UNIX, socket.SOCK_STREAM, True),
+        (socket.AF_UNIX, socket.SOCK_SEQPACKET, False),
+    ],
+)
+def test_only_a_listening_socket_of_the_kind_of_a_channel_is_adopted(
+    family: int, kind: int, is_listening: bool
+) -> None:
+    with socket.socket(family, kind) as sock:
+        if is_listening:
+            sock.bind("" if family == socket.AF_UNIX else ("127.0.0.1", 0))
+            sock.listen()
+        fd = os.dup(sock.fileno())
+        with pytest.raises(InvalidArgument, match="a listener needs a listening AF_UNIX SEQPACKET socket"):
+            Listener.adopt(fd)
+        with pytest.raises(OSError):
+            os.fstat(fd)

@@ -54,6 +54,7 @@ _AGREED = [
     "ResourceExhaustedTransient",
     "Runtime",
     "RuntimeDevice",
+    "ServedModel",
     "StateInfo",
     "TensorInfo",
     "TensorMetadata",

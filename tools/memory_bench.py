@@ -216,6 +216,7 @@ def _keep_busy(options: argparse.Namespace, daemon: Daemon) -> None:
         for seed in ("1", "2"):
             process = subprocess.Popen([*stress, seed, str(max(1, int(options.busy))), "2"], stdout=subprocess.PIPE)
             stack.callback(_end, process)
+            stack.callback(process.kill)  # they run until their time is over; does nothing if they have exited
             random.append(process)
         with suppress(BenchmarkFailed):
             model = quantized_model(options)

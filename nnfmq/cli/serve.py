@@ -15,6 +15,7 @@ examples:
   nnfmq serve                             # at the path that clients use by default
   nnfmq serve --socket /run/user/1000/nnfmq/lab.sock
   nnfmq serve --extensions com.example.fibonacci
+  nnfmq serve --models ~/models           # serve ~/models/NAME/VERSION/model.tflite by name
 
 Exit status 0 after SIGTERM or Ctrl-C; every client then gets DeadObject.
 """
@@ -27,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         type=Path,
         help="path of the socket (default: $NNFMQ_SOCKET, or nnfmq.sock in the runtime directory)",
+    )
+    parser.add_argument(
+        "--models",
+        metavar="DIR",
+        type=Path,
+        help="serve the models of this directory by name (default: $NNFMQ_MODELS, or none)",
     )
     parser.add_argument(
         "--extensions",
@@ -48,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "$NNFMQ_CLIENT_MEMORY_MIB (default: $NNFMQ_MEMORY_MIB, or a quarter of the machine's)",
     )
     parser.add_argument(
+        "--exit-with",
+        metavar="PID",
+        type=at_least_one,
+        help="exit as soon as the process PID, which must be the parent of this one, has exited",
+    )
+    parser.add_argument(
         "--allow-device-status",
         action="store_true",
         help="let clients set devices to BUSY or OFFLINE for all others (`nnfmq devices --set`)",
@@ -64,6 +77,8 @@ def execute(arguments: argparse.Namespace) -> int:
         devices=arguments.devices,
         allow_device_status=arguments.allow_device_status,
         memory_mib=arguments.memory,
+        models=arguments.models,
+        parent=arguments.exit_with,
         ready=_announce,
     )
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import microseconds
 
 if TYPE_CHECKING:
     from nnfmq.cli.statistics_sample import Activity, BurstActivity, ClientActivity, DriverSample, ModelActivity
+    from nnfmq.serialize.repository_protocol import ModelEntry
 
 WIDE = 80
 """Columns that a table with everything needs."""
@@ -93,6 +95,31 @@ def burst_rows(activity: Activity, width: int) -> Rows:
         (">failed", lambda row: f"{row.burst.failures:,}", False),
     ]
     return _rows(columns, activity.bursts, width)
+
+
+def served_rows(entries: Iterable[ModelEntry]) -> Rows:
+    """Return the table of the models that a driver serves by name."""
+    headings = ("served model", ">version", "state", "device", "since")
+    return headings, [
+        (entry.name, str(entry.version or "-"), entry.state.value, entry.device or "-", _time_text(entry.changed_s))
+        for entry in entries
+    ]
+
+
+def _time_text(clock_s: float) -> str:
+    """Return a time of day since the epoch; `-` if it is 0, unknown."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(clock_s)) if clock_s else "-"
+
+
+def failure_lines(entries: Iterable[ModelEntry]) -> list[str]:
+    """Return for each model of which a version is not served a line with the reason."""
+    return [
+        f"{entry.name}, version {entry.failed_version}: {entry.reason}"
+        if entry.failed_version
+        else f"{entry.name}: {entry.reason}"
+        for entry in entries
+        if entry.reason
+    ]
 
 
 def _rows(columns: list[tuple[str, Callable[[Any], str], bool]], rows: list[Any], width: int) -> Rows:

@@ -1,15 +1,22 @@
-"""`nnfmq status`: what a driver is doing, on one screen: version, uptime, clients, models, memory, compiler, caches."""
+"""`nnfmq status`: what a driver is doing, on one screen: version, uptime, clients, models, memory, compiler, caches.
+
+If the driver serves models by name, also which version of each, and why a newer one is not served.
+"""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nnfmq.cli.console import console, print_json, table
 
 if TYPE_CHECKING:
     from nnfmq.cli.statistics_sample import Activity
+    from nnfmq.runtime.client import Client
+    from nnfmq.serialize.repository_protocol import ModelEntry
 
+_REPOSITORY_S = 2.0  # for the reply of the model repository
 EXAMPLES = """\
 examples:
   nnfmq status
@@ -33,22 +40,57 @@ def execute(arguments: argparse.Namespace) -> int:
 
     with nnfmq.connect(arguments.connect, embedded=False) as client:
         activity = Activity(take_sample(client))
+        served, problem = _served_models(client, arguments.connect)
     if arguments.json:
-        print_json(activity.as_json())
+        entries = None if served is None else [_entry_json(entry) for entry in served]
+        print_json({**activity.as_json(), "served": entries, "served_problem": problem or None})
     else:
-        _print(activity, arguments.no_color)
+        _print(activity, served, problem, arguments.no_color)
     return 0
 
 
-def _print(activity: Activity, no_color: bool) -> None:
-    from nnfmq.cli.statistics_tables import client_rows, driver_lines, model_rows
+def _served_models(client: Client, socket: str | None) -> tuple[list[ModelEntry] | None, str]:
+    """Return the models that the driver serves by name, None if it serves none; and why the list is missing."""
+    from nnfmq.cli import describe
+    from nnfmq.hal.errors import NnfmqError
+    from nnfmq.paths import default_socket, models_socket
+
+    if not models_socket(default_socket() if socket is None else Path(socket)).exists():
+        return None, ""
+    try:
+        return client.models(timeout=_REPOSITORY_S), ""
+    except NnfmqError as error:
+        return None, describe(error)
+
+
+def _entry_json(entry: ModelEntry) -> dict[str, object]:
+    return {
+        "name": entry.name,
+        "state": entry.state.value,
+        "version": entry.version or None,
+        "device": entry.device or None,
+        "changed_s": entry.changed_s or None,
+        "failed_version": entry.failed_version or None,
+        "reason": entry.reason or None,
+    }
+
+
+def _print(activity: Activity, served: list[ModelEntry] | None, problem: str, no_color: bool) -> None:
+    from nnfmq.cli.statistics_tables import client_rows, driver_lines, failure_lines, model_rows, served_rows
 
     screen = console(no_color)
     for name, text in driver_lines(activity.now):
         screen.print(f"{name:9} {text}")
-    for headings, rows in (client_rows(activity, screen.width), model_rows(activity, screen.width)):
+    if problem:
+        screen.print(f"{'served':9} unknown: {problem}")
+    elif served is not None:
+        screen.print(f"{'served':9} {len(served)} by name")
+    of_clients = (client_rows(activity, screen.width), model_rows(activity, screen.width))
+    for headings, rows in (*of_clients, served_rows(served or [])):
         if rows:
             listing = table(*headings)
             for cells in rows:
                 listing.add_row(*cells)
             screen.print(listing)
+    for line in failure_lines(served or []):
+        screen.print(f"not served: {line}")

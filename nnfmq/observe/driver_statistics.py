@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.observe.latency_histogram import LatencyHistogram
@@ -18,9 +19,11 @@ from nnfmq.observe.statistics_layout import WORD_BYTES
 __all__ = [
     "BurstStatistics",
     "CacheStatistics",
+    "ClientCalls",
     "ClientStatistics",
     "DriverStatistics",
     "ModelStatistics",
+    "client_calls",
     "read_statistics",
 ]
 
@@ -157,19 +160,22 @@ class DriverStatistics:
         return max(self.read_ns - self.started_ns, 0)
 
 
+class ClientCalls(NamedTuple):
+    """A client of the driver: its process, that which serves it, and how many of its calls are queued or running."""
+
+    pid: int
+    worker_pid: int
+    open_calls: int
+
+
 def read_statistics(area: memoryview) -> DriverStatistics:
     """Return what an area contains now. A slot whose owner was killed during a change is left out until it is repaired.
 
     Raises:
         ValueError: If it is no statistics area of this layout.
     """
-    header = bytes(area[: layout.HEADER_WORDS * WORD_BYTES])
-    if len(header) < layout.HEADER_WORDS * WORD_BYTES:
-        raise ValueError(f"{len(header)} bytes are less than their header")
-    words = struct.unpack(f"<{layout.HEADER_WORDS}Q", header)
+    header, words = _header(area)
     slots = words[layout.HEADER_SLOTS]
-    if words[layout.HEADER_MAGIC] != layout.MAGIC or slots > _SLOTS_MAX or len(area) < layout.area_bytes(slots):
-        raise ValueError("they have another layout; install the same nnfmq release on both sides")
     clients = tuple(client for slot in range(slots) if (client := _client(area, slot)) is not None)
     return DriverStatistics(
         pid=words[layout.DRIVER_PID],
@@ -189,6 +195,36 @@ def read_statistics(area: memoryview) -> DriverStatistics:
         ),
         clients=clients,
     )
+
+
+def client_calls(area: memoryview) -> list[ClientCalls]:
+    """Return the open calls of each client now, from its words alone: some 20 µs, not the copies of `read_statistics`.
+
+    The words of a client that connects meanwhile may be those of its predecessor.
+
+    Raises:
+        ValueError: If it is no statistics area of this layout.
+    """
+    _, words = _header(area)
+    found = []
+    for slot in range(words[layout.HEADER_SLOTS]):
+        begin = layout.slot_at(slot) * WORD_BYTES
+        client = area[begin : begin + layout.SLOT_HEADER_WORDS * WORD_BYTES].cast("Q")
+        if client[layout.STATE] == layout.USED:
+            found.append(ClientCalls(client[layout.CLIENT_PID], client[layout.WORKER_PID], client[layout.OPEN_CALLS]))
+    return found
+
+
+def _header(area: memoryview) -> tuple[bytes, tuple[int, ...]]:
+    """Return a copy of the header, and its words. Raises ValueError if it is no statistics area of this layout."""
+    header = bytes(area[: layout.HEADER_WORDS * WORD_BYTES])
+    if len(header) < layout.HEADER_WORDS * WORD_BYTES:
+        raise ValueError(f"{len(header)} bytes are less than their header")
+    words = struct.unpack(f"<{layout.HEADER_WORDS}Q", header)
+    slots = words[layout.HEADER_SLOTS]
+    if words[layout.HEADER_MAGIC] != layout.MAGIC or slots > _SLOTS_MAX or len(area) < layout.area_bytes(slots):
+        raise ValueError("they have another layout; install the same nnfmq release on both sides")
+    return header, words
 
 
 def _client(area: memoryview, slot: int) -> ClientStatistics | None:

@@ -22,7 +22,7 @@ from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.failed_execution import execute_after_failure
 from nnfmq.runtime.future import Future
-from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.model_handle import ModelHandle, ModelLocation
 from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.tensor_layout import Array
 from nnfmq.runtime.wire_values import memory_fds, to_wire_config, to_wire_deadline
@@ -144,14 +144,15 @@ class AsyncRequest:
         run = RequestRun(self._model, request, self._config)
         fds = memory_fds(request.pools)
         observation = run.begin(HalExecutionMode.ASYNCHRONOUS, self._deadline_ns)
-        rescue = _Rescue(self._model, request, self._config, self._deadline_ns)
+        rescue = _Rescue(self._model, location, request, self._config, self._deadline_ns)
         return connection, message, _ValidatingHandler(run, handler, observation, rescue), fds
 
 
 class _Rescue(NamedTuple):
-    """What executes a request elsewhere after an error of the device."""
+    """What executes a request elsewhere after an error of the device; it keeps the location that the request has."""
 
     model: ModelHandle
+    location: ModelLocation
     request: Request
     config: ExecutionConfig
     deadline_ns: int | None

@@ -37,7 +37,7 @@ from nnfmq.runtime import client_trace
 from nnfmq.runtime.burst_slots import SlotAllocator
 from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.future import Future
-from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.model_handle import ModelHandle, ModelLocation
 from nnfmq.runtime.wire_values import to_wire_descriptor
 from nnfmq.serialize import messages
 from nnfmq.serialize.burst_deadline import DeadlineWord
@@ -90,7 +90,9 @@ class BurstChannel(Uncopyable):
 
     def _open(self, deadline_ns: int | None) -> None:
         """Configure the burst in the driver that has the model (configureExecutionBurst); blocks."""
-        location = self._model.location
+        self._open_at(self._model.location, deadline_ns)
+
+    def _open_at(self, location: ModelLocation, deadline_ns: int | None) -> None:
         self._connection = connection = location.connection
         self._stats = StatsArea.over(self._results.stats_view)
         self._queue_resources.callback(self._stats.close)
@@ -124,6 +126,10 @@ class BurstChannel(Uncopyable):
             NnfmqError: The error that the driver replied.
         """
         self._model.recover(deadline_ns)
+        self._replace_queues(deadline_ns)
+
+    def _replace_queues(self, deadline_ns: int | None) -> None:
+        """Close the burst's queues, and configure it with new ones where the model is now; blocks."""
         self._close_queues()
         self._queue_resources = ExitStack()
         self._create_queues()

@@ -1,4 +1,4 @@
-"""configure_burst: an ordinary burst, or one that shows its executions to the observers of its model."""
+"""configure_burst: an ordinary burst, or one that shows its executions to observers, or moves to new versions."""
 
 from __future__ import annotations
 
@@ -47,8 +47,20 @@ def configure_burst(
 
 
 def _kind(model: ModelHandle) -> type[Burst]:
+    if model.location.version:
+        return _kind_of_served(model)
     if model.observed is None:
         return Burst
     from nnfmq.runtime.observed_burst import ObservedBurst
 
     return ObservedBurst
+
+
+def _kind_of_served(model: ModelHandle) -> type[Burst]:
+    if model.observed is None:
+        from nnfmq.runtime.named_models.moving_burst import MovingBurst
+
+        return MovingBurst
+    from nnfmq.runtime.named_models.observed_moving_burst import ObservedMovingBurst
+
+    return ObservedMovingBurst

@@ -29,12 +29,17 @@ from nnfmq.uncopyable import Uncopyable
 if TYPE_CHECKING:
     import subprocess
 
+    from nnfmq.channel import Channel
     from nnfmq.execution_observers import DeviceChoice
     from nnfmq.hal.types import Model
+    from nnfmq.memory import Memory
     from nnfmq.observe.driver_statistics import DriverStatistics
+    from nnfmq.runtime.named_models.named_models import NamedModels
+    from nnfmq.runtime.named_models.served_model import ServedModel
     from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
     from nnfmq.runtime.prepare_arguments import NamedModel
     from nnfmq.runtime.prepared_model import PreparedModel
+    from nnfmq.serialize.repository_protocol import ModelEntry
 
     CompiledModel: TypeAlias = PreparedModel | PartitionedModel
     """A model on one device, or on several."""
@@ -42,8 +47,11 @@ if TYPE_CHECKING:
 
 ConnectAgain: TypeAlias = "Callable[[int | None, bool], Client]"
 """Connects to the successor of a driver, before a deadline; waits until it listens if True."""
+ConnectRepository: TypeAlias = "Callable[[int | None, bool], Channel]"
+"""Connects to the driver's model repository in the same way. Raises DeviceUnavailable if there is none."""
 
 
+_ONLY = 0  # the key of a dict of one object, which threads create at most once
 ResultT = TypeVar("ResultT")
 _log = logging.getLogger("nnfmq.client")
 
@@ -76,12 +84,15 @@ class Client(Uncopyable):
         process: subprocess.Popen[bytes] | None,
         connect_again: ConnectAgain | None = None,
         compilation: Compilation | None = None,
+        connect_repository: ConnectRepository | None = None,
     ) -> None:
         self._connection = connection
         self._process = process
         self._connect_again = connect_again  # None = the client does not recover
         self._recovery: SingleAttempt[Connection] = SingleAttempt()
         self._compilation = compilation
+        self._connect_repository = connect_repository
+        self._named_models: dict[int, NamedModels] = {}  # one, once a model was opened by name
         self._pid = os.getpid()
         self._is_closed = False
         self._known_devices: dict[str, DeviceInfo] = {}  # as they were when they were used first
@@ -165,6 +176,19 @@ class Client(Uncopyable):
 
         return self._call(driver_statistics, deadline_after(timeout))
 
+    def statistics_memory(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Memory:
+        """Return the driver's statistics as a memory for reading, which stays current without further calls; blocks.
+
+        The caller closes it; it outlives this client. The functions of `nnfmq.observe.driver_statistics` read it. That
+        of an embedded driver is a copy.
+
+        Raises:
+            GeneralFailure: If this user is neither the driver's nor root.
+        """
+        from nnfmq.runtime.statistics_memory import statistics_memory
+
+        return self._call(statistics_memory, deadline_after(timeout))
+
     def device(self, name: str, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Device:
         """Return the device named `name`; blocks.
 
@@ -211,6 +235,51 @@ class Client(Uncopyable):
             self._known_devices.setdefault(info.name, info)
         usable = [info for info in devices if info.name not in self._lost_devices]
         return self._compilation.prepare(self, usable, model, options)
+
+    # ------------------------------------------------------------------------------------------------ models by name
+
+    def model(self, name: str, version: int = 0, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> ServedModel:
+        """Return a model of the driver's model repository, `nnfmq serve --models DIR`; blocks. The caller closes it.
+
+        With version 0 the model moves to new versions as they are served (docs/how-to/models-by-name.md); any other
+        version is the only one that it executes. Waits, within the timeout, for a model that is being loaded.
+
+        Raises:
+            ModelNotFound: If there is no model of this name, or no such version. The message lists the models.
+            DeviceUnavailable: If the driver has no model repository, or no version of the model could be prepared.
+            InvalidArgument: If the name or the version cannot be one.
+            MissedDeadline: If `timeout` (seconds; None = no limit) passes.
+            DeadObject: If the driver exits.
+        """
+        return self._models_by_name().open(name, version, deadline_after(timeout))
+
+    def models(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> list[ModelEntry]:
+        """Return the models of the driver's model repository, by name: state, version, device, failures; blocks.
+
+        Raises:
+            DeviceUnavailable: If the driver has no model repository.
+            MissedDeadline: If `timeout` (seconds; None = no limit) passes.
+            DeadObject: If the driver exits.
+        """
+        return self._models_by_name().entries(deadline_after(timeout))
+
+    def _models_by_name(self) -> NamedModels:
+        if not self._named_models:
+            from nnfmq.runtime.named_models.named_models import NamedModels  # few applications need it
+
+            connect = self._connect_repository or _refuse_repository
+            self._named_models.setdefault(_ONLY, NamedModels(self, connect))
+        return self._named_models[_ONLY]
+
+    @property
+    def recovers(self) -> bool:
+        """Whether the client connects again after the driver has died: `connect(recover=True)`."""
+        return self._connect_again is not None
+
+    def require_usable(self) -> None:
+        """Raise DeadObject if the client is closed, or its driver has died and the client does not recover."""
+        if self._is_closed or not self.recovers or self._connection.is_abandoned:
+            self._connection.raise_if_closed()
 
     # ------------------------------------------------------------------------------------------------ recovery
 
@@ -274,8 +343,12 @@ class Client(Uncopyable):
     def close(self) -> None:
         """Hang up; an embedded driver exits and is reaped. Idempotent, also in a forked child."""
         self._is_closed = True
+        for models in self._named_models.values():
+            models.end()
         has_started = self._connection.has_started
         self._connection.close()
+        for models in self._named_models.values():
+            models.join()
         if self._compilation is not None:
             self._compilation.close()
         process, self._process = self._process, None
@@ -294,6 +367,13 @@ class Client(Uncopyable):
 def _list_devices(connection: Connection, deadline_ns: int | None) -> list[DeviceInfo]:
     message = messages.ListDevices(connection.next_call_id())
     return valid_devices(connection.exchange(message, messages.DeviceList, (), deadline_ns).devices)
+
+
+def _refuse_repository(_deadline_ns: int | None, _wait: bool) -> Channel:
+    raise DeviceUnavailable(
+        "an embedded driver has no model repository: start a driver with `nnfmq serve --models DIR`, "
+        "and connect to its socket"
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -25,7 +25,7 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.hal.tensor_info import TensorInfo, operand_info
 from nnfmq.hal.timing import to_limit_field
-from nnfmq.hal.types import ExecutionPreference, ExtensionNameAndPrefix, Model, Priority, TokenValuePair
+from nnfmq.hal.types import ExecutionPreference, ExtensionNameAndPrefix, Model, Pool, Priority, TokenValuePair
 from nnfmq.runtime.buffer_allocation import ModelRole, allocate_in_device
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
@@ -91,6 +91,11 @@ class Device(Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"<Device {self.info.summary()}>"
+
+    @property
+    def is_aidl(self) -> bool:
+        """Whether the interface version of the client is one of AIDL, else of HIDL."""
+        return self._connection.is_aidl
 
     def chosen_by(self, choice: DeviceChoice) -> Device:
         """Return this device, of whose preparations observers are told that `choice` chose it."""
@@ -191,21 +196,15 @@ class Device(Struct, frozen=True):
         require_supported_hints(self.info.name, self._extension_names(), hints, extensions)
         deadline_ns = deadline_after(timeout)
         loaded = to_model(model)
-        hal_model = to_hal_model(loaded)
-        data, pools = encode_model(hal_model)
-        message = messages.PrepareModel(
-            0,  # `_prepare` sets the id
-            self.info.name,
-            to_preference(preference),
-            priority,
-            to_wire_deadline(self._connection, deadline_ns),
-            data,
-            tuple(map(messages.memory_to_data, pools)),
-            self._consumers(hal_model),
-            messages.CachesData(token or b"", len(model_cache), len(data_cache)),
-            *messages.hints_to_data(hints, extensions),
-            progress is not None,
-            name_for_display(model, name),
+        data, pools = encode_model(to_hal_model(loaded))
+        wire_hints, prefixes = messages.hints_to_data(hints, extensions)
+        message = replace(
+            self._prepare_message(loaded, data, pools, preference, priority, deadline_ns),
+            caches=messages.CachesData(token or b"", len(model_cache), len(data_cache)),
+            hints=wire_hints,
+            extensions=prefixes,
+            tells_progress=progress is not None,
+            name=name_for_display(model, name),
         )
         fds = [*memory_fds(pools), *model_cache, *data_cache]
         if cache_dir is None:
@@ -223,6 +222,46 @@ class Device(Struct, frozen=True):
             )  # fmt: skip
             prepared.handle.prepare_again = partial(self._prepare_again, loaded, options)
         return prepared
+
+    def prepare_encoded(
+        self,
+        model: ModelSignature,
+        data: bytes,
+        pools: Sequence[Pool],
+        *,
+        preference: Preference,
+        priority: Priority,
+        deadline_ns: int | None,
+        name: str,
+    ) -> PreparedModel:
+        """Prepare the model that `model_codec.encode_model` has returned as `data` and `pools`; blocks.
+
+        `model` describes its inputs and outputs. Of an interface version of HIDL it must be a NamedModel. If the
+        driver dies, the model is not prepared again. Raises as `prepare`. The caller closes the result.
+        """
+        message = replace(self._prepare_message(model, data, pools, preference, priority, deadline_ns), name=name)
+        return self._prepare(message, memory_fds(pools), model, deadline_ns)
+
+    def _prepare_message(
+        self,
+        model: Model | ModelSignature,
+        data: bytes,
+        pools: Sequence[Pool],
+        preference: Preference,
+        priority: Priority,
+        deadline_ns: int | None,
+    ) -> messages.PrepareModel:
+        """Return the call; `_prepare` sets its id."""
+        return messages.PrepareModel(
+            0,
+            self.info.name,
+            to_preference(preference),
+            priority,
+            to_wire_deadline(self._connection, deadline_ns),
+            data,
+            tuple(map(messages.memory_to_data, pools)),
+            self._consumers(model),
+        )
 
     def _prepare_again(
         self, model: Model | NamedModel, options: PrepareOptions, deadline_ns: int | None, wait: bool
@@ -360,13 +399,14 @@ class Device(Struct, frozen=True):
     def _extension_names(self) -> frozenset[str]:
         return frozenset(extension.name for extension in self.info.extensions)
 
-    def _consumers(self, model: Model) -> tuple[tuple[int, ...], ...]:
+    def _consumers(self, model: Model | ModelSignature) -> tuple[tuple[int, ...], ...]:
         """Return numberOfConsumers of each subgraph's operands, which only HIDL has."""
         if self._connection.is_aidl:
             return ()
         from nnfmq.hal.feature_levels import number_of_consumers
 
-        return tuple(tuple(number_of_consumers(graph)) for graph in (model.main, *model.referenced))
+        hal_model = to_hal_model(model)
+        return tuple(tuple(number_of_consumers(graph)) for graph in (hal_model.main, *hal_model.referenced))
 
     def allocate(
         self,

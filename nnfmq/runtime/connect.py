@@ -18,7 +18,7 @@ from nnfmq import settings
 from nnfmq.channel import Channel
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
-from nnfmq.paths import check_socket_directory, default_socket, is_socket_named
+from nnfmq.paths import check_socket_directory, default_socket, is_socket_named, models_socket
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S, INTERFACE, level_of
 
 if TYPE_CHECKING:
@@ -117,13 +117,7 @@ def _check_directory(path: Path, server_uid: int | None) -> None:
 
 
 def _connect_to(path: Path, options: _Options, deadline_ns: int | None) -> Client:
-    server_uid = options.server_uid
-    _check_directory(path, server_uid)
-    channel = Channel.connect(path, deadline_ns)
-    uid = channel.peer().uid
-    if uid not in {os.getuid(), 0, server_uid}:
-        channel.close()
-        raise DeviceUnavailable(f"the driver at {path} runs as uid {uid}, not as {os.getuid()} or root; see server_uid")
+    channel = _open_channel(path, options.server_uid, deadline_ns)
     channel.enlarge_descriptor_table()
     from nnfmq.runtime.connection import Connection
 
@@ -135,9 +129,39 @@ def _connect_to(path: Path, options: _Options, deadline_ns: int | None) -> Clien
 
         connection.wait_until_ready(deadline_ns)
         again = partial(_connect_to_successor, path, options) if options.recover else None
-        client = Client(connection, None, again, ClientCompilation(connect_cpu_driver))
+        repository = partial(_connect_repository, path, options.server_uid)
+        client = Client(connection, None, again, ClientCompilation(connect_cpu_driver), repository)
         undo.pop_all()
     return client
+
+
+def _open_channel(path: Path, server_uid: int | None, deadline_ns: int | None) -> Channel:
+    _check_directory(path, server_uid)
+    channel = Channel.connect(path, deadline_ns)
+    uid = channel.peer().uid
+    if uid not in {os.getuid(), 0, server_uid}:
+        channel.close()
+        raise DeviceUnavailable(f"the driver at {path} runs as uid {uid}, not as {os.getuid()} or root; see server_uid")
+    return channel
+
+
+def _connect_repository(path: Path, server_uid: int | None, deadline_ns: int | None, wait: bool) -> Channel:
+    """Connect to the model repository of the driver at `path`; blocks while it is started again.
+
+    If it does not listen, but there is a socket, or `wait` is True, it has died.
+    """
+    socket_path = models_socket(path)
+    while True:
+        try:
+            return _open_channel(socket_path, server_uid, deadline_ns)
+        except DeviceUnavailable as error:
+            if not wait and not socket_path.exists():
+                raise DeviceUnavailable(
+                    f"the driver at {path} has no model repository: start it with `nnfmq serve --models DIR`"
+                ) from error
+            if deadline_ns is not None and time.monotonic_ns() + _RETRY_S * 1e9 >= deadline_ns:
+                raise
+        time.sleep(_RETRY_S)
 
 
 def _connect_to_successor(path: Path, options: _Options, deadline_ns: int | None, wait: bool) -> Client:

@@ -7,27 +7,14 @@ script without a `__main__` guard. PR_SET_PDEATHSIG is not used: it fires when t
 
 from __future__ import annotations
 
-import os
-import site
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from nnfmq.channel import Channel
+from nnfmq.child_environment import child_environment
 
-_ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 END_SECONDS = 2.0
-
-
-def _environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the child's environment: one BLAS thread (idle ones spin), and this copy of nnfmq importable."""
-    environment = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1"), **variables}
-    root = str(Path(__file__).parents[2])
-    if root not in (*site.getsitepackages(), site.getusersitepackages()):
-        inherited = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = root if not inherited else f"{root}{os.pathsep}{inherited}"
-    return environment
 
 
 def start_embedded_driver(variables: Mapping[str, str]) -> tuple[Channel, subprocess.Popen[bytes]]:
@@ -44,7 +31,7 @@ def start_embedded_driver(variables: Mapping[str, str]) -> tuple[Channel, subpro
                 pass_fds=[driver_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env=_environment(variables),
+                env=child_environment(variables),
             )
     except BaseException:
         client_end.close()

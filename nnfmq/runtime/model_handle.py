@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.hal.summaries import signature
@@ -48,14 +51,17 @@ class ModelFallback(Protocol):
         ...
 
 
-class ModelLocation(NamedTuple):
+class ModelLocation(Struct, frozen=True, eq=False, weakref=True):
     """Where a model is prepared: a connection, and the model's id there; None before it is prepared, and once released.
 
-    Read together, because both change if the model is prepared again.
+    Read together, because they change if the model is prepared again. `version` is that of a model of the model
+    repository, 0 for all others. A call keeps the location that it has read until the driver has replied, because a
+    version that was replaced is released when nothing refers to its location any more.
     """
 
     connection: Connection
     model_id: int | None
+    version: int = 0
 
     def require_id(self) -> int:
         """Return the id. Raises InvalidArgument if there is none."""
@@ -115,12 +121,13 @@ class ModelHandle(Uncopyable):
         self.fallback_warning = threading.Lock()
         self.prepare_again: PrepareAgain | None = None
         self._recovery: SingleAttempt[None] = SingleAttempt()
+        self._lock = threading.Lock()  # held for an assignment, never while blocking
         self._is_released = False
 
     def on_prepared(self, reply: messages.PreparedModelReady) -> None:
         """Store the id that the driver returned."""
         if reply.status is ErrorStatus.NONE:
-            self.location = ModelLocation(self.connection, reply.model_id)
+            self.location = replace(self.location, model_id=reply.model_id)
 
     @property
     def connection(self) -> Connection:
@@ -140,8 +147,8 @@ class ModelHandle(Uncopyable):
     @property
     def is_open(self) -> bool:
         """True until the model or its connection is closed, or the driver has exited."""
-        connection, model_id = self.location
-        return model_id is not None and connection.is_open
+        location = self.location
+        return location.model_id is not None and location.connection.is_open
 
     def require_open(self) -> None:
         """Raise InvalidArgument if the model is released."""
@@ -189,20 +196,47 @@ class ModelHandle(Uncopyable):
         if self.connection.is_open or self.prepare_again is None:
             return
         self.require_open()
-        self.location = self.prepare_again(deadline_ns, self.fallback is None).location
+        self._set_location(self.prepare_again(deadline_ns, self.fallback is None).location)
         if self._is_released:  # by another thread meanwhile
             self.release()
             self.require_open()
 
+    def move_to(self, other: ModelHandle) -> ModelLocation:
+        """Execute `other` from now on, a newer version of this model; the caller drops `other`. Does not block long.
+
+        Returns the location that is to be released when nothing refers to it any more: the one before, or that of
+        `other`, if this model is at that version already.
+        """
+        with self._lock:
+            location = self.location
+            if other.location.version > location.version:
+                self.device, self.extensions, self.observed = other.device, other.extensions, other.observed
+                self.location = other.location
+            else:
+                location = other.location
+        if self._is_released:
+            self.release()
+        return location
+
+    def _set_location(self, location: ModelLocation) -> ModelLocation:
+        """Set the location, and return the one before."""
+        with self._lock:
+            before, self.location = self.location, location
+        return before
+
     def release(self) -> None:
         """Release the model in the driver. Idempotent. Blocks up to 1 s. Does nothing if the driver has exited."""
         self._is_released = True
-        connection, model_id = self.location
-        self.location = ModelLocation(connection, None)
-        if model_id is None or not connection.is_open:
-            return
-        try:
-            message = messages.ReleaseModel(connection.next_call_id(), model_id)
-            connection.exchange(message, messages.Reply, (), time.monotonic_ns() + _RELEASE_TIMEOUT_NS)
-        except NnfmqError:
-            pass  # the driver has exited, which released the model
+        release_in_driver(self._set_location(replace(self.location, model_id=None)))
+
+
+def release_in_driver(location: ModelLocation) -> None:
+    """Release a model in the driver, if it is prepared there. Blocks up to 1 s. Nothing if the driver has exited."""
+    connection, model_id = location.connection, location.model_id
+    if model_id is None or not connection.is_open:
+        return
+    try:
+        message = messages.ReleaseModel(connection.next_call_id(), model_id)
+        connection.exchange(message, messages.Reply, (), time.monotonic_ns() + _RELEASE_TIMEOUT_NS)
+    except NnfmqError:
+        pass  # the driver has exited, which released the model

@@ -101,7 +101,7 @@ def to_model(model: ModelArgument) -> Model | FinishedModel:
     return FinishedModel.of(load(Path(model)))
 
 
-def to_hal_model(model: Model | NamedModel) -> Model:
+def to_hal_model(model: Model | ModelSignature) -> Model:
     """Return the HAL's model. Raises InvalidArgument if it is none (N-VAL-24)."""
     hal_model = model if isinstance(model, Model) else getattr(model, "model", None)
     if not isinstance(hal_model, Model):

@@ -19,7 +19,7 @@ from nnfmq.hal.errors import GeneralFailure, NnfmqError
 from nnfmq.runtime import fallback_thread
 from nnfmq.runtime.future import Future
 
-__all__ = ["readable", "result_of", "run_on_fallback_thread"]
+__all__ = ["readable", "result_of", "run_on_fallback_thread", "run_to_its_end"]
 
 ResultT = TypeVar("ResultT")
 
@@ -63,6 +63,35 @@ async def run_on_fallback_thread(function: Callable[[], ResultT], finish: Callab
         NnfmqError: The error that `function` raises.
         RuntimeError: If no thread can be started.
     """
+    return await result_of(_start(function, finish))
+
+
+async def run_to_its_end(function: Callable[[], ResultT]) -> ResultT:
+    """Return the result of `function`, which blocks and runs on the fallback thread.
+
+    A task that is cancelled meanwhile is so when `function` has ended: nothing else may use what that changes. Raises
+    as `run_on_fallback_thread`.
+    """
+    future = _start(function, _nothing)
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await result_of(future)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except NnfmqError:
+            pass  # raised below
+    if cancelled is not None:
+        raise cancelled
+    return future.result(None)
+
+
+def _nothing() -> None:
+    """Do nothing when a function has ended."""
+
+
+def _start(function: Callable[[], ResultT], finish: Callable[[], object]) -> Future[ResultT]:
+    """Run `function` and then `finish` on the fallback thread; return the future that gets the result."""
     future: Future[ResultT] = Future()
 
     def run() -> None:
@@ -84,7 +113,7 @@ async def run_on_fallback_thread(function: Callable[[], ResultT], finish: Callab
     except RuntimeError:
         finish()
         raise
-    return await result_of(future)
+    return future
 
 
 async def readable(fd: int) -> None:

@@ -28,11 +28,18 @@ from nnfmq import settings
 from nnfmq.channel import Channel, Listener
 from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus
 from nnfmq.memory import Memory
-from nnfmq.paths import check_socket_directory, default_socket, make_runtime_directory, runtime_directory
+from nnfmq.paths import (
+    check_socket_directory,
+    default_socket,
+    make_runtime_directory,
+    models_socket,
+    runtime_directory,
+)
 from nnfmq.service.device_configuration import STATUS_PAGE_BYTES, DeviceEntry, read_configuration
 from nnfmq.service.driver_options import DriverOptions
 from nnfmq.service.event_loop import EventLoop
 from nnfmq.service.pending_clients import PendingClients, reject
+from nnfmq.service.repository_process import RepositoryProcess
 
 if TYPE_CHECKING:
     from nnfmq.service.worker_processes import WorkerProcesses
@@ -50,15 +57,24 @@ _log = logging.getLogger("nnfmq.supervisor")
 class Supervisor:
     """A listening driver. Close it.
 
-    Borrows its arguments. `stop_fd` is an eventfd that ends `run` when it becomes readable.
+    Borrows its arguments. `stop_fd` is an eventfd that ends `run` when it becomes readable. `repository` is None if no
+    models are served by name.
     """
 
-    def __init__(self, loop: EventLoop, listener: Listener, workers: WorkerProcesses, stop_fd: int) -> None:
+    def __init__(
+        self,
+        loop: EventLoop,
+        listener: Listener,
+        workers: WorkerProcesses,
+        stop_fd: int,
+        repository: RepositoryProcess | None = None,
+    ) -> None:
         self._listener = listener
         self._stop_fd = stop_fd
         self._is_stopping = False
         self._loop = loop
         self._workers = workers
+        self._repository = repository
         self._pending = PendingClients(self._loop, self._on_hello)
         self._spare_fd = os.dup(stop_fd)  # closed to accept clients that are rejected because no fd is left; -1: none
         self._loop.add_reader(stop_fd, self._stop)
@@ -66,10 +82,14 @@ class Supervisor:
         self._is_accepting = True
 
     def run(self) -> None:
-        """Accept clients until the stop fd is readable; then end all workers. Blocks."""
+        """Accept clients until the stop fd is readable; then end the model repository and all workers. Blocks."""
+        if self._repository is not None:
+            self._repository.start()
         while not self._is_stopping:
             self._loop.run_once()
         self._pending.close()
+        if self._repository is not None:
+            self._repository.end()  # before its worker
         self._workers.end_all()
 
     def _stop(self) -> None:
@@ -154,6 +174,8 @@ def serve(
     devices: Path | None = None,
     allow_device_status: bool = False,
     memory_mib: int | None = None,
+    models: Path | None = None,
+    parent: int | None = None,
     ready: Callable[[Path], None] = lambda _path: None,
 ) -> int:
     """Run a driver that listens at `path` until SIGTERM or SIGINT. Return 0, the exit status. Main thread only. Blocks.
@@ -165,21 +187,26 @@ def serve(
         allow_device_status: Whether clients may set the status of devices.
         memory_mib: What all clients together may take in the driver; by default $NNFMQ_MEMORY_MIB, or a quarter of
             the machine's memory.
+        models: The directory of the models that are served by name; by default that of $NNFMQ_MODELS, or none.
+        parent: The parent process, with which the driver exits; None = it does not.
         ready: Called with the path as soon as clients can connect.
 
     Raises:
-        DeviceUnavailable: If another driver listens at `path`, or other users could replace it.
+        DeviceUnavailable: If another driver listens at `path`, or other users could replace it, or `parent` is not the
+            parent of this process, or has exited.
         InvalidArgument: If a setting or the devices' configuration is not valid.
-        OSError: If the devices' configuration cannot be read.
+        OSError: If the devices' configuration, or the directory of models, cannot be read.
     """
     settings.check_all()
+    models = _models_directory(models)
     entries = read_configuration(devices)  # once for all workers, and while errors can still be reported
     if path is None:
         path = default_socket()
         if path.parent == runtime_directory():
             make_runtime_directory()
-    if len(os.fsencode(path)) > _PATH_BYTES_MAX:
-        raise DeviceUnavailable(f"the path of a driver's socket has at most {_PATH_BYTES_MAX} bytes; {path} is longer")
+    _check_length(path)
+    if models is not None:
+        _check_length(models_socket(path))
     check_socket_directory(path)
     options = DriverOptions(os.getpid(), allow_device_status)
     with ExitStack() as stack:
@@ -188,12 +215,64 @@ def serve(
         status = stack.enter_context(Memory.create(STATUS_PAGE_BYTES, "nnfmq-status"))
         listener = stack.enter_context(Listener.create(path))
         loop = stack.enter_context(EventLoop())
+        repository = None
+        if models is not None:
+            named = stack.enter_context(Listener.create(models_socket(path)))
+            repository = RepositoryProcess(loop, named, path, models)
+        elif models_socket(path).is_socket():
+            models_socket(path).unlink()  # of a driver that was killed: clients would wait for its repository
         _set_environment(extensions, memory_mib)
         workers = _prepare_workers(stack, loop, status, entries, options)
-        supervisor = stack.enter_context(Supervisor(loop, listener, workers, stop_fd))
+        supervisor = stack.enter_context(Supervisor(loop, listener, workers, stop_fd, repository))
+        if parent is not None:
+            _stop_with_parent(stack, loop, parent, stop_fd)
         ready(path)
         supervisor.run()
     return 0
+
+
+def _models_directory(path: Path | None) -> Path | None:
+    """Return the absolute path of the directory of models; None if no models are served by name.
+
+    Raises:
+        OSError: If it is no directory, or cannot be read.
+    """
+    named = settings.MODELS.value()
+    if path is None and named is None:
+        return None
+    directory = Path(named or "" if path is None else path).absolute()
+    os.scandir(directory).close()
+    return directory
+
+
+def _check_length(path: Path) -> None:
+    if len(os.fsencode(path)) > _PATH_BYTES_MAX:
+        raise DeviceUnavailable(f"the path of a driver's socket has at most {_PATH_BYTES_MAX} bytes; {path} is longer")
+
+
+def _stop_with_parent(stack: ExitStack, loop: EventLoop, parent: int, stop_fd: int) -> None:
+    """Make `stop_fd` readable when `parent` exits.
+
+    PR_SET_PDEATHSIG is not used: it fires when the parent's thread exits that made this process. The parent is compared
+    after its pidfd is opened, so the pidfd cannot be that of another process with the same pid.
+
+    Raises:
+        DeviceUnavailable: If `parent` is not this process's parent.
+    """
+    try:
+        pidfd = os.pidfd_open(parent)
+        stack.callback(os.close, pidfd)
+    except OSError as error:
+        raise DeviceUnavailable(f"the driver cannot exit with process {parent}: {error.strerror}") from error
+    if os.getppid() != parent:
+        raise DeviceUnavailable(f"the driver exits with its parent, process {os.getppid()}, not with {parent}")
+
+    def stop() -> None:
+        loop.remove_reader(pidfd)
+        _log.info("process %d has exited, and so does its driver", parent)
+        os.eventfd_write(stop_fd, 1)
+
+    loop.add_reader(pidfd, stop)
 
 
 def _set_environment(extensions: Sequence[str] | None, memory_mib: int | None) -> None:

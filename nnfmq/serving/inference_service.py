@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from msgspec import Struct, field
@@ -16,6 +16,8 @@ __all__ = [
     "InferRequest",
     "InferResponse",
     "InferenceService",
+    "ModelIndex",
+    "ModelIndexEntry",
     "ModelMetadata",
     "ServerMetadata",
     "TensorMetadata",
@@ -51,6 +53,18 @@ class ServerMetadata(Struct, frozen=True):
     name: str
     version: str
     extensions: tuple[str, ...] = ()
+
+
+class ModelIndexEntry(Struct, frozen=True):
+    """One model of the repository: the version that is served, its state, and the reason for the state.
+
+    States are READY, LOADING and UNAVAILABLE. `version` is empty if no version is served.
+    """
+
+    name: str
+    version: str
+    state: str
+    reason: str = ""
 
 
 class InferRequest(Struct, frozen=True):
@@ -113,4 +127,13 @@ class InferenceService(Protocol):
             MissedDeadline: If the request's time is over.
             NnfmqError: The error of the execution.
         """
+        ...
+
+
+@runtime_checkable
+class ModelIndex(Protocol):
+    """What an InferenceService has in addition if it can list its models."""
+
+    async def model_index(self) -> Sequence[ModelIndexEntry]:
+        """Return an entry for each model of the repository, served or not."""
         ...

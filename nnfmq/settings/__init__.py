@@ -70,6 +70,10 @@ CACHE_MIB: Setting[int] = Setting(
     "NNFMQ_CACHE_MIB", _MIB, 512, reader="driver",
     meaning="compiled models kept on disk, and those that clients share; 0 keeps none",
 )  # fmt: skip
+MODELS: Setting[str | None] = Setting(
+    "NNFMQ_MODELS", PATH, None, reader="driver", meaning="directory of the models that are served by name",
+    default_text="none", options="nnfmq serve --models",
+)  # fmt: skip
 BURST_CONTROLLER_POLLING_WINDOW: Setting[int] = Setting(
     "NNFMQ_BURST_CONTROLLER_POLLING_WINDOW", _MICROSECONDS, 50, reader="client",
     meaning="how long a burst's client polls for a result before it sleeps",

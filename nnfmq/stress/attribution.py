@@ -27,7 +27,8 @@ _MINOR_FAULT_NS = 250  # of a page of 4 KiB, on a fast machine
 _STALL_SHARE = 0.1
 _USUAL = 10  # percent
 _LOAD_NS, _LOAD_SHARE = 10_000_000, 1 / 30
-_TIME = attrgetter("time")
+_TIME, _READ = attrgetter("time"), attrgetter("read")
+_FIRST_TOTAL = StressSample._fields.index("client_throttled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +136,11 @@ def worst_requests(slow: Sequence[SlowRequest], count: int) -> list[SlowRequest]
 
 
 def _between(samples: Sequence[StressSample], record: RequestRecord) -> _Between:
-    """Return what increased between the last sample before the request and the first one after it."""
-    first = max(0, bisect_right(samples, record.begin, key=_TIME) - 1)
+    """Return what increased between the last sample before the request and the first one after it.
+
+    A sample is before the request if all of it was read before, and after it if nothing was read before its end.
+    """
+    first = max(0, bisect_right(samples, record.begin, key=_READ) - 1)
     last = min(len(samples) - 1, bisect_left(samples, record.end, key=_TIME))
     if not samples or first >= last:
         return _Between()
@@ -145,7 +149,7 @@ def _between(samples: Sequence[StressSample], record: RequestRecord) -> _Between
     return _Between(
         _stopped(during, record, "is_client_stopped"),
         _stopped(during, record, "is_worker_stopped"),
-        *(late - early for early, late in zip(before[3:], after[3:], strict=True)),
+        *(late - early for early, late in zip(before[_FIRST_TOTAL:], after[_FIRST_TOTAL:], strict=True)),
     )
 
 

@@ -3,6 +3,9 @@
 It prints `ready`, reads a line with begin and end on the monotonic clock in ns, and loads in between. `cpu` computes,
 `churn` takes and returns memory, `compilation` is another client of the driver, which prepares one model after the
 other. CPU is a number, or `-` for any.
+
+Then it waits until it is killed or its parent ends: the exit of an interpreter, and that of a client's worker, would be
+a load of its own.
 """
 
 from __future__ import annotations
@@ -43,7 +46,6 @@ def _compilation(socket: str, seed: int) -> Callable[[int], None]:
             if time.monotonic_ns() >= until_ns:
                 break
             client.prepare(model, preference="sustained").close()
-        client.close()
 
     return load
 
@@ -63,6 +65,7 @@ def main() -> int:
         begin_ns, until_ns = map(int, line.split())
         time.sleep(max(0, begin_ns - time.monotonic_ns()) / 1e9)
         load(until_ns)
+        sys.stdin.read()
     return 0
 
 

@@ -12,14 +12,14 @@ from typing import NamedTuple, Self
 
 from nnfmq.measure.cpu_pinning import cpu_ns
 
-__all__ = ["ProcessState", "RequestCounters", "memory_stall_ns", "read_state"]
+__all__ = ["ProcessState", "RequestCounters", "memory_stall_ns", "read_state", "run_ns"]
 
 _BYTES = 512
 _MINOR, _MAJOR, _CPU = 7, 9, 36  # of the fields in /proc/PID/stat after the name
 
 
 class ProcessState(NamedTuple):
-    """The state (`R`, `S`, `T`...), the number of minor and major faults, and the CPU on which it last ran."""
+    """The state (`R`, `S`, `T`...), minor and major faults, and the CPU on which it, or its first thread, last ran."""
 
     state: str
     minor_faults: int
@@ -28,7 +28,7 @@ class ProcessState(NamedTuple):
 
 
 def read_state(fd: int) -> ProcessState:
-    """Return the content of an open /proc/PID/stat.
+    """Return the content of an open /proc/PID/stat, or /proc/PID/task/TID/stat.
 
     Raises:
         ProcessLookupError: If the process has been reaped.
@@ -83,6 +83,15 @@ def _delay(fd: int) -> int:
     with suppress(ProcessLookupError):
         return int(os.pread(fd, _BYTES, 0).split()[1])
     return 0
+
+
+def run_ns(fd: int) -> int:
+    """Return the CPU time of a thread from its open schedstat, in ns.
+
+    Raises:
+        ProcessLookupError: If the thread has ended.
+    """
+    return int(os.pread(fd, _BYTES, 0).split()[0])
 
 
 def memory_stall_ns() -> int:

@@ -55,14 +55,16 @@ class RequestRecord(NamedTuple):
 
 
 class StressSample(NamedTuple):
-    """The state of one client and its worker at a time; all but the first three are totals that only increase.
+    """The state of one client and its worker, read between two times.
 
-    `compiling` is CPU time of the driver's compilations (`CompilerUsage`), `compiling_client` and `compiling_worker`
-    the part of it on the CPUs of the client and of the worker. `memory_stall` is the time in which some task of the
-    machine waited for memory (PSI).
+    `time` is before the first counter was read, `read` after the last one: with CPU hogs beside the sampler that may
+    take milliseconds. All from `client_throttled` on are totals that only increase. `compiling` is CPU time of the
+    driver's compilations (`CompilerUsage`), `compiling_client` and `compiling_worker` the part of it on the CPUs of the
+    client and of the worker. `memory_stall` is the time in which some task of the machine waited for memory (PSI).
     """
 
     time: int
+    read: int
     is_client_stopped: bool = False
     is_worker_stopped: bool = False
     client_throttled: int = 0

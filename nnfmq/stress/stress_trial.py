@@ -10,9 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from nnfmq.hal.errors import GeneralFailure
 from nnfmq.measure.cpu_pinning import Cpus
 from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.runtime.connect import connect
 from nnfmq.stress.attribution import SlowRequest, Thresholds, slow_requests
+from nnfmq.stress.compiler_usage import StatisticsArea
 from nnfmq.stress.disturbances import DisturbancePlan, prepared_actions, running_actions
 from nnfmq.stress.load_group import started_loads
 from nnfmq.stress.records import RequestRecord, StressSample
@@ -69,6 +72,7 @@ def run_trial(
         for client, cpus in zip(clients, setup.cpus, strict=True)
     ]
     with ExitStack() as stack:
+        statistics = _statistics_area(setup.socket, stack)
         loads = stack.enter_context(started_loads(plan.loads, setup.socket, seed))
         actions = stack.enter_context(prepared_actions(plan, clients[0].pid, clients[0].worker))
         for client, cpus in zip(clients, setup.cpus, strict=True):
@@ -77,9 +81,18 @@ def run_trial(
         loads.begin(begin_ns)
         for client in clients:
             client.begin(begin_ns)
-        sampler = stack.enter_context(Sampler(watched, clients[0].driver))
+        sampler = stack.enter_context(Sampler(watched, clients[0].driver, statistics))
         with running_actions(actions, begin_ns):
             found = [client.finish(seconds, tick) for client in clients]
     if not all(found):
         raise BenchmarkFailed(f"no request in {seconds:g} s; give a longer --duration")
     return TrialRecords(begin_ns, found, sampler.samples)
+
+
+def _statistics_area(socket: str, stack: ExitStack) -> StatisticsArea:
+    """Return the driver's statistics, mapped until the stack is closed; None if this user may not read them."""
+    with connect(socket) as client:
+        try:
+            return stack.enter_context(client.statistics_memory()).view
+        except GeneralFailure:
+            return None

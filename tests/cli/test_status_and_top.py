@@ -6,17 +6,22 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.activity import MIB, FakeClient, burst, client, driver, model
 
 import nnfmq
+from nnfmq.channel import Listener
 from nnfmq.cli import main
 from nnfmq.cli.statistics_sample import Activity, take_sample
 from nnfmq.cli.statistics_tables import duration_text, rate_text, size_text
-from nnfmq.hal.errors import DeadObject, DeviceUnavailable, GeneralFailure, NnfmqError
+from nnfmq.hal.errors import DeadObject, DeviceUnavailable, GeneralFailure, MissedDeadlineTransient, NnfmqError
+from nnfmq.paths import models_socket
+from nnfmq.serialize.repository_protocol import ModelEntry, ModelState
 
 Connect = Callable[..., FakeClient]
 
@@ -166,6 +171,85 @@ def test_status_without_a_driver_fails_in_one_line(
     monkeypatch.setattr(nnfmq, "connect", connected, raising=False)
     assert main(["status"]) == 1
     assert capsys.readouterr().err == "nnfmq: error: no driver listens there\n"
+
+
+# ------------------------------------------------------------------------------------------------ models by name
+
+
+SERVED = [
+    ModelEntry("digits", ModelState.READY, 2, "compiled", 3, "model.tflite: this is an empty file", 1_700_000_000.0),
+    ModelEntry("empty", ModelState.UNAVAILABLE, 0, "", 0, "there is no version of it", 0.0),
+]
+
+
+@pytest.fixture
+def repository(tmp_path: Path, connect: Connect) -> Iterator[FakeClient]:
+    """Return a client of a driver whose path is in `tmp_path`, which serves models by name."""
+    with Listener.create(models_socket(tmp_path / "d.sock")):
+        made = connect(driver())
+        made.served = SERVED
+        yield made
+
+
+@pytest.mark.usefixtures("repository")
+def test_status_shows_the_models_by_name_and_why_versions_are_not_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--connect", str(tmp_path / "d.sock")]) == 0
+    out = capsys.readouterr().out
+    assert ["served", "2", "by", "name"] in words_of(out)
+    changed = str(datetime.fromtimestamp(1_700_000_000)).split()
+    assert ["digits", "2", "READY", "compiled", *changed] in words_of(out)
+    assert ["empty", "-", "UNAVAILABLE", "-", "-"] in words_of(out)
+    assert "not served: digits, version 3: model.tflite: this is an empty file\n" in out
+    assert "not served: empty: there is no version of it\n" in out
+
+
+@pytest.mark.usefixtures("repository")
+def test_status_json_has_the_models_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--json", "--connect", str(tmp_path / "d.sock")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["served_problem"] is None
+    assert found["served"] == [
+        {
+            "name": "digits",
+            "state": "READY",
+            "version": 2,
+            "device": "compiled",
+            "changed_s": 1_700_000_000.0,
+            "failed_version": 3,
+            "reason": "model.tflite: this is an empty file",
+        },
+        {
+            "name": "empty",
+            "state": "UNAVAILABLE",
+            "version": None,
+            "device": None,
+            "changed_s": None,
+            "failed_version": None,
+            "reason": "there is no version of it",
+        },
+    ]
+
+
+def test_status_of_a_repository_that_does_not_reply(
+    tmp_path: Path, repository: FakeClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository.served = MissedDeadlineTransient("the deadline passed")
+    assert main(["status", "--connect", str(tmp_path / "d.sock")]) == 0
+    assert "served    unknown: the deadline passed\n" in capsys.readouterr().out
+    assert main(["status", "--json", "--connect", str(tmp_path / "d.sock")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["served"], found["served_problem"]) == (None, "the deadline passed")
+
+
+def test_status_of_a_driver_without_models_by_name_does_not_ask(
+    tmp_path: Path, connect: Connect, capsys: pytest.CaptureFixture[str]
+) -> None:
+    connect(driver())
+    assert main(["status", "--json", "--connect", str(tmp_path / "d.sock")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["served"], found["served_problem"]) == (None, None)
 
 
 # ------------------------------------------------------------------------------------------------ top

@@ -19,7 +19,13 @@ from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import DeviceUnavailable, NnfmqError
 from nnfmq.hal.types import DataLocation, DeviceStatus, Request, RequestArgument
 from nnfmq.memory import F_SEAL_FUTURE_WRITE, Memory
-from nnfmq.observe.driver_statistics import ClientStatistics, DriverStatistics, ModelStatistics
+from nnfmq.observe.driver_statistics import (
+    ClientCalls,
+    ClientStatistics,
+    DriverStatistics,
+    ModelStatistics,
+    client_calls,
+)
 from nnfmq.serialize import messages
 
 Run = Callable[[], object]
@@ -229,7 +235,7 @@ def test_a_client_cannot_write_to_the_statistics(client: nnfmq.Client) -> None:
 def test_the_memory_of_a_driver_with_a_supervisor_stays_current(client: nnfmq.Client, model: Any) -> None:
     from nnfmq.observe.driver_statistics import read_statistics
 
-    with Memory.adopt(received_fd(client)) as memory:
+    with client.statistics_memory() as memory:
         assert not memory.is_writable
 
         def found() -> list[ModelStatistics]:
@@ -238,6 +244,26 @@ def test_the_memory_of_a_driver_with_a_supervisor_stays_current(client: nnfmq.Cl
         before = [row.executions for row in found()]
         model.execute(one(1))
         assert (before, [row.executions for row in found()]) == ([0], [1])
+
+
+def test_the_memory_outlives_its_client_and_has_the_open_calls_of_the_others(daemon: Daemon) -> None:
+    with daemon.connect() as reader:
+        memory = reader.statistics_memory()
+    with memory, daemon.connect() as other:
+        until(lambda: len(client_calls(memory.view)) == 1, "the reader has left")
+        assert client_calls(memory.view) == [ClientCalls(os.getpid(), other.worker_pid, 0)]
+
+
+def test_the_memory_is_readable_after_its_driver_was_killed(folder: Any) -> None:
+    daemon = Daemon.start(folder / "d.sock")
+    try:
+        with daemon.connect() as client:
+            memory = client.statistics_memory()
+            daemon.kill()
+        with memory:
+            assert [each.pid for each in client_calls(memory.view)] == [os.getpid()]
+    finally:
+        daemon.close()
 
 
 def test_an_embedded_driver_counts_for_its_only_client() -> None:

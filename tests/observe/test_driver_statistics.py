@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from nnfmq.observe import driver_statistics
 from nnfmq.observe import statistics_layout as layout
-from nnfmq.observe.driver_statistics import read_statistics
+from nnfmq.observe.driver_statistics import ClientCalls, client_calls, read_statistics
 from nnfmq.observe.recorder_core import begin_change
 from nnfmq.observe.slot_writer import SlotWriter
 
@@ -52,10 +54,22 @@ def test_control_characters_of_a_name_are_replaced(area: memoryview, writer: Slo
     del recorder
 
 
+def test_the_open_calls_are_those_of_used_slots(area: memoryview, writer: SlotWriter) -> None:
+    other = SlotWriter(area, 0)
+    other.open(78, 1000, 1)
+    writer.set_open_calls(3)
+    own = os.getpid()
+    assert client_calls(area) == [ClientCalls(78, own, 0), ClientCalls(77, own, 3)]
+    area.cast("Q")[layout.slot_at(0) + layout.STATE] = layout.FREE
+    assert client_calls(area) == [ClientCalls(77, own, 3)]
+
+
 @pytest.mark.parametrize("size", [0, 8, 511])
 def test_memory_without_a_header_is_rejected(area: memoryview, size: int) -> None:
     with pytest.raises(ValueError, match="less than their header"):
         read_statistics(area[:size])
+    with pytest.raises(ValueError, match="less than their header"):
+        client_calls(area[:size])
 
 
 @pytest.mark.parametrize(
@@ -67,3 +81,5 @@ def test_another_layout_is_rejected(area: memoryview, word: int, value: int) -> 
     area.cast("Q")[word] = value
     with pytest.raises(ValueError, match="the same nnfmq release"):
         read_statistics(area)
+    with pytest.raises(ValueError, match="the same nnfmq release"):
+        client_calls(area)

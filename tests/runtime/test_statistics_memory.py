@@ -16,15 +16,25 @@ from nnfmq.hal.errors import ErrorStatus, GeneralFailure, ProtocolError
 from nnfmq.memory import Memory
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.statistics_memory import driver_statistics
+from nnfmq.runtime.statistics_memory import driver_statistics, statistics_memory
 from nnfmq.serialize import messages
 from nnfmq.service.session import Session
 
 Start = Callable[..., Future[Any]]
+Read = Callable[[Connection, int | None], object]
 
 
-def reply_with(driver: ProtocolPeer, connection: Connection, start: Start, fd: int, size: int) -> Future[Any]:
-    reading = start(driver_statistics, connection, deadline_after(LIMIT_S))
+@pytest.fixture(params=[driver_statistics, statistics_memory], ids=["values", "memory"])
+def read(request: pytest.FixtureRequest) -> Read:
+    """Both ways to read: the values now, and the memory that stays current."""
+    found: Read = request.param
+    return found
+
+
+def reply_with(
+    driver: ProtocolPeer, connection: Connection, start: Start, read: Read, fd: int, size: int
+) -> Future[Any]:
+    reading = start(read, connection, deadline_after(LIMIT_S))
     call = driver.receive(messages.GetStatistics).call
     data = (messages.MemoryData(size),)
     driver.send(messages.StatisticsMemory(call, ErrorStatus.NONE, "", data), [fd])
@@ -33,21 +43,21 @@ def reply_with(driver: ProtocolPeer, connection: Connection, start: Start, fd: i
 
 @pytest.mark.parametrize("size", [8, layout.area_bytes(1)], ids=["too short", "another layout"])
 def test_memory_that_is_no_statistics_area_is_a_protocol_error(
-    driver: ProtocolPeer, connection: Connection, start: Start, size: int
+    driver: ProtocolPeer, connection: Connection, start: Start, read: Read, size: int
 ) -> None:
     with Memory.create(size) as memory:
-        reading = reply_with(driver, connection, start, memory.fileno(), size)
+        reading = reply_with(driver, connection, start, read, memory.fileno(), size)
         with pytest.raises(ProtocolError, match="cannot be read"):
             reading.result(LIMIT_S)
 
 
 def test_a_file_that_could_shrink_is_a_protocol_error(
-    driver: ProtocolPeer, connection: Connection, start: Start
+    driver: ProtocolPeer, connection: Connection, start: Start, read: Read
 ) -> None:
     fd = os.memfd_create("unsealed", os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, layout.area_bytes(1))
-        reading = reply_with(driver, connection, start, fd, layout.area_bytes(1))
+        reading = reply_with(driver, connection, start, read, fd, layout.area_bytes(1))
         with pytest.raises(ProtocolError, match="cannot be read"):
             reading.result(LIMIT_S)
     finally:

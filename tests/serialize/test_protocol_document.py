@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import get_args
 
 import msgspec
 import pytest
 from support import places
 
-from nnfmq.serialize import control_protocol, datum, execution_stats, messages
+from nnfmq.serialize import control_protocol, datum, execution_stats, messages, repository_protocol
 from nnfmq.serialize.codec import decode_request
 from nnfmq.serialize.control_protocol import FD_COUNTS, REPLIES, TRANSITIONS, PeerRole, Phase
 from nnfmq.serialize.datum import DatumVariant
@@ -132,3 +133,22 @@ def test_the_example_of_the_codec_runs() -> None:
     names: dict[str, object] = {}
     exec(example, names)
     assert names["request"] == decode_request(names["packet"])  # type: ignore[arg-type]
+
+
+def test_the_messages_of_the_model_repository_are_as_documented(tables: list[list[Row]]) -> None:
+    documented = table(tables, "repository message", "from", "fds", "reply", "fields")
+    senders = {role.value: repository_protocol._decoders[role].type for role in repository_protocol.RepositoryRole}
+    kinds = {kind.__name__: (sender, kind) for sender, union in senders.items() for kind in get_args(union)}
+    assert [row[0].strip("`") for row in documented] == [
+        "OpenModel", "ModelOpened", "ListModels", "ModelList", "VersionChanged"
+    ]  # fmt: skip
+    assert {row[0].strip("`") for row in documented} == kinds.keys()
+    for name, sender, fds, _, fields in documented:
+        assert (sender, fields) == (kinds[name.strip("`")][0], fields_of(kinds[name.strip("`")][1]))
+        assert fds == ("`pools`" if name == "`ModelOpened`" else "")
+
+
+def test_the_data_of_the_model_repository_are_as_documented(tables: list[list[Row]]) -> None:
+    kinds = (repository_protocol.ModelDescription, repository_protocol.ModelEntry)
+    documented = table(tables, "repository data", "fields")
+    assert documented == [(f"`{kind.__name__}`", fields_of(kind)) for kind in kinds]

@@ -37,7 +37,8 @@ def samples(end_ms: int, **increase: int) -> list[StressSample]:
 
     def at(time_ms: int) -> StressSample:
         done = min(max(time_ms, 0), end_ms) / end_ms
-        return StressSample(SLOW_AT + time_ms * MS, **{name: round(total * done) for name, total in increase.items()})
+        read_at = SLOW_AT + time_ms * MS
+        return StressSample(read_at, read_at, **{name: round(total * done) for name, total in increase.items()})
 
     return [at(time_ms) for time_ms in range(-2, end_ms + 4, 2)]
 
@@ -183,7 +184,20 @@ def test_a_cause_below_a_fifth_of_the_excess_is_not_named() -> None:
 
 
 def test_samples_that_end_before_the_request_are_no_evidence() -> None:
-    assert causes(slow(50), [StressSample(SLOW_AT - MS), StressSample(SLOW_AT - 1, memory_stall=40 * MS)]) == {}
+    early, late = SLOW_AT - MS, SLOW_AT - 1
+    assert causes(slow(50), [StressSample(early, early), StressSample(late, late, memory_stall=40 * MS)]) == {}
+
+
+def test_a_sample_whose_reading_took_long_is_before_or_after_a_request_only_as_a_whole() -> None:
+    """The second sample began before the request, the third one before its end: what they read may be of either."""
+    end = SLOW_AT + 20 * MS
+    seen = [
+        StressSample(SLOW_AT - 3 * MS, SLOW_AT - 2 * MS),
+        StressSample(SLOW_AT - MS, SLOW_AT + MS, compiling=4 * MS, compiling_client=4 * MS),
+        StressSample(end - MS, end + MS, compiling=10 * MS, compiling_client=10 * MS),
+        StressSample(end + 2 * MS, end + 3 * MS, compiling=16 * MS, compiling_client=16 * MS),
+    ]
+    assert causes(slow(20, client_delay=16 * MS), seen) == {"compilation": 16 * MS}
 
 
 @pytest.mark.parametrize("latency_ms", [0.029, 2.009])

@@ -15,16 +15,15 @@ import numpy as np
 import pytest
 from support.drivers import Process, until
 
-from nnfmq.measure.cpu_pinning import cpu_ns
 from nnfmq.measure.failures import BenchmarkFailed
 from nnfmq.stress import cpu_groups
 from nnfmq.stress.application_work import ApplicationWork, can_reclaim
 from nnfmq.stress.cpu_groups import limited_group, throttle_files, throttled_ns
 from nnfmq.stress.disturbances import Action, DisturbancePlan, prepared_actions, running_actions
-from nnfmq.stress.process_counters import RequestCounters, memory_stall_ns, read_state
+from nnfmq.stress.process_counters import RequestCounters, memory_stall_ns, read_state, run_ns
 from nnfmq.stress.recording_client import CollectorTime
 from nnfmq.stress.records import RequestRecord
-from nnfmq.stress.sampler import CompilerUsage, Sampler, Watched
+from nnfmq.stress.sampler import Sampler, Watched
 
 COUNTERS = [name for name in RequestRecord._fields[6:-1] if name != "worker_delay"]
 PAGES = 16_384  # of 4 KiB; more than malloc takes from its heap
@@ -79,6 +78,15 @@ def test_a_thread_that_has_ended_has_no_delay() -> None:
         until(lambda: 0 in counters.read()[1], "the thread has disappeared from /proc")
 
 
+def test_the_time_of_a_thread_increases_while_it_computes(child: Process) -> None:
+    fd = os.open(f"/proc/{child.pid}/task/{child.pid}/schedstat", os.O_RDONLY)
+    try:
+        before = run_ns(fd)
+        until(lambda: run_ns(fd) > before, "the child has used the CPU")
+    finally:
+        os.close(fd)
+
+
 def test_the_collector_counts_its_own_cpu_time() -> None:
     collector = CollectorTime()
     collector("start", {})
@@ -116,61 +124,6 @@ def test_the_sampler_goes_on_when_a_process_has_exited() -> None:
         count = len(sampler.samples[0])
         until(lambda: len(sampler.samples[0]) > count + 1, "samples after the exit")
     assert not sampler.samples[0][-1].is_worker_stopped
-
-
-def test_compile_time_is_that_of_descendants_in_another_session_in_total_and_by_cpu(child: Process) -> None:
-    """A child of this process is in a session of its own, as the compile server is; `child`, like a worker, is not."""
-    server = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], start_new_session=True)
-    usage = CompilerUsage(os.getpid())
-
-    def has_increased() -> bool:
-        usage.find()
-        usage.update()
-        return usage.total > 0
-
-    try:
-        until(has_increased, "CPU time of the server")
-        pids = usage.pids()
-        assert server.pid in pids and child.pid not in pids  # a driver of other tests may have a compile server, too
-        assert 0 < usage.on(None) == usage.total <= sum(usage.by_cpu.values())
-        assert usage.on(1 << 20) == 0
-        server.kill()
-        server.wait()
-        usage.update()
-        assert server.pid not in usage.pids()
-    finally:
-        server.kill()
-        server.wait()
-        usage.close()
-
-
-def test_a_worker_that_prepares_counts_while_a_compile_process_computes(child: Process) -> None:
-    usage = CompilerUsage(os.getpid())
-    executing = CompilerUsage(os.getpid(), [child.pid])
-    server = None
-    try:
-        usage.find()
-        before = cpu_ns(child.pid)
-        until(lambda: cpu_ns(child.pid) > before + 1_000_000, "the worker has used the CPU")
-        usage.update()
-        assert usage.total == 0
-        server = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], start_new_session=True)
-
-        def exceeds_the_server() -> bool:
-            usage.find()
-            usage.update()
-            return usage.total > cpu_ns(server.pid)
-
-        until(exceeds_the_server, "CPU time of the worker beside that of the server")
-        executing.find()
-        executing.update()
-        assert child.pid not in executing._processes
-    finally:
-        for each in (usage, executing):
-            each.close()
-        if server is not None:
-            server.kill()
-            server.wait()
 
 
 # ---- CPU limits

@@ -28,7 +28,7 @@ UNKNOWN = RequestRecord(BEGIN + 300 * MS, 20 * MS)
 
 @pytest.fixture
 def report() -> dict[str, Any]:
-    samples = [StressSample(BEGIN), StressSample(BEGIN + 400 * MS)]
+    samples = [StressSample(time, time) for time in (BEGIN, BEGIN + 400 * MS)]
     found = TrialRecords(BEGIN, [[*usual(50), COLLECTED], [*usual(48), UNKNOWN]], [samples, samples])
     return scenario_report(SCENARIO, found, worst=5)
 
@@ -111,6 +111,6 @@ def test_the_page_has_the_scenarios_and_the_evidence(report: dict[str, Any]) -> 
 
 
 def test_a_page_without_slow_requests_has_no_table_of_them() -> None:
-    samples = [StressSample(BEGIN)]
+    samples = [StressSample(BEGIN, BEGIN)]
     quiet = scenario_report(SCENARIO, TrialRecords(BEGIN, [usual(10)], [samples]), worst=5)
     assert "Worst requests" not in render_stress_page({"model": "m", "conditions": {}, "scenarios": [quiet]})

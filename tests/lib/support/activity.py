@@ -15,6 +15,7 @@ from nnfmq.observe.driver_statistics import (
     ModelStatistics,
 )
 from nnfmq.observe.latency_histogram import LatencyHistogram
+from nnfmq.serialize.repository_protocol import ModelEntry
 
 NO_PID = 2**22 + 1  # above the kernel's limit: /proc has nothing about it
 SECOND = 10**9
@@ -62,6 +63,7 @@ class FakeClient:
     def __init__(self, *readings: DriverStatistics | NnfmqError) -> None:
         self.readings = list(readings)
         self.is_closed = self.recovers = False
+        self.served: list[ModelEntry] | NnfmqError | None = None
 
     def statistics(self, *, timeout: float) -> DriverStatistics:
         assert timeout > 0
@@ -69,6 +71,13 @@ class FakeClient:
         if isinstance(found, NnfmqError):
             raise found
         return found
+
+    def models(self, *, timeout: float) -> list[ModelEntry]:
+        """Return the models by name, if this driver has any."""
+        assert timeout > 0 and self.served is not None
+        if isinstance(self.served, NnfmqError):
+            raise self.served
+        return self.served
 
     def close(self) -> None:
         self.is_closed = True

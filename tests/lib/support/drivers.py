@@ -29,6 +29,7 @@ import pytest
 
 import nnfmq
 from nnfmq.hal.errors import NnfmqError
+from nnfmq.paths import models_socket
 from support.places import ROOT
 
 LIMIT_S = 30.0
@@ -324,7 +325,7 @@ class Daemon:
         *,
         environment: Mapping[str, str] | None = None,
         arguments: Sequence[str | Path] | None = None,
-        options: Sequence[str] = (),
+        options: Sequence[str | Path] = (),
     ) -> Self:
         """Start the daemon at `path`, with `options` of `nnfmq serve`, and wait until it listens."""
         if arguments is None:
@@ -362,6 +363,7 @@ class Daemon:
                 process.wait_for_end()
         assert (status, "Traceback" in self.program.errors()) == (0, False), self.program.errors()
         assert not self.path.exists()
+        assert not models_socket(self.path).exists()
 
     def kill(self) -> None:
         """Send SIGKILL. The test cleans up the files that the daemon leaves."""
@@ -386,10 +388,15 @@ def running_daemon(
     *,
     environment: Mapping[str, str] | None = None,
     arguments: Sequence[str | Path] | None = None,
-    options: Sequence[str] = (),
+    options: Sequence[str | Path] = (),
+    models: Path | None = None,
 ) -> Iterator[Daemon]:
-    """Run a daemon for the duration of the block and check that it exits properly."""
-    daemon = Daemon.start(path, environment=environment, arguments=arguments, options=options)
+    """Run a daemon for the duration of the block and check that it exits properly.
+
+    `models` is a directory whose models it serves by name, see `support.model_folders`.
+    """
+    named: Sequence[str | Path] = () if models is None else ("--models", models)
+    daemon = Daemon.start(path, environment=environment, arguments=arguments, options=[*options, *named])
     try:
         yield daemon
         daemon.end()

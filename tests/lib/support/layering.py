@@ -32,6 +32,7 @@ _SHARED_WORDS = (
     "fence",
     "uncopyable",
     "verbose_log",
+    "child_environment",
 )
 BOTH_SIDES = (*_SHARED_WORDS, "operations", "validation", "engines")
 
@@ -44,6 +45,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "cpu_allowance": (),
     "deadlines": ("hal.errors",),
     "uncopyable": (),
+    "child_environment": (),
     "html_page": (),
     "verbose_log": ("settings", "hal.errors"),
     "paths": ("settings", "hal.errors"),
@@ -130,12 +132,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "serialize",
         "channel",
         "memory",
+        "file_memory",
         "watcher",
-        "settings",
-        "paths",
         "deadlines",
         "uncopyable",
-        "verbose_log",
+        "child_environment",
         "hal",
     ),
     "serving": ("runtime", "paths", "settings", "deadlines", "uncopyable", "verbose_log", "hal"),
@@ -165,6 +166,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "subprocess": (
         "runtime.embedded_driver",
         "runtime.client",
+        "repository.import_process",
         "cli.queue_bench",
         "cli.record",
         "cli.trace_collection",
@@ -173,6 +175,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "measure.runner_group",
         "mlts.child_programs",
         "stress.load_group",
+        "serving.driver_process",
     ),
     "multiprocessing": (),
     "pickle": (),
@@ -198,9 +201,9 @@ CALLS: dict[str, tuple[str, ...]] = {
     # $CC, $COLUMNS.
     "environ": (
         "settings",
+        "child_environment",
         "service.supervisor",
         "cli.profile",
-        "runtime.embedded_driver",
         "conformance.runner",
         "cli.queue_bench",
         "core_selection",
@@ -211,6 +214,7 @@ CALLS: dict[str, tuple[str, ...]] = {
         "measure.listening_driver",
         "measure.runner_group",
         "measure.peers",
+        "serving.driver_process",
     ),
     "getenv": (),
 }

@@ -106,6 +106,14 @@ def add_model(shape: Shape = (4,)) -> Model:
     return builder.model()
 
 
+def plus_model(value: float, shape: Shape = (1,)) -> Model:
+    """ADD of a float tensor and a constant: each output is the input plus `value`."""
+    builder = _Builder()
+    given, constant, result = builder.input(shape), builder.floats(shape, value), builder.output(shape)
+    builder.operation(OperationType.ADD, [given, constant, builder.scalar(FusedActivationFunc.NONE)], [result])
+    return builder.model()
+
+
 def add_relu_model(shape: Shape = (4,)) -> Model:
     """RELU of the ADD of two float tensors."""
     builder = _Builder()

@@ -57,6 +57,7 @@ SLOW = (
     "tests/tools/test_model_bench.py",
     "tests/tools/test_quantized_models.py",
     "tests/tools/test_queue_bench.py",
+    "tests/tools/test_ray_bench.py",
     "tests/tools/test_wheels.py",
     "tests/validation/test_model_mutations.py",
 )

@@ -1,0 +1,33 @@
+"""`python -P -m nnfmq.repository`: the model repository, or with `--import` the import of one version.
+
+    --serve FD SOCKET DIRECTORY    FD: the listening socket of the repository; SOCKET: that of the driver
+    --import FD DIRECTORY          FD: the connection to the repository; DIRECTORY: the version's
+
+Only a driver and its repository start it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def _start(arguments: list[str]) -> None:
+    if arguments[0] == "--import":
+        from nnfmq.repository.version_import import import_in_child
+
+        import_in_child(int(arguments[1]), Path(arguments[2]))
+        return
+    from nnfmq.channel import Listener
+    from nnfmq.repository.driver_models import DriverModels
+    from nnfmq.repository.model_directory import ModelDirectory
+    from nnfmq.repository.model_repository import ModelRepository
+    from nnfmq.repository.repository_server import RepositoryServer
+
+    _, fd, socket, directory = arguments
+    server = RepositoryServer(Listener.adopt(int(fd)))
+    ModelRepository(ModelDirectory(Path(directory)), DriverModels(Path(socket)), server).run()
+
+
+if __name__ == "__main__":
+    _start(sys.argv[1:])

@@ -1,0 +1,329 @@
+"""NamedModels: the models that a client has opened by name, and its connection to the driver's model repository.
+
+The connection is made when it is first needed. If the repository dies, models that are open go on; the connection is
+made again at the next call, or in the background, because a version may have changed meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from nnfmq import watcher
+from nnfmq.channel import NO_WAIT, Channel
+from nnfmq.deadlines import deadline_after, remaining_s
+from nnfmq.hal.errors import (
+    DeadObject,
+    DeviceUnavailable,
+    InvalidArgument,
+    MissedDeadline,
+    ModelNotFound,
+    NnfmqError,
+)
+from nnfmq.hal.summaries import clipped
+from nnfmq.hal.types import ExecutionPreference, Priority
+from nnfmq.runtime.client_device import Device
+from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
+from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.named_models.description_checks import difference
+from nnfmq.runtime.named_models.repository_connection import ReceivedModel, RepositoryConnection
+from nnfmq.runtime.named_models.served_model import ServedModel
+from nnfmq.runtime.named_models.version_updates import VersionUpdates
+from nnfmq.runtime.observation_switch import is_observed
+from nnfmq.runtime.prepare_arguments import FinishedModel, ModelSignature
+from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.runtime.single_attempt import SingleAttempt
+from nnfmq.serialize.model_codec import decode_model
+from nnfmq.serialize.repository_protocol import (
+    ModelDescription,
+    ModelEntry,
+    ModelName,
+    ModelState,
+    Version,
+    VersionChanged,
+)
+
+__all__ = ["ConnectRepository", "NamedModels"]
+
+ConnectRepository: TypeAlias = Callable[[int | None, bool], Channel]
+"""Connects to the repository before a deadline; waits until it listens if True. Raises DeviceUnavailable."""
+
+_ATTEMPTS = 3  # of one call, if the repository dies each time
+_RETRY_S = 0.02  # between two requests for a model that is being loaded
+_NAMES_MAX = 20  # in an error's text
+_log = logging.getLogger("nnfmq.client")
+ResultT = TypeVar("ResultT")
+
+
+class DeviceOwner(Protocol):
+    """The client, as `Client`."""
+
+    def device(self, name: str, *, timeout: float | None) -> Device:
+        """Return a device of the driver; blocks."""
+        ...
+
+    @property
+    def recovers(self) -> bool:
+        """Whether the client connects again after the driver has died."""
+        ...
+
+    def require_usable(self) -> None:
+        """Raise DeadObject if the client is closed, or its driver has died and it does not recover."""
+        ...
+
+
+class _Followed(NamedTuple):
+    """A model that moves to new versions, and the description of the version with which it was opened."""
+
+    description: ModelDescription
+    handle: weakref.ref[ModelHandle]
+    was_warned: list[str]
+
+
+class NamedModels:
+    """Opens models by name, and moves them to new versions. Thread-safe. The client closes it: `end`, then `join`."""
+
+    def __init__(self, client: DeviceOwner, connect: ConnectRepository) -> None:
+        self._client = client
+        self._connect = connect
+        self._connection: RepositoryConnection | None = None
+        self._attempt: SingleAttempt[RepositoryConnection] = SingleAttempt()
+        self._is_closed = False
+        self._followed: list[_Followed] = []
+        self._announced: dict[str, int] = {}  # the version that the repository has announced last
+        self._updates = VersionUpdates(self._update, self._reconnect)
+
+    # ------------------------------------------------------------------------------------------------ opening
+
+    def open(self, name: str, version: int, deadline_ns: int | None) -> ServedModel:
+        """Return a model that is prepared in the client's worker; blocks. Errors of `Client.model`."""
+        _check_arguments(name, version)
+        with self._receive(name, version, deadline_ns) as received:
+            prepared, description = self._prepare(received, deadline_ns), received.description
+        handle, opened = prepared.handle, replace(description, model=b"", pools=())  # without the large parts
+        if self._client.recovers:
+            handle.prepare_again = partial(self._prepare_again, opened, version)
+        if not version:
+            self._follow(opened, handle)
+        return ServedModel(prepared, description)
+
+    def entries(self, deadline_ns: int | None) -> list[ModelEntry]:
+        """Return all models of the repository; blocks. Errors of `Client.models`."""
+        return list(self._call(lambda connection: connection.list_models(deadline_ns), deadline_ns))
+
+    def _receive(self, name: str, version: int, deadline_ns: int | None) -> ReceivedModel:
+        """Return the model that the repository sends; blocks, also while the first version is being loaded."""
+        loading: DeviceUnavailable | None = None
+        while True:
+            try:
+                return self._call(lambda connection: connection.open_model(name, version, deadline_ns), deadline_ns)
+            except ModelNotFound as error:
+                raise self._not_found(name, version, error, deadline_ns) from None
+            except MissedDeadline as error:
+                raise loading or error from None
+            except DeviceUnavailable as error:
+                loading = error
+                if not self._is_loading(name, deadline_ns):
+                    raise
+            time.sleep(_RETRY_S)
+
+    def _is_loading(self, name: str, deadline_ns: int | None) -> bool:
+        try:
+            states = {entry.name: entry.state for entry in self.entries(deadline_ns)}
+        except NnfmqError:
+            return False
+        return states.get(name) in (ModelState.LOADING, ModelState.READY)  # or it has become ready since
+
+    def _not_found(self, name: str, version: int, error: ModelNotFound, deadline_ns: int | None) -> ModelNotFound:
+        names = [entry.name for entry in self.entries(deadline_ns)]
+        if name in names:
+            return ModelNotFound(f"model {name!r} has no version {version} in the model repository: {error}")
+        more = ", ..." if len(names) > _NAMES_MAX else ""
+        found = ", ".join(names[:_NAMES_MAX]) + more or "no models at all"
+        return ModelNotFound(f"there is no model {name!r} in the model repository; it has: {found}")
+
+    def _prepare(self, received: ReceivedModel, deadline_ns: int | None) -> PreparedModel:
+        """Return the model, prepared in the client's worker; blocks."""
+        description = received.description
+        device = self._client.device(description.device, timeout=remaining_s(deadline_ns))
+        prepared = device.prepare_encoded(
+            _signature(received, device),
+            description.model,
+            received.pools,
+            preference=ExecutionPreference(description.preference),
+            priority=Priority(description.priority),
+            deadline_ns=deadline_ns,
+            name=description.name,
+        )
+        handle = prepared.handle
+        handle.location = replace(handle.location, version=description.version)  # nobody else has it yet
+        return prepared
+
+    def _prepare_again(
+        self, opened: ModelDescription, version: int, deadline_ns: int | None, _wait: bool
+    ) -> ModelHandle:
+        """Return the model, prepared in the driver that has replaced a dead one; blocks. See `ModelHandle.recover`."""
+        limit_ns = deadline_after(DEFAULT_TIMEOUT_S) if deadline_ns is None else deadline_ns
+        self._client.device(opened.device, timeout=remaining_s(limit_ns))  # connects to the new driver
+        with self._receive(opened.name, version, limit_ns) as received:
+            differs = difference(opened, received.description)
+            if not differs:
+                return self._prepare(received, limit_ns).handle
+        if version:
+            raise DeviceUnavailable(f"version {version} of model {opened.name!r} has changed: {differs}")
+        with self._receive(opened.name, opened.version, limit_ns) as received:
+            return self._prepare(received, limit_ns).handle
+
+    # ------------------------------------------------------------------------------------------------ the connection
+
+    def _call(self, function: Callable[[RepositoryConnection], ResultT], deadline_ns: int | None) -> ResultT:
+        """Return `function(connection)`; again if the repository has died meanwhile: it is started again."""
+        for _ in range(_ATTEMPTS):
+            self._client.require_usable()
+            connection = self._connected(deadline_ns)
+            try:
+                return function(connection)
+            except DeadObject as error:
+                _log.info("a call of the model repository is repeated: %s", error)
+        raise DeviceUnavailable(
+            f"the model repository has ended {_ATTEMPTS} connections; the driver's log has a reason"
+        )
+
+    def _connected(self, deadline_ns: int | None) -> RepositoryConnection:
+        """Return the connection; blocks while it is made. Raises DeviceUnavailable if there is no repository."""
+        connection = self._connection
+        if connection is not None and connection.is_open:
+            return connection
+        return self._attempt.run(lambda: self._connect_again(deadline_ns), deadline_ns)
+
+    def _connect_again(self, deadline_ns: int | None) -> RepositoryConnection:
+        before = self._connection
+        if before is not None and before.is_open:
+            return before
+        channel = self._connect(deadline_ns, before is not None)
+        self._connection = connection = RepositoryConnection.start(channel, self._on_change, self._on_lost)
+        if self._is_closed:  # by another thread, meanwhile
+            connection.close()
+        return connection
+
+    # ------------------------------------------------------------------------------------------------ new versions
+
+    def _follow(self, description: ModelDescription, handle: ModelHandle) -> None:
+        self._followed.append(_Followed(description, weakref.ref(handle), []))
+        if self._announced.get(description.name, 0) > description.version:  # while the model was prepared
+            watcher.call_at(NO_WAIT, partial(self._updates.request, description.name))
+
+    def _open_models(self) -> list[_Followed]:
+        """Return the models that follow new versions, and forget those that are closed."""
+        for followed in list(self._followed):
+            handle = followed.handle()
+            if handle is None or handle.location.model_id is None:
+                self._followed.remove(followed)
+        return list(self._followed)
+
+    def _on_change(self, message: VersionChanged) -> None:
+        """Prepare a version that the repository serves now. On the watcher thread."""
+        self._announced[message.name] = message.version
+        if any(followed.description.name == message.name for followed in self._followed):
+            self._updates.request(message.name)
+
+    def _on_lost(self) -> None:
+        """Connect again, if models are open. On the watcher thread."""
+        if self._followed and not self._is_closed:
+            self._updates.repository_was_lost()
+
+    def _reconnect(self) -> bool:
+        """See `VersionUpdates`."""
+        names = {followed.description.name for followed in self._open_models()}
+        try:
+            self._client.require_usable()
+        except DeadObject:
+            return True
+        try:
+            if names:
+                self._connected(NO_WAIT)
+        except NnfmqError:
+            return False
+        for name in names:
+            watcher.call_at(NO_WAIT, partial(self._updates.request, name))
+        return True
+
+    def _update(self, name: str) -> None:
+        """Move the open models of this name to the version that the repository serves. On the thread of the updates."""
+        found = [followed for followed in self._open_models() if followed.description.name == name]
+        if not found:
+            return
+        try:
+            with self._receive(name, 0, None) as received:
+                for followed in found:
+                    self._move(followed, received)
+        except NnfmqError as error:
+            if not self._is_closed:
+                _log.warning("model %r keeps its version: %s", name, error)
+
+    def _move(self, followed: _Followed, received: ReceivedModel) -> None:
+        """Prepare a newer version beside the one that is open, and let the model execute it from now on."""
+        handle, description = followed.handle(), received.description
+        if handle is None or handle.location.version >= description.version:
+            return
+        differs = difference(followed.description, description)
+        if differs:
+            self._warn_once(followed, f"version {description.version} is not used, because {differs}")
+            return
+        prepared = self._prepare(received, None)
+        self._updates.retire(handle.move_to(prepared.handle))
+        _log.info("model %r executes version %d", description.name, description.version)
+
+    @staticmethod
+    def _warn_once(followed: _Followed, text: str) -> None:
+        if not followed.was_warned:
+            followed.was_warned.append(text)
+            _log.warning(
+                "model %r keeps its version (open it again to use the new one): %s", followed.description.name, text
+            )
+
+    # ------------------------------------------------------------------------------------------------ end
+
+    def end(self) -> None:
+        """Hang up, and let the thread of the updates end. Idempotent, also in a forked child. Does not block."""
+        self._is_closed = True
+        self._updates.end()
+        if self._connection is not None:
+            self._connection.close()
+
+    def join(self) -> None:
+        """Wait until the thread has ended. Call `end` first, and close the client's connection to its driver."""
+        self._updates.join()
+
+
+def _check_arguments(name: str, version: int) -> None:
+    """Raise InvalidArgument unless a request for this model and version can be sent."""
+    try:
+        msgspec.convert(name, ModelName)
+        msgspec.convert(version, Version)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"{clipped(repr(name))}, version {version!r}, cannot be a model's: {error}") from error
+
+
+def _has_observers() -> bool:
+    if not is_observed():
+        return False
+    from nnfmq.runtime.preparation_observation import current_observers
+
+    return bool(current_observers())
+
+
+def _signature(received: ReceivedModel, device: Device) -> ModelSignature:
+    """Return what `Device.prepare_encoded` needs: with the model itself, if observers or HIDL need that."""
+    description = received.description
+    if device.is_aidl and not _has_observers():
+        return description
+    model = decode_model(description.model, received.pools)
+    return FinishedModel(model, description.inputs, description.outputs, description.states)

@@ -1,0 +1,80 @@
+"""The arrays of a request, checked against a model's inputs and outputs, and the metadata of both.
+
+A server is strict: an input has exactly the model's name, dtype and shape, so that a client's mistake is an error
+instead of another result. Of a model that computes batches, the first dimension is the number of rows, from 1 to the
+batch, and the same in all inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.summaries import clipped
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.serving.inference_service import Array, TensorMetadata
+
+__all__ = ["ordered_arrays", "selected_outputs", "tensor_metadata"]
+
+
+def ordered_arrays(infos: Sequence[TensorInfo], inputs: Mapping[str, Any], batch: int) -> tuple[Array, ...]:
+    """Return the arrays of a request in the order of the model's inputs.
+
+    Raises:
+        InvalidArgument: If an input is missing, unknown, no array, or of another shape or dtype.
+    """
+    if len(inputs) != len(infos) or any(info.name not in inputs for info in infos):
+        raise InvalidArgument(f"the model has the inputs {_names(infos)}; given were {_quoted(inputs)}")
+    arrays = tuple(_checked(info, inputs[info.name], batch) for info in infos)
+    if batch > 1 and len({len(array) for array in arrays}) > 1:
+        rows = ", ".join(f"{info.name!r} {len(array)}" for info, array in zip(infos, arrays, strict=True))
+        raise InvalidArgument(f"all inputs must have the same number of rows: {rows}")
+    return arrays
+
+
+def _checked(info: TensorInfo, array: Any, batch: int) -> Array:
+    if not isinstance(array, np.ndarray):
+        raise InvalidArgument(f"input {info.name!r} must be a NumPy array, not {type(array).__name__}")
+    if array.dtype != info.dtype:
+        raise InvalidArgument(f"input {info.name!r} holds {info.dtype}; the given array is {array.dtype}")
+    if batch > 1:
+        fits = array.ndim == len(info.shape) and 1 <= len(array) <= batch and array.shape[1:] == info.shape[1:]
+        wanted = f"1 to {batch} rows of shape {list(info.shape[1:])}"
+    else:
+        fits, wanted = array.shape == info.shape, f"the shape {list(info.shape)}"
+    if not fits:
+        raise InvalidArgument(f"input {info.name!r} has {wanted}; the given array has {list(array.shape)}")
+    return array
+
+
+def selected_outputs(infos: Sequence[TensorInfo], wanted: Sequence[str]) -> dict[str, int]:
+    """Return the indexes of the outputs of a request by name, in the order that it asks for; all if `wanted` is empty.
+
+    Raises:
+        InvalidArgument: If there is no such output.
+    """
+    indexes = {info.name: index for index, info in enumerate(infos)}
+    if not wanted:
+        return indexes
+    unknown = [name for name in wanted if name not in indexes]
+    if unknown:
+        raise InvalidArgument(f"the model has the outputs {_names(infos)}; asked for were {_quoted(unknown)}")
+    return {name: indexes[name] for name in wanted}
+
+
+def tensor_metadata(info: TensorInfo, batch: int) -> TensorMetadata:
+    """Return the metadata of an input or output. Its first dimension is -1 if the model computes batches."""
+    shape = info.shape if batch == 1 else (-1, *info.shape[1:])
+    quantization = {"scale": info.scale, "zero_point": info.zero_point} if info.scale else {}
+    return TensorMetadata(info.name, info.dtype, shape, quantization)
+
+
+def _names(infos: Sequence[TensorInfo]) -> str:
+    return clipped(", ".join(repr(info.name) for info in infos), 500)
+
+
+def _quoted(names: Any) -> str:
+    return clipped(", ".join(map(repr, names)) or "none", 500)

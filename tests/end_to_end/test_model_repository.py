@@ -1,0 +1,480 @@
+"""Models by name: a driver with `--models`, its repository process, and what either survives.
+
+Some versions have a file `kill`, `hang` or `stop`, on which the process that imports them does that to itself; and a
+worker kills itself while it prepares the model of the name `deadly`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.drivers import Daemon, Process, opened, running_daemon, until
+from support.model_folders import (
+    RepositoryPeer,
+    add_version,
+    adder,
+    running_repository,
+)
+from support.plugins import path_with
+from support.tflite_files import Tensor, single
+
+import nnfmq
+from nnfmq.hal.errors import ErrorStatus
+from nnfmq.serialize.repository_protocol import ListModels, ModelState, OpenModel, VersionChanged
+
+X = np.array([[0, 1, 2, 3]], np.float32)
+READY, LOADING, UNAVAILABLE = ModelState.READY, ModelState.LOADING, ModelState.UNAVAILABLE
+
+ORDERS = """
+import os, signal, sys
+if "--import" in sys.orig_argv:
+    from nnfmq.repository import version_import
+    def import_version(folder, real=version_import.import_version):
+        orders = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+        for name in os.listdir(folder):
+            if name in orders:
+                os.kill(os.getpid(), orders[name])
+            if name == "hang":
+                signal.pause()
+        return real(folder)
+    version_import.import_version = import_version
+if "--serve" in sys.orig_argv:
+    from nnfmq.repository import model_repository
+    model_repository.LOOK_S, model_repository.RESTORE_PAUSE_S, model_repository.PATIENCE_S = 0.1, 0.5, 1.0
+if "serve" in sys.orig_argv:
+    from nnfmq.service.handlers import model_calls
+    def prepare(context, message, *rest, real=model_calls._prepare_and_call_back):
+        if message.name == "deadly":
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(context, message, *rest)
+    model_calls._prepare_and_call_back = prepare
+"""
+
+
+@pytest.fixture
+def models(folder: Path) -> Path:
+    """Return an empty directory for models."""
+    (folder / "models").mkdir()
+    return folder / "models"
+
+
+@pytest.fixture
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment of a driver whose processes follow `ORDERS`."""
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(ORDERS)
+    return path_with(folder / "site")
+
+
+@pytest.fixture
+def driver(folder: Path, models: Path, environment: dict[str, str]) -> Iterator[Daemon]:
+    """Return a driver that serves the models of `models`."""
+    with running_daemon(folder / "d.sock", models=models, environment=environment) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def peer(driver: Daemon) -> Iterator[RepositoryPeer]:
+    """Return a client of the repository."""
+    with RepositoryPeer(driver.path) as made:
+        yield made
+
+
+def added(driver: Daemon, name: str) -> float:
+    """Return what a model adds, as a new client computes it."""
+    with RepositoryPeer(driver.path) as peer, driver.connect() as client, peer.prepared(client, name) as model:
+        (result,) = model.execute(X)
+    assert (result - X == result[0, 0]).all()
+    return float(result[0, 0])
+
+
+def importing(repository: Process) -> Process:
+    """Return the process that imports a version, once it waits for ever, or is stopped."""
+    found: list[Process] = []
+
+    def runs() -> bool:
+        if not found:
+            found.extend(opened(repository.children()[:1]))
+        # The second thread waits for the end of the repository.
+        return bool(found) and len(found[0].states()) == 2 and not {"R", "D"} & set(found[0].states())
+
+    until(runs, "a version is imported")
+    return found[0]
+
+
+# ---------------------------------------------------------------------------------------------------------- versions
+
+
+def test_a_new_version_replaces_the_old_one_and_those_who_opened_the_model_are_told(
+    models: Path, driver: Daemon, peer: RepositoryPeer
+) -> None:
+    add_version(models, "adder", 1, adder(1))
+    peer.wait_for("adder", version=1, state=READY, device="compiled")
+    assert added(driver, "adder") == 1
+    first = peer.open("adder").description
+    add_version(models, "adder", 2, adder(2))
+    assert peer.receive(VersionChanged) == VersionChanged("adder", 2)
+    second = peer.open("adder").description
+    assert first is not None and second is not None
+    assert (first.version, second.version) == (1, 2)
+    assert added(driver, "adder") == 2
+    assert peer.open("adder", 2).status is ErrorStatus.NONE
+
+
+def test_the_newest_version_is_served_when_a_driver_starts(
+    folder: Path, models: Path, environment: dict[str, str]
+) -> None:
+    for version in (1, 2, 10):
+        add_version(models, "adder", version, adder(version))
+    with running_daemon(folder / "d.sock", models=models, environment=environment) as driver:
+        with RepositoryPeer(driver.path) as peer:
+            peer.wait_for("adder", version=10)
+        assert added(driver, "adder") == 10
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "reason"),
+    [
+        (b"this is no model at all", "", "model.tflite: "),
+        (adder(2)[:-100], "", "model.tflite: "),
+        (single("RFFT2D", [Tensor("x", (1, 4)), Tensor("y", (1, 3), "COMPLEX64")]), "", "RFFT2D"),
+        (adder(2), "device = 3", "model.toml: device is 3; allowed: the name of a device of the driver"),
+        (adder(2), "device = 'gpu'", "there is no device 'gpu'; this driver has: compiled, "),
+        (adder(2), "thread = 3", "model.toml: there is no key 'thread'; allowed: device, preference, priority, batch"),
+        (adder(2), "signature = 'serve'", "there is no signature 'serve'"),
+    ],
+    ids=["no model", "truncated", "unsupported", "wrong value", "no such device", "unknown key", "no such signature"],
+)
+def test_a_broken_version_leaves_the_old_one_serving_and_the_reason_is_known(
+    models: Path, driver: Daemon, peer: RepositoryPeer, content: bytes, options: str, reason: str
+) -> None:
+    add_version(models, "adder", 1, adder(1))
+    peer.wait_for("adder", version=1, failed_version=0)
+    broken = add_version(models, "adder", 2, content, options=options)
+    entry = peer.wait_for("adder", failed_version=2)
+    assert (entry.state, entry.version) == (READY, 1)
+    assert reason in entry.reason and str(models) not in entry.reason
+    assert added(driver, "adder") == 1
+    log = driver.program.errors()
+    assert "version 2 of model adder is not served: " in log and "version 1 is served" in log
+    (broken / "model.tflite").write_bytes(adder(3))
+    (broken / "model.toml").write_text("")
+    peer.wait_for("adder", version=2, failed_version=0, reason="")
+    assert added(driver, "adder") == 3
+
+
+def test_a_model_without_a_version_that_can_be_prepared_is_unavailable(models: Path, peer: RepositoryPeer) -> None:
+    folder = add_version(models, "both", 1, adder(1))
+    (folder / "model.onnx").write_bytes(b"")
+    add_version(models, "neither", 1, adder(1), file="other.tflite")
+    (models / "nothing").mkdir()
+    peer.wait_for("both", state=UNAVAILABLE, version=0, failed_version=1)
+    peer.wait_for("neither", state=UNAVAILABLE, version=0, failed_version=1)
+    peer.wait_for("nothing", state=UNAVAILABLE, failed_version=0, reason="there is no version of it")
+    both, neither, nothing = (peer.open(name) for name in ("both", "neither", "nothing"))
+    assert (both.status, neither.status) == (ErrorStatus.DEVICE_UNAVAILABLE,) * 2
+    assert "version 1: the version has both model.tflite and model.onnx; it needs one file" in both.message
+    assert "version 1: the version has no model; it needs one file, model.tflite or model.onnx" in neither.message
+    assert (nothing.status, nothing.message) == (ErrorStatus.INVALID_ARGUMENT, "model 'nothing' has no version")
+
+
+def test_other_folders_and_files_are_ignored(models: Path, peer: RepositoryPeer) -> None:
+    add_version(models, "adder", 1, adder(1))
+    for name in ("02", "0", "-3", "latest", "4.5", ".5", "99999999999"):
+        (models / "adder" / name).mkdir()
+    (models / "adder" / "9").write_text("a file")
+    (models / ".git" / "1").mkdir(parents=True)
+    (models / "with space").mkdir()
+    (models / "README.md").write_text("a file")
+    peer.wait_for("adder", version=1, failed_version=0)
+    assert list(peer.entries()) == ["adder"]
+
+
+def test_an_older_version_takes_the_place_of_one_that_is_removed(
+    models: Path, driver: Daemon, peer: RepositoryPeer
+) -> None:
+    add_version(models, "adder", 1, adder(1))
+    newer = add_version(models, "adder", 2, adder(2))
+    peer.wait_for("adder", version=2)
+    peer.open("adder")
+    os.rename(newer, models / ".removed")
+    assert peer.receive(VersionChanged) == VersionChanged("adder", 1)
+    assert added(driver, "adder") == 1
+
+
+def test_an_open_model_moves_to_newer_versions_and_keeps_one_that_is_removed(models: Path, driver: Daemon) -> None:
+    add_version(models, "adder", 1, adder(1))
+    with driver.connect() as client, client.model("adder") as model, model.burst() as burst:
+        for value in (1, 2, 3):
+            if value > 1:
+                add_version(models, "adder", value, adder(value))
+            until(lambda value=value: (burst.execute(X)[0] == X + value).all(), f"version {value} computes")  # type: ignore[misc]
+            assert (model.execute(X)[0] == X + value).all()
+        os.rename(models / "adder" / "3", models / ".removed")
+        until(lambda: [entry.version for entry in client.models()] == [2], "version 2 is served")
+        assert (burst.execute(X)[0] == X + 3).all()
+        with client.model("adder") as older:
+            assert (older.execute(X)[0] == X + 2).all()
+        with pytest.raises(nnfmq.ModelNotFound, match="version 1"):
+            client.model("adder", 1)
+
+
+def test_a_model_that_is_removed_is_no_longer_served_but_goes_on_where_it_is_open(
+    models: Path, driver: Daemon, peer: RepositoryPeer
+) -> None:
+    add_version(models, "adder", 1, adder(1))
+    add_version(models, "other", 1, adder(7))
+    peer.wait_for("adder", version=1)
+    peer.wait_for("other", version=1)
+    with driver.connect() as client, peer.prepared(client, "adder") as model:
+        os.rename(models / "adder", models / ".removed")
+        until(lambda: "adder" not in peer.entries(), "the model is gone")
+        reply = peer.open("adder")
+        assert (reply.status, reply.message) == (
+            ErrorStatus.INVALID_ARGUMENT,
+            "there is no model 'adder'; those of this driver: other",
+        )
+        assert (model.execute(X)[0] == X + 1).all()
+    assert added(driver, "other") == 7
+
+
+def test_while_the_directory_cannot_be_read_all_models_stay(models: Path, driver: Daemon, peer: RepositoryPeer) -> None:
+    add_version(models, "adder", 1, adder(1))
+    peer.wait_for("adder", version=1)
+    os.rename(models, models.with_name("away"))
+    until(lambda: "the models remain those of the last look" in driver.program.errors(), "it is logged")
+    assert added(driver, "adder") == 1
+    os.rename(models.with_name("away"), models)
+    add_version(models, "adder", 2, adder(2))
+    peer.wait_for("adder", version=2)
+    assert driver.program.errors().count("the models remain") == 1
+
+
+def test_the_memories_of_a_replaced_version_are_closed(models: Path, driver: Daemon, peer: RepositoryPeer) -> None:
+    add_version(models, "adder", 1, adder(1))
+    peer.wait_for("adder", version=1)
+    with running_repository(driver) as repository:
+        before = repository.descriptors()
+        assert sum("nnfmq-constants" in file for file in before) == 1
+        add_version(models, "adder", 2, adder(2))
+        peer.wait_for("adder", version=2)
+        until(lambda: repository.descriptors() == before, f"the repository has the same descriptors: {before}")
+
+
+# ---------------------------------------------------------------------------------------------------------- crashes
+
+
+def test_a_version_whose_import_is_killed_is_tried_three_times_while_others_are_served(
+    models: Path, driver: Daemon, peer: RepositoryPeer
+) -> None:
+    add_version(models, "adder", 1, adder(1))
+    peer.wait_for("adder", version=1)
+    with running_repository(driver) as repository:
+        broken = add_version(models, "adder", 2, adder(2), file="kill")
+        until(lambda: driver.program.errors().count("version 2 of model adder is not served") == 3, "three attempts")
+        add_version(models, "other", 1, adder(5))
+        peer.wait_for("other", version=1)
+        entry = peer.entries()["adder"]
+        assert (entry.version, entry.failed_version) == (1, 2)
+        assert entry.reason == "the import process was killed by signal 9"
+        log = driver.program.errors()
+        assert log.count("version 2 of model adder is not served") == 3
+        assert "it is tried again when its files change" in log.splitlines()[-1]
+        os.rename(broken / "kill", broken / "model.tflite")
+        peer.wait_for("adder", version=2, failed_version=0)
+        assert not repository.has_exited()
+    assert added(driver, "adder") == 2
+
+
+def test_an_import_that_hangs_delays_no_other_model(models: Path, driver: Daemon, peer: RepositoryPeer) -> None:
+    add_version(models, "hanging", 1, adder(1), file="hang")
+    with running_repository(driver) as repository, importing(repository) as child:
+        add_version(models, "adder", 1, adder(1))
+        peer.wait_for("adder", version=1)
+        assert peer.entries()["hanging"].state is LOADING
+        reply = peer.open("hanging")
+        assert (reply.status, reply.message) == (
+            ErrorStatus.DEVICE_UNAVAILABLE,
+            "model 'hanging' is still being prepared",
+        )
+        assert not child.has_exited()
+
+
+def test_a_model_that_kills_the_worker_fails_and_the_others_are_prepared_again(
+    models: Path, driver: Daemon, peer: RepositoryPeer
+) -> None:
+    add_version(models, "adder", 1, adder(1))
+    peer.wait_for("adder", version=1)
+    add_version(models, "deadly", 1, adder(2))
+    until(lambda: driver.program.errors().count("version 1 of model deadly is not served") == 3, "three attempts")
+    assert peer.entries()["deadly"].state is UNAVAILABLE
+    assert prepared_by_repository(driver) == ["adder"]
+    assert added(driver, "adder") == 1
+
+
+def prepared_by_repository(driver: Daemon) -> list[str]:
+    """Return the models that the repository has prepared in the driver, once there are any."""
+    found: list[str] = []
+    with running_repository(driver) as repository, driver.connect() as client:
+
+        def has_some() -> bool:
+            found[:] = [
+                model.name
+                for each in client.statistics().clients
+                if each.pid == repository.pid
+                for model in each.models
+            ]
+            return bool(found)
+
+        until(has_some, "the repository has prepared models")
+    return found
+
+
+def test_if_the_repositorys_worker_is_killed_its_models_are_prepared_again(
+    models: Path, driver: Daemon, peer: RepositoryPeer
+) -> None:
+    add_version(models, "adder", 1, adder(1))
+    peer.wait_for("adder", version=1)
+    with running_repository(driver) as repository, driver.connect() as client:
+        workers = [each.worker_pid for each in client.statistics().clients if each.pid == repository.pid]
+        with Process(workers[0]) as worker:
+            worker.kill()
+            worker.wait_for_end()
+        assert prepared_by_repository(driver) == ["adder"]
+        assert not repository.has_exited()
+    assert "the worker that kept the models has died" in driver.program.errors()
+    assert added(driver, "adder") == 1
+
+
+def test_a_killed_repository_comes_back_and_costs_the_drivers_clients_nothing(
+    models: Path, driver: Daemon, peer: RepositoryPeer
+) -> None:
+    add_version(models, "adder", 1, adder(1))
+    peer.wait_for("adder", version=1)
+    with driver.connect() as client, peer.prepared(client, "adder") as model, model.burst() as burst:
+        for _ in range(2):
+            with running_repository(driver) as repository, RepositoryPeer(driver.path) as other:
+                other.entries()
+                repository.kill()
+                with pytest.raises(nnfmq.DeadObject):
+                    other.channel.receive(time.monotonic_ns() + 10**10)
+                with RepositoryPeer(driver.path) as early:  # connects before there is another one
+                    early.wait_for("adder", version=1)
+                assert repository.has_exited()
+        assert (burst.execute(X)[0] == X + 1).all()
+    assert added(driver, "adder") == 1
+    assert "the model repository ended with status -9; it is started again" in driver.program.errors()
+
+
+def test_while_the_repository_is_stopped_the_driver_serves_its_clients(
+    models: Path, driver: Daemon, peer: RepositoryPeer
+) -> None:
+    add_version(models, "adder", 1, adder(1))
+    peer.wait_for("adder", version=1)
+    with driver.connect() as client, peer.prepared(client, "adder") as model, running_repository(driver) as repository:
+        with repository.stopped():
+            peer.send(ListModels(77))
+            assert (model.execute(X)[0] == X + 1).all()
+            with pytest.raises(nnfmq.MissedDeadlineTransient):
+                peer.channel.receive(time.monotonic_ns() + 10**8)
+        with peer.channel.receive(time.monotonic_ns() + 10**10) as frame:
+            assert b"adder" in frame.data
+
+
+# ---------------------------------------------------------------------------------------------------------- ends
+
+
+@pytest.mark.parametrize("order", ["hang", "stop"])
+def test_sigterm_leaves_nothing_behind_also_while_a_version_is_imported(
+    models: Path, driver: Daemon, peer: RepositoryPeer, order: str
+) -> None:
+    add_version(models, "adder", 1, adder(1))
+    peer.wait_for("adder", version=1)
+    add_version(models, "adder", 2, adder(1), file=order)
+    with running_repository(driver) as repository, importing(repository) as child:
+        driver.end()  # fails if a process or a socket is left
+        child.wait_for_end()
+
+
+def test_sigterm_ends_a_stopped_repository(models: Path, driver: Daemon, peer: RepositoryPeer) -> None:
+    add_version(models, "adder", 1, adder(1))
+    peer.wait_for("adder", version=1)
+    with running_repository(driver) as repository:
+        repository.stop()
+        driver.end()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_if_the_driver_is_killed_the_repository_ends_and_the_next_driver_serves(
+    folder: Path, models: Path, environment: dict[str, str], is_stopped: bool
+) -> None:
+    with running_daemon(folder / "d.sock", models=models, environment=environment) as driver, ExitStack() as stack:
+        add_version(models, "adder", 1, adder(1))
+        with RepositoryPeer(driver.path) as peer:
+            peer.wait_for("adder", version=1)
+        add_version(models, "adder", 2, adder(1), file="hang")
+        repository = stack.enter_context(running_repository(driver))
+        others = [
+            stack.enter_context(process) for process in (importing(repository), *opened(driver.process.children()))
+        ]
+        if is_stopped:
+            repository.stop()
+        driver.kill()
+        repository.wait_for_end()
+        for process in others:
+            process.wait_for_end()
+    with running_daemon(folder / "d.sock", models=models, environment=environment) as driver:
+        assert added_soon(driver, "adder") == 1
+
+
+def added_soon(driver: Daemon, name: str) -> float:
+    with RepositoryPeer(driver.path) as peer:
+        peer.wait_for(name, state=READY)
+    return added(driver, name)
+
+
+# ---------------------------------------------------------------------------------------------------------- bad peers
+
+
+def test_a_client_that_breaks_the_protocol_loses_its_connection_and_others_are_served(
+    models: Path, driver: Daemon, peer: RepositoryPeer
+) -> None:
+    add_version(models, "adder", 1, adder(1))
+    peer.wait_for("adder", version=1)
+    with RepositoryPeer(driver.path) as bad:
+        bad.channel.send(b"no message")
+        with pytest.raises(nnfmq.DeadObject):
+            bad.channel.receive(time.monotonic_ns() + 10**10)
+    assert peer.entries()["adder"].state is READY
+
+
+def ask_without_end(peer: RepositoryPeer) -> None:
+    for call in itertools.count():
+        peer.send(OpenModel(call, "adder"))
+
+
+def test_a_client_that_does_not_read_loses_its_connection(models: Path, driver: Daemon, peer: RepositoryPeer) -> None:
+    add_version(models, "adder", 1, adder(1))
+    peer.wait_for("adder", version=1)
+    with RepositoryPeer(driver.path) as bad:
+        with pytest.raises(nnfmq.DeadObject):
+            ask_without_end(bad)
+        assert peer.entries()["adder"].state is READY
+    with running_repository(driver) as repository:
+        assert not repository.has_exited()
+
+
+def test_ctrl_c_ends_driver_and_repository(models: Path, driver: Daemon, peer: RepositoryPeer) -> None:
+    peer.entries()
+    with running_repository(driver) as repository:
+        driver.program.interrupt()
+        assert driver.program.wait() == 0
+        repository.wait_for_end()
+    assert driver.program.errors() == ""

@@ -1,0 +1,315 @@
+"""InferenceApp without a server: routes, errors, limits of bodies, and the lifetime of the service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from support.asgi_calls import ask, ask_async
+from support.inference_services import ComputingService, ListingService
+
+from nnfmq.hal.errors import DeadObject, NnfmqError, ResourceExhaustedTransient
+from nnfmq.serving.inference_protocol.asgi_app import InferenceApp
+from nnfmq.serving.inference_protocol.wire_tensors import Limits
+from nnfmq.serving.inference_service import InferenceService
+
+INFER = "/v2/models/add/infer"
+BODY = b'{"id": "9", "inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2.5]}]}'
+
+
+@pytest.fixture
+def service() -> ListingService:
+    return ListingService()
+
+
+@pytest.fixture
+def app(service: ListingService) -> InferenceApp:
+    return InferenceApp(service)
+
+
+# ------------------------------------------------------------------------------------------------ endpoints
+
+
+@pytest.mark.parametrize(
+    ("path", "when_ready", "otherwise"),
+    [
+        ("/v2/health/live", {"live": True}, {"live": False}),
+        ("/v2/health/ready", {"ready": True}, {"ready": False}),
+        ("/v2/models/add/ready", {"name": "add", "ready": True}, {"name": "add", "ready": False}),
+        ("/v2/models/add/versions/3/ready", {"name": "add", "ready": True}, {"name": "add", "ready": False}),
+    ],
+)
+def test_health_is_200_or_503(
+    app: InferenceApp, service: ListingService, path: str, when_ready: object, otherwise: object
+) -> None:
+    answer = ask(app, "GET", path)
+    assert (answer.status, answer.json) == (200, when_ready)
+    service.ready = False
+    answer = ask(app, "GET", path)
+    assert (answer.status, answer.json) == (503, otherwise)
+
+
+@pytest.mark.parametrize("path", ["/v2/models/other/ready", "/v2/models/add/versions/4/ready"])
+def test_a_model_that_does_not_exist_is_not_ready(app: InferenceApp, path: str) -> None:
+    assert ask(app, "GET", path).status == 503
+
+
+@pytest.mark.parametrize("path", ["/v2", "/v2/"])
+def test_the_server_s_metadata(app: InferenceApp, path: str) -> None:
+    expected = {"name": "nnfmq", "version": "1.2.3", "extensions": ["statistics", "binary_tensor_data"]}
+    assert ask(app, "GET", path).json == expected
+
+
+@pytest.mark.parametrize("path", ["/v2/models/add", "/v2/models/add/versions/3"])
+def test_a_model_s_metadata_has_the_quantization(app: InferenceApp, path: str) -> None:
+    assert ask(app, "GET", path).json == {
+        "name": "add",
+        "versions": ["3"],
+        "platform": "nnfmq",
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}],
+        "outputs": [
+            {"name": "y", "datatype": "UINT8", "shape": [-1, 3], "parameters": {"scale": 0.5, "zero_point": 7}}
+        ],
+    }
+
+
+def test_an_inference_in_json(app: InferenceApp, service: ListingService) -> None:
+    answer = ask(app, "POST", "/v2/models/add/versions/3/infer", BODY)
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    output = {"name": "y", "datatype": "FP32", "shape": [2], "data": [2.0, 3.5]}
+    assert answer.json == {"model_name": "add", "model_version": "3", "id": "9", "outputs": [output]}
+    assert [(request.model, request.version, request.id) for request in service.requests] == [("add", "3", "9")]
+
+
+def test_an_inference_in_binary_data(app: InferenceApp) -> None:
+    tensor = {"name": "x", "datatype": "INT16", "shape": [2], "parameters": {"binary_data_size": 4}}
+    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    lengths = [(b"inference-header-content-length", str(len(header)).encode())]
+    answer = ask(app, "POST", INFER, header + np.array([7, 8], "<i2").tobytes(), lengths)
+    length = int(answer.headers["inference-header-content-length"])
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert json.loads(answer.body[:length])["outputs"][0]["parameters"] == {"binary_data_size": 4}
+    assert answer.body[length:] == np.array([8, 9], "<i2").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [(b"", ["add", "new", "broken"]), (b"{}", ["add", "new", "broken"]), (b' {"ready": true} ', ["add"])],
+)
+def test_the_list_of_models(app: InferenceApp, body: bytes, names: list[str]) -> None:
+    models = ask(app, "POST", "/v2/repository/index", body).json
+    assert [model["name"] for model in models] == names
+    assert models[0] == {"name": "add", "version": "3", "state": "READY", "reason": ""}
+
+
+def test_a_path_below_a_prefix_of_the_server(app: InferenceApp) -> None:
+    assert ask(app, "GET", "/models/v2/health/live", root_path="/models").status == 200
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/v1",
+        "/v2/health",
+        "/v2/models",
+        "/v2/models/",
+        "/v2/models/add/other",
+        "/v2/models//infer",
+        "/v2/models/add/versions",
+        "/v2/models/add/versions//infer",
+        "/v2/models/add/infer/more",
+        "/v2/logging",
+        "/v2/repository/models/add/load",
+    ],
+)
+def test_other_paths_are_404(app: InferenceApp, path: str) -> None:
+    answer = ask(app, "POST", path)
+    assert (answer.status, answer.json) == (404, {"error": f"this server has no {path!r}"})
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("GET", INFER, "POST"), ("PUT", INFER, "POST"), ("POST", "/v2/health/live", "GET"), ("HEAD", "/v2", "GET")],
+)
+def test_other_methods_are_405(app: InferenceApp, method: str, path: str, allowed: str) -> None:
+    answer = ask(app, method, path)
+    assert (answer.status, answer.headers["allow"]) == (405, allowed)
+
+
+def test_a_service_that_cannot_list_its_models_has_no_list() -> None:
+    answer = ask(InferenceApp(ComputingService()), "POST", "/v2/repository/index")
+    assert (answer.status, answer.json) == (404, {"error": "this server cannot list its models"})
+
+
+@pytest.mark.parametrize("body", [b"[", b"[]", b'{"ready": 1}', b"\xff"])
+def test_other_bodies_for_the_list_are_400(app: InferenceApp, body: bytes) -> None:
+    assert ask(app, "POST", "/v2/repository/index", body).status == 400
+
+
+def test_a_model_that_does_not_exist_is_404(app: InferenceApp) -> None:
+    for method, path, body in (("GET", "/v2/models/a", b""), ("POST", "/v2/models/a/infer", BODY)):
+        answer = ask(app, method, path, body)
+        assert (answer.status, answer.json) == (404, {"error": "there is no model 'a'"})
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry_after"),
+    [(ResourceExhaustedTransient("64 requests wait"), 429, "1"), (DeadObject("the driver died"), 503, "1")],
+)
+def test_an_error_says_when_to_try_again(
+    app: InferenceApp, service: ListingService, error: NnfmqError, status: int, retry_after: str
+) -> None:
+    service.failure = error
+    answer = ask(app, "POST", "/v2/models/fail/infer", BODY)
+    assert (answer.status, answer.headers["retry-after"], answer.json) == (status, retry_after, {"error": str(error)})
+
+
+def test_a_defect_is_500_without_its_text(
+    app: InferenceApp, service: ListingService, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.failure = ZeroDivisionError("a secret")
+    with caplog.at_level(logging.ERROR, "nnfmq.serving"):
+        answer = ask(app, "POST", "/v2/models/fail/infer", BODY)
+    assert answer.status == 500
+    assert b"secret" not in answer.body
+    assert "a secret" in caplog.text
+
+
+def test_an_invalid_request_does_not_reach_the_service(app: InferenceApp, service: ListingService) -> None:
+    assert ask(app, "POST", INFER, b"{}").status == 400
+    assert not service.requests
+
+
+def test_a_cancelled_request_is_cancelled_in_the_service(app: InferenceApp, service: ListingService) -> None:
+    service.failure = asyncio.CancelledError()
+    with pytest.raises(asyncio.CancelledError):
+        ask(app, "POST", "/v2/models/fail/infer", BODY)
+
+
+# ------------------------------------------------------------------------------------------------ bodies and headers
+
+
+def test_a_body_comes_in_pieces(app: InferenceApp) -> None:
+    assert ask(app, "POST", INFER, [BODY[:10], b"", BODY[10:]]).json["outputs"][0]["data"] == [2.0, 3.5]
+
+
+@pytest.mark.parametrize("parts", [[BODY], [BODY[:50], BODY[50:]]])
+def test_a_body_beyond_the_limit_is_413(service: ListingService, parts: list[bytes]) -> None:
+    assert ask(InferenceApp(service, limits=Limits(len(BODY))), "POST", INFER, parts).status == 200
+    answer = ask(InferenceApp(service, limits=Limits(len(BODY) - 1)), "POST", INFER, parts)
+    assert answer.status == 413
+    assert f"more than the {len(BODY) - 1} bytes" in answer.json["error"]
+
+
+@pytest.mark.parametrize("length", [b"90", b"9" * 5000])
+def test_a_body_that_is_announced_beyond_the_limit_is_not_read(service: ListingService, length: bytes) -> None:
+    app = InferenceApp(service, limits=Limits(89))
+    answer = ask(app, "POST", INFER, [], [(b"content-length", length)])
+    assert (answer.status, len(answer.body) < 200) == (413, True)
+
+
+def test_json_beyond_the_limit_is_413(service: ListingService) -> None:
+    assert ask(InferenceApp(service, limits=Limits(max_header_bytes=50)), "POST", INFER, BODY).status == 413
+
+
+def test_a_client_that_leaves_gets_no_response(app: InferenceApp, service: ListingService) -> None:
+    assert asyncio.run(ask_async(app, "POST", INFER, [BODY[:20]], leaves=True)) is None
+    assert not service.requests
+
+
+@pytest.mark.parametrize("length", [b"-1", b"1.5", b"x", b"", b"\xb2", b"9" * 19, b"91"])
+def test_another_header_length_is_400(app: InferenceApp, length: bytes) -> None:
+    answer = ask(app, "POST", INFER, BODY, [(b"inference-header-content-length", length)])
+    assert (answer.status, "Inference-Header-Content-Length" in answer.json["error"]) == (400, True)
+
+
+def test_a_header_may_be_given_once(app: InferenceApp) -> None:
+    answer = ask(app, "POST", INFER, BODY, [(b"inference-header-content-length", b"90")] * 2)
+    assert (answer.status, answer.json["error"]) == (400, "header inference-header-content-length is given 2 times")
+
+
+@pytest.mark.parametrize(("encoding", "status"), [(b"gzip", 415), (b"deflate", 415), (b"identity", 200), (b"", 200)])
+def test_compressed_bodies_are_415(app: InferenceApp, encoding: bytes, status: int) -> None:
+    assert ask(app, "POST", INFER, BODY, [(b"content-encoding", encoding)]).status == status
+
+
+# ------------------------------------------------------------------------------------------------ lifetime
+
+
+async def lifespan(app: InferenceApp, sent: list[dict[str, Any]], between: Any = None) -> None:
+    """Start and end a server's lifetime, and await `between` while it runs."""
+    steps = iter(["lifespan.startup", "lifespan.shutdown"])
+
+    async def receive() -> dict[str, Any]:
+        step = next(steps)
+        if step == "lifespan.shutdown" and between is not None:
+            await between()
+        return {"type": step}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await app({"type": "lifespan"}, receive, send)
+
+
+def test_the_service_is_open_while_the_server_runs() -> None:
+    steps = list[str]()
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[InferenceService]:
+        steps.append("opened")
+        yield ListingService()
+        steps.append("closed")
+
+    app = InferenceApp.opened_by(opened)
+
+    async def between() -> None:
+        answer = await ask_async(app, "POST", INFER, BODY)
+        steps.append(f"served {answer.status if answer else None}")
+
+    assert ask(app, "POST", INFER, BODY).json == {"error": "the server is starting"}
+    sent = list[dict[str, Any]]()
+    asyncio.run(lifespan(app, sent, between))
+    assert steps == ["opened", "served 200", "closed"]
+    assert [message["type"] for message in sent] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+def test_a_service_that_cannot_be_opened_ends_the_server() -> None:
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[InferenceService]:
+        raise DeadObject("no driver can be reached")
+        yield
+
+    sent = list[dict[str, Any]]()
+    with pytest.raises(DeadObject):
+        asyncio.run(lifespan(InferenceApp.opened_by(opened), sent))
+    assert sent == [{"type": "lifespan.startup.failed", "message": "no driver can be reached"}]
+
+
+def test_a_given_service_has_no_lifetime_of_the_server(app: InferenceApp) -> None:
+    sent = list[dict[str, Any]]()
+    asyncio.run(lifespan(app, sent))
+    assert [message["type"] for message in sent] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+def test_websockets_are_refused(app: InferenceApp) -> None:
+    sent = list[dict[str, Any]]()
+
+    async def connect() -> None:
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        await app({"type": "websocket", "path": "/v2"}, asyncio.Event().wait, send)  # type: ignore[arg-type]
+
+    asyncio.run(connect())
+    assert sent == [{"type": "websocket.close", "code": 1003}]
