@@ -1,4 +1,4 @@
-"""DriverAccess: how a replica finds the driver of its node; without a cluster it starts one of its own."""
+"""ReplicaDriver: how a replica finds the driver of its node; without a cluster it starts one of its own."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from nnfmq.serving.driver_process import DriverProcess
 from nnfmq.serving.ray.node_driver import node_driver
 from nnfmq.serving.ray.object_models import object_models, write_version
 
-__all__ = ["DriverAccess"]
+__all__ = ["ReplicaDriver"]
 
 _ATTEMPTS = 50  # to reach an actor that ends because nobody uses it, or starts again
 _PAUSE_S = 0.1
 
 
-class DriverAccess:
+class ReplicaDriver:
     """Finds the driver that serves `models`: a directory, or a mapping as for `app`. Close it."""
 
     def __init__(self, models: str | os.PathLike[str] | Mapping[str, Any], options: Sequence[str]) -> None:
