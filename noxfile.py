@@ -1,4 +1,4 @@
-"""`nox`: the quick tests on every supported Python of this machine. `nox -s ray`: the tests that need Ray or Triton's clients."""
+"""`nox`: the quick tests on every supported Python of this machine; `nox -s ray`: tests of serving, with Ray."""
 
 import nox
 
@@ -21,5 +21,5 @@ def ray(session: nox.Session) -> None:
 
     With `-- --tier deep` a cluster gets 10,000 requests.
     """
-    session.install(".[test,ray]", "tritonclient[http,grpc]>=2.50")
+    session.install(".[test,serving,ray]", "tritonclient[http,grpc]>=2.50")
     session.run("pytest", *(session.posargs or ["--tier", "full"]), *RAY_TESTS)
