@@ -132,9 +132,9 @@ def _typed_array(tensor: Any) -> Array:
     count, field = element_count(tensor.name, tuple(tensor.shape)), DATATYPES[tensor.datatype].typed_field
     if not field:
         raise InvalidArgument(f"input {shown} is {tensor.datatype}, which only raw_input_contents can have")
-    given = {kind.name: len(values) for kind, values in tensor.contents.ListFields()}
-    if given != ({field: count} if count else {}):
-        raise InvalidArgument(f"input {shown} has contents {given}; {count} values in {field} are needed")
+    counts = {kind.name: len(values) for kind, values in tensor.contents.ListFields()}
+    if counts != ({field: count} if count else {}):
+        raise InvalidArgument(f"input {shown} has contents {counts}; {count} values in {field} are needed")
     values = np.fromiter(getattr(tensor.contents, field), _TYPED_DTYPES.get(field, dtype), count)
     return _narrowed(shown, values, dtype).reshape(tuple(tensor.shape))
 

@@ -61,7 +61,7 @@ class _RequestJson(Struct):
 
 
 class OutputFormats(NamedTuple):
-    """Which outputs a client wants as binary data: those of `by_name`, others as `default` says."""
+    """The formats that a client wants: True = binary data. `default` is that of outputs that are not in `by_name`."""
 
     default: bool = False
     by_name: Mapping[str, bool] = {}
