@@ -1,8 +1,9 @@
-"""What a trace costs: null bursts of a traced and of an untraced application, in interleaved pairs.
+"""What a trace costs: null bursts of one application and its driver, with their trace points absent, off and on.
 
-Each application is a process with an embedded driver of its own. A pair asks both, in alternating order, for the time
-of an execution: the minimum over many short batches, because whatever else runs on the machine only adds to it. The
-reported interval is that of the mean difference over all pairs (95 %, normal). Pin the process to two CPUs.
+In each round all three are measured, in another order each time: the shortest of some batches of executions, because
+whatever else runs on the machine only adds to their time. The result of a process pair is the median of the differences
+over its rounds; two pairs differ by where their memory lies, so there are several. Reported are the medians over the
+pairs, and their 95 % intervals (order statistics). Client and driver have a CPU each.
 """
 
 from __future__ import annotations
@@ -10,50 +11,102 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import operator
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from trace_switch import STATES, TraceSwitch, client_functions
 
+from nnfmq.channel import Channel
+from nnfmq.child_environment import child_environment
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType, Subgraph
 
-_BATCHES, _EXECUTIONS, _WARM_UP = 200, 10, 2000
+_BATCHES, _EXECUTIONS, _WARM_UP = 20, 10, 150  # the interpreter adapts to switched code in the warm-up
 _POLL_US = 1e6
+_COSTS = {"off_cost_ns": ("off", "absent"), "on_cost_ns": ("on", "off")}
 
 
-def serve(device: str, operations: int) -> None:
-    """Answer each line of stdin with the time of an execution in ns, of a model of so many operations."""
+def measure(device: str, operations: int, rounds: int) -> dict[str, float]:
+    """Return the medians of one process pair, in ns: times in each state, and differences. Needs $NNFMQ_TRACE."""
     import nnfmq
+    from nnfmq.measure import cpu_pinning
 
-    model = _model(operations)
-    with (
-        nnfmq.connect(embedded=True) as client,
-        client.device(device).prepare(model) as prepared,
-        prepared.burst(polling_window_us=_POLL_US) as burst,
-    ):
+    with ExitStack() as stack:
+        commands = stack.enter_context(_switched_driver())
+        client = stack.enter_context(nnfmq.connect(embedded=True, wait_ready=True))
+        prepared = stack.enter_context(client.device(device).prepare(_model(operations), preference="sustained"))
+        burst: Any = stack.enter_context(prepared.burst(polling_window_us=_POLL_US))
+        cpus = cpu_pinning.choose("apart", 0)
+        cpu_pinning.pin_process(0, cpus.client)
+        cpu_pinning.pin_process(client.driver_pid, cpus.driver)
+        trace = burst._trace
+        switch = TraceSwitch(client_functions(), lambda is_on: setattr(burst, "_trace", trace if is_on else None))
         burst.inputs[0][...] = np.float32(1)
-        outputs = burst.outputs
-        for _ in range(_WARM_UP):
-            burst.execute(out=outputs)
-        print("ready", flush=True)
-        for _ in sys.stdin:
-            print(min(_batches(burst, outputs)), flush=True)
+        times: dict[str, list[float]] = {state: [] for state in STATES}
+        for number in range(rounds):
+            for position in range(len(STATES)):
+                state = STATES[(number + position) % len(STATES)]
+                _switch(commands, switch, state)
+                times[state].append(_shortest(burst))
+        _switch(commands, switch, "on")  # the client's functions are as before
+    return _report(times)
 
 
-def _batches(burst: object, outputs: object) -> Iterator[float]:
-    execute, clock = burst.execute, time.perf_counter_ns  # type: ignore[attr-defined]
+@contextmanager
+def _switched_driver() -> Iterator[socket.socket]:
+    """Let embedded drivers be `trace_switch.py`; yield the socket for its commands."""
+    from nnfmq.runtime import embedded_driver
+
+    own, peer = socket.socketpair()
+    usual, program = embedded_driver.start_embedded_driver, str(Path(__file__).with_name("trace_switch.py"))
+
+    def started(variables: Mapping[str, str]) -> tuple[Channel, subprocess.Popen[bytes]]:
+        client_end, driver_end = Channel.pair()
+        with driver_end:
+            fds = [driver_end.fileno(), peer.fileno()]
+            command = [sys.executable, program, *map(str, fds)]
+            environment = child_environment(variables)
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=environment)
+        return client_end, process
+
+    with own, peer:
+        embedded_driver.start_embedded_driver = started
+        try:
+            yield own
+        finally:
+            embedded_driver.start_embedded_driver = usual
+
+
+def _switch(commands: socket.socket, switch: TraceSwitch, state: str) -> None:
+    """Switch driver and client."""
+    commands.sendall(bytes([STATES.index(state)]))
+    if not commands.recv(1):
+        raise OSError("the driver has exited")
+    switch.set(state)
+
+
+def _shortest(burst: Any) -> float:
+    """Return the time of an execution in the shortest of some batches."""
+    execute, outputs, clock = burst.execute, burst.outputs, time.perf_counter_ns
+    for _ in range(_WARM_UP):
+        execute(out=outputs)
+    durations = []
     for _ in range(_BATCHES):
         begin_ns = clock()
         for _ in range(_EXECUTIONS):
             execute(out=outputs)
-        yield (clock() - begin_ns) / _EXECUTIONS
+        durations.append(clock() - begin_ns)
+    return min(durations) / _EXECUTIONS
 
 
 def _model(operations: int) -> Model:
@@ -64,69 +117,59 @@ def _model(operations: int) -> Model:
     return Model(Subgraph(operands, steps, (0,), (operations,)))
 
 
-@contextmanager
-def application(device: str, operations: int, trace: Path | None) -> Iterator[subprocess.Popen[str]]:
-    """Start a process that runs `serve`, and wait until it is ready."""
-    environment = {name: value for name, value in os.environ.items() if name != "NNFMQ_TRACE"}
-    if trace is not None:
-        environment["NNFMQ_TRACE"] = str(trace)
-    command = [sys.executable, __file__, "--serve", "--device", device, "--operations", str(operations)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
-        if process.stdout.readline() != "ready\n":
-            raise OSError(f"the application ended with status {process.wait()}")
-        yield process
-        process.stdin.close()
+# ---- the report
 
 
-def ask(process: subprocess.Popen[str]) -> float:
-    """Return the time of an execution."""
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-    return float(process.stdout.readline())
+def _report(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    report = {f"{state}_ns": statistics.median(times[state]) for state in STATES}
+    for name, (longer, shorter) in _COSTS.items():
+        report[name] = statistics.median(map(operator.sub, times[longer], times[shorter]))
+    return report
 
 
-def measure(device: str, operations: int, pairs: int) -> dict[str, object]:
-    """Return the times of untraced and traced executions, and of their differences, in ns."""
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder, "trace.json")
-        with application(device, operations, None) as plain, application(device, operations, trace) as traced:
-            times = [_pair(plain, traced, number) for number in range(pairs)]
-    differences = [on - off for off, on in times]
-    return {
-        "device": device,
-        "operations": operations,
-        "pairs": pairs,
-        "off_ns": min(off for off, _ in times),
-        "on_ns": min(on for _, on in times),
-        "median_difference_ns": statistics.median(differences),
-        "mean_difference_ns": statistics.mean(differences),
-        "interval_ns": 1.96 * statistics.pstdev(differences) / math.sqrt(pairs),
-    }
+def interval(values: Iterable[float]) -> dict[str, float]:
+    """Return the median of a sample, and the 95 % interval of the median that it was drawn from.
 
-
-def _pair(plain: subprocess.Popen[str], traced: subprocess.Popen[str], number: int) -> tuple[float, float]:
-    if number % 2:
-        on = ask(traced)
-        return ask(plain), on
-    return ask(plain), ask(traced)
+    The number of values below that has a binomial distribution, so the interval ends at the order statistics that are
+    1.96 of its standard deviations, half the root of the number, away from the middle.
+    """
+    ordered = sorted(values)
+    away = 0.98 * math.sqrt(len(ordered))
+    low = max(0, math.floor(len(ordered) / 2 - away))
+    high = min(len(ordered) - 1, math.ceil(len(ordered) / 2 + away))
+    return {"median": statistics.median(ordered), "low": ordered[low], "high": ordered[high]}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure as the arguments say, and print the result."""
+    """Measure as the arguments say, each pair in processes of its own, and print the result; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--device", default="reference", help="default: reference")
     parser.add_argument("--operations", type=int, default=1, help="operations of the model (default: 1)")
-    parser.add_argument("--pairs", type=int, default=30, help="default: 30")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--pairs", type=int, default=15, help="process pairs (default: 15, a minute)")
+    parser.add_argument("--rounds", type=int, default=100, help="of each pair (default: 100)")
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
-    if arguments.serve:
-        serve(arguments.device, arguments.operations)
+    if arguments.measure:
+        print(json.dumps(measure(arguments.device, arguments.operations, arguments.rounds)))
         return 0
-    print(json.dumps(measure(arguments.device, arguments.operations, arguments.pairs), indent=2))
+    options = [f"--{name}={getattr(arguments, name)}" for name in ("device", "operations", "rounds")]
+    found = [_measured_pair(options) for _ in range(arguments.pairs)]
+    report: dict[str, Any] = {name: getattr(arguments, name) for name in ("device", "operations", "pairs", "rounds")}
+    for name in found[0]:
+        report[name] = interval(each[name] for each in found)
+    print(json.dumps(report, indent=2))
     return 0
+
+
+def _measured_pair(options: Sequence[str]) -> dict[str, float]:
+    """Return the medians of a new process pair."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
+        added = {"NNFMQ_TRACE": str(Path(folder, "trace.json")), "PYTHONPATH": os.pathsep.join(paths)}
+        command = [sys.executable, __file__, "--measure", *options]
+        done = subprocess.run(command, env=os.environ | added, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
 
 
 if __name__ == "__main__":

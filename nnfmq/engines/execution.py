@@ -261,10 +261,11 @@ class BoundSteps:
         try:
             if self._has_run and self._write_directly is not None:
                 self.write_outputs, self._write_directly = self._write_directly(frame), None
-            if TRACING.recorder is None:
+            recorder = TRACING.recorder
+            if recorder is None:
                 run_steps(self._steps, frame, options)
             else:
-                self._run_recorded(TRACING.recorder, options)
+                self._run_recorded(recorder, options)
             shapes = self.write_outputs(frame)
             self._has_run = True
             return shapes
@@ -280,13 +281,14 @@ class BoundSteps:
             run_steps(self._steps, frame, options)
             return
         frame[-1] = options
-        end_step = trace.end_step
+        if options is DEFAULT_RUN_OPTIONS:
+            trace.run(self._steps, frame)
+            return
         trace.begin()
         for step in self._steps:
-            if options is not DEFAULT_RUN_OPTIONS:
-                options.check()
+            options.check()
             step(frame)
-            end_step()
+            trace.end_step()
 
     def _prepare_recording(self, recorder: TraceRecorder) -> None:
         names = self._trace_names() or [f"[NN_LC_PCO]step {number}" for number in range(len(self._steps))]

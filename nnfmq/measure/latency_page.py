@@ -16,6 +16,7 @@ _STYLE = """
 body { margin: 1rem auto; max-width: 60rem; }
 h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 th:first-child, td:first-child { text-align: left; }
+td.text { min-width: 12rem; white-space: normal; }
 .wide svg { display: block; max-width: 42rem; }
 .charts { grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }
 figcaption { font-size: .9rem; }
@@ -47,10 +48,16 @@ def latency_page(title: str, parts: Iterable[str]) -> str:
     return html_page(title, parts, _STYLE)
 
 
-def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table that scrolls by itself on a narrow screen. The cells are text."""
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, ends_with_words: bool = False) -> str:
+    """Return a table that scrolls by itself on a narrow screen. The lines of a last column of words are broken."""
+
+    def cells(tag: str, texts: Sequence[str]) -> str:
+        parts = [f"<{tag}>{escape(text)}</{tag}>" for text in texts]
+        if ends_with_words:
+            parts[-1] = f'<{tag} class="text">{escape(texts[-1])}</{tag}>'
+        return "".join(parts)
+
+    head, body = cells("th", headings), "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nnfmq.observe.trace_layout import (
     CURSOR,
@@ -141,7 +141,7 @@ class TraceRing:
 
 
 class ExchangeTrace:
-    """Records the requests of one burst of a client: the calls of the methods in order take the times.
+    """Records the requests of one burst of a client.
 
     `words` are the burst's execution statistics, whose first word is the number of the packet; borrowed. `sample` is
     called when it is time for a sample of how long the thread has waited for a CPU.
@@ -152,33 +152,27 @@ class ExchangeTrace:
         self._base = base
         self._words = words
         self._sample = sample
-        self._begin_ns = self._sent_ns = self._received_ns = 0
+        self._begin_ns = 0
 
     def begin(self) -> None:
         """An execution begins."""
         self._begin_ns = monotonic_ns()
-        self._sent_ns = self._received_ns = 0
 
-    def sent(self) -> None:
-        """The request is in the queue."""
-        self._sent_ns = monotonic_ns()
+    def end(self, sent_ns: int, waited_ns: int) -> None:
+        """An execution ends, whose packet was sent at `sent_ns` and whose result was read `waited_ns` later: record it.
 
-    def received(self) -> None:
-        """The result was read from the queue."""
-        self._received_ns = monotonic_ns()
-
-    def end(self) -> None:
-        """The execution ends: record it, unless no result was received since `begin`."""
-        if not (self._begin_ns and self._sent_ns and self._received_ns):
+        Does nothing unless one has begun.
+        """
+        if not self._begin_ns:
             return
-        ring, end_ns = self._ring, monotonic_ns()
+        ring, received_ns, end_ns = self._ring, sent_ns + waited_ns, monotonic_ns()
         try:
             request = self._base | self._words[0] & _NUMBER
         except ValueError:  # another thread has closed the burst
             return
-        ring.slice(_WRITE, request, self._begin_ns, self._sent_ns)
-        ring.slice(_WAIT, request, self._sent_ns, self._received_ns)
-        ring.slice(_READ, request, self._received_ns, end_ns)
+        ring.slice(_WRITE, request, self._begin_ns, sent_ns)
+        ring.slice(_WAIT, request, sent_ns, received_ns)
+        ring.slice(_READ, request, received_ns, end_ns)
         ring.slice(_EXECUTE, request, self._begin_ns, end_ns)
         begin_ns, self._begin_ns = self._begin_ns, 0
         if ring._is_sample_due(begin_ns, end_ns):
@@ -193,6 +187,13 @@ class StepTrace:
         self._ids = memoryview(names).cast("I")
         self._next = len(self._ids)
         self._begin_ns = 0
+
+    def run(self, steps: Sequence[Callable[[list[Any]], object]], frame: list[Any]) -> None:
+        """Call each step with `frame`, and record it."""
+        self.begin()
+        for step in steps:
+            step(frame)
+            self.end_step()
 
     def begin(self) -> None:
         """The first step begins."""

@@ -136,7 +136,7 @@ cdef class TraceRing:
 cdef class ExchangeTrace:
     cdef TraceRing ring
     cdef uint64_t base
-    cdef int64_t begin_ns, sent_ns, received_ns
+    cdef int64_t begin_ns
     cdef object words, sample
 
     def __cinit__(self, TraceRing ring not None, uint64_t base, words, sample):
@@ -144,19 +144,12 @@ cdef class ExchangeTrace:
 
     def begin(self):
         self.begin_ns = nnfmq_trace_now()
-        self.sent_ns = self.received_ns = 0
 
-    def sent(self):
-        self.sent_ns = nnfmq_trace_now()
-
-    def received(self):
-        self.received_ns = nnfmq_trace_now()
-
-    def end(self):
+    def end(self, int64_t sent_ns, int64_t waited_ns):
         cdef Py_buffer stats
         cdef uint64_t request
         cdef int64_t begin_ns, end_ns
-        if not (self.begin_ns and self.sent_ns and self.received_ns):
+        if not self.begin_ns:
             return
         end_ns = nnfmq_trace_now()
         try:
@@ -165,9 +158,9 @@ cdef class ExchangeTrace:
             return
         request = self.base | (<const uint64_t *>stats.buf)[0] & NUMBER
         PyBuffer_Release(&stats)
-        self.ring.write(WRITE, request, self.begin_ns, self.sent_ns)
-        self.ring.write(WAIT, request, self.sent_ns, self.received_ns)
-        self.ring.write(READ, request, self.received_ns, end_ns)
+        self.ring.write(WRITE, request, self.begin_ns, sent_ns)
+        self.ring.write(WAIT, request, sent_ns, sent_ns + waited_ns)
+        self.ring.write(READ, request, sent_ns + waited_ns, end_ns)
         self.ring.write(EXECUTE, request, self.begin_ns, end_ns)
         begin_ns, self.begin_ns = self.begin_ns, 0
         if self.ring.is_sample_due(begin_ns, end_ns):
@@ -187,11 +180,17 @@ cdef class StepTrace:
         self.ids, self.count = <const uint32_t *>PyBytes_AS_STRING(names), PyBytes_GET_SIZE(names) // 4
         self.next = self.count
 
-    def begin(self):
+    def run(self, steps, frame):
+        self.begin()
+        for step in steps:
+            step(frame)
+            self.end_step()
+
+    cpdef begin(self):
         self.next = 0
         self.begin_ns = nnfmq_trace_now()
 
-    def end_step(self):
+    cpdef end_step(self):
         cdef int64_t now_ns
         if self.next < self.count:
             now_ns = nnfmq_trace_now()

@@ -171,8 +171,6 @@ class BurstChannel(Uncopyable):
         if not self._requests.send(packet):
             self._in_flight = False
             return None
-        if self._trace is not None:
-            self._trace.sent()
         try:
             reply = self._results.receive(deadline_ns, self._window_ns)
         except DeadObject:
@@ -180,8 +178,6 @@ class BurstChannel(Uncopyable):
             raise
         if reply is None:
             raise MissedDeadlineTransient(_TIMED_OUT)
-        if self._trace is not None:
-            self._trace.received()
         self._sent_bytes += len(packet)
         self._received_bytes += len(reply)
         self._in_flight = False
@@ -193,8 +189,6 @@ class BurstChannel(Uncopyable):
         if not self._requests.send(packet):
             self._in_flight = False
             return None
-        if self._trace is not None:
-            self._trace.sent()
         try:
             reply = await self._results.receive_async(deadline_ns)
         except DeadObject:
@@ -202,8 +196,6 @@ class BurstChannel(Uncopyable):
             raise
         if reply is None:
             raise MissedDeadlineTransient(_TIMED_OUT)
-        if self._trace is not None:
-            self._trace.received()
         self._sent_bytes += len(packet)
         self._received_bytes += len(reply)
         self._in_flight = False

@@ -177,8 +177,6 @@ class Burst(BurstChannel, HasState):
                 raise
             return self._execute_after_failure(error, inputs, out, kind, deadline_ns)
         finally:
-            if self._trace is not None:
-                self._trace.end()
             try:
                 if claims[CLAIM] is claim:
                     del claims[CLAIM]
@@ -218,10 +216,14 @@ class Burst(BurstChannel, HasState):
         else:
             result = self._accept(reply, request, begin_ns)
             if result.status is not ErrorStatus.NONE:
+                self._record_failure(begin_ns)
                 self._raise_error(result, deadline_ns)
         if state is not None:
             state.advance()
-        return arrays.outputs if out is arrays.outputs else arrays.copy_out(out)
+        outputs = arrays.outputs if out is arrays.outputs else arrays.copy_out(out)
+        if self._trace is not None and reply is not None:
+            self._trace.end(begin_ns, self._latency_ns)
+        return outputs
 
     def _accept(self, reply: bytes, request: CachedRequest, begin_ns: int) -> ResultPacket:
         """Return the validated result of the burst's own request, and keep its times. Raises ProtocolError."""
@@ -232,6 +234,10 @@ class Burst(BurstChannel, HasState):
         if is_repeatable and len(reply) <= _MAX_CACHED_BYTES:
             request.valid_reply = reply
         return result
+
+    def _record_failure(self, begin_ns: int) -> None:
+        if self._trace is not None:
+            self._trace.end(begin_ns, self._latency_ns)
 
     def _no_memory_error(self) -> Exception:
         self._require_open()
@@ -308,8 +314,6 @@ class Burst(BurstChannel, HasState):
             execute = partial(self._execute_after_failure, error, inputs, out, kind, deadline_ns)
             return await run_on_fallback_thread(execute, partial(self._release_claim, other))
         finally:
-            if self._trace is not None:
-                self._trace.end()
             try:
                 if claims[CLAIM] is claim:
                     del claims[CLAIM]
@@ -334,10 +338,14 @@ class Burst(BurstChannel, HasState):
         else:
             result = self._accept(reply, request, begin_ns)
             if result.status is not ErrorStatus.NONE:
+                self._record_failure(begin_ns)
                 await self._raise_error_in_task(result, deadline_ns)
         if arrays.state is not None:
             arrays.state.advance()
-        return arrays.copy_out(out)
+        outputs = arrays.copy_out(out)
+        if self._trace is not None and reply is not None:
+            self._trace.end(begin_ns, self._latency_ns)
+        return outputs
 
     async def _execute_over_channel(
         self, arrays: MappedArrays, is_measured: bool, begin_ns: int, deadline_ns: int | None

@@ -29,8 +29,13 @@ class _Location(NamedTuple):
 
 def _location(pid: int) -> _Location | None:
     """Return where the CPU controller has a process; None if it is not mounted."""
-    groups = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
-    mounts = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
+    return _found_location(Path(f"/proc/{pid}/cgroup").read_text(), Path("/proc/self/mounts").read_text())
+
+
+def _found_location(cgroup: str, mounted: str) -> _Location | None:
+    """Return the same from the content of /proc/PID/cgroup and /proc/self/mounts."""
+    groups = [line.split(":", 2) for line in cgroup.splitlines()]
+    mounts = [line.split(" ") for line in mounted.splitlines()]
     for _, mount, kind, options, *_ in mounts:
         for _, controllers, path in groups:
             if kind == "cgroup" and "cpu" in options.split(",") and "cpu" in controllers.split(","):

@@ -30,7 +30,9 @@ def _scenarios(scenarios: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         causes = ", ".join(f"{name} {time / 1e6:,.0f} ms" for name, time in each["causes_ns"].items())
         rows.append([each["scenario"], *times, f"{each['requests']:,}", f"{each['slow_requests']:,}", causes])
     yield "<p>Latencies in µs. The causes are named from evidence, whatever the load was.</p>"
-    yield html_table(("scenario", *_PERCENTILES, "requests", "slow", "causes of slow requests"), rows)
+    yield html_table(
+        ("scenario", *_PERCENTILES, "requests", "slow", "causes of slow requests"), rows, ends_with_words=True
+    )
 
 
 def _worst(scenarios: Sequence[Mapping[str, Any]]) -> Iterator[str]:

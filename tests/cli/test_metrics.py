@@ -316,6 +316,32 @@ def test_the_dashboard_uses_only_metrics_that_the_endpoint_has(capsys: pytest.Ca
     assert len(dashboard["panels"]) > 10
 
 
+def label_uses(dashboard: dict[str, Any]) -> Iterator[tuple[str, set[str]]]:
+    """Yield each expression of a panel, and the labels that it and its legend use; and those of the variables."""
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", ()):
+            text = target["expr"]
+            grouped = [name for names in re.findall(r"by \(([^)]*)\)", text) for name in re.split(r",\s*", names)]
+            legend = re.findall(r"{{(\w+)}}", target.get("legendFormat") or "")
+            yield text, {*grouped, *legend, *re.findall(r"(\w+)=~?\"", text)}
+    for variable in dashboard["templating"]["list"]:
+        for label in re.findall(r"label_values\(\w+, (\w+)\)", str(variable["query"])):
+            yield str(variable["query"]), {label}
+
+
+def test_the_dashboard_uses_only_labels_that_the_metrics_have(capsys: pytest.CaptureFixture[str]) -> None:
+    """A legend with a label that an aggregation drops would be empty."""
+    assert main(["metrics", "--dashboard"]) == 0
+    dashboard = json.loads(capsys.readouterr().out)
+    labels = {name: {label for label, _ in pairs} for name, pairs in Scraped(driver(client(1))).scrape()}
+    labels["nnfmq_worker_cpu_seconds_total"] = labels["nnfmq_worker_resident_bytes"] = {"client", "pid"}
+    uses = list(label_uses(dashboard))
+    assert len(uses) > 15
+    for text, used in uses:
+        for name in re.findall(r"\bnnfmq_\w+", text):
+            assert used <= labels[name], f"{text}: {name} has the labels {labels[name]}"
+
+
 def test_the_command_without_prometheus_client_names_the_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -170,6 +170,18 @@ def test_steps_are_recorded_one_after_the_other(core: ModuleType, memory: bytear
     assert records(memory)[2][0] >= last[1]
 
 
+def test_the_steps_that_are_run_are_recorded_until_one_fails(core: ModuleType, memory: bytearray) -> None:
+    ring, frame = core.TraceRing(memory, PID, LABEL), [0]
+    steps = core.StepTrace(ring, struct.pack("<2I", 7, 8))
+    steps.run([lambda frame: frame.append(1), lambda frame: frame.append(2)], frame)
+    first, second = records(memory)[:2]
+    assert (frame, first[3], second[3], ring.written) == ([0, 1, 2], 7, 8, 2)
+    assert first[0] <= first[1] <= second[0] <= second[1]
+    with pytest.raises(ZeroDivisionError):
+        steps.run((lambda frame: frame.append(3), lambda _frame: 1 // 0), frame)
+    assert (frame, ring.written) == ([0, 1, 2, 3], 3)
+
+
 def trace_now() -> int:
     import time
 
@@ -226,33 +238,37 @@ def test_an_exchange_becomes_four_slices_of_one_request(core: ModuleType, memory
     exchange = core.ExchangeTrace(ring, 1 << 42, statistics(8, 0, 0, 0, 0, 0), lambda: samples.append(1))
     before = trace_now()
     exchange.begin()
-    exchange.sent()
-    exchange.received()
-    exchange.end()
+    sent_ns = trace_now()
+    exchange.end(sent_ns, 0)
     (write, wait, read, execute), after = records(memory)[:4], trace_now()
     assert [slice_[3] for slice_ in (write, wait, read, execute)] == [5, 6, 7, 4]
-    assert before <= write[0] <= write[1] == wait[0] <= wait[1] == read[0] <= read[1] <= after
+    assert before <= write[0] <= write[1] == wait[0] == sent_ns == wait[1] == read[0] <= read[1] <= after
     assert execute[:2] == (write[0], read[1])
     assert {slice_[2] for slice_ in (write, wait, read, execute)} == {(1 << 42) | 8}
     assert samples == [1]
 
 
-def test_an_exchange_without_a_result_is_not_recorded(core: ModuleType, memory: bytearray) -> None:
+def test_the_wait_of_an_exchange_begins_when_it_was_sent(core: ModuleType, memory: bytearray) -> None:
+    ring = core.TraceRing(memory, PID, LABEL)
+    exchange = core.ExchangeTrace(ring, 0, statistics(8, 0, 0, 0, 0, 0), lambda: None)
+    exchange.begin()
+    exchange.end(5_000, 700)
+    assert records(memory)[1][:2] == (5_000, 5_700)
+
+
+def test_an_exchange_that_has_not_begun_is_not_recorded(core: ModuleType, memory: bytearray) -> None:
     ring, words = core.TraceRing(memory, PID, LABEL), statistics(8, 0, 0, 0, 0, 0)
     exchange = core.ExchangeTrace(ring, 0, words, lambda: None)
-    exchange.end()
+    exchange.end(1, 1)
+    assert ring.written == 0
     exchange.begin()
-    exchange.sent()
-    exchange.end()
-    exchange.received()
-    exchange.begin()  # forgets the earlier request
-    exchange.end()
-    assert ring.written == 0
-    exchange.sent()
-    exchange.received()
+    exchange.end(1, 1)
+    exchange.end(1, 1)
+    assert ring.written == 4
+    exchange.begin()
     words.release()  # the burst is closed by another thread
-    exchange.end()
-    assert ring.written == 0
+    exchange.end(1, 1)
+    assert ring.written == 4
 
 
 def test_a_closed_ring_records_nothing_and_releases_its_memory(core: ModuleType, memory: bytearray) -> None:

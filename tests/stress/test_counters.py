@@ -1,4 +1,4 @@
-"""What the kernel reports: counters of a request, states, CPU limits, compile processes; each with a real process."""
+"""What the kernel reports: counters of a request and states; each with a real process."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ import numpy as np
 import pytest
 from support.drivers import Process, until
 
-from nnfmq.measure.failures import BenchmarkFailed
-from nnfmq.stress import cpu_groups
 from nnfmq.stress.application_work import ApplicationWork, can_reclaim
-from nnfmq.stress.cpu_groups import limited_group, throttle_files, throttled_ns
 from nnfmq.stress.disturbances import Action, DisturbancePlan, prepared_actions, running_actions
 from nnfmq.stress.process_counters import RequestCounters, memory_stall_ns, read_state, run_ns
 from nnfmq.stress.recording_client import CollectorTime
@@ -124,58 +121,6 @@ def test_the_sampler_goes_on_when_a_process_has_exited() -> None:
         count = len(sampler.samples[0])
         until(lambda: len(sampler.samples[0]) > count + 1, "samples after the exit")
     assert not sampler.samples[0][-1].is_worker_stopped
-
-
-# ---- CPU limits
-
-
-def test_the_throttled_time_of_both_versions_of_cgroups() -> None:
-    assert throttled_ns("nr_periods 3\nnr_throttled 2\nthrottled_time 1500\n") == 1500
-    assert throttled_ns("usage_usec 9\nnr_throttled 2\nthrottled_usec 1500\n") == 1_500_000
-
-
-def can_limit() -> bool:
-    try:
-        with limited_group(os.getpid()):
-            return True
-    except BenchmarkFailed:
-        return False
-
-
-def test_a_limited_process_is_throttled_and_returns_to_its_group(child: Process) -> None:
-    if not can_limit():
-        pytest.skip("a CPU limit needs root or a delegated cgroup")
-    before = Path(f"/proc/{child.pid}/cgroup").read_text()
-    with limited_group(child.pid) as group:
-        group.limit(1000)
-        files = throttle_files(child.pid)
-        until(lambda: sum(throttled_ns(path.read_text()) for path in files) > 0, "the process has been throttled")
-        group.limit(None)
-        assert Path(f"/proc/{child.pid}/cgroup").read_text() != before
-    assert Path(f"/proc/{child.pid}/cgroup").read_text() == before
-
-
-def test_a_limit_without_permission_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    missing = tmp_path / "missing"
-    location = cpu_groups._Location(missing, "/", 1)
-    monkeypatch.setattr(cpu_groups, "_location", lambda pid: location)
-    with pytest.raises(BenchmarkFailed, match="needs root or a delegated cgroup"), limited_group(os.getpid()):
-        pass
-
-
-def test_version_2_gets_its_limit_in_cpu_max(tmp_path: Path) -> None:
-    group = cpu_groups.CpuGroup(tmp_path, 2)
-    group.limit(2000)
-    assert (tmp_path / "cpu.max").read_text() == "2000 50000"
-    group.limit(None)
-    assert (tmp_path / "cpu.max").read_text() == "max 50000"
-
-
-def test_without_the_cpu_controller_there_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_groups, "_location", lambda pid: None)
-    assert throttle_files(os.getpid()) == []
-    with pytest.raises(BenchmarkFailed, match="not available"), limited_group(os.getpid()):
-        pass
 
 
 # ---- disturbances

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from support.trace_event_rules import violations
 
 from nnfmq.stress.records import RequestRecord, StressSample
 from nnfmq.stress.scenarios import Scenario
@@ -68,7 +69,9 @@ def test_a_scenario_that_was_not_possible_has_its_reason() -> None:
 
 
 def test_the_trace_has_each_worst_request_with_its_stages_one_after_the_other(report: dict[str, Any]) -> None:
-    events = chrome_trace([report, {"scenario": "missing", "reason": "no root"}])["traceEvents"]
+    trace = chrome_trace([report, {"scenario": "missing", "reason": "no root"}])
+    assert violations(trace) == []
+    events = trace["traceEvents"]
     names = [event["args"]["name"] for event in events if event["ph"] == "M"]
     assert names == [SCENARIO.text(), "missing"]
     spans = [event for event in events if event["ph"] == "X"]
@@ -104,6 +107,7 @@ def test_the_page_has_the_scenarios_and_the_evidence(report: dict[str, Any]) -> 
     assert "<title>Worst cases of b&lt;c.tflite</title>" in page
     cells = Cells(page).found
     assert "gc 38 ms" in cells
+    assert '<td class="text">gc 38 ms</td>' in page
     assert "<b>gc</b>: 38.0 ms in the client&#x27;s garbage collector (gc.callbacks)" in page
     assert "40.0 ms at 0.25 s, application 40.0, queue 0.0, driver 0.0, engine 0.0" in page
     assert "no <root>" in cells

@@ -3,29 +3,84 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import xml.etree.ElementTree as xml
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import draw_trace
 import pytest
 import trace_bench
+from trace_switch import STATES, TraceSwitch, client_functions, driver_functions, without_trace
 
 from nnfmq.observe.chrome_trace import write_trace
 from nnfmq.observe.trace_layout import request_base
 from nnfmq.observe.trace_model import Slice, Trace
 
 
-def test_the_cost_is_the_difference_of_pairs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert trace_bench.main(["--pairs", "2", "--operations", "3"]) == 0
+def test_the_cost_is_measured_in_each_pair(capsys: pytest.CaptureFixture[str]) -> None:
+    assert trace_bench.main(["--pairs", "2", "--rounds", "2", "--operations", "3"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["pairs"], report["operations"], report["device"]) == (2, 3, "reference")
-    assert report["off_ns"] > 0
-    assert report["on_ns"] > 0
+    assert (report["pairs"], report["rounds"], report["operations"], report["device"]) == (2, 2, 3, "reference")
+    for state in STATES:
+        assert 0 < report[f"{state}_ns"]["low"] <= report[f"{state}_ns"]["high"]
+    assert {"off_cost_ns", "on_cost_ns"} <= report.keys()
 
 
-def test_an_application_that_cannot_start_is_an_error() -> None:
-    with pytest.raises(OSError, match="the application ended with status 1"):
-        trace_bench.measure("no such device", 1, 1)
+def test_a_pair_that_cannot_be_measured_is_an_error() -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        trace_bench.main(["--device", "no such device", "--pairs", "1", "--rounds", "1"])
+
+
+def test_the_interval_of_a_median_ends_at_order_statistics() -> None:
+    """Of 100 values 0.98·10 = 9.8 away from the middle."""
+    assert trace_bench.interval(range(100)) == {"median": 49.5, "low": 40, "high": 60}
+    assert trace_bench.interval([3.0]) == {"median": 3.0, "low": 3.0, "high": 3.0}
+
+
+@pytest.mark.parametrize("function", [*client_functions(), *driver_functions()], ids=lambda each: each.__qualname__)
+def test_trace_points_can_be_removed_from_the_functions_of_the_hot_path(function: FunctionType) -> None:
+    names = {*without_trace(function).co_names}
+    assert names < {*function.__code__.co_names}
+    assert "_in_flight" in names or "_in_flight" not in function.__code__.co_names
+
+
+def traced(self: Any) -> str:
+    recorder = TRACING.recorder
+    found = "nothing" if recorder is None else "slices"
+    if WORKER_TRACE.switch[0] or TRACING.recorder is not None:
+        found += " of a driver"
+    if self._trace is not None and found:
+        found += " of a client"
+    return found
+
+
+class _Recording:
+    recorder, switch, _trace = object(), b"\1", object()
+
+
+TRACING = WORKER_TRACE = _Recording()
+
+
+def test_what_depends_on_tracing_is_removed_and_nothing_else() -> None:
+    assert traced(_Recording()) == "slices of a driver of a client"
+    recorded: list[bool] = []
+    switch, found = TraceSwitch([traced], recorded.append), []  # type: ignore[list-item]
+    for state in STATES:
+        switch.set(state)
+        found.append(traced(_Recording()))
+    assert found == ["nothing", *["slices of a driver of a client"] * 2]
+    assert recorded == [False, False, True]
+
+
+def untraced() -> int:
+    return 1
+
+
+def test_a_function_without_known_trace_points_is_an_error() -> None:
+    with pytest.raises(ValueError, match="untraced: its trace points are not those that this tool knows"):
+        without_trace(untraced)  # type: ignore[arg-type]
 
 
 def test_a_request_is_drawn_with_its_slices_and_arrows(tmp_path: Path) -> None:

@@ -8,12 +8,15 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from support.trace_event_rules import violations
+
 Event = dict[str, Any]
 
 
 def load(path: Path) -> list[Event]:
-    """Return the events of a file; times are exact."""
+    """Return the events of a file; times are exact. Fails unless each obeys the format."""
     document = json.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
+    assert violations(document) == []
     events: list[Event] = document["traceEvents"]
     return events
 
