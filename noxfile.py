@@ -1,8 +1,12 @@
-"""`nox`: the quick tests on every supported Python of this machine. `nox -s ray`: the tests that need Ray."""
+"""`nox`: the quick tests on every supported Python of this machine; `nox -s ray`: tests of serving, with Ray."""
 
 import nox
 
-RAY_TESTS = ("tests/serving", "tests/tools/test_ray_bench.py", "tests/test_documents.py")
+RAY_TESTS = (
+    "tests/serving",
+    "tests/tools/test_ray_bench.py",
+    "tests/test_documents.py::test_the_python_of_a_page_runs[docs/tutorial/two-nodes.md]",
+)
 
 nox.options.sessions = ["tests"]
 nox.options.error_on_missing_interpreters = False
@@ -17,6 +21,9 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def ray(session: nox.Session) -> None:
-    """Install Ray, and run the tests of serving: `nox -s ray`. With `-- --tier deep` a cluster gets 10,000 requests."""
-    session.install(".[test,ray]")
+    """Install Ray and Triton's clients, and run the tests of serving: `nox -s ray`.
+
+    With `-- --tier deep` a cluster gets 10,000 requests.
+    """
+    session.install(".[test,serving,ray]", "tritonclient[http,grpc]>=2.50")
     session.run("pytest", *(session.posargs or ["--tier", "full"]), *RAY_TESTS)

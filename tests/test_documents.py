@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.places import ROOT
+from support.ray_cluster import output_of_ray, ray_folder, require_ray
 
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
 _BLOCK = re.compile(
@@ -46,6 +47,10 @@ def run(command: list[str], folder: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
+def uses_ray(code: str) -> bool:
+    return "import ray\n" in code
+
+
 def having(language: str) -> list[Path]:
     return [page for page in PAGES if blocks(page, language)]
 
@@ -53,8 +58,20 @@ def having(language: str) -> list[Path]:
 @pytest.mark.parametrize("page", having("python"), ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     script = tmp_path / "page.py"
-    script.write_text("\n".join(blocks(page, "python")), encoding="utf-8")
+    code = "\n".join(blocks(page, "python"))
+    script.write_text(code, encoding="utf-8")
+    if uses_ray(code):
+        run_with_ray(script)
+        return
     run([sys.executable, "-W", "error", str(script)], tmp_path)
+
+
+def run_with_ray(script: Path) -> None:
+    """Run a script that starts Ray, which warns of its own code, and leaves processes for a while."""
+    require_ray()
+    with ray_folder() as folder:
+        (folder / "ray").mkdir()
+        output_of_ray([sys.executable, str(script)], folder, limit_s=200)
 
 
 @pytest.mark.parametrize("page", having("sh"), ids=lambda page: page.relative_to(ROOT).as_posix())

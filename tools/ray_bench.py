@@ -65,8 +65,8 @@ def _parser() -> argparse.ArgumentParser:
         "--sections", type=_sections, default=SECTIONS, metavar="NAME,...", help=f"{', '.join(SECTIONS)}"
     )
     parser.add_argument("--model", type=Path, help=f"of section overhead (default: {MODEL} in $NNFMQ_DATA)")
-    parser.add_argument("--rounds", type=_positive, default=20, help="interleaved rounds (default: 20)")
-    parser.add_argument("--requests", type=_positive, default=200, help="of each round and transport (default: 200)")
+    parser.add_argument("--rounds", type=_positive, default=40, help="interleaved rounds (default: 40)")
+    parser.add_argument("--requests", type=_positive, default=100, help="of each round and transport (default: 100)")
     parser.add_argument("--replicas", type=_positive, default=8, help="of section memory (default: 8)")
     parser.add_argument("--megabytes", type=_positive, default=100, help="weights of section memory (default: 100)")
     parser.add_argument(

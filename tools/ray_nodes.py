@@ -67,7 +67,7 @@ class RayNodes:
         return [*roots, *(pid for root in roots for pid in descendants(root))]
 
     def kill(self, address: str) -> None:
-        """Kill all processes of a node at once with SIGKILL."""
+        """Kill all processes of a node with SIGKILL."""
         kill_together(self.pids(address))
 
     def shutdown(self) -> None:

@@ -2,8 +2,8 @@
 
 In each round all three are measured, in another order each time: the shortest of some batches of executions, because
 whatever else runs on the machine only adds to their time. The result of a process pair is the median of the differences
-over its rounds; two pairs differ by where their memory lies, so there are several. Reported are the medians over the
-pairs, and their 95 % intervals (order statistics). Client and driver have a CPU each.
+over its rounds; two pairs differ in the addresses of their memory, so there are several. Reported are the medians of
+the pairs, and their 95 % intervals (order statistics). Client and driver have a CPU each.
 """
 
 from __future__ import annotations

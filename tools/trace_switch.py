@@ -97,7 +97,7 @@ class TraceSwitch:
         self._record = record
 
     def set(self, state: str) -> None:
-        """Switch to one of STATES. Each switch makes the interpreter adapt to the code anew, whatever the state is."""
+        """Switch to one of STATES. Each switch makes the interpreter adapt to the code again, whatever the state is."""
         for function, usual, absent in self._variants:
             function.__code__ = absent if state == "absent" else usual
         self._record(state == "on")

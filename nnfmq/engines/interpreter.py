@@ -343,12 +343,19 @@ class SubgraphPreparation:
         functions = [self.prepare_step(number, operation) for number, operation in enumerate(self.subgraph.operations)]
         steps = _with_dead_operands(self.subgraph, self.group_steps(functions))
         optional_inputs = frozenset(self.subgraph.input_indexes) - self._required
-        # Constants that a binding has packed and that no step reads again are not kept.
-        values = [value if index in self._read else None for index, value in enumerate(self._constants_frame)]
-        frame = [*values, *[None] * self.extra_slots, None, DEFAULT_RUN_OPTIONS]
+        frame = [*self._kept_constants(), *[None] * self.extra_slots, None, DEFAULT_RUN_OPTIONS]
         working_bytes = self._working_bytes(steps)
         shapes = tuple(self._shapes)
         return Program(self.subgraph, frame, steps, optional_inputs, shapes, working_bytes, self._has_dynamic_values)
+
+    def _kept_constants(self) -> ExecutionFrame:
+        """Return the constants that steps read again: copies if they are few, for views keep the memory of all."""
+        values = [value if index in self._read else None for index, value in enumerate(self._constants_frame)]
+        kept_bytes = sum(value.nbytes for value in values if value is not None)
+        all_bytes = len(self._model.operand_values) + sum(pool.size_bytes for pool in self._model.pools)
+        if 2 * kept_bytes > all_bytes:
+            return values
+        return [None if value is None else value.copy() for value in values]
 
     def preparation_of(self, subgraph: Subgraph) -> SubgraphPreparation:
         """Return the preparation of a subgraph that IF or WHILE call; other engines return their own."""

@@ -26,7 +26,7 @@ __all__ = ["ModelRepository"]
 
 LOOK_S = 1.0
 LOADS_MAX = 2
-PATIENCE_S = 10.0
+SLOW_LOAD_S = 10.0
 RESTORE_PAUSE_S = 10.0  # between two times, in case a model makes the worker die
 _PASSING = frozenset(
     (
@@ -150,7 +150,7 @@ class ModelRepository:
         """
         now_s = time.monotonic()
         loads = [load for load in self._loads if load.name == versions.name]
-        if loads and (versions.served_version or loads[-1].started_s + PATIENCE_S > now_s):
+        if loads and (versions.served_version or loads[-1].started_s + SLOW_LOAD_S > now_s):
             return
         version = versions.next_load(now_s, [load.version for load in loads])
         state = versions.state_of(version)
@@ -194,6 +194,8 @@ class ModelRepository:
                 self._serve(load, result)
             else:
                 result.close()
+                if load.name in self._models:
+                    self._models[load.name].on_unusable(load.version, load.state)
             self._go_on()
 
     def _is_current(self, load: _Load) -> bool:

@@ -131,6 +131,12 @@ class ModelVersions:
         version.retry_at_s = now_s + min(2.0 ** (version.failures - 1), PAUSE_MAX_S)
         return version.has_failed
 
+    def on_unusable(self, number: int, state: VersionState) -> None:
+        """Note that the files of a version have changed since they had this state: load it after the next look."""
+        version = self._known.get(number)
+        if version is not None and version.state == state:
+            version.is_settled = False
+
     def withdraw(self) -> bool:
         """Serve nothing any more if the served version was removed and no other one may follow; return whether so."""
         served = self._served

@@ -78,7 +78,7 @@ class RepositoryServer(Uncopyable):
         """Accept clients from now on. Until then they wait."""
         with self._lock:
             if not self._is_closed:
-                self._accepting = watcher.add_reader(self._listener.fileno(), self._accept)
+                self._accepting = watcher.add_reader(self._listener.fileno(), self._accept, _give_up)
 
     # -- models, on the main thread ------------------------------------------------------------------------------------
 
@@ -147,7 +147,8 @@ class RepositoryServer(Uncopyable):
         with self._lock:
             self._peers.add(peer)
             try:
-                peer.watch = watcher.add_reader(channel.fileno(), partial(self._receive, peer))
+                receive = partial(self._receive, peer)
+                peer.watch = watcher.add_reader(channel.fileno(), receive, lambda _error: self._end(peer))
             except OSError as error:
                 self._log_limited("client rejected: %s", error)
                 self._drop(peer)
@@ -239,6 +240,11 @@ class RepositoryServer(Uncopyable):
         if time.monotonic() >= self._log_time_s + _LOG_INTERVAL_S:
             self._log_time_s = time.monotonic()
             _log.warning(text, *details)
+
+
+def _give_up(_error: Exception) -> None:
+    """End the process after a bug, which the watcher has logged. The driver starts another one."""
+    os._exit(1)
 
 
 def _close(published: _Published | None) -> None:

@@ -148,12 +148,13 @@ def _model_file(folder: Path) -> Path:
 
 
 def _load(file: Path, options: VersionOptions) -> LoadedModel:
-    loaded = load(file, signature=options.signature)
+    shapes: Shapes = {name: tuple(shape) for name, shape in options.shapes.items()}
+    loaded = load(file, shapes=shapes, signature=options.signature)
     if options.batch == 1:
         return loaded
     if loaded.states:
         raise InvalidArgument("batch: the model has states, which the rows of a batch would share")
-    shapes: Shapes = {index: (options.batch, *_row_shape(info)) for index, info in enumerate(loaded.inputs)}
+    shapes = {index: (options.batch, *_row_shape(info)) for index, info in enumerate(loaded.inputs)}
     batched = load(file, shapes=shapes, signature=options.signature)
     _check_rows(loaded.outputs, batched.outputs, options.batch)
     return batched

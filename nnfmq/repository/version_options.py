@@ -17,14 +17,15 @@ FILE_NAME = "model.toml"
 _BYTES_MAX = 64 * 1024
 _DEVICE_CHARACTERS_MAX = 256
 _BATCH_MAX = 65536
+_SHAPES_MAX, _RANK_MAX, _SIZE_MAX = 256, 32, 2**31 - 1
 _SHOWN_CHARACTERS = 80
 
 
 class VersionOptions(msgspec.Struct, frozen=True):
     """What a version's `model.toml` sets, or the defaults.
 
-    `device` is empty for the best available one. `signature` is None for a file's first subgraph. `batch` is 1 unless
-    the model's inputs get this first dimension.
+    `device` is empty for the best available one. `signature` is None for a file's first subgraph. `shapes` has new
+    shapes of inputs, by name. `batch` is 1 unless the model's inputs get this first dimension.
     """
 
     device: str = ""
@@ -32,6 +33,7 @@ class VersionOptions(msgspec.Struct, frozen=True):
     priority: int = Priority.MEDIUM
     batch: int = 1
     signature: str | None = None
+    shapes: dict[str, tuple[int, ...]] = {}
 
 
 class _Key(NamedTuple):
@@ -54,7 +56,24 @@ def _text(value: Any) -> object:
 
 
 def _batch(value: Any) -> object:
-    return value if type(value) is int and 1 <= value <= _BATCH_MAX else None  # a bool is no size
+    return value if _is_size(value) and value <= _BATCH_MAX else None
+
+
+def _shapes(value: Any) -> object:
+    is_table = isinstance(value, dict) and 0 < len(value) <= _SHAPES_MAX
+    return (
+        {name: tuple(shape) for name, shape in value.items()}
+        if is_table and all(map(_is_shape, value.values()))
+        else None
+    )
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= _RANK_MAX and all(map(_is_size, value))
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= _SIZE_MAX  # a bool is no size
 
 
 def _one_of(names: Mapping[str, int]) -> _Key:
@@ -67,6 +86,7 @@ _KEYS: dict[str, _Key] = {
     "priority": _one_of(_PRIORITIES),
     "batch": _Key(f"an integer from 1 to {_BATCH_MAX}", _batch),
     "signature": _Key("the name of a signature of the model file", _text),
+    "shapes": _Key("a table of shapes by the names of inputs, each an array of integers of at least 1", _shapes),
 }
 
 

@@ -196,7 +196,13 @@ class ModelHandle(Uncopyable):
         if self.connection.is_open or self.prepare_again is None:
             return
         self.require_open()
-        self._set_location(self.prepare_again(deadline_ns, self.fallback is None).location)
+        prepared = self.prepare_again(deadline_ns, self.fallback is None).location
+        with self._lock:
+            has_moved = self.location.connection.is_open and self.location.version > prepared.version
+            if not has_moved:
+                self.location = prepared
+        if has_moved:  # to a newer version, meanwhile
+            release_in_driver(prepared)
         if self._is_released:  # by another thread meanwhile
             self.release()
             self.require_open()

@@ -2,7 +2,7 @@
 
 To import importlib.metadata and to ask it once takes an embedded driver 20 ms or more, which an application waits for.
 In a usual environment the packages' metadata are files in the folders of `sys.path`, which are read here. If there may
-be packages elsewhere (an archive on `sys.path`, another finder), importlib.metadata answers.
+be packages elsewhere (an archive on `sys.path`, another finder), importlib.metadata is used.
 """
 
 from __future__ import annotations

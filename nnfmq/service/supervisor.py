@@ -220,7 +220,9 @@ def serve(
             named = stack.enter_context(Listener.create(models_socket(path)))
             repository = RepositoryProcess(loop, named, path, models)
         elif models_socket(path).is_socket():
-            models_socket(path).unlink()  # of a driver that was killed: clients would wait for its repository
+            # Of a driver that was killed: clients would wait for its repository. Another driver may listen there.
+            with contextlib.suppress(DeviceUnavailable):
+                Listener.create(models_socket(path)).close()
         _set_environment(extensions, memory_mib)
         workers = _prepare_workers(stack, loop, status, entries, options)
         supervisor = stack.enter_context(Supervisor(loop, listener, workers, stop_fd, repository))

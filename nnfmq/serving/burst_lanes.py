@@ -21,7 +21,7 @@ __all__ = ["BurstLanes"]
 
 
 class BurstLanes:
-    """Lends each of `bursts` to one task at a time. One event loop. Borrows the bursts.
+    """Gives each of `bursts` to one task at a time. One event loop. Borrows the bursts.
 
     At most `max_waiting` tasks wait for a burst.
     """
@@ -42,7 +42,7 @@ class BurstLanes:
 
     @property
     def busy(self) -> int:
-        """The number of bursts that are lent."""
+        """The number of bursts that tasks have."""
         return self.count - len(self._free)
 
     async def take(self, deadline_ns: int | None) -> Burst:
@@ -77,14 +77,14 @@ class BurstLanes:
             raise
 
     def _leave(self, turn: asyncio.Future[Burst]) -> None:
-        """End a wait. A burst that was lent to a task in the moment that it was cancelled goes to the next one."""
+        """End a wait. A burst that a task got in the moment that it was cancelled goes to the next one."""
         if turn in self._waiting:
             self._waiting.remove(turn)
         if turn.done() and not turn.cancelled() and turn.exception() is None:
             self.put_back(turn.result(), is_late=False)
 
     def put_back(self, burst: Burst, *, is_late: bool) -> None:
-        """Return a burst. If `is_late`, its execution may not have ended: then it is lent after all others."""
+        """Return a burst. If `is_late`, its execution may not have ended: then all others are given first."""
         burst.discard_inputs()
         while self._waiting:
             turn = self._waiting.popleft()

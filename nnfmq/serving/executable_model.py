@@ -10,7 +10,7 @@ from nnfmq.deadlines import remaining_s
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.serving.batching import RowBatcher
 from nnfmq.serving.burst_lanes import BurstLanes
-from nnfmq.serving.inference_service import Array, InferRequest, InferResponse, ModelMetadata
+from nnfmq.serving.inference_service import Array, InferenceModelMetadata, InferRequest, InferResponse
 from nnfmq.serving.model_providers import ProvidedModel
 from nnfmq.serving.request_arrays import ordered_arrays, selected_outputs, tensor_metadata
 
@@ -64,12 +64,12 @@ class ExecutableModel:
         """The number of bursts that execute."""
         return self._lanes.busy
 
-    def metadata(self, versions: tuple[str, ...]) -> ModelMetadata:
+    def metadata(self, versions: tuple[str, ...]) -> InferenceModelMetadata:
         """Return what the model's inputs and outputs are."""
         inputs, outputs = (
             tuple(tensor_metadata(info, self._model.batch) for info in infos) for infos in (self._inputs, self._outputs)
         )
-        return ModelMetadata(self.name, versions, inputs, outputs)
+        return InferenceModelMetadata(self.name, versions, inputs, outputs)
 
     async def infer(self, request: InferRequest, deadline_ns: int | None) -> InferResponse:
         """Execute a request, once. Raises as `InferenceService.infer`."""

@@ -15,19 +15,19 @@ __all__ = [
     "Array",
     "InferRequest",
     "InferResponse",
+    "InferenceModelMetadata",
     "InferenceService",
+    "InferenceTensorMetadata",
     "ModelIndex",
     "ModelIndexEntry",
-    "ModelMetadata",
     "ServerMetadata",
-    "TensorMetadata",
 ]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Parameters: TypeAlias = Mapping[str, bool | int | float | str]
 
 
-class TensorMetadata(Struct, frozen=True):
+class InferenceTensorMetadata(Struct, frozen=True):
     """One input or output of a model: its name, dtype (NumPy's name) and shape; -1 = any size."""
 
     name: str
@@ -37,13 +37,13 @@ class TensorMetadata(Struct, frozen=True):
     """The quantization: `scale` and `zero_point`; empty if the values are not quantized."""
 
 
-class ModelMetadata(Struct, frozen=True):
+class InferenceModelMetadata(Struct, frozen=True):
     """A model, the versions of it that are served, and its inputs and outputs."""
 
     name: str
     versions: tuple[str, ...]
-    inputs: tuple[TensorMetadata, ...]
-    outputs: tuple[TensorMetadata, ...]
+    inputs: tuple[InferenceTensorMetadata, ...]
+    outputs: tuple[InferenceTensorMetadata, ...]
     platform: str = "nnfmq"
 
 
@@ -109,7 +109,7 @@ class InferenceService(Protocol):
         """Return the server's name, release and extensions."""
         ...
 
-    async def model_metadata(self, model: str, version: str = "") -> ModelMetadata:
+    async def model_metadata(self, model: str, version: str = "") -> InferenceModelMetadata:
         """Return a model's versions, inputs and outputs.
 
         Raises:

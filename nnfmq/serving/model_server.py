@@ -11,8 +11,10 @@ are executed there. Whether the driver lives is the kernel's word: its connectio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -20,14 +22,21 @@ from msgspec import Struct
 
 from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.errors import DeadObject, InvalidArgument, MissedDeadlineTransient, NnfmqError
+from nnfmq.runtime.connect import connect
 from nnfmq.serving.executable_model import ExecutableModel
-from nnfmq.serving.inference_service import InferRequest, InferResponse, ModelIndexEntry, ModelMetadata, ServerMetadata
-from nnfmq.serving.model_providers import ModelProvider, to_version
+from nnfmq.serving.inference_service import (
+    InferenceModelMetadata,
+    InferRequest,
+    InferResponse,
+    ModelIndexEntry,
+    ServerMetadata,
+)
+from nnfmq.serving.model_providers import ModelProvider, RepositoryModels, to_version
 
 if TYPE_CHECKING:
     from nnfmq.runtime.client import Client
 
-__all__ = ["ModelServer", "ServerOptions"]
+__all__ = ["ModelServer", "ServerOptions", "open_server"]
 
 ResultT = TypeVar("ResultT")
 _EXTENSIONS = ("model_repository",)
@@ -145,7 +154,7 @@ class ModelServer:
         """Return the server's name, release and extensions."""
         return ServerMetadata("nnfmq", _release(), _EXTENSIONS)
 
-    async def model_metadata(self, model: str, version: str = "") -> ModelMetadata:
+    async def model_metadata(self, model: str, version: str = "") -> InferenceModelMetadata:
         """Return a model's versions, inputs and outputs. Opens the model.
 
         Raises:
@@ -264,6 +273,25 @@ class ModelServer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+@asynccontextmanager
+async def open_server(
+    path: str | os.PathLike[str] | None = None, options: ServerOptions | None = None
+) -> AsyncIterator[ModelServer]:
+    """Serve the models of the driver at `path`, by default the user's, over a client that recovers.
+
+    The driver must have a model repository. For a network server: `InferenceApp.opened_by(open_server)`.
+
+    Raises:
+        DeviceUnavailable: If no driver listens there.
+    """
+    client = await asyncio.to_thread(connect, path, embedded=False, recover=True)
+    try:
+        async with ModelServer(client, RepositoryModels(client), options) as server:
+            yield server
+    finally:
+        await asyncio.to_thread(client.close)
 
 
 def _release() -> str:

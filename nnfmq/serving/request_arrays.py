@@ -15,7 +15,7 @@ import numpy as np
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import clipped
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.serving.inference_service import Array, TensorMetadata
+from nnfmq.serving.inference_service import Array, InferenceTensorMetadata
 
 __all__ = ["ordered_arrays", "selected_outputs", "tensor_metadata"]
 
@@ -65,11 +65,11 @@ def selected_outputs(infos: Sequence[TensorInfo], wanted: Sequence[str]) -> dict
     return {name: indexes[name] for name in wanted}
 
 
-def tensor_metadata(info: TensorInfo, batch: int) -> TensorMetadata:
+def tensor_metadata(info: TensorInfo, batch: int) -> InferenceTensorMetadata:
     """Return the metadata of an input or output. Its first dimension is -1 if the model computes batches."""
     shape = info.shape if batch == 1 else (-1, *info.shape[1:])
     quantization = {"scale": info.scale, "zero_point": info.zero_point} if info.scale else {}
-    return TensorMetadata(info.name, info.dtype, shape, quantization)
+    return InferenceTensorMetadata(info.name, info.dtype, shape, quantization)
 
 
 def _names(infos: Sequence[TensorInfo]) -> str:

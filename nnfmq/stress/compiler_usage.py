@@ -133,7 +133,7 @@ class CompilerUsage:
             self._known.add(pid)
 
     def _find_compilers(self) -> None:
-        """Tell compile processes from workers, each time anew: a child begins its session some time after its fork."""
+        """Tell compile processes from workers at each call: a child begins its session some time after its fork."""
         for pid in list(self._log.workers):
             with suppress(OSError):  # it has exited
                 if os.getsid(pid) != self._session:

@@ -91,3 +91,26 @@ def test_commands_that_fail_do_not_stop_the_driver(
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert nnfmq(environment, "devices", *path).returncode == 0
     assert driver.poll() is None
+
+
+@pytest.mark.parametrize(("kind", "problem"), [("nothing", "No such file or directory"), ("file", "Not a directory")])
+def test_a_directory_of_models_that_is_none_is_reported_at_once(
+    environment: dict[str, str], runtime: Path, kind: str, problem: str
+) -> None:
+    if kind == "file":
+        (runtime / "models").write_text("")
+    for done in (
+        nnfmq(environment, "serve", "--models", str(runtime / "models")),
+        nnfmq(environment | {"NNFMQ_MODELS": str(runtime / "models")}, "serve"),
+    ):
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == f"nnfmq: error: {runtime / 'models'}: {problem}\n"
+    assert not (runtime / "nnfmq" / "nnfmq.sock").exists()
+
+
+def test_the_socket_of_the_models_counts_for_the_length_of_the_path(environment: dict[str, str], runtime: Path) -> None:
+    (runtime / "models").mkdir()
+    path = runtime / ("s" * (104 - len(str(runtime))))
+    done = nnfmq(environment, "serve", "--socket", str(path), "--models", str(runtime / "models"))
+    assert done.returncode == 1
+    assert f"a driver's socket has at most 107 bytes; {path}.models is longer" in done.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -27,6 +28,7 @@ from support.tflite_files import Tensor, single
 
 import nnfmq
 from nnfmq.hal.errors import ErrorStatus
+from nnfmq.paths import models_socket
 from nnfmq.serialize.repository_protocol import ListModels, ModelState, OpenModel, VersionChanged
 
 X = np.array([[0, 1, 2, 3]], np.float32)
@@ -47,7 +49,7 @@ if "--import" in sys.orig_argv:
     version_import.import_version = import_version
 if "--serve" in sys.orig_argv:
     from nnfmq.repository import model_repository
-    model_repository.LOOK_S, model_repository.RESTORE_PAUSE_S, model_repository.PATIENCE_S = 0.1, 0.5, 1.0
+    model_repository.LOOK_S, model_repository.RESTORE_PAUSE_S, model_repository.SLOW_LOAD_S = 0.1, 0.5, 1.0
 if "serve" in sys.orig_argv:
     from nnfmq.service.handlers import model_calls
     def prepare(context, message, *rest, real=model_calls._prepare_and_call_back):
@@ -147,7 +149,11 @@ def test_the_newest_version_is_served_when_a_driver_starts(
         (single("RFFT2D", [Tensor("x", (1, 4)), Tensor("y", (1, 3), "COMPLEX64")]), "", "RFFT2D"),
         (adder(2), "device = 3", "model.toml: device is 3; allowed: the name of a device of the driver"),
         (adder(2), "device = 'gpu'", "there is no device 'gpu'; this driver has: compiled, "),
-        (adder(2), "thread = 3", "model.toml: there is no key 'thread'; allowed: device, preference, priority, batch"),
+        (
+            adder(2),
+            "thread = 3",
+            "model.toml: there is no key 'thread'; allowed: device, preference, priority, batch, ",
+        ),
         (adder(2), "signature = 'serve'", "there is no signature 'serve'"),
     ],
     ids=["no model", "truncated", "unsupported", "wrong value", "no such device", "unknown key", "no such signature"],
@@ -432,6 +438,26 @@ def test_if_the_driver_is_killed_the_repository_ends_and_the_next_driver_serves(
             process.wait_for_end()
     with running_daemon(folder / "d.sock", models=models, environment=environment) as driver:
         assert added_soon(driver, "adder") == 1
+
+
+def test_a_driver_without_models_removes_the_socket_that_a_killed_one_with_models_has_left(
+    folder: Path, models: Path
+) -> None:
+    with running_daemon(folder / "d.sock", models=models) as driver:
+        driver.kill()
+        assert models_socket(driver.path).exists()
+    with running_daemon(folder / "d.sock") as driver, driver.connect() as client:
+        assert not models_socket(driver.path).exists()
+        with pytest.raises(nnfmq.DeviceUnavailable, match="has no model repository: start it with"):
+            client.models()
+
+
+def test_a_driver_without_models_leaves_another_driver_at_that_path_alone(folder: Path) -> None:
+    with running_daemon(models_socket(folder / "d.sock")) as other:
+        with running_daemon(folder / "d.sock") as driver:
+            driver.process.send(signal.SIGTERM)
+            assert driver.program.wait() == 0
+        other.connect().close()
 
 
 def added_soon(driver: Daemon, name: str) -> float:

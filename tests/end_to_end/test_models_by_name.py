@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from nnfmq.channel import Channel
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import Model
 from nnfmq.observe.driver_statistics import ClientStatistics
+from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.serialize.repository_protocol import (
     ModelState,
     RepositoryMessage,
@@ -366,6 +369,61 @@ def test_with_recovery_a_model_gets_the_version_that_is_served_then(
         assert burst.execute(one(5)) == (one(7),)
         assert (burst.version, model.version) == (2, 2)
         repository.hang_up()  # ends the request without a reply
+
+
+def test_a_move_while_the_model_is_prepared_again_is_kept(repository: FakeRepository, recovering: nnfmq.Client) -> None:
+    """The repository replies to the recovery with version 1, and then serves version 2, which is prepared first."""
+    with recovering.model("plus") as model:
+        prepare_again = model.handle.prepare_again
+        assert prepare_again is not None
+
+        def prepare_slowly(deadline_ns: int | None, wait: bool) -> ModelHandle:
+            older = prepare_again(deadline_ns, wait)
+            repository.publish("plus", 2, plus_model(2))
+            until(lambda: model.version == 2, "the model moves")
+            return older
+
+        model.handle.prepare_again = prepare_slowly
+        kill_worker(recovering)
+        assert model.execute(one(5)) == (one(7),)
+        assert model.version == 2
+        until(lambda: len(own_statistics(recovering).models) == 1, "version 1 is released")
+
+
+@pytest.mark.parametrize("mode", ["burst", "synchronous", "pool"])
+def test_workers_die_and_versions_change_under_load(
+    mode: str, repository: FakeRepository, recovering: nnfmq.Client
+) -> None:
+    """Each result is right. A call whose packet was lost raises, and nothing else does."""
+    ended, seen, wrong = threading.Event(), [0], []
+
+    def run(execute: Callable[[float], float]) -> None:
+        for number in itertools.count():
+            if ended.is_set():
+                return
+            value, before = float(number % 1000), model.version
+            try:
+                version = execute(value) - value
+            except nnfmq.DeadObject:
+                continue
+            seen.append(int(version))
+            if not before <= version <= model.version:
+                wrong.append((before, version))
+
+    with recovering.model("plus") as model, model.burst() as burst, model.burst_pool(2) as pool:
+        calls: dict[str, Callable[..., Any]] = {
+            "burst": burst.execute, "synchronous": model.execute, "pool": pool.execute,
+        }  # fmt: skip
+        running = InThread.start(lambda: run(lambda value: float(calls[mode](one(value))[0][0])))
+        for version in range(2, 8):
+            repository.publish("plus", version, plus_model(version))
+            if version % 2:
+                kill_worker(recovering)
+            until(lambda version=version: seen[-1] == version, f"version {version} executes")
+        ended.set()
+        assert running.wait().error is None
+    assert not wrong
+    assert seen == sorted(seen)
 
 
 def test_with_recovery_a_version_with_another_interface_is_not_used(

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ import nnfmq
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType, Request
 from nnfmq.observe.driver_statistics import ClientStatistics
+from nnfmq.recording.recorder import ExecutionRecorder
+from nnfmq.recording.recording_reader import RecordingFile
 from nnfmq.runtime.named_models.moving_burst import MovingBurst
 
 VERSIONS = 25
@@ -371,6 +374,21 @@ def test_a_burst_of_a_closed_model_keeps_its_version(
         assert burst.version == 1
 
 
+def test_each_version_is_a_model_of_its_own_for_observers(
+    repository: FakeRepository, client: nnfmq.Client, tmp_path: Path
+) -> None:
+    path = tmp_path / "moves.nnrec"
+    with ExecutionRecorder.start(path), client.model("plus") as model, model.burst() as burst:
+        assert burst.execute(one(5)) == (one(6),)
+        publish(repository, model, 2)
+        assert burst.execute(one(5)) == (one(7),)
+        assert burst.version == 2
+        assert model.execute(one(6)) == (one(8),)
+    with RecordingFile(path) as recording:
+        assert [execution.row.model for execution in recording.executions] == [0, 1, 1]
+        assert all(recorded.data >= 0 for recorded in recording.models)  # with the model itself
+
+
 def test_a_closed_burst_stays_closed(
     repository: FakeRepository, client: nnfmq.Client, model: nnfmq.ServedModel
 ) -> None:
@@ -394,6 +412,18 @@ def test_reusable_executions_keep_their_version(
         np.frombuffer(source.view, np.float32)[0] = 5
         burst.execute_synchronously(request_for(hal_model, [source, sink]))
         assert np.frombuffer(sink.view, np.float32)[0] == 6
+
+
+def test_buffers_of_the_driver_are_those_of_one_version(
+    repository: FakeRepository, client: nnfmq.Client, model: nnfmq.ServedModel
+) -> None:
+    with client.device("reference").allocate(inputs=[(model, 0)]) as buffer:
+        buffer.copy_from(one(5))
+        assert model.execute(buffer) == (one(6),)
+        publish(repository, model, 2)
+        with pytest.raises(nnfmq.InvalidArgument, match="not allocated for input 0 of this model"):
+            model.execute(buffer)
+        assert model.execute(one(5)) == (one(7),)
 
 
 def test_the_old_version_is_released_in_the_driver(

@@ -16,7 +16,7 @@ from support.drivers import Daemon, running_daemon, short_folder, until
 from support.models import weighty_model
 
 import nnfmq
-from nnfmq.hal.types import ExecutionPreference
+from nnfmq.hal.types import ExecutionPreference, Model
 
 pytest.importorskip("llvmlite", exc_type=ImportError)
 
@@ -24,6 +24,7 @@ FAST, SUSTAINED = ExecutionPreference.FAST_SINGLE_ANSWER, ExecutionPreference.SU
 SIDE = 3072  # a worker writes to some 10 MiB of its own besides
 WEIGHTS_KB = SIDE * SIDE * 4 // 1024
 MODEL = weighty_model(1.0, SIDE)
+READS_A_CONSTANT = weighty_model(1.0, SIDE, summand=0.0)  # an element that lies beside the weights
 INPUT = np.ones((1, SIDE), np.float32)
 
 
@@ -42,16 +43,17 @@ def anonymous_kb(client: nnfmq.Client) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous"))
 
 
+@pytest.mark.parametrize("model", [MODEL, READS_A_CONSTANT], ids=["packed", "reads a constant"])
 @pytest.mark.parametrize("preference", [FAST, SUSTAINED])
 def test_no_worker_keeps_a_private_copy_of_the_weights_of_a_compiled_model(
-    daemon: Daemon, preference: ExecutionPreference
+    daemon: Daemon, preference: ExecutionPreference, model: Model
 ) -> None:
     """The first worker compiles the model, the second one finds its program; a burst of each stays open."""
     with ExitStack() as stack:
         for _ in range(2):
             client = stack.enter_context(daemon.connect())
             before = anonymous_kb(client)
-            prepared = stack.enter_context(client.device("compiled").prepare(MODEL, preference=preference))
+            prepared = stack.enter_context(client.device("compiled").prepare(model, preference=preference))
             burst = stack.enter_context(prepared.burst())
             limit_kb = before + WEIGHTS_KB // 2
             until(partial(is_below, limit_kb, client, burst), f"the worker has less than {limit_kb} kB")

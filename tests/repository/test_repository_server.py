@@ -261,3 +261,36 @@ def test_a_shortage_at_accepting_is_tried_again(
     with RepositoryPeer(path) as peer, caplog.at_level(logging.WARNING):
         assert peer.entries() == {}
     assert "cannot accept a client now: Too many open files" in caplog.text
+
+
+def test_a_bug_while_a_client_is_served_costs_its_connection(
+    server: RepositoryServer, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handle(*_: object) -> None:
+        raise KeyError("a bug")
+
+    with RepositoryPeer(path) as bad, RepositoryPeer(path) as peer:
+        peer.entries()
+        with monkeypatch.context() as patch:
+            patch.setattr(server, "_handle", handle)
+            bad.send(ListModels(1))
+            assert hangs_up(bad)
+        assert peer.entries() == {}
+    assert "a bug" in caplog.text
+    caplog.clear()
+
+
+def test_a_bug_while_a_client_is_accepted_ends_the_process(
+    server: RepositoryServer, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    statuses: list[int] = []
+    monkeypatch.setattr(os, "_exit", statuses.append)
+
+    def add(channel: Channel) -> None:
+        channel.close()
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(server, "_add", add)
+    with RepositoryPeer(path):
+        until(lambda: statuses == [1], "the process ends")
+    caplog.clear()

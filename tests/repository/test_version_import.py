@@ -144,6 +144,19 @@ def test_a_signature_can_be_chosen(tmp_path: Path) -> None:
         assert sent.outputs == (TensorInfo("found", (3, 2), "float32"),)
 
 
+def test_sizes_that_an_onnx_file_leaves_open_come_from_the_options(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", 4]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Abs", ["x"], ["y"])], "g", [x], [y])
+    (tmp_path / "model.onnx").write_bytes(onnx.helper.make_model(graph).SerializeToString())
+    with pytest.raises(nnfmq.InvalidArgument, match="sizes of dimensions are not known"):
+        import_version(tmp_path)
+    for batch in (1, 8):
+        (tmp_path / "model.toml").write_text(f"batch = {batch}\nshapes = {{ x = [1, 4] }}")
+        with imported(tmp_path) as (sent, _):
+            assert (sent.inputs[0].shape, sent.outputs[0].shape) == ((batch, 4), (batch, 4))
+
+
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["folder", "pipe"])
 def test_a_model_that_is_no_file_does_not_count(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "model.tflite")

@@ -17,7 +17,7 @@ def options(folder: Path, text: str | bytes) -> VersionOptions:
 
 
 def test_without_a_file_and_without_keys_everything_has_its_default(tmp_path: Path) -> None:
-    default = VersionOptions("", ExecutionPreference.SUSTAINED_SPEED, Priority.MEDIUM, 1, None)
+    default = VersionOptions("", ExecutionPreference.SUSTAINED_SPEED, Priority.MEDIUM, 1, None, {})
     assert read_options(tmp_path) == options(tmp_path, "# nothing\n") == default
 
 
@@ -28,12 +28,27 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     )
     assert options(tmp_path, 'preference = "fast"').preference == ExecutionPreference.FAST_SINGLE_ANSWER
     assert options(tmp_path, 'priority = "low"').priority == Priority.LOW
+    assert options(tmp_path, "shapes = { x = [1, 4], scalar = [] }").shapes == {"x": (1, 4), "scalar": ()}
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("threads = 2", "there is no key 'threads'; allowed: device, preference, priority, batch, signature"),
+        ("threads = 2", "there is no key 'threads'; allowed: device, preference, priority, batch, signature, shapes"),
+        *[
+            (f"shapes = {wrong}", "allowed: a table of shapes by the names of inputs, each an array of integers of at")
+            for wrong in (
+                "[1, 4]",
+                "{}",
+                "{ x = 4 }",
+                "{ x = [0] }",
+                "{ x = [true] }",
+                "{ x = [1.0] }",
+                "{ x = ['a'] }",
+            )
+        ],
+        (f"shapes = {{ x = {[1] * 33} }}", "allowed: a table of shapes"),
+        ("shapes = { x = [2147483648] }", "allowed: a table of shapes"),
         ("[model]\ndevice = 'x'", "there is no key 'model'"),
         ("device = ''", "device is ''; allowed: the name of a device of the driver"),
         ("device = 1", "device is 1; allowed: the name of a device of the driver"),

@@ -12,7 +12,7 @@ from support.executors import LIMIT_S
 
 from nnfmq.hal.errors import DeadObject, GeneralFailure
 from nnfmq.runtime.future import Future
-from nnfmq.runtime.task_waiting import result_of, run_on_fallback_thread
+from nnfmq.runtime.task_waiting import result_of, run_on_fallback_thread, run_to_its_end
 
 
 def run(main: Any) -> Any:
@@ -94,3 +94,38 @@ def test_without_a_thread_the_task_raises_and_nothing_is_kept(monkeypatch: pytes
     with pytest.raises(RuntimeError, match="can't start"):
         run(run_on_fallback_thread(lambda: 1, lambda: ended.append("end")))
     assert ended == ["end"]
+
+
+@pytest.mark.parametrize("error", [None, DeadObject("gone")])
+def test_a_task_that_is_cancelled_waits_for_work_that_runs_to_its_end(error: DeadObject | None) -> None:
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        may_end.wait(LIMIT_S)
+        ended.set()
+        if error is not None:
+            raise error
+
+    async def main() -> None:
+        task = asyncio.create_task(run_to_its_end(work))
+        await asyncio.to_thread(begun.wait)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0)
+            assert not task.done()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended.is_set()
+
+    run(main())
+
+
+def test_the_result_or_error_of_work_that_runs_to_its_end_is_the_task_s() -> None:
+    def fail() -> None:
+        raise DeadObject("gone")
+
+    assert run(run_to_its_end(lambda: 5)) == 5
+    with pytest.raises(DeadObject, match="gone"):
+        run(run_to_its_end(fail))

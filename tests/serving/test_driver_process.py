@@ -98,11 +98,14 @@ def test_the_models_of_a_directory_are_served(folder: Path) -> None:
 
 
 def test_the_driver_ends_with_the_process_that_owns_it_however_that_ends(folder: Path) -> None:
-    with Program.start(["-P", "-c", OWNER, folder / "d.sock"]) as owner:
-        with Process(json.loads(owner.line())) as driver, nnfmq.connect(folder / "d.sock") as client:
-            owner.popen.kill()
-            driver.wait_for_end()
-            until(lambda: not client.connection.is_open, "its clients know")
+    with (
+        Program.start(["-P", "-c", OWNER, folder / "d.sock"]) as owner,
+        Process(json.loads(owner.line())) as driver,
+        nnfmq.connect(folder / "d.sock") as client,
+    ):
+        owner.popen.kill()
+        driver.wait_for_end()
+        until(lambda: not client.connection.is_open, "its clients know")
     assert not (folder / "d.sock").exists()
 
 

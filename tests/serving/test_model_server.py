@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.queue import aio
 from nnfmq.runtime.prepare_arguments import FinishedModel
-from nnfmq.serving.inference_service import InferResponse, TensorMetadata
+from nnfmq.serving.inference_service import InferenceTensorMetadata, InferResponse
 from nnfmq.serving.model_providers import ModelFiles
 from nnfmq.serving.model_server import ModelServer, ServerOptions
 
@@ -231,7 +232,7 @@ def test_metadata_name_the_tensors_with_their_quantization(client: nnfmq.Client)
         found = await server.model_metadata("digits")
         (info,) = loaded.inputs
         quantization = {"scale": info.scale, "zero_point": info.zero_point} if info.scale else {}
-        assert found.inputs == (TensorMetadata(info.name, info.dtype, info.shape, quantization),)
+        assert found.inputs == (InferenceTensorMetadata(info.name, info.dtype, info.shape, quantization),)
         assert found.versions == ("1",)
         assert (await server.server_metadata()).name == "nnfmq"
         assert [(entry.name, entry.version, entry.state) for entry in await server.model_index()] == [
@@ -307,9 +308,10 @@ def test_a_timeout_includes_the_wait_for_a_burst_and_the_next_request_gets_its_o
 def test_a_timeout_ends_the_wait_for_a_model_that_is_being_opened(client: nnfmq.Client) -> None:
     async def test(server: ModelServer) -> None:
         await server.is_live()
-        with Process(client.worker_pid) as worker, worker.stopped():
-            with pytest.raises(MissedDeadlineTransient, match="while model 'positive' was being opened"):
-                await server.infer(request("positive", x(1, 2, 3), timeout_s=0.02))
+        late = request("positive", x(1, 2, 3), timeout_s=0.02)
+        expected = pytest.raises(MissedDeadlineTransient, match="while model 'positive' was being opened")
+        with Process(client.worker_pid) as worker, worker.stopped(), expected:
+            await server.infer(late)
         assert values(await server.infer(request("positive", x(1, -2, 3)))) == [[1, 0, 3]]
 
     served(client, test)
@@ -452,3 +454,27 @@ def test_a_driver_that_ends_and_starts_again_is_found(folder: Path) -> None:
 
     with running_daemon(path) as daemon, nnfmq.connect(path, recover=True) as client:
         run(main(client, daemon))
+
+
+# ------------------------------------------------------------------------------------------------ copies
+
+
+def test_an_input_is_copied_once_into_the_burst_s_memory(client: nnfmq.Client) -> None:
+    shape = (1 << 20,)
+    models = ModelsInMemory(client, {"large": TestModel(positive(shape))})
+
+    async def test(server: ModelServer) -> int:
+        array = np.full(shape, 2, np.float32)
+        array.flags.writeable = False  # as an array in the memory of Ray's object store
+        await server.infer(request("large", {"x": array}))
+        tracemalloc.start()
+        try:
+            response = await server.infer(request("large", {"x": array}))
+            peak_bytes = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert response.outputs["y"][-1] == 2
+        return peak_bytes
+
+    # The output is a new array of as many bytes; the burst's memory is none of Python's.
+    assert served(client, test, models=models) < 1.1 * 4 * shape[0]

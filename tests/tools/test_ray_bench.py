@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from ray_bench_memory import _kind, _targets
-from ray_bench_overhead import Candidate, _added_us, _check
+from ray_bench_overhead import Candidate, _added_us, _check, _group_medians
 from support.places import ROOT
 from support.ray_cluster import ray_report, require_ray
 
@@ -31,7 +31,7 @@ def test_each_deployment_is_measured_over_handle_and_http() -> None:
     assert {name: set(found) for name, found in transports.items()} == {
         "burst": {"no Ray"},
         "handle": {"empty", "LiteRT", "nnfmq"},
-        "HTTP": {"empty", "LiteRT"},
+        "HTTP": {"empty", "LiteRT", "nnfmq"},
     }
     for found in (each for names in transports.values() for each in names.values()):
         assert found["count"] == 8 and len(found["p50_of_rounds"]) == 2
@@ -57,6 +57,11 @@ def test_what_a_deployment_adds_is_its_p50_less_that_of_the_empty_one_and_of_a_b
         ("HTTP", "empty"): [[0], [0]],
     }
     assert _added_us("handle", samples) == {"nnfmq": [50.0, 300.0]}
+
+
+def test_noise_is_the_range_of_groups_of_rounds_not_of_rounds() -> None:
+    assert _group_medians([10, 20, 30, 40, 50, 12, 1000, 34, 40, 50, 14, 24, 31, 40, 50]) == [12, 24, 31, 40, 50]
+    assert _group_medians([10, 20]) == [10, 20]
 
 
 def test_a_wrong_result_ends_the_measurement() -> None:

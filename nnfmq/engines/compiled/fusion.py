@@ -29,6 +29,7 @@ from msgspec.structs import replace
 from nnfmq.engines.compiled.kernels.elementwise_kernels import (
     ElementwiseKernel,
     ElementwiseOperator,
+    FlatElementwiseKernel,
     plan_elementwise,
 )
 from nnfmq.engines.compiled.kernels.epilogue_operator import EpilogueInput, EpilogueOperator
@@ -177,6 +178,7 @@ def _activated(producer: LoweredOp, activation: LoweredOp, _: int) -> LoweredOp 
 
 # -- elementwise operations --------------------------------------------------------------------------------------------
 
+_ELEMENTWISE_KERNELS = (ElementwiseKernel, FlatElementwiseKernel)
 _MAX_INPUTS, _MAX_OPERATORS = 4, 8  # so that pointers and values of a vector stay in registers
 
 
@@ -204,7 +206,7 @@ def _one_loop(producer: LoweredOp, consumer: LoweredOp, number: int) -> LoweredO
 def _elementwise_launch(op: LoweredOp) -> tuple[ElementwiseOperator, tuple[Constant, ...]] | None:
     """Return the operator and the constants of an elementwise operation; None if it is a view."""
     launch = op.lowered
-    if not isinstance(launch, KernelLaunch) or not isinstance(launch.kernel, ElementwiseKernel):
+    if not isinstance(launch, KernelLaunch) or not isinstance(launch.kernel, _ELEMENTWISE_KERNELS):
         return None
     return launch.kernel.operator, launch.constants
 

@@ -255,18 +255,20 @@ class NamedModels:
             watcher.call_at(NO_WAIT, partial(self._updates.request, name))
         return True
 
-    def _update(self, name: str) -> None:
-        """Move the open models of this name to the version that the repository serves. On the thread of the updates."""
+    def _update(self, name: str) -> bool:
+        """Move the open models of this name to the version that the repository serves. See `VersionUpdates`."""
         found = [followed for followed in self._open_models() if followed.description.name == name]
         if not found:
-            return
+            return True
         try:
             with self._receive(name, 0, None) as received:
                 for followed in found:
                     self._move(followed, received)
+            return True
         except NnfmqError as error:
             if not self._is_closed:
                 _log.warning("model %r keeps its version: %s", name, error)
+            return False
 
     def _move(self, followed: _Followed, received: ReceivedModel) -> None:
         """Prepare a newer version beside the one that is open, and let the model execute it from now on."""

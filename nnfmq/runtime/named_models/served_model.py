@@ -16,8 +16,8 @@ class ServedModel(PreparedModel):
 
     Unless it was opened with a version, it moves when the repository serves a newer one: executions that have begun end
     on the old version, and later ones run on the new one, also over bursts that exist. `inputs`, `outputs` and `batch`
-    never change: a version with others is not used. AIDL bursts, reusable executions and buffers of the driver belong
-    to the version with which they were made.
+    never change: a version with others is not used. AIDL bursts and reusable executions stay with the version with
+    which they were made; buffers of the driver can be used with that one only.
 
     `name` is the model's name, and `batch` the size of the first dimension of each input and output, whose rows are
     independent of each other; 1 = the model does not compute batches. `device` prepared the first version.

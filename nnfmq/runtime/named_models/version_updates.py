@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
+from nnfmq.deadlines import has_passed, remaining_s
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.model_handle import ModelLocation, release_in_driver
 
@@ -37,16 +39,17 @@ class _Retired(NamedTuple):
 class VersionUpdates:
     """Runs `update(name)` for each model of which the repository serves another version.
 
-    `reconnect` connects to a repository that has died, and returns whether that is done, or is no longer wanted; then
-    it requests an update of each model that is open.
+    `update` returns whether the repository has replied. `reconnect` connects to a repository that has died, and returns
+    whether that is done, or is no longer wanted; then it requests an update of each model that is open.
     """
 
-    def __init__(self, update: Callable[[str], None], reconnect: Callable[[], bool]) -> None:
+    def __init__(self, update: Callable[[str], bool], reconnect: Callable[[], bool]) -> None:
         self._update, self._reconnect = update, reconnect
         self._lock = threading.Lock()  # held for a few assignments, never while blocking
         self._events: SimpleQueue[str | None] = SimpleQueue()  # the name of a model; None = look at the rest
         self._retired: list[_Retired] = []  # of the thread
         self._is_lost = False
+        self._pause_s, self._next_attempt_ns = _FIRST_PAUSE_S, 0  # of attempts to connect again
         self._is_closed = False
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
@@ -75,21 +78,17 @@ class VersionUpdates:
                 self._thread.start()
 
     def _run(self) -> None:
-        pause_s = _FIRST_PAUSE_S
         while not self._is_done():
             try:
-                name = self._events.get(timeout=pause_s if self._is_lost else None)
+                name = self._events.get(timeout=remaining_s(self._next_attempt_ns) if self._is_lost else None)
             except Empty:
                 name = None
             if self._is_closed:
                 break
             if name is not None:
                 self._update_one(name)
-            if self._is_lost:
-                pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+            if self._is_lost and has_passed(self._next_attempt_ns):
                 self._reconnect_once()
-            else:
-                pause_s = _FIRST_PAUSE_S
             self._release_unused()
 
     def _is_done(self) -> bool:
@@ -102,11 +101,14 @@ class VersionUpdates:
 
     def _update_one(self, name: str) -> None:
         try:
-            self._update(name)
+            if self._update(name):
+                self._pause_s = _FIRST_PAUSE_S
         except Exception:  # noqa: BLE001  a bug of one update must not end the thread that the others need
             _log.exception("the update of model %r failed", name)
 
     def _reconnect_once(self) -> None:
+        self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)  # until the repository replies
+        self._next_attempt_ns = time.monotonic_ns() + int(self._pause_s * 1e9)
         self._is_lost = False  # before, because the new connection may be lost immediately
         if not self._reconnect():
             self._is_lost = True

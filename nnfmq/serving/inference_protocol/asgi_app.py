@@ -33,8 +33,8 @@ from nnfmq.serving.inference_protocol.request_errors import (
 )
 from nnfmq.serving.inference_protocol.rest_codec import decode_infer_request, encode_infer_response
 from nnfmq.serving.inference_protocol.rest_routes import RestEndpoint, Route, find_route
-from nnfmq.serving.inference_protocol.wire_tensors import Limits
-from nnfmq.serving.inference_service import InferenceService, ModelMetadata, TensorMetadata
+from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
+from nnfmq.serving.inference_service import InferenceModelMetadata, InferenceService, InferenceTensorMetadata
 
 __all__ = ["InferenceApp", "ServiceOpener"]
 
@@ -55,13 +55,13 @@ class InferenceApp:
     when it starts, on the event loop that serves requests, and closes it when it ends.
     """
 
-    def __init__(self, service: InferenceService | None = None, *, limits: Limits | None = None) -> None:
+    def __init__(self, service: InferenceService | None = None, *, limits: RequestLimits | None = None) -> None:
         self._service = service
-        self._limits = limits or Limits()
+        self._limits = limits or RequestLimits()
         self._open: ServiceOpener | None = None
 
     @classmethod
-    def opened_by(cls, opener: ServiceOpener, *, limits: Limits | None = None) -> InferenceApp:
+    def opened_by(cls, opener: ServiceOpener, *, limits: RequestLimits | None = None) -> InferenceApp:
         """Return an application whose service is opened at the start of the server."""
         app = cls(limits=limits)
         app._open = opener
@@ -158,7 +158,7 @@ async def _get(service: InferenceService, route: Route) -> HttpReply:
     return json_reply({"name": server.name, "version": server.version, "extensions": list(extensions)})
 
 
-def _model_json(model: ModelMetadata) -> dict[str, Any]:
+def _model_json(model: InferenceModelMetadata) -> dict[str, Any]:
     return {
         "name": model.name,
         "versions": model.versions,
@@ -168,7 +168,7 @@ def _model_json(model: ModelMetadata) -> dict[str, Any]:
     }
 
 
-def _tensor_json(tensor: TensorMetadata) -> dict[str, Any]:
+def _tensor_json(tensor: InferenceTensorMetadata) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": tensor.name, "datatype": datatype_of(tensor.dtype), "shape": tensor.shape}
     return {**entry, "parameters": tensor.parameters} if tensor.parameters else entry
 

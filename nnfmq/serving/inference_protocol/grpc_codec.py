@@ -20,7 +20,7 @@ from nnfmq.serving.inference_protocol.request_errors import RequestTooLarge, quo
 from nnfmq.serving.inference_protocol.request_parameters import Parameters, require_no_other_extension, timeout_s
 from nnfmq.serving.inference_protocol.wire_tensors import (
     MAX_TENSORS,
-    Limits,
+    RequestLimits,
     element_count,
     require_unique,
     tensor_bytes,
@@ -28,12 +28,12 @@ from nnfmq.serving.inference_protocol.wire_tensors import (
 )
 from nnfmq.serving.inference_service import (
     Array,
+    InferenceModelMetadata,
+    InferenceTensorMetadata,
     InferRequest,
     InferResponse,
     ModelIndexEntry,
-    ModelMetadata,
     ServerMetadata,
-    TensorMetadata,
 )
 
 __all__ = [
@@ -75,7 +75,7 @@ def parsed_message(name: str, data: bytes, limit: int) -> Any:
 
 def decode_infer_message(
     data: bytes,
-    limits: Limits = Limits(),  # noqa: B008  (immutable)
+    limits: RequestLimits = RequestLimits(),  # noqa: B008  (immutable)
     time_left_s: float | None = None,
 ) -> InferRequest:
     """Return the request in the bytes of a ModelInferRequest; its arrays are views of them where contents are raw.
@@ -86,8 +86,8 @@ def decode_infer_message(
         RequestTooLarge: If the message without raw contents is larger than the limits allow.
         InvalidArgument: If the bytes are anything else than a request.
     """
-    raw, rest = separate_bytes_field(data, _RAW_INPUTS, _MAX_FIELDS)
-    message = parsed_message("ModelInferRequest", rest, limits.max_header_bytes)
+    raw, others = separate_bytes_field(data, _RAW_INPUTS, _MAX_FIELDS)
+    message = parsed_message("ModelInferRequest", others, limits.max_header_bytes)
     for kind, tensors in (("input", message.inputs), ("output", message.outputs)):
         if len(tensors) > MAX_TENSORS:
             raise InvalidArgument(f"the request has {len(tensors)} {kind}s; at most {MAX_TENSORS} are allowed")
@@ -132,9 +132,9 @@ def _typed_array(tensor: Any) -> Array:
     count, field = element_count(tensor.name, tuple(tensor.shape)), DATATYPES[tensor.datatype].typed_field
     if not field:
         raise InvalidArgument(f"input {shown} is {tensor.datatype}, which only raw_input_contents can have")
-    given = {kind.name: len(values) for kind, values in tensor.contents.ListFields()}
-    if given != ({field: count} if count else {}):
-        raise InvalidArgument(f"input {shown} has contents {given}; {count} values in {field} are needed")
+    counts = {kind.name: len(values) for kind, values in tensor.contents.ListFields()}
+    if counts != ({field: count} if count else {}):
+        raise InvalidArgument(f"input {shown} has contents {counts}; {count} values in {field} are needed")
     values = np.fromiter(getattr(tensor.contents, field), _TYPED_DTYPES.get(field, dtype), count)
     return _narrowed(shown, values, dtype).reshape(tuple(tensor.shape))
 
@@ -179,7 +179,7 @@ def encode_server_metadata(server: ServerMetadata) -> Any:
     )
 
 
-def encode_model_metadata(model: ModelMetadata) -> Any:
+def encode_model_metadata(model: InferenceModelMetadata) -> Any:
     """Return a ModelMetadataResponse."""
     return message_classes()["ModelMetadataResponse"](
         name=model.name,
@@ -190,7 +190,7 @@ def encode_model_metadata(model: ModelMetadata) -> Any:
     )
 
 
-def _metadata(tensor: TensorMetadata) -> Any:
+def _metadata(tensor: InferenceTensorMetadata) -> Any:
     return message_classes()["TensorMetadata"](name=tensor.name, datatype=datatype_of(tensor.dtype), shape=tensor.shape)
 
 

@@ -21,7 +21,7 @@ from nnfmq.serving.inference_protocol.grpc_codec import (
 from nnfmq.serving.inference_protocol.grpc_messages import PACKAGE, message_classes
 from nnfmq.serving.inference_protocol.model_listing import listed_models
 from nnfmq.serving.inference_protocol.status_mapping import error_text, protocol_status
-from nnfmq.serving.inference_protocol.wire_tensors import Limits
+from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
 from nnfmq.serving.inference_service import InferenceService
 
 __all__ = ["SERVICE", "GrpcInferenceService", "add_to_server", "server_options"]
@@ -48,37 +48,39 @@ class GrpcInferenceService:
     looks for, so that a deployment can inherit the methods or call them.
     """
 
-    def __init__(self, service: InferenceService, *, limits: Limits | None = None) -> None:
+    def __init__(self, service: InferenceService, *, limits: RequestLimits | None = None) -> None:
         self._service = service
-        self._limits = limits or Limits()
+        self._limits = limits or RequestLimits()
 
     async def ServerLive(self, request: bytes, grpc_context: Any) -> Any:
         """Return whether the server runs."""
-        return await _answered(grpc_context, "ServerLiveResponse", self._server_live())
+        return await _response_or_code(grpc_context, "ServerLiveResponse", self._server_live())
 
     async def ServerReady(self, request: bytes, grpc_context: Any) -> Any:
         """Return whether the server can serve requests."""
-        return await _answered(grpc_context, "ServerReadyResponse", self._server_ready())
+        return await _response_or_code(grpc_context, "ServerReadyResponse", self._server_ready())
 
     async def ModelReady(self, request: bytes, grpc_context: Any) -> Any:
         """Return whether a model is served."""
-        return await _answered(grpc_context, "ModelReadyResponse", self._model_ready(request))
+        return await _response_or_code(grpc_context, "ModelReadyResponse", self._model_ready(request))
 
     async def ServerMetadata(self, request: bytes, grpc_context: Any) -> Any:
         """Return the server's name, release and extensions."""
-        return await _answered(grpc_context, "ServerMetadataResponse", self._server_metadata())
+        return await _response_or_code(grpc_context, "ServerMetadataResponse", self._server_metadata())
 
     async def ModelMetadata(self, request: bytes, grpc_context: Any) -> Any:
         """Return a model's versions, inputs and outputs."""
-        return await _answered(grpc_context, "ModelMetadataResponse", self._model_metadata(request))
+        return await _response_or_code(grpc_context, "ModelMetadataResponse", self._model_metadata(request))
 
     async def ModelInfer(self, request: bytes, grpc_context: Any) -> Any:
         """Execute a request, once."""
-        return await _answered(grpc_context, "ModelInferResponse", self._infer(request, _time_left_s(grpc_context)))
+        return await _response_or_code(
+            grpc_context, "ModelInferResponse", self._infer(request, _time_left_s(grpc_context))
+        )
 
     async def RepositoryIndex(self, request: bytes, grpc_context: Any) -> Any:
         """Return the models of the repository."""
-        return await _answered(grpc_context, "RepositoryIndexResponse", self._repository_index(request))
+        return await _response_or_code(grpc_context, "RepositoryIndexResponse", self._repository_index(request))
 
     async def ModelStreamInfer(self, request: AsyncIterator[bytes], grpc_context: Any) -> AsyncIterator[Any]:
         """Execute the requests of a stream one after the other; a failed one has its text in its response."""
@@ -128,15 +130,15 @@ def _time_left_s(context: Any) -> float | None:
     return left if left is not None and left < _LONGEST_S else None
 
 
-async def _answered(context: Any, response: str, answer: Awaitable[Any]) -> Any:
-    """Return the message to send: `answer`, or an empty `response` after the context has got the error's code."""
+async def _response_or_code(context: Any, name: str, response: Awaitable[Any]) -> Any:
+    """Return `response`; if it fails, an empty message of class `name` after the context has got the error's code."""
     try:
-        return await answer
+        return await response
     except Exception as error:  # noqa: BLE001  (becomes the status; a defect is logged)
         # A raised error would be logged by gRPC, and by Ray, with its traceback for each invalid request.
         context.set_code(grpc.StatusCode[protocol_status(error).grpc])
         context.set_details(error_text(error))
-        return message_classes()[response]()
+        return message_classes()[name]()
 
 
 def add_to_server(servicer: Any, server: Any) -> None:
@@ -160,9 +162,9 @@ def _serialized(message: Any) -> bytes:
     return data
 
 
-def server_options(limits: Limits | None = None) -> list[tuple[str, int]]:
+def server_options(limits: RequestLimits | None = None) -> list[tuple[str, int]]:
     """Return the options of a server of grpc.aio for these limits: gRPC's own limit of a message is 4 MiB."""
     return [
-        ("grpc.max_receive_message_length", (limits or Limits()).max_body_bytes),
+        ("grpc.max_receive_message_length", (limits or RequestLimits()).max_body_bytes),
         ("grpc.max_send_message_length", -1),
     ]

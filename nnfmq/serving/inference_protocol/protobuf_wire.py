@@ -23,7 +23,7 @@ class Separated(NamedTuple):
     """The occurrences of one field as views, and the rest of the message."""
 
     values: list[memoryview]
-    rest: bytes
+    other_fields: bytes
 
 
 class _Field(NamedTuple):
@@ -50,15 +50,15 @@ def separate_bytes_field(data: bytes, number: int, max_fields: int) -> Separated
         InvalidArgument: If `data` is no message, or has more than `max_fields` outermost fields.
     """
     view, wanted = memoryview(data), number << 3 | _LENGTH
-    values, rest = list[memoryview](), list[memoryview]()
+    values, others = list[memoryview](), list[memoryview]()
     for count, field in enumerate(_fields(view)):
         if count == max_fields:
             raise InvalidArgument(f"the message has more than {max_fields} fields")
         if field.tag == wanted:
             values.append(view[field.value_start : field.end])
         else:
-            rest.append(view[field.start : field.end])
-    return Separated(values, b"".join(rest))
+            others.append(view[field.start : field.end])
+    return Separated(values, b"".join(others))
 
 
 def _fields(data: memoryview) -> Iterator[_Field]:

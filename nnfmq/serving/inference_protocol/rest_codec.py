@@ -25,7 +25,7 @@ from nnfmq.serving.inference_protocol.request_parameters import (
 from nnfmq.serving.inference_protocol.wire_tensors import (
     MAX_DIMENSION,
     MAX_TENSORS,
-    Limits,
+    RequestLimits,
     require_unique,
     tensor_bytes,
     tensor_view,
@@ -61,7 +61,7 @@ class _RequestJson(Struct):
 
 
 class OutputFormats(NamedTuple):
-    """Which outputs a client wants as binary data: those of `by_name`, others as `default` says."""
+    """The formats that a client wants: True = binary data. `default` is that of outputs that are not in `by_name`."""
 
     default: bool = False
     by_name: Mapping[str, bool] = {}
@@ -97,7 +97,7 @@ def decode_infer_request(
     *,
     model: str,
     version: str = "",
-    limits: Limits = Limits(),  # noqa: B008  (immutable)
+    limits: RequestLimits = RequestLimits(),  # noqa: B008  (immutable)
 ) -> RestRequest:
     """Decode the body of an inference request; the arrays are views of it where the tensors are binary data.
 

@@ -21,7 +21,7 @@ __all__ = [
     "MAX_DIMENSION",
     "MAX_RANK",
     "MAX_TENSORS",
-    "Limits",
+    "RequestLimits",
     "element_count",
     "require_unique",
     "tensor_bytes",
@@ -36,7 +36,7 @@ MAX_DIMENSION = 2**31 - 1
 """The largest dimension, and the largest number of elements."""
 
 
-class Limits(Struct, frozen=True):
+class RequestLimits(Struct, frozen=True):
     """The largest request that a server reads.
 
     `max_body_bytes` limits all of it. `max_header_bytes` limits what is parsed: JSON, with tensors that are in it, or

@@ -1,7 +1,7 @@
 """Autoscaling by the load of replicas: a policy for Ray Serve, and the metrics that replicas report for it.
 
-Ray's own policy counts requests that a replica has not answered. It cannot see whether the driver executes them or they
-wait for a burst, and how long they take. Each replica reports, every few seconds:
+Ray's own policy counts requests that a replica has not completed. It cannot see whether the driver executes them or
+they wait for a burst, and how long they take. Each replica reports, every few seconds:
 
     waiting           requests that wait for a burst
     lanes             bursts of its models that are in use, at least those of one model
@@ -36,7 +36,7 @@ class DriverLoad(NamedTuple):
 
 
 def load_since(before: DriverLoad, now: DriverLoad) -> dict[str, float]:
-    """Return how many executions ran at a time between two points, on average; 0 where a sum has restarted."""
+    """Return how many executions ran at a time between two points, on average; 0 if a sum has restarted."""
     elapsed_ns = max(now.read_ns - before.read_ns, 1)
     return {
         "executing": max(0.0, (now.own_ns - before.own_ns) / elapsed_ns),

@@ -21,13 +21,12 @@ from nnfmq.runtime.client import Client
 from nnfmq.runtime.connect import connect
 from nnfmq.serving.inference_protocol.asgi_app import InferenceApp
 from nnfmq.serving.inference_protocol.grpc_service import GrpcInferenceService
-from nnfmq.serving.inference_service import InferRequest, InferResponse, ModelIndexEntry
-from nnfmq.serving.inference_service import ModelMetadata as Metadata
+from nnfmq.serving.inference_service import InferenceModelMetadata, InferRequest, InferResponse, ModelIndexEntry
 from nnfmq.serving.model_providers import RepositoryModels
 from nnfmq.serving.model_server import ModelServer, ServerOptions
 from nnfmq.serving.ray.autoscaling import DriverLoad, load_since
-from nnfmq.serving.ray.driver_access import DriverAccess
 from nnfmq.serving.ray.multiplexing import with_multiplexing
+from nnfmq.serving.ray.replica_driver import ReplicaDriver
 
 __all__ = ["ModelReplica", "app"]
 
@@ -50,7 +49,7 @@ class ModelReplica(GrpcInferenceService):
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, models: Models, options: ServerOptions | None = None, driver_options: Sequence[str] = ()
     ) -> None:
-        self._driver = DriverAccess(models, driver_options)
+        self._driver = ReplicaDriver(models, driver_options)
         socket = await self._driver.find()
         loop = asyncio.get_running_loop()
         self._client: Client = await loop.run_in_executor(
@@ -99,7 +98,7 @@ class ModelReplica(GrpcInferenceService):
         """Return the model's name; if it is the request's multiplexed model id, or that replaces it, open the model."""
         multiplexed: str = serve.get_multiplexed_model_id()
         if multiplexed and model in ("", multiplexed):
-            await (self._server.open_model(multiplexed) if self._driver.is_own else self._load(multiplexed))
+            await self._load(multiplexed)
             return multiplexed
         if not model:
             raise InvalidArgument("the request names no model, neither as argument nor as multiplexed model id")
@@ -120,7 +119,7 @@ class ModelReplica(GrpcInferenceService):
             )
         return {name: np.asarray(array) for name, array in zip(names, inputs, strict=True)}
 
-    async def model_metadata(self, model: str, version: str = "") -> Metadata:
+    async def model_metadata(self, model: str, version: str = "") -> InferenceModelMetadata:
         """Return a model's versions, inputs and outputs. Raises ModelNotFound."""
         return await self._server.model_metadata(model, version)
 

@@ -112,7 +112,7 @@ class NodeDriver:
         self._end()
 
     def _find_users(self) -> bool:
-        """Add the driver's clients to the users, but this process and the model repository; return whether there are any.
+        """Add the driver's clients to the users, without this process and the repository; return whether there are any.
 
         A driver that does not reply has none: a replica that needs it starts this actor again.
         """

@@ -1,11 +1,13 @@
-"""GEMM and depthwise kernels of different shapes share code: kernels with one symbol name emit equal IR."""
+"""Kernels of different shapes share code: kernels with one symbol name emit equal IR."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 import pytest
 from llvmlite import ir
 
@@ -24,6 +26,8 @@ from nnfmq.engines.compiled.kernels.dot_product import (
 from nnfmq.engines.compiled.kernels.dwconv import DwConvKernel, plan_dwconv
 from nnfmq.engines.compiled.kernels.dwconv_int8 import DwConvInt8Kernel
 from nnfmq.engines.compiled.kernels.dwconv_int8_plan import plan_dwconv_int8
+from nnfmq.engines.compiled.kernels.elementwise_kernels import plan_elementwise
+from nnfmq.engines.compiled.kernels.float_ops import FloatBinary
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
 from nnfmq.engines.compiled.kernels.matrix_product import MmlaU8S8x8
@@ -108,3 +112,16 @@ def test_acc16_gemms_of_one_name_have_equal_code(is_signed: bool, target: Target
 def test_depthwise_convolutions_of_one_name_have_equal_code(rows: int, terms: int, target: Target) -> None:
     micro_kernel = RowDot(rows, terms, True, NO_REQUANTIZATION) if rows else FLOAT32
     assert_names_decide_code(dwconvs(micro_kernel, target), target)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
+def test_elementwise_operations_on_whole_vectors_share_code(target: Target) -> None:
+    operator = FloatBinary("add", -np.inf, np.inf)
+    shapes = [(2 * target.lanes * 3,), (1, 5, 2, 64), (4, 1024, 8)]
+    kernels = [plan_elementwise(operator, shape, [shape, shape], target) for shape in shapes]
+    kernels += [plan_elementwise(operator, shape, [shape, (1,)], target) for shape in shapes]
+    assert [kernel.work_items * 2 * target.lanes for kernel in kernels] == 2 * [math.prod(shape) for shape in shapes]
+    assert len({symbol_name(kernel) for kernel in kernels}) == 2
+    assert_names_decide_code(kernels, target)
+    others = [plan_elementwise(operator, (length,), [(length,)] * 2, target) for length in (2 * target.lanes + 1, 3)]
+    assert len({symbol_name(kernel) for kernel in (*kernels, *others)}) == 4

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
-class Answer(NamedTuple):
+class AsgiResponse(NamedTuple):
     """A response: its status, headers by lower-case name, and body."""
 
     status: int
@@ -30,7 +30,7 @@ async def ask_async(
     *,
     leaves: bool = False,
     root_path: str = "",
-) -> Answer | None:
+) -> AsgiResponse | None:
     """Return the response to one request, None if there was none.
 
     A sequence of bytes comes in that many messages. If the client `leaves`, it does so after them.
@@ -56,11 +56,11 @@ async def ask_async(
     start, end = sent
     found = {name.decode(): value.decode() for name, value in start["headers"]}
     assert int(found["content-length"]) == len(end["body"])
-    return Answer(start["status"], found, end["body"])
+    return AsgiResponse(start["status"], found, end["body"])
 
 
-def ask(app: Any, method: str, path: str, *args: Any, **options: Any) -> Answer:
+def ask(app: Any, method: str, path: str, *args: Any, **options: Any) -> AsgiResponse:
     """Return the response to one request."""
-    answer = asyncio.run(ask_async(app, method, path, *args, **options))
-    assert answer is not None, "no response"
-    return answer
+    response = asyncio.run(ask_async(app, method, path, *args, **options))
+    assert response is not None, "no response"
+    return response

@@ -7,21 +7,22 @@ the error that the test chose.
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from nnfmq.hal.errors import ModelNotFound
-from nnfmq.serving.inference_protocol.wire_tensors import Limits
+from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
 from nnfmq.serving.inference_service import (
+    InferenceModelMetadata,
+    InferenceTensorMetadata,
     InferRequest,
     InferResponse,
     ModelIndexEntry,
-    ModelMetadata,
     ServerMetadata,
-    TensorMetadata,
 )
 
 MODELS = ("add", "echo", "fail")
@@ -57,18 +58,18 @@ class ComputingService:
         """Return a name and a release."""
         return ServerMetadata("nnfmq", "1.2.3", ("statistics",))
 
-    async def model_metadata(self, model: str, version: str = "") -> ModelMetadata:
+    async def model_metadata(self, model: str, version: str = "") -> InferenceModelMetadata:
         """Return inputs and outputs of the model `add`."""
         if not await self.is_model_ready(model, version):
             raise ModelNotFound(f"there is no model {model!r}")
-        quantized = TensorMetadata("y", "uint8", (-1, 3), {"scale": 0.5, "zero_point": 7})
-        return ModelMetadata(model, ("3",), (TensorMetadata("x", "float32", (-1, 3)),), (quantized,))
+        quantized = InferenceTensorMetadata("y", "uint8", (-1, 3), {"scale": 0.5, "zero_point": 7})
+        return InferenceModelMetadata(model, ("3",), (InferenceTensorMetadata("x", "float32", (-1, 3)),), (quantized,))
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Compute by the model's name."""
         self.requests.append(request)
         if request.model == "fail":
-            raise self.failure
+            raise type(self.failure)(*self.failure.args)  # the original would keep this frame, and the server with it
         if request.model not in MODELS:
             raise ModelNotFound(f"there is no model {request.model!r}")
         results = dict(request.inputs) if request.model == "echo" else {"y": request.inputs["x"] + 1}
@@ -91,37 +92,14 @@ class Addresses(NamedTuple):
     grpc: str
 
 
-@contextmanager
-def served(app: Any, service: Any, limits: Limits | None = None) -> Iterator[Addresses]:
-    """Serve an ASGI application with uvicorn, and a service with grpc.aio, from a thread of their own."""
-    started = threading.Event()
-    state: dict[str, Any] = {}
-
-    def run() -> None:
-        try:
-            asyncio.run(_serve(app, service, limits, state, started))
-        finally:
-            started.set()
-
-    thread = threading.Thread(target=run, name="protocol-servers")
-    thread.start()
-    try:
-        assert started.wait(_START_S)
-        yield state["addresses"]
-    finally:
-        state["loop"].call_soon_threadsafe(state["stop"].set)
-        thread.join()
-
-
-async def _serve(
-    app: Any, service: Any, limits: Limits | None, state: dict[str, Any], started: threading.Event
-) -> None:
+@asynccontextmanager
+async def protocol_servers(app: Any, service: Any, limits: RequestLimits | None = None) -> AsyncIterator[Addresses]:
+    """Serve an ASGI application with uvicorn, and a service with grpc.aio, on the running event loop."""
     import grpc
     import uvicorn
 
     from nnfmq.serving.inference_protocol.grpc_service import GrpcInferenceService, add_to_server, server_options
 
-    state["loop"], state["stop"] = asyncio.get_running_loop(), asyncio.Event()
     rpc = grpc.aio.server(options=server_options(limits))
     add_to_server(GrpcInferenceService(service, limits=limits), rpc)
     rpc_port = rpc.add_insecure_port("127.0.0.1:0")
@@ -129,12 +107,33 @@ async def _serve(
     config = uvicorn.Config(app, host="127.0.0.1", port=0, http="h11", ws="none", lifespan="on", log_config=None)
     web = uvicorn.Server(config)
     serving = asyncio.create_task(web.serve())
-    while not web.started and not serving.done():
-        await asyncio.sleep(0)
-    web_port = web.servers[0].sockets[0].getsockname()[1]
-    state["addresses"] = Addresses(f"127.0.0.1:{web_port}", f"127.0.0.1:{rpc_port}")
-    started.set()
-    await state["stop"].wait()
-    web.should_exit = True
-    await serving
-    await rpc.stop(None)
+    try:
+        while not web.started and not serving.done():
+            await asyncio.sleep(0)
+        web_port = web.servers[0].sockets[0].getsockname()[1]
+        yield Addresses(f"127.0.0.1:{web_port}", f"127.0.0.1:{rpc_port}")
+    finally:
+        web.should_exit = True
+        await serving
+        await rpc.stop(None)
+
+
+@contextmanager
+def served(app: Any, service: Any, limits: RequestLimits | None = None) -> Iterator[Addresses]:
+    """Serve as `protocol_servers`, from a thread of its own."""
+    started: queue.SimpleQueue[tuple[Addresses, asyncio.AbstractEventLoop, asyncio.Event]] = queue.SimpleQueue()
+
+    async def serve() -> None:
+        async with protocol_servers(app, service, limits) as addresses:
+            stop = asyncio.Event()
+            started.put((addresses, asyncio.get_running_loop(), stop))
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="protocol-servers")
+    thread.start()
+    addresses, loop, stop = started.get(timeout=_START_S)
+    try:
+        yield addresses
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()

@@ -188,13 +188,19 @@ def slow_model(operations: int = 400, side: int = 128, channels: int = 32) -> Mo
     return builder.model()
 
 
-def weighty_model(value: float = 1.0, side: int = 256) -> Model:
-    """FULLY_CONNECTED with `side` * `side` weights of `value`: each output is that times the sum of the inputs."""
+def weighty_model(value: float = 1.0, side: int = 256, summand: float | None = None) -> Model:
+    """FULLY_CONNECTED with `side` * `side` weights of `value`: each output is that times the sum of the inputs.
+
+    An ADD follows if there is a `summand`, a constant of one element.
+    """
     builder = _Builder()
     given, result = builder.input((1, side)), builder.output((1, side))
     weights, bias = builder.floats((side, side), value), builder.floats((side,), 0.0)
     activation = builder.scalar(FusedActivationFunc.NONE)
-    builder.operation(OperationType.FULLY_CONNECTED, [given, weights, bias, activation], [result])
+    product = result if summand is None else builder.tensor((1, side))
+    builder.operation(OperationType.FULLY_CONNECTED, [given, weights, bias, activation], [product])
+    if summand is not None:
+        builder.operation(OperationType.ADD, [product, builder.floats((1,), summand), activation], [result])
     return builder.model()
 
 

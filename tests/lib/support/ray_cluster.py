@@ -11,14 +11,15 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nnfmq.observe.process_usage import descendants
-from support.drivers import short_folder
+from support.drivers import short_folder, until
 from support.places import ROOT
 
 _MODULES = os.pathsep.join([str(ROOT / "tools"), str(ROOT / "tests" / "lib")])
@@ -35,18 +36,35 @@ def require_ray() -> None:
 
 def ray_report(program: Path, *words: str, limit_s: float = 240.0) -> dict[str, Any]:
     """Run a program; return its report. Fails if it fails, or leaves something."""
-    names = _shared_memory_names()
-    with short_folder() as folder:
-        output = _output([sys.executable, "-W", "ignore", str(program), *words], folder, limit_s)
+    with ray_folder() as folder:
+        output = output_of_ray([sys.executable, "-W", "ignore", str(program), *words], folder, limit_s)
         assert [entry.name for entry in folder.iterdir()] == []
-        assert _processes_in(folder) == []
-    assert _shared_memory_names() <= names
     report: dict[str, Any] = json.loads(output)
     return report
 
 
-def _output(command: list[str], folder: Path, limit_s: float) -> str:
-    environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": _MODULES, "NO_COLOR": "1"}
+@contextmanager
+def ray_folder() -> Iterator[Path]:
+    """Create a folder for the temporary files of a program; at the end no process that knows it may be left."""
+    names = _shared_memory_names()
+    with short_folder() as folder:
+        yield folder
+        until(lambda: not _processes_in(folder), f"no process is left: {_processes_in(folder)}")
+    assert _shared_memory_names() <= names
+
+
+def output_of_ray(command: list[str], folder: Path, limit_s: float) -> str:
+    """Run a command with its temporary files in `folder`, the modules of the tools, and Ray's there; return its stdout.
+
+    Fails if it fails, and then ends all processes below it.
+    """
+    environment = {
+        **os.environ,
+        "TMPDIR": str(folder),
+        "RAY_TMPDIR": str(folder),
+        "PYTHONPATH": _MODULES,
+        "NO_COLOR": "1",
+    }
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:

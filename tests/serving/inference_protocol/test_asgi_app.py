@@ -16,7 +16,7 @@ from support.inference_services import ComputingService, ListingService
 
 from nnfmq.hal.errors import DeadObject, NnfmqError, ResourceExhaustedTransient
 from nnfmq.serving.inference_protocol.asgi_app import InferenceApp
-from nnfmq.serving.inference_protocol.wire_tensors import Limits
+from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
 from nnfmq.serving.inference_service import InferenceService
 
 INFER = "/v2/models/add/infer"
@@ -48,11 +48,11 @@ def app(service: ListingService) -> InferenceApp:
 def test_health_is_200_or_503(
     app: InferenceApp, service: ListingService, path: str, when_ready: object, otherwise: object
 ) -> None:
-    answer = ask(app, "GET", path)
-    assert (answer.status, answer.json) == (200, when_ready)
+    response = ask(app, "GET", path)
+    assert (response.status, response.json) == (200, when_ready)
     service.ready = False
-    answer = ask(app, "GET", path)
-    assert (answer.status, answer.json) == (503, otherwise)
+    response = ask(app, "GET", path)
+    assert (response.status, response.json) == (503, otherwise)
 
 
 @pytest.mark.parametrize("path", ["/v2/models/other/ready", "/v2/models/add/versions/4/ready"])
@@ -80,10 +80,10 @@ def test_a_model_s_metadata_has_the_quantization(app: InferenceApp, path: str) -
 
 
 def test_an_inference_in_json(app: InferenceApp, service: ListingService) -> None:
-    answer = ask(app, "POST", "/v2/models/add/versions/3/infer", BODY)
-    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    response = ask(app, "POST", "/v2/models/add/versions/3/infer", BODY)
+    assert (response.status, response.headers["content-type"]) == (200, "application/json")
     output = {"name": "y", "datatype": "FP32", "shape": [2], "data": [2.0, 3.5]}
-    assert answer.json == {"model_name": "add", "model_version": "3", "id": "9", "outputs": [output]}
+    assert response.json == {"model_name": "add", "model_version": "3", "id": "9", "outputs": [output]}
     assert [(request.model, request.version, request.id) for request in service.requests] == [("add", "3", "9")]
 
 
@@ -91,11 +91,11 @@ def test_an_inference_in_binary_data(app: InferenceApp) -> None:
     tensor = {"name": "x", "datatype": "INT16", "shape": [2], "parameters": {"binary_data_size": 4}}
     header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     lengths = [(b"inference-header-content-length", str(len(header)).encode())]
-    answer = ask(app, "POST", INFER, header + np.array([7, 8], "<i2").tobytes(), lengths)
-    length = int(answer.headers["inference-header-content-length"])
-    assert answer.headers["content-type"] == "application/octet-stream"
-    assert json.loads(answer.body[:length])["outputs"][0]["parameters"] == {"binary_data_size": 4}
-    assert answer.body[length:] == np.array([8, 9], "<i2").tobytes()
+    response = ask(app, "POST", INFER, header + np.array([7, 8], "<i2").tobytes(), lengths)
+    length = int(response.headers["inference-header-content-length"])
+    assert response.headers["content-type"] == "application/octet-stream"
+    assert json.loads(response.body[:length])["outputs"][0]["parameters"] == {"binary_data_size": 4}
+    assert response.body[length:] == np.array([8, 9], "<i2").tobytes()
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_a_path_below_a_prefix_of_the_server(app: InferenceApp) -> None:
     ],
 )
 def test_other_paths_are_404(app: InferenceApp, path: str) -> None:
-    answer = ask(app, "POST", path)
-    assert (answer.status, answer.json) == (404, {"error": f"this server has no {path!r}"})
+    response = ask(app, "POST", path)
+    assert (response.status, response.json) == (404, {"error": f"this server has no {path!r}"})
 
 
 @pytest.mark.parametrize(
@@ -142,13 +142,13 @@ def test_other_paths_are_404(app: InferenceApp, path: str) -> None:
     [("GET", INFER, "POST"), ("PUT", INFER, "POST"), ("POST", "/v2/health/live", "GET"), ("HEAD", "/v2", "GET")],
 )
 def test_other_methods_are_405(app: InferenceApp, method: str, path: str, allowed: str) -> None:
-    answer = ask(app, method, path)
-    assert (answer.status, answer.headers["allow"]) == (405, allowed)
+    response = ask(app, method, path)
+    assert (response.status, response.headers["allow"]) == (405, allowed)
 
 
 def test_a_service_that_cannot_list_its_models_has_no_list() -> None:
-    answer = ask(InferenceApp(ComputingService()), "POST", "/v2/repository/index")
-    assert (answer.status, answer.json) == (404, {"error": "this server cannot list its models"})
+    response = ask(InferenceApp(ComputingService()), "POST", "/v2/repository/index")
+    assert (response.status, response.json) == (404, {"error": "this server cannot list its models"})
 
 
 @pytest.mark.parametrize("body", [b"[", b"[]", b'{"ready": 1}', b"\xff"])
@@ -158,8 +158,8 @@ def test_other_bodies_for_the_list_are_400(app: InferenceApp, body: bytes) -> No
 
 def test_a_model_that_does_not_exist_is_404(app: InferenceApp) -> None:
     for method, path, body in (("GET", "/v2/models/a", b""), ("POST", "/v2/models/a/infer", BODY)):
-        answer = ask(app, method, path, body)
-        assert (answer.status, answer.json) == (404, {"error": "there is no model 'a'"})
+        response = ask(app, method, path, body)
+        assert (response.status, response.json) == (404, {"error": "there is no model 'a'"})
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,12 @@ def test_an_error_says_when_to_try_again(
     app: InferenceApp, service: ListingService, error: NnfmqError, status: int, retry_after: str
 ) -> None:
     service.failure = error
-    answer = ask(app, "POST", "/v2/models/fail/infer", BODY)
-    assert (answer.status, answer.headers["retry-after"], answer.json) == (status, retry_after, {"error": str(error)})
+    response = ask(app, "POST", "/v2/models/fail/infer", BODY)
+    assert (response.status, response.headers["retry-after"], response.json) == (
+        status,
+        retry_after,
+        {"error": str(error)},
+    )
 
 
 def test_a_defect_is_500_without_its_text(
@@ -179,9 +183,9 @@ def test_a_defect_is_500_without_its_text(
 ) -> None:
     service.failure = ZeroDivisionError("a secret")
     with caplog.at_level(logging.ERROR, "nnfmq.serving"):
-        answer = ask(app, "POST", "/v2/models/fail/infer", BODY)
-    assert answer.status == 500
-    assert b"secret" not in answer.body
+        response = ask(app, "POST", "/v2/models/fail/infer", BODY)
+    assert response.status == 500
+    assert b"secret" not in response.body
     assert "a secret" in caplog.text
 
 
@@ -205,21 +209,21 @@ def test_a_body_comes_in_pieces(app: InferenceApp) -> None:
 
 @pytest.mark.parametrize("parts", [[BODY], [BODY[:50], BODY[50:]]])
 def test_a_body_beyond_the_limit_is_413(service: ListingService, parts: list[bytes]) -> None:
-    assert ask(InferenceApp(service, limits=Limits(len(BODY))), "POST", INFER, parts).status == 200
-    answer = ask(InferenceApp(service, limits=Limits(len(BODY) - 1)), "POST", INFER, parts)
-    assert answer.status == 413
-    assert f"more than the {len(BODY) - 1} bytes" in answer.json["error"]
+    assert ask(InferenceApp(service, limits=RequestLimits(len(BODY))), "POST", INFER, parts).status == 200
+    response = ask(InferenceApp(service, limits=RequestLimits(len(BODY) - 1)), "POST", INFER, parts)
+    assert response.status == 413
+    assert f"more than the {len(BODY) - 1} bytes" in response.json["error"]
 
 
 @pytest.mark.parametrize("length", [b"90", b"9" * 5000])
 def test_a_body_that_is_announced_beyond_the_limit_is_not_read(service: ListingService, length: bytes) -> None:
-    app = InferenceApp(service, limits=Limits(89))
-    answer = ask(app, "POST", INFER, [], [(b"content-length", length)])
-    assert (answer.status, len(answer.body) < 200) == (413, True)
+    app = InferenceApp(service, limits=RequestLimits(89))
+    response = ask(app, "POST", INFER, [], [(b"content-length", length)])
+    assert (response.status, len(response.body) < 200) == (413, True)
 
 
 def test_json_beyond_the_limit_is_413(service: ListingService) -> None:
-    assert ask(InferenceApp(service, limits=Limits(max_header_bytes=50)), "POST", INFER, BODY).status == 413
+    assert ask(InferenceApp(service, limits=RequestLimits(max_header_bytes=50)), "POST", INFER, BODY).status == 413
 
 
 def test_a_client_that_leaves_gets_no_response(app: InferenceApp, service: ListingService) -> None:
@@ -229,13 +233,13 @@ def test_a_client_that_leaves_gets_no_response(app: InferenceApp, service: Listi
 
 @pytest.mark.parametrize("length", [b"-1", b"1.5", b"x", b"", b"\xb2", b"9" * 19, b"91"])
 def test_another_header_length_is_400(app: InferenceApp, length: bytes) -> None:
-    answer = ask(app, "POST", INFER, BODY, [(b"inference-header-content-length", length)])
-    assert (answer.status, "Inference-Header-Content-Length" in answer.json["error"]) == (400, True)
+    response = ask(app, "POST", INFER, BODY, [(b"inference-header-content-length", length)])
+    assert (response.status, "Inference-Header-Content-Length" in response.json["error"]) == (400, True)
 
 
 def test_a_header_may_be_given_once(app: InferenceApp) -> None:
-    answer = ask(app, "POST", INFER, BODY, [(b"inference-header-content-length", b"90")] * 2)
-    assert (answer.status, answer.json["error"]) == (400, "header inference-header-content-length is given 2 times")
+    response = ask(app, "POST", INFER, BODY, [(b"inference-header-content-length", b"90")] * 2)
+    assert (response.status, response.json["error"]) == (400, "header inference-header-content-length is given 2 times")
 
 
 @pytest.mark.parametrize(("encoding", "status"), [(b"gzip", 415), (b"deflate", 415), (b"identity", 200), (b"", 200)])
@@ -274,8 +278,8 @@ def test_the_service_is_open_while_the_server_runs() -> None:
     app = InferenceApp.opened_by(opened)
 
     async def between() -> None:
-        answer = await ask_async(app, "POST", INFER, BODY)
-        steps.append(f"served {answer.status if answer else None}")
+        response = await ask_async(app, "POST", INFER, BODY)
+        steps.append(f"served {response.status if response else None}")
 
     assert ask(app, "POST", INFER, BODY).json == {"error": "the server is starting"}
     sent = list[dict[str, Any]]()

@@ -13,7 +13,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.serving.inference_protocol.grpc_codec import decode_infer_message, encode_infer_message, parsed_message
 from nnfmq.serving.inference_protocol.grpc_messages import message_classes
 from nnfmq.serving.inference_protocol.request_errors import RequestTooLarge
-from nnfmq.serving.inference_protocol.wire_tensors import Limits
+from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
 from nnfmq.serving.inference_service import InferResponse
 
 
@@ -37,9 +37,9 @@ def test_the_messages_are_those_of_tritons_client() -> None:
         "TensorMetadata": triton.ModelMetadataResponse.TensorMetadata,
         "ModelIndex": triton.RepositoryIndexResponse.ModelIndex,
     }
-    for name, ours in message_classes().items():
-        theirs = flattened.get(name) or getattr(triton, name)
-        assert described(ours.DESCRIPTOR) == described(theirs.DESCRIPTOR), name
+    for name, kind in message_classes().items():
+        of_triton = flattened.get(name) or getattr(triton, name)
+        assert described(kind.DESCRIPTOR) == described(of_triton.DESCRIPTOR), name
 
 
 def described(descriptor: Any) -> list[tuple[Any, ...]]:
@@ -176,7 +176,7 @@ def test_the_sooner_of_timeout_and_deadline_counts(
 
 
 def test_messages_beyond_the_limit_are_rejected_but_not_raw_contents() -> None:
-    limits = Limits(max_header_bytes=100)
+    limits = RequestLimits(max_header_bytes=100)
     assert decode_infer_message(message(tensor("FP32", [1000]), raw=(bytes(4000),)), limits).inputs["x"].size == 1000
     with pytest.raises(RequestTooLarge, match="at most 100 are allowed: send tensors as raw contents"):
         decode_infer_message(message(tensor("FP32", [1000], contents={"fp32_contents": [0] * 1000})), limits)

@@ -19,7 +19,7 @@ from support.inference_services import ComputingService, ListingService
 from nnfmq.hal.errors import MissedDeadlineTransient
 from nnfmq.serving.inference_protocol.grpc_messages import message_classes
 from nnfmq.serving.inference_protocol.grpc_service import GrpcInferenceService, add_to_server, server_options
-from nnfmq.serving.inference_protocol.wire_tensors import Limits
+from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
 
 INPUT = {"name": "x", "datatype": "INT32", "shape": [2]}
 RAW = [np.array([1, 2], "<i4").tobytes()]
@@ -63,7 +63,7 @@ def infer_request(**fields: Any) -> bytes:
     return data
 
 
-def call(service: Any, name: str, context: Any, data: bytes = b"", limits: Limits | None = None) -> Any:
+def call(service: Any, name: str, context: Any, data: bytes = b"", limits: RequestLimits | None = None) -> Any:
     """Return the response that a client would parse."""
     method = getattr(GrpcInferenceService(service, limits=limits), name)
     serialized = asyncio.run(method(data, grpc_context=context)).SerializeToString()
@@ -129,7 +129,7 @@ def test_other_bytes_are_an_invalid_argument(service: ListingService, context: C
 
 
 def test_large_messages_are_rejected(service: ListingService, context: Context) -> None:
-    call(service, "ModelReady", context, bytes(11), Limits(max_header_bytes=10))
+    call(service, "ModelReady", context, bytes(11), RequestLimits(max_header_bytes=10))
     assert context.code == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -169,7 +169,7 @@ def test_registration_needs_no_method_of_the_servicer() -> None:
 
 
 def test_the_options_of_a_server_are_those_of_the_limits() -> None:
-    assert dict(server_options(Limits(max_body_bytes=77))) == {
+    assert dict(server_options(RequestLimits(max_body_bytes=77))) == {
         "grpc.max_receive_message_length": 77,
         "grpc.max_send_message_length": -1,
     }

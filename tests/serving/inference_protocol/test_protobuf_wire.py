@@ -14,9 +14,9 @@ FIRST, SECOND = b"\x3a\x03abc", b"\x3a\x00"  # field 7, twice
 
 
 def test_a_field_is_separated_wherever_it_is() -> None:
-    values, rest = separate_bytes_field(FIRST + NUMBER + TEXT + SECOND + FIXED64 + FIXED32, 7, 10)
+    values, others = separate_bytes_field(FIRST + NUMBER + TEXT + SECOND + FIXED64 + FIXED32, 7, 10)
     assert [bytes(value) for value in values] == [b"abc", b""]
-    assert rest == NUMBER + TEXT + FIXED64 + FIXED32
+    assert others == NUMBER + TEXT + FIXED64 + FIXED32
 
 
 def test_a_field_of_that_number_and_another_type_is_left_to_protobuf() -> None:
@@ -41,7 +41,7 @@ def test_other_wire_types_are_rejected(kind: int) -> None:
 
 
 def test_a_number_of_more_than_ten_bytes_is_rejected() -> None:
-    assert separate_bytes_field(b"\x08" + b"\x80" * 9 + b"\x01", 7, 10).rest
+    assert separate_bytes_field(b"\x08" + b"\x80" * 9 + b"\x01", 7, 10).other_fields
     with pytest.raises(InvalidArgument, match="no complete number at byte 1"):
         separate_bytes_field(b"\x08" + b"\x80" * 10 + b"\x01", 7, 10)
 
@@ -52,7 +52,7 @@ def test_a_length_beyond_the_message_is_rejected() -> None:
 
 
 def test_the_number_of_fields_is_limited() -> None:
-    assert separate_bytes_field(NUMBER * 10, 7, 10).rest == NUMBER * 10
+    assert separate_bytes_field(NUMBER * 10, 7, 10).other_fields == NUMBER * 10
     with pytest.raises(InvalidArgument, match="more than 9 fields"):
         separate_bytes_field(NUMBER * 10, 7, 9)
 

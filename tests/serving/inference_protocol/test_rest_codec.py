@@ -16,7 +16,7 @@ from nnfmq.serving.inference_protocol.rest_codec import (
     decode_infer_request,
     encode_infer_response,
 )
-from nnfmq.serving.inference_protocol.wire_tensors import Limits
+from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
 from nnfmq.serving.inference_service import InferResponse
 
 
@@ -282,7 +282,7 @@ def test_other_timeouts_are_rejected(timeout: object) -> None:
 
 
 def test_json_beyond_the_limit_is_rejected_but_not_binary_data() -> None:
-    limits = Limits(max_header_bytes=200)
+    limits = RequestLimits(max_header_bytes=200)
     header = one(binary_tensor(4000, shape=[1000]))
     assert decoded(header, bytes(4000), limits=limits).request.inputs["x"].shape == (1000,)
     with pytest.raises(RequestTooLarge, match="at most 200 are allowed: send tensors as binary data"):

@@ -7,14 +7,19 @@ It sends at least so many requests, in about so many seconds, and prints the rep
 
 from __future__ import annotations
 
+import http.client
+import itertools
 import json
 import os
 import signal
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,8 +65,9 @@ def run(folder: Path, requests: int, seconds: float, names: Sequence[str]) -> di
     """Return the report of all events."""
     models = folder / "models"
     add_version(models, 1, version_model(1))
-    with started_nodes(folder, NODES, cpus=1) as nodes, started_serve(nodes), deployed(models) as handle:
-        load = ClusterLoad(caller(handle), retryable(), THREADS, THREADS * seconds / requests)
+    with started_nodes(folder, NODES, cpus=1) as nodes, started_serve(nodes) as port, deployed(models) as handle:
+        caller = Caller(handle, nodes.addresses[0], port)
+        load = ClusterLoad(caller, retryable(), THREADS, THREADS * seconds / requests)
         load.start()
         events = [
             happened(name, Cluster(nodes, models, handle, load), requests * number // (len(names) + 1))
@@ -70,7 +76,7 @@ def run(folder: Path, requests: int, seconds: float, names: Sequence[str]) -> di
         answered(load, requests)
         is_done = load.finish(LIMIT_S)
     report = summary(load.attempts, events)
-    return report | {"all_threads_ended": is_done, "settings": dict(FAST_DETECTION)}
+    return report | {"all_threads_ended": is_done, "replies": dict(caller.replies), "settings": dict(FAST_DETECTION)}
 
 
 def happened(name: str, cluster: Cluster, after: int) -> ClusterEvent:
@@ -102,22 +108,61 @@ def deployed(models: Path) -> Iterator[Any]:
     serve.delete("cluster")
 
 
-def caller(handle: Any) -> Callable[[Any], tuple[int, Any]]:
-    """Return what sends an input over the handle."""
+class HttpError(Exception):
+    """A reply over HTTP without a result; a client may send the request again."""
 
-    def call(source: Any) -> tuple[int, Any]:
-        response = handle.infer.remote(MODEL, {"x": source}).result(timeout_s=REPLY_S)
-        (output,) = response.outputs.values()
-        return int(response.version), np.asarray(output)
 
-    return call
+class Caller:
+    """Sends inputs, from half of the threads over a handle, from the others over HTTP; `replies` counts the results."""
+
+    def __init__(self, handle: Any, host: str, port: int) -> None:
+        self._transports = {
+            "handle": partial(over_handle, handle),
+            "HTTP": partial(over_inference_protocol, host, port),
+        }
+        self._names = itertools.cycle(self._transports)
+        self._thread = threading.local()
+        self.replies: Counter[str] = Counter()
+
+    def __call__(self, source: Any) -> tuple[int, Any]:
+        """Return the version and the output."""
+        if not hasattr(self._thread, "transport"):
+            self._thread.transport = next(self._names)
+        result = self._transports[self._thread.transport](source)
+        self.replies[self._thread.transport] += 1
+        return result
+
+
+def over_handle(handle: Any, source: Any) -> tuple[int, Any]:
+    """Return the version and the output of a request over a handle."""
+    response = handle.infer.remote(MODEL, {"x": source}).result(timeout_s=REPLY_S)
+    (output,) = response.outputs.values()
+    return int(response.version), np.asarray(output)
+
+
+def over_inference_protocol(host: str, port: int, source: Any) -> tuple[int, Any]:
+    """Return the version and the output of a request over HTTP.
+
+    Raises:
+        HttpError: If the status is not 200.
+    """
+    tensor = {"name": "x", "shape": source.shape, "datatype": "FP32", "data": source.ravel().tolist()}
+    with closing(http.client.HTTPConnection(host, port, timeout=REPLY_S)) as connection:
+        connection.request("POST", f"/v2/models/{MODEL}/infer", json.dumps({"inputs": [tensor]}))
+        reply = connection.getresponse()
+        body = reply.read()
+    if reply.status != 200:
+        raise type(f"HttpError{reply.status}", (HttpError,), {})(body[:500])
+    result = json.loads(body)
+    (output,) = result["outputs"]
+    return int(result["model_version"]), np.array(output["data"], np.float32).reshape(output["shape"])
 
 
 def retryable() -> tuple[type[Exception], ...]:
-    """Return the errors after which a client sends a request again: the one that computed it has died."""
+    """Return the errors after which a client sends a request again: what computed it has died, or comes back late."""
     from ray.exceptions import RayActorError
 
-    return (DeadObject, DeviceUnavailable, MissedDeadlineTransient, RayActorError)
+    return (DeadObject, DeviceUnavailable, MissedDeadlineTransient, RayActorError, HttpError)
 
 
 # ---- events: what happens, and after the first requests that it affects, until when the cluster is not complete

@@ -12,6 +12,7 @@ PROGRAM = Path(__file__).parent / "failures.py"
 RECOVERY_S = 5.0
 EVENTS = ("driver", "owner", "replica", "broken", "version", "node")
 DIED = ("DeadObject", "DeviceUnavailable", "MissedDeadlineTransient", "ActorDiedError", "ActorUnavailableError")
+DIED_OVER_HTTP = ("HttpError500", "HttpError503", "HttpError504")
 """Parts of the names of errors with which a request may fail: what computed it has died, or its successor is late."""
 
 
@@ -33,10 +34,11 @@ def check(report: dict[str, Any], requests: int) -> None:
     assert report["requests"] == report["answers"] >= requests
     assert (report["lost"], report["wrong"], report["answered_twice"]) == ([], [], [])
     assert report["failed_before_all_events"] == 0
+    assert min(report["replies"]["handle"], report["replies"]["HTTP"]) > requests / 10
     assert [event["event"] for event in report["events"]] == list(EVENTS)
     by_name = {event["event"]: event for event in report["events"]}
     for name, event in by_name.items():
-        assert all(any(part in error for part in DIED) for error in event["failures"]), event
+        assert all(any(part in error for part in (*DIED, *DIED_OVER_HTTP)) for error in event["failures"]), event
         assert name == "owner" or event["recovery_s"] <= RECOVERY_S, event  # Ray starts a process for the owner
     for name in ("broken", "version"):
         assert not by_name[name]["failures"], by_name[name]

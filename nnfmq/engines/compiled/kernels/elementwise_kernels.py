@@ -1,15 +1,16 @@
 """Broadcasting elementwise kernels.
 
 Adjacent dimensions with compatible strides in all inputs are coalesced, as in NumPy's nditer; inputs of one shape
-become a single row, which is cut into chunks. Short rows are batched into a longer one, if the inputs that recur with
-each row can be tiled in scratch. The output is contiguous.
+become a single row. A row of whole vectors is a `FlatElementwiseKernel`, whose code is that of any length. Another one
+is cut into chunks. Short rows are batched into a longer one, if the inputs that recur with each row can be tiled in
+scratch. The output is contiguous.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from nnfmq.engines.compiled.ir_builder import (
@@ -27,7 +28,13 @@ from nnfmq.engines.compiled.ir_builder import (
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.signature import Shape
 
-__all__ = ["ELEMENT_TYPES", "ElementwiseKernel", "ElementwiseOperator", "plan_elementwise"]
+__all__ = [
+    "ELEMENT_TYPES",
+    "ElementwiseKernel",
+    "ElementwiseOperator",
+    "FlatElementwiseKernel",
+    "plan_elementwise",
+]
 
 _CHUNK = 1 << 12  # elements of a work item
 _MAX_BATCHED_ROW = 1 << 8
@@ -61,6 +68,48 @@ class ElementwiseOperator(Protocol):
     def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the vector of results for vectors of inputs; `constants` are addresses."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class FlatElementwiseKernel:
+    """A loop over inputs of the output's shape and single elements. A work item is a vector of `lanes` elements.
+
+    `are_arrays`: which inputs are no single elements. `vectors` only sizes the work.
+    """
+
+    operator: ElementwiseOperator
+    are_arrays: tuple[bool, ...]
+    lanes: int
+    vectors: int = field(repr=False)
+
+    compile_cost = 1
+
+    @property
+    def work_items(self) -> int:
+        """Vectors of the output."""
+        return self.vectors
+
+    def scratch_bytes(self, target: Target) -> int:
+        """Return 0: the kernel needs none."""
+        return 0
+
+    def emit(self, kb: KernelBuilder) -> None:
+        """Args: inputs, output, constants."""
+        kinds = [ELEMENT_TYPES[input_type] for input_type in self.operator.input_types]
+        count, size = len(kinds), size_of(ELEMENT_TYPES[self.operator.output_type])
+        addresses = [kb.argument(number) for number in range(count + 1 + self.operator.constant_count)]
+        splats = [
+            None if is_array else kb.broadcast(kb.load(kind, address), self.lanes)
+            for address, kind, is_array in zip(addresses, kinds, self.are_arrays, strict=False)
+        ]
+        with kb.loop(kb.mul(kb.begin, self.lanes), kb.mul(kb.end, self.lanes), self.lanes) as index:
+            values = [
+                kb.load(vector(kind, self.lanes), address, kb.mul(index, size_of(kind))) if splat is None else splat
+                for address, kind, splat in zip(addresses, kinds, splats, strict=False)
+            ]
+            results = self.operator.emit(kb, values, addresses[count + 1 :])
+            kb.store(results, addresses[count], kb.mul(index, size))
+        kb.return_void()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +199,13 @@ class ElementwiseKernel:
 
 def plan_elementwise(
     operator: ElementwiseOperator, output: Shape, inputs: Sequence[Shape], target: Target
-) -> ElementwiseKernel:
+) -> ElementwiseKernel | FlatElementwiseKernel:
     """Plan the loop for inputs that are broadcast to shape `output`: coalesce dimensions, choose lanes and chunks."""
     max_lanes = operator.vectors * target.lanes
     dimensions = _coalesced(output, inputs)
+    if len(dimensions) == 1 and dimensions[0][0] % max_lanes == 0:
+        length, *strides = dimensions[0]
+        return FlatElementwiseKernel(operator, tuple(map(bool, strides)), max_lanes, length // max_lanes)
     tiled_inputs, row_batch = _row_batch(dimensions, max_lanes)
     if row_batch > 1:
         (length, *inner), (count, *outer) = dimensions[:2]

@@ -1,10 +1,9 @@
-"""DriverAccess: how a replica finds the driver of its node; without a cluster it starts one of its own."""
+"""ReplicaDriver: how a replica finds the driver of its node; without a cluster it starts one of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -20,13 +19,13 @@ from nnfmq.serving.driver_process import DriverProcess
 from nnfmq.serving.ray.node_driver import node_driver
 from nnfmq.serving.ray.object_models import object_models, write_version
 
-__all__ = ["DriverAccess"]
+__all__ = ["ReplicaDriver"]
 
 _ATTEMPTS = 50  # to reach an actor that ends because nobody uses it, or starts again
 _PAUSE_S = 0.1
 
 
-class DriverAccess:
+class ReplicaDriver:
     """Finds the driver that serves `models`: a directory, or a mapping as for `app`. Close it."""
 
     def __init__(self, models: str | os.PathLike[str] | Mapping[str, Any], options: Sequence[str]) -> None:
@@ -34,12 +33,7 @@ class DriverAccess:
         self._objects = object_models(models) if isinstance(models, Mapping) else []
         self._options = tuple(options)
         self._process: DriverProcess | None = None
-        self._temporary: Path | None = None
-
-    @property
-    def is_own(self) -> bool:
-        """Whether the driver belongs to this process, because the replica is in Serve's local testing mode."""
-        return self._process is not None
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None  # is removed at exit, too
 
     async def find(self) -> Path:
         """Return the socket of a driver that accepts clients.
@@ -69,10 +63,10 @@ class DriverAccess:
     def _start_own(self) -> Path:
         directory = self._directory
         if directory is None:
-            directory = tempfile.mkdtemp(prefix="nnfmq-models-")
-            self._temporary = Path(directory)
+            self._temporary = tempfile.TemporaryDirectory(prefix="nnfmq-models-", ignore_cleanup_errors=True)
+            directory = self._temporary.name
             for model in self._objects:
-                write_version(self._temporary, model)
+                write_version(Path(directory), model)
         socket = make_runtime_directory() / f"serve-{os.getpid()}-{time.monotonic_ns()}.sock"
         self._process = DriverProcess(socket, Path(directory), options=self._options)
         self._process.wait_until_running()
@@ -83,4 +77,4 @@ class DriverAccess:
         if self._process is not None:
             self._process.close()
         if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary.cleanup()

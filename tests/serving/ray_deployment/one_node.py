@@ -1,0 +1,207 @@
+"""A program: deployments on a cluster of one node, called over handles, HTTP and gRPC, while parts of it are killed.
+
+python one_node.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+import numpy as np
+from process_tree import adopt_orphans, end_descendants, interrupt_on_sigterm
+from ray_nodes import free_port, started_nodes
+from support.cluster_load import SIZE, version_model
+from support.drivers import until
+
+from nnfmq.hal.errors import NnfmqError
+from nnfmq.runtime.connect import connect
+
+LIMIT_S = 60.0
+GIVEN = np.zeros((1, SIZE), np.float32)
+GRPC = "nnfmq.serving.inference_protocol.grpc_service.add_to_server"
+
+
+def main() -> None:
+    """Run it and print the report."""
+    adopt_orphans()
+    interrupt_on_sigterm()
+    try:
+        with tempfile.TemporaryDirectory(prefix="nq-", ignore_cleanup_errors=True) as folder:
+            os.environ["XDG_RUNTIME_DIR"] = folder
+            os.environ["XDG_CACHE_HOME"] = folder
+            report = run(Path(folder))
+    finally:
+        end_descendants()
+    print(json.dumps(report))
+
+
+def run(folder: Path) -> dict[str, Any]:
+    """Return the reports of all parts."""
+    import ray
+    from ray import serve
+
+    from nnfmq.serving.ray import ServerOptions, app
+
+    with started_nodes(folder) as nodes:
+        address = nodes.addresses[0]
+        ports = {"http": free_port(address), "grpc": free_port(address)}
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options={"host": address, "port": ports["http"]},
+            grpc_options={"port": ports["grpc"], "grpc_servicer_functions": [GRPC]},
+        )
+        models = {"adder/1": ray.put(version_model(1)), "other": ray.put(version_model(2))}
+        options: dict[str, Any] = {"num_replicas": 2, "ray_actor_options": {"num_cpus": 0.5}}
+        options |= {"user_config": {"models": ["adder"]}, "options": ServerOptions(lanes=1)}
+        handle = serve.run(app(models, max_multiplexed_models=1, **options))
+        report = {
+            "handle": over_handle(handle),
+            "http": over_http(f"http://{address}:{ports['http']}"),
+            "grpc": over_grpc(f"{address}:{ports['grpc']}"),
+            "worker": after(handle, handle.driver_pids.remote().result()[1]),
+            "actor": after(handle, actor_pid("")),
+        }
+        serve.shutdown()
+        return report | {"unused": unused_driver(folder)}
+
+
+def over_handle(handle: Any) -> dict[str, Any]:
+    """Return what calls over a handle give."""
+    import ray
+
+    (info,) = handle.model_metadata.remote("adder").result().inputs
+    multiplexed = handle.options(multiplexed_model_id="other")
+    for _ in range(4):
+        both = (
+            answer(multiplexed, "", GIVEN),
+            answer(handle.options(multiplexed_model_id="adder"), "adder", GIVEN),
+        )
+    return {
+        "mapping": answer(handle, "adder", {info.name: GIVEN}),
+        "object": answer(handle, "adder", ray.put(GIVEN)),
+        "multiplexed": both,
+        "unknown": answer(handle, "missing", GIVEN),
+        "load": sorted(handle.record_autoscaling_stats.remote().result()),
+        "index": [entry.name for entry in handle.model_index.remote().result()],
+        "config": failed(lambda: handle.reconfigure.remote({"model": []}).result()),
+    }
+
+
+def answer(handle: Any, *arguments: Any) -> Any:
+    """Return the version and an element of a response, or the error's classes."""
+    try:
+        response = handle.infer.remote(*arguments).result(timeout_s=LIMIT_S)
+    except NnfmqError as error:
+        return [kind.__name__ for kind in type(error).__mro__[1:4]]
+    (output,) = response.outputs.values()
+    return response.version, output.ravel()[:1].tolist()
+
+
+def failed(call: Callable[[], Any]) -> str:
+    """Return the class of an error."""
+    try:
+        call()
+    except NnfmqError as error:
+        return type(error).__name__
+    return ""
+
+
+def over_http(url: str) -> dict[str, Any]:
+    """Return what Ray's HTTP proxy answers."""
+    metadata = json.load(urllib.request.urlopen(f"{url}/v2/models/adder", timeout=LIMIT_S))
+    (tensor,) = metadata["inputs"]
+    inputs = [{"name": tensor["name"], "datatype": "FP32", "shape": [1, SIZE], "data": [0] * SIZE}]
+    body = json.dumps({"inputs": inputs}).encode()
+    with urllib.request.urlopen(f"{url}/v2/models/adder/infer", body, timeout=LIMIT_S) as reply:
+        response = json.load(reply)
+    try:
+        urllib.request.urlopen(f"{url}/v2/models/missing/infer", body, timeout=LIMIT_S)
+    except HTTPError as error:
+        status = error.code
+        error.close()
+    with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=LIMIT_S) as reply:
+        ready = reply.status
+    data = response["outputs"][0]["data"]
+    return {"version": response["model_version"], "data": data[:1], "missing": status, "ready": ready}
+
+
+def over_grpc(target: str) -> dict[str, Any]:
+    """Return what Ray's gRPC proxy answers."""
+    import grpc
+
+    from nnfmq.serving.inference_protocol.grpc_messages import message_classes
+
+    kinds = message_classes()
+    with grpc.insecure_channel(target) as channel:
+
+        def call(method: str, request: str, response: str, **fields: Any) -> Any:
+            send = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+            data = send(
+                kinds[request](**fields).SerializeToString(),
+                timeout=LIMIT_S,
+                metadata=[("application", "default")],
+            )
+            return kinds[response].FromString(data)
+
+        live = call("ServerLive", "ServerLiveRequest", "ServerLiveResponse").live
+        metadata = call("ModelMetadata", "ModelMetadataRequest", "ModelMetadataResponse", name="adder")
+        try:
+            call("ModelMetadata", "ModelMetadataRequest", "ModelMetadataResponse", name="missing")
+        except grpc.RpcError as error:
+            code = error.code().name
+    return {"live": live, "versions": list(metadata.versions), "missing": code}
+
+
+def after(handle: Any, pid: int) -> dict[str, Any]:
+    """Kill a process; return the errors until ten requests in a row are answered, and how long that took."""
+    os.kill(pid, signal.SIGKILL)
+    begin_s, in_a_row, errors = time.monotonic(), 0, []
+    while in_a_row < 10 and time.monotonic() < begin_s + LIMIT_S:
+        result = answer(handle, "adder", GIVEN)
+        in_a_row = in_a_row + 1 if result[0] == "1" else 0
+        errors += [] if result[0] == "1" else [result]
+    return {"seconds": time.monotonic() - begin_s, "errors": errors, "answered": in_a_row}
+
+
+def actor_pid(but: str) -> int:
+    """Return the pid of the only actor that owns a driver, whose name does not contain `but`."""
+    import ray
+
+    names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == "nnfmq"]
+    (name,) = [name for name in names if not but or but not in name]
+    pid: int = ray.get(ray.get_actor(name, namespace="nnfmq").pid.remote())
+    return pid
+
+
+def unused_driver(folder: Path) -> dict[str, Any]:
+    """Kill an actor whose driver has a client. Return whether it keeps the driver for that, and ends without it."""
+    import ray
+
+    from nnfmq.serving.ray.node_driver import node_driver
+
+    (folder / "none").mkdir()
+    actor = node_driver(str(folder / "none"), idle_s=1.0)
+    socket = ray.get(actor.attach.remote(os.getpid()))
+    first = ray.get(actor.pid.remote())
+    with connect(socket, recover=True) as client:
+        os.kill(first, signal.SIGKILL)
+        until(lambda: ray.get(actor.pid.remote()) != first, "the actor is started again")
+        client.devices()
+        time.sleep(2.5)  # more than twice as long as it keeps an unused driver
+        kept = ray.get(actor.pid.remote())
+        driver = client.driver_pid
+    return {"kept": kept != first, "driver": driver > 0}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
