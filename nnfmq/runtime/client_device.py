@@ -12,7 +12,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.deadlines import deadline_after, remaining_s
-from nnfmq.execution_observers import DeviceChoice
 from nnfmq.hal.capabilities import Capabilities
 from nnfmq.hal.errors import (
     DeadObject,
@@ -52,6 +51,7 @@ from nnfmq.verbose_log import vlog
 __all__ = ["Device", "DeviceInfo", "PrepareOptions", "ProgressCallback", "model_signature"]
 
 if TYPE_CHECKING:
+    from nnfmq.execution_observers import DeviceChoice
     from nnfmq.runtime.cache_directory import CacheDirectory
     from nnfmq.runtime.preparation_observation import Preparation
 

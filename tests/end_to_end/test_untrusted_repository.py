@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
+from support.descriptors import no_more_descriptors
 from support.drivers import Daemon, one, until
 from support.fake_repository import FakeRepository, describe, serving
 from support.models import plus_model
+from support.small_models import with_constants
 
 import nnfmq
 from nnfmq.channel import Channel
@@ -174,3 +177,32 @@ def test_announcements_of_unknown_models_and_versions_are_ignored(
         repository.answer = None
         repository.publish("plus", 2, plus_model(2))
         until(lambda: model.version == 2, "the model moves")
+
+
+def test_a_client_without_free_fds_gets_the_model_later(repository: FakeRepository, client: nnfmq.Client) -> None:
+    with nnfmq.Memory.create(4) as pool:
+        pool.view[:] = np.float32(7).tobytes()
+        repository.publish("seven", 1, with_constants(pool))
+        client.models()
+        with no_more_descriptors(), pytest.raises(nnfmq.ResourceExhaustedTransient, match="no free fds"):
+            client.model("seven")
+        with client.model("seven") as model:
+            assert model.execute(one(5)) == (one(12),)
+    assert repository.connections == 1
+
+
+def test_a_bug_of_the_client_ends_only_the_connection(
+    repository: FakeRepository, client: nnfmq.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_message: VersionChanged) -> None:
+        raise ZeroDivisionError
+
+    with client.model("plus") as model:
+        (names,) = client._named_models.values()
+        connection = names._connection
+        assert connection is not None
+        connection._on_change = fail
+        repository.publish("plus", 2, plus_model(2))
+        until(lambda: model.version == 2, "the client has connected again")
+        assert not connection.is_open
+    assert any("the callback for fd" in text for text in caplog.messages)
