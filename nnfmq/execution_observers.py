@@ -8,16 +8,16 @@ observer returns immediately, and leaves files, sockets and callbacks to a threa
 from __future__ import annotations
 
 import os
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
+from nnfmq.hal.device_choice import DeviceChoice
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import HalExecutionMode, Model
 
 __all__ = [
     "CapturedTensor",
-    "DeviceChoice",
     "ModelObserver",
     "ObservedExecution",
     "ObservedPreparation",
@@ -26,13 +26,6 @@ __all__ = [
     "observers",
     "remove_observer",
 ]
-
-
-DeviceChoice: TypeAlias = Literal["application", "best", "fallback", "step"]
-"""Who chose the device of a preparation: the application, the runtime, or the fallback after other devices have failed.
-
-"step": the preparation is that of a step of a plan, and the plan's own preparation says who chose.
-"""
 
 
 class CapturedTensor(NamedTuple):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import subprocess
 
     from nnfmq.channel import Channel
-    from nnfmq.execution_observers import DeviceChoice
+    from nnfmq.hal.device_choice import DeviceChoice
     from nnfmq.hal.types import Model
     from nnfmq.memory import Memory
     from nnfmq.observe.driver_statistics import DriverStatistics

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.capabilities import Capabilities
+from nnfmq.hal.device_choice import DeviceChoice
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
@@ -51,7 +52,6 @@ from nnfmq.verbose_log import vlog
 __all__ = ["Device", "DeviceInfo", "PrepareOptions", "ProgressCallback", "model_signature"]
 
 if TYPE_CHECKING:
-    from nnfmq.execution_observers import DeviceChoice
     from nnfmq.runtime.cache_directory import CacheDirectory
     from nnfmq.runtime.preparation_observation import Preparation
 

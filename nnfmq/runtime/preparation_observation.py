@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 
 from nnfmq import settings
 from nnfmq.execution_observers import (
-    DeviceChoice,
     ModelObserver,
     ObservedPreparation,
     PreparationObserver,
     observers,
 )
+from nnfmq.hal.device_choice import DeviceChoice
 from nnfmq.hal.errors import ErrorStatus, NnfmqError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionPreference, Model, Priority

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from support.models import add_model
 from support.recordings import execution, preparation
 
-from nnfmq.execution_observers import DeviceChoice
 from nnfmq.hal.architecture_hash import model_architecture_hash
+from nnfmq.hal.device_choice import DeviceChoice
 from nnfmq.hal.types import (
     HalExecutionMode,
     LifeTime,

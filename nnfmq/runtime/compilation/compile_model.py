@@ -45,7 +45,7 @@ from nnfmq.validation.values import validate_extensions
 from nnfmq.verbose_log import vlog, vlog_is_on
 
 if TYPE_CHECKING:
-    from nnfmq.execution_observers import DeviceChoice
+    from nnfmq.hal.device_choice import DeviceChoice
     from nnfmq.runtime.client import CompiledModel
     from nnfmq.runtime.devices.runtime_device import RuntimeDevice
     from nnfmq.runtime.preparation_observation import PlanPreparation

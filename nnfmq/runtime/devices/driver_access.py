@@ -19,7 +19,7 @@ from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
-    from nnfmq.execution_observers import DeviceChoice
+    from nnfmq.hal.device_choice import DeviceChoice
 
 __all__ = ["DriverAccess"]
 

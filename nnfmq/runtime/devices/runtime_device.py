@@ -17,7 +17,7 @@ from nnfmq.runtime.prepare_arguments import ModelArgument, to_hal_model, to_mode
 from nnfmq.runtime.prepared_model import PreparedModel
 
 if TYPE_CHECKING:
-    from nnfmq.execution_observers import DeviceChoice
+    from nnfmq.hal.device_choice import DeviceChoice
     from nnfmq.serialize.messages import ExtensionData
 
 __all__ = ["CPU_DEVICE_NAME", "CpuDevice", "RuntimeDevice"]
