@@ -19,9 +19,8 @@ DIED_OVER_HTTP = ("HttpError500", "HttpError503", "HttpError504")
 @pytest.mark.full
 def test_killed_and_replaced_parts_of_a_cluster_cost_no_answer() -> None:
     require_ray()
-    check(
-        ray_report(PROGRAM, "500", "25", *EVENTS, limit_s=280), 500
-    )  # what else runs decides how long a recovery takes
+    # What else runs on the machine decides how long a recovery takes.
+    check(ray_report(PROGRAM, "500", "25", *EVENTS, limit_s=280), 500)
 
 
 @pytest.mark.deep
