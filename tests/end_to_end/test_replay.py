@@ -235,9 +235,10 @@ def test_an_interrupt_ends_the_replay(daemon: Daemon, tmp_path: Path, monkeypatc
     prepared = replace(preparation(model), inputs=info, outputs=info)
     path = write_recording(tmp_path / "a.nnrec", [execution(inputs=None, outputs=None)], prepared, has_tensors=False)
     monkeypatch.setattr("nnfmq.replaying.replayer._Lane.warm_up", lambda _self: None)
-    monkeypatch.setattr("nnfmq.replaying.replayer.threading.Thread", InterruptedThread)
-    with daemon.connect() as client, pytest.raises(KeyboardInterrupt):
-        replayed(client, path)
+    with daemon.connect() as client:
+        monkeypatch.setattr("nnfmq.replaying.replayer.threading.Thread", InterruptedThread)
+        with pytest.raises(KeyboardInterrupt):
+            replayed(client, path)
 
 
 class InterruptedThread(threading.Thread):
