@@ -25,10 +25,10 @@ FORMS = {
 }
 
 READS_AN_ARCHIVE = """
-import importlib.metadata  # the rest of the standard library is not on the path below
-import sys
+import sys, sysconfig
 from nnfmq.service.installed_packages import InstalledPackages
-sys.path = sys.argv[1:]
+sys.path = [*sys.argv[1:], *(path for path in sys.path if path.startswith(sysconfig.get_path("stdlib")))]
+sys.path = [path for path in sys.path if "site-packages" not in path]
 packages = InstalledPackages()
 print(packages.version("some-pack-age"), packages.version("other"))
 print(packages.have_entry_points(["nnfmq.devices"]), packages.have_entry_points(["nnfmq.operations"]))

@@ -132,8 +132,8 @@ def test_a_named_model_is_executed_by_the_successor_of_its_driver(folder: Path, 
                 lost = asyncio.create_task(version_of(server))
                 for _ in range(10):
                     await asyncio.sleep(0)
+                worker.kill()  # first: a stopped worker whose supervisor exits continues
                 supervisor.kill()
-                worker.kill()
                 with pytest.raises(DeadObject):
                     await lost
             assert await version_of(server, timeout_s=LIMIT_S) == 1

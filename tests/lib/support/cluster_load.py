@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
-import tflite_writer
-from tflite_writer import Operator, Tensor
+
+from support.tflite_files import Operator, Tensor, writer
 
 Array = np.ndarray[Any, Any]
 Call = Callable[[Array], tuple[int, Array]]
@@ -30,9 +30,10 @@ def version_model(version: int) -> bytes:
     """Return a .tflite file that adds `version` to its input, `SIZE` floats."""
     added = np.full(SIZE, version, np.float32).tobytes()
     tensors = [Tensor("x", (1, SIZE)), Tensor("version", (SIZE,), data=added), Tensor("y", (1, SIZE))]
-    return tflite_writer.write(
+    data: bytes = writer.write(
         tensors, [Operator("ADD", [0, 1], [2], "AddOptions", {"FusedActivationFunction": 0})], [0], [2]
     )
+    return data
 
 
 class Attempt(NamedTuple):
