@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -16,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from ray import serve
 
-from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
+from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument, NnfmqError
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connect import connect
 from nnfmq.serving.inference_protocol.asgi_app import InferenceApp
@@ -32,6 +33,7 @@ __all__ = ["ModelReplica", "app"]
 
 Models: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any]"
 _START_S = 120.0
+_STATISTICS_S = 2.0
 _DEFAULTS: Mapping[str, Any] = {
     "max_ongoing_requests": 32,
     "max_queued_requests": 256,
@@ -56,7 +58,7 @@ class ModelReplica(GrpcInferenceService):
             None, partial(connect, socket, recover=True, wait=True, timeout=_START_S)
         )
         self._server = ModelServer(self._client, RepositoryModels(self._client), options)
-        self._last_load = await loop.run_in_executor(None, self._driver_load)
+        self._last_load = DriverLoad(time.monotonic_ns(), 0, 0)
         super().__init__(self._server)
 
     def __serve_build_asgi_app__(self) -> InferenceApp:
@@ -158,14 +160,22 @@ class ModelReplica(GrpcInferenceService):
             await self._server.close_model(name)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the load of this replica and of its driver, for `autoscaling.load_policy`."""
-        now = await asyncio.to_thread(self._driver_load)
-        before, self._last_load = self._last_load, now
+        """Return the load of this replica and of its driver, for `autoscaling.load_policy`.
+
+        If the driver does not reply, its executions are those of this replica's bursts.
+        """
         load = self._server.load()
-        return {"waiting": load["waiting"], "lanes": load["lanes"], **load_since(before, now)}
+        try:
+            now = await asyncio.to_thread(self._driver_load)
+        except NnfmqError:
+            executing: dict[str, float] = {"executing": load["busy"], "driver_executing": load["busy"]}
+        else:
+            before, self._last_load = self._last_load, now
+            executing = load_since(before, now)
+        return {"waiting": load["waiting"], "lanes": load["lanes"], **executing}
 
     def _driver_load(self) -> DriverLoad:
-        return DriverLoad.of(self._client.statistics(), self._client.worker_pid)
+        return DriverLoad.of(self._client.statistics(timeout=_STATISTICS_S), self._client.worker_pid)
 
     def __del__(self) -> None:
         """Close bursts and connection. Ray calls it after the last request of a replica that it ends."""

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -69,8 +72,11 @@ def run(folder: Path) -> dict[str, Any]:
             "http": over_http(f"http://{address}:{ports['http']}"),
             "grpc": over_grpc(f"{address}:{ports['grpc']}"),
             "worker": after(handle, handle.driver_pids.remote().result()[1]),
-            "actor": after(handle, actor_pid("")),
+            "actor": after(handle, actor_pid()),
         }
+        serve.delete("default")
+        report["overload"] = overload(models, f"http://{address}:{ports['http']}/small")
+        report["replicas"] = scaled(models)
         serve.shutdown()
         return report | {"unused": unused_driver(folder)}
 
@@ -173,12 +179,104 @@ def after(handle: Any, pid: int) -> dict[str, Any]:
     return {"seconds": time.monotonic() - begin_s, "errors": errors, "answered": in_a_row}
 
 
-def actor_pid(but: str) -> int:
-    """Return the pid of the only actor that owns a driver, whose name does not contain `but`."""
+def overload(models: dict[str, Any], url: str) -> dict[str, Any]:
+    """Stop the worker of a replica that takes one request, and send more. Return what the surplus ones get."""
+    from ray import serve
+    from ray.serve.exceptions import BackPressureError
+
+    from nnfmq.serving.ray import app
+
+    small = app(models, max_ongoing_requests=1, max_queued_requests=1, ray_actor_options={"num_cpus": 0.5})
+    handle = serve.run(small, name="small", route_prefix="/small")
+    first = answer(handle, "adder", GIVEN)
+    worker = handle.driver_pids.remote().result()[1]
+    with stopped(worker):
+        pending = [handle.infer.remote("adder", GIVEN) for _ in range(5)]
+        rejected = [failure(response, BackPressureError) for response in pending[-1:]]
+        status = first_status(f"{url}/v2/models/adder", 6)
+    results = [failure(response, BackPressureError) for response in pending[:-1]]
+    serve.delete("small")
+    return {"first": first, "rejected": rejected, "status": status, "completed": results.count("")}
+
+
+def failure(response: Any, kind: type[Exception]) -> str:
+    """Wait for a response. Return the name of `kind` if that is its error; empty if it has none."""
+    try:
+        response.result(timeout_s=LIMIT_S)
+    except kind as error:
+        return type(error).__name__
+    return ""
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Keep a process stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def first_status(url: str, count: int) -> int:
+    """Send requests at the same time to a deployment that completes none; return the status of the first that ends."""
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            with urllib.request.urlopen(url, timeout=LIMIT_S) as reply:
+                ended.put(reply.status)
+        except HTTPError as error:
+            ended.put(error.code)
+            error.close()
+
+    for _ in range(count):
+        threading.Thread(target=ask, daemon=True).start()
+    return ended.get(timeout=LIMIT_S)
+
+
+def scaled(models: dict[str, Any]) -> list[int]:
+    """Return the numbers of replicas before and while requests wait for a burst."""
+    from ray import serve
+    from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+    from nnfmq.serving.ray import ServerOptions, app
+
+    scaling = AutoscalingConfig(
+        min_replicas=1,
+        max_replicas=2,
+        target_ongoing_requests=1000,  # so that Ray's own measure wants one replica
+        upscale_delay_s=0,
+        metrics_interval_s=0.5,
+        look_back_period_s=1,
+        policy=AutoscalingPolicy(policy_function="nnfmq.serving.ray.autoscaling:load_policy"),
+    )
+    options: dict[str, Any] = {"autoscaling_config": scaling, "ray_actor_options": {"num_cpus": 0.5}}
+    handle = serve.run(app(models, options=ServerOptions(lanes=1), **options), name="scaled", route_prefix="/scaled")
+    answer(handle, "adder", GIVEN)
+    before = running("scaled")
+    with stopped(handle.driver_pids.remote().result()[1]):
+        pending = [handle.infer.remote("adder", GIVEN) for _ in range(8)]
+        until(lambda: running("scaled") == 2, "another replica", LIMIT_S)
+    for response in pending:
+        response.result(timeout_s=LIMIT_S)
+    serve.delete("scaled")
+    return [before, 2]
+
+
+def running(name: str) -> int:
+    """Return the number of running replicas of an application."""
+    from ray import serve
+
+    (deployment,) = serve.status().applications[name].deployments.values()
+    return int(deployment.replica_states.get("RUNNING", 0))
+
+
+def actor_pid() -> int:
+    """Return the pid of the only actor that owns a driver."""
     import ray
 
-    names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == "nnfmq"]
-    (name,) = [name for name in names if not but or but not in name]
+    (name,) = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == "nnfmq"]
     pid: int = ray.get(ray.get_actor(name, namespace="nnfmq").pid.remote())
     return pid
 

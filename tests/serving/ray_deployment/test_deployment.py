@@ -79,5 +79,19 @@ def test_requests_are_answered_again_after_a_part_of_the_driver_is_killed(node: 
 
 
 @pytest.mark.full
+def test_overload_is_an_error_of_ray_over_handles_and_429_over_http_and_costs_no_other_request(
+    node: dict[str, Any],
+) -> None:
+    report = node["overload"]
+    assert (report["first"], report["rejected"], report["status"]) == (["1", [1.0]], ["BackPressureError"], 429)
+    assert report["completed"] in (1, 2)  # that Ray had given to the replica, or that waited
+
+
+@pytest.mark.full
+def test_requests_that_wait_for_a_burst_start_another_replica(node: dict[str, Any]) -> None:
+    assert node["replicas"] == [1, 2]
+
+
+@pytest.mark.full
 def test_an_actor_that_is_started_again_keeps_the_driver_for_the_clients_that_it_had(node: dict[str, Any]) -> None:
     assert node["unused"] == {"kept": True, "driver": True}
