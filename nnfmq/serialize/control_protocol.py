@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import operator
 from enum import Enum
+from typing import TypeVar
 
 import msgspec
 
@@ -79,6 +80,7 @@ from nnfmq.serialize.messages.common import U63
 from nnfmq.serialize.model_size import DECODED_BYTES_PER_BYTE
 from nnfmq.serialize.packets import BytesLike
 
+MessageT = TypeVar("MessageT")
 PROTOCOL = 1  # the version; every other version must be able to decode Hello, HelloReply and Refused
 MAX_BODY_BYTES = 256 << 20  # `channel` has the same limit, which a test compares
 
@@ -285,6 +287,18 @@ def message_size(data: BytesLike) -> MessageSize:
 def call_type(name: str, sender: PeerRole) -> type[Call] | None:
     """Return the call of `sender` whose type has this name, or None."""
     return next((kind for kind in REPLIES if kind.__name__ == name and _senders[kind] is sender), None)
+
+
+def decode_with(decoder: msgspec.msgpack.Decoder[MessageT], data: bytes | bytearray, sender: str) -> MessageT:
+    """Return the message in `data`, one of those that `sender` may send; for the other protocols over channels.
+
+    Raises:
+        ProtocolError: If `data` is none of these messages.
+    """
+    try:
+        return decoder.decode(data)
+    except _DECODE_ERRORS as error:
+        raise ProtocolError(f"the {sender} may not send these {len(data)} bytes: {error}") from error
 
 
 def require_fd_count(message: object, received: int | None, needed: int) -> None:

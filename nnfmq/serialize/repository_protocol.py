@@ -25,9 +25,9 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from nnfmq.hal.errors import ErrorStatus, ProtocolError
+from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
-from nnfmq.serialize.control_protocol import require_fd_count
+from nnfmq.serialize.control_protocol import decode_with, require_fd_count
 from nnfmq.serialize.messages.common import MAX_TEXT, U63, MemoryData, MemoryList
 
 __all__ = [
@@ -165,7 +165,6 @@ _decoders: dict[RepositoryRole, msgspec.msgpack.Decoder[RepositoryMessage]] = {
     RepositoryRole.CLIENT: msgspec.msgpack.Decoder(OpenModel | ListModels),
     RepositoryRole.REPOSITORY: msgspec.msgpack.Decoder(ModelOpened | ModelList | VersionChanged),
 }
-_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def fd_count(message: RepositoryMessage) -> int:
@@ -186,9 +185,6 @@ def decode(data: bytes | bytearray, *, sender: RepositoryRole, fds: int | None) 
     Raises:
         ProtocolError: If `data` is not a message that `sender` may send, or the number of fds is wrong.
     """
-    try:
-        message = _decoders[sender].decode(data)
-    except _DECODE_ERRORS as error:
-        raise ProtocolError(f"the {sender.value} may not send these {len(data)} bytes: {error}") from error
+    message = decode_with(_decoders[sender], data, sender.value)
     require_fd_count(message, fds, fd_count(message))
     return message

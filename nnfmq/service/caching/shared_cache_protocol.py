@@ -21,8 +21,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from nnfmq.hal.errors import ProtocolError
-from nnfmq.serialize.control_protocol import require_fd_count
+from nnfmq.serialize.control_protocol import decode_with, require_fd_count
 
 __all__ = [
     "Found",
@@ -89,7 +88,6 @@ _decoders: dict[Sender, msgspec.msgpack.Decoder[SharedCacheMessage]] = {
     Sender.WORKER: msgspec.msgpack.Decoder(Lookup | Publish | Release | Invalidate),
     Sender.SUPERVISOR: msgspec.msgpack.Decoder(Found | NotFound),
 }
-_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def fd_count(message: SharedCacheMessage) -> int:
@@ -110,9 +108,6 @@ def decode(data: bytes | bytearray, *, sender: Sender, fds: int | None) -> Share
     Raises:
         ProtocolError: If `data` is not a message that `sender` may send, or the number of fds is wrong.
     """
-    try:
-        message = _decoders[sender].decode(data)
-    except _DECODE_ERRORS as error:
-        raise ProtocolError(f"the {sender.value} may not send these {len(data)} bytes: {error}") from error
+    message = decode_with(_decoders[sender], data, sender.value)
     require_fd_count(message, fds, fd_count(message))
     return message
