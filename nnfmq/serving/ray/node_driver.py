@@ -102,12 +102,12 @@ class NodeDriver:
         while True:
             with self._lock:
                 pidfds = dict(self._users)
-            timeout_s = None if pidfds else self._idle_s
-            if not self._wait([*pidfds.values(), self._changed_fd], timeout_s) and not self._find_users():
+            ready = self._wait([*pidfds.values(), self._changed_fd], None if pidfds else self._idle_s)
+            if not ready and not self._find_users():
                 break
             with self._lock:
                 for pid, pidfd in pidfds.items():
-                    if _is_readable(pidfd):
+                    if pidfd in ready:
                         os.close(self._users.pop(pid))
         self._end()
 
@@ -127,14 +127,15 @@ class NodeDriver:
                     self._users[pid] = os.pidfd_open(pid)
             return bool(self._users)
 
-    def _wait(self, fds: Sequence[int], timeout_s: float | None) -> bool:
+    def _wait(self, fds: Sequence[int], timeout_s: float | None) -> set[int]:
+        """Wait until one of `fds` is readable; return those that are, none after a timeout."""
         poll = select.poll()
         for fd in fds:
             poll.register(fd, select.POLLIN)
-        ready = poll.poll(None if timeout_s is None else timeout_s * 1000)
-        if any(fd == self._changed_fd for fd, _ in ready):
+        ready = {fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
+        if self._changed_fd in ready:
             os.eventfd_read(self._changed_fd)
-        return bool(ready)
+        return ready
 
     def _end(self) -> None:
         _log.info("no replica of this node uses the driver any more; it ends")
@@ -192,9 +193,3 @@ def _parent(pid: int) -> int:
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return 0
-
-
-def _is_readable(fd: int) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import tempfile
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
@@ -17,9 +16,9 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as rpc
 import tritonclient.http as http
-from process_tree import adopt_orphans, end_descendants, interrupt_on_sigterm
 from ray_nodes import free_port, started_nodes
 from support.inference_services import ListingService
+from support.ray_programs import report_of
 from tritonclient.utils import InferenceServerException
 
 from nnfmq.hal.errors import DeadObject
@@ -70,21 +69,14 @@ def deployment(fifo: Path) -> Any:
 
 def main() -> None:
     """Run it and print the report."""
-    adopt_orphans()
-    interrupt_on_sigterm()
-    try:
-        with tempfile.TemporaryDirectory(prefix="nq-", ignore_cleanup_errors=True) as folder:
-            os.environ["XDG_RUNTIME_DIR"] = folder
-            report = run(Path(folder))
-    finally:
-        end_descendants()
-    print(json.dumps(report))
+    print(json.dumps(report_of(run)))
 
 
 def run(folder: Path) -> dict[str, Any]:
     """Return what each client saw."""
     from ray import serve
 
+    os.environ["XDG_RUNTIME_DIR"] = str(folder)
     with started_nodes(folder) as nodes:
         address = nodes.addresses[0]
         ports = [free_port(address), free_port(address)]

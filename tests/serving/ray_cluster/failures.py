@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -24,9 +23,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from process_tree import adopt_orphans, end_descendants, interrupt_on_sigterm
 from ray_nodes import FAST_DETECTION, RayNodes, kill_together, started_nodes, started_serve
 from support.cluster_load import ClusterEvent, ClusterLoad, summary, version_model
+from support.ray_programs import report_of
 
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, MissedDeadlineTransient
 from nnfmq.measure.process_memory import command_of
@@ -42,13 +41,7 @@ HEALTH_CHECK_PERIOD_S = 1.0  # after which Ray Serve starts another replica; its
 def main() -> None:
     """Run it and print the report."""
     requests, seconds = int(sys.argv[1]), float(sys.argv[2])
-    adopt_orphans()
-    interrupt_on_sigterm()
-    try:
-        with tempfile.TemporaryDirectory(prefix="nq-", ignore_cleanup_errors=True) as folder:
-            report = run(Path(folder), requests, seconds, sys.argv[3:] or list(EVENTS))
-    finally:
-        end_descendants()
+    report = report_of(lambda folder: run(folder, requests, seconds, sys.argv[3:] or list(EVENTS)))
     print(json.dumps(report, indent=2))
 
 

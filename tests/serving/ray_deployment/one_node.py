@@ -10,7 +10,6 @@ import os
 import queue
 import signal
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
@@ -21,10 +20,10 @@ from typing import Any
 from urllib.error import HTTPError
 
 import numpy as np
-from process_tree import adopt_orphans, end_descendants, interrupt_on_sigterm
 from ray_nodes import free_port, started_nodes
 from support.cluster_load import SIZE, version_model
 from support.drivers import until
+from support.ray_programs import report_of
 
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.runtime.connect import connect
@@ -36,16 +35,7 @@ GRPC = "nnfmq.serving.inference_protocol.grpc_service.add_to_server"
 
 def main() -> None:
     """Run it and print the report."""
-    adopt_orphans()
-    interrupt_on_sigterm()
-    try:
-        with tempfile.TemporaryDirectory(prefix="nq-", ignore_cleanup_errors=True) as folder:
-            os.environ["XDG_RUNTIME_DIR"] = folder
-            os.environ["XDG_CACHE_HOME"] = folder
-            report = run(Path(folder))
-    finally:
-        end_descendants()
-    print(json.dumps(report))
+    print(json.dumps(report_of(run)))
 
 
 def run(folder: Path) -> dict[str, Any]:
@@ -55,6 +45,7 @@ def run(folder: Path) -> dict[str, Any]:
 
     from nnfmq.serving.ray import ServerOptions, app
 
+    os.environ["XDG_RUNTIME_DIR"] = os.environ["XDG_CACHE_HOME"] = str(folder)
     with started_nodes(folder) as nodes:
         address = nodes.addresses[0]
         ports = {"http": free_port(address), "grpc": free_port(address)}
