@@ -122,7 +122,7 @@ class NodeDriver:
             _log.warning("the driver's clients are unknown: %s", error)
             return False
         with self._lock:
-            for pid in found:
+            for pid in set(found) - self._users.keys():  # a replica may have attached meanwhile
                 with suppress(ProcessLookupError):
                     self._users[pid] = os.pidfd_open(pid)
             return bool(self._users)
