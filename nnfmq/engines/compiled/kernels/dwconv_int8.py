@@ -1,13 +1,13 @@
 """Depthwise convolution of 8-bit inputs: sums in integers, of input rows that are interleaved in groups.
 
 A work item is a block of output rows times a block of panels; a panel is one vector of bytes of channels. For the
-output rows of a tile, and for each panel, the rows under them are interleaved in scratch memory, in groups of
-`RowDot.rows`, as uint8 or int8 and with padding; then one dot instruction multiplies a column of taps:
+output rows of a tile, and for each panel, the rows under them are interleaved in groups of `RowDot.rows`, as uint8 or
+int8 and with padding; then one dot instruction multiplies a column of taps:
 
     rows y to y+3, interleaved    output row y: taps w0 w1 w2 0    output row y+1: taps 0 w0 w1 w2
 
-So two output rows of a 3x3 window share what is interleaved. With a stride of 2 they share none, and rows are
-interleaved in registers instead (`register_tiles`), if there are enough.
+So two output rows of a 3x3 window share what is interleaved, if its stride is 1. Rows are interleaved in registers,
+just before they are multiplied (`register_tiles`), or in scratch memory if windows are large or vectors short.
 
 Rows are interleaved from the image itself. If its channels are few, or not a multiple of a vector's bytes, a panel may
 have a half or a quarter of them, and the rows of as many `row_tiles` below each other share a vector. Images whose

@@ -1,10 +1,8 @@
 """Tiles of 8-bit depthwise convolutions whose input rows are interleaved in registers, not in scratch memory.
 
-If output rows share no group of input rows, an interleaved pixel is used only by the positions of one output row whose
-windows overlap, mostly by one or two. The pixels that a tile's last window shares with the next tile's first one stay
-in registers. So only results are stored, and the CPU multiplies and requantizes while it interleaves: shuffles take one
-port of two or three. Rows in scratch memory would take 256 bytes for each pixel of 64 channels, more than the
-first-level cache for a wide image.
+The pixels that a tile's last window shares with the next tile's first one stay in registers. So only results are
+stored, and the CPU multiplies and requantizes while it interleaves: shuffles take one of its ports. In scratch memory a
+pixel of 64 channels takes 256 bytes, and a wide image's row most of the first-level cache.
 """
 
 from __future__ import annotations
@@ -88,17 +86,14 @@ class RegisterTiles:
         return sums
 
     def _multiply_add(self, sums: list[list[Value]], pixel: list[Value], column: int, of_position: slice) -> None:
-        """Add the products of a pixel with a column of taps to the sums of a position, in all output rows.
-
-        Weights are memory operands: they leave registers to the sums.
-        """
+        """Add the products of a pixel with a column of taps to the sums of a position, in all output rows."""
         kb, dot, taps, n = self._kb, self.interleaver.dot, self.interleaver.taps, self.interleaver.n
         vector_bytes = self.interleaver.pixel_bytes // PANEL_VECTORS
         for v, lhs in enumerate(pixel):
             results = sums[v][of_position]
             for row, term in itertools.product(range(taps.rows), self.weights):
                 address = kb.at(term, kb.ir.mul(n.vector_weight_bytes, kb.i64(v)))
-                weights = dot.load_volatile(kb, address, (column * taps.rows + row) * vector_bytes)
+                weights = dot.load(kb, address, (column * taps.rows + row) * vector_bytes)
                 results[row] = dot.multiply_add(kb, results[row], lhs, weights)
             sums[v][of_position] = results
 

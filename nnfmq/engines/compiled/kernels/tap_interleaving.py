@@ -87,10 +87,6 @@ class RowDot:
         """Load LHS or weights of a vector of channels."""
         return kb.load(self._kind(kb.target.lanes), address, offset)
 
-    def load_volatile(self, kb: KernelBuilder, address: Value, offset: Any) -> Value:
-        """Load weights as the memory operand of the instruction that uses them."""
-        return kb.load_volatile(self._kind(kb.target.lanes), address, offset)
-
     def multiply_add(self, kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
         """Return `acc` plus the products of a group of rows."""
         if self.rows == 4:

@@ -32,6 +32,12 @@ SIZES = [  # batch, height, width, channels
     (3, 9, 3, 72),
 ]
 WINDOWS = [  # height, width, vertical and horizontal stride, padding
+    (3, 3, 1, 1, (1, 1, 1, 1)),
+    (3, 3, 1, 1, NO_PADDING),
+    (2, 2, 1, 1, SAME),
+    (1, 3, 1, 1, (2, 0, 0, 0)),
+    (4, 1, 1, 1, (0, 0, 3, 2)),
+    (3, 3, 2, 1, WIDE),
     (3, 3, 2, 2, SAME),
     (3, 3, 2, 2, NO_PADDING),
     (3, 3, 2, 2, WIDE),
@@ -61,11 +67,12 @@ def filter_of(kind: str, shape: tuple[int, ...], random: np.random.Generator) ->
     return Operand(Q8, shape, 0.0078125, zero_point), values.tobytes()
 
 
-def depthwise(kind: str, size: tuple[int, ...], window: tuple[Any, ...], dilation: int = 1) -> Model:
+def depthwise(kind: str, size: tuple[int, ...], window: tuple[Any, ...], dilations: tuple[int, int] = (1, 1)) -> Model:
     batch, height, width, channels = size
     rows, columns, down, right, padding = window
     random, signed = np.random.default_rng(4), kind.startswith("int8")
-    along = window_of(height, rows, down, padding[2:], dilation), window_of(width, columns, right, padding[:2])
+    vertical = window_of(height, rows, down, padding[2:], dilations[0])
+    horizontal = window_of(width, columns, right, padding[:2], dilations[1])
     input_type, scale = (Q8S if signed else Q8), 0.5
     biases = random.integers(-2000, 2000, channels).astype("<i4").tobytes()
     bias = Operand(I32, (channels,), 0.0 if "per channel" in kind else scale * 0.0078125)
@@ -74,9 +81,9 @@ def depthwise(kind: str, size: tuple[int, ...], window: tuple[Any, ...], dilatio
         filter_of(kind, (1, rows, columns, channels), random),
         (bias, biases),
         *padding,
-        *(right, down, 1, 0, False, 1, dilation),
+        *(right, down, 1, 0, False, dilations[1], dilations[0]),
     ]
-    out = Operand(input_type, (batch, along[0].count, along[1].count, channels), 0.25, 110 - 128 * signed)
+    out = Operand(input_type, (batch, vertical.count, horizontal.count, channels), 0.25, 110 - 128 * signed)
     return one_operation(OperationType.DEPTHWISE_CONV_2D, arguments, out)
 
 
@@ -90,7 +97,7 @@ def window_of(
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_strided_depthwise_convolutions_match_the_interpreter(
+def test_depthwise_convolutions_in_registers_match_the_interpreter(
     kind: str, size: tuple[int, ...], window: tuple[Any, ...]
 ) -> None:
     """With rows of a few tiles or none, row tiles that share a vector, and padding on every side."""
@@ -98,15 +105,16 @@ def test_strided_depthwise_convolutions_match_the_interpreter(
 
 
 @pytest.mark.instruction_sets("dot4")
-@pytest.mark.parametrize("dilation", [2, 3])
+@pytest.mark.parametrize("dilations", [(2, 1), (3, 1), (1, 2), (2, 2)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_dilated_strided_windows_match_the_interpreter(kind: str, dilation: int) -> None:
-    assert_kernels_agree(depthwise(kind, (1, 11, 9, 80), (3, 3, 2, 2, (1, 1, 2, 2)), dilation))
+def test_dilated_windows_match_the_interpreter(kind: str, dilations: tuple[int, int]) -> None:
+    """Rows of a window that is dilated horizontally are interleaved in scratch memory."""
+    assert_kernels_agree(depthwise(kind, (1, 11, 9, 80), (3, 3, 2, 2, (1, 1, 2, 2)), dilations))
 
 
 @pytest.mark.instruction_sets
 @pytest.mark.parametrize("kind", KINDS)
-def test_extreme_strided_sums_match_the_interpreter(kind: str) -> None:
+def test_extreme_sums_in_registers_match_the_interpreter(kind: str) -> None:
     size = (1, 5, 9, 192)
     dtype, ends = (np.int8, (-128, 127)) if kind.startswith("int8") else (np.uint8, (0, 255))
     inputs = [np.full(size, value, dtype) for value in ends]
@@ -126,11 +134,11 @@ def planned(
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns"), [((3, 2), (3, 2)), ((3, 3), (3, 3)), ((4, 2), (4, 2)), ((3, 1), (2, 2))], ids=str
+    ("rows", "columns"),
+    [((3, 1), (3, 1)), ((2, 1), (3, 1)), ((1, 1), (1, 1)), ((3, 2), (3, 2)), ((3, 3), (3, 3)), ((4, 2), (4, 2))],
+    ids=str,
 )
-def test_rows_of_windows_that_overlap_little_are_interleaved_in_registers(
-    rows: tuple[int, int], columns: tuple[int, int]
-) -> None:
+def test_rows_of_small_windows_are_interleaved_in_registers(rows: tuple[int, int], columns: tuple[int, int]) -> None:
     kernel = planned(rows, columns)
 
     assert kernel.uses_registers
@@ -140,7 +148,6 @@ def test_rows_of_windows_that_overlap_little_are_interleaved_in_registers(
 
 
 def test_other_rows_are_interleaved_in_scratch_memory() -> None:
-    assert not planned((3, 1), (3, 1)).uses_registers, "both of two output rows use them"
     assert not planned((5, 2), (5, 2)).uses_registers, "two groups of rows"
     assert not planned((3, 2), (5, 2)).uses_registers, "three pixels to be kept"
     assert not planned((3, 7), (8, 7)).uses_registers, "too many columns to unroll"
@@ -149,3 +156,10 @@ def test_other_rows_are_interleaved_in_scratch_memory() -> None:
     assert not planned((3, 2), (3, 2), dot_rows=2).uses_registers, "two groups of two rows"
     assert not planned((2, 2), (3, 2), dot_rows=2, name="avx512").uses_registers, "no dot4"
     assert not planned((3, 2), (3, 2), name="neon-dotprod").uses_registers, "short vectors"
+
+
+def test_rows_of_many_parts_are_interleaved_in_registers_if_windows_share_few_pixels() -> None:
+    assert planned((3, 1), (3, 1), channels=16).row_tiles == 4
+    assert not planned((3, 1), (3, 1), channels=16).uses_registers
+    assert planned((3, 2), (3, 2), channels=16).row_tiles == 4
+    assert planned((3, 2), (3, 2), channels=16).uses_registers
