@@ -21,7 +21,11 @@ from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.engines.compiled.thread_pool import default_thread_pool
 
 _EVERY = 23  # no divisor of it is the number of a parameter's values, so that all of them are among the cases
-_OWN_SETS = {"dot4": DOT4, "acc16": ACC16}  # this machine's set, with a micro-kernel that it would not always choose
+_OWN_SETS = {
+    "dot4": DOT4,
+    "acc16": ACC16,
+    "tiles": "amx",
+}  # this machine's set, with a micro-kernel that it would not always choose
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,8 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-def _micro_kernel(target: Target) -> str:
-    return "dot4" if target.has_dot4 else "acc16" if target.pmaddubsw else "dot2"
+def _micro_kernels(target: Target) -> tuple[str, ...]:
+    own = "dot4" if target.has_dot4 else "acc16" if target.pmaddubsw else "dot2"
+    return (own, "tiles") if target.has_tiles else (own,)
 
 
 @pytest.fixture(autouse=True)
@@ -83,16 +88,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _forced(micro_kernel: str | None, name: str) -> Any:
     if name == "host":
         return name if micro_kernel is None else _OWN_SETS[micro_kernel]
-    own = _micro_kernel(TARGETS[name])
-    marks = pytest.mark.skip(reason=f"{name} multiplies 8-bit values with {own}")
-    return pytest.param(name, marks=marks if micro_kernel is not None and micro_kernel != own else ())
+    own = _micro_kernels(TARGETS[name])
+    marks = pytest.mark.skip(reason=f"{name} multiplies 8-bit values with {' and '.join(own)}")
+    return pytest.param(name, marks=marks if micro_kernel is not None and micro_kernel not in own else ())
 
 
 def _sets_of(micro_kernel: str | None) -> list[str]:
     if micro_kernel is None:
         return list(default_sets())
     sets = default_sets(micro_kernel)
-    others = (name for name in sets if name != "host" and _micro_kernel(TARGETS[name]) == micro_kernel)
+    others = (name for name in sets if name != "host" and micro_kernel in _micro_kernels(TARGETS[name]))
     return [_OWN_SETS[micro_kernel], *others]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import io
 import os
@@ -9,6 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,12 +36,19 @@ from nnfmq.engines.compiled.kernels.dot_product import (
 )
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout
 from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
-from nnfmq.engines.compiled.kernels.matrix_product import MmlaS8S8x8, MmlaU8S8x8, s8_micro_kernel
+from nnfmq.engines.compiled.kernels.matrix_product import (
+    AmxS8S8x64,
+    AmxU8S8x64,
+    MmlaS8S8x8,
+    MmlaU8S8x8,
+    s8_micro_kernel,
+)
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.lowering import KernelLaunch
 from nnfmq.engines.compiled.partition import LOWERING_RULES
 from nnfmq.engines.compiled.roofline import FmaThroughput, roofline_kernels
 from nnfmq.engines.compiled.target import TARGETS, Target, chosen_target, host_features
+from nnfmq.engines.compiled.tile_registers import request_tile_registers
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.shapes import window_dimension
@@ -77,6 +86,8 @@ def bochs() -> Machine:
 
     return Bochs(TARGETS["avx512"])
 
+
+_REQUEST = "nnfmq.engines.compiled.target.request_tile_registers"
 
 needs_unicorn = pytest.mark.skipif(importlib.util.find_spec("unicorn") is None, reason="unicorn is not installed")
 
@@ -210,15 +221,45 @@ def test_the_kernel_lists_the_features_that_llvm_finds() -> None:
         ),
         ("BogoMIPS\t: 50.00\nFeatures\t: fp asimd evtstrm\n", {"neon"}),
         ("Features\t: fp asimd asimdhp asimddp bf16 i8mm\n", {"neon", "dotprod", "i8mm"}),
+        ("flags\t: avx512_vnni amx_bf16 amx_tile amx_int8\n", {"avx512vnni", "amx-tile", "amx-int8"}),
         ("Processor: 0\n", set()),
     ],
-    ids=["x86_64", "aarch64", "aarch64 with i8mm", "unknown"],
+    ids=["x86_64", "aarch64", "aarch64 with i8mm", "x86_64 with AMX", "unknown"],
 )
 def test_features_of_the_first_cpu_are_read(text: str, expected: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
+        patch.setattr(_REQUEST, lambda: True)
         patch.setattr("builtins.open", lambda *_args, **_options: io.StringIO(text))
         found = host_features()
     assert found == expected
+
+
+def test_tile_registers_that_the_kernel_refuses_are_no_feature(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(_REQUEST, lambda: False)
+        patch.setattr("builtins.open", lambda *_args, **_options: io.StringIO("flags : avx amx_tile amx_int8\n"))
+        assert host_features() == {"avx"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "result", "expected"), [("x86_64", 0, True), ("x86_64", -1, False), ("aarch64", 0, False)]
+)
+def test_tile_registers_need_the_permission_of_an_x86_kernel(
+    machine: str, result: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    class Library:
+        def syscall(self, *arguments: int) -> int:
+            calls.append(arguments)
+            return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "uname", lambda: SimpleNamespace(machine=machine))
+        patch.setattr(ctypes, "CDLL", lambda *_arguments, **_options: Library())
+        assert request_tile_registers.__wrapped__() is expected
+    # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), of asm/unistd_64.h and asm/prctl.h
+    assert calls == ([(158, 0x1023, 18)] if machine == "x86_64" else [])
 
 
 @pytest.mark.parametrize(
@@ -376,7 +417,7 @@ def test_matrices_are_multiplied_where_two_rows_share_weights(rows: int, k: int,
 
 def test_targets_with_dot4_have_an_instruction_for_it() -> None:
     with_dot4 = {target.name for target in TARGETS.values() if target.has_dot4}
-    assert with_dot4 == {"avx512vnni", "neon-i8mm", "neon-dotprod"}
+    assert with_dot4 == {"amx", "avx512vnni", "neon-i8mm", "neon-dotprod"}
     assert all(TARGETS[name].vpdpbusd or TARGETS[name].sdot for name in with_dot4)
 
 
@@ -410,6 +451,7 @@ def test_acc16_takes_weights_from_memory(size: int, width: int, name: str) -> No
 
 
 _MICRO_KERNELS: dict[str, tuple[type[MicroKernel], type[MicroKernel]]] = {  # for uint8, for int8
+    "amx": (AmxU8S8x64, AmxS8S8x64),
     "avx512vnni": (DotU8S8x4, DotU8S8x4),
     "avx512": (MaddU8S8Acc16, MaddU8S8Acc16),
     "avx2": (MaddU8S8Acc16, MaddU8S8Acc16),
@@ -426,10 +468,10 @@ def test_each_target_has_its_micro_kernel(target: Target, is_signed: bool) -> No
     kind, middle = np.dtype("i1" if is_signed else "u1"), 128 * (not is_signed)
     weights = np.random.default_rng(1).integers(middle - 10, middle + 11, (64, 256), kind)
     lowered = LOWERING_RULES[OperationType.FULLY_CONNECTED](
-        Tensor((8, 256), kind, 0.5, middle - 11),
+        Tensor((16, 256), kind, 0.5, middle - 11),
         Tensor(weights.shape, kind, 0.0078125, middle, value=weights),
         Tensor((64,), np.dtype("<i4"), 0.5 * 0.0078125, value=np.zeros(64, np.int32)),
-        output=Tensor((8, 64), kind, 1.0, middle - 8),
+        output=Tensor((16, 64), kind, 1.0, middle - 8),
         target=target,
         activation=0,
     )
@@ -438,5 +480,5 @@ def test_each_target_has_its_micro_kernel(target: Target, is_signed: bool) -> No
     expected = _MICRO_KERNELS[target.name][is_signed]
     assert type(lowered.kernel.micro_kernel) is expected
     if target.has_dot4:  # inputs are read in place if the instruction multiplies their type
-        is_direct = is_signed == (expected in (DotS8S8x4, MmlaS8S8x8))
+        is_direct = is_signed == (expected in (AmxS8S8x64, DotS8S8x4, MmlaS8S8x8))
         assert lowered.kernel.lhs_layout == (LhsLayout.DIRECT if is_direct else LhsLayout.PACKED)
