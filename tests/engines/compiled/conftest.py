@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from support.instruction_sets import ACC16, DOT4, default_sets, emulator, known_symbols_only, using
+from support.instruction_sets import ACC16, DOT4, default_sets, known_symbols_only, using
 
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.engines.compiled.lowering import conv_matmul_rules
@@ -47,18 +47,12 @@ def _stop_thread_pool() -> Iterator[None]:
     default_thread_pool().stop()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def machine(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Return the emulator that `--target` needs for the whole session, or None."""
-    with emulator(request.config.getoption("--target"), request.config.getoption("--emulated")) as found:
-        yield found
-
-
 @pytest.fixture(autouse=True)
-def instruction_set(request: pytest.FixtureRequest, machine: Any) -> Iterator[None]:
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
     """Generate code for the set that is the parameter, and check the symbols that it refers to."""
     name = getattr(request, "param", "host")
-    with nullcontext() if name == "host" else using(name, machine), known_symbols_only():
+    always_emulated = request.config.getoption("--emulated")
+    with nullcontext() if name == "host" else using(name, always_emulated), known_symbols_only():
         yield
 
 

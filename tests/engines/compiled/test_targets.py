@@ -1,24 +1,19 @@
-"""Code for each instruction set: which instructions it contains, and the emulators that run it."""
+"""Code for each instruction set: which instructions it contains, and which set a machine's code is for."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import io
 import os
 import re
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from llvmlite import binding as llvm
 from llvmlite import ir
-from support.emulated import Call, Machine, Memory
 from support.instruction_sets import initialize_all_targets
-from support.qemu import Qemu
 
 from nnfmq import settings
 from nnfmq.engines.compiled import code_generator
@@ -54,127 +49,7 @@ from nnfmq.hal.types import OperationType
 from nnfmq.operations.shapes import window_dimension
 from nnfmq.operations.signature import Tensor
 
-# Copies 16 bytes from args[0] + begin to args[1] + end.
-_COPY = """
-define void @copy(ptr %args, i64 %begin, i64 %end, ptr %scratch) {
-  %source = load ptr, ptr %args, align 8
-  %at = getelementptr i8, ptr %args, i64 8
-  %target = load ptr, ptr %at, align 8
-  %from = getelementptr i8, ptr %source, i64 %begin
-  %to = getelementptr i8, ptr %target, i64 %end
-  %bytes = load <16 x i8>, ptr %from, align 1
-  store <16 x i8> %bytes, ptr %to, align 1
-  ret void
-}
-"""
-
-
-@contextmanager
-def unicorn(name: str = "neon") -> Iterator[Machine]:
-    from support.arm import Arm
-
-    yield Arm(TARGETS[name])
-
-
-@contextmanager
-def qemu() -> Iterator[Machine]:
-    yield Qemu(TARGETS["neon-i8mm"])
-
-
-def bochs() -> Machine:
-    from support.bochs import Bochs
-
-    return Bochs(TARGETS["avx512"])
-
-
 _REQUEST = "nnfmq.engines.compiled.target.request_tile_registers"
-
-needs_unicorn = pytest.mark.skipif(importlib.util.find_spec("unicorn") is None, reason="unicorn is not installed")
-
-MACHINES = [
-    pytest.param(
-        unicorn,
-        id="neon",
-        marks=needs_unicorn,
-    ),
-    pytest.param(qemu, id="neon-i8mm"),
-    pytest.param(
-        bochs,
-        id="avx512",
-        marks=pytest.mark.skipif(
-            not (shutil.which("bochs") and shutil.which("nasm")), reason="bochs or nasm is not installed"
-        ),
-    ),
-]
-
-
-@pytest.fixture(params=MACHINES)
-def emulated(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    initialize_all_targets()
-    with request.param() as machine:
-        yield machine
-
-
-def copied(machine: Machine, begin: int, end: int, to_input: bool = False) -> np.ndarray:
-    memory = Memory()
-    source, target = memory.add(np.arange(33, dtype=np.uint8)), memory.add(np.zeros(33, np.uint8), writable=True)
-    args = memory.add(np.array([source.address, (source if to_input else target).address], np.int64))
-    image = machine.load(code_generator.compile_ir(_COPY, machine.target))
-    machine.run(image, memory.regions, [Call(image.functions["copy"], (args.address, begin, end, 0))])
-    return target.data
-
-
-def test_an_emulator_returns_what_was_computed(emulated: Machine) -> None:
-    expected = np.zeros(33, np.uint8)
-    expected[17:] = np.arange(5, 21)
-    np.testing.assert_array_equal(copied(emulated, 5, 17), expected)
-
-
-@pytest.mark.parametrize(("begin", "end", "to_input"), [(18, 0, False), (0, 18, False), (0, 0, True)])
-def test_an_emulator_detects_accesses_outside_of_operands(
-    emulated: Machine, begin: int, end: int, to_input: bool
-) -> None:
-    with pytest.raises(AssertionError, match="of the function"):
-        copied(emulated, begin, end, to_input)
-    copied(emulated, 0, 0)  # the emulator works after an error
-
-
-def test_an_emulator_rejects_instructions_of_other_sets() -> None:
-    """Code for one set on a CPU that only has another raises an exception."""
-    if not (shutil.which("bochs") and shutil.which("nasm")):
-        pytest.skip("bochs or nasm is not installed")
-    from support.bochs import Bochs
-
-    initialize_all_targets()
-    code = code_generator.compile_ir(_COPY, TARGETS["avx512"])  # its moves have VEX encodings
-    with Bochs(TARGETS["sse4.1"]) as machine:
-        memory = Memory()
-        image = machine.load(code)
-        args = memory.add(np.array([0, 0], np.int64))
-        with pytest.raises(AssertionError, match="exception 6 "):
-            machine.run(image, memory.regions, [Call(image.functions["copy"], (args.address, 0, 0, 0))])
-
-
-@needs_unicorn
-def test_an_emulator_of_aarch64_rejects_instructions_of_other_sets() -> None:
-    target = TARGETS["neon-dotprod"]
-    initialize_all_targets()
-    with unicorn("neon") as machine:
-        image = machine.load(code_generator.compile_ir(_SDOT, target))
-        with pytest.raises(AssertionError, match="of the function"):
-            machine.run(image, [], [Call(image.functions["dot"], ())])
-    with unicorn(target.name) as machine:
-        machine.run(image, [], [Call(image.functions["dot"], ())])
-
-
-_SDOT = """
-declare <4 x i32> @llvm.aarch64.neon.sdot.v4i32.v16i8(<4 x i32>, <16 x i8>, <16 x i8>)
-define <4 x i32> @dot(<4 x i32> %acc, <16 x i8> %a, <16 x i8> %b) {
-  %sum = call <4 x i32> @llvm.aarch64.neon.sdot.v4i32.v16i8(<4 x i32> %acc, <16 x i8> %a, <16 x i8> %b)
-  ret <4 x i32> %sum
-}
-"""
-
 _WIDE = """
 define void @wide(ptr %a, ptr %b) {
   %bytes = load <32 x i8>, ptr %a, align 1
