@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
+
+from msgspec import Struct
 
 from nnfmq import settings
 from nnfmq.hal.errors import InvalidArgument
@@ -17,8 +18,7 @@ from nnfmq.hal.errors import InvalidArgument
 __all__ = ["TARGETS", "Target", "can_run", "chosen_target", "host_features", "host_target"]
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """One instruction set.
 
     `lanes` are 32-bit lanes of a vector, `registers` vector registers. pmaddwd, pmaddubsw, vpdpwssd, vpdpbusd,
