@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from support.drivers import running_daemon, short_folder
+from support.executors import until
 
+from nnfmq import settings
 from nnfmq.service import installation
 
 CHILD_READS = """
@@ -20,6 +23,14 @@ from nnfmq.service import installation
 installation.read_in_child()
 print(installation.installation())
 print(*[name for name in ("importlib.metadata", "hashlib") if name in sys.modules])
+"""
+
+PREFETCHES = """
+import sys
+from nnfmq.service.caching import program_cache
+print("hmac" in sys.modules)
+program_cache.prefetch_imports()
+print({"hmac", "hashlib"} <= set(sys.modules))
 """
 
 
@@ -45,3 +56,21 @@ def test_a_supervisor_does_not_map_OpenSSL() -> None:
         maps = Path(f"/proc/{client.driver_pid}/maps").read_text()
     assert "_multiarray_umath" in maps
     assert "libcrypto" not in maps
+
+
+@pytest.mark.parametrize(("limit_mib", "is_imported"), [("1", "True"), ("0", "False")])
+def test_a_driver_imports_what_its_program_cache_needs_before_it_needs_it(limit_mib: str, is_imported: str) -> None:
+    output = subprocess.run(
+        [sys.executable, "-c", PREFETCHES],
+        env={**os.environ, settings.CACHE_MIB.variable: limit_mib},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert output.split() == ["False", is_imported]
+
+
+def test_a_worker_maps_OpenSSL_before_a_model_is_prepared() -> None:
+    with short_folder() as folder, running_daemon(folder / "d.sock") as daemon, daemon.connect() as client:
+        maps = Path(f"/proc/{client.worker_pid}/maps")
+        until(lambda: "libcrypto" in maps.read_text())
