@@ -43,7 +43,6 @@ from nnfmq.queue import core
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.service import session_context
-from nnfmq.service.caching import program_cache
 from nnfmq.service.client_process import ClientProcess
 from nnfmq.service.device_registry import DeviceRegistry, load_devices
 from nnfmq.service.driver_options import DriverOptions
@@ -121,7 +120,7 @@ class Session(SessionContext):
             stack.callback(burst_calls.cancel_all, self)
             stack.callback(reusable_calls.cancel_all, self)
             stack.callback(fenced_calls.cancel_all, self)
-            program_cache.prefetch_imports()  # a client goes on with its start after Hello, before it prepares a model
+            self.devices.prefetch_imports()  # meanwhile a client goes on with its start after Hello
             self._wait_for_end(poll)
             self.stop()
 

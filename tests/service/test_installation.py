@@ -27,10 +27,16 @@ print(*[name for name in ("importlib.metadata", "hashlib") if name in sys.module
 
 PREFETCHES = """
 import sys
-from nnfmq.service.caching import program_cache
-print("hmac" in sys.modules)
-program_cache.prefetch_imports()
-print({"hmac", "hashlib"} <= set(sys.modules))
+from msgspec.structs import replace
+from nnfmq.service import installation
+from nnfmq.service.device_registry import load_devices
+needed = {"hmac", "nnfmq.engines.compiled.compiled_artifact"}
+devices = load_devices()
+if sys.argv[1] == "without":
+    installation._current = replace(installation.installation(), llvmlite=None)
+print(len(needed & sys.modules.keys()))
+devices.prefetch_imports()
+print(len(needed & sys.modules.keys()))
 """
 
 
@@ -58,16 +64,21 @@ def test_a_supervisor_does_not_map_OpenSSL() -> None:
     assert "libcrypto" not in maps
 
 
-@pytest.mark.parametrize(("limit_mib", "is_imported"), [("1", "True"), ("0", "False")])
-def test_a_driver_imports_what_its_program_cache_needs_before_it_needs_it(limit_mib: str, is_imported: str) -> None:
+@pytest.mark.parametrize(
+    ("llvmlite", "limit_mib", "imported"), [("with", "1", "2"), ("with", "0", "0"), ("without", "1", "0")]
+)
+def test_a_driver_imports_what_links_a_cached_program_before_it_needs_it(
+    llvmlite: str, limit_mib: str, imported: str
+) -> None:
+    pytest.importorskip("llvmlite")
     output = subprocess.run(
-        [sys.executable, "-c", PREFETCHES],
+        [sys.executable, "-c", PREFETCHES, llvmlite],
         env={**os.environ, settings.CACHE_MIB.variable: limit_mib},
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert output.split() == ["False", is_imported]
+    assert output.split() == ["0", imported]
 
 
 def test_a_worker_maps_OpenSSL_before_a_model_is_prepared() -> None:

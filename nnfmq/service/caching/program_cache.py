@@ -47,7 +47,7 @@ from nnfmq.service.caching.compilation_cache import (
 from nnfmq.service.caching.interpreter_cache_format import PackedConstants, decode_constants, encode_constants
 from nnfmq.service.installation import build_identity
 
-__all__ = ["CacheEntry", "cache_disabled", "cache_limit_bytes", "entry_for", "entry_sizes", "prefetch_imports"]
+__all__ = ["CacheEntry", "cache_disabled", "cache_limit_bytes", "entry_for", "entry_sizes"]
 
 _MIB = 1 << 20
 _MEMORY_LABEL = "nnfmq-program"
@@ -69,12 +69,6 @@ def cache_disabled() -> Iterator[None]:
     """Disable the cache for this process, and for drivers that it starts within the block."""
     with settings.CACHE_MIB.exported("0"):
         yield
-
-
-def prefetch_imports() -> None:
-    """Import what the digests of entries need, before a client waits for them. Blocks for some milliseconds."""
-    if cache_limit_bytes():
-        import hmac  # noqa: F401  and with it hashlib, see `_digest`
 
 
 def entry_for(device: DeviceIdentity, model: Model) -> CacheEntry | None:
