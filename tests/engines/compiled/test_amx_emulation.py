@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from signal import SIGILL, SIGSEGV
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.emulated import CODE, Call, Memory, Region
 from support.instruction_sets import initialize_all_targets
 from support.linked import Image

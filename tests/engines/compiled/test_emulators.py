@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.emulated import CODE, PAGE, Call, Machine, Memory
 from support.instruction_sets import initialize_all_targets
 from support.library_functions import float_result
