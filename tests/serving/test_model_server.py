@@ -264,7 +264,10 @@ def test_a_model_is_ready_if_its_version_is_served_or_open(client: nnfmq.Client)
     served(client, test)
 
 
-@pytest.mark.parametrize("options", [{"lanes": 0}, {"max_waiting": 0}, {"max_batch_wait_s": -1}, {"open_timeout_s": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [{"lanes": 0}, {"max_waiting": 0}, {"max_batch_wait_s": -1}, {"open_timeout_s": 0}, {"max_blocking_s": -1}],
+)
 def test_options_out_of_range_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="must be 0 or more, and the other options positive"):
         ServerOptions(**options)
