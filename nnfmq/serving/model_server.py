@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.errors import DeadObject, InvalidArgument, MissedDeadlineTransient, NnfmqError
+from nnfmq.installed_version import installed_version
 from nnfmq.runtime.connect import connect
 from nnfmq.serving.executable_model import ExecutableModel
 from nnfmq.serving.inference_service import (
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["ModelServer", "ServerOptions", "open_server"]
 
 ResultT = TypeVar("ResultT")
-_EXTENSIONS = ("model_repository",)
 _CURRENT = 0  # as a version: the one that the repository serves
 
 
@@ -159,8 +159,11 @@ class ModelServer:
     # ------------------------------------------------------------------------------------------------ metadata
 
     async def server_metadata(self) -> ServerMetadata:
-        """Return the server's name, release and extensions."""
-        return ServerMetadata("nnfmq", _release(), _EXTENSIONS)
+        """Return the server's name and release.
+
+        It has no extension: Triton's `model_repository` requires to load and unload models, beside `model_index`.
+        """
+        return ServerMetadata("nnfmq", installed_version("nnfmq") or "")
 
     async def model_metadata(self, model: str, version: str = "") -> InferenceModelMetadata:
         """Return a model's versions, inputs and outputs. Opens the model.
@@ -306,13 +309,3 @@ async def open_server(
             yield server
     finally:
         await asyncio.to_thread(client.close)
-
-
-def _release() -> str:
-    """Return the installed release of nnfmq; empty in a source tree that is not installed."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("nnfmq")
-    except metadata.PackageNotFoundError:
-        return ""
