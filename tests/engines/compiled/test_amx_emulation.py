@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 from support.emulated import CODE, Call, Memory, Region
 from support.instruction_sets import initialize_all_targets
 from support.linked import Image
@@ -20,7 +19,7 @@ from nnfmq.engines.compiled.target import TARGETS
 
 bochs = pytest.importorskip("support.bochs", reason="bochscpu-python is not installed")
 
-AMX = replace(TARGETS["avx512vnni"], name="amx", features=(*TARGETS["avx512vnni"].features, "amx-tile", "amx-int8"))
+AMX = TARGETS["amx"]
 Runner = Callable[[bytes, Sequence[Any]], None]
 
 _DECLARATIONS = """

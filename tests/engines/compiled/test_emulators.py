@@ -123,7 +123,7 @@ def test_an_emulator_of_aarch64_rejects_instructions_of_other_sets() -> None:
 # -- Bochs ------------------------------------------------------------------------------------------------------------
 
 TILES = {"amx-tile", "amx-int8"}
-AMX = replace(TARGETS["avx512vnni"], name="amx", features=(*TARGETS["avx512vnni"].features, *TILES))
+AMX = TARGETS["amx"]
 SETS = [
     *(target for target in reversed(TARGETS.values()) if target.triple.startswith("x86_64") and target.name != "amx"),
     AMX,
