@@ -91,9 +91,12 @@ def _sets_of(micro_kernel: str | None) -> list[str]:
     if micro_kernel is None:
         return list(default_sets())
     sets = default_sets(micro_kernel)
-    own = _OWN_SETS[micro_kernel]
-    others = (name for name in sets if name not in ("host", own) and micro_kernel in _micro_kernels(TARGETS[name]))
-    return [own, *others]
+    others = (
+        name
+        for name in sets
+        if name not in ("host", _OWN_SETS[micro_kernel]) and micro_kernel in _micro_kernels(TARGETS[name])
+    )
+    return [_OWN_SETS[micro_kernel], *others]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:

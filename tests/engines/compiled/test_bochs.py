@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.compiled import assert_kernels_agree_on
 from support.emulated import CODE, PAGE, Call, Machine, Memory
 from support.instruction_sets import default_sets, initialize_all_targets, using
