@@ -29,13 +29,13 @@ class WorkerTrace:
     """Begins and ends the recording of this process. Thread-safe.
 
     Attributes:
-        switch: Its first item is not 0 while this process records, or a client traces the driver. The latter alone is
-            what `_driver_switch` says.
+        switch: Its first item is not 0 while this process records, or a client traces the driver.
         label: What the rings say about this process.
     """
 
     def __init__(self) -> None:
         self.switch: memoryview | tuple[int, ...] = _NOBODY
+        # Its first item is not 0 while a client traces the driver.
         self._driver_switch: memoryview | tuple[int, ...] = _NOBODY
         self.label = "driver"
         self._area: Memory | None = None
