@@ -88,9 +88,7 @@ def test_a_worker_records_in_its_ring_while_a_client_traces_the_driver(area: Tra
     assert len(slices_of(area, 2)) == 2
 
 
-def test_the_switch_says_that_a_request_is_to_be_noted_until_the_recording_has_ended(
-    area: TraceArea, trace: WorkerTrace
-) -> None:
+def test_the_switch_is_on_until_the_request_that_ends_the_recording(area: TraceArea, trace: WorkerTrace) -> None:
     worker_in(area, trace, 2)
     area.memory.view[OWNER] = 3
     trace.note_request(0, WORDS)
