@@ -158,6 +158,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "engines.idle_trim",
         "engines.compiled._pypool",
         "engines.compiled.object_loader",
+        "engines.compiled.tile_registers",
         "service.child_process",
     ),
     "llvmlite": ("engines.compiled",),
