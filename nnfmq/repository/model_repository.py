@@ -20,7 +20,7 @@ from nnfmq.repository.model_directory import ModelDirectory, VersionState
 from nnfmq.repository.model_versions import LoadFailure, ModelVersions
 from nnfmq.repository.repository_server import RepositoryServer
 from nnfmq.runtime.prepared_model import PreparedModel
-from nnfmq.serialize.repository_protocol import ModelDescription
+from nnfmq.serialize.repository_protocol import ModelDescription, ModelEntry
 
 __all__ = ["ModelRepository"]
 
@@ -134,7 +134,7 @@ class ModelRepository:
         for versions in self._models.values():
             if len(self._loads) < LOADS_MAX:
                 self._begin_load(versions)
-        self._server.set_entries([versions.entry() for versions in self._models.values()])
+        self._server.set_entries(self._entries())
 
     def _withdraw(self, name: str) -> None:
         self._server.withdraw(name)
@@ -178,10 +178,13 @@ class ModelRepository:
     def _loaded(self, load: _Load) -> _Loaded:
         imported = import_in_process(self._directory.version_path(load.name, load.version))
         try:
-            return _Loaded(imported, self._driver.prepare(load.name, imported.model, imported.memories))
+            return _Loaded(imported, self._driver.prepare(load.name, load.version, imported.model, imported.memories))
         except BaseException:
             imported.close()
             raise
+
+    def _entries(self) -> list[ModelEntry]:
+        return [versions.entry() for versions in self._models.values()]
 
     def handle_result(self, timeout_s: float) -> None:
         """Wait for the end of a load, at most `timeout_s`, and serve what it has loaded."""
@@ -223,7 +226,7 @@ class ModelRepository:
     def _serve(self, load: _Load, loaded: _Loaded) -> None:
         device = loaded.prepared.device
         self._models[load.name].on_loaded(load.version, load.state, device, time.time())
-        self._server.publish(_description(load, loaded), loaded.imported.memories)
+        self._server.publish(_description(load, loaded), loaded.imported.memories, self._entries())
         previous, self._served[load.name] = self._served.get(load.name), loaded
         if previous is not None:
             previous.prepared.close()
@@ -238,7 +241,8 @@ class ModelRepository:
         for name, loaded in self._served.items():
             loaded.prepared.close()
             try:
-                prepared = self._driver.prepare(name, loaded.imported.model, loaded.imported.memories)
+                version = self._models[name].served_version
+                prepared = self._driver.prepare(name, version, loaded.imported.model, loaded.imported.memories)
             except NnfmqError as error:
                 _log.warning("model %s is not prepared in advance: %s", name, error)
             else:

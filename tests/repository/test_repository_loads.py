@@ -46,7 +46,7 @@ class FakeDriver:
         self.prepared: list[tuple[str, FakePrepared]] = []
         self.error: Exception | None = None
 
-    def prepare(self, name: str, _imported: ImportedModel, _memories: object) -> FakePrepared:
+    def prepare(self, name: str, _version: int, _imported: ImportedModel, _memories: object) -> FakePrepared:
         if self.error is not None:
             raise self.error
         self.is_connected = True
@@ -61,8 +61,10 @@ class FakeServer:
         self.published: list[ModelDescription] = []
         self.entries: dict[str, ModelEntry] = {}
 
-    def publish(self, description: ModelDescription, _memories: object) -> None:
+    def publish(self, description: ModelDescription, _memories: object, entries: Iterable[ModelEntry]) -> None:
         self.published.append(description)
+        self.set_entries(entries)
+        assert self.entries[description.name].version == description.version
 
     def withdraw(self, name: str) -> None:
         self.published = [each for each in self.published if each.name != name]

@@ -91,7 +91,11 @@ def _sets_of(micro_kernel: str | None) -> list[str]:
     if micro_kernel is None:
         return list(default_sets())
     sets = default_sets(micro_kernel)
-    others = (name for name in sets if name != "host" and micro_kernel in _micro_kernels(TARGETS[name]))
+    others = (
+        name
+        for name in sets
+        if name not in ("host", _OWN_SETS[micro_kernel]) and micro_kernel in _micro_kernels(TARGETS[name])
+    )
     return [_OWN_SETS[micro_kernel], *others]
 
 

@@ -37,6 +37,8 @@ DOT4 = "dot4"
 ACC16 = "acc16"
 """This machine's set, with acc16 even if it has dot4."""
 
+_WITH_DOT4 = ("avx512vnni", "neon-dotprod", "neon-i8mm")
+
 LIBRARY_FUNCTIONS = frozenset(("memcpy", "memset", "logf", "powf", "sinf"))
 """All functions that kernels may call. fmaf and the like are missing: LLVM calls them if an instruction lacks."""
 
@@ -51,13 +53,13 @@ def default_sets(micro_kernel: str | None = None) -> tuple[str, ...]:
     """Return the sets that tests of kernels run for: this machine's best, and others that run fast here.
 
     On x86-64 the best set of all is among them, in an emulator if this machine lacks it. Tests of dot4 also run for
-    those that are `neon` with a dot4 instruction.
+    each set with a dot4 instruction.
     """
     if platform.machine() != "x86_64":
         return ("host",)
     best = next(iter(TARGETS.values()))
     lacking = () if _runs_here(best) else (best.name,)
-    return ("host", *lacking, "sse4.1", "neon", *(("neon-dotprod", "neon-i8mm") if micro_kernel == "dot4" else ()))
+    return ("host", *lacking, "sse4.1", "neon", *(_WITH_DOT4 if micro_kernel == "dot4" else ()))
 
 
 def _runs_here(target: Target) -> bool:
