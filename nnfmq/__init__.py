@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nnfmq.runtime.burst_pool import BurstPool
     from nnfmq.runtime.client import Client
     from nnfmq.runtime.client_device import Device, DeviceInfo
+    from nnfmq.runtime.compiled_model import CompiledModel
     from nnfmq.runtime.connect import connect
     from nnfmq.runtime.devices.nnapi_runtime import Runtime
     from nnfmq.runtime.devices.runtime_device import RuntimeDevice
@@ -45,6 +46,7 @@ __all__ = [
     "Burst",
     "BurstPool",
     "Client",
+    "CompiledModel",
     "Device",
     "DeviceInfo",
     "Execution",
@@ -84,6 +86,7 @@ if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__get
         "Buffer": "nnfmq.runtime.managed_buffer",
         "BurstPool": "nnfmq.runtime.burst_pool",
         "Client": "nnfmq.runtime.client",
+        "CompiledModel": "nnfmq.runtime.compiled_model",
         "connect": "nnfmq.runtime.connect",
         "copy": "nnfmq.runtime.memory_copy",
         "allocate": "nnfmq.runtime.buffer_allocation",

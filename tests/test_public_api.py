@@ -22,6 +22,7 @@ _AGREED = [
     "Burst",
     "BurstPool",
     "Client",
+    "CompiledModel",
     "DeadObject",
     "Device",
     "DeviceInfo",

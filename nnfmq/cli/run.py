@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from nnfmq.cli.inputs import Array
     from nnfmq.images import Normalization
     from nnfmq.importers import LoadedModel
-    from nnfmq.runtime.client import CompiledModel
+    from nnfmq.runtime.compiled_model import CompiledModel
 
 EXAMPLES = """\
 examples:

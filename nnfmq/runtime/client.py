@@ -34,16 +34,11 @@ if TYPE_CHECKING:
     from nnfmq.hal.types import Model
     from nnfmq.memory import Memory
     from nnfmq.observe.driver_statistics import DriverStatistics
+    from nnfmq.runtime.compiled_model import CompiledModel
     from nnfmq.runtime.named_models.named_models import NamedModels
     from nnfmq.runtime.named_models.served_model import ServedModel
-    from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
     from nnfmq.runtime.prepare_arguments import NamedModel
-    from nnfmq.runtime.prepared_model import PreparedModel
     from nnfmq.serialize.repository_protocol import ModelEntry
-
-    CompiledModel: TypeAlias = PreparedModel | PartitionedModel
-    """A model on one device, or on several."""
-
 
 ConnectAgain: TypeAlias = "Callable[[int | None, bool], Client]"
 """Connects to the successor of a driver, before a deadline; waits until it listens if True."""

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, Capabilities
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Model
@@ -24,7 +25,7 @@ from nnfmq.runtime.prepare_arguments import NamedModel, has_vendor_operations, t
 from nnfmq.runtime.prepared_model import PreparedModel
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import CompiledModel
+    from nnfmq.runtime.compiled_model import CompiledModel
     from nnfmq.runtime.devices.runtime_device import CpuDevice
 
 __all__ = ["ClientCompilation", "best_of_all"]
@@ -63,7 +64,7 @@ class ClientCompilation:
         Raises:
             NnfmqError: As `compile_model`.
         """
-        switches = Switches.read()
+        switches, deadline_ns = Switches.read(), deadline_after(options.get("timeout"))
         enabled = sorted(
             (info for info in infos if switches.is_enabled(info.name)), key=lambda info: info.name != _COMPILED
         )
@@ -78,6 +79,8 @@ class ClientCompilation:
         except NnfmqError as error:
             # A device that has declined the model may still be one of several that execute it.
             failure = None if isinstance(error, GeneralFailure) else error
+            if deadline_ns is not None:
+                options["timeout"] = remaining_s(deadline_ns)
             return self._compile(client, enabled, model, options, failure)
         return self._with_fallback(prepared, model, switches)
 

@@ -46,7 +46,7 @@ from nnfmq.verbose_log import vlog, vlog_is_on
 
 if TYPE_CHECKING:
     from nnfmq.hal.device_choice import DeviceChoice
-    from nnfmq.runtime.client import CompiledModel
+    from nnfmq.runtime.compiled_model import CompiledModel
     from nnfmq.runtime.devices.runtime_device import RuntimeDevice
     from nnfmq.runtime.preparation_observation import PlanPreparation
 
@@ -78,7 +78,8 @@ def compile_model(
     Args:
         model: The model, or the path of a model file.
         selection: The devices.
-        options: As for `Device.prepare`. Cache files, hints and a timeout need a plan with one device (QOS-5).
+        options: As for `Device.prepare`. Cache files and hints need a plan with one device. The timeout is that of the
+            whole model: planning and each step get the time that is left.
         failure: The error of a device that was tried before: no device but the CPU device is tried then.
 
     Raises:
@@ -208,8 +209,7 @@ class _Compilation:
         return found
 
     def _require_no_single_device_options(self, plan: ExecutionPlan) -> None:
-        options = ["timeout"] if self._deadline_ns is not None else []
-        options += [name for name in ("hints", "model_cache", "data_cache") if self._options.get(name)]
+        options = [name for name in ("hints", "model_cache", "data_cache") if self._options.get(name)]
         if options:
             names = ", ".join(f"`{name}`" for name in options)
             on = ", ".join(dict.fromkeys(plan.devices[step.device] for step in plan.execution_steps))
@@ -221,9 +221,7 @@ class _Compilation:
     def _on_device(
         self, device: RuntimeDevice, choice: DeviceChoice, plan: ExecutionPlan | None = None
     ) -> PreparedModel:
-        if self._deadline_ns is not None:
-            self._options["timeout"] = remaining_s(self._deadline_ns)
-        prepared = device.prepare_as(choice, self._loaded, self._options)
+        prepared = device.prepare_as(choice, self._loaded, self._with_time_left(self._options))
         prepared.plan = plan or simple_plan(self._model, device.name)
         prepared.is_synchronous = self._switches.is_synchronous_on(device.is_cpu)
         if self._may_fall_back and not device.is_cpu:
@@ -273,7 +271,7 @@ class _Compilation:
         )
 
     def _prepare_step(self, index: int, step: ExecutionStep, device: RuntimeDevice) -> PreparedModel:
-        options = self._options.copy()
+        options = self._with_time_left(self._options)
         options.pop("progress", None)
         options["name"] = name_for_display(step.model, f"{self._options.get('name')}[{index}]")
         token = options.get("token")
@@ -282,6 +280,13 @@ class _Compilation:
             options["token"] = step_token(token, step, device, self._preference, priority)
         with recorded(f"[NN_LR_PC]step {index} on {device.name}"):
             return device.prepare_as("step", step.model, options)
+
+    def _with_time_left(self, options: PrepareOptions) -> PrepareOptions:
+        """Return a copy of the options, with the time until the deadline."""
+        copy = options.copy()
+        if self._deadline_ns is not None:
+            copy["timeout"] = remaining_s(self._deadline_ns)
+        return copy
 
 
 def _log_plan(plan: ExecutionPlan) -> None:

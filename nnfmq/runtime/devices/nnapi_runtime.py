@@ -31,7 +31,7 @@ from nnfmq.runtime.prepare_arguments import ModelArgument, Preference, to_model
 from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import CompiledModel
+    from nnfmq.runtime.compiled_model import CompiledModel
 
 __all__ = ["DeviceArgument", "Runtime"]
 

@@ -64,8 +64,7 @@ class AsyncRun(Generic[ResultT]):
         completion: Completion[ResultT],
     ) -> None:
         self._handle = handle
-        self.memory, self.config = run.memory, run.config
-        self._run = run
+        self.run = run
         self._collect = collect
         self._releases = [release]  # taken out by whatever ends the execution; list.pop is atomic
         self._completion = completion
@@ -77,7 +76,7 @@ class AsyncRun(Generic[ResultT]):
     def start_on_cpu(self, error: NnfmqError) -> None:
         """Execute the whole model on the CPU, because steps that were started elsewhere have failed with `error`."""
         try:
-            self._run.execute_whole_model(error)
+            self.run.execute_whole_model(error)
         except NnfmqError as final:
             self.fail(final)
         else:
@@ -92,7 +91,7 @@ class AsyncRun(Generic[ResultT]):
 
     def _proceed(self) -> None:
         try:
-            call = self._run.next_call()
+            call = self.run.next_call()
             if call is None:
                 self._succeed()
             elif call.is_on_cpu:
@@ -104,7 +103,9 @@ class AsyncRun(Generic[ResultT]):
 
     def _send(self, call: PlanCall, model: PreparedModel) -> None:
         try:
-            AsyncRequest(model.handle, self.config, None).start_nonblocking(call.request(model), self)
+            AsyncRequest(model.handle, self.run.config, self.run.deadline_ns).start_nonblocking(
+                call.request(model), self
+            )
         except NnfmqError as error:
             self.set_exception(error)
 
@@ -119,7 +120,7 @@ class AsyncRun(Generic[ResultT]):
     def set_result(self, result: ExecutionResult) -> None:
         """Receive the result of a step."""
         try:
-            self._run.succeed(result.shapes)
+            self.run.succeed(result.shapes)
         except NnfmqError as error:
             self.fail(error)
         else:
@@ -128,21 +129,21 @@ class AsyncRun(Generic[ResultT]):
     def set_exception(self, error: NnfmqError) -> None:
         """Receive the error of a step."""
         try:
-            self._run.fail(error)
+            self.run.fail(error)
         except NnfmqError as final:
             self.fail(final)
         else:
             self._proceed()
 
     def _succeed(self) -> None:
-        collected = self._collect(self._run.result())
+        collected = self._collect(self.run.result())
         if self._end(is_successful=True):
             self._completion.set_result(collected)
 
     def fail(self, error: NnfmqError) -> None:
         """End the execution with an error, unless it has ended."""
         if self._end(is_successful=False):
-            self._run.observation.fail(error)
+            self.run.observation.fail(error)
             self._completion.set_exception(error)
 
     def _end(self, *, is_successful: bool) -> bool:
@@ -164,7 +165,9 @@ def submit_fallback(function: Callable[[], object]) -> None:
         raise ResourceExhaustedTransient(f"a step cannot be executed on the CPU: {error}") from error
 
 
-def start_request(handle: PlanHandle, request: Request, config: ExecutionConfig) -> PendingExecution[ExecutionResult]:
+def start_request(
+    handle: PlanHandle, request: Request, config: ExecutionConfig, deadline_ns: int | None
+) -> PendingExecution[ExecutionResult]:
     """Start to execute a request of the application. Borrows its pools until the execution is done.
 
     Raises:
@@ -173,11 +176,11 @@ def start_request(handle: PlanHandle, request: Request, config: ExecutionConfig)
     from nnfmq.validation.request import validate_request  # few applications make requests
 
     validate_request(handle.plan.model, request)
-    return _start(handle, config, lambda arguments: arguments.memory.bind(request), lambda _arguments, result: result)
+    return _start(handle, config, deadline_ns, lambda a: a.memory.bind(request), lambda _arguments, result: result)
 
 
 def start_arrays(
-    handle: PlanHandle, inputs: Sequence[ArrayLike], config: ExecutionConfig
+    handle: PlanHandle, inputs: Sequence[ArrayLike], config: ExecutionConfig, deadline_ns: int | None
 ) -> PendingExecution[tuple[Array, ...]]:
     """Start to execute the model with arrays, which are copied.
 
@@ -186,19 +189,20 @@ def start_arrays(
     """
     checked = checked_arrays(handle.inputs, inputs)
     targets = [None] * len(handle.outputs)
-    return _start(
-        handle, config, lambda arguments: arguments.write(checked, targets), lambda arguments, _: arguments.arrays()
-    )
+    return _start(handle, config, deadline_ns, lambda a: a.write(checked, targets), lambda a, _result: a.arrays())
 
 
 def _start(
     handle: PlanHandle,
     config: ExecutionConfig,
+    deadline_ns: int | None,
     prepare: Callable[[ArrayArguments], None],
     collect: Callable[[ArrayArguments, ExecutionResult], ResultT],
 ) -> PendingExecution[ResultT]:
     future: Future[ResultT] = Future()
-    new_run(handle, config, prepare, collect, future).start()
+    started = new_run(handle, config, prepare, collect, future)
+    started.run.deadline_ns = deadline_ns
+    started.start()
     return PendingExecution(future)
 
 
