@@ -157,7 +157,10 @@ class RequestExecution(BoundRequest):
 
     def compute(self, *, timeout: float | None = None) -> ExecutionResult:
         """Execute once; blocks. See `BoundRequest.compute`."""
-        deadline_ns = deadline_after(timeout)
+        return self.compute_until(deadline_after(timeout))
+
+    def compute_until(self, deadline_ns: int | None) -> ExecutionResult:
+        """As `compute`, with a deadline in place of a timeout."""
         try:
             execution_id, call_id = self._bound_id(deadline_ns), self._connection.next_call_id()
             message = messages.RunExecution(call_id, execution_id, to_limit_field(deadline_ns))

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nnfmq.deadlines import deadline_after, remaining_s
+from nnfmq.deadlines import deadline_after, has_passed, remaining_s
 from nnfmq.execution_plan.device_assignment import Choose
 from nnfmq.execution_plan.meta_model import MetaModel, NeededLevels
 from nnfmq.execution_plan.partitioning import PlanOptions, make_plan
 from nnfmq.execution_plan.plan import ExecutionPlan, ExecutionStep
 from nnfmq.execution_plan.step_tokens import step_token
-from nnfmq.hal.errors import InvalidArgument, MissedDeadline, NnfmqError
+from nnfmq.hal.errors import InvalidArgument, MissedDeadline, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.types import ExecutionPreference, Model, Priority
 from nnfmq.observe.trace_points import recorded
 from nnfmq.operations.extensions import to_local_prefixes
@@ -169,9 +169,20 @@ class _Compilation:
         return self._on_several(plan, devices)
 
     def planned(self) -> tuple[ExecutionPlan, list[RuntimeDevice]]:
-        """Return the plan and the devices that it is for."""
-        devices = self._usable_devices()
-        return self._plan(valid_model(self._loaded), devices)
+        """Return the plan and the devices that it is for. Raises MissedDeadline if planning takes too long."""
+        model = valid_model(self._loaded)
+        try:
+            found = self._plan(model, self._usable_devices())
+        except NnfmqError:
+            self._require_time_for_planning()
+            raise
+        self._require_time_for_planning()
+        return found
+
+    def _require_time_for_planning(self) -> None:
+        # A device that has not replied in time counts as one that supports nothing: no plan is right then.
+        if has_passed(self._deadline_ns):
+            raise MissedDeadlineTransient("the deadline passed while the model was planned")
 
     @property
     def _choice(self) -> DeviceChoice:
@@ -194,7 +205,7 @@ class _Compilation:
         """Return the devices that tell their performance. Raises the error of the last one if none does."""
         selection, found = self._selection, []
         failure: NnfmqError | None = None
-        for device in selection.devices:
+        for device in (known.until(self._deadline_ns) for known in selection.devices):
             if not (selection.is_explicit or device.is_cpu or self._switches.is_enabled(device.name)):
                 continue
             try:

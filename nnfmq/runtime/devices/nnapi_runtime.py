@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias, Unpack
 
-from nnfmq.deadlines import deadline_after, has_passed
+from nnfmq.deadlines import deadline_after, has_passed, remaining_s
 from nnfmq.execution_plan.plan import ExecutionPlan
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
@@ -187,7 +187,11 @@ class Runtime(Uncopyable):
                 supports an operation.
             NnfmqError: As `Device.prepare`, if the CPU device may not be used instead.
         """
-        return compile_model(model, self._selection(devices), options)
+        deadline_ns = deadline_after(options.get("timeout"))
+        selection = self._selection(devices)
+        if deadline_ns is not None:
+            options["timeout"] = remaining_s(deadline_ns)
+        return compile_model(model, selection, options)
 
     def plan(
         self,

@@ -151,7 +151,7 @@ class _Launch(Generic[ResultT]):
         if self._is_chain():
             self._launch_chain()
         else:
-            self._execute_when_signaled()
+            self._when_signaled(self._execute_asynchronously)
 
     def _is_chain(self) -> bool:
         handle = self._handle
@@ -161,28 +161,39 @@ class _Launch(Generic[ResultT]):
         is_sequence = len(handle.bound.calls) == len(handle.bound.steps)
         return has_fences and is_sequence and not handle.has_dynamic_temporaries
 
-    def _execute_when_signaled(self) -> None:
-        """Wait for the given fences at most until the deadline, and execute asynchronously then."""
-        waiting = self._when_inactive(self._app_fences, self._execute_asynchronously)
+    def _when_signaled(self, call: Callable[[], None]) -> None:
+        """Wait for the application's fences, at most until the deadline, and call `call`, or end the execution."""
+
+        def on_signaled() -> None:
+            if self._claim() and not self._fail_if_a_fence_failed():
+                call()
+
+        def on_timeout() -> None:
+            if self._claim():
+                waiting.cancel()
+                self.run.fail(MissedDeadlineTransient("the deadline passed before the fences were signaled"))
+
+        waiting = self._when_inactive(self._app_fences, on_signaled)
         if self._deadline_ns is not None and self._unclaimed:
-
-            def on_timeout() -> None:
-                if self._claim():
-                    waiting.cancel()
-                    self.run.fail(MissedDeadlineTransient("the deadline passed before the fences were signaled"))
-
             self._timer = watcher.call_at(self._deadline_ns, on_timeout)
+            if not self._unclaimed:
+                self._cancel_timer()
 
     def _claim(self) -> bool:
-        """Return whether the caller is the one that starts or ends the execution."""
+        """Return whether the caller is the one that starts or ends the execution; it has no timer any more then."""
         try:
-            return self._unclaimed.pop()
+            self._unclaimed.pop()
         except IndexError:
             return False
+        self._cancel_timer()
+        return True
+
+    def _cancel_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            watcher.cancel_timer(timer)
 
     def _execute_asynchronously(self) -> None:
-        if not self._claim() or self._fail_if_a_fence_failed():
-            return
         end_ns = deadline_after(self._duration)
         if end_ns is not None:
             self.run.run.deadline_ns = end_ns if self._deadline_ns is None else min(end_ns, self._deadline_ns)
@@ -232,12 +243,11 @@ class _Launch(Generic[ResultT]):
     def _recover_after(self, error: NnfmqError | None) -> None:
         """Execute on the CPU when neither a step nor a given fence is active. `error` = None: a step has it."""
         self._when_inactive(
-            [*self._app_fences, *self._step_fences], lambda: submit_fallback(lambda: self._recover(error))
+            self._step_fences, lambda: self._when_signaled(lambda: submit_fallback(lambda: self._recover(error)))
         )
 
     def _recover(self, error: NnfmqError | None) -> None:
-        if not self._fail_if_a_fence_failed():
-            self.run.start_on_cpu(error or self._error_of_steps())
+        self.run.start_on_cpu(error or self._error_of_steps())
 
     def _error_of_steps(self) -> NnfmqError:
         for step in self.steps:
@@ -282,9 +292,7 @@ class _Launch(Generic[ResultT]):
 
     def close(self) -> None:
         """Close the fences. Idempotent."""
-        timer, self._timer = self._timer, None
-        if timer is not None:
-            watcher.cancel_timer(timer)
+        self._cancel_timer()
         self.fence.close()
         for fence in (*self._app_fences, *self._step_fences):
             fence.close()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Self, TypeVar
 
-from nnfmq.deadlines import deadline_after, remaining_s
+from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import BadState, InvalidArgument, MissedDeadline, NnfmqError
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, OutputShape, Request
@@ -114,7 +114,7 @@ class CompoundRequest(BoundRequest):
         if step is None:
             self._was_sent = True
             return call.execute()
-        return step.compute(timeout=remaining_s(call.run.deadline_ns)).shapes
+        return step.compute_until(call.run.deadline_ns).shapes
 
     @exclusive
     def launch(self, limits: FenceLimits, collect: Callable[[FencedTiming], ResultT]) -> FencedExecution[ResultT]:
@@ -125,7 +125,7 @@ class CompoundRequest(BoundRequest):
         self._require_computable()
 
         def new_run(completion: Completion[ResultT]) -> AsyncRun[ResultT]:
-            self._handle.add_user()
+            self._handle.add_user(is_used=True)  # this request may outlive its model
             self._fenced_runs.append(completion)
             run = self._new_run(HalExecutionMode.FENCED, None)
             times = FencedTiming(NO_TIMING, NO_TIMING)
