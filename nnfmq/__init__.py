@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from nnfmq.runtime.fenced_execution import FencedExecution
     from nnfmq.runtime.managed_buffer import Buffer
     from nnfmq.runtime.memory_copy import copy
+    from nnfmq.runtime.model_burst import ModelBurst
     from nnfmq.runtime.named_models.served_model import ServedModel
     from nnfmq.runtime.prepared_model import PreparedModel
     from nnfmq.runtime.reusable_execution import Execution
@@ -59,6 +60,7 @@ __all__ = [
     "LoadedModel",
     "Memory",
     "ModelBuilder",
+    "ModelBurst",
     "ModelMetadata",
     "PendingExecution",
     "PreparedModel",
@@ -97,6 +99,7 @@ if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__get
         "FileMemory": "nnfmq.file_memory",
         "Memory": "nnfmq.memory",
         "ModelBuilder": "nnfmq.model_builder.builder",
+        "ModelBurst": "nnfmq.runtime.model_burst",
         "PendingExecution": "nnfmq.runtime.async_execution",
         "PreparedModel": "nnfmq.runtime.prepared_model",
         "Runtime": "nnfmq.runtime.devices.nnapi_runtime",

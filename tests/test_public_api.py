@@ -43,6 +43,7 @@ _AGREED = [
     "MissedDeadlinePersistent",
     "MissedDeadlineTransient",
     "ModelBuilder",
+    "ModelBurst",
     "ModelMetadata",
     "NnfmqError",
     "OutputInsufficientSize",
