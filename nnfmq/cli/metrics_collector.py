@@ -1,8 +1,8 @@
 """A driver's statistics as Prometheus metrics, for `nnfmq metrics`.
 
 Each scrape takes one sample. Its series are bounded by the rows of the statistics area: 64 clients with 16 models. Rows
-of one client that have the same name and device are one series; what they counted is added up from sample to sample, so
-that a series does not go back when one of its models or bursts is released.
+of one client that have the same name, version and device are one series; what they counted is added up from sample to
+sample, so that a series does not go back when one of its models or bursts is released.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["DriverCollector"]
 
 _CLIENT = ("client", "pid")
-_MODEL = (*_CLIENT, "model", "device")
+_MODEL = (*_CLIENT, "model", "version", "device")
 
 
 class _Labels(NamedTuple):
@@ -32,6 +32,7 @@ class _Labels(NamedTuple):
     client: str
     pid: str
     model: str = ""
+    version: str = ""
     device: str = ""
 
 
@@ -60,7 +61,7 @@ class _RunningTotals:
         """Add what has been counted since the last sample, and forget the series that have no row any more."""
         clients = {_client_labels(sample, client): client for client in sample.statistics.clients}
         rows = {
-            (client.worker_pid, model.id): (labels._replace(model=model.name, device=model.device), model)
+            (client.worker_pid, model.id): (_model_labels(labels, model), model)
             for labels, client in clients.items()
             for model in client.models
         }
@@ -90,6 +91,11 @@ class _RunningTotals:
                 rows[key] = (burst.polled, burst.slept)
         self._burst_rows = rows
         self.waits = {labels: waits for labels, waits in self.waits.items() if labels in clients}
+
+
+def _model_labels(labels: _Labels, model: ModelStatistics) -> _Labels:
+    version = str(model.version) if model.version else ""  # of the model repository; others have none
+    return labels._replace(model=model.name, version=version, device=model.device)
 
 
 def _client_labels(sample: DriverSample, client: ClientStatistics) -> _Labels:

@@ -124,6 +124,7 @@ def _kernel(call: PartitionLaunch, threads: int) -> dict[str, Any]:
     return {
         "kind": type(call.kernel).__name__,
         "tile": None if tile is None else list(tile),
+        "has_tiles": getattr(call.kernel, "has_tiles", False),
         "name": symbol_name(call.kernel),
         "units": call.kernel.work_items,
         "threads": min(threads, call.kernel.work_items) if call.runs_parallel else 1,
@@ -147,7 +148,7 @@ def _operation(
     p50_ns = row.samples.p50_ns
     counts = None if work is None else work.arithmetic_operations
     rate = None if counts is None or not p50_ns else counts / p50_ns
-    arithmetic = _arithmetic(subgraph.operands[operation.outputs[0]])
+    arithmetic = _arithmetic(subgraph.operands[operation.outputs[0]], row)
     peak = None if ceilings is None else ceilings[arithmetic].all_threads
     return {
         "number": number,
@@ -179,15 +180,18 @@ def _share_of_bound(
     The least time is that of the multiply-adds at their peak, and of requantizing and storing the outputs at theirs.
     """
     is_product = any(kernel["kind"] == "GemmKernel" for kernel in row.kernels)
-    if ceilings is None or work is None or work.multiply_adds is None or arithmetic != "quantized" or not is_product:
+    if ceilings is None or work is None or work.multiply_adds is None or arithmetic == "float32" or not is_product:
         return None
-    bound_ns = 2 * work.multiply_adds / ceilings["quantized"].all_threads
+    bound_ns = 2 * work.multiply_adds / ceilings[arithmetic].all_threads
     bound_ns += work.elements / ceilings["outputs"].all_threads
     return bound_ns / row.samples.p50_ns if row.samples.p50_ns else None
 
 
-def _arithmetic(output: Operand) -> str:
-    return "float32" if output.type in _FLOATS else "quantized"
+def _arithmetic(output: Operand, row: _Row) -> str:
+    """Return the ceiling that holds for an operation."""
+    if output.type in _FLOATS:
+        return "float32"
+    return "tiles" if any(kernel["has_tiles"] for kernel in row.kernels) else "quantized"
 
 
 def _work(subgraph: Subgraph, operation: Operation, shapes: Mapping[int, Shape]) -> OpCost | None:

@@ -13,6 +13,7 @@ __all__ = ["arena_table", "computed_by", "kilobytes", "operations_table", "perce
 _CEILING_UNITS = {
     "float32": "GFLOP/s",
     "quantized": "GOP/s",
+    "tiles": "GOP/s",
     "memory": "GB/s",
     "cache": "GB/s",
     "outputs": "G requantized and stored/s",
@@ -116,7 +117,9 @@ def _ceilings(report: Mapping[str, Any]) -> Iterator[str]:
     if ceilings is None:
         yield "The machine's peaks were not measured: that needs generated code, and so llvmlite."
         return
-    values = ", ".join(f"{name} {_pair(ceilings[name])} {unit}" for name, unit in _CEILING_UNITS.items())
+    values = ", ".join(
+        f"{name} {_pair(ceilings[name])} {unit}" for name, unit in _CEILING_UNITS.items() if name in ceilings
+    )
     count = report["ceiling_threads"]
     threads = "1 thread" if count == 1 else f"1 / {count} threads"
     yield f"Measured peaks, {threads}: {values}."

@@ -67,6 +67,7 @@ class ModelActivity:
             "client_pid": self.client_pid,
             "id": model.id,
             "name": model.name,
+            "version": model.version or None,
             "device": model.device,
             "executions": model.executions,
             "failures": model.failures,
@@ -83,7 +84,8 @@ class BurstActivity:
 
     client_pid: int
     burst: BurstStatistics
-    model: str
+    model: ModelStatistics | None
+    """Its model; None if that was released."""
     per_s: float
     polled: int
     slept: int
@@ -101,7 +103,7 @@ class BurstActivity:
             "client_pid": self.client_pid,
             "id": burst.id,
             "model_id": burst.model_id,
-            "model": self.model,
+            "model": None if self.model is None else self.model.name,
             "executions": burst.executions,
             "failures": burst.failures,
             "in_flight": burst.in_flight,
@@ -207,7 +209,7 @@ class Activity:
     def _bursts(self, client: ClientStatistics) -> Iterable[BurstActivity]:
         before = self._clients_before.get(client.worker_pid)
         earlier = {} if before is None else {burst.id: burst for burst in before.bursts}
-        names = {model.id: model.name for model in client.models}
+        models = {model.id: model for model in client.models}
         seconds = self._seconds(client)
         for burst in client.bursts:
             old = earlier.get(burst.id)
@@ -215,7 +217,7 @@ class Activity:
             yield BurstActivity(
                 client.pid,
                 burst,
-                names.get(burst.model_id, f"model {burst.model_id}"),
+                models.get(burst.model_id),
                 max(executions, 0) / seconds,
                 max(burst.polled - (0 if old is None else old.polled), 0),
                 max(burst.slept - (0 if old is None else old.slept), 0),

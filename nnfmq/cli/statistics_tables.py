@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from nnfmq.cli.console import microseconds
 
 if TYPE_CHECKING:
+    from nnfmq.cli.served_models import ServedActivity
     from nnfmq.cli.statistics_sample import Activity, BurstActivity, ClientActivity, DriverSample, ModelActivity
+    from nnfmq.observe.driver_statistics import ModelStatistics
     from nnfmq.serialize.repository_protocol import ModelEntry
 
 WIDE = 80
@@ -71,7 +73,7 @@ def model_rows(activity: Activity, width: int) -> Rows:
     """Return the table of models. Latencies are those in the driver, in µs."""
     columns: list[tuple[str, Callable[[ModelActivity], str], bool]] = [
         (">pid", lambda row: str(row.client_pid), False),
-        ("model", lambda row: row.model.name, True),
+        ("model", lambda row: _model_text(row.model), True),
         ("device", lambda row: row.model.device, False),
         (">per s", lambda row: rate_text(row.per_s), True),
         (">p50 µs", lambda row: _microseconds(row.latency.quantile_ns(0.5)), True),
@@ -87,7 +89,7 @@ def burst_rows(activity: Activity, width: int) -> Rows:
     columns: list[tuple[str, Callable[[BurstActivity], str], bool]] = [
         (">pid", lambda row: str(row.client_pid), False),
         (">burst", lambda row: str(row.burst.id), True),
-        ("model", lambda row: row.model, True),
+        ("model", lambda row: f"model {row.burst.model_id}" if row.model is None else _model_text(row.model), True),
         (">per s", lambda row: rate_text(row.per_s), True),
         (">in flight", lambda row: str(row.burst.in_flight), False),
         (">polled", lambda row: share_text(row.polled_share), True),
@@ -95,6 +97,26 @@ def burst_rows(activity: Activity, width: int) -> Rows:
         (">failed", lambda row: f"{row.burst.failures:,}", False),
     ]
     return _rows(columns, activity.bursts, width)
+
+
+def _model_text(model: ModelStatistics) -> str:
+    """Return a model's name; of one of the model repository its path there, NAME/VERSION."""
+    return f"{model.name}/{model.version}" if model.version else model.name
+
+
+def served_activity_rows(rows: list[ServedActivity], width: int) -> Rows:
+    """Return the table of what all clients execute of the models that a driver serves by name."""
+    columns: list[tuple[str, Callable[[ServedActivity], str], bool]] = [
+        ("served model", lambda row: row.name, True),
+        (">version", lambda row: str(row.version or "-"), True),
+        ("state", lambda row: row.state or "-", False),
+        (">per s", lambda row: rate_text(row.per_s), True),
+        (">p50 µs", lambda row: _microseconds(row.latency.quantile_ns(0.5)), False),
+        (">p99 µs", lambda row: _microseconds(row.latency.quantile_ns(0.99)), True),
+        (">bursts", lambda row: str(row.bursts), False),
+        (">failed", lambda row: f"{row.failures:,}", False),
+    ]
+    return _rows(columns, rows, width)
 
 
 def served_rows(entries: Iterable[ModelEntry]) -> Rows:

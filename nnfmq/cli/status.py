@@ -6,14 +6,12 @@ If the driver serves models by name, also which version of each, and why a newer
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nnfmq.cli.console import console, print_json, table
 
 if TYPE_CHECKING:
     from nnfmq.cli.statistics_sample import Activity
-    from nnfmq.runtime.client import Client
     from nnfmq.serialize.repository_protocol import ModelEntry
 
 _REPOSITORY_S = 2.0  # for the reply of the model repository
@@ -36,31 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Print a driver's state; return the exit status. Raises DeviceUnavailable if no driver runs."""
     import nnfmq
+    from nnfmq.cli.served_models import read_served_models
     from nnfmq.cli.statistics_sample import Activity, take_sample
 
     with nnfmq.connect(arguments.connect, embedded=False) as client:
         activity = Activity(take_sample(client))
-        served, problem = _served_models(client, arguments.connect)
+        served, problem = read_served_models(client, arguments.connect, _REPOSITORY_S)
     if arguments.json:
         entries = None if served is None else [_entry_json(entry) for entry in served]
         print_json({**activity.as_json(), "served": entries, "served_problem": problem or None})
     else:
         _print(activity, served, problem, arguments.no_color)
     return 0
-
-
-def _served_models(client: Client, socket: str | None) -> tuple[list[ModelEntry] | None, str]:
-    """Return the models that the driver serves by name, None if it serves none; and why the list is missing."""
-    from nnfmq.cli import describe
-    from nnfmq.hal.errors import NnfmqError
-    from nnfmq.paths import default_socket, models_socket
-
-    if not models_socket(default_socket() if socket is None else Path(socket)).exists():
-        return None, ""
-    try:
-        return client.models(timeout=_REPOSITORY_S), ""
-    except NnfmqError as error:
-        return None, describe(error)
 
 
 def _entry_json(entry: ModelEntry) -> dict[str, object]:

@@ -1,4 +1,7 @@
-"""`nnfmq top`: a live view of a driver's clients, models and bursts; `--once` prints one table and ends."""
+"""`nnfmq top`: a live view of a driver's clients, models and bursts; `--once` prints one table and ends.
+
+If the driver serves models by name, also what all clients together execute of each.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ from typing import TYPE_CHECKING
 from nnfmq.cli.console import console, print_json, table
 
 if TYPE_CHECKING:
+    from nnfmq.cli.served_models import ServedModels
     from nnfmq.cli.statistics_sample import Activity
     from nnfmq.runtime.client import Client
 
+_REPOSITORY_S = 2.0  # for the reply of the model repository
 EXAMPLES = """\
 examples:
   nnfmq top                               # q quits, space pauses
@@ -49,6 +54,7 @@ def _interval(text: str) -> float:
 def execute(arguments: argparse.Namespace) -> int:
     """Show the view until the user quits, or print it once; return the exit status."""
     import nnfmq
+    from nnfmq.cli.served_models import read_served_models
 
     problem = _usage_problem(arguments)
     if problem:
@@ -58,10 +64,11 @@ def execute(arguments: argparse.Namespace) -> int:
         if not arguments.once:
             return _show(client, arguments)
         activity = _one_interval(client, arguments.interval)
+        served = read_served_models(client, arguments.connect, _REPOSITORY_S)
     if arguments.json:
-        print_json(activity.as_json())
+        print_json({**activity.as_json(), **_served_json(served, activity)})
     else:
-        _print(activity, arguments.no_color)
+        _print(activity, served, arguments.no_color)
     return 0
 
 
@@ -81,21 +88,45 @@ def _one_interval(client: Client, interval: float) -> Activity:
     return Activity(take_sample(client), before)
 
 
-def _print(activity: Activity, no_color: bool) -> None:
-    from nnfmq.cli.statistics_tables import burst_rows, client_rows, duration_text, model_rows, rate_text
+def _served_json(served: ServedModels, activity: Activity) -> dict[str, object]:
+    from nnfmq.cli.served_models import served_activities
+
+    rows = None if served.entries is None else [row.as_json() for row in served_activities(served.entries, activity)]
+    return {"served": rows, "served_problem": served.problem or None}
+
+
+def _print(activity: Activity, served: ServedModels, no_color: bool) -> None:
+    from nnfmq.cli.served_models import served_activities
+    from nnfmq.cli.statistics_tables import (
+        burst_rows,
+        client_rows,
+        duration_text,
+        model_rows,
+        rate_text,
+        served_activity_rows,
+    )
 
     screen = console(no_color)
     statistics = activity.now.statistics
     screen.print(
         f"driver {statistics.pid}, up {duration_text(statistics.uptime_ns)}, {rate_text(activity.per_s)} per s"
     )
-    for name, rows_of in (("clients", client_rows), ("models", model_rows), ("bursts", burst_rows)):
-        headings, rows = rows_of(activity, screen.width)
-        if not rows:
+    tables = {
+        "clients": client_rows(activity, screen.width),
+        "models": model_rows(activity, screen.width),
+        "bursts": burst_rows(activity, screen.width),
+    }
+    if served.entries is not None:
+        rows = served_activities(served.entries, activity)
+        tables = {"served models": served_activity_rows(rows, screen.width), **tables}
+    if served.problem:
+        screen.print(f"served models unknown: {served.problem}")
+    for name, (headings, rows_of_table) in tables.items():
+        if not rows_of_table:
             screen.print(f"no {name}")
             continue
         listing = table(*headings)
-        for cells in rows:
+        for cells in rows_of_table:
             listing.add_row(*cells)
         screen.print(listing)
 
@@ -109,5 +140,5 @@ def _show(client: Client, arguments: argparse.Namespace) -> int:
         remedy = "the live view needs textual: pip install 'nnfmq[top]'; --once works without"
         print(f"nnfmq: error: {remedy}", file=sys.stderr)
         return 1
-    TopScreen(client, arguments.interval).run()
+    TopScreen(client, arguments.interval, arguments.connect).run()
     return 0

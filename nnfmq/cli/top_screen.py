@@ -1,4 +1,7 @@
-"""The live view of `nnfmq top`, with textual: a line about the driver, and tables of clients, models and bursts."""
+"""The live view of `nnfmq top`, with textual: a line about the driver, and tables of clients, models and bursts.
+
+If the driver serves models by name, a table of these comes first.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static
 
 from nnfmq.cli import describe
+from nnfmq.cli.served_models import ServedModels, read_served_models, served_activities
 from nnfmq.cli.statistics_sample import Activity, DriverSample, take_sample
 from nnfmq.cli.statistics_tables import (
     Rows,
@@ -18,6 +22,7 @@ from nnfmq.cli.statistics_tables import (
     duration_text,
     model_rows,
     rate_text,
+    served_activity_rows,
     share_text,
     size_text,
 )
@@ -27,11 +32,11 @@ if TYPE_CHECKING:
     from nnfmq.runtime.client import Client
 
 _READ_S = 0.5  # of each reading, which waits as long if no driver runs
-_TABLES = {"clients": client_rows, "models": model_rows, "bursts": burst_rows}
+_TABLES = ("served", "clients", "models", "bursts")
 
 
 class TopScreen(App[None]):
-    """The application. Borrows `client`, which recovers when another driver runs."""
+    """The application. Borrows `client`, which is of the driver at `socket` and recovers when another driver runs."""
 
     CSS = """
     #driver { height: auto; padding: 0 1; background: $panel; }
@@ -43,10 +48,12 @@ class TopScreen(App[None]):
     ]
     ENABLE_COMMAND_PALETTE = False
 
-    def __init__(self, client: Client, interval: float) -> None:
+    def __init__(self, client: Client, interval: float, socket: str | None) -> None:
         super().__init__()
         self._client = client
         self._seconds = interval
+        self._socket = socket
+        self._served = ServedModels()
         self._before: DriverSample | None = None
         self._activity: Activity | None = None
         self._is_paused = False
@@ -89,6 +96,7 @@ class TopScreen(App[None]):
             return
         self._activity = Activity(sample, self._before)
         self._before = sample
+        self._served = read_served_models(self._client, self._socket, _READ_S)
         self._draw()
 
     def _say(self, text: str) -> None:
@@ -107,9 +115,15 @@ class TopScreen(App[None]):
             f"CPU {share_text(activity.cpu_share(statistics.pid))}",
             f"memory {size_text(None if usage is None else usage.resident_bytes)}",
         ]
+        if self._served.problem:
+            parts.append(f"served models unknown: {self._served.problem}")
         self._say(", ".join(parts) + (" — paused" if self._is_paused else ""))
-        for name, rows_of in _TABLES.items():
-            self._fill(self.query_one(f"#{name}", DataTable), rows_of(activity, self.size.width))
+        width, entries = self.size.width, self._served.entries
+        self.query_one("#served").display = entries is not None
+        served = served_activity_rows(served_activities(entries or [], activity), width)
+        tables = (served, client_rows(activity, width), model_rows(activity, width), burst_rows(activity, width))
+        for name, contents in zip(_TABLES, tables, strict=True):
+            self._fill(self.query_one(f"#{name}", DataTable), contents)
 
     @staticmethod
     def _fill(listing: DataTable[Text], contents: Rows) -> None:

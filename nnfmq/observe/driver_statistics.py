@@ -38,6 +38,7 @@ class ModelStatistics:
     Attributes:
         id: The driver's id of the model, unique within its client.
         name: What its client calls it.
+        version: That of a model of the model repository; 0 of another model.
         device: The device that prepared it.
         executions: Executions that succeeded.
         failures: Executions that ended with an error.
@@ -48,6 +49,7 @@ class ModelStatistics:
 
     id: int
     name: str
+    version: int
     device: str
     executions: int
     failures: int
@@ -264,6 +266,7 @@ def _model(data: bytes, words: tuple[int, ...], at: int) -> ModelStatistics:
     return ModelStatistics(
         id=words[at + layout.MODEL_ID],
         name=_text(data, at + layout.MODEL_NAME, layout.MODEL_NAME_WORDS),
+        version=words[at + layout.MODEL_VERSION],
         device=_text(data, at + layout.DEVICE_NAME, layout.DEVICE_NAME_WORDS),
         executions=words[at + layout.EXECUTIONS],
         failures=words[at + layout.FAILURES],

@@ -83,13 +83,16 @@ class SlotWriter:
         """Publish how many bytes are charged to the client."""
         self._words[layout.CHARGED_BYTES] = size
 
-    def model(self, model_id: int, name: str, device: str) -> ModelRecorder:
-        """Return what counts a new model. It keeps its row as long as the returned object lives."""
+    def model(self, model_id: int, name: str, device: str, version: int = 0) -> ModelRecorder:
+        """Return what counts a new model. It keeps its row as long as the returned object lives.
+
+        `version` is that of a model of the model repository.
+        """
         with self._changing():
             if not self._free_models:
                 return self._others()
             row = self._free_models.popleft()
-            recorder = self._fill_model(row, model_id, name, device)
+            recorder = self._fill_model(row, model_id, name, device, version)
         begin = (layout.MODELS_AT + row * layout.MODEL_WORDS) + layout.MODEL_ID
         weakref.finalize(recorder, _free, self._words, begin, self._free_models, row).atexit = False
         return recorder
@@ -98,10 +101,10 @@ class SlotWriter:
         """Return what counts all models without a row of their own. The caller changes the rows."""
         if self._other_models is None:
             last = layout.MODELS_MAX - 1
-            self._other_models = self._fill_model(last, layout.OTHER_MODELS_ID, _OTHER_MODELS, "")
+            self._other_models = self._fill_model(last, layout.OTHER_MODELS_ID, _OTHER_MODELS, "", 0)
         return self._other_models
 
-    def _fill_model(self, row: int, model_id: int, name: str, device: str) -> ModelRecorder:
+    def _fill_model(self, row: int, model_id: int, name: str, device: str, version: int) -> ModelRecorder:
         begin = (layout.MODELS_AT + row * layout.MODEL_WORDS) * WORD_BYTES
         view = self._slot[begin : begin + layout.MODEL_WORDS * WORD_BYTES]
         view[:] = bytes(len(view))
@@ -110,7 +113,8 @@ class SlotWriter:
             (layout.DEVICE_NAME, device, layout.DEVICE_NAME_WORDS),
         ):
             view[word * WORD_BYTES : (word + words) * WORD_BYTES] = text_to_words(text, words)
-        view.cast("Q")[layout.MODEL_ID] = model_id
+        numbers = view.cast("Q")
+        numbers[layout.MODEL_ID], numbers[layout.MODEL_VERSION] = model_id, version
         return ModelRecorder(self._header, view)
 
     def burst(self, burst_id: int, model_id: int, model: ModelRecorder) -> BurstRow:

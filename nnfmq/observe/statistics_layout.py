@@ -57,6 +57,7 @@ EXECUTIONS: Final = 1  # that succeeded
 FAILURES: Final = 2
 DRIVER_NS: Final = 3  # sum of the times from receiving the request to the result
 ENGINE_NS: Final = 4  # sum of the times in the engine
+MODEL_VERSION: Final = 5  # of a model of the model repository; 0 for others
 MODEL_NAME: Final = 8  # text
 MODEL_NAME_WORDS: Final = 8
 DEVICE_NAME: Final = 16  # text

@@ -51,7 +51,9 @@ class DriverModels:
         client = self._client
         return client is not None and client.connection.is_open
 
-    def prepare(self, name: str, imported: ImportedModel, memories: Sequence[FileMemory]) -> PreparedModel:
+    def prepare(
+        self, name: str, version: int, imported: ImportedModel, memories: Sequence[FileMemory]
+    ) -> PreparedModel:
         """Prepare a model; connect to the driver first, if need be. Blocks. The caller closes the result.
 
         Raises:
@@ -70,6 +72,7 @@ class DriverModels:
                 priority=Priority(imported.options.priority),
                 deadline_ns=None,
                 name=name,
+                version=version,
             )
 
     def _connected(self) -> Client:

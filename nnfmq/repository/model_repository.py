@@ -178,7 +178,7 @@ class ModelRepository:
     def _loaded(self, load: _Load) -> _Loaded:
         imported = import_in_process(self._directory.version_path(load.name, load.version))
         try:
-            return _Loaded(imported, self._driver.prepare(load.name, imported.model, imported.memories))
+            return _Loaded(imported, self._driver.prepare(load.name, load.version, imported.model, imported.memories))
         except BaseException:
             imported.close()
             raise
@@ -238,7 +238,8 @@ class ModelRepository:
         for name, loaded in self._served.items():
             loaded.prepared.close()
             try:
-                prepared = self._driver.prepare(name, loaded.imported.model, loaded.imported.memories)
+                version = self._models[name].served_version
+                prepared = self._driver.prepare(name, version, loaded.imported.model, loaded.imported.memories)
             except NnfmqError as error:
                 _log.warning("model %s is not prepared in advance: %s", name, error)
             else:

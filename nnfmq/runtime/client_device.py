@@ -233,13 +233,16 @@ class Device(Struct, frozen=True):
         priority: Priority,
         deadline_ns: int | None,
         name: str,
+        version: int,
     ) -> PreparedModel:
         """Prepare the model that `model_codec.encode_model` has returned as `data` and `pools`; blocks.
 
         `model` describes its inputs and outputs. Of an interface version of HIDL it must be a NamedModel. If the
-        driver dies, the model is not prepared again. Raises as `prepare`. The caller closes the result.
+        driver dies, the model is not prepared again. The driver's statistics show `name` and `version`, which are those
+        of the model repository. Raises as `prepare`. The caller closes the result.
         """
-        message = replace(self._prepare_message(model, data, pools, preference, priority, deadline_ns), name=name)
+        message = self._prepare_message(model, data, pools, preference, priority, deadline_ns)
+        message = replace(message, name=name, version=version)
         return self._prepare(message, memory_fds(pools), model, deadline_ns)
 
     def _prepare_message(

@@ -29,7 +29,8 @@ def tier_up(program_ref: weakref.ref[TieredProgram]) -> None:
         return
     compiled = None
     try:
-        with prepare_context(PrepareContext(on_progress=partial(_require_in_use, program_ref))):
+        on_progress = partial(_require_in_use, program_ref)
+        with prepare_context(PrepareContext(on_progress=on_progress, is_background=True)):
             compiled = compile_program()
     except NnfmqError as error:
         level = logging.DEBUG if program_ref() is None else logging.WARNING

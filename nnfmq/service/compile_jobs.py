@@ -32,7 +32,7 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
     error_for_status,
 )
-from nnfmq.service.compile_server import FORK, PREFETCH, CompileResult, fork_compile_server
+from nnfmq.service.compile_server import FORK, FORK_BACKGROUND, PREFETCH, CompileResult, fork_compile_server
 
 if TYPE_CHECKING:
     from nnfmq.engines.compiled.jit import Kernel
@@ -67,10 +67,12 @@ class PrepareContext(Struct, frozen=True):
     """Deadline and progress callback of a prepareModel call.
 
     `deadline_ns` is a time of the monotonic clock. `on_progress` gets the number of compiled kernels, and of all.
+    `is_background` tells that no caller waits for the compilation.
     """
 
     deadline_ns: int | None = None
     on_progress: Callable[[int, int], None] = no_progress
+    is_background: bool = False
 
     def report(self, done: int, total: int) -> None:
         """Report progress.
@@ -149,7 +151,7 @@ def compile_in_processes(kernels: Sequence[Kernel], target: Target) -> list[byte
         parts = shard_kernels(different, count * _PARTS_PER_PROCESS)
         for _ in range(_ATTEMPTS):
             with suppress(_ServerDiedError), ExitStack() as stack:
-                processes = _start_processes(_server, min(count, len(parts)), stack, context.deadline_ns)
+                processes = _start_processes(_server, min(count, len(parts)), stack, context)
                 if not processes:
                     break
                 return _Job(parts, target, processes, context).run()
@@ -157,7 +159,7 @@ def compile_in_processes(kernels: Sequence[Kernel], target: Target) -> list[byte
     return compile_shards(shard_kernels(different, _PARTS_PER_PROCESS), target, context.report)
 
 
-def _start_processes(server: Channel, count: int, stack: ExitStack, deadline_ns: int | None) -> list[_Process]:
+def _start_processes(server: Channel, count: int, stack: ExitStack, context: PrepareContext) -> list[_Process]:
     """Start compile processes, which `stack` ends. Return an empty list if the server has exited or does not fork.
 
     Raises:
@@ -165,10 +167,10 @@ def _start_processes(server: Channel, count: int, stack: ExitStack, deadline_ns:
         MissedDeadlineTransient: If the deadline passes.
         ResourceExhaustedTransient: If no process can be started.
     """
-    limit_ns = time.monotonic_ns() + int(_START_TIMEOUT_S * 1e9)
+    deadline_ns, limit_ns = context.deadline_ns, time.monotonic_ns() + int(_START_TIMEOUT_S * 1e9)
     is_limited_by_deadline = deadline_ns is not None and deadline_ns < limit_ns
     try:
-        processes = [stack.enter_context(_Process.start(server, deadline_ns)) for _ in range(count)]
+        processes = [stack.enter_context(_Process.start(server, context)) for _ in range(count)]
         for process in processes:
             process.wait_until_ready(deadline_ns if is_limited_by_deadline else limit_ns)
     except DeadObject:
@@ -196,7 +198,7 @@ class _Process:
         self._status_pipe = status_pipe
 
     @classmethod
-    def start(cls, server: Channel, deadline_ns: int | None) -> Self:
+    def start(cls, server: Channel, context: PrepareContext) -> Self:
         """Let the server fork a compile process.
 
         Raises:
@@ -211,7 +213,8 @@ class _Process:
                 status_pipe, server_end = os.pipe2(os.O_CLOEXEC)
                 undo.callback(os.close, status_pipe)
                 try:
-                    server.send(FORK, (remote.fileno(), server_end), deadline_ns)
+                    kind = FORK_BACKGROUND if context.is_background else FORK
+                    server.send(kind, (remote.fileno(), server_end), context.deadline_ns)
                 finally:
                     os.close(server_end)
             undo.pop_all()

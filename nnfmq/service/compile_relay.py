@@ -1,6 +1,6 @@
 """The supervisor's part in compiling: one compile server for all workers, which exists only while it is used.
 
-Workers send PREFETCH and FORK to the supervisor, which passes them on to the compile server, with their fds, and reads
+Workers send PREFETCH and FORKS to the supervisor, which passes them on to the compile server, with their fds, and reads
 nothing else of them. It starts the server for the first request, and ends it IDLE_TIMEOUT_S after the last one when no
 compile process runs, so that an idle driver does not keep the compiler's memory. Only the supervisor sends to the
 server, so a request never meets one that is about to end.
@@ -19,7 +19,7 @@ from nnfmq.channel import NO_WAIT, Channel, Frame
 from nnfmq.hal.errors import DeadObject, GeneralFailure, MissedDeadlineTransient, ProtocolError, TransportError
 from nnfmq.observe import statistics_layout as layout
 from nnfmq.service.child_process import ChildProcess
-from nnfmq.service.compile_server import FINISHED, FORK, HANDLED, PREFETCH, fork_compile_server
+from nnfmq.service.compile_server import FINISHED, FORKS, HANDLED, PREFETCH, fork_compile_server
 from nnfmq.service.event_loop import EventLoop, Timer
 from nnfmq.service.statistics_area import StatisticsArea
 
@@ -27,7 +27,7 @@ __all__ = ["IDLE_TIMEOUT_S", "REPLY_TIMEOUT_S", "CompileRelay"]
 
 IDLE_TIMEOUT_S = 10.0
 REPLY_TIMEOUT_S = 30.0  # importing the compiler takes up to some seconds on a busy machine
-_FDS = {PREFETCH: 0, FORK: 2}
+_FDS = {PREFETCH: 0, **dict.fromkeys(FORKS, 2)}
 _log = logging.getLogger("nnfmq.supervisor")
 
 
@@ -81,7 +81,7 @@ class CompileRelay:
                 return
             self._statistics.add(layout.COMPILE_REQUESTS)
             server.unanswered += 1
-            server.processes += data == FORK
+            server.processes += data in FORKS
             if server.unanswered == 1:
                 self._set_timer(server)
             return

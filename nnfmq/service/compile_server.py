@@ -9,6 +9,7 @@ are sent:
 
     worker -> server      PREFETCH             import the compiler now: a compilation will follow
     worker -> server      FORK and 2 fds       the process's end of a connection; a pipe for its exit status
+    worker -> server      FORK_BACKGROUND      the same for a compilation that no caller waits for
     process -> worker     READY                the process has been forked
     worker -> process     description          kernels as data; the next one follows the reply
     process -> worker     CompileResult        object code, or an error
@@ -20,7 +21,7 @@ standard streams. They exit when the connection hangs up; in a compile process a
 thread is busy in LLVM. The server also watches the pipe for the exit status, which the worker closes as well: it kills
 a process that has not seen the hang-up, because it is stopped. If the process that forked them exits, the kernel kills
 them. The server waits for its processes and writes the exit status of each to its pipe. `compile_jobs` decides what is
-compiled where.
+compiled where. The processes have a lower CPU priority than the workers (`compile_priority`).
 
 The server of an embedded driver also does for the driver what a supervisor does for a worker: it kills the driver if
 that has not exited CLIENT_EXIT_GRACE_S after its client.
@@ -43,11 +44,22 @@ from nnfmq.channel import NO_WAIT, Channel, Frame
 from nnfmq.hal.errors import DeadObject, ErrorStatus, MissedDeadlineTransient, NnfmqError, status_for_error
 from nnfmq.service.child_process import ChildProcess, fork_child
 from nnfmq.service.client_process import CLIENT_EXIT_GRACE_S
+from nnfmq.service.compile_priority import lower_priority, lower_session_priority
 from nnfmq.service.event_loop import EventLoop
 
-__all__ = ["FINISHED", "FORK", "HANDLED", "PREFETCH", "CompileResult", "fork_compile_server"]
+__all__ = [
+    "FINISHED",
+    "FORK",
+    "FORKS",
+    "FORK_BACKGROUND",
+    "HANDLED",
+    "PREFETCH",
+    "CompileResult",
+    "fork_compile_server",
+]
 
-PREFETCH, FORK = b"prefetch", b"fork"
+PREFETCH, FORK, FORK_BACKGROUND = b"prefetch", b"fork", b"fork background"
+FORKS = (FORK, FORK_BACKGROUND)
 HANDLED, FINISHED = b"handled", b"finished"
 READY = b"ready"
 _OOM_SCORE_ADJ = "500"  # of 1000: if memory runs out, the kernel kills a compile process before a client's worker
@@ -87,11 +99,12 @@ def fork_compile_server(*, reports: bool = False, client_pidfd: int | None = Non
 
 
 class _Server:
-    """Forks a compile process for each FORK message, and reports its exit status."""
+    """Forks a compile process for each message of FORKS, and reports its exit status."""
 
     def __init__(self, channel: Channel, reports: bool, client_pidfd: int | None) -> None:
         self._channel = channel
         self._reports = reports
+        self._has_lowered_session = False
         self._loop = EventLoop()
         self._loop.add_reader(channel.fileno(), self._serve)
         if client_pidfd is not None:
@@ -112,9 +125,10 @@ class _Server:
 
             warm_up()
             # If the fork fails, the worker sees that its end of the connection hangs up.
-            is_running = frame.data == FORK and not frame.fds_truncated and self._fork(frame)
+            is_fork = frame.data in FORKS
+            is_running = is_fork and not frame.fds_truncated and self._fork(frame)
             self._report(HANDLED)
-            if frame.data == FORK and not is_running:
+            if is_fork and not is_running:
                 self._report(FINISHED)
 
     def _report(self, message: bytes) -> None:
@@ -124,8 +138,12 @@ class _Server:
     def _fork(self, frame: Frame) -> bool:
         """Fork a compile process; return False if that fails."""
         connection, status_pipe = frame.fds
+        is_background = frame.data == FORK_BACKGROUND
+        self._has_lowered_session = self._has_lowered_session or lower_session_priority()
         try:
-            process = fork_child(lambda: _CompileProcess(connection).run(), [connection], at_parent_exit=signal.SIGKILL)
+            process = fork_child(
+                lambda: _CompileProcess(connection, is_background).run(), [connection], at_parent_exit=signal.SIGKILL
+            )
         except OSError as error:
             _log.warning("no compile process: %s", error.strerror)
             return False
@@ -156,11 +174,13 @@ class _Server:
 class _CompileProcess:
     """Compiles the descriptions that it receives, one after the other."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, is_background: bool) -> None:
         self._channel = Channel.adopt(fd)
+        self._is_background = is_background
 
     def run(self) -> None:
         """Compile until the worker closes the connection; during a compilation the process exits then."""
+        lower_priority(self._is_background)
         threading.Thread(target=self._exit_with_worker, daemon=True).start()
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write(_OOM_SCORE_ADJ)

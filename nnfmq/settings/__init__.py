@@ -45,7 +45,7 @@ CORE: Setting[str | None] = Setting(
     default_text="`compiled` if it is built",
 )  # fmt: skip
 TARGET: Setting[str | None] = Setting(
-    "NNFMQ_TARGET", choice("avx512vnni", "avx512", "avx2", "sse4.1", "neon-i8mm", "neon-dotprod", "neon"), None,
+    "NNFMQ_TARGET", choice("amx", "avx512vnni", "avx512", "avx2", "sse4.1", "neon-i8mm", "neon-dotprod", "neon"), None,
     reader="driver", meaning="instruction set of compiled code; an error if this CPU lacks it",
     default_text="the best one of this CPU",
 )  # fmt: skip

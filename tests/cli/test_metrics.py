@@ -13,25 +13,29 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.activity import MIB, NO_PID, FakeClient, burst, client, driver, model
 from support.commands import started
-from support.drivers import Daemon, running_daemon, short_folder
+from support.drivers import Daemon, running_daemon, short_folder, until
+from support.model_folders import add_version, adder
 
 import nnfmq
 from nnfmq.cli import main, metrics
 from nnfmq.cli.metrics_endpoint import Endpoint, ListenAddress, listen_address
 from nnfmq.cli.statistics_sample import DriverSample
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, GeneralFailure
+from nnfmq.observe import statistics_layout as layout
 
 prometheus = pytest.importorskip("prometheus_client")
 parser = pytest.importorskip("prometheus_client.parser")
-NAMES = {"client": "", "pid": str(NO_PID + 1), "model": "face.tflite", "device": "compiled"}
+NAMES = {"client": "", "pid": str(NO_PID + 1), "model": "face.tflite", "version": "", "device": "compiled"}
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -111,6 +115,31 @@ def test_counts_do_not_go_back_when_one_of_two_equal_models_or_bursts_is_release
     labels = {name: NAMES[name] for name in ("client", "pid")}
     assert value(first, "nnfmq_burst_waits_total", how="polled", **labels) == 9
     assert value(second, "nnfmq_burst_waits_total", how="polled", **labels) == 11
+
+
+def test_each_version_of_a_served_model_has_series_of_its_own_while_it_is_used() -> None:
+    old, new = model(10, name="digits", version=1), model(4, id=5, name="digits", version=2)
+    plain = model(7, id=6, name="digits")  # of a file with that name
+    scraped = Scraped(driver(client(21, models=(old, new, plain))), driver(client(25, models=(new, plain))))
+    for versions in ({"1": 10, "2": 4, "": 7}, {"2": 4, "": 7}):
+        series = scraped.scrape()
+        found = {
+            dict(labels)["version"]: count
+            for (name, labels), count in series.items()
+            if name == "nnfmq_executions_total"
+        }
+        assert found == versions
+        labels = {**NAMES, "model": "digits", "version": "2"}
+        assert value(series, "nnfmq_execution_seconds_count", **labels) == 4
+        assert value(series, "nnfmq_failures_total", **labels) == 0
+        assert value(series, "nnfmq_engine_seconds_total", **labels) == pytest.approx(4 * 2e-6)
+
+
+def test_the_number_of_series_is_bounded_by_the_rows_of_the_statistics() -> None:
+    """A client with a full slot, whose every row is another version, has one series of each metric for each row."""
+    rows = tuple(model(1, id=number, name="digits", version=number) for number in range(1, layout.MODELS_MAX + 1))
+    series = Scraped(driver(client(16, models=rows))).scrape()
+    assert sum(name == "nnfmq_executions_total" for name, _ in series) == layout.MODELS_MAX == 16
 
 
 def test_series_of_what_has_ended_end() -> None:
@@ -369,6 +398,41 @@ def test_the_command_serves_a_driver_and_ends_at_a_signal(lab: Daemon, number: s
         assert b"nnfmq_up 1.0\n" in body and b"nnfmq_clients 0.0\n" in body  # itself is not counted
         process.send_signal(number)
     assert process.returncode == 0
+
+
+def test_a_driver_s_served_models_have_their_version_in_a_scrape_and_in_the_status(folder: Path) -> None:
+    from nnfmq.cli.metrics_collector import DriverCollector
+
+    folder.joinpath("models").mkdir()
+    add_version(folder / "models", "adder", 1, adder(1))
+    with ExitStack() as stack:
+        daemon = stack.enter_context(running_daemon(folder / "d.sock", models=folder / "models"))
+        user = stack.enter_context(daemon.connect())
+        opened = stack.enter_context(user.model("adder"))
+        run = partial(stack.enter_context(opened.burst()).execute, np.zeros((1, 4), np.float32))
+        collector = DriverCollector(lambda: DriverSample(user.statistics(), {}, {}))
+
+        def executed() -> dict[tuple[str, str], float]:
+            """Return the executions of each model that has any, by its name and version."""
+            (family,) = [found for found in collector.collect() if found.name == "nnfmq_executions"]
+            return {(each.labels["model"], each.labels["version"]): each.value for each in family.samples if each.value}
+
+        run()
+        until(lambda: executed() == {("adder", "1"): 1}, "the execution is counted")
+        add_version(folder / "models", "adder", 2, adder(2))
+        until(lambda: opened.version == 2, "the model moves")
+        run()
+        run()
+        until(lambda: executed().get(("adder", "2")) == 2, "they are counted")
+        assert "adder/2" in output_of("status", "--connect", str(daemon.path))
+        (row,) = json.loads(output_of("top", "--once", "--json", "--connect", str(daemon.path)))["served"]
+        assert (row["name"], row["version"], row["state"], row["bursts"]) == ("adder", 2, "READY", 1)
+
+
+def output_of(*arguments: str) -> str:
+    """Return what the command prints in a process of its own, in whose output this process is a client."""
+    with started(*arguments) as process:
+        return process.communicate(timeout=60)[0].decode()
 
 
 def test_the_command_outlives_its_driver(folder: Path) -> None:

@@ -17,8 +17,9 @@ from support.activity import MIB, FakeClient, burst, client, driver, model
 import nnfmq
 from nnfmq.channel import Listener
 from nnfmq.cli import main
+from nnfmq.cli.served_models import served_activities
 from nnfmq.cli.statistics_sample import Activity, take_sample
-from nnfmq.cli.statistics_tables import duration_text, rate_text, size_text
+from nnfmq.cli.statistics_tables import burst_rows, duration_text, rate_text, size_text
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, GeneralFailure, MissedDeadlineTransient, NnfmqError
 from nnfmq.paths import models_socket
 from nnfmq.serialize.repository_protocol import ModelEntry, ModelState
@@ -90,7 +91,9 @@ def test_counts_that_went_back_are_no_rate() -> None:
 
 
 def test_a_burst_of_a_released_model_is_shown_with_its_id() -> None:
-    assert activity(driver(client(1, models=()))).bursts[0].model == "model 1"
+    found = activity(driver(client(1, models=())))
+    assert burst_rows(found, 80)[1][0][2] == "model 1"
+    assert found.bursts[0].as_json()["model"] is None
 
 
 def test_the_reader_itself_is_no_client_of_the_driver() -> None:
@@ -252,6 +255,32 @@ def test_status_of_a_driver_without_models_by_name_does_not_ask(
     assert (found["served"], found["served_problem"]) == (None, None)
 
 
+DIGITS, OLD = model(30, name="digits", version=2), model(6, 8_000, id=4, name="digits", version=1)
+USERS = (
+    client(30, models=(DIGITS,), bursts=(burst(20), burst(10, id=3))),
+    client(36, models=(DIGITS, OLD), bursts=(burst(6, model_id=4), burst(1, id=8, model_id=77)), worker_pid=7),
+    client(0, models=(model(id=1, name="empty", version=5), model(id=2, name="digits")), bursts=(), worker_pid=8),
+)
+"""Clients of SERVED: of version 2, of both versions, and the repository with a version that it will serve next."""
+
+
+def test_activities_of_served_models_are_those_of_all_clients_by_version() -> None:
+    rows = served_activities(SERVED, activity(driver(*USERS, read_s=11)))
+    found = [(row.name, row.version, row.state, row.per_s, row.bursts, row.latency.total) for row in rows]
+    assert found == [
+        ("digits", 2, "READY", 6, 2, 60),
+        ("digits", 1, "", 0.6, 1, 6),
+        ("empty", 0, "UNAVAILABLE", 0, 0, 0),
+    ]
+    assert rows[1].as_json()["p50_ns"] == pytest.approx(8_000, rel=0.0625)
+
+
+def test_failures_of_a_served_model_are_added_up() -> None:
+    failing = [client(1, models=(model(1, failures=failures, name="digits", version=2),)) for failures in (4, 5)]
+    (row, _) = served_activities(SERVED, activity(driver(*failing)))
+    assert (row.failures, row.failures_per_s) == (9, 0.9)
+
+
 # ------------------------------------------------------------------------------------------------ top
 
 
@@ -292,6 +321,58 @@ def test_top_once_json(connect: Connect, capsys: pytest.CaptureFixture[str]) -> 
     assert (row["executions"], row["per_s"], row["p99_ns"], row["engine_share"]) == (10, 0, None, None)
 
 
+@pytest.mark.usefixtures("no_waiting")
+def test_top_once_shows_the_served_models(
+    tmp_path: Path, repository: FakeClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository.readings = [driver(*USERS, read_s=11)]
+    assert main(["top", "--once", "--connect", str(tmp_path / "d.sock")]) == 0
+    lines = words_of(capsys.readouterr().out)
+    assert ["served", "model", "version", "state", "per", "s", "p50", "µs", "p99", "µs", "bursts", "failed"] in lines
+    assert ["digits", "2", "READY", "0", "-", "-", "2", "0"] in lines
+    assert ["digits", "1", "-", "0", "-", "-", "1", "0"] in lines
+    assert ["empty", "-", "UNAVAILABLE", "0", "-", "-", "0", "0"] in lines
+    assert "digits/1" in [line[1] for line in lines if len(line) > 1]  # in the tables of models and of bursts
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["top", "--once", "--connect", str(tmp_path / "d.sock")]) == 0
+    assert ["digits", "2", "0", "-"] in words_of(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_top_once_json_has_the_served_models(
+    tmp_path: Path, repository: FakeClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository.readings = [driver(client(0), read_s=1), driver(*USERS, read_s=11)]
+    assert main(["top", "--once", "--json", "--connect", str(tmp_path / "d.sock")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["served"][0] == {
+        "name": "digits",
+        "version": 2,
+        "state": "READY",
+        "per_s": 6,
+        "p50_ns": 4250,
+        "p99_ns": 4250,
+        "bursts": 2,
+        "failures": 0,
+        "failures_per_s": 0,
+    }
+    assert [(row["version"], row["state"]) for row in found["served"][1:]] == [(1, None), (None, "UNAVAILABLE")]
+    assert [row["version"] for row in found["models"]] == [2, 2, 1, 5, None]
+    assert found["served_problem"] is None
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_top_once_of_a_repository_that_does_not_reply(
+    tmp_path: Path, repository: FakeClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository.served = MissedDeadlineTransient("the deadline passed")
+    assert main(["top", "--once", "--connect", str(tmp_path / "d.sock")]) == 0
+    assert "served models unknown: the deadline passed\n" in capsys.readouterr().out
+    assert main(["top", "--once", "--json", "--connect", str(tmp_path / "d.sock")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["served"], found["served_problem"]) == (None, "the deadline passed")
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -323,13 +404,15 @@ def test_the_live_view_without_textual_names_the_remedy(
 # ------------------------------------------------------------------------------------------------ the live view
 
 
-def seen(fake: FakeClient, steps: Callable[[Any, Any], Any], size: tuple[int, int] = (100, 30)) -> None:
+def seen(
+    fake: FakeClient, steps: Callable[[Any, Any], Any], size: tuple[int, int] = (100, 30), socket: Path | None = None
+) -> None:
     """Run the live view over `fake`, in a virtual terminal, and call `steps` with it and its pilot."""
     pytest.importorskip("textual")
     from nnfmq.cli.top_screen import TopScreen
 
     async def run() -> None:
-        screen = TopScreen(fake, 3600.0)  # type: ignore[arg-type]
+        screen = TopScreen(fake, 3600.0, socket)  # type: ignore[arg-type]
         async with screen.run_test(size=size) as pilot:
             await pilot.pause()
             await steps(screen, pilot)
@@ -416,6 +499,30 @@ def test_the_live_view_shows_other_errors() -> None:
         assert headline(screen) == "uid 5 does not administer this driver"
 
     seen(FakeClient(GeneralFailure("uid 5 does not administer this driver")), steps)
+
+
+def test_the_live_view_shows_served_models_above_the_others(tmp_path: Path, repository: FakeClient) -> None:
+    repository.readings = [driver(*USERS, read_s=11)]
+
+    async def steps(screen: Any, pilot: Any) -> None:
+        assert cells(screen, "served")[0] == ["digits", "2", "READY", "6", "4.2", "4.2", "2", "0"]
+        await pilot.resize_terminal(40, 20)
+        await pilot.pause()
+        assert cells(screen, "served")[0] == ["digits", "2", "6", "4.2"]
+        repository.served = GeneralFailure("the list is missing")
+        screen.refresh_statistics()
+        await pilot.pause()
+        assert headline(screen).endswith("served models unknown: the list is missing")
+        assert not screen.query_one("#served").display
+
+    seen(repository, steps, socket=tmp_path / "d.sock")
+
+
+def test_the_live_view_of_a_driver_without_served_models_has_no_table_of_them() -> None:
+    async def steps(screen: Any, _pilot: Any) -> None:
+        assert not screen.query_one("#served").display
+
+    seen(FakeClient(driver()), steps)
 
 
 def test_an_unused_burst_has_no_share_of_polls() -> None:

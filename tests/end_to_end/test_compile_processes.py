@@ -32,7 +32,7 @@ from nnfmq.service.compile_jobs import PROCESSES_MAX
 
 pytest.importorskip("llvmlite", exc_type=ImportError)
 
-SUSTAINED = ExecutionPreference.SUSTAINED_SPEED
+SUSTAINED, FAST = ExecutionPreference.SUSTAINED_SPEED, ExecutionPreference.FAST_SINGLE_ANSWER
 ENDLESS = logistics_model(1200)
 SHORT = logistics_model(24)
 FDS = 4  # of a compile process: the standard streams and its connection
@@ -50,8 +50,8 @@ def _daemon() -> Iterator[Daemon]:
 
 
 def prepare(client: nnfmq.Client, model: Model, **rest: Any) -> nnfmq.PreparedModel:
-    """Prepare a model so that the reply is sent after its compilation."""
-    return client.device("compiled").prepare(model, preference=SUSTAINED, **rest)
+    """Prepare a model so that the reply is sent after its compilation, unless `rest` has another preference."""
+    return client.device("compiled").prepare(model, **{"preference": SUSTAINED, **rest})
 
 
 @pytest.fixture
@@ -109,6 +109,30 @@ def test_server_and_processes_have_their_own_sessions_and_fds(
         assert all(process.shared_mappings() == [] for process in processes)
     client.close()
     assert isinstance(call.wait().error, DeadObject)
+
+
+def nice(process: Process) -> int:
+    """Return the nice value of a process's main thread, which computes: the 19th field of its stat (proc(5))."""
+    return int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[16])
+
+
+@pytest.mark.parametrize(("preference", "nicer"), [(SUSTAINED, 5), (FAST, 10)], ids=["foreground", "background"])
+def test_compile_processes_have_a_lower_priority_than_workers(
+    client: nnfmq.Client, worker: Process, server: Process, preference: ExecutionPreference, nicer: int
+) -> None:
+    call = InThread.start(lambda: prepare(client, ENDLESS, preference=preference))
+    with compile_processes(server) as processes:
+        assert {nice(process) - nice(worker) for process in processes} == {nicer}
+        assert nice(server) == nice(worker)  # it answers immediately, and what it forks decides for itself
+    client.close()
+    call.wait()
+
+
+def test_the_session_of_the_compile_processes_has_a_lower_priority(server: Process) -> None:
+    group = Path(f"/proc/{server.pid}/autogroup")
+    if not group.exists() or os.geteuid():
+        pytest.skip("the kernel has no autogroups, or lets users change one session in 0.1 s")
+    assert group.read_text().rpartition(" nice ")[2] == "5\n"  # see sched(7)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT], ids=lambda number: number.name)

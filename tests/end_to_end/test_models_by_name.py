@@ -68,7 +68,7 @@ def test_a_model_is_opened_by_name_and_executes(repository: FakeRepository, clie
         assert model.execute(one(5)) == burst.execute(one(5)) == (one(6),)
         assert burst.version == 1
         assert repr(model).startswith("<ServedModel 'plus' version 1 on 'reference': 'input 0' (float32 1)")
-        assert [row.name for row in own_statistics(client).models] == ["plus"]
+        assert [(row.name, row.version) for row in own_statistics(client).models] == [("plus", 1)]
 
 
 def test_the_constants_come_in_memories(repository: FakeRepository, client: nnfmq.Client) -> None:

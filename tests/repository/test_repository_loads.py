@@ -46,7 +46,7 @@ class FakeDriver:
         self.prepared: list[tuple[str, FakePrepared]] = []
         self.error: Exception | None = None
 
-    def prepare(self, name: str, _imported: ImportedModel, _memories: object) -> FakePrepared:
+    def prepare(self, name: str, _version: int, _imported: ImportedModel, _memories: object) -> FakePrepared:
         if self.error is not None:
             raise self.error
         self.is_connected = True

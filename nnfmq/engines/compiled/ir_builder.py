@@ -265,7 +265,7 @@ class KernelBuilder:
         is_volatile = ir.Constant(I1, 0)
         self.call(name, ir.VoidType(), *arguments, is_volatile)
 
-    def _on_stack(self, kind: Any, count: int) -> Value:
+    def on_stack(self, kind: Any, count: int) -> Value:
         """Return `count` elements of stack memory. Requests of one type and count share the memory."""
         key = (str(kind), count)
         if key not in self._stack:
@@ -354,17 +354,22 @@ class KernelBuilder:
             return
         kind = values[0].type
         size = kind.count * size_of(kind.element)
-        memory = self._on_stack(kind, len(values))
+        memory = self.on_stack(kind, len(values))
         for number, value in enumerate(values):
             self.ir.store(value, self.at(memory, number * size), align=size)
-        before, end = self.ir.block, len(values) // width
-        body, after, row = self._open_loop(0, end)
-        offset = self.ir.phi(I64)
-        offset.add_incoming(self.i64(0), before)
-        first = self.at(memory, self.mul(row, width * size))
-        yield offset, [self.ir.load(self.at(first, v * size), typ=kind, align=size) for v in range(width)]
-        offset.add_incoming(self.add(offset, stride), self.ir.block)
-        self._close_loop(body, after, row, end, 1)
+        with self.for_each_stored_row(memory, kind, len(values) // width, width, stride) as (_, offset, row):
+            yield offset, row
+
+    @contextmanager
+    def for_each_stored_row(
+        self, memory: Value, kind: Any, rows: int, width: int, stride: Index
+    ) -> Iterator[tuple[Value, Value, list[Value]]]:
+        """Emit a loop over the rows of a tile on the stack; yield row index, row index · `stride` and the row."""
+        size = kind.count * size_of(kind.element)
+        with self.loop(0, rows) as row:
+            first = self.at(memory, self.mul(row, width * size))
+            vectors = [self.ir.load(self.at(first, v * size), typ=kind, align=size) for v in range(width)]
+            yield row, self.mul(row, stride), vectors
 
     def either(
         self, condition: Value, when_true: Callable[[], Sequence[Value]], when_false: Callable[[], Sequence[Value]]

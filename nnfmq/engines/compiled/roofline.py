@@ -20,6 +20,7 @@ from nnfmq.engines.compiled.code_generator import compile_kernels
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.jit import Kernel
+from nnfmq.engines.compiled.kernels.amx_tile import TILE_PRODUCTS, configured_tiles, tile_instruction
 from nnfmq.engines.compiled.kernels.dot_instructions import dot2, dot4, dot4_signed, madd_acc16
 from nnfmq.engines.compiled.kernels.dot_product import Float32
 from nnfmq.engines.compiled.lowering import KernelLaunch
@@ -37,12 +38,14 @@ __all__ = [
     "CopyBandwidth",
     "FmaThroughput",
     "MultiplyAdd",
+    "TileThroughput",
     "measure_ceilings",
     "quantized_outputs",
     "roofline_kernels",
 ]
 
 _FMA_ITERATIONS, _FMA_WORK_ITEMS = 1 << 12, 64
+_TILE_ACCUMULATORS, _TILE_BYTES, _TILE_ITERATIONS = 4, 1 << 10, 1 << 9
 _MEMORY_CHUNK, _MEMORY_CHUNKS = 1 << 20, 32
 _CACHE_CHUNK, _CACHE_ITERATIONS = 1 << 17, 32
 _OUTPUT_SHAPE, _OUTPUT_K = (1, 64, 64, 128), 4  # fits the second-level cache; K of one dot product
@@ -120,6 +123,44 @@ class FmaThroughput:
 
 
 @dataclass(frozen=True, slots=True)
+class TileThroughput:
+    """Products of matrices in AMX's tile registers only, four independent ones."""
+
+    iterations: int
+    work_items: int
+
+    compile_cost = 1
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions of all work items."""
+        return 2 * TILE_PRODUCTS * _TILE_ACCUMULATORS * self.iterations * self.work_items
+
+    def scratch_bytes(self, target: Target) -> int:
+        """Return 0: no scratch is used."""
+        return 0
+
+    def emit(self, kb: KernelBuilder) -> None:
+        """Args: a tile of uint8 factors, then one of int8; output, the accumulators of each work item."""
+        factors, out = map(kb.argument, range(2))
+        accumulators, row_bytes = range(_TILE_ACCUMULATORS), kb.i64(64)
+        lhs, weights = _TILE_ACCUMULATORS, _TILE_ACCUMULATORS + 1
+        with configured_tiles(kb):
+            for number, register in enumerate((lhs, weights)):
+                tile_instruction(kb, "tileloadd64", register, kb.at(factors, number * _TILE_BYTES), row_bytes)
+            with kb.loop(kb.begin, kb.end) as work_item:
+                for number in accumulators:
+                    tile_instruction(kb, "tilezero", number)
+                with kb.loop(0, self.iterations):
+                    for number in accumulators:
+                        tile_instruction(kb, "tdpbusd", number, lhs, weights)
+                first = kb.at(out, kb.mul(work_item, _TILE_ACCUMULATORS * _TILE_BYTES))
+                for number in accumulators:
+                    tile_instruction(kb, "tilestored64", number, kb.at(first, number * _TILE_BYTES), row_bytes)
+        kb.return_void()
+
+
+@dataclass(frozen=True, slots=True)
 class CopyBandwidth:
     """Copies a chunk per work item, `iterations` times."""
 
@@ -162,6 +203,7 @@ class Ceiling:
 def measure_ceilings(pool: ThreadPool) -> dict[str, Ceiling]:
     """Return the ceilings: `float32` and `quantized` in operations, `memory` and `cache` in bytes read and written.
 
+    If the target has tile registers, `tiles` are the operations of 8-bit products in them, and `quantized` all others.
     `outputs` is the rate at which quantized products are requantized and stored, without their multiply-adds. Memory is
     copied from 32 MiB to 32 MiB, cache from 128 KiB to 128 KiB in each thread. Blocks for about half a second. Uses the
     threads of `pool`, which keep running.
@@ -173,7 +215,7 @@ def measure_ceilings(pool: ThreadPool) -> dict[str, Ceiling]:
     partition(frame)
     run = partition.range_runner(frame)
     amounts = {
-        name: kernel.operations if isinstance(kernel, FmaThroughput) else kernel.bytes_copied
+        name: kernel.bytes_copied if isinstance(kernel, CopyBandwidth) else kernel.operations
         for name, kernel in kernels.items()
     }
     ceilings = {}
@@ -184,14 +226,16 @@ def measure_ceilings(pool: ThreadPool) -> dict[str, Ceiling]:
     return ceilings
 
 
-def roofline_kernels(target: Target, threads: int) -> dict[str, FmaThroughput | CopyBandwidth]:
+def roofline_kernels(target: Target, threads: int) -> dict[str, FmaThroughput | TileThroughput | CopyBandwidth]:
     """Return the kernel that measures each ceiling."""
     accumulators = 12 if target.registers == 16 else 24
     quantized = MultiplyAdd.DOT4 if target.has_dot4 else MultiplyAdd.ACC16 if target.pmaddubsw else MultiplyAdd.DOT2
     shape = accumulators, target.lanes, _FMA_ITERATIONS, _FMA_WORK_ITEMS
+    tiles = {"tiles": TileThroughput(_TILE_ITERATIONS, _FMA_WORK_ITEMS)} if target.has_tiles else {}
     return {
         "float32": FmaThroughput(MultiplyAdd.FLOAT32, *shape),
         "quantized": FmaThroughput(quantized, *shape),
+        **tiles,
         "memory": CopyBandwidth(_MEMORY_CHUNK, 1, _MEMORY_CHUNKS),
         "cache": CopyBandwidth(_CACHE_CHUNK, _CACHE_ITERATIONS, threads),
     }

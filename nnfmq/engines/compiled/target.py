@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from nnfmq import settings
+from nnfmq.engines.compiled.tile_registers import request_tile_registers
 from nnfmq.hal.errors import InvalidArgument
 
 __all__ = ["TARGETS", "Target", "can_run", "chosen_target", "host_features", "host_target"]
@@ -23,8 +24,9 @@ class Target:
 
     `lanes` are 32-bit lanes of a vector, `registers` vector registers. pmaddwd, pmaddubsw, vpdpwssd, vpdpbusd,
     usdot, sdot, usmmla and smmla are the names of LLVM's intrinsics on whole vectors, None if the target has no such
-    instruction. 8-bit values are multiplied by dot4 or mmla if `has_dot4`, else by acc16 if there is pmaddubsw, else by
-    dot2. `tuning` are LLVM features that only influence its choice between instructions.
+    instruction. 8-bit values are multiplied in AMX's tile registers if it `has_tiles` and there are enough values,
+    else by dot4 or mmla if it `has_dot4`, else by acc16 if there is pmaddubsw, else by dot2. `tuning` are LLVM features
+    that only influence its choice between instructions.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Target:
     usmmla: str | None = None
     smmla: str | None = None
     has_dot4: bool = False
+    has_tiles: bool = False
     tuning: tuple[str, ...] = ()
 
     @property
@@ -75,24 +78,28 @@ _USDOT, _SDOT, _USMMLA, _SMMLA = (
     f"llvm.aarch64.neon.{name}.v4i32.v16i8" for name in ("usdot", "sdot", "usmmla", "smmla")
 )
 
+_TILES = ("amx-tile", "amx-int8")
 _AVX512_PMADDWD, _AVX512_PMADDUBSW = "llvm.x86.avx512.pmaddw.d.512", "llvm.x86.avx512.pmaddubs.w.512"
+
+_AVX512VNNI = Target(
+    "avx512vnni",
+    _X86,
+    (*_AVX512, "avx512vnni"),
+    lanes=16,
+    registers=32,
+    pmaddwd=_AVX512_PMADDWD,
+    pmaddubsw=_AVX512_PMADDUBSW,
+    vpdpwssd="llvm.x86.avx512.vpdpwssd.512",
+    vpdpbusd="llvm.x86.avx512.vpdpbusd.512",
+    has_dot4=True,
+    tuning=("fast-dpwssd",),  # else LLVM adds separately, which has less latency but also less throughput
+)
 
 TARGETS = {
     target.name: target
     for target in (
-        Target(
-            "avx512vnni",
-            _X86,
-            (*_AVX512, "avx512vnni"),
-            lanes=16,
-            registers=32,
-            pmaddwd=_AVX512_PMADDWD,
-            pmaddubsw=_AVX512_PMADDUBSW,
-            vpdpwssd="llvm.x86.avx512.vpdpwssd.512",
-            vpdpbusd="llvm.x86.avx512.vpdpbusd.512",
-            has_dot4=True,
-            tuning=("fast-dpwssd",),  # else LLVM adds separately, which has less latency but also less throughput
-        ),
+        replace(_AVX512VNNI, name="amx", features=(*_AVX512VNNI.features, *_TILES), has_tiles=True),
+        _AVX512VNNI,
         Target("avx512", _X86, _AVX512, 16, 32, _AVX512_PMADDWD, _AVX512_PMADDUBSW),
         Target("avx2", _X86, _AVX2, 8, 16, "llvm.x86.avx2.pmadd.wd", "llvm.x86.avx2.pmadd.ub.sw"),
         Target("sse4.1", _X86, ("sse4.1", "ssse3"), 4, 16, "llvm.x86.sse2.pmadd.wd", "llvm.x86.ssse3.pmadd.ub.sw.128"),
@@ -128,6 +135,8 @@ def host_target() -> Target:
 
 
 _FEATURES_IN_CPUINFO = {
+    "amx_int8": "amx-int8",
+    "amx_tile": "amx-tile",
     "asimd": "neon",
     "asimddp": "dotprod",
     "bmi1": "bmi",
@@ -141,14 +150,16 @@ def host_features() -> frozenset[str]:
     """Return the features of this machine, by LLVM's names, as far as targets have them.
 
     The kernel lists what programs may use: features of registers that it does not save are missing, those that a
-    virtual machine masks as well. LLVM would ask the CPU, but loading LLVM takes 0.1 s and 40 MiB.
+    virtual machine masks as well. LLVM would ask the CPU, but loading LLVM takes 0.1 s and 40 MiB. If the kernel lists
+    tile registers, this process asks for them, and they are missing if it refuses.
     """
     known = frozenset(feature for target in TARGETS.values() for feature in target.features)
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         for line in file:
             name, _, words = line.partition(":")
             if name.strip() in ("flags", "Features"):  # x86-64, AArch64; those of the first CPU
-                return known.intersection(_FEATURES_IN_CPUINFO.get(word, word) for word in words.split())
+                found = known.intersection(_FEATURES_IN_CPUINFO.get(word, word) for word in words.split())
+                return found if found.isdisjoint(_TILES) or request_tile_registers() else found.difference(_TILES)
     return frozenset()
 
 

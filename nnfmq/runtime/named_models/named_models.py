@@ -161,6 +161,7 @@ class NamedModels:
             priority=Priority(description.priority),
             deadline_ns=deadline_ns,
             name=description.name,
+            version=description.version,
         )
         handle = prepared.handle
         handle.location = replace(handle.location, version=description.version)  # nobody else has it yet

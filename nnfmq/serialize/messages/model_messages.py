@@ -69,7 +69,8 @@ class PrepareModel(Call, frozen=True):
     """Prepare a model for execution; `deadline_ns` -1 = none. The model's pools come with the message.
 
     The driver saves the compilation to the cache files that come after the pools, if there are any. If
-    `tells_progress` is set, it sends `PreparationProgress`. `name` is what statistics call the model.
+    `tells_progress` is set, it sends `PreparationProgress`. `name` is what statistics call the model; `version` is that
+    of a model of the model repository, otherwise 0.
     """
 
     device: Name
@@ -84,6 +85,7 @@ class PrepareModel(Call, frozen=True):
     extensions: Prefixes = ()
     tells_progress: bool = False
     name: Name = ""
+    version: U63 = 0
 
     @property
     def fd_count(self) -> int:

@@ -121,6 +121,7 @@ def _prepare_and_call_back(
     prepare: Callable[[], DriverPreparedModel],
 ) -> None:
     """Call `prepare` and send its result in the callback. The model takes ownership of `charge`."""
+    version = message.version if isinstance(message, PrepareModel) else 0  # the repository uses no cache files
     try:
         prepared = prepare()
         model_id = context.models.next_id()
@@ -131,7 +132,7 @@ def _prepare_and_call_back(
             order=context.order if context.devices.find(message.device).uses_cores else None,
             device=message.device,
             buffers=context.buffers,
-            recorder=context.statistics.model(model_id, message.name, message.device),
+            recorder=context.statistics.model(model_id, message.name, message.device, version),
             takes_unspecified=context.interface.takes_unspecified,
             constants=find_constant_ranges(prepared.model),
         ).without_constants()

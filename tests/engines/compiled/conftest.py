@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from support.instruction_sets import ACC16, DOT4, default_sets, emulator, known_symbols_only, using
+from support.instruction_sets import ACC16, DOT4, default_sets, known_symbols_only, using
 
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.engines.compiled.lowering import conv_matmul_rules
@@ -21,7 +21,11 @@ from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.engines.compiled.thread_pool import default_thread_pool
 
 _EVERY = 23  # no divisor of it is the number of a parameter's values, so that all of them are among the cases
-_OWN_SETS = {"dot4": DOT4, "acc16": ACC16}  # this machine's set, with a micro-kernel that it would not always choose
+_OWN_SETS = {
+    "dot4": DOT4,
+    "acc16": ACC16,
+    "tiles": "amx",
+}  # this machine's set, with a micro-kernel that it would not always choose
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,8 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-def _micro_kernel(target: Target) -> str:
-    return "dot4" if target.has_dot4 else "acc16" if target.pmaddubsw else "dot2"
+def _micro_kernels(target: Target) -> tuple[str, ...]:
+    own = "dot4" if target.has_dot4 else "acc16" if target.pmaddubsw else "dot2"
+    return (own, "tiles") if target.has_tiles else (own,)
 
 
 @pytest.fixture(autouse=True)
@@ -42,18 +47,12 @@ def _stop_thread_pool() -> Iterator[None]:
     default_thread_pool().stop()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def machine(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Return the emulator that `--target` needs for the whole session, or None."""
-    with emulator(request.config.getoption("--target"), request.config.getoption("--emulated")) as found:
-        yield found
-
-
 @pytest.fixture(autouse=True)
-def instruction_set(request: pytest.FixtureRequest, machine: Any) -> Iterator[None]:
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
     """Generate code for the set that is the parameter, and check the symbols that it refers to."""
     name = getattr(request, "param", "host")
-    with nullcontext() if name == "host" else using(name, machine), known_symbols_only():
+    always_emulated = request.config.getoption("--emulated")
+    with nullcontext() if name == "host" else using(name, always_emulated), known_symbols_only():
         yield
 
 
@@ -83,16 +82,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _forced(micro_kernel: str | None, name: str) -> Any:
     if name == "host":
         return name if micro_kernel is None else _OWN_SETS[micro_kernel]
-    own = _micro_kernel(TARGETS[name])
-    marks = pytest.mark.skip(reason=f"{name} multiplies 8-bit values with {own}")
-    return pytest.param(name, marks=marks if micro_kernel is not None and micro_kernel != own else ())
+    own = _micro_kernels(TARGETS[name])
+    marks = pytest.mark.skip(reason=f"{name} multiplies 8-bit values with {' and '.join(own)}")
+    return pytest.param(name, marks=marks if micro_kernel is not None and micro_kernel not in own else ())
 
 
 def _sets_of(micro_kernel: str | None) -> list[str]:
     if micro_kernel is None:
         return list(default_sets())
     sets = default_sets(micro_kernel)
-    others = (name for name in sets if name != "host" and _micro_kernel(TARGETS[name]) == micro_kernel)
+    others = (
+        name
+        for name in sets
+        if name not in ("host", _OWN_SETS[micro_kernel]) and micro_kernel in _micro_kernels(TARGETS[name])
+    )
     return [_OWN_SETS[micro_kernel], *others]
 
 

@@ -30,7 +30,7 @@ from nnfmq.engines.compiled.kernels.elementwise_kernels import plan_elementwise
 from nnfmq.engines.compiled.kernels.float_ops import FloatBinary
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
-from nnfmq.engines.compiled.kernels.matrix_product import MmlaU8S8x8
+from nnfmq.engines.compiled.kernels.matrix_product import TILE_ROWS, Amx, AmxS8S8x64, MmlaU8S8x8
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.kernels.tap_interleaving import RowDot
 from nnfmq.engines.compiled.target import TARGETS, Target
@@ -87,7 +87,13 @@ def test_gemms_of_one_name_have_equal_code(micro_kernel: MicroKernel, target: Ta
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(DotU8S8x4, "avx512vnni"), (DotS8S8x4, "neon-dotprod"), (MmlaU8S8x8, "neon-i8mm")]
+    ("kind", "name"),
+    [
+        (AmxS8S8x64, "amx"),
+        (DotU8S8x4, "avx512vnni"),
+        (DotS8S8x4, "neon-dotprod"),
+        (MmlaU8S8x8, "neon-i8mm"),
+    ],
 )
 @pytest.mark.parametrize("is_signed", [False, True])
 @pytest.mark.parametrize("has_weight_zero_point", [False, True])
@@ -95,7 +101,9 @@ def test_dot4_gemms_of_one_name_have_equal_code(
     is_signed: bool, has_weight_zero_point: bool, kind: type[Dot4], name: str
 ) -> None:
     dot4, target = kind(is_signed, NO_REQUANTIZATION, has_weight_zero_point), TARGETS[name]
-    kernels = (kernel for kernel in gemms(dot4, target) if kernel.shape.groups == 1 or not has_weight_zero_point)
+    fewest = TILE_ROWS if issubclass(kind, Amx) else 1  # positions for which it is chosen
+    kernels = (kernel for kernel in gemms(dot4, target) if kernel.shape.tiled_positions >= fewest)
+    kernels = (kernel for kernel in kernels if kernel.shape.groups == 1 or not has_weight_zero_point)
     assert_names_decide_code(kernels, target)
 
 

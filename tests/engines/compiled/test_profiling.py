@@ -23,6 +23,7 @@ from nnfmq.engines.compiled.roofline import (
     CopyBandwidth,
     FmaThroughput,
     MultiplyAdd,
+    TileThroughput,
     measure_ceilings,
     roofline_kernels,
 )
@@ -185,6 +186,20 @@ def test_acc16_multiply_adds_compute_the_counted_operations() -> None:
     np.testing.assert_array_equal(made.view(np.uint32), (accumulators * value & 0xFFFFFFFF).astype(np.uint32))
 
 
+@pytest.mark.skipif(not host_target().has_tiles, reason="the target has no tile registers")
+def test_tile_multiply_adds_compute_the_counted_operations() -> None:
+    iterations, random = 11, np.random.default_rng(2)
+    lhs, weights = random.integers(0, 256, (16, 64), np.uint8), random.integers(-128, 128, (16, 16, 4), np.int8)
+    source = np.concatenate([lhs.reshape(-1), weights.reshape(-1).view(np.uint8)])
+    product = lhs.astype(np.int64) @ weights.transpose(0, 2, 1).reshape(64, 16)
+    kernel = TileThroughput(iterations, 2)
+
+    made = run_once(kernel, source, 2 * 4 * 1024)
+
+    np.testing.assert_array_equal(made.view(np.int32).reshape(8, 16, 16), [iterations * product] * 8)
+    assert kernel.operations == 2 * 16 * 16 * 64 * 4 * iterations * 2
+
+
 def test_a_copy_copies() -> None:
     source = np.random.default_rng(1).integers(0, 256, 3 * 1000, np.uint8)
 
@@ -210,5 +225,6 @@ def test_accumulators_hide_the_latency_of_two_fma_units_and_fit_the_registers() 
 def test_ceilings_are_measured_with_one_thread_and_with_all_threads() -> None:
     ceilings = measure_ceilings(default_thread_pool())
 
-    assert list(ceilings) == ["float32", "quantized", "memory", "cache", "outputs"]
+    tiles = ["tiles"] if host_target().has_tiles else []
+    assert list(ceilings) == ["float32", "quantized", *tiles, "memory", "cache", "outputs"]
     assert all(0 < ceiling.one_thread <= ceiling.all_threads for ceiling in ceilings.values())

@@ -1,22 +1,19 @@
-"""Code for each instruction set: which instructions it contains, and the emulators that run it."""
+"""Code for each instruction set: which instructions it contains, and which set a machine's code is for."""
 
 from __future__ import annotations
 
-import importlib.util
+import ctypes
 import io
 import os
 import re
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from llvmlite import binding as llvm
 from llvmlite import ir
-from support.emulated import Call, Machine, Memory
 from support.instruction_sets import initialize_all_targets
-from support.qemu import Qemu
 
 from nnfmq import settings
 from nnfmq.engines.compiled import code_generator
@@ -34,136 +31,25 @@ from nnfmq.engines.compiled.kernels.dot_product import (
 )
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout
 from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
-from nnfmq.engines.compiled.kernels.matrix_product import MmlaS8S8x8, MmlaU8S8x8, s8_micro_kernel
+from nnfmq.engines.compiled.kernels.matrix_product import (
+    AmxS8S8x64,
+    AmxU8S8x64,
+    MmlaS8S8x8,
+    MmlaU8S8x8,
+    s8_micro_kernel,
+)
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.lowering import KernelLaunch
 from nnfmq.engines.compiled.partition import LOWERING_RULES
 from nnfmq.engines.compiled.roofline import FmaThroughput, roofline_kernels
 from nnfmq.engines.compiled.target import TARGETS, Target, chosen_target, host_features
+from nnfmq.engines.compiled.tile_registers import request_tile_registers
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.shapes import window_dimension
 from nnfmq.operations.signature import Tensor
 
-# Copies 16 bytes from args[0] + begin to args[1] + end.
-_COPY = """
-define void @copy(ptr %args, i64 %begin, i64 %end, ptr %scratch) {
-  %source = load ptr, ptr %args, align 8
-  %at = getelementptr i8, ptr %args, i64 8
-  %target = load ptr, ptr %at, align 8
-  %from = getelementptr i8, ptr %source, i64 %begin
-  %to = getelementptr i8, ptr %target, i64 %end
-  %bytes = load <16 x i8>, ptr %from, align 1
-  store <16 x i8> %bytes, ptr %to, align 1
-  ret void
-}
-"""
-
-
-@contextmanager
-def unicorn(name: str = "neon") -> Iterator[Machine]:
-    from support.arm import Arm
-
-    yield Arm(TARGETS[name])
-
-
-@contextmanager
-def qemu() -> Iterator[Machine]:
-    yield Qemu(TARGETS["neon-i8mm"])
-
-
-def bochs() -> Machine:
-    from support.bochs import Bochs
-
-    return Bochs(TARGETS["avx512"])
-
-
-needs_unicorn = pytest.mark.skipif(importlib.util.find_spec("unicorn") is None, reason="unicorn is not installed")
-
-MACHINES = [
-    pytest.param(
-        unicorn,
-        id="neon",
-        marks=needs_unicorn,
-    ),
-    pytest.param(qemu, id="neon-i8mm"),
-    pytest.param(
-        bochs,
-        id="avx512",
-        marks=pytest.mark.skipif(
-            not (shutil.which("bochs") and shutil.which("nasm")), reason="bochs or nasm is not installed"
-        ),
-    ),
-]
-
-
-@pytest.fixture(params=MACHINES)
-def emulated(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    initialize_all_targets()
-    with request.param() as machine:
-        yield machine
-
-
-def copied(machine: Machine, begin: int, end: int, to_input: bool = False) -> np.ndarray:
-    memory = Memory()
-    source, target = memory.add(np.arange(33, dtype=np.uint8)), memory.add(np.zeros(33, np.uint8), writable=True)
-    args = memory.add(np.array([source.address, (source if to_input else target).address], np.int64))
-    image = machine.load(code_generator.compile_ir(_COPY, machine.target))
-    machine.run(image, memory.regions, [Call(image.functions["copy"], (args.address, begin, end, 0))])
-    return target.data
-
-
-def test_an_emulator_returns_what_was_computed(emulated: Machine) -> None:
-    expected = np.zeros(33, np.uint8)
-    expected[17:] = np.arange(5, 21)
-    np.testing.assert_array_equal(copied(emulated, 5, 17), expected)
-
-
-@pytest.mark.parametrize(("begin", "end", "to_input"), [(18, 0, False), (0, 18, False), (0, 0, True)])
-def test_an_emulator_detects_accesses_outside_of_operands(
-    emulated: Machine, begin: int, end: int, to_input: bool
-) -> None:
-    with pytest.raises(AssertionError, match="of the function"):
-        copied(emulated, begin, end, to_input)
-    copied(emulated, 0, 0)  # the emulator works after an error
-
-
-def test_an_emulator_rejects_instructions_of_other_sets() -> None:
-    """Code for one set on a CPU that only has another raises an exception."""
-    if not (shutil.which("bochs") and shutil.which("nasm")):
-        pytest.skip("bochs or nasm is not installed")
-    from support.bochs import Bochs
-
-    initialize_all_targets()
-    code = code_generator.compile_ir(_COPY, TARGETS["avx512"])  # its moves have VEX encodings
-    with Bochs(TARGETS["sse4.1"]) as machine:
-        memory = Memory()
-        image = machine.load(code)
-        args = memory.add(np.array([0, 0], np.int64))
-        with pytest.raises(AssertionError, match="exception 6 "):
-            machine.run(image, memory.regions, [Call(image.functions["copy"], (args.address, 0, 0, 0))])
-
-
-@needs_unicorn
-def test_an_emulator_of_aarch64_rejects_instructions_of_other_sets() -> None:
-    target = TARGETS["neon-dotprod"]
-    initialize_all_targets()
-    with unicorn("neon") as machine:
-        image = machine.load(code_generator.compile_ir(_SDOT, target))
-        with pytest.raises(AssertionError, match="of the function"):
-            machine.run(image, [], [Call(image.functions["dot"], ())])
-    with unicorn(target.name) as machine:
-        machine.run(image, [], [Call(image.functions["dot"], ())])
-
-
-_SDOT = """
-declare <4 x i32> @llvm.aarch64.neon.sdot.v4i32.v16i8(<4 x i32>, <16 x i8>, <16 x i8>)
-define <4 x i32> @dot(<4 x i32> %acc, <16 x i8> %a, <16 x i8> %b) {
-  %sum = call <4 x i32> @llvm.aarch64.neon.sdot.v4i32.v16i8(<4 x i32> %acc, <16 x i8> %a, <16 x i8> %b)
-  ret <4 x i32> %sum
-}
-"""
-
+_REQUEST = "nnfmq.engines.compiled.target.request_tile_registers"
 _WIDE = """
 define void @wide(ptr %a, ptr %b) {
   %bytes = load <32 x i8>, ptr %a, align 1
@@ -210,15 +96,45 @@ def test_the_kernel_lists_the_features_that_llvm_finds() -> None:
         ),
         ("BogoMIPS\t: 50.00\nFeatures\t: fp asimd evtstrm\n", {"neon"}),
         ("Features\t: fp asimd asimdhp asimddp bf16 i8mm\n", {"neon", "dotprod", "i8mm"}),
+        ("flags\t: avx512_vnni amx_bf16 amx_tile amx_int8\n", {"avx512vnni", "amx-tile", "amx-int8"}),
         ("Processor: 0\n", set()),
     ],
-    ids=["x86_64", "aarch64", "aarch64 with i8mm", "unknown"],
+    ids=["x86_64", "aarch64", "aarch64 with i8mm", "x86_64 with AMX", "unknown"],
 )
 def test_features_of_the_first_cpu_are_read(text: str, expected: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
+        patch.setattr(_REQUEST, lambda: True)
         patch.setattr("builtins.open", lambda *_args, **_options: io.StringIO(text))
         found = host_features()
     assert found == expected
+
+
+def test_tile_registers_that_the_kernel_refuses_are_no_feature(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(_REQUEST, lambda: False)
+        patch.setattr("builtins.open", lambda *_args, **_options: io.StringIO("flags : avx amx_tile amx_int8\n"))
+        assert host_features() == {"avx"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "result", "expected"), [("x86_64", 0, True), ("x86_64", -1, False), ("aarch64", 0, False)]
+)
+def test_tile_registers_need_the_permission_of_an_x86_kernel(
+    machine: str, result: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    class Library:
+        def syscall(self, *arguments: int) -> int:
+            calls.append(arguments)
+            return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "uname", lambda: SimpleNamespace(machine=machine))
+        patch.setattr(ctypes, "CDLL", lambda *_arguments, **_options: Library())
+        assert request_tile_registers.__wrapped__() is expected
+    # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), of asm/unistd_64.h and asm/prctl.h
+    assert calls == ([(158, 0x1023, 18)] if machine == "x86_64" else [])
 
 
 @pytest.mark.parametrize(
@@ -376,7 +292,7 @@ def test_matrices_are_multiplied_where_two_rows_share_weights(rows: int, k: int,
 
 def test_targets_with_dot4_have_an_instruction_for_it() -> None:
     with_dot4 = {target.name for target in TARGETS.values() if target.has_dot4}
-    assert with_dot4 == {"avx512vnni", "neon-i8mm", "neon-dotprod"}
+    assert with_dot4 == {"amx", "avx512vnni", "neon-i8mm", "neon-dotprod"}
     assert all(TARGETS[name].vpdpbusd or TARGETS[name].sdot for name in with_dot4)
 
 
@@ -410,6 +326,7 @@ def test_acc16_takes_weights_from_memory(size: int, width: int, name: str) -> No
 
 
 _MICRO_KERNELS: dict[str, tuple[type[MicroKernel], type[MicroKernel]]] = {  # for uint8, for int8
+    "amx": (AmxU8S8x64, AmxS8S8x64),
     "avx512vnni": (DotU8S8x4, DotU8S8x4),
     "avx512": (MaddU8S8Acc16, MaddU8S8Acc16),
     "avx2": (MaddU8S8Acc16, MaddU8S8Acc16),
@@ -426,10 +343,10 @@ def test_each_target_has_its_micro_kernel(target: Target, is_signed: bool) -> No
     kind, middle = np.dtype("i1" if is_signed else "u1"), 128 * (not is_signed)
     weights = np.random.default_rng(1).integers(middle - 10, middle + 11, (64, 256), kind)
     lowered = LOWERING_RULES[OperationType.FULLY_CONNECTED](
-        Tensor((8, 256), kind, 0.5, middle - 11),
+        Tensor((16, 256), kind, 0.5, middle - 11),
         Tensor(weights.shape, kind, 0.0078125, middle, value=weights),
         Tensor((64,), np.dtype("<i4"), 0.5 * 0.0078125, value=np.zeros(64, np.int32)),
-        output=Tensor((8, 64), kind, 1.0, middle - 8),
+        output=Tensor((16, 64), kind, 1.0, middle - 8),
         target=target,
         activation=0,
     )
@@ -438,5 +355,5 @@ def test_each_target_has_its_micro_kernel(target: Target, is_signed: bool) -> No
     expected = _MICRO_KERNELS[target.name][is_signed]
     assert type(lowered.kernel.micro_kernel) is expected
     if target.has_dot4:  # inputs are read in place if the instruction multiplies their type
-        is_direct = is_signed == (expected in (DotS8S8x4, MmlaS8S8x8))
+        is_direct = is_signed == (expected in (AmxS8S8x64, DotS8S8x4, MmlaS8S8x8))
         assert lowered.kernel.lhs_layout == (LhsLayout.DIRECT if is_direct else LhsLayout.PACKED)

@@ -33,7 +33,7 @@ def model(executions: int = 0, duration_ns: int = 4_000, **fields: Any) -> Model
     """Return a model whose executions took equally long, half of it in the engine."""
     total = executions * duration_ns
     histogram = latencies(*[duration_ns] * executions)
-    made = ModelStatistics(1, "face.tflite", "compiled", executions, 0, total, total // 2, histogram)
+    made = ModelStatistics(1, "face.tflite", 0, "compiled", executions, 0, total, total // 2, histogram)
     return replace(made, **fields)
 
 

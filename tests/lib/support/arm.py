@@ -6,7 +6,6 @@ that computes the result.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Callable, Sequence
 
@@ -15,6 +14,7 @@ from unicorn import arm64_const as arm
 
 from nnfmq.engines.compiled.target import TARGETS, Target
 from support.emulated import CODE, PAGE, Call, Region
+from support.library_functions import FLOAT_FUNCTIONS, float_result
 from support.linked import Image, link
 
 __all__ = ["Arm"]
@@ -40,39 +40,18 @@ def _memset(uc: unicorn.Uc) -> None:
     uc.mem_write(target, bytes([byte & 255]) * count)
 
 
-def _float(function: Callable[..., float], count: int) -> Callable[[unicorn.Uc], None]:
+def _float(name: str) -> Callable[[unicorn.Uc], None]:
     def call(uc: unicorn.Uc) -> None:
-        registers = (arm.UC_ARM64_REG_S0, arm.UC_ARM64_REG_S1)[:count]
-        values = [struct.unpack("<f", struct.pack("<I", uc.reg_read(register)))[0] for register in registers]
-        (bits,) = struct.unpack("<I", struct.pack("<f", function(*values)))
-        uc.reg_write(arm.UC_ARM64_REG_S0, bits)
+        registers = (arm.UC_ARM64_REG_S0, arm.UC_ARM64_REG_S1)
+        uc.reg_write(registers[0], float_result(name, *(uc.reg_read(register) for register in registers)))
 
     return call
 
 
-def _log(x: float) -> float:
-    return math.log(x) if x > 0 else -math.inf if x == 0 else math.nan
-
-
-def _sin(x: float) -> float:
-    return math.sin(x) if math.isfinite(x) else math.nan
-
-
-def _pow(x: float, y: float) -> float:
-    try:
-        return math.pow(x, y)
-    except ValueError:  # of a negative number, or 0 divided by
-        return math.nan if x else math.inf
-    except OverflowError:
-        return math.inf
-
-
 _FUNCTIONS: dict[str, Callable[[unicorn.Uc], None]] = {
-    "logf": _float(_log, 1),
+    **{name: _float(name) for name in FLOAT_FUNCTIONS},
     "memcpy": _memcpy,
     "memset": _memset,
-    "powf": _float(_pow, 2),
-    "sinf": _float(_sin, 1),
     "syscall": lambda uc: uc.emu_stop(),  # there is no system
 }
 _ADDRESSES = {name: _OUTSIDE + 16 * number for number, name in enumerate(_FUNCTIONS)}

@@ -1,194 +1,207 @@
 """x86-64 in the Bochs emulator, for instruction sets that this machine does not have.
 
-Bochs runs the ROM of `bochs_monitor.asm` without an operating system. Requests are written to its disk, which is a
-file; results are read with Bochs's debugger, at whose prompt the machine waits between requests (Debian's package has
-the debugger). The CPU is the oldest that has the instruction set, so code that uses later instructions fails.
+The package `bochscpu-python` is Bochs's CPU in this process. It runs the calls in 64-bit mode without an operating
+system. The CPU is the oldest that has the instruction set, so code that uses later instructions fails. It has no AMX:
+those instructions raise the exception of an invalid one, and `support.amx` executes them.
+
+Each address outside of the code is one of a page full of HLT: that which a call returns to, those of the library
+functions, which are computed in Python, and those of exceptions. After HLT the emulator stops, and Python goes on.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
 import struct
-import subprocess
-import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from nnfmq.engines.compiled.target import Target
+from nnfmq.operations.signature import Array
+from support import amx, bochs_cpu
+from support.bochs_memory import BochsMemory
 from support.emulated import CODE, PAGE, Call, Region
-from support.linked import Image, link, undefined_symbols
+from support.library_functions import FLOAT_FUNCTIONS, float_result
+from support.linked import Image, link
 
 __all__ = ["Bochs"]
 
-_SHARE = Path("/usr/share/bochs")
-_MONITOR = Path(__file__).with_name("bochs_monitor.asm")
-_FUNCTIONS, _NAMES = 0xFF00, ("memcpy", "memset", "logf", "syscall")
-_STATUS, _FIRST_GIB, _PAYLOAD = 0x5000, 0x3000, 0x100_0000
-_SECTOR = 512
-_DISK_BYTES = 256 << 20
-_PRESENT, _WRITABLE, _NOT_EXECUTED = 1, 2, 1 << 63
 _HASWELL = frozenset(("sse4.1", "ssse3", "avx", "avx2", "fma", "f16c", "bmi", "bmi2"))
 _SKYLAKE = _HASWELL | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}
-_PROCESSORS = {  # the oldest first, by what targets ask for
-    "core2_penryn_t9600": frozenset(("sse4.1", "ssse3")),
-    "corei7_haswell_4770": _HASWELL,
-    "corei7_skylake_x": _SKYLAKE,
-    "corei7_icelake_u": _SKYLAKE | {"avx512vnni", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512bitalg"},
+_ICELAKE = _SKYLAKE | {"avx512vnni", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512bitalg"}
+_AMX = frozenset(("amx-tile", "amx-int8"))
+_PROCESSORS = {  # by Bochs's number, the oldest first
+    16: frozenset(("sse4.1", "ssse3")),  # core2_penryn_t9600
+    24: _HASWELL,  # corei7_haswell_4770
+    26: _SKYLAKE,  # corei7_skylake_x
+    28: _ICELAKE,  # corei7_icelake_u
+    30: _ICELAKE | _AMX,  # sapphire_rapids
 }
-_SETTINGS = """display_library: rfb, options="timeout=0"
-romimage: file={folder}/rom
-cpu: model={processor}, count=1, reset_on_triple_fault=0
-memory: guest=512, host=512
-ata0-master: type=disk, path={folder}/disk, mode=flat
-magic_break: enabled=1
-speaker: enabled=0
-log: {folder}/log
-panic: action=fatal
-"""
+_STATES = {"avx": 0x4, "avx512f": 0xE0, "amx-tile": 0x6_0000}  # registers that XCR0 enables
+
+_OUTSIDE, _SYSTEM = CODE - (16 << 20), CODE - (8 << 20)  # a call reaches 2 GiB
+_STACK, _STACK_BYTES = 0x2000_0000, 1 << 20
+_DONE = _OUTSIDE + PAGE - 1
+_EXCEPTIONS = _OUTSIDE + PAGE // 2
+_HLT = 0xF4
+_NAMES = (*FLOAT_FUNCTIONS, "memcpy", "memset", "syscall")
+_ADDRESSES = {name: _OUTSIDE + 16 * number for number, name in enumerate(_NAMES)}
+_BY_ADDRESS = {address: name for name, address in _ADDRESSES.items()}
+
+_INVALID_INSTRUCTION, _PAGE_FAULT = 6, 14
+_WITH_ERROR_CODE = (8, 10, 11, 12, 13, 14, 17, 21)
+_RESUME_FLAG = 1 << 16
+_ARGUMENTS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
 
 
 class Bochs:
-    """A running emulator, as a context manager. Skips the test if Bochs is not installed."""
+    """The emulator. Skips the test if no CPU of it has the target's instruction set.
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
-        fit = [name for name, features in _PROCESSORS.items() if features.issuperset(target.features)]
+    A call that takes more than `limit_s` seconds of processor time is an error.
+    """
+
+    def __init__(self, target: Target, limit_s: float = 100) -> None:
+        self.target, self._limit_s = target, limit_s
+        fit = [number for number, features in _PROCESSORS.items() if features.issuperset(target.features)]
         if not fit:
             pytest.skip(f"no processor of Bochs has all of {target.name}")
-        missing = [name for name in ("bochs", "nasm") if shutil.which(name) is None]
-        if missing or not _SHARE.is_dir():
-            pytest.skip(f"{missing or _SHARE} is not installed: apt-get install bochs bochsbios nasm")
         self._processor = fit[0]
-
-    def __enter__(self) -> Bochs:
-        self._place = tempfile.TemporaryDirectory()
-        folder = self.folder = Path(self._place.name)
-        subprocess.run(["nasm", "-f", "bin", "-o", folder / "rom", _MONITOR], check=True)
-        self._functions = _functions_of((folder / "rom").read_bytes())
-        (folder / "settings").write_text(_SETTINGS.format(folder=folder, processor=self._processor))
-        with (folder / "disk").open("wb") as disk:
-            disk.truncate(_DISK_BYTES)
-        self._bochs = subprocess.Popen(
-            ["bochs", "-q", "-f", folder / "settings"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-        )
-        self._reply()
-        self._command("c")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bochs.kill()
-        self._bochs.communicate()
-        self._place.cleanup()
 
     def load(self, *code: bytes) -> Image:
         """Link object files for it."""
-        missing = undefined_symbols(*code).difference(self._functions)
-        if missing:
-            pytest.skip(f"the monitor in Bochs has no {', '.join(sorted(missing))}")
-        return link(code, CODE, self._functions)
+        return link(code, CODE, _ADDRESSES)
 
     def run(self, image: Image, regions: Sequence[Region], calls: Sequence[Call]) -> None:
-        """Make the calls."""
-        request = _Request()
+        """Make the calls on a CPU that has just been reset."""
         code = Region(image.base, np.frombuffer(image.data, np.uint8), False)
-        request.map(code, executed=True)
-        places = [request.map(region) for region in regions]
-        with (self.folder / "disk").open("r+b") as disk:
-            disk.write(request.bytes(calls))
-        self._command("c")
-        left, vector, code_of_error, at, touched = struct.unpack("<5Q", self._memory(_STATUS, 40))
-        if left:
-            call = calls[len(calls) - left]
-            raise AssertionError(
-                f"exception {vector} ({code_of_error:#x}) at {at - call.function:#x} of the function,"
-                f" perhaps by touching {touched:#x}; {call.arguments}"
-            )
-        for region, place in zip(regions, places, strict=True):
-            if region.writable:
-                region.data[:] = np.frombuffer(self._memory(place, region.data.nbytes), np.uint8)
+        outside = Region(_OUTSIDE, np.full(PAGE, _HLT, np.uint8), False)
+        own = [Region(_SYSTEM, _system_page(), True), Region(_STACK, np.zeros(_STACK_BYTES, np.uint8), True)]
+        with BochsMemory([*own, *regions], [code, outside]) as memory:
+            error = self._run(memory, calls)
+            memory.update_regions()
+        assert error is None, error
 
-    def _memory(self, address: int, size: int) -> bytes:
-        self._command(f'writemem "{self.folder}/memory" {address:#x} {size}')
-        return (self.folder / "memory").read_bytes()
-
-    def _command(self, command: str) -> None:
-        assert self._bochs.stdin is not None
-        self._bochs.stdin.write(f"{command}\n".encode())
-        self._reply()
-
-    def _reply(self) -> None:
-        """Wait for the debugger's prompt."""
-        assert self._bochs.stdout is not None
-        text = b""
-        while not re.search(rb"<bochs:\d+> $", text):
-            more = os.read(self._bochs.stdout.fileno(), 1 << 16)
-            assert more, f"Bochs ended: {text[-2000:].decode(errors='replace')}"
-            text += more
-
-
-def _functions_of(rom: bytes) -> Mapping[str, int]:
-    return dict(zip(_NAMES, struct.unpack_from(f"<{len(_NAMES)}Q", rom, _FUNCTIONS), strict=True))
-
-
-class _Request:
-    """Physical memory from `_PAYLOAD` on: page tables and pages, in the order of allocation."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-        self._root = self._page()
-        self._link(self._table(self._root, 0), 0, _FIRST_GIB | _PRESENT | _WRITABLE)
-
-    def map(self, region: Region, executed: bool = False) -> int:
-        """Map a region at its address, and return its physical address."""
-        skip = region.address % PAGE
-        pages = -(-(skip + max(region.data.nbytes, 1)) // PAGE)
-        first = _PAYLOAD + len(self._data)
-        self._data += (bytes(skip) + region.data.tobytes()).ljust(pages * PAGE, b"\0")
-        rights = _PRESENT | (_WRITABLE if region.writable else 0) | (0 if executed else _NOT_EXECUTED)
-        for number in range(pages):
-            self._show(region.address - skip + number * PAGE, first + number * PAGE, rights)
-        return first + skip
-
-    def bytes(self, calls: Sequence[Call]) -> bytes:
-        """Return the content of the disk."""
-        place = _PAYLOAD + len(self._data)
+    def _run(self, memory: BochsMemory, calls: Sequence[Call]) -> str | None:
+        """Make the calls, and return what ended them early, or None: a traceback would refer to the CPU."""
+        states = sum(bits for feature, bits in _STATES.items() if feature in self.target.features)
+        tiles = amx.Tiles(memory.bytes_at) if _AMX.issubset(self.target.features) else None
+        runner = _Runner(bochs_cpu.session(self._processor, states, memory.root, _SYSTEM), memory, tiles)
         for call in calls:
-            self._data += struct.pack("<7Q", call.function, *call.arguments, *[0] * (6 - len(call.arguments)))
-        sectors = -(-len(self._data) // _SECTOR)
-        assert (sectors + 1) * _SECTOR <= _DISK_BYTES
-        header = struct.pack("<4Q", sectors, self._root, len(calls), place)
-        return header.ljust(_SECTOR, b"\0") + bytes(self._data).ljust(sectors * _SECTOR, b"\0")
+            try:
+                with bochs_cpu.time_limit(self._limit_s):
+                    runner.run(call)
+            except _Stopped as stopped:
+                return f"{stopped} of the function, {call.arguments}"
+        return None
 
-    def _page(self) -> int:
-        self._data += bytes(PAGE)
-        return _PAYLOAD + len(self._data) - PAGE
 
-    def _table(self, above: int, index: int) -> int:
-        """Return the page table that an entry points to."""
-        offset = above - _PAYLOAD + 8 * index
-        (entry,) = struct.unpack_from("<Q", self._data, offset)
-        if not entry:
-            entry = self._page() | _PRESENT | _WRITABLE
-            self._link(above, index, entry)
-        return int(entry) & ~(PAGE - 1)
+def _system_page() -> Array:
+    """Return the tables of segments, of stacks and of exceptions. The stack of exceptions is at the page's end."""
+    page = bytearray(PAGE)
+    struct.pack_into("<3Q", page, bochs_cpu.GDT, *bochs_cpu.SEGMENTS)
+    struct.pack_into("<Q", page, bochs_cpu.TSS + 36, _SYSTEM + PAGE)
+    for vector in range(bochs_cpu.VECTORS):
+        at = _EXCEPTIONS + vector
+        gate = (at & 0xFFFF, 8, 1, 0x8E, at >> 16 & 0xFFFF, at >> 32, 0)
+        struct.pack_into("<2H2BH2I", page, bochs_cpu.IDT + 16 * vector, *gate)
+    return np.frombuffer(page, np.uint8)
 
-    def _link(self, table: int, index: int, entry: int) -> None:
-        struct.pack_into("<Q", self._data, table - _PAYLOAD + 8 * index, entry)
 
-    def _show(self, address: int, physical: int, rights: int) -> None:
-        table = self._root
-        for shift in (39, 30, 21):
-            table = self._table(table, address >> shift & 511)
-        self._link(table, address >> 12 & 511, physical | rights)
+class _Stopped(Exception):
+    """What ended a call early, and at which offset."""
+
+
+class _Runner:
+    """Makes calls on a CPU."""
+
+    def __init__(self, session: Any, memory: BochsMemory, tiles: amx.Tiles | None) -> None:
+        self._session, self._cpu = session, session.cpu
+        self._memory, self._tiles = memory, tiles
+        self._hook = bochs_cpu.bochscpu.Hook()
+        self._hook.hlt = _stop
+
+    def run(self, call: Call) -> None:
+        """Make a call.
+
+        Raises:
+            _Stopped: If it did not return.
+        """
+        cpu = self._cpu
+        for register, argument in zip(_ARGUMENTS, call.arguments, strict=False):
+            setattr(cpu, register, argument)
+        cpu.rip, cpu.rsp = call.function, _STACK + _STACK_BYTES - 64 - 8
+        self._word(cpu.rsp)[:] = _DONE
+        while (at := self._next_halt()) != _DONE:
+            if at in _BY_ADDRESS:
+                self._compute(_BY_ADDRESS[at], call.function)
+            elif at - _EXCEPTIONS in range(bochs_cpu.VECTORS):
+                self._handle(at - _EXCEPTIONS, call.function)
+            else:
+                raise _Stopped(f"HLT at {at - call.function:#x}")
+
+    def _next_halt(self) -> int:
+        """Run until HLT, and return its address."""
+        self._session.run([self._hook])
+        if bochs_cpu.is_over():
+            raise _Stopped("processor time is over in a call")
+        return int(self._cpu.rip) - 1
+
+    def _word(self, address: int) -> Array:
+        found = self._memory.bytes_at(address, 8, True)
+        assert found is not None
+        return found.view(np.uint64)
+
+    def _compute(self, name: str, function: int) -> None:
+        """Do what a library function does, and return from it."""
+        cpu = self._cpu
+        back = int(self._word(cpu.rsp)[0])
+        if name in FLOAT_FUNCTIONS:
+            self._compute_float(name)
+        else:
+            try:
+                self._fill(name)
+            except _Stopped as stopped:
+                raise _Stopped(f"{stopped}, called before {back - function:#x}") from None
+        cpu.rip, cpu.rsp = back, cpu.rsp + 8
+
+    def _compute_float(self, name: str) -> None:
+        vector = type(self._cpu).zmm  # a property with an index, so only its functions are of use
+        result, other = vector.fget(self._cpu, 0), vector.fget(self._cpu, 1)
+        result.q = [float_result(name, result.q[0], other.q[0]), *result.q[1:]]
+        vector.fset(self._cpu, 0, result)
+
+    def _fill(self, name: str) -> None:
+        """Do what memcpy and memset do. There is no system for syscall."""
+        cpu = self._cpu
+        target = self._memory.bytes_at(cpu.rdi, cpu.rdx, True)
+        source = self._memory.bytes_at(cpu.rsi, cpu.rdx) if name == "memcpy" else cpu.rsi & 0xFF
+        if target is None or source is None or name == "syscall":
+            raise _Stopped(f"{name}({cpu.rdi:#x}, {cpu.rsi:#x}, {cpu.rdx:#x})")
+        target[:] = source
+        cpu.rax = cpu.rdi
+
+    def _handle(self, vector: int, function: int) -> None:
+        """Execute an instruction of AMX, or report the exception. The CPU has written it to the stack of exceptions."""
+        code, at, _, flags, stack, _ = (int(self._word(_SYSTEM + PAGE - 48 + 8 * word)[0]) for word in range(6))
+        if vector == _INVALID_INSTRUCTION and self._tiles is not None:
+            self._cpu.rsp, self._cpu.rflags = stack, flags & ~_RESUME_FLAG
+            try:
+                following = self._tiles.execute(self._memory.code_at(at, amx.INSTRUCTION_BYTES), at, self._register)
+            except amx.Fault as fault:
+                raise _Stopped(f"{fault} at {at - function:#x}") from None
+            if following is not None:
+                self._cpu.rip = following
+                return
+        details = f" ({code:#x})" if vector in _WITH_ERROR_CODE else ""
+        if vector == _PAGE_FAULT:
+            access = "fetch of" if code & 16 else "write to" if code & 2 else "read of"
+            details = f" ({access} {self._cpu.cr2:#x}, {'which forbids it' if code & 1 else 'where nothing is'})"
+        raise _Stopped(f"exception {vector}{details} at {at - function:#x}")
+
+    def _register(self, name: str) -> int:
+        return int(getattr(self._cpu, name))
+
+
+def _stop(session: Any, _cpu: int) -> None:
+    session.stop()

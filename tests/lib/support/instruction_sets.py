@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 from llvmlite import binding as llvm
@@ -17,12 +18,14 @@ from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.target import TARGETS, Target, can_run, host_features, host_target
 from support.linked import undefined_symbols
 
+if TYPE_CHECKING:
+    from support.emulated import Machine
+
 __all__ = [
     "ACC16",
     "DOT4",
     "LIBRARY_FUNCTIONS",
     "default_sets",
-    "emulator",
     "initialize_all_targets",
     "known_symbols_only",
     "using",
@@ -33,6 +36,8 @@ DOT4 = "dot4"
 
 ACC16 = "acc16"
 """This machine's set, with acc16 even if it has dot4."""
+
+_WITH_DOT4 = ("avx512vnni", "neon-dotprod", "neon-i8mm")
 
 LIBRARY_FUNCTIONS = frozenset(("memcpy", "memset", "logf", "powf", "sinf"))
 """All functions that kernels may call. fmaf and the like are missing: LLVM calls them if an instruction lacks."""
@@ -47,10 +52,14 @@ def initialize_all_targets() -> None:
 def default_sets(micro_kernel: str | None = None) -> tuple[str, ...]:
     """Return the sets that tests of kernels run for: this machine's best, and others that run fast here.
 
-    Tests of dot4 also run for those that are `neon` with a dot4 instruction.
+    On x86-64 the best set of all is among them, in an emulator if this machine lacks it. Tests of dot4 also run for
+    each set with a dot4 instruction.
     """
-    with_dot4 = ("neon-dotprod", "neon-i8mm") if micro_kernel == "dot4" else ()
-    return ("host", *(("sse4.1", "neon", *with_dot4) if platform.machine() == "x86_64" else ()))
+    if platform.machine() != "x86_64":
+        return ("host",)
+    best = next(iter(TARGETS.values()))
+    lacking = () if _runs_here(best) else (best.name,)
+    return ("host", *lacking, "sse4.1", "neon", *(_WITH_DOT4 if micro_kernel == "dot4" else ()))
 
 
 def _runs_here(target: Target) -> bool:
@@ -59,25 +68,12 @@ def _runs_here(target: Target) -> bool:
 
 def _named(name: str) -> Target:
     if name == DOT4:
-        return replace(host_target(), name=DOT4, has_dot4=True, vpdpbusd=None, usdot=None, sdot=None)
+        return replace(host_target(), name=DOT4, has_dot4=True, has_tiles=False, vpdpbusd=None, usdot=None, sdot=None)
     if name == ACC16:
         if host_target().pmaddubsw is None:
             pytest.skip("this machine has no pmaddubsw")
-        return replace(host_target(), name=ACC16, has_dot4=False)
+        return replace(host_target(), name=ACC16, has_dot4=False, has_tiles=False)
     return TARGETS[name]
-
-
-@contextmanager
-def emulator(name: str | None, always: bool) -> Iterator[Any]:
-    """Start an emulator for the whole session if the set `name` needs one; if `always`, also for sets that run here."""
-    target = TARGETS.get(name or "")
-    if target is None or _is_arm(target) or (_runs_here(target) and not always):
-        yield None
-        return
-    from support.bochs import Bochs
-
-    with Bochs(target) as machine:
-        yield machine
 
 
 @contextmanager
@@ -96,10 +92,10 @@ def known_symbols_only() -> Iterator[None]:
 
 
 @contextmanager
-def using(name: str, machine: Any = None) -> Iterator[None]:
-    """Prepare and run models for the instruction set `name`, on `machine` if it is given."""
+def using(name: str, always_emulated: bool = False) -> Iterator[None]:
+    """Prepare and run models for the instruction set `name`, in an emulator if this machine lacks it or on demand."""
     target = _named(name)
-    if machine is None and _runs_here(target):
+    if _runs_here(target) and not always_emulated:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(partition, "host_target", lambda: target)
             patch.setitem(TARGETS, name, target)
@@ -108,16 +104,18 @@ def using(name: str, machine: Any = None) -> Iterator[None]:
     from support.emulated import emulated_on
 
     initialize_all_targets()
-    with emulated_on(machine or _arm(target)):
+    with emulated_on(_machine(target)):
         yield
 
 
-def _is_arm(target: Target) -> bool:
-    return target.triple.startswith("aarch64")
+def _machine(target: Target) -> Machine:
+    """Return the emulator for a set, or skip the test if it is not installed."""
+    if not target.triple.startswith("aarch64"):
+        if importlib.util.find_spec("bochscpu") is None:
+            pytest.skip("bochscpu-python is not installed")
+        from support.bochs import Bochs
 
-
-def _arm(target: Target) -> Any:
-    """Return the emulator for a set of AArch64."""
+        return Bochs(target)
     if "i8mm" in target.features:
         from support.qemu import Qemu
 

@@ -158,6 +158,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "engines.idle_trim",
         "engines.compiled._pypool",
         "engines.compiled.object_loader",
+        "engines.compiled.tile_registers",
         "service.child_process",
     ),
     "llvmlite": ("engines.compiled",),
@@ -189,6 +190,10 @@ DOORS: dict[str, tuple[str, ...]] = {
 CALLS: dict[str, tuple[str, ...]] = {
     "fork": ("service.child_process",),
     "memfd_create": ("memory", "cli.doctor"),  # the doctor asks the kernel whether it can
+    # The kernel's scheduler: compile processes yield to executions; the sampler of `nnfmq stress` goes before all load.
+    "nice": ("service.compile_priority",),
+    "setpriority": ("stress.sampler",),
+    "sched_setscheduler": (),
     "mprotect": ("engines.compiled.object_loader",),
     "posix_fallocate": ("memory",),
     "F_ADD_SEALS": ("memory", "cli.doctor"),

@@ -7,11 +7,13 @@
     DotS8S8x4        s8    s8       s32          sdot                           folded into the bias
     MmlaU8S8x8       u8    s8       s32          usmmla                         folded into the bias
     MmlaS8S8x8       s8    s8       s32          smmla                          folded into the bias
+    AmxU8S8x64       u8    s8       s32          tdpbusd                        folded into the bias
+    AmxS8S8x64       s8    s8       s32          tdpbssd                        folded into the bias
     MaddU8S8Acc16    u8    s8       s16, s32     2 pmaddubsw, paddw, pmaddwd    folded into the bias
 
 int8 inputs of the u8 kernels are packed as x + 128, uint8 inputs of the s8 kernels as x - 128. Padding is packed as the
-value that represents 0. Targets without one of these instructions get an exact equivalent in others. The Mmla classes
-are in `matrix_product`.
+value that represents 0. Targets without one of these instructions get an exact equivalent in others. The Mmla and Amx
+classes are in `matrix_product`.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ __all__ = [
     "Float32",
     "MaddU8S8Acc16",
     "MicroKernel",
+    "in_k_groups",
 ]
 
 Array = npt.NDArray[Any]
@@ -271,10 +274,10 @@ class DotS16x2:
 
     def pack(self, weights: Array, _: Array) -> bytes:
         """Return (panels, taps, k / 2, channels, 2); an odd K element is paired with 0."""
-        return _in_k_groups(weights.astype(np.int16), self.kr)
+        return in_k_groups(weights.astype(np.int16), self.kr)
 
 
-def _in_k_groups(weights: Array, kr: int) -> bytes:
+def in_k_groups(weights: Array, kr: int) -> bytes:
     """Return weights (panels, channels, taps, k) as (panels, taps, k / kr, channels, kr), filled up with 0."""
     panels, channels, taps, k = weights.shape
     filled = np.zeros((panels, channels, taps, math.ceil(k / kr) * kr), weights.dtype)
@@ -380,7 +383,7 @@ class Dot4(_S8Weights):
 
     def pack(self, weights: Array, _: Array) -> bytes:
         """Return (panels, taps, k / kr, channels, kr), filled up with 0."""
-        return _in_k_groups(weights.astype(np.int8), self.kr)
+        return in_k_groups(weights.astype(np.int8), self.kr)
 
 
 class DotU8S8x4(Dot4):

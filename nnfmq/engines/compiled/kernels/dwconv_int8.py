@@ -1,12 +1,13 @@
 """Depthwise convolution of 8-bit inputs: sums in integers, of input rows that are interleaved in groups.
 
 A work item is a block of output rows times a block of panels; a panel is one vector of bytes of channels. For the
-output rows of a tile, and for each panel, the rows under them are interleaved in scratch memory, in groups of
-`RowDot.rows`, as uint8 or int8 and with padding; then one dot instruction multiplies a column of taps:
+output rows of a tile, and for each panel, the rows under them are interleaved in groups of `RowDot.rows`, as uint8 or
+int8 and with padding; then one dot instruction multiplies a column of taps:
 
     rows y to y+3, interleaved    output row y: taps w0 w1 w2 0    output row y+1: taps 0 w0 w1 w2
 
-So two output rows of a 3x3 window share what is interleaved.
+So two output rows of a 3x3 window share what is interleaved, if its stride is 1. Rows are interleaved in registers,
+just before they are multiplied (`register_tiles`), or in scratch memory if windows are large or vectors short.
 
 Rows are interleaved from the image itself. If its channels are few, or not a multiple of a vector's bytes, a panel may
 have a half or a quarter of them, and the rows of as many `row_tiles` below each other share a vector. Images whose
@@ -21,8 +22,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -36,6 +38,7 @@ from nnfmq.engines.compiled.kernels.packing import (
     pack_lhs_row,
     pack_lhs_row_repeated,
 )
+from nnfmq.engines.compiled.kernels.register_tiles import RegisterTiles
 from nnfmq.engines.compiled.kernels.row_interleaving import DwConvInt8Params, RowInterleaver, TapGroups
 from nnfmq.engines.compiled.kernels.subvectors import PANEL_VECTORS, subvector_order
 from nnfmq.engines.compiled.kernels.tap_interleaving import RowDot
@@ -52,7 +55,7 @@ class DwConvInt8Kernel(DwConvShape):
 
     Fields with repr=False only size the work; the others specialize the code and so name the function. `mr`: positions
     of a tile. `partial_panel`: channels, if they are fewer than a panel has, else 0. `copies_rows`: before they are
-    interleaved.
+    interleaved. `uses_registers`: to interleave rows, not scratch memory.
     """
 
     block_panels: int = field(repr=False)
@@ -64,6 +67,7 @@ class DwConvInt8Kernel(DwConvShape):
     partial_panel: int
     row_tiles: int
     copies_rows: bool
+    uses_registers: bool
     has_depth_multiplier: bool
 
     @property
@@ -150,7 +154,8 @@ class DwConvInt8Kernel(DwConvShape):
 
     def scratch_bytes(self, target: Target) -> int:
         """Return the size of the copied and of the interleaved rows."""
-        return self.interleaved_offset + self.taps.groups * self._interleaved_pixels * self.pixel_bytes
+        pixels = 0 if self.uses_registers else self._interleaved_pixels
+        return self.interleaved_offset + self.taps.groups * pixels * self.pixel_bytes
 
     def pack(self, weights: Array) -> bytes:
         """Return `weights` (height, width, channels), minus their zero point, for each panel, vector and tap column.
@@ -176,6 +181,7 @@ class DwConvInt8Kernel(DwConvShape):
         """Return the constant with all extents and strides."""
         _, height, width, input_channels = self.shape
         buffer, pixels, group = self.row_buffer, self._interleaved_pixels, self.pixel_group
+        count = self.columns.count
         left, within = (0, pixels) if self.copies_rows else (self.columns.padding_low, width)
         params = DwConvInt8Params(
             row_blocks=self.row_blocks,
@@ -189,8 +195,9 @@ class DwConvInt8Kernel(DwConvShape):
             input_rows=height,
             padding_top=self.rows.padding_low,
             output_row_bytes=self.columns.count * self.channels,
-            tiles=math.ceil(self.columns.count / (self.mr * group)),
-            last_pixel=self.columns.count - self.mr * group,
+            tiles=count // self.mr if self.uses_registers else math.ceil(count / (self.mr * group)),
+            tail=count % self.mr,
+            last_pixel=count - self.mr * group,
             tile_pixels=self.mr * group,
             tile_input_stride=self.columns.stride * self.pixel_bytes,
             pixel_channels=self.channels,
@@ -258,14 +265,16 @@ class _DwConvInt8Builder:
         if self.buffer is not None:
             self._copy_rows(self.buffer, image, first, output_rows)
         with kb.loop(0, output_rows, k.tile_rows) as row:
-            row_out = kb.at(out, kb.ir.mul(row, n.output_row_bytes))
+            row_out, rows_left = kb.at(out, kb.ir.mul(row, n.output_row_bytes)), kb.ir.sub(output_rows, row)
             with kb.loop(*panels) as panel:
                 channel = kb.intrinsic("llvm.smin", kb.mul(panel, k.panel_channels), n.last_channel)
+                panel_out = kb.at(row_out, channel)
                 if self.buffer is not None:
                     self.interleaver.emit_copied(self.interleaver.copied_rows(self.buffer, row, channel))
+                    self._emit_rows(panel_out, panel, rows_left)
                 else:
-                    self.interleaver.emit(self.interleaver.image_rows(image, kb.ir.add(first, row), channel))
-                self._emit_rows(kb.at(row_out, channel), panel, kb.ir.sub(output_rows, row))
+                    image_rows = self.interleaver.image_rows(image, kb.ir.add(first, row), channel)
+                    self._emit_image_rows(image_rows, panel_out, panel, rows_left)
 
     def _copy_rows(self, buffer: RowBufferParams, image: Value, first: Value, output_rows: Value) -> None:
         """Emit the copying of the input rows under the output rows, rounded up to whole tiles, as uint8 or int8."""
@@ -284,24 +293,72 @@ class _DwConvInt8Builder:
 
     # -- tiles ---------------------------------------------------------------------------------------------------------
 
-    def _emit_rows(self, out: Value, panel: Value, rows: Value) -> None:
-        """Emit the tiles of the output rows of a panel, of which only the first `rows` may be in the block.
+    def _emit_image_rows(
+        self, image_rows: Sequence[Sequence[Value]], out: Value, panel: Value, rows_left: Value
+    ) -> None:
+        """Emit the tiles of the output rows of a panel, and the interleaving of the image's rows under them."""
+        if not self.kernel.uses_registers:
+            self.interleaver.emit(image_rows)
+            self._emit_rows(out, panel, rows_left)
+            return
+        kb, n = self.kb, self.n
+        weights = kb.at(self.weights, kb.ir.mul(panel, n.panel_weight_bytes))
+        if self.kernel.dot.terms == 1:
+            self._emit_rows_in_registers(image_rows, [weights], out, panel, rows_left)
+            return
+        first = kb.at(weights, _TERM_COUNT_BYTES)
+        terms = [first, kb.at(first, kb.mul(n.vector_weight_bytes, PANEL_VECTORS))]
+        has_one = kb.ir.icmp_signed("==", kb.load(I64, weights), kb.i64(1))
+        with kb.ir.if_else(has_one) as (one, two):
+            with one:
+                self._emit_rows_in_registers(image_rows, terms[:1], out, panel, rows_left)
+            with two:
+                self._emit_rows_in_registers(image_rows, terms, out, panel, rows_left)
 
-        Others are stored where the first one overwrites them. A branch would make LLVM compute them in it, and spill.
-        """
+    def _emit_rows_in_registers(
+        self,
+        image_rows: Sequence[Sequence[Value]],
+        weights: Sequence[Value],
+        out: Value,
+        panel: Value,
+        rows_left: Value,
+    ) -> None:
+        """Emit the tiles of the output rows of a panel, whose weights are the sums of the terms `weights`."""
+        kb, n, k = self.kb, self.n, self.kernel
+        channel = kb.mul(panel, k.nr)  # packed
+
+        def store(first: Value, sums: list[list[Value]]) -> None:
+            results = self._packed(lambda v: self._requantized(sums[v], channel, v))
+            self._store_rows(results, kb.at(out, kb.ir.mul(first, n.out_stride)), rows_left)
+
+        sizes = [(k.mr, n.tiles), (1, n.tail)] if k.mr > 1 else [(1, n.tiles)]
+        RegisterTiles(self.interleaver, image_rows, weights, partial(self._biases, channel)).emit(sizes, store)
+
+    def _emit_rows(self, out: Value, panel: Value, rows_left: Value) -> None:
+        """Emit the tiles of the output rows of a panel, whose input rows are interleaved in scratch memory."""
         kb, n, k = self.kb, self.n, self.kernel
         weights = kb.at(self.weights, kb.ir.mul(panel, n.panel_weight_bytes))
         channel = kb.mul(panel, k.nr)  # packed
+        terms = kb.load(I64, weights)  # if there may be two
         with kb.loop(0, n.tiles) as tile:
             pixel = kb.intrinsic("llvm.smin", kb.ir.mul(tile, n.tile_pixels), n.last_pixel)
             lhs = kb.at(self.interleaver.target, kb.ir.mul(pixel, n.tile_input_stride))
-            results = self._tile(lhs, weights, channel)
-            target = kb.at(out, kb.ir.mul(pixel, n.pixel_channels))
-            for row in reversed(range(k.tile_rows)):
-                is_inside = kb.ir.icmp_signed("<", kb.i64(row), rows)
-                offset = kb.ir.select(is_inside, kb.i64(kb.mul(n.output_row_bytes, row)), kb.i64(0))
-                part, tile_row = divmod(row, k.taps.rows)
-                self._store(results[tile_row * k.mr : (tile_row + 1) * k.mr], part, kb.at(target, offset))
+            results = self._packed(partial(self._rounded, lhs, weights, terms, channel))
+            self._store_rows(results, kb.at(out, kb.ir.mul(pixel, n.pixel_channels)), rows_left)
+
+    def _store_rows(self, results: Sequence[Value], target: Value, rows_left: Value) -> None:
+        """Emit the storing of the results of a tile's first row, then of the next row.
+
+        Only the first `rows_left` rows may be in the block. Others are stored where the first one overwrites them. A
+        branch would make LLVM compute them in it, and spill.
+        """
+        kb, n, k = self.kb, self.n, self.kernel
+        positions = len(results) // k.taps.rows
+        for row in reversed(range(k.tile_rows)):
+            is_inside = kb.ir.icmp_signed("<", kb.i64(row), rows_left)
+            offset = kb.ir.select(is_inside, kb.i64(kb.mul(n.output_row_bytes, row)), kb.i64(0))
+            part, tile_row = divmod(row, k.taps.rows)
+            self._store(results[tile_row * positions : (tile_row + 1) * positions], part, kb.at(target, offset))
 
     def _store(self, results: Sequence[Value], part: int, target: Value) -> None:
         """Emit the storing of the bytes that row tile `part` has in each of `results`."""
@@ -310,15 +367,27 @@ class _DwConvInt8Builder:
             row = kb.shuffle(values, values, range(part * size, (part + 1) * size))
             kb.store_partial(row, self.kernel.partial_panel or size, target, kb.mul(self.n.out_stride, position))
 
-    def _tile(self, lhs: Value, weights: Value, channel: Value) -> list[Value]:
-        """Return the bytes of all positions of a tile's first row, then of the next row."""
+    def _packed(self, rounded: Callable[[int], list[Value]]) -> list[Value]:
+        """Return the bytes of all positions of a tile's first row, then of the next row.
+
+        `rounded` returns the requantized sums of one of the vectors of channels.
+        """
         kb, requantization, constants = self.kb, self.kernel.dot.requantization, self.epilogue
-        terms = kb.load(I64, weights)  # if there may be two
         words = []
         for v in range(0, PANEL_VECTORS, 2):
-            pairs = zip(*(self._rounded(lhs, weights, terms, channel, v + n) for n in range(2)), strict=True)
+            pairs = zip(rounded(v), rounded(v + 1), strict=True)
             words.append([requantization.narrow_subvectors(kb, low, high, constants) for low, high in pairs])
         return [requantization.clamp_subvectors(kb, low, high, constants) for low, high in zip(*words, strict=True)]
+
+    def _biases(self, channel: Value) -> list[Value]:
+        """Return the biases of the panel that begins at packed channel `channel`."""
+        lanes, requantization = self.kernel.lanes, self.kernel.dot.requantization
+        firsts = [self.kb.add(channel, v * lanes) for v in range(PANEL_VECTORS)]
+        return [requantization.bias(self.kb, self.epilogue, first, lanes) for first in firsts]
+
+    def _requantized(self, sums: Sequence[Value], channel: Value, v: int) -> list[Value]:
+        first = self.kb.add(channel, v * self.kernel.lanes)
+        return [self.kernel.dot.requantization.rounded(self.kb, acc, self.epilogue, first) for acc in sums]
 
     def _rounded(self, lhs: Value, weights: Value, terms: Value, channel: Value, v: int) -> list[Value]:
         """Return the requantized sums of one vector of channels, for all rows and positions of a tile."""
@@ -335,7 +404,7 @@ class _DwConvInt8Builder:
             accs = kb.for_loop(
                 terms, accs, lambda t, a: self._window(source, kb.at(first_term, kb.ir.mul(t, term_bytes)), a)
             )
-        return [dot.requantization.rounded(kb, acc, self.epilogue, first) for acc in accs]
+        return self._requantized(accs, channel, v)
 
     def _window(self, source: Value, weights: Value, accs: Sequence[Value]) -> Sequence[Value]:
         """Emit all taps of one vector of channels."""

@@ -19,6 +19,10 @@ _MAX_ROWS_BYTES = 1 << 16
 _MIN_WORK_ITEMS, _MAX_WORK_ITEMS = 8, 64
 _MAX_UNROLLED_DOTS = 16  # of one accumulator
 _TILE_VECTORS_16_REGISTERS, _TILE_VECTORS_32_REGISTERS = 4, 10  # accumulators of a vector of channels
+_MIN_LANES_FOR_REGISTERS = 16
+_MAX_ROW_TILES_IN_REGISTERS = 2  # with a stride of 1: the parts of all rows take more instructions to load
+_MAX_KEPT_PIXELS = 2  # from one tile to the next one, in 8 registers
+_MAX_REGISTER_COLUMNS = 5  # of a window: all of them are unrolled
 _MAX_PIXEL_GROUP = 8
 _SUBVECTOR_BYTES = 16  # of a vector: the channels of a panel fill at least one
 _ROW_TILE_COSTS = {1: 1.0, 2: 1.1, 4: 1.75}  # of a panel, by row tiles that share it; measured with AVX512-VNNI
@@ -42,6 +46,10 @@ def plan_dwconv_int8(
     pixel_group = _choose_pixel_group(channels, columns, nr) if copies_rows else 1
     row_tiles = 1 if copies_rows else _choose_row_tiles(channels, math.ceil(rows.count / tile_rows), nr)
     is_unrolled = groups * columns.size <= _MAX_UNROLLED_DOTS
+    uses_registers = not copies_rows and _fits_registers(groups, row_tiles, columns, dot, target)
+    mr = _choose_mr(columns.count // pixel_group, tile_rows, target)
+    if uses_registers:
+        mr = 2 if tile_rows <= 2 else 1  # at most 16 of 32 registers are sums
 
     kernel = DwConvInt8Kernel(
         shape,
@@ -61,11 +69,12 @@ def plan_dwconv_int8(
             rows.dilation,
             rows.size,
         ),
-        mr=_choose_mr(columns.count // pixel_group, tile_rows, target),
+        mr=mr,
         lanes=target.lanes,
         partial_panel=channels * pixel_group if copies_rows and channels * pixel_group < nr else 0,
         row_tiles=row_tiles,
         copies_rows=copies_rows,
+        uses_registers=uses_registers,
         has_depth_multiplier=depth_multiplier > 1,
     )
     return replace(kernel, block_rows=_choose_block_rows(kernel)) if copies_rows else _in_blocks(kernel)
@@ -104,6 +113,18 @@ def _choose_pixel_group(channels: int, columns: WindowDimension, nr: int) -> int
         return panels * (math.ceil(columns.count / group) * _TILE_COST + columns.count * _INTERLEAVING_COST)
 
     return min(range(1, min(_MAX_PIXEL_GROUP, columns.count) + 1), key=cost)
+
+
+def _fits_registers(groups: int, row_tiles: int, columns: WindowDimension, dot: RowDot, target: Target) -> bool:
+    """Return whether rows are interleaved in registers: if vectors are long, and few pixels are kept.
+
+    With vectors of 16 bytes it takes as many instructions as in scratch memory, where rows take less memory, too.
+    """
+    if target.lanes < _MIN_LANES_FOR_REGISTERS or groups > 1 or dot.rows < 4 or columns.dilation > 1:
+        return False
+    if columns.stride == 1 and row_tiles > _MAX_ROW_TILES_IN_REGISTERS:
+        return False
+    return columns.stride <= columns.size <= min(columns.stride + _MAX_KEPT_PIXELS, _MAX_REGISTER_COLUMNS)
 
 
 def _choose_mr(count: int, tile_rows: int, target: Target) -> int:

@@ -8,27 +8,33 @@ The last tile of a row starts early and recomputes positions, so there is no M r
 store. Both write equal bytes twice, by one thread or by two, which is harmless. Shapes and strides are loaded at run
 time (`GemmParams`): layers with equal tiles share one function.
 
-Weights that do not fit the second-level cache are *streamed*: a block of positions is so large that each weight is
-loaded from memory once for many tiles, K is divided into blocks (BLIS: kc) whose part of a panel stays in the cache,
-and the tiles of a panel prefetch the next one. Accumulators wait in scratch memory between two K blocks.
+Weights that do not fit the second-level cache are *streamed* (`streamed_weights`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
 
 import numpy as np
 
-from nnfmq.engines.compiled.ir_builder import I32, KernelBuilder, Value, load_params, pack_params, vector
+from nnfmq.engines.compiled.ir_builder import I32, KernelBuilder, Value, load_params, pack_params
+from nnfmq.engines.compiled.kernels.amx_tile import AmxTileBuilder, configured_tiles
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.dot_product import Array, Dot4, MicroKernel
 from nnfmq.engines.compiled.kernels.epilogue_operator import EpilogueOperator
-from nnfmq.engines.compiled.kernels.gemm_tile import EmitTap, EmitTile, GemmParams, GemmTile, TileBuilder
+from nnfmq.engines.compiled.kernels.gemm_tile import (
+    EmitTap,
+    EmitTile,
+    GemmParams,
+    GemmTile,
+    TileBuilder,
+    TilePlace,
+)
+from nnfmq.engines.compiled.kernels.matrix_product import Amx
 from nnfmq.engines.compiled.kernels.packing import (
     OVERREAD_BYTES,
     InputRowBuffer,
@@ -36,6 +42,7 @@ from nnfmq.engines.compiled.kernels.packing import (
     fill_row_buffer,
     pack_lhs_row,
 )
+from nnfmq.engines.compiled.kernels.streamed_weights import emit_streamed_panels
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["GemmKernel", "LhsLayout", "row_buffer_of"]
@@ -44,10 +51,15 @@ _CACHE_LINE = 64
 
 
 class LhsLayout(Enum):
-    """LHS layout: the input read in place, converted pixels in scratch, or converted rows with padding in scratch."""
+    """LHS layout: the input read in place, converted pixels in scratch, or converted rows with padding in scratch.
+
+    SPACED are unconverted pixels in scratch with a cache line between them: if they were a multiple of 4 KiB apart,
+    the same element of all of them would compete for one set of the first-level cache.
+    """
 
     DIRECT = "direct"
     PACKED = "packed"
+    SPACED = "spaced"
     ROW_BUFFER = "row buffer"
 
 
@@ -88,6 +100,11 @@ class GemmKernel:
     def tile(self) -> tuple[int, int]:
         """Positions and vectors of channels of the register tile."""
         return self.mr, self.nr_vectors
+
+    @property
+    def has_tiles(self) -> bool:
+        """Whether accumulators are in tile registers."""
+        return isinstance(self.micro_kernel, Amx)
 
     @property
     def nr(self) -> int:
@@ -154,7 +171,13 @@ class GemmKernel:
             return 0
         if self.lhs_layout == LhsLayout.ROW_BUFFER:
             return self._row_buffer.bytes
-        return self.mc * self.shape.channels * self.micro_kernel.lhs_bytes + OVERREAD_BYTES
+        return self.mc * self._lhs_stride + OVERREAD_BYTES
+
+    @property
+    def _lhs_stride(self) -> int:
+        """Bytes from one position's LHS to the next one's."""
+        spacing = _CACHE_LINE if self.lhs_layout == LhsLayout.SPACED else 0
+        return self.shape.columns.stride * self.shape.channels * self.micro_kernel.lhs_bytes + spacing
 
     # -- constants -----------------------------------------------------------------------------------------------------
 
@@ -192,6 +215,7 @@ class GemmKernel:
         k_groups, elements_per_vector = math.ceil(k / mk.kr), 4 * self.lanes // mk.lhs_bytes
         panel_bytes = tap_rows * tap_columns * k_groups * self.nr * mk.kr * mk.lhs_bytes
         k_iterations, iteration_bytes = k_groups // self.k_unroll, self.k_unroll * self.nr * mk.kr * mk.lhs_bytes
+        iteration_prefetch = math.ceil(iteration_bytes / math.ceil(self.mc / self.mr))
         out_stride, pixel = s.output_channels * mk.output_bytes, s.channels * mk.item_bytes
         params = GemmParams(
             blocks=self._blocks,
@@ -199,7 +223,7 @@ class GemmKernel:
             panels=self.panels,
             panel_bytes=panel_bytes,
             positions=s.columns.count if self.lhs_layout == LhsLayout.ROW_BUFFER else self.mc,
-            lhs_stride=s.columns.stride * s.channels * mk.lhs_bytes,
+            lhs_stride=self._lhs_stride,
             out_stride=out_stride,
             tap_rows=tap_rows,
             tap_columns=tap_columns,
@@ -208,7 +232,8 @@ class GemmKernel:
             block_iterations=math.ceil(k_iterations / self.k_blocks),
             accumulators=self._accumulators,
             accumulator_stride=self._accumulator_stride,
-            prefetch_stride=min(_CACHE_LINE, math.ceil(iteration_bytes / math.ceil(self.mc / self.mr))),
+            # One line for an iteration in tile registers: the second-level cache's own prefetcher loads the others.
+            prefetch_stride=iteration_prefetch if self.has_tiles else min(_CACHE_LINE, iteration_prefetch),
             kernel_row_stride=self._kernel_row_stride,
             kernel_column_stride=self._kernel_column_stride,
             input_pixel_stride=pixel,
@@ -242,9 +267,10 @@ class GemmKernel:
         emit_operator = None if self.operator is None else self.operator.bind(kb, out, 1, self.params_argument + 1)
         n = load_params(kb, kb.argument(self.params_argument), GemmParams)
         extents = GemmTile(self.mr, self.nr_vectors, self.lanes, self.nr_remainder, self.k_unroll)
-        tile = TileBuilder(extents, self.micro_kernel, kb, n, epilogue, emit_operator)
+        tile_class = AmxTileBuilder if self.has_tiles else TileBuilder
+        tile = tile_class(extents, self.micro_kernel, kb, n, epilogue, emit_operator)
         builder = _GemmBuilder(self, kb, n, weights, epilogue, tile)
-        with kb.loop(kb.begin, kb.end) as work_item:
+        with configured_tiles(kb) if self.has_tiles else nullcontext(), kb.loop(kb.begin, kb.end) as work_item:
             builder.emit_work_item(image, out, work_item)
         kb.return_void()
 
@@ -262,16 +288,6 @@ def row_buffer_of(shape: ConvShape, micro_kernel: MicroKernel, output_rows: int)
     """Return the input rows under `output_rows` output rows."""
     s = shape
     return InputRowBuffer(s.height, s.width, s.channels, s.rows, s.columns, output_rows, micro_kernel.lhs_bytes, True)
-
-
-class _KBlock(NamedTuple):
-    """A K block of a slice of N: its iterations, and the addresses of its LHS and of its part of panel 0."""
-
-    is_first: Value
-    is_last: Value
-    iterations: Value
-    lhs: Value
-    weights: Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,17 +328,28 @@ class _GemmBuilder:
         if self.kernel.has_batched_rhs:
             first = kb.ir.add(first, kb.ir.mul(number, n.pixels))
         lhs, target = kb.at(image, kb.ir.mul(first, n.input_pixel_stride)), kb.at(out, kb.ir.mul(first, n.out_stride))
-        if self.kernel.lhs_layout == LhsLayout.PACKED:
-            pack_lhs_row(kb, self._mk.input_converter(kb, self.epilogue), lhs, kb.scratch, n.block_elements)
+        if self.kernel.lhs_layout != LhsLayout.DIRECT:
+            self._emit_packed_pixels(lhs)
             lhs = kb.scratch
         row_sums = kb.at(kb.scratch, n.row_sums)
         if self._mk.has_weight_zero_point:
             self._emit_row_sums(lhs, row_sums)
         if self.kernel.streams_weights:
-            self._emit_k_blocks(lhs, row_sums, target, weights, n_split)
+            panels = self._first_panel(n_split), self._first_panel(kb.add(n_split, 1))
+            emit_streamed_panels(self.tile, panels, lhs, row_sums, target, weights)
             return
         with self._panels(n_split) as panel:
             self._emit_positions(lhs, row_sums, target, weights, panel)
+
+    def _emit_packed_pixels(self, source: Value) -> None:
+        """Emit the copy of a block of pixels to scratch memory, converted if they are packed."""
+        kb, n = self.kb, self.n
+        if self.kernel.lhs_layout == LhsLayout.PACKED:
+            pack_lhs_row(kb, self._mk.input_converter(kb, self.epilogue), source, kb.scratch, n.block_elements)
+            return
+        with kb.loop(0, n.positions) as position:
+            pixel = kb.at(source, kb.ir.mul(position, n.input_pixel_stride))
+            kb.memcpy(kb.at(kb.scratch, kb.ir.mul(position, n.lhs_stride)), pixel, n.input_pixel_stride)
 
     def _emit_row_block(self, image: Value, out: Value, n_split: Value, block: Value) -> None:
         """Emit a block of output rows: their input rows are packed once, then read by all panels of the slice."""
@@ -379,10 +406,11 @@ class _GemmBuilder:
         last = kb.ir.sub(n.positions, kb.i64(mr))
         with kb.loop(0, n.positions, mr) as position:
             position = kb.intrinsic("llvm.smin", position, last)
-            initial = self.tile.init_accumulators(kb.at(row_sums, kb.mul(position, 4)), channel)
-            accs = emit_tile(kb.at(lhs, kb.ir.mul(position, n.lhs_stride)), self.tile.exchanged(initial))
-            accs = self.tile.exchanged(accs)
-            self.tile.emit_epilogue(accs, kb.at(out, kb.ir.mul(position, n.out_stride)), channel, is_last_panel)
+            target = kb.at(out, kb.ir.mul(position, n.out_stride))
+            place = TilePlace(kb.at(row_sums, kb.mul(position, 4)), channel, target, is_last_panel)
+            initial = self.tile.exchanged(self.tile.init_accumulators(place))
+            accs = emit_tile(kb.at(lhs, kb.ir.mul(position, n.lhs_stride)), initial)
+            self.tile.emit_epilogue(self.tile.exchanged(accs), place)
 
     def _dense_tile(self, panel: Value) -> EmitTile:
         """Return a function that emits a tile's loop over all K groups of all taps."""
@@ -409,63 +437,6 @@ class _GemmBuilder:
             return kb.for_loop(n.tap_columns, accs, emit_column)
 
         return kb.for_loop(n.tap_rows, accs, emit_tap_row)
-
-    # -- streamed weights ----------------------------------------------------------------------------------------------
-
-    def _emit_k_blocks(self, lhs: Value, row_sums: Value, out: Value, weights: Value, n_split: Value) -> None:
-        """Emit the loops over K blocks and panels: all panels of a slice read the K block of the LHS from the cache."""
-        kb, n, tile = self.kb, self.n, self.tile
-        accumulators, first_panel = kb.at(kb.scratch, n.accumulators), self._first_panel(n_split)
-        with kb.loop(0, n.k_blocks) as k_block:
-            first = kb.ir.mul(k_block, n.block_iterations)
-            iterations = kb.intrinsic("llvm.smin", n.block_iterations, kb.ir.sub(n.k_iterations, first))
-            block = _KBlock(
-                is_first=kb.ir.icmp_unsigned("==", k_block, kb.i64(0)),
-                is_last=kb.ir.icmp_unsigned("==", kb.add(k_block, 1), n.k_blocks),
-                iterations=iterations,
-                lhs=kb.at(lhs, kb.mul(first, tile.lhs_bytes)),
-                weights=kb.at(weights, kb.mul(first, tile.weight_bytes)),
-            )
-            with self._panels(n_split) as panel:
-                stored = kb.at(accumulators, kb.ir.mul(kb.ir.sub(panel, first_panel), n.accumulator_stride))
-                self._emit_k_block_of_panel(block, panel, row_sums, stored, out)
-
-    def _emit_k_block_of_panel(
-        self, block: _KBlock, panel: Value, row_sums: Value, accumulators: Value, out: Value
-    ) -> None:
-        """Emit the tiles of a panel over all positions of a block; each prefetches a part of the next panel's weights.
-
-        A prefetch may run past the constant's end: it is a hint and reads nothing.
-        """
-        kb, n, tile, mr, nr = self.kb, self.n, self.tile, self.kernel.mr, self.kernel.nr
-        channel, weights = kb.mul(panel, nr), kb.at(block.weights, kb.ir.mul(panel, n.panel_bytes))
-        ahead, tile_prefetch = kb.at(weights, n.panel_bytes), kb.ir.mul(block.iterations, n.prefetch_stride)
-        out = kb.at(out, kb.mul(panel, nr * self._mk.output_bytes))
-        is_last_panel = kb.ir.icmp_unsigned("==", kb.add(panel, 1), n.panels_per_group)
-        last = kb.ir.sub(n.positions, kb.i64(mr))
-        with kb.loop(0, n.positions, mr) as begin:
-            position, stored = kb.intrinsic("llvm.smin", begin, last), kb.at(accumulators, kb.mul(begin, nr * 4))
-            prefetched = kb.at(ahead, kb.ir.mul(kb.ir.udiv(begin, kb.i64(mr)), tile_prefetch))
-            accs = self._initial_or_stored(block, kb.at(row_sums, kb.mul(position, 4)), channel, stored)
-            row = kb.at(block.lhs, kb.ir.mul(position, n.lhs_stride))
-            accs = tile.exchanged(tile.k_loop(row, weights, block.iterations, tile.exchanged(accs), prefetched))
-            with kb.ir.if_else(block.is_last) as (done, more):
-                with done:
-                    target = kb.at(out, kb.ir.mul(position, n.out_stride))
-                    tile.emit_epilogue(accs, target, channel, is_last_panel)
-                with more:
-                    for number, acc in enumerate(accs):
-                        kb.store(acc, stored, number * 4 * self.kernel.lanes)
-
-    def _initial_or_stored(self, block: _KBlock, row_sums: Value, channel: Value, stored: Value) -> Sequence[Value]:
-        """Return a tile's initial accumulators in the first K block, else those that the block before stored."""
-        kb, lanes = self.kb, self.kernel.lanes
-        count, element = self.kernel.mr * self.kernel.nr_vectors, self._mk.accumulator_type
-        return kb.either(
-            block.is_first,
-            lambda: self.tile.init_accumulators(row_sums, channel),
-            lambda: [kb.load(vector(element, lanes), stored, number * 4 * lanes) for number in range(count)],
-        )
 
     # -- row sums ------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import numpy as np
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.dot_product import Array, MicroKernel
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout, row_buffer_of
+from nnfmq.engines.compiled.kernels.matrix_product import TILE_ROWS, Amx
 from nnfmq.engines.compiled.kernels.packing import best_output_rows, group_list_length
 from nnfmq.engines.compiled.target import Target
 
@@ -22,6 +23,7 @@ _MAX_WEIGHT_BYTES = 1 << 17  # of one slice of N
 _K_UNROLLS = (2, 3, 5)  # the first that divides the number of K groups
 _SAMPLE_PANELS = 4  # whose group lists are measured, to estimate the length of all
 _MAX_MR = 8
+_CONFLICTING_STRIDE = 1 << 11  # bytes; an AMX tile's rows then share two sets of the first-level cache
 
 # Streamed weights, which do not fit the second-level cache.
 _MAX_RESIDENT_BYTES = 3 << 18  # of weights that do
@@ -35,12 +37,17 @@ def plan_gemm(
 ) -> GemmKernel:
     """Return the kernel for a shape and a target; `nr_vectors` are the panel widths that may be chosen, in vectors."""
     channels = shape.output_channels_per_group
-    mr, width = _choose_tile(shape.tiled_positions, channels, micro_kernel, target, nr_vectors)
+    if isinstance(micro_kernel, Amx):
+        mr, width = _choose_amx_tile(shape.tiled_positions, channels, target)
+    else:
+        mr, width = _choose_tile(shape.tiled_positions, channels, micro_kernel, target, nr_vectors)
     lhs_layout = LhsLayout.ROW_BUFFER
     if shape.is_pointwise:
         is_direct = micro_kernel.can_read_lhs_directly(shape.channels_per_group)
-        lhs_layout = LhsLayout.DIRECT if is_direct else LhsLayout.PACKED
-    k_groups = 1 if micro_kernel.is_group_sparse else math.ceil(shape.taps[2] / micro_kernel.kr)
+        is_conflicting = isinstance(micro_kernel, Amx) and shape.channels % _CONFLICTING_STRIDE == 0
+        lhs_layout = LhsLayout.SPACED if is_conflicting else LhsLayout.DIRECT if is_direct else LhsLayout.PACKED
+    is_long_loop = micro_kernel.is_group_sparse or isinstance(micro_kernel, Amx)
+    k_groups = 1 if is_long_loop else math.ceil(shape.taps[2] / micro_kernel.kr)
     streams_weights = _streams_weights(shape, micro_kernel, mr)
     if streams_weights:
         mc = _choose_streamed_mc(shape, micro_kernel, mr)
@@ -106,6 +113,11 @@ def _choose_tile(
 
     heights = range(height, min(positions, _MAX_MR) + 1, height)
     return min(((mr, width) for mr in heights for width in nr_vectors if fits(mr, width)), key=cycles)
+
+
+def _choose_amx_tile(positions: int, channels: int, target: Target) -> tuple[int, int]:
+    """Return (mr, nr in vectors): two tile registers by two, if there are so many positions and channels."""
+    return TILE_ROWS * min(2, positions // TILE_ROWS), min(2, math.ceil(channels / target.lanes))
 
 
 def _cycles_per_k_group(micro_kernel: MicroKernel, mr: int, width: int) -> float:

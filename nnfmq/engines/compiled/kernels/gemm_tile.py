@@ -18,7 +18,7 @@ from nnfmq.engines.compiled.kernels.epilogue_operator import EmitOperator
 from nnfmq.engines.compiled.kernels.matrix_product import exchange_halves
 from nnfmq.engines.compiled.kernels.packing import GROUP_LIST_ALIGNMENT
 
-__all__ = ["EmitTap", "EmitTile", "GemmParams", "GemmTile", "TileBuilder"]
+__all__ = ["EmitTap", "EmitTile", "GemmParams", "GemmTile", "TileBuilder", "TilePlace"]
 
 EmitTap: TypeAlias = Callable[[Value, Value, Sequence[Value]], Sequence[Value]]
 """Emits a tap: (its number, address of its first LHS element, accumulators) -> accumulators."""
@@ -81,9 +81,21 @@ class GemmTile:
         return self.nr_vectors * self.lanes
 
 
+class TilePlace(NamedTuple):
+    """A tile's place: addresses of its row sums and of its first output element, its first packed channel."""
+
+    row_sums: Value
+    channel: Value
+    target: Value
+    is_last_panel: Value
+
+
 @dataclass(frozen=True, slots=True)
 class TileBuilder:
-    """Emits the code of a tile. `epilogue` is the address of the epilogue's constant, `emit_operator` follows it."""
+    """Emits the code of a tile in vector registers.
+
+    `epilogue` is the address of the epilogue's constant; `emit_operator` follows the epilogue.
+    """
 
     tile: GemmTile
     micro_kernel: MicroKernel
@@ -102,16 +114,31 @@ class TileBuilder:
         """Bytes of a position's LHS for one iteration of the K loop."""
         return self.tile.k_unroll * self.micro_kernel.kr * self.micro_kernel.lhs_bytes
 
-    def init_accumulators(self, row_sums: Value, channel: Value) -> Sequence[Value]:
+    def init_accumulators(self, place: TilePlace) -> Sequence[Value]:
         """Return the bias, plus weight zero point * row sum of each position if there is one."""
+        k, kb, biases = self.tile, self.kb, self.biases(place.channel)
+        if not self.micro_kernel.has_weight_zero_point:
+            return biases * k.mr
+        corrections = [kb.broadcast(kb.load(I32, place.row_sums, 4 * r), k.lanes) for r in range(k.mr)]
+        return [kb.ir.add(bias, correction) for correction in corrections for bias in biases]
+
+    def biases(self, channel: Value) -> list[Value]:
+        """Return the bias of each vector of a panel's channels."""
         k, kb, mk = self.tile, self.kb, self.micro_kernel
-        biases = [
+        return [
             mk.init_accumulators(kb, self.epilogue, kb.add(channel, v * k.lanes), k.lanes) for v in range(k.nr_vectors)
         ]
-        if not mk.has_weight_zero_point:
-            return biases * k.mr
-        corrections = [kb.broadcast(kb.load(I32, row_sums, 4 * r), k.lanes) for r in range(k.mr)]
-        return [kb.ir.add(bias, correction) for correction in corrections for bias in biases]
+
+    def load_accumulators(self, stored: Value) -> Sequence[Value]:
+        """Return the accumulators that `store_accumulators` stored."""
+        k = self.tile
+        kind, size = vector(self.micro_kernel.accumulator_type, k.lanes), 4 * k.lanes
+        return [self.kb.load(kind, stored, number * size) for number in range(k.mr * k.nr_vectors)]
+
+    def store_accumulators(self, accs: Sequence[Value], stored: Value) -> None:
+        """Store the accumulators, row by row of the tile."""
+        for number, acc in enumerate(accs):
+            self.kb.store(acc, stored, number * 4 * self.tile.lanes)
 
     def exchanged(self, accs: Sequence[Value]) -> Sequence[Value]:
         """Return the accumulators of rows as those of matrices, or the reverse, if the micro-kernel has matrices."""
@@ -194,21 +221,22 @@ class TileBuilder:
 
         return emit_tile
 
-    def emit_epilogue(self, accs: Sequence[Value], target: Value, channel: Value, is_last_panel: Value) -> None:
+    def emit_epilogue(self, accs: Sequence[Value], place: TilePlace) -> None:
         """Emit the epilogue row by row, and the stores of full or partial rows."""
         k, kb = self.tile, self.kb
-
-        def store_row(offset: Value, row: Sequence[Value]) -> None:
-            results, address = self.micro_kernel.epilogue(kb, row, self.epilogue, channel), kb.at(target, offset)
-            finished = results if self.emit_operator is None else self.emit_operator(results, address)
-            kb.store_tile_row(finished, address, k.nr_remainder, is_last_panel)
-
         if self.micro_kernel.unroll_epilogue and not k.nr_remainder and self.emit_operator is None:
             for first in range(0, len(accs), k.nr_vectors):
-                store_row(kb.mul(self.n.out_stride, first // k.nr_vectors), accs[first : first + k.nr_vectors])
+                offset = kb.mul(self.n.out_stride, first // k.nr_vectors)
+                self.store_row(accs[first : first + k.nr_vectors], kb.at(place.target, offset), place)
         else:
             with kb.for_each_tile_row(accs, k.nr_vectors, self.n.out_stride) as (offset, row):
-                store_row(offset, row)
+                self.store_row(row, kb.at(place.target, offset), place)
+
+    def store_row(self, row: Sequence[Value], address: Value, place: TilePlace) -> None:
+        """Emit the epilogue of a row of accumulators, and store its results."""
+        results = self.micro_kernel.epilogue(self.kb, row, self.epilogue, place.channel)
+        finished = results if self.emit_operator is None else self.emit_operator(results, address)
+        self.kb.store_tile_row(finished, address, self.tile.nr_remainder, place.is_last_panel)
 
     def row_sum_tap(self, mk: Dot4) -> EmitTap:
         """Return a function that emits a tap's contribution to the row sums.

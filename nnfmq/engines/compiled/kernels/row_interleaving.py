@@ -1,4 +1,4 @@
-"""Interleaving of the input rows of 8-bit depthwise convolutions in scratch memory, pixel by pixel of a panel."""
+"""Interleaving of the input rows of 8-bit depthwise convolutions, pixel by pixel of a panel."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class DwConvInt8Params(NamedTuple):
     padding_top: Any
     output_row_bytes: Any
     tiles: Any  # of an output row
+    tail: Any  # positions after the last tile, if each is a tile of its own
     last_pixel: Any  # where the last tile of an output row begins
     tile_pixels: Any
     tile_input_stride: Any
@@ -65,7 +66,7 @@ class DwConvInt8Params(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowInterleaver:
-    """Emits the interleaving of the input rows under a tile, for one panel.
+    """Emits the interleaving of the input rows under a tile, for one panel, in scratch memory or in registers.
 
     Rows are given by the addresses of the panel's channels of their first pixel. What is interleaved as one row are
     several, one for each of `row_tiles`: their pixels share a vector of bytes. `nr` are all bytes of it, `pixel_bytes`
@@ -144,6 +145,28 @@ class RowInterleaver:
             if not is_converted:
                 loaded = [self.converter.flipped(kb, values) for values in loaded]
             self._store(loaded, kb.at(target, kb.mul(pixel, self.pixel_bytes)))
+
+    def pixel(self, rows: Sequence[Sequence[Value]], number: Value) -> list[Value]:
+        """Return pixel `number` of an image's rows, interleaved, as vectors of channels. Outside it is padding.
+
+        Only for one group of four rows. A branch skips the loads: CPUs predict it, and selecting the address of each
+        row would take more instructions.
+        """
+        kb, n, padding = self.kb, self.n, self.converter.padding(self.kb, self.nr)
+        is_inside = kb.ir.icmp_unsigned("<", number, n.within)
+        before, loading, after = kb.ir.block, *(kb.function.append_basic_block(name) for name in ("loading", "after"))
+        kb.ir.cbranch(is_inside, loading, after)
+        kb.ir.position_at_end(loading)
+        offset, used = kb.ir.mul(number, n.pixel_channels), self.taps.kernel_rows + self.taps.rows - 1
+        loaded = [self.converter.flipped(kb, self._load(row, offset)) for row in rows[:used]]
+        kb.ir.branch(after)
+        kb.ir.position_at_end(after)
+        values = [kb.ir.phi(value.type) for value in loaded]
+        for value, inside in zip(values, loaded, strict=True):
+            value.add_incoming(inside, loading)
+            value.add_incoming(padding, before)
+        values += values[-1:] * (self.dot.rows - used)  # they have weights of 0
+        return [kb.ir.bitcast(v, vector(I8, self.nr)) for v in self.dot.interleave(kb, values)]
 
     def _load(self, tiles: Sequence[Value], offset: Value) -> Value:
         """Load a pixel of one row of each tile."""
