@@ -457,3 +457,16 @@ def test_BUR_19_an_AIDL_burst_is_of_one_device(runtime: Runtime) -> None:
     model = runtime.prepare(PLAN)
     with pytest.raises(nnfmq.InvalidArgument, match=r"is on first, second: use request_burst\(\)"):
         model.aidl_burst()
+
+
+@pytest.mark.parametrize("is_divided", [True, False])
+def test_the_result_of_an_execution_that_was_closed_early_is_an_error(
+    runtime: Runtime, stack: ExitStack, is_divided: bool
+) -> None:
+    whole = stack.enter_context(runtime.clients[0].device("reference").prepare(two_adds()))
+    execution = (runtime.prepare(PLAN) if is_divided else whole).create_reusable_execution()
+    with nnfmq.Fence.create() as gate, execution.compute_fenced(A, B, wait_for=[gate]) as launched:
+        execution.close()
+        gate.signal()
+        with pytest.raises(nnfmq.InvalidArgument, match="this execution is closed"):
+            launched.result(LIMIT_S)

@@ -64,10 +64,15 @@ class AsyncRun(Generic[ResultT]):
         completion: Completion[ResultT],
     ) -> None:
         self._handle = handle
-        self.run = run
+        self.memory, self.config = run.memory, run.config
+        self._run = run
         self._collect = collect
         self._releases = [release]  # taken out by whatever ends the execution; list.pop is atomic
         self._completion = completion
+
+    def limit(self, deadline_ns: int | None) -> None:
+        """Set the execution's deadline; call it before the execution is started."""
+        self._run.deadline_ns = deadline_ns
 
     def start(self) -> None:
         """Start the first step. Does not block. Every error goes to the completion."""
@@ -76,7 +81,7 @@ class AsyncRun(Generic[ResultT]):
     def start_on_cpu(self, error: NnfmqError) -> None:
         """Execute the whole model on the CPU, because steps that were started elsewhere have failed with `error`."""
         try:
-            self.run.execute_whole_model(error)
+            self._run.execute_whole_model(error)
         except NnfmqError as final:
             self.fail(final)
         else:
@@ -91,7 +96,7 @@ class AsyncRun(Generic[ResultT]):
 
     def _proceed(self) -> None:
         try:
-            call = self.run.next_call()
+            call = self._run.next_call()
             if call is None:
                 self._succeed()
             elif call.is_on_cpu:
@@ -103,9 +108,7 @@ class AsyncRun(Generic[ResultT]):
 
     def _send(self, call: PlanCall, model: PreparedModel) -> None:
         try:
-            AsyncRequest(model.handle, self.run.config, self.run.deadline_ns).start_nonblocking(
-                call.request(model), self
-            )
+            AsyncRequest(model.handle, self.config, self._run.deadline_ns).start_nonblocking(call.request(model), self)
         except NnfmqError as error:
             self.set_exception(error)
 
@@ -120,7 +123,7 @@ class AsyncRun(Generic[ResultT]):
     def set_result(self, result: ExecutionResult) -> None:
         """Receive the result of a step."""
         try:
-            self.run.succeed(result.shapes)
+            self._run.succeed(result.shapes)
         except NnfmqError as error:
             self.fail(error)
         else:
@@ -129,21 +132,21 @@ class AsyncRun(Generic[ResultT]):
     def set_exception(self, error: NnfmqError) -> None:
         """Receive the error of a step."""
         try:
-            self.run.fail(error)
+            self._run.fail(error)
         except NnfmqError as final:
             self.fail(final)
         else:
             self._proceed()
 
     def _succeed(self) -> None:
-        collected = self._collect(self.run.result())
+        collected = self._collect(self._run.result())
         if self._end(is_successful=True):
             self._completion.set_result(collected)
 
     def fail(self, error: NnfmqError) -> None:
         """End the execution with an error, unless it has ended."""
         if self._end(is_successful=False):
-            self.run.observation.fail(error)
+            self._run.observation.fail(error)
             self._completion.set_exception(error)
 
     def _end(self, *, is_successful: bool) -> bool:
@@ -201,7 +204,7 @@ def _start(
 ) -> PendingExecution[ResultT]:
     future: Future[ResultT] = Future()
     started = new_run(handle, config, prepare, collect, future)
-    started.run.deadline_ns = deadline_ns
+    started.limit(deadline_ns)
     started.start()
     return PendingExecution(future)
 

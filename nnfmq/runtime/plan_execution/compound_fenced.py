@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
 from typing import Any, Generic, TypeVar
 
 from numpy.typing import ArrayLike
@@ -96,14 +97,13 @@ def launch_compound_fenced(
     deadline_after(limits.duration)  # check it
     fences = fence_fds(limits.wait_for)
     require_usable_fences(fences)
-    require_time_left(deadline_ns, has_begun=False)
     launch = _Launch[ResultT](handle, fences, deadline_ns, limits.duration)
-    try:
-        launch.run = new_run(launch)
+    with ExitStack() as undo:
+        undo.callback(launch.close)
         user_fence = Fence.adopt(os.dup(launch.fence.fileno()))
-    except BaseException:
-        launch.close()
-        raise
+        undo.callback(user_fence.close)
+        launch.run = new_run(launch)
+        undo.pop_all()
     try:
         launch.start()
     except BaseException as error:
@@ -147,7 +147,8 @@ class _Launch(Generic[ResultT]):
 
     def start(self) -> None:
         """Launch the chain, or wait for the given fences. Raises NnfmqError if nothing was launched."""
-        self.run.run.deadline_ns = self._deadline_ns
+        require_time_left(self._deadline_ns, has_begun=False)
+        self.run.limit(self._deadline_ns)
         if self._is_chain():
             self._launch_chain()
         else:
@@ -196,7 +197,7 @@ class _Launch(Generic[ResultT]):
     def _execute_asynchronously(self) -> None:
         end_ns = deadline_after(self._duration)
         if end_ns is not None:
-            self.run.run.deadline_ns = end_ns if self._deadline_ns is None else min(end_ns, self._deadline_ns)
+            self.run.limit(end_ns if self._deadline_ns is None else min(end_ns, self._deadline_ns))
         self.run.start()
 
     def _fail_if_a_fence_failed(self) -> bool:
@@ -213,10 +214,10 @@ class _Launch(Generic[ResultT]):
         for call in self._handle.bound.calls:
             model = self._handle.steps[call.index].handle
             infos = model.inputs, model.outputs
-            request = step_request(self.run.run.memory.locations, call.inputs, call.outputs, infos)
+            request = step_request(self.run.memory.locations, call.inputs, call.outputs, infos)
             try:
                 limits = FenceLimits(fences, remaining_s(self._deadline_ns))
-                step = launch_fenced(model, request, self.run.run.config, limits, lambda times: times)
+                step = launch_fenced(model, request, self.run.config, limits, lambda times: times)
             except NnfmqError as error:
                 if not self.steps and not self._has_fallback(error):
                     raise

@@ -21,7 +21,6 @@ from nnfmq.runtime.plan_execution.bound_plan import BoundCall
 from nnfmq.runtime.plan_execution.compound_async import AsyncRun, Completion
 from nnfmq.runtime.plan_execution.compound_fenced import launch_compound_fenced
 from nnfmq.runtime.plan_execution.compound_run import CompoundRun, PlanCall, run_synchronously
-from nnfmq.runtime.plan_execution.execution_limits import require_time_left
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.plan_execution.value_locations import step_request
 from nnfmq.runtime.reusable_execution import BoundRequest, RequestExecution
@@ -96,7 +95,6 @@ class CompoundRequest(BoundRequest):
         """
         deadline_ns = deadline_after(timeout)
         self._require_computable()
-        require_time_left(deadline_ns, has_begun=False)
         self._was_interrupted, self._was_sent = True, False
         run = self._new_run(HalExecutionMode.REUSABLE, deadline_ns)
         try:
