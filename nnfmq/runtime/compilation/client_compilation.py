@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from nnfmq.deadlines import deadline_after, remaining_s
+from nnfmq.deadlines import deadline_after
 from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, Capabilities
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Model
 from nnfmq.observe.trace_points import recorded
 from nnfmq.runtime.client import Client
-from nnfmq.runtime.client_device import Device, DeviceInfo, PrepareOptions
+from nnfmq.runtime.client_device import Device, DeviceInfo, PrepareOptions, with_time_left
 from nnfmq.runtime.compilation.switches import PartitionMode, Switches
 from nnfmq.runtime.cpu_fallback import CpuFallback
 from nnfmq.runtime.prepare_arguments import NamedModel, has_vendor_operations, to_hal_model, to_preference
@@ -79,9 +79,7 @@ class ClientCompilation:
         except NnfmqError as error:
             # A device that has declined the model may still be one of several that execute it.
             failure = None if isinstance(error, GeneralFailure) else error
-            if deadline_ns is not None:
-                options["timeout"] = remaining_s(deadline_ns)
-            return self._compile(client, enabled, model, options, failure)
+            return self._compile(client, enabled, model, with_time_left(options, deadline_ns), failure)
         return self._with_fallback(prepared, model, switches)
 
     # -- the common case -----------------------------------------------------------------------------------------------

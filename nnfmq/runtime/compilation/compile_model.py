@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nnfmq.deadlines import deadline_after, has_passed, remaining_s
+from nnfmq.deadlines import deadline_after, has_passed
 from nnfmq.execution_plan.device_assignment import Choose
 from nnfmq.execution_plan.meta_model import MetaModel, NeededLevels
 from nnfmq.execution_plan.partitioning import PlanOptions, make_plan
@@ -23,7 +23,7 @@ from nnfmq.hal.errors import InvalidArgument, MissedDeadline, MissedDeadlineTran
 from nnfmq.hal.types import ExecutionPreference, Model, Priority
 from nnfmq.observe.trace_points import recorded
 from nnfmq.operations.extensions import to_local_prefixes
-from nnfmq.runtime.client_device import PrepareOptions, model_signature
+from nnfmq.runtime.client_device import PrepareOptions, model_signature, with_time_left
 from nnfmq.runtime.compilation.simple_plan import simple_plan
 from nnfmq.runtime.compilation.step_preparation import StepCall, prepare_steps
 from nnfmq.runtime.compilation.switches import PartitionMode, Switches
@@ -232,7 +232,7 @@ class _Compilation:
     def _on_device(
         self, device: RuntimeDevice, choice: DeviceChoice, plan: ExecutionPlan | None = None
     ) -> PreparedModel:
-        prepared = device.prepare_as(choice, self._loaded, self._with_time_left(self._options))
+        prepared = device.prepare_as(choice, self._loaded, with_time_left(self._options, self._deadline_ns))
         prepared.plan = plan or simple_plan(self._model, device.name)
         prepared.is_synchronous = self._switches.is_synchronous_on(device.is_cpu)
         if self._may_fall_back and not device.is_cpu:
@@ -282,7 +282,7 @@ class _Compilation:
         )
 
     def _prepare_step(self, index: int, step: ExecutionStep, device: RuntimeDevice) -> PreparedModel:
-        options = self._with_time_left(self._options)
+        options = with_time_left(self._options, self._deadline_ns)
         options.pop("progress", None)
         options["name"] = name_for_display(step.model, f"{self._options.get('name')}[{index}]")
         token = options.get("token")
@@ -291,13 +291,6 @@ class _Compilation:
             options["token"] = step_token(token, step, device, self._preference, priority)
         with recorded(f"[NN_LR_PC]step {index} on {device.name}"):
             return device.prepare_as("step", step.model, options)
-
-    def _with_time_left(self, options: PrepareOptions) -> PrepareOptions:
-        """Return a copy of the options, with the time until the deadline."""
-        copy = options.copy()
-        if self._deadline_ns is not None:
-            copy["timeout"] = remaining_s(self._deadline_ns)
-        return copy
 
 
 def _log_plan(plan: ExecutionPlan) -> None:

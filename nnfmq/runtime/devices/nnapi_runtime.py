@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias, Unpack
 
-from nnfmq.deadlines import deadline_after, has_passed, remaining_s
+from nnfmq.deadlines import deadline_after, has_passed
 from nnfmq.execution_plan.plan import ExecutionPlan
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import ExecutionPreference
-from nnfmq.runtime.client_device import PrepareOptions
+from nnfmq.runtime.client_device import PrepareOptions, with_time_left
 from nnfmq.runtime.compilation.compile_model import (
     DeviceSelection,
     compile_model,
@@ -185,13 +185,12 @@ class Runtime(Uncopyable):
         Raises:
             InvalidArgument: If the model, its file, an option or the list of devices is not valid, or no listed device
                 supports an operation.
+            MissedDeadline: If the timeout, which holds for all devices together, passes.
             NnfmqError: As `Device.prepare`, if the CPU device may not be used instead.
         """
         deadline_ns = deadline_after(options.get("timeout"))
         selection = self._selection(devices)
-        if deadline_ns is not None:
-            options["timeout"] = remaining_s(deadline_ns)
-        return compile_model(model, selection, options)
+        return compile_model(model, selection, with_time_left(options, deadline_ns))
 
     def plan(
         self,

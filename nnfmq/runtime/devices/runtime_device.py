@@ -11,7 +11,7 @@ from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, uniform_capabi
 from nnfmq.hal.extension_codes import is_extension
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import DeviceStatus, DeviceType, OperationType
-from nnfmq.runtime.client_device import Device, DeviceInfo, PrepareOptions
+from nnfmq.runtime.client_device import Device, DeviceInfo, PrepareOptions, with_time_left
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.devices.driver_access import DriverAccess
 from nnfmq.runtime.prepare_arguments import ModelArgument, to_hal_model, to_model
@@ -134,13 +134,12 @@ class RuntimeDevice:
         """Prepare a model as `prepare`; `choice` says who chose this device, for observers."""
         deadline_ns = deadline_after(options.get("timeout"))
 
-        def prepare_once(device: Device) -> PreparedModel:
-            left = options.copy()
-            if deadline_ns is not None:
-                left["timeout"] = remaining_s(deadline_ns)
-            return device.prepare(model, **left)
-
-        prepared = self._access.call(self._name_in_driver(deadline_ns), prepare_once, deadline_ns, choice)
+        prepared = self._access.call(
+            self._name_in_driver(deadline_ns),
+            lambda device: device.prepare(model, **with_time_left(options, deadline_ns)),
+            deadline_ns,
+            choice,
+        )
         prepared.device = self.name
         return prepared
 
