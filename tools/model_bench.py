@@ -35,9 +35,10 @@ from model_bench_suites import (
 
 from nnfmq.cli.console import at_least_one, console, print_json, table
 from nnfmq.hal.errors import NnfmqError
+from nnfmq.installed_version import installed_version
 from nnfmq.measure import cpu_pinning
 from nnfmq.measure.failures import BenchmarkFailed
-from nnfmq.measure.load_report import cpu_model, package_version
+from nnfmq.measure.load_report import cpu_model
 
 PACKAGES = ("ai-edge-litert", "onnxruntime", "openvino", "onnx", "llvmlite", "numpy")
 QUICK_DIVISOR = 100
@@ -151,7 +152,7 @@ def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, A
         "target": host_target().name,
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "packages": {name: package_version(name) for name in PACKAGES},
+        "packages": {name: installed_version(name) for name in PACKAGES},
         "core": core.core_name,
         "cpus_allowed": sorted(cpu_pinning.ALLOWED),
         "cpus_used": {

@@ -29,9 +29,10 @@ from queue_bench_html import page
 from queue_bench_server import DEFAULT_NS, POLLING_NS, RoundJob, Sample
 
 from nnfmq.cli.console import console, new_file, print_json, table
+from nnfmq.installed_version import installed_version
 from nnfmq.measure import cpu_pinning
 from nnfmq.measure.failures import BenchmarkFailed, RunnerUnavailable
-from nnfmq.measure.load_report import cpu_model, package_version
+from nnfmq.measure.load_report import cpu_model
 
 BASELINE_PACKAGES = ("iceoryx2", "pyzmq", "grpcio")
 Rounds = dict[str, list[Sample]]
@@ -194,7 +195,7 @@ def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, A
         "cpus_used": {name: asdict(cpu_pinning.choose(name, 0)) for name in cpu_pinning.PLACEMENTS},
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "packages": {name: package_version(name) for name in BASELINE_PACKAGES},
+        "packages": {name: installed_version(name) for name in BASELINE_PACKAGES},
         "core": core.core_name,
         "polling_window_us": {"default": DEFAULT_NS / 1000, "polling": POLLING_NS / 1000},
         "load_before": [round(value, 2) for value in load],

@@ -140,16 +140,16 @@ def _obey(commands: socket.socket) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Be an embedded driver at the descriptors in `argv`. Never returns."""
-    from nnfmq.service import embedded_main
+    from nnfmq.service import embedded_main, embedded_session
 
     control_fd, commands_fd = map(int, argv)
-    run_session = vars(embedded_main)["run_session"]
+    run_session = vars(embedded_session)["run_session"]
 
     def run(*arguments: Any) -> None:  # after the compile server was forked, which needs a process with one thread
         threading.Thread(target=_obey, args=(socket.socket(fileno=commands_fd),), daemon=True).start()
         run_session(*arguments)
 
-    vars(embedded_main)["run_session"] = run
+    vars(embedded_session)["run_session"] = run
     embedded_main.main(control_fd)
 
 

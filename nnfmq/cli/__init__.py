@@ -22,6 +22,7 @@ from typing import NoReturn
 from nnfmq import settings
 from nnfmq.cli.help_text import HelpFormatter
 from nnfmq.hal.errors import NnfmqError, UnsupportedModel
+from nnfmq.installed_version import installed_version
 
 COMMANDS = {
     "demo": "classify handwritten digits in a private driver",
@@ -156,15 +157,10 @@ def _sentence(summary: str) -> str:
 
 
 class _PrintVersion(argparse.Action):
-    """Prints the version. It is looked up only now: importlib.metadata costs more than the rest of the parser."""
+    """Prints the version. It is looked up only now, because that costs more than the rest of the parser."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib import metadata
-
-        try:
-            print(f"nnfmq {metadata.version('nnfmq')}")
-        except metadata.PackageNotFoundError:
-            print("nnfmq (source tree, not installed)")
+        print(f"nnfmq {installed_version('nnfmq') or '(source tree, not installed)'}")
         parser.exit()
 
 

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from nnfmq.cli.devices import query_capabilities
 from nnfmq.core_selection import REMEDY
 from nnfmq.cpu_allowance import allowed_cpus, cpu_quota
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument, NnfmqError
+from nnfmq.installed_version import installed_version
 from nnfmq.settings.configuration_file import candidates
 
 EXAMPLES = """\
@@ -164,14 +164,9 @@ def _python() -> Iterator[Finding]:
 
     yield Finding("python", "Python", f"{platform.python_version()} ({platform.python_implementation()})")
     yield Finding("python", "executable", sys.executable)
-    yield Finding("python", "nnfmq", f"{_version('nnfmq') or 'not installed'} in {Path(nnfmq.__file__).parent}")
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
+    yield Finding(
+        "python", "nnfmq", f"{installed_version('nnfmq') or 'not installed'} in {Path(nnfmq.__file__).parent}"
+    )
 
 
 def _kernel() -> Iterator[Finding]:
@@ -270,7 +265,7 @@ def _numpy() -> Iterator[Finding]:
 
 def _extras() -> Iterator[Finding]:
     for distribution, (extra, purpose, state) in _EXTRAS.items():
-        version = _version(distribution)
+        version = installed_version(distribution)
         if version:
             yield Finding("optional", distribution, version)
         else:

@@ -35,7 +35,7 @@ __all__ = [
     "extension_type",
     "is_extension",
     "is_extension_name",
-    "with_name",
+    "named_code",
 ]
 
 TYPE_BITS = 16
@@ -87,9 +87,9 @@ def is_extension_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def with_name(code: Code, name: str) -> Code:
-    """Return an extension's code whose enum name is `name`, for messages and displays."""
-    member = type(code)(code.value)  # the enums create a new object for each extension code
+def named_code(kind: type[Code], code: int, name: str) -> Code:
+    """Return an extension's code as a member of the enum `kind` that has this name, for messages and displays."""
+    member = kind(code)  # the enums create a new object for each extension code
     member._name_ = name
     return member
 

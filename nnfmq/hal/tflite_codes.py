@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from nnfmq.hal.extension_codes import extension_code, with_name
+from nnfmq.hal.extension_codes import extension_code, named_code
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tensor_info import ElementInfo
 from nnfmq.hal.types import OperandType
@@ -229,7 +229,7 @@ class TfliteOperation(IntEnum):
 
 def operation_code(operation: TfliteOperation) -> OperationType:
     """Return the code of an operation in this process and in the models of importers."""
-    return with_name(OperationType(extension_code(PREFIX, operation)), f"{NAME}.{operation.name}")
+    return named_code(OperationType, extension_code(PREFIX, operation), f"{NAME}.{operation.name}")
 
 
 SIXTEEN_BIT = {
@@ -239,9 +239,9 @@ SIXTEEN_BIT = {
 }
 """The operation on 16-bit tensors for each of the HAL's that has one."""
 
-TENSOR_COMPLEX64 = with_name(OperandType(extension_code(PREFIX, 0)), "TENSOR_COMPLEX64")
+TENSOR_COMPLEX64 = named_code(OperandType, extension_code(PREFIX, 0), "TENSOR_COMPLEX64")
 
-TENSOR_INT64 = with_name(OperandType(extension_code(PREFIX, 1)), "TENSOR_INT64")
+TENSOR_INT64 = named_code(OperandType, extension_code(PREFIX, 1), "TENSOR_INT64")
 """Biases of 16-bit products; all other integers of 64 bits in files become INT32."""
 
 DTYPES: dict[OperandType, str] = {TENSOR_COMPLEX64: "complex64", TENSOR_INT64: "int64"}

@@ -5,12 +5,10 @@ used for all versions. Nothing here validates (`validation` does) or serializes 
 `hal.operation_type` because of its length, durations are in `hal.timing`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from enum import IntEnum, IntFlag
-from typing import Protocol
+from typing import Protocol, Self
 
 from msgspec import Struct
 
@@ -83,7 +81,7 @@ class OperandType(IntEnum):
     TENSOR_OEM_BYTE = 10001
 
     @classmethod
-    def _missing_(cls, value: object) -> OperandType | None:
+    def _missing_(cls, value: object) -> Self | None:
         if not isinstance(value, int) or not BASE_MAX < value < 1 << 32:
             return None
         member = int.__new__(cls, value)  # not stored in the enum: a peer could fill it with 2^32 members

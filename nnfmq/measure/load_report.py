@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nnfmq.installed_version import installed_version
 from nnfmq.measure import cpu_pinning
 from nnfmq.measure.execution_steps import STAGES
 from nnfmq.measure.load_measurement import LoadMeasurements, MeasuredLoad
@@ -24,19 +24,11 @@ from nnfmq.measure.percentiles import percentile, percentile_steps, summary
 from nnfmq.measure.runner_group import LoadResult
 from nnfmq.queue.core import core_name
 
-__all__ = ["BLOCKS", "build_report", "cpu_model", "machine", "package_version", "result_of"]
+__all__ = ["BLOCKS", "build_report", "cpu_model", "machine", "result_of"]
 
 BLOCKS = 20  # of a result
 _POINTS = 100  # of a time line
 _BLOCK_PERCENTS = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "max": 100.0}
-
-
-def package_version(name: str) -> str | None:
-    """Return the version of an installed package, or None."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def cpu_model() -> str:
@@ -54,7 +46,7 @@ def machine() -> dict[str, Any]:
         "cpus_allowed": sorted(cpu_pinning.ALLOWED),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "packages": {name: version for name in packages if (version := package_version(name)) is not None},
+        "packages": {name: version for name in packages if (version := installed_version(name)) is not None},
         "core": core_name,
         "load_before": [round(value, 2) for value in os.getloadavg()],
         "clock": "time.monotonic_ns, around the call; in an open loop from the intended start",

@@ -28,7 +28,7 @@ from nnfmq.hal.extension_codes import (
     extension_prefix,
     extension_type,
     is_extension,
-    with_name,
+    named_code,
 )
 from nnfmq.hal.tflite_codes import NAME
 from nnfmq.hal.types import EXTENSION_TYPES, ExtensionNameAndPrefix, Model, OperandType, OperationType, Subgraph
@@ -54,12 +54,12 @@ _NUMERIC_KINDS = "biufc"  # dtype.kind of bool, int, unsigned int, float, comple
 
 def define_type(code: int, name: str) -> OperandType:
     """Return operand type `code` of the extension that the calling module declares."""
-    return with_name(OperandType(extension_code(_OWN_PREFIX, code)), name)
+    return named_code(OperandType, extension_code(_OWN_PREFIX, code), name)
 
 
 def define_operation(code: int, name: str) -> OperationType:
     """Return operation `code` of the extension that the calling module declares."""
-    return with_name(OperationType(extension_code(_OWN_PREFIX, code)), name)
+    return named_code(OperationType, extension_code(_OWN_PREFIX, code), name)
 
 
 class ExtensionType(Struct, frozen=True):
@@ -172,14 +172,18 @@ class _LocalPrefix(Struct, frozen=True):
         """Return an extension code with this process's prefix; a code of the HAL unchanged."""
         if not is_extension(code):
             return code
-        number = extension_type(code)
-        here = extension_code(self.prefix, number, prefix_bits=HIDL_PREFIX_BITS)
-        return with_name(type(code)(here), _names.get((type(code), here), f"{self.name}.{number}"))
+        here = self._here(code)
+        return named_code(type(code), here, _names.get((type(code), here), f"{self.name}.{extension_type(code)}"))
 
     def register(self, own: Code) -> Code:
         """Register the name of a code that the extension declares; return the code with this process's prefix."""
-        _names[type(own), int(self.code(own))] = f"{self.name}.{own.name}"
-        return self.code(own)
+        here = self._here(own)
+        name = _names[type(own), here] = f"{self.name}.{own.name}"
+        return named_code(type(own), here, name)
+
+    def _here(self, code: int) -> int:
+        """Return the number of an extension's code with this process's prefix."""
+        return extension_code(self.prefix, extension_type(code), prefix_bits=HIDL_PREFIX_BITS)
 
     def types(self, types: Iterable[ExtensionType]) -> dict[OperandType, ExtensionType]:
         """Register the names of types; return the types by their codes with this process's prefix."""

@@ -10,10 +10,10 @@ Per-channel values are repeated to *rows* of several positions, because NumPy is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.operations.fixed_point import Ints, ints
 from nnfmq.operations.prepacked import cached_prepack
@@ -29,8 +29,7 @@ from nnfmq.operations.quantization import (
 from nnfmq.operations.signature import Array, Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class PackedMatmul:
+class PackedMatmul(Struct, frozen=True):
     """A packed matrix (K, channels), its epilogue, the results' dtype, and the positions of a row."""
 
     matrix: Array

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from nnfmq.hal.types import FusedActivationFunc, Operand
 from nnfmq.operations import fixed_point
@@ -137,8 +137,7 @@ def real_scales(input: Tensor, weights: Tensor, output: Tensor) -> list[float]:
     return [factor * float(np.float32(scale)) / divisor for scale in scales]
 
 
-@dataclass(frozen=True, slots=True)
-class OutputMultipliers:
+class OutputMultipliers(Struct, frozen=True):
     """Output multipliers and shifts, one or one for each channel: scale ≈ multiplier / 2^31 · 2^shift."""
 
     multipliers: Ints

@@ -18,6 +18,7 @@ from nnfmq.execution_observers import CapturedTensor, ObservedExecution, Observe
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import to_limit_field
+from nnfmq.installed_version import installed_version
 from nnfmq.recording.recording_format import (
     NO_DATA,
     RECORD_HEADER_BYTES,
@@ -195,12 +196,7 @@ class RecordingWriter:
 
 
 def _session(has_tensors: bool) -> SessionRow:
-    from importlib import metadata
-
-    try:
-        version = metadata.version("nnfmq")
-    except metadata.PackageNotFoundError:
-        version = "unknown"
+    version = installed_version("nnfmq") or "unknown"
     command = tuple(word[: 1 << 16].encode("utf-8", "replace").decode() for word in sys.argv[:4096])
     return SessionRow(version, os.getpid(), command, time.monotonic_ns(), time.time_ns(), has_tensors)
 

@@ -20,7 +20,7 @@ from nnfmq.repository.model_directory import ModelDirectory, VersionState
 from nnfmq.repository.model_versions import LoadFailure, ModelVersions
 from nnfmq.repository.repository_server import RepositoryServer
 from nnfmq.runtime.prepared_model import PreparedModel
-from nnfmq.serialize.repository_protocol import ModelDescription
+from nnfmq.serialize.repository_protocol import ModelDescription, ModelEntry
 
 __all__ = ["ModelRepository"]
 
@@ -134,7 +134,7 @@ class ModelRepository:
         for versions in self._models.values():
             if len(self._loads) < LOADS_MAX:
                 self._begin_load(versions)
-        self._server.set_entries([versions.entry() for versions in self._models.values()])
+        self._server.set_entries(self._entries())
 
     def _withdraw(self, name: str) -> None:
         self._server.withdraw(name)
@@ -183,6 +183,9 @@ class ModelRepository:
             imported.close()
             raise
 
+    def _entries(self) -> list[ModelEntry]:
+        return [versions.entry() for versions in self._models.values()]
+
     def handle_result(self, timeout_s: float) -> None:
         """Wait for the end of a load, at most `timeout_s`, and serve what it has loaded."""
         with suppress(queue.Empty):
@@ -223,7 +226,7 @@ class ModelRepository:
     def _serve(self, load: _Load, loaded: _Loaded) -> None:
         device = loaded.prepared.device
         self._models[load.name].on_loaded(load.version, load.state, device, time.time())
-        self._server.publish(_description(load, loaded), loaded.imported.memories)
+        self._server.publish(_description(load, loaded), loaded.imported.memories, self._entries())
         previous, self._served[load.name] = self._served.get(load.name), loaded
         if previous is not None:
             previous.prepared.close()

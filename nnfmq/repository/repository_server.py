@@ -82,12 +82,16 @@ class RepositoryServer(Uncopyable):
 
     # -- models, on the main thread ------------------------------------------------------------------------------------
 
-    def publish(self, description: ModelDescription, memories: Sequence[FileMemory]) -> None:
+    def publish(
+        self, description: ModelDescription, memories: Sequence[FileMemory], entries: Iterable[ModelEntry]
+    ) -> None:
         """Serve a version from now on, instead of an older one; tell the clients that have opened the model.
 
-        Takes ownership of the memories.
+        Takes ownership of the memories. `entries` is the list of models with this version: a client that was told of
+        it finds it there.
         """
         with self._lock:
+            self._replace_entries(entries)
             previous = self._models.get(description.name)
             self._models[description.name] = _Published(description, tuple(memories))
             _close(previous)
@@ -103,7 +107,10 @@ class RepositoryServer(Uncopyable):
     def set_entries(self, entries: Iterable[ModelEntry]) -> None:
         """Replace the list of models."""
         with self._lock:
-            self._entries = {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
+            self._replace_entries(entries)
+
+    def _replace_entries(self, entries: Iterable[ModelEntry]) -> None:
+        self._entries = {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
 
     def close(self) -> None:
         """Close all connections and memories. Idempotent."""

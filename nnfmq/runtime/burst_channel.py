@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from nnfmq import watcher
 from nnfmq.deadlines import deadline_after, has_passed
@@ -45,6 +46,9 @@ from nnfmq.serialize.datum import DATUM_BYTES
 from nnfmq.serialize.execution_stats import StatsArea
 from nnfmq.serialize.packets import ResultPacket
 from nnfmq.uncopyable import Uncopyable
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.blocking_wait import BlockingWait
 
 __all__ = ["HAS_DEADLINE", "QUEUE_RECORDS", "BurstChannel"]
 
@@ -183,14 +187,18 @@ class BurstChannel(Uncopyable):
         self._in_flight = False
         return reply
 
-    async def _exchange_in_task(self, packet: bytes, deadline_ns: int | None) -> bytes | None:
-        """As `_exchange`; other tasks run while this one waits."""
+    async def _exchange_in_task(
+        self, packet: bytes, deadline_ns: int | None, blocking: BlockingWait | None
+    ) -> bytes | None:
+        """As `_exchange`; other tasks run while this one waits, unless `blocking` lets it block the loop."""
         self._in_flight = True
         if not self._requests.send(packet):
             self._in_flight = False
             return None
         try:
-            reply = await self._results.receive_async(deadline_ns)
+            reply = None if blocking is None else await self._receive_blocking(deadline_ns, blocking)
+            if reply is None:
+                reply = await self._results.receive_async(deadline_ns)
         except DeadObject:
             self._is_packet_lost = True
             raise
@@ -199,6 +207,15 @@ class BurstChannel(Uncopyable):
         self._sent_bytes += len(packet)
         self._received_bytes += len(reply)
         self._in_flight = False
+        return reply
+
+    async def _receive_blocking(self, deadline_ns: int | None, blocking: BlockingWait) -> bytes | None:
+        """Return the reply if it arrives while this task may block the event loop, otherwise None."""
+        limit_ns = await blocking.begin()
+        if not limit_ns:
+            return None
+        reply = self._results.receive(limit_ns if deadline_ns is None else min(limit_ns, deadline_ns), self._window_ns)
+        blocking.end(reply is not None)
         return reply
 
     def drain_late_result(self, deadline_ns: int | None) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -45,9 +45,15 @@ from nnfmq.serialize.burst_deadline import marked
 from nnfmq.serialize.codec import decode_result, encode_request
 from nnfmq.serialize.packets import ResultPacket
 
-__all__ = ["QUEUE_RECORDS", "Burst", "CachedRequest"]
+if TYPE_CHECKING:
+    from nnfmq.runtime.blocking_wait import BlockingWait
+
+__all__ = ["QUEUE_RECORDS", "Burst", "CachedRequest", "Inputs", "Targets"]
 
 _MAX_CACHED_BYTES = 4096  # larger replies are decoded each time
+Inputs: TypeAlias = Sequence[ArrayLike]
+Targets: TypeAlias = Sequence[Array] | None
+"""The arrays to fill with the outputs; None = new arrays."""
 _IS_MEASURED = 1  # as HAS_DEADLINE, a summand of an index of a burst's cached requests
 
 
@@ -149,9 +155,7 @@ class Burst(BurstChannel, ModelBurst):
             except KeyError:
                 pass
 
-    def _execute(
-        self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None, kind: int, deadline_ns: int | None
-    ) -> tuple[Array, ...]:
+    def _execute(self, inputs: Inputs, out: Targets, kind: int, deadline_ns: int | None) -> tuple[Array, ...]:
         self._connection.raise_if_closed()  # in a forked child the burst looks open, but the parent uses its memory
         if self._trace is not None:
             self._trace.begin()
@@ -176,7 +180,7 @@ class Burst(BurstChannel, ModelBurst):
         reply = self._exchange(request.packet, deadline_ns)
         if reply is None:
             self._execute_synchronously(self._model, arrays, request.is_measured, begin_ns, deadline_ns)
-        elif reply == request.valid_reply:  # the only comparison of a reply with an earlier one
+        elif reply == request.valid_reply:  # as in `_execute_in_task`: an equal reply needs no decoding
             self._latency_ns, self._info = time.monotonic_ns() - begin_ns, None
             self._timing, self._sent_bytes_then = NO_TIMING, self._sent_bytes
         else:
@@ -210,12 +214,7 @@ class Burst(BurstChannel, ModelBurst):
         return InvalidArgument("this burst was configured without memory: it only has execute_request")
 
     def _execute_after_failure(
-        self,
-        error: NnfmqError,
-        inputs: Sequence[ArrayLike],
-        out: Sequence[Array] | None,
-        kind: int,
-        deadline_ns: int | None,
+        self, error: NnfmqError, inputs: Inputs, out: Targets, kind: int, deadline_ns: int | None
     ) -> tuple[Array, ...]:
         """Execute elsewhere what the device has failed to with `error`; blocks. Raises `error` if nothing can."""
         if self._can_reopen(error):
@@ -243,14 +242,19 @@ class Burst(BurstChannel, ModelBurst):
         out: Sequence[Array] | None = None,
         measure: bool = False,
         timeout: float | None = None,
+        blocking: BlockingWait | None = None,
     ) -> tuple[Array, ...]:
-        """Run the model once and return its outputs. See `ModelBurst.execute_async`."""
+        """Run the model once and return its outputs. See `ModelBurst.execute_async`.
+
+        `blocking` decides when the wait may block the event loop, by default never.
+        """
         claims, claim = self._claims, object()
-        deadline_ns, kind = deadline_after(timeout), _IS_MEASURED if measure else 0
+        deadline_ns = None if timeout is None else deadline_after(timeout)
+        kind = _IS_MEASURED if measure else 0
         try:
             if claims.setdefault(CLAIM, claim) is not claim:
                 raise self._busy_error()
-            return await self._execute_in_task(inputs, out, kind, deadline_ns)
+            return await self._execute_in_task(inputs, out, kind, deadline_ns, blocking)
         except NnfmqError as error:
             if claims.get(CLAIM) is not claim or not self._can_execute_again(error, deadline_ns):
                 raise
@@ -267,7 +271,7 @@ class Burst(BurstChannel, ModelBurst):
                 pass
 
     async def _execute_in_task(
-        self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None, kind: int, deadline_ns: int | None
+        self, inputs: Inputs, out: Targets, kind: int, deadline_ns: int | None, blocking: BlockingWait | None
     ) -> tuple[Array, ...]:
         self._connection.raise_if_closed()
         if self._trace is not None:
@@ -275,12 +279,16 @@ class Burst(BurstChannel, ModelBurst):
         arrays = self._checked_arrays(inputs, out)
         if self._in_flight:
             await self.drain_in_task(deadline_ns)
-        kind += self._store_deadline(deadline_ns)
+        if deadline_ns is not None:
+            kind += self._store_deadline(deadline_ns)
         self._write_inputs(arrays, inputs)
         request, begin_ns = self._cached_requests[kind], time.monotonic_ns()
-        reply = await self._exchange_in_task(request.packet, deadline_ns)
+        reply = await self._exchange_in_task(request.packet, deadline_ns, blocking)
         if reply is None:
             await self._execute_over_channel(arrays, request.is_measured, begin_ns, deadline_ns)
+        elif reply == request.valid_reply:
+            self._latency_ns, self._info = time.monotonic_ns() - begin_ns, None
+            self._timing, self._sent_bytes_then = NO_TIMING, self._sent_bytes
         else:
             result = self._accept(reply, request, begin_ns)
             if result.status is not ErrorStatus.NONE:

@@ -121,12 +121,13 @@ def _connect_to(path: Path, options: _Options, deadline_ns: int | None) -> Clien
     channel.enlarge_descriptor_table()
     from nnfmq.runtime.connection import Connection
 
-    connection = Connection.start(channel, deadline_ns, interface=options.interface)
+    connection = Connection.start(channel, deadline_ns, options.interface)
     with ExitStack() as undo:
         undo.callback(connection.close)
         from nnfmq.runtime.client import Client  # while the driver starts a worker
         from nnfmq.runtime.compilation.client_compilation import ClientCompilation
 
+        connection.watch()
         connection.wait_until_ready(deadline_ns)
         again = partial(_connect_to_successor, path, options) if options.recover else None
         repository = partial(_connect_repository, path, options.server_uid)
@@ -201,8 +202,9 @@ def _connect_embedded(deadline_ns: int | None, wait_ready: bool, options: _Optio
         from nnfmq.runtime.compilation.client_compilation import ClientCompilation
         from nnfmq.runtime.connection import Connection
 
-        connection = Connection.start(channel, deadline_ns, process.pid, options.interface)
+        connection = Connection.start(channel, deadline_ns, options.interface)
         undo.callback(connection.close)
+        connection.watch(process.pid)
         again = partial(_replace_embedded, options) if options.recover else None
         client = Client(connection, process, again, ClientCompilation(connect_cpu_driver))
         if wait_ready:

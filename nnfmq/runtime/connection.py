@@ -84,12 +84,11 @@ class Connection(Uncopyable):
         self._watches: list[watcher.ReaderHandle] = []
 
     @classmethod
-    def open(
-        cls, channel: Channel, deadline_ns: int | None, process: int | None = None, interface: str = INTERFACE
-    ) -> Connection:
-        """Do what `start` and `wait_until_ready` do, and raise what they raise."""
-        connection = cls.start(channel, deadline_ns, process, interface)
+    def open(cls, channel: Channel, deadline_ns: int | None, interface: str = INTERFACE) -> Connection:
+        """Do what `start`, `watch` and `wait_until_ready` do, and raise what they raise."""
+        connection = cls.start(channel, deadline_ns, interface)
         try:
+            connection.watch()
             connection.wait_until_ready(deadline_ns)
         except BaseException:
             connection.close()
@@ -97,16 +96,14 @@ class Connection(Uncopyable):
         return connection
 
     @classmethod
-    def start(
-        cls, channel: Channel, deadline_ns: int | None, process: int | None = None, interface: str = INTERFACE
-    ) -> Connection:
+    def start(cls, channel: Channel, deadline_ns: int | None, interface: str = INTERFACE) -> Connection:
         """Send Hello over `channel` and return, while the driver may still start. Takes ownership of `channel`.
+
+        Nothing is received before `watch`, which the caller calls next.
 
         Args:
             channel: A connected control channel.
             deadline_ns: End of every wait for the driver's reply, on the monotonic clock; None = no limit.
-            process: The pid of an embedded driver. Its exit is then noticed even if another process still has a copy
-                of its socket.
             interface: An interface version, from "HIDL 1.0" to "AIDL v4".
 
         Raises:
@@ -119,14 +116,7 @@ class Connection(Uncopyable):
             channel.close()
             raise
         open_connections.add(connection)
-        channel.close_first_at_exit()
         try:
-            reader = watcher.add_reader(channel.fileno(), connection._on_readable, connection._on_internal_error)
-            connection._watches.append(reader)
-            if process is not None:
-                connection._pidfd = os.pidfd_open(process)
-                on_exit = partial(connection._end, _DRIVER_EXITED)
-                connection._watches.append(watcher.add_reader(connection._pidfd, on_exit))
             hello = messages.Hello(control_protocol.PROTOCOL, interface, f"pid {os.getpid()}")
             # Sending fails if the driver has rejected the client already; its reply then contains the reason.
             with contextlib.suppress(DeadObject, ProtocolError):
@@ -135,6 +125,17 @@ class Connection(Uncopyable):
             connection.close()
             raise
         return connection
+
+    def watch(self, process: int | None = None) -> None:
+        """Receive what the driver sends, and notice its exit, from now on. May block as `Channel.close_first_at_exit`.
+
+        `process`: an embedded driver's pid; its exit is noticed even if another process has a copy of its socket.
+        """
+        self._channel.close_first_at_exit()
+        self._watches.append(watcher.add_reader(self._channel.fileno(), self._on_readable, self._on_internal_error))
+        if process is not None:
+            self._pidfd = os.pidfd_open(process)
+            self._watches.append(watcher.add_reader(self._pidfd, partial(self._end, _DRIVER_EXITED)))
 
     def wait_until_ready(self, deadline_ns: int | None = None) -> messages.HelloReply:
         """Return the driver's reply to Hello: its pids, its core and the interface version; block until it arrives.
@@ -348,7 +349,7 @@ class Connection(Uncopyable):
 
         It first handles what the driver sent before it died.
         """
-        if watcher.thread() is not threading.current_thread():
+        if self._watches and watcher.thread() is not threading.current_thread():
             self._ended.wait(_END_TIMEOUT_S)
 
     def _encode(self, message: messages.Message) -> bytes:

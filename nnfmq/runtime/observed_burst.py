@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from numpy.typing import ArrayLike
 
@@ -15,11 +16,14 @@ from nnfmq.execution_observers import CapturedTensor, ObservedExecution
 from nnfmq.hal.errors import BadState, ErrorStatus, NnfmqError
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import HalExecutionMode, MeasureTiming, Pool, Request
-from nnfmq.runtime.burst_controller import Burst
+from nnfmq.runtime.burst_controller import Burst, Inputs, Targets
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.request_observation import RequestObservation, Tensors
 from nnfmq.runtime.tensor_layout import Array
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.blocking_wait import BlockingWait
 
 __all__ = ["ObservedBurst"]
 
@@ -55,22 +59,21 @@ class ObservedBurst(Burst):
         out: Sequence[Array] | None = None,
         measure: bool = False,
         timeout: float | None = None,
+        blocking: BlockingWait | None = None,
     ) -> tuple[Array, ...]:
         """Run the model once, as `Burst.execute_async`, and report it."""
         self._intended_ns = time.monotonic_ns()
-        return await super().execute_async(*inputs, out=out, measure=measure, timeout=timeout)
+        return await super().execute_async(*inputs, out=out, measure=measure, timeout=timeout, blocking=blocking)
 
-    def _execute(
-        self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None, kind: int, deadline_ns: int | None
-    ) -> tuple[Array, ...]:
+    def _execute(self, inputs: Inputs, out: Targets, kind: int, deadline_ns: int | None) -> tuple[Array, ...]:
         with self._reporting():
             return super()._execute(inputs, out, kind, deadline_ns)
 
     async def _execute_in_task(
-        self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None, kind: int, deadline_ns: int | None
+        self, inputs: Inputs, out: Targets, kind: int, deadline_ns: int | None, blocking: BlockingWait | None
     ) -> tuple[Array, ...]:
         with self._reporting():
-            return await super()._execute_in_task(inputs, out, kind, deadline_ns)
+            return await super()._execute_in_task(inputs, out, kind, deadline_ns, blocking)
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
@@ -92,9 +95,11 @@ class ObservedBurst(Burst):
             self._begin_ns = 0
         return reply
 
-    async def _exchange_in_task(self, packet: bytes, deadline_ns: int | None) -> bytes | None:
+    async def _exchange_in_task(
+        self, packet: bytes, deadline_ns: int | None, blocking: BlockingWait | None
+    ) -> bytes | None:
         self._begin_ns, self._deadline_then = time.monotonic_ns(), deadline_ns
-        reply = await super()._exchange_in_task(packet, deadline_ns)
+        reply = await super()._exchange_in_task(packet, deadline_ns, blocking)
         if reply is None:
             self._begin_ns = 0
         return reply

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.timing import from_seconds, to_limit_field
@@ -18,10 +18,12 @@ from nnfmq.hal.types import (
     SharedPool,
     TokenValuePair,
 )
-from nnfmq.queue import MessageQueue
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.serialize import messages
+
+if TYPE_CHECKING:
+    from nnfmq.queue import MessageQueue  # a client without bursts has no queues
 
 _log = logging.getLogger("nnfmq.client")
 

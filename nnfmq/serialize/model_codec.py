@@ -10,10 +10,10 @@ operands and operations are divided into their entries first, of which a slice i
 
 Whether the model is valid (indexes within the subgraph, locations within the pools, scales) is checked by `validation`.
 
+Annotations are no texts here and in `hal.types`, as in `messages`.
+
 Source: the HAL's Model, Subgraph, Operation and Operand.
 """
-
-from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence

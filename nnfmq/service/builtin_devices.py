@@ -100,6 +100,13 @@ class CompiledDevice(InterpreterDevice):
         """Nnfmq's release and the version of llvmlite, which generates the code."""
         return f"{super().version_string} llvmlite-{installation().llvmlite or 'none'}"
 
+    def prefetch_imports(self) -> None:
+        """Import what links a program from the driver's cache, if there may be one."""
+        if not self.unavailable_reason and program_cache.cache_limit_bytes():
+            import hmac  # noqa: F401  and with it hashlib, which loads OpenSSL
+
+            import nnfmq.engines.compiled.compiled_artifact  # noqa: F401
+
     @property
     def identity(self) -> DeviceIdentity:
         """Name and version, with the instruction set: $NNFMQ_TARGET can select another one."""

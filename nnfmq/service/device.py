@@ -93,6 +93,9 @@ class DeviceBase:
         """The vendor extensions of which the device supports all types and operations (DEV-5). The default is none."""
         return ()
 
+    def prefetch_imports(self) -> None:
+        """Import what preparations need, before a client waits for one. Blocks for milliseconds, raises nothing."""
+
     def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
         """Return whether the device can execute `operation`, which is in `subgraph` of `model`. The model is valid.
 

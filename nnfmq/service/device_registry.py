@@ -55,6 +55,11 @@ class DeviceRegistry(Mapping[str, DeviceBase]):
             known = ", ".join(sorted(self._by_name))
             raise InvalidArgument(f"there is no device {name!r}; this driver has: {known}") from None
 
+    def prefetch_imports(self) -> None:
+        """Let each device import what its preparations need. Blocks for milliseconds."""
+        for device in self._by_name.values():
+            device.prefetch_imports()
+
     def share_status(self, page: memoryview) -> None:
         """Store each device's status in `page`, which has STATUS_PAGE_BYTES and is mapped by all workers."""
         for index, device in enumerate(self._by_name.values()):

@@ -4,48 +4,28 @@
 
 It exits when the application exits or closes the connection. It imports little, because its start is part of the time
 to the application's first result.
+
+The compile server is forked when this process has imported NumPy and the operations, which that needs too, and before
+it imports the rest (`embedded_session`): from then on each page that this process writes to is copied.
 """
 
 from __future__ import annotations
 
-import gc
 import os
-import sys
-from contextlib import suppress
 from typing import NoReturn
 
-from nnfmq import settings
-from nnfmq.channel import NO_WAIT, Channel
-from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
-from nnfmq.serialize import control_protocol, messages
+import nnfmq.engines.interpreter  # noqa: F401  for both processes
+from nnfmq.channel import Channel
 from nnfmq.service import compile_jobs
-from nnfmq.service.device_configuration import read_configuration
-from nnfmq.service.device_registry import make_devices
-from nnfmq.service.extension_plugins import load_extensions
-from nnfmq.service.installation import installed_plugins
-from nnfmq.service.session import run_session
 
 
 def main(control_fd: int) -> NoReturn:
-    """Serve the client at the other end of `control_fd` until it exits. Takes ownership of the fd. Never returns.
-
-    If a setting or the devices' configuration is not valid, reject the client with the reason, and exit with status 1.
-    """
+    """Serve the client at the other end of `control_fd` until it exits. Takes ownership of the fd. Never returns."""
     channel = Channel.adopt(control_fd)
     client_pidfd = channel.open_peer_pidfd()
-    compile_jobs.start_compile_server(client_pidfd)  # first: it forks, so this process must have one thread
+    compile_jobs.start_compile_server(client_pidfd)  # it is forked, so this process must have one thread
     if client_pidfd is not None:
         os.close(client_pidfd)
-    try:
-        settings.check_all()
-        plugins = installed_plugins()
-        load_extensions(plugins)
-        devices = make_devices(read_configuration(), plugins)
-    except (InvalidArgument, OSError) as error:
-        rejection = control_protocol.encode(messages.Refused(ErrorStatus.GENERAL_FAILURE, str(error)))
-        with suppress(NnfmqError):  # the client may have exited
-            channel.send(rejection, (), NO_WAIT)
-        sys.exit(1)
-    gc.freeze()  # a collection during a burst need not look at what has been imported
-    gc.enable()
-    run_session(channel, "embedded", devices)
+    from nnfmq.service.embedded_session import serve
+
+    serve(channel)

@@ -6,7 +6,6 @@ read it (`read_in_child`) before it forks workers. Other processes read it when 
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 from collections.abc import Iterator
@@ -15,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec import Struct, msgpack
 
 from nnfmq.service.child_process import fork_child
 from nnfmq.service.installed_packages import InstalledPackages, entry_points_of
@@ -106,12 +104,12 @@ def read_in_child() -> None:
     with open(receiving, "rb") as pipe:
         data = pipe.read()
     if child.reap() == 0:  # otherwise `installation` reads it in this process
-        _current = Installation(**json.loads(data))
+        _current = msgpack.decode(data, type=Installation)
 
 
 def _write(fd: int) -> None:
     with open(fd, "wb") as pipe:
-        pipe.write(json.dumps(asdict(read())).encode())
+        pipe.write(msgpack.encode(read()))
 
 
 def read() -> Installation:

@@ -120,6 +120,7 @@ class Session(SessionContext):
             stack.callback(burst_calls.cancel_all, self)
             stack.callback(reusable_calls.cancel_all, self)
             stack.callback(fenced_calls.cancel_all, self)
+            self.devices.prefetch_imports()  # meanwhile a client goes on with its start after Hello
             self._wait_for_end(poll)
             self.stop()
 

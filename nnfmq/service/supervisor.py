@@ -291,6 +291,7 @@ def _prepare_workers(
 ) -> WorkerProcesses:
     """Import what workers need, without threads, and prepare to share it with them. `stack` releases the rest."""
     from nnfmq.engines.idle_trim import trim_memory
+    from nnfmq.installed_version import installed_version
     from nnfmq.service import installation, worker
     from nnfmq.service.core_shares import CoreShares
     from nnfmq.service.memory_quota import total_limit_bytes
@@ -303,7 +304,9 @@ def _prepare_workers(
     setup = worker.WorkerSetup(entries, installation.installed_plugins(), options)
     shares = stack.enter_context(MemoryShares(total_limit_bytes(), CLIENTS_MAX))
     cores = stack.enter_context(CoreShares(CLIENTS_MAX))
-    statistics = stack.enter_context(SharedStatistics(CLIENTS_MAX, _release(), total_limit_bytes()))
+    statistics = stack.enter_context(
+        SharedStatistics(CLIENTS_MAX, installed_version("nnfmq") or "", total_limit_bytes())
+    )
     traces = stack.enter_context(TraceArea(CLIENTS_MAX))
     workers = WorkerProcesses(loop, status, shares, cores, traces, statistics, setup)
     with contextlib.suppress(OSError, ValueError):  # each client takes several fds
@@ -313,15 +316,6 @@ def _prepare_workers(
     trim_memory()
     gc.freeze()  # the collector would write to pages that workers share
     return workers
-
-
-def _release() -> str:
-    """Return the installed release of nnfmq; empty in a source tree that is not installed."""
-    from importlib import metadata
-
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version("nnfmq")
-    return ""
 
 
 @contextlib.contextmanager

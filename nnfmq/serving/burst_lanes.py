@@ -32,8 +32,7 @@ class BurstLanes:
         self._waiting: deque[asyncio.Future[Burst]] = deque()
         self._max_waiting = max_waiting
         self._is_closing = False
-        self._all_free = asyncio.Event()
-        self._all_free.set()
+        self._all_free = asyncio.Event()  # set while they are being closed only
 
     @property
     def waiting(self) -> int:
@@ -56,7 +55,6 @@ class BurstLanes:
         if self._is_closing:
             raise DeadObject("this model is being closed")
         if self._free:
-            self._all_free.clear()
             return self._free.popleft()
         if len(self._waiting) >= self._max_waiting:
             raise ResourceExhaustedTransient(
@@ -95,10 +93,15 @@ class BurstLanes:
             self._free.append(burst)
         else:
             self._free.appendleft(burst)
+        if self._is_closing:
+            self._set_if_all_free()
+
+    def _set_if_all_free(self) -> None:
         if len(self._free) == self.count:
             self._all_free.set()
 
     async def drain(self) -> None:
         """Reject new tasks, and return when all others have returned their bursts."""
         self._is_closing = True
+        self._set_if_all_free()
         await self._all_free.wait()

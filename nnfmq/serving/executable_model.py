@@ -8,11 +8,12 @@ from typing import Self
 
 from nnfmq.deadlines import remaining_s
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.runtime.blocking_wait import BlockingWait
 from nnfmq.serving.batching import RowBatcher
 from nnfmq.serving.burst_lanes import BurstLanes
 from nnfmq.serving.inference_service import Array, InferenceModelMetadata, InferRequest, InferResponse
 from nnfmq.serving.model_providers import ProvidedModel
-from nnfmq.serving.request_arrays import ordered_arrays, selected_outputs, tensor_metadata
+from nnfmq.serving.request_arrays import RequestArrays
 
 __all__ = ["ExecutableModel"]
 
@@ -20,15 +21,34 @@ __all__ = ["ExecutableModel"]
 class ExecutableModel:
     """A model and its bursts. `open` and `close` block; all else runs on one event loop, without blocking it."""
 
-    def __init__(self, name: str, model: ProvidedModel, lanes: BurstLanes, batcher: RowBatcher | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: ProvidedModel,
+        lanes: BurstLanes,
+        batcher: RowBatcher | None,
+        blocking: BlockingWait | None,
+    ) -> None:
         self.name = name
+        self._blocking = blocking
         self._model, self._lanes, self._batcher = model, lanes, batcher
-        self._inputs, self._outputs = model.prepared.inputs, model.prepared.outputs
+        self._inputs = model.prepared.inputs
+        self._arrays = RequestArrays(self._inputs, model.prepared.outputs, model.batch)
         self._resources = ExitStack()
 
     @classmethod
-    def open(cls, name: str, model: ProvidedModel, lanes: int, max_waiting: int, max_batch_wait_s: float) -> Self:
+    def open(
+        cls,
+        name: str,
+        model: ProvidedModel,
+        lanes: int,
+        max_waiting: int,
+        max_batch_wait_s: float,
+        blocking: BlockingWait | None,
+    ) -> Self:
         """Configure the bursts; blocks. Takes ownership of the model, also if that fails.
+
+        `blocking` decides when a request may wait on the event loop's thread; None = never.
 
         Raises:
             InvalidArgument: If a shape is not fully known.
@@ -45,14 +65,14 @@ class ExecutableModel:
                 batcher = RowBatcher(model, shared, max_waiting, max_batch_wait_s)
             else:
                 shared = BurstLanes(bursts, max_waiting)
-            opened = cls(name, model, shared, batcher)
+            opened = cls(name, model, shared, batcher, blocking)
             opened._resources = resources.pop_all()
         return opened
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """The names of the inputs, in the model's order."""
-        return tuple(info.name for info in self._inputs)
+        return tuple([info.name for info in self._inputs])
 
     @property
     def waiting(self) -> int:
@@ -66,15 +86,12 @@ class ExecutableModel:
 
     def metadata(self, versions: tuple[str, ...]) -> InferenceModelMetadata:
         """Return what the model's inputs and outputs are."""
-        inputs, outputs = (
-            tuple(tensor_metadata(info, self._model.batch) for info in infos) for infos in (self._inputs, self._outputs)
-        )
-        return InferenceModelMetadata(self.name, versions, inputs, outputs)
+        return InferenceModelMetadata(self.name, versions, *self._arrays.metadata())
 
     async def infer(self, request: InferRequest, deadline_ns: int | None) -> InferResponse:
         """Execute a request, once. Raises as `InferenceService.infer`."""
-        arrays = ordered_arrays(self._inputs, request.inputs, self._model.batch)
-        wanted = selected_outputs(self._outputs, request.outputs)
+        arrays = self._arrays.ordered(request.inputs)
+        wanted = self._arrays.output_indexes(request.outputs)
         if self._batcher is not None:
             outputs, version = await self._batcher.execute(arrays, deadline_ns)
         else:
@@ -86,7 +103,7 @@ class ExecutableModel:
         burst = await self._lanes.take(deadline_ns)
         is_late = True  # if this task is cancelled
         try:
-            outputs = await burst.execute_async(*arrays, timeout=remaining_s(deadline_ns))
+            outputs = await burst.execute_async(*arrays, timeout=remaining_s(deadline_ns), blocking=self._blocking)
             is_late = False
             return outputs, self._model.version_of(burst)
         finally:

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.errors import DeadObject, InvalidArgument, MissedDeadlineTransient, NnfmqError
+from nnfmq.installed_version import installed_version
 from nnfmq.runtime.connect import connect
 from nnfmq.serving.executable_model import ExecutableModel
 from nnfmq.serving.inference_service import (
@@ -31,6 +32,7 @@ from nnfmq.serving.inference_service import (
     ModelIndexEntry,
     ServerMetadata,
 )
+from nnfmq.serving.loop_blocking import LoopBlocking, ModelBlocking
 from nnfmq.serving.model_providers import ModelProvider, RepositoryModels, to_version
 
 if TYPE_CHECKING:
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["ModelServer", "ServerOptions", "open_server"]
 
 ResultT = TypeVar("ResultT")
-_EXTENSIONS = ("model_repository",)
 _CURRENT = 0  # as a version: the one that the repository serves
 
 
@@ -48,6 +49,8 @@ class ServerOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         lanes: The bursts of each model: how many of its requests the driver executes at a time.
+        max_blocking_s: How long a request that is the only one may wait for its result on the event loop's thread,
+            which no other task can use then; see `loop_blocking`. 0 = it never does.
         max_waiting: How many requests of each model may wait for a burst.
         max_batch_wait_s: How long a request of a model that computes batches waits at most for others, if a burst is
             free.
@@ -55,13 +58,17 @@ class ServerOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     lanes: int = 2
+    max_blocking_s: float = 0.0005
     max_waiting: int = 64
     max_batch_wait_s: float = 0.002
     open_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
-        if self.lanes < 1 or self.max_waiting < 1 or self.max_batch_wait_s < 0 or self.open_timeout_s <= 0:
-            raise InvalidArgument(f"max_batch_wait_s must be 0 or more, and the other options positive: {self}")
+        durations = self.max_blocking_s, self.max_batch_wait_s
+        if self.lanes < 1 or self.max_waiting < 1 or self.open_timeout_s <= 0 or not all(x >= 0 for x in durations):
+            raise InvalidArgument(
+                f"max_blocking_s and max_batch_wait_s must be 0 or more, and the other options positive: {self}"
+            )
 
 
 class ModelServer:
@@ -75,6 +82,7 @@ class ModelServer:
     def __init__(self, client: Client, provider: ModelProvider, options: ServerOptions | None = None) -> None:
         self._client, self._provider = client, provider
         self._options = options or ServerOptions()
+        self._blocking = LoopBlocking()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="nnfmq-server")
         self._models: dict[tuple[str, int], asyncio.Task[ExecutableModel]] = {}
         self._recovery: asyncio.Task[None] | None = None
@@ -151,8 +159,11 @@ class ModelServer:
     # ------------------------------------------------------------------------------------------------ metadata
 
     async def server_metadata(self) -> ServerMetadata:
-        """Return the server's name, release and extensions."""
-        return ServerMetadata("nnfmq", _release(), _EXTENSIONS)
+        """Return the server's name and release.
+
+        It has no extension: Triton's `model_repository` requires to load and unload models, beside `model_index`.
+        """
+        return ServerMetadata("nnfmq", installed_version("nnfmq") or "")
 
     async def model_metadata(self, model: str, version: str = "") -> InferenceModelMetadata:
         """Return a model's versions, inputs and outputs. Opens the model.
@@ -185,8 +196,12 @@ class ModelServer:
             NnfmqError: The error of the execution.
         """
         deadline_ns = deadline_after(request.timeout_s)
-        model = await self._open_model(request.model, request.version, deadline_ns)
-        return await model.infer(request, deadline_ns)
+        self._blocking.enter()
+        try:
+            model = await self._open_model(request.model, request.version, deadline_ns)
+            return await model.infer(request, deadline_ns)
+        finally:
+            self._blocking.leave()
 
     async def infer_all(self, requests: Sequence[InferRequest]) -> list[InferResponse | NnfmqError]:
         """Execute requests, each once, and return for each its result or its error.
@@ -252,7 +267,9 @@ class ModelServer:
     def _open_blocking(self, name: str, version: int) -> ExecutableModel:
         options = self._options
         model = self._provider.open(name, version, options.open_timeout_s)
-        return ExecutableModel.open(name, model, options.lanes, options.max_waiting, options.max_batch_wait_s)
+        limit_ns = round(options.max_blocking_s * 1e9)
+        blocking = ModelBlocking(self._blocking, limit_ns) if limit_ns else None
+        return ExecutableModel.open(name, model, options.lanes, options.max_waiting, options.max_batch_wait_s, blocking)
 
     async def _in_thread(self, function: Callable[[], ResultT]) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function)
@@ -292,13 +309,3 @@ async def open_server(
             yield server
     finally:
         await asyncio.to_thread(client.close)
-
-
-def _release() -> str:
-    """Return the installed release of nnfmq; empty in a source tree that is not installed."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("nnfmq")
-    except metadata.PackageNotFoundError:
-        return ""

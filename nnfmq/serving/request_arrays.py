@@ -1,4 +1,4 @@
-"""The arrays of a request, checked against a model's inputs and outputs, and the metadata of both.
+"""RequestArrays: the arrays of a model's requests, checked against its inputs and outputs, and the metadata of both.
 
 A server is strict: an input has exactly the model's name, dtype and shape, so that a client's mistake is an error
 instead of another result. Of a model that computes batches, the first dimension is the number of rows, from 1 to the
@@ -17,15 +17,56 @@ from nnfmq.hal.summaries import clipped
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.serving.inference_service import Array, InferenceTensorMetadata
 
-__all__ = ["ordered_arrays", "selected_outputs", "tensor_metadata"]
+__all__ = ["RequestArrays"]
 
 
-def ordered_arrays(infos: Sequence[TensorInfo], inputs: Mapping[str, Any], batch: int) -> tuple[Array, ...]:
-    """Return the arrays of a request in the order of the model's inputs.
+class RequestArrays:
+    """Checks the requests to one model of the given inputs and outputs. `batch` is its number of independent rows."""
 
-    Raises:
-        InvalidArgument: If an input is missing, unknown, no array, or of another shape or dtype.
-    """
+    def __init__(self, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], batch: int) -> None:
+        self._inputs, self._outputs, self._batch = tuple(inputs), tuple(outputs), batch
+        self._expected = [(info.name, np.dtype(info.dtype), info.shape) for info in inputs]
+        self._output_indexes = {info.name: index for index, info in enumerate(outputs)}
+
+    def ordered(self, inputs: Mapping[str, Any]) -> Sequence[Array]:
+        """Return the arrays of a request in the order of the model's inputs.
+
+        Raises:
+            InvalidArgument: If an input is missing, unknown, no array, or of another shape or dtype.
+        """
+        arrays = list[Array]()
+        for name, dtype, shape in self._expected:
+            array = inputs.get(name)
+            if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
+                break  # perhaps another number of rows, or of a subclass
+            arrays.append(array)
+        if len(arrays) == len(inputs) == len(self._expected):
+            return arrays
+        return _ordered_arrays(self._inputs, inputs, self._batch)
+
+    def output_indexes(self, wanted: Sequence[str]) -> Mapping[str, int]:
+        """Return the indexes of the outputs of a request by name, in the order that it asks for; all if it names none.
+
+        Raises:
+            InvalidArgument: If there is no such output.
+        """
+        if not wanted:
+            return self._output_indexes
+        unknown = [name for name in wanted if name not in self._output_indexes]
+        if unknown:
+            raise InvalidArgument(
+                f"the model has the outputs {_names(self._outputs)}; asked for were {_quoted(unknown)}"
+            )
+        return {name: self._output_indexes[name] for name in wanted}
+
+    def metadata(self) -> tuple[tuple[InferenceTensorMetadata, ...], tuple[InferenceTensorMetadata, ...]]:
+        """Return the metadata of the inputs and of the outputs."""
+        inputs = tuple(_tensor_metadata(info, self._batch) for info in self._inputs)
+        return inputs, tuple(_tensor_metadata(info, self._batch) for info in self._outputs)
+
+
+def _ordered_arrays(infos: Sequence[TensorInfo], inputs: Mapping[str, Any], batch: int) -> tuple[Array, ...]:
+    """As `RequestArrays.ordered`, with all that a request may have."""
     if len(inputs) != len(infos) or any(info.name not in inputs for info in infos):
         raise InvalidArgument(f"the model has the inputs {_names(infos)}; given were {_quoted(inputs)}")
     arrays = tuple(_checked(info, inputs[info.name], batch) for info in infos)
@@ -50,22 +91,7 @@ def _checked(info: TensorInfo, array: Any, batch: int) -> Array:
     return array
 
 
-def selected_outputs(infos: Sequence[TensorInfo], wanted: Sequence[str]) -> dict[str, int]:
-    """Return the indexes of the outputs of a request by name, in the order that it asks for; all if `wanted` is empty.
-
-    Raises:
-        InvalidArgument: If there is no such output.
-    """
-    indexes = {info.name: index for index, info in enumerate(infos)}
-    if not wanted:
-        return indexes
-    unknown = [name for name in wanted if name not in indexes]
-    if unknown:
-        raise InvalidArgument(f"the model has the outputs {_names(infos)}; asked for were {_quoted(unknown)}")
-    return {name: indexes[name] for name in wanted}
-
-
-def tensor_metadata(info: TensorInfo, batch: int) -> InferenceTensorMetadata:
+def _tensor_metadata(info: TensorInfo, batch: int) -> InferenceTensorMetadata:
     """Return the metadata of an input or output. Its first dimension is -1 if the model computes batches."""
     shape = info.shape if batch == 1 else (-1, *info.shape[1:])
     quantization = {"scale": info.scale, "zero_point": info.zero_point} if info.scale else {}

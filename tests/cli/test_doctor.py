@@ -124,12 +124,12 @@ class TestReport:
         assert (finding.state, finding.value.endswith(": 3")) == (FindingState.LIMITED, True)
 
     def test_a_missing_optional_package_names_its_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(doctor, "_version", lambda distribution: None)
+        monkeypatch.setattr(doctor, "installed_version", lambda package: None)
         assert named("Pillow").remedy.endswith("pip install 'nnfmq[images]'")
         assert named("Pillow").state is FindingState.OK
 
     def test_a_missing_llvmlite_is_limited_and_names_its_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(doctor, "_version", lambda distribution: None)
+        monkeypatch.setattr(doctor, "installed_version", lambda package: None)
         finding = named("llvmlite")
         assert (finding.state, finding.value) == (FindingState.LIMITED, "not installed")
         assert finding.remedy.endswith("pip install 'nnfmq[compiled]'")

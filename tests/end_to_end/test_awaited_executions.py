@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.drivers import LIMIT_S, InThread, Process, one
+from support.drivers import LIMIT_S, InThread, Process, one, until
 from support.models import gather_model, null_model
 from support.stateful_models import stream
 
@@ -269,6 +270,96 @@ def test_LIFE_4_the_driver_s_death_wakes_a_task_that_waits_for_a_burst(
                 await task
             with pytest.raises(nnfmq.DeadObject):
                 await burst.execute_async(one(1))
+
+    run(main())
+
+
+class Allowed:
+    """Lets a wait block the event loop for `limit_s`, and keeps how it ended."""
+
+    def __init__(self, limit_s: float = LIMIT_S, steps: int = 0) -> None:
+        self._limit_s, self._steps = limit_s, steps
+        self.ended: list[bool] = []
+
+    async def begin(self) -> int:
+        for _ in range(self._steps):
+            await asyncio.sleep(0)
+        return time.monotonic_ns() + round(self._limit_s * 1e9) if self._limit_s else 0
+
+    def end(self, has_result: bool) -> None:
+        self.ended.append(has_result)
+
+
+def test_BUR_4_a_wait_that_may_block_gets_its_result_before_another_task_runs(model: nnfmq.PreparedModel) -> None:
+    async def main() -> None:
+        with model.burst() as burst:
+            other = asyncio.create_task(asyncio.sleep(0))
+            for value in range(3):
+                allowed = Allowed()
+                assert await burst.execute_async(one(value), blocking=allowed) == (one(value),)
+                assert (allowed.ended, other.done()) == ([True], False)
+            await other
+
+    run(main())
+
+
+@pytest.mark.parametrize(("limit_s", "ended"), [(0, []), (1e-9, [False])])
+def test_BUR_4_other_tasks_run_when_a_wait_may_block_no_longer(
+    limit_s: float, ended: list[bool], model: nnfmq.PreparedModel, client: nnfmq.Client
+) -> None:
+    async def main() -> None:
+        with model.burst() as burst, Process(client.worker_pid) as worker:
+            with worker.stopped():
+                allowed = Allowed(limit_s)
+                task = asyncio.create_task(burst.execute_async(one(1), blocking=allowed))
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                assert (allowed.ended, task.done()) == (ended, False)
+            assert await task == (one(1),)
+
+    run(main())
+
+
+def test_BUR_17_a_wait_that_may_block_ends_at_its_deadline_and_its_late_result_is_discarded(
+    model: nnfmq.PreparedModel, client: nnfmq.Client
+) -> None:
+    async def main() -> None:
+        with model.burst() as burst, Process(client.worker_pid) as worker:
+            with worker.stopped():
+                allowed = Allowed()
+                with pytest.raises(nnfmq.MissedDeadline):
+                    await burst.execute_async(one(1), timeout=0.01, blocking=allowed)
+                assert allowed.ended == [False]
+            assert await burst.execute_async(one(2), blocking=Allowed()) == (one(2),)
+
+    run(main())
+
+
+def test_BUR_17_a_task_that_is_cancelled_before_its_wait_blocks_leaves_a_late_result(
+    model: nnfmq.PreparedModel,
+) -> None:
+    async def main() -> None:
+        with model.burst() as burst:
+            await abandon(burst.execute_async(one(1), blocking=Allowed(steps=2)), "cancel")
+            assert await burst.execute_async(one(2), blocking=Allowed()) == (one(2),)
+
+    run(main())
+
+
+def test_LIFE_4_the_driver_s_death_ends_a_wait_that_blocks(model: nnfmq.PreparedModel, client: nnfmq.Client) -> None:
+    async def main() -> None:
+        with model.burst() as burst, Process(client.worker_pid) as worker:
+
+            def kill() -> None:
+                until(lambda: burst._results.waiters > 0, "the task blocks")
+                worker.kill()
+
+            worker.stop()
+            killing, allowed = InThread.start(kill), Allowed()
+            with pytest.raises(nnfmq.DeadObject):
+                await burst.execute_async(one(1), blocking=allowed)
+            assert not allowed.ended
+            killing.wait()
 
     run(main())
 

@@ -36,6 +36,27 @@ class Telling(DeviceBase):
 """
 
 
+IMPORTED_AT_THE_FORK = """
+import sys
+from nnfmq.channel import Channel
+from nnfmq.service import compile_jobs, embedded_main
+
+def tell(_client):
+    print(*["numpy" in sys.modules, "nnfmq.service.session" in sys.modules])
+    raise SystemExit
+
+compile_jobs.start_compile_server = tell
+client_end, driver_end = Channel.pair()
+embedded_main.main(driver_end.detach())
+"""
+
+
+def test_the_compile_server_is_forked_with_numpy_and_before_the_session_is_imported() -> None:
+    with Program.start(["-c", IMPORTED_AT_THE_FORK]) as program:
+        assert program.line() == "True False"
+        assert (program.wait(), program.errors()) == (0, "")
+
+
 def test_an_embedded_driver_serves_a_script_without_main_guard() -> None:
     with Program.start([APPS / "plain.py"]) as script, Process(int(script.line())) as driver:
         assert script.line() == "4.5"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extension_codes import ExtensionCodes, extension_prefix, extension_type, is_extension, with_name
+from nnfmq.hal.extension_codes import ExtensionCodes, extension_prefix, extension_type, is_extension, named_code
 from nnfmq.hal.types import ExtensionNameAndPrefix, OperandType, OperationType
 from nnfmq.validation.values import validate_extensions
 
@@ -56,6 +56,6 @@ def test_MOD_15_a_type_beyond_16_bits_is_rejected(number: int) -> None:
 
 def test_a_code_with_a_name_equals_the_code_without_one() -> None:
     plain = OperandType(7 << 16)
-    shown = with_name(plain, "com.example.fibonacci.INT64")
+    shown = named_code(OperandType, 7 << 16, "com.example.fibonacci.INT64")
     assert (shown, hash(shown), shown.name) == (plain, hash(plain), "com.example.fibonacci.INT64")
     assert plain.name == "EXTENSION_0x70000"

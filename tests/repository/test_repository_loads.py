@@ -61,8 +61,10 @@ class FakeServer:
         self.published: list[ModelDescription] = []
         self.entries: dict[str, ModelEntry] = {}
 
-    def publish(self, description: ModelDescription, _memories: object) -> None:
+    def publish(self, description: ModelDescription, _memories: object, entries: Iterable[ModelEntry]) -> None:
         self.published.append(description)
+        self.set_entries(entries)
+        assert self.entries[description.name].version == description.version
 
     def withdraw(self, name: str) -> None:
         self.published = [each for each in self.published if each.name != name]

@@ -75,7 +75,8 @@ def server(path: Path) -> Iterator[RepositoryServer]:
 
 
 def publish(server: RepositoryServer, name: str, version: int) -> None:
-    server.publish(description(name, version), [memory(version)])
+    made = description(name, version)
+    server.publish(made, [memory(version)], [ModelEntry(name, ModelState.READY, version, "reference", 0, "", 0.0)])
 
 
 def test_a_model_comes_with_its_memory(server: RepositoryServer, path: Path) -> None:
@@ -147,10 +148,19 @@ def test_only_those_who_opened_a_model_are_told_of_its_versions(server: Reposito
         assert peer.open("m").status is ErrorStatus.NONE  # nothing came in between
 
 
+def test_a_version_of_which_clients_are_told_is_in_the_list(server: RepositoryServer, path: Path) -> None:
+    publish(server, "m", 1)
+    with RepositoryPeer(path) as peer:
+        peer.open("m")
+        publish(server, "m", 2)
+        assert peer.receive(VersionChanged) == VersionChanged("m", 2)
+        assert peer.entries()["m"].version == 2
+
+
 def test_a_withdrawn_model_is_not_there_and_its_memory_is_closed(server: RepositoryServer, path: Path) -> None:
     first, second = memory(1), memory(2)
-    server.publish(description("m", 1), [first])
-    server.publish(description("m", 2), [second])
+    server.publish(description("m", 1), [first], [])
+    server.publish(description("m", 2), [second], [])
     assert (first.closed, second.closed) == (True, False)
     server.withdraw("m")
     server.withdraw("m")

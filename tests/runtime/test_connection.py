@@ -88,6 +88,34 @@ def test_every_status_of_a_rejection_is_an_error(status: ErrorStatus, driver: Pr
     assert isinstance(opening.exception(), NnfmqError)
 
 
+def test_hello_is_sent_before_the_driver_is_watched_and_nothing_is_received_until_then(driver: ProtocolPeer) -> None:
+    connection = Connection.start(driver.other, soon())  # type: ignore[attr-defined]
+    try:
+        driver.receive(messages.Hello)
+        driver.send(GREETING)
+        assert not connection.has_started
+        connection.watch()
+        assert connection.wait_until_ready(soon()) == GREETING
+    finally:
+        connection.close()
+
+
+def test_a_hang_up_before_hello_is_sent_does_not_delay_the_start(
+    driver: ProtocolPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread is there yet that could notice the end, and sets the event for which a failed send waits."""
+    monkeypatch.setattr(threading.Event, "wait", lambda *_: pytest.fail("it waits"))
+    driver.close()
+    connection = Connection.start(driver.other, soon())  # type: ignore[attr-defined]
+    monkeypatch.undo()
+    try:
+        connection.watch()
+        with pytest.raises(DeviceUnavailable):
+            connection.wait_until_ready(soon())
+    finally:
+        connection.close()
+
+
 def test_a_rejection_before_hello_is_received(driver: ProtocolPeer, start: Start) -> None:
     """The supervisor rejects a client without reading, and hangs up."""
     driver.send(messages.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "full"))

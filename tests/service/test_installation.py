@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from support.drivers import running_daemon, short_folder
+from support.executors import until
 
+from nnfmq import settings
 from nnfmq.service import installation
 
 CHILD_READS = """
@@ -20,6 +23,20 @@ from nnfmq.service import installation
 installation.read_in_child()
 print(installation.installation())
 print(*[name for name in ("importlib.metadata", "hashlib") if name in sys.modules])
+"""
+
+PREFETCHES = """
+import sys
+from msgspec.structs import replace
+from nnfmq.service import installation
+from nnfmq.service.device_registry import load_devices
+needed = {"hmac", "nnfmq.engines.compiled.compiled_artifact"}
+devices = load_devices()
+if sys.argv[1] == "without":
+    installation._current = replace(installation.installation(), llvmlite=None)
+print(len(needed & sys.modules.keys()))
+devices.prefetch_imports()
+print(len(needed & sys.modules.keys()))
 """
 
 
@@ -45,3 +62,26 @@ def test_a_supervisor_does_not_map_OpenSSL() -> None:
         maps = Path(f"/proc/{client.driver_pid}/maps").read_text()
     assert "_multiarray_umath" in maps
     assert "libcrypto" not in maps
+
+
+@pytest.mark.parametrize(
+    ("llvmlite", "limit_mib", "imported"), [("with", "1", "2"), ("with", "0", "0"), ("without", "1", "0")]
+)
+def test_a_driver_imports_what_links_a_cached_program_before_it_needs_it(
+    llvmlite: str, limit_mib: str, imported: str
+) -> None:
+    pytest.importorskip("llvmlite")
+    output = subprocess.run(
+        [sys.executable, "-c", PREFETCHES, llvmlite],
+        env={**os.environ, settings.CACHE_MIB.variable: limit_mib},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert output.split() == ["0", imported]
+
+
+def test_a_worker_maps_OpenSSL_before_a_model_is_prepared() -> None:
+    with short_folder() as folder, running_daemon(folder / "d.sock") as daemon, daemon.connect() as client:
+        maps = Path(f"/proc/{client.worker_pid}/maps")
+        until(lambda: "libcrypto" in maps.read_text())

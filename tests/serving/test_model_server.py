@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,7 +28,7 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.queue import aio
 from nnfmq.runtime.prepare_arguments import FinishedModel
-from nnfmq.serving.inference_service import InferenceTensorMetadata, InferResponse
+from nnfmq.serving.inference_service import InferenceTensorMetadata, InferResponse, ServerMetadata
 from nnfmq.serving.model_providers import ModelFiles
 from nnfmq.serving.model_server import ModelServer, ServerOptions
 
@@ -234,7 +235,8 @@ def test_metadata_name_the_tensors_with_their_quantization(client: nnfmq.Client)
         quantization = {"scale": info.scale, "zero_point": info.zero_point} if info.scale else {}
         assert found.inputs == (InferenceTensorMetadata(info.name, info.dtype, info.shape, quantization),)
         assert found.versions == ("1",)
-        assert (await server.server_metadata()).name == "nnfmq"
+        release = importlib.metadata.version("nnfmq")
+        assert await server.server_metadata() == ServerMetadata("nnfmq", release)  # `model_repository` has more parts
         assert [(entry.name, entry.version, entry.state) for entry in await server.model_index()] == [
             ("digits", "1", "READY")
         ]
@@ -264,7 +266,10 @@ def test_a_model_is_ready_if_its_version_is_served_or_open(client: nnfmq.Client)
     served(client, test)
 
 
-@pytest.mark.parametrize("options", [{"lanes": 0}, {"max_waiting": 0}, {"max_batch_wait_s": -1}, {"open_timeout_s": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [{"lanes": 0}, {"max_waiting": 0}, {"max_batch_wait_s": -1}, {"open_timeout_s": 0}, {"max_blocking_s": -1}],
+)
 def test_options_out_of_range_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="must be 0 or more, and the other options positive"):
         ServerOptions(**options)

@@ -9,9 +9,10 @@ The format: System V ABI, chapters 4 (object files: headers, sections, symbols, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from struct import Struct
+from struct import Struct as Layout
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from nnfmq.hal.errors import GeneralFailure
 
@@ -20,10 +21,10 @@ __all__ = ["MACHINES", "ObjectFile", "Relocation", "Section", "Symbol", "parse_o
 MACHINES: Mapping[int, str] = {62: "x86_64", 183: "aarch64"}
 """e_machine → the name of the machine, as `uname -m` prints it."""
 
-_FILE_HEADER = Struct("<16s2HI3QI6H")
-_SECTION_HEADER = Struct("<2I4Q2I2Q")
-_SYMBOL = Struct("<I2BH2Q")
-_RELOCATION = Struct("<2Qq")
+_FILE_HEADER = Layout("<16s2HI3QI6H")
+_SECTION_HEADER = Layout("<2I4Q2I2Q")
+_SYMBOL = Layout("<I2BH2Q")
+_RELOCATION = Layout("<2Qq")
 
 _IDENTITY = b"\x7fELF\x02\x01\x01"  # ELFCLASS64, ELFDATA2LSB, EV_CURRENT
 _ET_REL = 1
@@ -35,8 +36,7 @@ _MAX_LOADED_BYTES = 1 << 30  # NOBITS sections have any size without bytes in th
 _LOCAL, _FUNCTION = 0, 2
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(Struct, frozen=True):
     """A section that is loaded: code, or constants. `data` may be shorter than `size`: the rest is zero."""
 
     data: memoryview
@@ -45,8 +45,7 @@ class Section:
     is_code: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Symbol:
+class Symbol(Struct, frozen=True):
     """A name for byte `value` of the loaded section number `section`. None: the file does not define it there."""
 
     name: str
@@ -56,8 +55,7 @@ class Symbol:
     is_function: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Relocation:
+class Relocation(Struct, frozen=True):
     """A field of section number `section` at `offset`, to be computed from a symbol and `addend` in the way `kind`."""
 
     section: int
@@ -67,8 +65,7 @@ class Relocation:
     addend: int
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectFile:
+class ObjectFile(Struct, frozen=True):
     """What is loaded of an object file. Sections are numbered as in the file."""
 
     machine: str
@@ -186,7 +183,7 @@ class _Parser:
                     raise _malformed(f"a relocation refers to symbol {number} of {len(self.symbols)}")
                 yield Relocation(header.info, offset, info & 0xFFFFFFFF, self.symbols[number], addend)
 
-    def _entries(self, header: _Header, layout: Struct) -> Iterator[tuple[int, ...]]:
+    def _entries(self, header: _Header, layout: Layout) -> Iterator[tuple[int, ...]]:
         if header.entry_size != layout.size or header.size % layout.size:
             raise _malformed(f"a table has {header.size} bytes, and entries of {header.entry_size}")
         return layout.iter_unpack(self._slice(header.offset, header.size, "a table"))

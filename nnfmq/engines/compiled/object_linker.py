@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from nnfmq.engines.compiled.object_file import Relocation, Symbol, parse_object
 from nnfmq.hal.errors import GeneralFailure
@@ -184,8 +185,7 @@ _Apply: TypeAlias = Callable[[int, int, int], int | None]
 """Returns the field for the old field, S + A and P; None if the value does not fit."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(Struct, frozen=True):
     """A relocation type. `is_call`: the field is a branch's, so a stub may stand for the function."""
 
     name: str

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from functools import cache
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from nnfmq import settings
 from nnfmq.engines.compiled.tile_registers import request_tile_registers
@@ -18,8 +20,7 @@ from nnfmq.hal.errors import InvalidArgument
 __all__ = ["TARGETS", "Target", "can_run", "chosen_target", "host_features", "host_target"]
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """One instruction set.
 
     `lanes` are 32-bit lanes of a vector, `registers` vector registers. pmaddwd, pmaddubsw, vpdpwssd, vpdpbusd,

@@ -11,6 +11,7 @@ from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, uniform_capabi
 from nnfmq.hal.extension_codes import is_extension
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import DeviceStatus, DeviceType, OperationType
+from nnfmq.installed_version import installed_version
 from nnfmq.runtime.client_device import Device, DeviceInfo, PrepareOptions, with_time_left
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.devices.driver_access import DriverAccess
@@ -174,7 +175,7 @@ class CpuDevice(RuntimeDevice):
     @property
     def version_string(self) -> str:
         """Nnfmq's release and the kernels: the version of llvmlite, which generates machine code, or `NumPy`."""
-        release, llvmlite = _version_of("nnfmq") or "source", _version_of("llvmlite")
+        release, llvmlite = installed_version("nnfmq") or "source", installed_version("llvmlite")
         return f"nnfmq-{release} {f'llvmlite-{llvmlite}' if llvmlite else 'NumPy'}"
 
     @property
@@ -204,12 +205,3 @@ class CpuDevice(RuntimeDevice):
 
 def _is_of_the_hal(operation: OperationType) -> bool:
     return not is_extension(operation) and operation is not OperationType.OEM_OPERATION
-
-
-def _version_of(package: str) -> str | None:
-    from importlib import metadata  # it takes 10 ms
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-
-from numpy.typing import ArrayLike
+from typing import TYPE_CHECKING
 
 from nnfmq.hal.types import MeasureTiming, Pool, Request
-from nnfmq.runtime.burst_controller import Burst
+from nnfmq.runtime.burst_controller import Burst, Inputs, Targets
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.model_handle import ModelLocation
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.blocking_wait import BlockingWait
 from nnfmq.runtime.tensor_layout import Array
 
 __all__ = ["MovingBurst"]
@@ -36,21 +38,19 @@ class MovingBurst(Burst):
         super()._open_at(location, deadline_ns)
         self._version = location.version
 
-    def _execute(
-        self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None, kind: int, deadline_ns: int | None
-    ) -> tuple[Array, ...]:
+    def _execute(self, inputs: Inputs, out: Targets, kind: int, deadline_ns: int | None) -> tuple[Array, ...]:
         if self._model.location.version != self._version:
             self._move(deadline_ns)
         return super()._execute(inputs, out, kind, deadline_ns)
 
     async def _execute_in_task(
-        self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None, kind: int, deadline_ns: int | None
+        self, inputs: Inputs, out: Targets, kind: int, deadline_ns: int | None, blocking: BlockingWait | None
     ) -> tuple[Array, ...]:
         if self._model.location.version != self._version:
             from nnfmq.runtime.task_waiting import run_to_its_end
 
             await run_to_its_end(partial(self._move, deadline_ns))
-        return await super()._execute_in_task(inputs, out, kind, deadline_ns)
+        return await super()._execute_in_task(inputs, out, kind, deadline_ns, blocking)
 
     def _send_request(
         self, request: Request, memories: Sequence[Pool], measure: MeasureTiming, deadline_ns: int | None

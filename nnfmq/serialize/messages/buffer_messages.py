@@ -1,7 +1,5 @@
 """Messages about driver-managed buffers (IDevice.allocate and IBuffer)."""
 
-from __future__ import annotations
-
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta

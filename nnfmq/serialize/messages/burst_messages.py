@@ -1,7 +1,5 @@
 """Messages about bursts: over two queues (HIDL's IBurstContext), and over messages (AIDL's IBurst)."""
 
-from __future__ import annotations
-
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta

@@ -1,7 +1,5 @@
 """What all messages share: limits, field types, base classes, memories and hints; and the messages of the handshake."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeAlias, cast
 

@@ -1,7 +1,5 @@
 """Messages about devices and their capabilities."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

@@ -1,7 +1,5 @@
 """Messages that execute a prepared model: synchronously, asynchronously, fenced, or as a reusable execution."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 

@@ -1,7 +1,5 @@
 """Messages that prepare, query and release models (IDevice.prepareModel and its relatives)."""
 
-from __future__ import annotations
-
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta

@@ -1,7 +1,5 @@
 """Messages about traces: a client gives its worker a ring to record in, or reads what all workers record."""
 
-from __future__ import annotations
-
 from nnfmq.serialize.messages.common import Call, FdCount, StatusReply
 
 __all__ = ["DriverTraced", "StartTrace", "TraceDriver"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from signal import SIGILL, SIGSEGV
 from typing import Any
 
@@ -20,7 +19,7 @@ from nnfmq.engines.compiled.target import TARGETS
 
 bochs = pytest.importorskip("support.bochs", reason="bochscpu-python is not installed")
 
-AMX = replace(TARGETS["avx512vnni"], name="amx", features=(*TARGETS["avx512vnni"].features, "amx-tile", "amx-int8"))
+AMX = TARGETS["amx"]
 Runner = Callable[[bytes, Sequence[Any]], None]
 
 _DECLARATIONS = """

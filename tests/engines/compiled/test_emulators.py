@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.emulated import CODE, PAGE, Call, Machine, Memory
 from support.instruction_sets import initialize_all_targets
 from support.library_functions import float_result
@@ -123,7 +123,7 @@ def test_an_emulator_of_aarch64_rejects_instructions_of_other_sets() -> None:
 # -- Bochs ------------------------------------------------------------------------------------------------------------
 
 TILES = {"amx-tile", "amx-int8"}
-AMX = replace(TARGETS["avx512vnni"], name="amx", features=(*TARGETS["avx512vnni"].features, *TILES))
+AMX = TARGETS["amx"]
 SETS = [
     *(target for target in reversed(TARGETS.values()) if target.triple.startswith("x86_64") and target.name != "amx"),
     AMX,

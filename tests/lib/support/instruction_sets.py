@@ -6,11 +6,11 @@ import importlib.util
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from llvmlite import binding as llvm
+from msgspec.structs import replace
 
 from nnfmq.engines.compiled import code_generator, partition
 from nnfmq.engines.compiled.code_generator import compile_kernels

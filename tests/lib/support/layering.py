@@ -33,6 +33,7 @@ _SHARED_WORDS = (
     "uncopyable",
     "verbose_log",
     "child_environment",
+    "installed_version",
 )
 BOTH_SIDES = (*_SHARED_WORDS, "operations", "validation", "engines")
 
@@ -45,6 +46,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "cpu_allowance": (),
     "deadlines": ("hal.errors",),
     "uncopyable": (),
+    "installed_version": (),
     "child_environment": (),
     "html_page": (),
     "verbose_log": ("settings", "hal.errors"),
@@ -62,7 +64,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "engines": ("settings", "verbose_log", "operations", "core_selection", "cpu_allowance", "hal"),
     "service": BOTH_SIDES,
     "execution_observers": ("hal",),
-    "recording": ("settings", "execution_observers", "serialize", "hal"),
+    "recording": ("settings", "execution_observers", "serialize", "installed_version", "hal"),
     "telemetry": ("settings", "execution_observers", "hal"),
     "graphs": ("hal", "execution_plan", "verbose_log"),
     "execution_plan": ("hal", "validation", "operations"),
@@ -122,6 +124,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "operations",
         "queue",
         "cpu_allowance",
+        "installed_version",
         "hal",
     ),
     "stress": ("measure", "runtime.connect", "importers", "settings", "hal"),
@@ -139,7 +142,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "child_environment",
         "hal",
     ),
-    "serving": ("runtime", "paths", "settings", "deadlines", "uncopyable", "verbose_log", "hal"),
+    "serving": ("runtime", "paths", "settings", "deadlines", "uncopyable", "verbose_log", "installed_version", "hal"),
     "cli": (EVERYTHING,),
     "observe": ("core_selection",),
 }
