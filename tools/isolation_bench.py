@@ -17,18 +17,16 @@ import multiprocessing
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench_program import model_file, parse, parser_for, positive, run, some_of
 from bench_targets import format_metric, print_targets
 from isolation_actions import PHASES, PhaseJob, write_message
 from isolation_sections import MIB, IsolationPlan, connections, kills, neighbour
-from process_tree import adopt_orphans, end_descendants, interrupt_on_sigterm
 
-from nnfmq.cli.console import console, print_json, table
-from nnfmq.hal.errors import NnfmqError
+from nnfmq.cli.console import console, table
 from nnfmq.measure.failures import BenchmarkFailed
 from nnfmq.measure.listening_driver import started_daemon
 from nnfmq.measure.load_report import cpu_model
@@ -45,64 +43,27 @@ _PRELOADED = ["numpy", "nnfmq.runtime.client", "nnfmq.runtime.connect", "nnfmq.r
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; return 0 if all was measured, 1 after a failure or a missed target, 130 if interrupted."""
-    options = _parser().parse_args(argv)
-    adopt_orphans()
-    interrupt_on_sigterm()
-    try:
-        with tempfile.TemporaryDirectory(prefix="nnfmq-isolation-") as folder:
-            try:
-                report = measure(options, Path(folder))
-            finally:
-                end_descendants()
-    except (BenchmarkFailed, NnfmqError, OSError) as error:
-        print(f"isolation_bench: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    if options.json:
-        print_json(report)
-    else:
-        _print(report, options.no_color)
-    return 1 if options.check_targets and report["missed"] else 0
+    """Measure and print; return the exit status as `bench_program.run`."""
+    options = parse(_parser(), argv)
+    return run(options, measure, _print, "isolation_bench")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False)
-    parser.add_argument("--sections", type=_names(SECTIONS), default=tuple(SECTIONS), metavar="NAME,...",
+    parser = parser_for(__doc__)
+    parser.add_argument("--sections", type=some_of(SECTIONS), default=tuple(SECTIONS), metavar="NAME,...",
                         help=", ".join(SECTIONS))  # fmt: skip
-    parser.add_argument("--phases", type=_names(PHASES), default=tuple(PHASES), metavar="NAME,...",
+    parser.add_argument("--phases", type=some_of(PHASES), default=tuple(PHASES), metavar="NAME,...",
                         help=", ".join(PHASES))  # fmt: skip
-    parser.add_argument("--kills", type=_positive, default=100, help="in each phase (default: 100)")
-    parser.add_argument("--silent", type=_positive, default=2000, help="silent connections (default: 2000)")
-    parser.add_argument("--connects", type=_positive, default=100, help="of clients that send a hello (default: 100)")
+    parser.add_argument("--kills", type=positive, default=100, help="in each phase (default: 100)")
+    parser.add_argument("--silent", type=positive, default=2000, help="silent connections (default: 2000)")
+    parser.add_argument("--connects", type=positive, default=100, help="of clients that send a hello (default: 100)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of one trial of the neighbour (default: 3)")
-    parser.add_argument("--rounds", type=_positive, default=5, help="interleaved rounds (default: 5)")
-    parser.add_argument("--pool-mib", type=_positive, default=1024, help="pool of phase copying (default: 1024)")
-    parser.add_argument("--message-mib", type=_positive, default=64, help="message of phase decoding (default: 64)")
+    parser.add_argument("--rounds", type=positive, default=5, help="interleaved rounds (default: 5)")
+    parser.add_argument("--pool-mib", type=positive, default=1024, help="pool of phase copying (default: 1024)")
+    parser.add_argument("--message-mib", type=positive, default=64, help="message of phase decoding (default: 64)")
     parser.add_argument("--model", type=Path, help=f"of phase compiling (default: {COMPILED} in $NNFMQ_DATA)")
-    parser.add_argument("--limit", type=_positive, default=120, metavar="S", help="time limit of each step in seconds")
-    parser.add_argument("--check-targets", action="store_true", help="exit status 1 if a target is missed")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--no-color", action="store_true")
+    parser.add_argument("--limit", type=positive, default=120, metavar="S", help="time limit of each step in seconds")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return value
-
-
-def _names(known: Any) -> Any:
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
-        if not set(names) <= set(known):
-            raise argparse.ArgumentTypeError(f"there are {', '.join(known)}")
-        return names
-
-    return parse
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -131,13 +92,14 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def _model(options: argparse.Namespace) -> Path:
-    data = os.environ.get("NNFMQ_DATA")
-    path: Path | None = options.model or (Path(data) / COMPILED if data else None)
-    if path is None or not path.is_file():
-        if "compiling" in options.phases and set(options.sections) & {"kills", "neighbour"}:
-            raise BenchmarkFailed("phase compiling needs --model FILE, or $NNFMQ_DATA with the models")
+    """Return the model of phase compiling; an empty path if nothing needs it and it is not there."""
+    is_needed = "compiling" in options.phases and bool(set(options.sections) & {"kills", "neighbour"})
+    try:
+        return model_file(options, COMPILED, "phase compiling")
+    except BenchmarkFailed:
+        if is_needed:
+            raise
         return Path()
-    return path
 
 
 def _forkserver() -> Any:

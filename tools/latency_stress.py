@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_processes import receive_result, started_processes
+from bench_program import positive
 from latency_client import LatencyPlan, LatencySeries, client_main, compare_main
 
 from nnfmq.cli.console import console, print_json, table
@@ -57,12 +58,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, help="the real model (default: the packaged digits)")
     parser.add_argument("--only", choices=("null", "real"), help="measure only one of the two models")
     parser.add_argument(
-        "--count", type=_positive, default=10_000, help="executions of the null model per client and path"
+        "--count", type=positive, default=10_000, help="executions of the null model per client and path"
     )
     parser.add_argument(
-        "--real-count", type=_positive, help="executions of the real model (default: --count, at most 2000)"
+        "--real-count", type=positive, help="executions of the real model (default: --count, at most 2000)"
     )
-    parser.add_argument("--warm-up", type=_positive, default=500, help="round trips before the recorded ones")
+    parser.add_argument("--warm-up", type=positive, default=500, help="round trips before the recorded ones")
     parser.add_argument(
         "--clients", type=int, choices=range(1, 5), default=1, help="concurrent client processes, 1 to 4"
     )
@@ -75,20 +76,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--window", type=int, metavar="US", help="polling window of client and embedded driver in µs")
     parser.add_argument("--baselines", action="store_true", help="interleave a C ping-pong and a multiprocessing.Pipe")
-    parser.add_argument("--rounds", type=_positive, default=5, help="rounds of --baselines")
+    parser.add_argument("--rounds", type=positive, default=5, help="rounds of --baselines")
     parser.add_argument(
-        "--limit", type=_positive, default=300, metavar="S", help="time limit of each process in seconds"
+        "--limit", type=positive, default=300, metavar="S", help="time limit of each process in seconds"
     )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--no-color", action="store_true")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return value
 
 
 def _placement(text: str) -> str:

@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from bench_program import model_file, parse, parser_for, positive, run, some_of
 from bench_targets import upper_limit
-from process_tree import adopt_orphans, end_descendants, interrupt_on_sigterm
 
 from nnfmq.measure.failures import BenchmarkFailed
 from nnfmq.measure.listening_driver import Daemon, started_daemon
@@ -48,64 +48,31 @@ Section = dict[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; return 0 if all was measured, 1 after a failure or a missed target, 130 if interrupted."""
-    options = _parser().parse_args(argv)
-    adopt_orphans()
-    interrupt_on_sigterm()
-    try:
-        with tempfile.TemporaryDirectory(prefix="nnfmq-memory-") as folder:
-            report = measure(options, Path(folder))
-    except (BenchmarkFailed, OSError) as error:
-        print(f"memory_bench: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        end_descendants()
-    if options.json:
-        print(json.dumps(report, indent=2))
-    else:
-        _print(report, options.no_color)
-    return 1 if options.check_targets and report["missed"] else 0
+    """Measure and print; return the exit status as `bench_program.run`."""
+    options = parse(_parser(), argv)
+    return run(options, measure, _print, "memory_bench")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False)
+    parser = parser_for(__doc__)
     parser.add_argument(
-        "--sections", type=_sections, default=SECTIONS, metavar="NAME,...", help=f"{', '.join(SECTIONS)}"
+        "--sections", type=some_of(SECTIONS), default=SECTIONS, metavar="NAME,...", help=f"{', '.join(SECTIONS)}"
     )
-    parser.add_argument("--clients", type=_positive, default=8)
-    parser.add_argument("--executions", type=_positive, default=1000, help="of each client (default: 1000)")
+    parser.add_argument("--clients", type=positive, default=8)
+    parser.add_argument("--executions", type=positive, default=1000, help="of each client (default: 1000)")
     parser.add_argument("--model", type=Path, help=f"of section quantized (default: {QUANTIZED} in $NNFMQ_DATA)")
     parser.add_argument(
         "--together", action="store_true",
         help="start all clients at once, instead of the others when the first one's executions are done",
     )  # fmt: skip
-    parser.add_argument("--float-mb", type=_positive, default=100, help="weights of the float model (default: 100)")
+    parser.add_argument("--float-mb", type=positive, default=100, help="weights of the float model (default: 100)")
     parser.add_argument("--busy", type=float, default=20.0, metavar="S", help="seconds of section busy (default: 20)")
     parser.add_argument(
         "--settle", type=float, default=5.0, metavar="S",
         help="seconds between the last client's exit and the reading of the idle driver (default: 5)",
     )  # fmt: skip
-    parser.add_argument("--limit", type=_positive, default=900, metavar="S", help="time limit of each step in seconds")
-    parser.add_argument("--check-targets", action="store_true", help="exit status 1 if a target is missed")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--no-color", action="store_true")
+    parser.add_argument("--limit", type=positive, default=900, metavar="S", help="time limit of each step in seconds")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return value
-
-
-def _sections(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    if not set(names) <= set(SECTIONS):
-        raise argparse.ArgumentTypeError(f"there are {', '.join(SECTIONS)}")
-    return names
 
 
 # ---- sections
@@ -143,20 +110,7 @@ def _conditions(options: argparse.Namespace, load: tuple[float, ...]) -> dict[st
 
 
 def _quantized(options: argparse.Namespace, folder: Path) -> Section:
-    return _compare("quantized", options, folder, quantized_model(options))
-
-
-def quantized_model(options: argparse.Namespace) -> Path:
-    """Return the path of MobileNet v2, or of --model.
-
-    Raises:
-        BenchmarkFailed: If there is no such file.
-    """
-    data = os.environ.get("NNFMQ_DATA")
-    path: Path | None = options.model or (Path(data) / QUANTIZED if data else None)
-    if path is None or not path.is_file():
-        raise BenchmarkFailed("section quantized needs --model FILE, or $NNFMQ_DATA with the models")
-    return path
+    return _compare("quantized", options, folder, model_file(options, QUANTIZED, "section quantized"))
 
 
 def _float(options: argparse.Namespace, folder: Path) -> Section:
@@ -219,7 +173,7 @@ def _keep_busy(options: argparse.Namespace, daemon: Daemon) -> None:
             stack.callback(process.kill)  # they run until their time is over; does nothing if they have exited
             random.append(process)
         with suppress(BenchmarkFailed):
-            model = quantized_model(options)
+            model = model_file(options, QUANTIZED, "section quantized")
             while time.monotonic() < end:
                 with started_clients("nnfmq", model, options, daemon.socket, clients=2, executions=10):
                     pass

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_processes import receive_result, started_processes
+from bench_program import positive
 from bench_targets import allowed_text, format_metric, outcome_text
 from queue_bench_candidates import child_main
 from queue_bench_cases import ROWS, SLOWER, Row, report_row
@@ -64,13 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False)
     names = ", ".join(row.name for row in ROWS)
     parser.add_argument("--rows", type=_rows, default=ROWS, metavar="NAME,...", help=f"measure only these: {names}")
-    parser.add_argument("--rounds", type=_positive, help="interleaved rounds (default: 5, --quick: 2)")
+    parser.add_argument("--rounds", type=positive, help="interleaved rounds (default: 5, --quick: 2)")
     parser.add_argument(
         "--quick", action="store_true", help="a hundredth of the round trips: a smoke test, not a measurement"
     )
-    parser.add_argument(
-        "--limit", type=_positive, default=120, metavar="S", help="time limit of a candidate in seconds"
-    )
+    parser.add_argument("--limit", type=positive, default=120, metavar="S", help="time limit of a candidate in seconds")
     parser.add_argument("--check-targets", action="store_true", help="exit status 1 if a target is missed")
     parser.add_argument("--require-all", action="store_true", help="exit status 1 if a baseline is missing")
     parser.add_argument(
@@ -79,13 +78,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--no-color", action="store_true")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return value
 
 
 def _rows(text: str) -> tuple[Row, ...]:

@@ -24,6 +24,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from bench_program import positive
 
 from nnfmq.queue import MessageQueue
 from nnfmq.queue import core as cores
@@ -68,9 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=_possible(), help="writer-reader (default: all)")
-    parser.add_argument("--count", type=_positive, default=10_000_000, help="records (default: 10 million)")
+    parser.add_argument("--count", type=positive, default=10_000_000, help="records (default: 10 million)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--limit", type=_positive, default=3600, metavar="S", help="time limit of a pair in seconds")
+    parser.add_argument("--limit", type=positive, default=3600, metavar="S", help="time limit of a pair in seconds")
     parser.add_argument("--json", action="store_true")
     for hidden in ("--role", "--descriptor"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
@@ -80,13 +81,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _possible() -> list[str]:
     return [pair for pair in PAIRS if set(pair.split("-")) <= set(cores.available())]
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return value
 
 
 def _line(report: dict[str, Any]) -> str:

@@ -14,22 +14,19 @@ import argparse
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from bench_program import model_file, parse, parser_for, positive, run, some_of
 from bench_targets import print_targets
-from process_tree import adopt_orphans, end_descendants, interrupt_on_sigterm
 from ray_bench_memory import memory
 from ray_bench_overhead import overhead
 from ray_bench_serve import StartedServe
 from ray_nodes import started_nodes, started_serve
 
-from nnfmq.cli.console import console, print_json, table
-from nnfmq.hal.errors import NnfmqError
-from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.cli.console import console, table
 from nnfmq.measure.load_report import cpu_model
 
 MODEL = "models/mobilenet_v1_0.25_128_quant.tflite"
@@ -38,60 +35,27 @@ Report = dict[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; return 0 if all was measured, 1 after a failure or a missed target, 130 if interrupted."""
-    options = _parser().parse_args(argv)
-    adopt_orphans()
-    interrupt_on_sigterm()
-    try:
-        with tempfile.TemporaryDirectory(prefix="nq-", ignore_cleanup_errors=True) as folder:
-            report = measure(options, Path(folder))
-    except (BenchmarkFailed, NnfmqError, OSError) as error:
-        print(f"ray_bench: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        end_descendants()
-    if options.json:
-        print_json(report)
-    else:
-        _print(report, options.no_color)
-    return 1 if options.check_targets and report["missed"] else 0
+    """Measure and print; return the exit status as `bench_program.run`."""
+    options = parse(_parser(), argv)
+    return run(options, measure, _print, "ray_bench")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False)
+    parser = parser_for(__doc__)
     parser.add_argument(
-        "--sections", type=_sections, default=SECTIONS, metavar="NAME,...", help=f"{', '.join(SECTIONS)}"
+        "--sections", type=some_of(SECTIONS), default=SECTIONS, metavar="NAME,...", help=f"{', '.join(SECTIONS)}"
     )
     parser.add_argument("--model", type=Path, help=f"of section overhead (default: {MODEL} in $NNFMQ_DATA)")
-    parser.add_argument("--rounds", type=_positive, default=40, help="interleaved rounds (default: 40)")
-    parser.add_argument("--requests", type=_positive, default=100, help="of each round and transport (default: 100)")
-    parser.add_argument("--replicas", type=_positive, default=8, help="of section memory (default: 8)")
-    parser.add_argument("--megabytes", type=_positive, default=100, help="weights of section memory (default: 100)")
+    parser.add_argument("--rounds", type=positive, default=40, help="interleaved rounds (default: 40)")
+    parser.add_argument("--requests", type=positive, default=100, help="of each round and transport (default: 100)")
+    parser.add_argument("--replicas", type=positive, default=8, help="of section memory (default: 8)")
+    parser.add_argument("--megabytes", type=positive, default=100, help="weights of section memory (default: 100)")
     parser.add_argument(
         "--settle", type=float, default=12.0, metavar="S",
         help="seconds between the first requests and the reading of memory: compile processes end 10 s after their "
         "last use (default: 12)",
     )  # fmt: skip
-    parser.add_argument("--check-targets", action="store_true", help="exit status 1 if a target is missed")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--no-color", action="store_true")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return value
-
-
-def _sections(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    if not set(names) <= set(SECTIONS):
-        raise argparse.ArgumentTypeError(f"there are {', '.join(SECTIONS)}")
-    return names
 
 
 def measure(options: argparse.Namespace, folder: Path) -> Report:
@@ -112,17 +76,11 @@ def measure(options: argparse.Namespace, folder: Path) -> Report:
 
 
 SECTION: dict[str, Callable[[argparse.Namespace, StartedServe], Report]] = {
-    "overhead": lambda options, started: overhead(started, _model(options), options.rounds, options.requests),
+    "overhead": lambda options, started: overhead(
+        started, model_file(options, MODEL, "section overhead"), options.rounds, options.requests
+    ),
     "memory": lambda options, started: memory(started, options.replicas, options.megabytes, options.settle),
 }
-
-
-def _model(options: argparse.Namespace) -> Path:
-    data = os.environ.get("NNFMQ_DATA")
-    path: Path | None = options.model or (Path(data) / MODEL if data else None)
-    if path is None or not path.is_file():
-        raise BenchmarkFailed("section overhead needs --model FILE, or $NNFMQ_DATA with the models")
-    return path
 
 
 def _conditions(options: argparse.Namespace, load: tuple[float, ...]) -> Report:

@@ -17,7 +17,6 @@ import platform
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -26,14 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from bench_processes import receive_result, started_processes
+from bench_program import model_file, parse, parser_for, positive, run
 from bench_targets import lower_limit, print_targets, upper_limit
-from process_tree import adopt_orphans, end_descendants, interrupt_on_sigterm
 from queue_bench_cases import REPORTED_PERCENTILES
 from sharing_clients import ClientJob, Single, Stream, client_main
 
-from nnfmq.cli.console import console, print_json, table
-from nnfmq.hal.errors import NnfmqError
-from nnfmq.measure.failures import BenchmarkFailed
+from nnfmq.cli.console import console, table
 from nnfmq.measure.listening_driver import started_daemon
 from nnfmq.measure.load_report import cpu_model
 from nnfmq.measure.percentiles import percentile
@@ -48,49 +45,23 @@ Clients = dict[str, list[Connection]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; return 0 if all was measured, 1 after a failure or a missed target, 130 if interrupted."""
-    options = _parser().parse_args(argv)
+    """Measure and print; return the exit status as `bench_program.run`."""
+    options = parse(_parser(), argv)
     if options.quick:
         options.clients, options.rounds, options.seconds, options.trials = 2, 1, 0.2, 2
-    adopt_orphans()
-    interrupt_on_sigterm()
-    try:
-        with tempfile.TemporaryDirectory(prefix="nnfmq-sharing-") as folder:
-            report = measure(options, Path(folder))
-    except (BenchmarkFailed, NnfmqError, OSError) as error:
-        print(f"sharing_bench: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        end_descendants()
-    if options.json:
-        print_json(report)
-    else:
-        _print(report, options.no_color)
-    return 1 if options.check_targets and report["missed"] else 0
+    return run(options, measure, _print, "sharing_bench")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False)
-    parser.add_argument("--clients", type=_positive, default=8, help="of each runtime (default: 8)")
-    parser.add_argument("--rounds", type=_positive, default=10, help="interleaved rounds (default: 10)")
+    parser = parser_for(__doc__)
+    parser.add_argument("--clients", type=positive, default=8, help="of each runtime (default: 8)")
+    parser.add_argument("--rounds", type=positive, default=10, help="interleaved rounds (default: 10)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of one trial of throughput (default: 3)")
-    parser.add_argument("--trials", type=_positive, default=20, help="of deadlines in each round (default: 20)")
+    parser.add_argument("--trials", type=positive, default=20, help="of deadlines in each round (default: 20)")
     parser.add_argument("--model", type=Path, help=f"default: {MODEL} in $NNFMQ_DATA")
     parser.add_argument("--quick", action="store_true", help="2 clients, 1 round, 0.2 s, 2 trials: for tests")
-    parser.add_argument("--limit", type=_positive, default=120, metavar="S", help="time limit of each step in seconds")
-    parser.add_argument("--check-targets", action="store_true", help="exit status 1 if a target is missed")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--no-color", action="store_true")
+    parser.add_argument("--limit", type=positive, default=120, metavar="S", help="time limit of each step in seconds")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return value
 
 
 # ---- measuring
@@ -102,7 +73,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     Raises:
         BenchmarkFailed: If the driver or a client fails, or a step takes longer than its limit.
     """
-    load, model = os.getloadavg(), _model(options)
+    load, model = os.getloadavg(), model_file(options, MODEL, "the benchmark")
     with ExitStack() as stack:
         daemon = stack.enter_context(started_daemon(folder))
         clients: Clients = {}
@@ -119,14 +90,6 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "conditions": _conditions(options, load, model), "throughput": throughput, "deadlines": deadlines,
         "targets": targets, "missed": [target["target"] for target in targets if target["met"] is False],
     }  # fmt: skip
-
-
-def _model(options: argparse.Namespace) -> Path:
-    data = os.environ.get("NNFMQ_DATA")
-    path: Path | None = options.model or (Path(data) / MODEL if data else None)
-    if path is None or not path.is_file():
-        raise BenchmarkFailed("--model FILE is needed, or $NNFMQ_DATA with the models")
-    return path
 
 
 def _conditions(options: argparse.Namespace, load: tuple[float, float, float], model: Path) -> dict[str, Any]:

@@ -54,6 +54,8 @@ class _WithoutTrace(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> Any:
         self.generic_visit(node)
+        if self._is_nothing(node.test):
+            return node.orelse
         if isinstance(node.test, ast.Constant):
             return node.body if node.test.value else node.orelse
         return node
@@ -124,12 +126,13 @@ def driver_functions() -> list[FunctionType]:
 def _obey(commands: socket.socket) -> None:
     """Switch this process as the commands say, until the client has exited. The first comes after its StartTrace."""
     from nnfmq.observe.trace_points import TRACING
+    from nnfmq.service.worker_trace import WORKER_TRACE
 
     command = commands.recv(1)
-    recorder = TRACING.recorder
+    recorder, records = TRACING.recorder, WORKER_TRACE.switch
 
     def record(is_on: bool) -> None:
-        TRACING.recorder = recorder if is_on else None
+        TRACING.recorder, WORKER_TRACE.switch = (recorder, records) if is_on else (None, (0,))
 
     switch = TraceSwitch(driver_functions(), record)
     while command:

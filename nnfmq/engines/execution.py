@@ -259,7 +259,7 @@ class BoundSteps:
         """Execute once: read the inputs, fill the outputs, return the shape of each. Raises as `Program.execute`."""
         frame = self.frame
         try:
-            if self._has_run and self._write_directly is not None:
+            if self._write_directly is not None and self._has_run:
                 self.write_outputs, self._write_directly = self._write_directly(frame), None
             recorder = TRACING.recorder
             if recorder is None:

@@ -38,7 +38,7 @@ from nnfmq.hal.errors import (
 from nnfmq.hal.timing import NO_TIMING, Timing
 from nnfmq.hal.types import MeasureTiming
 from nnfmq.observe.slot_writer import BurstRow, unpublished_burst
-from nnfmq.observe.trace_points import TRACING, recorded
+from nnfmq.observe.trace_points import recorded
 from nnfmq.queue import NOT_EMPTY, MessageQueue, PeerDeathFlag, PollingWindow
 from nnfmq.serialize.burst_deadline import DeadlineWord, is_marked
 from nnfmq.serialize.codec import decode_request, encode_result
@@ -227,7 +227,7 @@ class BurstServer:
         if packet is not None:
             try:
                 self._handle(packet, monotonic_ns())
-                if WORKER_TRACE.switch[0] or TRACING.recorder is not None:  # after the reply
+                if WORKER_TRACE.switch[0]:  # after the reply
                     WORKER_TRACE.note_request(self.trace_base, self._stats.words)
             finally:
                 if self._order is not None and self._order.has_chosen:

@@ -88,6 +88,28 @@ def test_a_worker_records_in_its_ring_while_a_client_traces_the_driver(area: Tra
     assert len(slices_of(area, 2)) == 2
 
 
+def test_the_switch_is_on_until_the_request_that_ends_the_recording(area: TraceArea, trace: WorkerTrace) -> None:
+    worker_in(area, trace, 2)
+    area.memory.view[OWNER] = 3
+    trace.note_request(0, WORDS)
+    area.memory.view[OWNER] = 0
+    assert trace.switch[0]  # the next request ends the recording
+    trace.note_request(0, WORDS)
+    assert not trace.switch[0]
+    area.memory.view[OWNER] = 3
+    assert trace.switch[0]
+
+
+def test_the_switch_stays_on_in_a_worker_with_its_client_s_ring(trace: WorkerTrace) -> None:
+    assert not trace.switch[0]
+    trace.record_to(Memory.create(ring_bytes(8)))
+    assert trace.switch[0]
+    trace.note_request(0, WORDS)
+    assert trace.switch[0]
+    trace.stop()
+    assert not trace.switch[0]
+
+
 def test_a_worker_records_again_in_a_second_trace(area: TraceArea, trace: WorkerTrace) -> None:
     worker_in(area, trace, 1)
     for _ in range(2):

@@ -48,7 +48,7 @@ def test_a_missing_model_is_an_error() -> None:
     with short_folder() as folder:
         done = ran(folder, "--quick")
     assert done.returncode == 1
-    assert "--model FILE is needed" in done.stderr
+    assert "needs --model FILE" in done.stderr
 
 
 def misses(order: Sequence[int], run_ns: int, cores: int) -> int:
