@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nnfmq.runtime.burst_pool import BurstPool
     from nnfmq.runtime.client import Client
     from nnfmq.runtime.client_device import Device, DeviceInfo
+    from nnfmq.runtime.compiled_model import CompiledModel
     from nnfmq.runtime.connect import connect
     from nnfmq.runtime.devices.nnapi_runtime import Runtime
     from nnfmq.runtime.devices.runtime_device import RuntimeDevice
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from nnfmq.runtime.fenced_execution import FencedExecution
     from nnfmq.runtime.managed_buffer import Buffer
     from nnfmq.runtime.memory_copy import copy
+    from nnfmq.runtime.model_burst import ModelBurst
     from nnfmq.runtime.named_models.served_model import ServedModel
     from nnfmq.runtime.prepared_model import PreparedModel
     from nnfmq.runtime.reusable_execution import Execution
@@ -45,6 +47,7 @@ __all__ = [
     "Burst",
     "BurstPool",
     "Client",
+    "CompiledModel",
     "Device",
     "DeviceInfo",
     "Execution",
@@ -57,6 +60,7 @@ __all__ = [
     "LoadedModel",
     "Memory",
     "ModelBuilder",
+    "ModelBurst",
     "ModelMetadata",
     "PendingExecution",
     "PreparedModel",
@@ -84,6 +88,7 @@ if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__get
         "Buffer": "nnfmq.runtime.managed_buffer",
         "BurstPool": "nnfmq.runtime.burst_pool",
         "Client": "nnfmq.runtime.client",
+        "CompiledModel": "nnfmq.runtime.compiled_model",
         "connect": "nnfmq.runtime.connect",
         "copy": "nnfmq.runtime.memory_copy",
         "allocate": "nnfmq.runtime.buffer_allocation",
@@ -94,6 +99,7 @@ if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__get
         "FileMemory": "nnfmq.file_memory",
         "Memory": "nnfmq.memory",
         "ModelBuilder": "nnfmq.model_builder.builder",
+        "ModelBurst": "nnfmq.runtime.model_burst",
         "PendingExecution": "nnfmq.runtime.async_execution",
         "PreparedModel": "nnfmq.runtime.prepared_model",
         "Runtime": "nnfmq.runtime.devices.nnapi_runtime",

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from nnfmq.cli.inputs import Array
     from nnfmq.images import Normalization
     from nnfmq.importers import LoadedModel
-    from nnfmq.runtime.client import CompiledModel
+    from nnfmq.runtime.compiled_model import CompiledModel
 
 EXAMPLES = """\
 examples:
@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         metavar="S",
         type=float,
-        help="limit for preparing and for each execution on one device, in seconds (default: 60 for an execution)",
+        help="limit for preparing and for each execution, in seconds (default: 60 for an execution)",
     )
     parser.add_argument(
         "--output", metavar="FILE", type=Path, help="save the outputs as .npy, or .npz if there are several"
@@ -173,7 +173,6 @@ def _burst(
 ) -> tuple[str, tuple[Array, ...], dict[str, int]]:
     """Return the device's name, the last outputs, and the p50 of each stage over all executions."""
     from nnfmq.hal.types import ExecutionPreference
-    from nnfmq.runtime.prepared_model import PreparedModel
 
     with ExitStack() as stack:
         prepare = _prepare_function(arguments, stack)
@@ -182,9 +181,7 @@ def _burst(
         with compiling(arguments.no_color) as progress:
             prepared = prepare(model, progress=progress, preference=preference, timeout=arguments.timeout)
         stack.enter_context(prepared)
-        timeout = (
-            _EXECUTION_S if arguments.timeout is None and isinstance(prepared, PreparedModel) else arguments.timeout
-        )
+        timeout = _EXECUTION_S if arguments.timeout is None else arguments.timeout
         burst = prepared.burst()
         stack.enter_context(burst)
         progress = stack.enter_context(progress_bar("executing", arguments.no_color))

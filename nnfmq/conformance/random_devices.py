@@ -25,7 +25,8 @@ from nnfmq.runtime.devices.driver_access import DriverAccess
 from nnfmq.runtime.devices.runtime_device import CpuDevice, RuntimeDevice
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import Client, CompiledModel
+    from nnfmq.runtime.client import Client
+    from nnfmq.runtime.compiled_model import CompiledModel
 
 _DRIVERS = 2
 _DEVICES = 12  # of each driver

@@ -25,11 +25,10 @@ from nnfmq.runtime.connect import connect
 from nnfmq.runtime.devices.driver_access import DriverAccess
 from nnfmq.runtime.devices.nnapi_runtime import Runtime
 from nnfmq.runtime.devices.runtime_device import CPU_DEVICE_NAME, RuntimeDevice
-from nnfmq.runtime.prepared_model import PreparedModel
-from nnfmq.runtime.tensor_layout import has_unknown_shape
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import Client, CompiledModel
+    from nnfmq.runtime.client import Client
+    from nnfmq.runtime.compiled_model import CompiledModel
 
 RUNTIME = "runtime"
 RUNTIME_PATHS = (RUNTIME, f"{RUNTIME}-async", f"{RUNTIME}-fenced", f"{RUNTIME}-burst")
@@ -233,14 +232,8 @@ def _execute_fenced(model: CompiledModel, request: Request, config: ExecutionCon
 
 
 def _execute_burst(model: CompiledModel, request: Request, config: ExecutionConfig) -> tuple[OutputShape, ...]:
-    """Execute over a burst, or one for each step. Steps have none if the shape of an input or output is unknown."""
-    if isinstance(model, PreparedModel):
-        with model.request_burst() as burst:
-            return burst.execute_request(request, config).shapes
-    if any(map(has_unknown_shape, (*model.inputs, *model.outputs))):
-        return _execute_sync(model, request, config)
-    with model.burst() as bursts:
-        return bursts.execute_request(request, config).shapes
+    with model.request_burst() as burst:
+        return burst.execute_request(request, config).shapes
 
 
 _EXECUTE = {"": _execute_sync, "async": _execute_async, "fenced": _execute_fenced, "burst": _execute_burst}

@@ -21,7 +21,7 @@ from nnfmq.hal.types import Model, OutputShape, is_scalar
 from nnfmq.validation import validate_model
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import CompiledModel
+    from nnfmq.runtime.compiled_model import CompiledModel
 
 INTERPRETER_LEVEL = 8
 FILL_BYTE = 0xA5

@@ -15,7 +15,7 @@ from nnfmq.runtime.mapped_arrays import MappedArrays
 from nnfmq.runtime.model_state import require_no_state
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.prepared_model import PreparedModel
+    from nnfmq.runtime.compiled_model import CompiledModel
 
 __all__ = ["MODES", "STAGES", "Stages", "opened_mode"]
 
@@ -25,7 +25,7 @@ STAGES = ("latency", "queue", "driver", "engine")
 
 
 @contextmanager
-def opened_mode(mode: str, prepared: PreparedModel) -> Iterator[tuple[Step, Stages | None]]:
+def opened_mode(mode: str, prepared: CompiledModel) -> Iterator[tuple[Step, Stages | None]]:
     """Yield the step of an execution mode of `MODES`, and of a burst the stages of an execution.
 
     Raises:
@@ -36,7 +36,7 @@ def opened_mode(mode: str, prepared: PreparedModel) -> Iterator[tuple[Step, Stag
 
 
 @contextmanager
-def _burst(prepared: PreparedModel) -> Iterator[tuple[Step, Stages | None]]:
+def _burst(prepared: CompiledModel) -> Iterator[tuple[Step, Stages | None]]:
     with prepared.burst() as burst:
         execute = burst.execute
 
@@ -49,27 +49,27 @@ def _burst(prepared: PreparedModel) -> Iterator[tuple[Step, Stages | None]]:
 
 
 @contextmanager
-def _reusable(prepared: PreparedModel) -> Iterator[tuple[Step, Stages | None]]:
+def _reusable(prepared: CompiledModel) -> Iterator[tuple[Step, Stages | None]]:
     with prepared.create_reusable_execution() as execution:
         compute = execution.compute
         yield lambda inputs: compute(*inputs), None
 
 
 @contextmanager
-def _synchronous(prepared: PreparedModel) -> Iterator[tuple[Step, Stages | None]]:
+def _synchronous(prepared: CompiledModel) -> Iterator[tuple[Step, Stages | None]]:
     execute = prepared.execute
     yield lambda inputs: execute(*inputs), None
 
 
 @contextmanager
-def _asynchronous(prepared: PreparedModel) -> Iterator[tuple[Step, Stages | None]]:
+def _asynchronous(prepared: CompiledModel) -> Iterator[tuple[Step, Stages | None]]:
     require_no_state(prepared.states, "execute")
     execute = prepared.execute_async
     yield lambda inputs: execute(*inputs).result(), None
 
 
 @contextmanager
-def _fenced(prepared: PreparedModel) -> Iterator[tuple[Step, Stages | None]]:
+def _fenced(prepared: CompiledModel) -> Iterator[tuple[Step, Stages | None]]:
     require_no_state(prepared.states, "execute")
 
     def step(inputs: Sequence[Array]) -> Sequence[Array]:
@@ -82,7 +82,7 @@ def _fenced(prepared: PreparedModel) -> Iterator[tuple[Step, Stages | None]]:
 class _MappedRequest:
     """The arrays of an AIDL burst; `arrays` is None once its memory is closed."""
 
-    def __init__(self, prepared: PreparedModel, resources: ExitStack) -> None:
+    def __init__(self, prepared: CompiledModel, resources: ExitStack) -> None:
         self.arrays: MappedArrays | None = MappedArrays.create(prepared.handle, resources, "an AIDL burst")
         resources.callback(self._discard)
         self._burst = resources.enter_context(prepared.aidl_burst())
@@ -102,13 +102,13 @@ class _MappedRequest:
 
 
 @contextmanager
-def _aidl_burst(prepared: PreparedModel) -> Iterator[tuple[Step, Stages | None]]:
+def _aidl_burst(prepared: CompiledModel) -> Iterator[tuple[Step, Stages | None]]:
     require_no_state(prepared.states, "execute")
     with ExitStack() as resources:
         yield _MappedRequest(prepared, resources).step, None
 
 
-MODES: dict[str, Callable[[PreparedModel], AbstractContextManager[tuple[Step, Stages | None]]]] = {
+MODES: dict[str, Callable[[CompiledModel], AbstractContextManager[tuple[Step, Stages | None]]]] = {
     "burst": _burst,
     "reusable": _reusable,
     "sync": _synchronous,

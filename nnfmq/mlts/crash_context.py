@@ -15,7 +15,7 @@ from nnfmq.runtime.connect import connect
 from nnfmq.runtime.prepare_arguments import ModelArgument
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import CompiledModel
+    from nnfmq.runtime.compiled_model import CompiledModel
 
 _CONNECT_S = 60.0  # with 60 clients on one processor
 

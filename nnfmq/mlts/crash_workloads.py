@@ -26,7 +26,7 @@ from nnfmq.mlts.stress_models import hal_model, inputs_for, open_model, with_con
 from nnfmq.runtime.client_device import Device
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import CompiledModel
+    from nnfmq.runtime.compiled_model import CompiledModel
 
 _SLICE_S = 1.0  # executions of one model before the next one
 _FLOAT_TOLERANCE = 1e-3  # between a baseline program and the compiled one

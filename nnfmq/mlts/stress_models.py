@@ -37,7 +37,7 @@ from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.prepare_arguments import NamedModel
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import CompiledModel
+    from nnfmq.runtime.compiled_model import CompiledModel
 
 PARALLEL_BUDGET_S = 8.0
 """How long the executions, or preparations, of all threads of a test may take one after the other."""

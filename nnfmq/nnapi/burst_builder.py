@@ -11,10 +11,10 @@ from nnfmq.hal.types import ExecutionConfig, Request
 from nnfmq.nnapi.compilation_builder import CompilationBuilder
 from nnfmq.nnapi.required_arguments import required
 from nnfmq.nnapi.shared_model import SharedModel
-from nnfmq.runtime.burst_controller import Burst
+from nnfmq.runtime.compiled_model import CompiledModel
 from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
-from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.runtime.model_burst import ModelBurst
 from nnfmq.uncopyable import Uncopyable
 
 __all__ = ["BurstBuilder"]
@@ -25,8 +25,8 @@ _log = logging.getLogger("nnfmq.nnapi")
 class BurstBuilder(Uncopyable):
     """A burst of a compilation; blocks while it is configured. Close it, or use `with`. One computation at a time.
 
-    Memories that executions use remain mapped in the driver until they are closed. For several devices there are no
-    queues: executions are computed as by `compute`.
+    Memories that executions use remain mapped in the driver until they are closed. A model on several devices has a
+    burst for each step (PART-10).
 
     Raises:
         BadState: If the compilation is not finished, has failed or is closed.
@@ -36,11 +36,11 @@ class BurstBuilder(Uncopyable):
     def __init__(self, compilation: CompilationBuilder) -> None:
         self._claims: dict[int, object] = {}  # see `exclusive_use`
         self._shared: SharedModel | None = None
-        self._burst: Burst | None = None
+        self._burst: ModelBurst | None = None
         shared = required(compilation, "the compilation").require_compiled("a burst")
         shared.users.acquire()
         try:
-            self._burst = _burst_of(shared.model) if isinstance(shared.model, PreparedModel) else None
+            self._burst = _burst_of(shared.model)
         except BaseException:
             shared.users.release()
             raise
@@ -88,12 +88,12 @@ class BurstBuilder(Uncopyable):
         self.close()
 
 
-def _burst_of(model: PreparedModel) -> Burst | None:
+def _burst_of(model: CompiledModel) -> ModelBurst | None:
     """Return a burst of the model's device; None if it fails, and the CPU executes what the device cannot."""
     try:
         return model.request_burst()
     except NnfmqError as error:
-        if model.fallback is None:
+        if model.handle.fallback is None:
             raise
         _log.info("executions are computed without a burst, because device %s fails: %s", model.device, error)
         return None

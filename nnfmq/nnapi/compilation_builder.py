@@ -29,7 +29,7 @@ from nnfmq.uncopyable import Uncopyable
 from nnfmq.validation.values import validate_cache_token
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import CompiledModel
+    from nnfmq.runtime.compiled_model import CompiledModel
 
 __all__ = ["CompilationBuilder"]
 

@@ -15,12 +15,11 @@ from nnfmq.nnapi.assembled_request import AssembledRequest
 from nnfmq.nnapi.burst_builder import BurstBuilder
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.prepared_model import PreparedModel
-from nnfmq.runtime.reusable_execution import RequestExecution
+from nnfmq.runtime.reusable_execution import BoundRequest
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import CompiledModel
+    from nnfmq.runtime.compiled_model import CompiledModel
     from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming
-    from nnfmq.runtime.plan_execution.compound_fenced import CompoundFencedExecution
 
 __all__ = ["PendingResult", "RequestSender", "TimedResult"]
 
@@ -63,8 +62,8 @@ class RequestSender:
         self._model = model
         self.assembled = assembled
         self._config = config
-        self._binds = is_reusable and isinstance(model, PreparedModel) and model.connection.has_reusable_executions
-        self._bound: RequestExecution | None = None
+        self._is_reusable = is_reusable
+        self._bound: BoundRequest | None = None
 
     def execute(self, timeout: float | None) -> ExecutionResult:
         """Execute the request; blocks. Raises as `PreparedModel.execute_request`."""
@@ -73,9 +72,8 @@ class RequestSender:
             return bound.compute(timeout=timeout)
         return self._model.execute_request(self.assembled.request, self._config, timeout=timeout)
 
-    def _bind(self, timeout: float | None) -> RequestExecution | None:
-        if self._binds and self._bound is None:
-            assert isinstance(self._model, PreparedModel)
+    def _bind(self, timeout: float | None) -> BoundRequest | None:
+        if self._is_reusable and self._bound is None:
             self._bound = self._model.create_reusable_request(self.assembled.request, self._config, timeout=timeout)
         return self._bound
 
@@ -124,7 +122,7 @@ def _timed(result: ExecutionResult) -> TimedResult:
     return TimedResult(result.shapes, result.timing, result.timing)
 
 
-def _launched(execution: FencedExecution[FencedTiming] | CompoundFencedExecution[FencedTiming]) -> PendingResult:
+def _launched(execution: FencedExecution[FencedTiming]) -> PendingResult:
     try:
         fence = Fence.adopt(os.dup(execution.fence.fileno()))
     except BaseException:

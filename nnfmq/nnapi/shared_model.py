@@ -8,7 +8,7 @@ from nnfmq.nnapi.user_count import UserCount
 from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import CompiledModel
+    from nnfmq.runtime.compiled_model import CompiledModel
 
 __all__ = ["SharedModel"]
 

@@ -7,7 +7,7 @@ hold the tensor, `allocate` falls back to shared memory, which behaves the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -15,38 +15,14 @@ from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ProtocolError, ResourceExhausted
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import merge_dimensions
+from nnfmq.runtime.compiled_model import CompiledModel
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.managed_buffer import Buffer, Role, SharedBuffer
 from nnfmq.runtime.tensor_layout import has_unknown_shape
 from nnfmq.serialize import messages
 
-
-class RoleModel(Protocol):
-    """A prepared model on one device or several: a PreparedModel or a PartitionedModel."""
-
-    @property
-    def inputs(self) -> tuple[TensorInfo, ...]:
-        """The inputs, in order."""
-        ...
-
-    @property
-    def outputs(self) -> tuple[TensorInfo, ...]:
-        """The outputs, in order."""
-        ...
-
-    @property
-    def device(self) -> str:
-        """The names of the devices."""
-        ...
-
-    @property
-    def handle(self) -> Any:
-        """The model as the execution modes use it; its `connection` is None if it is on several devices."""
-        ...
-
-
-ModelRole: TypeAlias = tuple[RoleModel, int]
+ModelRole: TypeAlias = tuple[CompiledModel, int]
 """A prepared model and the index of one of its inputs, or of one of its outputs."""
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 from msgspec import Struct
@@ -36,8 +35,8 @@ from nnfmq.runtime.exclusive_use import CLAIM, exclusive
 from nnfmq.runtime.execution_result import ExecutionInfo, ExecutionResult
 from nnfmq.runtime.failed_execution import execute_on_cpu, model_on_cpu
 from nnfmq.runtime.mapped_arrays import MappedArrays
+from nnfmq.runtime.model_burst import ModelBurst
 from nnfmq.runtime.model_handle import ModelHandle
-from nnfmq.runtime.model_state import HasState
 from nnfmq.runtime.result_validation import validate_result
 from nnfmq.runtime.sync_execution import execute_arrays, execute_request
 from nnfmq.runtime.tensor_layout import Array
@@ -68,15 +67,8 @@ class CachedRequest(Struct):
     """The last reply that was decoded, validated, successful and without times. No reply is empty."""
 
 
-class Burst(BurstChannel, HasState):
-    """A burst. Close it, or use `with`. One execution at a time: a second thread's call is rejected, not queued.
-
-    `inputs` and `outputs` are arrays over the shared memory itself: write the inputs, call `execute()` without
-    arguments, and read the outputs, and nothing is copied. Do not write the inputs or use the outputs while an
-    execution runs, nor after a call that ended early until the next call has returned. Without arguments `execute`
-    needs inputs: from an earlier call, or because the application has accessed `inputs`. The states of a model with
-    states are this burst's own; a call that raises does not change them.
-    """
+class Burst(BurstChannel, ModelBurst):
+    """A burst of one device; otherwise as `ModelBurst` says."""
 
     def __init__(self, model: ModelHandle, window_ns: int) -> None:
         super().__init__(model, window_ns)
@@ -134,17 +126,6 @@ class Burst(BurstChannel, HasState):
         state = ", closed" if not is_open else "" if self._arrays is not None else ", without memory"
         return f"<Burst on {clipped(repr(self._model.device))}{state}: {self._model.signature}>"
 
-    @property
-    def inputs(self) -> tuple[Array, ...]:
-        """The input arrays over the shared memory; empty without own memory, and once closed."""
-        self._has_inputs = True  # what the application does with the arrays cannot be seen from here
-        return self._inputs
-
-    def discard_inputs(self) -> None:
-        """Require new inputs for the next `execute`, and begin it with the initial states. For a burst's next user."""
-        self._has_inputs = False
-        self.reset_state()
-
     # ------------------------------------------------------------------------------------------------ executing
 
     def execute(
@@ -154,22 +135,7 @@ class Burst(BurstChannel, HasState):
         measure: bool = False,
         timeout: float | None = None,
     ) -> tuple[Array, ...]:
-        """Run the model once and return its outputs; blocks.
-
-        Args:
-            inputs: One array for each input, of its shape and dtype; or none at all, if `self.inputs` were filled.
-            out: Arrays to fill and return. With `burst.outputs` nothing is copied. None = return new arrays.
-            measure: Whether to measure the HAL's times; see `last`.
-            timeout: In seconds; also the execution's deadline. None = no limit, 0 = has passed.
-
-        Raises:
-            InvalidArgument: If an array or their number is wrong, there are no inputs yet, or the burst is closed.
-            BadState: If another thread is executing.
-            MissedDeadline: If the timeout passes. The driver ends the execution at its next check; the next call
-                first waits for that. If the interface version has no deadlines, the execution continues.
-            DeadObject: If the driver exits.
-            NnfmqError: The error that the driver replied.
-        """
+        """Run the model once and return its outputs; blocks. See `ModelBurst.execute`."""
         # As `exclusive` does it, spelled out: forwarding the arguments takes a tenth of a null model's round trip.
         claims, claim = self._claims, object()
         deadline_ns = None if timeout is None else deadline_after(timeout)
@@ -268,22 +234,6 @@ class Burst(BurstChannel, HasState):
             arrays.state.advance()
         return arrays.copy_out(out)
 
-    def _checked_arrays(self, inputs: Inputs, out: Targets) -> MappedArrays:
-        """Return the burst's arrays. Raises InvalidArgument if there are none, or no inputs, or `out` is wrong."""
-        arrays = self._arrays
-        if arrays is None:
-            raise self._no_memory_error()
-        if not inputs and not self._has_inputs and arrays.inputs:
-            raise no_inputs_error(arrays.input_infos, "burst.execute")
-        arrays.check_out(out)
-        return arrays
-
-    def _write_inputs(self, arrays: MappedArrays, inputs: Inputs) -> None:
-        arrays.copy_in(inputs)
-        self._has_inputs |= bool(inputs)
-        if arrays.state is not None:
-            arrays.state.begin()
-
     # ------------------------------------------------------------------------------------------------ tasks of asyncio
 
     async def execute_async(
@@ -294,11 +244,9 @@ class Burst(BurstChannel, HasState):
         timeout: float | None = None,
         blocking: BlockingWait | None = None,
     ) -> tuple[Array, ...]:
-        """Run the model once and return its outputs; other tasks of the event loop run meanwhile.
+        """Run the model once and return its outputs. See `ModelBurst.execute_async`.
 
-        Arguments and errors as for `execute`; `blocking` decides when the wait may block the event loop, by default
-        never. A task that is cancelled abandons the execution: the next call first waits for it to end, and discards
-        its result.
+        `blocking` decides when the wait may block the event loop, by default never.
         """
         claims, claim = self._claims, object()
         deadline_ns = None if timeout is None else deadline_after(timeout)
@@ -368,10 +316,6 @@ class Burst(BurstChannel, HasState):
     def _can_execute_again(self, error: NnfmqError, deadline_ns: int | None) -> bool:
         return not self._is_closed and self._model.can_execute_again(error, deadline_ns)
 
-    def _release_claim(self, claim: object) -> None:
-        if self._claims.get(CLAIM) is claim:
-            del self._claims[CLAIM]
-
     # ------------------------------------------------------------------------------------------------ HAL requests
 
     def execute_request(
@@ -381,12 +325,7 @@ class Burst(BurstChannel, HasState):
         *,
         timeout: float | None = None,
     ) -> ExecutionResult:
-        """Execute a HAL request and return the reported shapes and the timing; blocks. Borrows the request's pools.
-
-        A pool gets a slot, which it keeps until `free_memory`, or until it is closed or garbage-collected. A request
-        that a packet cannot carry (a loop timeout, hints, managed buffers) is executed over the control channel
-        (BUR-18). The driver validates the request. Raises as `execute`.
-        """
+        """Execute a HAL request; blocks. See `ModelBurst.execute_request`."""
         memories = [pool for pool in request.pools if not isinstance(pool, BufferToken)]
         needs_message = replace(config, measure=MeasureTiming.NO) != ExecutionConfig()
         deadline_ns, result = deadline_after(timeout), None
@@ -491,9 +430,3 @@ class Burst(BurstChannel, HasState):
     def _before_release(self) -> None:
         if self._latency_ns and self._info is None:
             self._info = self._read_stats()  # for `last`
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()

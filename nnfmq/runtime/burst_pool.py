@@ -18,12 +18,13 @@ from contextlib import ExitStack
 from itertools import starmap
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from numpy.typing import ArrayLike
 
 from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.errors import InvalidArgument, MissedDeadlineTransient
+from nnfmq.runtime.model_handle import CompiledHandle
 from nnfmq.runtime.tensor_layout import Array
 from nnfmq.uncopyable import Uncopyable
 
@@ -31,19 +32,6 @@ if TYPE_CHECKING:
     from nnfmq.runtime.burst_controller import Burst
 
 _ONCE = ((),)  # the arguments of one call, for starmap
-
-
-class BurstOwner(Protocol):
-    """The model of the bursts of a pool."""
-
-    @property
-    def signature(self) -> str:
-        """The names, shapes and dtypes of inputs and outputs in a short line."""
-        ...
-
-    def require_usable(self) -> None:
-        """Raise DeadObject or InvalidArgument if no burst of the model can execute any more."""
-        ...
 
 
 class BurstLoan:
@@ -87,7 +75,7 @@ class BurstPool(Uncopyable):
     pool gets it back. Do not close a borrowed burst.
     """
 
-    def __init__(self, model: BurstOwner) -> None:
+    def __init__(self, model: CompiledHandle) -> None:
         self._model = model
         self._is_closed = False
         self._resources = ExitStack()
@@ -97,7 +85,7 @@ class BurstPool(Uncopyable):
         """The number of bursts."""
 
     @classmethod
-    def configure(cls, model: BurstOwner, count: int, configure_burst: Callable[[], Any]) -> Self:
+    def configure(cls, model: CompiledHandle, count: int, configure_burst: Callable[[], Any]) -> Self:
         """Configure `count` bursts of `model`; blocks. `configure_burst` returns one: a Burst or a CompoundBurst.
 
         Raises:

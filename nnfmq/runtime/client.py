@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, TypeVar, Unpack
 
-from nnfmq.deadlines import deadline_after
+from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, InvalidArgument
 from nnfmq.hal.types import DeviceStatus
-from nnfmq.runtime.client_device import Device, PrepareOptions
+from nnfmq.runtime.client_device import Device, PrepareOptions, with_time_left
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.device_validation import valid_devices
@@ -34,16 +34,11 @@ if TYPE_CHECKING:
     from nnfmq.hal.types import Model
     from nnfmq.memory import Memory
     from nnfmq.observe.driver_statistics import DriverStatistics
+    from nnfmq.runtime.compiled_model import CompiledModel
     from nnfmq.runtime.named_models.named_models import NamedModels
     from nnfmq.runtime.named_models.served_model import ServedModel
-    from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
     from nnfmq.runtime.prepare_arguments import NamedModel
-    from nnfmq.runtime.prepared_model import PreparedModel
     from nnfmq.serialize.repository_protocol import ModelEntry
-
-    CompiledModel: TypeAlias = PreparedModel | PartitionedModel
-    """A model on one device, or on several."""
-
 
 ConnectAgain: TypeAlias = "Callable[[int | None, bool], Client]"
 """Connects to the successor of a driver, before a deadline; waits until it listens if True."""
@@ -218,23 +213,25 @@ class Client(Uncopyable):
         the log; devices of plug-ins that are faster at some operations execute these. If the devices fail, the CPU
         device executes the model, in an embedded driver (docs/how-to/partitioning.md). `device` chooses one device.
 
-        Takes the keyword arguments of `Device.prepare`. Cache files and a timeout need a model on one device.
+        Takes the keyword arguments of `Device.prepare`. Cache files and hints need a model on one device; a timeout
+        holds for all devices together.
 
         Raises:
             InvalidArgument: If the model, its file or an option is not valid.
             OSError: If the model's file cannot be read.
+            MissedDeadline: If the timeout passes.
             NnfmqError: As `Device.prepare`, if the CPU device may not be used instead.
         """
+        deadline_ns = deadline_after(options.get("timeout"))
         options["name"] = name_for_display(model, options.get("name"))
         model = to_model(model)  # while an embedded driver starts
-        timeout = options.get("timeout")
-        devices = self.devices(timeout=DEFAULT_TIMEOUT_S if timeout is None else timeout)
+        devices = self.devices(timeout=DEFAULT_TIMEOUT_S if deadline_ns is None else remaining_s(deadline_ns))
         if self._compilation is None:
             raise InvalidArgument("this client has no runtime: call nnfmq.connect(), or `device` to choose a device")
         for info in devices:
             self._known_devices.setdefault(info.name, info)
         usable = [info for info in devices if info.name not in self._lost_devices]
-        return self._compilation.prepare(self, usable, model, options)
+        return self._compilation.prepare(self, usable, model, with_time_left(options, deadline_ns))
 
     # ------------------------------------------------------------------------------------------------ models by name
 

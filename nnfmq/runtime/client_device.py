@@ -76,6 +76,14 @@ class PrepareOptions(TypedDict, total=False):
     name: str | None
 
 
+def with_time_left(options: PrepareOptions, deadline_ns: int | None) -> PrepareOptions:
+    """Return a copy of the options whose timeout is the time that is left until the deadline, if there is one."""
+    left = options.copy()
+    if deadline_ns is not None:
+        left["timeout"] = remaining_s(deadline_ns)
+    return left
+
+
 Reach: TypeAlias = Callable[[str, int | None, bool], Connection]
 """Returns the connection to the driver of a device, or to its successor, as `Client._reach`."""
 ResultT = TypeVar("ResultT")

@@ -6,6 +6,7 @@ kernel closes the fence's signaling end, and the fence is in error immediately.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -50,21 +51,93 @@ class FenceLimits(NamedTuple):
     """From the last fence."""
 
 
-class FencedExecution(Uncopyable, Generic[ResultT]):
-    """A launched execution that waits for fences. Close it, or use `with`; if closed early, it continues in the driver.
+class FencedExecution(Uncopyable, ABC, Generic[ResultT]):
+    """A launched execution that waits for fences. Close it, or use `with`; if closed early, it continues.
 
     A task of asyncio awaits it, as `PendingExecution`, and closes it.
-    `fence` is signaled when the execution is done; other executions can wait for it. This object owns it and closes it.
     """
+
+    def __init__(self) -> None:
+        self._resources = ExitStack()
+
+    @property
+    @abstractmethod
+    def fence(self) -> Fence:
+        """The fence: signaled when the execution is done; others can wait for it. This object owns and closes it."""
+
+    def call_on_close(self, callback: Callable[[], object]) -> None:
+        """Call `callback` when the execution is closed."""
+        self._resources.callback(callback)
+
+    def done(self) -> bool:
+        """Return True once the execution has succeeded or failed. Does not block.
+
+        Raises:
+            InvalidArgument: If this object is closed.
+        """
+        return self.fence.state is not FenceState.ACTIVE
+
+    def wait(self, timeout: float | None = None) -> FenceState:
+        """Block until the fence is not active, at most `timeout` seconds (None = no limit); return its state."""
+        return self.fence.wait(timeout)
+
+    def _wait_until_done(self, timeout: float | None) -> FenceState:
+        """Return the state of the fence, which is not active; blocks. Raises as `result`."""
+        state = self.wait(timeout)
+        if state is FenceState.ACTIVE:
+            raise MissedDeadlineTransient("the timeout passed before the execution was done; the execution continues")
+        return state
+
+    @abstractmethod
+    def info(self) -> FencedTiming:
+        """Return the execution's times, -1 if not measured (getExecutionInfo); blocks until the driver replies.
+
+        Raises:
+            GeneralFailure: If the execution is not done.
+            ProtocolError: If the driver's reply is invalid.
+            DeadObject: If the driver has exited.
+            NnfmqError: The error with which the execution failed.
+        """
+
+    @abstractmethod
+    def result(self, timeout: float | None = None) -> ResultT:
+        """Wait for the fence and return the result; blocks up to `timeout` seconds (None = no limit).
+
+        Raises:
+            MissedDeadlineTransient: If the timeout passes first. The execution continues.
+            DeadObject: If the driver has exited.
+            NnfmqError: The error with which the execution failed.
+        """
+
+    @abstractmethod
+    def __await__(self) -> Generator[Any, None, ResultT]:
+        """Return the result when the fence is not active; other tasks of the event loop run meanwhile.
+
+        If the task is cancelled, the execution continues. Raises as `result`.
+        """
+
+    def close(self) -> None:
+        """Close the fence, and release the execution in its drivers. Idempotent."""
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class DeviceFencedExecution(FencedExecution[ResultT]):
+    """A fenced execution of one device; its driver has made the fence."""
 
     def __init__(
         self, connection: Connection, collect: Callable[[FencedTiming], ResultT], run: RequestRun | None = None
     ) -> None:
+        super().__init__()
         self._connection = connection
         self._collect = collect
         self._run = run
         self._observation: RequestObservation | None = None
-        self._resources = ExitStack()
         self._fence: Fence | None = None
         self._callback_id = 0
 
@@ -121,33 +194,14 @@ class FencedExecution(Uncopyable, Generic[ResultT]):
             self._fence = self._resources.enter_context(Fence.create())
             self._fence.signal()
 
-    def call_on_close(self, callback: Callable[[], object]) -> None:
-        """Call `callback` when the execution is closed."""
-        self._resources.callback(callback)
-
     @property
     def fence(self) -> Fence:
         """The fence. If the driver sent none, because the execution was done, it is one that is signaled (FEN-4)."""
         assert self._fence is not None  # `launch` has set it
         return self._fence
 
-    def done(self) -> bool:
-        """Return True once the execution has succeeded or failed. Does not block.
-
-        Raises:
-            InvalidArgument: If this object is closed.
-        """
-        return self.fence.state is not FenceState.ACTIVE
-
-    def wait(self, timeout: float | None = None) -> FenceState:
-        """Block until the fence is not active, at most `timeout` seconds (None = no limit); return its state."""
-        return self.fence.wait(timeout)
-
     def __await__(self) -> Generator[Any, None, ResultT]:
-        """Return the result when the fence is not active; other tasks of the event loop run meanwhile.
-
-        If the task is cancelled, the execution continues. Raises as `result`.
-        """
+        """Return the result. See `FencedExecution.__await__`."""
         return self._result_for_task().__await__()
 
     async def _result_for_task(self) -> ResultT:
@@ -163,14 +217,7 @@ class FencedExecution(Uncopyable, Generic[ResultT]):
         return self._checked_result(state, self._times(await result_of(reply), is_done=True))
 
     def info(self) -> FencedTiming:
-        """Return the execution's times, -1 if not measured (getExecutionInfo); blocks until the driver replies.
-
-        Raises:
-            GeneralFailure: If the execution is not done.
-            ProtocolError: If the driver's reply is invalid.
-            DeadObject: If the driver has exited.
-            NnfmqError: The error with which the execution failed.
-        """
+        """Return the execution's times; blocks until the driver replies. See `FencedExecution.info`."""
         is_done = self.done()
         limit_ns = deadline_after(_INFO_TIMEOUT_S)
         return self._times(
@@ -195,17 +242,8 @@ class FencedExecution(Uncopyable, Generic[ResultT]):
         return times
 
     def result(self, timeout: float | None = None) -> ResultT:
-        """Wait for the fence and return the result; blocks up to `timeout` seconds (None = no limit).
-
-        Raises:
-            MissedDeadlineTransient: If the timeout passes first. The execution continues.
-            DeadObject: If the driver has exited.
-            NnfmqError: The error with which the execution failed.
-        """
-        state = self.wait(timeout)
-        if state is FenceState.ACTIVE:
-            raise MissedDeadlineTransient("the timeout passed before the execution was done; the execution continues")
-        return self._checked_result(state, self.info())
+        """Wait for the fence and return the result; blocks. See `FencedExecution.result`."""
+        return self._checked_result(self._wait_until_done(timeout), self.info())
 
     def _checked_result(self, state: FenceState, times: FencedTiming) -> ResultT:
         if state is not FenceState.SIGNALED:
@@ -218,12 +256,6 @@ class FencedExecution(Uncopyable, Generic[ResultT]):
         self._resources.close()
         if callback_id:
             self._connection.post(messages.ReleaseCallback(self._connection.next_call_id(), callback_id))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 def launch_fenced(
@@ -299,7 +331,7 @@ def _launch(
     )
     fds = [*memory_fds(request.pools), *fences]
     run = RequestRun(model, request, config)
-    return FencedExecution.launch(location.connection, message, fds, deadline_ns, collect, run)
+    return DeviceFencedExecution.launch(location.connection, message, fds, deadline_ns, collect, run)
 
 
 def fence_fds(fences: Sequence[HasFileno | int]) -> list[int]:

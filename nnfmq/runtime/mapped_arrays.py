@@ -13,7 +13,7 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, Pool, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime.array_checks import check_count, check_out, checked_array, copy_out, require_fixed_shapes
-from nnfmq.runtime.model_handle import CallSignature, ModelHandle
+from nnfmq.runtime.model_handle import CompiledHandle, ModelHandle
 from nnfmq.runtime.model_state import MappedState
 from nnfmq.runtime.tensor_layout import Array, layout, view
 from nnfmq.uncopyable import Uncopyable
@@ -38,7 +38,7 @@ class MappedArrays(Uncopyable):
     memories: tuple[Pool, ...]
 
     @classmethod
-    def create(cls, model: CallSignature, resources: ExitStack, user: str) -> MappedArrays:
+    def create(cls, model: CompiledHandle, resources: ExitStack, user: str) -> MappedArrays:
         """Allocate the memories, which `resources` closes; `user` names the caller in error messages.
 
         Raises:

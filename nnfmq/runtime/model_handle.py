@@ -74,14 +74,50 @@ PrepareAgain: TypeAlias = "Callable[[int | None, bool], ModelHandle]"
 """Prepares a model in a driver that has replaced a dead one, before a deadline; waits for the driver if True."""
 
 
-class CallSignature(Protocol):
-    """The inputs and outputs of a model: the caller's, and those of HAL requests, which the states follow."""
+class CompiledHandle(Protocol):
+    """A model as every execution mode uses it, on one device or several: a ModelHandle or a PlanHandle.
+
+    `inputs` and `outputs` are those of HAL requests: the caller's, followed by the states.
+    """
 
     caller_inputs: tuple[TensorInfo, ...]
     caller_outputs: tuple[TensorInfo, ...]
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     states: tuple[StateInfo, ...]
+
+    @property
+    def connection(self) -> Connection | None:
+        """The connection to the driver that has the model; None if several have parts of it."""
+        ...
+
+    @property
+    def fallback(self) -> ModelFallback | None:
+        """The CPU device, for what another device fails to; None if nothing executes that."""
+        ...
+
+    @property
+    def model_id(self) -> int:
+        """The model's id in that driver. Raises InvalidArgument if there is none."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """True until the model is closed."""
+        ...
+
+    @property
+    def signature(self) -> str:
+        """The names, shapes and dtypes of inputs and outputs in a short line."""
+        ...
+
+    def require_open(self) -> None:
+        """Raise InvalidArgument if the model is closed."""
+        ...
+
+    def require_usable(self) -> None:
+        """Raise DeadObject or InvalidArgument if nothing can execute the model any more."""
+        ...
 
 
 class ModelHandle(Uncopyable):

@@ -10,10 +10,11 @@ executions, sends its request each time. The driver then keeps nothing of it (RU
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -29,6 +30,7 @@ from nnfmq.runtime.exclusive_use import exclusive
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.failed_execution import execute_after_failure
 from nnfmq.runtime.fenced_execution import (
+    DeviceFencedExecution,
     FencedExecution,
     FencedTiming,
     FenceLimits,
@@ -37,7 +39,7 @@ from nnfmq.runtime.fenced_execution import (
     launch_fenced,
 )
 from nnfmq.runtime.mapped_arrays import MappedArrays
-from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.model_handle import CompiledHandle, ModelHandle
 from nnfmq.runtime.model_state import HasState, MappedState, require_no_state
 from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.sync_execution import execute_request
@@ -49,11 +51,57 @@ from nnfmq.uncopyable import Uncopyable
 ResultT = TypeVar("ResultT")
 
 
-class RequestExecution(Uncopyable):
-    """A request that can be executed any number of times, once at a time. Close it, or use `with`.
+class BoundRequest(Uncopyable, ABC):
+    """A HAL request that can be executed any number of times, once at a time. Close it, or use `with`."""
 
-    It outlives its model.
-    """
+    @abstractmethod
+    def compute(self, *, timeout: float | None = None) -> ExecutionResult:
+        """Execute once and return the reported shapes and the timing; blocks.
+
+        `timeout` (seconds; None = no limit) is also the execution's deadline.
+
+        Raises:
+            InvalidArgument: If another execution is in progress, or this object is closed.
+            ProtocolError: If the driver's reply is invalid.
+            MissedDeadline: If the timeout passes.
+            DeadObject: If the driver exits.
+            NnfmqError: The error that the driver replied.
+        """
+
+    def compute_fenced(
+        self,
+        wait_for: Sequence[HasFileno | int] = (),
+        *,
+        timeout: float | None = None,
+        duration: float | None = None,
+    ) -> FencedExecution[FencedTiming]:
+        """Execute once when all fences of `wait_for` are signaled; blocks until launched. The caller closes the result.
+
+        `timeout` (seconds) counts from the launch, `duration` from the last fence; None = no limit.
+
+        Raises:
+            InvalidArgument: If a fence is invalid or in error, or an output's shape is unknown.
+            NnfmqError: As `compute`.
+        """
+        return self.launch(FenceLimits(wait_for, timeout, duration), lambda times: times)
+
+    @abstractmethod
+    def launch(self, limits: FenceLimits, collect: Callable[[FencedTiming], ResultT]) -> FencedExecution[ResultT]:
+        """As `compute_fenced`, but `collect` converts the times to the result when that is asked for."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the request in its drivers; an execution in progress continues. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class RequestExecution(BoundRequest):
+    """A request that one driver has validated and bound. It outlives its model."""
 
     def __init__(self, model: ModelHandle, request: Request, config: ExecutionConfig) -> None:
         self._model, self._request, self._config = model, request, config
@@ -108,18 +156,11 @@ class RequestExecution(Uncopyable):
         return self._execution_id
 
     def compute(self, *, timeout: float | None = None) -> ExecutionResult:
-        """Execute once and return the reported shapes and the timing; blocks.
+        """Execute once; blocks. See `BoundRequest.compute`."""
+        return self.compute_until(deadline_after(timeout))
 
-        `timeout` (seconds; None = no limit) is also the execution's deadline.
-
-        Raises:
-            InvalidArgument: If another execution is in progress, or this object is closed.
-            ProtocolError: If the driver's reply is invalid.
-            MissedDeadline: If the timeout passes.
-            DeadObject: If the driver exits.
-            NnfmqError: The error that the driver replied.
-        """
-        deadline_ns = deadline_after(timeout)
+    def compute_until(self, deadline_ns: int | None) -> ExecutionResult:
+        """As `compute`, with a deadline in place of a timeout."""
         try:
             execution_id, call_id = self._bound_id(deadline_ns), self._connection.next_call_id()
             message = messages.RunExecution(call_id, execution_id, to_limit_field(deadline_ns))
@@ -129,25 +170,8 @@ class RequestExecution(Uncopyable):
                 raise
             return execute_after_failure(self._model, self._request, self._config, deadline_ns, error)
 
-    def compute_fenced(
-        self,
-        wait_for: Sequence[HasFileno | int] = (),
-        *,
-        timeout: float | None = None,
-        duration: float | None = None,
-    ) -> FencedExecution[FencedTiming]:
-        """Execute once when all fences of `wait_for` are signaled; blocks until launched. The caller closes the result.
-
-        `timeout` (seconds) counts from the launch, `duration` from the last fence; None = no limit.
-
-        Raises:
-            InvalidArgument: If a fence is invalid or in error, or an output's shape is unknown.
-            NnfmqError: As `compute`.
-        """
-        return self.launch(FenceLimits(wait_for, timeout, duration), lambda times: times)
-
     def launch(self, limits: FenceLimits, collect: Callable[[FencedTiming], ResultT]) -> FencedExecution[ResultT]:
-        """As `compute_fenced`, but `collect` converts the times to the result when that is asked for."""
+        """Launch once, behind fences; blocks until launched. See `BoundRequest.launch`."""
         fds, deadline_ns = fence_fds(limits.wait_for), deadline_after(limits.timeout)
         try:
             execution_id = self._bound_id(deadline_ns)
@@ -158,7 +182,7 @@ class RequestExecution(Uncopyable):
                 to_limit_field(from_seconds(limits.duration)),
                 len(fds),
             )
-            return FencedExecution.launch(self._connection, message, fds, deadline_ns, collect, self._run)
+            return DeviceFencedExecution.launch(self._connection, message, fds, deadline_ns, collect, self._run)
         except NnfmqError as error:
             if not self._model.can_execute_again(error, deadline_ns):
                 raise
@@ -171,39 +195,19 @@ class RequestExecution(Uncopyable):
         if execution_id is not None:
             self._connection.post(messages.ReleaseExecution(self._connection.next_call_id(), execution_id))
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-
-class _BoundRequest(Protocol):
-    """A request that can be executed, as `RequestExecution`."""
-
-    def compute(self, *, timeout: float | None = None) -> ExecutionResult:
-        """Execute once; blocks."""
-        ...
-
-    def launch(self, limits: FenceLimits, collect: Callable[[FencedTiming], ResultT]) -> FencedExecution[ResultT]:
-        """Launch once, behind fences; blocks until launched."""
-        ...
-
-    def close(self) -> None:
-        """Release it."""
-        ...
-
-
-class _ResentRequest:
+class ResentRequest(BoundRequest):
     """A request that is sent for each execution. The driver keeps nothing of it, so the model must not be closed."""
 
     def __init__(self, model: ModelHandle, request: Request, config: ExecutionConfig) -> None:
         self._model, self._request, self._config = model, request, config
 
     def compute(self, *, timeout: float | None = None) -> ExecutionResult:
+        """Execute once; blocks. See `BoundRequest.compute`."""
         return execute_request(self._model, self._request, self._config, deadline_after(timeout))
 
     def launch(self, limits: FenceLimits, collect: Callable[[FencedTiming], ResultT]) -> FencedExecution[ResultT]:
+        """Launch once, behind fences; blocks until launched. See `BoundRequest.launch`."""
         return launch_fenced(self._model, self._request, self._config, limits, collect)
 
     def close(self) -> None:
@@ -229,30 +233,26 @@ class Execution(Uncopyable, HasState):
         self._resources = ExitStack()
         self._last_fence: Fence | None = None  # of the last fenced computation
         self._arrays: MappedArrays | None = None
-        self._request: _BoundRequest
+        self._request: BoundRequest
         self._inputs: tuple[Array, ...] = ()
         self._has_inputs = False
         self.outputs: tuple[Array, ...] = ()
         self.last_timing = Timing()
 
     @classmethod
-    def create(cls, model: ModelHandle, config: ExecutionConfig, deadline_ns: int | None, reusable: bool) -> Self:
-        """Allocate the arrays and, if reusable, make the driver bind them; blocks.
+    def create(cls, model: CompiledHandle, bind: Callable[[Request], BoundRequest], is_reusable: bool) -> Self:
+        """Allocate the arrays, and bind a request over them with `bind`; blocks.
 
         Raises:
             InvalidArgument: If a shape is not fully known.
-            NnfmqError: The error that the driver replied.
+            NnfmqError: The error that a driver replied.
         """
-        execution = cls(reusable)
+        execution = cls(is_reusable)
         try:
-            model.require_open()
             execution._arrays = arrays = MappedArrays.create(model, execution._resources, "a reusable execution")
             execution._inputs, execution.outputs = arrays.inputs, arrays.outputs
             execution._state = arrays.state
-            if reusable and model.connection.has_reusable_executions:
-                execution._request = RequestExecution.create(model, arrays.request, config, deadline_ns)
-            else:
-                execution._request = _ResentRequest(model, arrays.request, config)
+            execution._request = bind(arrays.request)
             execution._resources.callback(execution._request.close)
         except BaseException:
             execution.close()
@@ -319,7 +319,7 @@ class Execution(Uncopyable, HasState):
         self._copy_in(inputs)
         self._was_computed = True
         limits = FenceLimits(wait_for, timeout, duration)
-        launched = self._request.launch(limits, lambda _times: tuple(output.copy() for output in self.outputs))
+        launched = self._request.launch(limits, lambda _times: self._open_arrays.copy_out(None))
         self._last_fence = Fence.adopt(os.dup(launched.fence.fileno()))
         return launched
 

@@ -77,3 +77,11 @@ def test_no_driver_at_a_path_is_one_line(digits: str, tmp_path: Path, capsys: py
     words = ["run", digits, "--input", stored(tmp_path / "x.npy", (1, 8, 8, 1))]
     assert main([*words, "--connect", str(tmp_path / "none.sock")]) == 1
     assert "no driver listens" in capsys.readouterr().err
+
+
+def test_the_timeout_is_that_of_all_steps_of_a_divided_model(
+    digits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [digits, "--input", stored(tmp_path / "x.npy", (1, 8, 8, 1)), "--device", "sample-minimal,reference"]
+    assert "the deadline passed" in error_of([*words, "--timeout", "0"], capsys)
+    assert main(["run", *words, "--timeout", "60", "--connect", "embedded"]) == 0

@@ -41,7 +41,7 @@ from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.validation import validate_model
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import CompiledModel
+    from nnfmq.runtime.compiled_model import CompiledModel
 
 GRAPHS = [graph_class.name for graph_class in classes().values() if graph_class.family == "divided"]
 SEEDS = range(2)

@@ -359,10 +359,8 @@ HINTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "option", [{"timeout": LIMIT_S}, {"model_cache": [0]}, HINTS], ids=["timeout", "cache", "hints"]
-)
-def test_QOS_5_N_API_15_what_needs_one_device_is_rejected_for_several(
+@pytest.mark.parametrize("option", [{"model_cache": [0]}, HINTS], ids=["cache", "hints"])
+def test_N_API_15_what_needs_one_device_is_rejected_for_several(
     option: dict[str, Any], start: Start, runtime: nnfmq.Runtime
 ) -> None:
     daemon = start("adds", "relus")
@@ -379,6 +377,70 @@ def test_TIM_1_QOS_5_limits_and_times_work_on_one_device(start: Start, runtime: 
     with runtime.prepare(add_relu_model(), timeout=LIMIT_S) as model:
         model.execute([1] * 4, [2] * 4, measure=True, timeout=LIMIT_S)
         assert model.last_timing.time_in_driver_ns > 0
+
+
+def test_QOS_1_QOS_4_a_timeout_is_that_of_planning_and_all_steps(start: Start, runtime: nnfmq.Runtime) -> None:
+    daemon = start("adds", "relus")
+    with daemon.connect() as client:
+        for prepare in (runtime.prepare, client.prepare):
+            with prepare(add_relu_model(), timeout=LIMIT_S) as model:
+                assert len(places(model)) == 2
+                assert computes(model)
+
+
+def test_QOS_2_a_divided_model_whose_deadline_has_passed_is_not_prepared(
+    start: Start, runtime: nnfmq.Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon = start("adds", "relus")
+    with daemon.connect() as client:
+        for prepare in (runtime.prepare, client.prepare):
+            with pytest.raises(nnfmq.MissedDeadline):
+                prepare(add_relu_model(), timeout=0)
+    with pytest.raises(nnfmq.MissedDeadline):
+        runtime.prepare(add_relu_model(), ["test-adds", "test-relus"], timeout=0)
+    assert warnings_in(caplog) == []
+
+
+def test_QOS_3_a_step_gets_the_time_that_the_steps_before_it_have_left(
+    start: Start, runtime: nnfmq.Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    start("adds", "relus")
+    client = runtime.device("test-adds")._access.client()
+    with Process(client.worker_pid) as worker:
+
+        def stop(done: int, _total: int) -> None:
+            assert done == 1
+            worker.stop()
+
+        with pytest.raises(nnfmq.MissedDeadlineTransient):
+            runtime.prepare(add_relu_model(), timeout=0.3, progress=stop)
+        worker.resume()
+        with runtime.prepare(add_relu_model(), timeout=LIMIT_S) as model:
+            assert computes(model)
+    assert warnings_in(caplog) == []
+
+
+def test_QOS_3_a_driver_that_does_not_reply_delays_planning_until_the_deadline(
+    start: Start, runtime: nnfmq.Runtime
+) -> None:
+    start("adds", "relus")
+    with Process(runtime.device("test-adds")._access.client().worker_pid) as worker, worker.stopped():
+        with pytest.raises(nnfmq.MissedDeadline):
+            runtime.prepare(add_relu_model(), timeout=0.1)
+        with pytest.raises(nnfmq.MissedDeadline):
+            runtime.prepare(add_relu_model(), ["test-adds", "test-relus"], timeout=0.1)
+
+
+def test_PREP_12_QOS_1_a_driver_that_dies_within_the_timeout_has_the_fallback(
+    start: Start, runtime: nnfmq.Runtime
+) -> None:
+    start("adds", driver="one")
+    start("reludies", driver="two")
+    with runtime.prepare(add_relu_model(), timeout=LIMIT_S) as model:
+        assert model.device == CPU
+        assert computes(model)
+    with pytest.raises(nnfmq.DeadObject):
+        runtime.prepare(add_relu_model(), ["test-adds", "test-reludies"], timeout=LIMIT_S)
 
 
 def test_QOS_5_a_missed_deadline_is_the_result_and_no_reason_to_fall_back(

@@ -131,4 +131,4 @@ def test_a_model_on_several_devices_describes_itself(runtime: Runtime) -> None:
         model.memory_preference("output", 1)
     with model.burst() as burst, model.create_execution() as execution:
         assert repr(burst).startswith("<CompoundBurst on 'first, second': ")
-        assert repr(execution).startswith("<CompoundExecution, computable once: ")
+        assert repr(execution).startswith("<Execution, computable once: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import signal
 import threading
@@ -337,44 +338,27 @@ def test_PART_11_the_fences_of_an_application_that_dies_are_in_error(runtime: Ru
         assert isinstance(error_of(lambda: execution.result(LIMIT_S)), nnfmq.GeneralFailure)
 
 
-LIMITED: dict[str, Callable[..., Any]] = {
-    "execute": lambda model, **limits: model.execute(A, B, **limits),
-    "execute_async": lambda model, **limits: model.execute_async(A, B, **limits),
-    "execute_fenced": lambda model, **limits: model.execute_fenced(A, B, **limits),
-}
-
-
-@pytest.mark.parametrize("method", LIMITED)
-@pytest.mark.parametrize("limits", [{"measure": True}, {"timeout": 10.0}])
-def test_TIM_1_QOS_5_times_and_deadlines_are_for_one_device(
-    runtime: Runtime, method: str, limits: dict[str, Any]
-) -> None:
-    model = runtime.prepare(PLAN)
-    (name,) = limits
-    with pytest.raises(nnfmq.InvalidArgument, match=rf"`{name}` needs a model on one device.*client\.device"):
-        LIMITED[method](model, **limits)
-
-
-def test_TIM_1_QOS_5_nor_have_bursts_executions_and_requests_times_or_deadlines(runtime: Runtime) -> None:
+def test_TIM_1_times_are_measured_on_one_device_only(runtime: Runtime) -> None:
     model = runtime.prepare(PLAN)
     measured = nnfmq.hal.types.ExecutionConfig(nnfmq.hal.types.MeasureTiming.YES)
     empty = nnfmq.hal.types.Request((), ())
-    with model.burst() as burst, model.create_reusable_execution() as execution:
+    with model.burst() as burst:
         calls: list[Callable[[], Any]] = [
-            lambda: burst.execute(A, B, measure=True),
-            lambda: burst.execute(A, B, timeout=1),
-            lambda: burst.execute_request(empty, measured),
-            lambda: execution.compute(A, B, timeout=1),
-            lambda: execution.compute_fenced(A, B, duration=1),
-            lambda: model.execute_fenced(A, B, duration=1),
+            lambda: model.execute(A, B, measure=True),
+            lambda: model.execute_async(A, B, measure=True),
+            lambda: model.execute_fenced(A, B, measure=True),
             lambda: model.create_reusable_execution(measure=True),
             lambda: model.create_execution(measure=True),
+            lambda: burst.execute(A, B, measure=True),
+            lambda: asyncio.run(burst.execute_async(A, B, measure=True)),
+            lambda: burst.execute_request(empty, measured),
             lambda: model.execute_request(empty, measured),
-            lambda: model.execute_request_async(empty, timeout=1),
-            lambda: model.execute_request_fenced(empty, duration=1),
+            lambda: model.execute_request_async(empty, measured),
+            lambda: model.execute_request_fenced(empty, measured),
+            lambda: model.create_reusable_request(empty, measured),
         ]
         for call in calls:
-            with pytest.raises(nnfmq.InvalidArgument, match="needs a model on one device"):
+            with pytest.raises(nnfmq.InvalidArgument, match=r"`measure` needs a model on one device.*client\.device"):
                 call()
 
 

@@ -229,6 +229,26 @@ def test_OBS_2_an_execution_of_a_plan_that_fails_is_observed_with_its_error(
     assert len(observer.executions) == 1
 
 
+def test_OBS_2_QOS_2_an_execution_whose_deadline_has_passed_is_observed_in_every_mode(
+    prepare: Prepare, observer: Observer
+) -> None:
+    model = prepare(linear_plan(two_adds(), [0], [1]))
+    observe(model, observer)
+    with model.burst() as burst, model.create_reusable_execution() as execution:
+        calls: dict[HalExecutionMode, Callable[[], Any]] = {
+            HalExecutionMode.SYNCHRONOUS: lambda: model.execute(A, B, timeout=0),
+            HalExecutionMode.ASYNCHRONOUS: lambda: model.execute_async(A, B, timeout=0).result(LIMIT_S),
+            HalExecutionMode.BURST: lambda: burst.execute(A, B, timeout=0),
+            HalExecutionMode.REUSABLE: lambda: execution.compute(A, B, timeout=0),
+            HalExecutionMode.FENCED: lambda: model.execute_fenced(A, B, timeout=0),
+        }
+        for call in calls.values():
+            with pytest.raises(nnfmq.MissedDeadlinePersistent):
+                call()
+    assert [one.mode for one in observer.executions] == list(calls)
+    assert {one.status for one in observer.executions} == {ErrorStatus.MISSED_DEADLINE_PERSISTENT}
+
+
 def test_OBS_5_the_verbose_log_names_each_step_and_fallback(
     prepare: Prepare, clients: list[nnfmq.Client], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

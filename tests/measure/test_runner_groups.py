@@ -34,6 +34,7 @@ from nnfmq.measure.runner_protocol import (
     to_messages,
 )
 from nnfmq.measure.steps import Array, Step
+from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
 
 DIGITS = nnfmq.example_path("digits.tflite")
 ONES = [np.ones((1, 8, 8, 1), np.float32)]
@@ -74,6 +75,22 @@ def test_every_mode_returns_the_same_outputs() -> None:
                     for found, correct in zip(step(ONES), expected, strict=True):
                         np.testing.assert_array_equal(found, correct)
                 assert (stages is not None) is (mode == "burst")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_model_on_several_devices_has_every_mode_but_the_AIDL_burst(mode: str) -> None:
+    with (
+        nnfmq.Runtime([], embedded=True) as runtime,
+        runtime.prepare(DIGITS, ["sample-minimal", "reference"], timeout=60) as prepared,
+    ):
+        assert isinstance(prepared, PartitionedModel)
+        if mode == "aidl-burst":
+            with pytest.raises(InvalidArgument, match="request_burst"), opened_mode(mode, prepared):
+                pass
+            return
+        (expected,) = prepared.execute(*ONES)
+        with opened_mode(mode, prepared) as (step, _):
+            assert step(ONES)[0].tolist() == expected.tolist()
 
 
 def test_the_stages_of_a_burst_add_up_to_its_latency() -> None:

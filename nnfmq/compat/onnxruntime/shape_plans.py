@@ -22,8 +22,7 @@ import numpy.typing as npt
 from nnfmq.compat.shared_client import DriverShare
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers import LoadedModel
-from nnfmq.runtime.burst_controller import Burst
-from nnfmq.runtime.plan_execution.compound_burst import CompoundBurst
+from nnfmq.runtime.model_burst import ModelBurst
 
 __all__ = ["Array", "OutputForm", "ShapePlan", "ShapePlans", "bindings"]
 
@@ -68,7 +67,7 @@ class ShapePlan:
         self._kept = tuple(kept)  # places of the inputs that are not bound by value
         dtypes = [(place, np.dtype(info.dtype)) for place, info in enumerate(loaded.inputs)]
         self._numbers = [(place, dtype) for place, dtype in dtypes if dtype.kind in "iuf"]
-        self._free: deque[Burst | CompoundBurst] = deque()
+        self._free: deque[ModelBurst] = deque()
         self.is_retired = False
 
     def execute(self, inputs: list[Array], outputs: Sequence[int]) -> list[Array]:
@@ -92,7 +91,7 @@ class ShapePlan:
             if self.is_retired:
                 self._close_free()
 
-    def _take(self) -> Burst | CompoundBurst:
+    def _take(self) -> ModelBurst:
         try:
             return self._free.pop()
         except IndexError:

@@ -12,19 +12,20 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from nnfmq.deadlines import deadline_after
 from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, Capabilities
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Model
 from nnfmq.observe.trace_points import recorded
 from nnfmq.runtime.client import Client
-from nnfmq.runtime.client_device import Device, DeviceInfo, PrepareOptions
+from nnfmq.runtime.client_device import Device, DeviceInfo, PrepareOptions, with_time_left
 from nnfmq.runtime.compilation.switches import PartitionMode, Switches
 from nnfmq.runtime.cpu_fallback import CpuFallback
 from nnfmq.runtime.prepare_arguments import NamedModel, has_vendor_operations, to_hal_model, to_preference
 from nnfmq.runtime.prepared_model import PreparedModel
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import CompiledModel
+    from nnfmq.runtime.compiled_model import CompiledModel
     from nnfmq.runtime.devices.runtime_device import CpuDevice
 
 __all__ = ["ClientCompilation", "best_of_all"]
@@ -63,7 +64,7 @@ class ClientCompilation:
         Raises:
             NnfmqError: As `compile_model`.
         """
-        switches = Switches.read()
+        switches, deadline_ns = Switches.read(), deadline_after(options.get("timeout"))
         enabled = sorted(
             (info for info in infos if switches.is_enabled(info.name)), key=lambda info: info.name != _COMPILED
         )
@@ -78,7 +79,7 @@ class ClientCompilation:
         except NnfmqError as error:
             # A device that has declined the model may still be one of several that execute it.
             failure = None if isinstance(error, GeneralFailure) else error
-            return self._compile(client, enabled, model, options, failure)
+            return self._compile(client, enabled, model, with_time_left(options, deadline_ns), failure)
         return self._with_fallback(prepared, model, switches)
 
     # -- the common case -----------------------------------------------------------------------------------------------

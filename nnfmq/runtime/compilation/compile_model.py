@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nnfmq.deadlines import deadline_after, remaining_s
+from nnfmq.deadlines import deadline_after, has_passed
 from nnfmq.execution_plan.device_assignment import Choose
 from nnfmq.execution_plan.meta_model import MetaModel, NeededLevels
 from nnfmq.execution_plan.partitioning import PlanOptions, make_plan
 from nnfmq.execution_plan.plan import ExecutionPlan, ExecutionStep
 from nnfmq.execution_plan.step_tokens import step_token
-from nnfmq.hal.errors import InvalidArgument, MissedDeadline, NnfmqError
+from nnfmq.hal.errors import InvalidArgument, MissedDeadline, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.types import ExecutionPreference, Model, Priority
 from nnfmq.observe.trace_points import recorded
 from nnfmq.operations.extensions import to_local_prefixes
-from nnfmq.runtime.client_device import PrepareOptions, model_signature
+from nnfmq.runtime.client_device import PrepareOptions, model_signature, with_time_left
 from nnfmq.runtime.compilation.simple_plan import simple_plan
 from nnfmq.runtime.compilation.step_preparation import StepCall, prepare_steps
 from nnfmq.runtime.compilation.switches import PartitionMode, Switches
@@ -46,7 +46,7 @@ from nnfmq.verbose_log import vlog, vlog_is_on
 
 if TYPE_CHECKING:
     from nnfmq.hal.device_choice import DeviceChoice
-    from nnfmq.runtime.client import CompiledModel
+    from nnfmq.runtime.compiled_model import CompiledModel
     from nnfmq.runtime.devices.runtime_device import RuntimeDevice
     from nnfmq.runtime.preparation_observation import PlanPreparation
 
@@ -78,7 +78,8 @@ def compile_model(
     Args:
         model: The model, or the path of a model file.
         selection: The devices.
-        options: As for `Device.prepare`. Cache files, hints and a timeout need a plan with one device (QOS-5).
+        options: As for `Device.prepare`. Cache files and hints need a plan with one device. The timeout is that of the
+            whole model: planning and each step get the time that is left.
         failure: The error of a device that was tried before: no device but the CPU device is tried then.
 
     Raises:
@@ -168,9 +169,20 @@ class _Compilation:
         return self._on_several(plan, devices)
 
     def planned(self) -> tuple[ExecutionPlan, list[RuntimeDevice]]:
-        """Return the plan and the devices that it is for."""
-        devices = self._usable_devices()
-        return self._plan(valid_model(self._loaded), devices)
+        """Return the plan and the devices that it is for. Raises MissedDeadline if planning takes too long."""
+        model = valid_model(self._loaded)
+        try:
+            found = self._plan(model, self._usable_devices())
+        except NnfmqError:
+            self._require_time_for_planning()
+            raise
+        self._require_time_for_planning()
+        return found
+
+    def _require_time_for_planning(self) -> None:
+        # A device that has not replied in time counts as one that supports nothing: no plan is right then.
+        if has_passed(self._deadline_ns):
+            raise MissedDeadlineTransient("the deadline passed while the model was planned")
 
     @property
     def _choice(self) -> DeviceChoice:
@@ -193,7 +205,7 @@ class _Compilation:
         """Return the devices that tell their performance. Raises the error of the last one if none does."""
         selection, found = self._selection, []
         failure: NnfmqError | None = None
-        for device in selection.devices:
+        for device in (known.until(self._deadline_ns) for known in selection.devices):
             if not (selection.is_explicit or device.is_cpu or self._switches.is_enabled(device.name)):
                 continue
             try:
@@ -208,8 +220,7 @@ class _Compilation:
         return found
 
     def _require_no_single_device_options(self, plan: ExecutionPlan) -> None:
-        options = ["timeout"] if self._deadline_ns is not None else []
-        options += [name for name in ("hints", "model_cache", "data_cache") if self._options.get(name)]
+        options = [name for name in ("hints", "model_cache", "data_cache") if self._options.get(name)]
         if options:
             names = ", ".join(f"`{name}`" for name in options)
             on = ", ".join(dict.fromkeys(plan.devices[step.device] for step in plan.execution_steps))
@@ -221,9 +232,7 @@ class _Compilation:
     def _on_device(
         self, device: RuntimeDevice, choice: DeviceChoice, plan: ExecutionPlan | None = None
     ) -> PreparedModel:
-        if self._deadline_ns is not None:
-            self._options["timeout"] = remaining_s(self._deadline_ns)
-        prepared = device.prepare_as(choice, self._loaded, self._options)
+        prepared = device.prepare_as(choice, self._loaded, with_time_left(self._options, self._deadline_ns))
         prepared.plan = plan or simple_plan(self._model, device.name)
         prepared.is_synchronous = self._switches.is_synchronous_on(device.is_cpu)
         if self._may_fall_back and not device.is_cpu:
@@ -273,7 +282,7 @@ class _Compilation:
         )
 
     def _prepare_step(self, index: int, step: ExecutionStep, device: RuntimeDevice) -> PreparedModel:
-        options = self._options.copy()
+        options = with_time_left(self._options, self._deadline_ns)
         options.pop("progress", None)
         options["name"] = name_for_display(step.model, f"{self._options.get('name')}[{index}]")
         token = options.get("token")

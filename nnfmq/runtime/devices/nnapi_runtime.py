@@ -14,7 +14,7 @@ from nnfmq.execution_plan.plan import ExecutionPlan
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import ExecutionPreference
-from nnfmq.runtime.client_device import PrepareOptions
+from nnfmq.runtime.client_device import PrepareOptions, with_time_left
 from nnfmq.runtime.compilation.compile_model import (
     DeviceSelection,
     compile_model,
@@ -31,7 +31,7 @@ from nnfmq.runtime.prepare_arguments import ModelArgument, Preference, to_model
 from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import CompiledModel
+    from nnfmq.runtime.compiled_model import CompiledModel
 
 __all__ = ["DeviceArgument", "Runtime"]
 
@@ -185,9 +185,12 @@ class Runtime(Uncopyable):
         Raises:
             InvalidArgument: If the model, its file, an option or the list of devices is not valid, or no listed device
                 supports an operation.
+            MissedDeadline: If the timeout, which holds for all devices together, passes.
             NnfmqError: As `Device.prepare`, if the CPU device may not be used instead.
         """
-        return compile_model(model, self._selection(devices), options)
+        deadline_ns = deadline_after(options.get("timeout"))
+        selection = self._selection(devices)
+        return compile_model(model, selection, with_time_left(options, deadline_ns))
 
     def plan(
         self,

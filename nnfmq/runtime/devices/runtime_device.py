@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from copy import copy
+from typing import TYPE_CHECKING, Self, Unpack
 
 from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, uniform_capabilities
@@ -11,7 +12,7 @@ from nnfmq.hal.extension_codes import is_extension
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import DeviceStatus, DeviceType, OperationType
 from nnfmq.installed_version import installed_version
-from nnfmq.runtime.client_device import Device, DeviceInfo, PrepareOptions
+from nnfmq.runtime.client_device import Device, DeviceInfo, PrepareOptions, with_time_left
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.devices.driver_access import DriverAccess
 from nnfmq.runtime.prepare_arguments import ModelArgument, to_hal_model, to_model
@@ -36,11 +37,22 @@ class RuntimeDevice:
     """
 
     is_cpu = False
+    _deadline_ns: int | None = None
 
     def __init__(self, name: str, access: DriverAccess, info: DeviceInfo) -> None:
         self.name = name
         self._access = access
         self._info = info
+
+    def until(self, deadline_ns: int | None) -> Self:
+        """Return this device for one compilation: queries of its driver end at that deadline, too."""
+        limited = copy(self)
+        limited._deadline_ns = deadline_ns
+        return limited
+
+    def _query_limit_ns(self) -> int | None:
+        limits = (self._deadline_ns, deadline_after(self._access.timeout))
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def __repr__(self) -> str:
         return f"<RuntimeDevice {self.name!r} of {self.driver}: {self.version_string}>"
@@ -88,7 +100,8 @@ class RuntimeDevice:
             DeadObject: If the driver has died and cannot be reached.
             GeneralFailure: If the driver sent invalid performance info.
         """
-        return self._access.capabilities(self._name_in_driver())
+        limit_ns = self._query_limit_ns()
+        return self._access.capabilities(self._name_in_driver(limit_ns), limit_ns)
 
     def status(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> DeviceStatus:
         """Return the status now; OFFLINE if the driver cannot be reached, or the device has changed. Blocks."""
@@ -104,11 +117,11 @@ class RuntimeDevice:
             MissedDeadline: If it does not reply within the Runtime's timeout.
         """
         loaded = to_model(model)
-        deadline_ns = deadline_after(self._access.timeout)
+        limit_ns = self._query_limit_ns()
         return self._access.call(
-            self._name_in_driver(deadline_ns),
-            lambda device: device.supported_operations(loaded, timeout=remaining_s(deadline_ns)),
-            deadline_ns,
+            self._name_in_driver(limit_ns),
+            lambda device: device.supported_operations(loaded, timeout=remaining_s(limit_ns)),
+            limit_ns,
         )
 
     def prepare(self, model: ModelArgument, **options: Unpack[PrepareOptions]) -> PreparedModel:
@@ -122,13 +135,12 @@ class RuntimeDevice:
         """Prepare a model as `prepare`; `choice` says who chose this device, for observers."""
         deadline_ns = deadline_after(options.get("timeout"))
 
-        def prepare_once(device: Device) -> PreparedModel:
-            left = options.copy()
-            if deadline_ns is not None:
-                left["timeout"] = remaining_s(deadline_ns)
-            return device.prepare(model, **left)
-
-        prepared = self._access.call(self._name_in_driver(deadline_ns), prepare_once, deadline_ns, choice)
+        prepared = self._access.call(
+            self._name_in_driver(deadline_ns),
+            lambda device: device.prepare(model, **with_time_left(options, deadline_ns)),
+            deadline_ns,
+            choice,
+        )
         prepared.device = self.name
         return prepared
 

@@ -11,7 +11,7 @@ from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.timing import to_limit_field
 from nnfmq.hal.types import LoopTimeoutDurationNs, MeasureTiming, OutputShape, Request
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming, fence_fds
+from nnfmq.runtime.fenced_execution import DeviceFencedExecution, FencedExecution, FencedTiming, fence_fds
 from nnfmq.runtime.future import Future
 from nnfmq.runtime.hidl.iburst_context import configure_burst
 from nnfmq.runtime.hidl.methods import (
@@ -150,7 +150,7 @@ def _execute_fenced(
     try:
         fields, fds = _execution(model, level, request, measure, deadline, loop_timeout)
         message = messages.ExecuteFenced(**fields, duration_ns=to_limit_field(duration), fence_count=len(fences))
-        launched = FencedExecution.launch(
+        launched = DeviceFencedExecution.launch(
             model.connection, message, [*fds, *fence_fds(fences)], None, lambda times: times
         )
     except DeadObject:

@@ -70,6 +70,10 @@ class AsyncRun(Generic[ResultT]):
         self._releases = [release]  # taken out by whatever ends the execution; list.pop is atomic
         self._completion = completion
 
+    def limit(self, deadline_ns: int | None) -> None:
+        """Set the execution's deadline; call it before the execution is started."""
+        self._run.deadline_ns = deadline_ns
+
     def start(self) -> None:
         """Start the first step. Does not block. Every error goes to the completion."""
         self._proceed()
@@ -104,7 +108,7 @@ class AsyncRun(Generic[ResultT]):
 
     def _send(self, call: PlanCall, model: PreparedModel) -> None:
         try:
-            AsyncRequest(model.handle, self.config, None).start_nonblocking(call.request(model), self)
+            AsyncRequest(model.handle, self.config, self._run.deadline_ns).start_nonblocking(call.request(model), self)
         except NnfmqError as error:
             self.set_exception(error)
 
@@ -164,7 +168,9 @@ def submit_fallback(function: Callable[[], object]) -> None:
         raise ResourceExhaustedTransient(f"a step cannot be executed on the CPU: {error}") from error
 
 
-def start_request(handle: PlanHandle, request: Request, config: ExecutionConfig) -> PendingExecution[ExecutionResult]:
+def start_request(
+    handle: PlanHandle, request: Request, config: ExecutionConfig, deadline_ns: int | None
+) -> PendingExecution[ExecutionResult]:
     """Start to execute a request of the application. Borrows its pools until the execution is done.
 
     Raises:
@@ -173,11 +179,11 @@ def start_request(handle: PlanHandle, request: Request, config: ExecutionConfig)
     from nnfmq.validation.request import validate_request  # few applications make requests
 
     validate_request(handle.plan.model, request)
-    return _start(handle, config, lambda arguments: arguments.memory.bind(request), lambda _arguments, result: result)
+    return _start(handle, config, deadline_ns, lambda a: a.memory.bind(request), lambda _arguments, result: result)
 
 
 def start_arrays(
-    handle: PlanHandle, inputs: Sequence[ArrayLike], config: ExecutionConfig
+    handle: PlanHandle, inputs: Sequence[ArrayLike], config: ExecutionConfig, deadline_ns: int | None
 ) -> PendingExecution[tuple[Array, ...]]:
     """Start to execute the model with arrays, which are copied.
 
@@ -186,19 +192,20 @@ def start_arrays(
     """
     checked = checked_arrays(handle.inputs, inputs)
     targets = [None] * len(handle.outputs)
-    return _start(
-        handle, config, lambda arguments: arguments.write(checked, targets), lambda arguments, _: arguments.arrays()
-    )
+    return _start(handle, config, deadline_ns, lambda a: a.write(checked, targets), lambda a, _result: a.arrays())
 
 
 def _start(
     handle: PlanHandle,
     config: ExecutionConfig,
+    deadline_ns: int | None,
     prepare: Callable[[ArrayArguments], None],
     collect: Callable[[ArrayArguments, ExecutionResult], ResultT],
 ) -> PendingExecution[ResultT]:
     future: Future[ResultT] = Future()
-    new_run(handle, config, prepare, collect, future).start()
+    started = new_run(handle, config, prepare, collect, future)
+    started.limit(deadline_ns)
+    started.start()
     return PendingExecution(future)
 
 

@@ -10,33 +10,29 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from numpy.typing import ArrayLike
 
+from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.errors import BadState, GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.summaries import clipped
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, MeasureTiming, OutputShape, Pool, Request
 from nnfmq.observe.trace_points import TRACING
-from nnfmq.runtime.array_checks import check_out, no_inputs_error
-from nnfmq.runtime.burst_configuration import configure_burst
-from nnfmq.runtime.burst_controller import Burst
 from nnfmq.runtime.exclusive_use import CLAIM, exclusive
 from nnfmq.runtime.execution_result import ExecutionInfo, ExecutionResult
 from nnfmq.runtime.mapped_arrays import MappedArrays
-from nnfmq.runtime.model_state import HasState
-from nnfmq.runtime.plan_execution.bound_plan import BoundCall
+from nnfmq.runtime.model_burst import ModelBurst
 from nnfmq.runtime.plan_execution.compound_run import CompoundRun, PlanCall, run_synchronously
-from nnfmq.runtime.plan_execution.one_device import require_no_time_limits
+from nnfmq.runtime.plan_execution.execution_limits import require_time_left, require_unmeasured
+from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
-from nnfmq.runtime.plan_execution.value_locations import step_request
+from nnfmq.runtime.plan_execution.step_bursts import StepBursts
 from nnfmq.runtime.tensor_layout import Array
 from nnfmq.uncopyable import Uncopyable
-from nnfmq.watcher import Wakeable
 
 __all__ = ["CompoundBurst"]
 
@@ -44,24 +40,8 @@ _CONFIG = ExecutionConfig()
 _MODE = HalExecutionMode.BURST
 
 
-class _StepPeers:
-    """The drivers of all steps, whose death wakes what waits for the burst."""
-
-    def __init__(self, bursts: Sequence[Burst | None]) -> None:
-        self._bursts = bursts
-
-    def add(self, *queues: Wakeable) -> None:
-        """Add queues whose waits end when one of the drivers dies."""
-        for burst in self._bursts:
-            if burst is not None:
-                burst.peer.add(*queues)
-
-
-class CompoundBurst(Uncopyable, HasState):
-    """A burst of a model on several devices, used as a Burst. Close it, or use `with`. One execution at a time.
-
-    `inputs` and `outputs` are arrays over the shared memory itself, under the rules of a Burst.
-    """
+class CompoundBurst(Uncopyable, ModelBurst):
+    """A burst of a model on several devices; otherwise as `ModelBurst` says."""
 
     def __init__(self, handle: PlanHandle) -> None:
         self._handle = handle
@@ -70,9 +50,9 @@ class CompoundBurst(Uncopyable, HasState):
         handle.add_user()
         self._resources.callback(handle.remove_user)
         self._pid = os.getpid()
+        self._is_closed = False
         self._is_idle = True  # False after a call that was interrupted: its step may still be executing
         self._arrays: MappedArrays | None = None
-        self._bursts: list[Burst | None] = []
         self._sequence: list[tuple[Callable[..., object], tuple[Array, ...]]] = []  # see `_note_sequence`
         self._memory = handle.new_memory()
         self._resources.callback(self._memory.close)
@@ -82,75 +62,50 @@ class CompoundBurst(Uncopyable, HasState):
         self._has_durations = False  # whether each step's burst has executed the last time
         self._info: ExecutionInfo | None = None
         self.outputs: tuple[Array, ...] = ()
+        self.peer = StepBursts(handle, self._resources)
+        """The bursts of the steps."""
 
     @classmethod
-    def configure(cls, handle: PlanHandle, polling_window_us: float | None, deadline_ns: int | None) -> Self:
-        """Create the memory, and configure a burst for each step; blocks.
+    def configure(
+        cls, handle: PlanHandle, polling_window_us: float | None, deadline_ns: int | None, *, with_memory: bool = True
+    ) -> Self:
+        """Create the memory, and configure a burst for each step; blocks. Without memory it only has `execute_request`.
 
         A step whose driver fails has no burst, if there is a fallback.
 
         Raises:
-            InvalidArgument: If the shape of an input or output is not fully known, or the model is closed.
+            InvalidArgument: If the burst needs memory, and a shape is not fully known, or the model is closed.
             NnfmqError: The error of a driver.
         """
         burst = cls(handle)
         try:
-            burst._arrays = arrays = MappedArrays.create(handle, burst._resources, "a burst")
-            burst._inputs, burst.outputs, burst._state = arrays.inputs, arrays.outputs, arrays.state
-            burst._memory.bind(arrays.request)
-            for call in handle.bound.calls:
-                burst._bursts.append(burst._configure_step(call, polling_window_us, deadline_ns))
+            if with_memory:
+                burst._use_memory()
+            burst.peer.configure(burst._memory if with_memory else None, polling_window_us, deadline_ns)
             burst._note_sequence()
         except BaseException:
             burst.close()
             raise
         return burst
 
-    def _configure_step(self, call: BoundCall, window_us: float | None, deadline_ns: int | None) -> Burst | None:
-        model = self._handle.steps[call.index].handle
-        arrays = None
-        if not self._handle.has_dynamic_temporaries:
-            infos = model.inputs, model.outputs
-            arrays = MappedArrays.over(model, step_request(self._memory.locations, call.inputs, call.outputs, infos))
-        try:
-            burst = configure_burst(model, window_us, deadline_ns, with_memory=arrays is not None, arrays=arrays)
-        except NnfmqError as error:
-            if self._handle.fallback is None or not self._handle.fallback.applies_to(error, deadline_ns):
-                raise
-            return None
-        self._resources.callback(burst.close)
-        _ = burst.inputs  # the burst may execute without arguments
-        return burst
+    def _use_memory(self) -> None:
+        self._arrays = arrays = MappedArrays.create(self._handle, self._resources, "a burst")
+        self._inputs, self.outputs, self._state = arrays.inputs, arrays.outputs, arrays.state
+        self._memory.bind(arrays.request)
 
     def _note_sequence(self) -> None:
         """Note `execute` and outputs of each step's burst, if the plan is a sequence of bursts with fixed memory.
 
         Executions that are observed or traced take the way of all other plans.
         """
-        bursts = [burst for burst in self._bursts if burst is not None]
+        bursts = list(self.peer)
         is_sequence = len(bursts) == len(self._handle.bound.steps) and not self._handle.has_dynamic_temporaries
-        is_sequence = is_sequence and self._handle.observed is None
+        is_sequence = is_sequence and self._handle.observed is None and self._arrays is not None
         self._sequence = [(burst.execute, burst.outputs) for burst in bursts] if is_sequence else []
 
     def __repr__(self) -> str:
-        state = ", closed" if self._arrays is None else ""
+        state = ", closed" if self._is_closed else "" if self._arrays is not None else ", without memory"
         return f"<CompoundBurst on {clipped(repr(self._handle.device))}{state}: {self._handle.signature}>"
-
-    @property
-    def peer(self) -> _StepPeers:
-        """The drivers of the steps."""
-        return _StepPeers(self._bursts)
-
-    @property
-    def inputs(self) -> tuple[Array, ...]:
-        """The input arrays over the shared memory; empty once closed."""
-        self._has_inputs = True  # what the application does with the arrays cannot be seen from here
-        return self._inputs
-
-    def discard_inputs(self) -> None:
-        """Require new inputs for the next `execute`, and begin it with the initial states. For a burst's next user."""
-        self._has_inputs = False
-        self.reset_state()
 
     # ------------------------------------------------------------------------------------------------ executing
 
@@ -162,48 +117,38 @@ class CompoundBurst(Uncopyable, HasState):
         measure: bool = False,
         timeout: float | None = None,
     ) -> tuple[Array, ...]:
-        """Run the model once and return its outputs; blocks. Arguments as for `Burst.execute`.
-
-        Raises:
-            InvalidArgument: If `measure` or `timeout` is given, an array or their number is wrong, there are no inputs
-                yet, or the burst is closed.
-            BadState: If another thread is executing.
-            MissedDeadlineTransient: If a loop exceeds its time.
-            NnfmqError: The error of a step, if there is no fallback for it; otherwise that of the fallback.
-        """
-        arrays = self._checked_arrays(inputs, out, measure, timeout)
+        """Run the model once and return its outputs; blocks. See `ModelBurst.execute`."""
+        deadline_ns = None if timeout is None else deadline_after(timeout)
+        arrays = self._usable_arrays(inputs, out, measure)
         if not self._is_idle:
-            self._finish_interrupted()
+            self.peer.drain(deadline_ns)
         begin_ns = self._begin(arrays, inputs)
         self._has_durations = is_sequence = bool(self._sequence) and TRACING.recorder is None
         if is_sequence:
-            self._execute_sequence()
+            self._execute_sequence(deadline_ns)
         else:
-            run_synchronously(CompoundRun(self._handle, self._memory, _CONFIG, _MODE), self._execute_step)
+            run_synchronously(self._new_run(self._memory, _CONFIG, deadline_ns), self._execute_step)
         return self._end(arrays, out, begin_ns)
 
-    def _checked_arrays(
-        self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None, measure: bool, timeout: float | None
-    ) -> MappedArrays:
+    def _new_run(self, memory: ExecutionMemory, config: ExecutionConfig, deadline_ns: int | None) -> CompoundRun:
+        return CompoundRun(self._handle, memory, config, _MODE, deadline_ns)
+
+    def _usable_arrays(self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None, measure: bool) -> MappedArrays:
         """Return the burst's arrays. Raises InvalidArgument if the call has invalid arguments."""
-        if measure or timeout is not None:
-            require_no_time_limits(measure, timeout)
-        arrays = self._arrays
-        if arrays is None or os.getpid() != self._pid:  # in a forked child: the parent uses the memory
+        if measure:
+            require_unmeasured(measure)
+        if os.getpid() != self._pid:  # in a forked child: the parent uses the memory
             raise InvalidArgument("this burst is closed")
-        if not inputs and not self._has_inputs and arrays.inputs:
-            raise no_inputs_error(arrays.input_infos, "burst.execute")
-        if out is not None and out is not arrays.outputs:
-            check_out(arrays.output_infos, out)
-        return arrays
+        return self._checked_arrays(inputs, out)
+
+    def _no_memory_error(self) -> Exception:
+        if self._is_closed:
+            return InvalidArgument("this burst is closed")
+        return InvalidArgument("this burst was configured without memory: it only has execute_request")
 
     def _begin(self, arrays: MappedArrays, inputs: Sequence[ArrayLike]) -> int:
         """Write the inputs and the states; return the time."""
-        if inputs:
-            arrays.copy_in(inputs)
-            self._has_inputs = True
-        if arrays.state is not None:
-            arrays.state.begin()
+        self._write_inputs(arrays, inputs)
         self._is_idle = False
         return time.monotonic_ns()
 
@@ -214,35 +159,37 @@ class CompoundBurst(Uncopyable, HasState):
             arrays.state.advance()
         return arrays.outputs if out is arrays.outputs else arrays.copy_out(out)
 
-    def _execute_sequence(self) -> None:
+    def _execute_sequence(self, deadline_ns: int | None) -> None:
         done = 0
         try:
             for execute, outputs in self._sequence:
-                execute(out=outputs)
+                if deadline_ns is None:
+                    execute(out=outputs)
+                else:
+                    require_time_left(deadline_ns, has_begun=done > 0)
+                    execute(out=outputs, timeout=remaining_s(deadline_ns))
                 done += 1
         except NnfmqError as error:
-            self._continue_after(done, error)
+            self._continue_after(done, error, deadline_ns)
 
-    def _continue_after(self, done: int, error: NnfmqError) -> None:
+    def _continue_after(self, done: int, error: NnfmqError, deadline_ns: int | None) -> None:
         """Continue an execution whose step `done` has failed. Raises NnfmqError if that is its result."""
         self._has_durations = False
-        run = CompoundRun(self._handle, self._memory, _CONFIG, _MODE)
+        run = self._new_run(self._memory, _CONFIG, None)
         for _ in range(done + 1):
             run.next_call()
+        run.deadline_ns = deadline_ns
         run.fail(error)
         run_synchronously(run, self._execute_step)
 
-    def _burst_of(self, call: PlanCall) -> Burst | None:
-        """Return the burst that executes a call; None if the control channel does."""
-        return None if call.is_on_cpu or call.step is None else self._bursts[call.step.index]
-
     def _execute_step(self, call: PlanCall) -> Sequence[OutputShape]:
-        burst = self._burst_of(call)
+        burst = self.peer.of(call)
         if burst is None:
             return call.execute_copies()
+        timeout = remaining_s(call.run.deadline_ns)
         if self._handle.has_dynamic_temporaries:
-            return burst.execute_request(call.request(call.model())).shapes
-        burst.execute(out=burst.outputs)
+            return burst.execute_request(call.request(call.model()), timeout=timeout).shapes
+        burst.execute(out=burst.outputs, timeout=timeout)
         return ()
 
     # ------------------------------------------------------------------------------------------------ tasks of asyncio
@@ -254,30 +201,32 @@ class CompoundBurst(Uncopyable, HasState):
         measure: bool = False,
         timeout: float | None = None,
     ) -> tuple[Array, ...]:
-        """Run the model once and return its outputs; other tasks of the event loop run meanwhile.
+        """Run the model once and return its outputs. See `ModelBurst.execute_async`.
 
-        Arguments and errors as for `execute`. A task that is cancelled abandons the execution: the next call first
-        waits for the step in progress.
+        After a task that is cancelled the next call first waits for the step in progress.
         """
         claims, claim = self._claims, object()
+        deadline_ns = deadline_after(timeout)
         try:
             if claims.setdefault(CLAIM, claim) is not claim:
                 raise self._busy_error()
-            return await self._execute_in_task(self._checked_arrays(inputs, out, measure, timeout), inputs, out)
+            arrays = self._usable_arrays(inputs, out, measure)
+            return await self._execute_in_task(arrays, inputs, out, deadline_ns)
         finally:
             self._release_claim(claim)
 
     async def _execute_in_task(
-        self, arrays: MappedArrays, inputs: Sequence[ArrayLike], out: Sequence[Array] | None
+        self,
+        arrays: MappedArrays,
+        inputs: Sequence[ArrayLike],
+        out: Sequence[Array] | None,
+        deadline_ns: int | None,
     ) -> tuple[Array, ...]:
         if not self._is_idle:
-            for late in self._bursts:
-                if late is not None:
-                    with suppress(NnfmqError):  # a driver that has exited writes nothing any more
-                        await late.drain_in_task(None)
+            await self.peer.drain_in_task(deadline_ns)
         begin_ns = self._begin(arrays, inputs)
         self._has_durations = bool(self._sequence)
-        run = CompoundRun(self._handle, self._memory, _CONFIG, _MODE)
+        run = self._new_run(self._memory, _CONFIG, deadline_ns)
         end = partial(self._end, arrays, out, begin_ns)
         try:
             if await self._make_calls_in_task(run):
@@ -291,11 +240,11 @@ class CompoundBurst(Uncopyable, HasState):
     async def _make_calls_in_task(self, run: CompoundRun) -> bool:
         """Make all calls of an execution; return False before one that blocks. Raises NnfmqError if it fails."""
         while (call := run.next_call()) is not None:
-            burst = self._burst_of(call)
+            burst = self.peer.of(call)
             if burst is None or self._handle.has_dynamic_temporaries:
                 return False
             try:
-                await burst.execute_async(out=burst.outputs)
+                await burst.execute_async(out=burst.outputs, timeout=remaining_s(run.deadline_ns))
             except NnfmqError as error:
                 run.fail(error)
             else:
@@ -321,22 +270,12 @@ class CompoundBurst(Uncopyable, HasState):
 
         return await run_on_fallback_thread(execute, partial(self._release_claim, claim))
 
-    def _release_claim(self, claim: object) -> None:
-        if self._claims.get(CLAIM) is claim:
-            del self._claims[CLAIM]
-
-    def _finish_interrupted(self) -> None:
-        """Wait for the step that an interrupted call has left in progress, and discard its result."""
-        for burst in self._bursts:
-            if burst is not None:
-                with suppress(NnfmqError):  # a driver that has exited writes nothing any more
-                    burst.drain_late_result(None)
-        self._is_idle = True
-
     def _busy_error(self) -> Exception:
-        if self._arrays is None:
+        if self._is_closed:
             return InvalidArgument("this burst is closed")
         return BadState("this burst is executing in another thread; make one burst for each")  # BUR-16
+
+    # ------------------------------------------------------------------------------------------------ HAL requests
 
     @exclusive
     def execute_request(
@@ -348,36 +287,35 @@ class CompoundBurst(Uncopyable, HasState):
     ) -> ExecutionResult:
         """Execute a HAL request over the bursts of the steps, and return the shapes of the outputs; blocks.
 
-        Borrows the request's pools, each of which has a slot in the steps' bursts until `free_memory`. Raises as
-        `execute`.
+        Each pool has a slot in the steps' bursts. See `ModelBurst.execute_request`.
         """
         from nnfmq.validation.request import validate_request  # few applications make requests
 
-        require_no_time_limits(config.measure is MeasureTiming.YES, timeout)
-        if self._arrays is None:
+        deadline_ns = deadline_after(timeout)
+        require_unmeasured(config.measure is MeasureTiming.YES)
+        if self._is_closed:
             raise InvalidArgument("this burst is closed")
         validate_request(self._handle.plan.model, request)
         if not self._is_idle:
-            self._finish_interrupted()
+            self.peer.drain(deadline_ns)
+            self._is_idle = True
 
         def execute(call: PlanCall) -> Sequence[OutputShape]:
-            burst = self._burst_of(call)
+            burst = self.peer.of(call)
             if burst is None:
                 return call.execute()
-            return burst.execute_request(call.request(call.model()), config).shapes
+            return burst.execute_request(call.request(call.model()), config, timeout=remaining_s(deadline_ns)).shapes
 
         memory = self._handle.new_memory()
         try:
             memory.bind(request)
-            return run_synchronously(CompoundRun(self._handle, memory, config, _MODE), execute)
+            return run_synchronously(self._new_run(memory, config, deadline_ns), execute)
         finally:
             memory.close()
 
     def free_memory(self, memory: Pool, *, timeout: float | None = 10.0) -> None:
-        """Make the drivers unmap a memory that was a pool of `execute_request`; as `Burst.free_memory`."""
-        for burst in self._bursts:
-            if burst is not None:
-                burst.free_memory(memory, timeout=timeout)
+        """Make the drivers unmap a memory that was a pool of `execute_request`. See `ModelBurst.free_memory`."""
+        self.peer.free_memory(memory, timeout)
 
     # ------------------------------------------------------------------------------------------------ durations, end
 
@@ -391,7 +329,7 @@ class CompoundBurst(Uncopyable, HasState):
         if not self._latency_ns:
             raise GeneralFailure("nothing was executed on this burst yet")
         if self._info is None:
-            parts = [burst.last for burst in self._bursts if burst is not None] if self._has_durations else []
+            parts = [burst.last for burst in self.peer] if self._has_durations else []
             driver_ns = sum(part.driver_ns + part.engine_ns for part in parts)
             engine_ns = sum(part.engine_ns for part in parts)
             self._info = ExecutionInfo.within(self._latency_ns, driver_ns, engine_ns, NO_TIMING)
@@ -401,14 +339,9 @@ class CompoundBurst(Uncopyable, HasState):
         """Close the bursts of the steps; waits up to 5 s for an execution in progress. Idempotent."""
         if self._latency_ns:
             _ = self.last  # for `last` after closing
+        self._is_closed = True
         self._inputs = self.outputs = ()
         self._detach_state()
         self._arrays = None  # its arrays would keep the memory mapped
         self._sequence = []
         self._resources.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()

@@ -13,13 +13,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from numpy.typing import ArrayLike
 
-from nnfmq.deadlines import deadline_after
-from nnfmq.fence import Fence, HasFileno, fence_state
+from nnfmq import watcher
+from nnfmq.deadlines import deadline_after, remaining_s
+from nnfmq.fence import Fence, fence_state
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadlineTransient, NnfmqError
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import ExecutionConfig, FenceState, HalExecutionMode, Request
@@ -27,11 +27,11 @@ from nnfmq.runtime.array_checks import checked_arrays, require_fixed_shapes
 from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming, FenceLimits, fence_fds, launch_fenced
 from nnfmq.runtime.future import Future
 from nnfmq.runtime.plan_execution.compound_async import AsyncRun, Completion, new_run, submit_fallback
+from nnfmq.runtime.plan_execution.execution_limits import require_time_left
 from nnfmq.runtime.plan_execution.fence_wait import FenceWait
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.plan_execution.value_locations import step_request
 from nnfmq.runtime.tensor_layout import Array
-from nnfmq.uncopyable import Uncopyable
 
 __all__ = ["CompoundFencedExecution", "launch_arrays", "launch_compound_fenced", "launch_request"]
 
@@ -40,78 +40,48 @@ ResultT = TypeVar("ResultT")
 StepExecution = FencedExecution[FencedTiming]
 
 
-class CompoundFencedExecution(Uncopyable, Generic[ResultT]):
-    """A launched execution of a plan, used as a FencedExecution. Close it; if closed early, it continues.
-
-    A task of asyncio awaits it, and closes it.
-
-    `fence` is signaled by this process when the execution is done; other executions can wait for it. This object owns
-    it and closes it.
-    """
+class CompoundFencedExecution(FencedExecution[ResultT]):
+    """A launched execution of a plan. This process signals its fence, when the execution is done."""
 
     def __init__(self, fence: Fence, future: Future[ResultT], steps: Sequence[StepExecution]) -> None:
-        self.fence = fence
-        self._future = future
-        self._resources = ExitStack()
+        super().__init__()
+        self._fence, self._future = fence, future
         for step in steps:
             self._resources.callback(step.close)
 
-    def call_on_close(self, callback: Callable[[], object]) -> None:
-        """Call `callback` when the execution is closed."""
-        self._resources.callback(callback)
-
-    def done(self) -> bool:
-        """Return True once the execution has succeeded or failed. Does not block."""
-        return self.fence.state is not FenceState.ACTIVE
-
-    def wait(self, timeout: float | None = None) -> FenceState:
-        """Block until the fence is not active, at most `timeout` seconds (None = no limit); return its state."""
-        return self.fence.wait(timeout)
+    @property
+    def fence(self) -> Fence:
+        """The fence. See `FencedExecution.fence`."""
+        return self._fence
 
     def info(self) -> FencedTiming:
-        """Return the execution's times, which are not available for several devices.
-
-        Raises:
-            GeneralFailure: If the execution is not done.
-            NnfmqError: The error with which the execution failed.
-        """
+        """Return the execution's times, which are not available for several devices. See `FencedExecution.info`."""
         if not self.done():
             raise GeneralFailure("the execution is not done")
         self._future.result(None)
         return FencedTiming(NO_TIMING, NO_TIMING)
 
     def result(self, timeout: float | None = None) -> ResultT:
-        """Wait for the fence and return the result; blocks up to `timeout` seconds (None = no limit).
-
-        Raises:
-            MissedDeadlineTransient: If the timeout passes first. The execution continues.
-            NnfmqError: The error with which the execution failed.
-        """
-        if not self._future.done() and self.wait(timeout) is FenceState.ACTIVE:
-            raise MissedDeadlineTransient("the timeout passed before the execution was done; the execution continues")
+        """Wait for the fence and return the result; blocks. See `FencedExecution.result`."""
+        if not self._future.done():
+            self._wait_until_done(timeout)
         return self._future.result(deadline_after(timeout))
 
     def __await__(self) -> Generator[Any, None, ResultT]:
-        """Return the result; other tasks of the event loop run meanwhile. Raises as `result`."""
+        """Return the result. See `FencedExecution.__await__`."""
         from nnfmq.runtime.task_waiting import result_of  # late: asyncio costs more to import than this package
 
         return result_of(self._future).__await__()
 
     def close(self) -> None:
         """Close the fence, and release the steps in their drivers. Idempotent."""
-        self.fence.close()
-        self._resources.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        self._fence.close()
+        super().close()
 
 
 def launch_compound_fenced(
     handle: PlanHandle,
-    wait_for: Sequence[int],
+    limits: FenceLimits,
     new_run: Callable[[Completion[ResultT]], AsyncRun[ResultT]],
 ) -> CompoundFencedExecution[ResultT]:
     """Launch an execution behind fences; blocks until it is launched. Borrows the fences.
@@ -120,16 +90,20 @@ def launch_compound_fenced(
 
     Raises:
         InvalidArgument: If a fence is invalid or in error.
+        MissedDeadline: If the timeout passes before the first step is launched.
         NnfmqError: If the first step cannot be launched, and there is no fallback.
     """
-    require_usable_fences(wait_for)
-    launch = _Launch[ResultT](handle, wait_for)
-    try:
-        launch.run = new_run(launch)
+    deadline_ns = deadline_after(limits.timeout)
+    deadline_after(limits.duration)  # check it
+    fences = fence_fds(limits.wait_for)
+    require_usable_fences(fences)
+    launch = _Launch[ResultT](handle, fences, deadline_ns, limits.duration)
+    with ExitStack() as undo:
+        undo.callback(launch.close)
         user_fence = Fence.adopt(os.dup(launch.fence.fileno()))
-    except BaseException:
-        launch.close()
-        raise
+        undo.callback(user_fence.close)
+        launch.run = new_run(launch)
+        undo.pop_all()
     try:
         launch.start()
     except BaseException as error:
@@ -152,8 +126,13 @@ class _Launch(Generic[ResultT]):
 
     run: AsyncRun[ResultT]
 
-    def __init__(self, handle: PlanHandle, wait_for: Sequence[int]) -> None:
+    def __init__(
+        self, handle: PlanHandle, wait_for: Sequence[int], deadline_ns: int | None, duration: float | None
+    ) -> None:
         self._handle = handle
+        self._deadline_ns, self._duration = deadline_ns, duration
+        self._timer: watcher.TimerHandle | None = None
+        self._unclaimed = [True]  # taken out by whatever starts or ends the execution; list.pop is atomic
         self.future: Future[ResultT] = Future()
         self.fence = Fence.create()
         self.steps: list[StepExecution] = []
@@ -168,20 +147,58 @@ class _Launch(Generic[ResultT]):
 
     def start(self) -> None:
         """Launch the chain, or wait for the given fences. Raises NnfmqError if nothing was launched."""
+        require_time_left(self._deadline_ns, has_begun=False)
+        self.run.limit(self._deadline_ns)
         if self._is_chain():
             self._launch_chain()
         else:
-            self._when_inactive(self._app_fences, self._execute_asynchronously)
+            self._when_signaled(self._execute_asynchronously)
 
     def _is_chain(self) -> bool:
         handle = self._handle
+        if self._duration is not None:  # it begins with the last fence, which only this process sees for all steps
+            return False
         has_fences = all(step.connection.has_deadlines for step in handle.steps)  # both are of HAL 1.3
         is_sequence = len(handle.bound.calls) == len(handle.bound.steps)
         return has_fences and is_sequence and not handle.has_dynamic_temporaries
 
+    def _when_signaled(self, call: Callable[[], None]) -> None:
+        """Wait for the application's fences, at most until the deadline, and call `call`, or end the execution."""
+
+        def on_signaled() -> None:
+            if self._claim() and not self._fail_if_a_fence_failed():
+                call()
+
+        def on_timeout() -> None:
+            if self._claim():
+                waiting.cancel()
+                self.run.fail(MissedDeadlineTransient("the deadline passed before the fences were signaled"))
+
+        waiting = self._when_inactive(self._app_fences, on_signaled)
+        if self._deadline_ns is not None and self._unclaimed:
+            self._timer = watcher.call_at(self._deadline_ns, on_timeout)
+            if not self._unclaimed:
+                self._cancel_timer()
+
+    def _claim(self) -> bool:
+        """Return whether the caller is the one that starts or ends the execution; it has no timer any more then."""
+        try:
+            self._unclaimed.pop()
+        except IndexError:
+            return False
+        self._cancel_timer()
+        return True
+
+    def _cancel_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            watcher.cancel_timer(timer)
+
     def _execute_asynchronously(self) -> None:
-        if not self._fail_if_a_fence_failed():
-            self.run.start()
+        end_ns = deadline_after(self._duration)
+        if end_ns is not None:
+            self.run.limit(end_ns if self._deadline_ns is None else min(end_ns, self._deadline_ns))
+        self.run.start()
 
     def _fail_if_a_fence_failed(self) -> bool:
         """End the execution if a fence of the application is in error; return whether it is."""
@@ -199,7 +216,8 @@ class _Launch(Generic[ResultT]):
             infos = model.inputs, model.outputs
             request = step_request(self.run.memory.locations, call.inputs, call.outputs, infos)
             try:
-                step = launch_fenced(model, request, self.run.config, FenceLimits(fences), lambda times: times)
+                limits = FenceLimits(fences, remaining_s(self._deadline_ns))
+                step = launch_fenced(model, request, self.run.config, limits, lambda times: times)
             except NnfmqError as error:
                 if not self.steps and not self._has_fallback(error):
                     raise
@@ -214,7 +232,7 @@ class _Launch(Generic[ResultT]):
 
     def _has_fallback(self, error: NnfmqError) -> bool:
         fallback = self._handle.fallback
-        return fallback is not None and fallback.applies_to(error)
+        return fallback is not None and fallback.applies_to(error, self._deadline_ns)
 
     def _end_chain(self) -> None:
         """Complete the execution, when the last step has succeeded or failed."""
@@ -226,12 +244,11 @@ class _Launch(Generic[ResultT]):
     def _recover_after(self, error: NnfmqError | None) -> None:
         """Execute on the CPU when neither a step nor a given fence is active. `error` = None: a step has it."""
         self._when_inactive(
-            [*self._app_fences, *self._step_fences], lambda: submit_fallback(lambda: self._recover(error))
+            self._step_fences, lambda: self._when_signaled(lambda: submit_fallback(lambda: self._recover(error)))
         )
 
     def _recover(self, error: NnfmqError | None) -> None:
-        if not self._fail_if_a_fence_failed():
-            self.run.start_on_cpu(error or self._error_of_steps())
+        self.run.start_on_cpu(error or self._error_of_steps())
 
     def _error_of_steps(self) -> NnfmqError:
         for step in self.steps:
@@ -243,14 +260,16 @@ class _Launch(Generic[ResultT]):
                 return error
         return GeneralFailure("the fence of a step is in error")
 
-    def _when_inactive(self, fences: Sequence[Fence], call: Callable[[], None]) -> None:
+    def _when_inactive(self, fences: Sequence[Fence], call: Callable[[], None]) -> FenceWait:
         def on_done() -> None:
             try:
                 call()
             except NnfmqError as error:
                 self.run.fail(error)
 
-        FenceWait([fence.fileno() for fence in fences], on_done).start()
+        waiting = FenceWait([fence.fileno() for fence in fences], on_done)
+        waiting.start()
+        return waiting
 
     # ------------------------------------------------------------------------------------------------ the end
 
@@ -274,13 +293,14 @@ class _Launch(Generic[ResultT]):
 
     def close(self) -> None:
         """Close the fences. Idempotent."""
+        self._cancel_timer()
         self.fence.close()
         for fence in (*self._app_fences, *self._step_fences):
             fence.close()
 
 
 def launch_arrays(
-    handle: PlanHandle, inputs: Sequence[ArrayLike], config: ExecutionConfig, wait_for: Sequence[HasFileno | int]
+    handle: PlanHandle, inputs: Sequence[ArrayLike], config: ExecutionConfig, limits: FenceLimits
 ) -> CompoundFencedExecution[tuple[Array, ...]]:
     """Launch an execution with arrays, which are copied; blocks until it is launched.
 
@@ -294,11 +314,11 @@ def launch_arrays(
     def prepared(completion: Completion[tuple[Array, ...]]) -> AsyncRun[tuple[Array, ...]]:
         return new_run(handle, config, lambda a: a.write(checked, targets), lambda a, _: a.arrays(), completion, _MODE)
 
-    return launch_compound_fenced(handle, fence_fds(wait_for), prepared)
+    return launch_compound_fenced(handle, limits, prepared)
 
 
 def launch_request(
-    handle: PlanHandle, request: Request, config: ExecutionConfig, wait_for: Sequence[HasFileno | int]
+    handle: PlanHandle, request: Request, config: ExecutionConfig, limits: FenceLimits
 ) -> CompoundFencedExecution[FencedTiming]:
     """Launch a request of the application; blocks until it is launched. Borrows the request's pools.
 
@@ -314,4 +334,4 @@ def launch_request(
     def prepared(completion: Completion[FencedTiming]) -> AsyncRun[FencedTiming]:
         return new_run(handle, config, lambda a: a.memory.bind(request), lambda _a, _r: times, completion, _MODE)
 
-    return launch_compound_fenced(handle, fence_fds(wait_for), prepared)
+    return launch_compound_fenced(handle, limits, prepared)

@@ -9,6 +9,7 @@ The mode asks for the next call, makes it, and reports the result or the error, 
     a result that another step
     needs has no elements            the whole model on the CPU
     a loop exceeds its time          MissedDeadlineTransient
+    the deadline passes              MissedDeadline, from the driver whose step runs, or before the next step
 
 Without a fallback the first failure is the result; InvalidArgument always is, because it is the application's error.
 The model's inputs are intact after each of these: no driver can write to them, and no value shares their memory.
@@ -29,6 +30,7 @@ from nnfmq.observe.trace_points import TRACING, recorded
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.plan_execution.bound_plan import BoundCall
 from nnfmq.runtime.plan_execution.controller import Controller
+from nnfmq.runtime.plan_execution.execution_limits import require_time_left
 from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.plan_execution.run_observation import (
@@ -40,7 +42,7 @@ from nnfmq.runtime.plan_execution.run_observation import (
 )
 from nnfmq.runtime.plan_execution.value_locations import array_at, step_request
 from nnfmq.runtime.prepared_model import PreparedModel
-from nnfmq.runtime.sync_execution import execute_arrays
+from nnfmq.runtime.sync_execution import execute_arrays, execute_request
 from nnfmq.verbose_log import vlog, vlog_is_on
 
 __all__ = ["CompoundRun", "PlanCall", "run_synchronously"]
@@ -68,7 +70,7 @@ class PlanCall:
     def execute(self) -> Sequence[OutputShape]:
         """Execute over the control channel and return the reported shapes; blocks. Raises NnfmqError if that fails."""
         model = self.model()
-        return model.execute_request(self.request(model), self.run.config).shapes
+        return execute_request(model.handle, self.request(model), self.run.config, self.run.deadline_ns).shapes
 
     def execute_copies(self) -> Sequence[OutputShape]:
         """As `execute`, with copies of the values.
@@ -82,13 +84,19 @@ class PlanCall:
 class CompoundRun:
     """One execution of a plan. `memory` has the model's inputs and outputs, and is used by nothing else meanwhile.
 
-    `result` tells the model's observers of a success; the mode tells `observation` of an error.
+    `result` tells the model's observers of a success; the mode tells `observation` of an error. Each step gets what is
+    left of the time until `deadline_ns`.
     """
 
     def __init__(
-        self, handle: PlanHandle, memory: ExecutionMemory, config: ExecutionConfig, mode: HalExecutionMode
+        self,
+        handle: PlanHandle,
+        memory: ExecutionMemory,
+        config: ExecutionConfig,
+        mode: HalExecutionMode,
+        deadline_ns: int | None = None,
     ) -> None:
-        self.config = config
+        self.config, self.deadline_ns = config, deadline_ns
         self.observation = RunObservation(handle.observed, mode)
         if vlog_is_on("execution"):
             vlog("execution", "%s execution of a plan on %s", mode.name, handle.device)
@@ -103,8 +111,10 @@ class CompoundRun:
         """Return the next call; None if the execution is done.
 
         Raises:
+            MissedDeadline: If the deadline has passed, and a call would follow.
             NnfmqError: If the execution has failed between two steps.
         """
+        has_begun = self._call is not None
         if self._is_repeated:
             self._is_repeated = False
         elif self._call is not None and self._call.step is None:  # the whole model was executed
@@ -112,7 +122,10 @@ class CompoundRun:
         else:
             step = self._controller.next()
             self._call = None if step is None else PlanCall(self, step, is_on_cpu=False)
-        if self._call is not None and vlog_is_on("execution"):
+        if self._call is None:
+            return None
+        require_time_left(self.deadline_ns, has_begun=has_begun)
+        if vlog_is_on("execution"):
             log_step(*self._description_of(self._call))
         return self._call
 
@@ -153,7 +166,7 @@ class CompoundRun:
         """Execute a call with copies. See `PlanCall.execute_copies`."""
         model, (inputs, outputs) = call.model().handle, self._values_of(call)
         arrays = [array_at(self.memory.locations[i], info) for i, info in zip(inputs, model.inputs, strict=True)]
-        results, _ = execute_arrays(model, arrays, None, self.config, None)
+        results, _ = execute_arrays(model, arrays, None, self.config, self.deadline_ns)
         shapes = []
         for number, result in zip(outputs, results, strict=True):
             if isinstance(result, np.ndarray):
@@ -211,7 +224,7 @@ class CompoundRun:
 
     def _require_fallback(self, error: NnfmqError) -> None:
         fallback = self._handle.fallback
-        if fallback is None or not fallback.applies_to(error):
+        if fallback is None or not fallback.applies_to(error, self.deadline_ns):
             raise error
 
     def _repeat(self, call: PlanCall) -> None:

@@ -19,11 +19,14 @@ from nnfmq.runtime.tensor_layout import Array
 __all__ = ["execute_arrays", "execute_request"]
 
 
-def execute_request(handle: PlanHandle, request: Request, config: ExecutionConfig) -> ExecutionResult:
+def execute_request(
+    handle: PlanHandle, request: Request, config: ExecutionConfig, deadline_ns: int | None
+) -> ExecutionResult:
     """Execute a request of the application; blocks. Borrows its pools.
 
     Raises:
         InvalidArgument: If the request is invalid, or the model is closed.
+        MissedDeadline: If the deadline passes.
         NnfmqError: The error of the execution.
     """
     from nnfmq.validation.request import validate_request  # few applications make requests
@@ -33,7 +36,7 @@ def execute_request(handle: PlanHandle, request: Request, config: ExecutionConfi
         arguments = handle.take_arguments()
         try:
             arguments.memory.bind(request)
-            result = run_synchronously(_new_run(handle, arguments, config), PlanCall.execute)
+            result = run_synchronously(_new_run(handle, arguments, config, deadline_ns), PlanCall.execute)
         except BaseException:
             arguments.close()
             raise
@@ -46,6 +49,7 @@ def execute_arrays(
     inputs: Sequence[ArrayLike | Buffer],
     out: Sequence[Array | Buffer] | None,
     config: ExecutionConfig,
+    deadline_ns: int | None,
 ) -> tuple[Array | Buffer, ...]:
     """Execute the model with arrays and shared buffers, and return the outputs; blocks.
 
@@ -53,6 +57,7 @@ def execute_arrays(
 
     Raises:
         InvalidArgument: If an argument's shape, dtype or number is wrong, or the model is closed.
+        MissedDeadline: If the deadline passes.
         NnfmqError: The error of the execution.
     """
     checked = checked_arguments(handle.inputs, inputs)
@@ -65,7 +70,7 @@ def execute_arrays(
         arguments = handle.take_arguments()
         try:
             arguments.write(checked, targets)
-            run_synchronously(_new_run(handle, arguments, config), PlanCall.execute)
+            run_synchronously(_new_run(handle, arguments, config, deadline_ns), PlanCall.execute)
             outputs = arguments.results(targets)
         except BaseException:
             arguments.close()
@@ -77,8 +82,10 @@ def execute_arrays(
     return outputs if out is None else copy_out(out, outputs)
 
 
-def _new_run(handle: PlanHandle, arguments: ArrayArguments, config: ExecutionConfig) -> CompoundRun:
-    return CompoundRun(handle, arguments.memory, config, HalExecutionMode.SYNCHRONOUS)
+def _new_run(
+    handle: PlanHandle, arguments: ArrayArguments, config: ExecutionConfig, deadline_ns: int | None
+) -> CompoundRun:
+    return CompoundRun(handle, arguments.memory, config, HalExecutionMode.SYNCHRONOUS, deadline_ns)
 
 
 def _check_roles(handle: PlanHandle, inputs: Sequence[object], targets: Sequence[object], writer: object) -> None:

@@ -75,6 +75,10 @@ class FenceWait(Uncopyable):
         self._close()
         self._on_done()
 
+    def cancel(self) -> None:
+        """Wait no longer: `on_done` is not called, unless it is being called by another thread. Idempotent."""
+        self._close()
+
     def _close(self) -> None:
         with self._lock:
             readers, self._readers = self._readers, {}

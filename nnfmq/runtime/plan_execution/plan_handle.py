@@ -111,10 +111,15 @@ class PlanHandle(Uncopyable):
 
     # ------------------------------------------------------------------------------------------------ users and memory
 
-    def add_user(self) -> None:
-        """Keep everything until a call of `remove_user`. Raises InvalidArgument if the model is closed."""
+    def add_user(self, *, is_used: bool = False) -> None:
+        """Keep everything until a call of `remove_user`.
+
+        Raises:
+            InvalidArgument: If the model is closed, unless the caller is a user already (`is_used`).
+        """
         with self._lock:
-            self.require_open()
+            if not is_used:
+                self.require_open()
             self._users += 1
 
     def remove_user(self) -> None:

@@ -12,10 +12,10 @@ import pytest
 from support.emulated import CODE, Call, Memory, Region
 from support.instruction_sets import initialize_all_targets
 from support.linked import Image
-from support.native_calls import cpu_flags, run_natively
+from support.native_calls import run_natively
 
 from nnfmq.engines.compiled.code_generator import compile_ir
-from nnfmq.engines.compiled.target import TARGETS
+from nnfmq.engines.compiled.target import TARGETS, host_features
 
 bochs = pytest.importorskip("support.bochs", reason="bochscpu-python is not installed")
 
@@ -66,7 +66,8 @@ def native(object_code: bytes, arguments: Sequence[Any]) -> None:
     params=[
         emulated,
         pytest.param(
-            native, marks=pytest.mark.skipif(not cpu_flags() >= {"amx_tile", "amx_int8"}, reason="no CPU with AMX")
+            native,
+            marks=pytest.mark.skipif(not host_features().issuperset(AMX.features), reason="no CPU with AMX"),
         ),
     ],
     ids=lambda runner: runner.__name__,

@@ -28,6 +28,7 @@ SIZES = [  # batch, height, width, channels
     (1, 6, 5, 130),
     (1, 9, 12, 96),
     (1, 12, 26, 16),
+    (1, 7, 66, 16),
     (1, 3, 4, 40),
     (3, 9, 3, 72),
 ]
@@ -125,12 +126,17 @@ def test_extreme_sums_in_registers_match_the_interpreter(kind: str) -> None:
 
 
 def planned(
-    rows: tuple[int, int], columns: tuple[int, int], channels: int = 64, dot_rows: int = 4, name: str = "avx512vnni"
+    rows: tuple[int, int],
+    columns: tuple[int, int],
+    channels: int = 64,
+    width: int = 40,
+    dot_rows: int = 4,
+    name: str = "avx512vnni",
 ) -> DwConvInt8Kernel:
     """Return the kernel for windows of (size, stride) each."""
-    along = window_of(40, *rows), window_of(40, *columns)
+    along = window_of(40, *rows), window_of(width, *columns)
     dot = RowDot(dot_rows, 1, False, NO_REQUANTIZATION)
-    return plan_dwconv_int8((1, 40, 40, channels), 1, *along, dot, TARGETS[name])
+    return plan_dwconv_int8((1, 40, width, channels), 1, *along, dot, TARGETS[name])
 
 
 @pytest.mark.parametrize(
@@ -158,8 +164,11 @@ def test_other_rows_are_interleaved_in_scratch_memory() -> None:
     assert not planned((3, 2), (3, 2), name="neon-dotprod").uses_registers, "short vectors"
 
 
-def test_rows_of_many_parts_are_interleaved_in_registers_if_windows_share_few_pixels() -> None:
-    assert planned((3, 1), (3, 1), channels=16).row_tiles == 4
-    assert not planned((3, 1), (3, 1), channels=16).uses_registers
-    assert planned((3, 2), (3, 2), channels=16).row_tiles == 4
-    assert planned((3, 2), (3, 2), channels=16).uses_registers
+@pytest.mark.parametrize(("channels", "row_tiles", "width"), [(64, 1, 4), (32, 2, 33), (16, 4, 65)])
+def test_wide_rows_of_several_row_tiles_are_interleaved_in_registers(channels: int, row_tiles: int, width: int) -> None:
+    wide = planned((3, 1), (3, 1), channels, width)
+    assert (wide.row_tiles, wide.uses_registers) == (row_tiles, True)
+    narrow = planned((3, 1), (3, 1), channels, width - 1)
+    assert (narrow.row_tiles, narrow.uses_registers) == (row_tiles, row_tiles == 1)
+    strided = planned((3, 2), (3, 2), channels, width - 1)
+    assert (strided.row_tiles, strided.uses_registers) == (row_tiles, True)

@@ -33,7 +33,7 @@ class Fault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Operands:
-    """An instruction's operands: registers by number, and where the memory operand and the next instruction are."""
+    """An instruction's operands: registers by number, addresses of the memory operand and of the next instruction."""
 
     register: int
     other: int  # in the ModRM byte

@@ -196,7 +196,7 @@ class _Runner:
         details = f" ({code:#x})" if vector in _WITH_ERROR_CODE else ""
         if vector == _PAGE_FAULT:
             access = "fetch of" if code & 16 else "write to" if code & 2 else "read of"
-            details = f" ({access} {self._cpu.cr2:#x}, {'which forbids it' if code & 1 else 'where nothing is'})"
+            details = f" ({access} {self._cpu.cr2:#x}, {'protected' if code & 1 else 'not mapped'})"
         raise _Stopped(f"exception {vector}{details} at {at - function:#x}")
 
     def _register(self, name: str) -> int:

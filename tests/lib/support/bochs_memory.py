@@ -54,11 +54,10 @@ class BochsMemory:
         return None
 
     def code_at(self, address: int, at_most: int) -> bytes:
-        """Return the code at an address; fewer bytes at its end, none where no code is."""
-        for region in self._executed:
-            if 0 <= address - region.address < region.data.nbytes:
-                return region.data[address - region.address :][:at_most].tobytes()
-        return b""
+        """Return the code at the address of an instruction; fewer bytes at its end."""
+        offsets = ((region, address - region.address) for region in self._executed)
+        region, begin = next((region, at) for region, at in offsets if 0 <= at < region.data.nbytes)
+        return region.data[begin : begin + at_most].tobytes()
 
     def update_regions(self) -> None:
         """Copy what was written to the regions."""

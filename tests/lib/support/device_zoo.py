@@ -99,6 +99,11 @@ class Dies(Everything):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Reludies(Dies):
+    name = "test-reludies"
+    operations = [OperationType.RELU]
+
+
 class Unplugged(Everything):
     name = "test-unplugged"
     unavailable_reason = "it is not plugged in"

@@ -6,13 +6,14 @@ import numpy as np
 
 __all__ = ["FLOAT_FUNCTIONS", "float_result"]
 
-FLOAT_FUNCTIONS = {"logf": np.log, "powf": np.power, "sinf": np.sin}
+FLOAT_FUNCTIONS = {"logf": (np.log, 1), "powf": (np.power, 2), "sinf": (np.sin, 1)}
+"""Functions of double precision, and how many arguments they take."""
 
 
 def float_result(name: str, *arguments: int) -> int:
     """Return the bits of a function's result. Arguments are registers, with a float in their lowest 32 bits."""
-    function = FLOAT_FUNCTIONS[name]
-    bits = np.array([argument & 0xFFFF_FFFF for argument in arguments[: function.nin]], np.uint32)
+    function, count = FLOAT_FUNCTIONS[name]
+    bits = np.array([argument & 0xFFFF_FFFF for argument in arguments[:count]], np.uint32)
     with np.errstate(all="ignore"):  # infinities and NaN are results, as in C
         result = function(*bits.view(np.float32).astype(np.float64)).astype(np.float32)
     return int(result.view(np.uint32))

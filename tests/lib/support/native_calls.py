@@ -1,4 +1,4 @@
-"""Functions of object code called in a child process, which may use AMX and may crash."""
+"""Functions of object code called in a child process, which may crash."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import mmap
 import os
 import resource
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -16,16 +15,7 @@ from nnfmq.engines.compiled.object_loader import LoadedCode
 from nnfmq.operations.signature import Array
 from support.forking import fork
 
-__all__ = ["cpu_flags", "run_natively"]
-
-_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
-_WITHOUT_PERMISSION = 3
-
-
-def cpu_flags() -> set[str]:
-    """Return the features that Linux lists for the first CPU."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return set(next((line for line in lines if line.startswith("flags")), "").split())
+__all__ = ["run_natively"]
 
 
 def run_natively(object_code: bytes, function: str, arguments: Sequence[Array | int]) -> None:
@@ -45,8 +35,8 @@ def run_natively(object_code: bytes, function: str, arguments: Sequence[Array | 
         memory[:] = np.asarray(arguments[index]).tobytes()
         values[index] = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     status = _status_of_child(loaded.address(function), values)
-    assert os.WIFEXITED(status), f"signal {os.WTERMSIG(status)}"
-    assert os.WEXITSTATUS(status) == 0, f"exit status {os.WEXITSTATUS(status)}"
+    assert not os.WIFSIGNALED(status), f"signal {os.WTERMSIG(status)}"
+    assert status == 0
     for index, memory in shared.items():
         array = np.asarray(arguments[index])
         array[...] = np.frombuffer(memory[:], array.dtype).reshape(array.shape)
@@ -58,10 +48,7 @@ def _status_of_child(address: int, arguments: Sequence[int]) -> int:
         return os.waitpid(child, 0)[1]
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        faulthandler.disable()  # its signal stack is too small for the state of AMX
-        libc = ctypes.CDLL(None)
-        if libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA):
-            os._exit(_WITHOUT_PERMISSION)
+        faulthandler.disable()  # it would print a stack
         ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(arguments))(address)(*arguments)
         os._exit(0)
     finally:

@@ -157,34 +157,34 @@ def infos_of(model: Model) -> tuple[Any, Any]:
     return inputs, outputs
 
 
-def _over_burst(model: PartitionedModel, *inputs: Any) -> Any:
+def _over_burst(model: nnfmq.CompiledModel, *inputs: Any) -> Any:
     with model.burst() as burst:
         return burst.execute(*inputs)
 
 
-def _over_reusable(model: PartitionedModel, *inputs: Any) -> Any:
+def _over_reusable(model: nnfmq.CompiledModel, *inputs: Any) -> Any:
     with model.create_reusable_execution() as execution:
         return execution.compute(*inputs)
 
 
-def _once(model: PartitionedModel, *inputs: Any) -> Any:
+def _once(model: nnfmq.CompiledModel, *inputs: Any) -> Any:
     with model.create_execution() as execution:
         return execution.compute(*inputs)
 
 
-def _fenced(model: PartitionedModel, *inputs: Any) -> Any:
+def _fenced(model: nnfmq.CompiledModel, *inputs: Any) -> Any:
     with model.execute_fenced(*inputs) as execution:
         return execution.result(LIMIT_S)
 
 
-def _in_task(model: PartitionedModel, *inputs: Any) -> Any:
+def _in_task(model: nnfmq.CompiledModel, *inputs: Any) -> Any:
     async def main() -> Any:
         return await model.execute_async(*inputs)
 
     return asyncio.run(main())
 
 
-def _over_burst_in_task(model: PartitionedModel, *inputs: Any) -> Any:
+def _over_burst_in_task(model: nnfmq.CompiledModel, *inputs: Any) -> Any:
     async def main() -> Any:
         with model.burst() as burst:
             return await burst.execute_async(*inputs)
@@ -192,7 +192,7 @@ def _over_burst_in_task(model: PartitionedModel, *inputs: Any) -> Any:
     return asyncio.run(main())
 
 
-def _fenced_in_task(model: PartitionedModel, *inputs: Any) -> Any:
+def _fenced_in_task(model: nnfmq.CompiledModel, *inputs: Any) -> Any:
     async def main() -> Any:
         with model.execute_fenced(*inputs) as execution:
             return await execution

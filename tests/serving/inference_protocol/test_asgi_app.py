@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,10 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 from support.asgi_calls import ask, ask_async
+from support.drivers import LIMIT_S
 from support.inference_services import ComputingService, ListingService
 
 from nnfmq.hal.errors import DeadObject, NnfmqError, ResourceExhaustedTransient
+from nnfmq.serving.inference_protocol import asgi_app
 from nnfmq.serving.inference_protocol.asgi_app import InferenceApp
+from nnfmq.serving.inference_protocol.rest_codec import RestRequest, decode_infer_request
 from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
 from nnfmq.serving.inference_service import InferenceService
 
@@ -96,6 +100,57 @@ def test_an_inference_in_binary_data(app: InferenceApp) -> None:
     assert response.headers["content-type"] == "application/octet-stream"
     assert json.loads(response.body[:length])["outputs"][0]["parameters"] == {"binary_data_size": 4}
     assert response.body[length:] == np.array([8, 9], "<i2").tobytes()
+
+
+class Decoding:
+    """Stands for the decoder: each body waits until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+        self.may_end = threading.Semaphore(0)
+
+    def __call__(self, body: bytes, header_length: int | None, **options: Any) -> RestRequest:
+        self.threads.append(threading.current_thread())
+        if threading.current_thread() is not threading.main_thread():
+            assert self.may_end.acquire(timeout=LIMIT_S)
+        return decode_infer_request(body, header_length, **options)
+
+
+def test_other_requests_are_served_while_large_json_is_decoded_one_body_at_a_time(
+    app: InferenceApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = BODY + b" " * asgi_app._LARGE_JSON_BYTES
+    decoding = Decoding()
+    monkeypatch.setattr(asgi_app, "decode_infer_request", decoding)
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(ask_async(app, "POST", INFER, large)) for _ in range(2)]
+        while not decoding.threads:
+            await asyncio.sleep(0)
+        response = await ask_async(app, "POST", INFER, BODY)
+        assert response is not None and response.status == 200
+        assert [thread is threading.main_thread() for thread in decoding.threads] == [False, True]
+        decoding.may_end.release(2)
+        for response in await asyncio.gather(*tasks):
+            assert response is not None and response.json["outputs"][0]["data"] == [2.0, 3.5]
+        assert len(decoding.threads) == 3
+
+    asyncio.run(main())
+
+
+def test_large_json_that_is_no_request_is_an_error_and_the_next_one_is_served(app: InferenceApp) -> None:
+    blank = b" " * asgi_app._LARGE_JSON_BYTES
+    assert ask(app, "POST", INFER, b"{" + blank).status == 400
+    assert ask(app, "POST", INFER, BODY + blank).status == 200
+
+
+def test_the_length_of_binary_data_does_not_matter(app: InferenceApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asyncio, "to_thread", None)
+    data = np.zeros(asgi_app._LARGE_JSON_BYTES, np.uint8)
+    tensor = {"name": "x", "datatype": "UINT8", "shape": data.shape, "parameters": {"binary_data_size": data.nbytes}}
+    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    lengths = [(b"inference-header-content-length", str(len(header)).encode())]
+    assert ask(app, "POST", INFER, header + data.tobytes(), lengths).body[-data.nbytes :] == (data + 1).tobytes()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.serving.inference_protocol import json_tensors
 from nnfmq.serving.inference_protocol.datatypes import DATATYPES, datatype_of, dtype_of
 from nnfmq.serving.inference_protocol.rest_codec import OutputFormats, decode_infer_request, encode_infer_response
 from nnfmq.serving.inference_protocol.wire_tensors import RequestLimits
@@ -170,3 +171,26 @@ def test_raw_contents_come_back_bit_for_bit(given_arrays: list[np.ndarray[Any, A
     found = decode_message(request.SerializeToString())
     assert found is not None
     assert all(same(found.inputs[name], outputs[name]) for name in outputs)
+
+
+FLAT = st.lists(st.one_of(st.integers(-2, 300), st.integers(-(2**65), 2**65), st.floats(), JSON), max_size=12)
+DAMAGE = st.sampled_from(["", "", ",", " ", "[", "]", '"', "1", "{"])
+
+
+@given(FLAT, st.sampled_from(list(DATATYPES)), st.integers(1, 9), DAMAGE, st.integers(0, 60))
+def test_flat_data_decoded_in_pieces_is_what_it_is_as_a_whole(
+    values: list[Any], datatype: str, piece: int, damage: str, place: int
+) -> None:
+    data = json.dumps(values)
+    place = min(place, len(data))
+    data = data[:place] + damage + data[place:]
+    text = f'{{"inputs": [{{"name": "x", "datatype": "{datatype}", "shape": [{len(values)}], "data": {data}}}]}}'
+    results = []
+    for piece_bytes in (piece, len(text)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(json_tensors, "PIECE_BYTES", piece_bytes)
+            try:
+                results.append(decode_infer_request(text.encode(), None, model="m").request.inputs["x"].tobytes())
+            except InvalidArgument:
+                results.append(b"invalid")
+    assert results[0] == results[1]

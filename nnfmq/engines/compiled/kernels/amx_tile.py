@@ -5,8 +5,7 @@ accumulator has 16 int32, one of the LHS 64 elements of a position, one of weigh
 are always whole: a panel's weights are filled up with 0 to whole tiles, and a tile of positions that would be cut off
 starts early. The LHS after a tap's last element may have any value, because it is multiplied by 0.
 
-A register cannot be read but by storing it, so the epilogue reads the accumulators from the stack, row by row, and adds
-the bias there.
+A register cannot be read but by storing it, so the epilogue reads the accumulators from the stack.
 """
 
 from __future__ import annotations
@@ -19,7 +18,9 @@ from llvmlite import ir
 
 from nnfmq.engines.compiled.ir_builder import I8, I32, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.gemm_tile import TileBuilder, TilePlace
-from nnfmq.engines.compiled.kernels.matrix_product import TILE_ROWS, AmxS8S8x64
+from nnfmq.engines.compiled.kernels.matrix_product import TILE_ROWS, Amx, AmxS8S8x64
+from nnfmq.engines.compiled.kernels.requantize import Requantization
+from nnfmq.engines.compiled.kernels.subvectors import PANEL_VECTORS
 
 __all__ = ["TILE_PRODUCTS", "AmxTileBuilder", "configured_tiles", "tile_instruction"]
 
@@ -63,10 +64,18 @@ class AmxTileBuilder(TileBuilder):
         return range(self.tile.mr // TILE_ROWS)
 
     def init_accumulators(self, place: TilePlace) -> Sequence[Value]:
-        """Set the accumulators to 0."""
-        for number in range(self.tile.mr // TILE_ROWS * self.tile.nr_vectors):
-            tile_instruction(self.kb, "tilezero", number)
+        """Load the biases into the accumulators: a distance of 0 gives all rows the same ones."""
+        k, kb, requantization = self.tile, self.kb, self._requantization
+        for v in range(k.nr_vectors):
+            bias = requantization.bias_address(kb, self.epilogue, kb.add(place.channel, v * k.lanes), k.lanes)
+            for row in self._tile_rows:
+                tile_instruction(kb, "tileloadd64", row * k.nr_vectors + v, bias, kb.i64(0))
         return []
+
+    @property
+    def _requantization(self) -> Requantization:
+        assert isinstance(self.micro_kernel, Amx), "no other micro-kernel has tiles"
+        return self.micro_kernel.requantization
 
     def load_accumulators(self, stored: Value) -> Sequence[Value]:
         """Load the accumulators from memory."""
@@ -112,15 +121,27 @@ class AmxTileBuilder(TileBuilder):
                 tile_instruction(kb, multiply, accumulator, _LHS + row, _WEIGHTS + v)
 
     def emit_epilogue(self, accs: Sequence[Value], place: TilePlace) -> None:
-        """Store the accumulators on the stack, and emit a loop over the rows that finishes and stores them."""
-        k, kb = self.tile, self.kb
-        kind = vector(I32, k.lanes)
+        """Store the accumulators on the stack, and emit a loop that requantizes rows that fill a vector of bytes."""
+        k, kb, stride = self.tile, self.kb, self.n.out_stride
+        kind, rows = vector(I32, k.lanes), PANEL_VECTORS // k.nr_vectors
         memory = kb.on_stack(kind, k.mr * k.nr_vectors)
         self.store_accumulators(accs, memory)
-        biases = self.biases(place.channel)
-        with kb.for_each_stored_row(memory, kind, k.mr, k.nr_vectors, self.n.out_stride) as (number, offset, row):
+        channels = [kb.add(place.channel, n % k.nr_vectors * k.lanes) for n in range(PANEL_VECTORS)]
+        with kb.for_each_stored_row(memory, kind, k.mr // rows, PANEL_VECTORS, kb.mul(stride, rows)) as (
+            number,
+            offset,
+            sums,
+        ):
             if self.micro_kernel.has_weight_zero_point:
-                correction = kb.broadcast(kb.load(I32, place.row_sums, kb.mul(number, 4)), k.lanes)
-                row = [kb.ir.add(acc, correction) for acc in row]
-            sums = [kb.ir.add(acc, bias) for acc, bias in zip(row, biases, strict=True)]
-            self.store_row(sums, kb.at(place.target, offset), place)
+                sums = self._corrected(sums, kb.at(place.row_sums, kb.mul(number, 4 * rows)))
+            results = self._requantization.requantize_subvectors(kb, sums, self.epilogue, channels)
+            for row in range(rows):
+                result = kb.shuffle(results, results, range(row * k.nr, (row + 1) * k.nr))
+                address = kb.at(place.target, kb.add(offset, kb.mul(stride, row)))
+                kb.store_tile_row([result], address, k.nr_remainder, place.is_last_panel)
+
+    def _corrected(self, sums: Sequence[Value], row_sums: Value) -> list[Value]:
+        """Return vectors of adjacent rows plus weight zero point * row sum."""
+        k, kb = self.tile, self.kb
+        rows = [kb.broadcast(kb.load(I32, row_sums, 4 * row), k.lanes) for row in range(len(sums) // k.nr_vectors)]
+        return [kb.ir.add(acc, rows[number // k.nr_vectors]) for number, acc in enumerate(sums)]

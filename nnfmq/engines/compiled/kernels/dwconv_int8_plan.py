@@ -20,7 +20,7 @@ _MIN_WORK_ITEMS, _MAX_WORK_ITEMS = 8, 64
 _MAX_UNROLLED_DOTS = 16  # of one accumulator
 _TILE_VECTORS_16_REGISTERS, _TILE_VECTORS_32_REGISTERS = 4, 10  # accumulators of a vector of channels
 _MIN_LANES_FOR_REGISTERS = 16
-_MAX_ROW_TILES_IN_REGISTERS = 2  # with a stride of 1: the parts of all rows take more instructions to load
+_MAX_SMALL_WIDTH = 16  # pixels for each row tile of a panel; measured with AVX512-VNNI
 _MAX_KEPT_PIXELS = 2  # from one tile to the next one, in 8 registers
 _MAX_REGISTER_COLUMNS = 5  # of a window: all of them are unrolled
 _MAX_PIXEL_GROUP = 8
@@ -46,7 +46,11 @@ def plan_dwconv_int8(
     pixel_group = _choose_pixel_group(channels, columns, nr) if copies_rows else 1
     row_tiles = 1 if copies_rows else _choose_row_tiles(channels, math.ceil(rows.count / tile_rows), nr)
     is_unrolled = groups * columns.size <= _MAX_UNROLLED_DOTS
-    uses_registers = not copies_rows and _fits_registers(groups, row_tiles, columns, dot, target)
+    uses_registers = (
+        not copies_rows
+        and _fits_registers(groups, columns, dot, target)
+        and _saves_memory(row_tiles, shape[2], columns)
+    )
     mr = _choose_mr(columns.count // pixel_group, tile_rows, target)
     if uses_registers:
         mr = 2 if tile_rows <= 2 else 1  # at most 16 of 32 registers are sums
@@ -115,16 +119,23 @@ def _choose_pixel_group(channels: int, columns: WindowDimension, nr: int) -> int
     return min(range(1, min(_MAX_PIXEL_GROUP, columns.count) + 1), key=cost)
 
 
-def _fits_registers(groups: int, row_tiles: int, columns: WindowDimension, dot: RowDot, target: Target) -> bool:
-    """Return whether rows are interleaved in registers: if vectors are long, and few pixels are kept.
+def _fits_registers(groups: int, columns: WindowDimension, dot: RowDot, target: Target) -> bool:
+    """Return whether rows can be interleaved in registers, of which vectors are long enough to gain from it.
 
     With vectors of 16 bytes it takes as many instructions as in scratch memory, where rows take less memory, too.
     """
     if target.lanes < _MIN_LANES_FOR_REGISTERS or groups > 1 or dot.rows < 4 or columns.dilation > 1:
         return False
-    if columns.stride == 1 and row_tiles > _MAX_ROW_TILES_IN_REGISTERS:
-        return False
     return columns.stride <= columns.size <= min(columns.stride + _MAX_KEPT_PIXELS, _MAX_REGISTER_COLUMNS)
+
+
+def _saves_memory(row_tiles: int, width: int, columns: WindowDimension) -> bool:
+    """Return whether interleaved rows had better not be in scratch memory.
+
+    Pixels of several row tiles take more instructions to load, which only a wide row is worth if windows share most
+    pixels.
+    """
+    return columns.stride > 1 or row_tiles == 1 or width > row_tiles * _MAX_SMALL_WIDTH
 
 
 def _choose_mr(count: int, tile_rows: int, target: Target) -> int:

@@ -22,7 +22,7 @@ import numpy as np
 
 from nnfmq.engines.compiled.ir_builder import F64, I1, I8, I16, I32, I64, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.float32_multiplier import Float32Multiplier
-from nnfmq.engines.compiled.kernels.subvectors import pack_subvectors
+from nnfmq.engines.compiled.kernels.subvectors import PANEL_VECTORS, pack_subvectors
 from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN, ONE_Q2, Ints
 from nnfmq.operations.l2_lrn_instance_norm import HALF_SQRT_2_Q0, ONE_Q3
 from nnfmq.operations.quantization import OutputMultipliers
@@ -205,6 +205,11 @@ class Requantization:
         """Load the biases of `lanes` channels, multiplied by the weight prescale."""
         return self._rows(kb, constants, channel, lanes)(_BIAS)
 
+    def bias_address(self, kb: KernelBuilder, constants: Value, channel: Value, lanes: int) -> Value:
+        """Return the address of the biases of `lanes` channels."""
+        first = kb.at(constants, kb.mul(channel, 4 * _CHANNEL_ROWS))
+        return kb.at(first, _ROW_BYTES * _HEADER_ROWS + 4 * lanes * _BIAS)
+
     def input_zero_point(self, kb: KernelBuilder, constants: Value) -> Value:
         """Load the input's zero point."""
         return kb.load(I32, constants, _ROW_BYTES * _INPUT_ZERO_POINT)
@@ -223,6 +228,20 @@ class Requantization:
         pairs = [rounded[n : n + 2] for n in range(0, len(rounded), 2)]
         joined = [pair[0] if len(pair) == 1 else kb.shuffle(pair[0], pair[1], range(2 * lanes)) for pair in pairs]
         return [self._narrowed(kb, values, constants) for values in joined]
+
+    def requantize_subvectors(
+        self, kb: KernelBuilder, accs: Sequence[Value], constants: Value, channels: Sequence[Value]
+    ) -> Value:
+        """Return four vectors of accumulators, each with its first channel, as one vector of 8-bit values, in order."""
+        first, second, third, fourth = (
+            self.rounded(kb, acc, constants, channel) for acc, channel in zip(accs, channels, strict=True)
+        )
+        low = self.narrow_subvectors(kb, first, second, constants)
+        high = self.narrow_subvectors(kb, third, fourth, constants)
+        packed = self.clamp_subvectors(kb, low, high, constants)
+        words = kb.ir.bitcast(packed, accs[0].type)
+        order = np.arange(accs[0].type.count).reshape(-1, PANEL_VECTORS).T.reshape(-1)
+        return kb.ir.bitcast(kb.shuffle(words, words, order.tolist()), packed.type)
 
     def rounded(self, kb: KernelBuilder, acc: Value, constants: Value, channel: Value) -> Value:
         """Return a vector of accumulators, the first at `channel`, times their multipliers, as int32."""
