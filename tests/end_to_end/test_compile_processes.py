@@ -122,7 +122,8 @@ def test_compile_processes_have_a_lower_priority_than_workers(
 ) -> None:
     call = InThread.start(lambda: prepare(client, ENDLESS, preference=preference))
     with compile_processes(server) as processes:
-        assert {nice(process) - nice(worker) for process in processes} == {nicer}
+        # A process lowers its priority after it has closed the fds.
+        until(lambda: {nice(process) - nice(worker) for process in processes} == {nicer}, "they have a lower priority")
         assert nice(server) == nice(worker)  # it answers immediately, and what it forks decides for itself
     client.close()
     call.wait()
@@ -353,6 +354,7 @@ def test_an_embedded_driver_compiles_in_processes_that_end_with_it(monkeypatch: 
         with Process(pid) as server:
             with prepare(client, SHORT) as prepared:
                 assert_computes(prepared, SHORT)
+            until(lambda: server.children() == [], "the compile processes are gone")
             call = InThread.start(lambda: prepare(client, ENDLESS))
             with compile_processes(server) as processes:
                 driver.kill()
