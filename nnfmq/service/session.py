@@ -98,6 +98,7 @@ class Session(SessionContext):
         writer.open(client.pid, client.uid, quota.limit_bytes)
         self._driver_name = driver_name
         self._received_hello = hello
+        self._reader: watcher.ReaderHandle | None = None
 
     def run(self) -> None:
         """Serve the client until it exits or `stop` is called. Blocks; call it on the process's main thread."""
@@ -113,10 +114,10 @@ class Session(SessionContext):
                 poll.register(self._client, select.POLLIN)
             if self._received_hello is not None:
                 self._dispatch_hello(self._received_hello)
-            reader = watcher.add_reader(
+            self._reader = watcher.add_reader(
                 self._channel.fileno(), self._on_readable, session_context.abort_on_internal_error
             )
-            stack.callback(watcher.remove_reader, reader)
+            stack.callback(watcher.remove_reader, self._reader)
             stack.callback(burst_calls.cancel_all, self)
             stack.callback(reusable_calls.cancel_all, self)
             stack.callback(fenced_calls.cancel_all, self)
@@ -175,10 +176,16 @@ class Session(SessionContext):
         except MissedDeadlineTransient:
             pass  # the frame that woke the watcher was received before
         except DeadObject:
-            self.stop()
+            self._stop_receiving()
         except (TransportError, MemoryError) as error:
             _log.warning("connection closed: %s", error or "there is not enough memory for a message")
-            self.stop()
+            self._stop_receiving()
+
+    def _stop_receiving(self) -> None:
+        """End the session. The connection stays readable, so it must not be watched until the main thread ends."""
+        self.stop()
+        if self._reader is not None:  # else the watcher was faster than `run`, and calls again
+            watcher.remove_reader(self._reader)
 
     def _dispatch(self, frame: Frame) -> None:
         received_ns = time.monotonic_ns()

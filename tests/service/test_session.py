@@ -194,6 +194,21 @@ def test_a_hang_up_ends_the_session(running: Running, client: ProtocolPeer) -> N
     assert running.ends()
 
 
+def test_a_hang_up_is_received_once(running: Running, client: ProtocolPeer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection stays readable, but the watcher does not spin until the main thread has ended the session."""
+    stops: list[None] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(running.session, "stop", lambda: stops.append(None))
+        client.close()
+        for _ in range(3):  # the watcher looks at all that is readable before each timer
+            has_run = threading.Event()
+            watcher.call_at(0, has_run.set)
+            assert has_run.wait(LIMIT_S)
+    assert len(stops) == 1
+    running.session.stop()
+    assert running.ends()
+
+
 def test_a_goodbye_ends_the_session(running: Running, client: ProtocolPeer) -> None:
     client.send(messages.Goodbye())
     assert client.is_hung_up()
