@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import select
-import threading
+import signal
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -28,6 +28,7 @@ from nnfmq.hal.types import LifeTime, Model, Protection, Subgraph
 from nnfmq.importers import LoadedModel, load
 from nnfmq.importers.file_format import Shapes
 from nnfmq.memory import Memory
+from nnfmq.parent_exit import request_signal_at_parent_exit
 from nnfmq.repository.version_options import VersionOptions, read_options
 from nnfmq.serialize.messages import MAX_TEXT
 from nnfmq.serialize.messages.common import MemoryData, MemoryList
@@ -86,20 +87,24 @@ def decode_result(data: bytearray, fds: int) -> ImportResult:
 
 
 def import_in_child(fd: int, folder: Path) -> None:
-    """Import the version in `folder` and send the result over the connection `fd`, which this takes ownership of."""
+    """Import the version in `folder` and send the result over the connection `fd`, which this takes ownership of.
+
+    The kernel kills this process when the parent's thread that started it exits.
+    """
+    request_signal_at_parent_exit(signal.SIGKILL)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(_OOM_SCORE_ADJ)
     with Channel.adopt(fd) as channel, ExitStack() as stack, suppress(DeadObject):
-        threading.Thread(target=_exit_with_parent, args=(channel.fileno(),), daemon=True).start()
+        if _has_hung_up(channel.fileno()):
+            return  # the parent exited before the kernel was asked
         result, memories = _result(folder, stack)
         channel.send(_encoder.encode(result), [memory.fileno() for memory in memories])
 
 
-def _exit_with_parent(fd: int) -> None:
+def _has_hung_up(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, 0)  # no events: poll(2) reports POLLHUP and POLLERR in any case
-    poll.poll()
-    os._exit(0)
+    return bool(poll.poll(0))
 
 
 def _result(folder: Path, stack: ExitStack) -> tuple[ImportResult, list[Memory]]:

@@ -4,29 +4,26 @@ A forked child inherits locks that other threads hold, but not the threads that 
 with one thread forks, and `fork_child` checks that. The child keeps the standard streams and the fds that it is given,
 and closes all others: a copy of a connection would hide its hang-up.
 
-A child can ask the kernel for a signal at the parent's exit (PR_SET_PDEATHSIG): SIGKILL ends it, also if it is stopped;
-SIGCONT only continues it, so that it can notice by itself whether to end. The kernel sends the signal when the *thread*
-that forked exits; callers fork on the main thread, which lives as long as the process.
+A child can ask the kernel for a signal at the parent's exit (`parent_exit`). Callers fork on the main thread, which
+lives as long as the process.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import os
 import signal
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from functools import cache
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from nnfmq.hal.errors import GeneralFailure
+from nnfmq.parent_exit import request_signal_at_parent_exit
 
 __all__ = ["BUG_STATUS", "ChildProcess", "fork_child"]
 
 BUG_STATUS = 70  # the exit status of a child that an exception ended
-_PR_SET_PDEATHSIG = 1
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
 _log = logging.getLogger("nnfmq.processes")
 
@@ -74,8 +71,6 @@ def fork_child(
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         raise GeneralFailure(f"a process with {threads} threads starts no child processes")
-    if at_parent_exit is not None:
-        _prctl()  # loaded before the fork, so that all children share it
     parent = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)  # the child must never call the parent's handlers
     try:
@@ -118,17 +113,9 @@ def _run_and_exit(
 
 
 def _request_signal(at_parent_exit: signal.Signals, parent: int) -> None:
-    if _prctl()(_PR_SET_PDEATHSIG, at_parent_exit, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    request_signal_at_parent_exit(at_parent_exit)
     if os.getppid() != parent and at_parent_exit == signal.SIGKILL:  # it exited before the call
         os._exit(0)
-
-
-@cache
-def _prctl() -> Any:
-    function = ctypes.CDLL(None, use_errno=True).prctl
-    function.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
-    return function
 
 
 def _close_other_fds(keep_fds: Collection[int]) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
-from support.drivers import Process, until
+from support.drivers import Process
 from support.model_folders import adder
 from support.tflite_files import Operator, Tensor, floats, single, writer
 
@@ -197,7 +197,7 @@ def fail_with(error: BaseException) -> ImportFailed:
     near, far = Channel.pair()
     with pytest.MonkeyPatch.context() as patch, near:
         patch.setattr(version_import, "import_version", fail)
-        patch.setattr(version_import, "_exit_with_parent", lambda fd: None)
+        patch.setattr(version_import, "request_signal_at_parent_exit", lambda number: None)
         patch.setattr("builtins.open", refuse)
         version_import.import_in_child(far.detach(), Path("/models/m/1"))
         with near.receive() as frame:
@@ -298,22 +298,34 @@ def test_a_child_that_closes_its_connection_and_stays_is_killed(
         import_in_process(tmp_path)
 
 
-def test_a_child_exits_with_its_parent_in_the_middle_of_an_import(tmp_path: Path) -> None:
+def test_a_child_imports_nothing_for_a_parent_that_has_exited() -> None:
     near, far = Channel.pair()
-    fd = far.detach()
-    code = (
+    near.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(version_import, "request_signal_at_parent_exit", lambda number: None)
+        patch.setattr("builtins.open", refuse)
+        patch.setattr(version_import, "import_version", lambda folder: pytest.fail("it imports"))
+        version_import.import_in_child(far.detach(), Path("/models/m/1"))
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
+def test_a_child_ends_with_its_parent_in_the_middle_of_an_import(is_stopped: bool, tmp_path: Path) -> None:
+    child = (
         "import sys, signal\nfrom pathlib import Path\nfrom nnfmq.repository import version_import as v\n"
-        "v.import_version = lambda folder: signal.pause()\nv.import_in_child(int(sys.argv[1]), Path(sys.argv[2]))"
+        "v.import_version = lambda folder: print('importing', flush=True) or signal.pause()\n"
+        "v.import_in_child(int(sys.argv[1]), Path(sys.argv[2]))"
     )
-    with (
-        near,
-        import_process.subprocess.Popen(
-            [import_process.sys.executable, "-P", "-c", code, str(fd), str(tmp_path)], pass_fds=[fd]
-        ) as program,
-    ):
-        os.close(fd)
-        with Process(program.pid) as process:
-            until(lambda: len(process.states()) == 2 and set(process.states()) == {"S"}, "it imports")
-            near.close()
+    parent = (
+        "import subprocess, sys\nfrom nnfmq.channel import Channel\nnear, far = Channel.pair()\n"
+        f"child = subprocess.Popen([sys.executable, '-P', '-c', {child!r}, str(far.fileno()), {str(tmp_path)!r}],"
+        " pass_fds=[far.fileno()])\nprint(child.pid, flush=True)\nchild.wait()"
+    )
+    command = [import_process.sys.executable, "-P", "-c", parent]
+    with import_process.subprocess.Popen(command, stdout=import_process.subprocess.PIPE) as program:
+        assert program.stdout is not None
+        with Process(int(program.stdout.readline())) as process:
+            assert program.stdout.readline() == b"importing\n"
+            if is_stopped:
+                process.stop()
+            program.kill()
             process.wait_for_end()
-        assert program.wait() == 0

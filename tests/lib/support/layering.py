@@ -33,6 +33,7 @@ _SHARED_WORDS = (
     "uncopyable",
     "verbose_log",
     "child_environment",
+    "parent_exit",
     "installed_version",
 )
 BOTH_SIDES = (*_SHARED_WORDS, "operations", "validation", "engines")
@@ -48,6 +49,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "uncopyable": (),
     "installed_version": (),
     "child_environment": (),
+    "parent_exit": (),
     "html_page": (),
     "verbose_log": ("settings", "hal.errors"),
     "paths": ("settings", "hal.errors"),
@@ -140,6 +142,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "deadlines",
         "uncopyable",
         "child_environment",
+        "parent_exit",
         "hal",
     ),
     "serving": ("runtime", "paths", "settings", "deadlines", "uncopyable", "verbose_log", "installed_version", "hal"),
@@ -162,7 +165,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "engines.compiled._pypool",
         "engines.compiled.object_loader",
         "engines.compiled.tile_registers",
-        "service.child_process",
+        "parent_exit",
     ),
     "llvmlite": ("engines.compiled",),
     "multiprocess": (),
