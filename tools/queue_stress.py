@@ -120,7 +120,7 @@ def _started(role: str, core: str, queue: MessageQueue, records: int, seed: int,
     fd = queue.memory.fileno()
     words = ["--role", role, "--fd", str(fd), "--descriptor", queue.to_json(), "--count", str(records)]
     return subprocess.Popen(
-        [sys.executable, "-P", __file__, *words, "--seed", str(seed), "--limit", str(limit_s)],
+        [sys.executable, __file__, *words, "--seed", str(seed), "--limit", str(limit_s)],
         env={**os.environ, "NNFMQ_CORE": core}, pass_fds=(fd,), text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip

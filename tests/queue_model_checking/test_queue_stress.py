@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -20,12 +21,15 @@ PAIRS = [f"{writer}-{reader}" for writer in cores.available() for reader in core
 
 
 def stress(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", str(TOOL), "--limit", "50", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    command = [sys.executable, str(TOOL), "--limit", "50", *words]
+    environment = {**os.environ, "PYTHONPATH": str(TOOL.parent)}  # of its modules: the tests set PYTHONSAFEPATH
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment)
 
 
 def loaded() -> dict[str, Any]:
-    return runpy.run_path(str(TOOL), run_name="queue_stress")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(TOOL.parent)
+        return runpy.run_path(str(TOOL), run_name="queue_stress")
 
 
 @pytest.mark.parametrize("pair", PAIRS)
