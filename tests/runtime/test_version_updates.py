@@ -6,9 +6,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
-from support.drivers import until
+from support.drivers import LIMIT_S, InThread, until
 
 from nnfmq import watcher
 from nnfmq.channel import NO_WAIT
@@ -56,6 +57,26 @@ def test_the_thread_ends_when_nothing_is_left_and_starts_again(owner: Owner) -> 
         on_watcher(lambda: owner.updates.request("a"))
         until(lambda count=count: owner.updated == ["a"] * count, "it is updated")
         until(lambda: not is_running(), "the thread ends")
+
+
+def test_a_thread_that_is_being_started_is_joined(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts, may_start = threading.Event(), threading.Event()
+
+    class SlowThread(threading.Thread):
+        def start(self) -> None:
+            starts.set()
+            assert may_start.wait(LIMIT_S)
+            super().start()
+
+    monkeypatch.setattr(version_updates, "threading", SimpleNamespace(**vars(threading) | {"Thread": SlowThread}))
+    on_watcher(lambda: owner.updates.request("a"))
+    assert starts.wait(LIMIT_S)
+    owner.updates.end()
+    joining = InThread.start(owner.updates.join)
+    joining.wait_until_asleep()
+    may_start.set()
+    joining.wait()
+    assert not is_running()
 
 
 def test_an_update_that_raises_ends_neither_the_thread_nor_the_others(

@@ -45,7 +45,7 @@ class VersionUpdates:
 
     def __init__(self, update: Callable[[str], bool], reconnect: Callable[[], bool]) -> None:
         self._update, self._reconnect = update, reconnect
-        self._lock = threading.Lock()  # held for a few assignments, never while blocking
+        self._lock = threading.Lock()  # held for a few assignments and a thread's start
         self._events: SimpleQueue[str | None] = SimpleQueue()  # the name of a model; None = look at the rest
         self._retired: list[_Retired] = []  # of the thread
         self._is_lost = False
@@ -128,6 +128,9 @@ class VersionUpdates:
 
     def join(self) -> None:
         """Wait until the thread has ended. Call `end` first, and close the connections that it may wait for."""
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread() and os.getpid() == self._pid:
+        if os.getpid() != self._pid:
+            return  # the thread, and perhaps the holder of the lock, are the parent's
+        with self._lock:  # a thread that is being started cannot be joined
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
             thread.join(_END_S)
