@@ -277,10 +277,14 @@ class DotS16x2:
         return in_k_groups(weights.astype(np.int16), self.kr)
 
 
-def in_k_groups(weights: Array, kr: int) -> bytes:
-    """Return weights (panels, channels, taps, k) as (panels, taps, k / kr, channels, kr), filled up with 0."""
+def in_k_groups(weights: Array, kr: int, multiple: int | None = None) -> bytes:
+    """Return weights (panels, channels, taps, k) as (panels, taps, k / kr, channels, kr).
+
+    Each tap is filled up with 0 to a multiple of `multiple` elements, by default `kr`, of which it is a multiple.
+    """
     panels, channels, taps, k = weights.shape
-    filled = np.zeros((panels, channels, taps, math.ceil(k / kr) * kr), weights.dtype)
+    multiple = multiple or kr
+    filled = np.zeros((panels, channels, taps, math.ceil(k / multiple) * multiple), weights.dtype)
     filled[..., :k] = weights
     return filled.reshape(panels, channels, taps, -1, kr).transpose(0, 2, 3, 1, 4).tobytes()
 

@@ -36,18 +36,17 @@ def plan_gemm(
     shape: ConvShape, micro_kernel: MicroKernel, target: Target, nr_vectors: Sequence[int] = range(1, 9)
 ) -> GemmKernel:
     """Return the kernel for a shape and a target; `nr_vectors` are the panel widths that may be chosen, in vectors."""
-    channels = shape.output_channels_per_group
-    if isinstance(micro_kernel, Amx):
+    channels, has_tiles = shape.output_channels_per_group, isinstance(micro_kernel, Amx)
+    if has_tiles:
         mr, width = _choose_amx_tile(shape.tiled_positions, channels, target)
     else:
         mr, width = _choose_tile(shape.tiled_positions, channels, micro_kernel, target, nr_vectors)
     lhs_layout = LhsLayout.ROW_BUFFER
     if shape.is_pointwise:
         is_direct = micro_kernel.can_read_lhs_directly(shape.channels_per_group)
-        is_conflicting = isinstance(micro_kernel, Amx) and shape.channels % _CONFLICTING_STRIDE == 0
+        is_conflicting = has_tiles and shape.channels % _CONFLICTING_STRIDE == 0
         lhs_layout = LhsLayout.SPACED if is_conflicting else LhsLayout.DIRECT if is_direct else LhsLayout.PACKED
-    is_long_loop = micro_kernel.is_group_sparse or isinstance(micro_kernel, Amx)
-    k_groups = 1 if is_long_loop else math.ceil(shape.taps[2] / micro_kernel.kr)
+    k_groups = 1 if micro_kernel.is_group_sparse or has_tiles else math.ceil(shape.taps[2] / micro_kernel.kr)
     streams_weights = _streams_weights(shape, micro_kernel, mr)
     if streams_weights:
         mc = _choose_streamed_mc(shape, micro_kernel, mr)

@@ -10,7 +10,6 @@ registers of 1 KiB (`amx_tile`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -87,10 +86,7 @@ class Amx(Dot4):
 
     def pack(self, weights: Array, _: Array) -> bytes:
         """Return (panels, taps, k / 4, channels, 4), each tap filled up with 0 to a multiple of 64 elements."""
-        panels, channels, taps, k = weights.shape
-        filled = np.zeros((panels, channels, taps, math.ceil(k / self.kr) * self.kr), np.int8)
-        filled[..., :k] = weights
-        return in_k_groups(filled, 4)
+        return in_k_groups(weights.astype(np.int8), 4, self.kr)
 
 
 class AmxU8S8x64(Amx):

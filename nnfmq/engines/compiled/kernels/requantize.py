@@ -207,8 +207,7 @@ class Requantization:
 
     def bias_address(self, kb: KernelBuilder, constants: Value, channel: Value, lanes: int) -> Value:
         """Return the address of the biases of `lanes` channels."""
-        first = kb.at(constants, kb.mul(channel, 4 * _CHANNEL_ROWS))
-        return kb.at(first, _ROW_BYTES * _HEADER_ROWS + 4 * lanes * _BIAS)
+        return kb.at(self._first_row(kb, constants, channel), 4 * lanes * _BIAS)
 
     def input_zero_point(self, kb: KernelBuilder, constants: Value) -> Value:
         """Load the input's zero point."""
@@ -282,8 +281,12 @@ class Requantization:
 
     def _rows(self, kb: KernelBuilder, constants: Value, channel: Value, lanes: int) -> Callable[[int], Value]:
         """Return a function that loads a row of the vector of channels that begins at `channel`."""
-        first = kb.at(constants, kb.mul(channel, 4 * _CHANNEL_ROWS))
-        return lambda row: kb.load(vector(I32, lanes), first, _ROW_BYTES * _HEADER_ROWS + 4 * lanes * row)
+        first = self._first_row(kb, constants, channel)
+        return lambda row: kb.load(vector(I32, lanes), first, 4 * lanes * row)
+
+    def _first_row(self, kb: KernelBuilder, constants: Value, channel: Value) -> Value:
+        """Return the address of the rows of the vector of channels that begins at `channel`."""
+        return kb.at(kb.at(constants, kb.mul(channel, 4 * _CHANNEL_ROWS)), _ROW_BYTES * _HEADER_ROWS)
 
 
 NO_REQUANTIZATION = Requantization(FixedPointMultiplier(False, False))
