@@ -418,7 +418,9 @@ def test_variables_can_be_read_and_set(speech: str) -> None:
 
 
 def kill_driver(interpreter: Any) -> None:
-    with Process(interpreter._share.client().worker_pid) as worker:
+    client = interpreter._share.client()
+    client.devices()  # connects again: after another death, the CPU may have executed without the driver
+    with Process(client.worker_pid) as worker:
         worker.kill()
         worker.wait_for_end()
 

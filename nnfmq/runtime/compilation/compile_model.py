@@ -171,6 +171,7 @@ class _Compilation:
     def planned(self) -> tuple[ExecutionPlan, list[RuntimeDevice]]:
         """Return the plan and the devices that it is for. Raises MissedDeadline if planning takes too long."""
         model = valid_model(self._loaded)
+        self._require_time_for_planning()  # here, too: a warning would blame the devices that are asked
         try:
             found = self._plan(model, self._usable_devices())
         except NnfmqError:
