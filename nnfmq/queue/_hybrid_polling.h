@@ -27,8 +27,8 @@ static inline int64_t nnfmq_step(int64_t estimate, int64_t sample, int64_t up, i
 }
 
 static inline int nnfmq_is_regular(const nnfmq_wait_estimator *e, int64_t window_ns) {
-    int is_small = e->deviation <= e->mean / 16 && (e->deviation + 1) / 2 <= window_ns; /* 2 * window_ns may overflow */
-    return e->deviation <= window_ns / 2 || is_small;
+    int is_as_late = e->deviation <= e->wakeup_delay && (e->deviation + 1) / 2 <= window_ns; /* 2 * window_ns may overflow */
+    return e->deviation <= window_ns / 2 || is_as_late;
 }
 
 /* The time at which to stop polling, which begins at `now`, and sleep. */
@@ -44,7 +44,7 @@ static inline int64_t nnfmq_next_action(const nnfmq_wait_estimator *e, int64_t n
         return NNFMQ_SLEEP;
     if (e->samples < 4 || e->mean > 100000000 || e->mean + 2 * e->deviation <= window_ns)
         return NNFMQ_POLL;
-    if (!nnfmq_is_regular(e, window_ns))
+    if (!nnfmq_is_regular(e, window_ns) && e->samples % 16)
         return e->mean - e->deviation > window_ns ? NNFMQ_SLEEP : NNFMQ_POLL;
     int64_t sleep_ns = e->mean - (e->wakeup_delay + 2 * e->deviation + 5000);
     return sleep_ns < 10000 ? NNFMQ_POLL : now + sleep_ns;

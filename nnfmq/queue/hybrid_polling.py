@@ -27,6 +27,7 @@ _WAKE_MARGIN_NS = 5_000  # time between the end of a sleep and the expected arri
 _WAKEUP_DELAY_MAX_NS = 100_000  # a later wake-up is an outlier: the thread was preempted
 _EARLY_ARRIVALS_MAX = 2  # after so many in a row the estimate is wrong, not unlucky
 _SAMPLES_MIN = 4  # before these there is no estimate
+_PROBE_PERIOD = 16  # one of so many irregular waits ends its sleep by a timer, to measure how late that is
 
 
 class WaitEstimator:
@@ -52,6 +53,7 @@ class WaitEstimator:
         * A time, if the wait is long and regular: sleep until shortly before the expected arrival, then poll. The
           sleep ends earlier by as much as sleeps end late.
         * SLEEP immediately, if the wait is irregular and rarely ends within the window. Polling would rarely succeed.
+          One of 16 such waits gets a time all the same, because only timed sleeps show how late sleeps end.
 
         Rejected: to sleep whenever another task has run on this CPU. Beside one busy process, the additional wake-ups
         cost more than the rare interruption of a poll.
@@ -60,14 +62,18 @@ class WaitEstimator:
             return SLEEP
         if self.samples < _SAMPLES_MIN or self.mean > _LONG_WAIT_NS or self.mean + 2 * self.deviation <= window_ns:
             return POLL
-        if not self._is_regular(window_ns):
+        if not self._is_regular(window_ns) and self.samples % _PROBE_PERIOD:
             return SLEEP if self.mean - self.deviation > window_ns else POLL
         sleep_ns = self.mean - (self.wakeup_delay + 2 * self.deviation + _WAKE_MARGIN_NS)
         return POLL if sleep_ns < _SLEEP_MIN_NS else now + sleep_ns
 
     def _is_regular(self, window_ns: int) -> bool:
-        """Return whether waits deviate by less than half a window, or by little of their length and two windows."""
-        return self.deviation <= max(window_ns // 2, min(self.mean // 16, 2 * window_ns))
+        """Return whether waits deviate by at most half a window, or by at most as much as sleeps end late.
+
+        Sleeps end late on an idle CPU, as wake-ups do: polling then saves as much time as it takes. On a CPU that the
+        engine uses, too, sleeps end on time: a wake-up costs little there, and polling would delay the engine.
+        """
+        return self.deviation <= max(window_ns // 2, min(self.wakeup_delay, 2 * window_ns))
 
     def poll_end(self, began: int, now: int, window_ns: int) -> int:
         """Return the time at which to stop polling and sleep, in a wait that began at `began` and polls from `now` on.

@@ -78,14 +78,32 @@ def test_a_poll_for_waits_that_are_not_known_takes_one_window() -> None:
         assert used_to(*waits).poll_end(7 * MS, 7 * MS, WINDOW) == 7 * MS + WINDOW
 
 
-def test_long_waits_are_regular_if_they_deviate_by_a_sixteenth_and_two_windows_at_most() -> None:
-    def waits(mean: int, by: int) -> int:
-        return used_to(*[mean - by, mean + by] * 200).next_action(0, WINDOW)
+def deviating(mean: int, by: int, late: int) -> WaitEstimator:
+    """Return an estimator after many waits that deviate by `by`, and sleeps that ended late by `late`."""
+    estimator = used_to(*[mean - by, mean + by] * 200, mean - by)
+    for _ in range(40):
+        estimator.add_wakeup(1000, 1000 + late, False)
+    return estimator
 
-    assert waits(2 * MS, 80 * US) > MS
-    assert waits(2 * MS, 150 * US) == SLEEP, "more than two windows"
-    assert waits(MS, 40 * US) > MS // 2
-    assert waits(MS, 80 * US) == SLEEP, "more than a sixteenth"
+
+def test_waits_are_regular_if_they_deviate_by_no_more_than_sleeps_end_late() -> None:
+    assert MS // 2 < deviating(MS, 40 * US, late=60 * US).next_action(0, WINDOW) < MS
+    assert deviating(MS, 40 * US, late=20 * US).next_action(0, WINDOW) == SLEEP
+    assert deviating(MS, 40 * US, late=0).next_action(0, WINDOW) == SLEEP
+
+
+def test_waits_that_deviate_by_more_than_two_windows_are_not_regular() -> None:
+    assert deviating(2 * MS, 80 * US, late=100 * US).next_action(0, WINDOW) > MS
+    assert deviating(2 * MS, 80 * US, late=100 * US).next_action(0, WINDOW // 2) == SLEEP
+
+
+def test_one_of_16_irregular_waits_measures_how_late_sleeps_end() -> None:
+    estimator = deviating(2 * MS, 200 * US, late=0)
+    timed = 0
+    for _ in range(160):
+        timed += estimator.next_action(0, WINDOW) > 0
+        estimator.add_wait(2 * MS - 200 * US if estimator.samples % 2 else 2 * MS + 200 * US)
+    assert timed == 10
 
 
 def test_an_early_arrival_makes_the_next_sleep_shorter() -> None:
