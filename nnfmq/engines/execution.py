@@ -230,8 +230,8 @@ class BoundSteps:
     """
 
     __slots__ = (
-        "_charge", "_has_run", "_step_trace", "_steps", "_trace_names", "_traced_by", "_write_directly", "frame",
-        "write_outputs",
+        "_charge", "_has_run", "_step_trace", "_steps", "_steps_record_themselves", "_trace_names", "_traced_by",
+        "_write_directly", "frame", "write_outputs",
     )  # fmt: skip
 
     def __init__(
@@ -251,9 +251,8 @@ class BoundSteps:
         self._charge = charge  # of the operand values, as long as this object exists
         self._trace_names = trace_names  # of the steps; "" for a step that records its operations itself
         self._traced_by: TraceRecorder | None = None
-        self._step_trace: StepTrace | None = (
-            None  # in the ring of that; None: all steps record their launches themselves
-        )
+        self._step_trace: StepTrace | None = None  # in the ring of that
+        self._steps_record_themselves = False  # known from the first traced run on
 
     def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
         """Execute once: read the inputs, fill the outputs, return the shape of each. Raises as `Program.execute`."""
@@ -261,23 +260,23 @@ class BoundSteps:
         try:
             if self._write_directly is not None and self._has_run:
                 self.write_outputs, self._write_directly = self._write_directly(frame), None
-            recorder = TRACING.recorder
-            if recorder is None:
+            if TRACING.recorder is None or self._steps_record_themselves:
                 run_steps(self._steps, frame, options)
             else:
-                self._run_recorded(recorder, options)
+                self._run_recorded(options)
             shapes = self.write_outputs(frame)
             self._has_run = True
             return shapes
         except (MemoryError, RecursionError) as error:
             raise ResourceExhaustedTransient(f"out of memory while executing the model: {error}") from error
 
-    def _run_recorded(self, recorder: TraceRecorder, options: RunOptions) -> None:
+    def _run_recorded(self, options: RunOptions) -> None:
         """Run all steps as `run_steps` does, and record a slice for each that does not record its launches itself."""
-        if self._traced_by is not recorder:
+        recorder = TRACING.recorder
+        if recorder is not None and self._traced_by is not recorder:
             self._prepare_recording(recorder)
         trace, frame = self._step_trace, self.frame
-        if trace is None:
+        if trace is None:  # another thread has just ended the trace
             run_steps(self._steps, frame, options)
             return
         frame[-1] = options
@@ -292,7 +291,8 @@ class BoundSteps:
 
     def _prepare_recording(self, recorder: TraceRecorder) -> None:
         names = self._trace_names() or [f"[NN_LC_PCO]step {number}" for number in range(len(self._steps))]
-        self._step_trace, self._traced_by = recorder.steps(names) if any(names) else None, recorder
+        self._steps_record_themselves = not any(names)
+        self._step_trace, self._traced_by = recorder.steps(names), recorder
 
 
 # -- outputs ----------------------------------------------------------------------------------------------------------

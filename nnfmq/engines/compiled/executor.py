@@ -55,16 +55,10 @@ class CompiledPartition:
             acquired = frame[self._slot] = _AcquiredContext(self, self.acquire())
         context = acquired.context
         records = context.relocated_records(frame)
-        recorder = TRACING.recorder
-        times = 0 if recorder is None else context.times_address or context.allocate_times()
-        if frame[-1] is DEFAULT_RUN_OPTIONS:
-            self._pool.run(records, 0, self.launch_count, context.scratch, self.plan.scratch_bytes, times)
+        if TRACING.recorder is None and frame[-1] is DEFAULT_RUN_OPTIONS:
+            self._pool.run(records, 0, self.launch_count, context.scratch, self.plan.scratch_bytes, 0)
         else:
-            self._run_with_checks(records, context, frame[-1], times)
-        if recorder is not None:
-            if self._traced_by is not recorder:
-                self._add_trace_names(recorder)
-            recorder.ring.launches(self._name_ids, context.times)
+            self._run_observed(records, context, frame[-1])
         self.publish_outputs(frame)
 
     def name_launches(self, names: Callable[[int], str]) -> None:
@@ -75,6 +69,19 @@ class CompiledPartition:
         names = self._trace_names or "[NN_LC_PCO]operation {}".format
         ids = recorder.ids_of(names(launch.operation) for launch in self.plan.launches)
         self._name_ids, self._traced_by = ids, recorder
+
+    def _run_observed(self, records: int, context: ExecutionContext, options: RunOptions) -> None:
+        """Run all launches; check the options meanwhile, and record a slice for each launch in a trace."""
+        recorder = TRACING.recorder
+        times = 0 if recorder is None else context.times_address or context.allocate_times()
+        if options is DEFAULT_RUN_OPTIONS:
+            self._pool.run(records, 0, self.launch_count, context.scratch, self.plan.scratch_bytes, times)
+        else:
+            self._run_with_checks(records, context, options, times)
+        if recorder is not None:
+            if self._traced_by is not recorder:
+                self._add_trace_names(recorder)
+            recorder.ring.launches(self._name_ids, context.times)
 
     def _run_with_checks(self, records: int, context: ExecutionContext, options: RunOptions, times: int) -> None:
         """Run all launches; check the options before a launch if `_CHECK_PERIOD_NS` have passed since the last check.
