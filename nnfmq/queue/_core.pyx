@@ -33,7 +33,7 @@ cdef extern from "_atomics.h" nogil:
     ctypedef struct nnfmq_counters:
         uint64_t w, r, bytes
     ctypedef struct nnfmq_wait_estimator:
-        int64_t mean, deviation, wakeup_delay, samples, early_arrivals
+        int64_t mean, deviation, wakeup_delay, samples, early_arrivals, stopped_polls
     const int64_t NNFMQ_NO_DEADLINE
     const uint32_t NNFMQ_NOT_FULL, NNFMQ_NOT_EMPTY
     const int NNFMQ_OK, NNFMQ_CORRUPTED, NNFMQ_READER, NNFMQ_WRITER
@@ -59,6 +59,8 @@ cdef extern from "_atomics.h" nogil:
     const int NNFMQ_POLL, NNFMQ_SLEEP
     int64_t nnfmq_next_action(const nnfmq_wait_estimator *f, int64_t now, int64_t window_ns)
     int64_t nnfmq_poll_end(const nnfmq_wait_estimator *f, int64_t began, int64_t now, int64_t window_ns)
+    int nnfmq_must_stop_polling(const nnfmq_wait_estimator *f, int64_t yield_ns, int64_t window_ns)
+    void nnfmq_add_poll(nnfmq_wait_estimator *f, int is_stopped)
     void nnfmq_add_wait(nnfmq_wait_estimator *f, int64_t waited)
     void nnfmq_add_wakeup(nnfmq_wait_estimator *f, int64_t planned, int64_t now, int found)
     int nnfmq_sleep(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t deadline_ns)
@@ -735,7 +737,7 @@ cdef class Ring:
         if action > NNFMQ_POLL and self.sleep_before_poll(event, deadline, action, &now):
             return True
         poll_end = min(nnfmq_poll_end(&self.estimator, began, now, window), deadline)
-        found = action != NNFMQ_SLEEP and self.poll_without_gil(event, now, poll_end)
+        found = action != NNFMQ_SLEEP and self.poll_without_gil(event, now, poll_end, window)
         if found:
             nnfmq_count_one(&self.waits[POLLED])
         elif not self.sleep(event, deadline):
@@ -759,23 +761,29 @@ cdef class Ring:
         nnfmq_add_wakeup(&self.estimator, until, now[0], found)
         return found
 
-    cdef bint poll_without_gil(self, EventFlagWord event, int64_t now, int64_t until) except -1:
+    cdef bint poll_without_gil(self, EventFlagWord event, int64_t now, int64_t until, int64_t window) except -1:
         """Poll without the GIL, in slices between which signal handlers run.
 
-        Yields the CPU repeatedly: the thread that computes what this one waits for may have been placed on it.
+        Yields the CPU repeatedly: the thread that computes what this one waits for may have been placed on it. Then
+        the estimator may end the poll.
         """
         cdef bint found = False
-        cdef int64_t slice_end
-        while not found and now < until:
+        cdef bint must_stop = False
+        cdef int64_t slice_end, yielded
+        while not found and not must_stop and now < until:
             slice_end = min(now + SPIN_SLICE_NS, until)
             with nogil:
-                while not found and now < slice_end:
+                while not found and not must_stop and now < slice_end:
                     found = nnfmq_poll(&self.ring, &event.event, NNFMQ_READER, self.ring.quantum,
                                        min(now + YIELD_PERIOD_NS, slice_end))
-                    if not found:
-                        sched_yield()
                     now = nnfmq_now()
+                    if not found:
+                        yielded = now
+                        sched_yield()
+                        now = nnfmq_now()
+                        must_stop = nnfmq_must_stop_polling(&self.estimator, now - yielded, window)
             PyErr_CheckSignals()
+        nnfmq_add_poll(&self.estimator, must_stop)
         return found
 
     cdef bint poll(self, EventFlagWord event, int64_t until):

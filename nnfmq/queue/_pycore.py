@@ -752,8 +752,7 @@ class Ring(Uncopyable):
             return True
         now = began if action == POLL else monotonic_ns()
         poll_end = self._estimator.poll_end(began, now, window_ns)
-        # Yields: the thread that computes what this one waits for may have been placed on this CPU.
-        found = action != SLEEP and self._poll(event, now, _earlier(deadline_ns, poll_end), True)
+        found = action != SLEEP and self._poll_and_yield(event, now, _earlier(deadline_ns, poll_end), window_ns)
         self._waits[_POLLED] += found
         found = found or self._sleep_for_record(event, deadline_ns)
         if found:
@@ -777,13 +776,28 @@ class Ring(Uncopyable):
         self._waits[_SLEPT] += 1
         return self._sleep(event, READER, self._quantum, deadline_ns, NOT_EMPTY)
 
-    def _poll(self, event: EventFlagWord, now: int, until: int, yields: bool = False) -> bool:
+    def _poll(self, event: EventFlagWord, now: int, until: int) -> bool:
         while now < until:
             if self._is_ready(READER, self._quantum) or event.is_cancelled:
                 return True
-            if yields:
-                os.sched_yield()
             now = monotonic_ns()
+        return False
+
+    def _poll_and_yield(self, event: EventFlagWord, now: int, until: int, window_ns: int) -> bool:
+        """Poll, and yield the CPU repeatedly: the thread that computes the record may have been placed on it.
+
+        Then the estimator may end the poll.
+        """
+        must_stop = False
+        while now < until and not must_stop:
+            if self._is_ready(READER, self._quantum) or event.is_cancelled:
+                self._estimator.add_poll(False)
+                return True
+            yielded = monotonic_ns()
+            os.sched_yield()
+            now = monotonic_ns()
+            must_stop = self._estimator.must_stop_polling(now - yielded, window_ns)
+        self._estimator.add_poll(must_stop)
         return False
 
     def _sleep(self, event: EventFlagWord, side: int, size: int, deadline_ns: int | None, mask: int) -> bool:

@@ -27,7 +27,9 @@ _WAKE_MARGIN_NS = 5_000  # time between the end of a sleep and the expected arri
 _WAKEUP_DELAY_MAX_NS = 100_000  # a later wake-up is an outlier: the thread was preempted
 _EARLY_ARRIVALS_MAX = 2  # after so many in a row the estimate is wrong, not unlucky
 _SAMPLES_MIN = 4  # before these there is no estimate
-_PROBE_PERIOD = 16  # one of so many irregular waits ends its sleep by a timer, to measure how late that is
+_PROBE_PERIOD = 16  # so often a wait is polled for although it would be slept through
+_YIELD_MAX_NS = 2_000  # to yield the CPU takes longer if another thread has run meanwhile
+_STOPPED_POLLS_MIN = 2  # one in 2,000 yields takes longer on an idle CPU, too
 
 
 class WaitEstimator:
@@ -37,13 +39,14 @@ class WaitEstimator:
     how late timed sleeps end (`wakeup_delay`).
     """
 
-    __slots__ = ("deviation", "early_arrivals", "mean", "samples", "wakeup_delay")
+    __slots__ = ("deviation", "early_arrivals", "mean", "samples", "stopped_polls", "wakeup_delay")
 
     def __init__(self) -> None:
         self.mean = self.deviation = 0
         self.wakeup_delay = 0
         self.samples = 0
         self.early_arrivals = 0  # sleeps in a row during which the record arrived
+        self.stopped_polls = 0  # polls in a row that ended because another thread used this CPU
 
     def next_action(self, now: int, window_ns: int) -> int:
         """Return POLL, SLEEP, or the time at which to end a sleep before polling.
@@ -52,17 +55,19 @@ class WaitEstimator:
           are too few samples, or if waits are so long that the latency of a wake-up no longer matters.
         * A time, if the wait is long and regular: sleep until shortly before the expected arrival, then poll. The
           sleep ends earlier by as much as sleeps end late.
-        * SLEEP immediately, if the wait is irregular and rarely ends within the window. Polling would rarely succeed.
-          One of 16 such waits gets a time all the same, because only timed sleeps show how late sleeps end.
+        * SLEEP immediately, if the wait rarely ends within the window, and is irregular or on a contended CPU. Polling
+          would rarely succeed, or delay the thread that computes the record. One of 16 such waits gets a time all the
+          same: only timed sleeps show how late sleeps end, and only polls whether the CPU is contended.
 
-        Rejected: to sleep whenever another task has run on this CPU. Beside one busy process, the additional wake-ups
-        cost more than the rare interruption of a poll.
+        Rejected: to sleep whenever another task has run on this CPU, also if waits are short. Beside one busy process,
+        the additional wake-ups cost more than the rare interruption of a poll.
         """
         if window_ns == 0:
             return SLEEP
         if self.samples < _SAMPLES_MIN or self.mean > _LONG_WAIT_NS or self.mean + 2 * self.deviation <= window_ns:
             return POLL
-        if not self._is_regular(window_ns) and self.samples % _PROBE_PERIOD:
+        is_contended = self.stopped_polls >= _STOPPED_POLLS_MIN
+        if (is_contended or not self._is_regular(window_ns)) and self.samples % _PROBE_PERIOD:
             return SLEEP if self.mean - self.deviation > window_ns else POLL
         sleep_ns = self.mean - (self.wakeup_delay + 2 * self.deviation + _WAKE_MARGIN_NS)
         return POLL if sleep_ns < _SLEEP_MIN_NS else now + sleep_ns
@@ -70,8 +75,7 @@ class WaitEstimator:
     def _is_regular(self, window_ns: int) -> bool:
         """Return whether waits deviate by at most half a window, or by at most as much as sleeps end late.
 
-        Sleeps end late on an idle CPU, as wake-ups do: polling then saves as much time as it takes. On a CPU that the
-        engine uses, too, sleeps end on time: a wake-up costs little there, and polling would delay the engine.
+        On an idle CPU, a wake-up by the writer is as late: polling saves as much time as it takes.
         """
         return self.deviation <= max(window_ns // 2, min(self.wakeup_delay, 2 * window_ns))
 
@@ -83,6 +87,19 @@ class WaitEstimator:
         if self.samples < _SAMPLES_MIN or self.mean > _LONG_WAIT_NS or not self._is_regular(window_ns):
             return now + window_ns
         return max(now, began + self.mean) + window_ns
+
+    def must_stop_polling(self, yield_ns: int, window_ns: int) -> bool:
+        """Return whether to stop polling and sleep, after a yield of the CPU that took `yield_ns`.
+
+        If another thread has run meanwhile, it may be the one that computes the record, and a wake-up on a busy CPU
+        costs little. A poll for a wait that should end within the window goes on.
+        """
+        is_long = self.samples >= _SAMPLES_MIN and self.mean + 2 * self.deviation > window_ns
+        return yield_ns > _YIELD_MAX_NS and is_long
+
+    def add_poll(self, is_stopped: bool) -> None:
+        """Note whether `must_stop_polling` has ended a poll."""
+        self.stopped_polls = self.stopped_polls + 1 if is_stopped else 0
 
     def add_wait(self, waited: int) -> None:
         """Update the estimate with the length of a wait.

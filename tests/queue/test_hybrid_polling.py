@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import nnfmq.queue.core as cores
@@ -24,7 +26,7 @@ from nnfmq.queue.hybrid_polling import POLL, SLEEP, WaitEstimator
 
 WINDOW = 50_000
 US, MS = 1_000, 1_000_000
-FIELDS = ("mean", "deviation", "wakeup_delay", "samples", "early_arrivals")
+FIELDS = ("mean", "deviation", "wakeup_delay", "samples", "early_arrivals", "stopped_polls")
 
 
 def used_to(*waits: int) -> WaitEstimator:
@@ -106,6 +108,41 @@ def test_one_of_16_irregular_waits_measures_how_late_sleeps_end() -> None:
     assert timed == 10
 
 
+def contended(*waits: int) -> WaitEstimator:
+    """Return an estimator two of whose polls in a row had to stop."""
+    estimator = used_to(*waits)
+    estimator.add_poll(True)
+    estimator.add_poll(True)
+    return estimator
+
+
+def test_on_a_contended_cpu_all_but_one_of_16_long_waits_are_slept_through() -> None:
+    estimator = contended(*[200 * US] * 20)
+    actions = []
+    for _ in range(32):
+        actions.append(estimator.next_action(0, WINDOW))
+        estimator.add_wait(200 * US)
+    assert actions.count(SLEEP) == 30 and sum(action > 0 for action in actions) == 2
+
+
+def test_on_a_contended_cpu_short_waits_are_polled_for() -> None:
+    assert contended(*[20 * US] * 17).next_action(0, WINDOW) == POLL
+
+
+def test_one_poll_that_stopped_does_not_change_the_next_wait() -> None:
+    estimator = used_to(*[200 * US] * 17)
+    usual = estimator.next_action(0, WINDOW)
+    for is_stopped in (True, False, True):
+        estimator.add_poll(is_stopped)
+        assert estimator.next_action(0, WINDOW) == usual > 0
+
+
+def test_a_poll_for_a_long_wait_stops_if_another_thread_has_had_the_cpu() -> None:
+    long, short, unknown = used_to(*[200 * US] * 9), used_to(*[20 * US] * 9), used_to(200 * US)
+    assert long.must_stop_polling(5 * US, WINDOW) and not long.must_stop_polling(US, WINDOW)
+    assert not short.must_stop_polling(5 * US, WINDOW) and not unknown.must_stop_polling(5 * US, WINDOW)
+
+
 def test_an_early_arrival_makes_the_next_sleep_shorter() -> None:
     estimator = used_to(*[200 * US] * 50)
     before = estimator.next_action(0, WINDOW)
@@ -167,6 +204,10 @@ int64_t next_action(nnfmq_wait_estimator *f, int64_t now, int64_t window) { retu
 int64_t poll_end(nnfmq_wait_estimator *f, int64_t began, int64_t now, int64_t window) {
     return nnfmq_poll_end(f, began, now, window);
 }
+int64_t must_stop_polling(nnfmq_wait_estimator *f, int64_t yield_ns, int64_t window) {
+    return nnfmq_must_stop_polling(f, yield_ns, window);
+}
+void add_poll(nnfmq_wait_estimator *f, int64_t is_stopped) { nnfmq_add_poll(f, (int)is_stopped); }
 void add_wait(nnfmq_wait_estimator *f, int64_t waited) { nnfmq_add_wait(f, waited); }
 void add_wakeup(nnfmq_wait_estimator *f, int64_t planned, int64_t now, int64_t is_ready) {
     nnfmq_add_wakeup(f, planned, now, (int)is_ready);
@@ -189,15 +230,17 @@ def in_c(tmp_path: Path) -> ctypes.CDLL:
     command = [compiler, "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{header}"]
     subprocess.run([*command, str(source), "-o", str(library)], check=True, timeout=60)
     loaded = ctypes.CDLL(str(library))
-    loaded.next_action.restype = loaded.poll_end.restype = ctypes.c_int64
+    loaded.next_action.restype = loaded.poll_end.restype = loaded.must_stop_polling.restype = ctypes.c_int64
     return loaded
 
 
 def some_event(chance: random.Random, now: int) -> tuple[str, tuple[int, ...]]:
     around = chance.choice([3 * US, 60 * US, 200 * US, 3 * MS, 300 * MS])
     waited = chance.randrange(around, 2 * around)
-    if chance.random() < 0.7:
+    if chance.random() < 0.5:
         return "add_wait", (waited,)
+    if chance.random() < 0.4:
+        return "add_poll", (chance.randrange(2),)
     return "add_wakeup", (now, now + chance.randrange(-10 * US, 300 * US), chance.randrange(2))
 
 
@@ -209,6 +252,9 @@ def test_the_c_header_computes_as_the_specification(in_c: ctypes.CDLL) -> None:
         getattr(in_c, name)(ctypes.byref(computed), *map(ctypes.c_int64, numbers))
         assert [getattr(computed, n) for n in FIELDS] == [getattr(specified, n) for n in FIELDS]
         window = chance.choice([0, 7 * US, WINDOW, 900 * US])
+        yielded = chance.randrange(4 * US)
+        stopped = in_c.must_stop_polling(ctypes.byref(computed), ctypes.c_int64(yielded), ctypes.c_int64(window))
+        assert stopped == specified.must_stop_polling(yielded, window)
         planned = in_c.next_action(ctypes.byref(computed), ctypes.c_int64(now), ctypes.c_int64(window))
         assert planned == specified.next_action(now, window)
         times = now, now + chance.randrange(400 * US), window
@@ -300,6 +346,23 @@ def test_waits_of_any_length_beyond_the_window_use_no_cpu(
         spent.append(time.thread_time_ns() - before)
         sent.result(20)
     assert min(spent[6:]) < spent[0] // 5, "a stranger is polled for, for 15 ms where this thread has a core"
+
+
+def polled(queue: MessageQueue, sender: ThreadPoolExecutor) -> int:
+    """Return how many of a dozen equal waits a poll ended."""
+    words = np.zeros(3, np.uint64)  # received, polled, slept
+    queue.count_waits(memoryview(words).cast("B"))
+    accustom(queue, sender, 0.02, 15 * MS)
+    return int(words[1])
+
+
+def test_a_receiver_does_not_poll_for_long_on_a_cpu_that_another_thread_uses(
+    make_queue: Callable[..., MessageQueue], sender: ThreadPoolExecutor
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:  # on this thread's CPU
+        count = polled(make_queue(8, 4), sender)
+        other.kill()
+    assert count <= 3
 
 
 def test_a_deadline_ends_a_timed_sleep() -> None:
