@@ -776,9 +776,8 @@ cdef class Ring:
                 while not found and not must_stop and now < slice_end:
                     found = nnfmq_poll(&self.ring, &event.event, NNFMQ_READER, self.ring.quantum,
                                        min(now + YIELD_PERIOD_NS, slice_end))
-                    now = nnfmq_now()
                     if not found:
-                        yielded = now
+                        yielded = nnfmq_now()
                         sched_yield()
                         now = nnfmq_now()
                         must_stop = nnfmq_must_stop_polling(&self.estimator, now - yielded, window)

@@ -39,16 +39,20 @@ static inline int64_t nnfmq_poll_end(const nnfmq_wait_estimator *e, int64_t bega
     return from > INT64_MAX - window_ns ? INT64_MAX : from + window_ns;
 }
 
+static inline int nnfmq_is_short(const nnfmq_wait_estimator *e, int64_t window_ns) {
+    return e->mean + 2 * e->deviation <= window_ns;
+}
+
 /* Whether to stop polling and sleep, after a yield of the CPU that took `yield_ns`. */
 static inline int nnfmq_must_stop_polling(const nnfmq_wait_estimator *e, int64_t yield_ns, int64_t window_ns) {
-    return yield_ns > 2000 && e->samples >= 4 && e->mean + 2 * e->deviation > window_ns;
+    return yield_ns > 2000 && e->samples >= 4 && !nnfmq_is_short(e, window_ns);
 }
 
 /* NNFMQ_POLL, NNFMQ_SLEEP, or the time at which to end a sleep before polling. */
 static inline int64_t nnfmq_next_action(const nnfmq_wait_estimator *e, int64_t now, int64_t window_ns) {
     if (window_ns == 0)
         return NNFMQ_SLEEP;
-    if (e->samples < 4 || e->mean > 100000000 || e->mean + 2 * e->deviation <= window_ns)
+    if (e->samples < 4 || e->mean > 100000000 || nnfmq_is_short(e, window_ns))
         return NNFMQ_POLL;
     if ((e->stopped_polls >= 2 || !nnfmq_is_regular(e, window_ns)) && e->samples % 16)
         return e->mean - e->deviation > window_ns ? NNFMQ_SLEEP : NNFMQ_POLL;

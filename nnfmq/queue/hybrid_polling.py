@@ -64,13 +64,17 @@ class WaitEstimator:
         """
         if window_ns == 0:
             return SLEEP
-        if self.samples < _SAMPLES_MIN or self.mean > _LONG_WAIT_NS or self.mean + 2 * self.deviation <= window_ns:
+        if self.samples < _SAMPLES_MIN or self.mean > _LONG_WAIT_NS or self._is_short(window_ns):
             return POLL
         is_contended = self.stopped_polls >= _STOPPED_POLLS_MIN
         if (is_contended or not self._is_regular(window_ns)) and self.samples % _PROBE_PERIOD:
             return SLEEP if self.mean - self.deviation > window_ns else POLL
         sleep_ns = self.mean - (self.wakeup_delay + 2 * self.deviation + _WAKE_MARGIN_NS)
         return POLL if sleep_ns < _SLEEP_MIN_NS else now + sleep_ns
+
+    def _is_short(self, window_ns: int) -> bool:
+        """Return whether the wait is expected to end within the window."""
+        return self.mean + 2 * self.deviation <= window_ns
 
     def _is_regular(self, window_ns: int) -> bool:
         """Return whether waits deviate by at most half a window, or by at most as much as sleeps end late.
@@ -94,8 +98,7 @@ class WaitEstimator:
         If another thread has run meanwhile, it may be the one that computes the record, and a wake-up on a busy CPU
         costs little. A poll for a wait that should end within the window goes on.
         """
-        is_long = self.samples >= _SAMPLES_MIN and self.mean + 2 * self.deviation > window_ns
-        return yield_ns > _YIELD_MAX_NS and is_long
+        return yield_ns > _YIELD_MAX_NS and self.samples >= _SAMPLES_MIN and not self._is_short(window_ns)
 
     def add_poll(self, is_stopped: bool) -> None:
         """Note whether `must_stop_polling` has ended a poll."""

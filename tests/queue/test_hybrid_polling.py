@@ -360,8 +360,10 @@ def test_a_receiver_does_not_poll_for_long_on_a_cpu_that_another_thread_uses(
     make_queue: Callable[..., MessageQueue], sender: ThreadPoolExecutor
 ) -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:  # on this thread's CPU
-        count = polled(make_queue(8, 4), sender)
-        other.kill()
+        try:
+            count = polled(make_queue(8, 4), sender)
+        finally:
+            other.kill()
     assert count <= 3
 
 
