@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from nnfmq import settings
 from nnfmq.execution_observers import (
@@ -52,13 +53,16 @@ def current_observers() -> tuple[PreparationObserver, ...]:
     return observers()
 
 
-class _Observation:
-    """What tells the observers of one preparation, which begins now. `event` returns what to tell them."""
+class _Observation(ABC):
+    """What tells the observers of one preparation, which begins now."""
 
-    def __init__(self, event: Callable[[ErrorStatus], ObservedPreparation]) -> None:
+    def __init__(self) -> None:
         self._observers = current_observers()
-        self._event_of = event
         self._begin_ns = time.monotonic_ns()
+
+    @abstractmethod
+    def _event(self, status: ErrorStatus) -> ObservedPreparation:
+        """Return what to tell the observers about the preparation, which ended with `status`."""
 
     def fail(self, error: BaseException) -> None:
         """Report the error of nnfmq with which the preparation ended; others, such as KeyboardInterrupt, are none."""
@@ -68,7 +72,7 @@ class _Observation:
     def _tell(self, status: ErrorStatus) -> Sequence[ModelObserver]:
         if not self._observers:
             return ()
-        event = self._event_of(status)
+        event = self._event(status)
         found = [observer.prepared(event) for observer in self._observers]
         return [observer for observer in found if observer is not None]
 
@@ -84,7 +88,7 @@ class Preparation(_Observation):
         model: object,
         handle: ModelHandle,
     ) -> None:
-        super().__init__(self._event)
+        super().__init__()
         self._device = device
         self._choice = choice
         self._message = message
@@ -129,7 +133,7 @@ class PlanPreparation(_Observation):
         priority: int,
         is_cached: bool,
     ) -> None:
-        super().__init__(self._event)
+        super().__init__()
         self._devices = tuple(devices)
         self._choice = choice
         self._model = model

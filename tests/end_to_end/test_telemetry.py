@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,6 +56,19 @@ def test_OBS_1_a_cache_is_reported(client: nnfmq.Client, tmp_path: Path) -> None
             client.device("reference").prepare(add_model(), cache_dir=tmp_path).close()
     assert [record.cache_used for record in records.compilations] == [True, True]
     assert [record.error_code for record in records.compilations] == [0, 0]
+
+
+def test_a_reported_model_is_freed_when_the_caller_drops_it(client: nnfmq.Client) -> None:
+    """Not when the garbage collector runs: a preparation has the whole model, and its place in the driver."""
+    with telemetry.register(Records()):
+        prepared = client.device("reference").prepare(add_model())
+        handle = weakref.ref(prepared.handle)
+        gc.disable()
+        try:
+            del prepared
+            assert handle() is None
+        finally:
+            gc.enable()
 
 
 def execute_fenced(model: nnfmq.PreparedModel) -> None:
