@@ -109,13 +109,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
             cases.setdefault(function, []).append(item)
     deselected = set[pytest.Item]()
     for (function, name), all_of_it in cases.items():
-        if name in ("host", *_OWN_SETS.values()):
+        if name == _own_set(all_of_it[0]):
             deselected.update(without_new_pairs(all_of_it))
         elif "vectors" in function:  # those take a minute
             deselected.update(all_of_it)
         else:
             deselected.update(item for number, item in enumerate(all_of_it) if number % _EVERY)
     items[:] = [item for item in items if item not in deselected]
+
+
+def _own_set(item: pytest.Item) -> str:
+    """Return the set of which a test function runs every pair of parameter values."""
+    mark = item.get_closest_marker("instruction_sets")
+    return _OWN_SETS[mark.args[0]] if mark is not None and mark.args else "host"
 
 
 def parameters_of(item: pytest.Function) -> dict[str, Any]:
