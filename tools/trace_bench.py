@@ -1,9 +1,10 @@
-"""What a trace costs: null bursts of one application and its driver, with their trace points absent, off and on.
+"""What a trace and the statistics cost: null bursts of one application and its driver, with and without them.
 
-In each round all three are measured, in another order each time: the shortest of some batches of executions, because
-whatever else runs on the machine only adds to their time. The result of a process pair is the median of the differences
-over its rounds; two pairs differ in the addresses of their memory, so there are several. Reported are the medians of
-the pairs, and their 95 % intervals (order statistics). Client and driver have a CPU each.
+The trace points are absent, off and on; and off, while the driver counts no execution. In each round all four are
+measured, in another order each time: the shortest of some batches of executions, because whatever else runs on the
+machine only adds to their time. The result of a process pair is the median of the differences over its rounds; two
+pairs differ in the addresses of their memory, so there are several. Reported are the medians of the pairs, and their
+95 % intervals (order statistics). Client and driver have a CPU each.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, Op
 
 _BATCHES, _EXECUTIONS, _WARM_UP = 20, 10, 150  # the interpreter adapts to switched code in the warm-up
 _POLL_US = 1e6
-_COSTS = {"off_cost_ns": ("off", "absent"), "on_cost_ns": ("on", "off")}
+_COSTS = {
+    "off_cost_ns": ("off", "absent"),
+    "on_cost_ns": ("on", "off"),
+    "statistics_cost_ns": ("off", "uncounted"),
+}
 
 
 def measure(device: str, operations: int, rounds: int) -> dict[str, float]:

@@ -1,7 +1,8 @@
-"""An embedded driver, and a client's burst, whose tracing can be switched: absent, off, on. For `trace_bench.py`.
+"""An embedded driver, and a client's burst, whose trace and statistics can be switched. For `trace_bench.py`.
 
-Off, the functions of the hot path find that nothing records. Absent, they do not even look: their source is compiled
-without the statements that do. So one process pair can show the cost of both. As a program it is the driver:
+The trace is on, off, or absent. Off, the functions of the hot path find that nothing records. Absent, they do not even
+look: their source is compiled without the statements that do. Uncounted, the trace is off, and the driver does not
+count executions. So one process pair can show the cost of each. As a program it is the driver:
 
     python tools/trace_switch.py CONTROL_FD COMMANDS_FD
 
@@ -21,7 +22,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
-STATES = ("absent", "off", "on")
+STATES = ("absent", "off", "on", "uncounted")
 _NOTHING = ("self._trace", "TRACING.recorder", "WORKER_TRACE.switch[0]")
 """What is None, or 0, while nothing records."""
 
@@ -67,41 +68,72 @@ class _WithoutTrace(ast.NodeTransformer):
         return node
 
 
+class _WithoutStatistics(ast.NodeTransformer):
+    """Removes the calls that count an execution."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        return ast.Pass() if ast.unparse(node).startswith("self._recorder.add(") else node
+
+
+def _changed_code(function: FunctionType, change: ast.NodeTransformer) -> CodeType:
+    """Return the code of a function whose source was changed."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    changed = ast.fix_missing_locations(change.visit(tree))
+    names: dict[str, Any] = {}
+    flags = __future__.annotations.compiler_flag
+    exec(compile(changed, function.__code__.co_filename, "exec", flags), function.__globals__, names)
+    code: CodeType = names[function.__name__].__code__
+    return code
+
+
 def without_trace(function: FunctionType) -> CodeType:
     """Return the code of a function without its trace points.
 
     Raises:
         ValueError: If it has none, or some are left.
     """
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    changed = ast.fix_missing_locations(_WithoutTrace().visit(tree))
-    names: dict[str, Any] = {}
-    flags = __future__.annotations.compiler_flag
-    exec(compile(changed, function.__code__.co_filename, "exec", flags), function.__globals__, names)
-    code: CodeType = names[function.__name__].__code__
+    code = _changed_code(function, _WithoutTrace())
     traced = {"_trace", "TRACING", "WORKER_TRACE"}
     if not traced & {*function.__code__.co_names} or traced & {*code.co_names}:
         raise ValueError(f"{function.__qualname__}: its trace points are not those that this tool knows")
     return code
 
 
+def without_statistics(function: FunctionType) -> CodeType:
+    """Return the code of a function that does not count what it executes.
+
+    Raises:
+        ValueError: If the function itself does not either.
+    """
+    code = _changed_code(function, _WithoutStatistics())
+    if code.co_code == function.__code__.co_code:
+        raise ValueError(f"{function.__qualname__} counts nothing")
+    return code
+
+
 class _Variants(NamedTuple):
     function: FunctionType
     usual: CodeType
-    absent: CodeType
+    others: dict[str, CodeType]  # by state
 
 
 class TraceSwitch:
-    """Switches functions of this process; `record` is called with whether slices are to be recorded."""
+    """Switches functions of this process; `record` is called with whether slices are to be recorded.
 
-    def __init__(self, functions: Sequence[FunctionType], record: Callable[[bool], object]) -> None:
-        self._variants = [_Variants(each, each.__code__, without_trace(each)) for each in functions]
+    `traced` are the functions with trace points, `counting` those that count executions.
+    """
+
+    def __init__(
+        self, traced: Sequence[FunctionType], record: Callable[[bool], object], counting: Sequence[FunctionType] = ()
+    ) -> None:
+        self._variants = [_Variants(each, each.__code__, {"absent": without_trace(each)}) for each in traced]
+        self._variants += [_Variants(each, each.__code__, {"uncounted": without_statistics(each)}) for each in counting]
         self._record = record
 
     def set(self, state: str) -> None:
         """Switch to one of STATES. Each switch makes the interpreter adapt to the code again, whatever the state is."""
-        for function, usual, absent in self._variants:
-            function.__code__ = absent if state == "absent" else usual
+        for function, usual, others in self._variants:
+            function.__code__ = others.get(state, usual)
         self._record(state == "on")
 
 
@@ -123,6 +155,14 @@ def driver_functions() -> list[FunctionType]:
     return functions
 
 
+def counting_functions() -> list[FunctionType]:
+    """Return the functions of the driver that count the executions over a burst."""
+    from nnfmq.service.burst_server import BurstServer
+
+    functions: list[Any] = [BurstServer._handle]
+    return functions
+
+
 def _obey(commands: socket.socket) -> None:
     """Switch this process as the commands say, until the client has exited. The first comes after its StartTrace."""
     from nnfmq.observe.trace_points import TRACING
@@ -134,7 +174,7 @@ def _obey(commands: socket.socket) -> None:
     def record(is_on: bool) -> None:
         TRACING.recorder, WORKER_TRACE.switch = (recorder, records) if is_on else (None, (0,))
 
-    switch = TraceSwitch(driver_functions(), record)
+    switch = TraceSwitch(driver_functions(), record, counting_functions())
     while command:
         switch.set(STATES[command[0]])
         commands.sendall(command)

@@ -12,7 +12,15 @@ from typing import Any
 import draw_trace
 import pytest
 import trace_bench
-from trace_switch import STATES, TraceSwitch, client_functions, driver_functions, without_trace
+from trace_switch import (
+    STATES,
+    TraceSwitch,
+    client_functions,
+    counting_functions,
+    driver_functions,
+    without_statistics,
+    without_trace,
+)
 
 from nnfmq.observe.chrome_trace import write_trace
 from nnfmq.observe.trace_layout import request_base
@@ -25,7 +33,7 @@ def test_the_cost_is_measured_in_each_pair(capsys: pytest.CaptureFixture[str]) -
     assert (report["pairs"], report["rounds"], report["operations"], report["device"]) == (2, 2, 3, "reference")
     for state in STATES:
         assert 0 < report[f"{state}_ns"]["low"] <= report[f"{state}_ns"]["high"]
-    assert {"off_cost_ns", "on_cost_ns"} <= report.keys()
+    assert {"off_cost_ns", "on_cost_ns", "statistics_cost_ns"} <= report.keys()
 
 
 def test_a_pair_that_cannot_be_measured_is_an_error() -> None:
@@ -37,6 +45,12 @@ def test_the_interval_of_a_median_ends_at_order_statistics() -> None:
     """Of 100 values 0.98·10 = 9.8 away from the middle."""
     assert trace_bench.interval(range(100)) == {"median": 49.5, "low": 40, "high": 60}
     assert trace_bench.interval([3.0]) == {"median": 3.0, "low": 3.0, "high": 3.0}
+
+
+def test_an_execution_over_a_burst_can_be_left_uncounted() -> None:
+    (function,) = counting_functions()
+    removed = {*function.__code__.co_names} - {*without_statistics(function).co_names}
+    assert removed == {"add"}
 
 
 @pytest.mark.parametrize("function", [*client_functions(), *driver_functions()], ids=lambda each: each.__qualname__)
@@ -70,8 +84,38 @@ def test_what_depends_on_tracing_is_removed_and_nothing_else() -> None:
     for state in STATES:
         switch.set(state)
         found.append(traced(_Recording()))
-    assert found == ["nothing", *["slices of a driver of a client"] * 2]
-    assert recorded == [False, False, True]
+    assert found == ["nothing", *["slices of a driver of a client"] * 3]
+    assert recorded == [False, False, True, False]
+
+
+def counting(self: Any) -> int:
+    if self.sent:
+        self._recorder.add(1, 2)
+    else:
+        self._recorder.add_failure()
+    return len(self._recorder.calls)
+
+
+class _Counting:
+    """What `counting` is a method of; counts its own calls of the recorder."""
+
+    def __init__(self, sent: bool) -> None:
+        self.sent, self._recorder, self.calls = sent, self, list[str]()
+
+    def add(self, _driver_ns: int, _engine_ns: int) -> None:
+        self.calls.append("add")
+
+    def add_failure(self) -> None:
+        self.calls.append("add_failure")
+
+
+def test_what_counts_executions_is_removed_and_nothing_else() -> None:
+    switch = TraceSwitch([], lambda _is_on: None, [counting])  # type: ignore[list-item]
+    found = {}
+    for state in STATES:
+        switch.set(state)
+        found[state] = counting(_Counting(True)), counting(_Counting(False))
+    assert found == {"absent": (1, 1), "off": (1, 1), "on": (1, 1), "uncounted": (0, 1)}
 
 
 def untraced() -> int:
@@ -81,6 +125,8 @@ def untraced() -> int:
 def test_a_function_without_known_trace_points_is_an_error() -> None:
     with pytest.raises(ValueError, match="untraced: its trace points are not those that this tool knows"):
         without_trace(untraced)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="untraced counts nothing"):
+        without_statistics(untraced)  # type: ignore[arg-type]
 
 
 def test_a_request_is_drawn_with_its_slices_and_arrows(tmp_path: Path) -> None:
