@@ -15,6 +15,7 @@ __all__ = ["print_matrix", "print_scenarios"]
 _PERCENTILES = ("p50", "p99", "p99.9", "max")
 _FEW_PERCENTILES = ("p99", "max")
 _WIDE = 72
+_UNEXPECTED_MAX = 10  # lines; --json has all
 
 
 def print_scenarios(screen: Console, report: Mapping[str, Any]) -> None:
@@ -60,7 +61,10 @@ def _worst(scenario: Mapping[str, Any]) -> Iterator[str]:
 
 
 def print_matrix(screen: Console, report: Mapping[str, Any]) -> None:
-    """Print the confusion matrix of the self-test: a line for each disturbance, the causes named, and how often."""
+    """Print the confusion matrix of the self-test: a line for each disturbance, the causes named, and how often.
+
+    What was named without having been brought about follows, with its evidence.
+    """
     listing = table("disturbances", ">right", "named in runs")
     listing.padding = (0, 1, 0, 0)
     for row in report["rows"]:
@@ -74,4 +78,11 @@ def print_matrix(screen: Console, report: Mapping[str, Any]) -> None:
             f"Without a disturbance causes were named, too: repeat the self-test when the machine is idle "
             f"(its load average was {report['load_before']} before)."
         )
+    for found in report["unexpected"][:_UNEXPECTED_MAX]:
+        beside = " + ".join(found["disturbances"]) or "none"
+        screen.print(
+            f"{found['cause']} named beside {beside}, {found['explained_ns'] / 1e6:,.1f} ms: {found['evidence']}"
+        )
+    if len(report["unexpected"]) > _UNEXPECTED_MAX:
+        screen.print(f"and {len(report['unexpected']) - _UNEXPECTED_MAX} more (--json)")
     screen.print(f"{100 * report['right_share']:.1f} % of the runs with disturbances are right.")

@@ -20,7 +20,15 @@ from operator import attrgetter
 from nnfmq.measure.percentiles import percentile
 from nnfmq.stress.records import RequestRecord, StressSample
 
-__all__ = ["Cause", "SlowRequest", "Thresholds", "named_causes", "slow_requests", "worst_requests"]
+__all__ = [
+    "Cause",
+    "SlowRequest",
+    "Thresholds",
+    "largest_part",
+    "named_causes",
+    "slow_requests",
+    "worst_requests",
+]
 
 _PAGE_FAULTS_MIN = 16  # more than usual: fewer are noise of any program
 _MINOR_FAULT_NS = 250  # of a page of 4 KiB, on a fast machine
@@ -119,6 +127,12 @@ def named_causes(slow: Sequence[SlowRequest]) -> dict[str, int]:
             explained[cause.name] += cause.explained
     minimum = max(_LOAD_NS, _LOAD_SHARE * sum(request.excess for request in slow))
     return {name: time for name, time in explained.most_common() if time >= minimum}
+
+
+def largest_part(slow: Sequence[SlowRequest], name: str) -> Cause:
+    """Return the cause `name` of the request of which it explains most. Some request must have it."""
+    parts = (cause for request in slow for cause in request.causes if cause.name == name)
+    return max(parts, key=lambda cause: cause.explained)
 
 
 def worst_requests(slow: Sequence[SlowRequest], count: int) -> list[SlowRequest]:

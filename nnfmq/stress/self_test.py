@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nnfmq.measure import cpu_pinning
 from nnfmq.measure.failures import BenchmarkFailed
 from nnfmq.stress.application_work import can_reclaim
-from nnfmq.stress.attribution import named_causes
+from nnfmq.stress.attribution import SlowRequest, largest_part, named_causes
 from nnfmq.stress.cpu_groups import PERIOD_US, limited_group
 from nnfmq.stress.disturbances import draw_plan
 from nnfmq.stress.records import CAUSES
 from nnfmq.stress.stress_clients import StressClient
 from nnfmq.stress.stress_trial import TrialSetup, run_trial
 
-__all__ = ["ConfusionMatrix", "combinations_of", "run_self_test", "unavailable_causes"]
+__all__ = ["ConfusionMatrix", "NamedCause", "combinations_of", "run_self_test", "unavailable_causes"]
 
 NONE = "none"
 RUN_S = 1.2
@@ -34,16 +34,31 @@ def combinations_of(names: Sequence[str]) -> list[tuple[str, ...]]:
     return [(), *((name,) for name in names), *combinations(names, 2)]
 
 
+class NamedCause(NamedTuple):
+    """The time in ns that a cause explains in a run, and its evidence for the request of which it explains most."""
+
+    explained_ns: int
+    evidence: str
+
+
 @dataclass(slots=True)
 class ConfusionMatrix:
-    """Which causes were named in runs with which disturbances."""
+    """Which causes were named in runs with which disturbances.
+
+    `unexpected` has the causes that were named without having been brought about, with the evidence: of another program
+    on the machine, or of an error of the analysis.
+    """
 
     rows: dict[tuple[str, ...], list[tuple[str, ...]]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    unexpected: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, disturbances: Iterable[str], named: Iterable[str]) -> None:
-        """Add a run."""
-        self.rows.setdefault(_ordered(disturbances), []).append(_ordered(named))
+    def add(self, disturbances: Iterable[str], named: Mapping[str, NamedCause]) -> None:
+        """Add a run, and the causes that were named for it."""
+        key = _ordered(disturbances)
+        self.rows.setdefault(key, []).append(_ordered(named))
+        for name in sorted(named.keys() - key):
+            self.unexpected.append({"disturbances": list(key), "cause": name, **named[name]._asdict()})
 
     def counts(self, disturbances: Iterable[str]) -> Counter[str]:
         """Return in how many runs with these disturbances each cause was named; `none` counts runs without one."""
@@ -68,7 +83,12 @@ class ConfusionMatrix:
         for key in self.rows:
             right, runs = self.right(key)
             rows.append({"disturbances": list(key), "runs": runs, "right": right, "named": dict(self.counts(key))})
-        return {"rows": rows, "right_share": self.share(), "skipped": self.skipped}
+        return {
+            "rows": rows,
+            "right_share": self.share(),
+            "unexpected": self.unexpected,
+            "skipped": self.skipped,
+        }
 
 
 def _ordered(names: Iterable[str]) -> tuple[str, ...]:
@@ -93,7 +113,7 @@ def unavailable_causes(folder: Path, pid: int) -> dict[str, str]:
 def run_self_test(
     client: StressClient, setup: TrialSetup, plans: Sequence[tuple[str, ...]], runs: int, seed: int,
     progress: Callable[[str], object],
-) -> Iterator[tuple[tuple[str, ...], list[str]]]:  # fmt: skip
+) -> Iterator[tuple[tuple[str, ...], dict[str, NamedCause]]]:  # fmt: skip
     """Yield the disturbances of each run, and the causes that the analysis names. Blocks for each run."""
     cpus = setup.cpus[0].client, setup.cpus[0].driver
     numbered = [(run, number, names) for run in range(runs) for number, names in enumerate(plans)]
@@ -102,4 +122,9 @@ def run_self_test(
         progress(text)
         plan = draw_plan(names, RUN_S, cpus, random.Random(f"{seed} {run} {number}"))
         found = run_trial([client], setup, plan, RUN_S, position, lambda text=text: progress(text))  # type: ignore[misc]
-        yield names, list(named_causes(found.slow_requests()))
+        yield names, _named(found.slow_requests())
+
+
+def _named(slow: Sequence[SlowRequest]) -> dict[str, NamedCause]:
+    causes = named_causes(slow)
+    return {name: NamedCause(explained, largest_part(slow, name).evidence) for name, explained in causes.items()}

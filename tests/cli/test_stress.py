@@ -20,7 +20,7 @@ from nnfmq.observe.process_usage import descendants
 from nnfmq.stress import self_test
 from nnfmq.stress.records import CAUSES
 from nnfmq.stress.scenarios import LOADS
-from nnfmq.stress.self_test import ConfusionMatrix
+from nnfmq.stress.self_test import ConfusionMatrix, NamedCause
 
 DIGITS = str(nnfmq.example_path("digits.tflite"))
 LIMIT_S = 60
@@ -188,7 +188,7 @@ def test_the_self_test_reports_a_row_for_each_combination(capsys: pytest.Capture
 def result(monkeypatch: pytest.MonkeyPatch, *runs: tuple[list[str], list[str]]) -> int:
     matrix = ConfusionMatrix(skipped={"memory": "on tmpfs"})
     for disturbances, named in runs:
-        matrix.add(disturbances, named)
+        matrix.add(disturbances, {cause: NamedCause(12_000_000, f"evidence of {cause}") for cause in named})
     monkeypatch.setattr(stress, "_tested", lambda arguments: matrix)
     return main(["stress", "--self-test"])
 
@@ -206,7 +206,18 @@ def test_causes_of_a_busy_machine_are_reported_as_such(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert result(monkeypatch, ([], ["cpu-client"]), (["gc"], ["gc"])) == 1
-    assert "repeat the self-test when the machine is idle" in " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.split())
+    assert "repeat the self-test when the machine is idle" in text
+    assert "cpu-client named beside none, 12.0 ms: evidence of cpu-client" in text
+
+
+def test_a_few_unexpected_causes_are_printed_and_the_others_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert result(monkeypatch, *[(["gc"], ["stops"])] * 12) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.count("stops named beside gc") == 10
+    assert "and 2 more (--json)" in text
 
 
 def test_the_self_test_fails_below_90_percent_or_if_a_cause_is_named_without_a_disturbance(

@@ -9,7 +9,7 @@ import pytest
 
 from nnfmq.stress.disturbances import DisturbancePlan, draw_plan
 from nnfmq.stress.records import CAUSES
-from nnfmq.stress.self_test import ConfusionMatrix, combinations_of
+from nnfmq.stress.self_test import ConfusionMatrix, NamedCause, combinations_of
 
 SECONDS = 1.2
 
@@ -58,15 +58,19 @@ def test_only_one_stop_happens_at_a_time() -> None:
 # ---- the matrix
 
 
+def named(*causes: str) -> dict[str, NamedCause]:
+    return {cause: NamedCause(12_000_000, f"evidence of {cause}") for cause in causes}
+
+
 def matrix() -> ConfusionMatrix:
     """Return three runs of `gc`, two of them right, two of `stops` and `gc`, one right, and one of nothing, right."""
     found = ConfusionMatrix(skipped={"throttling": "no root"})
-    found.add(["gc"], ["gc"])
-    found.add(["gc"], ["gc", "stops"])
-    found.add(["gc"], ["gc"])
-    found.add(["stops", "gc"], ["gc", "stops"])
-    found.add(["gc", "stops"], [])
-    found.add([], [])
+    found.add(["gc"], named("gc"))
+    found.add(["gc"], named("gc", "stops"))
+    found.add(["gc"], named("gc"))
+    found.add(["stops", "gc"], named("gc", "stops"))
+    found.add(["gc", "stops"], {})
+    found.add([], {})
     return found
 
 
@@ -93,3 +97,12 @@ def test_the_report_has_a_row_for_each_combination() -> None:
     assert [row["disturbances"] for row in report["rows"]] == [["gc"], ["gc", "stops"], []]
     assert report["rows"][0] == {"disturbances": ["gc"], "runs": 3, "right": 2, "named": {"gc": 3, "stops": 1}}
     assert report["skipped"] == {"throttling": "no root"}
+
+
+def test_the_report_has_the_evidence_of_causes_that_were_not_brought_about() -> None:
+    found = matrix()
+    found.add([], named("cpu-client"))
+    assert found.report()["unexpected"] == [
+        {"disturbances": ["gc"], "cause": "stops", "explained_ns": 12_000_000, "evidence": "evidence of stops"},
+        {"disturbances": [], "cause": "cpu-client", "explained_ns": 12_000_000, "evidence": "evidence of cpu-client"},
+    ]
