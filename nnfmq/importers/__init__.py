@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 from nnfmq.importers.examples import example_path
@@ -54,7 +55,7 @@ def load_source(file: ModelSource) -> LoadedModel:
         raise UnsupportedModel(f"{_origin(file)}{error}{_given(file)}", error.problems) from None
     except InvalidArgument as error:
         raise InvalidArgument(f"{_origin(file)}{error}") from None
-    return loaded
+    return replace(loaded, file_name=file.path.name) if file.path else loaded
 
 
 def _origin(file: ModelSource) -> str:

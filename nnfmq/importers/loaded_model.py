@@ -57,7 +57,8 @@ class LoadedModel(Struct, frozen=True):
     """A model read from a file, ready for `Device.prepare`, and its inputs, outputs and states in the model's order.
 
     The inputs and outputs of `model` are these, followed by the states. `metadata` is None if the file has none.
-    `signatures` are the names of those in the file, for `nnfmq.load(file, signature=name)`.
+    `signatures` are the names of those in the file, for `nnfmq.load(file, signature=name)`. `file_name` is the file's
+    name without its folders, "" if the model was given as bytes.
     """
 
     model: Model
@@ -66,6 +67,7 @@ class LoadedModel(Struct, frozen=True):
     metadata: ModelMetadata | None = None
     states: tuple[StateInfo, ...] = ()
     signatures: tuple[str, ...] = ()
+    file_name: str = ""
 
     def __repr__(self) -> str:
         states = f", {len(self.states)} states" if self.states else ""

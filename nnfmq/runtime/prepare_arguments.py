@@ -124,7 +124,7 @@ def has_vendor_operations(model: Model) -> bool:
 def name_for_display(model: ModelArgument, name: str | None) -> str:
     """Return what the driver calls a model in its statistics: `name`, or the name of its file, or nothing."""
     if name is None:
-        name = Path(model).name if isinstance(model, (str, os.PathLike)) else ""
+        name = Path(model).name if isinstance(model, (str, os.PathLike)) else str(getattr(model, "file_name", ""))
     return name[:_NAME_CHARACTERS].encode("utf-8", "replace").decode()  # file names may be undecodable
 
 

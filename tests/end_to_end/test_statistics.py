@@ -7,6 +7,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,13 @@ def test_a_model_is_called_by_its_name_and_device(client: nnfmq.Client) -> None:
         (found,) = own(client).models
         assert (found.id, found.name, found.device) == (named.model_id, "smallest", "reference")
     until(lambda: own(client).models == (), "the row of a released model ends")
+
+
+def test_a_model_of_a_file_is_called_by_the_file(client: nnfmq.Client) -> None:
+    path, device = Path(nnfmq.example_path("digits.tflite")), client.device("reference")
+    with device.prepare(path), device.prepare(nnfmq.load(path)), device.prepare(nnfmq.load(path.read_bytes())) as last:
+        names = sorted(found.name for found in own(client).models)
+        assert names == ["digits.tflite", "digits.tflite", f"model {last.model_id}"]
 
 
 def test_a_burst_counts_its_packets_and_waits(client: nnfmq.Client, model: nnfmq.PreparedModel) -> None:
