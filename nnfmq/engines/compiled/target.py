@@ -23,11 +23,12 @@ __all__ = ["TARGETS", "Target", "can_run", "chosen_target", "host_features", "ho
 class Target(Struct, frozen=True):
     """One instruction set.
 
-    `lanes` are 32-bit lanes of a vector, `registers` vector registers. pmaddwd, pmaddubsw, vpdpwssd, vpdpbusd,
+    `lanes` are 32-bit lanes of a vector, `registers` vector registers. `half_lanes` are those of a vector of half that
+    length, which some CPUs compute in half the time; 0 if the target has none. pmaddwd, pmaddubsw, vpdpwssd, vpdpbusd,
     usdot, sdot, usmmla and smmla are the names of LLVM's intrinsics on whole vectors, None if the target has no such
-    instruction. 8-bit values are multiplied in AMX's tile registers if it `has_tiles` and there are enough values,
-    else by dot4 or mmla if it `has_dot4`, else by acc16 if there is pmaddubsw, else by dot2. `tuning` are LLVM features
-    that only influence its choice between instructions.
+    instruction; vpdpbusd_half is the one on half a vector. 8-bit values are multiplied in AMX's tile registers if it
+    `has_tiles` and there are enough values, else by dot4 or mmla if it `has_dot4`, else by acc16 if there is pmaddubsw,
+    else by dot2. `tuning` are LLVM features that only influence its choice between instructions.
     """
 
     name: str
@@ -37,8 +38,10 @@ class Target(Struct, frozen=True):
     registers: int
     pmaddwd: str | None
     pmaddubsw: str | None
+    half_lanes: int = 0
     vpdpwssd: str | None = None
     vpdpbusd: str | None = None
+    vpdpbusd_half: str | None = None
     usdot: str | None = None
     sdot: str | None = None
     usmmla: str | None = None
@@ -90,8 +93,10 @@ _AVX512VNNI = Target(
     registers=32,
     pmaddwd=_AVX512_PMADDWD,
     pmaddubsw=_AVX512_PMADDUBSW,
+    half_lanes=8,
     vpdpwssd="llvm.x86.avx512.vpdpwssd.512",
     vpdpbusd="llvm.x86.avx512.vpdpbusd.512",
+    vpdpbusd_half="llvm.x86.avx512.vpdpbusd.256",
     has_dot4=True,
     tuning=("fast-dpwssd",),  # else LLVM adds separately, which has less latency but also less throughput
 )
@@ -101,7 +106,7 @@ TARGETS = {
     for target in (
         replace(_AVX512VNNI, name="amx", features=(*_AVX512VNNI.features, *_TILES), has_tiles=True),
         _AVX512VNNI,
-        Target("avx512", _X86, _AVX512, 16, 32, _AVX512_PMADDWD, _AVX512_PMADDUBSW),
+        Target("avx512", _X86, _AVX512, 16, 32, _AVX512_PMADDWD, _AVX512_PMADDUBSW, half_lanes=8),
         Target("avx2", _X86, _AVX2, 8, 16, "llvm.x86.avx2.pmadd.wd", "llvm.x86.avx2.pmadd.ub.sw"),
         Target("sse4.1", _X86, ("sse4.1", "ssse3"), 4, 16, "llvm.x86.sse2.pmadd.wd", "llvm.x86.ssse3.pmadd.ub.sw.128"),
         Target(

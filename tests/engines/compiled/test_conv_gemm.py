@@ -100,6 +100,36 @@ def test_convolutions_match_the_interpreter(kind: str, size: tuple[int, ...], fi
     assert_kernels_agree(convolution(kind, size, filter))
 
 
+@pytest.mark.parametrize("filter", FILTERS)
+@pytest.mark.parametrize(
+    "size", [(1, 9, 7, 3, 8), (2, 6, 5, 4, 6), (1, 3, 2, 5, 3), (1, 5, 33, 9, 4), (2, 4, 18, 1, 2)]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_convolutions_of_few_channels_match_the_interpreter(
+    kind: str, size: tuple[int, ...], filter: tuple[int, ...]
+) -> None:
+    assert_kernels_agree(convolution(kind, size, filter))
+
+
+@pytest.mark.parametrize("channels", range(1, 18))
+@pytest.mark.parametrize("micro_kernel", [Float32(-np.inf, np.inf), DotU8S8x4(False, NO_REQUANTIZATION, True)])
+def test_two_positions_share_a_vector_of_the_epilogue_if_their_channels_fit(
+    micro_kernel: MicroKernel, channels: int
+) -> None:
+    windows_ = WindowDimension(3, 1, 1, 1, 1, 7)
+    shape = ConvShape(1, 7, 7, 3, windows_, windows_, channels)
+    kernel = plan_gemm(shape, micro_kernel, TARGETS["avx512vnni"])
+    is_shared = channels <= 8
+    assert (kernel.lanes, kernel.row_positions) == ((8, 2) if is_shared else (16, 1))
+    assert kernel.mr % kernel.row_positions == 0
+    lanes = kernel.packed_channel_map
+    assert len(lanes) == 16 * kernel.nr_vectors
+    expected = [*range(channels)] * kernel.row_positions
+    assert lanes[: len(expected)].tolist() == expected[: len(lanes)]
+    narrow = plan_gemm(shape, micro_kernel, TARGETS["avx2"])
+    assert (narrow.lanes, narrow.row_positions) == (8, 1)
+
+
 def depthwise(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -> Model:
     batch, height, width, channels, _ = size
     rows, columns, stride, dilation, padding, activation = filter

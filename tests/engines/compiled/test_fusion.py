@@ -284,7 +284,7 @@ def epilogues(model: Model) -> list[tuple[bool, bool]]:
 
 
 @pytest.mark.parametrize("nchw", [False, True])
-@pytest.mark.parametrize("channels", [4, 20, 32, 64])
+@pytest.mark.parametrize("channels", [4, 8, 20, 32, 64])
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("code", [CONV, GROUPED])
 def test_a_residual_is_added_in_the_epilogue_if_all_panels_are_whole(
@@ -303,7 +303,7 @@ def test_a_residual_is_added_in_the_epilogue_if_all_panels_are_whole(
     assert_fused(model, {0: (1, 2)} if has_operator else {0: (), 1: (2,)}, tolerance=1e-4)
 
 
-@pytest.mark.parametrize("channels", [5, 32])
+@pytest.mark.parametrize("channels", [5, 8, 32])
 @pytest.mark.parametrize("size", [1, 3])
 def test_functions_of_results_and_of_single_elements_are_computed_in_the_epilogue(size: int, channels: int) -> None:
     result = square(channels)

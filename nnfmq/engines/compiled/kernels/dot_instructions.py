@@ -39,8 +39,9 @@ def _pmaddwd(kb: KernelBuilder, lhs: Value, weights: Value) -> Value:
 def dot4(kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
     """Return int32 `acc` plus the sums of four adjacent u8 * s8 products: vpdpbusd, usdot, or two dot2."""
     lanes = acc.type.count
-    if kb.target.vpdpbusd is not None and lanes == kb.target.lanes:
-        return kb.call(kb.target.vpdpbusd, acc.type, acc, *(kb.ir.bitcast(v, acc.type) for v in (lhs, weights)))
+    vpdpbusd = {kb.target.lanes: kb.target.vpdpbusd, kb.target.half_lanes: kb.target.vpdpbusd_half}.get(lanes)
+    if vpdpbusd is not None:
+        return kb.call(vpdpbusd, acc.type, acc, *(kb.ir.bitcast(v, acc.type) for v in (lhs, weights)))
     if kb.target.usdot is not None:
         return kb.call(kb.target.usdot, acc.type, acc, lhs, weights)
     shorts, byte = vector(I16, 2 * lanes), kb.splat(I16, 8, 2 * lanes)

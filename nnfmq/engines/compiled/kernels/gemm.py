@@ -8,6 +8,9 @@ The last tile of a row starts early and recomputes positions, so there is no M r
 store. Both write equal bytes twice, by one thread or by two, which is harmless. Shapes and strides are loaded at run
 time (`GemmParams`): layers with equal tiles share one function.
 
+If the channels fill at most half a vector, accumulators are half a vector long. Those of two adjacent positions, whose
+results are adjacent in memory, are joined for the epilogue.
+
 Weights that do not fit the second-level cache are *streamed* (`streamed_weights`).
 """
 
@@ -67,8 +70,9 @@ class LhsLayout(Enum):
 class GemmKernel:
     """A planned GEMM. Fields with repr=False only size the work; the others specialize the code and name the function.
 
-    mc: positions of a work item, or output rows if the LHS is a row buffer. n_splits: slices of N. mr,
-    nr_vectors: register tile. nr_remainder: channels of a group's last panel, 0 if it is full. k_unroll: K groups per
+    mc: positions of a work item, or output rows if the LHS is a row buffer. n_splits: slices of N. mr, nr_vectors:
+    register tile. lanes: of an accumulator. row_positions: positions that are joined for the epilogue, 1 or 2.
+    nr_remainder: elements of an output row in a group's last panel, 0 if it is full. k_unroll: K groups per
     iteration. streams_weights: see the module; pixel blocks of one group only. k_blocks: 1 unless weights are streamed.
     operator: what is applied to the results, if there is more than the micro-kernel's epilogue.
     """
@@ -81,6 +85,7 @@ class GemmKernel:
     mr: int
     nr_vectors: int
     lanes: int
+    row_positions: int
     nr_remainder: int
     lhs_layout: LhsLayout
     is_grouped: bool
@@ -118,8 +123,10 @@ class GemmKernel:
 
     @property
     def packed_channel_map(self) -> Array:
-        """The output channel in each lane of the panels. Lanes after a group's last channel repeat it."""
-        lanes = np.minimum(np.arange(self._panels_per_group * self.nr), self.shape.output_channels_per_group - 1)
+        """The output channel in each lane of the epilogue's vectors. Lanes after a group's last channel repeat it."""
+        channels = np.tile(np.arange(self.shape.output_channels_per_group), self.row_positions)
+        count = self._panels_per_group * self.nr * self.row_positions
+        lanes = channels[np.minimum(np.arange(count), len(channels) - 1)]
         groups = np.arange(self.shape.groups)[:, None]
         result: Array = (groups * self.shape.output_channels_per_group + lanes).reshape(-1)
         return result
@@ -266,7 +273,7 @@ class GemmKernel:
         )
         emit_operator = None if self.operator is None else self.operator.bind(kb, out, 1, self.params_argument + 1)
         n = load_params(kb, kb.argument(self.params_argument), GemmParams)
-        extents = GemmTile(self.mr, self.nr_vectors, self.lanes, self.nr_remainder, self.k_unroll)
+        extents = GemmTile(self.mr, self.nr_vectors, self.lanes, self.row_positions, self.nr_remainder, self.k_unroll)
         tile_class = AmxTileBuilder if self.has_tiles else TileBuilder
         tile = tile_class(extents, self.micro_kernel, kb, n, epilogue, emit_operator)
         builder = _GemmBuilder(self, kb, n, weights, epilogue, tile)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
-from nnfmq.engines.compiled.kernels.dot_product import Array, MicroKernel
+from nnfmq.engines.compiled.kernels.dot_product import Array, DotU8S8x4, Float32, MicroKernel
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout, row_buffer_of
 from nnfmq.engines.compiled.kernels.matrix_product import TILE_ROWS, Amx
 from nnfmq.engines.compiled.kernels.packing import best_output_rows, group_list_length
@@ -37,8 +37,12 @@ def plan_gemm(
 ) -> GemmKernel:
     """Return the kernel for a shape and a target; `nr_vectors` are the panel widths that may be chosen, in vectors."""
     channels, has_tiles = shape.output_channels_per_group, isinstance(micro_kernel, Amx)
+    row_positions = 2 if _fits_half_vectors(shape, micro_kernel, target) else 1
+    lanes = target.lanes // row_positions
     if has_tiles:
         mr, width = _choose_amx_tile(shape.tiled_positions, channels, target)
+    elif row_positions == 2:
+        mr, width = min(shape.tiled_positions // 2 * 2, _MAX_MR), 1
     else:
         mr, width = _choose_tile(shape.tiled_positions, channels, micro_kernel, target, nr_vectors)
     lhs_layout = LhsLayout.ROW_BUFFER
@@ -52,7 +56,7 @@ def plan_gemm(
         mc = _choose_streamed_mc(shape, micro_kernel, mr)
     else:
         mc = _choose_mc(shape, micro_kernel, mr) if shape.is_pointwise else _choose_block_rows(shape, micro_kernel)
-    panel_bytes = shape.k * width * target.lanes * micro_kernel.lhs_bytes
+    panel_bytes = shape.k * width * lanes * micro_kernel.lhs_bytes
     candidate = GemmKernel(
         shape,
         mc=mc,
@@ -61,8 +65,9 @@ def plan_gemm(
         micro_kernel=micro_kernel,
         mr=mr,
         nr_vectors=width,
-        lanes=target.lanes,
-        nr_remainder=channels % (width * target.lanes),
+        lanes=lanes,
+        row_positions=row_positions,
+        nr_remainder=channels * row_positions % (width * target.lanes),
         lhs_layout=lhs_layout,
         is_grouped=shape.groups > 1,
         has_batched_rhs=shape.has_batched_rhs,
@@ -90,6 +95,18 @@ def _choose_n_splits(kernel: GemmKernel) -> int:
     elif _weight_bytes(kernel.shape, kernel.micro_kernel) > _MAX_WEIGHT_BYTES:
         n_splits = max(n_splits, 2)
     return min(kernel.panels, n_splits)
+
+
+def _fits_half_vectors(shape: ConvShape, micro_kernel: MicroKernel, target: Target) -> bool:
+    """Return whether accumulators of all channels fit half vectors, and the target can compute with those.
+
+    Weights and constants must be known, because constants are packed for two positions.
+    """
+    has_halves = isinstance(micro_kernel, Float32) or (
+        isinstance(micro_kernel, DotU8S8x4) and target.vpdpbusd_half is not None
+    )
+    is_simple = shape.groups == 1 and not shape.has_batched_rhs and shape.tiled_positions > 1
+    return has_halves and is_simple and shape.output_channels <= target.half_lanes
 
 
 def _choose_tile(

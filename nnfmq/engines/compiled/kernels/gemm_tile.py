@@ -67,11 +67,12 @@ class GemmParams(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GemmTile:
-    """The extents of a register tile. `nr_remainder`: channels of a group's last panel, 0 if it is full."""
+    """The extents of a register tile; `GemmKernel` describes them."""
 
     mr: int
     nr_vectors: int
     lanes: int
+    row_positions: int
     nr_remainder: int
     k_unroll: int  # K groups per iteration
 
@@ -125,9 +126,11 @@ class TileBuilder:
     def biases(self, channel: Value) -> list[Value]:
         """Return the bias of each vector of a panel's channels."""
         k, kb, mk = self.tile, self.kb, self.micro_kernel
-        return [
-            mk.init_accumulators(kb, self.epilogue, kb.add(channel, v * k.lanes), k.lanes) for v in range(k.nr_vectors)
+        lanes = k.lanes * k.row_positions
+        found = [
+            mk.init_accumulators(kb, self.epilogue, kb.add(channel, v * lanes), lanes) for v in range(k.nr_vectors)
         ]
+        return found if k.row_positions == 1 else [kb.shuffle(bias, bias, range(k.lanes)) for bias in found]
 
     def load_accumulators(self, stored: Value) -> Sequence[Value]:
         """Return the accumulators that `store_accumulators` stored."""
@@ -224,13 +227,24 @@ class TileBuilder:
     def emit_epilogue(self, accs: Sequence[Value], place: TilePlace) -> None:
         """Emit the epilogue row by row, and the stores of full or partial rows."""
         k, kb = self.tile, self.kb
+        rows, stride = self._joined_positions(accs), kb.mul(self.n.out_stride, k.row_positions)
         if self.micro_kernel.unroll_epilogue and not k.nr_remainder and self.emit_operator is None:
-            for first in range(0, len(accs), k.nr_vectors):
-                offset = kb.mul(self.n.out_stride, first // k.nr_vectors)
-                self.store_row(accs[first : first + k.nr_vectors], kb.at(place.target, offset), place)
+            for first in range(0, len(rows), k.nr_vectors):
+                offset = kb.mul(stride, first // k.nr_vectors)
+                self.store_row(rows[first : first + k.nr_vectors], kb.at(place.target, offset), place)
         else:
-            with kb.for_each_tile_row(accs, k.nr_vectors, self.n.out_stride) as (offset, row):
+            with kb.for_each_tile_row(rows, k.nr_vectors, stride) as (offset, row):
                 self.store_row(row, kb.at(place.target, offset), place)
+
+    def _joined_positions(self, accs: Sequence[Value]) -> Sequence[Value]:
+        """Return the accumulators, those of two positions in one vector if they are half as long."""
+        lanes = self.tile.lanes
+        if self.tile.row_positions == 1:
+            return accs
+        channels = self.tile.nr_remainder // 2 or lanes
+        order = [*range(channels), *range(lanes, lanes + channels)]
+        order += [lanes] * (2 * lanes - len(order))
+        return [self.kb.shuffle(accs[first], accs[first + 1], order) for first in range(0, len(accs), 2)]
 
     def store_row(self, row: Sequence[Value], address: Value, place: TilePlace) -> None:
         """Emit the epilogue of a row of accumulators, and store its results."""
