@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.dot_instructions import dot2_of_pair, dot4, dot4_signed, madd_acc16
+from nnfmq.engines.compiled.kernels.float32_multiplier import Float32Multiplier
 from nnfmq.engines.compiled.kernels.float_ops import fmuladd
 from nnfmq.engines.compiled.kernels.packing import ACC16_KR, InputConverter, pack_group_lists
 from nnfmq.engines.compiled.kernels.requantize import Requantization
@@ -73,7 +74,7 @@ class MicroKernel(Protocol):
 
     @property
     def unroll_epilogue(self) -> bool:
-        """Whether the epilogue is so short that unrolling it over the rows of a tile takes less code than a loop."""
+        """Whether the epilogue is so short that it is unrolled over a tile's rows, which keeps them in registers."""
         ...
 
     @property
@@ -328,7 +329,6 @@ class _S8Weights:
     kr = 4
     weight_prescale = lhs_rows = 1
     accumulator_type = I32
-    unroll_epilogue = False
     lhs_is_signed = False
 
     def can_read_lhs_directly(self, channels: int) -> bool:
@@ -364,6 +364,11 @@ class Dot4(_S8Weights):
     has_weight_zero_point: bool
 
     is_group_sparse = False
+
+    @property
+    def unroll_epilogue(self) -> bool:
+        """Return whether the requantization is short."""
+        return isinstance(self.requantization.multiplier, Float32Multiplier)
 
     def weight_zero_point(self, kb: KernelBuilder, params: Value) -> Value:
         """Load the residual weight zero point."""
@@ -412,7 +417,7 @@ class MaddU8S8Acc16(_S8Weights):
     """Four products summed in 16 bits, eight for each lane (acc16). Weights are packed as group lists."""
 
     kr = ACC16_KR
-    has_weight_zero_point = False
+    has_weight_zero_point = unroll_epilogue = False
     is_group_sparse = True
 
     def temporaries(self, target: Target) -> int:

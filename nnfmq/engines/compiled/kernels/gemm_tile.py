@@ -228,7 +228,7 @@ class TileBuilder:
         """Emit the epilogue row by row, and the stores of full or partial rows."""
         k, kb = self.tile, self.kb
         rows, stride = self._joined_positions(accs), kb.mul(self.n.out_stride, k.row_positions)
-        if self.micro_kernel.unroll_epilogue and not k.nr_remainder and self.emit_operator is None:
+        if self.micro_kernel.unroll_epilogue and self.emit_operator is None:
             for first in range(0, len(rows), k.nr_vectors):
                 offset = kb.mul(stride, first // k.nr_vectors)
                 self.store_row(rows[first : first + k.nr_vectors], kb.at(place.target, offset), place)
