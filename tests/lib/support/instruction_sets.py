@@ -68,7 +68,8 @@ def _runs_here(target: Target) -> bool:
 
 def _named(name: str) -> Target:
     if name == DOT4:
-        return replace(host_target(), name=DOT4, has_dot4=True, has_tiles=False, vpdpbusd=None, usdot=None, sdot=None)
+        without = {"vpdpbusd": None, "vpdpbusd_half": None, "usdot": None, "sdot": None}
+        return replace(host_target(), name=DOT4, has_dot4=True, has_tiles=False, **without)
     if name == ACC16:
         if host_target().pmaddubsw is None:
             pytest.skip("this machine has no pmaddubsw")
