@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from support.activity import MIB, NO_PID, FakeClient, burst, client, driver, model
 from support.commands import started
-from support.drivers import Daemon, running_daemon, short_folder, until
+from support.drivers import Daemon, running_daemon, until
 from support.model_folders import add_version, adder
 
 import nnfmq
@@ -204,12 +204,6 @@ def test_a_reader_gives_up_on_drivers_that_die_at_once(monkeypatch: pytest.Monke
 
 
 # ------------------------------------------------------------------------------------------------ the endpoint
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as made:
-        yield made
 
 
 @contextmanager

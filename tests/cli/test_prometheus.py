@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from support.commands import started
-from support.drivers import Daemon, one, running_daemon, short_folder, until
+from support.drivers import Daemon, one, running_daemon, until
 from support.models import plus_model
 
 from nnfmq.cli import main
@@ -28,12 +28,6 @@ SCRAPE_S = 1
 VARIABLES = {"$__rate_interval": "10s", "$client": ".*", "$model": ".*"}  # and what Grafana puts in their place
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="Prometheus is not installed")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as folder:
-        yield folder
 
 
 @pytest.fixture
