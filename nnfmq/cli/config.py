@@ -141,11 +141,12 @@ def _source_text(report: dict[str, Any]) -> str:
 
 
 def _explain(screen: Console, reports: list[dict[str, Any]]) -> None:
+    from nnfmq.cli.screen_table import named_values
+
     for report in reports:
-        facts = table(report["name"], report["meaning"].replace("`", ""))
-        for heading, text in _facts(report):
-            facts.add_row(heading, text)
-        screen.print(facts)
+        screen.print(f"{report['name']}: {report['meaning'].replace('`', '')}")
+        screen.print(named_values(_facts(report)))
+        screen.print()
 
 
 def _facts(report: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -5,11 +5,13 @@ rich alone shrinks the widest columns first, and breaks words in them while othe
 
 from __future__ import annotations
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Column, Table
 
-__all__ = ["ScreenTable"]
+__all__ = ["ScreenTable", "named_values"]
 
 _LONGEST_WORD = 24  # longer ones, such as paths, may be broken
 _NARROW_PADDING = (0, 1, 0, 0)
@@ -38,14 +40,19 @@ class ScreenTable(Table):
         if self.title:
             yield self.title
         for row in zip(*(column.cells for column in self.columns), strict=True):
-            block = Table.grid(padding=(0, 2, 0, 0))
-            block.add_column(no_wrap=True)
-            block.add_column(overflow="fold")
-            for column, cell in zip(self.columns, row, strict=True):
-                if cell:
-                    block.add_row(str(column.header), cell)
-            yield block
+            yield named_values((str(column.header), cell) for column, cell in zip(self.columns, row, strict=True))
             yield ""
+
+
+def named_values(pairs: Iterable[tuple[str, RenderableType]]) -> Table:
+    """Return lines of `name  value`, whose values are folded on a narrow screen. Empty values are left out."""
+    block = Table.grid(padding=(0, 2, 0, 0))
+    block.add_column(no_wrap=True)
+    block.add_column(overflow="fold")
+    for name, value in pairs:
+        if value:
+            block.add_row(name, value)
+    return block
 
 
 def _size(console: Console, options: ConsoleOptions, column: Column) -> Measurement:

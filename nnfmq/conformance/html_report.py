@@ -24,7 +24,7 @@ thead th { position: sticky; top: 0; background: Canvas; vertical-align: bottom;
 .types th:not(:first-child) { writing-mode: vertical-rl; text-align: left; padding: .5rem .2rem; font-size: .8rem; }
 .bad { font-weight: 600; } .skip { background: var(--skip); }
 .matrix tbody th { font-weight: 400; font-size: .85rem; text-align: left; }
-details { margin: .4rem 0; } summary { cursor: pointer; overflow-wrap: anywhere; }
+details { margin: .4rem 0; } summary { cursor: pointer; }
 .minus { background: var(--good); } .plus { background: var(--bad); }
 code, .diff td { font-family: ui-monospace, monospace; font-size: .85rem; }
 """

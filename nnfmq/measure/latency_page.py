@@ -14,7 +14,7 @@ __all__ = ["conditions_list", "html_table", "latency_page", "render_page"]
 
 _STYLE = """
 body { margin: 1rem auto; max-width: 60rem; }
-h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 th:first-child, td:first-child { text-align: left; }
 td.text { min-width: 12rem; white-space: normal; }
 .wide svg { display: block; max-width: 42rem; }
@@ -26,7 +26,7 @@ figcaption { font-size: .9rem; }
 .legend { font-size: .9rem; }
 .legend svg { width: 1.4rem; height: .7rem; margin-right: .35rem; } .legend .line { stroke-width: 4; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .9rem; }
-dt { color: GrayText; } dd { margin: 0; overflow-wrap: anywhere; }
+dt { color: GrayText; } dd { margin: 0; }
 """
 _PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max")
 _HEADINGS = ("", *_PERCENTILES, "requests/s", "CPU s", "PSS MiB", "stable")

@@ -48,7 +48,7 @@ def _cell(result: CrashResult | None) -> str:
     style = "bad" if result.has_failed else "good" if result.outcome is result.test.expected else ""
     steps, killed = sum(result.codes.values()), f", {result.killed} clients killed" if result.killed else ""
     title = f"{steps:,} steps in {result.duration_ns / 1e9:.1f} s{killed}"
-    number = f"<br><small>{steps:,}</small>" if steps else ""
+    number = f" <small>{steps:,}</small>" if steps else ""
     return f'<td class="{style}" title="{title}">{result.outcome}{number}</td>'
 
 

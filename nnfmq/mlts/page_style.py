@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from nnfmq.html_page import html_page
 
 _STYLE = """
-h1, h2, h3, li, p { overflow-wrap: anywhere; }
 .scroll { margin: .5rem 0 1.5rem; }
 th:first-child { text-align: left; }
 .charts { grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); }

@@ -92,6 +92,14 @@ def test_explain_prints_everything_about_a_setting(capsys: Capture) -> None:
         assert expected in lines
 
 
+def test_explain_fits_a_screen_of_40_columns(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["config", "explain", "burst_server_polling_window"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert {"default", "allowed", "environment"} <= {line.split(" ")[0] for line in lines}
+
+
 def test_explain_reports_that_files_cannot_have_a_setting(capsys: Capture) -> None:
     assert main(["config", "explain", "NO_COLOR"]) == 0
     assert "not possible" in capsys.readouterr().out
