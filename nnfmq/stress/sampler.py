@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -13,7 +14,8 @@ from typing import NamedTuple, Self
 
 from nnfmq.stress.compiler_usage import CompilerUsage, StatisticsArea
 from nnfmq.stress.cpu_groups import throttle_files, throttled_ns
-from nnfmq.stress.process_counters import memory_stall_ns, read_state
+from nnfmq.stress.other_processes import OtherProcesses
+from nnfmq.stress.process_counters import MEMORY_STALLS, memory_stall_ns, read_state
 from nnfmq.stress.records import StressSample
 
 __all__ = ["Sampler", "Watched"]
@@ -51,6 +53,7 @@ class _Files:
 class Sampler:
     """Samples clients and their workers while entered. `samples` has a list for each; read it after exit.
 
+    `others_ns` then is the CPU time of all processes that are neither this one nor the driver, nor started by them.
     `statistics` is the driver's statistics area, None if it may not be read. It is borrowed until the exit.
     """
 
@@ -58,20 +61,28 @@ class Sampler:
         self._watched = watched
         executing = [pid for each in watched for pid in (each.client, each.worker)]
         self._compile = CompilerUsage(driver_pid, executing, statistics)
+        self._driver = driver_pid
+        self.others_ns = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nnfmq-sampler", daemon=True)
         self._resources = ExitStack()
         self._files: dict[int, _Files] = {}
+        self._stalls: int | None = None
         self.samples: list[list[StressSample]] = [[] for _ in watched]
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.callback(self._compile.close)
+            with suppress(OSError):  # the kernel has no PSI
+                self._stalls = self._open(stack, MEMORY_STALLS)
             for each in self._watched:
                 for pid in (each.client, each.worker):
                     self._files[pid] = _Files(self._open(stack, Path(f"/proc/{pid}/stat")))
                     self._files[pid].throttling = [self._open(stack, path) for path in throttle_files(pid)]
             self._resources = stack.pop_all()
+        self._others = OtherProcesses([self._driver])
+        self._collected_garbage = gc.isenabled()
+        gc.disable()  # a collection takes milliseconds of a CPU that a client or worker needs
         self._thread.start()
         return self
 
@@ -84,6 +95,9 @@ class Sampler:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
+        self.others_ns = self._others.used_ns()
+        if self._collected_garbage:
+            gc.enable()
         self._resources.close()
         self._add_compilations()
 
@@ -113,7 +127,7 @@ class Sampler:
     def _sample(self) -> None:
         begin_ns = time.monotonic_ns()
         self._compile.update()
-        stall = memory_stall_ns()
+        stall = 0 if self._stalls is None else memory_stall_ns(self._stalls)
         for each, samples in zip(self._watched, self.samples, strict=True):
             client, worker = self._files[each.client], self._files[each.worker]
             stopped = client.is_stopped(), worker.is_stopped()

@@ -33,6 +33,7 @@ def scenario_report(
         "latency_ns": summary(latencies),
         "slow_requests": len(slow),
         "causes_ns": named_causes(slow),
+        "others_cpu_ns": found.others_ns,
         "without_cause": sum(not request.causes for request in slow),
         "worst": [_request(request, found.begin_ns) for request in worst_requests(slow, worst)],
     }

@@ -39,11 +39,15 @@ class TrialSetup:
 
 @dataclass(frozen=True, slots=True)
 class TrialRecords:
-    """The requests of each client, and the samples of each client and its worker."""
+    """The requests of each client, and the samples of each client and its worker.
+
+    `others_ns` is the CPU time of processes that took no part in the trial.
+    """
 
     begin_ns: int
     clients: Sequence[Sequence[RequestRecord]]
     samples: Sequence[Sequence[StressSample]]
+    others_ns: int = 0
 
     def latencies(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Return the latencies of all clients."""
@@ -86,7 +90,7 @@ def run_trial(
             found = [client.finish(seconds, tick) for client in clients]
     if not all(found):
         raise BenchmarkFailed(f"no request in {seconds:g} s; give a longer --duration")
-    return TrialRecords(begin_ns, found, sampler.samples)
+    return TrialRecords(begin_ns, found, sampler.samples, sampler.others_ns)
 
 
 def _statistics_area(socket: str, stack: ExitStack) -> StatisticsArea:

@@ -122,9 +122,10 @@ TIMES = {"p50": 12_300, "p99": 99_000_000, "p99.9": 123_456_000, "max": 123_456_
 REPORT: dict[str, Any] = {
     "scenarios": [
         {"scenario": "burst: gc", "requests": 1234, "latency_ns": TIMES, "slow_requests": 2,
-         "causes_ns": {"gc": 38_000_000}, "worst": [REQUEST, REQUEST | {"causes": [], "stages_ns": None}]},
+         "causes_ns": {"gc": 38_000_000, "cpu-client": 11_000_000}, "others_cpu_ns": 70_000_000,
+         "worst": [REQUEST, REQUEST | {"causes": [], "stages_ns": None}]},
         {"scenario": "burst: none", "requests": 1, "latency_ns": TIMES, "slow_requests": 0, "causes_ns": {},
-         "worst": []},
+         "others_cpu_ns": 4_000_000, "worst": []},
         {"scenario": "burst: throttle", "reason": "a CPU limit needs root"},
     ]
 }  # fmt: skip
@@ -144,6 +145,7 @@ def test_the_tables_fit_the_terminal(
     flowed = " ".join(text.split())
     assert "gc: 38.0 ms in the client's garbage collector" in flowed
     assert "unknown: no counter explains it" in flowed
+    assert "burst: gc: gc 38 ms, cpu-client 11 ms; other programs used 70 ms of CPU time" in flowed
     assert "burst: throttle is missing: a CPU limit needs root" in flowed
     assert ("p99.9" in text) is (columns == 80)
 
@@ -176,11 +178,14 @@ def test_an_interrupted_command_leaves_no_process_and_none_stopped(number: signa
 # ---- the self-test
 
 
-def test_the_self_test_reports_a_row_for_each_combination(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_self_test_reports_a_row_for_each_combination(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(self_test, "_REPETITIONS_MAX", 1)
     status = main(["stress", "--self-test", "--only", "gc,stops", "--device", "reference", "--json"])
     report = json.loads(capsys.readouterr().out)
     assert [row["disturbances"] for row in report["rows"]] == [[], ["gc"], ["stops"], ["gc", "stops"]]
-    assert all(row["runs"] == 1 for row in report["rows"])
+    assert [row["runs"] for row in report["rows"]] == [1 - report["left_out"], 1, 1, 1]
     are_right = report["right_share"] >= 0.9 and report["rows"][0]["right"] == 1
     assert status == (0 if are_right else 1)  # on a busy machine other causes are named as well, and rightly
 
@@ -202,12 +207,25 @@ def test_the_self_test_prints_its_matrix(monkeypatch: pytest.MonkeyPatch, capsys
     assert "100.0 % of the runs with disturbances are right." in text
 
 
-def test_causes_of_a_busy_machine_are_reported_as_such(
+def test_runs_that_other_programs_disturbed_are_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    matrix = ConfusionMatrix()
+    matrix.add([], None, 9)
+    monkeypatch.setattr(stress, "_tested", lambda arguments: matrix)
+    assert main(["stress", "--self-test"]) == 1  # it is not known what would be named in an undisturbed run
+    matrix.add([], {}, 2)
+    assert main(["stress", "--self-test"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "9 runs without a disturbance were repeated, and 1 left out." in text
+    assert "11 runs without a disturbance were repeated, and 1 left out." in text
+
+
+def test_what_was_named_without_a_disturbance_is_reported_with_its_evidence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert result(monkeypatch, ([], ["cpu-client"]), (["gc"], ["gc"])) == 1
     text = " ".join(capsys.readouterr().out.split())
-    assert "repeat the self-test when the machine is idle" in text
     assert "cpu-client named beside none, 12.0 ms: evidence of cpu-client" in text
 
 

@@ -17,6 +17,7 @@ import nnfmq
 from nnfmq.cli.trace_collection import trace_driver, traced_driver
 from nnfmq.observe.chrome_trace import write_trace
 from nnfmq.observe.trace_layout import worker_of
+from nnfmq.observe.trace_model import Slice
 from nnfmq.serialize import messages
 
 OPERATIONS = ["CONV_2D", "MAX_POOL_2D", "CONV_2D", "MAX_POOL_2D", "FULLY_CONNECTED", "SOFTMAX"]
@@ -158,12 +159,14 @@ def test_OBS_7_a_running_driver_is_traced_for_all_clients(
     with model.burst() as burst, daemon.connect() as tracer, traced_driver(tracer) as traces:
         burst.execute(one(1))  # the worker notices after this request that it is traced
         burst.execute(one(2))
-        until(lambda: model.execute(one(3)) is not None, "the worker has recorded the requests")
-        traces.read()
+
+        def requests() -> list[Slice]:
+            traces.read()
+            return [found for found in traces.trace().slices if found.name == "[NN_LD_PE]request"]
+
+        until(lambda: len(requests()) == 2, "the worker has recorded both requests, which it does after each reply")
+        assert {worker_of(request.request) for request in requests()} == {client.worker_pid}
         trace = traces.trace()
-    found = [one for one in trace.slices if one.name == "[NN_LD_PE]request"]
-    assert len(found) == 2
-    assert {worker_of(one.request) for one in found} == {client.worker_pid}
     write_trace(trace, tmp_path / "out.json")
     trace_checks.check(trace_checks.load(tmp_path / "out.json"))
 

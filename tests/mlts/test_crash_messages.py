@@ -81,9 +81,7 @@ def test_TST_11_the_page_has_the_outcome_of_each_test_on_each_device() -> None:
     page = crash_page.render(results(), "a <machine>")
     assert "<script" not in page and "src=" not in page and "href=" not in page
     assert "MLTS crash tests: 1 of 3 failed" in page and "a &lt;machine&gt;" in page
-    assert (
-        '<td class="good" title="1,234 steps in 2.0 s, 5 clients killed">SUCCESS <small>1,234</small></td>' in page
-    )
+    assert '<td class="good" title="1,234 steps in 2.0 s, 5 clients killed">SUCCESS <small>1,234</small></td>' in page
     assert "<b>HANG</b> parallel-inference-stress-8-threads on other: nobody &lt;replied&gt;" in page
     assert "1 SUCCESS, 1 HANG, 1 UNSUPPORTED" in page and "<td></td>" in page and "UNSUPPORTED</td>" in page
 

@@ -15,9 +15,20 @@ import numpy as np
 import pytest
 from support.drivers import Process, until
 
+from nnfmq.measure.cpu_pinning import cpu_ns
+from nnfmq.stress import other_processes
 from nnfmq.stress.application_work import ApplicationWork, can_reclaim
 from nnfmq.stress.disturbances import Action, DisturbancePlan, prepared_actions, running_actions
-from nnfmq.stress.process_counters import RequestCounters, memory_stall_ns, read_state, run_ns
+from nnfmq.stress.other_processes import OtherProcesses
+from nnfmq.stress.process_counters import (
+    MEMORY_STALLS,
+    NEWEST_PROCESS,
+    RequestCounters,
+    memory_stall_ns,
+    newest_process,
+    read_state,
+    run_ns,
+)
 from nnfmq.stress.recording_client import CollectorTime
 from nnfmq.stress.records import RequestRecord
 from nnfmq.stress.sampler import Sampler, Watched
@@ -94,8 +105,38 @@ def test_the_collector_counts_its_own_cpu_time() -> None:
     assert collector.total_ns >= 1_000_000
 
 
+@pytest.mark.skipif(not MEMORY_STALLS.exists(), reason="the kernel has no PSI")
 def test_memory_stalls_never_decrease() -> None:
-    assert 0 <= memory_stall_ns() <= memory_stall_ns()
+    with MEMORY_STALLS.open() as file:
+        assert 0 <= memory_stall_ns(file.fileno()) <= memory_stall_ns(file.fileno())
+
+
+def test_the_newest_process_or_thread_is_known() -> None:
+    with NEWEST_PROCESS.open() as file:
+        before = newest_process(file.fileno())
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+        assert newest_process(file.fileno()) != before
+
+
+# ---- other processes
+
+
+def test_a_process_that_takes_no_part_counts_with_the_time_since_it_was_first_seen(
+    child: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(other_processes, "descendants", lambda pid: [])
+    others = OtherProcesses([])
+    before_ns = cpu_ns(child.pid)
+    until(lambda: others.used_ns() >= 2_000_000, "other processes have used 2 ms")
+    until(lambda: others.used_ns() >= cpu_ns(child.pid) - before_ns, "the child is one of them")
+
+
+def test_this_process_the_driver_and_what_they_have_started_take_part(child: Process) -> None:
+    others = OtherProcesses([os.getpid()])
+    seen = {pid for pid, _ in others._times()}
+    assert seen and seen.isdisjoint({os.getpid(), child.pid})
 
 
 # ---- the sampler

@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 
 from nnfmq.stress.disturbances import DisturbancePlan, draw_plan
-from nnfmq.stress.records import CAUSES
-from nnfmq.stress.self_test import ConfusionMatrix, NamedCause, combinations_of
+from nnfmq.stress.records import CAUSES, RequestRecord
+from nnfmq.stress.self_test import ConfusionMatrix, NamedCause, _undisturbed, combinations_of
+from nnfmq.stress.stress_trial import TrialRecords
 
 SECONDS = 1.2
 
@@ -106,3 +107,22 @@ def test_the_report_has_the_evidence_of_causes_that_were_not_brought_about() -> 
         {"disturbances": ["gc"], "cause": "stops", "explained_ns": 12_000_000, "evidence": "evidence of stops"},
         {"disturbances": [], "cause": "cpu-client", "explained_ns": 12_000_000, "evidence": "evidence of cpu-client"},
     ]
+
+
+# ---- runs without a disturbance
+
+
+def test_a_run_without_a_disturbance_is_repeated_until_other_processes_leave_it_alone() -> None:
+    """The records of each trial name a cause, which does not decide whether it counts."""
+    slow = [RequestRecord(at, 20_000_000 if at else 1000, gc=20_000_000 if at else 0) for at in (0, 1000)]
+    trials = [TrialRecords(0, [slow], [[]], others_ns) for others_ns in (30_000_000, 10_000_000, 9_999_999)]
+    found = [_undisturbed(iter(trials[first:]).__next__) for first in range(3)]
+    assert [repetitions for _, repetitions in found] == [2, 1, 0]
+    assert all(causes is not None and set(causes) == {"gc"} for causes, _ in found)
+
+
+def test_a_run_that_other_processes_disturb_each_time_is_left_out() -> None:
+    found, disturbed = matrix(), TrialRecords(0, [[]], [[]], 10_000_000)
+    found.add([], *_undisturbed(lambda: disturbed))
+    assert (found.left_out, found.repeated, found.right([])) == (1, 9, (1, 1))
+    assert {name: found.report()[name] for name in ("left_out", "repeated")} == {"left_out": 1, "repeated": 9}

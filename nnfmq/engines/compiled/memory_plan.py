@@ -35,7 +35,7 @@ __all__ = [
 
 ALIGNMENT = 64  # bytes of a cache line
 _OVERREAD_BYTES = 64  # between operands: vectors may read past the last element
-_PARALLEL_MIN_NS = 3000
+_PARALLEL_MIN_NS = 2000
 _WAKE_MIN_NS = 80_000  # twice the time in which a worker thread wakes
 _ARENA_BASE, _CONSTANTS_BASE, FIRST_INPUT_BASE = 0, 1, 2
 
