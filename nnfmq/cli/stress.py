@@ -170,7 +170,7 @@ def _self_test(arguments: argparse.Namespace) -> int:
 
         print_matrix(console(arguments.no_color), report)
     right, count = matrix.right(())
-    are_undisturbed_right = right == count and (count > 0 or matrix.left_out == 0)
+    are_undisturbed_right = right == count and (count > 0 or matrix.excluded == 0)
     return 0 if matrix.share() >= _RIGHT_SHARE and are_undisturbed_right else 1
 
 

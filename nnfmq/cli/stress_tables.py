@@ -77,7 +77,7 @@ def print_matrix(screen: Console, report: Mapping[str, Any]) -> None:
     if report["repeated"]:
         screen.print(
             f"Other programs used the CPUs: {report['repeated']} runs without a disturbance were repeated, and "
-            f"{report['left_out']} left out."
+            f"{report['excluded']} excluded."
         )
     for found in report["unexpected"][:_UNEXPECTED_MAX]:
         beside = " + ".join(found["disturbances"]) or "none"

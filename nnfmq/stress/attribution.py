@@ -21,7 +21,7 @@ from nnfmq.measure.percentiles import percentile
 from nnfmq.stress.records import RequestRecord, StressSample
 
 __all__ = [
-    "LEAST_NAMED_NS",
+    "NAMED_MIN_NS",
     "Cause",
     "SlowRequest",
     "Thresholds",
@@ -35,7 +35,7 @@ _PAGE_FAULTS_MIN = 16  # more than usual: fewer are noise of any program
 _MINOR_FAULT_NS = 250  # of a page of 4 KiB, on a fast machine
 _STALL_SHARE = 0.1
 _USUAL = 10  # percent
-LEAST_NAMED_NS = 10_000_000
+NAMED_MIN_NS = 10_000_000
 """A cause is named for a load if it explains as much in total: every machine has requests that take longer."""
 _LOAD_SHARE = 1 / 30
 _TIME, _READ = attrgetter("time"), attrgetter("read")
@@ -128,7 +128,7 @@ def named_causes(slow: Sequence[SlowRequest]) -> dict[str, int]:
     for request in slow:
         for cause in request.causes:
             explained[cause.name] += cause.explained
-    minimum = max(LEAST_NAMED_NS, _LOAD_SHARE * sum(request.excess for request in slow))
+    minimum = max(NAMED_MIN_NS, _LOAD_SHARE * sum(request.excess for request in slow))
     return {name: time for name, time in explained.most_common() if time >= minimum}
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from nnfmq.measure import cpu_pinning
 from nnfmq.measure.failures import BenchmarkFailed
 from nnfmq.stress.application_work import can_reclaim
-from nnfmq.stress.attribution import LEAST_NAMED_NS, SlowRequest, largest_part, named_causes
+from nnfmq.stress.attribution import NAMED_MIN_NS, SlowRequest, largest_part, named_causes
 from nnfmq.stress.cpu_groups import PERIOD_US, limited_group
 from nnfmq.stress.disturbances import draw_plan
 from nnfmq.stress.records import CAUSES
@@ -51,14 +51,14 @@ class ConfusionMatrix:
 
     `unexpected` has the causes that were named without having been brought about, with the evidence: of another program
     on the machine, or of an error of the analysis. `repeated` counts the runs that were repeated, because other
-    processes disturbed them, and `left_out` those that they disturbed each time.
+    processes disturbed them, and `excluded` those that they disturbed each time.
     """
 
     rows: dict[tuple[str, ...], list[tuple[str, ...]]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     unexpected: list[dict[str, Any]] = field(default_factory=list)
     repeated: int = 0
-    left_out: int = 0
+    excluded: int = 0
 
     def add(self, disturbances: Iterable[str], named: Mapping[str, NamedCause] | None, repetitions: int = 0) -> None:
         """Add a run, and the causes that were named for it; None: other processes disturbed it each time."""
@@ -66,7 +66,7 @@ class ConfusionMatrix:
         runs = self.rows.setdefault(key, [])
         self.repeated += repetitions
         if named is None:
-            self.left_out += 1
+            self.excluded += 1
             return
         runs.append(_ordered(named))
         for name in sorted(named.keys() - key):
@@ -100,7 +100,7 @@ class ConfusionMatrix:
             "right_share": self.share(),
             "unexpected": self.unexpected,
             "repeated": self.repeated,
-            "left_out": self.left_out,
+            "excluded": self.excluded,
             "skipped": self.skipped,
         }
 
@@ -146,7 +146,7 @@ def _undisturbed(trial: Callable[[], TrialRecords]) -> tuple[dict[str, NamedCaus
     """
     for repetitions in range(_REPETITIONS_MAX + 1):
         found = trial()
-        if found.others_ns < LEAST_NAMED_NS:
+        if found.others_ns < NAMED_MIN_NS:
             return _named(found.slow_requests()), repetitions
     return None, _REPETITIONS_MAX
 

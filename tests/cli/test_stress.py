@@ -185,7 +185,7 @@ def test_the_self_test_reports_a_row_for_each_combination(
     status = main(["stress", "--self-test", "--only", "gc,stops", "--device", "reference", "--json"])
     report = json.loads(capsys.readouterr().out)
     assert [row["disturbances"] for row in report["rows"]] == [[], ["gc"], ["stops"], ["gc", "stops"]]
-    assert [row["runs"] for row in report["rows"]] == [1 - report["left_out"], 1, 1, 1]
+    assert [row["runs"] for row in report["rows"]] == [1 - report["excluded"], 1, 1, 1]
     are_right = report["right_share"] >= 0.9 and report["rows"][0]["right"] == 1
     assert status == (0 if are_right else 1)  # on a busy machine other causes are named as well, and rightly
 
@@ -217,8 +217,8 @@ def test_runs_that_other_programs_disturbed_are_reported(
     matrix.add([], {}, 2)
     assert main(["stress", "--self-test"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "9 runs without a disturbance were repeated, and 1 left out." in text
-    assert "11 runs without a disturbance were repeated, and 1 left out." in text
+    assert "9 runs without a disturbance were repeated, and 1 excluded." in text
+    assert "11 runs without a disturbance were repeated, and 1 excluded." in text
 
 
 def test_what_was_named_without_a_disturbance_is_reported_with_its_evidence(

@@ -121,8 +121,8 @@ def test_a_run_without_a_disturbance_is_repeated_until_other_processes_leave_it_
     assert all(causes is not None and set(causes) == {"gc"} for causes, _ in found)
 
 
-def test_a_run_that_other_processes_disturb_each_time_is_left_out() -> None:
+def test_a_run_that_other_processes_disturb_each_time_is_excluded() -> None:
     found, disturbed = matrix(), TrialRecords(0, [[]], [[]], 10_000_000)
     found.add([], *_undisturbed(lambda: disturbed))
-    assert (found.left_out, found.repeated, found.right([])) == (1, 9, (1, 1))
-    assert {name: found.report()[name] for name in ("left_out", "repeated")} == {"left_out": 1, "repeated": 9}
+    assert (found.excluded, found.repeated, found.right([])) == (1, 9, (1, 1))
+    assert {name: found.report()[name] for name in ("excluded", "repeated")} == {"excluded": 1, "repeated": 9}
