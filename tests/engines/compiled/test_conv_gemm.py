@@ -130,6 +130,22 @@ def test_two_positions_share_a_vector_of_the_epilogue_if_their_channels_fit(
     assert (narrow.lanes, narrow.row_positions) == (8, 1)
 
 
+@pytest.mark.parametrize(
+    ("channels", "stride", "expected"), [(3, 1, 12), (3, 2, 24), (8, 2, 64), (9, 2, 0), (16, 1, 64), (17, 1, 0)]
+)
+def test_the_code_of_rows_with_few_bytes_between_positions_is_for_that_stride(
+    channels: int, stride: int, expected: int
+) -> None:
+    windows_ = WindowDimension(3, stride, 1, 1, 1, 32)
+    shape = ConvShape(1, 64, 64, channels, windows_, windows_, 8)
+    kernel = plan_gemm(shape, Float32(-np.inf, np.inf), TARGETS["avx512vnni"])
+    assert kernel.constant_stride == expected
+    assert kernel.mr == (16 if expected else 8)
+    pointwise = WindowDimension(1, 1, 1, 0, 0, 32)
+    shape = ConvShape(1, 32, 32, channels, pointwise, pointwise, 8)
+    assert plan_gemm(shape, Float32(-np.inf, np.inf), TARGETS["avx512vnni"]).constant_stride == 0
+
+
 def depthwise(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -> Model:
     batch, height, width, channels, _ = size
     rows, columns, stride, dilation, padding, activation = filter

@@ -73,7 +73,8 @@ class GemmKernel:
     mc: positions of a work item, or output rows if the LHS is a row buffer. n_splits: slices of N. mr, nr_vectors:
     register tile. lanes: of an accumulator. row_positions: positions that are joined for the epilogue, 1 or 2.
     nr_remainder: elements of an output row in a group's last panel, 0 if it is full. k_unroll: K groups per
-    iteration. streams_weights: see the module; pixel blocks of one group only. k_blocks: 1 unless weights are streamed.
+    iteration. constant_stride: bytes from one position's LHS to the next one's, if the code is for that stride only;
+    else 0. streams_weights: see the module; pixel blocks of one group only. k_blocks: 1 unless weights are streamed.
     operator: what is applied to the results, if there is more than the micro-kernel's epilogue.
     """
 
@@ -91,6 +92,7 @@ class GemmKernel:
     is_grouped: bool
     has_batched_rhs: bool
     k_unroll: int
+    constant_stride: int
     streams_weights: bool
     operator: EpilogueOperator | None = None
 
@@ -273,7 +275,12 @@ class GemmKernel:
         )
         emit_operator = None if self.operator is None else self.operator.bind(kb, out, 1, self.params_argument + 1)
         n = load_params(kb, kb.argument(self.params_argument), GemmParams)
-        extents = GemmTile(self.mr, self.nr_vectors, self.lanes, self.row_positions, self.nr_remainder, self.k_unroll)
+        if self.constant_stride:
+            n = n._replace(lhs_stride=kb.i64(self.constant_stride))
+        extents = GemmTile(
+            self.mr, self.nr_vectors, self.lanes, self.row_positions, self.nr_remainder, self.k_unroll,
+            bool(self.constant_stride),
+        )  # fmt: skip
         tile_class = AmxTileBuilder if self.has_tiles else TileBuilder
         tile = tile_class(extents, self.micro_kernel, kb, n, epilogue, emit_operator)
         builder = _GemmBuilder(self, kb, n, weights, epilogue, tile)

@@ -23,6 +23,7 @@ _MAX_WEIGHT_BYTES = 1 << 17  # of one slice of N
 _K_UNROLLS = (2, 3, 5)  # the first that divides the number of K groups
 _SAMPLE_PANELS = 4  # whose group lists are measured, to estimate the length of all
 _MAX_MR = 8
+_MAX_CONSTANT_STRIDE = 64  # bytes
 _CONFLICTING_STRIDE = 1 << 11  # bytes; an AMX tile's rows then share two sets of the first-level cache
 
 # Streamed weights, which do not fit the second-level cache.
@@ -38,11 +39,13 @@ def plan_gemm(
     """Return the kernel for a shape and a target; `nr_vectors` are the panel widths that may be chosen, in vectors."""
     channels, has_tiles = shape.output_channels_per_group, isinstance(micro_kernel, Amx)
     row_positions = 2 if _fits_half_vectors(shape, micro_kernel, target) else 1
-    lanes = target.lanes // row_positions
+    lanes, constant_stride = target.lanes // row_positions, _constant_stride(shape, micro_kernel)
     if has_tiles:
         mr, width = _choose_amx_tile(shape.tiled_positions, channels, target)
     elif row_positions == 2:
-        mr, width = min(shape.tiled_positions // 2 * 2, _MAX_MR), 1
+        # Eight accumulators only hide the latency of multiply-adds of which a CPU begins two in a cycle.
+        max_mr = target.registers // 2 if constant_stride and isinstance(micro_kernel, Float32) else _MAX_MR
+        mr, width = min(shape.tiled_positions // 2 * 2, max_mr), 1
     else:
         mr, width = _choose_tile(shape.tiled_positions, channels, micro_kernel, target, nr_vectors)
     lhs_layout = LhsLayout.ROW_BUFFER
@@ -72,6 +75,7 @@ def plan_gemm(
         is_grouped=shape.groups > 1,
         has_batched_rhs=shape.has_batched_rhs,
         k_unroll=next((number for number in _K_UNROLLS if k_groups % number == 0), 1),
+        constant_stride=constant_stride,
         streams_weights=streams_weights,
     )
     return replace(candidate, n_splits=_choose_n_splits(candidate))
@@ -107,6 +111,16 @@ def _fits_half_vectors(shape: ConvShape, micro_kernel: MicroKernel, target: Targ
     )
     is_simple = shape.groups == 1 and not shape.has_batched_rhs and shape.tiled_positions > 1
     return has_halves and is_simple and shape.output_channels <= target.half_lanes
+
+
+def _constant_stride(shape: ConvShape, micro_kernel: MicroKernel) -> int:
+    """Return the bytes from one position's LHS to the next one's in a row buffer if they are few, else 0.
+
+    Then one register has the address of all positions of a tile. A tap has few K groups, so that with a register for
+    each position their addresses would take as long as the products.
+    """
+    stride = shape.columns.stride * shape.channels * micro_kernel.lhs_bytes
+    return 0 if shape.is_pointwise or isinstance(micro_kernel, Amx) or stride > _MAX_CONSTANT_STRIDE else stride
 
 
 def _choose_tile(

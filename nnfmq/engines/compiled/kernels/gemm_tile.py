@@ -75,6 +75,7 @@ class GemmTile:
     row_positions: int
     nr_remainder: int
     k_unroll: int  # K groups per iteration
+    has_constant_stride: bool = False
 
     @property
     def nr(self) -> int:
@@ -152,7 +153,9 @@ class TileBuilder:
     ) -> Sequence[Value]:
         """Emit the loop over K groups that are contiguous in memory. `ahead`: where to begin to prefetch weights."""
         k, kb, n = self.tile, self.kb, self.n
-        rows = [kb.launder(kb.at(lhs, kb.mul(n.lhs_stride, r))) for r in range(k.mr)]
+        rows = [kb.at(lhs, kb.mul(n.lhs_stride, r)) for r in range(k.mr)]
+        if not k.has_constant_stride:
+            rows = [kb.launder(row) for row in rows]
         group_bytes, group_weights = self.lhs_bytes // k.k_unroll, self.weight_bytes // k.k_unroll
 
         def emit_iteration(index: Value, accs: Sequence[Value]) -> Sequence[Value]:
