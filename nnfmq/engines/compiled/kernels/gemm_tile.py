@@ -75,7 +75,7 @@ class GemmTile:
     row_positions: int
     nr_remainder: int
     k_unroll: int  # K groups per iteration
-    has_constant_stride: bool = False
+    has_constant_stride: bool  # from one position's LHS to the next one's
 
     @property
     def nr(self) -> int:
