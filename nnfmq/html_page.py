@@ -14,7 +14,7 @@ __all__ = ["html_page"]
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --good: #2a83; --bad: #d338; --bar: #3b7dd8; }
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem; }
-h1, h2, h3, li, p, dd, summary { overflow-wrap: anywhere; }
+h1, h2, h3, li, p, dd, summary, figcaption { overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { border-bottom: 1px solid var(--line); padding: .15rem .5rem; text-align: right; white-space: nowrap; }
@@ -22,7 +22,7 @@ td.text, th.text { text-align: left; }
 @media (max-width: 40rem) { td.text, th.text { white-space: normal; } }
 thead th { font-weight: 600; }
 .good, .better { background: var(--good); } .bad, .worse { background: var(--bad); }
-figure { margin: 0; } figcaption { font-size: .85rem; overflow-wrap: anywhere; }
+figure { margin: 0; } figcaption { font-size: .85rem; }
 svg { width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: CanvasText; }
 .grid { stroke: var(--line); fill: none; }
 .charts { display: grid; gap: 1rem; }

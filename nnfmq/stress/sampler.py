@@ -14,7 +14,6 @@ from typing import NamedTuple, Self
 
 from nnfmq.stress.compiler_usage import CompilerUsage, StatisticsArea
 from nnfmq.stress.cpu_groups import throttle_files, throttled_ns
-from nnfmq.stress.other_processes import OtherProcesses
 from nnfmq.stress.process_counters import MEMORY_STALLS, memory_stall_ns, read_state
 from nnfmq.stress.records import StressSample
 
@@ -53,7 +52,6 @@ class _Files:
 class Sampler:
     """Samples clients and their workers while entered. `samples` has a list for each; read it after exit.
 
-    `others_ns` then is the CPU time of all processes that are neither this one nor the driver, nor started by them.
     `statistics` is the driver's statistics area, None if it may not be read. It is borrowed until the exit.
     """
 
@@ -61,8 +59,6 @@ class Sampler:
         self._watched = watched
         executing = [pid for each in watched for pid in (each.client, each.worker)]
         self._compile = CompilerUsage(driver_pid, executing, statistics)
-        self._driver = driver_pid
-        self.others_ns = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nnfmq-sampler", daemon=True)
         self._resources = ExitStack()
@@ -80,9 +76,9 @@ class Sampler:
                     self._files[pid] = _Files(self._open(stack, Path(f"/proc/{pid}/stat")))
                     self._files[pid].throttling = [self._open(stack, path) for path in throttle_files(pid)]
             self._resources = stack.pop_all()
-        self._others = OtherProcesses([self._driver])
-        self._collected_garbage = gc.isenabled()
-        gc.disable()  # a collection takes milliseconds of a CPU that a client or worker needs
+        if gc.isenabled():
+            gc.disable()  # a collection takes milliseconds of a CPU that a client or worker needs
+            self._resources.callback(gc.enable)
         self._thread.start()
         return self
 
@@ -95,9 +91,6 @@ class Sampler:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-        self.others_ns = self._others.used_ns()
-        if self._collected_garbage:
-            gc.enable()
         self._resources.close()
         self._add_compilations()
 

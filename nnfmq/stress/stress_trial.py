@@ -18,6 +18,7 @@ from nnfmq.stress.attribution import SlowRequest, Thresholds, slow_requests
 from nnfmq.stress.compiler_usage import StatisticsArea
 from nnfmq.stress.disturbances import DisturbancePlan, prepared_actions, running_actions
 from nnfmq.stress.load_group import started_loads
+from nnfmq.stress.other_processes import OtherProcesses
 from nnfmq.stress.records import RequestRecord, StressSample
 from nnfmq.stress.sampler import Sampler, Watched
 from nnfmq.stress.stress_clients import StressClient
@@ -85,12 +86,14 @@ def run_trial(
         loads.begin(begin_ns)
         for client in clients:
             client.begin(begin_ns)
+        others = OtherProcesses([clients[0].driver])
         sampler = stack.enter_context(Sampler(watched, clients[0].driver, statistics))
         with running_actions(actions, begin_ns):
             found = [client.finish(seconds, tick) for client in clients]
+        others_ns = others.used_ns()
     if not all(found):
         raise BenchmarkFailed(f"no request in {seconds:g} s; give a longer --duration")
-    return TrialRecords(begin_ns, found, sampler.samples, sampler.others_ns)
+    return TrialRecords(begin_ns, found, sampler.samples, others_ns)
 
 
 def _statistics_area(socket: str, stack: ExitStack) -> StatisticsArea:

@@ -48,7 +48,7 @@ from nnfmq.engines.compiled.kernels.packing import (
 from nnfmq.engines.compiled.kernels.streamed_weights import emit_streamed_panels
 from nnfmq.engines.compiled.target import Target
 
-__all__ = ["GemmKernel", "LhsLayout", "row_buffer_of"]
+__all__ = ["GemmKernel", "LhsLayout", "position_stride", "row_buffer_of"]
 
 _CACHE_LINE = 64
 
@@ -186,7 +186,7 @@ class GemmKernel:
     def _lhs_stride(self) -> int:
         """Bytes from one position's LHS to the next one's."""
         spacing = _CACHE_LINE if self.lhs_layout == LhsLayout.SPACED else 0
-        return self.shape.columns.stride * self.shape.channels * self.micro_kernel.lhs_bytes + spacing
+        return position_stride(self.shape, self.micro_kernel) + spacing
 
     # -- constants -----------------------------------------------------------------------------------------------------
 
@@ -277,10 +277,7 @@ class GemmKernel:
         n = load_params(kb, kb.argument(self.params_argument), GemmParams)
         if self.constant_stride:
             n = n._replace(lhs_stride=kb.i64(self.constant_stride))
-        extents = GemmTile(
-            self.mr, self.nr_vectors, self.lanes, self.row_positions, self.nr_remainder, self.k_unroll,
-            bool(self.constant_stride),
-        )  # fmt: skip
+        extents = GemmTile(self.mr, self.nr_vectors, self.lanes, self.row_positions, self.nr_remainder, self.k_unroll)
         tile_class = AmxTileBuilder if self.has_tiles else TileBuilder
         tile = tile_class(extents, self.micro_kernel, kb, n, epilogue, emit_operator)
         builder = _GemmBuilder(self, kb, n, weights, epilogue, tile)
@@ -296,6 +293,11 @@ class GemmKernel:
     def params_argument(self) -> int:
         """Number of the argument that is the params."""
         return 4 + self._operand_count
+
+
+def position_stride(shape: ConvShape, micro_kernel: MicroKernel) -> int:
+    """Return the bytes from one position's LHS to the next one's, if nothing is between pixels."""
+    return shape.columns.stride * shape.channels * micro_kernel.lhs_bytes
 
 
 def row_buffer_of(shape: ConvShape, micro_kernel: MicroKernel, output_rows: int) -> InputRowBuffer:

@@ -10,7 +10,7 @@ import numpy as np
 
 from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
 from nnfmq.engines.compiled.kernels.dot_product import Array, DotU8S8x4, Float32, MicroKernel
-from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout, row_buffer_of
+from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout, position_stride, row_buffer_of
 from nnfmq.engines.compiled.kernels.matrix_product import TILE_ROWS, Amx
 from nnfmq.engines.compiled.kernels.packing import best_output_rows, group_list_length
 from nnfmq.engines.compiled.target import Target
@@ -119,7 +119,7 @@ def _constant_stride(shape: ConvShape, micro_kernel: MicroKernel) -> int:
     Then one register has the address of all positions of a tile. A tap has few K groups, so that with a register for
     each position their addresses would take as long as the products.
     """
-    stride = shape.columns.stride * shape.channels * micro_kernel.lhs_bytes
+    stride = position_stride(shape, micro_kernel)
     return 0 if shape.is_pointwise or isinstance(micro_kernel, Amx) or stride > _MAX_CONSTANT_STRIDE else stride
 
 

@@ -75,7 +75,6 @@ class GemmTile:
     row_positions: int
     nr_remainder: int
     k_unroll: int  # K groups per iteration
-    has_constant_stride: bool  # from one position's LHS to the next one's
 
     @property
     def nr(self) -> int:
@@ -154,7 +153,7 @@ class TileBuilder:
         """Emit the loop over K groups that are contiguous in memory. `ahead`: where to begin to prefetch weights."""
         k, kb, n = self.tile, self.kb, self.n
         rows = [kb.at(lhs, kb.mul(n.lhs_stride, r)) for r in range(k.mr)]
-        if not k.has_constant_stride:
+        if not isinstance(n.lhs_stride, ir.Constant):
             rows = [kb.launder(row) for row in rows]
         group_bytes, group_weights = self.lhs_bytes // k.k_unroll, self.weight_bytes // k.k_unroll
 
