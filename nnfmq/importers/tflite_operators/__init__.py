@@ -26,6 +26,7 @@ _MODULES = (
     "extension_image_ops",
     "extension_indexing_ops",
     "image_ops",
+    "matrix_product_ops",
     "recurrent_ops",
     "reduction_ops",
     "slicing_ops",

@@ -1,4 +1,4 @@
-"""Operators with weights: convolutions, FULLY_CONNECTED and BATCH_MATMUL.
+"""Operators with weights: convolutions and FULLY_CONNECTED.
 
 A missing bias becomes zeros. A quantized operator's bias gets the scale that the HAL requires, input scale × filter
 scale. Quantized weights of a float input (TFLite quantizes the input dynamically) are dequantized.
@@ -238,25 +238,9 @@ def _connected_per_channel(context: ConversionContext, operator: TfliteOperator,
     emit_reshape(context, operator, flat, y.shape or (rows, units))
 
 
-def _batch_matmul(context: ConversionContext, operator: TfliteOperator) -> None:
-    adjoint_x, adjoint_y = (False, False)
-    if operator.options is not None:
-        adjoint_x, adjoint_y = bool(operator.options.AdjX()), bool(operator.options.AdjY())
-    left, right = (context.file.tensor(index) for index in operator.inputs)
-    hybrid = left.type == OperandType.TENSOR_FLOAT32 and right.type in _QUANTIZED_TYPES and right.data is not None
-    factors = [context.value(left.index), context.dequantized_constant(right) if hybrid else context.value(right.index)]
-    if hybrid and left.shape and not adjoint_x:
-        asymmetric = operator.options is not None and bool(operator.options.AsymmetricQuantizeInputs())
-        factors[0] = dynamically_quantized(context, left, left.shape[-1], asymmetric)
-    flags = [context.builder.boolean(adjoint_x), context.builder.boolean(adjoint_y)]
-    context.emit(OperationType.BATCH_MATMUL, operator, *factors, *flags)
-
-
 _WEIGHTED = range(2, 4)
-_TWO = range(2, 3)
 
 CONVERTERS: dict[str, OpConverter] = {
-    "BATCH_MATMUL": OpConverter(_TWO, _batch_matmul, "BatchMatMulOptions"),
     "CONV_2D": OpConverter(_WEIGHTED, _conv_2d, "Conv2DOptions", True),
     "DEPTHWISE_CONV_2D": OpConverter(_WEIGHTED, _depthwise_conv_2d, "DepthwiseConv2DOptions", True),
     "FULLY_CONNECTED": OpConverter(_WEIGHTED, _fully_connected, "FullyConnectedOptions"),

@@ -58,6 +58,8 @@ def products() -> list[Case]:
         cases.append(
             Case("BATCH_MATMUL", [left, turned], [product], "BatchMatMulOptions", adjoint, note=note + "adjoint")
         )
+        one = [left, filter(9, 5)]
+        cases.append(Case("BATCH_MATMUL", one, [product], "BatchMatMulOptions", options, note=note + "broadcast"))
     lookups = x(3, kind="INT32")
     cases.append(Case("EMBEDDING_LOOKUP", [lookups, filter(6, 5)], [x(3, 5)], low=0, high=5, note="tensor"))
     rows_of = filter(6, 5, scales=channels(6))

@@ -83,6 +83,8 @@ def products() -> list[Case]:
     return [
         *cases,
         Case("BATCH_MATMUL", [left, right], [flat], "BatchMatMulOptions", {}),
+        Case("BATCH_MATMUL", [left, wide(9, 5, name="one")], [flat], "BatchMatMulOptions", {}, note="one"),
+        Case("BATCH_MATMUL", [wide(1, 3, 9), right], [flat], "BatchMatMulOptions", {}, note="repeated"),
         Case(
             "BATCH_MATMUL", [left, wide(2, 5, 9, name="r")], [flat], "BatchMatMulOptions", {"AdjY": 1}, note="adjoint"
         ),

@@ -311,7 +311,31 @@ def products() -> list[Case]:
         Case("BATCH_MATMUL", [x(2, 4, 3), x(2, 5, 4)], [x(2, 3, 5)], "BatchMatMulOptions", {"AdjX": 1, "AdjY": 1}),
         Case("BATCH_MATMUL", [codes(2, 3, 4), codes(2, 4, 5)], [codes(2, 3, 5, scale=0.3)], "BatchMatMulOptions",
             note="codes"),
+        *(Case("BATCH_MATMUL", [x(*left, name="l"), x(*right, name="r")], [x(*out)], "BatchMatMulOptions", options,
+            note=f"{left}x{right}") for left, right, out, options in BROADCAST_PRODUCTS),
+        *(Case("BATCH_MATMUL", [codes(*left, name="l"), codes(*right, name="r")], [codes(*out, scale=0.3)],
+            "BatchMatMulOptions", options, note=f"codes{left}x{right}")
+            for left, right, out, options in BROADCAST_PRODUCTS),
+        Case("BATCH_MATMUL", [x(2, 3, 4), weight(4, 5)], [x(2, 3, 5)], "BatchMatMulOptions", note="constant"),
+        Case("BATCH_MATMUL", [x(2, 3, 4), weight(1, 5, 4)], [x(2, 3, 5)], "BatchMatMulOptions", {"AdjY": 1},
+            note="constant of batch 1"),
     ]  # fmt: skip
+
+
+BROADCAST_PRODUCTS: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], dict[str, int]]] = [
+    ((2, 3, 4), (4, 5), (2, 3, 5), {}),
+    ((2, 3, 4), (1, 4, 5), (2, 3, 5), {}),
+    ((1, 3, 4), (2, 4, 5), (2, 3, 5), {}),
+    ((3, 4), (2, 4, 5), (2, 3, 5), {}),
+    ((2, 1, 3, 4), (1, 3, 4, 5), (2, 3, 3, 5), {}),
+    ((2, 2, 3, 4), (4, 5), (2, 2, 3, 5), {}),
+    ((2, 4, 3), (4, 5), (2, 3, 5), {"AdjX": 1}),
+    ((2, 3, 4), (5, 4), (2, 3, 5), {"AdjY": 1}),
+    ((1, 4, 3), (2, 5, 4), (2, 3, 5), {"AdjX": 1, "AdjY": 1}),
+    ((1, 2, 2, 3, 4), (1, 2, 2, 4, 5), (1, 2, 2, 3, 5), {}),
+    ((2, 1, 2, 3, 4), (2, 4, 5), (2, 1, 2, 3, 5), {}),
+]
+"""Shapes of BATCH_MATMUL whose batches differ, or whose rank is above the HAL's 4."""
 
 
 def lstm_tensors(cells: int, size: int, units: int, *, first_gate: bool, full: bool, seed: int) -> list[Any]:
