@@ -1,0 +1,46 @@
+"""Random ONNX graphs: the generator, and how results are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+import random_onnx
+import random_onnx_operators
+import random_onnx_run
+
+
+def test_a_seed_always_gives_the_same_graph() -> None:
+    first, second = (random_onnx.generate(7, random_onnx_operators.OPERATORS) for _ in range(2))
+    assert random_onnx.to_model(first, first.results()) == random_onnx.to_model(second, second.results())
+    assert 3 <= len(first.nodes) <= 8
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "accumulates", "is_right"),
+    [
+        (np.float32([1.00001]), np.float32([1]), False, True),
+        (np.float32([1.0001]), np.float32([1]), False, False),
+        (np.float32([1.00001e-3, 1]), np.float32([1e-3, 1]), False, True),
+        (np.float32([1.01e-3, 1]), np.float32([1e-3, 1]), False, False),
+        (np.float32([1.01e-3, 1]), np.float32([1e-3, 1]), True, True),
+        (np.float32([np.nan, np.inf]), np.float32([np.nan, np.inf]), False, True),
+        (np.float32([np.inf]), np.float32([-np.inf]), False, False),
+        (np.float32([0]), np.float32([np.nan]), False, False),
+        (np.float32([0]), np.float32([1e-39]), False, True),
+        (np.int32([1]), np.int32([2]), False, False),
+        (np.int32([1]), np.int64([1]), False, True),
+        (np.int32([1]), np.int64([2**32 + 1]), False, False),
+        (np.float32([1]), np.int32([1]), False, False),
+        (np.float32([[1]]), np.float32([1]), False, False),
+    ],
+)
+def test_results_are_compared_by_shape_type_and_tolerance(
+    found: Any, expected: Any, accumulates: bool, is_right: bool
+) -> None:
+    assert (random_onnx_run.difference(found, expected, accumulates=accumulates) == "") is is_right
