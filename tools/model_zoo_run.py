@@ -214,7 +214,7 @@ def _ours(path: Path, peer: Peer, device: str, result: dict[str, Any]) -> Iterat
     with nnfmq.connect(embedded=True) as client:
         with suppress(OSError):
             os.sched_setaffinity(client.worker_pid, {max(os.sched_getaffinity(0))})
-        prepared = client.device(device).prepare(loaded, preference="sustained", timeout=120)
+        prepared = client.device(device).prepare(loaded, preference="sustained_speed", timeout=120)
         with prepared as model, model.burst() as burst:
             yield lambda arrays: burst.execute(*arrays, out=burst.outputs, timeout=60)
 

@@ -34,7 +34,7 @@ times.append(time.perf_counter_ns())
 path = json.loads(sys.argv[1])
 with nnfmq.connect(path, embedded=path is None) as client:
     times.append(time.perf_counter_ns())
-    model = client.prepare(sys.argv[2], preference=sys.argv[3])
+    model = client.prepare(sys.argv[2])
     times.append(time.perf_counter_ns())
     model.execute(*(numpy.zeros(tensor.shape, tensor.dtype) for tensor in model.inputs))
     times.append(time.perf_counter_ns())
@@ -66,16 +66,16 @@ def measure(
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     results: dict[str, list[list[float]]] = {name: [] for name in drivers}
     for path in drivers.values():
-        run_once(path, model, {**inherited, **environment}, "sustained")  # waits until the program is in the cache
+        run_once(path, model, {**inherited, **environment})  # the program is in the cache then
     for _ in range(rounds):
         for name, path in drivers.items():
             results[name].append(run_once(path, model, {**inherited, **environment}))
     return {name: [list(times) for times in zip(*found, strict=True)] for name, found in results.items()}
 
 
-def run_once(path: str | None, model: Path, environment: Mapping[str, str], preference: str = "fast") -> list[float]:
+def run_once(path: str | None, model: Path, environment: Mapping[str, str]) -> list[float]:
     """Return the milliseconds of each of STEPS in a new process."""
-    command = [sys.executable, "-P", "-c", APPLICATION, json.dumps(path), str(model), preference]
+    command = [sys.executable, "-P", "-c", APPLICATION, json.dumps(path), str(model)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
     times = json.loads(done.stdout)
     steps = [after - before for before, after in itertools.pairwise(times)]

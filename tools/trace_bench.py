@@ -49,7 +49,7 @@ def measure(device: str, operations: int, rounds: int) -> dict[str, float]:
     with ExitStack() as stack:
         commands = stack.enter_context(_switched_driver())
         client = stack.enter_context(nnfmq.connect(embedded=True, wait_ready=True))
-        prepared = stack.enter_context(client.device(device).prepare(_model(operations), preference="sustained"))
+        prepared = stack.enter_context(client.device(device).prepare(_model(operations), preference="sustained_speed"))
         burst: Any = stack.enter_context(prepared.burst(polling_window_us=_POLL_US))
         cpus = cpu_pinning.choose("apart", 0)
         cpu_pinning.pin_process(0, cpus.client)

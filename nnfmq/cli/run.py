@@ -172,14 +172,10 @@ def _burst(
     arguments: argparse.Namespace, model: Any, steps: Sequence[Sequence[Array]]
 ) -> tuple[str, tuple[Array, ...], dict[str, int]]:
     """Return the device's name, the last outputs, and the p50 of each stage over all executions."""
-    from nnfmq.hal.types import ExecutionPreference
-
     with ExitStack() as stack:
         prepare = _prepare_function(arguments, stack)
-        once, repeated = ExecutionPreference.FAST_SINGLE_ANSWER, ExecutionPreference.SUSTAINED_SPEED
-        preference = once if arguments.repeat == len(steps) == 1 else repeated
         with compiling(arguments.no_color) as progress:
-            prepared = prepare(model, progress=progress, preference=preference, timeout=arguments.timeout)
+            prepared = prepare(model, progress=progress, timeout=arguments.timeout)
         stack.enter_context(prepared)
         timeout = _EXECUTION_S if arguments.timeout is None else arguments.timeout
         burst = prepared.burst()

@@ -20,7 +20,15 @@ from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, Capabilities, Performanc
 from nnfmq.hal.errors import InvalidArgument, NnfmqError
 from nnfmq.hal.extension_codes import is_extension
 from nnfmq.hal.summaries import code_name, listed
-from nnfmq.hal.types import ExecutionPreference, Model, OperandType, Operation, OperationType, Subgraph
+from nnfmq.hal.types import (
+    DEFAULT_PREFERENCE,
+    ExecutionPreference,
+    Model,
+    OperandType,
+    Operation,
+    OperationType,
+    Subgraph,
+)
 from nnfmq.operations.called_subgraphs import callee_indexes, require_nesting
 from nnfmq.operations.if_while import FIRST_OUTER_INPUT
 
@@ -47,7 +55,7 @@ class PlanOptions:
         choose: Replaces the comparison of performance info: for tests of forced partitions.
     """
 
-    preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER
+    preference: ExecutionPreference = DEFAULT_PREFERENCE
     is_explicit: bool = False
     strict_slicing: bool = False
     choose: Choose | None = None

@@ -6,7 +6,7 @@ import hashlib
 import struct
 
 from nnfmq.execution_plan.plan import ExecutionStep, PlanningDevice
-from nnfmq.hal.types import ExecutionPreference, Priority
+from nnfmq.hal.types import DEFAULT_PREFERENCE, ExecutionPreference, Priority
 
 __all__ = ["step_token"]
 
@@ -15,7 +15,7 @@ def step_token(
     token: bytes,
     step: ExecutionStep,
     device: PlanningDevice,
-    preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
+    preference: ExecutionPreference = DEFAULT_PREFERENCE,
     priority: Priority = Priority.MEDIUM,
 ) -> bytes:
     """Return the token for a step's compilation, 32 bytes: a SHA-256.

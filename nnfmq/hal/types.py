@@ -17,6 +17,7 @@ from nnfmq.hal.summaries import TensorRow, code_name, html_tables, listed, tenso
 
 __all__ = [
     "BASE_MAX",
+    "DEFAULT_PREFERENCE",
     "EXTENSION_TYPES",
     "BufferToken",
     "ChannelQuant",
@@ -107,6 +108,11 @@ class ExecutionPreference(IntEnum):
     LOW_POWER = 0
     FAST_SINGLE_ANSWER = 1
     SUSTAINED_SPEED = 2
+
+
+DEFAULT_PREFERENCE = ExecutionPreference.SUSTAINED_SPEED
+"""The preference of a preparation that names none. Android's is FAST_SINGLE_ANSWER, with which the device `compiled`
+changes a model's program, and so the last bits of its results, while the model is in use."""
 
 
 class Priority(IntEnum):

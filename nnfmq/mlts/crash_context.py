@@ -42,7 +42,7 @@ class WorkloadContext:
     def prepare(self, device: Device | None, model: ModelArgument) -> CompiledModel:
         """Prepare a model, on any device if `device` is None. Blocks."""
         prepare = self.client.prepare if device is None else device.prepare
-        return prepare(model, preference=COMPLETE if self.task.compiles_fully else "fast")
+        return prepare(model, preference=COMPLETE if self.task.compiles_fully else "fast_single_answer")
 
     def count(self, code: str, number: int = 1) -> None:
         """Add to the number of successful steps, or of another outcome, of all threads."""

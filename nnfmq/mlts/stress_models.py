@@ -43,7 +43,7 @@ PARALLEL_BUDGET_S = 8.0
 """How long the executions, or preparations, of all threads of a test may take one after the other."""
 _SURVEY_TIMEOUT_S = 20.0
 COMPLETE = ExecutionPreference.SUSTAINED_SPEED
-"""With this preference a preparation waits for the compiler; with the default one it may end before."""
+"""With this preference a preparation waits for the compiler; with FAST_SINGLE_ANSWER it may end before."""
 _SMALL = "small:"
 _SMALL_TYPES = {
     "float32": Operand(OperandType.TENSOR_FLOAT32, (4,)),

@@ -76,7 +76,7 @@ class CompilationBuilder(Uncopyable):
     # ------------------------------------------------------------------------------------------------ options
 
     def set_preference(self, preference: ExecutionPreference) -> None:
-        """Set what the compilation optimizes; FAST_SINGLE_ANSWER if it is not called.
+        """Set what the compilation optimizes; SUSTAINED_SPEED if it is not called (`hal.types.DEFAULT_PREFERENCE`).
 
         Raises:
             BadState: If the compilation is finished.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.types import ExecutionPreference, Priority
+from nnfmq.hal.types import DEFAULT_PREFERENCE, ExecutionPreference, Priority
 
 __all__ = ["FILE_NAME", "VersionOptions", "read_options"]
 
@@ -29,7 +29,7 @@ class VersionOptions(msgspec.Struct, frozen=True):
     """
 
     device: str = ""
-    preference: int = ExecutionPreference.SUSTAINED_SPEED
+    preference: int = DEFAULT_PREFERENCE
     priority: int = Priority.MEDIUM
     batch: int = 1
     signature: str | None = None
@@ -45,8 +45,8 @@ class _Key(NamedTuple):
 
 _PREFERENCES = {
     "low_power": ExecutionPreference.LOW_POWER,
-    "fast": ExecutionPreference.FAST_SINGLE_ANSWER,
-    "sustained": ExecutionPreference.SUSTAINED_SPEED,
+    "fast_single_answer": ExecutionPreference.FAST_SINGLE_ANSWER,
+    "sustained_speed": ExecutionPreference.SUSTAINED_SPEED,
 }
 _PRIORITIES = {"low": Priority.LOW, "medium": Priority.MEDIUM, "high": Priority.HIGH}
 

@@ -19,14 +19,16 @@ from nnfmq.hal.errors import (
     ErrorStatus,
     GeneralFailure,
     InvalidArgument,
+    MissedDeadlineTransient,
     NnfmqError,
     ProtocolError,
     error_for_status,
 )
 from nnfmq.hal.tensor_info import TensorInfo, operand_info
 from nnfmq.hal.timing import to_limit_field
-from nnfmq.hal.types import ExecutionPreference, ExtensionNameAndPrefix, Model, Pool, Priority, TokenValuePair
+from nnfmq.hal.types import DEFAULT_PREFERENCE, ExtensionNameAndPrefix, Model, Pool, Priority, TokenValuePair
 from nnfmq.runtime.buffer_allocation import ModelRole, allocate_in_device
+from nnfmq.runtime.compile_notice import ProgressCallback, compile_notice
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.managed_buffer import Buffer
@@ -55,8 +57,6 @@ if TYPE_CHECKING:
     from nnfmq.runtime.cache_directory import CacheDirectory
     from nnfmq.runtime.preparation_observation import Preparation
 
-ProgressCallback: TypeAlias = Callable[[int, int], None]
-"""Called with the number of compiled units, and how many there are."""
 _log = logging.getLogger("nnfmq.client")
 
 
@@ -161,7 +161,7 @@ class Device(Struct, frozen=True):
         self,
         model: ModelArgument,
         *,
-        preference: Preference = ExecutionPreference.FAST_SINGLE_ANSWER,
+        preference: Preference = DEFAULT_PREFERENCE,
         priority: Priority = Priority.MEDIUM,
         hints: Sequence[TokenValuePair] = (),
         extensions: Sequence[ExtensionNameAndPrefix] = (),
@@ -175,9 +175,14 @@ class Device(Struct, frozen=True):
     ) -> PreparedModel:
         """Validate and compile a model in the driver; blocks until it is ready. The caller closes the result.
 
+        If the device compiles it for more than a second, a line on stderr shows the progress, if that is a terminal.
+
         Args:
             model: The model, or the path of a file that `nnfmq.load` reads.
-            preference: What the compilation optimizes; also by name: "low_power", "fast", "sustained".
+            preference: What the compilation optimizes; also by name: "low_power", "fast_single_answer",
+                "sustained_speed". Only with "fast_single_answer" the model is ready before the device `compiled` has
+                compiled it: it executes on the interpreter, and changes to the compiled program while it is in use, so
+                later results may have other bits.
             priority: The priority of the model's executions among those of this client.
             hints: Vendor hints, of extensions that this device supports; it ignores those that it does not know.
             extensions: The prefixes of extensions in `hints`.
@@ -189,7 +194,7 @@ class Device(Struct, frozen=True):
             data_cache: As `model_cache`.
             timeout: In seconds; also the preparation's deadline. None = no limit.
             progress: Called on this thread with the numbers of compiled units and of all units, if the device
-                compiles. An exception that it raises ends the call.
+                compiles, instead of writing to stderr. An exception that it raises ends the call.
             name: What the driver's statistics call the model; by default the name of its file.
 
         Raises:
@@ -206,23 +211,25 @@ class Device(Struct, frozen=True):
         loaded = to_model(model)
         data, pools = encode_model(to_hal_model(loaded))
         wire_hints, prefixes = messages.hints_to_data(hints, extensions)
+        shown_name = name_for_display(model, name)
         message = replace(
             self._prepare_message(loaded, data, pools, preference, priority, deadline_ns),
             caches=messages.CachesData(token or b"", len(model_cache), len(data_cache)),
             hints=wire_hints,
             extensions=prefixes,
-            tells_progress=progress is not None,
-            name=name_for_display(model, name),
+            name=shown_name,
         )
         fds = [*memory_fds(pools), *model_cache, *data_cache]
-        if cache_dir is None:
-            prepared = self._prepare(message, fds, loaded, deadline_ns, progress)
-        else:
-            from nnfmq.runtime.cache_directory import CacheDirectory, model_token
+        with compile_notice(shown_name, progress, self._choice) as shown:
+            message = replace(message, tells_progress=shown is not None)
+            if cache_dir is None:
+                prepared = self._prepare(message, fds, loaded, deadline_ns, shown)
+            else:
+                from nnfmq.runtime.cache_directory import CacheDirectory, model_token
 
-            key = model_token(message, pools) if token is None else token
-            directory = CacheDirectory.of(cache_dir, self.info, message, key)
-            prepared = self._prepare_in(directory, message, fds, loaded, deadline_ns, progress)
+                key = model_token(message, pools) if token is None else token
+                directory = CacheDirectory.of(cache_dir, self.info, message, key)
+                prepared = self._prepare_in(directory, message, fds, loaded, deadline_ns, shown)
         if self._reach is not None:
             options = PrepareOptions(
                 preference=preference, priority=priority, hints=hints, extensions=extensions,
@@ -388,6 +395,9 @@ class Device(Struct, frozen=True):
             prepared.close()  # the driver may have replied just before a signal handler raised
             if preparation is not None:
                 preparation.fail(error)
+            if isinstance(error, MissedDeadlineTransient):
+                waited = f"the deadline passed before device {self.info.name!r} had prepared the model"
+                raise MissedDeadlineTransient(f"{waited}, which it may have to compile first: {error}") from None
             raise
         vlog("compilation", "%r is ready, with id %d", prepared, prepared.model_id)
         if preparation is not None:

@@ -21,7 +21,7 @@ from nnfmq.execution_observers import (
 from nnfmq.hal.device_choice import DeviceChoice
 from nnfmq.hal.errors import ErrorStatus, NnfmqError
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import ExecutionPreference, Model, Priority
+from nnfmq.hal.types import DEFAULT_PREFERENCE, Model, Priority
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.prepare_arguments import NamedModel
 from nnfmq.runtime.request_observation import ObservedModel
@@ -165,4 +165,4 @@ def _options(message: messages.PrepareModel | messages.PrepareModelFromCache) ->
     """Return preference and priority; the defaults for a preparation from a cache, which has none."""
     if isinstance(message, messages.PrepareModel):
         return message.preference, message.priority
-    return ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM
+    return DEFAULT_PREFERENCE, Priority.MEDIUM

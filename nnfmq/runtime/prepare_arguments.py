@@ -74,13 +74,13 @@ class FinishedModel(Struct, frozen=True):
 
 ModelArgument: TypeAlias = Model | NamedModel | str | os.PathLike[str]
 """A model, or the path of a model file."""
-Preference: TypeAlias = ExecutionPreference | Literal["low_power", "fast", "sustained"]
+Preference: TypeAlias = ExecutionPreference | Literal["low_power", "fast_single_answer", "sustained_speed"]
 """A preference, or its short name."""
 
 _PREFERENCES = {
     "low_power": ExecutionPreference.LOW_POWER,
-    "fast": ExecutionPreference.FAST_SINGLE_ANSWER,
-    "sustained": ExecutionPreference.SUSTAINED_SPEED,
+    "fast_single_answer": ExecutionPreference.FAST_SINGLE_ANSWER,
+    "sustained_speed": ExecutionPreference.SUSTAINED_SPEED,
 }
 
 

@@ -17,7 +17,7 @@ import msgspec
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel, interface_name, is_aidl
 from nnfmq.hal.timing import NO_TIME, Timing
-from nnfmq.hal.types import ExecutionPreference, LoopTimeoutDurationNs, MeasureTiming, Model, Priority
+from nnfmq.hal.types import DEFAULT_PREFERENCE, LoopTimeoutDurationNs, MeasureTiming, Model, Priority
 from nnfmq.serialize.messages import (
     Allocate,
     ConfigData,
@@ -106,8 +106,7 @@ def _has_padding(message: Any) -> bool:
 
 
 def _has_preference(message: Any) -> bool:
-    default = ExecutionPreference.FAST_SINGLE_ANSWER
-    return getattr(message, "preference", default) != default
+    return bool(getattr(message, "preference", DEFAULT_PREFERENCE) != DEFAULT_PREFERENCE)
 
 
 def _has_priority(message: Any) -> bool:

@@ -45,7 +45,7 @@ def _compilation(socket: str, seed: int) -> Callable[[int], None]:
         for model in models:
             if time.monotonic_ns() >= until_ns:
                 break
-            client.prepare(model, preference="sustained").close()
+            client.prepare(model, preference="sustained_speed").close()
 
     return load
 

@@ -20,7 +20,16 @@ from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.extension_codes import is_extension
 from nnfmq.hal.feature_levels import FeatureLevel, interface_name, introduced_in, is_aidl, prefix_bits
 from nnfmq.hal.timing import Timing, truncate_to_microseconds
-from nnfmq.hal.types import BufferToken, ExecutionPreference, Model, OperandType, Priority, Request, RequestArgument
+from nnfmq.hal.types import (
+    DEFAULT_PREFERENCE,
+    BufferToken,
+    ExecutionPreference,
+    Model,
+    OperandType,
+    Priority,
+    Request,
+    RequestArgument,
+)
 from nnfmq.validation.model_validation import validate_model
 
 __all__ = ["Converted", "compliant_with", "convert_to", "require_level", "require_prefixes"]
@@ -142,10 +151,9 @@ def _priority(priority: Priority, level: FeatureLevel) -> tuple[Priority, list[s
 
 
 def _preference(preference: ExecutionPreference, level: FeatureLevel) -> tuple[ExecutionPreference, list[str]]:
-    default = ExecutionPreference.FAST_SINGLE_ANSWER
-    if level >= introduced_in(preference) or preference == default:
+    if level >= introduced_in(preference) or preference == DEFAULT_PREFERENCE:
         return preference, []
-    return default, [f"preference {preference.name}"]
+    return DEFAULT_PREFERENCE, [f"preference {preference.name}"]
 
 
 def _capabilities(capabilities: Capabilities, level: FeatureLevel) -> tuple[Capabilities, list[str]]:

@@ -25,7 +25,9 @@ def test_a_driver_serves_and_a_signal_ends_it_with_its_workers_and_compile_proce
         no_cache = {settings.CACHE_MIB.variable: "0"}  # so that the model is compiled
         with Daemon.start(path, arguments=words, environment=no_cache) as daemon, daemon.connect() as client:
             daemon.process.send(signal.SIGHUP)  # the terminal closes
-            with client.device("compiled").prepare(two_adds(), preference="sustained") as model:  # compiled by now
+            with client.device("compiled").prepare(
+                two_adds(), preference="sustained_speed"
+            ) as model:  # compiled by now
                 model.execute(ones, ones)
             until(lambda: bool(daemon.compile_servers()), "the driver has a compile server")
             others = list(opened(daemon.process.descendants()))

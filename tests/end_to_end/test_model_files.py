@@ -48,15 +48,15 @@ def test_a_file_that_is_no_model_is_rejected_by_its_name(device: nnfmq.Device, t
 
 def test_a_preference_has_a_name(device: nnfmq.Device) -> None:
     assert to_preference("low_power") is ExecutionPreference.LOW_POWER
-    assert to_preference("fast") is ExecutionPreference.FAST_SINGLE_ANSWER
-    assert to_preference("sustained") is ExecutionPreference.SUSTAINED_SPEED
-    with device.prepare(DIGITS, preference="sustained") as model:
+    assert to_preference("fast_single_answer") is ExecutionPreference.FAST_SINGLE_ANSWER
+    assert to_preference("sustained_speed") is ExecutionPreference.SUSTAINED_SPEED
+    with device.prepare(DIGITS, preference="sustained_speed") as model:
         assert model.execute(DIGIT)[0].shape == (1, 10)
 
 
 @pytest.mark.parametrize("preference", ["fastest", "SUSTAINED", ""])
 def test_an_unknown_preference_is_rejected_with_the_allowed_names(device: nnfmq.Device, preference: Any) -> None:
-    with pytest.raises(nnfmq.InvalidArgument, match="allowed are 'low_power', 'fast', 'sustained', and "):
+    with pytest.raises(nnfmq.InvalidArgument, match="allowed are 'low_power', 'fast_single_answer', "):
         device.prepare(DIGITS, preference=preference)
 
 

@@ -165,7 +165,7 @@ def test_clients_bursts_and_executions_of_one_program_share_no_state(daemon: Dae
         executes = []
         for _ in range(2):
             client = stack.enter_context(daemon.connect())
-            model = stack.enter_context(client.prepare(nnfmq.load(CONTENT), preference="sustained"))
+            model = stack.enter_context(client.prepare(nnfmq.load(CONTENT), preference="sustained_speed"))
             executes += [stack.enter_context(model.burst()).execute for _ in range(2)]
             executes += [stack.enter_context(model.create_reusable_execution()).compute, model.execute]
         found: list[list[Array]] = [[] for _ in executes]

@@ -187,7 +187,7 @@ def test_CACHE_6_N_CCH_16_a_plug_in_s_compilation_is_saved_and_restored(many: Da
             device.prepare_from_cache(token, other.open(stack)[0], [], model=add_model())
 
 
-@pytest.mark.parametrize("preference", ["fast", "sustained"])
+@pytest.mark.parametrize("preference", ["fast_single_answer", "sustained_speed"])
 def test_a_plug_in_can_have_programs_in_a_cache_and_baselines(many: Daemon, preference: str) -> None:
     with many.connect() as client:
         device = client.device("test-baseline")

@@ -307,7 +307,7 @@ def test_programs_that_clients_share_and_the_compile_server_are_counted(folder: 
         assert (before.compile_server_pid, before.compile_requests, before.cache.programs) == (0, 0, 0)
         assert before.cache.limit_bytes == 64 << 20
         for each in (client, other):
-            model = each.device("compiled").prepare(weighty_model(1.0, 256), preference="sustained")
+            model = each.device("compiled").prepare(weighty_model(1.0, 256), preference="sustained_speed")
             stack.enter_context(model)
         until(lambda: client.statistics().cache.hits > 0, "the second client found the program of the first")
         found = client.statistics()

@@ -161,12 +161,25 @@ def test_PREP_4_a_model_executes_immediately_and_tiers_up_in_every_execution_mod
         assert execute()[0][0] == 101
 
 
-def test_PREP_4_with_another_preference_a_model_is_ready_when_it_is_compiled(held: Held) -> None:
-    with held.daemon.connect() as client:
-        call = InThread.start(lambda: client.device("compiled").prepare(NULL, preference=SUSTAINED))
+@pytest.mark.parametrize("options", [{}, {"preference": "low_power"}], ids=["by default", "LOW_POWER"])
+@pytest.mark.parametrize("by", ["client", "device", "interface without preferences"])
+def test_PREP_4_without_that_preference_a_model_is_ready_when_it_is_compiled(by: str, options: Any, held: Held) -> None:
+    interface = "HIDL 1.0" if by == "interface without preferences" and not options else "AIDL v4"
+    with nnfmq.connect(held.daemon.path, interface=interface, timeout=LIMIT_S) as client:
+        prepare = client.prepare if by == "client" else client.device("compiled").prepare
+        call = InThread.start(lambda: prepare(NULL, **options))
         held.order("hundred")
         with call.wait().value as model:
-            assert model.execute(one(1))[0][0] == 101
+            assert [model.execute(one(1))[0][0] for _ in range(3)] == [101, 101, 101]
+
+
+def test_a_timeout_that_ends_before_the_compilation_does_says_so_and_nothing_else_executes_the_model(
+    held: Held,
+) -> None:
+    with held.daemon.connect() as client:
+        with pytest.raises(nnfmq.MissedDeadline, match=r"before device 'compiled' had|the model was compiled"):
+            client.prepare(NULL, timeout=0.2)
+        held.order("hundred")
 
 
 def test_a_model_that_cannot_be_compiled_stays_on_the_reference_kernels_and_is_logged(held: Held) -> None:

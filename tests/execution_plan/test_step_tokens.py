@@ -29,7 +29,7 @@ def a_step() -> ExecutionStep:
 
 def test_a_token_is_a_cache_token_and_the_same_in_every_process() -> None:
     """The bytes are those of the documented form: each field with its length in 8 bytes before it."""
-    fields = TOKEN, b"acme-a", b"1", b"".join(n.to_bytes(4, "little") for n in (1, 1, 0, 0))
+    fields = TOKEN, b"acme-a", b"1", b"".join(n.to_bytes(4, "little") for n in (2, 1, 0, 0))
     expected = hashlib.sha256(b"".join(len(field).to_bytes(8, "little") + field for field in fields)).digest()
 
     found = step_token(TOKEN, a_step(), FakeDevice("acme-a"))

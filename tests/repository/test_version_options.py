@@ -26,7 +26,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     assert options(tmp_path, text) == VersionOptions(
         "reference", ExecutionPreference.LOW_POWER, Priority.HIGH, 65536, "serve"
     )
-    assert options(tmp_path, 'preference = "fast"').preference == ExecutionPreference.FAST_SINGLE_ANSWER
+    assert options(tmp_path, 'preference = "fast_single_answer"').preference == ExecutionPreference.FAST_SINGLE_ANSWER
     assert options(tmp_path, 'priority = "low"').priority == Priority.LOW
     assert options(tmp_path, "shapes = { x = [1, 4], scalar = [] }").shapes == {"x": (1, 4), "scalar": ()}
 
@@ -54,8 +54,11 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         ("device = 1", "device is 1; allowed: the name of a device of the driver"),
         ("device = '" + "x" * 257 + "'", "xxx; allowed: the name of a device"),
         ("signature = false", "signature is False; allowed: the name of a signature of the model file"),
-        ("preference = 'quick'", "preference is 'quick'; allowed: 'low_power', 'fast', 'sustained'"),
-        ("preference = 1", "preference is 1; allowed: 'low_power', 'fast', 'sustained'"),
+        (
+            "preference = 'quick'",
+            "preference is 'quick'; allowed: 'low_power', 'fast_single_answer', 's",
+        ),
+        ("preference = 1", "preference is 1; allowed: 'low_power', 'fast_single_answer', 'sustained_speed'"),
         ("priority = 'urgent'", "priority is 'urgent'; allowed: 'low', 'medium', 'high'"),
         ("batch = 0", "batch is 0; allowed: an integer from 1 to 65536"),
         ("batch = 65537", "batch is 65537; allowed: an integer from 1 to 65536"),

@@ -129,7 +129,7 @@ def with_consumers(connection: Connection, kind: Any, model: Model, consumers: A
     if kind is messages.GetSupportedOperations:
         said = kind(call, "reference", data, (), consumers)
         return connection.exchange(said, messages.SupportedOperations).status
-    said = kind(call, "reference", ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, -1, data, (), consumers)
+    said = kind(call, "reference", ExecutionPreference.SUSTAINED_SPEED, Priority.MEDIUM, -1, data, (), consumers)
     return connection.exchange(said, messages.PreparedModelReady).status
 
 

@@ -179,7 +179,7 @@ def test_UTL_1_UTL_2_wishes_that_an_interface_has_no_place_for_become_the_defaul
     assert convert_to(Priority.HIGH, L.V1_2).value == Priority.MEDIUM
     assert compliant_with(Priority.HIGH, L.V1_3)
     assert compliant_with(Priority.MEDIUM, L.V1_0)
-    assert convert_to(ExecutionPreference.LOW_POWER, L.V1_0).value == ExecutionPreference.FAST_SINGLE_ANSWER
+    assert convert_to(ExecutionPreference.LOW_POWER, L.V1_0).value == ExecutionPreference.SUSTAINED_SPEED
     assert compliant_with(ExecutionPreference.LOW_POWER, L.V1_1)
 
 

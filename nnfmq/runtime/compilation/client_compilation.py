@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, Capabilities
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
-from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Model
+from nnfmq.hal.types import DEFAULT_PREFERENCE, DeviceStatus, ExecutionPreference, Model
 from nnfmq.observe.trace_points import recorded
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.client_device import Device, DeviceInfo, PrepareOptions, with_time_left
@@ -91,7 +91,7 @@ class ClientCompilation:
             # `reference` is the CPU, which all figures are relative to, and `compiled` its operations in machine code.
             best = available[0] if available else None
         else:
-            is_low_power = to_preference(options.get("preference", "fast")) == ExecutionPreference.LOW_POWER
+            is_low_power = to_preference(options.get("preference", DEFAULT_PREFERENCE)) == ExecutionPreference.LOW_POWER
             best = best_of_all(available, self._performance(client, available), is_low_power)
         if best is not None and best.name == _REFERENCE:
             self._warn(infos)

@@ -20,7 +20,7 @@ from nnfmq.execution_plan.partitioning import PlanOptions, make_plan
 from nnfmq.execution_plan.plan import ExecutionPlan, ExecutionStep
 from nnfmq.execution_plan.step_tokens import step_token
 from nnfmq.hal.errors import InvalidArgument, MissedDeadline, MissedDeadlineTransient, NnfmqError
-from nnfmq.hal.types import ExecutionPreference, Model, Priority
+from nnfmq.hal.types import DEFAULT_PREFERENCE, Model, Priority
 from nnfmq.observe.trace_points import recorded
 from nnfmq.operations.extensions import to_local_prefixes
 from nnfmq.runtime.client_device import PrepareOptions, model_signature, with_time_left
@@ -131,7 +131,7 @@ class _Compilation:
         self._loaded, self._model = model, to_hal_model(model)
         self._selection, self._options, self._switches = selection, options, switches
         self._deadline_ns = deadline_after(options.get("timeout"))
-        self._preference = to_preference(options.get("preference", ExecutionPreference.FAST_SINGLE_ANSWER))
+        self._preference = to_preference(options.get("preference", DEFAULT_PREFERENCE))
         self._may_fall_back = (
             not selection.is_explicit
             and switches.partition is not PartitionMode.WITHOUT_FALLBACK

@@ -13,7 +13,7 @@ from nnfmq.deadlines import deadline_after, has_passed
 from nnfmq.execution_plan.plan import ExecutionPlan
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
-from nnfmq.hal.types import ExecutionPreference
+from nnfmq.hal.types import DEFAULT_PREFERENCE
 from nnfmq.runtime.client_device import PrepareOptions, with_time_left
 from nnfmq.runtime.compilation.compile_model import (
     DeviceSelection,
@@ -197,7 +197,7 @@ class Runtime(Uncopyable):
         model: ModelArgument,
         devices: Sequence[DeviceArgument] | None = None,
         *,
-        preference: Preference = ExecutionPreference.FAST_SINGLE_ANSWER,
+        preference: Preference = DEFAULT_PREFERENCE,
     ) -> ExecutionPlan:
         """Return the plan with which `prepare` would begin, but prepare nothing; blocks while devices are asked.
 

@@ -17,9 +17,9 @@ from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel, number_of_consumers
 from nnfmq.hal.timing import to_limit_field
 from nnfmq.hal.types import (
+    DEFAULT_PREFERENCE,
     DeviceStatus,
     DeviceType,
-    ExecutionPreference,
     Model,
     OperandType,
     Priority,
@@ -164,12 +164,13 @@ def _prepare_model(
     callback: PreparedCallback | None = args["callback"]
     if callback is None or not _can_carry(device, level, model):
         return reject(callback, None)
+    preference: int = args.get("preference", DEFAULT_PREFERENCE)
     data, pools = encode_model(model)
     caches, cache_fds = _caches(args) or _NO_CACHES  # invalid cache files do not fail the call (CACHE-4)
     message = messages.PrepareModel(
         device.connection.next_call_id(),
         device.name,
-        args.get("preference", ExecutionPreference.FAST_SINGLE_ANSWER),
+        preference,
         args.get("priority", Priority.MEDIUM),
         to_limit_field(args.get("deadline")),
         data,

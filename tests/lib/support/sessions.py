@@ -80,7 +80,7 @@ def prepare(client: ProtocolPeer, model: Model = ADD, call: int = 500) -> int:
 def prepare_message(call: int = 1, model: bytes | None = None, **changes: Any) -> messages.PrepareModel:
     data = encode_model(ADD)[0] if model is None else model
     message = messages.PrepareModel(
-        call, "reference", ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, NO_LIMIT, data
+        call, "reference", ExecutionPreference.SUSTAINED_SPEED, Priority.MEDIUM, NO_LIMIT, data
     )
     replaced: messages.PrepareModel = replace_message(message, **changes)
     return replaced
