@@ -198,8 +198,7 @@ class Burst(BurstChannel, ModelBurst):
     def _accept(self, reply: bytes, request: CachedRequest, begin_ns: int) -> ResultPacket:
         """Return the validated result of the burst's own request, and keep its times. Raises ProtocolError."""
         result = self._decode(reply, request.output_args, request.is_measured)
-        self._latency_ns, self._info = time.monotonic_ns() - begin_ns, None
-        self._timing, self._sent_bytes_then = result.timing, self._sent_bytes
+        self._note_times(result, begin_ns)
         is_repeatable = result.status is ErrorStatus.NONE and result.timing == NO_TIMING
         if is_repeatable and len(reply) <= _MAX_CACHED_BYTES:
             request.valid_reply = reply
@@ -328,16 +327,18 @@ class Burst(BurstChannel, ModelBurst):
         """Execute a HAL request; blocks. See `ModelBurst.execute_request`."""
         memories = [pool for pool in request.pools if not isinstance(pool, BufferToken)]
         needs_message = replace(config, measure=MeasureTiming.NO) != ExecutionConfig()
-        deadline_ns, result = deadline_after(timeout), None
+        deadline_ns, begin_ns, result = deadline_after(timeout), time.monotonic_ns(), None
         if not needs_message and len(memories) == len(request.pools):
             try:
                 result = self._execute_packet(request, memories, config.measure, deadline_ns)
             except NnfmqError as error:
                 if not self._can_execute_again(error, deadline_ns):
                     raise
-                return execute_on_cpu(self._model, request, config, deadline_ns, error)
+                result = execute_on_cpu(self._model, request, config, deadline_ns, error)
+                self._keep_times(begin_ns, result.timing)
         if result is None:
             result = execute_request(self._model, request, config, deadline_ns)
+            self._keep_times(begin_ns, result.timing)
         return result
 
     @exclusive
@@ -364,13 +365,26 @@ class Burst(BurstChannel, ModelBurst):
         packet = encode_request(request.inputs, request.outputs, slots, measure)
         if self._store_deadline(deadline_ns):
             packet = marked(packet)
-        reply = self._exchange(packet, deadline_ns)
+        self._keep_info()
+        begin_ns, bytes_before = time.monotonic_ns(), self._requests.counters()[0]
+        try:
+            reply = self._exchange(packet, deadline_ns)
+        finally:  # also after a wait that ended early, but not once another thread has closed the burst
+            sent_bytes = self._requests.counters()[0] - bytes_before if self._burst_id else 0
+            if sent_bytes:
+                self._stats.count_other_packet(sent_bytes)
         if reply is None:
             return None
         result = self._decode(reply, request.outputs, measure is MeasureTiming.YES)
+        self._note_times(result, begin_ns)
         if result.status is not ErrorStatus.NONE:
             self._raise_error(result, deadline_ns)
         return ExecutionResult(result.output_shapes, result.timing)
+
+    def _note_times(self, result: ResultPacket, begin_ns: int) -> None:
+        """Note what `last` needs to describe the execution whose result was received last."""
+        self._latency_ns, self._info = time.monotonic_ns() - begin_ns, None
+        self._timing, self._sent_bytes_then = result.timing, self._sent_bytes
 
     def _decode(self, reply: bytes, output_args: Sequence[RequestArgument], is_measured: bool) -> ResultPacket:
         """Return the validated result. Raises ProtocolError."""
@@ -399,7 +413,7 @@ class Burst(BurstChannel, ModelBurst):
 
     @property
     def last(self) -> ExecutionInfo:
-        """The durations of the last `execute`. Raises GeneralFailure before the first."""
+        """The durations of the last execution, as `ModelBurst.last`."""
         if self._info is None:
             self._info = self._read_stats()
         return self._info
@@ -409,8 +423,9 @@ class Burst(BurstChannel, ModelBurst):
         if not latency_ns:
             raise GeneralFailure("nothing was executed on this burst yet")
         stats = self._stats.read()
-        # Both cached packets have the same length, so this is the number of requests.
-        if stats.sequence != self._sent_bytes_then // len(self._cached_requests[0].packet):
+        # All cached packets have the same length.
+        packet_size = len(self._cached_requests[0].packet) if self._cached_requests else 1
+        if stats.sequence != self._stats.sequence_after(self._sent_bytes_then, packet_size):
             # These are another execution's: a later one of a call that ended early.
             return ExecutionInfo(latency_ns, latency_ns, 0, 0, self._timing)
         timing = stats.timing if self._timing != NO_TIMING else NO_TIMING  # the packet's is rounded
@@ -428,5 +443,9 @@ class Burst(BurstChannel, ModelBurst):
             self._resources.close()
 
     def _before_release(self) -> None:
+        self._keep_info()
+
+    def _keep_info(self) -> None:
+        """Keep the durations of the last execution for `last`: the driver's words are about to change, or to go."""
         if self._latency_ns and self._info is None:
-            self._info = self._read_stats()  # for `last`
+            self._info = self._read_stats()

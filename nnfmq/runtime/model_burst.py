@@ -118,7 +118,11 @@ class ModelBurst(HasState, ABC):
     @property
     @abstractmethod
     def last(self) -> ExecutionInfo:
-        """The durations of the last `execute`. Raises GeneralFailure before the first."""
+        """The durations of the last execution in any mode, `execute_request` included, that had a result.
+
+        An execution that the driver has failed has one. After a call that ended early the driver's durations of the
+        execution before it may be 0. Raises GeneralFailure before the first.
+        """
 
     @abstractmethod
     def close(self) -> None:

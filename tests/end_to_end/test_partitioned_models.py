@@ -17,6 +17,7 @@ from support.small_models import two_adds
 
 import nnfmq
 from nnfmq.execution_plan.plan import ExecutionPlan
+from nnfmq.hal.types import DataLocation, Request, RequestArgument
 from nnfmq.runtime.plan_execution.partitioned_model import PartitionedModel
 
 Prepare = Callable[[ExecutionPlan], PartitionedModel]
@@ -102,6 +103,24 @@ def test_PART_10_a_burst_of_a_plan_has_a_burst_for_each_step(prepare: Prepare) -
         assert burst.execute(out=burst.outputs)[0].tolist() == (5 + 2 * B).tolist()
         info = burst.last
         assert info.latency_ns == info.queue_ns + info.driver_ns + info.engine_ns
+
+
+def test_PART_10_the_durations_of_a_request_are_sums_over_the_steps_as_those_of_an_execution(prepare: Prepare) -> None:
+    model = prepare(linear_plan(two_adds(), [0], [1]))
+    with model.burst() as burst, nnfmq.Memory.create(48) as memory:
+        places = [RequestArgument(location=DataLocation(0, 16 * index, 16)) for index in range(3)]
+        request = Request(tuple(places[:2]), (places[2],), (memory,))
+        for execute in (lambda: burst.execute(A, B), lambda: burst.execute_request(request)) * 2:
+            execute()
+            info = burst.last
+            assert min(info.queue_ns, info.driver_ns, info.engine_ns) > 0
+            assert info.latency_ns == info.queue_ns + info.driver_ns + info.engine_ns
+        before = burst.last
+        burst.execute(A, B)
+        with pytest.raises(nnfmq.InvalidArgument):
+            burst.execute_request(Request((), (), ()))
+        assert burst.last != before
+        assert burst.last.driver_ns > 0
 
 
 def test_PART_10_a_burst_interprets_a_WHILE(prepare: Prepare) -> None:

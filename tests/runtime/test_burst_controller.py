@@ -27,7 +27,15 @@ from nnfmq.hal.errors import (
     error_for_status,
 )
 from nnfmq.hal.timing import NO_TIMING
-from nnfmq.hal.types import DataLocation, ExecutionConfig, LoopTimeoutDurationNs, OutputShape, Request, RequestArgument
+from nnfmq.hal.types import (
+    DataLocation,
+    ExecutionConfig,
+    LoopTimeoutDurationNs,
+    MeasureTiming,
+    OutputShape,
+    Request,
+    RequestArgument,
+)
 from nnfmq.memory import Memory
 from nnfmq.runtime.burst_controller import Burst
 from nnfmq.runtime.burst_slots import SlotAllocator
@@ -358,6 +366,92 @@ def test_statistics_of_another_execution_are_not_reported(burst: Burst) -> None:
     last = burst.last
     assert (last.driver_ns, last.engine_ns) == (0, 0)
     assert last.queue_ns == last.latency_ns > 0
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    with Memory.create(48) as memory:
+        yield memory
+
+
+def three_parts(memory: Memory, *, pools: int = 1) -> Request:
+    """Return a request of `add_model` over one memory, which is given as several pools to make the packet longer."""
+    places = [RequestArgument(location=DataLocation(index % pools, 16 * index, 16)) for index in range(3)]
+    return Request(tuple(places[:2]), (places[2],), (memory,) * pools)
+
+
+def assert_complete(burst: Burst) -> None:
+    last = burst.last
+    assert min(last.driver_ns, last.engine_ns, last.queue_ns) > 0
+    assert last.latency_ns == last.queue_ns + last.driver_ns + last.engine_ns
+
+
+def test_the_durations_are_complete_whatever_packets_the_burst_sends_in_between(burst: Burst, memory: Memory) -> None:
+    invalid = replace(three_parts(memory), inputs=three_parts(memory).inputs[:1])  # a packet of another length
+    for turn in range(3):
+        burst.execute(ONE, TEN)
+        assert_complete(burst)
+        burst.execute_request(three_parts(memory))
+        assert_complete(burst)
+        with pytest.raises(InvalidArgument):
+            burst.execute_request(invalid)
+        burst.execute(ONE, TEN, measure=bool(turn), timeout=LIMIT_S)
+        assert_complete(burst)
+
+
+def test_the_durations_of_a_result_that_is_an_error_are_its_own(burst: Burst, memory: Memory) -> None:
+    burst.execute(ONE, TEN)
+    before = burst.last
+    with pytest.raises(InvalidArgument):
+        burst.execute_request(replace(three_parts(memory), inputs=()))
+    assert burst.last != before
+    assert burst.last.driver_ns > 0
+
+
+def test_the_durations_of_an_execution_are_kept_while_a_request_waits(
+    held: Held, adding: PreparedModel, start: Start, memory: Memory
+) -> None:
+    held.go.set()
+    with adding.burst() as burst:
+        burst.execute(ONE, TEN)
+        held.go.clear()
+        held.begun.clear()
+        waiting = start(burst.execute_request, three_parts(memory))
+        assert held.begun.wait(LIMIT_S)
+        assert_complete(burst)
+        held.go.set()
+        waiting.result(LIMIT_S)
+
+
+def test_the_durations_are_complete_after_a_request_whose_wait_ended_early(
+    held: Held, adding: PreparedModel, memory: Memory
+) -> None:
+    with adding.burst() as burst:
+        with pytest.raises(MissedDeadline):
+            burst.execute_request(three_parts(memory), timeout=0.01)
+        held.go.set()
+        burst.execute(ONE, TEN)
+        assert_complete(burst)
+
+
+def test_a_burst_without_memory_has_the_durations_of_its_requests(adding: PreparedModel, memory: Memory) -> None:
+    with adding.request_burst() as burst:
+        for _ in range(2):
+            burst.execute_request(three_parts(memory))
+            assert_complete(burst)
+            burst.execute_request(three_parts(memory, pools=3), ExecutionConfig(measure=MeasureTiming.YES))
+            assert_complete(burst)
+            assert burst.last.timing.time_in_driver_ns > 0
+
+
+def test_the_durations_of_a_request_that_no_packet_can_carry_are_those_of_the_channel(
+    burst: Burst, memory: Memory
+) -> None:
+    burst.execute(ONE, TEN)
+    burst.execute_request(three_parts(memory), ExecutionConfig(loop_timeout_ns=1_000_000_000))
+    assert burst.last.latency_ns == burst.last.queue_ns
+    burst.execute(ONE, TEN)
+    assert_complete(burst)
 
 
 def test_TIM_2_a_measured_execution_has_its_times_in_nanoseconds(burst: Burst) -> None:

@@ -233,6 +233,7 @@ class CompoundBurst(Uncopyable, ModelBurst):
                 run.result()
                 return end()
         except NnfmqError as error:
+            self._has_durations = False
             run.observation.fail(error)
             raise
         return await self._continue_on_fallback_thread(run, end)
@@ -300,18 +301,28 @@ class CompoundBurst(Uncopyable, ModelBurst):
             self.peer.drain(deadline_ns)
             self._is_idle = True
 
+        is_over_bursts, parts = True, list[ExecutionInfo]()
+
         def execute(call: PlanCall) -> Sequence[OutputShape]:
+            nonlocal is_over_bursts
             burst = self.peer.of(call)
             if burst is None:
+                is_over_bursts = False
                 return call.execute()
-            return burst.execute_request(call.request(call.model()), config, timeout=remaining_s(deadline_ns)).shapes
+            result = burst.execute_request(call.request(call.model()), config, timeout=remaining_s(deadline_ns))
+            parts.append(burst.last)
+            return result.shapes
 
-        memory = self._handle.new_memory()
+        self._keep_info()  # the steps' bursts are about to execute something else
+        memory, begin_ns = self._handle.new_memory(), time.monotonic_ns()
         try:
             memory.bind(request)
-            return run_synchronously(self._new_run(memory, config, deadline_ns), execute)
+            result = run_synchronously(self._new_run(memory, config, deadline_ns), execute)
         finally:
             memory.close()
+        self._latency_ns = time.monotonic_ns() - begin_ns
+        self._info = _sum_within(self._latency_ns, parts if is_over_bursts else [])
+        return result
 
     def free_memory(self, memory: Pool, *, timeout: float | None = 10.0) -> None:
         """Make the drivers unmap a memory that was a pool of `execute_request`. See `ModelBurst.free_memory`."""
@@ -321,7 +332,9 @@ class CompoundBurst(Uncopyable, ModelBurst):
 
     @property
     def last(self) -> ExecutionInfo:
-        """The durations of the last `execute`: sums over the steps, if the bursts of all steps have executed once.
+        """The durations of the last execution that has succeeded: sums over the steps, if their bursts executed all.
+
+        Those of an `execute` are 0 if a loop is interpreted, or a temporary has no fixed size.
 
         Raises:
             GeneralFailure: Before the first.
@@ -330,18 +343,26 @@ class CompoundBurst(Uncopyable, ModelBurst):
             raise GeneralFailure("nothing was executed on this burst yet")
         if self._info is None:
             parts = [burst.last for burst in self.peer] if self._has_durations else []
-            driver_ns = sum(part.driver_ns + part.engine_ns for part in parts)
-            engine_ns = sum(part.engine_ns for part in parts)
-            self._info = ExecutionInfo.within(self._latency_ns, driver_ns, engine_ns, NO_TIMING)
+            self._info = _sum_within(self._latency_ns, parts)
         return self._info
+
+    def _keep_info(self) -> None:
+        if self._latency_ns:
+            _ = self.last
 
     def close(self) -> None:
         """Close the bursts of the steps; waits up to 5 s for an execution in progress. Idempotent."""
-        if self._latency_ns:
-            _ = self.last  # for `last` after closing
+        self._keep_info()  # for `last` after closing
         self._is_closed = True
         self._inputs = self.outputs = ()
         self._detach_state()
         self._arrays = None  # its arrays would keep the memory mapped
         self._sequence = []
         self._resources.close()
+
+
+def _sum_within(latency_ns: int, parts: Sequence[ExecutionInfo]) -> ExecutionInfo:
+    """Return the durations of an execution that consists of the steps `parts`."""
+    driver_ns = sum(part.driver_ns + part.engine_ns for part in parts)
+    engine_ns = sum(part.engine_ns for part in parts)
+    return ExecutionInfo.within(latency_ns, driver_ns, engine_ns, NO_TIMING)
