@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-from random_onnx import FLOATS, Call, Discard, RandomGraph, Value
+from random_choices import Discard, Value
+from random_onnx import FLOATS, Call, RandomGraph
 
 Rule: TypeAlias = Callable[[RandomGraph], Call]
 
@@ -419,7 +420,7 @@ def _recurrent(g: RandomGraph, operator: str, gates: int) -> Call:
 
 
 def _weights(g: RandomGraph, shape: Sequence[int]) -> Value:
-    return g.new((g.rng.standard_normal(tuple(shape)) * 0.5).astype(np.float32))
+    return g.new((g.rng.standard_normal(tuple(shape)) * 0.5).astype(np.float32), True)
 
 
 # --------------------------------------------------------------------------------------------------------- movement

@@ -1,17 +1,18 @@
-"""Run random ONNX graphs on nnfmq and compare the results with ONNX Runtime's.
+"""Run random models on nnfmq and compare the results with ONNX Runtime's, or with LiteRT's reference kernels.
 
-    python tools/random_onnx_run.py --count 20000 --device reference --results build/random-reference.jsonl
-    python tools/random_onnx_run.py --results build/random-reference.jsonl --report
-    python tools/random_onnx_run.py --show 4711            # one graph: its nodes, and where it differs
+    python tools/random_run.py --count 20000 --device reference --results build/random-reference.jsonl
+    python tools/random_run.py --format tflite --count 20000 --results build/random-tflite.jsonl
+    python tools/random_run.py --results build/random-reference.jsonl --report
+    python tools/random_run.py --show 4711            # one graph: its nodes, and where it differs
 
 The results file has a line for each seed; a run goes on after the last one. Outcomes of a graph:
 
 ok          the same shapes and types, integers equal, floats within the tolerance
-amplified   results differ, but each node by itself, given ONNX Runtime's inputs, gives the same: rounding was amplified
+amplified   results differ, but each node by itself, given the other runtime's inputs, gives the same: a rounding grew
 different   a node by itself gives another result: the report names it
 refused     the model is refused when it is loaded, with the reasons
 late        it is refused when it is prepared or executed, or anything else is raised: always a fault
-crash       ONNX Runtime crashed on one of the nodes that were drawn
+crash       the other runtime crashed on one of the nodes that were drawn
 
 Floats are within 2e-5 (float16: 2e-3) of the expected element, for operators that accumulate also of the largest one.
 """
@@ -24,18 +25,33 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from random_onnx import Array, Node, RandomGraph, Value, generate, single_node, to_model
-from random_onnx_operators import OPERATORS
+from random_choices import Array, Graph, Part, few
 from rich.console import Console
 from rich.table import Table
 
 import nnfmq
-from nnfmq.hal.errors import NnfmqError
+
+
+def _onnx(seed: int) -> Graph:
+    import random_onnx
+    from random_onnx_operators import OPERATORS
+
+    return random_onnx.generate(seed, OPERATORS)
+
+
+def _tflite(seed: int) -> Graph:
+    import random_tflite
+    from random_tflite_operators import OPERATORS
+
+    return random_tflite.generate(seed, OPERATORS)
+
+
+_FORMATS: dict[str, Callable[[int], Graph]] = {"onnx": _onnx, "tflite": _tflite}
 
 TOLERANCES = {"float16": 2e-3, "float32": 2e-5, "float64": 1e-10}
 _ACCUMULATING = re.compile(
@@ -50,57 +66,44 @@ class Runner:
     def __init__(self, client: nnfmq.Client, device: str) -> None:
         self._device = client.device(device)
 
-    def outcome(self, graph: RandomGraph) -> dict[str, Any]:
+    def outcome(self, graph: Graph) -> dict[str, Any]:
         """Return the line of a graph."""
-        line: dict[str, Any] = {"seed": graph.seed, "opset": graph.opset, "is_core": graph.is_core}
-        line["operators"] = [node.proto.op_type for node in graph.nodes]
-        outputs = graph.results()
-        status, reason = self._run(to_model(graph, outputs), graph.inputs(), outputs, line["operators"])
+        whole = graph.whole()
+        status, reason = self._run(whole)
         if status == "different":
             status, reason = self._traced(graph, reason)
+        line = {"seed": graph.seed, "is_core": graph.is_core, "operators": whole.operators}
         return {**line, "status": status, "reason": reason}
 
-    def _traced(self, graph: RandomGraph, reason: str) -> tuple[str, str]:
+    def _traced(self, graph: Graph, reason: str) -> tuple[str, str]:
         """Return the first node that differs by itself."""
-        for node in graph.nodes:
-            model = single_node(node.proto, node.inputs, graph.opset, node.outputs)
-            status, detail = self._run(model, _given(node), node.outputs, [node.proto.op_type])
+        for part in graph.parts():
+            status, detail = self._run(part)
             if status in ("different", "late"):
-                return status, f"{node.proto.op_type}: {detail}"
+                return status, f"{part.operators[0]}: {detail}"
         return "amplified", reason
 
-    def _run(
-        self, model: bytes, inputs: Sequence[Value], outputs: Sequence[Value], operators: Sequence[str]
-    ) -> tuple[str, str]:
+    def _run(self, part: Part) -> tuple[str, str]:
         try:
-            loaded = nnfmq.load(model)
+            # an extent of 0 means an unknown one in a file
+            shapes: dict[str | int, Sequence[int]] = {v.name: v.array.shape for v in part.inputs if not v.array.size}
+            loaded = nnfmq.load(part.content, shapes=shapes or None)
         except nnfmq.InvalidArgument as error:
             return "refused", str(error)
         except Exception as error:  # noqa: BLE001  reported as a fault
             return "late", f"load raised {type(error).__name__}: {error}"
+        arrays = {value.name: value.array for value in part.inputs}
         try:
             with self._device.prepare(loaded) as prepared:
-                found = prepared.execute(*_fitting(inputs, prepared.inputs))
-        except NnfmqError as error:
-            return "late", f"{type(error).__name__}: {error}"
+                found = prepared.execute(*(arrays[info.name] for info in prepared.inputs))
         except Exception as error:  # noqa: BLE001  reported as a fault
-            return "late", f"raised {type(error).__name__}: {error}"
-        for value, array in zip(outputs, found, strict=True):
-            reason = difference(array, value.array, accumulates=any(map(_ACCUMULATING.search, operators)))
+            return "late", f"{type(error).__name__}: {error}"
+        for value, array in zip(part.outputs, found, strict=True):
+            accumulates = any(map(_ACCUMULATING.search, part.operators))
+            reason = difference(array, value.array, accumulates=accumulates)
             if reason:
-                return "different", f"{reason} {[_text(each) for each in inputs]}"
+                return "different", f"{reason} {[few(each)[:60] for each in part.inputs]}"
         return "ok", ""
-
-
-def _given(node: Node) -> list[Value]:
-    found = {value.name: value for value in node.inputs if value is not None and not value.is_constant}
-    return list(found.values())
-
-
-def _fitting(inputs: Sequence[Value], infos: Sequence[Any]) -> list[Array]:
-    """Return the arrays of the inputs, by name; the native interface may have narrower integers."""
-    arrays = {value.name: value.array for value in inputs}
-    return [arrays[info.name] for info in infos]
 
 
 def difference(found: Array, expected: Array, *, accumulates: bool) -> str:
@@ -136,25 +139,21 @@ def _close(found: Array, expected: Array, accumulates: bool) -> Array:
     return same
 
 
-def _text(value: Value) -> str:
-    return f"{value.array.dtype}{list(value.array.shape)}"
-
-
 # -------------------------------------------------------------------------------------------------------- processes
 
 
-def work(start: int, stop: int, device: str) -> None:
+def work(start: int, stop: int, kind: str, device: str) -> None:
     """Print the line of each seed; a seed on which this process dies has none."""
     with nnfmq.connect(embedded=True) as client:
         runner = Runner(client, device)
         for seed in range(start, stop):
-            print(json.dumps(runner.outcome(generate(seed, OPERATORS))), flush=True)
+            print(json.dumps(runner.outcome(_FORMATS[kind](seed))), flush=True)
 
 
-def lines_of(start: int, stop: int, device: str) -> Iterator[dict[str, Any]]:
+def lines_of(start: int, stop: int, kind: str, device: str) -> Iterator[dict[str, Any]]:
     """Yield the lines of the seeds from worker processes; ONNX Runtime may crash one of them."""
     while start < stop:
-        command = [sys.executable, __file__, "--work", str(start), str(stop), "--device", device]
+        command = [sys.executable, __file__, "--work", str(start), str(stop), "--format", kind, "--device", device]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as worker:
             assert worker.stdout is not None
             for text in worker.stdout:
@@ -172,12 +171,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
 
 
-def go_on(path: Path, count: int, device: str) -> None:
+def go_on(path: Path, count: int, kind: str, device: str) -> None:
     """Append the lines of the seeds that are not in the file yet."""
     path.parent.mkdir(parents=True, exist_ok=True)
     start = max((line["seed"] + 1 for line in read_lines(path)), default=0)
     with path.open("a") as file:
-        for line in lines_of(start, count, device):
+        for line in lines_of(start, count, kind, device):
             file.write(json.dumps(line) + "\n")
             file.flush()
             if line["seed"] % 500 == 499:
@@ -220,50 +219,35 @@ def _reasons(line: dict[str, Any]) -> set[str]:
     return {part[:110] for part in found if "operators are not supported" not in part and part}
 
 
-def show(seed: int, device: str) -> None:
+def show(seed: int, kind: str, device: str) -> None:
     """Print the nodes of a graph, and its outcome."""
-    graph = generate(seed, OPERATORS)
-    print(f"seed {seed}, opset {graph.opset}, {graph.family}")
-    for node in graph.nodes:
-        attributes = {a.name: _attribute(a) for a in node.proto.attribute}
-        print(f"  {node.proto.op_type} {attributes}")
-        for value in node.inputs:
-            print("     ", "omitted" if value is None else f"{value.name} {_text(value)} {_few(value.array)}")
-        print("   →", ", ".join(f"{value.name} {_text(value)} {_few(value.array)}" for value in node.outputs))
+    graph = _FORMATS[kind](seed)
+    print(*graph.describe(), sep="\n")
     with nnfmq.connect(embedded=True) as client:
         line = Runner(client, device).outcome(graph)
     print(line["status"], line["reason"])
-
-
-def _attribute(attribute: Any) -> Any:
-    from onnx import helper
-
-    return helper.get_attribute_value(attribute)
-
-
-def _few(array: Array) -> str:
-    return np.array2string(array.reshape(-1)[:12], separator=",", max_line_width=200)
 
 
 def main() -> int:
     """Run, report or show; the exit status is 1 if a graph differs or is refused late."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=0, metavar="N", help="run the seeds below N that were not run yet")
+    parser.add_argument("--format", choices=tuple(_FORMATS), default="onnx", help="of the models; default: onnx")
     parser.add_argument("--device", default="reference", help="reference (default) or compiled")
-    parser.add_argument("--results", type=Path, default=Path("build/random-onnx.jsonl"), metavar="FILE")
+    parser.add_argument("--results", type=Path, default=Path("build/random.jsonl"), metavar="FILE")
     parser.add_argument("--report", action="store_true", help="print the report without running")
     parser.add_argument("--show", type=int, metavar="SEED", help="print one graph and its outcome")
     parser.add_argument("--work", type=int, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
         start, stop = arguments.work
-        work(start, stop, arguments.device)
+        work(start, stop, arguments.format, arguments.device)
         return 0
     if arguments.show is not None:
-        show(arguments.show, arguments.device)
+        show(arguments.show, arguments.format, arguments.device)
         return 0
     if not arguments.report:
-        go_on(arguments.results, arguments.count, arguments.device)
+        go_on(arguments.results, arguments.count, arguments.format, arguments.device)
     lines = read_lines(arguments.results)
     report(lines)
     return int(any(line["status"] in ("different", "late") for line in lines))
