@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of, pad, transposed
 from nnfmq.importers.onnx_values import Node
 
@@ -37,7 +38,8 @@ def mapped(node: Node, operand: int, axis: int, matrix: Array, bias: Array | Non
     shape = node.shape(reordered)
     flat = node.reshaped(reordered, (math.prod(shape[:-1]), columns))
     offsets = np.zeros(rows) if bias is None else bias
-    constants = [node.add_constant(np.asarray(array, dtype)) for array in (matrix, offsets)]
+    is_half = node.builder[operand].type == OperandType.TENSOR_FLOAT16
+    constants = [node.add_constant(np.asarray(array, "f2" if is_half else "f4")) for array in (matrix, offsets)]
     found = node.emit(Op.FULLY_CONNECTED, [flat, *constants, node.builder.int32(0)])
     return transposed(node, node.reshaped(found, (*shape[:-1], rows)), [int(at) for at in np.argsort(order)])
 

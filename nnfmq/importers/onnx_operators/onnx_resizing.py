@@ -1,219 +1,266 @@
-"""Resize and Upsample: nearest with GATHER along each axis, linear with RESIZE_BILINEAR, all else with matrices."""
+"""Resize and Upsample: nearest with GATHER along each axis, linear with its neighbours, all else with matrices.
+
+Linear resizing of integers adds the weighted neighbours in ONNX Runtime's order, and cuts the fraction off as it does.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import reduce
 
 import numpy as np
-import numpy.typing as npt
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
+from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx_operators.onnx_linear_maps import mapped
-from nnfmq.importers.onnx_operators.onnx_movement import axis_of
-from nnfmq.importers.onnx_values import Node
+from nnfmq.importers.onnx_operators.onnx_movement import pad
+from nnfmq.importers.onnx_operators.onnx_resize_axes import (
+    Array,
+    Floats,
+    ResizedAxis,
+    coordinate_mode,
+    fixed_point_matrix,
+    kernel_matrix,
+    linear_taps,
+    nearest_indices,
+    places,
+    resized_axes,
+)
+from nnfmq.importers.onnx_values import Node, Value
 
 __all__ = ["CONVERTERS"]
 
-Array: TypeAlias = npt.NDArray[Any]
-_ONE_SCALES_INPUT = 10  # from opset 11 on the inputs are roi, scales, sizes
-_MAX_EXTENT = 1 << 24
-_SUPPORT = {"linear": 1, "cubic": 2}  # how far from its center a kernel is not 0
-_POLICIES: dict[str, Callable[[Sequence[float]], float]] = {"not_larger": min, "not_smaller": max}
-
-
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    """How one axis is resized; `region` are the first and last place of the input, as shares of its extent."""
-
-    extent: int
-    size: int
-    scale: float
-    region: tuple[float, float] = (0.0, 1.0)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the scale gives the size without rounding."""
-        return abs(self.extent * self.scale - self.size) < 1e-4
-
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether the result is the input."""
-        return self.size == self.extent and self.scale == 1.0 and self.region == (0.0, 1.0)
+_F32, _I32 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_INT32
+_PLACE_TOLERANCE = 1e-5  # in which RESIZE_BILINEAR's places may differ: results then differ by that of two neighbours
+_STEPS = 1 << 10  # of ONNX Runtime's weights for 8-bit images whose channels are last
+_ANTIALIAS_BITS = 22  # of its weights for antialiased images of 8 bits
 
 
 def _resize(node: Node) -> None:
     node.attribute("nearest_mode", None)  # linear does not use it
-    mode, axes = node.attribute("mode", "nearest"), _target(node)
+    mode, axes = node.attribute("mode", "nearest"), resized_axes(node)
+    coordinate_mode(node)  # which axes that stay the same do not use
     options = [node.attribute(name, 0) for name in ("antialias", "exclude_outside")]
-    if mode == "nearest":
+    if all(axis.is_unchanged for axis in axes):
+        node.results[0] = node.value(0)
+    elif mode == "nearest":
         if any(options):
             raise InvalidArgument("antialias and exclude_outside are not supported with nearest")
-        _nearest(node, axes)
-    elif mode == "linear" and not any(options) and _is_bilinear(node, axes):
-        _bilinear(node, axes)
-    elif mode in _SUPPORT:
-        _with_matrices(node, mode, axes)
+        _finish(node, _nearest(node, axes), axes)
+    elif mode in ("linear", "cubic"):
+        _finish(node, _interpolated(node, mode, axes), axes)
     else:
         raise InvalidArgument(f"mode {mode!r} is not supported")
 
 
-def _target(node: Node) -> list[_Axis]:
-    """Return how each axis is resized."""
-    shape, is_old = node.value(0).shape, node.opset <= _ONE_SCALES_INPUT
-    at = 1 if is_old else 2
-    chosen = [axis_of(int(axis), len(shape)) for axis in node.attribute("axes", tuple(range(len(shape))))]
-    extents = [shape[axis] for axis in chosen]
-    if node.given(3) and node.constant(3, "sizes").size:
-        scales, sizes = _scales(node, [int(size) for size in node.constant(3, "sizes")], extents)
-    elif node.given(at) or "scales" in node.attributes:
-        found = node.constant(at, "scales") if node.given(at) else node.attribute("scales", ())
-        scales = [float(scale) for scale in found]
-        sizes = [int(np.floor(extent * scale)) for extent, scale in zip(extents, scales, strict=False)]
-    else:
-        raise InvalidArgument("neither sizes nor scales are given")
-    if len(scales) != len(chosen) or not all(0 < size < _MAX_EXTENT for size in sizes):
-        raise InvalidArgument(f"the shape {shape} cannot be resized to {sizes}")
-    regions = _regions(node, len(chosen))
-    axes = [_Axis(extent, extent, 1.0) for extent in shape]
-    for axis, size, scale, region in zip(chosen, sizes, scales, regions, strict=True):
-        axes[axis] = _Axis(shape[axis], size, scale, region)
-    return axes
+def _finish(node: Node, operand: int, axes: list[ResizedAxis]) -> None:
+    shape = tuple(axis.size for axis in axes)
+    node.results[0] = Value(shape, node.value(0).dtype, node.reshaped(operand, shape))
 
 
-def _scales(node: Node, sizes: list[int], extents: list[int]) -> tuple[list[float], list[int]]:
-    """Return the scales and sizes that follow from the sizes in the file."""
-    scales = [size / extent for size, extent in zip(sizes, extents, strict=False)]
-    policy = node.attribute("keep_aspect_ratio_policy", "stretch")
-    if policy == "stretch" or len(sizes) != len(extents):
-        return scales, sizes
-    if policy not in _POLICIES:
-        raise InvalidArgument(f"keep_aspect_ratio_policy {policy!r} is unknown")
-    scale = _POLICIES[policy](scales)
-    return [scale] * len(sizes), [int(scale * extent + 0.5) for extent in extents]
-
-
-def _regions(node: Node, count: int) -> list[tuple[float, float]]:
-    """Return the region of each axis, which only tf_crop_and_resize has."""
-    if node.attribute("coordinate_transformation_mode", "half_pixel") != "tf_crop_and_resize":
-        return [(0.0, 1.0)] * count
-    region = [float(place) for place in node.constant(1, "roi")]
-    if len(region) != 2 * count:
-        raise InvalidArgument(f"roi has {len(region)} numbers for {count} axes")
-    return list(zip(region[:count], region[count:], strict=True))
-
-
-def _coordinates(node: Node, axis: _Axis) -> npt.NDArray[np.float32]:
-    """Return the position in the input of each element of an axis of the result."""
-    x, wide, half = np.arange(axis.size, dtype=np.float32), np.float32(axis.scale), np.float32(0.5)
-    mode = _coordinate_mode(node)
-    begin, end = axis.region
-    if mode == "asymmetric":
-        found = x / wide
-    elif mode == "align_corners":
-        found = x * np.float32((axis.extent - 1) / (axis.size - 1)) if axis.size > 1 else np.zeros_like(x)
-    elif mode == "tf_crop_and_resize":
-        step = (end - begin) * (axis.extent - 1) / (axis.size - 1) if axis.size > 1 else 0.0
-        first = begin if axis.size > 1 else (begin + end) / 2
-        found = x * np.float32(step) + np.float32(first * (axis.extent - 1))
-    elif mode == "half_pixel" or (mode == "pytorch_half_pixel" and axis.size > 1):
-        found = (x + half) / wide - half
-    elif mode == "half_pixel_symmetric":
-        offset = axis.extent / 2 * (1 - axis.size / (axis.scale * axis.extent))
-        found = np.float32(offset) + (x + half) / wide - half
-    elif mode == "pytorch_half_pixel":
-        found = np.zeros_like(x)
-    else:
-        raise InvalidArgument(f"coordinate_transformation_mode {mode!r} is not supported")
-    return np.asarray(found, np.float32)
-
-
-def _coordinate_mode(node: Node) -> str:
-    if node.opset <= _ONE_SCALES_INPUT:
-        return "asymmetric"
-    return str(node.attribute("coordinate_transformation_mode", "half_pixel"))
-
-
-_ROUNDINGS: dict[str, Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]] = {
-    "round_prefer_floor": lambda x: np.ceil(x - np.float32(0.5)),
-    "round_prefer_ceil": lambda x: np.floor(x + np.float32(0.5)),
-    "floor": np.floor,
-    "ceil": np.ceil,
-}
-
-
-def _nearest(node: Node, axes: list[_Axis]) -> None:
-    default = "floor" if node.opset <= _ONE_SCALES_INPUT else "round_prefer_floor"
-    rounding, x = _ROUNDINGS.get(node.attribute("nearest_mode", default)), node.operand(0)
-    if rounding is None or _coordinate_mode(node) == "tf_crop_and_resize":
-        raise InvalidArgument("nearest_mode is unknown, or a region is given")
+def _nearest(node: Node, axes: list[ResizedAxis]) -> int:
+    x = node.operand(0)
+    if node.builder[x].type == OperandType.TENSOR_BOOL8:
+        raise InvalidArgument("elements of bool are not supported")
     for place, axis in enumerate(axes):
-        if axis.is_unchanged:
-            continue
-        indices = np.clip(rounding(_coordinates(node, axis)), 0, axis.extent - 1).astype(np.int32)
-        x = node.emit(Op.GATHER, [x, node.builder.int32(place), node.add_constant(indices)])
-    node.result(x, tuple(axis.size for axis in axes))
+        if not axis.is_unchanged:
+            indices, found = nearest_indices(node, axis)
+            x = _extrapolated(node, _gathered(node, x, place, indices), place, axis, found)
+    return x
 
 
-def _is_bilinear(node: Node, axes: list[_Axis]) -> bool:
-    """Return whether RESIZE_BILINEAR computes this."""
+def _gathered(node: Node, x: int, place: int, indices: Array) -> int:
+    """Return the elements with these indexes along an axis."""
+    if np.array_equal(indices, np.arange(node.shape(x)[place])):
+        return x
+    return node.emit(Op.GATHER, [x, node.builder.int32(place), node.add_constant(indices.astype(np.int32))])
+
+
+def _extrapolated(node: Node, x: int, place: int, axis: ResizedAxis, found: Floats) -> int:
+    """Return elements of which those from places outside of the input are the extrapolation value."""
+    value, is_outside = node.attribute("extrapolation_value", 0.0), axis.is_outside(found)
+    if coordinate_mode(node) != "tf_crop_and_resize" or not is_outside.any():
+        return x
+    if node.builder[x].type not in (_F32, _I32, OperandType.TENSOR_FLOAT16):
+        raise InvalidArgument("a region of a quantized tensor is not supported")
+    rank = len(node.shape(x))
+    number = value if node.value(0).dtype.kind == "f" else int(value)
+    padded = pad(node, x, [0] * rank, [int(at == place) for at in range(rank)], number)
+    return _gathered(node, padded, place, np.where(is_outside, axis.size, np.arange(axis.size)))
+
+
+# -- interpolation -----------------------------------------------------------------------------------------------------
+
+
+def _interpolated(node: Node, mode: str, axes: list[ResizedAxis]) -> int:
+    """Return floats, float16 by way of float32, or integers."""
+    is_plain = not node.attribute("antialias", 0) and not node.attribute("exclude_outside", 0)
+    dtype = node.value(0).dtype
+    if dtype.kind != "f":
+        return _integers(node, mode, axes, is_plain)
+    x = node.operand(0)
+    kind = node.builder[x].type
+    x = x if kind == _F32 else node.emit(Op.CAST, [x], _F32)
+    if mode == "linear" and is_plain:
+        found = _bilinear(node, x, axes) if _is_bilinear(node, axes) else _linear(node, x, axes)
+    else:
+        found = _with_matrices(node, mode, x, axes)
+    return found if kind == _F32 else node.emit(Op.CAST, [found], kind)
+
+
+def _integers(node: Node, mode: str, axes: list[ResizedAxis], is_plain: bool) -> int:
+    """Return interpolated integers as INT32."""
+    dtype, x = node.value(0).dtype, node.operand(0)
+    if mode == "linear" and is_plain and dtype.name in ("uint8", "int8", "int32"):
+        if dtype.itemsize == 1 and _has_channels_last(axes):
+            return _in_fixed_point(node, _as(node, x, _I32), axes)
+        found = _linear(node, _as(node, x, _F32), axes)
+        return node.emit(Op.CAST, [found], _I32)
+    if not is_plain and dtype == np.uint8 and coordinate_mode(node) != "tf_crop_and_resize":
+        return _antialiased(node, mode, _as(node, x, _I32), axes)
+    raise InvalidArgument(f"mode {mode!r} is not supported for elements of {dtype.name} with these attributes")
+
+
+def _as(node: Node, x: int, kind: OperandType) -> int:
+    """Return integers, quantized ones without regard to their scale, as an operand of a type."""
+    return x if node.builder[x].type == kind else node.emit(Op.CAST, [x], kind)
+
+
+def _is_bilinear(node: Node, axes: list[ResizedAxis]) -> bool:
+    """Return whether RESIZE_BILINEAR computes this: its places are nearly the same."""
     is_image = len(axes) == 4 and all(axis.is_unchanged for axis in axes[:2]) and all(axis.is_whole for axis in axes)
-    return is_image and _coordinate_mode(node) in ("half_pixel", "asymmetric", "align_corners")
+    mode = coordinate_mode(node)
+    if not is_image or mode not in ("half_pixel", "asymmetric", "align_corners"):
+        return False
+    return all(_differs_by(node, mode, axis) <= _PLACE_TOLERANCE for axis in axes[2:])
 
 
-def _bilinear(node: Node, axes: list[_Axis]) -> None:
-    mode = _coordinate_mode(node)
+def _differs_by(node: Node, mode: str, axis: ResizedAxis) -> float:
+    """Return how far at most RESIZE_BILINEAR's places are from ONNX Runtime's."""
+    x, offset = np.arange(axis.size, dtype=np.float32), np.float32(0.5 if mode == "half_pixel" else 0.0)
+    is_aligned = mode == "align_corners" and axis.size > 1
+    pair = (axis.extent - 1, axis.size - 1) if is_aligned else (axis.extent, axis.size)
+    theirs = (x + offset) * (np.float32(pair[0]) / np.float32(pair[1])) - offset
+    ours = linear_taps(node, axis)[2]
+    return float(np.abs(np.clip(theirs, 0, axis.extent - 1) - ours).max())
+
+
+def _bilinear(node: Node, x: int, axes: list[ResizedAxis]) -> int:
+    mode = coordinate_mode(node)
     flags = [node.builder.boolean(flag) for flag in (True, mode == "align_corners", mode == "half_pixel")]
     extents = [node.builder.int32(axes[place].size) for place in (3, 2)]
-    found = node.emit(Op.RESIZE_BILINEAR, [node.operand(0), *extents, *flags])
-    node.result(found, tuple(axis.size for axis in axes))
+    return node.emit(Op.RESIZE_BILINEAR, [x, *extents, *flags])
 
 
-def _with_matrices(node: Node, mode: str, axes: list[_Axis]) -> None:
-    """Multiply by a matrix along each axis; places outside a region become the extrapolation value."""
-    x, outside_value = node.operand(0), node.attribute("extrapolation_value", 0.0)
-    if _coordinate_mode(node) == "align_corners" and not all(axis.is_whole for axis in axes):
-        raise InvalidArgument("align_corners is supported with scales that give whole sizes")
-    for place, axis in enumerate(axes):
-        if axis.is_unchanged:
-            continue
-        node.builder.reserve(4 * axis.size * axis.extent)  # before the matrix exists
-        matrix, bias = _matrix(node, mode, axis), np.zeros(axis.size)
-        if _coordinate_mode(node) == "tf_crop_and_resize":
-            positions = _coordinates(node, axis)
-            is_outside = (positions < 0) | (positions > axis.extent - 1)
-            matrix[is_outside], bias[is_outside] = 0, outside_value
-        x = mapped(node, x, place, matrix, bias)
-    node.result(x, tuple(axis.size for axis in axes))
+def _linear(node: Node, x: int, axes: list[ResizedAxis]) -> int:
+    """Return the sums of the weighted neighbours; the weights are products of those of the axes, the last one first."""
+    resized = _resized(node, axes)
+    taps = {place: linear_taps(node, axes[place]) for place in resized}
 
+    def weight(corner: Sequence[int]) -> Array:
+        parts = [_along(taps[place][1][side], place, len(axes)) for place, side in zip(resized, corner, strict=True)]
+        return reduce(np.multiply, parts[::-1])
 
-def _matrix(node: Node, mode: str, axis: _Axis) -> Array:
-    """Return the weights of each input for each output: those beyond an edge are added to the edge's."""
-    centers = _coordinates(node, axis).astype(np.float64)
-    stretch = min(axis.scale, 1.0) if node.attribute("antialias", 0) else 1.0
-    reach = int(np.ceil(_SUPPORT[mode] / stretch))
-    nearby = np.floor(centers)[:, None] + np.arange(-reach, reach + 2)
-    node.builder.reserve(nearby.nbytes)
-    distances = np.abs(nearby - centers[:, None]) * stretch
-    weights = np.maximum(1 - distances, 0) if mode == "linear" else _cubic(node, distances)
-    if node.attribute("exclude_outside", 0):
-        weights[(nearby < 0) | (nearby >= axis.extent)] = 0
-    weights /= weights.sum(axis=1, keepdims=True)
-    matrix = np.zeros((axis.size, axis.extent))
-    rows = np.broadcast_to(np.arange(axis.size)[:, None], nearby.shape)
-    np.add.at(matrix, (rows, np.clip(nearby, 0, axis.extent - 1).astype(np.int64)), weights)
-    return matrix
-
-
-def _cubic(node: Node, t: Array) -> Array:
-    """Return the cubic convolution kernel of Keys at distances `t`."""
-    a = node.attribute("cubic_coeff_a", -0.75)
-    near = ((a + 2) * t - (a + 3)) * t * t + 1
-    far = ((t - 5) * t + 8) * t * a - 4 * a
-    found: Array = np.where(t <= 1, near, np.where(t < _SUPPORT["cubic"], far, 0.0))
+    found = _sum_of_corners(node, x, {place: taps[place][0] for place in resized}, weight)
+    for place in resized:
+        if not axes[place].is_unchanged:
+            found = _extrapolated(node, found, place, axes[place], places(node, axes[place]))
     return found
+
+
+def _resized(node: Node, axes: list[ResizedAxis]) -> list[int]:
+    """Return the axes with neighbours: for integers all that ONNX Runtime interpolates, whatever their sizes."""
+    changed = [place for place, axis in enumerate(axes) if not axis.is_unchanged]
+    known = {2: (0, 1), 3: (0, 1, 2), 4: (1, 2) if _has_channels_last(axes) else (2, 3), 5: (2, 3, 4)}
+    wanted = known.get(len(axes), ()) if node.value(0).dtype.kind != "f" else ()
+    return list(wanted) if set(changed) <= set(wanted) else changed
+
+
+def _has_channels_last(axes: list[ResizedAxis]) -> bool:
+    return len(axes) == 4 and axes[1].scale != 1 and axes[3].scale == 1
+
+
+def _along(numbers: Array, place: int, rank: int) -> Array:
+    """Return numbers that go along one of `rank` axes."""
+    return numbers.reshape([-1 if at == place else 1 for at in range(rank)])
+
+
+def _sum_of_corners(
+    node: Node, x: int, indices: dict[int, tuple[Array, Array]], weight: Callable[[Sequence[int]], Array]
+) -> int:
+    """Return the sum of weighted elements, each with its lower or upper index along the axes."""
+    none, total = node.builder.int32(0), None
+    for corner in itertools.product((0, 1), repeat=len(indices)):
+        element = x
+        for (place, pair), side in zip(indices.items(), corner, strict=True):
+            element = _gathered(node, element, place, pair[side])
+        node.builder.reserve(4 * math.prod(len(pair[0]) for pair in indices.values()))  # before the weights exist
+        factor = node.add_constant(np.ascontiguousarray(weight(corner)))
+        term = node.emit(Op.MUL, [element, factor, none])
+        total = term if total is None else node.emit(Op.ADD, [total, term, none])
+    assert total is not None, "an axis is resized"
+    return total
+
+
+def _in_fixed_point(node: Node, x: int, axes: list[ResizedAxis]) -> int:
+    """Return 8-bit images whose channels are last, with weights of 10 bits for each axis."""
+    indices, weights = {}, {}
+    for place in (1, 2):
+        (lower, upper), _, found = linear_taps(node, axes[place])
+        steps = (found * np.float32(_STEPS)).astype(np.int32)
+        pair = np.abs(steps - upper * _STEPS), np.abs(steps - lower * _STEPS)
+        weights[place] = [np.where(lower == upper, _STEPS // 2, each).astype(np.int32) for each in pair]
+        indices[place] = lower, upper
+    total = _sum_of_corners(
+        node, x, indices, lambda corner: _along(weights[2][corner[1]], 2, 4) * _along(weights[1][corner[0]], 1, 4)
+    )
+    divided = operation_code(TfliteOperation.TRUNCATED_DIV)
+    found_operand = node.emit(divided, [total, node.filled(_I32, _STEPS * _STEPS)])
+    for place in (1, 2):
+        if not axes[place].is_unchanged:
+            found_operand = _extrapolated(node, found_operand, place, axes[place], places(node, axes[place]))
+    return found_operand
+
+
+def _with_matrices(node: Node, mode: str, x: int, axes: list[ResizedAxis]) -> int:
+    """Multiply by a matrix along each axis; places outside a region become the extrapolation value."""
+    for place, axis in enumerate(axes):
+        if not axis.is_unchanged:
+            node.builder.reserve(4 * axis.size * axis.extent)  # before the matrix exists
+            x = mapped(node, x, place, kernel_matrix(node, mode, axis))
+    for place, axis in enumerate(axes):
+        if not axis.is_unchanged:
+            x = _extrapolated(node, x, place, axis, places(node, axis))
+    return x
+
+
+def _antialiased(node: Node, mode: str, x: int, axes: list[ResizedAxis]) -> int:
+    """Return bytes whose weights are integers of 22 bits: each axis, the last one first, is rounded to bytes."""
+    for place, axis in reversed(list(enumerate(axes))):
+        if not axis.is_unchanged:
+            node.builder.reserve(8 * axis.size * axis.extent)  # before the matrix exists
+            x = _rounded_products(node, x, place, fixed_point_matrix(node, mode, axis, _ANTIALIAS_BITS))
+    return x
+
+
+def _rounded_products(node: Node, x: int, place: int, weights: Array) -> int:
+    """Return sums of products along an axis, shifted and limited to bytes: a product for each weight of a row."""
+    order = np.argsort(weights == 0, axis=1, kind="stable")  # the weights of a row that are not 0 come first
+    count, rank, none = int((weights != 0).sum(axis=1).max()), len(node.shape(x)), node.builder.int32(0)
+    total = node.filled(_I32, 1 << (_ANTIALIAS_BITS - 1))
+    for tap in range(count):
+        indices = order[:, tap]
+        factor = node.add_constant(_along(weights[np.arange(len(weights)), indices], place, rank))
+        term = node.emit(Op.MUL, [_gathered(node, x, place, indices), factor, none])
+        total = node.emit(Op.ADD, [term, total, none])
+    shift = node.filled(_I32, _ANTIALIAS_BITS)
+    found = node.emit(operation_code(TfliteOperation.RIGHT_SHIFT), [total, shift])
+    low, high = (node.filled(_I32, limit) for limit in (0, 255))
+    return node.emit(Op.MINIMUM, [node.emit(Op.MAXIMUM, [found, low]), high])
 
 
 CONVERTERS: dict[str, Callable[[Node], None]] = {"Resize": _resize, "Upsample": _resize}
