@@ -226,6 +226,19 @@ class TfliteOperation(IntEnum):
     HYBRID_UNIDIRECTIONAL_SEQUENCE_RNN = 261
     HYBRID_BIDIRECTIONAL_SEQUENCE_RNN = 262
 
+    # 288 to 319: functions of real numbers that ONNX has
+    TAN = 288
+    ASIN = 289
+    ACOS = 290
+    ATAN = 291
+    SINH = 292
+    COSH = 293
+    ASINH = 294
+    ACOSH = 295
+    ATANH = 296
+    SOFTPLUS = 297
+    MISH = 298
+
 
 def operation_code(operation: TfliteOperation) -> OperationType:
     """Return the code of an operation in this process and in the models of importers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -61,6 +61,10 @@ class GraphRewriting:
         """Return the operation that alone reads an operand, once; None if the operand is an output, too."""
         is_alone = self.reader_count(index) == 1 and index not in self._outputs
         return self._readers[index][0] if is_alone else None
+
+    def is_read_only_by(self, index: int, numbers: Collection[int]) -> bool:
+        """Return whether no operations but those of `numbers` read an operand, and it is no output."""
+        return index not in self._outputs and all(reader in numbers for reader in self._readers.get(index, ()))
 
     def shape(self, index: int) -> tuple[int, ...]:
         """Return the shape of an operand."""

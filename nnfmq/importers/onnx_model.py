@@ -24,6 +24,7 @@ from nnfmq.importers.activation_patterns import fuse_hard_swish
 from nnfmq.importers.file_format import ModelSource
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.graph_rewriting import GraphRewriting
+from nnfmq.importers.half_precision import widen_half_precision
 from nnfmq.importers.loaded_model import LoadedModel
 from nnfmq.importers.onnx_file import OnnxFile, attribute_values, dtype_of, input_shapes, read, tensor_array
 from nnfmq.importers.onnx_folding import fold
@@ -107,6 +108,7 @@ class _Import:
         graph.remove_unread()
         fuse_hard_swish(graph)
         fold_into_weights(graph)
+        widen_half_precision(graph)
         graph.finish()
 
     def _infos(self, protos: Iterable[Any], indexes: Iterable[int]) -> tuple[TensorInfo, ...]:

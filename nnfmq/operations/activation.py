@@ -135,7 +135,8 @@ def elu(input: Array, *, alpha: float) -> Array:
 
 def hard_swish(input: Array) -> Array:
     """Return x·relu6(x + 3) / 6."""
-    return input * np.clip(input + np.float32(3), np.float32(0), np.float32(6)) * np.float32(1 / 6)
+    gate = np.clip(input + np.float32(3), np.float32(0), np.float32(6)) * np.float32(1 / 6)
+    return input * gate  # type: ignore[no-any-return]
 
 
 def _hard_swish_lut(quantized: Array, input: Tensor, output: Tensor) -> Array:

@@ -111,12 +111,12 @@ def reduce_sum(input: Array, axes: Axes) -> Any:
 
 
 def reduce_prod(input: Array, axes: Axes) -> Any:
-    """Return the product of floats; a factor of 0 makes it 0, even if others overflow to infinity."""
-    result = np.multiply.reduce(input, axis=axes, dtype=input.dtype)
-    if np.isnan(result).any():
-        vanishes = np.any(input == 0, axis=axes) | ~np.any(np.isnan(input), axis=axes)
-        result = np.where(np.isnan(result) & vanishes, input.dtype.type(0), result)
-    return result
+    """Return the product of floats, as if no product of some of them overflowed or vanished; 0 · infinity is NaN."""
+    result = np.multiply.reduce(input, axis=axes, dtype=np.float64)
+    if np.isnan(result).any():  # float64 overflows, too, if there are many large factors before a 0
+        vanishes = np.any(input == 0, axis=axes) & np.all(np.isfinite(input), axis=axes)
+        result = np.where(vanishes, 0.0, result)
+    return result.astype(input.dtype)
 
 
 def reduction_plan(kernel: Kernel) -> Plan:

@@ -73,19 +73,32 @@ def test_a_mean_of_quantized_values_is_truncated_as_the_unsigned_one(dtype: str,
 
 @pytest.mark.parametrize(
     ("factors", "expected"),
-    [([2.0, 3.0, -4.0], -24.0), ([0.0, np.inf, 2.0], 0.0), ([1e-30, 1e-30, np.inf], 0.0), ([np.nan, 0.0, 1.0], 0.0)],
+    [
+        ([2.0, 3.0, -4.0], -24.0),
+        ([0.0, np.inf, 2.0], np.nan),
+        ([np.nan, 0.0, 1.0], np.nan),
+        ([np.nan, 1.0, 1.0], np.nan),
+        ([3e38, 3e38, 0.0], 0.0),
+        ([3e38, 3e38, 1e-38], np.inf),
+        ([3e20, 3e20, 1e-20], 9e20),
+        ([1e-30, 1e-30, np.inf], np.inf),
+    ],
 )
 @pytest.mark.parametrize("axis", [0, 1])
-def test_a_product_with_0_is_0_whatever_the_other_factors(factors: list[float], expected: float, axis: int) -> None:
+def test_a_product_is_that_of_real_numbers_and_0_times_infinity_is_nan(
+    factors: list[float], expected: float, axis: int
+) -> None:
     values = np.array([factors, [1.0, 2.0, 3.0]], np.float32)
 
     found = reduced(OperationType.REDUCE_PROD, tensor(values if axis else values.T), [axis])
 
-    assert found.tolist() == [expected, 6.0]
+    np.testing.assert_allclose(found, np.array([expected, 6.0]).astype(np.float32), rtol=1e-6)
 
 
-def test_a_product_without_0_keeps_a_nan() -> None:
-    assert np.isnan(reduced(OperationType.REDUCE_PROD, tensor([np.nan, 1.0]), [0])).tolist() == [True]
+def test_many_large_factors_do_not_turn_a_0_into_nan() -> None:
+    values = np.array([[3e38] * 20 + [0.0]], np.float32)
+
+    assert reduced(OperationType.REDUCE_PROD, tensor(values), [1]).tolist() == [0.0]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ __all__ = ["CONVERTERS", "Converter"]
 Converter: TypeAlias = Callable[[Node], None]
 
 _MODULES = (
+    "activations",
     "attention",
     "blockwise",
     "convolution",

@@ -13,6 +13,7 @@ from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx_operators.onnx_broadcasting import broadcast_to, common_shape
+from nnfmq.importers.onnx_operators.onnx_half import in_float32
 from nnfmq.importers.onnx_values import Node, Value, operand_type_of
 
 __all__ = ["CONVERTERS"]
@@ -63,12 +64,6 @@ def _pow(node: Node) -> None:
 def _comparison(operation: Op, node: Node) -> None:
     a, b = node.value(0), node.value(1)
     node.result(node.emit(operation, [node.operand(a), node.operand(b)], _B8), common_shape(a, b), _BOOL)
-
-
-def _erf(node: Node) -> None:
-    if node.value(0).dtype.kind != "f":
-        raise InvalidArgument("the error function of integers is not supported")
-    _same(node, node.emit(operation_code(TfliteOperation.ERF), [node.operand(0)]))
 
 
 def _not(node: Node) -> None:
@@ -174,18 +169,7 @@ def _ceil(node: Node) -> None:
 
 
 def _round(node: Node) -> None:
-    """Round to the nearest integer, halves to the even one: floor(x), plus 1 if the exact rest demands it."""
-    x = node.operand(0)
-    kind, none = node.builder[x].type, node.builder.int32(0)
-    half, one, two = (node.filled(kind, number) for number in (0.5, 1.0, 2.0))
-    low = node.emit(Op.FLOOR, [x])
-    rest = node.emit(Op.SUB, [x, low, none])
-    pairs = node.emit(Op.FLOOR, [node.emit(Op.MUL, [low, half, none])])
-    parity = node.emit(Op.SUB, [low, node.emit(Op.MUL, [pairs, two, none]), none])
-    is_odd = node.emit(Op.EQUAL, [parity, one], _B8)
-    is_tie = node.emit(Op.LOGICAL_AND, [node.emit(Op.EQUAL, [rest, half], _B8), is_odd], _B8)
-    is_up = node.emit(Op.LOGICAL_OR, [node.emit(Op.GREATER, [rest, half], _B8), is_tie], _B8)
-    _same(node, node.emit(Op.SELECT, [is_up, node.emit(Op.ADD, [low, one, none]), low], kind))
+    _same(node, node.emit(operation_code(TfliteOperation.ROUND), [node.operand(0)]))
 
 
 def _where(node: Node) -> None:
@@ -251,11 +235,10 @@ CONVERTERS: dict[str, Callable[[Node], None]] = {
     "Clip": _clip,
     "Div": _div,
     "Dropout": _dropout,
-    "Elu": _elu,
-    "Erf": _erf,
-    "HardSigmoid": _hard_sigmoid,
+    "Elu": in_float32(_elu),
+    "HardSigmoid": in_float32(_hard_sigmoid),
     "Identity": _identity,
-    "LeakyRelu": _leaky_relu,
+    "LeakyRelu": in_float32(_leaky_relu),
     "Max": partial(_extremum, Op.MAXIMUM),
     "Mean": _mean,
     "Min": partial(_extremum, Op.MINIMUM),

@@ -10,7 +10,9 @@ import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.importers.onnx_operators.onnx_half import in_float32
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of, transposed
+from nnfmq.importers.onnx_operators.onnx_reduction import divisor
 from nnfmq.importers.onnx_values import Node, Value
 
 __all__ = ["CONVERTERS"]
@@ -70,12 +72,12 @@ def _computed_batch_normalization(node: Node, epsilon: float) -> None:
 def _lp_normalization(node: Node) -> None:
     """Convert to the quotient of the elements and their norm along an axis."""
     shape, none, p = node.value(0).shape, node.builder.int32(0), node.attribute("p", 2)
-    axes = node.builder.int32_vector([axis_of(node.attribute("axis", -1), len(shape))])
-    x = node.operand(0)
     if p not in (1, 2):
         raise InvalidArgument(f"p is {p}: it must be 1 or 2")
+    axis = axis_of(node.attribute("axis", -1), len(shape))
+    x = node.emit(Op.DIV, [node.operand(0), divisor(node, node.operand(0), [axis]), none])
     sizes = node.emit(Op.ABS, [x]) if p == 1 else node.emit(Op.MUL, [x, x, none])
-    total = node.emit(Op.REDUCE_SUM, [sizes, axes, node.builder.boolean(True)])
+    total = node.emit(Op.REDUCE_SUM, [sizes, node.builder.int32_vector([axis]), node.builder.boolean(True)])
     norm = total if p == 1 else node.emit(Op.SQRT, [total])
     norm = node.emit(Op.MAXIMUM, [norm, node.filled(node.builder[x].type, _MIN_NORMAL)])  # zeros stay zeros
     node.result(node.emit(Op.DIV, [x, norm, none]), shape)
@@ -104,9 +106,13 @@ def _instance_normalization(node: Node) -> None:
 
 
 def _layer_normalization(node: Node) -> None:
-    shape, none = node.value(0).shape, node.builder.int32(0)
     if node.attribute("stash_type", 1) != 1 and node.value(0).dtype != np.float32:
         raise InvalidArgument("stash_type is not supported")
+    in_float32(_standardized, kept=(1, 2))(node)
+
+
+def _standardized(node: Node) -> None:
+    shape, none = node.value(0).shape, node.builder.int32(0)
     axis = axis_of(node.attribute("axis", -1), len(shape))
     flat = node.reshaped(node.operand(0), (math.prod(shape[:axis]), math.prod(shape[axis:])))
     found, mean, inverse = _normalized(node, flat, [1], node.attribute("epsilon", 1e-5))
@@ -135,11 +141,11 @@ def _lrn(node: Node) -> None:
 
 
 CONVERTERS: dict[str, Callable[[Node], None]] = {
-    "BatchNormalization": _batch_normalization,
-    "InstanceNormalization": _instance_normalization,
-    "LRN": _lrn,
+    "BatchNormalization": in_float32(_batch_normalization),
+    "InstanceNormalization": in_float32(_instance_normalization),
+    "LRN": in_float32(_lrn),
     "LayerNormalization": _layer_normalization,
-    "LpNormalization": _lp_normalization,
+    "LpNormalization": in_float32(_lp_normalization),
     "LogSoftmax": partial(_softmax, Op.LOG_SOFTMAX),
     "Softmax": partial(_softmax, Op.SOFTMAX),
 }

@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import OperandType
@@ -21,96 +20,33 @@ _BOOL = np.dtype(bool)
 _B8, _F32 = OperandType.TENSOR_BOOL8, OperandType.TENSOR_FLOAT32
 
 
-class _Reals:
-    """Arithmetic on operands of one node."""
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.x = node.operand(0)
-        self._kind = node.builder[self.x].type
-        if node.value(0).dtype.kind != "f":
-            raise InvalidArgument(f"elements of {node.value(0).dtype.name} are not supported")
-
-    def number(self, value: float) -> int:
-        return self.node.filled(self._kind, value)
-
-    def binary(self, operation: Op, a: int, b: int) -> int:
-        return self.node.emit(operation, [a, b, self.node.builder.int32(0)])
-
-    def unary(self, operation: Op | TfliteOperation, x: int) -> int:
-        code = operation_code(operation) if isinstance(operation, TfliteOperation) else operation
-        return self.node.emit(code, [x])
-
-    def angle(self, y: int, x: int) -> int:
-        """Return the angle of the point (x, y)."""
-        return self.node.emit(operation_code(TfliteOperation.ATAN2), [y, x])
-
-    def finish(self, found: int) -> None:
-        self.node.result(found, self.node.value(0).shape)
+_FUNCTIONS = {
+    "Acos": TfliteOperation.ACOS, "Acosh": TfliteOperation.ACOSH, "Asin": TfliteOperation.ASIN,
+    "Asinh": TfliteOperation.ASINH, "Atan": TfliteOperation.ATAN, "Atanh": TfliteOperation.ATANH,
+    "Cos": TfliteOperation.COS, "Cosh": TfliteOperation.COSH, "Erf": TfliteOperation.ERF, "Mish": TfliteOperation.MISH,
+    "Sign": TfliteOperation.SIGN, "Sinh": TfliteOperation.SINH, "Softplus": TfliteOperation.SOFTPLUS,
+    "Tan": TfliteOperation.TAN,
+}  # fmt: skip
 
 
-def _cos(node: Node) -> None:
-    reals = _Reals(node)
-    reals.finish(reals.unary(TfliteOperation.COS, reals.x))
-
-
-def _sign(node: Node) -> None:
-    reals = _Reals(node)
-    reals.finish(reals.unary(TfliteOperation.SIGN, reals.x))
-
-
-def _tan(node: Node) -> None:
-    reals = _Reals(node)
-    sine, cosine = reals.unary(Op.SIN, reals.x), reals.unary(TfliteOperation.COS, reals.x)
-    reals.finish(reals.binary(Op.DIV, sine, cosine))
-
-
-def _arc(name: str, node: Node) -> None:
-    """Convert Asin, Acos and Atan to the angle of a point."""
-    reals = _Reals(node)
-    one = reals.number(1.0)
-    if name == "Atan":
-        return reals.finish(reals.angle(reals.x, one))
-    rest = reals.binary(Op.MUL, reals.binary(Op.SUB, one, reals.x), reals.binary(Op.ADD, one, reals.x))
-    other = reals.unary(Op.SQRT, rest)
-    return reals.finish(reals.angle(reals.x, other) if name == "Asin" else reals.angle(other, reals.x))
-
-
-def _hyperbolic(operation: Op, node: Node) -> None:
-    """Convert Sinh and Cosh to (exp(x) ∓ exp(−x)) / 2."""
-    reals = _Reals(node)
-    rising, falling = (reals.unary(Op.EXP, x) for x in (reals.x, reals.unary(Op.NEG, reals.x)))
-    reals.finish(reals.binary(Op.MUL, reals.binary(operation, rising, falling), reals.number(0.5)))
-
-
-def _area(name: str, node: Node) -> None:
-    """Convert Asinh to sign(x) · log(|x| + √(x² + 1)), Acosh to log(x + √(x² − 1)), Atanh to half a logarithm."""
-    reals = _Reals(node)
-    one, x = reals.number(1.0), reals.x
-    if name == "Atanh":
-        ratio = reals.binary(Op.DIV, reals.binary(Op.ADD, one, x), reals.binary(Op.SUB, one, x))
-        return reals.finish(reals.binary(Op.MUL, reals.unary(Op.LOG, ratio), reals.number(0.5)))
-    square = reals.binary(Op.MUL, x, x)
-    root = reals.unary(Op.SQRT, reals.binary(Op.ADD if name == "Asinh" else Op.SUB, square, one))
-    if name == "Acosh":
-        return reals.finish(reals.unary(Op.LOG, reals.binary(Op.ADD, x, root)))
-    size = reals.unary(Op.LOG, reals.binary(Op.ADD, reals.unary(Op.ABS, x), root))
-    return reals.finish(reals.binary(Op.MUL, size, reals.unary(TfliteOperation.SIGN, x)))
+def _function(operation: TfliteOperation, node: Node) -> None:
+    """Convert a function of one real number, which an operation of the extension computes."""
+    node.result(node.emit(operation_code(operation), [node.operand(0)]), node.value(0).shape)
 
 
 def _is_nan(node: Node) -> None:
-    x = _Reals(node).x
+    x = node.operand(0)
     node.result(node.emit(Op.NOT_EQUAL, [x, x], _B8), node.value(0).shape, _BOOL)
 
 
 def _is_inf(node: Node) -> None:
-    reals = _Reals(node)
+    x = node.operand(0)
     signs = {name: node.attribute(f"detect_{name}", 1) for name in ("positive", "negative")}
-    if not any(signs.values()):
-        raise InvalidArgument("neither positive nor negative infinities are to be found")
-    x = reals.unary(Op.ABS, reals.x) if all(signs.values()) else reals.x
-    limit = reals.number(math.inf if signs["positive"] else -math.inf)
-    node.result(node.emit(Op.EQUAL, [x, limit], _B8), node.value(0).shape, _BOOL)
+    if all(signs.values()):
+        x = node.emit(Op.ABS, [x])
+    limit = math.inf if signs["positive"] else -math.inf if signs["negative"] else math.nan  # no number is NaN
+    number = node.filled(node.builder[x].type, limit)
+    node.result(node.emit(Op.EQUAL, [x, number], _B8), node.value(0).shape, _BOOL)
 
 
 def _mod(node: Node) -> None:
@@ -133,14 +69,8 @@ def _mod(node: Node) -> None:
 
 
 CONVERTERS: dict[str, Callable[[Node], None]] = {
-    **{name: partial(_arc, name) for name in ("Acos", "Asin", "Atan")},
-    **{name: partial(_area, name) for name in ("Acosh", "Asinh", "Atanh")},
-    "Cos": _cos,
-    "Cosh": partial(_hyperbolic, Op.ADD),
+    **{name: partial(_function, operation) for name, operation in _FUNCTIONS.items()},
     "IsInf": _is_inf,
     "IsNaN": _is_nan,
     "Mod": _mod,
-    "Sign": _sign,
-    "Sinh": partial(_hyperbolic, Op.SUB),
-    "Tan": _tan,
 }

@@ -9,12 +9,14 @@ import numpy as np
 
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import OperandType
+from nnfmq.importers.onnx_operators.onnx_half import in_float32
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of, reversed_along
 from nnfmq.importers.onnx_values import Node
 
-__all__ = ["CONVERTERS"]
+__all__ = ["CONVERTERS", "divisor"]
 
 _I32 = OperandType.TENSOR_INT32
+_MIN_NORMAL = 2.0**-126
 
 
 def _axes(node: Node) -> list[int]:
@@ -40,6 +42,35 @@ def _finish(node: Node, operand: int, axes: list[int]) -> None:
     node.result(operand, tuple(kept) if keeps else tuple(e for axis, e in enumerate(kept) if axis not in axes))
 
 
+def finite(node: Node, x: int) -> int:
+    """Return floats, the infinite ones replaced by the largest finite number of their sign."""
+    kind = node.builder[x].type
+    largest = float(np.finfo(np.float16 if kind == OperandType.TENSOR_FLOAT16 else np.float32).max)
+    x = node.emit(Op.MAXIMUM, [x, node.filled(kind, -largest)])
+    return node.emit(Op.MINIMUM, [x, node.filled(kind, largest)])
+
+
+def divisor(node: Node, x: int, axes: list[int]) -> int:
+    """Return the greatest absolute value along axes, neither 0 nor infinite.
+
+    Elements divided by it have squares that neither overflow nor vanish.
+    """
+    kind = node.builder[x].type
+    greatest = _reduced(node, Op.REDUCE_MAX, node.emit(Op.ABS, [x]), axes)
+    return finite(node, node.emit(Op.MAXIMUM, [greatest, node.filled(kind, _MIN_NORMAL)]))
+
+
+def _norm(node: Node) -> None:
+    """Convert ReduceL2 to m · √(Σ (x / m)²), m being the greatest absolute value."""
+    x, axes, none = node.operand(0), _axes(node), node.builder.int32(0)
+    if node.value(0).dtype.kind != "f":
+        return _reduce(Op.REDUCE_SUM, "square", "SQRT", node)
+    greatest = divisor(node, x, axes)
+    scaled = node.emit(Op.DIV, [x, greatest, none])
+    total = _reduced(node, Op.REDUCE_SUM, node.emit(Op.MUL, [scaled, scaled, none]), axes)
+    return _finish(node, node.emit(Op.MUL, [node.emit(Op.SQRT, [total]), greatest, none]), axes)
+
+
 def _reduce(operation: Op, before: str, after: str, node: Node) -> None:
     """Convert a reduction of the absolute values or squares; its root or logarithm may follow."""
     x, axes = node.operand(0) if node.value(0).shape else node.reshaped(node.operand(0), (1,)), _axes(node)
@@ -53,9 +84,9 @@ def _reduce(operation: Op, before: str, after: str, node: Node) -> None:
 
 
 def _log_sum_exp(node: Node) -> None:
-    """Convert to max + log(sum(exp(x − max))), which does not overflow."""
+    """Convert to max + log(sum(exp(x − max))), which does not overflow; an infinite maximum becomes a finite one."""
     x, axes, none = node.operand(0), _axes(node), node.builder.int32(0)
-    highest = _reduced(node, Op.REDUCE_MAX, x, axes)
+    highest = finite(node, _reduced(node, Op.REDUCE_MAX, x, axes))
     powers = node.emit(Op.EXP, [node.emit(Op.SUB, [x, highest, none])])
     total = node.emit(Op.LOG, [_reduced(node, Op.REDUCE_SUM, powers, axes)])
     _finish(node, node.emit(Op.ADD, [total, highest, none]), axes)
@@ -77,9 +108,9 @@ CONVERTERS: dict[str, Callable[[Node], None]] = {
     "ArgMax": partial(_arg, Op.ARGMAX),
     "ArgMin": partial(_arg, Op.ARGMIN),
     "ReduceL1": partial(_reduce, Op.REDUCE_SUM, "abs", ""),
-    "ReduceL2": partial(_reduce, Op.REDUCE_SUM, "square", "SQRT"),
+    "ReduceL2": in_float32(_norm),
     "ReduceLogSum": partial(_reduce, Op.REDUCE_SUM, "", "LOG"),
-    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceLogSumExp": in_float32(_log_sum_exp),
     "ReduceMax": partial(_reduce, Op.REDUCE_MAX, "", ""),
     "ReduceMean": partial(_reduce, Op.MEAN, "", ""),
     "ReduceMin": partial(_reduce, Op.REDUCE_MIN, "", ""),

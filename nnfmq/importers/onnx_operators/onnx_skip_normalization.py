@@ -10,6 +10,7 @@ import numpy as np
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.importers.onnx_operators.onnx_composition import Composition
+from nnfmq.importers.onnx_operators.onnx_half import in_float32
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of
 from nnfmq.importers.onnx_values import Node, Value
 
@@ -102,9 +103,9 @@ def _groups(node: Node) -> None:
 
 _MICROSOFT = "com.microsoft."
 CONVERTERS: dict[str, Callable[[Node], None]] = {
-    "SimplifiedLayerNormalization": _simplified,
+    "SimplifiedLayerNormalization": in_float32(_simplified, kept=(1,)),
     f"{_MICROSOFT}EmbedLayerNormalization": embeddings,
-    f"{_MICROSOFT}GroupNorm": _groups,
-    f"{_MICROSOFT}SkipLayerNormalization": partial(_skip, False),
-    f"{_MICROSOFT}SkipSimplifiedLayerNormalization": partial(_skip, True),
+    f"{_MICROSOFT}GroupNorm": in_float32(_groups),
+    f"{_MICROSOFT}SkipLayerNormalization": in_float32(partial(_skip, False)),
+    f"{_MICROSOFT}SkipSimplifiedLayerNormalization": in_float32(partial(_skip, True)),
 }

@@ -186,7 +186,7 @@ def _splat_like(kb: KernelBuilder, like: Value, number: float) -> Value:
 
 def _hard_swish(kb: KernelBuilder, x: Value, _: float) -> Value:
     gate = clamp_float(kb, kb.ir.fadd(x, _splat_like(kb, x, 3)), 0.0, 6.0)
-    return kb.ir.fmul(kb.ir.fmul(x, gate), _splat_like(kb, x, 1 / 6))
+    return kb.ir.fmul(x, kb.ir.fmul(gate, _splat_like(kb, x, 1 / 6)))
 
 
 def _elu(kb: KernelBuilder, x: Value, alpha: float) -> Value:
