@@ -3,12 +3,17 @@
 Without a compiler the package is complete and uses its Python cores, so a failed extension does not fail the
 installation. `nnfmq doctor` reports which core is active, and why. The man pages are generated from the parsers of the
 commands (`tools/man_pages.py`) and installed in share/man/man1.
+
+Every installation from a source tree, not only an editable one, leaves the compiled cores beside their sources as well:
+Python that runs in the tree imports the package from there, and would otherwise use the Python cores. Their file names
+contain the ABI, so those of several Pythons coexist. `nnfmq.core_selection` warns if one is older than its source.
 """
 
 import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 from distutils.command.install_data import install_data  # isort: skip  setuptools provides it
 
@@ -28,6 +33,19 @@ class InstallManPages(install_data):
         pages = man_pages.write(folder, self.distribution.get_version())
         self.data_files = [("share/man/man1", list(map(str, pages)))]
         super().run()
+
+
+class BuildInTree(build_ext):
+    """Builds the extensions, and copies them to the source tree."""
+
+    def run(self) -> None:
+        """Build, and copy what was built; a tree that cannot be written stays as it is."""
+        super().run()
+        if not self.inplace:  # else they are there
+            try:
+                self.copy_extensions_to_source()
+            except OSError as error:
+                print(f"nnfmq: the source tree gets no compiled cores: {error}")
 
 
 def extensions() -> list[Extension]:
@@ -56,5 +74,5 @@ def extension(path: Path) -> Extension:
 setup(
     ext_modules=extensions(),
     data_files=[("share/man/man1", [])],  # not empty, or setuptools would not call `InstallManPages`
-    cmdclass={"install_data": InstallManPages},
+    cmdclass={"build_ext": BuildInTree, "install_data": InstallManPages},
 )

@@ -3,9 +3,11 @@
 The setting `core` ($NNFMQ_CORE) selects for all parts; if it is unset, each part takes its compiled module if that
 was built. The modules that have two implementations describe them by a `CorePair` (`queue.core`, `serialize.codec`).
 
-A source tree has no compiled modules until they are built in place. If it is the current directory, it may hide an
-installed nnfmq that has them. A warning reports that, and a tree in which they could be built: Python in a clone would
-silently use the slow core. Without a C compiler the Python core is what was installed, and there is no warning.
+An installation from a source tree builds the compiled modules in the tree, too (setup.py), so that Python in a clone
+uses them. A warning reports a tree in which they could be built and are not, or which hides an installed nnfmq that has
+them: the slow core would run silently. Without a C compiler the Python core is what was installed, and there is no
+warning. Another warning reports a module in the tree that is older than its sources, which a change of the sources, or
+of the branch, leaves.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -24,7 +27,7 @@ from typing import NamedTuple
 from nnfmq import settings
 
 REMEDY = (
-    "in a source tree run `python setup.py build_ext --inplace`, else reinstall nnfmq with a C compiler and Cython "
+    "run `pip install .` in the source tree, or reinstall nnfmq, with a C compiler and Cython "
     "present; or set NNFMQ_CORE=python to run on plain Python"
 )
 _PACKAGE = Path(__file__).resolve().parent
@@ -66,6 +69,7 @@ class CorePair(NamedTuple):
         if selected.value is not None:
             return selected.value, f"{selected.origin} asks for it"
         if "compiled" in self.available():
+            _warn_if_outdated(self.compiled)
             return "compiled", "it is built, and nothing else was asked for"
         _warn_if_unbuilt()
         return "python", f"the compiled core is not built in {_PACKAGE}"
@@ -79,6 +83,10 @@ def hidden_installations() -> Iterator[Path]:
             yield package
 
 
+def _is_compiled(package: Path) -> bool:
+    return any((package / "queue" / f"_core{suffix}").is_file() for suffix in EXTENSION_SUFFIXES)
+
+
 def _is_buildable() -> bool:
     """Return whether this is a source tree, on a machine with a C compiler."""
     if not (_PACKAGE.parent / "setup.py").is_file():
@@ -89,9 +97,27 @@ def _is_buildable() -> bool:
     return any(which(compiler) for compiler in compilers)
 
 
+def _warn_if_outdated(module: str) -> None:
+    """Warn if a compiled module of a source tree is older than its sources: those that it is built from may differ."""
+    built = importlib.util.find_spec(module)
+    if built is None or built.origin is None or not (_PACKAGE.parent / "setup.py").is_file():
+        return
+    file = Path(built.origin)
+    source = file.with_name(file.name.partition(".")[0] + ".pyx")
+    try:
+        built_ns = file.stat().st_mtime_ns
+        sources = (source, *file.parent.glob("*.h"), *_PACKAGE.glob("*.h"))
+        newer = next((path for path in sources if path.stat().st_mtime_ns > built_ns), None)
+    except OSError:  # no source tree, after all
+        return
+    if newer is not None:
+        text = f"{file} is older than its source {newer.relative_to(_PACKAGE)}: run `pip install .` in the source tree"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
 @functools.cache  # warn once, not once for each part
 def _warn_if_unbuilt() -> None:
-    hidden = next(hidden_installations(), None)
+    hidden = next(filter(_is_compiled, hidden_installations()), None)
     if hidden is not None:
         problem = f"which has no compiled core and hides the nnfmq installed in {hidden}: "
         problem += "start Python in another directory, or"

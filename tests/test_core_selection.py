@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_a_compiled_core_that_is_not_built_is_an_import_error_with_the_remedy(tr
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: the compiled core is not built in") and str(tree) in last
-    assert "build_ext --inplace" in last and "NNFMQ_CORE=python" in last
+    assert "pip install ." in last and "NNFMQ_CORE=python" in last
 
 
 @each_part
@@ -92,12 +93,20 @@ def test_by_default_a_part_that_is_not_built_runs_on_its_python_core_and_reports
     assert done.stdout.startswith("python |") and f"is not built in {tree}/nnfmq" in done.stdout
 
 
+@needs_compiled
 def test_a_source_tree_that_shadows_an_installed_nnfmq_causes_a_warning(tree: Path, tmp_path: Path) -> None:
     installed = copy_package(tmp_path / "site", compiled=True)
     done = run(installed, core=None, cwd=tree)  # `python -c` looks into the current directory first
     assert f"RuntimeWarning: nnfmq is imported from the source tree {tree}/nnfmq" in done.stderr
     assert f"hides the nnfmq installed in {installed}/nnfmq" in done.stderr
     assert done.stdout.startswith("python |")
+
+
+def test_a_source_tree_that_hides_another_one_without_a_compiled_core_causes_no_warning(
+    tree: Path, tmp_path: Path
+) -> None:
+    done = run(copy_package(tmp_path / "site", compiled=False), core=None, cwd=tree)
+    assert (done.stderr, done.stdout[:8]) == ("", "python |")
 
 
 @pytest.mark.parametrize(("compiler", "warns"), [(sys.executable, True), ("/no/such/cc", False)])
@@ -110,6 +119,22 @@ def test_a_source_tree_causes_a_warning_if_its_core_could_be_built(
     done = run(tree, core=None, code=f"{nothing_hidden}\n{QUEUE}")
     assert done.stderr.count("in which the compiled core is not built, and runs on the slow one") == warns
     assert done.stdout.startswith("python |")
+
+
+@needs_compiled
+@pytest.mark.parametrize("changed", ["queue/_core.pyx", "_pause.h", ""])
+def test_a_compiled_core_that_is_older_than_its_source_causes_a_warning(tmp_path: Path, changed: str) -> None:
+    tree = copy_package(tmp_path, compiled=True)
+    (tree / "setup.py").touch()
+    for module in tree.rglob("*.so"):
+        os.utime(module)
+    if changed:
+        later = time.time_ns() + 10**9
+        os.utime(tree / "nnfmq" / changed, ns=(later, later))
+    done = run(tree, core=None)
+    assert done.stdout.startswith("compiled |")
+    assert (f"is older than its source {changed}: run `pip install .`" in done.stderr) == bool(changed)
+    assert bool(done.stderr) == bool(changed)
 
 
 def test_a_python_core_on_request_causes_no_warning(tree: Path, tmp_path: Path) -> None:
@@ -136,6 +161,7 @@ def test_the_active_codec_is_the_one_under_test() -> None:
     assert Path(codec.codec_path).is_file() and codec.codec_reason
 
 
+@needs_compiled
 def test_a_shadowed_installation_causes_one_warning_for_all_parts(tree: Path, tmp_path: Path) -> None:
     installed = copy_package(tmp_path / "site", compiled=True)
     done = run(installed, core=None, cwd=tree, code=f"{QUEUE}\n{CODEC}")

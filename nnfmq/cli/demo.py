@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import compiling, console, microseconds, print_json, progress_bar, table
+from nnfmq.cli.what_ran import what_ran, what_ran_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,11 +49,12 @@ _NEXT = {
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """The predicted class and the latency for each digit, and the time from `connect` to the first result."""
+    """The predicted class and the latency for each digit, the time from `connect` to the first result, and what ran."""
 
     predictions: list[int]
     latencies_ns: list[int]
     first_result_ns: int
+    ran: dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,12 +93,16 @@ def load_digits() -> tuple[Array, Array]:
 def classify(images: Array, name: str, no_color: bool) -> Classification:
     """Classify `images` with the packaged model `name`, over one burst of an embedded driver started for this call."""
     from nnfmq import connect, example_path, load
+    from nnfmq.queue.core import core_name
 
     begin = time.monotonic_ns()
     with ExitStack() as stack:
         client = stack.enter_context(connect(embedded=True))
-        with compiling(no_color) as progress:
+        with compiling(no_color, name) as progress:
+            prepare_begin = time.monotonic_ns()
             model = client.prepare(load(example_path(name)), progress=progress)
+            ran = what_ran(model, time.monotonic_ns() - prepare_begin)
+        ran |= {"core": core_name, "driver_core": client.driver_core}
         stack.enter_context(model)
         burst = model.burst()
         stack.enter_context(burst)
@@ -111,7 +117,7 @@ def classify(images: Array, name: str, no_color: bool) -> Classification:
             (scores,) = burst.execute(image, timeout=_TIMEOUT_S)
             latencies_ns.append(time.monotonic_ns() - begin)
             predictions.append(int(scores.argmax()))
-    return Classification(predictions, latencies_ns, first_result_ns)
+    return Classification(predictions, latencies_ns, first_result_ns, ran)
 
 
 def as_inputs(images: Array, info: TensorInfo) -> Array:
@@ -142,6 +148,7 @@ def _metrics(result: Classification, labels: Array) -> dict[str, Any]:
     return {
         "correct": correct,
         "accuracy": correct / len(labels),
+        "ran": result.ran,
         "first_result_ns": result.first_result_ns,
         "latency_ns": distribution(result.latencies_ns),
     }
@@ -187,14 +194,16 @@ def _grey(value: float) -> str:
 
 def _summarize(screen: Console, report: dict[str, Any]) -> None:
     columns = {"float32": report, "int8": report["quantized"]} if "quantized" in report else {"": report}
-    accuracies, first_results, latencies = [], [], []
+    accuracies, programs, first_results, latencies = [], [], [], []
     for metrics in columns.values():
         times = metrics["latency_ns"]
         accuracies.append(f"{metrics['accuracy']:.1%} ({metrics['correct']} of {report['digits']} digits)")
+        programs.append(what_ran_text(metrics["ran"]))
         first_results.append(f"{metrics['first_result_ns'] / 1e6:,.0f} ms after `connect` was called")
         latencies.append(f"p50 {microseconds(times['p50'])} µs, p99 {microseconds(times['p99'])} µs")
     summary = table("result", *columns)
     summary.add_row("accuracy", *accuracies)
+    summary.add_row("device", *programs)
     summary.add_row("first result", *first_results)
     summary.add_row("burst execution", *latencies)
     screen.print(summary)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import time
 from contextlib import ExitStack
 from functools import partial
 from itertools import zip_longest
@@ -31,6 +32,7 @@ from nnfmq.cli.console import (
     table,
 )
 from nnfmq.cli.model_file import add_model_arguments, load_model
+from nnfmq.cli.what_ran import what_ran, what_ran_text
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -112,13 +114,13 @@ def execute(arguments: argparse.Namespace) -> int:
     normalizations = photo_normalizations(model, arguments.normalize)
     steps = read_steps(arguments.input, model.inputs, normalizations, has_states=bool(model.states))
     labels = None if arguments.labels is None else read_labels(arguments.labels)
-    device, outputs, times = _burst(arguments, model, steps)
+    ran, outputs, times = _burst(arguments, model, steps)
     results = list(zip(outputs, model.outputs, strict=True))
     if arguments.output is not None:
         _save(arguments.output, outputs)
     report = {
         "model": str(arguments.model),
-        "device": device,
+        **ran,
         "outputs": [
             _output(array, info, own_labels if labels is None else labels, arguments.top)
             for (array, info), own_labels in zip_longest(results, _metadata_labels(model)[: len(results)])
@@ -170,12 +172,14 @@ def read_labels(path: Path) -> list[str]:
 
 def _burst(
     arguments: argparse.Namespace, model: Any, steps: Sequence[Sequence[Array]]
-) -> tuple[str, tuple[Array, ...], dict[str, int]]:
-    """Return the device's name, the last outputs, and the p50 of each stage over all executions."""
+) -> tuple[dict[str, Any], tuple[Array, ...], dict[str, int]]:
+    """Return what executed the model, the last outputs, and the p50 of each stage over all executions."""
     with ExitStack() as stack:
         prepare = _prepare_function(arguments, stack)
-        with compiling(arguments.no_color) as progress:
+        begin_ns = time.monotonic_ns()
+        with compiling(arguments.no_color, arguments.model.name) as progress:
             prepared = prepare(model, progress=progress, timeout=arguments.timeout)
+        ran = what_ran(prepared, time.monotonic_ns() - begin_ns)
         stack.enter_context(prepared)
         timeout = _EXECUTION_S if arguments.timeout is None else arguments.timeout
         burst = prepared.burst()
@@ -189,7 +193,7 @@ def _burst(
                 if progress is not None:
                     progress(len(executions), arguments.repeat * len(steps))
     return (
-        prepared.device,
+        ran,
         outputs,
         {name: median_low(getattr(last, f"{name}_ns") for last in executions) for name in _STAGES},
     )
@@ -255,6 +259,7 @@ def _print(console: Console, report: dict[str, Any]) -> None:
     for name, meaning in _STAGES.items():
         split.add_row(name, microseconds(report["p50_ns"][name]), meaning)
     console.print(split)
+    console.print(what_ran_text(report))
     count = report["repeat"]
     once = "One execution. The first one is slower than later ones: use --repeat N to compare times."
     console.print(f"{count} executions." if count > 1 else once)

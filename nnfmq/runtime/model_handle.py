@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument, NnfmqError
+from nnfmq.hal.program_kind import ProgramKind
 from nnfmq.hal.summaries import signature
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.runtime.connection import Connection
@@ -130,6 +131,8 @@ class ModelHandle(Uncopyable):
     to; None = nothing does. `fallback_warning` is a lock that the first execution on the CPU acquires, to log a
     warning. `prepare_again` is what `recover` calls; None = a model whose driver has died remains dead.
 
+    `program` and `compiled_operations` are what the driver says of the program that it prepared.
+
     `model_id` is None until the driver has replied to the prepare call, which is followed by `on_prepared`.
     """
 
@@ -152,6 +155,8 @@ class ModelHandle(Uncopyable):
         self.outputs = (*outputs, *tensors)
         self.device = device
         self.extensions = extensions
+        self.program = ProgramKind.OTHER
+        self.compiled_operations = 0
         self.observed: ObservedModel | None = None
         self.fallback: ModelFallback | None = None
         self.fallback_warning = threading.Lock()
@@ -163,6 +168,9 @@ class ModelHandle(Uncopyable):
     def on_prepared(self, reply: messages.PreparedModelReady) -> None:
         """Store the id that the driver returned."""
         if reply.status is ErrorStatus.NONE:
+            known = reply.program in ProgramKind.__members__.values()  # a driver is not trusted
+            self.program = ProgramKind(reply.program) if known else ProgramKind.OTHER
+            self.compiled_operations = reply.compiled
             self.location = replace(self.location, model_id=reply.model_id)
 
     @property

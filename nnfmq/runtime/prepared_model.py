@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from numpy.typing import ArrayLike
 
 from nnfmq.deadlines import deadline_after
+from nnfmq.hal.program_kind import ProgramKind
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import ExecutionConfig, Model, Request
@@ -65,6 +66,16 @@ class PreparedModel(CompiledModel):
     def model_id(self) -> int:
         """The model's id in the driver. Raises InvalidArgument once closed."""
         return self.handle.model_id
+
+    @property
+    def program(self) -> ProgramKind:
+        """What executes the model: machine code, from a cache or compiled for this preparation, or the interpreter."""
+        return self.handle.program
+
+    @property
+    def compiled_operations(self) -> int:
+        """How many operations of the model's main subgraph machine code executes."""
+        return self.handle.compiled_operations
 
     @property
     def plan(self) -> ExecutionPlan | None:

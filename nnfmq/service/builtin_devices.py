@@ -14,6 +14,7 @@ from nnfmq.engines import interpreter
 from nnfmq.engines.execution import PreparedProgram
 from nnfmq.hal.capabilities import Capabilities, NumberOfCacheFiles
 from nnfmq.hal.extension_codes import is_extension
+from nnfmq.hal.program_kind import ProgramKind
 from nnfmq.hal.types import Model, Operation, OperationType, Subgraph
 from nnfmq.operations.extensions import INSTALLED, VendorExtension
 from nnfmq.service import compile_jobs
@@ -31,6 +32,8 @@ _log = logging.getLogger("nnfmq.devices")
 
 class InterpreterDevice(DeviceBase):
     """The reference interpreter, limited to the operations and types of its configuration entry."""
+
+    compiled_kind = restored_kind = ProgramKind.INTERPRETER
 
     def __init__(self, entry: DeviceEntry) -> None:
         super().__init__()
@@ -89,6 +92,8 @@ class CompiledDevice(InterpreterDevice):
 
     It requires llvmlite (the extra `compiled`).
     """
+
+    compiled_kind, restored_kind = ProgramKind.COMPILED, ProgramKind.CACHED
 
     @property
     def unavailable_reason(self) -> str:

@@ -19,6 +19,7 @@ from nnfmq.engines.execution import PreparedProgram, TieredProgram
 from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, NumberOfCacheFiles, uniform_capabilities
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, MissedDeadlinePersistent
 from nnfmq.hal.feature_levels import FeatureLevel
+from nnfmq.hal.program_kind import ProgramKind
 from nnfmq.hal.summaries import listed
 from nnfmq.hal.types import (
     DeviceStatus,
@@ -62,6 +63,8 @@ class DeviceBase:
     type: DeviceType = DeviceType.CPU
     feature_level: int = FEATURE_LEVEL
     uses_cores: bool = True
+    compiled_kind: ProgramKind = ProgramKind.OTHER  # of what `compile` returns
+    restored_kind: ProgramKind = ProgramKind.OTHER  # of what `load_cached` and `restore` return
 
     def __init__(self) -> None:
         # The status as an administrator set it. `DeviceRegistry.share_status` replaces this private word by one that
@@ -252,23 +255,24 @@ class DeviceBase:
             ResourceExhaustedTransient: If there is not enough memory.
         """
         with errors_to_status("preparing the model"):
-            program = self._program(model, not caches and preference == ExecutionPreference.FAST_SINGLE_ANSWER)
+            prefer_fast = not caches and preference == ExecutionPreference.FAST_SINGLE_ANSWER
+            program, kind = self._program(model, prefer_fast)
         if caches:
             save_files(caches, self.number_of_cache_files, self.identity, lambda: self.save(model, program))
-        return DriverPreparedModel(model, program, status_byte=self.status_byte)
+        return DriverPreparedModel(model, program, kind, status_byte=self.status_byte)
 
-    def _program(self, model: Model, prefer_fast: bool) -> PreparedProgram:
+    def _program(self, model: Model, prefer_fast: bool) -> tuple[PreparedProgram, ProgramKind]:
         supported = self._supported(model)
         if not all(supported):
             raise GeneralFailure(f"device {self.name!r} does not support {_unsupported(model, supported)}")
         # Only now: a program in the cache may be that of a configuration which supported more operations.
         cached = self.load_cached(model)
         if cached is not None:
-            return cached
+            return cached, self.restored_kind
         baseline = self.compile_baseline(model) if prefer_fast else None
         if baseline is None:
-            return self.compile(model)
-        return TieredProgram(baseline, partial(self.compile, model))
+            return self.compile(model), self.compiled_kind
+        return TieredProgram(baseline, partial(self.compile, model)), ProgramKind.BASELINE
 
     def load_caches(self, caches: CacheFiles, deadline_ns: int | None, limit_bytes: int) -> tuple[CacheContents, int]:
         """Validate the arguments of prepareModelFromCache and read the files. Blocks.
@@ -293,7 +297,7 @@ class DeviceBase:
             model, program = self.restore(contents)
             if not all(self._supported(model)):
                 raise GeneralFailure(f"device {self.name!r} no longer supports the model that it saved")
-        return DriverPreparedModel(model, program, status_byte=self.status_byte)
+        return DriverPreparedModel(model, program, self.restored_kind, status_byte=self.status_byte)
 
 
 def _unsupported(model: Model, supported: Sequence[bool]) -> str:

@@ -29,6 +29,7 @@ from nnfmq.hal.errors import (
     OutputInsufficientSize,
     status_for_error,
 )
+from nnfmq.hal.program_kind import ProgramKind
 from nnfmq.hal.timing import NO_TIMING, Timing, from_limit_field
 from nnfmq.hal.types import ExecutionConfig, MeasureTiming, Model, OutputShape, Priority, Request
 from nnfmq.observe.recorder_core import ModelRecorder
@@ -279,6 +280,7 @@ class DriverPreparedModel(Struct, frozen=True):
     Attributes:
         model: The model. `without_constants` removes what only its preparation needs.
         program: What the engine prepared.
+        kind: What kind of program that is; a BASELINE is replaced later.
         charge: The cost of the model, which the client is charged until the last burst or execution has dropped it.
         status_byte: The status of its device. While that is BUSY or OFFLINE, every execution fails with
             DEVICE_UNAVAILABLE (DEV-14).
@@ -296,6 +298,7 @@ class DriverPreparedModel(Struct, frozen=True):
 
     model: Model
     program: PreparedProgram
+    kind: ProgramKind = ProgramKind.OTHER
     charge: QuotaCharge | None = None
     status_byte: memoryview = ALWAYS_AVAILABLE
     takes_unspecified: bool = True
@@ -308,6 +311,11 @@ class DriverPreparedModel(Struct, frozen=True):
     times: RunTimes = field(default_factory=RunTimes)
     wakes_next: bool = True
     recorder: ModelRecorder = UNPUBLISHED
+
+    @property
+    def compiled_operations(self) -> int:
+        """The number of operations of the main subgraph that machine code executes."""
+        return len(getattr(self.program, "compiled_ops", ()))
 
     def without_constants(self) -> DriverPreparedModel:
         """Return this prepared model without the values of the constants: `program` has those that it needs."""

@@ -20,6 +20,7 @@ from nnfmq.hal.capabilities import (
     with_performance,
 )
 from nnfmq.hal.errors import DeviceUnavailable
+from nnfmq.hal.program_kind import ProgramKind
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.types import DeviceStatus, OperandType
 
@@ -78,6 +79,8 @@ class FakePreparedModel(Managed):
 
     fake: Fake
     device: str
+    program: ProgramKind = ProgramKind.CACHED
+    compiled_operations: int = 3
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -102,6 +105,7 @@ class Fake(Managed):
     made: list[tuple[str, DeviceStatus, bool]] = field(default_factory=list)
     requested: DeviceInfo | None = None
     unavailable: str = "busy"
+    driver_core: str = "compiled"
     metadata: None = None
     states: tuple[StateInfo, ...] = ()
 

@@ -70,10 +70,14 @@ def test_a_short_compilation_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> No
     assert on_a_terminal(monkeypatch, compile_all) == "."
 
 
-def test_no_progress_is_requested_if_the_output_is_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with compiling(no_color=True) as progress:
-        assert progress is None
+@pytest.mark.parametrize(("delay_s", "count"), [(60.0, 0), (0.0, 1)])
+def test_in_a_file_a_long_compilation_is_mentioned_once(
+    monkeypatch: pytest.MonkeyPatch, delay_s: float, count: int
+) -> None:
+    monkeypatch.setattr("nnfmq.cli.console._MENTION_DELAY_S", delay_s)
+    monkeypatch.setattr(sys, "stderr", file := io.StringIO())
+    compile_all()
+    assert file.getvalue() == "nnfmq: compiling the model for this machine, once ...\n" * count
 
 
 @pytest.mark.parametrize(

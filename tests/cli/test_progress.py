@@ -35,7 +35,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> Reports:
     for module in (demo, doctor, profile, queue_bench, run):
         monkeypatch.setattr(module, "progress_bar", record)
     for module in (demo, profile, run):
-        monkeypatch.setattr(module, "compiling", lambda no_color: record("compiling", no_color))
+        monkeypatch.setattr(module, "compiling", lambda no_color, _model="": record("compiling", no_color))
     return seen
 
 

@@ -124,7 +124,10 @@ SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
         3,
     ),
     (DRIVER, FAILED, messages.Reply(7, INVALID, "operand 3: no"), 0),
-    (DRIVER, {**FAILED, "model_id": 0}, messages.PreparedModelReady(7, INVALID, "operand 3: no", 0), 0),
+    (
+        DRIVER, {**FAILED, "model_id": 9, "program": 3, "compiled": 31},
+        messages.PreparedModelReady(7, INVALID, "operand 3: no", 9, 3, 31), 0,
+    ),
     (DRIVER, {"call": 3, "done": 5, "total": 22}, messages.PreparationProgress(3, 5, 22), 0),
     (CLIENT, {"call": 4, "model_id": 5}, messages.ReleaseModel(4, 5), 0),
     (
@@ -390,6 +393,8 @@ MAY_BE_ABSENT = {
     ("PrepareModel", "name"),
     ("PrepareModel", "version"),
     ("PrepareModelFromCache", "name"),
+    ("PreparedModelReady", "program"),
+    ("PreparedModelReady", "compiled"),
     ("SupportedOperations", "status"),
     ("SupportedOperations", "message"),
     ("Executed", "shapes"),

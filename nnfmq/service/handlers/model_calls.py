@@ -143,7 +143,9 @@ def _prepare_and_call_back(
         return
     vlog("compilation", "device %s has prepared model %r with id %d", message.device, message.name, model_id)
     context.trim_soon()  # the messages and the constants are dropped when this call has returned
-    context.send(PreparedModelReady(message.call, ErrorStatus.NONE, "", context.models.insert(prepared, model_id)))
+    context.models.insert(prepared, model_id)
+    kind, compiled = prepared.kind, prepared.compiled_operations
+    context.send(PreparedModelReady(message.call, ErrorStatus.NONE, "", model_id, kind, compiled))
     if isinstance(prepared.program, TieredProgram):
         context.tier_up(prepared.program, prepared.priority)
 
