@@ -21,7 +21,11 @@ __all__ = [
     "PREFIX",
     "SIXTEEN_BIT",
     "TENSOR_COMPLEX64",
+    "TENSOR_FLOAT64",
     "TENSOR_INT64",
+    "TENSOR_UINT32",
+    "TENSOR_UINT64",
+    "WIDE_TYPES",
     "TfliteOperation",
     "operation_code",
 ]
@@ -239,6 +243,30 @@ class TfliteOperation(IntEnum):
     SOFTPLUS = 297
     MISH = 298
 
+    # 320 to 351: more operations of the HAL, for elements of 64 bits and UINT32
+    MAXIMUM = 320
+    MINIMUM = 321
+    EQUAL = 322
+    NOT_EQUAL = 323
+    LESS = 324
+    LESS_EQUAL = 325
+    GREATER = 326
+    GREATER_EQUAL = 327
+    ABS = 328
+    NEG = 329
+    EXP = 330
+    LOG = 331
+    SQRT = 332
+    RSQRT = 333
+    SIN = 334
+    FLOOR = 335
+    LOGISTIC = 336
+    TANH = 337
+    ARGMAX = 338
+    ARGMIN = 339
+    BATCH_MATMUL = 340
+    PRELU = 341
+
 
 def operation_code(operation: TfliteOperation) -> OperationType:
     """Return the code of an operation in this process and in the models of importers."""
@@ -255,9 +283,20 @@ SIXTEEN_BIT = {
 TENSOR_COMPLEX64 = named_code(OperandType, extension_code(PREFIX, 0), "TENSOR_COMPLEX64")
 
 TENSOR_INT64 = named_code(OperandType, extension_code(PREFIX, 1), "TENSOR_INT64")
-"""Biases of 16-bit products; all other integers of 64 bits in files become INT32."""
+TENSOR_FLOAT64 = named_code(OperandType, extension_code(PREFIX, 2), "TENSOR_FLOAT64")
+TENSOR_UINT32 = named_code(OperandType, extension_code(PREFIX, 3), "TENSOR_UINT32")
+TENSOR_UINT64 = named_code(OperandType, extension_code(PREFIX, 4), "TENSOR_UINT64")
 
-DTYPES: dict[OperandType, str] = {TENSOR_COMPLEX64: "complex64", TENSOR_INT64: "int64"}
+WIDE_TYPES = (TENSOR_INT64, TENSOR_FLOAT64, TENSOR_UINT32, TENSOR_UINT64)
+"""The types of numbers that no type of the HAL has all of."""
+
+DTYPES: dict[OperandType, str] = {
+    TENSOR_COMPLEX64: "complex64",
+    TENSOR_INT64: "int64",
+    TENSOR_FLOAT64: "float64",
+    TENSOR_UINT32: "uint32",
+    TENSOR_UINT64: "uint64",
+}
 """NumPy's name of the element type of each operand type."""
 
 ELEMENTS = {operand_type: ElementInfo(dtype, is_scalar=False) for operand_type, dtype in DTYPES.items()}

@@ -1,5 +1,8 @@
 """Operations of the HAL that the extension `nnfmq.tflite` offers for more operand types and for ranks above 4.
 
+Those on elements of 64 bits and UINT32 (`tflite_codes.WIDE_TYPES`) are all operations that the extension has by the
+same name.
+
 An importer emits operations of the HAL, and `widened` replaces those whose operands the HAL does not accept. 16-bit
 tensors have operations of their own (`tflite_codes.SIXTEEN_BIT`).
 """
@@ -11,7 +14,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from nnfmq.hal.operation_type import OperationType
-from nnfmq.hal.tflite_codes import TENSOR_COMPLEX64, TfliteOperation, operation_code
+from nnfmq.hal.tflite_codes import TENSOR_COMPLEX64, WIDE_TYPES, TfliteOperation, operation_code
 from nnfmq.hal.types import Operand, OperandType
 
 __all__ = ["WIDER_OPERATIONS", "WiderOperation", "widened"]
@@ -72,6 +75,8 @@ WIDER_OPERATIONS: dict[OperationType, WiderOperation] = {
 
 def widened(operation_type: OperationType, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> OperationType:
     """Return the extension's operation of the same name if the HAL's does not accept the operands."""
+    if any(operand.type in WIDE_TYPES for operand in (*inputs, *outputs)):
+        return _OF_THE_EXTENSION.get(operation_type, operation_type)
     wider = WIDER_OPERATIONS.get(operation_type)
     if wider is None:
         return operation_type
@@ -88,4 +93,9 @@ def widened(operation_type: OperationType, inputs: Sequence[Operand], outputs: S
     return operation_code(TfliteOperation[operation_type.name]) if unusual or too_high else operation_type
 
 
+_OF_THE_EXTENSION = {
+    OperationType[operation.name]: operation_code(operation)
+    for operation in TfliteOperation
+    if operation.name in OperationType.__members__ and operation is not TfliteOperation.TOPK_V2  # TFLite's definition
+}
 _BINARY = (OperationType.ADD, OperationType.SUB, OperationType.MUL, OperationType.DIV)

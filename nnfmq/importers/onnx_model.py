@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
-from nnfmq.hal.tensor_info import TensorInfo, dtype_name
+from nnfmq.hal.tensor_info import TensorInfo, operand_info
+from nnfmq.hal.tflite_codes import ELEMENTS, TENSOR_INT64
 from nnfmq.hal.types import DataLocation, LifeTime, Operand, OperandType
 from nnfmq.importers.activation_patterns import fuse_hard_swish
 from nnfmq.importers.file_format import ModelSource
@@ -29,6 +30,7 @@ from nnfmq.importers.loaded_model import LoadedModel
 from nnfmq.importers.onnx_file import OnnxFile, attribute_values, dtype_of, input_shapes, read, tensor_array
 from nnfmq.importers.onnx_folding import fold
 from nnfmq.importers.onnx_functions import body, called
+from nnfmq.importers.onnx_index_inputs import index_inputs
 from nnfmq.importers.onnx_loops import Iterations, iterations_of, trip_count, unrolled
 from nnfmq.importers.onnx_operators import CONVERTERS
 from nnfmq.importers.onnx_values import Node, Value, operand_type_of
@@ -83,13 +85,16 @@ class _Import:
         self._functions = {(each.domain, each.name): each for each in file.proto.functions}
         self._calls: list[str] = []  # of functions, those that have ended included
         self._depth = 0
+        self._in_subgraph = False
         self._unrolled_nodes = self._evaluated_nodes = 0
 
     def run(self) -> LoadedModel:
         """Return the model. Raises UnsupportedModel with all problems."""
         self._values.update({name: Value.of(array) for name, array in self._file.constants.items()})
-        inputs = [self._input(info) for info in self._file.inputs]
-        for index, proto in _live_nodes(self._file.graph.node, (info.name for info in self._file.graph.output)):
+        nodes = _live_nodes(self._file.graph.node, (info.name for info in self._file.graph.output))
+        indices = index_inputs(proto for _, proto in nodes)
+        inputs = [self._input(info, info.name in indices) for info in self._file.inputs]
+        for index, proto in nodes:
             self._convert(index, proto)
         self._problems.raise_if_any()
         outputs = [self._output(info.name) for info in self._file.graph.output]
@@ -116,16 +121,16 @@ class _Import:
         return tuple(self._info(proto.name, index) for proto, index in zip(protos, indexes, strict=True))
 
     def _info(self, name: str, index: int) -> TensorInfo:
-        operand = self._builder[index]
-        return TensorInfo(name, operand.dimensions, dtype_name(operand.type))
+        return operand_info(self._builder[index], name, ELEMENTS)
 
-    def _input(self, info: Any) -> int:
+    def _input(self, info: Any, is_index: bool) -> int:
         dtype, kind = None, OperandType.TENSOR_FLOAT32
         with self._problems.collect():
             if info.type.WhichOneof("value") != "tensor_type":
                 raise InvalidArgument(f"input {info.name!r} is no tensor")
             dtype = dtype_of(info.type.tensor_type.elem_type)
             kind = operand_type_of(dtype)
+            kind = OperandType.TENSOR_INT32 if is_index and kind == TENSOR_INT64 else kind
         shape = self._shapes[info.name]
         index = self._builder.operand(Operand(kind, shape or (1,), lifetime=LifeTime.SUBGRAPH_INPUT))
         self._values[info.name] = None if dtype is None else Value(shape, dtype, index)
@@ -215,13 +220,14 @@ class _Import:
         """Let the block build another subgraph; of the values around it, only constants exist in it."""
         if self._depth == _MAX_BRANCH_DEPTH:
             raise InvalidArgument(f"it is nested more than {_MAX_BRANCH_DEPTH} deep")
-        outer_values, outer = self._values, self._builder
+        outer_values, outer, was_in_subgraph = self._values, self._builder, self._in_subgraph
         self._values, self._builder = {name: _constant_of(value) for name, value in known.items()}, outer.child()
-        self._depth += 1
+        self._depth, self._in_subgraph = self._depth + 1, True
         try:
             yield
         finally:
-            self._values, self._builder, self._depth = outer_values, outer, self._depth - 1
+            self._values, self._builder, self._in_subgraph = outer_values, outer, was_in_subgraph
+            self._depth -= 1
 
     def _converted(self, index: int, graph: Any) -> list[Value] | None:
         """Convert the nodes of a graph in the present scope; return its results, None if there is a problem."""
@@ -394,12 +400,16 @@ class _Import:
         return ", ".join("?" if value is None else value.dtype.name for value in values) or "nothing"
 
     def _output(self, name: str) -> int:
-        """Return the operand of an output: a copy if it is an input, a constant, or another output, too."""
+        """Return the operand of an output: a copy if it is an input, a constant, or another output, too.
+
+        In other subgraphs than the main one it has the type of all tensors of its elements.
+        """
         value = self._values.get(name)
         if value is None:
             self._problems.add(f"output {name[:80]!r} is the result of no node")
             return 0
-        node = Node(name, "Identity", self._file.opset, self._builder, [value], [name])
+        operator = "If" if self._in_subgraph else "Identity"
+        node = Node(name, operator, self._file.opset, self._builder, [value], [name])
         try:
             operand = node.operand(0)
             if self._builder[operand].lifetime != LifeTime.TEMPORARY_VARIABLE:

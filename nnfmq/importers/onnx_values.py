@@ -1,14 +1,16 @@
 """Values of an ONNX graph and the conversion of one node: what the modules of `onnx_operators` work with.
 
 A Value is a constant, or the result of HAL operations. Every shape is known. A tensor of rank 0 has an operand of
-shape (1,): the HAL has no tensors of rank 0. All integers become INT32, float64 FLOAT32; a constant that does not fit
-is rejected. Results of narrower integers are wrapped, those of narrower floats rounded, to what their type has.
+shape (1,): the HAL has no tensors of rank 0. Integers of less than 32 bits become INT32, floats of 8 and bfloat16
+FLOAT32: results are wrapped, or rounded, to what their type has. int64, uint32, uint64 and float64 have types of the
+extension. Elements of int64 that certainly fit 32 bits may be INT32 instead, which devices compute faster: those of an
+input that are indices, and what operators in `_UNCHANGED` and `_INSIDE` make of such elements.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +21,15 @@ from msgspec.structs import replace
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.summaries import tensor_text
-from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
+from nnfmq.hal.tflite_codes import (
+    TENSOR_FLOAT64,
+    TENSOR_INT64,
+    TENSOR_UINT32,
+    TENSOR_UINT64,
+    WIDE_TYPES,
+    TfliteOperation,
+    operation_code,
+)
 from nnfmq.hal.types import LifeTime, Operand, OperandType
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.onnx_narrow_types import FLOAT_FORMATS, integer_limits
@@ -31,25 +41,44 @@ Shape: TypeAlias = tuple[int, ...]
 _OPERAND_TYPES = {
     "float32": OperandType.TENSOR_FLOAT32,
     "float16": OperandType.TENSOR_FLOAT16,
-    "float64": OperandType.TENSOR_FLOAT32,
+    "float64": TENSOR_FLOAT64,
     "int32": OperandType.TENSOR_INT32,
-    "int64": OperandType.TENSOR_INT32,
+    "int64": TENSOR_INT64,
+    "uint32": TENSOR_UINT32,
+    "uint64": TENSOR_UINT64,
     "bool": OperandType.TENSOR_BOOL8,
-    **dict.fromkeys(("int8", "int16", "uint8", "uint16", "uint32", "uint64"), OperandType.TENSOR_INT32),
+    **dict.fromkeys(("int8", "int16", "uint8", "uint16"), OperandType.TENSOR_INT32),
     **dict.fromkeys(("int2", "int4", "uint2", "uint4"), OperandType.TENSOR_INT32),
     **dict.fromkeys(FLOAT_FORMATS, OperandType.TENSOR_FLOAT32),
 }
-_WIDE = ("float64", "int64", "uint32", "uint64")
+_INT64 = np.dtype(np.int64)
+_LIMITS_32 = np.iinfo(np.int32)
 _UNCHANGED = frozenset(
     ("Concat", "Expand", "Flatten", "Gather", "Identity", "Max", "Min", "Reshape", "Slice", "Split", "Squeeze",
      "Transpose", "Unsqueeze", "Where")
 )  # fmt: skip
 """Operators whose results are elements of their inputs: they need no wrapping to the bits of a type."""
+_INSIDE = {
+    **dict.fromkeys(
+        ("ArgMax", "ArgMin", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "Clip", "Concat", "Equal",
+         "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod", "ReduceMax", "ReduceMin", "Sign",
+         "TopK", "Where")
+    ),
+    **dict.fromkeys(
+        ("CastLike", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Pad", "Reshape",
+         "ReverseSequence", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"), (0,)
+    ),
+}  # fmt: skip
+"""Operators whose results fit 32 bits if certain inputs do, by default all: the positions of these inputs."""
 _STORED = {
     OperandType.TENSOR_BOOL8: np.uint8,
     OperandType.TENSOR_FLOAT32: np.float32,
     OperandType.TENSOR_FLOAT16: np.float16,
     OperandType.TENSOR_INT32: np.int32,
+    TENSOR_INT64: np.int64,
+    TENSOR_FLOAT64: np.float64,
+    TENSOR_UINT32: np.uint32,
+    TENSOR_UINT64: np.uint64,
 }
 
 
@@ -64,7 +93,8 @@ def operand_type_of(dtype: np.dtype[Any]) -> OperandType:
 class Value(Struct):
     """A tensor: `array` if it is a constant, else `operand`; a constant gets an operand when it is first needed.
 
-    `node` computed it, and `quantized` are the integers of dequantized floats, as far as they are known.
+    `node` computed it, and `quantized` are the integers of dequantized floats, as far as they are known. `forms` are
+    the operands of int64 elements as INT32 and as TENSOR_INT64.
     """
 
     shape: Shape
@@ -73,6 +103,7 @@ class Value(Struct):
     array: Array | None = None
     node: Node | None = None
     quantized: QuantizedForm | None = None
+    forms: dict[OperandType, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Value: {tensor_text(self.dtype.name, self.shape)}>"  # without the node, which refers to its values
@@ -111,9 +142,13 @@ class Node(Struct):
     attributes_read: set[str] = field(default_factory=set)
 
     def attribute(self, name: str, default: Any) -> Any:
-        """Return an attribute. Raises InvalidArgument if it has another type than `default`."""
+        """Return an attribute; a float has the precision of float32.
+
+        Raises:
+            InvalidArgument: If it has another type than `default`.
+        """
         self.attributes_read.add(name)
-        value = self.attributes.get(name, default)
+        value = self.attributes.get(name, float(np.float32(default)) if isinstance(default, float) else default)
         kind = (int, float) if isinstance(default, float) else type(default)
         if default is not None and not isinstance(value, kind):
             raise InvalidArgument(f"attribute {name} is {value!r}: it must be of type {type(default).__name__}")
@@ -155,18 +190,64 @@ class Node(Struct):
     def operand(self, value: Value | int) -> int:
         """Return the operand of an input, given its position or its value."""
         value = self.value(value) if isinstance(value, int) else value
+        if value.dtype == _INT64:
+            return self._form(value, OperandType.TENSOR_INT32 if self._is_inside() else TENSOR_INT64)
         if value.operand is None:
             assert value.array is not None
             value.operand = self.add_constant(value.array)
         return value.operand
 
+    def index_operand(self, value: Value | int) -> int:
+        """Return the INT32 operand of an input whose elements are indices or sizes; others stay beyond any extent."""
+        value = self.value(value) if isinstance(value, int) else value
+        if value.dtype == _INT64:
+            return self._form(value, OperandType.TENSOR_INT32)
+        found = self.operand(value)
+        return self._saturated(found) if self.builder[found].type in (TENSOR_UINT32, TENSOR_UINT64) else found
+
+    def _is_inside(self) -> bool:
+        """Return whether all results of elements of int64 are known to fit 32 bits."""
+        if self.operator not in _INSIDE:
+            return False
+        positions: Iterable[int] = _INSIDE[self.operator] or range(len(self.inputs))
+        values = (self.inputs[position] for position in positions)
+        return all(self._fits(value) for value in values if value is not None and value.dtype == _INT64)
+
+    def _fits(self, value: Value) -> bool:
+        if value.array is not None:
+            low, high = value.array.min(initial=0), value.array.max(initial=0)
+            return bool(_LIMITS_32.min <= low and high <= _LIMITS_32.max)
+        return value.operand is not None and self.builder[value.operand].type == OperandType.TENSOR_INT32
+
+    def _form(self, value: Value, kind: OperandType) -> int:
+        """Return elements of int64 as an operand of a type; INT32 saturates."""
+        if kind not in value.forms:
+            value.forms[kind] = self._converted(value, kind)
+        return value.forms[kind]
+
+    def _converted(self, value: Value, kind: OperandType) -> int:
+        if value.array is not None:
+            array = value.array
+            return self.add_constant(array if kind == TENSOR_INT64 else _saturated(array))
+        assert value.operand is not None
+        if self.builder[value.operand].type == kind:
+            return value.operand
+        if kind == OperandType.TENSOR_INT32:
+            return self._saturated(value.operand)
+        return self.emit(OperationType.CAST, [value.operand], kind)
+
+    def _saturated(self, operand: int) -> int:
+        """Return integers as INT32; those beyond it become its limits."""
+        kind = self.builder[operand].type
+        if kind == TENSOR_INT64:
+            operand = self.emit(OperationType.MAXIMUM, [operand, self.filled(kind, _LIMITS_32.min)])
+        operand = self.emit(OperationType.MINIMUM, [operand, self.filled(kind, _LIMITS_32.max)])
+        return self.emit(OperationType.CAST, [operand], OperandType.TENSOR_INT32)
+
     def add_constant(self, array: Array) -> int:
-        """Add a constant tensor. Raises InvalidArgument if the HAL has no such type, or a value does not fit it."""
+        """Add a constant tensor. Raises InvalidArgument if the HAL and the extension have no such type."""
         kind = operand_type_of(array.dtype)
-        with np.errstate(over="ignore"):
-            stored = np.ascontiguousarray(array, _STORED.get(kind))
-        if array.dtype.name in _WIDE and not _fits(stored.reshape(array.shape), array):
-            raise InvalidArgument(f"a constant of {array.dtype.name} does not fit {stored.dtype.name}")
+        stored = np.ascontiguousarray(array, _STORED.get(kind))
         if not array.size:
             raise InvalidArgument(f"a constant of shape {array.shape} has no elements")
         self.builder.reserve(stored.nbytes)
@@ -262,9 +343,10 @@ class Node(Struct):
         return self.emit(OperationType.RESHAPE, [operand, self.builder.int32_vector(wanted)])
 
     def from_bool(self, operand: int, kind: OperandType = OperandType.TENSOR_FLOAT32) -> int:
-        """Return 1 where a BOOL8 operand is true, else 0; few operations take BOOL8, and CAST does not."""
-        dimensions = self.builder.int32_vector(self.shape(operand))
-        filled = [self.emit(OperationType.FILL, [dimensions, self.scalar(kind, number)], kind) for number in (1.0, 0.0)]
+        """Return 1 where a BOOL8 operand is true, else 0; few operations take BOOL8, and the HAL's CAST does not."""
+        if kind in WIDE_TYPES:
+            return self.emit(OperationType.CAST, [operand], kind)
+        filled = [self.uniform(kind, self.shape(operand), number) for number in (1.0, 0.0)]
         return self.emit(OperationType.SELECT, [operand, *filled], kind)
 
     def to_bool(self, operand: int) -> int:
@@ -273,7 +355,13 @@ class Node(Struct):
         return self.emit(OperationType.NOT_EQUAL, [operand, zero], OperandType.TENSOR_BOOL8)
 
     def scalar(self, kind: OperandType, number: float) -> int:
-        """Return a constant scalar of the type that goes with tensors of type `kind`."""
+        """Return a constant scalar of the type that goes with tensors of type `kind`.
+
+        Raises:
+            InvalidArgument: If there is no such type.
+        """
+        if kind in WIDE_TYPES:
+            raise InvalidArgument(f"elements of {kind.name} are not supported")
         if kind == OperandType.TENSOR_INT32:
             return self.builder.int32(int(number))
         return self.builder.float_scalar(kind, float(number))
@@ -284,9 +372,13 @@ class Node(Struct):
         with np.errstate(over="ignore"):
             return self.add_constant(np.asarray([number]).astype(dtype))
 
+    def uniform(self, kind: OperandType, shape: Shape, number: float) -> int:
+        """Return a tensor of a shape with all elements equal."""
+        if kind not in WIDE_TYPES:
+            return self.emit(OperationType.FILL, [self.builder.int32_vector(shape), self.scalar(kind, number)], kind)
+        one = self.reshaped(self.filled(kind, number), (1,) * len(shape))
+        return self.emit(OperationType.TILE, [one, self.builder.int32_vector(shape)])
 
-def _fits(stored: Array, array: Array) -> bool:
-    """Return whether a smaller type has the same integers, or as many infinite numbers."""
-    if array.dtype.kind == "f":
-        return np.array_equal(np.isinf(stored), np.isinf(array))
-    return np.array_equal(stored, array)
+
+def _saturated(array: Array) -> Array:
+    return np.clip(array, _LIMITS_32.min, _LIMITS_32.max).astype(np.int32)

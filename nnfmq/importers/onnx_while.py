@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
-from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
+from nnfmq.hal.tflite_codes import WIDE_TYPES, TfliteOperation, operation_code
 from nnfmq.hal.types import DataLocation, LifeTime, Operand, OperandType
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.onnx_loops import Iterations
@@ -66,7 +66,8 @@ class WhileLoop:
             self.inner.builder.operand(Operand(kind, (1,), lifetime=LifeTime.SUBGRAPH_INPUT)) for kind in (_I32, _B8)
         )
         if self.loop.computed_limit is not None:
-            self._bound = _operand_of(self._passed(self.loop.computed_limit))
+            limit = self.loop.computed_limit
+            self._bound = _operand_of(self._passed(limit, self.outer.index_operand(limit)))
         if self.loop.is_scan:
             first = len(self.loop.carried)
             for info, (value, sequenced) in zip(self.loop.body.input[first:], self.loop.sequences, strict=True):
@@ -105,9 +106,9 @@ class WhileLoop:
         body = self.inner.builder.refer(inputs, ends)
         return self._emitted(body, inputs, len(self._carried) + len(sequences), elements)
 
-    def _passed(self, value: Value) -> Value:
-        """Return an input of the body for a value around it."""
-        around = self.outer.operand(value)
+    def _passed(self, value: Value, around: int | None = None) -> Value:
+        """Return an input of the body for a value around it, whose operand `around` is by default."""
+        around = self.outer.operand(value) if around is None else around
         operand = replace(self.outer.builder[around], lifetime=LifeTime.SUBGRAPH_INPUT, location=DataLocation())
         index = self.inner.builder.operand(operand)
         self._operands[index] = around
@@ -193,10 +194,9 @@ class WhileLoop:
             start = self.outer.operand(1) if given else self.outer.add_constant(np.ones(1, bool))
             return self.outer.reshaped(start, (1,))
         sequence = self.inner.builder[operand]
-        dimensions = self.outer.builder.int32_vector(sequence.dimensions)
-        if sequence.type not in (_F32, _I32, OperandType.TENSOR_FLOAT16):
+        if sequence.type not in (_F32, _I32, OperandType.TENSOR_FLOAT16, *WIDE_TYPES):
             raise InvalidArgument("a sequence of quantized elements is not supported")
-        return self.outer.emit(Op.FILL, [dimensions, self.outer.scalar(sequence.type, 0.0)], sequence.type)
+        return self.outer.uniform(sequence.type, sequence.dimensions, 0.0)
 
     def _sequence(self, operand: int, element: Value, axis: int) -> Value:
         """Return a sequence whose elements are along `axis`."""

@@ -190,10 +190,17 @@ def test_a_model_whose_shapes_are_known_is_refused_when_it_is_loaded() -> None:
         ours.InferenceSession(model.SerializeToString())
 
 
-def test_an_int64_beyond_int32_raises() -> None:
-    fed = {"x": np.ones((1, 5), np.float32), "add": np.array(2**31)}
+def test_an_int64_beyond_int32_is_computed() -> None:
+    fed = {"x": np.ones((1, 5), np.float32), "add": np.array(2**40)}
+    assert_same(*(session(module, index_model()).run(None, fed) for module in (ours, runtime)))
+
+
+def test_an_index_beyond_int32_raises() -> None:
+    content = file_of(
+        [onnx.helper.make_node("Gather", ["x", "i"], ["y"])], fed := {"x": X, "i": np.int64([2**31])}, ["y"]
+    )
     with pytest.raises(ours.onnxruntime_pybind11_state.InvalidArgument, match="beyond int32"):
-        session(ours, index_model()).run(None, fed)
+        session(ours, content).run(None, fed)
 
 
 def test_an_input_without_elements_is_refused_with_the_reason() -> None:

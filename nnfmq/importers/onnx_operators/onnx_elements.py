@@ -29,8 +29,8 @@ def from_the_start(node: Node, value: Value, extents: Sequence[int]) -> int:
     if value.array is not None:
         if value.array.size and not ((-limits <= value.array) & (value.array < limits)).all():
             raise InvalidArgument(f"an index is outside the dimensions of {', '.join(map(str, extents))} elements")
-        return node.add_constant(np.where(value.array < 0, value.array + limits, value.array))
-    given, none = node.operand(value), node.builder.int32(0)
+        return node.add_constant(np.where(value.array < 0, value.array + limits, value.array).astype(np.int32))
+    given, none = node.index_operand(value), node.builder.int32(0)
     is_negative = node.emit(Op.LESS, [given, node.filled(_I32, 0)], _B8)
     from_end = node.emit(Op.ADD, [given, node.add_constant(limits), none])
     return node.emit(Op.SELECT, [is_negative, from_end, given], _I32)
@@ -85,7 +85,7 @@ def _one_hot(node: Node) -> None:
         raise InvalidArgument(f"depth {depth} is not supported")
     rank = len(indices.shape)
     axis = axis_of(node.attribute("axis", -1), rank + 1)
-    operand, none = node.operand(indices), node.builder.int32(0)
+    operand, none = node.index_operand(indices), node.builder.int32(0)
     is_negative = node.emit(Op.LESS, [operand, node.filled(_I32, 0)], _B8)
     from_end = node.emit(Op.ADD, [operand, node.filled(_I32, depth), none])
     chosen = node.emit(Op.SELECT, [is_negative, from_end, operand], _I32)
@@ -118,7 +118,7 @@ def _reverse_sequence(node: Node) -> None:
     axes = [
         axis_of(node.attribute(name, default), len(x.shape)) for name, default in (("time_axis", 0), ("batch_axis", 1))
     ]
-    arguments = [node.operand(x), node.operand(1), *map(node.builder.int32, axes)]
+    arguments = [node.operand(x), node.index_operand(1), *map(node.builder.int32, axes)]
     node.result(node.emit(operation_code(TfliteOperation.REVERSE_SEQUENCE), arguments), x.shape)
 
 

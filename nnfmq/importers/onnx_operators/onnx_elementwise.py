@@ -10,7 +10,7 @@ import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
-from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
+from nnfmq.hal.tflite_codes import TENSOR_FLOAT64, TENSOR_INT64, WIDE_TYPES, TfliteOperation, operation_code
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx_operators.onnx_broadcasting import broadcast_to, common_shape
 from nnfmq.importers.onnx_operators.onnx_half import in_float32
@@ -20,7 +20,7 @@ __all__ = ["CONVERTERS"]
 
 _BOOL = np.dtype(bool)
 _B8, _I32 = OperandType.TENSOR_BOOL8, OperandType.TENSOR_INT32
-_F32 = OperandType.TENSOR_FLOAT32
+_FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
 _RELU6 = 6.0
 _BOOL_MASK = 10  # the opset from which the mask of Dropout is bool
 
@@ -41,7 +41,7 @@ def _arithmetic(operation: Op, node: Node) -> None:
 
 
 def _div(node: Node) -> None:
-    if operand_type_of(node.value(0).dtype) == _I32:
+    if node.value(0).dtype.kind in "iu":
         operands = [node.operand(0), node.operand(1)]
         found = node.emit(operation_code(TfliteOperation.TRUNCATED_DIV), operands)  # NNAPI's DIV rounds down
         return node.result(found, common_shape(node.value(0), node.value(1)))
@@ -49,16 +49,21 @@ def _div(node: Node) -> None:
 
 
 def _pow(node: Node) -> None:
+    """Convert to POW of the base's type if that has the exponents, else of FLOAT64; integers wrap around."""
     base, exponent = node.value(0), node.value(1)
-    if base.dtype.kind != "f":
-        raise InvalidArgument("a power of integers is not supported")
-    kind = operand_type_of(base.dtype)
-    if exponent.array is not None:
-        exponent = Value.of(exponent.array.astype(base.dtype))
+    shape, kind = common_shape(base, exponent), operand_type_of(base.dtype)
+    if base.dtype.kind == "f" and exponent.array is not None:
+        rounded = exponent.array.astype(base.dtype)
+        exponent = Value.of(rounded) if np.array_equal(rounded, exponent.array) else exponent
     power = node.operand(exponent)
-    if node.builder[power].type != kind:
-        power = node.emit(Op.CAST, [power], kind)
-    node.result(node.emit(Op.POW, [node.operand(0), power]), common_shape(base, exponent))
+    is_wide = node.builder[power].type in WIDE_TYPES if base.dtype.kind == "f" else exponent.dtype.kind == "f"
+    computed = TENSOR_FLOAT64 if is_wide else kind
+    operands = [_as_type(node, operand, computed) for operand in (node.operand(0), power)]
+    node.result(_as_type(node, node.emit(Op.POW, operands), kind), shape)
+
+
+def _as_type(node: Node, operand: int, kind: OperandType) -> int:
+    return operand if node.builder[operand].type == kind else node.emit(Op.CAST, [operand], kind)
 
 
 def _comparison(operation: Op, node: Node) -> None:
@@ -86,6 +91,8 @@ def _sum(node: Node) -> None:
 
 def _mean(node: Node) -> None:
     values = [node.value(position) for position in range(len(node.inputs))]
+    if values[0].dtype.kind in "iu":
+        raise InvalidArgument("the mean of integers is not supported")
     total = _total(node, values)
     count = node.filled(node.builder[total].type, len(values))
     node.result(node.emit(Op.DIV, [total, count, node.builder.int32(0)]), common_shape(*values))
@@ -100,7 +107,7 @@ def _total(node: Node, values: list[Value]) -> int:
 
 def _relu(node: Node) -> None:
     x = node.operand(0)
-    if node.builder[x].type != _I32 and len(node.shape(x)) <= 4:
+    if node.builder[x].type in _FLOATS and len(node.shape(x)) <= 4:
         return _same(node, node.emit(Op.RELU, [x]))
     return _same(node, node.emit(Op.MAXIMUM, [x, node.filled(node.builder[x].type, 0.0)]))
 
@@ -124,7 +131,7 @@ def _clip(node: Node) -> None:
 
 def _is_relu6(node: Node) -> bool:
     limits = [node.inputs[i].array if node.given(i) else None for i in (1, 2)]  # type: ignore[union-attr]
-    if any(limit is None or limit.size != 1 for limit in limits) or node.value(0).dtype.kind != "f":
+    if any(limit is None or limit.size != 1 for limit in limits) or operand_type_of(node.value(0).dtype) not in _FLOATS:
         return False
     low, high = (float(limit.reshape(-1)[0]) for limit in limits if limit is not None)
     return (low, high) == (0.0, _RELU6) and len(node.value(0).shape) <= 4
@@ -195,6 +202,8 @@ def _cast_like(node: Node) -> None:
 def _cast_to(node: Node, dtype: np.dtype[Any]) -> None:
     x, kind = node.operand(0), operand_type_of(dtype)
     source = node.builder[x].type
+    if kind == TENSOR_INT64 and source in (_B8, _I32):
+        kind = _I32  # which all its elements fit
     if source == kind:
         found = x
     elif source == _B8:

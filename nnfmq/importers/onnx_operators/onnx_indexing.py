@@ -8,8 +8,10 @@ import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.tflite_codes import WIDE_TYPES, TfliteOperation, operation_code
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx_operators.onnx_elements import from_the_start
+from nnfmq.importers.onnx_operators.onnx_integers import inverted
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of, reversed_along, transposed
 from nnfmq.importers.onnx_values import Node, Value
 
@@ -75,16 +77,31 @@ def _top_k(node: Node) -> None:
     permutation = [*(other for other in range(len(shape)) if other != axis), axis]
     is_largest = bool(node.attribute("largest", 1))
     x = transposed(node, node.operand(0), permutation)
-    x = x if is_largest else node.emit(Op.NEG, [x])
-    x = reversed_along(node, x, len(shape) - 1)  # of equal elements TOPK_V2 returns the last one first, ONNX the first
-    values, indices = node.emit_many(Op.TOPK_V2, [x, node.builder.int32(count[0])], [node.builder[x].type, _I32])
-    indices = node.emit(Op.SUB, [node.filled(_I32, shape[axis] - 1), indices, node.builder.int32(0)])
-    values = values if is_largest else node.emit(Op.NEG, [values])
+    x = x if is_largest else _in_reverse_order(node, x)
+    values, indices = _largest(node, x, count[0])
+    values = values if is_largest else _in_reverse_order(node, values)
     result = (*shape[:axis], count[0], *shape[axis + 1 :])
     inverse = [int(at) for at in np.argsort(permutation)]
     node.result(transposed(node, values, inverse), result)
     if node.used(1):
         node.result(_transposed_indices(node, indices, inverse), result, np.dtype(np.int64), position=1)
+
+
+def _in_reverse_order(node: Node, operand: int) -> int:
+    """Return numbers whose order is the reverse, and that become the given ones in the same way."""
+    is_float = node.value(0).dtype.kind == "f"
+    return node.emit(Op.NEG, [operand]) if is_float else inverted(node, operand)
+
+
+def _largest(node: Node, x: int, count: int) -> tuple[int, ...]:
+    """Return the largest elements along the last axis, and their indices; of equal elements the first ones."""
+    kinds, number = [node.builder[x].type, _I32], node.builder.int32(count)
+    if kinds[0] in WIDE_TYPES:
+        return node.emit_many(operation_code(TfliteOperation.TOPK_V2), [x, number], kinds)
+    last = len(node.shape(x)) - 1
+    values, indices = node.emit_many(Op.TOPK_V2, [reversed_along(node, x, last), number], kinds)  # the last ones
+    from_end = node.filled(_I32, node.shape(x)[last] - 1)
+    return values, node.emit(Op.SUB, [from_end, indices, node.builder.int32(0)])
 
 
 def _transposed_indices(node: Node, operand: int, permutation: list[int]) -> int:

@@ -1,4 +1,4 @@
-"""Operators on the bits of integers, which are INT32 in the HAL model, and cumulative sums and products."""
+"""Operators on the bits of integers, and cumulative sums and products."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nnfmq.importers.onnx_operators.onnx_broadcasting import broadcast_to, commo
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of, reversed_along
 from nnfmq.importers.onnx_values import Node
 
-__all__ = ["CONVERTERS"]
+__all__ = ["CONVERTERS", "inverted"]
 
 _I32 = OperandType.TENSOR_INT32
 _ALL_BITS = -1
@@ -44,8 +44,12 @@ def _bitwise(name: str, node: Node) -> None:
 
 def _bitwise_not(node: Node) -> None:
     _require_integers(node)
-    found = _emit(node, TfliteOperation.BITWISE_XOR, node.operand(0), node.filled(_I32, _ALL_BITS))
-    node.result(found, node.value(0).shape)
+    node.result(inverted(node, node.operand(0)), node.value(0).shape)
+
+
+def inverted(node: Node, operand: int) -> int:
+    """Return integers with all bits inverted, which are in reverse order."""
+    return _emit(node, TfliteOperation.BITWISE_XOR, operand, node.filled(node.builder[operand].type, _ALL_BITS))
 
 
 def _bit_shift(node: Node) -> None:
@@ -57,9 +61,10 @@ def _bit_shift(node: Node) -> None:
         return node.result(_emit(node, TfliteOperation.LEFT_SHIFT, x, bits), shape)
     if direction != "RIGHT":
         raise InvalidArgument(f"direction {direction!r} is unknown")
-    is_negative = node.emit(Op.LESS, [bits, node.filled(_I32, 0)], OperandType.TENSOR_BOOL8)
-    all_bits = broadcast_to(node, node.filled(_I32, _MAX_SHIFT), node.shape(bits))
-    bits = node.emit(Op.SELECT, [is_negative, all_bits, bits], _I32)
+    if node.builder[bits].type == _I32:
+        is_negative = node.emit(Op.LESS, [bits, node.filled(_I32, 0)], OperandType.TENSOR_BOOL8)
+        all_bits = broadcast_to(node, node.filled(_I32, _MAX_SHIFT), node.shape(bits))
+        bits = node.emit(Op.SELECT, [is_negative, all_bits, bits], _I32)
     return node.result(_emit(node, TfliteOperation.RIGHT_SHIFT, x, bits), shape)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.tflite_codes import WIDE_TYPES
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx_file import dtype_of
 from nnfmq.importers.onnx_operators.onnx_broadcasting import broadcast_to
@@ -42,9 +43,22 @@ def reversed_along(node: Node, operand: int, axis: int) -> int:
 
 def pad(node: Node, operand: int, begin: Sequence[int], end: Sequence[int], number: float) -> int:
     """Return an operand padded with a number."""
-    kind = node.builder[operand].type
-    pairs = np.array([begin, end], np.int32).T
-    return node.emit(Op.PAD_V2, [operand, node.add_constant(pairs), node.scalar(kind, number)])
+    kind, pairs = node.builder[operand].type, node.add_constant(np.array([begin, end], np.int32).T)
+    if kind in WIDE_TYPES:
+        found = node.emit(Op.PAD, [operand, pairs])
+        return _with_border(node, found, node.filled(kind, number), begin, end) if number else found
+    return node.emit(Op.PAD_V2, [operand, pairs, node.scalar(kind, number)])
+
+
+def _with_border(node: Node, operand: int, value: int, begin: Sequence[int], end: Sequence[int]) -> int:
+    """Return a padded operand with a value that is an operand in the border."""
+    shape = node.shape(operand)
+    node.builder.reserve(math.prod(shape))  # before the mask exists
+    inside = np.zeros(shape, bool)
+    inside[tuple(slice(low, extent - high) for low, high, extent in zip(begin, end, shape, strict=True))] = True
+    return node.emit(
+        Op.SELECT, [node.add_constant(inside), operand, broadcast_to(node, value, shape)], node.builder[operand].type
+    )
 
 
 def _convert_any_type(node: Node, move: Callable[[int], int], shape: Sequence[int]) -> None:
@@ -120,7 +134,7 @@ def _trilu(node: Node) -> None:
     kind = node.builder[x].type
     if kind == _B8:
         return node.result(node.emit(Op.LOGICAL_AND, [x, node.add_constant(mask)]), value.shape)
-    zeros = node.emit(Op.FILL, [node.builder.int32_vector(value.shape), node.scalar(kind, 0.0)], kind)
+    zeros = node.uniform(kind, value.shape, 0.0)
     return node.result(node.emit(Op.SELECT, [node.add_constant(mask), x, zeros], kind), value.shape)
 
 
@@ -210,11 +224,7 @@ def _padded(node: Node, x: int, begin: Sequence[int], end: Sequence[int]) -> int
     given = node.value(2)
     if given.array is not None:
         return pad(node, x, begin, end, given.array.item())
-    found, kind = pad(node, x, begin, end, 0.0), node.builder[x].type
-    node.builder.reserve(math.prod(node.shape(found)))  # before the mask exists
-    inside = np.pad(np.ones(node.shape(x), bool), list(zip(begin, end, strict=True)))
-    value = broadcast_to(node, node.operand(given), node.shape(found))
-    return node.emit(Op.SELECT, [node.add_constant(inside), found, value], kind)
+    return _with_border(node, pad(node, x, begin, end, 0.0), node.operand(given), begin, end)
 
 
 def _expand(node: Node) -> None:
@@ -268,19 +278,46 @@ def _depth_to_space(node: Node) -> None:
     x = node.operand(value)
     if len(value.shape) != 4 or block < 1 or value.shape[1] % block**2:
         raise InvalidArgument(f"blocks of {block} do not fit the shape {value.shape}")
+    if value.dtype.kind != "f" or value.dtype == np.float64:
+        return _blocks_to_space(node, x, block)
     if node.attribute("mode", "DCR") == "CRD":  # the same after reordering the channels
         channels = np.arange(value.shape[1]).reshape(-1, block * block).T.reshape(-1)
-        x = node.emit(Op.GATHER, [x, node.builder.int32(1), node.operand(Value.of(channels))])
+        x = node.emit(Op.GATHER, [x, node.builder.int32(1), node.index_operand(Value.of(channels))])
     found = node.emit(Op.DEPTH_TO_SPACE, [x, node.builder.int32(block), node.builder.boolean(True)])
-    node.result(found, node.shape(found))
+    return node.result(found, node.shape(found))
+
+
+def _blocks_to_space(node: Node, x: int, block: int) -> None:
+    """Convert DepthToSpace of elements that the HAL's operation does not take."""
+    batch, channels, height, width = node.value(0).shape
+    parts, shape = channels // block**2, (batch, channels // block**2, height * block, width * block)
+    if node.attribute("mode", "DCR") == "CRD":
+        x = transposed(node, node.reshaped(x, (batch, parts, block, block, height, width)), (0, 1, 4, 2, 5, 3))
+    else:
+        x = transposed(node, node.reshaped(x, (batch, block, block, parts, height, width)), (0, 3, 4, 1, 5, 2))
+    node.result(node.reshaped(x, shape), shape)
+
+
+def _space_to_blocks(node: Node, x: int, block: int) -> None:
+    """Convert SpaceToDepth of elements that the HAL's operation does not take."""
+    batch, channels, height, width = node.value(0).shape
+    rows, columns = height // block, width // block
+    x = transposed(node, node.reshaped(x, (batch, channels, rows, block, columns, block)), (0, 3, 5, 1, 2, 4))
+    shape = (batch, channels * block**2, rows, columns)
+    node.result(node.reshaped(x, shape), shape)
 
 
 def _space_to_depth(node: Node) -> None:
     if node.attribute("mode", "DCR") != "DCR":
         raise InvalidArgument("only mode 'DCR' is supported")
-    block = node.builder.int32(node.attribute("blocksize", 0))
+    value, size = node.value(0), node.attribute("blocksize", 0)
+    if len(value.shape) != 4 or size < 1 or value.shape[2] % size or value.shape[3] % size:
+        raise InvalidArgument(f"blocks of {size} do not fit the shape {value.shape}")
+    if value.dtype.kind != "f" or value.dtype == np.float64:
+        return _space_to_blocks(node, node.operand(0), size)
+    block = node.builder.int32(size)
     found = node.emit(Op.SPACE_TO_DEPTH, [node.operand(0), block, node.builder.boolean(True)])
-    node.result(found, node.shape(found))
+    return node.result(found, node.shape(found))
 
 
 CONVERTERS: dict[str, Callable[[Node], None]] = {

@@ -9,10 +9,13 @@ import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx_operators.onnx_broadcasting import broadcast_to
-from nnfmq.importers.onnx_values import Node, Value
+from nnfmq.importers.onnx_values import Node, Value, operand_type_of
 
 __all__ = ["CONVERTERS"]
+
+_FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)  # of FULLY_CONNECTED
 
 
 def _matmul(node: Node) -> None:
@@ -31,7 +34,7 @@ def _product(node: Node, left: tuple[int, ...], right: tuple[int, ...], batch: t
     b = node.value(1)
     if len(right) == 2:  # one matrix for all rows
         rows = node.reshaped(node.operand(0), (math.prod(left[:-1]), left[-1]))
-        if b.array is not None and b.dtype.kind == "f":
+        if b.array is not None and operand_type_of(b.dtype) in _FLOATS:
             return _fully_connected(node, rows, b.array.reshape(right), None)
         return _batch_matmul(node, rows, node.reshaped(node.operand(1), right))
     operands = []
@@ -60,7 +63,7 @@ def _gemm(node: Node) -> None:
     adjoint_a, adjoint_b = bool(node.attribute("transA", 0)), bool(node.attribute("transB", 0))
     alpha, beta = node.attribute("alpha", 1.0), node.attribute("beta", 1.0)
     bias = _vector(node, b.shape[0 if adjoint_b else 1], beta)
-    if b.array is not None and not adjoint_a:
+    if b.array is not None and not adjoint_a and operand_type_of(b.dtype) in _FLOATS:
         matrix = (b.array.T if adjoint_b else b.array) * b.dtype.type(alpha)
         found, is_added = _fully_connected(node, node.operand(0), matrix, bias), bias is not None
     else:

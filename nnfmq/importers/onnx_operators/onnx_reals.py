@@ -54,6 +54,8 @@ def _mod(node: Node) -> None:
     a, b = node.value(0), node.value(1)
     shape, operands = common_shape(a, b), [node.operand(0), node.operand(1)]
     kind, has_sign_of_dividend = node.builder[operands[0]].type, node.attribute("fmod", 0)
+    if has_sign_of_dividend and a.dtype.kind in "iu":
+        return node.result(_rest(node, *operands), shape)
     if kind == OperandType.TENSOR_FLOAT16:
         operands = [node.emit(Op.CAST, [operand], _F32) for operand in operands]
     dividend, computed = operands[0], node.builder[operands[0]].type
@@ -65,7 +67,14 @@ def _mod(node: Node) -> None:
         pair = [node.emit(Op.NEG, [found]), found]
         chosen = [broadcast_to(node, operand, shape) for operand in (is_negative, *pair)]
         found = node.emit(Op.SELECT, chosen, computed)
-    node.result(found if computed == kind else node.emit(Op.CAST, [found], kind), shape)
+    return node.result(found if computed == kind else node.emit(Op.CAST, [found], kind), shape)
+
+
+def _rest(node: Node, dividend: int, divisor: int) -> int:
+    """Return what the quotient of integers, rounded towards zero, leaves of the dividend."""
+    quotient = node.emit(operation_code(TfliteOperation.TRUNCATED_DIV), [dividend, divisor])
+    none = node.builder.int32(0)
+    return node.emit(Op.SUB, [dividend, node.emit(Op.MUL, [quotient, divisor, none]), none])
 
 
 CONVERTERS: dict[str, Callable[[Node], None]] = {

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.tflite_codes import TENSOR_FLOAT64
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx_operators.onnx_half import in_float32
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of, reversed_along
@@ -16,7 +18,7 @@ from nnfmq.importers.onnx_values import Node
 __all__ = ["CONVERTERS", "divisor"]
 
 _I32 = OperandType.TENSOR_INT32
-_MIN_NORMAL = 2.0**-126
+_MIN_NORMAL = {TENSOR_FLOAT64: 2.0**-1022}
 
 
 def _axes(node: Node) -> list[int]:
@@ -45,7 +47,8 @@ def _finish(node: Node, operand: int, axes: list[int]) -> None:
 def finite(node: Node, x: int) -> int:
     """Return floats, the infinite ones replaced by the largest finite number of their sign."""
     kind = node.builder[x].type
-    largest = float(np.finfo(np.float16 if kind == OperandType.TENSOR_FLOAT16 else np.float32).max)
+    dtypes: dict[OperandType, Any] = {OperandType.TENSOR_FLOAT16: np.float16, TENSOR_FLOAT64: np.float64}
+    largest = float(np.finfo(dtypes.get(kind, np.float32)).max)
     x = node.emit(Op.MAXIMUM, [x, node.filled(kind, -largest)])
     return node.emit(Op.MINIMUM, [x, node.filled(kind, largest)])
 
@@ -57,7 +60,7 @@ def divisor(node: Node, x: int, axes: list[int]) -> int:
     """
     kind = node.builder[x].type
     greatest = _reduced(node, Op.REDUCE_MAX, node.emit(Op.ABS, [x]), axes)
-    return finite(node, node.emit(Op.MAXIMUM, [greatest, node.filled(kind, _MIN_NORMAL)]))
+    return finite(node, node.emit(Op.MAXIMUM, [greatest, node.filled(kind, _MIN_NORMAL.get(kind, 2.0**-126))]))
 
 
 def _norm(node: Node) -> None:

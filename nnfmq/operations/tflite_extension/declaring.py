@@ -6,7 +6,14 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from nnfmq.hal.tflite_codes import TfliteOperation
+from nnfmq.hal.tflite_codes import (
+    TENSOR_FLOAT64,
+    TENSOR_INT64,
+    TENSOR_UINT32,
+    TENSOR_UINT64,
+    WIDE_TYPES,
+    TfliteOperation,
+)
 from nnfmq.hal.types import OperandType, OperationType
 from nnfmq.operations.extensions import define_operation
 from nnfmq.operations.kernel_adapters import fp16_via_fp32
@@ -32,6 +39,8 @@ from nnfmq.operations.signature import (
 
 __all__ = [
     "ANY_TENSOR",
+    "F64",
+    "WIDE_INTEGERS",
     "any_tensor_variants",
     "as_tflite",
     "conversions",
@@ -41,7 +50,10 @@ __all__ = [
     "variants_of",
 ]
 
-ANY_TENSOR = (F32, F16, I32, Q8, Q8S, Q16S, B8)
+F64 = TENSOR_FLOAT64
+WIDE_INTEGERS = (TENSOR_INT64, TENSOR_UINT32, TENSOR_UINT64)
+
+ANY_TENSOR = (F32, F16, I32, Q8, Q8S, Q16S, B8, *WIDE_TYPES)
 """The operand types of operations that only move elements."""
 
 

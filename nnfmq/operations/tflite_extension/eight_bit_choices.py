@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from nnfmq.hal.tflite_codes import TfliteOperation
+from nnfmq.hal.tflite_codes import WIDE_TYPES, TfliteOperation
 from nnfmq.hal.types import OperationType as Op
 from nnfmq.operations import comparison, fixed_point, gather_topk, min_max_select
 from nnfmq.operations.fixed_point import Ints, ints
@@ -69,7 +69,7 @@ DECLARATIONS = (
         TfliteOperation.TOPK_V2,
         find(gather_topk.DECLARATIONS, Op.TOPK_V2),
         stateless(topk),
-        (F32, F16, I32, *_BYTES),
+        (F32, F16, I32, *_BYTES, *WIDE_TYPES),
     ),
     *(
         as_tflite(

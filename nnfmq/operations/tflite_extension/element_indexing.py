@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.hal.tflite_codes import TfliteOperation
+from nnfmq.hal.tflite_codes import WIDE_TYPES, TfliteOperation
 from nnfmq.operations.shapes import normalize_axis, require
 from nnfmq.operations.signature import (
     F16,
@@ -133,7 +133,7 @@ DECLARATIONS = (
                 level=V1_2,
             ),
         ),
-        variants=variants_of((F32, F16, I32), plan_scatter_elements),
+        variants=variants_of((F32, F16, I32, *WIDE_TYPES), plan_scatter_elements),
         shape=scatter_elements_shape,
     ),
     Declaration(
@@ -142,7 +142,7 @@ DECLARATIONS = (
         overloads=(
             overload(*(data("input"), data("indices", I32), data("updates"), attribute("reduction")), level=V1_2),
         ),
-        variants=variants_of((F32, F16, I32), plan_scatter_nd_update),
+        variants=variants_of((F32, F16, I32, *WIDE_TYPES), plan_scatter_nd_update),
         shape=scatter_nd_update_shape,
     ),
 )

@@ -14,7 +14,7 @@ from nnfmq.hal.types import OperandType
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import broadcast_shapes, require
 from nnfmq.operations.signature import B8, F32, I32, Q8, Q8S, Q16S, V1_2, Array, Declaration, data, overload
-from nnfmq.operations.tflite_extension.declaring import own_code, variants_of
+from nnfmq.operations.tflite_extension.declaring import F64, WIDE_INTEGERS, own_code, variants_of
 
 
 def floor_mod(first: Array, second: Array) -> Array:
@@ -27,8 +27,8 @@ def floor_mod(first: Array, second: Array) -> Array:
 def truncated_div(first: Array, second: Array) -> Array:
     """Return the quotient of integers, rounded towards zero; the minimum divided by -1 is the minimum."""
     _require_divisors(second)
-    quotient = np.abs(first.astype(np.int64)) // np.abs(second.astype(np.int64))
-    result: Array = (quotient * (np.sign(first) * np.sign(second))).astype(first.dtype)
+    quotient, rest = np.divmod(first, second)
+    result: Array = quotient + ((rest != 0) & ((first < 0) != (second < 0)))
     return result
 
 
@@ -37,9 +37,13 @@ def _require_divisors(second: Array) -> None:
 
 
 def right_shift(first: Array, second: Array) -> Array:
-    """Return `first` shifted by `second` bits, which is limited to 0 and the number of bits minus 1."""
-    result: Array = first >> np.clip(second, 0, 8 * first.dtype.itemsize - 1).astype(first.dtype)
-    return result
+    """Return `first` shifted by `second` bits, which is limited to 0 and the number of bits minus 1.
+
+    An unsigned integer shifted by all its bits is 0.
+    """
+    bits = 8 * first.dtype.itemsize
+    result: Array = first >> np.clip(second, 0, bits - 1).astype(first.dtype)
+    return np.where(second < bits, result, result.dtype.type(0)) if first.dtype.kind == "u" else result
 
 
 def left_shift(first: Array, second: Array) -> Array:
@@ -61,14 +65,14 @@ def _binary(operation: TfliteOperation, kernel: Callable[..., Array], types: Ite
     )
 
 
-_INTEGERS = (I32, Q8, Q8S, Q16S)
+_INTEGERS = (I32, Q8, Q8S, Q16S, *WIDE_INTEGERS)
 
 DECLARATIONS = (
-    _binary(TfliteOperation.FLOOR_MOD, floor_mod, (F32, *_INTEGERS)),
-    _binary(TfliteOperation.TRUNCATED_DIV, truncated_div, (I32,)),
+    _binary(TfliteOperation.FLOOR_MOD, floor_mod, (F32, F64, *_INTEGERS)),
+    _binary(TfliteOperation.TRUNCATED_DIV, truncated_div, (I32, *WIDE_INTEGERS)),
     _binary(TfliteOperation.BITWISE_XOR, np.bitwise_xor, (*_INTEGERS, B8)),
     _binary(TfliteOperation.BITWISE_AND, np.bitwise_and, (*_INTEGERS, B8)),
     _binary(TfliteOperation.LEFT_SHIFT, left_shift, _INTEGERS),
     _binary(TfliteOperation.RIGHT_SHIFT, right_shift, _INTEGERS),
-    _binary(TfliteOperation.ATAN2, np.arctan2, (F32,)),
+    _binary(TfliteOperation.ATAN2, np.arctan2, (F32, F64)),
 )

@@ -13,7 +13,7 @@ import numpy as np
 from nnfmq.hal.tflite_codes import TfliteOperation
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.signature import Array
-from nnfmq.operations.tflite_extension.declaring import float_variants, function_of_one
+from nnfmq.operations.tflite_extension.declaring import F64, float_variants, function_of_one, variants_of
 
 
 def softplus(x: Array) -> Array:
@@ -46,5 +46,6 @@ _FUNCTIONS: dict[TfliteOperation, Callable[..., Any]] = {
 }
 
 DECLARATIONS = tuple(
-    function_of_one(operation, float_variants(stateless(function))) for operation, function in _FUNCTIONS.items()
+    function_of_one(operation, (*float_variants(stateless(function)), *variants_of((F64,), stateless(function))))
+    for operation, function in _FUNCTIONS.items()
 )

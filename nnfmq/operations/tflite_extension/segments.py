@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.hal.tflite_codes import TfliteOperation
+from nnfmq.hal.tflite_codes import WIDE_TYPES, TfliteOperation
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import normalize_axis, require, require_size, same_shape
 from nnfmq.operations.signature import (
@@ -147,14 +147,14 @@ DECLARATIONS = (
                 level=V1_2,
             ),
         ),
-        variants=variants_of((F32, I32), stateless(cumsum)),
+        variants=variants_of((F32, I32, *WIDE_TYPES), stateless(cumsum)),
         shape=cumsum_shape,
     ),
     Declaration(
         own_code(TfliteOperation.SEGMENT_SUM),
         since=V1_2,
         overloads=(overload(data("input"), attribute("ids", I32), level=V1_2),),
-        variants=variants_of((F32, I32), plan_segment_sum),
+        variants=variants_of((F32, I32, *WIDE_TYPES), plan_segment_sum),
         shape=segment_sum_shape,
     ),
     Declaration(
@@ -163,7 +163,7 @@ DECLARATIONS = (
         overloads=(
             overload(data("input"), data("ids", I32), attribute("count", I32), attribute("reduction"), level=V1_2),
         ),
-        variants=variants_of((F32, I32), plan_unsorted_segment),
+        variants=variants_of((F32, I32, *WIDE_TYPES), plan_unsorted_segment),
         shape=unsorted_segment_shape,
     ),
     Declaration(

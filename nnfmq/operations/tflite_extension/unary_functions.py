@@ -11,7 +11,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from nnfmq.hal.tflite_codes import TfliteOperation
+from nnfmq.hal.tflite_codes import WIDE_TYPES, TfliteOperation
 from nnfmq.operations.kernel_adapters import stateless, via_lut8
 from nnfmq.operations.quantization import dtype_range
 from nnfmq.operations.shapes import same_shape
@@ -34,6 +34,7 @@ from nnfmq.operations.signature import (
     overload,
 )
 from nnfmq.operations.tflite_extension.declaring import (
+    F64,
     conversions,
     float_variants,
     function_of_one,
@@ -76,6 +77,12 @@ ERFC_POLYNOMIAL = (
 def erf(x: Array) -> Array:
     """Return the error function of floats."""
     result: Array = error_function(x.astype(np.float64)).astype(x.dtype)
+    return result
+
+
+def erf_of_float64(x: Array) -> Array:
+    """Return the error function to the precision of float64."""
+    result: Array = np.vectorize(math.erf, otypes=[np.float64])(x)
     return result
 
 
@@ -140,8 +147,11 @@ def plan_bitcast(input: Tensor, *, output: Tensor) -> Run:
 _SAME_SIZE = ((F32, I32), (I32, F32), (Q8, Q8S), (Q8S, Q8))
 
 
-def _function_of_floats(operation: TfliteOperation, function: Callable[..., Array]) -> Declaration:
-    return function_of_one(operation, float_variants(stateless(function)))
+def _function_of_floats(
+    operation: TfliteOperation, function: Callable[..., Array], of_float64: Callable[..., Array]
+) -> Declaration:
+    variants = (*float_variants(stateless(function)), *variants_of((F64,), stateless(of_float64)))
+    return function_of_one(operation, variants)
 
 
 DECLARATIONS = (
@@ -154,7 +164,7 @@ DECLARATIONS = (
         ),
         attribute("approximate", BOOL),
     ),
-    _function_of_floats(TfliteOperation.COS, np.cos),
+    _function_of_floats(TfliteOperation.COS, np.cos, np.cos),
     function_of_one(TfliteOperation.BITCAST, conversions(plan_bitcast, _SAME_SIZE)),
     Declaration(
         own_code(TfliteOperation.FAKE_QUANT),
@@ -164,7 +174,7 @@ DECLARATIONS = (
         shape=same_shape,
         zero_sized=True,
     ),
-    _function_of_floats(TfliteOperation.ERF, erf),
-    _function_of_floats(TfliteOperation.ROUND, np.rint),
-    function_of_one(TfliteOperation.SIGN, variants_of((F32, F16, I32), stateless(np.sign))),
+    _function_of_floats(TfliteOperation.ERF, erf, erf_of_float64),
+    _function_of_floats(TfliteOperation.ROUND, np.rint, np.rint),
+    function_of_one(TfliteOperation.SIGN, variants_of((F32, F16, I32, *WIDE_TYPES), stateless(np.sign))),
 )

@@ -1,0 +1,71 @@
+"""Elements of 64 bits and UINT32 through a driver: on both devices, and with ONNX Runtime's interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.drivers import Daemon
+from support.onnx_files import expected, file_of
+from support.onnx_runtime import onnx
+
+import nnfmq
+import nnfmq.compat.onnxruntime as ours
+
+make = onnx.helper.make_node
+FED = {
+    "i": np.array([[100_000, -3 << 30], [1 << 40, -(1 << 50) - 1]]),
+    "r": np.array([[1e60, np.nan], [-np.inf, 1e9 + 1]]),
+    "u": np.array([[4_000_000_000, 7], [0, 2**32 - 1]], np.uint32),
+    "v": np.array([[2**64 - 1, 5], [2**63, 3]], np.uint64),
+    "f": np.float32([[0.5, -1.5], [2.0, 3.0]]),
+}
+
+
+def mixed_model() -> bytes:
+    """Return a model of all wide types in which floats of 32 bits are computed, too."""
+    nodes = [
+        make("Mul", ["i", "i"], ["products"]),
+        make("ReduceSum", ["i"], ["sum"], keepdims=1),
+        make("Mul", ["r", "two"], ["doubled"]),
+        make("Sub", ["doubled", "r"], ["reals"]),
+        make("Add", ["u", "u"], ["wrapped"]),
+        make("Mul", ["v", "v"], ["squares"]),
+        make("Relu", ["f"], ["positive"]),
+        make("Cast", ["positive"], ["wide"], to=int(onnx.TensorProto.DOUBLE)),
+        make("Add", ["wide", "two"], ["mixed"]),
+        make("Greater", ["i", "limit"], ["above"]),
+    ]
+    outputs = ["products", "sum", "reals", "wrapped", "squares", "mixed", "above", "positive"]
+    return file_of(nodes, FED, outputs, {"two": np.array(2.0), "limit": np.int64(1 << 35)}, opset=18)
+
+
+def require_same(found: Any, wanted: Any) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one.reshape(other.shape), other)
+
+
+@pytest.mark.parametrize("device", ["reference", "compiled"])
+def test_a_device_computes_elements_as_they_are(client: nnfmq.Client, device: str) -> None:
+    content = mixed_model()
+    wanted = expected(content, FED)
+    with client.device(device).prepare(nnfmq.load(content)) as model:
+        require_same(model.execute(*FED.values()), wanted)
+        with model.burst() as burst:
+            for _ in range(2):
+                require_same(burst.execute(*FED.values()), wanted)
+
+
+@pytest.fixture
+def _daemon_for_sessions(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNFMQ_SOCKET", str(daemon.path))
+
+
+@pytest.mark.usefixtures("_daemon_for_sessions")
+def test_a_session_returns_what_onnx_runtime_returns() -> None:
+    content = mixed_model()
+    found = ours.InferenceSession(content).run(None, FED)
+    require_same(found, expected(content, FED))
+    assert [array.shape for array in found] == [array.shape for array in expected(content, FED)]
