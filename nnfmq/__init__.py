@@ -1,6 +1,8 @@
 """Run neural networks in a separate driver process, with a round trip of a few microseconds.
 
     import nnfmq
+    scores, = nnfmq.run("model.tflite", image)
+
     with nnfmq.connect() as client:
         model = client.prepare("model.tflite")
         with model.burst() as burst:
@@ -39,8 +41,12 @@ if TYPE_CHECKING:
     from nnfmq.runtime.memory_copy import copy
     from nnfmq.runtime.model_burst import ModelBurst
     from nnfmq.runtime.named_models.served_model import ServedModel
+    from nnfmq.runtime.one_call import run
+    from nnfmq.runtime.outputs import Outputs
     from nnfmq.runtime.prepared_model import PreparedModel
     from nnfmq.runtime.reusable_execution import Execution
+
+    __version__: str
 
 __all__ = [
     "Buffer",
@@ -62,6 +68,7 @@ __all__ = [
     "ModelBuilder",
     "ModelBurst",
     "ModelMetadata",
+    "Outputs",
     "PendingExecution",
     "PreparedModel",
     "Runtime",
@@ -70,11 +77,13 @@ __all__ = [
     "StateInfo",
     "TensorInfo",
     "TensorMetadata",
+    "__version__",
     "allocate",
     "connect",
     "copy",
     "example_path",
     "load",
+    "run",
 ]
 __all__ += _errors.__all__
 __all__.sort()
@@ -100,16 +109,22 @@ if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__get
         "Memory": "nnfmq.memory",
         "ModelBuilder": "nnfmq.model_builder.builder",
         "ModelBurst": "nnfmq.runtime.model_burst",
+        "Outputs": "nnfmq.runtime.outputs",
         "PendingExecution": "nnfmq.runtime.async_execution",
         "PreparedModel": "nnfmq.runtime.prepared_model",
         "Runtime": "nnfmq.runtime.devices.nnapi_runtime",
         "RuntimeDevice": "nnfmq.runtime.devices.runtime_device",
         "ServedModel": "nnfmq.runtime.named_models.served_model",
+        "run": "nnfmq.runtime.one_call",
         **dict.fromkeys(("StateInfo", "TensorInfo"), "nnfmq.hal.tensor_info"),
     }
 
     def __getattr__(name):
         """Import a public name when it is first used, and store it in the module."""
+        if name == "__version__":
+            from nnfmq.installed_version import installed_version
+
+            return globals().setdefault(name, installed_version("nnfmq") or "0+unknown")
         if name not in _MODULES:
             raise AttributeError(f"module 'nnfmq' has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(_MODULES[name]), name)

@@ -25,7 +25,7 @@ from typing import Protocol, Self
 
 from nnfmq.channel import FenceSignaler, open_fence_pair, peek_fence_byte
 from nnfmq.deadlines import deadline_after, has_passed, remaining_ms
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.types import FenceState
 from nnfmq.uncopyable import Uncopyable
 
@@ -159,7 +159,7 @@ class Fence(Uncopyable):
         """The current state.
 
         Raises:
-            InvalidArgument: If the fence is closed.
+            BadState: If the fence is closed.
         """
         return fence_state(self.fileno())
 
@@ -169,7 +169,7 @@ class Fence(Uncopyable):
         None means no limit.
 
         Raises:
-            InvalidArgument: If the fence is closed.
+            BadState: If the fence is closed.
         """
         return sync_wait(self.fileno(), timeout)
 
@@ -177,11 +177,11 @@ class Fence(Uncopyable):
         """Return the fd, which stays owned by this object.
 
         Raises:
-            InvalidArgument: If the fence is closed.
+            BadState: If the fence is closed.
         """
         for fd in self._fds:
             return fd
-        raise InvalidArgument("this fence is closed")
+        raise BadState("this fence is closed")
 
     def close(self) -> None:
         """Close the fd and the signaling end. Idempotent. Thread-safe."""

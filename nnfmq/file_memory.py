@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from nnfmq.hal.errors import GeneralFailure, InvalidArgument
+from nnfmq.hal.errors import BadState, GeneralFailure, InvalidArgument
 from nnfmq.hal.types import Protection
 from nnfmq.uncopyable import Uncopyable
 
@@ -149,7 +149,7 @@ class FileMemory(Uncopyable):
         """Return the fd, which stays owned by this object.
 
         Raises:
-            InvalidArgument: If the memory is closed.
+            BadState: If the memory is closed.
         """
         return self._file().fd
 
@@ -157,7 +157,7 @@ class FileMemory(Uncopyable):
         """Return a part of the memory, which stays usable after `close`.
 
         Raises:
-            InvalidArgument: If the memory is closed.
+            BadState: If the memory is closed.
         """
         return FileRange(self._file(), self.offset + start, size_bytes)
 
@@ -187,7 +187,7 @@ class FileMemory(Uncopyable):
     def _file(self) -> _SharedFd:
         for file in self._files:
             return file
-        raise InvalidArgument("this memory is closed")
+        raise BadState("this memory is closed")
 
     def close(self) -> None:
         """Release the file; ranges keep it open. Idempotent. Thread-safe."""

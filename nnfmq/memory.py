@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
-from nnfmq.hal.errors import InvalidArgument, ProtocolError, ResourceExhaustedTransient
+from nnfmq.hal.errors import BadState, InvalidArgument, ProtocolError, ResourceExhaustedTransient
 from nnfmq.hal.types import Protection
 from nnfmq.uncopyable import Uncopyable
 from nnfmq.verbose_log import vlog
@@ -204,13 +204,13 @@ class Memory(Uncopyable):
         """The region as bytes (format "B").
 
         Raises:
-            InvalidArgument: If the memory is closed.
+            BadState: If the memory is closed.
         """
         # Read before the check: `close` in another thread removes the fd first and replaces the view second, so a view
         # that was read before `closed` returned False is the mapping.
         view = self._view
         if self.closed:
-            raise InvalidArgument("this memory is closed")
+            raise BadState("this memory is closed")
         return view
 
     @property
@@ -222,11 +222,11 @@ class Memory(Uncopyable):
         """Return the fd, which stays owned by this object.
 
         Raises:
-            InvalidArgument: If the memory is closed.
+            BadState: If the memory is closed.
         """
         for fd in self._fds:
             return fd
-        raise InvalidArgument("this memory is closed")
+        raise BadState("this memory is closed")
 
     def close(self) -> None:
         """Close the fd and release the mapping, which arrays over `view` keep alive. Idempotent. Thread-safe."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 import json
 import os
@@ -47,6 +48,7 @@ _AGREED = [
     "ModelMetadata",
     "NnfmqError",
     "OutputInsufficientSize",
+    "Outputs",
     "PendingExecution",
     "PreparedModel",
     "ProtocolError",
@@ -60,11 +62,13 @@ _AGREED = [
     "StateInfo",
     "TensorInfo",
     "TensorMetadata",
+    "__version__",
     "allocate",
     "connect",
     "copy",
     "example_path",
     "load",
+    "run",
 ]
 NAMES = sorted({*_AGREED, *errors.__all__})  # a new error is public as soon as it is defined
 HEAVY = ["rich", "tflite", "PIL", "multiprocess", "dill", "posix_ipc", "socketserver", "asyncio", "http"]
@@ -131,6 +135,10 @@ def test_a_public_function_is_documented_and_typed(name: str, function: Callable
     assert (function.__doc__ or "").strip(), f"{name} has no docstring"
     assert [parameter.name for parameter in parameters if parameter.annotation is parameter.empty] == []
     assert signature.return_annotation is not signature.empty
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert nnfmq.__version__ == importlib.metadata.version("nnfmq")
 
 
 def test_importing_nnfmq_loads_no_heavy_module(tmp_path: Path) -> None:

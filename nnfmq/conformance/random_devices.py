@@ -18,11 +18,11 @@ from nnfmq.conformance.random_source import GraphLimits, RandomSource
 from nnfmq.hal.architecture_hash import model_architecture_hash
 from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Model
 from nnfmq.operations import HAL_DECLARATIONS
-from nnfmq.runtime.client_device import PrepareOptions
 from nnfmq.runtime.compilation.compile_model import DeviceSelection, compile_model
 from nnfmq.runtime.connect import connect
 from nnfmq.runtime.devices.driver_access import DriverAccess
 from nnfmq.runtime.devices.runtime_device import CpuDevice, RuntimeDevice
+from nnfmq.runtime.prepare_options import PrepareOptions
 
 if TYPE_CHECKING:
     from nnfmq.runtime.client import Client

@@ -19,12 +19,13 @@ from nnfmq.conformance.targets import INTERPRETER_LEVEL, NO_PLANS, DeviceArrange
 from nnfmq.fence import Fence
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import ExecutionConfig, ExecutionPreference, Model, OutputShape, Request
-from nnfmq.runtime.client_device import DeviceInfo, PrepareOptions
+from nnfmq.runtime.client_device import DeviceInfo
 from nnfmq.runtime.compilation.compile_model import DeviceSelection, compile_model
 from nnfmq.runtime.connect import connect
 from nnfmq.runtime.devices.driver_access import DriverAccess
 from nnfmq.runtime.devices.nnapi_runtime import Runtime
 from nnfmq.runtime.devices.runtime_device import CPU_DEVICE_NAME, RuntimeDevice
+from nnfmq.runtime.prepare_options import PrepareOptions
 
 if TYPE_CHECKING:
     from nnfmq.runtime.client import Client

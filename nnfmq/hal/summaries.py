@@ -1,4 +1,4 @@
-"""Short texts and HTML tables that describe models, tensors and other objects: for `__repr__` and `_repr_html_`.
+"""Short texts and HTML tables that describe models, tensors and other objects: for `__repr__`, `_repr_html_`, errors.
 
 A peer or a file may have chosen the names, so they are cut, escaped, and shown with `repr`. A text has at most some 300
 characters, however large the model is.
@@ -10,11 +10,23 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-__all__ = ["ShownTensor", "TensorRow", "clipped", "code_name", "html_tables", "listed", "signature", "tensor_text"]
+__all__ = [
+    "ShownTensor",
+    "TensorRow",
+    "clipped",
+    "code_name",
+    "counted",
+    "html_tables",
+    "listed",
+    "nearest",
+    "signature",
+    "tensor_text",
+]
 
 _NAME_MAX, _SHAPE_MAX = 24, 18
 _TENSORS_MAX = 2  # inputs, and as many outputs
 _HTML_ROWS_MAX = 50
+_WORD_MAX = 100  # characters of a word that is compared with others
 
 
 class ShownTensor(Protocol):
@@ -70,6 +82,20 @@ def listed(first: Sequence[object], count: int) -> str:
     """Return the `first` of `count` items, separated by commas, and how many more there are."""
     more = f", … {count - len(first)} more" if count > len(first) else ""
     return ", ".join(map(str, first)) + more
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number and what it counts, as `1 input` or `2 inputs`."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """Return `; did you mean 'image'?` with the known word that is most like `word`; "" if none is."""
+    from difflib import get_close_matches  # only errors need it
+
+    words = {each.casefold(): each for each in reversed(list(known))}
+    found = get_close_matches(str(word).casefold()[:_WORD_MAX], words, 1)
+    return f"; did you mean {words[found[0]]!r}?" if found else ""
 
 
 def _shape_text(shape: Sequence[int], limit: int = _SHAPE_MAX) -> str:

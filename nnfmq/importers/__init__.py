@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
@@ -11,16 +10,16 @@ from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 from nnfmq.importers.examples import example_path
-from nnfmq.importers.file_format import TFLITE_IMPORTER, ModelSource, importer_of, read_source
+from nnfmq.importers.file_format import TFLITE_IMPORTER, ModelSource, SourceArgument, importer_of, read_source
 from nnfmq.importers.loaded_model import LoadedModel, ModelMetadata, TensorMetadata
 
-__all__ = ["LoadedModel", "ModelMetadata", "TensorMetadata", "example_path", "load", "load_source"]
+__all__ = ["LoadedModel", "ModelMetadata", "SourceArgument", "TensorMetadata", "example_path", "load", "load_source"]
 
 _GIVEN_CHARACTERS = 400  # values of inputs may be long
 
 
 def load(
-    source: str | os.PathLike[str] | bytes,
+    source: SourceArgument,
     *,
     shapes: Mapping[str | int, Sequence[int]] | None = None,
     signature: str | None = None,
@@ -30,7 +29,7 @@ def load(
     The result has its own copy of all constants; the file may change or be deleted afterwards.
 
     Args:
-        source: A path, or the content of a file.
+        source: A path, or the content of a file: bytes, a bytearray or a memoryview.
         shapes: New shapes of inputs, by their names or indexes, for example `{"image": (4, 224, 224, 3)}`.
         signature: One of `LoadedModel.signatures`. Its inputs and outputs become the model's, with the names that it
             gives them and sorted by these. Without it the file's first subgraph is loaded.

@@ -18,10 +18,14 @@ from msgspec import Struct, field
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.memory import PrivateBytes
 
-__all__ = ["TFLITE_IMPORTER", "FileContent", "ModelSource", "Shapes", "importer_of", "read_source"]
+__all__ = [
+    "TFLITE_IMPORTER", "FileContent", "ModelSource", "Shapes", "SourceArgument", "importer_of", "read_source",
+]  # fmt: skip
 
 FileContent: TypeAlias = bytes | PrivateBytes
 """The bytes of a file. A slice is a copy; a view of them is a memoryview."""
+SourceArgument: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview
+"""The path of a file, or its content."""
 Shapes: TypeAlias = Mapping[str | int, Sequence[int]]
 """New shapes of inputs, by name or by index."""
 
@@ -74,17 +78,15 @@ class ModelSource(Struct, frozen=True):
         return f"<ModelSource: {self.path or 'bytes'}>"
 
 
-def read_source(
-    source: str | os.PathLike[str] | bytes, shapes: Shapes | None = None, signature: str | None = None
-) -> ModelSource:
+def read_source(source: SourceArgument, shapes: Shapes | None = None, signature: str | None = None) -> ModelSource:
     """Return the content of a file, or the given bytes.
 
     Raises:
         InvalidArgument: If the path is not that of a regular file.
         OSError: If the file cannot be read.
     """
-    if isinstance(source, bytes):
-        return ModelSource(source, None, shapes or {}, signature=signature)
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return ModelSource(bytes(source), None, shapes or {}, signature=signature)
     path = Path(source)
     # Reading a device or a pipe might never end.
     with path.open("rb") as file:
@@ -134,7 +136,7 @@ def _format_of(data: FileContent) -> str:
         return "an ONNX model"
     if len(data) < _SHORTEST:
         return f"a file of {len(data)} bytes, too short for a model and probably truncated"
-    return f"a file of an unknown format (its identifier is {data[4:8]!r}, not b'TFL3')"
+    return "a file of an unknown format"
 
 
 def _zip_archive(data: FileContent) -> str:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.errors import InvalidArgument, NnfmqError
 from nnfmq.hal.types import Model
-from nnfmq.runtime.client_device import Device, PrepareOptions
+from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.prepare_arguments import NamedModel
+from nnfmq.runtime.prepare_options import PrepareOptions
 from nnfmq.runtime.prepared_model import PreparedModel
 
 __all__ = ["OpenCacheFiles", "prepare_with_files"]

@@ -22,9 +22,9 @@ from nnfmq.nnapi.chosen_devices import (
 from nnfmq.nnapi.extension_attributes import ExtensionAttributes
 from nnfmq.nnapi.required_arguments import check_index, required
 from nnfmq.nnapi.shared_model import SharedModel
-from nnfmq.runtime.client_device import PrepareOptions
 from nnfmq.runtime.devices.nnapi_runtime import Runtime
 from nnfmq.runtime.prepare_arguments import FinishedModel, NamedModel
+from nnfmq.runtime.prepare_options import PrepareOptions
 from nnfmq.uncopyable import Uncopyable
 from nnfmq.validation.values import validate_cache_token
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from nnfmq.deadlines import deadline_after
-from nnfmq.hal.errors import BadState, InvalidArgument, NnfmqError
+from nnfmq.hal.errors import BadState, NnfmqError
 from nnfmq.hal.types import BufferToken, ExecutionConfig, HalExecutionMode, Pool, Request
 from nnfmq.runtime.burst_slots import TokenAllocator
 from nnfmq.runtime.device_execution import exchange_execution
@@ -94,8 +94,7 @@ class AidlBurst(Uncopyable):
             timeout: In seconds; also the execution's deadline. None = no limit.
 
         Raises:
-            BadState: If another thread is executing.
-            InvalidArgument: If the burst is closed.
+            BadState: If another thread is executing, or the burst is closed.
             MissedDeadline: If the timeout passes.
             DeadObject: If the driver exits.
             NnfmqError: The error that the driver replied.
@@ -146,7 +145,7 @@ class AidlBurst(Uncopyable):
     def _configured_id(self, deadline_ns: int | None) -> int:
         """Return the burst's id in the driver, which configures it if it has not done so; blocks."""
         if self._is_closed:
-            raise InvalidArgument("this burst is closed")
+            raise BadState("this burst is closed")
         if not self._burst_id or self._model.has_moved_from(self._connection):
             self._configure(deadline_ns)
         return self._burst_id

@@ -7,15 +7,16 @@ the range of the tensor's type.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.summaries import counted
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.runtime.tensor_layout import Array, format_shape, has_unknown_shape
+from nnfmq.runtime.outputs import in_order
+from nnfmq.runtime.tensor_layout import Array, InputValue, format_shape, has_unknown_shape
 
 
 def with_batch_dimension(array: Array, shape: tuple[int, ...]) -> Array:
@@ -32,7 +33,7 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return len(shape) == len(wanted) and all(w in (0, s) for w, s in zip(wanted, shape, strict=True))
 
 
-def checked_array(info: TensorInfo, value: ArrayLike) -> Array:
+def checked_array(info: TensorInfo, value: InputValue) -> Array:
     """Return `value` as an array that can be copied into the input `info`. An unknown dimension (0) matches any.
 
     A missing batch dimension of 1 is added.
@@ -41,6 +42,11 @@ def checked_array(info: TensorInfo, value: ArrayLike) -> Array:
         InvalidArgument: If `value` is not an array, has another shape or an incompatible dtype, or contains an integer
             that the input's type cannot represent.
     """
+    if isinstance(value, Mapping):
+        raise InvalidArgument(
+            f"input {info.name!r} is given as a {type(value).__name__}: give all inputs in one mapping by name, or an "
+            "array for each in order"
+        )
     try:
         array = np.asarray(value)
     except ValueError as error:  # ragged lists
@@ -73,12 +79,13 @@ def _check_conversion(info: TensorInfo, array: Array) -> None:
         )
 
 
-def checked_arrays(infos: Sequence[TensorInfo], values: Sequence[ArrayLike]) -> list[Array]:
-    """Return all inputs of an execution as arrays.
+def checked_arrays(infos: Sequence[TensorInfo], values: Sequence[InputValue]) -> list[Array]:
+    """Return all inputs of an execution, given in order or in a mapping by name, as arrays.
 
     Raises:
-        InvalidArgument: If their number is wrong, or as `checked_array`.
+        InvalidArgument: If their number or a name is wrong, or as `checked_array`.
     """
+    values = in_order(infos, values)
     check_count("input", infos, len(values))
     return [checked_array(info, value) for info, value in zip(infos, values, strict=True)]
 
@@ -87,7 +94,8 @@ def check_count(kind: str, infos: Sequence[TensorInfo], count: int) -> None:
     """Raise InvalidArgument unless `count` is the model's number of `kind`s, which is "input" or "output"."""
     if count != len(infos):
         names = ", ".join(repr(info.name) for info in infos)
-        raise InvalidArgument(f"the model has {len(infos)} {kind}s ({names}); {count} were given")
+        given = "1 was given" if count == 1 else f"{count} were given"
+        raise InvalidArgument(f"the model has {counted(len(infos), kind)} ({names}); {given}")
 
 
 def no_inputs_error(infos: Sequence[TensorInfo], call: str) -> InvalidArgument:
@@ -95,7 +103,7 @@ def no_inputs_error(infos: Sequence[TensorInfo], call: str) -> InvalidArgument:
     names = ", ".join(repr(info.name) for info in infos[:8])
     return InvalidArgument(
         f"{call}() without arguments uses the arrays in `inputs`, which were never written: "
-        f"write them, or pass {len(infos)} arrays ({names})"
+        f"write them, or pass {counted(len(infos), 'array')} ({names})"
     )
 
 
@@ -118,7 +126,9 @@ def check_out(infos: Sequence[TensorInfo], targets: Sequence[Array]) -> None:
     if not isinstance(unchecked, Sequence) or not all(isinstance(target, np.ndarray) for target in unchecked):
         raise InvalidArgument("`out` must be a sequence of numpy arrays, one for each output")
     if len(targets) != len(infos):
-        raise InvalidArgument(f"the model has {len(infos)} outputs, `out` has {len(targets)} arrays")
+        raise InvalidArgument(
+            f"the model has {counted(len(infos), 'output')}, `out` has {counted(len(targets), 'array')}"
+        )
     for info, target in zip(infos, targets, strict=True):
         is_known = bool(info.shape) and 0 not in info.shape
         if target.dtype != info.dtype or (is_known and target.shape != info.shape):
@@ -130,8 +140,8 @@ def check_out(infos: Sequence[TensorInfo], targets: Sequence[Array]) -> None:
             raise InvalidArgument(f"the array in `out` for output {info.name!r} is read-only")
 
 
-def copy_out(targets: Sequence[Array], results: Sequence[Array]) -> tuple[Array, ...]:
-    """Copy results into the caller's arrays and return those.
+def copy_out(targets: Sequence[Array], results: Sequence[Array]) -> None:
+    """Copy results into the caller's arrays.
 
     Raises:
         InvalidArgument: If a shape differs.
@@ -140,4 +150,3 @@ def copy_out(targets: Sequence[Array], results: Sequence[Array]) -> tuple[Array,
         if target.shape != result.shape:
             raise InvalidArgument(f"output {index} has shape {result.shape}, `out` has {target.shape}")
         np.copyto(target, result)
-    return tuple(targets)

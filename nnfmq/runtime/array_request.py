@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from nnfmq.hal.errors import OutputInsufficientSize
 from nnfmq.hal.tensor_info import TensorInfo
@@ -15,14 +14,16 @@ from nnfmq.memory import Memory
 from nnfmq.runtime.array_checks import check_count, checked_array
 from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.outputs import Outputs, in_order, names_of, outputs_type
 from nnfmq.runtime.result_validation import check_fits, check_reported_shapes
-from nnfmq.runtime.tensor_layout import Array, layout, view
+from nnfmq.runtime.tensor_layout import Array, InputValue, layout, view
 
 Shapes = Sequence[tuple[int, ...]]
 
 
-def checked_arguments(infos: Sequence[TensorInfo], values: Sequence[ArrayLike | Buffer]) -> list[Array | Buffer]:
+def checked_arguments(infos: Sequence[TensorInfo], values: Sequence[InputValue | Buffer]) -> list[Array | Buffer]:
     """As `array_checks.checked_arrays`, but accept Buffers unchecked: the driver checks those."""
+    values = in_order(infos, values)
     check_count("input", infos, len(values))
     pairs = zip(infos, values, strict=True)
     return [value if isinstance(value, Buffer) else checked_array(info, value) for info, value in pairs]
@@ -117,9 +118,10 @@ class ArrayRequest:
             raise error
         self._allocate_outputs(reported)
 
-    def arrays(self, reported: Sequence[OutputShape]) -> tuple[Array, ...]:
+    def arrays(self, reported: Sequence[OutputShape]) -> Outputs:
         """As `results`, for a request without Buffers."""
-        return tuple(result for result in self.results(reported) if isinstance(result, np.ndarray))
+        arrays = [result for result in self.results(reported) if isinstance(result, np.ndarray)]
+        return outputs_type(names_of(self._model.outputs))(arrays)
 
     def results(self, reported: Sequence[OutputShape]) -> tuple[Array | Buffer, ...]:
         """Return copies of the outputs, in the reported shapes if there are any, and the Buffers among the targets.

@@ -7,7 +7,7 @@ If the execution falls back to the CPU, the fallback thread does all that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
@@ -23,8 +23,8 @@ from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.failed_execution import execute_after_failure
 from nnfmq.runtime.future import Future
 from nnfmq.runtime.model_handle import ModelHandle, ModelLocation
+from nnfmq.runtime.outputs import Outputs
 from nnfmq.runtime.request_run import RequestRun
-from nnfmq.runtime.tensor_layout import Array
 from nnfmq.runtime.wire_values import memory_fds, to_wire_config, to_wire_deadline
 from nnfmq.serialize import messages
 from nnfmq.uncopyable import Uncopyable
@@ -35,16 +35,17 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 
-class PendingExecution(Uncopyable, Generic[ResultT]):
+class PendingExecution(Uncopyable, Coroutine[Any, Any, ResultT], Generic[ResultT]):
     """An execution in progress. Any thread may wait for it, any number of times. Nothing has to be closed.
 
     A task of asyncio awaits it: `scores, = await model.execute_async(image)`. So may several tasks, of several event
     loops. If a task is cancelled, or its `asyncio.timeout` passes, the execution continues, and its result is discarded
-    unless somebody else waits for it.
+    unless somebody else waits for it. It can also be made a task, as a coroutine: `asyncio.create_task(pending)`.
     """
 
     def __init__(self, future: Future[ResultT]) -> None:
         self._future = future
+        self._waits: dict[object, Generator[Any, None, ResultT]] = {}  # of tasks that run this as their coroutine
 
     def done(self) -> bool:
         """Return True once the execution has succeeded or failed. Does not block."""
@@ -86,6 +87,28 @@ class PendingExecution(Uncopyable, Generic[ResultT]):
         from nnfmq.runtime.task_waiting import result_of  # late, because asyncio costs more to import than this package
 
         return result_of(self._future).__await__()
+
+    def send(self, value: None, /) -> Any:
+        """Continue the wait of the task that is running; for asyncio."""
+        return self._step(lambda wait: wait.send(value))
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an error, such as a cancellation, in the wait of the task that is running; for asyncio."""
+        return self._step(lambda wait: wait.throw(*error))
+
+    def close(self) -> None:
+        """Do nothing: the execution continues. For asyncio."""
+
+    def _step(self, step: Callable[[Generator[Any, None, ResultT]], Any]) -> Any:
+        from asyncio import current_task
+
+        task = current_task()
+        wait = self._waits.get(task) or self._waits.setdefault(task, self.__await__())
+        try:
+            return step(wait)
+        except BaseException:  # the result, too, is passed as one: StopIteration
+            del self._waits[task]
+            raise
 
 
 class ResultHandler(Protocol):
@@ -229,7 +252,7 @@ class _ArrayHandler:
 
     def __init__(
         self,
-        future: Future[tuple[Array, ...]],
+        future: Future[Outputs],
         async_request: AsyncRequest,
         array_request: ArrayRequest,
         note_timing: Callable[[Timing], None],
@@ -282,12 +305,12 @@ def started(pending: PendingExecution[ResultT], is_synchronous: bool) -> Pending
 
 def start_arrays(
     async_request: AsyncRequest, array_request: ArrayRequest, note_timing: Callable[[Timing], None]
-) -> PendingExecution[tuple[Array, ...]]:
+) -> PendingExecution[Outputs]:
     """Start an execution with arrays. Takes ownership of `array_request`. Raises as `AsyncRequest.start`.
 
     `note_timing` gets the execution's timing, on the watcher thread.
     """
-    future: Future[tuple[Array, ...]] = Future()
+    future: Future[Outputs] = Future()
     try:
         async_request.start(array_request.request, _ArrayHandler(future, async_request, array_request, note_timing))
     except BaseException:

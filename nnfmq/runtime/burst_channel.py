@@ -26,7 +26,6 @@ from nnfmq.hal.errors import (
     BadState,
     DeadObject,
     ErrorStatus,
-    InvalidArgument,
     MissedDeadlineTransient,
     NnfmqError,
     OutputInsufficientSize,
@@ -146,7 +145,7 @@ class BurstChannel(Uncopyable):
     def _require_open(self) -> None:
         self._connection.raise_if_closed()
         if not self._burst_id:
-            raise InvalidArgument("this burst is closed")
+            raise BadState("this burst is closed")
 
     def _busy_error(self) -> Exception:
         self._require_open()
@@ -258,7 +257,7 @@ class BurstChannel(Uncopyable):
         """Fetch the text of a failed execution's error, and raise it; without the text if the driver does not reply."""
         try:
             reply = self._connection.exchange(self._error_call(), messages.BurstError, (), _text_limit_ns(deadline_ns))
-        except (MissedDeadlineTransient, DeadObject):
+        except (MissedDeadlineTransient, BadState, DeadObject):
             raise _error_without_text(result, deadline_ns) from None
         raise _error_with_text(result, reply)
 
@@ -274,7 +273,7 @@ class BurstChannel(Uncopyable):
             left_s = max(0, _text_limit_ns(deadline_ns) - time.monotonic_ns()) / 1e9
             async with asyncio.timeout(left_s):
                 found = await result_of(reply)
-        except (TimeoutError, DeadObject):
+        except (TimeoutError, BadState, DeadObject):
             raise _error_without_text(result, deadline_ns) from None
         raise _error_with_text(result, found)
 
@@ -288,13 +287,12 @@ class BurstChannel(Uncopyable):
         """Make the driver unmap a memory that was a pool of `execute_request`; blocks. Idempotent.
 
         Raises:
-            BadState: If another thread is executing.
-            InvalidArgument: If the burst is closed.
+            BadState: If another thread is executing, or the burst is closed.
             MissedDeadlineTransient: If `timeout` (seconds; None = no limit) passes.
             DeadObject: If the driver exits.
         """
         if not self._burst_id:
-            raise InvalidArgument("this burst is closed")
+            raise BadState("this burst is closed")
         slot = self._slots.find(memory)
         if slot is not None:
             self._free_slots([slot], deadline_after(timeout))

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
-from numpy.typing import ArrayLike
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError
@@ -37,9 +36,10 @@ from nnfmq.runtime.failed_execution import execute_on_cpu, model_on_cpu
 from nnfmq.runtime.mapped_arrays import MappedArrays
 from nnfmq.runtime.model_burst import ModelBurst
 from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.outputs import Outputs
 from nnfmq.runtime.result_validation import validate_result
 from nnfmq.runtime.sync_execution import execute_arrays, execute_request
-from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.tensor_layout import Array, InputValue
 from nnfmq.runtime.wire_values import make_execution_config
 from nnfmq.serialize.burst_deadline import marked
 from nnfmq.serialize.codec import decode_result, encode_request
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["QUEUE_RECORDS", "Burst", "CachedRequest", "Inputs", "Targets"]
 
 _MAX_CACHED_BYTES = 4096  # larger replies are decoded each time
-Inputs: TypeAlias = Sequence[ArrayLike]
+Inputs: TypeAlias = Sequence[InputValue]
 Targets: TypeAlias = Sequence[Array] | None
 """The arrays to fill with the outputs; None = new arrays."""
 _IS_MEASURED = 1  # as HAS_DEADLINE, a summand of an index of a burst's cached requests
@@ -80,7 +80,7 @@ class Burst(BurstChannel, ModelBurst):
         self._info: ExecutionInfo | None = None  # made of these by `last`
         self._inputs: tuple[Array, ...] = ()
         self._has_inputs = False
-        self.outputs: tuple[Array, ...] = ()
+        self.outputs = Outputs()
 
     @classmethod
     def configure(
@@ -130,11 +130,11 @@ class Burst(BurstChannel, ModelBurst):
 
     def execute(
         self,
-        *inputs: ArrayLike,
+        *inputs: InputValue,
         out: Sequence[Array] | None = None,
         measure: bool = False,
         timeout: float | None = None,
-    ) -> tuple[Array, ...]:
+    ) -> Outputs:
         """Run the model once and return its outputs; blocks. See `ModelBurst.execute`."""
         # As `exclusive` does it, spelled out: forwarding the arguments takes a tenth of a null model's round trip.
         claims, claim = self._claims, object()
@@ -155,7 +155,7 @@ class Burst(BurstChannel, ModelBurst):
             except KeyError:
                 pass
 
-    def _execute(self, inputs: Inputs, out: Targets, kind: int, deadline_ns: int | None) -> tuple[Array, ...]:
+    def _execute(self, inputs: Inputs, out: Targets, kind: int, deadline_ns: int | None) -> Outputs:
         self._connection.raise_if_closed()  # in a forked child the burst looks open, but the parent uses its memory
         if self._trace is not None:
             self._trace.begin()
@@ -214,7 +214,7 @@ class Burst(BurstChannel, ModelBurst):
 
     def _execute_after_failure(
         self, error: NnfmqError, inputs: Inputs, out: Targets, kind: int, deadline_ns: int | None
-    ) -> tuple[Array, ...]:
+    ) -> Outputs:
         """Execute elsewhere what the device has failed to with `error`; blocks. Raises `error` if nothing can."""
         if self._can_reopen(error):
             try:
@@ -237,12 +237,12 @@ class Burst(BurstChannel, ModelBurst):
 
     async def execute_async(
         self,
-        *inputs: ArrayLike,
+        *inputs: InputValue,
         out: Sequence[Array] | None = None,
         measure: bool = False,
         timeout: float | None = None,
         blocking: BlockingWait | None = None,
-    ) -> tuple[Array, ...]:
+    ) -> Outputs:
         """Run the model once and return its outputs. See `ModelBurst.execute_async`.
 
         `blocking` decides when the wait may block the event loop, by default never.
@@ -271,7 +271,7 @@ class Burst(BurstChannel, ModelBurst):
 
     async def _execute_in_task(
         self, inputs: Inputs, out: Targets, kind: int, deadline_ns: int | None, blocking: BlockingWait | None
-    ) -> tuple[Array, ...]:
+    ) -> Outputs:
         self._connection.raise_if_closed()
         if self._trace is not None:
             self._trace.begin()
@@ -437,7 +437,7 @@ class Burst(BurstChannel, ModelBurst):
         try:
             self._close_queues()
         finally:
-            self._inputs = self.outputs = ()
+            self._inputs, self.outputs = (), Outputs()
             self._detach_state()
             self._arrays = None  # its arrays would keep the memory mapped
             self._resources.close()

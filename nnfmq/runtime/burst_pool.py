@@ -20,12 +20,11 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from numpy.typing import ArrayLike
-
 from nnfmq.deadlines import deadline_after, remaining_s
-from nnfmq.hal.errors import InvalidArgument, MissedDeadlineTransient
+from nnfmq.hal.errors import BadState, InvalidArgument, MissedDeadlineTransient
 from nnfmq.runtime.model_handle import CompiledHandle
-from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.outputs import Outputs
+from nnfmq.runtime.tensor_layout import Array, InputValue
 from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ class BurstPool(Uncopyable):
 
         Raises:
             MissedDeadline: If no burst becomes free within `timeout` (None = no limit).
-            InvalidArgument: If the pool is closed.
+            BadState: If the pool is closed.
             DeadObject: If the driver exits.
         """
         deadline_ns, loan = deadline_after(timeout), BurstLoan(self)
@@ -136,11 +135,11 @@ class BurstPool(Uncopyable):
 
     def execute(
         self,
-        *inputs: ArrayLike,
+        *inputs: InputValue,
         out: Sequence[Array] | None = None,
         measure: bool = False,
         timeout: float | None = None,
-    ) -> tuple[Array, ...]:
+    ) -> Outputs:
         """Run the model once over a free burst and return its outputs; blocks.
 
         Arguments and errors as for `Burst.execute`; the inputs are required. `timeout` includes the wait for a burst.
@@ -162,7 +161,7 @@ class BurstPool(Uncopyable):
         try:
             self._model.require_usable()
             if self._is_closed:
-                raise InvalidArgument("this pool of bursts is closed")
+                raise BadState("this pool of bursts is closed")
         except BaseException:
             if self._tokens.empty():  # the next thread that waits gets this token, and so on
                 self._tokens.put(None)

@@ -11,16 +11,18 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeAlias, TypeVar, Unpack
 
 from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, InvalidArgument
+from nnfmq.hal.summaries import nearest
 from nnfmq.hal.types import DeviceStatus
-from nnfmq.runtime.client_device import Device, PrepareOptions, with_time_left
+from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.device_validation import valid_devices
-from nnfmq.runtime.prepare_arguments import ModelArgument, name_for_display, to_model
+from nnfmq.runtime.prepare_arguments import ModelArgument, to_member
+from nnfmq.runtime.prepare_options import PrepareOptions, loaded_model, with_time_left
 from nnfmq.runtime.single_attempt import SingleAttempt
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
@@ -46,6 +48,8 @@ ConnectRepository: TypeAlias = "Callable[[int | None, bool], Channel]"
 """Connects to the driver's model repository in the same way. Raises DeviceUnavailable if there is none."""
 
 
+StatusArgument: TypeAlias = DeviceStatus | Literal["available", "busy", "offline"]
+"""A status, or its name."""
 _ONLY = 0  # the key of a dict of one object, which threads create at most once
 ResultT = TypeVar("ResultT")
 _log = logging.getLogger("nnfmq.client")
@@ -68,9 +72,9 @@ class Compilation(Protocol):
 class Client(Uncopyable):
     """A connection to a driver. Close it, or use `with`; the models and bursts made through it are closed with it.
 
-    Thread-safe. When the driver dies, all calls raise DeadObject immediately, unless the client was made with
-    `connect(recover=True)`: a call then connects again and is repeated once, and models are prepared again. It waits
-    for a driver until its timeout passes, 10 s if it has none.
+    Thread-safe. Once it is closed, all calls raise BadState. When the driver dies, all calls raise DeadObject
+    immediately, unless the client was made with `connect(recover=True)`: a call then connects again and is repeated
+    once, and models are prepared again. It waits for a driver until its timeout passes, 10 s if it has none.
     """
 
     def __init__(
@@ -138,9 +142,9 @@ class Client(Uncopyable):
         return self._call(_list_devices, deadline_after(timeout))
 
     def set_device_status(
-        self, name: str, status: DeviceStatus, *, keep: bool = False, timeout: float | None = DEFAULT_TIMEOUT_S
+        self, name: str, status: StatusArgument, *, keep: bool = False, timeout: float | None = DEFAULT_TIMEOUT_S
     ) -> None:
-        """Make a device AVAILABLE, BUSY or OFFLINE for all clients of this driver; blocks.
+        """Make a device AVAILABLE, BUSY or OFFLINE, also given as "busy", for all clients of this driver; blocks.
 
         While it is not AVAILABLE, every call on it, its models, buffers and bursts raises DeviceUnavailable. When this
         client is closed or dies, the device gets back the status that was last kept, AVAILABLE at first. With `keep`
@@ -151,6 +155,7 @@ class Client(Uncopyable):
             InvalidArgument: If there is no such device, or the status is another one.
             GeneralFailure: If the driver does not allow it, or this user is neither the driver's nor root.
         """
+        status = to_member(DeviceStatus, status, "status")
 
         def set_status(connection: Connection, deadline_ns: int | None) -> None:
             message = messages.SetDeviceStatus(connection.next_call_id(), name, status, keep)
@@ -193,11 +198,12 @@ class Client(Uncopyable):
         """
         return self._device(name, self.devices(timeout=timeout))
 
-    def _device(self, name: str, devices: list[DeviceInfo]) -> Device:
-        infos = {info.name: info for info in devices}
+    def _device(self, name: str, infos_now: list[DeviceInfo]) -> Device:
+        infos = {info.name: info for info in infos_now}
         self._require_unchanged(name)
         if name not in infos:
-            raise InvalidArgument(f"there is no device {name!r}; this driver has: {', '.join(sorted(infos))}")
+            devices = ", ".join(sorted(infos))
+            raise InvalidArgument(f"there is no device {name!r}; this driver has: {devices}{nearest(name, infos)}")
         return self.device_of(infos[name])
 
     def device_of(self, info: DeviceInfo, choice: DeviceChoice = "application") -> Device:
@@ -207,7 +213,7 @@ class Client(Uncopyable):
         return Device(info, self._connection, choice, reach)
 
     def prepare(self, model: ModelArgument, **options: Unpack[PrepareOptions]) -> CompiledModel:
-        """Prepare a model, or a model file, on the best available device; blocks. The caller closes the result.
+        """Prepare a model, a file or its content, on the best available device; blocks. The caller closes the result.
 
         That is `compiled`, which generates machine code, if it is available, otherwise `reference`, with one warning in
         the log; devices of plug-ins that are faster at some operations execute these. If the devices fail, the CPU
@@ -223,15 +229,14 @@ class Client(Uncopyable):
             NnfmqError: As `Device.prepare`, if the CPU device may not be used instead.
         """
         deadline_ns = deadline_after(options.get("timeout"))
-        options["name"] = name_for_display(model, options.get("name"))
-        model = to_model(model)  # while an embedded driver starts
+        loaded = loaded_model(model, options)  # while an embedded driver starts
         devices = self.devices(timeout=DEFAULT_TIMEOUT_S if deadline_ns is None else remaining_s(deadline_ns))
         if self._compilation is None:
             raise InvalidArgument("this client has no runtime: call nnfmq.connect(), or `device` to choose a device")
         for info in devices:
             self._known_devices.setdefault(info.name, info)
         usable = [info for info in devices if info.name not in self._lost_devices]
-        return self._compilation.prepare(self, usable, model, with_time_left(options, deadline_ns))
+        return self._compilation.prepare(self, usable, loaded, with_time_left(options, deadline_ns))
 
     # ------------------------------------------------------------------------------------------------ models by name
 
@@ -274,7 +279,7 @@ class Client(Uncopyable):
         return self._connect_again is not None
 
     def require_usable(self) -> None:
-        """Raise DeadObject if the client is closed, or its driver has died and the client does not recover."""
+        """Raise BadState if the client is closed, DeadObject if its driver has died and the client does not recover."""
         if self._is_closed or not self.recovers or self._connection.is_abandoned:
             self._connection.raise_if_closed()
 
@@ -359,6 +364,28 @@ class Client(Uncopyable):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        """Return when the driver has accepted this client; other tasks of the event loop run meanwhile.
+
+        Raises what `connect` raises.
+        """
+        import asyncio  # it costs more to import than this package
+
+        try:
+            await asyncio.to_thread(self._connection.wait_until_ready)
+        except BaseException:
+            await asyncio.to_thread(self.close)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """Close the client; other tasks of the event loop run meanwhile."""
+        import asyncio
+
+        await asyncio.to_thread(self.close)
 
 
 def _list_devices(connection: Connection, deadline_ns: int | None) -> list[DeviceInfo]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,7 +26,15 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.hal.tensor_info import TensorInfo, operand_info
 from nnfmq.hal.timing import to_limit_field
-from nnfmq.hal.types import DEFAULT_PREFERENCE, ExtensionNameAndPrefix, Model, Pool, Priority, TokenValuePair
+from nnfmq.hal.types import (
+    DEFAULT_PREFERENCE,
+    ExecutionPreference,
+    ExtensionNameAndPrefix,
+    Model,
+    Pool,
+    Priority,
+    TokenValuePair,
+)
 from nnfmq.runtime.buffer_allocation import ModelRole, allocate_in_device
 from nnfmq.runtime.compile_notice import ProgressCallback, compile_notice
 from nnfmq.runtime.connection import Connection
@@ -39,11 +47,14 @@ from nnfmq.runtime.prepare_arguments import (
     ModelSignature,
     NamedModel,
     Preference,
+    PriorityArgument,
     name_for_display,
     to_hal_model,
     to_model,
     to_preference,
+    to_priority,
 )
+from nnfmq.runtime.prepare_options import PrepareOptions
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.wire_values import memory_fds, require_supported_hints, to_wire_deadline
 from nnfmq.serialize import messages
@@ -51,37 +62,13 @@ from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model_codec import encode_model
 from nnfmq.verbose_log import vlog
 
-__all__ = ["Device", "DeviceInfo", "PrepareOptions", "ProgressCallback", "model_signature"]
+__all__ = ["Device", "DeviceInfo", "model_signature"]
 
 if TYPE_CHECKING:
     from nnfmq.runtime.cache_directory import CacheDirectory
     from nnfmq.runtime.preparation_observation import Preparation
 
 _log = logging.getLogger("nnfmq.client")
-
-
-class PrepareOptions(TypedDict, total=False):
-    """The keyword arguments of `Device.prepare`."""
-
-    preference: Preference
-    priority: Priority
-    hints: Sequence[TokenValuePair]
-    extensions: Sequence[ExtensionNameAndPrefix]
-    cache_dir: str | os.PathLike[str] | None
-    token: bytes | None
-    model_cache: Sequence[int]
-    data_cache: Sequence[int]
-    timeout: float | None
-    progress: ProgressCallback | None
-    name: str | None
-
-
-def with_time_left(options: PrepareOptions, deadline_ns: int | None) -> PrepareOptions:
-    """Return a copy of the options whose timeout is the time that is left until the deadline, if there is one."""
-    left = options.copy()
-    if deadline_ns is not None:
-        left["timeout"] = remaining_s(deadline_ns)
-    return left
 
 
 Reach: TypeAlias = Callable[[str, int | None, bool], Connection]
@@ -162,7 +149,7 @@ class Device(Struct, frozen=True):
         model: ModelArgument,
         *,
         preference: Preference = DEFAULT_PREFERENCE,
-        priority: Priority = Priority.MEDIUM,
+        priority: PriorityArgument = Priority.MEDIUM,
         hints: Sequence[TokenValuePair] = (),
         extensions: Sequence[ExtensionNameAndPrefix] = (),
         cache_dir: str | os.PathLike[str] | None = None,
@@ -172,18 +159,21 @@ class Device(Struct, frozen=True):
         timeout: float | None = None,
         progress: ProgressCallback | None = None,
         name: str | None = None,
+        shapes: Mapping[str | int, Sequence[int]] | None = None,
+        signature: str | None = None,
     ) -> PreparedModel:
         """Validate and compile a model in the driver; blocks until it is ready. The caller closes the result.
 
         If the device compiles it for more than a second, a line on stderr shows the progress, if that is a terminal.
 
         Args:
-            model: The model, or the path of a file that `nnfmq.load` reads.
+            model: The model; or the path, or the content, of a file that `nnfmq.load` reads.
             preference: What the compilation optimizes; also by name: "low_power", "fast_single_answer",
                 "sustained_speed". Only with "fast_single_answer" the model is ready before the device `compiled` has
                 compiled it: it executes on the interpreter, and changes to the compiled program while it is in use, so
                 later results may have other bits.
-            priority: The priority of the model's executions among those of this client.
+            priority: The priority of the model's executions among those of this client; also by name: "low", "medium",
+                "high".
             hints: Vendor hints, of extensions that this device supports; it ignores those that it does not know.
             extensions: The prefixes of extensions in `hints`.
             cache_dir: An existing directory. The compilation is read from cache files there if this driver wrote them,
@@ -196,9 +186,11 @@ class Device(Struct, frozen=True):
             progress: Called on this thread with the numbers of compiled units and of all units, if the device
                 compiles, instead of writing to stderr. An exception that it raises ends the call.
             name: What the driver's statistics call the model; by default the name of its file.
+            shapes: For a model file, the shapes of inputs, as for `nnfmq.load`: `{"ids": (1, 128)}`.
+            signature: For a .tflite file, as for `nnfmq.load`.
 
         Raises:
-            InvalidArgument: If the model, its file, the preference or a hint is invalid.
+            InvalidArgument: If the model, its file, the preference, the priority or a hint is invalid.
             OSError: If the model's file cannot be read.
             GeneralFailure: If the device cannot execute the model.
             MissedDeadline: If the timeout passes.
@@ -208,7 +200,8 @@ class Device(Struct, frozen=True):
             raise InvalidArgument("caches are either in `cache_dir` or the files given, not both")
         require_supported_hints(self.info.name, self._extension_names(), hints, extensions)
         deadline_ns = deadline_after(timeout)
-        loaded = to_model(model)
+        loaded = to_model(model, shapes, signature)
+        preference, priority = to_preference(preference), to_priority(priority)
         data, pools = encode_model(to_hal_model(loaded))
         wire_hints, prefixes = messages.hints_to_data(hints, extensions)
         shown_name = name_for_display(model, name)
@@ -244,7 +237,7 @@ class Device(Struct, frozen=True):
         data: bytes,
         pools: Sequence[Pool],
         *,
-        preference: Preference,
+        preference: ExecutionPreference,
         priority: Priority,
         deadline_ns: int | None,
         name: str,
@@ -265,7 +258,7 @@ class Device(Struct, frozen=True):
         model: Model | ModelSignature,
         data: bytes,
         pools: Sequence[Pool],
-        preference: Preference,
+        preference: ExecutionPreference,
         priority: Priority,
         deadline_ns: int | None,
     ) -> messages.PrepareModel:
@@ -273,7 +266,7 @@ class Device(Struct, frozen=True):
         return messages.PrepareModel(
             0,
             self.info.name,
-            to_preference(preference),
+            preference,
             priority,
             to_wire_deadline(self._connection, deadline_ns),
             data,

@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, overload
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import BadState, InvalidArgument
@@ -33,8 +32,9 @@ from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.model_handle import CompiledHandle
 from nnfmq.runtime.model_state import HasState, StateValues, require_no_state
+from nnfmq.runtime.outputs import Outputs, in_order, names_of, outputs_type
 from nnfmq.runtime.sync_execution import check_out
-from nnfmq.runtime.tensor_layout import ALIGNMENT, Array, MemoryPreference
+from nnfmq.runtime.tensor_layout import ALIGNMENT, Array, InputValue, MemoryPreference
 from nnfmq.runtime.wire_values import make_execution_config
 from nnfmq.uncopyable import Uncopyable
 
@@ -77,6 +77,7 @@ class CompiledModel(Uncopyable, HasState, ABC):
         """Whether asynchronous executions are done when the call returns: $NNFMQ_SYNC_EXEC_RUNTIME."""
         self._state = StateValues(states) if states else None
         self._claims: dict[int, object] = {}  # see `exclusive_use`
+        self._outputs_type = outputs_type(names_of(outputs))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {self._place()}: {self.handle.signature}>"
@@ -109,20 +110,24 @@ class CompiledModel(Uncopyable, HasState, ABC):
 
     # ------------------------------------------------------------------------------------------------ arrays
 
-    @overload
-    def execute(
-        self,
-        *inputs: ArrayLike | Buffer,
-        out: Sequence[Array] | None = None,
-        measure: bool = False,
-        timeout: float | None = None,
-        loop_timeout: float | None = None,
-    ) -> tuple[Array, ...]: ...
+    def __call__(self, *inputs: InputValue, timeout: float | None = None) -> Outputs:
+        """Run the model once and return its outputs, as `execute`; blocks."""
+        return self.execute(*inputs, timeout=timeout)
 
     @overload
     def execute(
         self,
-        *inputs: ArrayLike | Buffer,
+        *inputs: InputValue | Buffer,
+        out: Sequence[Array] | None = None,
+        measure: bool = False,
+        timeout: float | None = None,
+        loop_timeout: float | None = None,
+    ) -> Outputs: ...
+
+    @overload
+    def execute(
+        self,
+        *inputs: InputValue | Buffer,
         out: Sequence[Array | Buffer],
         measure: bool = False,
         timeout: float | None = None,
@@ -131,7 +136,7 @@ class CompiledModel(Uncopyable, HasState, ABC):
 
     def execute(
         self,
-        *inputs: ArrayLike | Buffer,
+        *inputs: InputValue | Buffer,
         out: Sequence[Array | Buffer] | None = None,
         measure: bool = False,
         timeout: float | None = None,
@@ -141,16 +146,16 @@ class CompiledModel(Uncopyable, HasState, ABC):
 
         Args:
             inputs: For each input, in order, an array of its shape and dtype, or a Buffer; on several devices one in
-                shared memory.
+                shared memory. Or one mapping with all of them by name: `model.execute({"image": image})`.
             out: For each output, an array to fill or a Buffer; returned. None = return new arrays.
             measure: Whether to measure the times in ns; see `last_timing`. For one device only (TIM-1).
             timeout: In seconds; also the execution's deadline. None = no limit, 0 = has passed.
             loop_timeout: Limit of each WHILE loop, in seconds: 2 by default, at most 15.
 
         Raises:
-            InvalidArgument: If an argument's shape, dtype or number is wrong, the model is closed, or `measure` is
-                given and the model is on several devices.
-            BadState: If the model has states, and another thread is executing.
+            InvalidArgument: If an argument's shape, dtype, number or name is wrong, or `measure` is given and the model
+                is on several devices.
+            BadState: If the model is closed, or it has states, and another thread is executing.
             MissedDeadline: If a limit passes.
             ProtocolError: If a driver's reply is invalid.
             DeadObject: If a driver exits.
@@ -159,8 +164,10 @@ class CompiledModel(Uncopyable, HasState, ABC):
         config, deadline_ns = self._config(measure, loop_timeout), deadline_after(timeout)
         self.handle.require_open()
         if self._state is not None:
-            return self._execute_with_state(inputs, out, config, deadline_ns)
-        return self._execute_arrays(inputs, out, config, deadline_ns)
+            results = self._execute_with_state(in_order(self.inputs, inputs), out, config, deadline_ns)
+        else:
+            results = self._execute_arrays(inputs, out, config, deadline_ns)
+        return self._outputs_type(results)  # type: ignore[arg-type]  # Buffers are among them if they are in `out`
 
     def _config(self, measure: bool, loop_timeout: float | None) -> ExecutionConfig:
         config = make_execution_config(measure, loop_timeout)
@@ -170,7 +177,7 @@ class CompiledModel(Uncopyable, HasState, ABC):
     @exclusive
     def _execute_with_state(
         self,
-        inputs: Sequence[ArrayLike | Buffer],
+        inputs: Sequence[InputValue | Buffer],
         out: Sequence[Array | Buffer] | None,
         config: ExecutionConfig,
         deadline_ns: int | None,
@@ -190,17 +197,18 @@ class CompiledModel(Uncopyable, HasState, ABC):
 
     def execute_async(
         self,
-        *inputs: ArrayLike,
+        *inputs: InputValue,
         measure: bool = False,
         timeout: float | None = None,
         loop_timeout: float | None = None,
-    ) -> PendingExecution[tuple[Array, ...]]:
+    ) -> PendingExecution[Outputs]:
         """Start to run the model and return the pending execution immediately.
 
         Arguments as for `execute`; the inputs are copied before this returns.
 
         Raises:
             InvalidArgument: As `execute`, or the model has states.
+            BadState: If the model is closed.
             DeadObject: If the driver has exited. `PendingExecution.result` raises all other errors.
         """
         from nnfmq.runtime.async_execution import started
@@ -212,13 +220,13 @@ class CompiledModel(Uncopyable, HasState, ABC):
 
     def execute_fenced(
         self,
-        *inputs: ArrayLike,
+        *inputs: InputValue,
         wait_for: Sequence[HasFileno | int] = (),
         measure: bool = False,
         timeout: float | None = None,
         duration: float | None = None,
         loop_timeout: float | None = None,
-    ) -> FencedExecution[tuple[Array, ...]]:
+    ) -> FencedExecution[Outputs]:
         """Run the model once when all fences of `wait_for` are signaled; blocks until it is launched.
 
         The caller closes the result.
@@ -253,7 +261,8 @@ class CompiledModel(Uncopyable, HasState, ABC):
         only the creation.
 
         Raises:
-            InvalidArgument: If a shape is not fully known, or the model is closed.
+            InvalidArgument: If a shape is not fully known.
+            BadState: If the model is closed.
             DeadObject: If the driver exits.
         """
         config, deadline_ns = self._config(measure, loop_timeout), deadline_after(timeout)
@@ -408,7 +417,7 @@ class CompiledModel(Uncopyable, HasState, ABC):
     @abstractmethod
     def _execute_arrays(
         self,
-        inputs: Sequence[ArrayLike | Buffer],
+        inputs: Sequence[InputValue | Buffer],
         out: Sequence[Array | Buffer] | None,
         config: ExecutionConfig,
         deadline_ns: int | None,
@@ -417,13 +426,13 @@ class CompiledModel(Uncopyable, HasState, ABC):
 
     @abstractmethod
     def _start_arrays(
-        self, inputs: Sequence[ArrayLike], config: ExecutionConfig, deadline_ns: int | None
-    ) -> PendingExecution[tuple[Array, ...]]: ...
+        self, inputs: Sequence[InputValue], config: ExecutionConfig, deadline_ns: int | None
+    ) -> PendingExecution[Outputs]: ...
 
     @abstractmethod
     def _launch_arrays(
-        self, inputs: Sequence[ArrayLike], config: ExecutionConfig, limits: FenceLimits
-    ) -> FencedExecution[tuple[Array, ...]]: ...
+        self, inputs: Sequence[InputValue], config: ExecutionConfig, limits: FenceLimits
+    ) -> FencedExecution[Outputs]: ...
 
     @abstractmethod
     def _configure_burst(self, polling_window_us: float | None, deadline_ns: int | None) -> ModelBurst: ...

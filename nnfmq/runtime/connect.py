@@ -6,6 +6,7 @@ This module imports what it needs to start an embedded driver. What a client nee
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -40,18 +41,22 @@ def connect(
 ) -> Client:
     """Connect to a driver and return a client, which the caller closes; blocks.
 
+    In a task of asyncio write `async with nnfmq.connect() as client`: other tasks run while the driver starts.
+
     Without arguments: to the driver that listens at `$NNFMQ_SOCKET` or in the runtime directory; if there is none, to
     an embedded driver, a private process that exits with this one. A driver must run as this user or as root.
 
     An embedded driver still starts when this returns, so that an application can load its model meanwhile. The first
-    call waits for it, and raises what `wait_ready` would raise.
+    call waits for it, and raises what `wait_ready` would raise. Where an event loop runs, the same holds for a driver
+    that listens.
 
     Args:
         path: The socket of a driver.
         embedded: True = start an embedded driver without looking for another one; False = never start one.
         timeout: In seconds, also of an embedded driver's start; None = no limit.
         server_uid: The driver may also run as this user.
-        wait: Whether to wait for a driver that does not listen yet; none is started then (DEV-11).
+        wait: Whether to wait for a driver that does not listen yet; none is started then (DEV-11). Blocks, in a task of
+            asyncio as well: `await asyncio.to_thread(nnfmq.connect, wait=True)`.
         wait_ready: Whether to wait until an embedded driver has started.
         interface: The HAL version of this connection: "HIDL 1.0" to "HIDL 1.3", "AIDL v1" to "AIDL v4". An older one
             has fewer calls, and rejects newer models (docs/reference/hal-versions.md).
@@ -128,12 +133,22 @@ def _connect_to(path: Path, options: _Options, deadline_ns: int | None) -> Clien
         from nnfmq.runtime.compilation.client_compilation import ClientCompilation
 
         connection.watch()
-        connection.wait_until_ready(deadline_ns)
+        if not _has_event_loop():
+            connection.wait_until_ready(deadline_ns)
         again = partial(_connect_to_successor, path, options) if options.recover else None
         repository = partial(_connect_repository, path, options.server_uid)
         client = Client(connection, None, again, ClientCompilation(connect_cpu_driver), repository)
         undo.pop_all()
     return client
+
+
+def _has_event_loop() -> bool:
+    """Return whether an event loop of asyncio runs in this thread."""
+    asyncio = sys.modules.get("asyncio")  # it runs none if it is not imported
+    try:
+        return asyncio is not None and asyncio.get_running_loop() is not None
+    except RuntimeError:
+        return False
 
 
 def _open_channel(path: Path, server_uid: int | None, deadline_ns: int | None) -> Channel:

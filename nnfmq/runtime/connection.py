@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from nnfmq import watcher
 from nnfmq.channel import NO_WAIT, Channel, Frame
 from nnfmq.hal.errors import (
+    BadState,
     DeadObject,
     ErrorStatus,
     MissedDeadlineTransient,
@@ -143,7 +144,7 @@ class Connection(Uncopyable):
         Raises:
             DeviceUnavailable: If the driver exits before it replies.
             MissedDeadlineTransient: If this deadline passes, or that of `start`.
-            DeadObject: If this connection is closed before.
+            BadState: If this connection is closed before.
             NnfmqError: If the driver rejects the client, for example because it has too many.
         """
         return self._driver_start.wait(deadline_ns)
@@ -164,9 +165,9 @@ class Connection(Uncopyable):
         return self._is_abandoned or self._pid != os.getpid()
 
     def raise_if_closed(self) -> None:
-        """Raise DeadObject with the reason if `is_open` is False."""
+        """Raise BadState if this process has closed the connection, DeadObject if `is_open` is False otherwise."""
         if self._close_reason is not None:
-            raise DeadObject(self._close_reason)
+            raise open_connections.closed_error(self._close_reason)
 
     def next_call_id(self) -> int:
         """Return an id for a new call."""
@@ -216,7 +217,7 @@ class Connection(Uncopyable):
                 that it raises ends the call.
 
         Raises:
-            DeadObject: If the driver exits, or the connection is closed.
+            DeadObject: If the driver exits, or the connection is closed meanwhile; before the call it is BadState.
             MissedDeadlineTransient: If the deadline passes. A late reply is dropped, and what it created released.
         """
         self.wait_until_ready(deadline_ns)
@@ -272,7 +273,7 @@ class Connection(Uncopyable):
         Blocks while the socket is full.
 
         Raises:
-            DeadObject: If the driver exits, or the connection is closed.
+            DeadObject: If the driver exits, or the connection is closed meanwhile; before the call it is BadState.
             MissedDeadlineTransient: If the call cannot be sent before the deadline.
         """
         self.wait_until_ready(deadline_ns)
@@ -281,11 +282,7 @@ class Connection(Uncopyable):
     def start_call_nonblocking(
         self, message: messages.Call, reply_type: type[messages.Call], handler: ReplyHandler, fds: Sequence[int] = ()
     ) -> None:
-        """As `start_call`, for the watcher thread. Does not block.
-
-        Raises:
-            DeadObject: If the driver exits, or the connection is closed.
-        """
+        """As `start_call`, for the watcher thread. Does not block. Raises as `start_call`."""
         self._start_call(ReplyKey(message.call, reply_type), handler, partial(self._send_nonblocking, message, fds))
 
     def _start_call(self, key: ReplyKey, handler: ReplyHandler, send: Callable[[], None]) -> None:
@@ -306,7 +303,7 @@ class Connection(Uncopyable):
 
     def post(self, message: messages.Call) -> None:
         """Send a call and ignore its reply. Blocks up to 1 s. Does nothing if the driver has exited."""
-        with contextlib.suppress(DeadObject, MissedDeadlineTransient):
+        with contextlib.suppress(BadState, DeadObject, MissedDeadlineTransient):
             self._send(message, (), time.monotonic_ns() + _POST_TIMEOUT_NS)
 
     def _register(self, key: ReplyKey, pending: PendingCall) -> None:
@@ -315,7 +312,7 @@ class Connection(Uncopyable):
             self._pending_calls[key] = pending
 
     def add_peer(self, peer: watcher.DeathRecipients) -> None:
-        """Register queues to be woken when the driver dies. Raises DeadObject if it has already died."""
+        """Register queues to be woken when the driver dies. Raises as `raise_if_closed`."""
         with self._lock:
             self.raise_if_closed()
             self._peers.append(peer)
@@ -464,9 +461,9 @@ class Connection(Uncopyable):
 
     def close(self) -> None:
         """Send Goodbye and hang up; pending calls of other threads fail with DeadObject. Idempotent."""
-        self._driver_start.fail(DeadObject("this client is closed"))
+        self._driver_start.fail(BadState(open_connections.CLOSED))
         with self._lock:
-            was_open, self._close_reason = self._close_reason is None, self._close_reason or "this client is closed"
+            was_open, self._close_reason = self._close_reason is None, self._close_reason or open_connections.CLOSED
             watches, self._watches = self._watches, []
             self._is_abandoned |= was_open
         for watch in watches:

@@ -61,7 +61,7 @@ class CpuFallback:
         """Return the whole model on the CPU device; blocks while it is prepared. This object owns it.
 
         Raises:
-            InvalidArgument: If this is closed.
+            BadState: If this is closed.
             NnfmqError: As `Device.prepare`.
         """
         return self._model(0)
@@ -73,7 +73,7 @@ class CpuFallback:
     def _model(self, index: int) -> PreparedModel:
         with self._lock:
             if self._is_closed:
-                raise InvalidArgument("this prepared model is closed")
+                raise BadState("this prepared model is closed")
             found = self._prepared.get(index)
             if found is None or not found.handle.is_open:
                 # Telemetry has a record of a plan for all that its steps do, here as well.

@@ -73,7 +73,7 @@ class FencedExecution(Uncopyable, ABC, Generic[ResultT]):
         """Return True once the execution has succeeded or failed. Does not block.
 
         Raises:
-            InvalidArgument: If this object is closed.
+            BadState: If this object is closed.
         """
         return self.fence.state is not FenceState.ACTIVE
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.file_memory import FileMemory
-from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
+from nnfmq.hal.errors import BadState, GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.summaries import tensor_text
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, DataLocation, Request, RequestArgument
@@ -172,7 +172,7 @@ class Buffer(Uncopyable):
 
     def _require_id(self) -> int:
         if not self._buffer_id:
-            raise InvalidArgument("this buffer is closed")
+            raise BadState("this buffer is closed")
         return self._buffer_id
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class SharedBuffer(Buffer):
     def pool(self) -> Memory:  # type: ignore[override]
         """The memory. Raises InvalidArgument once closed."""
         if self._memory.closed:
-            raise InvalidArgument("this buffer is closed")
+            raise BadState("this buffer is closed")
         return self._memory
 
     def pool_for(self, _connection: Connection) -> BufferToken | Memory:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, Pool, Request, RequestArgument
 from nnfmq.memory import Memory
-from nnfmq.runtime.array_checks import check_count, check_out, checked_array, copy_out, require_fixed_shapes
+from nnfmq.runtime.array_checks import check_count, check_out, checked_arrays, copy_out, require_fixed_shapes
 from nnfmq.runtime.model_handle import CompiledHandle, ModelHandle
 from nnfmq.runtime.model_state import MappedState
-from nnfmq.runtime.tensor_layout import Array, layout, view
+from nnfmq.runtime.outputs import Outputs, in_order, names_of, outputs_type
+from nnfmq.runtime.tensor_layout import Array, InputValue, layout, view
 from nnfmq.uncopyable import Uncopyable
 
 
@@ -24,13 +24,14 @@ class MappedArrays(Uncopyable):
     """Input arrays over one memory, output arrays over another, and the request over both.
 
     The driver cannot write the inputs' memory. `inputs` and `outputs` are the caller's; `all_inputs` and `all_outputs`
-    have the model's states, too.
+    have the model's states, too. `copies` has for each of `outputs` what copies it.
     """
 
     input_infos: tuple[TensorInfo, ...]
     output_infos: tuple[TensorInfo, ...]
     inputs: tuple[Array, ...]
-    outputs: tuple[Array, ...]
+    outputs: Outputs
+    copies: tuple[Callable[[], Array], ...]
     all_inputs: tuple[Array, ...]
     all_outputs: tuple[Array, ...]
     state: MappedState | None
@@ -56,11 +57,13 @@ class MappedArrays(Uncopyable):
         if model.states:
             before, after = _range(source, input_args[input_count:]), _range(sink, output_args[output_count:])
             state = MappedState(model.states, inputs[input_count:], before, after)
+        own_outputs = outputs_type(names_of(model.caller_outputs))(outputs[:output_count])
         return cls(
             model.caller_inputs,
             model.caller_outputs,
             inputs[:input_count],
-            outputs[:output_count],
+            own_outputs,
+            tuple(output.copy for output in own_outputs),
             inputs,
             outputs,
             state,
@@ -79,23 +82,28 @@ class MappedArrays(Uncopyable):
             )
             for args, infos in ((request.inputs, model.inputs), (request.outputs, model.outputs))
         )
-        return cls(model.inputs, model.outputs, inputs, outputs, inputs, outputs, None, request, tuple(pools))
+        own_outputs = outputs_type(names_of(model.outputs))(outputs)
+        copies = tuple(output.copy for output in outputs)
+        return cls(
+            model.inputs, model.outputs, inputs, own_outputs, copies, inputs, outputs, None, request, tuple(pools)
+        )  # fmt: skip
 
     def check_out(self, out: Sequence[Array] | None) -> None:
         """Raise InvalidArgument unless `out` is None, `outputs` itself, or arrays that can take the outputs."""
         if out is not None and out is not self.outputs:
             check_out(self.output_infos, out)
 
-    def copy_in(self, values: Sequence[ArrayLike]) -> None:
-        """Copy an execution's inputs into the memory; no values at all leave it as it is.
+    def copy_in(self, values: Sequence[InputValue]) -> None:
+        """Copy an execution's inputs, in order or by name, into the memory; no values at all leave it as it is.
 
         Raises:
-            InvalidArgument: If their number, a shape or a dtype is wrong.
+            InvalidArgument: If their number, a name, a shape or a dtype is wrong.
         """
         if not values:
             return
         inputs = self.inputs
         if len(values) != len(inputs):
+            values = in_order(self.input_infos, values)
             check_count("input", self.input_infos, len(values))
         for target, value in zip(inputs, values, strict=True):
             if type(value) is not np.ndarray or value.dtype != target.dtype or value.shape != target.shape:
@@ -103,16 +111,22 @@ class MappedArrays(Uncopyable):
             target[...] = value
         else:
             return
-        arrays = [checked_array(info, value) for info, value in zip(self.input_infos, values, strict=True)]
+        arrays = checked_arrays(self.input_infos, values)
         for target, array in zip(inputs, arrays, strict=True):
             np.copyto(target, array, casting="same_kind")
 
-    def copy_out(self, out: Sequence[Array] | None) -> tuple[Array, ...]:
+    def copy_out(self, out: Sequence[Array] | None) -> Outputs:
         """Return the outputs: new arrays if `out` is None, `outputs` itself, or the filled arrays of `out`."""
         outputs = self.outputs
         if out is None:
-            return tuple([output.copy() for output in outputs])
-        return outputs if out is outputs else copy_out(out, outputs)
+            copies = self.copies
+            if len(copies) == 1:  # a list in between would cost as much as the copy of a small array
+                return outputs.__class__((copies[0](),))
+            return outputs.__class__([copy() for copy in copies])
+        if out is outputs:
+            return outputs
+        copy_out(out, outputs)
+        return outputs.__class__(out)
 
 
 def _range(memory: Memory, args: Sequence[RequestArgument]) -> Array:

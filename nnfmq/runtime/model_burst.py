@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from numpy.typing import ArrayLike
-
 from nnfmq.hal.types import ExecutionConfig, Pool, Request
 from nnfmq.runtime.array_checks import no_inputs_error
 from nnfmq.runtime.exclusive_use import CLAIM
 from nnfmq.runtime.mapped_arrays import MappedArrays
 from nnfmq.runtime.model_state import HasState
-from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.outputs import Outputs
+from nnfmq.runtime.tensor_layout import Array, InputValue
 
 if TYPE_CHECKING:
     from nnfmq.runtime.execution_result import ExecutionInfo, ExecutionResult
@@ -36,7 +35,7 @@ class ModelBurst(HasState, ABC):
     _claims: dict[int, object]
     _has_inputs: bool
     _inputs: tuple[Array, ...]
-    outputs: tuple[Array, ...]
+    outputs: Outputs
 
     @property
     def inputs(self) -> tuple[Array, ...]:
@@ -52,11 +51,11 @@ class ModelBurst(HasState, ABC):
     @abstractmethod
     def execute(
         self,
-        *inputs: ArrayLike,
+        *inputs: InputValue,
         out: Sequence[Array] | None = None,
         measure: bool = False,
         timeout: float | None = None,
-    ) -> tuple[Array, ...]:
+    ) -> Outputs:
         """Run the model once and return its outputs; blocks.
 
         Args:
@@ -66,9 +65,9 @@ class ModelBurst(HasState, ABC):
             timeout: In seconds; also the execution's deadline. None = no limit, 0 = has passed.
 
         Raises:
-            InvalidArgument: If an array or their number is wrong, there are no inputs yet, the burst is closed, or
-                `measure` is given and the model is on several devices.
-            BadState: If another thread is executing.
+            InvalidArgument: If an array, a name or the number of arrays is wrong, there are no inputs yet, or `measure`
+                is given and the model is on several devices.
+            BadState: If another thread is executing, or the burst or its client is closed.
             MissedDeadline: If the timeout passes. The driver ends the execution at its next check; the next call
                 first waits for that. If the interface version has no deadlines, the execution continues.
             DeadObject: If a driver exits.
@@ -78,11 +77,11 @@ class ModelBurst(HasState, ABC):
     @abstractmethod
     async def execute_async(
         self,
-        *inputs: ArrayLike,
+        *inputs: InputValue,
         out: Sequence[Array] | None = None,
         measure: bool = False,
         timeout: float | None = None,
-    ) -> tuple[Array, ...]:
+    ) -> Outputs:
         """Run the model once and return its outputs; other tasks of the event loop run meanwhile.
 
         Arguments and errors as for `execute`. A task that is cancelled abandons the execution: the next call first
@@ -109,8 +108,7 @@ class ModelBurst(HasState, ABC):
         """Make the drivers unmap a memory that was a pool of `execute_request`; blocks. Idempotent.
 
         Raises:
-            BadState: If another thread is executing.
-            InvalidArgument: If the burst is closed.
+            BadState: If another thread is executing, or the burst is closed.
             MissedDeadlineTransient: If `timeout` (seconds; None = no limit) passes.
             DeadObject: If a driver exits.
         """
@@ -140,7 +138,7 @@ class ModelBurst(HasState, ABC):
     def _no_memory_error(self) -> Exception:
         """Return the error of a call that needs arrays: the burst is closed, or has none."""
 
-    def _checked_arrays(self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None) -> MappedArrays:
+    def _checked_arrays(self, inputs: Sequence[InputValue], out: Sequence[Array] | None) -> MappedArrays:
         """Return the burst's arrays. Raises InvalidArgument if there are none, or no inputs, or `out` is wrong."""
         arrays = self._arrays
         if arrays is None:
@@ -150,7 +148,7 @@ class ModelBurst(HasState, ABC):
         arrays.check_out(out)
         return arrays
 
-    def _write_inputs(self, arrays: MappedArrays, inputs: Sequence[ArrayLike]) -> None:
+    def _write_inputs(self, arrays: MappedArrays, inputs: Sequence[InputValue]) -> None:
         """Write the inputs, none at all leaves them as they are, and the states."""
         arrays.copy_in(inputs)
         self._has_inputs |= bool(inputs)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument, NnfmqError
+from nnfmq.hal.errors import BadState, DeadObject, ErrorStatus, NnfmqError
 from nnfmq.hal.program_kind import ProgramKind
 from nnfmq.hal.summaries import signature
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
@@ -67,7 +67,7 @@ class ModelLocation(Struct, frozen=True, eq=False, weakref=True):
     def require_id(self) -> int:
         """Return the id. Raises InvalidArgument if there is none."""
         if self.model_id is None:
-            raise InvalidArgument("this prepared model is closed")
+            raise BadState("this prepared model is closed")
         return self.model_id
 
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from numpy.typing import ArrayLike
-
 from nnfmq.execution_observers import CapturedTensor, ObservedExecution
 from nnfmq.hal.errors import BadState, ErrorStatus, NnfmqError
 from nnfmq.hal.timing import NO_TIMING
@@ -19,8 +17,9 @@ from nnfmq.hal.types import HalExecutionMode, MeasureTiming, Pool, Request
 from nnfmq.runtime.burst_controller import Burst, Inputs, Targets
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.outputs import Outputs
 from nnfmq.runtime.request_observation import RequestObservation, Tensors
-from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.tensor_layout import Array, InputValue
 
 if TYPE_CHECKING:
     from nnfmq.runtime.blocking_wait import BlockingWait
@@ -44,34 +43,34 @@ class ObservedBurst(Burst):
 
     def execute(
         self,
-        *inputs: ArrayLike,
+        *inputs: InputValue,
         out: Sequence[Array] | None = None,
         measure: bool = False,
         timeout: float | None = None,
-    ) -> tuple[Array, ...]:
+    ) -> Outputs:
         """Run the model once, as `Burst.execute`, and report it."""
         self._intended_ns = time.monotonic_ns()
         return super().execute(*inputs, out=out, measure=measure, timeout=timeout)
 
     async def execute_async(
         self,
-        *inputs: ArrayLike,
+        *inputs: InputValue,
         out: Sequence[Array] | None = None,
         measure: bool = False,
         timeout: float | None = None,
         blocking: BlockingWait | None = None,
-    ) -> tuple[Array, ...]:
+    ) -> Outputs:
         """Run the model once, as `Burst.execute_async`, and report it."""
         self._intended_ns = time.monotonic_ns()
         return await super().execute_async(*inputs, out=out, measure=measure, timeout=timeout, blocking=blocking)
 
-    def _execute(self, inputs: Inputs, out: Targets, kind: int, deadline_ns: int | None) -> tuple[Array, ...]:
+    def _execute(self, inputs: Inputs, out: Targets, kind: int, deadline_ns: int | None) -> Outputs:
         with self._reporting():
             return super()._execute(inputs, out, kind, deadline_ns)
 
     async def _execute_in_task(
         self, inputs: Inputs, out: Targets, kind: int, deadline_ns: int | None, blocking: BlockingWait | None
-    ) -> tuple[Array, ...]:
+    ) -> Outputs:
         with self._reporting():
             return await super()._execute_in_task(inputs, out, kind, deadline_ns, blocking)
 

@@ -1,4 +1,4 @@
-"""Fork handling: closes the child's copies of all control sockets.
+"""The end of connections: their errors, and a forked child, which closes its copies of all control sockets.
 
 The driver sees a client's exit as a hang-up of its socket, and the kernel reports that only when the last copy is
 closed. A forked child must therefore close its copies immediately.
@@ -10,6 +10,11 @@ import os
 import weakref
 from typing import Protocol
 
+from nnfmq.hal.errors import BadState, DeadObject, NnfmqError
+
+CLOSED = "this client is closed"
+"""Why a connection has ended that this process has closed."""
+
 
 class ForkAware(Protocol):
     """An object with a socket that a forked child must not keep."""
@@ -17,6 +22,11 @@ class ForkAware(Protocol):
     def disown_in_child(self) -> None:
         """Close the child's copies of all fds and make every later call raise. Runs in the child after fork(2)."""
         ...
+
+
+def closed_error(reason: str) -> NnfmqError:
+    """Return the error of a call on a connection that has ended: BadState if it is closed, otherwise DeadObject."""
+    return (BadState if reason == CLOSED else DeadObject)(reason)
 
 
 _connections: weakref.WeakSet[ForkAware] = weakref.WeakSet()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from pathlib import Path
-from typing import Literal, Protocol, Self, TypeAlias
+from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.summaries import nearest
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
-from nnfmq.hal.types import ExecutionPreference, Model, OperationType
+from nnfmq.hal.types import ExecutionPreference, Model, OperationType, Priority
 
 __all__ = [
     "FinishedModel",
@@ -18,11 +21,14 @@ __all__ = [
     "ModelSignature",
     "NamedModel",
     "Preference",
+    "PriorityArgument",
     "has_vendor_operations",
     "name_for_display",
     "to_hal_model",
+    "to_member",
     "to_model",
     "to_preference",
+    "to_priority",
 ]
 _NAME_CHARACTERS = 64  # the statistics show as many bytes
 
@@ -72,40 +78,46 @@ class FinishedModel(Struct, frozen=True):
         return cls(to_hal_model(model), model.inputs, model.outputs, tuple(getattr(model, "states", ())))
 
 
-ModelArgument: TypeAlias = Model | NamedModel | str | os.PathLike[str]
-"""A model, or the path of a model file."""
+ModelArgument: TypeAlias = Model | NamedModel | str | os.PathLike[str] | bytes | bytearray | memoryview
+"""A model, the path of a model file, or the content of one."""
 Preference: TypeAlias = ExecutionPreference | Literal["low_power", "fast_single_answer", "sustained_speed"]
-"""A preference, or its short name."""
-
-_PREFERENCES = {
-    "low_power": ExecutionPreference.LOW_POWER,
-    "fast_single_answer": ExecutionPreference.FAST_SINGLE_ANSWER,
-    "sustained_speed": ExecutionPreference.SUSTAINED_SPEED,
-}
+"""A preference, or its name."""
+PriorityArgument: TypeAlias = Priority | Literal["low", "medium", "high"]
+"""A priority, or its name."""
+MemberT = TypeVar("MemberT", bound=IntEnum)
 
 
-def to_model(model: ModelArgument) -> Model | FinishedModel:
-    """Return a model that does not change any more; if `model` is a path, load that file.
+def to_model(
+    model: ModelArgument, shapes: Mapping[str | int, Sequence[int]] | None = None, signature: str | None = None
+) -> Model | FinishedModel:
+    """Return a model that does not change any more; if `model` is a path or a file's content, load that.
 
     Raises:
         BadState: If `model` is a ModelBuilder that is not finished.
-        InvalidArgument: If `model` is no model, or `nnfmq.load` rejects the file.
+        InvalidArgument: If `model` is no model, `nnfmq.load` rejects the file, or there are shapes or a signature for a
+            model that is loaded already.
         OSError: If the file cannot be read.
     """
-    if isinstance(model, (Model, FinishedModel)):
-        return model
-    if not isinstance(model, (str, os.PathLike)):
-        return FinishedModel.of(model)
-    from nnfmq.importers import load
+    if isinstance(model, (str, os.PathLike, bytes, bytearray, memoryview)):
+        from nnfmq.importers import load
 
-    return FinishedModel.of(load(Path(model)))
+        return FinishedModel.of(load(model, shapes=shapes, signature=signature))
+    if shapes or signature is not None:
+        raise InvalidArgument(
+            f"`shapes` and `signature` are for model files; this is a {type(model).__name__}, which is loaded already: "
+            "give them to nnfmq.load"
+        )
+    return model if isinstance(model, (Model, FinishedModel)) else FinishedModel.of(model)
 
 
 def to_hal_model(model: Model | ModelSignature) -> Model:
     """Return the HAL's model. Raises InvalidArgument if it is none (N-VAL-24)."""
     hal_model = model if isinstance(model, Model) else getattr(model, "model", None)
     if not isinstance(hal_model, Model):
-        raise InvalidArgument(f"a {type(model).__name__} is no model (N-VAL-24)")
+        raise InvalidArgument(
+            f"{type(model).__name__} is not a model: give the path of a .tflite or .onnx file, its content as bytes, "
+            "what nnfmq.load returns, or a finished nnfmq.ModelBuilder"
+        )
     return hal_model
 
 
@@ -129,14 +141,26 @@ def name_for_display(model: ModelArgument, name: str | None) -> str:
 
 
 def to_preference(preference: Preference) -> ExecutionPreference:
-    """Return the preference with this short name; an ExecutionPreference is returned unchanged.
+    """Return the preference of this name. Raises InvalidArgument if there is none."""
+    return to_member(ExecutionPreference, preference, "preference")
+
+
+def to_priority(priority: PriorityArgument) -> Priority:
+    """Return the priority of this name. Raises InvalidArgument if there is none."""
+    return to_member(Priority, priority, "priority")
+
+
+def to_member(kind: type[MemberT], value: Any, what: str) -> MemberT:
+    """Return the member of `kind` that `value` is, or that it names in any case; `what` is the argument.
 
     Raises:
-        InvalidArgument: If there is none of that name.
+        InvalidArgument: If there is none.
     """
-    if not isinstance(preference, str):
-        return preference
-    if preference not in _PREFERENCES:
-        allowed = ", ".join(repr(name) for name in _PREFERENCES)
-        raise InvalidArgument(f"preference {preference!r}: allowed are {allowed}, and nnfmq.ExecutionPreference")
-    return _PREFERENCES[preference]
+    if isinstance(value, str):
+        value = kind.__members__.get(value.upper(), value)
+    try:
+        return kind(value)
+    except ValueError:
+        words = [name.lower() for name in kind.__members__]
+        allowed = ", ".join(map(repr, words))
+        raise InvalidArgument(f"{what} {value!r}: allowed are {allowed}{nearest(value, words)}") from None

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from numpy.typing import ArrayLike
-
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.program_kind import ProgramKind
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
@@ -24,7 +22,8 @@ from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.model_handle import ModelFallback, ModelHandle
-from nnfmq.runtime.tensor_layout import PADDING, Array
+from nnfmq.runtime.outputs import Outputs
+from nnfmq.runtime.tensor_layout import PADDING, Array, InputValue
 
 if TYPE_CHECKING:
     from nnfmq.execution_plan.plan import ExecutionPlan
@@ -113,7 +112,7 @@ class PreparedModel(CompiledModel):
 
     def _execute_arrays(
         self,
-        inputs: Sequence[ArrayLike | Buffer],
+        inputs: Sequence[InputValue | Buffer],
         out: Sequence[Array | Buffer] | None,
         config: ExecutionConfig,
         deadline_ns: int | None,
@@ -122,8 +121,8 @@ class PreparedModel(CompiledModel):
         return outputs
 
     def _start_arrays(
-        self, inputs: Sequence[ArrayLike], config: ExecutionConfig, deadline_ns: int | None
-    ) -> PendingExecution[tuple[Array, ...]]:
+        self, inputs: Sequence[InputValue], config: ExecutionConfig, deadline_ns: int | None
+    ) -> PendingExecution[Outputs]:
         from nnfmq.runtime.async_execution import AsyncRequest, start_arrays
 
         async_request = AsyncRequest(self.handle, config, deadline_ns)
@@ -134,8 +133,8 @@ class PreparedModel(CompiledModel):
         self.last_timing = timing
 
     def _launch_arrays(
-        self, inputs: Sequence[ArrayLike], config: ExecutionConfig, limits: FenceLimits
-    ) -> FencedExecution[tuple[Array, ...]]:
+        self, inputs: Sequence[InputValue], config: ExecutionConfig, limits: FenceLimits
+    ) -> FencedExecution[Outputs]:
         from nnfmq.runtime.fenced_execution import launch_fenced
 
         array_request = ArrayRequest.create(self.handle, checked_arrays(self.inputs, inputs))

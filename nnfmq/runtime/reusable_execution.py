@@ -16,11 +16,9 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self, TypeVar
 
-from numpy.typing import ArrayLike
-
 from nnfmq.deadlines import deadline_after
 from nnfmq.fence import Fence, HasFileno
-from nnfmq.hal.errors import BadState, InvalidArgument, NnfmqError, ProtocolError
+from nnfmq.hal.errors import BadState, NnfmqError, ProtocolError
 from nnfmq.hal.summaries import signature
 from nnfmq.hal.timing import Timing, from_seconds, to_limit_field
 from nnfmq.hal.types import ExecutionConfig, FenceState, HalExecutionMode, Request
@@ -41,9 +39,10 @@ from nnfmq.runtime.fenced_execution import (
 from nnfmq.runtime.mapped_arrays import MappedArrays
 from nnfmq.runtime.model_handle import CompiledHandle, ModelHandle
 from nnfmq.runtime.model_state import HasState, MappedState, require_no_state
+from nnfmq.runtime.outputs import Outputs
 from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.sync_execution import execute_request
-from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.tensor_layout import Array, InputValue
 from nnfmq.runtime.wire_values import memory_fds, to_wire_config
 from nnfmq.serialize import messages
 from nnfmq.uncopyable import Uncopyable
@@ -61,7 +60,8 @@ class BoundRequest(Uncopyable, ABC):
         `timeout` (seconds; None = no limit) is also the execution's deadline.
 
         Raises:
-            InvalidArgument: If another execution is in progress, or this object is closed.
+            InvalidArgument: If another execution is in progress.
+            BadState: If this object is closed.
             ProtocolError: If the driver's reply is invalid.
             MissedDeadline: If the timeout passes.
             DeadObject: If the driver exits.
@@ -148,7 +148,7 @@ class RequestExecution(BoundRequest):
     def _bound_id(self, deadline_ns: int | None) -> int:
         """Return the id of the request in the driver, which binds it if it has not done so; blocks."""
         if self._is_closed:
-            raise InvalidArgument("this execution is closed")
+            raise BadState("this execution is closed")
         if self._execution_id is None or self._model.has_moved_from(self._connection):
             self._bind(deadline_ns)
         if self._execution_id is None:
@@ -236,7 +236,7 @@ class Execution(Uncopyable, HasState):
         self._request: BoundRequest
         self._inputs: tuple[Array, ...] = ()
         self._has_inputs = False
-        self.outputs: tuple[Array, ...] = ()
+        self.outputs = Outputs()
         self.last_timing = Timing()
 
     @classmethod
@@ -272,9 +272,7 @@ class Execution(Uncopyable, HasState):
         return self._inputs
 
     @exclusive
-    def compute(
-        self, *inputs: ArrayLike, out: Sequence[Array] | None = None, timeout: float | None = None
-    ) -> tuple[Array, ...]:
+    def compute(self, *inputs: InputValue, out: Sequence[Array] | None = None, timeout: float | None = None) -> Outputs:
         """Compute once and return the outputs; blocks.
 
         Args:
@@ -304,11 +302,11 @@ class Execution(Uncopyable, HasState):
     @exclusive
     def compute_fenced(
         self,
-        *inputs: ArrayLike,
+        *inputs: InputValue,
         wait_for: Sequence[HasFileno | int] = (),
         timeout: float | None = None,
         duration: float | None = None,
-    ) -> FencedExecution[tuple[Array, ...]]:
+    ) -> FencedExecution[Outputs]:
         """Compute once when all fences of `wait_for` are signaled; blocks until launched. The caller closes the result.
 
         `inputs` as for `compute`; the other arguments as for `PreparedModel.execute_fenced`. The result's `result()`
@@ -323,7 +321,7 @@ class Execution(Uncopyable, HasState):
         self._last_fence = Fence.adopt(os.dup(launched.fence.fileno()))
         return launched
 
-    def _copy_in(self, inputs: Sequence[ArrayLike]) -> None:
+    def _copy_in(self, inputs: Sequence[InputValue]) -> None:
         if not inputs and not self._has_inputs and self._open_arrays.input_infos:
             raise no_inputs_error(self._open_arrays.input_infos, "execution.compute")
         self._open_arrays.copy_in(inputs)
@@ -333,7 +331,7 @@ class Execution(Uncopyable, HasState):
     def _open_arrays(self) -> MappedArrays:
         # Not kept in local variables: frames of an exception's traceback would keep the memory mapped after `close`.
         if self._arrays is None:
-            raise InvalidArgument("this execution is closed")
+            raise BadState("this execution is closed")
         return self._arrays
 
     def _busy_error(self) -> Exception:
@@ -361,7 +359,7 @@ class Execution(Uncopyable, HasState):
 
     def close(self) -> None:
         """Release the execution here and in the driver; a computation in progress continues. Idempotent."""
-        self._inputs = self.outputs = ()
+        self._inputs, self.outputs = (), Outputs()
         self._detach_state()
         self._arrays = None  # its arrays would keep the memory mapped
         self._close_last_fence()

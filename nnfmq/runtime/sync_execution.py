@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from nnfmq.hal.errors import InvalidArgument, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.tensor_info import TensorInfo
@@ -23,7 +22,7 @@ from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.failed_execution import execute_after_failure
 from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.model_handle import ModelHandle
-from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.tensor_layout import Array, InputValue
 
 
 def execute_request(
@@ -50,7 +49,7 @@ def execute_request(
 
 def execute_arrays(
     model: ModelHandle,
-    inputs: Sequence[ArrayLike | Buffer],
+    inputs: Sequence[InputValue | Buffer],
     out: Sequence[Array | Buffer] | None,
     config: ExecutionConfig,
     deadline_ns: int | None,

@@ -7,16 +7,18 @@ element.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import DataLocation, Pool, RequestArgument
 
 Array = NDArray[Any]
+InputValue: TypeAlias = ArrayLike | Mapping[str, Any]
+"""An array for an input, or all of an execution's inputs by name."""
 ALIGNMENT = PADDING = 64
 
 

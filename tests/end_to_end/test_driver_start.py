@@ -137,7 +137,7 @@ def test_closing_a_client_ends_a_driver_that_starts(gate: Gate, is_reached: bool
         client.close()
         assert driver.has_exited()
         end_all(others)
-        with pytest.raises(nnfmq.DeadObject, match="this client is closed"):
+        with pytest.raises(nnfmq.BadState, match="this client is closed"):
             client.devices()
 
 

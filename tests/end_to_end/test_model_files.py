@@ -11,6 +11,7 @@ import pytest
 import nnfmq
 from nnfmq import ExecutionPreference
 from nnfmq.cli.inputs import read_input
+from nnfmq.hal.types import Priority
 from nnfmq.runtime.prepare_arguments import to_preference
 
 DIGITS = nnfmq.example_path("digits.tflite")
@@ -49,15 +50,51 @@ def test_a_file_that_is_no_model_is_rejected_by_its_name(device: nnfmq.Device, t
 def test_a_preference_has_a_name(device: nnfmq.Device) -> None:
     assert to_preference("low_power") is ExecutionPreference.LOW_POWER
     assert to_preference("fast_single_answer") is ExecutionPreference.FAST_SINGLE_ANSWER
-    assert to_preference("sustained_speed") is ExecutionPreference.SUSTAINED_SPEED
+    assert to_preference("SUSTAINED_SPEED") is ExecutionPreference.SUSTAINED_SPEED
     with device.prepare(DIGITS, preference="sustained_speed") as model:
         assert model.execute(DIGIT)[0].shape == (1, 10)
 
 
-@pytest.mark.parametrize("preference", ["fastest", "SUSTAINED", ""])
+@pytest.mark.parametrize("preference", ["fastest", "sustained speed", "", 3, None, []])
 def test_an_unknown_preference_is_rejected_with_the_allowed_names(device: nnfmq.Device, preference: Any) -> None:
-    with pytest.raises(nnfmq.InvalidArgument, match="allowed are 'low_power', 'fast_single_answer', "):
+    with pytest.raises(nnfmq.InvalidArgument, match="allowed are 'low_power', 'fast_single_answer', 'sustained_speed'"):
         device.prepare(DIGITS, preference=preference)
+
+
+@pytest.mark.parametrize("word", ["low", "medium", "HIGH", Priority.HIGH])
+def test_a_priority_has_a_name(device: nnfmq.Device, word: Any) -> None:
+    with device.prepare(DIGITS, priority=word) as model:
+        assert model.execute(DIGIT)[0].shape == (1, 10)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"priority": "hihg"}, "priority 'hihg': allowed are 'low', 'medium', 'high'; did you mean 'high'?"),
+        ({"priority": 7}, "priority 7: allowed are 'low', 'medium', 'high'"),
+        ({"preference": "lowpower"}, "preference 'lowpower': allowed are .*; did you mean 'low_power'?"),
+    ],
+)
+def test_a_wrong_word_is_rejected_with_the_nearest(client: nnfmq.Client, wrong: Any, said: str) -> None:
+    for prepare in (client.prepare, client.device("reference").prepare):
+        with pytest.raises(nnfmq.InvalidArgument, match=said.replace("?", r"\?") + "$"):
+            prepare(DIGITS, **wrong)
+
+
+@pytest.mark.parametrize("form", [bytes, bytearray, memoryview])
+def test_the_content_of_a_file_is_prepared(client: nnfmq.Client, form: type) -> None:
+    with client.prepare(form(DIGITS.read_bytes())) as model, client.prepare(DIGITS) as same:
+        np.testing.assert_array_equal(model(DIGIT)[0], same(DIGIT)[0])
+
+
+def test_a_file_gets_its_shapes_and_a_signature_when_it_is_prepared(client: nnfmq.Client) -> None:
+    with client.prepare(DIGITS, shapes={"image": (3, 8, 8, 1)}) as model:
+        (scores,) = model(np.repeat(DIGIT, 3, axis=0))
+        assert scores.shape == (3, 10)
+    with pytest.raises(nnfmq.InvalidArgument, match="signature"):
+        client.prepare(DIGITS, signature="none such")
+    with pytest.raises(nnfmq.InvalidArgument, match=r"LoadedModel, which is loaded already: give them to nnfmq\.load"):
+        client.prepare(nnfmq.load(DIGITS), shapes={"image": (3, 8, 8, 1)})
 
 
 def test_every_execution_mode_and_the_command_add_a_missing_batch_dimension(

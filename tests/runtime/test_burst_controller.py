@@ -164,7 +164,7 @@ def test_a_burst_fills_the_arrays_that_it_is_given(burst: Burst) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ((ONE,), r"2 inputs \('input 0', 'input 1'\); 1 were given"),
+        ((ONE,), r"2 inputs \('input 0', 'input 1'\); 1 was given"),
         ((ONE, TEN[:3]), "input 'input 1' has shape 4; the given array has 3"),
         ((ONE, np.zeros(4, np.complex64)), "input 'input 1' holds float32; the given array is complex64"),
     ],
@@ -506,10 +506,10 @@ def test_a_burst_outlives_its_model(adding: PreparedModel) -> None:
         assert burst.execute(ONE, TEN)[0].tolist() == SUM
 
 
-def test_a_burst_of_a_closed_client_is_a_dead_object_and_can_be_closed(adding: PreparedModel, client: Client) -> None:
+def test_a_burst_of_a_closed_client_rejects_calls_and_can_be_closed(adding: PreparedModel, client: Client) -> None:
     with adding.burst() as burst:
         client.close()
-        with pytest.raises(DeadObject):
+        with pytest.raises(BadState, match="this client is closed"):
             burst.execute(ONE, TEN)
 
 

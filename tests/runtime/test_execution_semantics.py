@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -45,6 +45,7 @@ from nnfmq.hal.types import (
     OperandType,
     OperationType,
     OutputShape,
+    Priority,
     Request,
     RequestArgument,
     TokenValuePair,
@@ -55,6 +56,7 @@ from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
+from nnfmq.serialize.model_codec import encode_model
 from nnfmq.service import driver_prepared_model as service
 from nnfmq.service.session import Session
 
@@ -336,10 +338,22 @@ def test_PREP_4_every_preference_prepares_a_model_that_computes_the_same(
         assert model.execute([1, 2, 3, 4], [10, 20, 30, 40])[0].tolist() == SUM
 
 
-def test_PREP_4_an_unknown_preference_is_rejected(device: Device) -> None:
-    for code in (-1, 3):
-        with pytest.raises(InvalidArgument, match=f"ExecutionPreference {code} is unknown"):
-            device.prepare(ADD, preference=code)  # type: ignore[arg-type]
+@pytest.mark.parametrize("code", [-1, 3])
+def test_PREP_4_an_unknown_preference_is_rejected(device: Device, code: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"preference {code}: allowed are 'low_power', 'fast_single_answer', "):
+        device.prepare(ADD, preference=code)  # type: ignore[arg-type]
+    (data, pools), unchecked = encode_model(ADD), cast("Any", code)
+    with pytest.raises(InvalidArgument, match=f"ExecutionPreference {code} is unknown"):  # by the driver
+        device.prepare_encoded(
+            cast("Any", ADD),
+            data,
+            pools,
+            preference=unchecked,
+            priority=Priority.LOW,
+            deadline_ns=None,
+            name="",
+            version=0,
+        )
 
 
 def test_PREP_9_weights_are_prepared_before_the_first_execution(

@@ -18,10 +18,11 @@ from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.types import DEFAULT_PREFERENCE, DeviceStatus, ExecutionPreference, Model
 from nnfmq.observe.trace_points import recorded
 from nnfmq.runtime.client import Client
-from nnfmq.runtime.client_device import Device, DeviceInfo, PrepareOptions, with_time_left
+from nnfmq.runtime.client_device import Device, DeviceInfo
 from nnfmq.runtime.compilation.switches import PartitionMode, Switches
 from nnfmq.runtime.cpu_fallback import CpuFallback
 from nnfmq.runtime.prepare_arguments import NamedModel, has_vendor_operations, to_hal_model, to_preference
+from nnfmq.runtime.prepare_options import PrepareOptions, with_time_left
 from nnfmq.runtime.prepared_model import PreparedModel
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from nnfmq.hal.errors import InvalidArgument, MissedDeadline, MissedDeadlineTran
 from nnfmq.hal.types import DEFAULT_PREFERENCE, Model, Priority
 from nnfmq.observe.trace_points import recorded
 from nnfmq.operations.extensions import to_local_prefixes
-from nnfmq.runtime.client_device import PrepareOptions, model_signature, with_time_left
+from nnfmq.runtime.client_device import model_signature
 from nnfmq.runtime.compilation.simple_plan import simple_plan
 from nnfmq.runtime.compilation.step_preparation import StepCall, prepare_steps
 from nnfmq.runtime.compilation.switches import PartitionMode, Switches
@@ -36,9 +36,10 @@ from nnfmq.runtime.prepare_arguments import (
     has_vendor_operations,
     name_for_display,
     to_hal_model,
-    to_model,
     to_preference,
+    to_priority,
 )
+from nnfmq.runtime.prepare_options import PrepareOptions, loaded_model, with_time_left
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.validation import validate_model
 from nnfmq.validation.values import validate_extensions
@@ -87,15 +88,14 @@ def compile_model(
         MissedDeadline: If the timeout passes.
         NnfmqError: What a device raises, if the CPU device may not be used instead.
     """
-    options["name"] = name_for_display(model, options.get("name"))
-    compilation = _Compilation(to_model(model), selection, options, Switches.read())
+    compilation = _Compilation(loaded_model(model, options), selection, options, Switches.read())
     with recorded("[NN_LR_PC]compilation"):
         return compilation.run() if failure is None else compilation.run_after(failure)
 
 
 def plan_model(model: ModelArgument, selection: DeviceSelection, options: PrepareOptions) -> ExecutionPlan:
     """Return the plan that `compile_model` would make first; blocks. Nothing is prepared. Raises as `compile_model`."""
-    return _Compilation(to_model(model), selection, options, Switches.read()).planned()[0]
+    return _Compilation(loaded_model(model, options), selection, options, Switches.read()).planned()[0]
 
 
 def valid_model(model: Model | NamedModel) -> Model:
@@ -132,6 +132,7 @@ class _Compilation:
         self._selection, self._options, self._switches = selection, options, switches
         self._deadline_ns = deadline_after(options.get("timeout"))
         self._preference = to_preference(options.get("preference", DEFAULT_PREFERENCE))
+        self._priority = to_priority(options.get("priority", Priority.MEDIUM))
         self._may_fall_back = (
             not selection.is_explicit
             and switches.partition is not PartitionMode.WITHOUT_FALLBACK
@@ -278,7 +279,7 @@ class _Compilation:
             self._choice,
             self._loaded,
             self._preference,
-            self._options.get("priority", Priority.MEDIUM),
+            self._priority,
             bool(self._options.get("token") or self._options.get("cache_dir")),
         )
 
@@ -288,8 +289,7 @@ class _Compilation:
         options["name"] = name_for_display(step.model, f"{self._options.get('name')}[{index}]")
         token = options.get("token")
         if token is not None:
-            priority = options.get("priority", Priority.MEDIUM)
-            options["token"] = step_token(token, step, device, self._preference, priority)
+            options["token"] = step_token(token, step, device, self._preference, self._priority)
         with recorded(f"[NN_LR_PC]step {index} on {device.name}"):
             return device.prepare_as("step", step.model, options)
 

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.capabilities import Capabilities
-from nnfmq.hal.errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadlineTransient, NnfmqError
+from nnfmq.hal.errors import (
+    BadState,
+    DeadObject,
+    DeviceUnavailable,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    NnfmqError,
+)
 from nnfmq.hal.types import DeviceStatus
 from nnfmq.runtime.client import Client, is_same_device
 from nnfmq.runtime.client_device import Device, DeviceInfo
@@ -138,7 +145,7 @@ class DriverAccess(Uncopyable):
     def _require_open(self) -> None:
         if self._is_closed:
             self.close()
-            raise InvalidArgument("this runtime is closed")
+            raise BadState("this runtime is closed")
 
     @contextmanager
     def _locked(self, deadline_ns: int | None) -> Iterator[None]:

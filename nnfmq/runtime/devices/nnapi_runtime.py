@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Self, TypeAlias, Unpack
 
 from nnfmq.deadlines import deadline_after, has_passed
 from nnfmq.execution_plan.plan import ExecutionPlan
-from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
+from nnfmq.hal.errors import BadState, DeviceUnavailable, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import DEFAULT_PREFERENCE
-from nnfmq.runtime.client_device import PrepareOptions, with_time_left
 from nnfmq.runtime.compilation.compile_model import (
     DeviceSelection,
     compile_model,
@@ -28,6 +27,7 @@ from nnfmq.runtime.devices.driver_access import DriverAccess
 from nnfmq.runtime.devices.driver_discovery import DriverDiscovery
 from nnfmq.runtime.devices.runtime_device import CPU_DEVICE_NAME, CpuDevice, RuntimeDevice
 from nnfmq.runtime.prepare_arguments import ModelArgument, Preference, to_model
+from nnfmq.runtime.prepare_options import PrepareOptions, with_time_left
 from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Runtime(Uncopyable):
         cannot be reached, or reports what is not valid, is left out and logged.
 
         Raises:
-            InvalidArgument: If this is closed.
+            BadState: If this is closed.
         """
         deadline_ns = deadline_after(self._timeout)
         with self._lock:
@@ -108,7 +108,7 @@ class Runtime(Uncopyable):
     def _require_open(self) -> None:
         if self._is_closed:
             self.close()
-            raise InvalidArgument("this runtime is closed")
+            raise BadState("this runtime is closed")
 
     def _free_name(self, name: str, driver: str) -> str:
         taken = {*self._devices, CPU_DEVICE_NAME}

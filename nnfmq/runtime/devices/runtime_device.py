@@ -12,10 +12,11 @@ from nnfmq.hal.extension_codes import is_extension
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import DeviceStatus, DeviceType, OperationType
 from nnfmq.installed_version import installed_version
-from nnfmq.runtime.client_device import Device, DeviceInfo, PrepareOptions, with_time_left
+from nnfmq.runtime.client_device import Device, DeviceInfo
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.devices.driver_access import DriverAccess
 from nnfmq.runtime.prepare_arguments import ModelArgument, to_hal_model, to_model
+from nnfmq.runtime.prepare_options import PrepareOptions, with_time_left
 from nnfmq.runtime.prepared_model import PreparedModel
 
 if TYPE_CHECKING:

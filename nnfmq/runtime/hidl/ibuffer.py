@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from nnfmq.hal.capabilities import BufferDesc, BufferRole
-from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument
+from nnfmq.hal.errors import BadState, DeadObject, ErrorStatus, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import Pool
 from nnfmq.runtime.connection import Connection
@@ -92,5 +92,5 @@ class IBuffer(VersionedObject):
         """Drop the reference: the driver frees the buffer after the executions that use it."""
         if self.connection.is_open:
             message = messages.ReleaseBuffer(self.connection.next_call_id(), self.buffer_id)
-            with suppress(DeadObject):  # the driver may exit during the call
+            with suppress(BadState, DeadObject):  # the client may be closed, or the driver exit, during the call
                 self.connection.exchange(message, messages.Reply)

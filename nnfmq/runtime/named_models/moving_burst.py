@@ -18,7 +18,7 @@ from nnfmq.runtime.model_handle import ModelLocation
 
 if TYPE_CHECKING:
     from nnfmq.runtime.blocking_wait import BlockingWait
-from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.outputs import Outputs
 
 __all__ = ["MovingBurst"]
 
@@ -38,14 +38,14 @@ class MovingBurst(Burst):
         super()._open_at(location, deadline_ns)
         self._version = location.version
 
-    def _execute(self, inputs: Inputs, out: Targets, kind: int, deadline_ns: int | None) -> tuple[Array, ...]:
+    def _execute(self, inputs: Inputs, out: Targets, kind: int, deadline_ns: int | None) -> Outputs:
         if self._model.location.version != self._version:
             self._move(deadline_ns)
         return super()._execute(inputs, out, kind, deadline_ns)
 
     async def _execute_in_task(
         self, inputs: Inputs, out: Targets, kind: int, deadline_ns: int | None, blocking: BlockingWait | None
-    ) -> tuple[Array, ...]:
+    ) -> Outputs:
         if self._model.location.version != self._version:
             from nnfmq.runtime.task_waiting import run_to_its_end
 

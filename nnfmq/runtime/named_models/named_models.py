@@ -20,6 +20,7 @@ from nnfmq import watcher
 from nnfmq.channel import NO_WAIT, Channel
 from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.errors import (
+    BadState,
     DeadObject,
     DeviceUnavailable,
     InvalidArgument,
@@ -245,7 +246,7 @@ class NamedModels:
         names = {followed.description.name for followed in self._open_models()}
         try:
             self._client.require_usable()
-        except DeadObject:
+        except (BadState, DeadObject):
             return True
         try:
             if names:

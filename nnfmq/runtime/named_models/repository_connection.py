@@ -147,7 +147,7 @@ class RepositoryConnection(Uncopyable):
         reply: Future[_Reply] = Future()
         with self._lock:
             if self._end_reason is not None:
-                raise DeadObject(self._end_reason)
+                raise open_connections.closed_error(self._end_reason)
             self._pending[message.call] = _WaitingCall(message, reply)
         try:
             self._channel.send(encode(message), (), deadline_ns)
@@ -223,7 +223,7 @@ class RepositoryConnection(Uncopyable):
             self._stop_reading()
         if self._pid == os.getpid():
             self._channel.hang_up()  # also ends a send that blocks in another thread
-        self._end(DeadObject("this client is closed"))
+        self._end(DeadObject(open_connections.CLOSED))
 
     def disown_in_child(self) -> None:
         """In a forked child, close this copy of the socket and make every call raise DeadObject."""

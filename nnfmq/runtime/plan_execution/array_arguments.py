@@ -13,6 +13,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.memory import Memory
 from nnfmq.runtime.managed_buffer import Buffer
+from nnfmq.runtime.outputs import Outputs, names_of, outputs_type
 from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory
 from nnfmq.runtime.plan_execution.value_locations import array_at
 from nnfmq.runtime.tensor_layout import Array, has_unknown_shape, layout, view
@@ -94,10 +95,11 @@ class ArrayArguments(Uncopyable):
                 found.append(array_at(self.memory.locations[number], info).copy())
         return tuple(found)
 
-    def arrays(self) -> tuple[Array, ...]:
+    def arrays(self) -> Outputs:
         """Return copies of the outputs, none of which is in a Buffer."""
         results = self.results([None] * len(self._outputs))
-        return tuple(result for result in results if isinstance(result, np.ndarray))
+        arrays = [result for result in results if isinstance(result, np.ndarray)]
+        return outputs_type(names_of(self._outputs))(arrays)
 
     def close(self) -> None:
         """Close the memories. A driver that still uses them has its own mappings. Idempotent."""

@@ -11,8 +11,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from numpy.typing import ArrayLike
-
 from nnfmq.hal.errors import NnfmqError, ResourceExhaustedTransient
 from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, Request
 from nnfmq.runtime import fallback_thread
@@ -20,11 +18,12 @@ from nnfmq.runtime.array_checks import checked_arrays
 from nnfmq.runtime.async_execution import AsyncRequest, PendingExecution
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.future import Future
+from nnfmq.runtime.outputs import Outputs
 from nnfmq.runtime.plan_execution.array_arguments import ArrayArguments
 from nnfmq.runtime.plan_execution.compound_run import CompoundRun, PlanCall
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.prepared_model import PreparedModel
-from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.tensor_layout import InputValue
 
 __all__ = ["AsyncRun", "new_run", "start_arrays", "start_request", "submit_fallback"]
 
@@ -183,8 +182,8 @@ def start_request(
 
 
 def start_arrays(
-    handle: PlanHandle, inputs: Sequence[ArrayLike], config: ExecutionConfig, deadline_ns: int | None
-) -> PendingExecution[tuple[Array, ...]]:
+    handle: PlanHandle, inputs: Sequence[InputValue], config: ExecutionConfig, deadline_ns: int | None
+) -> PendingExecution[Outputs]:
     """Start to execute the model with arrays, which are copied.
 
     Raises:
@@ -220,7 +219,7 @@ def new_run(
     """Return an execution with arguments that `prepare` fills, and from which `collect` takes the result.
 
     Raises:
-        InvalidArgument: If the model is closed.
+        BadState: If the model is closed.
         Exception: Any error that `prepare` raises.
     """
     with ExitStack() as undo:

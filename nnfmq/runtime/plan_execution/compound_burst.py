@@ -14,8 +14,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Self
 
-from numpy.typing import ArrayLike
-
 from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.hal.errors import BadState, GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.summaries import clipped
@@ -26,12 +24,13 @@ from nnfmq.runtime.exclusive_use import CLAIM, exclusive
 from nnfmq.runtime.execution_result import ExecutionInfo, ExecutionResult
 from nnfmq.runtime.mapped_arrays import MappedArrays
 from nnfmq.runtime.model_burst import ModelBurst
+from nnfmq.runtime.outputs import Outputs
 from nnfmq.runtime.plan_execution.compound_run import CompoundRun, PlanCall, run_synchronously
 from nnfmq.runtime.plan_execution.execution_limits import require_time_left, require_unmeasured
 from nnfmq.runtime.plan_execution.execution_memory import ExecutionMemory
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.plan_execution.step_bursts import StepBursts
-from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.tensor_layout import Array, InputValue
 from nnfmq.uncopyable import Uncopyable
 
 __all__ = ["CompoundBurst"]
@@ -53,7 +52,7 @@ class CompoundBurst(Uncopyable, ModelBurst):
         self._is_closed = False
         self._is_idle = True  # False after a call that was interrupted: its step may still be executing
         self._arrays: MappedArrays | None = None
-        self._sequence: list[tuple[Callable[..., object], tuple[Array, ...]]] = []  # see `_note_sequence`
+        self._sequence: list[tuple[Callable[..., object], Outputs]] = []  # see `_note_sequence`
         self._memory = handle.new_memory()
         self._resources.callback(self._memory.close)
         self._inputs: tuple[Array, ...] = ()
@@ -61,7 +60,7 @@ class CompoundBurst(Uncopyable, ModelBurst):
         self._latency_ns = 0
         self._has_durations = False  # whether each step's burst has executed the last time
         self._info: ExecutionInfo | None = None
-        self.outputs: tuple[Array, ...] = ()
+        self.outputs = Outputs()
         self.peer = StepBursts(handle, self._resources)
         """The bursts of the steps."""
 
@@ -112,11 +111,11 @@ class CompoundBurst(Uncopyable, ModelBurst):
     @exclusive
     def execute(
         self,
-        *inputs: ArrayLike,
+        *inputs: InputValue,
         out: Sequence[Array] | None = None,
         measure: bool = False,
         timeout: float | None = None,
-    ) -> tuple[Array, ...]:
+    ) -> Outputs:
         """Run the model once and return its outputs; blocks. See `ModelBurst.execute`."""
         deadline_ns = None if timeout is None else deadline_after(timeout)
         arrays = self._usable_arrays(inputs, out, measure)
@@ -133,26 +132,26 @@ class CompoundBurst(Uncopyable, ModelBurst):
     def _new_run(self, memory: ExecutionMemory, config: ExecutionConfig, deadline_ns: int | None) -> CompoundRun:
         return CompoundRun(self._handle, memory, config, _MODE, deadline_ns)
 
-    def _usable_arrays(self, inputs: Sequence[ArrayLike], out: Sequence[Array] | None, measure: bool) -> MappedArrays:
+    def _usable_arrays(self, inputs: Sequence[InputValue], out: Sequence[Array] | None, measure: bool) -> MappedArrays:
         """Return the burst's arrays. Raises InvalidArgument if the call has invalid arguments."""
         if measure:
             require_unmeasured(measure)
         if os.getpid() != self._pid:  # in a forked child: the parent uses the memory
-            raise InvalidArgument("this burst is closed")
+            raise BadState("this burst is closed")
         return self._checked_arrays(inputs, out)
 
     def _no_memory_error(self) -> Exception:
         if self._is_closed:
-            return InvalidArgument("this burst is closed")
+            return BadState("this burst is closed")
         return InvalidArgument("this burst was configured without memory: it only has execute_request")
 
-    def _begin(self, arrays: MappedArrays, inputs: Sequence[ArrayLike]) -> int:
+    def _begin(self, arrays: MappedArrays, inputs: Sequence[InputValue]) -> int:
         """Write the inputs and the states; return the time."""
         self._write_inputs(arrays, inputs)
         self._is_idle = False
         return time.monotonic_ns()
 
-    def _end(self, arrays: MappedArrays, out: Sequence[Array] | None, begin_ns: int) -> tuple[Array, ...]:
+    def _end(self, arrays: MappedArrays, out: Sequence[Array] | None, begin_ns: int) -> Outputs:
         """Return the outputs of an execution that has succeeded."""
         self._is_idle, self._latency_ns, self._info = True, time.monotonic_ns() - begin_ns, None
         if arrays.state is not None:
@@ -196,11 +195,11 @@ class CompoundBurst(Uncopyable, ModelBurst):
 
     async def execute_async(
         self,
-        *inputs: ArrayLike,
+        *inputs: InputValue,
         out: Sequence[Array] | None = None,
         measure: bool = False,
         timeout: float | None = None,
-    ) -> tuple[Array, ...]:
+    ) -> Outputs:
         """Run the model once and return its outputs. See `ModelBurst.execute_async`.
 
         After a task that is cancelled the next call first waits for the step in progress.
@@ -218,10 +217,10 @@ class CompoundBurst(Uncopyable, ModelBurst):
     async def _execute_in_task(
         self,
         arrays: MappedArrays,
-        inputs: Sequence[ArrayLike],
+        inputs: Sequence[InputValue],
         out: Sequence[Array] | None,
         deadline_ns: int | None,
-    ) -> tuple[Array, ...]:
+    ) -> Outputs:
         if not self._is_idle:
             await self.peer.drain_in_task(deadline_ns)
         begin_ns = self._begin(arrays, inputs)
@@ -252,9 +251,7 @@ class CompoundBurst(Uncopyable, ModelBurst):
                 run.succeed(())
         return True
 
-    async def _continue_on_fallback_thread(
-        self, run: CompoundRun, end: Callable[[], tuple[Array, ...]]
-    ) -> tuple[Array, ...]:
+    async def _continue_on_fallback_thread(self, run: CompoundRun, end: Callable[[], Outputs]) -> Outputs:
         """Make the last call, which blocks, and all that follow on the fallback thread, also if the task is cancelled.
 
         The burst is in use until then.
@@ -264,7 +261,7 @@ class CompoundBurst(Uncopyable, ModelBurst):
         self._has_durations = False
         self._claims[CLAIM] = claim = object()  # of the fallback thread
 
-        def execute() -> tuple[Array, ...]:
+        def execute() -> Outputs:
             run.repeat_call()
             run_synchronously(run, self._execute_step)
             return end()
@@ -273,7 +270,7 @@ class CompoundBurst(Uncopyable, ModelBurst):
 
     def _busy_error(self) -> Exception:
         if self._is_closed:
-            return InvalidArgument("this burst is closed")
+            return BadState("this burst is closed")
         return BadState("this burst is executing in another thread; make one burst for each")  # BUR-16
 
     # ------------------------------------------------------------------------------------------------ HAL requests
@@ -295,7 +292,7 @@ class CompoundBurst(Uncopyable, ModelBurst):
         deadline_ns = deadline_after(timeout)
         require_unmeasured(config.measure is MeasureTiming.YES)
         if self._is_closed:
-            raise InvalidArgument("this burst is closed")
+            raise BadState("this burst is closed")
         validate_request(self._handle.plan.model, request)
         if not self._is_idle:
             self.peer.drain(deadline_ns)
@@ -354,7 +351,7 @@ class CompoundBurst(Uncopyable, ModelBurst):
         """Close the bursts of the steps; waits up to 5 s for an execution in progress. Idempotent."""
         self._keep_info()  # for `last` after closing
         self._is_closed = True
-        self._inputs = self.outputs = ()
+        self._inputs, self.outputs = (), Outputs()
         self._detach_state()
         self._arrays = None  # its arrays would keep the memory mapped
         self._sequence = []

@@ -15,8 +15,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from typing import Any, Generic, TypeVar
 
-from numpy.typing import ArrayLike
-
 from nnfmq import watcher
 from nnfmq.deadlines import deadline_after, remaining_s
 from nnfmq.fence import Fence, fence_state
@@ -26,12 +24,13 @@ from nnfmq.hal.types import ExecutionConfig, FenceState, HalExecutionMode, Reque
 from nnfmq.runtime.array_checks import checked_arrays, require_fixed_shapes
 from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming, FenceLimits, fence_fds, launch_fenced
 from nnfmq.runtime.future import Future
+from nnfmq.runtime.outputs import Outputs
 from nnfmq.runtime.plan_execution.compound_async import AsyncRun, Completion, new_run, submit_fallback
 from nnfmq.runtime.plan_execution.execution_limits import require_time_left
 from nnfmq.runtime.plan_execution.fence_wait import FenceWait
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.plan_execution.value_locations import step_request
-from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.tensor_layout import InputValue
 
 __all__ = ["CompoundFencedExecution", "launch_arrays", "launch_compound_fenced", "launch_request"]
 
@@ -300,8 +299,8 @@ class _Launch(Generic[ResultT]):
 
 
 def launch_arrays(
-    handle: PlanHandle, inputs: Sequence[ArrayLike], config: ExecutionConfig, limits: FenceLimits
-) -> CompoundFencedExecution[tuple[Array, ...]]:
+    handle: PlanHandle, inputs: Sequence[InputValue], config: ExecutionConfig, limits: FenceLimits
+) -> CompoundFencedExecution[Outputs]:
     """Launch an execution with arrays, which are copied; blocks until it is launched.
 
     Raises:
@@ -311,7 +310,7 @@ def launch_arrays(
     checked, targets = checked_arrays(handle.inputs, inputs), [None] * len(handle.outputs)
     require_fixed_shapes("output", handle.outputs, "a fenced execution")
 
-    def prepared(completion: Completion[tuple[Array, ...]]) -> AsyncRun[tuple[Array, ...]]:
+    def prepared(completion: Completion[Outputs]) -> AsyncRun[Outputs]:
         return new_run(handle, config, lambda a: a.write(checked, targets), lambda a, _: a.arrays(), completion, _MODE)
 
     return launch_compound_fenced(handle, limits, prepared)

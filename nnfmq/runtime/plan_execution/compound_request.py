@@ -142,7 +142,7 @@ class CompoundRequest(BoundRequest):
 
     def _require_computable(self) -> None:
         if self._is_closed:
-            raise InvalidArgument("this execution is closed")
+            raise BadState("this execution is closed")
         if self._fenced_runs:
             raise self._busy_error()
         if self._was_interrupted:

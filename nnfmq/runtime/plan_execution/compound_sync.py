@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from numpy.typing import ArrayLike
-
 from nnfmq.hal.types import ExecutionConfig, HalExecutionMode, Request
 from nnfmq.runtime.array_request import checked_arguments
 from nnfmq.runtime.execution_result import ExecutionResult
@@ -14,7 +12,7 @@ from nnfmq.runtime.plan_execution.array_arguments import ArrayArguments
 from nnfmq.runtime.plan_execution.compound_run import CompoundRun, PlanCall, run_synchronously
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.sync_execution import check_out, copy_out
-from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.tensor_layout import Array, InputValue
 
 __all__ = ["execute_arrays", "execute_request"]
 
@@ -46,7 +44,7 @@ def execute_request(
 
 def execute_arrays(
     handle: PlanHandle,
-    inputs: Sequence[ArrayLike | Buffer],
+    inputs: Sequence[InputValue | Buffer],
     out: Sequence[Array | Buffer] | None,
     config: ExecutionConfig,
     deadline_ns: int | None,

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from numpy.typing import ArrayLike
-
 from nnfmq.deadlines import deadline_after
 from nnfmq.execution_plan.plan import ExecutionPlan
 from nnfmq.hal.errors import InvalidArgument
@@ -21,11 +19,12 @@ from nnfmq.runtime.cpu_fallback import CpuFallback
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.managed_buffer import Buffer
+from nnfmq.runtime.outputs import Outputs
 from nnfmq.runtime.plan_execution import compound_sync
 from nnfmq.runtime.plan_execution.execution_limits import require_unmeasured
 from nnfmq.runtime.plan_execution.plan_handle import PlanHandle
 from nnfmq.runtime.prepared_model import PreparedModel
-from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.tensor_layout import Array, InputValue
 
 if TYPE_CHECKING:
     from nnfmq.runtime.async_execution import PendingExecution
@@ -86,7 +85,7 @@ class PartitionedModel(CompiledModel):
 
     def _execute_arrays(
         self,
-        inputs: Sequence[ArrayLike | Buffer],
+        inputs: Sequence[InputValue | Buffer],
         out: Sequence[Array | Buffer] | None,
         config: ExecutionConfig,
         deadline_ns: int | None,
@@ -94,15 +93,15 @@ class PartitionedModel(CompiledModel):
         return compound_sync.execute_arrays(self.handle, inputs, out, config, deadline_ns)
 
     def _start_arrays(
-        self, inputs: Sequence[ArrayLike], config: ExecutionConfig, deadline_ns: int | None
-    ) -> PendingExecution[tuple[Array, ...]]:
+        self, inputs: Sequence[InputValue], config: ExecutionConfig, deadline_ns: int | None
+    ) -> PendingExecution[Outputs]:
         from nnfmq.runtime.plan_execution.compound_async import start_arrays
 
         return start_arrays(self.handle, inputs, config, deadline_ns)
 
     def _launch_arrays(
-        self, inputs: Sequence[ArrayLike], config: ExecutionConfig, limits: FenceLimits
-    ) -> FencedExecution[tuple[Array, ...]]:
+        self, inputs: Sequence[InputValue], config: ExecutionConfig, limits: FenceLimits
+    ) -> FencedExecution[Outputs]:
         from nnfmq.runtime.plan_execution.compound_fenced import launch_arrays
 
         return launch_arrays(self.handle, inputs, config, limits)

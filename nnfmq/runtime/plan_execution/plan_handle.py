@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from nnfmq.execution_plan.plan import ExecutionPlan
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.summaries import signature
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.memory import Memory
@@ -103,7 +103,7 @@ class PlanHandle(Uncopyable):
     def require_open(self) -> None:
         """Raise InvalidArgument if the model is closed."""
         if self._is_closed:
-            raise InvalidArgument("this prepared model is closed")
+            raise BadState("this prepared model is closed")
 
     def is_cpu_step(self, index: int) -> bool:
         """Return whether the plan itself executes a step on the CPU device."""
@@ -115,7 +115,7 @@ class PlanHandle(Uncopyable):
         """Keep everything until a call of `remove_user`.
 
         Raises:
-            InvalidArgument: If the model is closed, unless the caller is a user already (`is_used`).
+            BadState: If the model is closed, unless the caller is a user already (`is_used`).
         """
         with self._lock:
             if not is_used:

@@ -39,7 +39,17 @@ _SHARED_WORDS = (
 BOTH_SIDES = (*_SHARED_WORDS, "operations", "validation", "engines")
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "": ("runtime", "importers", "model_builder", "queue", "memory", "file_memory", "fence", "hal"),
+    "": (
+        "runtime",
+        "importers",
+        "model_builder",
+        "queue",
+        "memory",
+        "file_memory",
+        "fence",
+        "installed_version",
+        "hal",
+    ),
     "__main__": ("cli", "service.embedded_main"),
     "hal": (),
     "settings": ("hal.errors",),

@@ -1,0 +1,148 @@
+"""run: a model in one call, with a client and prepared models that this process keeps for later calls.
+
+The client is connected at the first call and closed at exit; a forked child has its own. The models that were used last
+are kept. A file that has changed is another model. After the driver's death the client recovers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from nnfmq.deadlines import deadline_after, remaining_s
+from nnfmq.runtime.client import Client
+from nnfmq.runtime.compiled_model import CompiledModel
+from nnfmq.runtime.connect import connect
+from nnfmq.runtime.outputs import Outputs
+from nnfmq.runtime.prepare_arguments import ModelArgument
+from nnfmq.runtime.tensor_layout import InputValue
+
+__all__ = ["close_kept", "run"]
+
+_KEPT_MODELS = 8  # each has memory in the driver
+_Key: TypeAlias = tuple[Any, ...]
+_Shapes: TypeAlias = Mapping[str | int, Sequence[int]]
+
+
+def run(
+    model: ModelArgument | CompiledModel,
+    *inputs: InputValue,
+    shapes: _Shapes | None = None,
+    timeout: float | None = None,
+) -> Outputs:
+    """Run a model once and return its outputs; blocks. Nothing has to be closed.
+
+    The first call connects, as `nnfmq.connect()` does, and prepares the model; later calls of this process use both
+    again. Thread-safe. Use `nnfmq.connect` to choose a device or an execution mode, or to free resources before the
+    exit.
+
+    Args:
+        model: The path of a model file, its content, or a model. The 8 that were used last remain prepared. A path
+            whose file has changed is prepared again; files with an ONNX model's weights are not looked at.
+        inputs: An array for each input, in order, or one mapping with all of them by name.
+        shapes: The shapes of inputs of a model file, as for `nnfmq.load`.
+        timeout: In seconds, of preparing and executing together; None = no limit.
+
+    Raises:
+        InvalidArgument: If the model, its file or an input is not valid.
+        OSError: If the model's file cannot be read.
+        DeviceUnavailable: If no driver can be reached or started.
+        MissedDeadline: If the timeout passes.
+        NnfmqError: The error that the driver replied.
+    """
+    if isinstance(model, CompiledModel):
+        return model.execute(*inputs, timeout=timeout)
+    deadline_ns = deadline_after(timeout)
+    with _process.kept.borrowed(model, shapes or {}, deadline_ns) as prepared:
+        return prepared.execute(*inputs, timeout=remaining_s(deadline_ns))
+
+
+def close_kept() -> None:
+    """Close the models that `run` keeps, and its client; the next call makes new ones. Blocks."""
+    kept, _process.kept = _process.kept, _Kept()
+    kept.close()
+
+
+class _KeptModel:
+    """A prepared model, the object that it was prepared from, and how many calls execute it."""
+
+    def __init__(self, prepared: CompiledModel, source: object) -> None:
+        self.prepared = prepared
+        self.source = source  # kept, because the key may have its id
+        self.users = 0
+
+
+class _Kept:
+    """The client, and the models by key; those that were used last come last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # held while preparing
+        self._client: Client | None = None
+        self._models: dict[_Key, _KeptModel] = {}
+
+    @contextmanager
+    def borrowed(self, model: ModelArgument, shapes: _Shapes, deadline_ns: int | None) -> Iterator[CompiledModel]:
+        """Give the prepared model, which is not closed in the block."""
+        key = _key(model, shapes)
+        with self._lock:
+            kept = self._models.pop(key, None) or self._prepare(model, shapes, deadline_ns)
+            self._models[key] = kept
+            kept.users += 1
+        try:
+            yield kept.prepared
+        finally:
+            with self._lock:
+                kept.users -= 1
+                unused = [each for each, other in self._models.items() if not other.users]
+                surplus = [self._models.pop(each) for each in unused[: max(len(self._models) - _KEPT_MODELS, 0)]]
+            for other in surplus:
+                other.prepared.close()
+
+    def _prepare(self, model: ModelArgument, shapes: _Shapes, deadline_ns: int | None) -> _KeptModel:
+        if self._client is None:
+            self._client = connect(recover=True)
+        timeout = remaining_s(deadline_ns)
+        return _KeptModel(self._client.prepare(model, shapes=shapes, timeout=timeout), model)
+
+    def close(self) -> None:
+        """Close the client, and with it the models; blocks. Idempotent."""
+        with self._lock:
+            client, self._client, self._models = self._client, None, {}
+        if client is not None:
+            client.close()
+
+
+def _key(model: ModelArgument, shapes: _Shapes) -> _Key:
+    """Return what identifies a model: the file as it is now, the content, or the object."""
+    sizes = tuple((key, tuple(map(int, shape))) for key, shape in shapes.items())
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        from hashlib import sha256  # few applications need it
+
+        return (sha256(model).digest(), sizes)
+    if isinstance(model, (str, os.PathLike)):
+        status = os.stat(model)
+        when = status.st_mtime_ns, status.st_ctime_ns
+        return (os.path.abspath(model), status.st_dev, status.st_ino, status.st_size, *when, sizes)
+    return (id(model), sizes)
+
+
+class _Process:
+    """What this process has one of."""
+
+    kept = _Kept()
+
+
+_process = _Process()
+
+
+def _forget_parent() -> None:
+    """Leave the parent's client to the parent. Runs in the child after fork(2)."""
+    _process.kept = _Kept()
+
+
+atexit.register(close_kept)
+os.register_at_fork(after_in_child=_forget_parent)
