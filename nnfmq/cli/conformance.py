@@ -34,6 +34,7 @@ examples:
   nnfmq conformance vts/V1_2 --filter 'conv2d.*nchw' --json report.json
   nnfmq conformance vts --path runtime --partition 2  # on two drivers, which get the operations in turn
   nnfmq conformance --random-graphs --classes large --seeds 50-99 --dump failing
+  nnfmq conformance --extract NeuralNetworks vts      # write Android's test models, from a checkout of its sources
 """
 
 _CLASSES = ("single", "small", "large", "quantized", "later", "divided")
@@ -74,6 +75,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", metavar="N", type=at_least_one, default=1, help="number of processes (default: 1)")
     parser.add_argument("--filter", metavar="REGEX", type=_pattern, default="", help="only tests whose name matches")
     _add_random_arguments(parser)
+    parser.add_argument(
+        "--extract", metavar="CHECKOUT", type=Path,
+        help="run nothing: write the test models of a checkout of Android's NeuralNetworks module to the folder PATH",
+    )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", type=new_file, help="write the results as JSON")
     parser.add_argument("--html", metavar="FILE", type=new_file, help="write the results as an HTML page")
     parser.add_argument("--verbose", action="store_true", help="all failures, reasons for skipping, slowest tests")
@@ -126,6 +131,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if mistake := _mistake(arguments):
         print(f"nnfmq: error: {mistake}", file=sys.stderr)
         return 2
+    if arguments.extract is not None:
+        return _extract(arguments)
     is_choice = arguments.path.startswith(_RUNTIME) and not arguments.partition
     arguments.device = arguments.device or (_SAMPLE_DEVICES if is_choice else "reference")
     settings = Settings(
@@ -148,6 +155,8 @@ def execute(arguments: argparse.Namespace) -> int:
 def _mistake(arguments: argparse.Namespace) -> str:
     """Return what is wrong with a combination of arguments, or the empty string."""
     names_a_driver = arguments.device or arguments.connect
+    if arguments.extract is not None and len(arguments.paths) != 1:
+        return "--extract needs one PATH: the folder that the test models are written to"
     if arguments.path in _ENGINES and names_a_driver:
         return "--device and --connect need a --path through a driver, such as burst"
     if arguments.partition and not arguments.path.startswith(_RUNTIME):
@@ -155,6 +164,30 @@ def _mistake(arguments: argparse.Namespace) -> str:
     if arguments.partition == "random" and names_a_driver:
         return "--partition random chooses devices of drivers that it starts: leave out --device and --connect"
     return ""
+
+
+def _extract(arguments: argparse.Namespace) -> int:
+    """Write the test models of a checkout; return 0 if no specification failed, else 1, or 2 for a wrong folder."""
+    from nnfmq.conformance.specifications import extract_all, find_specifications
+    from nnfmq.conformance.testmodels import FormatError
+
+    [folder] = arguments.paths
+    try:
+        total = len(find_specifications(arguments.extract))
+    except FormatError as error:
+        print(f"nnfmq: error: {error}", file=sys.stderr)
+        return 2
+    failed, models = [], 0
+    with _progress(arguments.no_color) as bar, closing(extract_all(arguments.extract, folder, arguments.jobs)) as all_:
+        task = bar.add_task("specifications", total=total, failed=0)
+        for outcome in all_:
+            models += outcome.models
+            failed += [outcome] if outcome.reason else []
+            bar.update(task, advance=1, failed=len(failed))
+    for outcome in failed:
+        print(f"FAILED {outcome.specification}: {outcome.reason}", file=sys.stderr)
+    print(f"test models: {models:,}, from {total - len(failed):,} of {total:,} specifications, in {folder}")
+    return int(bool(failed))
 
 
 @contextmanager
@@ -182,7 +215,10 @@ def _sources(arguments: argparse.Namespace) -> list[Source]:
     from nnfmq.conformance.testmodels import FormatError, find_files
 
     if not arguments.paths and not arguments.random_graphs:
-        raise FormatError("nothing to run; give a PATH or --random-graphs")
+        raise FormatError(
+            "nothing to run: give a PATH of test models or --random-graphs; "
+            "--extract CHECKOUT PATH writes Android's test models, from a checkout of its sources"
+        )
     graphs = batches(arguments.classes, *arguments.seeds) if arguments.random_graphs else []
     return [*find_files(arguments.paths), *graphs]
 

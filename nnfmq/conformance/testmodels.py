@@ -142,7 +142,8 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
         inside = sorted(p for p in path.rglob("*") if p.name.endswith(ENDINGS)) if path.is_dir() else [path]
         if not inside:
             raise FormatError(
-                f"{path}: no test models below it, which are files {' or '.join('*' + e for e in ENDINGS)}"
+                f"{path}: no test models below it, which are files {' or '.join('*' + e for e in ENDINGS)}; "
+                "`nnfmq conformance --extract CHECKOUT PATH` writes Android's"
             )
         found.update(dict.fromkeys(inside))
     return list(found)
