@@ -88,7 +88,7 @@ def _read_npy(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array
     if array.dtype != dtype or array.shape != shape:
         actual, expected = f"{shape_text(array.shape)} {array.dtype}", f"{shape_text(shape)} {dtype}"
         raise InvalidArgument(f"{path} is an array of {actual}; the input needs {expected}")
-    return np.ascontiguousarray(array)
+    return np.asarray(array, order="C")  # keeps rank 0, which ascontiguousarray does not
 
 
 def _read_raw(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

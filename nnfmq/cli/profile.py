@@ -139,7 +139,7 @@ def _random(random: Any, tensor: TensorInfo) -> Array:
     import numpy as np
 
     dtype = np.dtype(tensor.dtype)
-    if 0 in tensor.shape or not (tensor.shape or tensor.is_scalar):
+    if tensor.has_unknown_shape:
         shape = "x".join(str(size or "?") for size in tensor.shape) or "unknown"
         raise InvalidArgument(f"the shape of input {tensor.name} is {shape}; measuring needs a known one: give --shape")
     if dtype.kind == "f":

@@ -48,6 +48,11 @@ class ShownTensor(Protocol):
         ...
 
     @property
+    def is_empty(self) -> bool:
+        """True if it has no elements: 0 is a dimension's size then."""
+        ...
+
+    @property
     def scale(self) -> float:
         """Its scale; 0.0 if it is not quantized."""
         ...
@@ -66,6 +71,7 @@ class TensorRow(NamedTuple):
     dtype: str = "nothing"
     scale: float = 0.0
     zero_point: int = 0
+    is_empty: bool = False
 
 
 def code_name(code: object) -> str:
@@ -98,13 +104,13 @@ def nearest(word: object, known: Iterable[str]) -> str:
     return f"; did you mean {words[found[0]]!r}?" if found else ""
 
 
-def _shape_text(shape: Sequence[int], limit: int = _SHAPE_MAX) -> str:
-    return clipped("x".join(str(extent or "?") for extent in shape[:limit]), limit)
+def _shape_text(shape: Sequence[int], limit: int = _SHAPE_MAX, is_empty: bool = False) -> str:
+    return clipped("x".join("?" if extent == 0 and not is_empty else str(extent) for extent in shape[:limit]), limit)
 
 
-def tensor_text(dtype: str, shape: Sequence[int]) -> str:
+def tensor_text(dtype: str, shape: Sequence[int], is_empty: bool = False) -> str:
     """Return element type and shape as `float32 1x?x3`, with `?` for an unknown dimension."""
-    return f"{dtype} {_shape_text(shape)}".rstrip()
+    return f"{dtype} {_shape_text(shape, is_empty=is_empty)}".rstrip()
 
 
 def signature(inputs: Sequence[ShownTensor], outputs: Sequence[ShownTensor]) -> str:
@@ -113,7 +119,7 @@ def signature(inputs: Sequence[ShownTensor], outputs: Sequence[ShownTensor]) -> 
 
 
 def _tensors(tensors: Sequence[ShownTensor]) -> str:
-    shown = [f"{clipped(repr(t.name))} ({tensor_text(t.dtype, t.shape)})" for t in tensors[:_TENSORS_MAX]]
+    shown = [f"{clipped(repr(t.name))} ({tensor_text(t.dtype, t.shape, t.is_empty)})" for t in tensors[:_TENSORS_MAX]]
     return listed(shown, len(tensors))
 
 
@@ -122,7 +128,7 @@ def html_tables(
 ) -> str:
     """Return HTML with a table of inputs and outputs, and one that counts operations by their name; escaped."""
     rows = [
-        (f"{kind} {index}", clipped(t.name, 80), t.dtype, _shape_text(t.shape, 80), _quantization(t))
+        (f"{kind} {index}", clipped(t.name, 80), t.dtype, _shape_text(t.shape, 80, t.is_empty), _quantization(t))
         for kind, tensors in (("input", inputs), ("output", outputs))
         for index, t in enumerate(tensors[:_HTML_ROWS_MAX])
     ]

@@ -1,8 +1,12 @@
 """TensorInfo: name, shape, element type and quantization of a model's input or output.
 
 Importers create it from a model file, and the client from the model that it prepared. The element type is NumPy's name
-of it instead of a dtype, so that `hal` does not import NumPy. A scalar operand has the shape () and `is_scalar`; a
-tensor of unknown rank has the shape () without it. An unknown dimension is 0, as in `Operand.dimensions`.
+of it instead of a dtype, so that `hal` does not import NumPy. A scalar operand and a tensor of rank 0 have the shape ()
+and `is_scalar`; a tensor of unknown rank has the shape () without it. An unknown dimension is 0, as in
+`Operand.dimensions`, unless `is_empty` says that the tensor has no elements.
+
+The HAL has no tensors of rank 0 and none without elements: the operand of either has the shape (1,), and that one
+element of an empty tensor means nothing. The client restores the shape, which is known.
 """
 
 from __future__ import annotations
@@ -45,11 +49,18 @@ class TensorInfo(Struct, frozen=True):
     scale: float = 0.0
     zero_point: int = 0
     is_scalar: bool = False
+    is_empty: bool = False
+
+    @property
+    def has_unknown_shape(self) -> bool:
+        """True if a dimension, or the rank, is unknown."""
+        return not self.is_empty and (0 in self.shape or not (self.shape or self.is_scalar))
 
     def __repr__(self) -> str:
-        given = [clipped(repr(self.name), 64), tensor_text(self.dtype, self.shape)]
+        given = [clipped(repr(self.name), 64), tensor_text(self.dtype, self.shape, self.is_empty)]
         given += [f"scale {self.scale:g}, zero point {self.zero_point}"] if self.scale else []
         given += ["scalar"] if self.is_scalar else []
+        given += ["empty"] if self.is_empty else []
         return f"<TensorInfo: {', '.join(given)}>"
 
 

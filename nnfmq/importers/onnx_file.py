@@ -164,7 +164,7 @@ def input_shapes(file: OnnxFile, shapes: Shapes) -> dict[str, tuple[int, ...]]:
     for info in file.inputs:
         if info.name in given:
             _bind(info, given[info.name], symbols)
-    resolved = {info.name: given.get(info.name) or _resolved(info, symbols) for info in file.inputs}
+    resolved = {info.name: given.get(info.name, _resolved(info, symbols)) for info in file.inputs}
     unknown = {info.name: info for info in file.inputs if resolved[info.name] is None}
     if unknown:
         listed = "; ".join(f"input {name!r} is {_declared(info)}" for name, info in unknown.items())
@@ -184,7 +184,7 @@ def _input_name(names: list[str], key: str | int) -> str:
 def _bind(info: Any, shape: tuple[int, ...], symbols: dict[str, int]) -> None:
     """Remember the sizes of the symbolic dimensions of an input, given its shape."""
     dimensions = info.type.tensor_type.shape.dim
-    if (info.type.tensor_type.HasField("shape") and len(dimensions) != len(shape)) or min(shape, default=1) < 1:
+    if (info.type.tensor_type.HasField("shape") and len(dimensions) != len(shape)) or min(shape, default=0) < 0:
         raise InvalidArgument(f"shapes: {shape} is no shape for input {info.name!r}, which is {_declared(info)}")
     for dimension, size in zip(dimensions, shape, strict=False):
         if dimension.dim_param in ("", "?"):  # PaddlePaddle writes "?" for every unknown dimension
@@ -199,8 +199,12 @@ def _resolved(info: Any, symbols: Mapping[str, int]) -> tuple[int, ...] | None:
     """Return an input's shape, or None if one of its dimensions has no known size."""
     if not info.type.tensor_type.HasField("shape"):
         return None
-    sizes = [symbols.get(d.dim_param, 0) if d.dim_param else d.dim_value for d in info.type.tensor_type.shape.dim]
-    return tuple(sizes) if all(size > 0 for size in sizes) else None
+    dimensions = info.type.tensor_type.shape.dim
+    sizes = [
+        symbols.get(d.dim_param, -1) if d.dim_param else d.dim_value if d.HasField("dim_value") else -1
+        for d in dimensions
+    ]
+    return tuple(sizes) if all(size >= 0 for size in sizes) else None
 
 
 def _declared(info: Any) -> str:

@@ -14,11 +14,11 @@ import numpy.typing as npt
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers.onnx_values import Node
 
-__all__ = ["fold"]
+__all__ = ["FOLDED", "MAX_ELEMENTS", "evaluated", "fold"]
 
 Array: TypeAlias = npt.NDArray[Any]
-_MAX_ELEMENTS = 1 << 24
-_FOLDED = frozenset(
+MAX_ELEMENTS = 1 << 24
+FOLDED = frozenset(
     ("Abs", "Add", "And", "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape", "CumSum",
      "Div", "Equal", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual",
      "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "NonZero", "Not", "OneHot", "Or", "Pow",
@@ -41,11 +41,16 @@ def fold(node: Node, proto: Any) -> list[Array] | None:
     """
     arrays = [None if value is None else value.array for value in node.inputs]
     is_constant = all(array is not None for array, value in zip(arrays, node.inputs, strict=True) if value is not None)
-    if node.operator not in _FOLDED or not is_constant or not any(value is not None for value in node.inputs):
+    if node.operator not in FOLDED or not is_constant or not any(value is not None for value in node.inputs):
         return None
-    if _elements(node) > _MAX_ELEMENTS:
+    return evaluated(node, proto, [array for array in arrays if array is not None])
+
+
+def evaluated(node: Node, proto: Any, arrays: list[Array]) -> list[Array]:
+    """Return the outputs of a node whose given inputs are `arrays`. Raises as `fold`."""
+    if _elements(node) > MAX_ELEMENTS:
         raise InvalidArgument(f"its constant result would have {_elements(node)} elements")
-    return _evaluate(proto, node.opset, [array for array in arrays if array is not None])
+    return _evaluate(proto, node.opset, arrays)
 
 
 def _elements(node: Node) -> int:
@@ -61,7 +66,7 @@ def _elements(node: Node) -> int:
         return sizes[0] * math.prod(max(int(extent), 1) for extent in node.constant(1, "shape").reshape(-1))
     if node.operator == "Range":
         start, limit, delta = (node.constant(position, "range").item() for position in range(3))
-        return math.ceil(abs((limit - start) / delta)) if delta else _MAX_ELEMENTS + 1
+        return math.ceil(abs((limit - start) / delta)) if delta else MAX_ELEMENTS + 1
     if node.operator in ("Gather", "GatherND"):
         return sizes[0] * sizes[1]
     if node.operator in _BROADCASTING:

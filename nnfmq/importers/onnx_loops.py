@@ -180,10 +180,23 @@ def unrolled(node: Node, loop: Iterations, count: int, convert: Convert) -> list
             row.append(value)
     used = [node.used(len(carried) + place) for place in range(len(rows))]
     if any(used) and not count:
-        raise InvalidArgument("it does not iterate, so that a result has no elements: that is not supported")
+        return _without_iterations(compose, loop, carried, convert)
     node.builder.reserve(8 * sum(value.size for row in rows for value in row if value.array is not None))
     joined = [_stacked(compose, row, sequenced) for row, sequenced in zip(rows, loop.results, strict=True) if row]
     return [*carried, *joined]
+
+
+def _without_iterations(
+    compose: Composition, loop: Iterations, carried: list[Value], convert: Convert
+) -> list[Value] | None:
+    """Return the outputs of a Loop that does not iterate; an iteration would have the shapes of what it collects."""
+    if loop.is_scan:
+        raise InvalidArgument("it does not iterate, so that a result has no elements: that is not supported")
+    found = convert(_given(compose, loop, carried, 0, 1))
+    values = [value for value in found if value is not None][1 + len(carried) :]
+    if len(values) != len(loop.results):
+        return None
+    return [*carried, *(Value.of(np.zeros((0, *value.shape), value.dtype)) for value in values)]
 
 
 def _given(

@@ -9,7 +9,7 @@ Operators and tensors that are not supported raise UnsupportedModel, which lists
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -27,13 +27,14 @@ from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.graph_rewriting import GraphRewriting
 from nnfmq.importers.half_precision import widen_half_precision
 from nnfmq.importers.loaded_model import LoadedModel
+from nnfmq.importers.onnx_empty import empty_results, results_of_nothing
 from nnfmq.importers.onnx_file import OnnxFile, attribute_values, dtype_of, input_shapes, read, tensor_array
 from nnfmq.importers.onnx_folding import fold
 from nnfmq.importers.onnx_functions import body, called
 from nnfmq.importers.onnx_index_inputs import index_inputs
 from nnfmq.importers.onnx_loops import Iterations, iterations_of, trip_count, unrolled
 from nnfmq.importers.onnx_operators import CONVERTERS
-from nnfmq.importers.onnx_values import Node, Value, operand_type_of
+from nnfmq.importers.onnx_values import Array, Node, Value, operand_type_of
 from nnfmq.importers.onnx_while import VaryingShape, WhileLoop
 from nnfmq.importers.problems import Problems
 from nnfmq.importers.weight_folding import fold_into_weights
@@ -99,13 +100,16 @@ class _Import:
         self._problems.raise_if_any()
         outputs = [self._output(info.name) for info in self._file.graph.output]
         self._problems.raise_if_any()
-        if not inputs or not outputs:
-            raise InvalidArgument(
-                f"{len(inputs)} inputs and {len(outputs)} outputs: a model needs at least one of each"
-            )
+        if not outputs:
+            raise InvalidArgument("the model has no outputs")
         self._rewrite(outputs)
         model = self._builder.build(inputs, outputs)
-        return LoadedModel(model, self._infos(self._file.inputs, inputs), self._infos(self._file.graph.output, outputs))
+        shapes = {name: value.shape for name, value in self._values.items() if value is not None}
+        return LoadedModel(
+            model,
+            self._infos(self._file.inputs, inputs, self._shapes),
+            self._infos(self._file.graph.output, outputs, shapes),
+        )
 
     def _rewrite(self, outputs: Sequence[int]) -> None:
         """Join operations of the subgraph under construction, whose outputs are known now."""
@@ -116,12 +120,16 @@ class _Import:
         widen_half_precision(graph)
         graph.finish()
 
-    def _infos(self, protos: Iterable[Any], indexes: Iterable[int]) -> tuple[TensorInfo, ...]:
+    def _infos(
+        self, protos: Iterable[Any], indexes: Iterable[int], shapes: Mapping[str, tuple[int, ...]]
+    ) -> tuple[TensorInfo, ...]:
         """Return the descriptions of inputs or outputs, whose operands have these indexes."""
-        return tuple(self._info(proto.name, index) for proto, index in zip(protos, indexes, strict=True))
+        pairs = zip(protos, indexes, strict=True)
+        return tuple(self._info(proto.name, index, shapes[proto.name]) for proto, index in pairs)
 
-    def _info(self, name: str, index: int) -> TensorInfo:
-        return operand_info(self._builder[index], name, ELEMENTS)
+    def _info(self, name: str, index: int, shape: tuple[int, ...]) -> TensorInfo:
+        info = operand_info(self._builder[index], name, ELEMENTS)
+        return replace(info, shape=shape, is_scalar=not shape, is_empty=0 in shape)
 
     def _input(self, info: Any, is_index: bool) -> int:
         dtype, kind = None, OperandType.TENSOR_FLOAT32
@@ -132,8 +140,9 @@ class _Import:
             kind = operand_type_of(dtype)
             kind = OperandType.TENSOR_INT32 if is_index and kind == TENSOR_INT64 else kind
         shape = self._shapes[info.name]
-        index = self._builder.operand(Operand(kind, shape or (1,), lifetime=LifeTime.SUBGRAPH_INPUT))
-        self._values[info.name] = None if dtype is None else Value(shape, dtype, index)
+        operand_shape = shape if shape and 0 not in shape else (1,)
+        index = self._builder.operand(Operand(kind, operand_shape, lifetime=LifeTime.SUBGRAPH_INPUT))
+        self._values[info.name] = None if dtype is None else Value.of_operand(shape, dtype, index)
         return index
 
     def _convert(self, index: int, proto: Any) -> None:
@@ -155,10 +164,27 @@ class _Import:
                 return self._loop(index, self._node(proto, inputs), proto)
             self._add(index, self._node(proto, inputs), proto)
         except InvalidArgument as error:
-            self._fail(index, proto, str(error))
+            if not self._is_empty(proto):
+                self._fail(index, proto, str(error))
         except _MALFORMED as error:
             self._fail(index, proto, f"an attribute or input is malformed ({type(error).__name__}: {error})")
         return None
+
+    def _is_empty(self, proto: Any) -> bool:
+        """Return whether none of the results of a node that cannot be converted has elements, which are known then."""
+        inputs = [self._values.get(name) if name else None for name in proto.input]
+        if any(value is None and name for name, value in zip(proto.input, inputs, strict=True)):
+            return False
+        with suppress(InvalidArgument):
+            return self._know(proto, empty_results(self._node(proto, inputs), proto))
+        return False
+
+    def _know(self, proto: Any, arrays: Sequence[Array] | None) -> bool:
+        """Make constants the results of a node, if they are known; return whether they are."""
+        if arrays is not None:
+            named = [name for name in proto.output if name]
+            self._values.update({name: Value.of(array) for name, array in zip(named, arrays, strict=True)})
+        return arrays is not None
 
     def _is_known(self, proto: Any) -> bool:
         is_local = (proto.domain, proto.op_type) in self._functions
@@ -195,7 +221,7 @@ class _Import:
         outputs = [self._builder.operand(replace(o, lifetime=LifeTime.TEMPORARY_VARIABLE)) for _, o in results]
         self._builder.operation(OperationType.IF, [condition, *callees, *(operands or [condition])], *outputs)
         for name, (value, _), output in zip(proto.output, results, outputs, strict=True):
-            self._values[name] = Value(value.shape, value.dtype, output)
+            self._values[name] = Value.of_operand(value.shape, value.dtype, output)
         return None
 
     def _branch(
@@ -349,10 +375,7 @@ class _Import:
 
     def _add(self, index: int, node: Node, proto: Any) -> None:
         is_local = (proto.domain, proto.op_type) in self._functions
-        folded = None if is_local else fold(node, proto)
-        if folded is not None:
-            named = [name for name in proto.output if name]
-            self._values.update({name: Value.of(array) for name, array in zip(named, folded, strict=True)})
+        if not is_local and any(self._know(proto, known(node, proto)) for known in (results_of_nothing, fold)):
             return None
         if is_local or node.operator not in CONVERTERS:
             return self._call(index, node, proto)
@@ -411,7 +434,7 @@ class _Import:
         operator = "If" if self._in_subgraph else "Identity"
         node = Node(name, operator, self._file.opset, self._builder, [value], [name])
         try:
-            operand = node.operand(0)
+            operand = node.operand(0) if value.size else node.add_constant(np.zeros(1, value.dtype))
             if self._builder[operand].lifetime != LifeTime.TEMPORARY_VARIABLE:
                 is_bool = self._builder[operand].type == OperandType.TENSOR_BOOL8
                 copy = OperationType.LOGICAL_OR if is_bool else OperationType.MAXIMUM

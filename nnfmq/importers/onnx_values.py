@@ -34,7 +34,7 @@ from nnfmq.hal.types import LifeTime, Operand, OperandType
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.onnx_narrow_types import FLOAT_FORMATS, integer_limits
 
-__all__ = ["Node", "QuantizedForm", "Value", "operand_type_of"]
+__all__ = ["Array", "Node", "QuantizedForm", "Value", "operand_type_of"]
 
 Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
@@ -112,6 +112,11 @@ class Value(Struct):
     def size(self) -> int:
         """The number of elements."""
         return math.prod(self.shape)
+
+    @staticmethod
+    def of_operand(shape: Shape, dtype: np.dtype[Any], operand: int) -> Value:
+        """Return an input or a result; one that has no elements is a constant, and its operand means nothing."""
+        return Value.of(np.zeros(shape, dtype)) if 0 in shape else Value(shape, dtype, operand)
 
     @staticmethod
     def of(array: Array) -> Value:
@@ -249,7 +254,7 @@ class Node(Struct):
         kind = operand_type_of(array.dtype)
         stored = np.ascontiguousarray(array, _STORED.get(kind))
         if not array.size:
-            raise InvalidArgument(f"a constant of shape {array.shape} has no elements")
+            raise InvalidArgument(f"an input of shape {array.shape} has no elements, which is not supported here")
         self.builder.reserve(stored.nbytes)
         location = self.builder.stored(stored.tobytes())
         return self.builder.operand(Operand(kind, array.shape or (1,), 0.0, 0, LifeTime.CONSTANT_COPY, location))
@@ -329,9 +334,9 @@ class Node(Struct):
         found.node = found.node or replace(self, results={})  # no cycle, which would keep the file's content
         return found
 
-    def constant_result(self, array: Array) -> None:
-        """Make a constant the first output."""
-        self.results[0] = Value.of(array)
+    def constant_result(self, array: Array, position: int = 0) -> None:
+        """Make a constant the output at `position`."""
+        self.results[position] = Value.of(array)
 
     def reshaped(self, operand: int, shape: Shape) -> int:
         """Return the operand in another shape; () becomes (1,)."""

@@ -100,6 +100,7 @@ class TensorFormat(_Row, frozen=True):
     scale: float
     zero_point: int
     is_scalar: bool
+    is_empty: bool = False
 
 
 class ModelRow(_Row, frozen=True):

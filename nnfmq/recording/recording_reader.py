@@ -221,7 +221,8 @@ def _check_content(kind: str, tensor: TensorFormat, content: TensorContent, data
     _require_data(content.data, data)
     known = tensor.shape or tensor.is_scalar
     fits = len(content.shape) == len(tensor.shape) and all(
-        wanted in (0, extent) for wanted, extent in zip(tensor.shape, content.shape, strict=True)
+        wanted == extent or (wanted == 0 and not tensor.is_empty)
+        for wanted, extent in zip(tensor.shape, content.shape, strict=True)
     )
     if known and not fits:
         raise InvalidArgument(f"{kind} {tensor.name[:40]!r} has shape {tensor.shape}, not {content.shape}")

@@ -203,7 +203,8 @@ def _session(has_tensors: bool) -> SessionRow:
 
 def _formats(infos: Sequence[TensorInfo]) -> tuple[TensorFormat, ...]:
     return tuple(
-        TensorFormat(info.name, info.shape, info.dtype, info.scale, info.zero_point, info.is_scalar) for info in infos
+        TensorFormat(info.name, info.shape, info.dtype, info.scale, info.zero_point, info.is_scalar, info.is_empty)
+        for info in infos
     )
 
 

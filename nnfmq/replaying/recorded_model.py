@@ -56,4 +56,4 @@ def _memory(content: bytes, resources: ExitStack) -> Memory:
 
 def tensor_infos(formats: Sequence[TensorFormat]) -> tuple[TensorInfo, ...]:
     """Return the descriptions of inputs or outputs."""
-    return tuple(TensorInfo(f.name, f.shape, f.dtype, f.scale, f.zero_point, f.is_scalar) for f in formats)
+    return tuple(TensorInfo(f.name, f.shape, f.dtype, f.scale, f.zero_point, f.is_scalar, f.is_empty) for f in formats)

@@ -16,7 +16,13 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.summaries import counted
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.runtime.outputs import in_order
-from nnfmq.runtime.tensor_layout import Array, InputValue, format_shape, has_unknown_shape
+from nnfmq.runtime.tensor_layout import (
+    Array,
+    InputValue,
+    format_array_shape,
+    format_tensor_shape,
+    has_unknown_shape,
+)
 
 
 def with_batch_dimension(array: Array, shape: tuple[int, ...]) -> Array:
@@ -54,10 +60,10 @@ def checked_array(info: TensorInfo, value: InputValue) -> Array:
     wanted = info.shape
     array = with_batch_dimension(array, wanted)
     shape = array.shape
-    if not _fits(shape, wanted) and (wanted or info.is_scalar):
-        raise InvalidArgument(
-            f"input {info.name!r} has shape {format_shape(wanted)}; the given array has {format_shape(shape)}"
-        )
+    is_refused = shape != wanted if info.is_empty else not _fits(shape, wanted) and (wanted or info.is_scalar)
+    if is_refused:
+        wanted_text, text = format_tensor_shape(info), format_array_shape(shape)
+        raise InvalidArgument(f"input {info.name!r} has shape {wanted_text}; the given array has {text}")
     if array.dtype != info.dtype:
         _check_conversion(info, array)
     return array
@@ -112,7 +118,7 @@ def require_fixed_shapes(kind: str, infos: Sequence[TensorInfo], user: str = "a 
     for info in infos:
         if has_unknown_shape(info):
             raise InvalidArgument(
-                f"{kind} {info.name!r} has the shape {format_shape(info.shape)}, which is not fully known: "
+                f"{kind} {info.name!r} has the shape {format_tensor_shape(info)}, which is not fully known: "
                 f"{user} needs fixed shapes; use PreparedModel.execute"
             )
 
@@ -130,11 +136,10 @@ def check_out(infos: Sequence[TensorInfo], targets: Sequence[Array]) -> None:
             f"the model has {counted(len(infos), 'output')}, `out` has {counted(len(targets), 'array')}"
         )
     for info, target in zip(infos, targets, strict=True):
-        is_known = bool(info.shape) and 0 not in info.shape
-        if target.dtype != info.dtype or (is_known and target.shape != info.shape):
+        if target.dtype != info.dtype or (not info.has_unknown_shape and target.shape != info.shape):
             raise InvalidArgument(
-                f"output {info.name!r} is {info.dtype} of shape {format_shape(info.shape)}, "
-                f"`out` has {target.dtype} of shape {format_shape(target.shape)}"
+                f"output {info.name!r} is {info.dtype} of shape {format_tensor_shape(info)}, "
+                f"`out` has {target.dtype} of shape {format_array_shape(target.shape)}"
             )
         if not target.flags.writeable:
             raise InvalidArgument(f"the array in `out` for output {info.name!r} is read-only")

@@ -16,7 +16,7 @@ from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.outputs import Outputs, in_order, names_of, outputs_type
 from nnfmq.runtime.result_validation import check_fits, check_reported_shapes
-from nnfmq.runtime.tensor_layout import Array, InputValue, layout, view
+from nnfmq.runtime.tensor_layout import Array, InputValue, callers_shape, layout, view
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -116,7 +116,7 @@ class ArrayRequest:
         check_reported_shapes(self._model.outputs, reported)
         if reported == self._shapes or any(0 in shape for shape in reported):
             raise error
-        self._allocate_outputs(reported)
+        self._allocate_outputs(list(map(callers_shape, self._model.outputs, reported)))
 
     def arrays(self, reported: Sequence[OutputShape]) -> Outputs:
         """As `results`, for a request without Buffers."""
@@ -131,15 +131,18 @@ class ArrayRequest:
         """
         assert self._output_memory is not None
         infos = self._model.outputs
-        shapes = [shape.dimensions for shape in reported] or self._shapes
-        check_reported_shapes(infos, shapes)
+        shapes = [shape.dimensions for shape in reported]
+        if shapes:
+            check_reported_shapes(infos, shapes)
         results: list[Array | Buffer] = []
-        for info, argument, shape, target in zip(infos, self._output_args, shapes, self._targets, strict=True):
+        for info, argument, shape, target in zip(
+            infos, self._output_args, shapes or self._shapes, self._targets, strict=True
+        ):
             if isinstance(target, Buffer):
                 results.append(target)
                 continue
             check_fits([info], [argument], [shape])
-            results.append(view(self._output_memory, argument, info, shape).copy())
+            results.append(view(self._output_memory, argument, info, callers_shape(info, shape)).copy())
         return tuple(results)
 
     def close(self) -> None:

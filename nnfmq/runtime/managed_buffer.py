@@ -23,7 +23,7 @@ from nnfmq.hal.types import BufferToken, DataLocation, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime.array_checks import checked_array
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.tensor_layout import Array, size_bytes
+from nnfmq.runtime.tensor_layout import Array, size_bytes, space_bytes
 from nnfmq.serialize import messages
 from nnfmq.uncopyable import Uncopyable
 
@@ -135,9 +135,9 @@ class Buffer(Uncopyable):
             self._copy_from_memory(source, tuple(dimensions), timeout)
             return
         array = np.asarray(checked_array(self.info, source), self.info.dtype, order="C")
-        with Memory.create(max(array.nbytes, 1), "nnfmq-copy", one_writer=True) as memory:
+        with Memory.create(max(space_bytes(self.info, array.shape), 1), "nnfmq-copy", one_writer=True) as memory:
             memory.view[: array.nbytes] = array.reshape(-1).view(np.uint8).data
-            self._copy_from_memory(memory, array.shape, timeout)
+            self._copy_from_memory(memory, () if self.info.is_empty else array.shape, timeout)
 
     def _copy_from_memory(self, source: AnyMemory, dimensions: tuple[int, ...], timeout: float | None) -> None:
         data = messages.memory_to_data(source)
@@ -161,12 +161,11 @@ class Buffer(Uncopyable):
 
     def array(self, *, timeout: float | None = None) -> Array:
         """Return a copy of the content, which the caller owns; blocks. Raises as `copy_to`."""
-        is_known = bool(self.info.shape) and 0 not in self.info.shape
-        shape = self.info.shape if is_known else self._dimensions
+        shape = self._dimensions if self.info.has_unknown_shape else self.info.shape
         if shape is None:
             raise GeneralFailure(f"buffer {self.token} is uninitialized: nothing was written into it")
         size = size_bytes(self.info, shape)
-        with Memory.create(max(size, 1), "nnfmq-copy") as memory:
+        with Memory.create(max(space_bytes(self.info, shape), 1), "nnfmq-copy") as memory:
             self.copy_to(memory, timeout=timeout)
             return np.frombuffer(memory.view[:size], self.info.dtype).reshape(shape).copy()
 
@@ -211,7 +210,7 @@ class SharedBuffer(Buffer):
         self._roles = frozenset(roles)
         self._dimensions = None
         self._last_writer = None
-        self._size_bytes = size_bytes(info, info.shape)
+        self._size_bytes = space_bytes(info, info.shape)
         is_input_only = not any(is_output for _, _, is_output in roles)
         self._memory = Memory.create(max(self._size_bytes, 1), "nnfmq-shared", one_writer=is_input_only)
 

@@ -13,7 +13,7 @@ from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import NO_TIME, NO_TIMING, Timing
 from nnfmq.hal.types import BufferToken, HalExecutionMode, OutputShape, Pool, Request, RequestArgument
-from nnfmq.runtime.tensor_layout import size_bytes
+from nnfmq.runtime.tensor_layout import callers_shape, size_bytes
 
 __all__ = ["ObservedModel", "RequestObservation", "Tensors"]
 
@@ -107,10 +107,11 @@ def _captured(
         return None  # the driver rejects the request
     found = []
     for info, argument, shape in zip(infos, arguments, shapes, strict=True):
-        data = _content(argument, pools, size_bytes(info, shape or info.shape))
+        seen = callers_shape(info, shape)
+        data = _content(argument, pools, size_bytes(info, seen))
         if data is None:
             return None
-        found.append(CapturedTensor(shape or info.shape, data))
+        found.append(CapturedTensor(seen, data))
     return tuple(found)
 
 

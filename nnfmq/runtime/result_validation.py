@@ -174,8 +174,9 @@ def check_reported_shapes(infos: Sequence[TensorInfo], shapes: Sequence[Shape]) 
     if len(shapes) != len(infos):
         raise ProtocolError(f"the driver reports the shapes of {len(shapes)} outputs, the model has {len(infos)}")
     for info, shape in zip(infos, shapes, strict=True):
-        matches = len(shape) == len(info.shape) and all(w in (0, s) for w, s in zip(info.shape, shape, strict=True))
-        if (info.shape and not matches) or size_bytes(info, shape) > _LENGTH_MAX:
+        wanted = (1,) if info.is_empty else info.shape
+        matches = len(shape) == len(wanted) and all(w in (0, s) for w, s in zip(wanted, shape, strict=True))
+        if (wanted and not matches) or size_bytes(info, shape) > _LENGTH_MAX:
             raise ProtocolError(
                 f"the driver reports the shape {format_shape(shape)} for output {info.name!r} "
                 f"of shape {format_shape(info.shape)}"

@@ -37,6 +37,19 @@ def size_bytes(info: TensorInfo, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * np.dtype(info.dtype).itemsize
 
 
+def space_bytes(info: TensorInfo, shape: tuple[int, ...]) -> int:
+    """Return the size of a tensor's argument, in bytes: that of the tensor, or of an empty tensor's one element."""
+    return size_bytes(info, () if info.is_empty else shape)
+
+
+def callers_shape(info: TensorInfo, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the caller's array, given the shape that the driver reports or () if it reports none.
+
+    Rank 0 and empty tensors have operands of another shape, and are never of unknown shape.
+    """
+    return info.shape if info.is_scalar or info.is_empty else shape or info.shape
+
+
 def layout(
     infos: Sequence[TensorInfo], shapes: Sequence[tuple[int, ...]], pool_index: int
 ) -> tuple[tuple[RequestArgument, ...], int]:
@@ -47,7 +60,7 @@ def layout(
     arguments, end = [], 0
     for info, shape in zip(infos, shapes, strict=True):
         offset = -(-end // ALIGNMENT) * ALIGNMENT
-        length = max(size_bytes(info, shape), 1)
+        length = max(space_bytes(info, shape), 1)
         # Dimensions are sent only if they add to what the model specifies.
         dimensions = shape if shape != info.shape else ()
         arguments.append(RequestArgument(False, DataLocation(pool_index, offset, length), dimensions))
@@ -67,9 +80,19 @@ def view(memory: Pool, argument: RequestArgument, info: TensorInfo, shape: tuple
 
 def has_unknown_shape(info: TensorInfo) -> bool:
     """Return True if a dimension, or the rank, is unknown."""
-    return 0 in info.shape or not (info.shape or info.is_scalar)
+    return info.has_unknown_shape
 
 
 def format_shape(shape: tuple[int, ...]) -> str:
     """Return a shape for error messages: `1x?x3`, with `?` for an unknown dimension."""
     return "x".join("?" if extent == 0 else str(extent) for extent in shape) or "scalar or unknown rank"
+
+
+def format_array_shape(shape: tuple[int, ...]) -> str:
+    """Return the shape of an array for error messages: `1x0x3`, or `scalar`."""
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def format_tensor_shape(info: TensorInfo) -> str:
+    """Return the shape of an input or output for error messages, as the functions above."""
+    return (format_shape if info.has_unknown_shape else format_array_shape)(info.shape)

@@ -67,7 +67,7 @@ def test_no_other_dimension_is_added(shape: tuple[int, ...]) -> None:
         (IMAGE, np.zeros((1, 3, 2), np.float32), "input 'image' has shape 1x2x3; the given array has 1x3x2"),
         (IMAGE, np.zeros(6, np.float32), "input 'image' has shape 1x2x3; the given array has 6"),
         (OPEN, np.zeros((9, 4), np.float32), r"input 'open' has shape \?x3; the given array has 9x4"),
-        (PIXELS, np.float32(1), "input 'pixels' has shape 5; the given array has scalar or unknown rank"),
+        (PIXELS, np.float32(1), "input 'pixels' has shape 5; the given array has scalar"),
         (PIXELS, np.zeros(5, np.float32), "input 'pixels' holds uint8; the given array is float32"),
         (PIXELS, np.zeros(5, np.int8), "input 'pixels' holds uint8; the given array is int8"),
         (IMAGE, np.zeros((1, 2, 3), np.complex64), "input 'image' holds float32; the given array is complex64"),

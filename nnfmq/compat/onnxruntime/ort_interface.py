@@ -61,7 +61,7 @@ class NodeArg:
     @property
     def form(self) -> OutputForm:
         """The form of this output's arrays."""
-        return OutputForm(self.dtype, self.is_scalar)
+        return OutputForm(self.dtype)
 
 
 _ADVICE = "Please fix either the inputs/outputs or the model."

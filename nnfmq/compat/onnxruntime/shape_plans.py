@@ -38,15 +38,13 @@ _MAX_VALUES = 16  # elements of an input that may be bound by value
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """What the file says of an output and the HAL's model does not: int64 elements (None = unknown), and rank 0."""
+    """What the file says of an output and the HAL's model does not: int64 elements (None = unknown)."""
 
     dtype: np.dtype[Any] | None
-    is_scalar: bool
 
     def copy(self, found: Array) -> Array:
         """Return a copy of an output, in this form."""
-        array = found.astype(self.dtype or found.dtype)
-        return array.reshape(()) if self.is_scalar and array.size == 1 else array
+        return found.astype(self.dtype or found.dtype)
 
 
 class ShapePlan:

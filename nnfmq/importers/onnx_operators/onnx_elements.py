@@ -55,17 +55,21 @@ def _gather_nd(node: Node) -> None:
 
 def _scatter_elements(node: Node) -> None:
     x = node.value(0)
-    axis = axis_of(node.attribute("axis", 0), len(x.shape))
+    axis, reduction = axis_of(node.attribute("axis", 0), len(x.shape)), _reduction(node)
+    if not node.value(1).size:
+        return node.result(node.operand(x), x.shape)
     positions = from_the_start(node, node.value(1), x.shape[axis : axis + 1])
-    arguments = [node.operand(x), positions, node.operand(2), node.builder.int32(axis), _reduction(node)]
-    node.result(node.emit(operation_code(TfliteOperation.SCATTER_ELEMENTS), arguments), x.shape)
+    arguments = [node.operand(x), positions, node.operand(2), node.builder.int32(axis), reduction]
+    return node.result(node.emit(operation_code(TfliteOperation.SCATTER_ELEMENTS), arguments), x.shape)
 
 
 def _scatter_nd(node: Node) -> None:
-    x, indices = node.value(0), node.value(1)
+    x, indices, reduction = node.value(0), node.value(1), _reduction(node)
+    if not indices.size:
+        return node.result(node.operand(x), x.shape)
     positions = from_the_start(node, indices, x.shape[: indices.shape[-1]])
-    arguments = [node.operand(x), positions, node.operand(2), _reduction(node)]
-    node.result(node.emit(operation_code(TfliteOperation.SCATTER_ND_UPDATE), arguments), x.shape)
+    arguments = [node.operand(x), positions, node.operand(2), reduction]
+    return node.result(node.emit(operation_code(TfliteOperation.SCATTER_ND_UPDATE), arguments), x.shape)
 
 
 def _reduction(node: Node) -> int:

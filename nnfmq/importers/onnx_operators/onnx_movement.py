@@ -160,6 +160,7 @@ def _transpose(node: Node) -> None:
 def _concat(node: Node) -> None:
     values = [node.value(position) for position in range(len(node.inputs))]
     axis = axis_of(node.attribute("axis", 0), len(values[0].shape))
+    values = [value for value in values if value.size]  # not all are empty: that would be a constant
     operands = [node.operand(value) for value in values]
     if len(operands) == 1:
         return node.result(operands[0], values[0].shape)
@@ -177,6 +178,9 @@ def _split(node: Node) -> None:
     for position, size in enumerate(sizes):
         begins, extents = [0] * len(shape), list(shape)
         begins[axis], extents[axis] = begin, size
+        if not size:
+            node.constant_result(np.zeros(extents, node.value(0).dtype), position)
+            continue
         part = node.emit(Op.SLICE, [x, *map(node.builder.int32_vector, (begins, extents))])
         node.result(part, tuple(extents), position=position)
         begin += size
@@ -192,7 +196,7 @@ def _parts(node: Node, extent: int) -> tuple[int, ...]:
         sizes = (*[size] * (count - 1), extent - size * (count - 1))
         if node.opset < _UNEVEN_SPLIT and extent % count:
             raise InvalidArgument(f"{extent} elements cannot be split into {count} equal parts")
-    if len(sizes) != count or sum(sizes) != extent or min(sizes) < 1:
+    if len(sizes) != count or sum(sizes) != extent or min(sizes) < 0:
         raise InvalidArgument(f"parts of {sizes} elements do not fit {count} outputs of {extent} elements")
     return sizes
 

@@ -12,7 +12,7 @@ from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import DataLocation, Pool, Request, RequestArgument
-from nnfmq.runtime.tensor_layout import Array, has_unknown_shape
+from nnfmq.runtime.tensor_layout import Array, callers_shape, has_unknown_shape, size_bytes
 
 __all__ = ["Shape", "ValueLocation", "array_at", "copy_content", "read_condition", "step_request"]
 
@@ -90,8 +90,9 @@ def array_at(location: ValueLocation, info: TensorInfo) -> Array:
     """Return an array over the content of a value. Raises GeneralFailure if it was omitted."""
     if location.pool is None:
         raise GeneralFailure("a value of the plan was omitted")
-    content = location.pool.view[location.offset : location.offset + location.content_bytes]
-    return np.frombuffer(content, info.dtype).reshape(location.dimensions)
+    shape = callers_shape(info, location.dimensions)
+    content = location.pool.view[location.offset : location.offset + size_bytes(info, shape)]
+    return np.frombuffer(content, info.dtype).reshape(shape)
 
 
 def read_condition(location: ValueLocation) -> bool:

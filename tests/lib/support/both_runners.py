@@ -32,8 +32,19 @@ def stored(array: Array) -> Array:
 
 
 def blank(info: TensorInfo) -> Array:
-    """Return an array for an output."""
-    return stored(np.full(info.shape, info.zero_point, info.dtype))
+    """Return an array for an output, in the shape of its operand."""
+    shape = (1,) if info.is_scalar or info.is_empty else info.shape
+    return stored(np.full(shape, info.zero_point, info.dtype))
+
+
+def _as_operand(array: Array, info: TensorInfo) -> Array:
+    """Return an array for an input, in the shape of its operand."""
+    return blank(info) if info.is_empty else stored(array.astype(info.dtype)).reshape(array.shape or (1,))
+
+
+def _as_info(array: Array, info: TensorInfo) -> Array:
+    """Return what an operand of an output stands for."""
+    return array[:0].reshape(info.shape) if info.is_empty else array.reshape(() if info.is_scalar else array.shape)
 
 
 class Ours:
@@ -47,11 +58,11 @@ class Ours:
 
     def __call__(self, inputs: Sequence[Array]) -> Arrays:
         outputs = [*map(blank, self.loaded.outputs), *map(np.empty_like, self.states)]
-        given = [stored(array.astype(info.dtype)) for array, info in zip(inputs, self.loaded.inputs, strict=False)]
+        given = [_as_operand(array, info) for array, info in zip(inputs, self.loaded.inputs, strict=False)]
         self._program.execute([*given, *self.states], outputs)
         count = len(outputs) - len(self.states)
         self.states = outputs[count:]
-        return outputs[:count]
+        return [_as_info(array, info) for array, info in zip(outputs, self.loaded.outputs, strict=False)]
 
 
 def ours(content: bytes, shapes: Mapping[str | int, Sequence[int]] | None = None) -> Ours:
