@@ -227,7 +227,6 @@ CALLS: dict[str, tuple[str, ...]] = {
         "service.supervisor",
         "cli.profile",
         "conformance.runner",
-        "conformance.specifications",
         "cli.queue_bench",
         "core_selection",
         "cli.console",
