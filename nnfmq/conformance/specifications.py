@@ -126,7 +126,7 @@ def _line(generator: Any, example: Any, spec: str) -> Line:
         "minSupportedVersion": model.version or "UNKNOWN",
         "isRelaxed": bool(model.isRelaxed),
         "expectFailure": bool(example.expectFailure),
-        "expectedMultinomialDistributionTolerance": float(example.expectedMultinomialDistributionTolerance),
+        "expectedMultinomialDistributionTolerance": float(np.float32(example.expectedMultinomialDistributionTolerance)),
         "hasOemOrExtension": any("OEM" in operand.type.type for operand in model.operands),
         "main": _subgraph(generator, model, is_main=True),
         "referenced": [_subgraph(generator, each, is_main=False) for each in model.GetReferencedModels()],
