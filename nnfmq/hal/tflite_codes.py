@@ -267,6 +267,9 @@ class TfliteOperation(IntEnum):
     BATCH_MATMUL = 340
     PRELU = 341
 
+    # 352: conversions for other operations of the extension
+    SATURATE = 352
+
 
 def operation_code(operation: TfliteOperation) -> OperationType:
     """Return the code of an operation in this process and in the models of importers."""

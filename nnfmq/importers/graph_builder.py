@@ -18,7 +18,7 @@ from nnfmq.hal.alignment import aligned_offset
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extension_codes import ExtensionCodes, extension_prefix, is_extension
 from nnfmq.hal.operation_type import OperationType
-from nnfmq.hal.tflite_codes import NAME, SIXTEEN_BIT
+from nnfmq.hal.tflite_codes import NAME, SIXTEEN_BIT, TENSOR_INT64, TfliteOperation, operation_code
 from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperandType, Operation, Subgraph, element_bytes
 from nnfmq.hal.unused_operands import without_unused_operands
 from nnfmq.hal.wider_operations import widened
@@ -48,6 +48,7 @@ class GraphBuilder:
         self._shared_parts = shared or _Shared(max_constant_bytes)
         self._known: dict[Hashable, DataLocation] = {}
         self._small: dict[tuple[OperandType, bytes], int] = {}
+        self._indices: dict[int, int] = {}  # operands of TENSOR_INT64 as INT32
         self.extension_codes = ExtensionCodes()
         """The codes of extensions in this model; the built-in one has prefix `tflite_codes.PREFIX`."""
         self.extension_codes.prefix(NAME)
@@ -148,8 +149,45 @@ class GraphBuilder:
     def operation(self, operation_type: OperationType, inputs: Sequence[int], *outputs: int) -> None:
         """Append an operation, of the HAL or of an extension.
 
-        If the HAL's operation does not accept the types or ranks, the built-in extension's takes its place.
+        If the HAL's operation does not accept the types or ranks, the built-in extension's takes its place. Indices of
+        TENSOR_INT64 are converted for operations that take INT32, and results that are INT32 to TENSOR_INT64.
         """
+        operands = self._operands
+        if any(operands[index].type == TENSOR_INT64 for index in (*inputs, *outputs)):
+            return self._with_indices(operation_type, list(inputs), list(outputs))
+        return self._append(operation_type, inputs, *outputs)
+
+    def _with_indices(self, operation_type: OperationType, inputs: list[int], outputs: list[int]) -> None:
+        # Imports all operations, which few models need: 3 MiB of an application.
+        from nnfmq.importers.index_types import indices_of, results_of_32_bits
+
+        operands, casts = self._operands, []
+        for position in indices_of(operation_type, [operands[index] for index in inputs]):
+            inputs[position] = self._index(inputs[position])
+        for position in results_of_32_bits(operation_type, [operands[index] for index in outputs]):
+            narrow = self.operand(Operand(OperandType.TENSOR_INT32, operands[outputs[position]].dimensions))
+            casts.append((narrow, outputs[position]))
+            outputs[position] = narrow
+        self._append(operation_type, inputs, *outputs)
+        for narrow, wide in casts:
+            self._append(OperationType.CAST, [narrow], wide)
+
+    def _index(self, wide: int) -> int:
+        """Return a TENSOR_INT64 as INT32."""
+        if wide not in self._indices:
+            from nnfmq.importers.index_types import saturated
+
+            operand = self._operands[wide]
+            if operand.lifetime == LifeTime.CONSTANT_COPY:
+                location = self.stored(saturated(self.content(wide)))
+                narrow = self.operand(replace(operand, type=OperandType.TENSOR_INT32, location=location))
+            else:
+                narrow = self.operand(Operand(OperandType.TENSOR_INT32, operand.dimensions))
+                self._append(operation_code(TfliteOperation.SATURATE), [wide], narrow)
+            self._indices[wide] = narrow
+        return self._indices[wide]
+
+    def _append(self, operation_type: OperationType, inputs: Sequence[int], *outputs: int) -> None:
         operands = self._operands
         if any(operands[index].type == OperandType.TENSOR_QUANT16_SYMM for index in (*inputs, *outputs)):
             operation_type = SIXTEEN_BIT.get(operation_type, operation_type)

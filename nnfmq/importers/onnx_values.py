@@ -243,11 +243,7 @@ class Node(Struct):
 
     def _saturated(self, operand: int) -> int:
         """Return integers as INT32; those beyond it become its limits."""
-        kind = self.builder[operand].type
-        if kind == TENSOR_INT64:
-            operand = self.emit(OperationType.MAXIMUM, [operand, self.filled(kind, _LIMITS_32.min)])
-        operand = self.emit(OperationType.MINIMUM, [operand, self.filled(kind, _LIMITS_32.max)])
-        return self.emit(OperationType.CAST, [operand], OperandType.TENSOR_INT32)
+        return self.emit(operation_code(TfliteOperation.SATURATE), [operand], OperandType.TENSOR_INT32)
 
     def add_constant(self, array: Array) -> int:
         """Add a constant tensor. Raises InvalidArgument if the HAL and the extension have no such type."""

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.tflite_codes import TENSOR_COMPLEX64
+from nnfmq.hal.tflite_codes import TENSOR_COMPLEX64, TENSOR_INT64
 from nnfmq.hal.types import ChannelQuant, OperandType, element_bytes
 from nnfmq.importers import flatbuffer_verifier, tflite_schema
 from nnfmq.importers.file_format import FileContent
@@ -35,13 +35,13 @@ _SPARE_BYTES = 1 << 16
 _DENSE_FACTOR = 32  # how much larger than the file its sparse constants may become
 _MAX_FILE_BYTES = 2**31 - 1  # flatbuffers' own
 
-_STORED_BYTES = {"INT64": 8, "COMPLEX64": 8}  # of an element, where the operand type's size is another or unknown here
+_STORED_BYTES = {"INT64": 8, "COMPLEX64": 8}  # of an element, where the operand type's size is unknown here
 
 _PLAIN_TYPES = {
     "FLOAT32": OperandType.TENSOR_FLOAT32,
     "FLOAT16": OperandType.TENSOR_FLOAT16,
     "INT32": OperandType.TENSOR_INT32,
-    "INT64": OperandType.TENSOR_INT32,  # the HAL has no wider integers; constants are checked when they are used
+    "INT64": TENSOR_INT64,
     "BOOL": OperandType.TENSOR_BOOL8,
     "COMPLEX64": TENSOR_COMPLEX64,
 }
@@ -58,8 +58,7 @@ class TfliteTensor(Struct, frozen=True):
     """A tensor; `data` is its constant value in the file, or None.
 
     `file_scale` is the file's scale, even if an operand of that type has none (the INT32 bias of a quantized
-    operation). `rank` is that in the file: a constant of rank 0 has shape (1,). `is_int64`: `type` is TENSOR_INT32, but
-    `data` has eight bytes for each element.
+    operation). `rank` is that in the file: a constant of rank 0 has shape (1,).
     """
 
     index: int
@@ -74,7 +73,6 @@ class TfliteTensor(Struct, frozen=True):
     data: memoryview | None
     rank: int
     is_variable: bool
-    is_int64: bool
 
     def __str__(self) -> str:
         return f"tensor {self.index} ({self.name[:80]!r})"
@@ -182,7 +180,7 @@ class TfliteFile:
             raise InvalidArgument(f"{tensor} is a constant: it cannot be resized")
         if not all(isinstance(extent, int) and extent > 0 for extent in shape):
             raise InvalidArgument(f"{tensor} cannot have the shape {list(shape)}: dimensions are positive integers")
-        _check_size(tensor.type, _checked_shape(shape), None, 8 if tensor.is_int64 else element_bytes(tensor.type) or 8)
+        _check_size(tensor.type, _checked_shape(shape), None, element_bytes(tensor.type) or 8)
         self._tensors[index] = replace(tensor, shape=shape, rank=len(shape))
 
     @property
@@ -200,9 +198,7 @@ class TfliteFile:
         """Make a tensor, which no operator will write, a constant whose elements are those of its operand type."""
         tensor = self.tensor(index)
         number = -1 - index  # of no buffer in the file
-        self._tensors[index] = replace(
-            tensor, data=memoryview(data), shape=shape or (1,), buffer_index=number, is_int64=False
-        )
+        self._tensors[index] = replace(tensor, data=memoryview(data), shape=shape or (1,), buffer_index=number)
 
     def signature(self, index: int) -> tuple[int, ...]:
         """Return the shape of a tensor with -1 for each dimension that may change; () if the file does not state it."""
@@ -281,7 +277,7 @@ class TfliteFile:
             data, number = self._unpacked(data, math.prod(shape)), -1 - index  # bytes that no other tensor has
         if data is not None and raw.IsVariable():
             raise InvalidArgument("a variable tensor with an initial value is not supported: it must start from zeros")
-        rank, is_int64 = len(shape), type_name == "INT64"
+        rank = len(shape)
         kind, scale, zero_point, channels = _operand_type(type_name, shape, scales, zero_points, dimension)
         if data is not None:
             shape = shape or (1,)  # a constant of rank 0: shape () of an operand means unknown rank
@@ -293,7 +289,7 @@ class TfliteFile:
         _check_size(kind, shape, data, stored_bytes)
         file_scale = scales[0] if len(scales) == 1 else 0.0
         return TfliteTensor(
-            index, name, kind, shape, scale, zero_point, channels, file_scale, number, data, rank, is_variable, is_int64
+            index, name, kind, shape, scale, zero_point, channels, file_scale, number, data, rank, is_variable
         )
 
     def _unpacked(self, data: memoryview | None, count: int) -> memoryview:

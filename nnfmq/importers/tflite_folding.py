@@ -11,10 +11,10 @@ from collections.abc import Callable
 import numpy as np
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.hal.types import OperandType
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.tflite_file import TfliteOperator
 from nnfmq.importers.tflite_operators import ConversionContext, convert_operator
+from nnfmq.importers.tflite_operators.conversion import INTEGERS
 
 __all__ = ["Folding"]
 
@@ -64,9 +64,9 @@ class Folding:
         if operator.name != "SPLIT_V":
             return False
         x, sizes, _ = (self._file.tensor(index) for index in operator.inputs)
-        if len(x.shape) != 1 or x.type != OperandType.TENSOR_INT32 or sizes.type != x.type:
+        if len(x.shape) != 1 or not {x.type, sizes.type} <= INTEGERS.keys():
             return False
-        values, counts = (np.frombuffer(tensor.data or b"", "<i4") for tensor in (x, sizes))
+        values, counts = (np.frombuffer(tensor.data or b"", INTEGERS[tensor.type]) for tensor in (x, sizes))
         free = np.flatnonzero(counts < 0)
         if len(counts) != len(operator.outputs) or len(free) > 1:
             return False
@@ -85,7 +85,10 @@ class Folding:
             shape = (x.rank,)
         elif 0 in shape:
             return False
-        self._file.set_value(operator.outputs[0], np.array(shape, "<i4").tobytes(), (len(shape),))
+        dtype = INTEGERS.get(self._file.tensor(operator.outputs[0]).type)
+        if dtype is None:
+            return False
+        self._file.set_value(operator.outputs[0], np.array(shape, dtype).tobytes(), (len(shape),))
         return True
 
     def _fold_copy(self, operator: TfliteOperator) -> bool:

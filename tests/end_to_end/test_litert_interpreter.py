@@ -116,7 +116,7 @@ RUNS: dict[str, Script] = {
     "inputs can be read": lambda lite: [made(lite).set_tensor(INPUT, ONE), classify(made(lite), ONE)],
     "constants can be read": lambda lite: made(lite).get_tensor(WEIGHTS),
     "constants before the allocation": lambda lite: unallocated(lite).get_tensor(WEIGHTS),
-    "int64": lambda lite: classify_int64(lite, [2**30, -5]),
+    "int64": lambda lite: classify_int64(lite, [2**40, -5]),
     "NumPy integers as index": lambda lite: made(lite).set_tensor(np.int64(INPUT), ONE),
     "allocated twice": lambda lite: [found.allocate_tensors() for found in [made(lite)] * 2],
     "views": _views,
@@ -304,11 +304,6 @@ def test_a_model_that_cannot_run_says_why_when_it_is_loaded() -> None:
     content = single("SPARSE_TO_DENSE", [Tensor("x", (2,)), Tensor("y", (2,))])
     with pytest.raises(ValueError, match=r"operator 0 \(SPARSE_TO_DENSE\)"):
         ours.Interpreter(model_content=content)
-
-
-def test_an_int64_beyond_int32_raises() -> None:
-    with pytest.raises(RuntimeError, match="beyond int32"):
-        classify_int64(ours, [2**31, 0])
 
 
 # ------------------------------------------------------------------------------------------------ signatures

@@ -1,4 +1,4 @@
-"""What files keep small or leave open: weights as halves or codes, INT64, and shapes that the file computes."""
+"""What files keep small or leave open: weights as halves or codes, and shapes that the file computes."""
 
 from __future__ import annotations
 
@@ -110,18 +110,6 @@ def test_widened_weights_that_claim_the_same_bytes_cannot_multiply_the_memory() 
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 << 20
-
-
-def test_int64_is_int32_for_us() -> None:
-    tensors = [
-        Tensor("x", (3,), "INT64"),
-        Tensor("c", (3,), "INT64", struct.pack("<3q", 1, -2, 3)),
-        Tensor("y", (3,), "INT64"),
-    ]
-    loaded = load(single("ADD", tensors, "AddOptions"))
-    assert {info.dtype for info in (*loaded.inputs, *loaded.outputs)} == {"int32"}
-    (found,) = ours(single("ADD", tensors, "AddOptions"))([np.array([10, 20, 30])])
-    assert found.tolist() == [11, 18, 33]
 
 
 def computed_shape() -> bytes:

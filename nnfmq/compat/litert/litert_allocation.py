@@ -1,18 +1,14 @@
 """TensorAllocation: a model in the driver for certain input shapes, and the memory of its tensors.
 
-Inputs and outputs are a burst's own arrays, so that an execution copies nothing. A tensor of INT64, which the driver
-computes as int32, has an array of its own beside that, and is converted before or after each execution.
+Inputs and outputs are a burst's own arrays, so that an execution copies nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import numpy as np
-
-from nnfmq.compat.litert.litert_tensors import Array, stored_dtype
+from nnfmq.compat.litert.litert_tensors import Array
 from nnfmq.compat.shared_client import DriverShare
-from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers.tflite import TracedModel
 from nnfmq.importers.tflite_interface import FileSubgraph
 
@@ -31,21 +27,15 @@ class TensorAllocation:
         self._burst = share.adopt(self._model.burst())
         self._outputs = self._burst.outputs
         self.arrays: dict[int, Array] = {}
-        self._wide_inputs = list(self._bind(subgraph.inputs, self._burst.inputs))
-        self._wide_outputs = list(self._bind((*subgraph.outputs, *traced.results), self._outputs))
+        self._bind(subgraph.inputs, self._burst.inputs)
+        self._bind((*subgraph.outputs, *traced.results), self._outputs)
         for array in self.arrays.values():
             array[...] = 0
 
-    def _bind(self, tensors: Sequence[int], arrays: Sequence[Array]) -> Iterator[tuple[Array, Array]]:
-        """Enter the arrays of tensors, and yield the pairs that are to be converted: the tensor's and the burst's."""
-        for index, found in zip(tensors, arrays, strict=True):
-            array = found.reshape(self.shape(index) or ())
-            dtype = stored_dtype(self._subgraph.tensors[index])
-            if dtype == array.dtype:
-                self.arrays[index] = array
-            else:
-                self.arrays[index] = np.zeros(array.shape, dtype)
-                yield self.arrays[index], array
+    def _bind(self, tensors: Sequence[int], arrays: Sequence[Array]) -> None:
+        """Enter the arrays of tensors."""
+        for index, array in zip(tensors, arrays, strict=True):
+            self.arrays[index] = array.reshape(self.shape(index) or ())
 
     def shape(self, index: int) -> tuple[int, ...] | None:
         """Return the shape of a tensor that is computed; None for all others. The HAL has no results of rank 0."""
@@ -80,11 +70,7 @@ class TensorAllocation:
 
     def invoke(self) -> None:
         """Execute the model on the arrays; blocks. Raises NnfmqError."""
-        for wide, narrow in self._wide_inputs:
-            _narrow(wide, narrow)
         self._burst.execute(out=self._outputs)
-        for wide, narrow in self._wide_outputs:
-            wide[...] = narrow
 
     def renewed(self) -> TensorAllocation:
         """Return the same in another driver, with the values of all tensors and states; blocks. Closes this one."""
@@ -99,12 +85,3 @@ class TensorAllocation:
         """Release the model in the driver; the arrays remain. Idempotent."""
         self._share.discard(self._burst)
         self._share.discard(self._model)
-
-
-def _narrow(wide: Array, narrow: Array) -> None:
-    """Copy integers into an array of a smaller type. Raises InvalidArgument if one of them does not fit."""
-    narrow[...] = wide.astype(narrow.dtype)
-    if not np.array_equal(narrow, wide):
-        raise InvalidArgument(
-            f"an input of type {wide.dtype} has values beyond {narrow.dtype}, with which the driver computes"
-        )

@@ -23,6 +23,7 @@ from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator, TfliteTensor
 
 __all__ = [
     "FLOAT_TYPES",
+    "INTEGERS",
     "PER_CHANNEL",
     "QUANTIZED_TYPES",
     "SIXTEEN_BITS",
@@ -34,6 +35,8 @@ __all__ = [
 SIXTEEN_BITS = OperandType.TENSOR_QUANT16_SYMM
 FLOAT_TYPES = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
 QUANTIZED_TYPES = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
+INTEGERS = {OperandType.TENSOR_INT32: "<i4", TENSOR_INT64: "<i8"}
+"""The element types of integers that are no quantized values."""
 PER_CHANNEL = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 _STORAGE_DTYPES = {
     OperandType.TENSOR_QUANT8_ASYMM: "u1",
@@ -222,28 +225,15 @@ class ConversionContext:
 
     def constant(self, tensor: TfliteTensor, scale: float, shape: tuple[int, ...] | None = None) -> int:
         """Add an operand for a constant tensor; several operands of one file buffer share its bytes."""
-        data, number = self._data(tensor), tensor.buffer_index
-        location = (
-            self.builder.converted((number, tensor.type), len(data) // 2, lambda: _to_int32(tensor, data))
-            if tensor.is_int64
-            else self.builder.constant_of(number, data)
-        )
+        location = self.builder.constant_of(tensor.buffer_index, self._data(tensor))
         dimensions, copy = tensor.shape if shape is None else shape, LifeTime.CONSTANT_COPY
         return self.builder.operand(
             Operand(tensor.type, dimensions, scale, tensor.zero_point, copy, location, tensor.channel_quant)
         )
 
-    def wide_constant(self, tensor: TfliteTensor) -> int:
-        """Add an operand for a constant vector of INT64 that keeps its 64 bits."""
-        location = self.builder.constant_of(tensor.buffer_index, self._data(tensor))
-        return self.builder.operand(
-            Operand(TENSOR_INT64, tensor.shape, lifetime=LifeTime.CONSTANT_COPY, location=location)
-        )
-
     def stored_bytes(self, tensor: TfliteTensor) -> bytes:
         """Return the elements of a constant as its operand stores them."""
-        data = self._data(tensor)
-        return _to_int32(tensor, data) if tensor.is_int64 else bytes(data)
+        return bytes(self._data(tensor))
 
     def dequantized_constant(self, tensor: TfliteTensor) -> int:
         """Add a FLOAT32 operand with the values of a constant that is quantized or FLOAT16."""
@@ -261,12 +251,12 @@ class ConversionContext:
     def ints(self, index: int, max_count: int = _MAX_ATTRIBUTE_ELEMENTS) -> list[int]:
         """Return the elements of a constant of integers that is an attribute."""
         tensor = self.file.tensor(index)
-        if tensor.data is None or tensor.type != OperandType.TENSOR_INT32:
+        if tensor.data is None or tensor.type not in INTEGERS:
             raise InvalidArgument(f"{tensor} must be a constant of type INT32 or INT64")
-        count = len(tensor.data) // (8 if tensor.is_int64 else 4)
+        count = len(tensor.data) // np.dtype(INTEGERS[tensor.type]).itemsize
         if count > max_count:
             raise InvalidArgument(f"{tensor} has {count} elements: at most {max_count} are allowed")
-        return [int(value) for value in np.frombuffer(tensor.data, "<i8" if tensor.is_int64 else "<i4")]
+        return [int(value) for value in np.frombuffer(tensor.data, INTEGERS[tensor.type])]
 
     def one_int(self, index: int) -> int:
         """Return the only element of a constant of integers."""
@@ -306,14 +296,6 @@ class ConversionContext:
             raise InvalidArgument(f"{tensor}: only constants may be quantized per channel")
         zero_point = 0 if tensor.type == SIXTEEN_BITS else tensor.zero_point
         return self.builder.operand(Operand(tensor.type, shape, tensor.scale, zero_point, lifetime))
-
-
-def _to_int32(tensor: TfliteTensor, data: memoryview) -> bytes:
-    wide = np.frombuffer(data, "<i8")
-    narrow = wide.astype("<i4")
-    if not np.array_equal(wide, narrow):
-        raise InvalidArgument(f"{tensor} is INT64 and does not fit INT32, the largest integer type of the HAL")
-    return narrow.tobytes()
 
 
 def _to_float32(tensor: TfliteTensor, data: memoryview) -> bytes:

@@ -5,13 +5,16 @@ Axes become non-negative. `slicing_ops` has the operators that select parts of a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
+from nnfmq.hal.tflite_codes import TENSOR_INT64
 from nnfmq.hal.types import OperandType
-from nnfmq.importers.tflite_file import TfliteOperator
-from nnfmq.importers.tflite_operators.conversion import FLOAT_TYPES, ConversionContext, OpConverter
+from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
+from nnfmq.importers.tflite_operators.conversion import FLOAT_TYPES, INTEGERS, ConversionContext, OpConverter
 from nnfmq.importers.tflite_operators.options import (
     emit_reshape,
     no_activation,
@@ -55,6 +58,8 @@ def scalar(context: ConversionContext, index: int) -> int:
     tensor = context.file.tensor(index)
     if tensor.type == OperandType.TENSOR_INT32:
         return context.builder.int32(context.one_int(index))
+    if tensor.type == TENSOR_INT64:
+        raise InvalidArgument(f"{tensor} is INT64, which is not supported here")
     if tensor.data is None or tensor.shape != (1,) or tensor.type not in _ELEMENTS:
         raise InvalidArgument(f"{tensor} must be a constant of one element")
     value = np.frombuffer(tensor.data, _ELEMENTS[tensor.type])[0]
@@ -78,8 +83,8 @@ def _new_shape(context: ConversionContext, operator: TfliteOperator) -> int:
         return context.builder.int32_vector(context.resized_shapes[y.index])
     if len(operator.inputs) == 2 and operator.inputs[1] != -1:
         shape = context.file.tensor(operator.inputs[1])
-        if shape.type != OperandType.TENSOR_INT32:
-            raise InvalidArgument(f"{shape} is {shape.type.name}: a shape must be INT32")
+        if shape.type not in INTEGERS:
+            raise InvalidArgument(f"{shape} is {shape.type.name}: a shape must be INT32 or INT64")
         if shape.shape != (0,) and (shape.data is not None or not y.shape):
             return context.value(shape.index)
     options = operator.options
@@ -111,7 +116,10 @@ def _expand_dims(context: ConversionContext, operator: TfliteOperator) -> None:
 
 def _padv2(context: ConversionContext, operator: TfliteOperator) -> None:
     x, paddings = map(context.value, operator.inputs[:2])
-    context.emit(OperationType.PAD_V2, operator, x, paddings, scalar(context, operator.inputs[2]))
+    value = context.file.tensor(operator.inputs[2])
+    if value.type == TENSOR_INT64 and value.data is not None and context.one_int(value.index) == 0:
+        return context.emit(OperationType.PAD, operator, x, paddings)
+    return context.emit(OperationType.PAD_V2, operator, x, paddings, scalar(context, operator.inputs[2]))
 
 
 def _mirror_pad(context: ConversionContext, operator: TfliteOperator) -> None:
@@ -143,8 +151,21 @@ def _broadcast_to(context: ConversionContext, operator: TfliteOperator) -> None:
 def _fill(context: ConversionContext, operator: TfliteOperator) -> None:
     declared = context.file.tensor(operator.outputs[0]).shape
     is_computed = bool(declared) and context.file.tensor(operator.inputs[0]).data is None
+    value = context.file.tensor(operator.inputs[1])
+    if value.type == TENSOR_INT64 and (is_computed or context.file.tensor(operator.inputs[0]).data is not None):
+        return _tiled(context, operator, value, declared if is_computed else context.ints(operator.inputs[0]))
     shape = context.builder.int32_vector(declared) if is_computed else context.value(operator.inputs[0])
-    context.emit(OperationType.FILL, operator, shape, scalar(context, operator.inputs[1]))
+    return context.emit(OperationType.FILL, operator, shape, scalar(context, operator.inputs[1]))
+
+
+def _tiled(
+    context: ConversionContext, operator: TfliteOperator, value: TfliteTensor, dimensions: Sequence[int]
+) -> None:
+    """Convert FILL to the repetition of one element."""
+    one = context.temporary(value, (1,) * len(dimensions))
+    ones = context.builder.int32_vector([1] * len(dimensions))
+    context.builder.operation(OperationType.RESHAPE, [context.value(value.index), ones], one)
+    context.emit(OperationType.TILE, operator, one, context.builder.int32_vector(dimensions))
 
 
 def _densify(context: ConversionContext, operator: TfliteOperator) -> None:

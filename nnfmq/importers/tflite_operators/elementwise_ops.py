@@ -16,6 +16,7 @@ from nnfmq.hal.types import LifeTime, Operand, OperandType
 from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
 from nnfmq.importers.tflite_operators.conversion import (
     FLOAT_TYPES,
+    INTEGERS,
     QUANTIZED_TYPES,
     SIXTEEN_BITS,
     ConversionContext,
@@ -154,7 +155,7 @@ def _squared_difference(context: ConversionContext, operator: TfliteOperator) ->
 
 
 def _div(context: ConversionContext, operator: TfliteOperator) -> None:
-    if context.file.tensor(operator.inputs[0]).type == OperandType.TENSOR_INT32:  # NNAPI's quotient is rounded down
+    if context.file.tensor(operator.inputs[0]).type in INTEGERS:  # NNAPI's quotient is rounded down
         no_activation(operator)
         return context.emit(
             operation_code(TfliteOperation.TRUNCATED_DIV), operator, *map(context.value, operator.inputs)
@@ -168,7 +169,7 @@ def _div(context: ConversionContext, operator: TfliteOperator) -> None:
 
 def _floor_div(context: ConversionContext, operator: TfliteOperator) -> None:
     factors = [*map(context.value, operator.inputs), context.builder.int32(0)]
-    if context.file.tensor(operator.inputs[0]).type == OperandType.TENSOR_INT32:
+    if context.file.tensor(operator.inputs[0]).type in INTEGERS:
         return context.emit(OperationType.DIV, operator, *factors)
     quotient = _intermediate(context, operator)
     context.builder.operation(OperationType.DIV, factors, quotient)

@@ -12,7 +12,7 @@ from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import LifeTime, Operand, OperandType
 from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
-from nnfmq.importers.tflite_operators.conversion import FLOAT_TYPES, ConversionContext, OpConverter
+from nnfmq.importers.tflite_operators.conversion import FLOAT_TYPES, INTEGERS, ConversionContext, OpConverter
 from nnfmq.importers.tflite_operators.options import emit_clamp
 
 __all__ = ["CONVERTERS", "of_inputs"]
@@ -20,7 +20,7 @@ __all__ = ["CONVERTERS", "of_inputs"]
 _STORAGE = {
     OperandType.TENSOR_FLOAT32: "<f4",
     OperandType.TENSOR_FLOAT16: "<f2",
-    OperandType.TENSOR_INT32: "<i4",
+    **INTEGERS,
     OperandType.TENSOR_QUANT8_ASYMM: "u1",
     OperandType.TENSOR_QUANT8_ASYMM_SIGNED: "i1",
     OperandType.TENSOR_QUANT16_SYMM: "<i2",

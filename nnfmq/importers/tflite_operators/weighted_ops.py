@@ -18,6 +18,7 @@ from nnfmq.hal.types import LifeTime, Operand, OperandType, PaddingScheme
 from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
 from nnfmq.importers.tflite_operators.conversion import (
     FLOAT_TYPES,
+    INTEGERS,
     PER_CHANNEL,
     QUANTIZED_TYPES,
     SIXTEEN_BITS,
@@ -120,9 +121,9 @@ def _bias_of_sixteen_bits(context: ConversionContext, operator: TfliteOperator, 
             Operand(TENSOR_INT64, (count,), lifetime=LifeTime.CONSTANT_COPY, location=location)
         )
     bias = context.file.tensor(operator.inputs[op.bias_position])
-    if bias.data is None or bias.type != OperandType.TENSOR_INT32:
+    if bias.data is None or bias.type not in INTEGERS:
         raise InvalidArgument(f"{bias}: the bias of a quantized operation must be a constant of type INT32 or INT64")
-    return context.wide_constant(bias) if bias.is_int64 else context.constant(bias, 0.0)
+    return context.constant(bias, 0.0)
 
 
 def _bias_scale(op: _WeightedOp) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.hal.tflite_codes import TfliteOperation
+from nnfmq.hal.tflite_codes import TENSOR_INT64, TfliteOperation
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import DATA_DEPENDENT, require, require_rank, require_size
 from nnfmq.operations.signature import (
@@ -93,7 +93,7 @@ DECLARATIONS = (
         own_code(TfliteOperation.RANGE),
         since=V1_2,
         overloads=(overload(attribute("start", "T"), attribute("limit", "T"), attribute("delta", "T"), level=V1_2),),
-        variants=variants_of((F32, I32), plan_range),
+        variants=variants_of((F32, I32, TENSOR_INT64), plan_range),
         shape=range_shape,
     ),
     Declaration(

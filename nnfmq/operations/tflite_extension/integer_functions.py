@@ -1,4 +1,4 @@
-"""FLOOR_MOD, TRUNCATED_DIV, BITWISE_AND, BITWISE_XOR, shifts and ATAN2: functions of two broadcast arrays.
+"""FLOOR_MOD, TRUNCATED_DIV, BITWISE_AND, BITWISE_XOR, shifts and ATAN2: functions of two broadcast arrays; SATURATE.
 
 C1 no integer divisor is 0
 """
@@ -14,7 +14,14 @@ from nnfmq.hal.types import OperandType
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import broadcast_shapes, require
 from nnfmq.operations.signature import B8, F32, I32, Q8, Q8S, Q16S, V1_2, Array, Declaration, data, overload
-from nnfmq.operations.tflite_extension.declaring import F64, WIDE_INTEGERS, own_code, variants_of
+from nnfmq.operations.tflite_extension.declaring import (
+    F64,
+    WIDE_INTEGERS,
+    conversions,
+    function_of_one,
+    own_code,
+    variants_of,
+)
 
 
 def floor_mod(first: Array, second: Array) -> Array:
@@ -54,6 +61,13 @@ def left_shift(first: Array, second: Array) -> Array:
     return result
 
 
+def saturate(input: Array) -> Array:
+    """Return integers as INT32; those beyond it become its limits."""
+    limits = np.iinfo(np.int32)
+    low = input if input.dtype.kind == "u" else np.maximum(input, limits.min)
+    return np.minimum(low, limits.max).astype(np.int32)
+
+
 def _binary(operation: TfliteOperation, kernel: Callable[..., Array], types: Iterable[OperandType]) -> Declaration:
     return Declaration(
         own_code(operation),
@@ -75,4 +89,7 @@ DECLARATIONS = (
     _binary(TfliteOperation.LEFT_SHIFT, left_shift, _INTEGERS),
     _binary(TfliteOperation.RIGHT_SHIFT, right_shift, _INTEGERS),
     _binary(TfliteOperation.ATAN2, np.arctan2, (F32, F64)),
+    function_of_one(
+        TfliteOperation.SATURATE, conversions(stateless(saturate), ((kind, I32) for kind in WIDE_INTEGERS))
+    ),
 )

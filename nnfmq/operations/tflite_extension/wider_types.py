@@ -206,7 +206,7 @@ _FLOATS = (F32, F16, F64)
 def _cast() -> Declaration:
     pairs = itertools.product((F32, F16, I32, Q8, Q8S, B8, *WIDE_TYPES), repeat=2)
     variants = tuple(Variant({"T": source, "O": target}, V1_2, _cast_plan(source, target)) for source, target in pairs)
-    return replace(_wider("CAST"), variants=variants)
+    return replace(_wider("CAST"), variants=variants, zero_sized=True)
 
 
 def _with_wide_types(
