@@ -159,6 +159,9 @@ class TfliteOperation(IntEnum):
     LEFT_SHIFT = 164
     ROUND_TO_FORMAT = 165
     ERF = 166
+    QUANTIZE_LINEAR = 190
+    QLINEAR_ADD = 191
+    QLINEAR_MUL = 192
 
     # 200 to 226: operations of the HAL for more types and ranks, which `wider_operations` selects
     ADD = 200

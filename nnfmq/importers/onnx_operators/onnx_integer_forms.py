@@ -189,12 +189,6 @@ def _product(node: Node, channel_axis: int, bias: Value | None, target: _Target)
     return Value(shape, target.dtype, node.reshaped(found, shape))
 
 
-def _add(node: Node, target: _Target) -> Value:
-    operands = [node.operand(_input(node, position, target).value) for position in (0, 1)]
-    found = node.emit(Op.ADD, [*operands, node.builder.int32(0)], quantization=target.quantization)
-    return Value(node.shape(found), target.dtype, found)
-
-
 def _relu(node: Node, target: _Target) -> Value:
     """Return the input quantized, whose negative elements are clamped if the zero point is the lowest integer."""
     found = None
@@ -225,7 +219,6 @@ _MOVEMENTS: Mapping[str, Callable[[Node], Any]] = {
     for name in ("Flatten", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 }
 _FORMS: Mapping[str, Callable[[Node, _Target], Value]] = {
-    "Add": _add,
     "Conv": _conv,
     "Gemm": _gemm,
     "MatMul": _matmul,

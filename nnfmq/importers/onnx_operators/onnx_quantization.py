@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear: QUANTIZE and DEQUANTIZE of 8 bits, and constants.
+"""QuantizeLinear and DequantizeLinear: QUANTIZE_LINEAR and DEQUANTIZE of 8 bits, and constants.
 
 Constants are converted when the model is loaded, so that weights become floats. What is between a DequantizeLinear and
 the next QuantizeLinear is computed in float, unless `onnx_integer_forms` knows how to compute it from the integers; the
@@ -19,6 +19,7 @@ from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import Operand, OperandType
 from nnfmq.importers.onnx_file import dtype_of
 from nnfmq.importers.onnx_narrow_types import FLOAT_FORMATS, integer_limits
+from nnfmq.importers.onnx_operators.onnx_broadcasting import broadcast_to
 from nnfmq.importers.onnx_operators.onnx_integer_forms import QUANTIZED_TYPES, integer_form
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of
 from nnfmq.importers.onnx_values import Node, QuantizedForm, Value
@@ -51,12 +52,19 @@ def _stepped(node: Node, value: Value, scale: Array, zero_point: Array, axis: in
     steps, limits = node.emit(Op.DIV, [x, factors, none]), integer_limits(zero_point.dtype)
     if limits is not None:
         steps = node.emit(operation_code(TfliteOperation.ROUND), [steps])
-    steps = node.emit(Op.ADD, [steps, zeros, none])
+    if zero_point.any():
+        steps = node.emit(Op.ADD, [steps, zeros, none])
     if limits is not None:
-        low, high = (node.filled(OperandType.TENSOR_FLOAT32, limit) for limit in limits)
-        steps = node.emit(Op.MINIMUM, [node.emit(Op.MAXIMUM, [steps, low]), high])
-        steps = node.emit(Op.CAST, [steps], OperandType.TENSOR_INT32)
+        steps = node.emit(Op.CAST, [_limited(node, steps, *limits)], OperandType.TENSOR_INT32)
     node.result(steps, value.shape, zero_point.dtype)
+
+
+def _limited(node: Node, steps: int, lowest: int, highest: int) -> int:
+    """Return FLOAT32 limited to a range; NaN becomes the lowest number."""
+    low, high = (node.filled(OperandType.TENSOR_FLOAT32, limit) for limit in (lowest, highest))
+    is_number = node.emit(Op.GREATER, [steps, low], OperandType.TENSOR_BOOL8)
+    above = node.emit(Op.SELECT, [is_number, steps, broadcast_to(node, low, node.shape(steps))], node.builder[low].type)
+    return node.emit(Op.MINIMUM, [above, high])
 
 
 def _as_floats(arrays: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -80,14 +88,14 @@ def _default_type(node: Node) -> np.dtype[Any]:
     return dtype_of(number) if number else np.dtype(np.uint8)
 
 
-def quantized(node: Node, value: Value, scale: Array, zero_point: Array) -> Value:
-    """Return a tensor of floats quantized as a whole.
+def quantized(node: Node, value: Value, scale: Array, zero_point: Array, adds_first: bool = False) -> Value:
+    """Return a tensor of floats quantized as a whole; `adds_first`: the zero point is added before it is rounded.
 
     Raises:
         InvalidArgument: If scale or zero point are not those of a tensor of 8 bits.
     """
     number, zero, dtype = _parameters(scale, zero_point)
-    form = integer_form(value, number, zero, dtype)
+    form = None if adds_first else integer_form(value, number, zero, dtype)
     if form is not None:
         return form
     x = node.operand(value)
@@ -95,7 +103,9 @@ def quantized(node: Node, value: Value, scale: Array, zero_point: Array) -> Valu
         raise InvalidArgument("only floats can be quantized")
     begin = node.builder.operation_count
     found = node.builder.operand(Operand(QUANTIZED_TYPES[dtype.name], (), number, zero))
-    node.builder.operation(Op.QUANTIZE, [x], found)
+    node.builder.operation(
+        operation_code(TfliteOperation.QUANTIZE_LINEAR), [x, node.builder.boolean(adds_first)], found
+    )
     node.builder.infer_shapes(begin)
     return Value(value.shape, dtype, found)
 
@@ -125,7 +135,8 @@ def _dequantized(node: Node, value: Value, scale: Array, zero_point: Array, axis
     number, zero, dtype = _parameters(scale, zero_point)
     if (operand.type, operand.scale, operand.zero_point) != (QUANTIZED_TYPES[dtype.name], number, zero):
         raise InvalidArgument("its scale and zero point must be those with which the tensor was quantized")
-    return Value(value.shape, np.dtype(np.float32), node.emit(Op.DEQUANTIZE, [x], OperandType.TENSOR_FLOAT32))
+    kind = OperandType.TENSOR_FLOAT16 if scale.dtype == np.float16 else OperandType.TENSOR_FLOAT32
+    return Value(value.shape, scale.dtype, node.emit(Op.DEQUANTIZE, [x], kind))
 
 
 def _from_floats(node: Node, value: Value, scale: Array, zero_point: Array, axis: int) -> Value:
@@ -144,8 +155,8 @@ def _quantized(array: Array, scale: Array, zero_point: Array) -> Array:
     if limits is None:
         raise InvalidArgument(f"quantized tensors of {zero_point.dtype.name} are not supported")
     with np.errstate(all="ignore"):
-        steps = np.rint(array / scale) + zero_point.astype(np.float64)
-    found: Array = np.clip(steps, *limits).astype(zero_point.dtype)
+        steps = np.rint(array.astype(np.float32) / scale.astype(np.float32)) + zero_point.astype(np.float32)
+    found: Array = np.clip(np.where(np.isnan(steps), limits[0], steps), *limits).astype(zero_point.dtype)
     return found
 
 
@@ -182,9 +193,7 @@ def _parameters(scale: Array, zero_point: Array) -> tuple[float, int, np.dtype[A
         raise InvalidArgument("scales for each channel are supported only for constants")
     if zero_point.dtype.name not in QUANTIZED_TYPES:
         raise InvalidArgument(f"quantized tensors of {zero_point.dtype.name} are not supported")
-    if scale.dtype != np.float32:
-        raise InvalidArgument(f"scales of {scale.dtype.name} are not supported")
-    return float(scale.reshape(-1)[0]), int(zero_point.reshape(-1)[0]), zero_point.dtype
+    return float(np.float32(scale.reshape(-1)[0])), int(zero_point.reshape(-1)[0]), zero_point.dtype
 
 
 CONVERTERS: dict[str, Callable[[Node], None]] = {

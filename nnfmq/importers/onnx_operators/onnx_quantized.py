@@ -16,8 +16,11 @@ import numpy.typing as npt
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import OperandType
+from nnfmq.importers.onnx_operators.onnx_broadcasting import common_shape
 from nnfmq.importers.onnx_operators.onnx_composition import Composition, applied, number
+from nnfmq.importers.onnx_operators.onnx_integer_forms import QUANTIZED_TYPES
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of
 from nnfmq.importers.onnx_operators.onnx_quantization import dequantized, quantized
 from nnfmq.importers.onnx_values import Node, Value
@@ -38,13 +41,13 @@ def _as_float(node: Node, position: int, axis: int = 0) -> Value:
     return dequantized(node, value, scale, zero_point, axis)
 
 
-def _finish(node: Node, found: Value, position: int) -> None:
+def _finish(node: Node, found: Value, position: int, adds_first: bool = False) -> None:
     """Quantize the result with the scale and the zero point from `position` on."""
     scale = _scale(node, position)
     zero_point = (
         node.constant(position + 1, "zero point") if node.given(position + 1) else np.zeros(scale.shape, np.uint8)
     )
-    node.results[0] = quantized(node, found, scale, zero_point)
+    node.results[0] = quantized(node, found, scale, zero_point, adds_first)
 
 
 def _scale(node: Node, position: int) -> Array:
@@ -71,8 +74,28 @@ def _gemm(node: Node) -> None:
     _finish(node, found, 7)
 
 
-def _binary(operator: str, node: Node) -> None:
-    _finish(node, applied(node, operator, [_as_float(node, 0), _as_float(node, 3, -1)]), 6)
+def _matmul(node: Node) -> None:
+    _finish(node, applied(node, "MatMul", [_as_float(node, 0), _as_float(node, 3, -1)]), 6)
+
+
+def _arithmetic(operation: TfliteOperation, node: Node) -> None:
+    """Convert QLinearAdd and QLinearMul to operations on quantized operands."""
+    shape = common_shape(node.value(0), node.value(3))
+    operands = [_quantized_operand(node, position) for position in (0, 3)]
+    kind, scale = node.builder[operands[0]].type, float(_scale(node, 6).reshape(-1)[0])
+    zero_point = int(node.constant(7, "zero point").reshape(-1)[0]) if node.given(7) else 0
+    found = node.emit(operation_code(operation), operands, kind, (scale, zero_point))
+    node.results[0] = Value(shape, node.value(0).dtype, node.reshaped(found, shape))
+
+
+def _quantized_operand(node: Node, position: int) -> int:
+    """Return the operand of a quantized tensor, which has its scale and zero point."""
+    real = _as_float(node, position)
+    form = real.quantized
+    assert form is not None, "the result of `dequantized`"
+    if form.value.operand is not None and node.builder[form.value.operand].type in QUANTIZED_TYPES.values():
+        return form.value.operand
+    return node.operand(quantized(node, real, form.scale, form.zero_point))
 
 
 def _unary(operator: str, node: Node) -> None:
@@ -91,7 +114,7 @@ def _on_image(operator: str, quantization: int | None, node: Node) -> None:
     if quantization is None:
         node.results[0] = found
     else:
-        _finish(node, found, quantization)
+        _finish(node, found, quantization, operator == "AveragePool")
 
 
 def _concat(node: Node) -> None:
@@ -183,16 +206,16 @@ CONVERTERS: dict[str, Callable[[Node], None]] = {
     "DynamicQuantizeLinear": _dynamic,
     "MatMulInteger": partial(_integer_product, "MatMul"),
     "QLinearConv": partial(_on_image, "Conv", 6),
-    "QLinearMatMul": partial(_binary, "MatMul"),
+    "QLinearMatMul": _matmul,
     f"{_MICROSOFT}NhwcMaxPool": partial(_on_image, "MaxPool", None),
     f"{_MICROSOFT}QGemm": _gemm,
-    f"{_MICROSOFT}QLinearAdd": partial(_binary, "Add"),
+    f"{_MICROSOFT}QLinearAdd": partial(_arithmetic, TfliteOperation.QLINEAR_ADD),
     f"{_MICROSOFT}QLinearAveragePool": partial(_on_image, "AveragePool", 3),
     f"{_MICROSOFT}QLinearConcat": _concat,
     f"{_MICROSOFT}QLinearConv": partial(_on_image, "Conv", 6),
     f"{_MICROSOFT}QLinearGlobalAveragePool": partial(_on_image, "GlobalAveragePool", 3),
     f"{_MICROSOFT}QLinearLeakyRelu": partial(_unary, "LeakyRelu"),
-    f"{_MICROSOFT}QLinearMul": partial(_binary, "Mul"),
+    f"{_MICROSOFT}QLinearMul": partial(_arithmetic, TfliteOperation.QLINEAR_MUL),
     f"{_MICROSOFT}QLinearSigmoid": partial(_unary, "Sigmoid"),
     f"{_MICROSOFT}QLinearSoftmax": _softmax,
     f"{_MICROSOFT}QLinearWhere": _where,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines.compiled.kernels import quantized_ops
+from nnfmq.engines.compiled.kernels import linear_quantization_ops, quantized_ops
 from nnfmq.engines.compiled.kernels.elementwise_kernels import ElementwiseOperator, plan_elementwise
 from nnfmq.engines.compiled.kernels.float_ops import (
     Cast,
@@ -25,6 +25,7 @@ from nnfmq.engines.compiled.kernels.float_ops import (
 from nnfmq.engines.compiled.kernels.quantized_ops import per_tensor_requantization
 from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule, ViewOp
 from nnfmq.engines.compiled.target import Target
+from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import FusedActivationFunc, OperationType
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.activation import CLAMP_RANGES
@@ -38,6 +39,7 @@ from nnfmq.operations.quantization import (
     requantized_values,
 )
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Tensor
+from nnfmq.operations.tflite_extension.linear_quantization import product_factor, sum_factors
 
 __all__ = ["RULES", "lower_arithmetic", "lower_unary"]
 
@@ -215,6 +217,29 @@ def _quantize(input: Tensor, *, output: Tensor, target: Target) -> KernelLaunch 
     return _launch(operator, output, (input,), target)
 
 
+def _quantize_linear(input: Tensor, *, output: Tensor, target: Target, adds_first: bool) -> KernelLaunch | None:
+    """Lower QUANTIZE_LINEAR of float32."""
+    if input.dtype != _FLOAT or not _are_quantized(output):
+        return None
+    scale = float(np.float32(output.scale))
+    operator = linear_quantization_ops.QuantizeLinear(output.zero_point, scale, _is_signed(output), bool(adds_first))
+    return _launch(operator, output, (input,), target)
+
+
+def _qlinear_add(first: Tensor, second: Tensor, *, output: Tensor, target: Target) -> KernelLaunch:
+    """Lower QLINEAR_ADD."""
+    *factors, offset = map(float, sum_factors(first, second, output))
+    operator = linear_quantization_ops.QLinearAdd((factors[0], factors[1]), offset, _is_signed(output))
+    return _launch(operator, output, (first, second), target)
+
+
+def _qlinear_mul(first: Tensor, second: Tensor, *, output: Tensor, target: Target) -> KernelLaunch:
+    """Lower QLINEAR_MUL."""
+    factor, zero_points = float(product_factor(first, second, output)), (first.zero_point, second.zero_point)
+    operator = linear_quantization_ops.QLinearMul(zero_points, factor, output.zero_point, _is_signed(output))
+    return _launch(operator, output, (first, second), target)
+
+
 def _dequantize(input: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
     """Lower DEQUANTIZE to float32, per tensor."""
     if output.dtype != _FLOAT or not _are_quantized(input):
@@ -296,4 +321,7 @@ RULES: Mapping[OperationType, LoweringRule] = {
     OperationType.PRELU: _prelu,
     OperationType.QUANTIZE: _quantize,
     OperationType.SELECT: _select,
+    operation_code(TfliteOperation.QLINEAR_ADD): _qlinear_add,
+    operation_code(TfliteOperation.QLINEAR_MUL): _qlinear_mul,
+    operation_code(TfliteOperation.QUANTIZE_LINEAR): _quantize_linear,
 }

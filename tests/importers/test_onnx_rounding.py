@@ -1,0 +1,181 @@
+"""Operators that round: ONNX Runtime's values at halves, beyond the range, for NaN, folded and executed alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.both_runners import stored
+from support.onnx_files import expected, file_of, results
+from support.onnx_runtime import onnx
+
+import nnfmq
+from nnfmq.compat import onnxruntime as compatible
+
+F32, F16 = np.float32, np.float16
+make = onnx.helper.make_node
+HALVES = np.arange(-9.5, 10, 0.5)
+EDGES = [1e9, -1e9, 3e38, -3e38, np.inf, -np.inf, np.nan, -0.0, 126.5, 127.5, 255.5, -128.5, 32767.5, 65536.5]
+TARGETS = {
+    "uint8": np.uint8(3),
+    "int8": np.int8(-3),
+    "uint16": np.uint16(3),
+    "int16": np.int16(-3),
+}
+NARROW = {"uint4": np.array(3, ml_dtypes.uint4), "int4": np.array(-1, ml_dtypes.int4)}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[nnfmq.Client]:
+    with nnfmq.connect() as connected:
+        yield connected
+
+
+def everywhere(client: nnfmq.Client, content: bytes, fed: Mapping[str, Any]) -> list[Any]:
+    """Return the first output on both devices and from the interface of ONNX Runtime."""
+    found = []
+    for device in ("reference", "compiled"):
+        with client.device(device).prepare(nnfmq.load(content)) as model:
+            arrays = zip(fed.values(), model.inputs, strict=True)
+            found.append(model.execute(*(stored(x.astype(info.dtype).reshape(info.shape)) for x, info in arrays))[0])
+    return [*found, compatible.InferenceSession(content).run(None, dict(fed))[0]]
+
+
+def with_format(content: bytes, opset: int) -> bytes:
+    """Return a file in which ONNX Runtime takes the types of an opset."""
+    model = onnx.ModelProto.FromString(content)
+    model.ir_version = 10 if opset > 18 else 8
+    return bytes(model.SerializeToString())
+
+
+def folded(content: bytes, fed: Mapping[str, Any]) -> bytes:
+    """Return the model with its inputs as constants; its output is added to a new input of zeros, as int32 or float."""
+    model = onnx.ModelProto.FromString(content)
+    graph = model.graph
+    for name, array in fed.items():
+        graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    graph.node.append(make("Cast", [graph.output[0].name], ["as_float"], to=1))
+    graph.node.append(make("Add", ["as_float", "nothing"], ["found"]))
+    del graph.input[:], graph.output[:]
+    graph.input.append(onnx.helper.make_tensor_value_info("nothing", 1, [1]))
+    graph.output.append(onnx.helper.make_empty_tensor_value_info("found"))
+    return bytes(model.SerializeToString())
+
+
+def assert_same_folded(content: bytes, fed: Mapping[str, Any], wanted: Any) -> None:
+    (found,) = results(folded(content, fed), {"nothing": np.zeros(1, F32)})
+    np.testing.assert_array_equal(found.reshape(wanted.shape), wanted.astype(F32))
+
+
+def quantizing(x: Any, scale: Any, zero_point: Any, opset: int = 19, **attributes: Any) -> bytes:
+    names = ["x", "s", *([] if zero_point is None else ["z"])]
+    constants = {"s": scale, **({} if zero_point is None else {"z": zero_point})}
+    content = file_of([make("QuantizeLinear", names, ["y"], **attributes)], {"x": x}, ["y"], constants, opset)
+    return with_format(content, opset)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("scale", [1.0, 0.5, 0.03])
+def test_quantization_rounds_halves_to_the_even_step_before_it_adds_the_zero_point(
+    client: nnfmq.Client, scale: float, target: str, dtype: Any
+) -> None:
+    with np.errstate(over="ignore"):
+        x = np.concatenate([HALVES * scale, EDGES]).astype(dtype)
+    content = quantizing(x, dtype(scale), TARGETS[target], 21)
+    (wanted,) = expected(content, {"x": x})
+    for found in everywhere(client, content, {"x": x}):
+        np.testing.assert_array_equal(found, wanted)
+    assert_same_folded(content, {"x": x}, wanted)
+
+
+@pytest.mark.parametrize("target", NARROW)
+def test_quantization_to_four_bits_is_that_of_the_definition(target: str) -> None:
+    x, zero_point = np.concatenate([HALVES, [99, -99]]).astype(F32), NARROW[target]
+    limits = (0, 15) if target == "uint4" else (-8, 7)
+    wanted = np.clip(np.rint(x) + int(zero_point), *limits)
+    content = quantizing(x, F32(1), zero_point, 21)
+    np.testing.assert_array_equal(results(content, {"x": x})[0], wanted)
+    assert_same_folded(content, {"x": x}, wanted)
+
+
+@pytest.mark.parametrize("opset", [10, 13, 19])
+def test_quantization_without_a_zero_point_gives_bytes(opset: int) -> None:
+    x = np.concatenate([HALVES, EDGES]).astype(F32)
+    content = quantizing(x, F32(0.5), None, opset)
+    np.testing.assert_array_equal(results(content, {"x": x})[0], expected(content, {"x": x})[0])
+
+
+@pytest.mark.parametrize("target", [np.uint8, np.int8])
+def test_quantization_along_an_axis_rounds_in_the_same_way(client: nnfmq.Client, target: Any) -> None:
+    x = np.tile(HALVES, (2, 3, 1)).astype(F32)
+    scales, zeros = F32([1, 0.5, 0.25]), np.array([3, 100, 7]).astype(target)
+    content = quantizing(x, scales, zeros, 13, axis=1)
+    (wanted,) = expected(content, {"x": x})
+    for found in everywhere(client, content, {"x": x}):
+        np.testing.assert_array_equal(found, wanted)
+    assert_same_folded(content, {"x": x}, wanted)
+
+
+def test_a_negative_zero_stays_one_in_eight_bit_floats() -> None:
+    x = F32([-0.0, 0.0, -1.0])
+    content = quantizing(x, F32(1), np.array(0, ml_dtypes.float8_e4m3fn), 19)
+    np.testing.assert_array_equal(np.signbit(results(content, {"x": x})[0]), [True, False, True])
+
+
+OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "QLinearAdd": ("a as az b bs bz ys yz", {}),
+    "QLinearMul": ("a as az b bs bz ys yz", {}),
+    "QLinearAveragePool": ("a as az ys yz", {"kernel_shape": [2, 2]}),
+    "QLinearAveragePool channels_last": ("a as az ys yz", {"kernel_shape": [2, 2], "channels_last": 1}),
+    "QLinearGlobalAveragePool": ("a as az ys yz", {}),
+    "QLinearLeakyRelu": ("a as az ys yz", {"alpha": 0.5}),
+    "QLinearConcat": ("ys yz a as az b bs bz", {"axis": 1}),
+    "QLinearWhere": ("c a as az b bs bz ys yz", {}),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("is_quantized", [False, True], ids=["integers", "quantized"])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_quantized_arithmetic_has_onnx_runtime_s_results_at_halves(
+    client: nnfmq.Client, name: str, is_quantized: bool, dtype: Any
+) -> None:
+    """Scales are powers of 2, so that many results are halfway between two steps, and the zero point is odd."""
+    names, attributes = OPERATORS[name]
+    rng, low = np.random.default_rng(3), np.iinfo(dtype).min
+    steps = {place: rng.integers(0, 256, (1, 4, 9, 11)).astype(np.uint8).view(dtype) for place in "ab"}
+    known = {"as": F32(0.25), "az": dtype(low + 101), "bs": F32(0.125), "bz": dtype(low + 77)}
+    known |= {"ys": F32(0.5), "yz": dtype(low + 103), "c": rng.integers(0, 2, (1, 4, 9, 11)).astype(bool)}
+    fed = {place: array for place, array in steps.items() if place in names.split()}
+    nodes = [make(name.split()[0], names.split(), ["y"], domain="com.microsoft", **attributes)]
+    if is_quantized:
+        before = [make("QuantizeLinear", [f"{place}f", f"{place}s", f"{place}z"], [place]) for place in fed]
+        fed = {
+            f"{place}f": ((array.astype(F32) - known[f"{place}z"]) * known[f"{place}s"]).astype(F32)
+            for place, array in fed.items()
+        }
+        nodes = [*before, *nodes]
+    content = file_of(nodes, fed, ["y"], {key: each for key, each in known.items() if key in " ".join(names.split())})
+    (wanted,) = expected(content, fed)
+    for found in everywhere(client, content, fed):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_sum_between_quantized_tensors_is_rounded_as_the_nodes_say(client: nnfmq.Client) -> None:
+    rng = np.random.default_rng(4)
+    fed = {name: (rng.integers(-40, 40, (3, 50)) * 0.25).astype(F32) for name in ("a", "b")}
+    nodes = [
+        *(make("QuantizeLinear", [name, "s", "z"], [f"{name}q"]) for name in fed),
+        *(make("DequantizeLinear", [f"{name}q", "s", "z"], [f"{name}f"]) for name in fed),
+        make("Add", ["af", "bf"], ["f"]),
+        make("QuantizeLinear", ["f", "sy", "zy"], ["y"]),
+    ]
+    known = {"s": F32(0.25), "z": np.uint8(100), "sy": F32(0.5), "zy": np.uint8(101)}
+    content = file_of(nodes, fed, ["y"], known)
+    (wanted,) = expected(content, fed)
+    for found in everywhere(client, content, fed):
+        np.testing.assert_array_equal(found, wanted)
