@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn
 
 from nnfmq import settings
+from nnfmq.cli.argument_parser import ArgumentParser
 from nnfmq.cli.help_text import HelpFormatter
 from nnfmq.hal.errors import NnfmqError, UnsupportedModel
 from nnfmq.installed_version import installed_version
@@ -141,7 +142,7 @@ def main_parser() -> argparse.ArgumentParser:
 
 
 def _new_parser(prog: str, description: str, examples: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog=prog,
         description=description,
         epilog=examples,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nnfmq.hal.errors import InvalidArgument
+
 if TYPE_CHECKING:
     from nnfmq.importers import LoadedModel
+    from nnfmq.importers.unknown_shapes import UnknownShapes
 
-__all__ = ["add_model_arguments", "load_model", "shapes_of"]
+__all__ = ["add_model_arguments", "load_model", "shape_options", "shapes_of"]
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
@@ -31,8 +35,18 @@ def load_model(arguments: argparse.Namespace) -> LoadedModel:
         OSError: If the file cannot be read.
     """
     import nnfmq
+    from nnfmq.importers.unknown_shapes import UnknownShapes
 
-    return nnfmq.load(arguments.model, shapes=shapes_of(arguments), signature=arguments.signature)
+    try:
+        return nnfmq.load(arguments.model, shapes=shapes_of(arguments), signature=arguments.signature)
+    except UnknownShapes as error:
+        raise InvalidArgument(f"{error.reason}; give them, for example, as {shape_options(error)}") from None
+
+
+def shape_options(error: UnknownShapes) -> str:
+    """Return options that give the sizes that a model lacks: `--shape ids=1x128`."""
+    shapes = error.example_shapes().items()
+    return " ".join(f"--shape {shlex.quote(name)}={'x'.join(map(str, shape))}" for name, shape in shapes)
 
 
 def shapes_of(arguments: argparse.Namespace) -> dict[str | int, tuple[int, ...]]:

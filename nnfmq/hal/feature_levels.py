@@ -14,6 +14,7 @@ from enum import IntEnum
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.extension_codes import AIDL_PREFIX_BITS, HIDL_PREFIX_BITS, is_extension
 from nnfmq.hal.operation_type import LAST_OPERATION_OF_LEVEL
+from nnfmq.hal.summaries import nearest
 from nnfmq.hal.types import (
     DeviceType,
     ExecutionPreference,
@@ -68,7 +69,7 @@ def interface_level(name: str) -> FeatureLevel:
         InvalidArgument: If there is no such interface. The text lists all names.
     """
     if name not in _NAMES:
-        raise InvalidArgument(f"there is no interface {name!r}; there are {', '.join(_NAMES)}")
+        raise InvalidArgument(f"there is no interface {name!r}; there are {', '.join(_NAMES)}{nearest(name, _NAMES)}")
     return FeatureLevel(_NAMES.index(name) + 1)
 
 

@@ -12,6 +12,7 @@ from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
 from nnfmq.importers.examples import example_path
 from nnfmq.importers.file_format import TFLITE_IMPORTER, ModelSource, SourceArgument, importer_of, read_source
 from nnfmq.importers.loaded_model import LoadedModel, ModelMetadata, TensorMetadata
+from nnfmq.importers.unknown_shapes import UnknownShapes
 
 __all__ = ["LoadedModel", "ModelMetadata", "SourceArgument", "TensorMetadata", "example_path", "load", "load_source"]
 
@@ -50,6 +51,8 @@ def load_source(file: ModelSource) -> LoadedModel:
         if file.signature is not None and importer != TFLITE_IMPORTER:
             raise InvalidArgument("only TensorFlow Lite files have signatures")
         loaded: LoadedModel = import_module(importer).import_model(file)
+    except UnknownShapes as error:
+        raise UnknownShapes(error.inputs, _origin(file)) from None
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{_origin(file)}{error}{_given(file)}", error.problems) from None
     except InvalidArgument as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.summaries import nearest
 
 __all__ = ["example_path"]
 
@@ -26,5 +27,5 @@ def example_path(name: str) -> Path:
     """
     known = sorted(path.name for path in _FOLDER.iterdir() if path.is_file())
     if name not in known:
-        raise InvalidArgument(f"no example {name!r}: there are {', '.join(known)}")
+        raise InvalidArgument(f"no example {name!r}: there are {', '.join(known)}{nearest(name, known)}")
     return _FOLDER / name

@@ -7,6 +7,7 @@ To add a format, add its importer to `_IMPORTERS` and its test to `_format_of`. 
 from __future__ import annotations
 
 import io
+import operator
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -85,14 +86,34 @@ def read_source(source: SourceArgument, shapes: Shapes | None = None, signature:
         InvalidArgument: If the path is not that of a regular file.
         OSError: If the file cannot be read.
     """
+    sizes = _checked_shapes({} if shapes is None else shapes)
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return ModelSource(bytes(source), None, shapes or {}, signature=signature)
+        return ModelSource(bytes(source), None, sizes, signature=signature)
+    if not isinstance(source, (str, os.PathLike)):
+        raise InvalidArgument(
+            f"{type(source).__name__} is no model file: give its path, or its content as bytes (of an open file: "
+            "file.read())"
+        )
     path = Path(source)
     # Reading a device or a pipe might never end.
     with path.open("rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise InvalidArgument(f"{path}: not a regular file")
-        return ModelSource(_content(file), path, shapes or {}, signature=signature)
+        return ModelSource(_content(file), path, sizes, signature=signature)
+
+
+def _checked_shapes(shapes: Any) -> Shapes:
+    """Return the shapes of inputs as an application gave them. Raises InvalidArgument if they are none."""
+    if not isinstance(shapes, Mapping):
+        raise InvalidArgument(f"shapes are given by input, as in {{'image': (1, 224, 224, 3)}}, not as {shapes!r}")
+    checked = {}
+    for key, shape in shapes.items():
+        try:
+            checked[key] = tuple(map(operator.index, shape))
+        except TypeError:
+            text = f"shapes: {shape!r} is no shape for input {key!r}; give a size for each dimension, as in (1, 128)"
+            raise InvalidArgument(text) from None
+    return checked
 
 
 def _content(file: io.BufferedReader) -> FileContent:

@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
+from nnfmq.hal.summaries import nearest
 from nnfmq.importers.file_format import ModelSource, Shapes
+from nnfmq.importers.unknown_shapes import DeclaredInput, UnknownShapes
 
 __all__ = ["FIRST_OPSET", "OnnxFile", "attribute_values", "dtype_of", "input_shapes", "read", "tensor_array"]
 
@@ -165,11 +167,10 @@ def input_shapes(file: OnnxFile, shapes: Shapes) -> dict[str, tuple[int, ...]]:
         if info.name in given:
             _bind(info, given[info.name], symbols)
     resolved = {info.name: given.get(info.name, _resolved(info, symbols)) for info in file.inputs}
-    unknown = {info.name: info for info in file.inputs if resolved[info.name] is None}
-    if unknown:
-        listed = "; ".join(f"input {name!r} is {_declared(info)}" for name, info in unknown.items())
-        example = ", ".join(f"{name!r}: (…)" for name in unknown)
-        raise InvalidArgument(f"sizes of dimensions are not known: {listed}; give them as shapes={{{example}}}")
+    if None in resolved.values():
+        raise UnknownShapes(
+            [DeclaredInput(info.name, _dimensions(info), resolved[info.name] is not None) for info in file.inputs]
+        )
     return {name: shape for name, shape in resolved.items() if shape is not None}
 
 
@@ -178,14 +179,16 @@ def _input_name(names: list[str], key: str | int) -> str:
         return names[key]
     if key in names:
         return str(key)
-    raise InvalidArgument(f"shapes: there is no input {key!r}; the inputs are {', '.join(map(repr, names))}")
+    listed = ", ".join(map(repr, names))
+    raise InvalidArgument(f"shapes: there is no input {key!r}; the inputs are {listed}{nearest(key, names)}")
 
 
 def _bind(info: Any, shape: tuple[int, ...], symbols: dict[str, int]) -> None:
     """Remember the sizes of the symbolic dimensions of an input, given its shape."""
     dimensions = info.type.tensor_type.shape.dim
     if (info.type.tensor_type.HasField("shape") and len(dimensions) != len(shape)) or min(shape, default=0) < 0:
-        raise InvalidArgument(f"shapes: {shape} is no shape for input {info.name!r}, which is {_declared(info)}")
+        declared = DeclaredInput(info.name, _dimensions(info)).text()
+        raise InvalidArgument(f"shapes: {shape} is no shape for input {info.name!r}, which is {declared}")
     for dimension, size in zip(dimensions, shape, strict=False):
         if dimension.dim_param in ("", "?"):  # PaddlePaddle writes "?" for every unknown dimension
             continue
@@ -207,7 +210,9 @@ def _resolved(info: Any, symbols: Mapping[str, int]) -> tuple[int, ...] | None:
     return tuple(sizes) if all(size >= 0 for size in sizes) else None
 
 
-def _declared(info: Any) -> str:
+def _dimensions(info: Any) -> tuple[int | str | None, ...] | None:
+    """Return the dimensions that the file declares; None if the rank is not known."""
     if not info.type.tensor_type.HasField("shape"):
-        return "of unknown rank"
-    return f"({', '.join(str(d.dim_param or d.dim_value or '?') for d in info.type.tensor_type.shape.dim)})"
+        return None
+    dimensions = info.type.tensor_type.shape.dim
+    return tuple(d.dim_param or (d.dim_value if d.HasField("dim_value") else None) for d in dimensions)

@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument, UnsupportedModel
+from nnfmq.hal.summaries import nearest
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.importers.file_format import ModelSource, Shapes
 from nnfmq.importers.graph_builder import GraphBuilder
@@ -72,7 +73,7 @@ def _import_signature(source: ModelSource, key: str) -> LoadedModel:
     signatures = read_signatures(source.data)
     if key not in signatures:
         known = ", ".join(map(repr, signatures)) or "none"
-        raise InvalidArgument(f"there is no signature {key!r}; those of the file: {known}")
+        raise InvalidArgument(f"there is no signature {key!r}; those of the file: {known}{nearest(key, signatures)}")
     places: dict[str | int, int] = {name: place for place, name in enumerate(signatures[key].inputs)}
     shapes = {places.get(name, name): shape for name, shape in source.shapes.items()}
     _, (loaded, _, _) = _import_file(

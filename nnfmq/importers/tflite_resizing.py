@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
+from nnfmq.hal.summaries import nearest
 from nnfmq.importers.file_format import Shapes
 from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator, TfliteTensor
 from nnfmq.importers.tflite_operators import ConversionContext, convert_operator, converter_of
@@ -145,4 +146,4 @@ def _input_index(file: TfliteFile, key: str | int) -> int:
     if isinstance(key, int) and 0 <= key < len(names):
         return file.inputs[key]
     known = ", ".join(f"{index} = {name[:80]!r}" for index, name in enumerate(names))
-    raise InvalidArgument(f"no input {key!r} to be resized: the inputs are {known}")
+    raise InvalidArgument(f"no input {key!r} to be resized: the inputs are {known}{nearest(key, names)}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from nnfmq.cli.model_file import load_model
+from nnfmq.cli.model_file import load_model, shape_options, shapes_of
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo, operand_info
 
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
     from nnfmq.conformance.testmodels import TestModel
     from nnfmq.hal.types import Model
+    from nnfmq.importers.onnx_interface import OnnxValueType
 
 __all__ = ["InspectedModel", "is_test_file", "read_inspected", "read_tests", "shareable"]
 
 _NAMES_SHOWN = 8
+_NUMPY_NAMES = {"float": "float32", "double": "float64"}
 
 
 class InspectedModel(NamedTuple):
@@ -39,6 +41,44 @@ def is_test_file(arguments: argparse.Namespace) -> bool:
     from nnfmq.conformance.testmodels import ENDINGS
 
     return str(arguments.model).endswith(ENDINGS)
+
+
+def read_declared(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """Return inputs and outputs of an ONNX file, as plain values, if it leaves sizes open that --shape does not give.
+
+    An unknown dimension is its symbol, or None without one. None = there are no such sizes, or it is no such file.
+
+    Raises:
+        OSError: If the file cannot be read.
+    """
+    from nnfmq.importers import load_source
+    from nnfmq.importers.file_format import read_source
+    from nnfmq.importers.unknown_shapes import UnknownShapes
+
+    if is_test_file(arguments):
+        return None
+    source = read_source(arguments.model, shapes_of(arguments), arguments.signature)
+    try:
+        load_source(source)
+    except UnknownShapes as error:
+        from nnfmq.importers.onnx_interface import read_interface
+
+        interface = read_interface(source)
+        return {
+            "model": arguments.model.name,
+            "inputs": [_declared(value) for value in interface.inputs],
+            "outputs": [_declared(value) for value in interface.outputs],
+            "shape_options": shape_options(error),
+        }
+    except InvalidArgument:
+        pass  # `read_inspected` says why
+    return None
+
+
+def _declared(value: OnnxValueType) -> dict[str, Any]:
+    shape = None if value.shape is None else list(value.shape)
+    dtype = value.type.removeprefix("tensor(").removesuffix(")")
+    return {"name": value.name, "dtype": _NUMPY_NAMES.get(dtype, dtype), "shape": shape}
 
 
 def read_inspected(arguments: argparse.Namespace) -> InspectedModel:

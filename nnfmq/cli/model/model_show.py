@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import console, open_client, print_json, table
 from nnfmq.cli.model.model_description import describe_model
-from nnfmq.cli.model.model_inspection import read_inspected, shareable
+from nnfmq.cli.model.model_inspection import read_declared, read_inspected, shareable
 from nnfmq.cli.model.model_plan import plan_of
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ _SHAPES_SHOWN = 2
 
 def execute(arguments: argparse.Namespace) -> int:
     """Read the model, ask the devices, print the description; return the exit status."""
+    declared = read_declared(arguments)
+    if declared is not None:
+        _print_declared(arguments, declared)
+        return 0
     inspected = read_inspected(arguments)
     with ExitStack() as resources:
         model = shareable(inspected.model, resources)
@@ -35,6 +40,22 @@ def execute(arguments: argparse.Namespace) -> int:
         else:
             _print(console(arguments.no_color), report, plan)
     return 0
+
+
+def _print_declared(arguments: argparse.Namespace, declared: dict[str, Any]) -> None:
+    """Print inputs and outputs of a model whose operations are not known before its inputs have sizes."""
+    if arguments.json:
+        print_json(declared)
+        return
+    screen = console(arguments.no_color)
+    rows = table("", "name", "type", "shape", title=declared["model"])
+    for kind in ("inputs", "outputs"):
+        for number, tensor in enumerate(declared[kind]):
+            shape = "unknown rank" if tensor["shape"] is None else _shape(tensor["shape"])
+            rows.add_row(f"{kind.removesuffix('s')} {number}", tensor["name"], tensor["dtype"], shape)
+    screen.print(rows)
+    screen.print("The file leaves sizes of inputs open. To see the operations, or to run the model, give them:")
+    screen.print(f"nnfmq model show {shlex.quote(str(arguments.model))} {declared['shape_options']}", soft_wrap=True)
 
 
 def _planned(plan: ExecutionPlan | None) -> dict[str, Any]:
@@ -95,8 +116,10 @@ def _shapes(operands: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(shown) + (f", {len(operands) - len(shown)} more" if len(operands) > len(shown) else "")
 
 
-def _shape(dimensions: Sequence[int]) -> str:
-    return "x".join(str(extent or "?") for extent in dimensions) or "scalar"
+def _shape(dimensions: Sequence[int | str | None]) -> str:
+    """Return a shape as `1x?x3`, or with the names of unknown dimensions as `batch x seq`."""
+    sign = " x " if any(isinstance(extent, str) for extent in dimensions) else "x"
+    return sign.join(str(extent or "?") for extent in dimensions) or "scalar"
 
 
 def _bytes(count: int) -> str:

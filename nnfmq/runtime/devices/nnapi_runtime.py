@@ -13,6 +13,7 @@ from nnfmq.deadlines import deadline_after, has_passed
 from nnfmq.execution_plan.plan import ExecutionPlan
 from nnfmq.hal.errors import BadState, DeviceUnavailable, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
+from nnfmq.hal.summaries import nearest
 from nnfmq.hal.types import DEFAULT_PREFERENCE
 from nnfmq.runtime.compilation.compile_model import (
     DeviceSelection,
@@ -123,7 +124,9 @@ class Runtime(Uncopyable):
         """
         devices = {device.name: device for device in self.devices()}
         if name not in devices:
-            raise InvalidArgument(f"there is no device {name!r}; there are: {', '.join(devices)}")
+            raise InvalidArgument(
+                f"there is no device {name!r}; there are: {', '.join(devices)}{nearest(name, devices)}"
+            )
         return devices[name]
 
     def wait_for_device(self, name: str, timeout: float | None = DEFAULT_TIMEOUT_S) -> RuntimeDevice:
@@ -138,7 +141,9 @@ class Runtime(Uncopyable):
             if name in devices:
                 return devices[name]
             if has_passed(deadline_ns):
-                raise DeviceUnavailable(f"no device {name!r} within {timeout} s; there are: {', '.join(devices)}")
+                raise DeviceUnavailable(
+                    f"no device {name!r} within {timeout} s; there are: {', '.join(devices)}{nearest(name, devices)}"
+                )
             time.sleep(_RETRY_S)
 
     def supported_operations(self, model: ModelArgument, devices: Sequence[DeviceArgument]) -> list[bool]:

@@ -28,7 +28,7 @@ from nnfmq.hal.errors import (
     ModelNotFound,
     NnfmqError,
 )
-from nnfmq.hal.summaries import clipped
+from nnfmq.hal.summaries import clipped, nearest
 from nnfmq.hal.types import ExecutionPreference, Priority
 from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
@@ -148,7 +148,9 @@ class NamedModels:
             return ModelNotFound(f"model {name!r} has no version {version} in the model repository: {error}")
         more = ", ..." if len(names) > _NAMES_MAX else ""
         found = ", ".join(names[:_NAMES_MAX]) + more or "no models at all"
-        return ModelNotFound(f"there is no model {name!r} in the model repository; it has: {found}")
+        return ModelNotFound(
+            f"there is no model {name!r} in the model repository; it has: {found}{nearest(name, names)}"
+        )
 
     def _prepare(self, received: ReceivedModel, deadline_ns: int | None) -> PreparedModel:
         """Return the model, prepared in the client's worker; blocks."""
