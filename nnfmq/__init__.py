@@ -18,10 +18,13 @@ from nnfmq.hal import errors as _errors
 from nnfmq.hal.errors import *  # noqa: F403  its `__all__`, so that a new error is public as soon as it is defined
 
 if TYPE_CHECKING:
+    from nnfmq.audio import read_audio
+    from nnfmq.class_scores import ClassScore, read_labels, top_classes
     from nnfmq.fence import Fence
     from nnfmq.file_memory import FileMemory
     from nnfmq.hal.tensor_info import StateInfo, TensorInfo
     from nnfmq.hal.types import ExecutionPreference, FenceState
+    from nnfmq.images import read_photo
     from nnfmq.importers import LoadedModel, ModelMetadata, TensorMetadata, example_path, load
     from nnfmq.memory import Memory
     from nnfmq.model_builder.builder import ModelBuilder
@@ -52,6 +55,7 @@ __all__ = [
     "Buffer",
     "Burst",
     "BurstPool",
+    "ClassScore",
     "Client",
     "CompiledModel",
     "Device",
@@ -83,7 +87,11 @@ __all__ = [
     "copy",
     "example_path",
     "load",
+    "read_audio",
+    "read_labels",
+    "read_photo",
     "run",
+    "top_classes",
 ]
 __all__ += _errors.__all__
 __all__.sort()
@@ -116,6 +124,9 @@ if not TYPE_CHECKING:  # type checkers accept any name of a module with a `__get
         "RuntimeDevice": "nnfmq.runtime.devices.runtime_device",
         "ServedModel": "nnfmq.runtime.named_models.served_model",
         "run": "nnfmq.runtime.one_call",
+        "read_audio": "nnfmq.audio",
+        "read_photo": "nnfmq.images",
+        **dict.fromkeys(("ClassScore", "read_labels", "top_classes"), "nnfmq.class_scores"),
         **dict.fromkeys(("StateInfo", "TensorInfo"), "nnfmq.hal.tensor_info"),
     }
 

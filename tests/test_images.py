@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+import nnfmq
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.images import read_image
 
@@ -104,10 +107,80 @@ def test_an_image_truncated_at_any_byte_is_rejected(tmp_path: Path, length: int)
 
 def test_the_error_for_a_model_without_image_input_names_its_input(tmp_path: Path) -> None:
     path = saved(tmp_path / "photo.png", np.zeros((8, 8, 3), np.uint8))
-    with pytest.raises(InvalidArgument, match="this input is 1x3x224x224"):
-        read_image(path, (1, 3, 224, 224), FLOAT)
+    for shape, text in (((1, 4, 224, 224), "1x4x224x224"), ((3, 8, 8), "3x8x8"), ((2, 8, 8, 3), "2x8x8x3")):
+        with pytest.raises(InvalidArgument, match=f"1xHxWxC or 1xCxHxW with C = 1 or 3; this input is {text}$"):
+            read_image(path, shape, FLOAT)
+    with pytest.raises(InvalidArgument, match=r"this input is 1x3x\?x\?; give the model shapes of known sizes"):
+        read_image(path, (1, 3, 0, 0), FLOAT)
     with pytest.raises(InvalidArgument, match="this input is int32"):
         read_image(path, (1, 8, 8, 3), np.dtype("int32"))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_channels_may_be_the_second_dimension(tmp_path: Path, channels: int) -> None:
+    pixels = np.random.default_rng(2).integers(0, 255, (9, 9, 3), dtype=np.uint8)
+    path = saved(tmp_path / "photo.png", pixels)
+    last, second = (read_image(path, shape, UINT8) for shape in ((1, 4, 5, channels), (1, channels, 4, 5)))
+    np.testing.assert_array_equal(second, last.transpose(0, 3, 1, 2))
+    assert second.flags.c_contiguous
+
+
+COLOURS, MEAN, STD = (0, 153, 255), (10.0, 20.0, 30.0), (2.0, 4.0, 8.0)
+NORMALIZED = [(colour - mean) / std for colour, mean, std in zip(COLOURS, MEAN, STD, strict=True)]
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 4, 3), (1, 3, 4, 4)])
+def test_each_channel_has_its_normalization_wherever_channels_are(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    path = saved(tmp_path / "photo.png", np.full((8, 8, 3), COLOURS, np.uint8))
+    photo = nnfmq.read_photo(path, nnfmq.TensorInfo("x", shape, "float32"), mean=MEAN, std=STD)
+    assert (photo.shape, photo.dtype) == (shape, FLOAT)
+    channels = photo[0, 1, 2] if shape[3] == 3 else photo[0, :, 1, 2]
+    np.testing.assert_allclose(channels, NORMALIZED, rtol=1e-6)
+    quantized = nnfmq.TensorInfo("x", shape, "int8", scale=0.5, zero_point=-3)
+    codes = nnfmq.read_photo(str(path), quantized, mean=10, std=4.0)
+    expected = [round((colour - 10) / 4 / 0.5) - 3 for colour in COLOURS]
+    assert (codes[0, 1, 2] if shape[3] == 3 else codes[0, :, 1, 2]).tolist() == expected
+
+
+def test_a_model_gives_its_input_and_the_normalization_of_its_metadata(tmp_path: Path) -> None:
+    path = saved(tmp_path / "photo.png", np.full((8, 8, 3), COLOURS, np.uint8))
+    info = nnfmq.TensorInfo("x", (1, 4, 4, 3), "float32")
+    described = nnfmq.ModelMetadata(inputs=(nnfmq.TensorMetadata(mean=MEAN, std=STD),))
+    model: Any = SimpleNamespace(inputs=(info,), metadata=described)
+    np.testing.assert_allclose(nnfmq.read_photo(path, model)[0, 0, 0], NORMALIZED, rtol=1e-6)
+    np.testing.assert_allclose(nnfmq.read_photo(path, model, mean=0, std=1)[0, 0, 0], COLOURS)
+    model.metadata = None
+    np.testing.assert_array_equal(nnfmq.read_photo(path, model), read_image(path, info.shape, FLOAT))
+    model.inputs = (info, info)
+    with pytest.raises(InvalidArgument, match=r"a photo is for one input; the model has 2: 'x', 'x'; give one"):
+        nnfmq.read_photo(path, model)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"mean": 1.0}, "only mean is given"),
+        ({"std": (1, 2, 3)}, "only std is given"),
+        ({"mean": 0, "std": 0}, "no std of 0"),
+        ({"mean": float("nan"), "std": 1}, "finite numbers"),
+        ({"mean": (1, 2), "std": (1, 2)}, "a normalization of 2 channels; the input has 3"),
+    ],
+)
+def test_a_normalization_that_is_none_is_rejected(tmp_path: Path, given: Any, said: str) -> None:
+    path = saved(tmp_path / "photo.png", np.zeros((8, 8, 3), np.uint8))
+    with pytest.raises(InvalidArgument, match=said):
+        nnfmq.read_photo(path, nnfmq.TensorInfo("x", (1, 4, 4, 3), "float32"), **given)
+
+
+def test_a_prepared_model_has_the_metadata_of_its_file() -> None:
+    loaded = nnfmq.load(nnfmq.example_path("digits.tflite"))
+    described = replace(loaded, metadata=nnfmq.ModelMetadata(name="digits"))
+    with nnfmq.connect(embedded=True) as client:
+        for prepare in (client.prepare, client.device("reference").prepare):
+            with prepare(described) as model:
+                assert model.metadata == described.metadata
+        with nnfmq.Runtime([], embedded=True) as runtime:
+            assert runtime.prepare(described, ["sample-minimal", "reference"]).metadata == described.metadata
 
 
 def test_without_pillow_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ _AGREED = [
     "Buffer",
     "Burst",
     "BurstPool",
+    "ClassScore",
     "Client",
     "CompiledModel",
     "DeadObject",
@@ -68,7 +69,11 @@ _AGREED = [
     "copy",
     "example_path",
     "load",
+    "read_audio",
+    "read_labels",
+    "read_photo",
     "run",
+    "top_classes",
 ]
 NAMES = sorted({*_AGREED, *errors.__all__})  # a new error is public as soon as it is defined
 HEAVY = ["rich", "tflite", "PIL", "multiprocess", "dill", "posix_ipc", "socketserver", "asyncio", "http"]

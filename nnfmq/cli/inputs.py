@@ -1,4 +1,4 @@
-"""Files as model inputs: .npy arrays, photos (`nnfmq.images`), or raw little-endian elements.
+"""Files as model inputs: .npy arrays, photos (`nnfmq.images`), recordings (`nnfmq.audio`), or little-endian elements.
 
 Shape and dtype are checked here, before a driver is contacted, so that messages name the file. A batch dimension of 1
 may be missing; float64 is converted to float32; nothing else is converted.
@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nnfmq import audio
 from nnfmq.cli.console import shape_text
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.summaries import counted
 from nnfmq.images import SUFFIXES, Normalization, read_image, read_photo
 from nnfmq.runtime.array_checks import with_batch_dimension
 
@@ -36,15 +38,20 @@ def read_inputs(
         OSError: If a file cannot be read.
     """
     if len(paths) != len(tensors):
-        expected = f"{len(tensors)} inputs: {', '.join(tensor.name for tensor in tensors)}"
-        raise InvalidArgument(f"--input was given {len(paths)} times; the model has {expected}")
+        expected = f"{counted(len(tensors), 'input')}: {', '.join(tensor.name for tensor in tensors)}"
+        raise InvalidArgument(f"--input was given {counted(len(paths), 'time')}; the model has {expected}")
     given = zip_longest(paths, tensors, normalizations[: len(paths)])
-    return [
-        read_photo(path, tensor, normalization)
-        if normalization is not None and path.suffix.lower() in SUFFIXES
-        else read_input(path, tensor.shape, np.dtype(tensor.dtype))
-        for path, tensor, normalization in given
-    ]
+    return [_read(path, tensor, normalization) for path, tensor, normalization in given]
+
+
+def _read(path: Path, tensor: TensorInfo, normalization: Normalization) -> Array:
+    suffix = path.suffix.lower()
+    if suffix in SUFFIXES and normalization is not None:
+        mean, std = normalization
+        return read_photo(path, tensor, mean=mean, std=std)
+    if suffix in audio.SUFFIXES:
+        return audio.read_audio(path, tensor)
+    return read_input(path, tensor.shape, np.dtype(tensor.dtype))
 
 
 def read_steps(

@@ -13,7 +13,6 @@ import math
 import time
 from contextlib import ExitStack
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
@@ -73,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument(
         "--input", metavar="FILE", type=Path, action="append", required=True,
-        help="photo, .npy array, or raw elements; for each input of the model; again for each step of one with states",
+        help="photo, .wav, .npy array, or raw elements; for each input of the model; again for each step with states",
     )  # fmt: skip
     parser.add_argument("--labels", metavar="FILE", type=Path, help="one class name per line (default: the model's)")
     parser.add_argument(
@@ -108,6 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Read the files, execute the model, print the result; return the exit status."""
+    from nnfmq.class_scores import metadata_labels, read_labels
     from nnfmq.cli.inputs import read_steps
 
     model = load_model(arguments)
@@ -122,8 +122,8 @@ def execute(arguments: argparse.Namespace) -> int:
         "model": str(arguments.model),
         **ran,
         "outputs": [
-            _output(array, info, own_labels if labels is None else labels, arguments.top)
-            for (array, info), own_labels in zip_longest(results, _metadata_labels(model)[: len(results)])
+            _output(array, info, metadata_labels(model, index) if labels is None else labels, arguments.top)
+            for index, (array, info) in enumerate(results)
         ],
         "repeat": arguments.repeat,
         "p50_ns": times,
@@ -143,31 +143,14 @@ def photo_normalizations(model: LoadedModel, normalization: Normalization = None
     return [(tensor.mean, tensor.std) if tensor.mean else None for tensor in described]
 
 
-def _metadata_labels(model: LoadedModel) -> list[list[str] | None]:
-    """Return the labels of each output in the file's metadata, unless their number differs from that of the classes."""
-    described = model.metadata.outputs if model.metadata is not None else ()
-    pairs = zip(described, model.outputs, strict=False)
-    return [list(tensor.labels) if len(tensor.labels) == math.prod(info.shape) else None for tensor, info in pairs]
-
-
 def _mean_and_std(text: str) -> tuple[list[float], list[float]]:
-    """Argparse type: MEAN,STD of all channels."""
-    mean, std = map(float, text.split(","))
-    if not (math.isfinite(mean) and math.isfinite(std) and std):
-        raise argparse.ArgumentTypeError("finite numbers, and a STD other than 0")
-    return [mean], [std]
-
-
-def read_labels(path: Path) -> list[str]:
-    """Return one label per line.
-
-    Raises:
-        InvalidArgument: If the file is not UTF-8 text.
-    """
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as bad:
-        raise InvalidArgument(f"{path} is not a UTF-8 text file: {bad.reason}") from bad
+    """Argparse type: MEAN,STD of all channels, or the means of each, then the standard deviations."""
+    numbers = [float(number) for number in text.split(",")]
+    half = len(numbers) // 2
+    mean, std = numbers[:half], numbers[half:]
+    if len(mean) != len(std) or len(mean) not in (1, 3) or not all(map(math.isfinite, numbers)) or 0 in std:
+        raise argparse.ArgumentTypeError("MEAN,STD, or 3 means and 3 STDs: finite numbers, and no STD of 0")
+    return mean, std
 
 
 def _burst(
@@ -227,20 +210,21 @@ def _save(path: Path, outputs: Sequence[Array]) -> None:
 
 
 def _output(array: Array, info: Any, labels: list[str] | None, top: int) -> dict[str, Any]:
-    real: Array = (array.astype("float64") - info.zero_point) * info.scale if info.scale else array
+    from nnfmq.class_scores import real_values
+
+    real = real_values(array, info)
     summary = {"name": info.name, "shape": list(array.shape), "dtype": str(array.dtype)}
     if array.ndim and array.size == array.shape[-1] and array.size > 1:
-        return summary | {"top": _top(real.reshape(-1), labels, top)}
+        return summary | {"top": _top(real, labels, top)}
     return summary | ({"min": float(real.min()), "max": float(real.max())} if array.size else {})
 
 
 def _top(scores: Array, labels: list[str] | None, top: int) -> list[dict[str, Any]]:
-    if labels is not None and len(labels) != scores.size:
-        raise InvalidArgument(f"the label file has {len(labels)} lines; the model has {scores.size} classes")
-    best = (-scores.astype("float64")).argsort(kind="stable")[:top]
+    from nnfmq.class_scores import top_classes
+
     return [
-        {"class": int(index), "score": float(scores[index])} | ({} if labels is None else {"label": labels[index]})
-        for index in best
+        {"class": each.class_id, "score": each.score} | ({} if labels is None else {"label": each.label})
+        for each in top_classes(scores, labels=labels, count=top)
     ]
 
 

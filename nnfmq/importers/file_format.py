@@ -56,6 +56,7 @@ _FIRST_BYTES = {
     b"ORTM": "an ONNX Runtime file (.ort)",
 }
 _SHORTEST = 8
+_TEXT_BYTES = 16  # a file that begins with as many printable characters is text
 _LISTED_MEMBERS = 3
 
 
@@ -157,7 +158,8 @@ def _format_of(data: FileContent) -> str:
         return "an ONNX model"
     if len(data) < _SHORTEST:
         return f"a file of {len(data)} bytes, too short for a model and probably truncated"
-    return "a file of an unknown format"
+    words = b"".join(bytes(data[:_TEXT_BYTES]).split())
+    return "a text file" if words.isascii() and words.decode().isprintable() else "a file of an unknown format"
 
 
 def _zip_archive(data: FileContent) -> str:

@@ -373,6 +373,7 @@ class Device(Struct, frozen=True):
         inputs, outputs = model_signature(model, [self.info])
         states = () if isinstance(model, Model) else tuple(getattr(model, "states", ()))
         prepared = PreparedModel(connection, None, inputs, outputs, self.info.name, self._extension_names(), states)
+        prepared.metadata = getattr(model, "metadata", None)
         preparation = self._observe(message, model, prepared)
         try:
             connection.call(

@@ -41,6 +41,7 @@ from nnfmq.uncopyable import Uncopyable
 if TYPE_CHECKING:
     from nnfmq.execution_plan.plan import ExecutionPlan
     from nnfmq.fence import HasFileno
+    from nnfmq.importers.loaded_model import ModelMetadata
     from nnfmq.runtime.aidl_burst_controller import AidlBurst
     from nnfmq.runtime.async_execution import PendingExecution
     from nnfmq.runtime.burst_pool import BurstPool
@@ -63,6 +64,8 @@ class CompiledModel(Uncopyable, HasState, ABC):
 
     handle: CompiledHandle
     """The model as the execution modes use it."""
+    metadata: ModelMetadata | None = None
+    """What the author of the model's file says of it; None if the file says nothing, or the model is no file's."""
 
     def __init__(
         self,

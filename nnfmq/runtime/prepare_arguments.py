@@ -66,6 +66,8 @@ class FinishedModel(Struct, frozen=True):
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     states: tuple[StateInfo, ...] = ()
+    metadata: Any = None
+    """What the file's author says of the model, an `nnfmq.ModelMetadata`, or None."""
 
     @classmethod
     def of(cls, model: NamedModel) -> Self:
@@ -75,7 +77,8 @@ class FinishedModel(Struct, frozen=True):
             BadState: If it is a ModelBuilder that is not finished.
             InvalidArgument: If it is no model.
         """
-        return cls(to_hal_model(model), model.inputs, model.outputs, tuple(getattr(model, "states", ())))
+        states, metadata = tuple(getattr(model, "states", ())), getattr(model, "metadata", None)
+        return cls(to_hal_model(model), model.inputs, model.outputs, states, metadata)
 
 
 ModelArgument: TypeAlias = Model | NamedModel | str | os.PathLike[str] | bytes | bytearray | memoryview

@@ -90,5 +90,5 @@ def test_raw_elements_of_another_size_are_rejected_with_both_sizes(tmp_path: Pat
 
 def test_a_number_of_files_other_than_the_number_of_inputs_is_rejected(tmp_path: Path) -> None:
     tensors = [TensorInfo("left", SHAPE, "float32"), TensorInfo("right", SHAPE, "float32")]
-    with pytest.raises(InvalidArgument, match="--input was given 1 times; the model has 2 inputs: left, right"):
+    with pytest.raises(InvalidArgument, match="--input was given 1 time; the model has 2 inputs: left, right"):
         read_inputs([tmp_path / "a.npy"], tensors)

@@ -112,7 +112,7 @@ def test_connect_selects_the_driver(run: Run, fake: Any, words: list[str], conne
 
 def test_a_wrong_number_of_labels_is_rejected(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*labels(tmp_path / "labels.txt", "cup", "banana")) == 1
-    assert capsys.readouterr().err == "nnfmq: error: the label file has 2 lines; the model has 4 classes\n"
+    assert capsys.readouterr().err == "nnfmq: error: there are 2 labels; the model has 4 classes\n"
 
 
 def test_labels_that_are_not_text_are_rejected(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +155,7 @@ def test_more_inputs_than_a_model_without_states_has_are_rejected(
 ) -> None:
     path = str(tmp_path / "input.npy")
     assert run("--input", path, "--input", path) == 1
-    assert "--input was given 3 times; the model has 1 inputs: image" in capsys.readouterr().err
+    assert "--input was given 3 times; the model has 1 input: image" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--top", "--repeat"])

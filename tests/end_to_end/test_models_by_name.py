@@ -172,8 +172,8 @@ def test_closing_the_client_ends_a_call_to_the_repository(repository: FakeReposi
     until(lambda: repository.connections == 1, "the client calls")
     opening.wait_until_asleep()
     client.close()
-    assert isinstance(opening.wait().error, nnfmq.DeadObject)
-    with pytest.raises(nnfmq.DeadObject, match="closed"):
+    assert isinstance(opening.wait().error, nnfmq.BadState)
+    with pytest.raises(nnfmq.BadState, match="closed"):
         client.models()
 
 

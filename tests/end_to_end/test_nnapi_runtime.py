@@ -86,7 +86,7 @@ def test_N_API_12_an_unfinished_model_is_not_compiled(stack: ExitStack, runtime:
     unfinished = stack.enter_context(nnfmq.ModelBuilder())
     with pytest.raises(nnfmq.BadState, match="not finished"):
         CompilationBuilder(unfinished, runtime=runtime)
-    with pytest.raises(nnfmq.InvalidArgument, match="is no model"):
+    with pytest.raises(nnfmq.InvalidArgument, match="is not a model"):
         CompilationBuilder("model", runtime=runtime)  # type: ignore[arg-type]
 
 

@@ -627,7 +627,7 @@ def test_LIFE_6_a_client_that_is_closed_does_not_recover(
         kill(client)
     client.close()
     for call in (client.devices, lambda: model.execute(one(1)), lambda: burst.execute(one(1)), model.burst):
-        with pytest.raises(nnfmq.DeadObject):
+        with pytest.raises(nnfmq.DeadObject if is_driver_dead else nnfmq.BadState):
             call()
     burst.close()
 
@@ -666,6 +666,6 @@ def test_LIFE_6_a_client_that_is_closed_while_it_recovers_keeps_no_driver() -> N
     assert started.wait(LIMIT_S)
     client.close()
     go.set()
-    assert isinstance(recovering.wait().error, nnfmq.DeadObject)
+    assert isinstance(recovering.wait().error, nnfmq.BadState)
     assert not client._connection.is_open
     assert client._process is None  # and the leak check finds none

@@ -52,7 +52,8 @@ OTHERS = {
     "html": (b"<!DOCTYPE html><html></html>", "this is an HTML page; the download has probably failed"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "this is a Git LFS pointer"),
     "safetensors": (b"\x40\0\0\0\0\0\0\0" + b'{"weight":{"dtype":"F32"}}' + bytes(99), "this is a safetensors file"),
-    "other": (b"?" * 100, r"an unknown format \(its identifier is b'\?\?\?\?', not b'TFL3'\)"),
+    "other": (b"\x90\x91?" * 100, "a file of an unknown format; models are read from TensorFlow Lite files"),
+    "text": (b"tench\ngoldfish\n" * 3, "a text file; models are read from"),
 }
 
 

@@ -67,7 +67,7 @@ def test_inputs_and_outputs_keep_their_names_and_int64_becomes_int32() -> None:
 
 def test_an_unknown_symbolic_dimension_is_named() -> None:
     with pytest.raises(
-        InvalidArgument, match=r"input 'x' is \(batch, 3\); input 'z' is \(batch\); give them as shapes="
+        InvalidArgument, match=r"input 'x' is \(batch, 3\); input 'z' is \(batch\); give them as `shapes`, for "
     ):
         load(symbolic("batch", 3).SerializeToString())
 

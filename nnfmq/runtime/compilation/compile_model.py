@@ -262,6 +262,7 @@ class _Compilation:
             fallback = CpuFallback(self._selection.cpu.connected, self._loaded, models)
         states = () if isinstance(self._loaded, Model) else tuple(getattr(self._loaded, "states", ()))
         prepared = PartitionedModel(plan, steps, fallback, inputs, outputs, states)
+        prepared.metadata = getattr(self._loaded, "metadata", None)
         prepared.is_synchronous = self._switches.is_synchronous
         if observation is not None:
             prepared.handle.observed = observation.finish(prepared.handle.inputs, prepared.handle.outputs)

@@ -48,6 +48,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "file_memory",
         "fence",
         "installed_version",
+        "images",
+        "audio",
+        "class_scores",
         "hal",
     ),
     "__main__": ("cli", "service.embedded_main"),
@@ -126,6 +129,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hal",
     ),
     "images": ("hal",),
+    "audio": ("images", "hal"),
+    "class_scores": ("hal",),
     "mlts": ("html_page", "conformance", "runtime", "importers", "images", "file_memory", "hal"),
     "compat": ("runtime", "importers", "hal"),
     "measure": (
