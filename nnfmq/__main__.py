@@ -1,4 +1,4 @@
-"""`python -m nnfmq`: the command line (`nnfmq.cli`), or an embedded driver (`--embedded FD`).
+"""`python -m nnfmq`: the commands (`nnfmq.cli`), an embedded driver (`--embedded`), or `service.detached_compile`.
 
 `--embedded` is checked before any other import: each module that this process loads delays the application's first
 result. So do collections of garbage: a tenth of the imports' time, and there is no garbage yet.
@@ -16,6 +16,10 @@ def _start() -> int:
         from nnfmq.service.embedded_main import main as serve_embedded
 
         serve_embedded(int(sys.argv[2]))  # never returns
+    if sys.argv[1:2] == ["--compile"]:
+        from nnfmq.service.detached_compile import main as compile_models
+
+        return compile_models(sys.argv[2:])
     from nnfmq.cli import main
 
     return main()

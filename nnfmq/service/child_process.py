@@ -14,14 +14,16 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable, Collection
+import sys
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.parent_exit import request_signal_at_parent_exit
 
-__all__ = ["BUG_STATUS", "ChildProcess", "fork_child"]
+__all__ = ["BUG_STATUS", "ChildProcess", "fork_child", "reap_later", "start_detached"]
 
 BUG_STATUS = 70  # the exit status of a child that an exception ended
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
@@ -85,6 +87,27 @@ def fork_child(
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise
+
+
+def start_detached(arguments: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]) -> int:
+    """Start `python -m nnfmq` in a session of its own, with `fds` and without the standard streams; return the pid.
+
+    It outlives this process. Any thread may call this, also in a process with several threads. Borrows `fds`, which
+    this process's later children of this kind inherit as well, until they are closed.
+
+    Raises:
+        OSError: If the system lacks processes, memory or fds.
+    """
+    for fd in fds:
+        os.set_inheritable(fd, True)
+    null = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
+    command = [sys.executable, "-P", "-m", "nnfmq", *arguments]
+    return os.posix_spawn(sys.executable, command, environment, file_actions=null, setsid=True)
+
+
+def reap_later(pid: int) -> None:
+    """Let a thread wait for a child process, so that it leaves no zombie while this process lives."""
+    threading.Thread(target=os.waitpid, args=(pid, 0), name="nnfmq-reap", daemon=True).start()
 
 
 def _run_and_exit(

@@ -17,10 +17,12 @@ from typing import Self
 from nnfmq.channel import Channel
 from nnfmq.uncopyable import Uncopyable
 
-__all__ = ["CLIENT_EXIT_GRACE_S", "ClientProcess"]
+__all__ = ["CLIENT_EXIT_GRACE_S", "COMPILING_EXIT_GRACE_S", "ClientProcess"]
 
 CLIENT_EXIT_GRACE_S = 0.02
 """After a client's exit, its worker gets this time to exit by itself; an idle one needs 1 or 2 ms."""
+COMPILING_EXIT_GRACE_S = 1.0
+"""The same of a worker that has asked for compile processes: it may start the process that goes on compiling."""
 _SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
 _PID = re.compile(rb"^Pid:\t(\d+)$", re.MULTILINE)
 _PENDING = re.compile(rb"^ShdPnd:\t([0-9a-f]+)$", re.MULTILINE)

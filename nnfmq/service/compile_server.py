@@ -24,7 +24,7 @@ them. The server waits for its processes and writes the exit status of each to i
 compiled where. The processes have a lower CPU priority than the workers (`compile_priority`).
 
 The server of an embedded driver also does for the driver what a supervisor does for a worker: it kills the driver if
-that has not exited CLIENT_EXIT_GRACE_S after its client.
+that has not exited CLIENT_EXIT_GRACE_S after its client, or COMPILING_EXIT_GRACE_S if it has compiled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ import msgspec
 from nnfmq.channel import NO_WAIT, Channel, Frame
 from nnfmq.hal.errors import DeadObject, ErrorStatus, MissedDeadlineTransient, NnfmqError, status_for_error
 from nnfmq.service.child_process import ChildProcess, fork_child
-from nnfmq.service.client_process import CLIENT_EXIT_GRACE_S
+from nnfmq.service.client_process import CLIENT_EXIT_GRACE_S, COMPILING_EXIT_GRACE_S
 from nnfmq.service.compile_priority import lower_priority, lower_session_priority
 from nnfmq.service.event_loop import EventLoop
 
@@ -104,7 +104,7 @@ class _Server:
     def __init__(self, channel: Channel, reports: bool, client_pidfd: int | None) -> None:
         self._channel = channel
         self._reports = reports
-        self._has_lowered_session = False
+        self._has_lowered_session = self._has_forked = False
         self._loop = EventLoop()
         self._loop.add_reader(channel.fileno(), self._serve)
         if client_pidfd is not None:
@@ -137,6 +137,7 @@ class _Server:
 
     def _fork(self, frame: Frame) -> bool:
         """Fork a compile process; return False if that fails."""
+        self._has_forked = True
         connection, status_pipe = frame.fds
         is_background = frame.data == FORK_BACKGROUND
         self._has_lowered_session = self._has_lowered_session or lower_session_priority()
@@ -156,7 +157,8 @@ class _Server:
 
     def _on_client_exit(self, client_pidfd: int, driver: ChildProcess) -> None:
         self._loop.remove_reader(client_pidfd)
-        self._loop.call_at(time.monotonic() + CLIENT_EXIT_GRACE_S, lambda: driver.send(signal.SIGKILL))
+        grace_s = COMPILING_EXIT_GRACE_S if self._has_forked else CLIENT_EXIT_GRACE_S
+        self._loop.call_at(time.monotonic() + grace_s, lambda: driver.send(signal.SIGKILL))
 
     def _kill(self, process: ChildProcess, status_pipe: int) -> None:
         self._loop.remove_reader(status_pipe)

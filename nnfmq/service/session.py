@@ -66,6 +66,7 @@ from nnfmq.service.memory_shares import MemoryShare
 from nnfmq.service.private_memory_limit import limit_private_memory
 from nnfmq.service.session_context import SessionContext
 from nnfmq.service.statistics_area import StatisticsArea
+from nnfmq.service.unfinished_compilation import go_on_without_client
 from nnfmq.service.worker_trace import WORKER_TRACE, recorded_call
 
 IDLE_TRIM_MS = 2000
@@ -99,6 +100,7 @@ class Session(SessionContext):
         self._driver_name = driver_name
         self._received_hello = hello
         self._reader: watcher.ReaderHandle | None = None
+        self._is_terminated = False
 
     def run(self) -> None:
         """Serve the client until it exits or `stop` is called. Blocks; call it on the process's main thread."""
@@ -124,6 +126,13 @@ class Session(SessionContext):
             self.devices.prefetch_imports()  # meanwhile a client goes on with its start after Hello
             self._wait_for_end(poll)
             self.stop()
+            if not self._is_terminated:
+                go_on_without_client(list(self.unfinished), exits=True)
+
+    def terminate(self) -> None:
+        """End the session, because the driver ends: nothing goes on. For a signal handler."""
+        self._is_terminated = True
+        self.stop()
 
     def _wait_for_end(self, poll: select.poll) -> None:
         """Return when the session ends. After IDLE_TRIM_MS without work, trim memory once (EXE-13).
@@ -351,6 +360,6 @@ def run_session(
     limit_private_memory(session.quota.limit_bytes)
     memory_budget.use_budget(session.quota)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the application or the supervisor
-    signal.signal(signal.SIGTERM, lambda _number, _frame: session.stop())
+    signal.signal(signal.SIGTERM, lambda _number, _frame: session.terminate())
     session.run()
     os._exit(0)  # without waiting for threads: nobody needs the result of work that is still running

@@ -42,6 +42,7 @@ from nnfmq.service.managed_buffers import ManagedBuffers
 from nnfmq.service.memory_quota import MemoryQuota
 from nnfmq.service.priority_pool import PriorityThreadPool
 from nnfmq.service.statistics_area import StatisticsArea
+from nnfmq.service.unfinished_compilation import UnfinishedCompilation, go_on_without_client
 
 POOL_THREADS = 4  # one client's calls: several executions and a preparation can run concurrently
 BURSTS_MAX = 256  # for each client: each burst has a thread
@@ -85,6 +86,7 @@ class SessionContext:
         fenced_callbacks: Fenced executions whose callback the client has not released.
         launched: Fenced executions that are not complete.
         buffers: Managed buffers.
+        unfinished: The compilations that go on in a process of their own if the client leaves.
         pending_calls: The driver's calls to the client, by call id.
         client_uid: The uid of the client process.
         is_closed: Whether the session is ending.
@@ -116,6 +118,7 @@ class SessionContext:
         self.fenced_callbacks: HandleTable[DriverFencedExecution] = HandleTable("fenced execution", ids)
         self.launched: set[DriverFencedExecution] = set()
         self.buffers = ManagedBuffers(self.quota, ids)
+        self.unfinished: list[UnfinishedCompilation] = []
         self.pending_calls: dict[int, Future[SentMemories]] = {}
         self.client_uid = channel.peer().uid
         self.is_closed = False
@@ -188,23 +191,41 @@ class SessionContext:
                 self.statistics.set_open_calls(self._open_calls)
                 self._completed += 1
 
-    def tier_up(self, program: TieredProgram, priority: int = Priority.MEDIUM) -> None:
+    def tier_up(
+        self,
+        program: TieredProgram,
+        priority: int = Priority.MEDIUM,
+        unfinished: UnfinishedCompilation | None = None,
+    ) -> None:
         """Compile `program` in the background and replace its baseline, unless the model is released before.
 
-        Does not block. The thread serves only this purpose, so that no call waits for a compilation.
+        Does not block. The thread serves only this purpose, so that no call waits for a compilation. If the model is
+        released, a process of its own goes on with `unfinished`.
         """
-        self._tier_up_pool.submit(partial(self._tier_up, weakref.ref(program)), priority)
+        self._tier_up_pool.submit(partial(self._tier_up, weakref.ref(program), unfinished), priority)
 
-    def _tier_up(self, program_ref: weakref.ref[TieredProgram]) -> None:
+    def _tier_up(self, program_ref: weakref.ref[TieredProgram], unfinished: UnfinishedCompilation | None) -> None:
         program = program_ref()
         if program is not None and not self.is_closed:
             # Bursts use the baseline until their next execution.
             weakref.finalize(program.program, self.trim_soon).atexit = False
             del program
             tier_up(program_ref)
+        if unfinished is not None:
+            self.end_compilation(unfinished, is_finished=program_ref() is not None)
         with self._lock:
             self._completed += 1
         self.trim_soon()
+
+    def end_compilation(self, unfinished: UnfinishedCompilation, *, is_finished: bool) -> None:
+        """Forget a compilation. If it is not finished, a process of its own goes on with it, unless one runs."""
+        if self.is_closed:
+            return  # the main thread goes on with it
+        if not is_finished:
+            go_on_without_client([unfinished])
+        with suppress(ValueError):  # only now: if the session ends meanwhile, its main thread goes on with it
+            self.unfinished.remove(unfinished)
+        unfinished.close()
 
     def trim_soon(self) -> None:
         """Let the main thread return freed memory to the kernel, also while bursts are open. Takes no lock.

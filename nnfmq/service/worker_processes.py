@@ -6,8 +6,9 @@ has the connection open.
 
 A worker exits by itself when its client does. But it may be stopped, or its threads may be busy in calls that do not
 return soon. So the supervisor watches a pidfd of each client, and sends SIGKILL to a worker that has not exited
-CLIENT_EXIT_GRACE_S after its client. When a worker exits, the supervisor closes the worker's link to the shared program
-cache (`shared_cache_server`), even if another process still has a copy of the link's other end.
+CLIENT_EXIT_GRACE_S after its client, or COMPILING_EXIT_GRACE_S if it has compiled. When a worker exits, the supervisor
+closes the worker's link to the shared program cache (`shared_cache_server`), even if another process still has a copy
+of the link's other end.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from nnfmq.service import worker
 from nnfmq.service.caching import program_cache
 from nnfmq.service.caching.shared_cache_server import SharedCacheServer, WorkerLink
 from nnfmq.service.child_process import ChildProcess, fork_child
-from nnfmq.service.client_process import CLIENT_EXIT_GRACE_S
+from nnfmq.service.client_process import CLIENT_EXIT_GRACE_S, COMPILING_EXIT_GRACE_S
 from nnfmq.service.compile_relay import CompileRelay
 from nnfmq.service.core_shares import CoreShares
 from nnfmq.service.device_status import end_changes
@@ -55,6 +56,7 @@ class _Worker:
         self.client_pidfd = client_pidfd  # None: unknown, or the client has exited
         self.slot = slot  # of MemoryShares
         self.was_killed = False
+        self.has_compiled = False
 
 
 class WorkerProcesses:
@@ -179,6 +181,7 @@ class WorkerProcesses:
         self._shared_cache.close(linked.cache_link)
 
     def _relay_compilation(self, linked: _Worker) -> None:
+        linked.has_compiled = True
         if not self._compile_relay.relay(linked.compile_link):
             self._close_compile_link(linked)
 
@@ -191,7 +194,8 @@ class WorkerProcesses:
 
     def _on_client_exit(self, served: _Worker) -> None:
         self._close_client_pidfd(served)
-        self._loop.call_at(time.monotonic() + CLIENT_EXIT_GRACE_S, lambda: self._kill_without_client(served))
+        grace_s = COMPILING_EXIT_GRACE_S if served.has_compiled else CLIENT_EXIT_GRACE_S
+        self._loop.call_at(time.monotonic() + grace_s, lambda: self._kill_without_client(served))
 
     def _close_client_pidfd(self, served: _Worker) -> None:
         fd, served.client_pidfd = served.client_pidfd, None

@@ -70,6 +70,11 @@ CACHE_MIB: Setting[int] = Setting(
     "NNFMQ_CACHE_MIB", _MIB, 512, reader="driver",
     meaning="compiled models kept on disk, and those that clients share; 0 keeps none",
 )  # fmt: skip
+COMPILE_AFTER_EXIT_S: Setting[float] = Setting(
+    "NNFMQ_COMPILE_AFTER_EXIT_S", seconds(3600), 60.0, reader="driver",
+    meaning="how long a process may compile a model for the cache whose client has left; 0: a compilation ends with "
+    "its client",
+)  # fmt: skip
 MODELS: Setting[str | None] = Setting(
     "NNFMQ_MODELS", PATH, None, reader="driver", meaning="directory of the models that are served by name",
     default_text="none", options="nnfmq serve --models",

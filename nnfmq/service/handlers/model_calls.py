@@ -13,9 +13,11 @@ from nnfmq.engines.execution import TieredProgram
 from nnfmq.hal.errors import (
     ErrorStatus,
     InvalidArgument,
+    MissedDeadline,
     NnfmqError,
     status_for_error,
 )
+from nnfmq.hal.program_kind import ProgramKind
 from nnfmq.hal.timing import from_limit_field
 from nnfmq.hal.types import Priority
 from nnfmq.serialize.messages import (
@@ -40,6 +42,7 @@ from nnfmq.service.handlers.base import BlockingHandler, InlineHandler, reply
 from nnfmq.service.memory_quota import QuotaCharge
 from nnfmq.service.received_models import receive_model
 from nnfmq.service.session_context import SessionContext
+from nnfmq.service.unfinished_compilation import UnfinishedCompilation
 from nnfmq.verbose_log import vlog
 
 
@@ -63,7 +66,10 @@ def _prepare(context: SessionContext, message: PrepareModel, fds: list[int], _re
     If the arguments are invalid, the callback comes first and then a reply with the same status (`_prepare_error`);
     otherwise the reply NONE comes first and then the callback.
     """
+    unfinished = UnfinishedCompilation.of(message, fds)
     with ExitStack() as files:
+        if unfinished is not None:
+            files.callback(_close_unless_begun, context, unfinished)
         caches = _receive_caches(message.caches, fds[len(message.pools) :], files)
         model, charge = receive_model(context, message, fds[: len(message.pools)])
         with ExitStack() as undo:
@@ -78,12 +84,20 @@ def _prepare(context: SessionContext, message: PrepareModel, fds: list[int], _re
             )
             interface.check_consumers(model, message.consumers)
             undo.pop_all()
+        if unfinished is not None and device.compiled_kind is ProgramKind.COMPILED:
+            context.unfinished.append(unfinished)
         context.send(reply(message.call))
         on_progress = partial(_send_progress, context, message.call) if message.tells_progress else no_progress
         with prepare_context(PrepareContext(deadline_ns, on_progress)):
             _prepare_and_call_back(
-                context, message, charge, lambda: device.prepare_model(model, caches, message.preference)
+                context, message, charge, lambda: device.prepare_model(model, caches, message.preference), unfinished
             )
+
+
+def _close_unless_begun(context: SessionContext, unfinished: UnfinishedCompilation) -> None:
+    """Close what is not being compiled: a compilation that has begun is closed when it ends."""
+    if unfinished not in context.unfinished:
+        unfinished.close()
 
 
 def _send_progress(context: SessionContext, call: int, done: int, total: int) -> None:
@@ -119,8 +133,12 @@ def _prepare_and_call_back(
     message: PrepareModel | PrepareModelFromCache,
     charge: QuotaCharge,
     prepare: Callable[[], DriverPreparedModel],
+    unfinished: UnfinishedCompilation | None = None,
 ) -> None:
-    """Call `prepare` and send its result in the callback. The model takes ownership of `charge`."""
+    """Call `prepare` and send its result in the callback. The model takes ownership of `charge`.
+
+    If the deadline passes, a process of its own goes on with `unfinished`.
+    """
     version = message.version if isinstance(message, PrepareModel) else 0  # the repository uses no cache files
     try:
         prepared = prepare()
@@ -138,6 +156,8 @@ def _prepare_and_call_back(
         ).without_constants()
     except NnfmqError as error:
         charge.close()
+        if unfinished in context.unfinished:
+            context.end_compilation(unfinished, is_finished=not isinstance(error, MissedDeadline))
         vlog("compilation", "device %s does not prepare model %r: %s", message.device, message.name, error)
         context.send(PreparedModelReady(message.call, status_for_error(error), str(error), NO_ID))
         return
@@ -146,8 +166,11 @@ def _prepare_and_call_back(
     context.models.insert(prepared, model_id)
     kind, compiled = prepared.kind, prepared.compiled_operations
     context.send(PreparedModelReady(message.call, ErrorStatus.NONE, "", model_id, kind, compiled))
+    begun = unfinished if unfinished in context.unfinished else None
     if isinstance(prepared.program, TieredProgram):
-        context.tier_up(prepared.program, prepared.priority)
+        context.tier_up(prepared.program, prepared.priority, begun)
+    elif begun is not None:
+        context.end_compilation(begun, is_finished=True)
 
 
 def _priority(_context: SessionContext, message: PrepareModel | PrepareModelFromCache) -> int:

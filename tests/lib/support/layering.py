@@ -53,7 +53,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "class_scores",
         "hal",
     ),
-    "__main__": ("cli", "service.embedded_main"),
+    "__main__": ("cli", "service.embedded_main", "service.detached_compile"),
     "hal": (),
     "settings": ("hal.errors",),
     "core_selection": ("settings",),
