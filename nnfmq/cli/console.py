@@ -83,12 +83,15 @@ def seconds(text: str) -> float:
 
 
 def open_client(target: str | None) -> Client:
-    """Connect to `target`, the value of --connect, and return the client, which the caller closes."""
+    """Connect to `target`, the value of --connect, and return the client, which the caller closes.
+
+    The death of the driver is an error of the command.
+    """
     import nnfmq
 
     if target == "embedded":
-        return nnfmq.connect(embedded=True)
-    return nnfmq.connect(target)
+        return nnfmq.connect(embedded=True, recover=False)
+    return nnfmq.connect(target, recover=False)
 
 
 def open_runtime(target: str | None) -> Runtime:

@@ -124,7 +124,7 @@ def _open_administered(target: str | None) -> Client:
     import nnfmq
 
     try:
-        return nnfmq.connect(target, embedded=False)
+        return nnfmq.connect(target, embedded=False, recover=False)
     except nnfmq.DeviceUnavailable as error:
         remedy = "--set needs a running driver: start one with `nnfmq serve --allow-device-status`"
         raise nnfmq.DeviceUnavailable(f"{error}; {remedy}") from None

@@ -97,7 +97,7 @@ class DriverReader:
         import nnfmq
 
         if self._client is None:
-            self._client = nnfmq.connect(self._path, embedded=False)
+            self._client = nnfmq.connect(self._path, embedded=False, recover=False)
         return self._client
 
     def close(self) -> None:

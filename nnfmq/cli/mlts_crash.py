@@ -84,7 +84,7 @@ def _options(arguments: argparse.Namespace) -> CrashOptions:
     if arguments.connect is not None:
         import nnfmq
 
-        with nnfmq.connect(arguments.connect, embedded=False) as client:
+        with nnfmq.connect(arguments.connect, embedded=False, recover=False) as client:
             options = replace(options, driver=RunningDriver(arguments.connect, client.driver_pid, arguments.log))
     return options
 

@@ -37,7 +37,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from nnfmq.cli.served_models import read_served_models
     from nnfmq.cli.statistics_sample import Activity, take_sample
 
-    with nnfmq.connect(arguments.connect, embedded=False) as client:
+    with nnfmq.connect(arguments.connect, embedded=False, recover=False) as client:
         activity = Activity(take_sample(client))
         served, problem = read_served_models(client, arguments.connect, _REPOSITORY_S)
     if arguments.json:

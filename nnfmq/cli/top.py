@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nnfmq.cli.console import console, print_json, table
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from nnfmq.cli.statistics_sample import Activity
     from nnfmq.runtime.client import Client
 
+_CONNECT_S = 1.0  # to the next driver
 _REPOSITORY_S = 2.0  # for the reply of the model repository
 EXAMPLES = """\
 examples:
@@ -132,6 +134,8 @@ def _print(activity: Activity, served: ServedModels, no_color: bool) -> None:
 
 
 def _show(client: Client, arguments: argparse.Namespace) -> int:
+    import nnfmq
+
     try:
         from nnfmq.cli.top_screen import TopScreen
     except ModuleNotFoundError as error:
@@ -140,5 +144,6 @@ def _show(client: Client, arguments: argparse.Namespace) -> int:
         remedy = "the live view needs textual: pip install 'nnfmq[top]'; --once works without"
         print(f"nnfmq: error: {remedy}", file=sys.stderr)
         return 1
-    TopScreen(client, arguments.interval, arguments.connect).run()
+    connect_again = partial(nnfmq.connect, arguments.connect, embedded=False, timeout=_CONNECT_S)
+    TopScreen(client, arguments.interval, arguments.connect, connect_again).run()
     return 0

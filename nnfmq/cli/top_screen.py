@@ -5,6 +5,8 @@ If the driver serves models by name, a table of these comes first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
@@ -36,7 +38,11 @@ _TABLES = ("served", "clients", "models", "bursts")
 
 
 class TopScreen(App[None]):
-    """The application. Borrows `client`, which is of the driver at `socket` and recovers when another driver runs."""
+    """The application. Borrows `client`, which is of the driver at `socket` and recovers when another driver runs.
+
+    If that driver is killed, but not its workers, the client's worker goes on with statistics that nobody else writes.
+    `connect` then returns a client of the driver that listens now; None = it is not looked for.
+    """
 
     CSS = """
     #driver { height: auto; padding: 0 1; background: $panel; }
@@ -48,9 +54,13 @@ class TopScreen(App[None]):
     ]
     ENABLE_COMMAND_PALETTE = False
 
-    def __init__(self, client: Client, interval: float, socket: str | None) -> None:
+    def __init__(
+        self, client: Client, interval: float, socket: str | None, connect: Callable[[], Client] | None = None
+    ) -> None:
         super().__init__()
         self._client = client
+        self._connect = connect
+        self._found = ExitStack()  # the client that `connect` has returned
         self._seconds = interval
         self._socket = socket
         self._served = ServedModels()
@@ -86,18 +96,47 @@ class TopScreen(App[None]):
         try:
             sample = take_sample(self._client, _READ_S)
         except (DeadObject, DeviceUnavailable) as error:
-            self._before = self._activity = None
-            for name in _TABLES:
-                self.query_one(f"#{name}", DataTable).clear()
-            self._say(f"{describe(error)}; waiting for the next driver")
+            self._show_none(describe(error))
             return
         except NnfmqError as error:
             self._say(describe(error))
+            return
+        if self._was_orphaned(sample):
             return
         self._activity = Activity(sample, self._before)
         self._before = sample
         self._served = read_served_models(self._client, self._socket, _READ_S)
         self._draw()
+
+    def _show_none(self, reason: str) -> None:
+        self._before = self._activity = None
+        for name in _TABLES:
+            self.query_one(f"#{name}", DataTable).clear()
+        self._say(f"{reason}; waiting for the next driver")
+
+    def _was_orphaned(self, sample: DriverSample) -> bool:
+        """Return whether the driver has ended without the worker that was asked; then look for the next driver."""
+        pid = sample.statistics.pid
+        if self._connect is None or pid in sample.usage:
+            return False
+        try:
+            found = self._connect()
+        except NnfmqError as error:
+            self._show_none(f"driver {pid} has ended, only workers of it go on: {describe(error)}")
+            return True
+        if found.driver_pid == pid:  # this process does not see it: it is of another container
+            found.close()
+            return False
+        self._found.close()
+        self._client.close()
+        self._client = self._found.enter_context(found)
+        self._before = None
+        self.refresh_statistics()
+        return True
+
+    def on_unmount(self) -> None:
+        """Close the client that was found."""
+        self._found.close()
 
     def _say(self, text: str) -> None:
         self.query_one("#driver", Static).update(text)

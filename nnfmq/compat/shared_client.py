@@ -92,7 +92,7 @@ class _SharedConnection:
                 self._closer = threading.Thread(target=self._close_abandoned, name="nnfmq-compat", daemon=True)
                 self._closer.start()
             if self._client is None:
-                self._client = connect(recover=True)
+                self._client = connect()
             return self._client
 
     def _close_abandoned(self) -> None:

@@ -101,7 +101,7 @@ class Driver:
     def _connected(self) -> Device:
         if self._device is None:
             embedded = self._connect_to == "embedded"
-            self._client = connect(embedded=True) if embedded else connect(self._connect_to)
+            self._client = connect(None if embedded else self._connect_to, embedded=embedded or None, recover=False)
             self._device = self._client.device(self._name)
         return self._device
 

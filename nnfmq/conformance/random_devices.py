@@ -108,4 +108,4 @@ def _start(configuration: str, _deadline_ns: int | None) -> Client:
         file.write(configuration)
         file.flush()
         with settings.DEVICES.exported(file.name):
-            return connect(embedded=True, wait_ready=True)
+            return connect(embedded=True, wait_ready=True, recover=False)

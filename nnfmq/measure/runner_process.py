@@ -112,7 +112,8 @@ def _opened_peer(job: RunnerJob, model: Any, inputs: Sequence[Array]) -> Iterato
 def _opened_driver(job: RunnerJob, model: Any, inputs: Sequence[Array]) -> Iterator[OpenRunner]:
     with ExitStack() as stack:
         is_embedded = job.connect == "embedded"
-        client = stack.enter_context(connect(embedded=True) if is_embedded else connect(job.connect))
+        path = None if is_embedded else job.connect
+        client = stack.enter_context(connect(path, embedded=is_embedded or None, recover=False))
         worker, begin = client.worker_pid, time.perf_counter()
         with _limited(worker, job.threads):  # the size of its thread pool follows its affinity
             target = client if job.device is None else client.device(job.device)

@@ -113,7 +113,7 @@ class DriverBackend:
         return self._device_name
 
     def _connect(self) -> Client:
-        return connect(embedded=True) if self._connect_to == "embedded" else connect(self._connect_to)
+        return _connect(self._connect_to)
 
     @contextmanager
     def _device(self) -> Iterator[Device]:
@@ -171,9 +171,15 @@ def _nothing() -> None:
     """Prepare nothing."""
 
 
+def _connect(connect_to: str | None) -> Client:
+    """Return a client whose calls fail if the driver dies: a measurement is of one driver."""
+    is_embedded = connect_to == "embedded"
+    return connect(None if is_embedded else connect_to, embedded=is_embedded or None, recover=False)
+
+
 def available_devices(connect_to: str | None) -> list[str]:
     """Return the names of the devices that are AVAILABLE. Blocks. Raises the errors of `connect`."""
-    with connect(embedded=True) if connect_to == "embedded" else connect(connect_to) as client:
+    with _connect(connect_to) as client:
         return [info.name for info in client.devices() if info.status is DeviceStatus.AVAILABLE]
 
 

@@ -33,7 +33,7 @@ class WorkloadContext:
     @classmethod
     def open(cls, task: ClientTask) -> WorkloadContext:
         """Connect to the driver. Blocks."""
-        return cls(task, connect(task.connect_to, embedded=False, timeout=_CONNECT_S))
+        return cls(task, connect(task.connect_to, embedded=False, timeout=_CONNECT_S, recover=False))
 
     def device(self) -> Device:
         """Return the device under test. Blocks."""

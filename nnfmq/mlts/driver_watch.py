@@ -119,7 +119,7 @@ class LivenessChecker:
     def _check(self) -> Observation | None:
         connect_to, device, model = self._target
         try:
-            client = connect(connect_to, embedded=False, timeout=self._limit_s)
+            client = connect(connect_to, embedded=False, timeout=self._limit_s, recover=False)
             with self._lock:
                 self._client = client
             execute_until_stopped(client, device, model, self._limit_s, self._stop)
@@ -226,7 +226,7 @@ class DriverWatch:
         try:
             stop = threading.Event()
             stop.set()
-            with connect(self._running.socket, embedded=False, timeout=self._limit_s) as client:
+            with connect(self._running.socket, embedded=False, timeout=self._limit_s, recover=False) as client:
                 execute_until_stopped(client, self._device, self._model, self._limit_s, stop)
         except NnfmqError as error:
             return observation_of(error, "a new client")

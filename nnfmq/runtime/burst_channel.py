@@ -120,15 +120,25 @@ class BurstChannel(Uncopyable):
         was_lost, self._is_packet_lost = self._is_packet_lost, False
         return not was_lost and not self._is_closed and self._model.can_recover(error)
 
-    def _reopen(self, deadline_ns: int | None) -> None:
-        """Configure the burst in the driver that has replaced the dead one; blocks.
+    def _open_if_alive(self, deadline_ns: int | None) -> None:
+        """As `_open`; but if the driver has died, and the model recovers in the background, a later call opens it."""
+        try:
+            self._open(deadline_ns)
+        except DeadObject as error:
+            if not (self._model.can_recover(error) and self._model.recovers_in_background):
+                raise
+            self._model.request_recovery(error)
+
+    def _reopen(self, error: NnfmqError, deadline_ns: int | None) -> None:
+        """Configure the burst in the driver that has replaced the one that died with `error`; blocks.
 
         Raises:
+            DeadObject: `error`, if the CPU executes until the model is prepared again.
             DeviceUnavailable: If there is none, or its device is not the same.
             MissedDeadline: If the deadline passes.
             NnfmqError: The error that the driver replied.
         """
-        self._model.recover(deadline_ns)
+        self._model.recover(error, deadline_ns)
         self._replace_queues(deadline_ns)
 
     def _replace_queues(self, deadline_ns: int | None) -> None:

@@ -39,7 +39,7 @@ def configure_burst(
         error = failure
     if model.can_recover(error):
         try:
-            model.recover(deadline_ns)
+            model.recover(error, deadline_ns)
             return configure(model)
         except NnfmqError as failure:
             error = failure

@@ -94,7 +94,8 @@ class Burst(BurstChannel, ModelBurst):
     ) -> Self:
         """Create the queues and memories, and configure the burst in the driver (configureExecutionBurst); blocks.
 
-        Without memory a burst only has `execute_request`. That of `arrays` remains the caller's.
+        Without memory a burst only has `execute_request`. That of `arrays` remains the caller's. If the driver has
+        died, and the CPU executes until the model is prepared again, the burst is configured then.
 
         Raises:
             InvalidArgument: If the burst needs memory, and a shape is not fully known.
@@ -104,7 +105,7 @@ class Burst(BurstChannel, ModelBurst):
         try:
             if with_memory:
                 burst._use_memory(arrays or MappedArrays.create(model, burst._resources, "a burst"))
-            burst._open(deadline_ns)
+            burst._open_if_alive(deadline_ns)
         except BaseException:
             burst.close()
             raise
@@ -122,9 +123,20 @@ class Burst(BurstChannel, ModelBurst):
         )
 
     def __repr__(self) -> str:
-        is_open = self._burst_id and self._connection.is_open
-        state = ", closed" if not is_open else "" if self._arrays is not None else ", without memory"
-        return f"<Burst on {clipped(repr(self._model.device))}{state}: {self._model.signature}>"
+        kind = "" if self._arrays is not None or self._is_closed else ", without memory"
+        state = f", {self._state_text()}" if self._state_text() else ""
+        return f"<Burst on {clipped(repr(self._model.device))}{kind}{state}: {self._model.signature}>"
+
+    def _state_text(self) -> str:
+        """Return what executes now; "" = the device."""
+        if self._is_closed or self._connection.is_abandoned:
+            return "closed"
+        if self._connection.is_open:
+            return "fallback of another device" if self._model.is_of_fallback else ""
+        state = self._model.state
+        if state == "closed":  # it cannot be prepared again
+            return "driver has died"
+        return state or "driver has died, configured in the next one at the next execution"
 
     # ------------------------------------------------------------------------------------------------ executing
 
@@ -218,7 +230,7 @@ class Burst(BurstChannel, ModelBurst):
         """Execute elsewhere what the device has failed to with `error`; blocks. Raises `error` if nothing can."""
         if self._can_reopen(error):
             try:
-                self._reopen(deadline_ns)
+                self._reopen(error, deadline_ns)
                 return self._execute(inputs, out, kind, deadline_ns)
             except NnfmqError as failure:
                 error = failure
@@ -351,7 +363,7 @@ class Burst(BurstChannel, ModelBurst):
         except DeadObject as error:
             if not self._can_reopen(error):
                 raise
-        self._reopen(deadline_ns)
+            self._reopen(error, deadline_ns)
         return self._send_request(request, memories, measure, deadline_ns)
 
     def _send_request(

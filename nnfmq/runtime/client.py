@@ -1,6 +1,6 @@
 """Client: a connection to a driver and its devices; if it recovers, to the driver's successor after its death.
 
-A client that recovers notices at a call that its driver has died. One thread then connects to the driver that listens
+A client notices at a call that its driver has died. One thread then connects to the driver that listens
 at the same path, or starts another embedded one; other threads wait for it. A device whose description has changed,
 except in its status, is unavailable to this client from then on (LIFE-6).
 """
@@ -21,6 +21,7 @@ from nnfmq.runtime.client_device import Device
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
 from nnfmq.runtime.device_validation import valid_devices
+from nnfmq.runtime.driver_recovery import DriverRecovery, RecoveryCounts
 from nnfmq.runtime.prepare_arguments import ModelArgument, to_member
 from nnfmq.runtime.prepare_options import PrepareOptions, loaded_model, with_time_left
 from nnfmq.runtime.single_attempt import SingleAttempt
@@ -72,9 +73,9 @@ class Compilation(Protocol):
 class Client(Uncopyable):
     """A connection to a driver. Close it, or use `with`; the models and bursts made through it are closed with it.
 
-    Thread-safe. Once it is closed, all calls raise BadState. When the driver dies, all calls raise DeadObject
-    immediately, unless the client was made with `connect(recover=True)`: a call then connects again and is repeated
-    once, and models are prepared again. It waits for a driver until its timeout passes, 10 s if it has none.
+    Thread-safe. Once it is closed, all calls raise BadState. When the driver has died, a call connects to the next one
+    and is repeated once, and models are prepared again. It waits for a driver until its timeout passes, 10 s if it has
+    none. A client that was made with `connect(recover=False)` raises DeadObject immediately instead.
     """
 
     def __init__(
@@ -88,21 +89,36 @@ class Client(Uncopyable):
         self._connection = connection
         self._process = process
         self._connect_again = connect_again  # None = the client does not recover
-        self._recovery: SingleAttempt[Connection] = SingleAttempt()
+        self._attempt: SingleAttempt[Connection] = SingleAttempt()
+        self._recovery = DriverRecovery()
         self._compilation = compilation
         self._connect_repository = connect_repository
         self._named_models: dict[int, NamedModels] = {}  # one, once a model was opened by name
         self._pid = os.getpid()
         self._is_closed = False
+        self._dead: Connection | None = None  # whose driver's death is counted
         self._known_devices: dict[str, DeviceInfo] = {}  # as they were when they were used first
         self._lost_devices: set[str] = set()  # missing or different in the driver of a later connection
 
     def __repr__(self) -> str:
         connection, process = self._connection, self._process
-        state = ", closed" if not connection.is_open else "" if connection.has_started else ", starting"
+        state = f", {self._state_text()}" if self._state_text() else ""
         kind = "embedded driver" if self.is_embedded else "driver"
         pid = f" {self.driver_pid}" if connection.has_started else f" {process.pid}" if process is not None else ""
         return f"<Client of {kind}{pid}, {self.interface}{state}>"
+
+    def _state_text(self) -> str:
+        connection = self._connection
+        if self._is_closed or connection.is_abandoned:
+            return "closed"
+        if connection.is_open:
+            return "" if connection.has_started else "starting"
+        return "driver has died" + (", connects again at the next call" if self.recovers else "")
+
+    @property
+    def recovery(self) -> RecoveryCounts:
+        """How often the client's drivers have died, and how often it has connected again."""
+        return self._recovery.counts
 
     @property
     def driver_pid(self) -> int:
@@ -210,7 +226,7 @@ class Client(Uncopyable):
         """Return the device that the driver has described by `info`; `choice` says who chose it, for observers."""
         self._known_devices.setdefault(info.name, info)
         reach = None if self._connect_again is None else self._reach
-        return Device(info, self._connection, choice, reach)
+        return Device(info, self._connection, choice, reach, None if reach is None else self._recovery)
 
     def prepare(self, model: ModelArgument, **options: Unpack[PrepareOptions]) -> CompiledModel:
         """Prepare a model, a file or its content, on the best available device; blocks. The caller closes the result.
@@ -275,7 +291,7 @@ class Client(Uncopyable):
 
     @property
     def recovers(self) -> bool:
-        """Whether the client connects again after the driver has died: `connect(recover=True)`."""
+        """Whether the client connects again after the driver has died; see `connect`."""
         return self._connect_again is not None
 
     def require_usable(self) -> None:
@@ -316,15 +332,30 @@ class Client(Uncopyable):
         if connection.is_open or self._connect_again is None or not is_wanted:
             return connection
         limit_ns = deadline_after(DEFAULT_TIMEOUT_S) if deadline_ns is None else deadline_ns
-        return self._recovery.run(lambda: self._connect_to_successor(limit_ns, wait), limit_ns)
+        return self._attempt.run(lambda: self._connect_to_successor(limit_ns, wait), limit_ns)
 
     def _connect_to_successor(self, deadline_ns: int | None, wait: bool) -> Connection:
         if not self._connection.is_open and self._connect_again is not None:
-            self._replace_connection(self._connect_again(deadline_ns, wait), deadline_ns)
+            self._note_death()
+            try:
+                self._replace_connection(self._connect_again(deadline_ns, wait), deadline_ns)
+            except DeviceUnavailable:
+                if self.is_embedded:
+                    self._recovery.limit.fail()
+                raise
+            self._recovery.limit.begin()
+            self._recovery.count(reconnections=1)
             _log.warning("the driver has died; connected again, to process %d", self.driver_pid)
         if self._is_closed:  # by another thread, meanwhile
             self.close()
         return self._connection
+
+    def _note_death(self) -> None:
+        """Count the death of the driver, once. Raises DeadObject if the next one may not be started yet."""
+        if self._dead is not self._connection:
+            self._dead = self._connection
+            self._recovery.count(deaths=1)
+        self._recovery.limit.require_allowed(self._connection.ended_ns)
 
     def _replace_connection(self, new: Client, deadline_ns: int | None) -> None:
         """Use the connection and the process of `new` from now on, and close the old ones."""
@@ -345,12 +376,14 @@ class Client(Uncopyable):
     def close(self) -> None:
         """Hang up; an embedded driver exits and is reaped. Idempotent, also in a forked child."""
         self._is_closed = True
+        self._recovery.end()
         for models in self._named_models.values():
             models.end()
         has_started = self._connection.has_started
         self._connection.close()
         for models in self._named_models.values():
             models.join()
+        self._recovery.join()
         if self._compilation is not None:
             self._compilation.close()
         process, self._process = self._process, None

@@ -39,6 +39,7 @@ from nnfmq.runtime.buffer_allocation import ModelRole, allocate_in_device
 from nnfmq.runtime.compile_notice import ProgressCallback, compile_notice
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
+from nnfmq.runtime.driver_recovery import DriverRecovery
 from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.model_handle import ModelHandle
 from nnfmq.runtime.observation_switch import is_observed
@@ -83,6 +84,7 @@ class Device(Struct, frozen=True):
     _connection: Connection
     _choice: DeviceChoice = "application"
     _reach: Reach | None = None  # None = this device dies with its driver
+    _recovery: DriverRecovery | None = None
 
     def __repr__(self) -> str:
         return f"<Device {self.info.summary()}>"
@@ -94,7 +96,7 @@ class Device(Struct, frozen=True):
 
     def chosen_by(self, choice: DeviceChoice) -> Device:
         """Return this device, of whose preparations observers are told that `choice` chose it."""
-        return Device(self.info, self._connection, choice, self._reach)
+        return Device(self.info, self._connection, choice, self._reach, self._recovery)
 
     def capabilities(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Capabilities:
         """Return how fast this device is, relative to the CPU; blocks.
@@ -229,6 +231,7 @@ class Device(Struct, frozen=True):
                 cache_dir=cache_dir, token=token, name=message.name,
             )  # fmt: skip
             prepared.handle.prepare_again = partial(self._prepare_again, loaded, options)
+            prepared.handle.recovery = self._recovery
         return prepared
 
     def prepare_encoded(

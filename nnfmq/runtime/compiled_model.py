@@ -86,7 +86,8 @@ class CompiledModel(Uncopyable, HasState, ABC):
         return f"<{type(self).__name__} on {self._place()}: {self.handle.signature}>"
 
     def _place(self) -> str:
-        return f"{clipped(repr(self.device))}{'' if self.handle.is_open else ', closed'}"
+        state = self.handle.state
+        return f"{clipped(repr(self.device))}{f', {state}' if state else ''}"
 
     def _repr_html_(self) -> str:
         """Return a table of inputs and outputs, for notebooks."""
@@ -96,6 +97,12 @@ class CompiledModel(Uncopyable, HasState, ABC):
     @abstractmethod
     def plan(self) -> ExecutionPlan | None:
         """Which device executes which operations; None if the application chose the device."""
+
+    @property
+    def cpu_executions(self) -> int:
+        """How often the CPU was asked to execute the model, or a step of its plan, in place of a device that failed."""
+        fallback = self.handle.fallback
+        return 0 if fallback is None else fallback.executions
 
     def memory_preference(self, kind: Literal["input", "output"], index: int) -> MemoryPreference:
         """Return the placement of one input or output in the application's memory that is fastest (MEM-6).

@@ -37,7 +37,7 @@ def connect(
     wait: bool = False,
     wait_ready: bool = False,
     interface: str = INTERFACE,
-    recover: bool = False,
+    recover: bool = True,
 ) -> Client:
     """Connect to a driver and return a client, which the caller closes; blocks.
 
@@ -61,7 +61,8 @@ def connect(
         interface: The HAL version of this connection: "HIDL 1.0" to "HIDL 1.3", "AIDL v1" to "AIDL v4". An older one
             has fewer calls, and rejects newer models (docs/reference/hal-versions.md).
         recover: Whether the client connects again after the driver has died, and prepares its models again (LIFE-6);
-            see docs/how-to/handle-errors.md. False = all calls then raise DeadObject.
+            see docs/how-to/handle-errors.md. False = all calls raise DeadObject at once, and the CPU executes nothing
+            in place of the driver.
 
     Raises:
         DeviceUnavailable: If no driver can be reached, or it runs as another user, or it exits while it starts.

@@ -79,9 +79,8 @@ class Connection(Uncopyable):
         self.buffers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """The managed buffers of this connection by token."""
         self._close_reason: str | None = None
-        self._ended = threading.Event()  # after `_end`, which does more than to set the reason
-        self._is_abandoned = False
-        self._pid, self._pidfd = os.getpid(), -1
+        self._ended, self.ended_ns = threading.Event(), 0  # at the end of `_end`
+        self._is_abandoned, self._pid, self._pidfd = False, os.getpid(), -1
         self._watches: list[watcher.ReaderHandle] = []
 
     @classmethod
@@ -445,6 +444,7 @@ class Connection(Uncopyable):
         with self._lock:
             if self._close_reason is None:
                 self._close_reason = reason
+            self.ended_ns = self.ended_ns or time.monotonic_ns()
             pending_calls, self._pending_calls = self._pending_calls, {}
             peers, self._peers = self._peers, []
             watches, self._watches = self._watches, []

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from nnfmq.hal.errors import (
     BadState,
+    DeadObject,
     InvalidArgument,
     MissedDeadline,
     NnfmqError,
@@ -32,11 +33,20 @@ class CpuFallback:
         open_device: Returns the CPU device; blocks while its driver starts. Whoever passes it owns that driver.
         model: The whole model.
         step_models: The sub-models of the plan's execution steps.
+        survives_driver: Whether the CPU executes after the driver of another device has died.
     """
 
     def __init__(
-        self, open_device: Callable[[], Device], model: Model | NamedModel, step_models: Sequence[Model] = ()
+        self,
+        open_device: Callable[[], Device],
+        model: Model | NamedModel,
+        step_models: Sequence[Model] = (),
+        *,
+        survives_driver: bool = True,
     ) -> None:
+        self.executions = 0
+        """How often the CPU was asked to execute the model or a step."""
+        self._survives_driver = survives_driver
         self._open_device = open_device
         self._models = (model, *step_models)
         self._lock = threading.Lock()
@@ -54,6 +64,8 @@ class CpuFallback:
         It is not after a mistake of the application, nor when the application's own deadline is missed.
         """
         if isinstance(error, MissedDeadline) and deadline_ns is not None:
+            return False
+        if isinstance(error, DeadObject) and not self._survives_driver:
             return False
         return not isinstance(error, _NO_FALLBACK)
 
@@ -74,12 +86,14 @@ class CpuFallback:
         with self._lock:
             if self._is_closed:
                 raise BadState("this prepared model is closed")
+            self.executions += 1
             found = self._prepared.get(index)
             if found is None or not found.handle.is_open:
                 # Telemetry has a record of a plan for all that its steps do, here as well.
                 device = self._open_device().chosen_by("fallback" if len(self._models) == 1 else "step")
                 vlog("execution", "device %s is the CPU of the fallback", device.info.name)
                 found = device.prepare(self._models[index], preference=ExecutionPreference.SUSTAINED_SPEED)
+                found.handle.is_of_fallback = True
                 self._prepared[index] = found
             return found
 

@@ -1,8 +1,10 @@
 """execute_after_failure: what happens to an execution whose device has failed.
 
-If the driver has died, and the model can be prepared again in the driver that has replaced it, the request is executed
-there (LIFE-6), once. If that fails, or the driver lives, and the model has a fallback, the CPU device executes the
-whole request, over the same memories (PART-6). The next execution tries the device again.
+If the model has a fallback, the CPU device executes the whole request, over the same memories (PART-6). The next
+execution tries the device again. If the driver has died, the model is prepared in the one that replaces it, meanwhile.
+
+A model without a fallback whose driver has died is prepared in the driver that has replaced it, and the request is
+executed there (LIFE-6), once.
 
 Managed buffers are in the memory of the failed device's driver: the CPU gets copies of the inputs, and its outputs are
 copied back, if that driver still lives. If it does not, their contents are lost, and the request fails.
@@ -18,7 +20,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from nnfmq.deadlines import remaining_s
-from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
+from nnfmq.hal.errors import DeadObject, GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.summaries import clipped
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, DataLocation, ExecutionConfig, Pool, Request, RequestArgument, merge_dimensions
@@ -49,7 +51,7 @@ def execute_after_failure(
     """
     if model.can_recover(error) and not _has_buffers(request):
         try:
-            model.recover(deadline_ns)
+            model.recover(error, deadline_ns)
             return execute_on_device(model, request, config, deadline_ns)
         except NnfmqError as failure:
             error = failure
@@ -78,6 +80,7 @@ def model_on_cpu(model: ModelHandle, error: NnfmqError, deadline_ns: int | None)
     fallback = model.fallback
     if fallback is None or model.connection.is_abandoned or not fallback.applies_to(error, deadline_ns):
         raise error
+    model.request_recovery(error)
     try:
         cpu = fallback.whole_model().handle
     except NnfmqError as failure:
@@ -85,9 +88,10 @@ def model_on_cpu(model: ModelHandle, error: NnfmqError, deadline_ns: int | None)
         raise error from failure
     vlog("execution", "device %s failed, the CPU executes instead: %s", model.device, str(error))
     if model.fallback_warning.acquire(blocking=False):
+        meanwhile = " while the model is prepared again" if model.recovers_in_background and _has_died(error) else ""
         _log.warning(
-            "device %s failed, the CPU executes instead (logged once for each model): %s: %s",
-            _name(model), type(error).__name__, str(error),  # not the error: its traceback refers to memories
+            "device %s failed, the CPU executes instead%s (logged once for each model): %s: %s",
+            _name(model), meanwhile, type(error).__name__, str(error),  # not the error: its traceback has memories
         )  # fmt: skip
     return cpu
 
@@ -95,6 +99,10 @@ def model_on_cpu(model: ModelHandle, error: NnfmqError, deadline_ns: int | None)
 def config_for_cpu(config: ExecutionConfig) -> ExecutionConfig:
     """Return `config` without hints: they are of extensions that the failed device supports."""
     return replace(config, hints=(), extensions=())
+
+
+def _has_died(error: NnfmqError) -> bool:
+    return isinstance(error, DeadObject)
 
 
 def _name(model: ModelHandle) -> str:

@@ -19,12 +19,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["THREAD_NAME", "submit"]
+__all__ = ["BLOCKED_SIGNALS", "THREAD_NAME", "submit"]
 
 THREAD_NAME = "nnfmq-fallback"
 # Signals that a fault of the thread itself raises cannot be left to another thread.
 _FAULT_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
-_BLOCKED_SIGNALS = signal.valid_signals() - _FAULT_SIGNALS
+BLOCKED_SIGNALS = signal.valid_signals() - _FAULT_SIGNALS
 _log = logging.getLogger("nnfmq.client")
 
 
@@ -44,7 +44,7 @@ class _FallbackThread:
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
         try:
             thread.start()  # the thread inherits this mask
             self._is_running = True

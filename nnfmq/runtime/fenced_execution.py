@@ -303,7 +303,7 @@ def launch_after_failure(
         raise error
     if model.can_recover(error):
         try:
-            model.recover(deadline_ns)
+            model.recover(error, deadline_ns)
             return _launch(model, request, config, limits, deadline_ns, collect)
         except NnfmqError as failure:
             error = failure

@@ -15,6 +15,7 @@ from nnfmq.hal.program_kind import ProgramKind
 from nnfmq.hal.summaries import signature
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.driver_recovery import DriverRecovery
 from nnfmq.runtime.single_attempt import SingleAttempt
 from nnfmq.serialize import messages
 from nnfmq.uncopyable import Uncopyable
@@ -37,6 +38,11 @@ class ModelFallback(Protocol):
     @property
     def is_used(self) -> bool:
         """Whether something of the model is prepared on the CPU device."""
+        ...
+
+    @property
+    def executions(self) -> int:
+        """How often the CPU was asked to execute the model or a step."""
         ...
 
     def applies_to(self, error: NnfmqError, deadline_ns: int | None = None) -> bool:
@@ -103,6 +109,11 @@ class CompiledHandle(Protocol):
         ...
 
     @property
+    def state(self) -> str:
+        """What executes now, for `repr`; "" = the devices that were chosen."""
+        ...
+
+    @property
     def is_open(self) -> bool:
         """True until the model is closed."""
         ...
@@ -161,6 +172,10 @@ class ModelHandle(Uncopyable):
         self.fallback: ModelFallback | None = None
         self.fallback_warning = threading.Lock()
         self.prepare_again: PrepareAgain | None = None
+        self.recovery: DriverRecovery | None = None
+        self.has_plan_fallback = False
+        self.is_of_fallback = False
+        self.recovery_at_ns = self.recovery_delay_ns = 0  # of the next attempt in the background
         self._recovery: SingleAttempt[None] = SingleAttempt()
         self._lock = threading.Lock()  # held for an assignment, never while blocking
         self._is_released = False
@@ -219,14 +234,55 @@ class ModelHandle(Uncopyable):
             return False
         return isinstance(error, DeadObject) and not self.connection.is_abandoned
 
+    @property
+    def recovers_in_background(self) -> bool:
+        """Whether the CPU executes while the model is prepared again, so that no call waits for that."""
+        return self.recovery is not None and (self.has_plan_fallback or self.fallback is not None)
+
+    @property
+    def state(self) -> str:
+        """What executes now, for `repr`: "" = the device; "closed"; or that the driver has died, and what follows."""
+        location = self.location
+        if location.model_id is None or location.connection.is_abandoned:
+            return "closed"
+        if location.connection.is_open:
+            return "fallback of another device" if self.is_of_fallback else ""
+        if self.recovers_in_background:
+            return "driver has died, the CPU executes until the next one has the model"
+        if self.prepare_again is not None:
+            return "driver has died, prepared again at the next execution"
+        fallback = self.fallback
+        is_on_cpu = fallback is not None and fallback.applies_to(DeadObject("the driver has died"))
+        return "driver has died, the CPU executes" if is_on_cpu else "driver has died"
+
     def has_moved_from(self, connection: Connection) -> bool:
         """Return whether the model was prepared again in another driver than that of `connection`, which has died."""
         return self.connection is not connection and not connection.is_open
 
-    def recover(self, deadline_ns: int | None) -> None:
+    def recover(self, error: NnfmqError, deadline_ns: int | None) -> None:
+        """Prepare the model again after its driver has died with `error`; blocks. Does nothing if that is done.
+
+        If the CPU executes meanwhile, the model is prepared in the background instead, and `error` is raised: the
+        caller has the CPU execute.
+
+        Raises:
+            NnfmqError: `error`, or as `recover_now`.
+        """
+        if not self.recovers_in_background:
+            self.recover_now(deadline_ns, wait=True)
+        elif not self.connection.is_open:
+            self.request_recovery(error)
+            raise error
+
+    def request_recovery(self, error: NnfmqError) -> None:
+        """Have the model prepared again in the background, if that may help after `error`. Does not block."""
+        if self.recovery is not None and self.recovers_in_background and self.can_recover(error):
+            self.recovery.request(self)
+
+    def recover_now(self, deadline_ns: int | None, *, wait: bool) -> None:
         """Prepare the model again in the driver that has replaced a dead one; blocks. Does nothing while it lives.
 
-        Of several threads one prepares it. If the model has a fallback, nobody waits for a driver to start.
+        Of several threads one prepares it. Waits for a driver to listen if `wait`.
 
         Raises:
             InvalidArgument: If the model is released.
@@ -234,13 +290,13 @@ class ModelHandle(Uncopyable):
             MissedDeadline: If the deadline passes.
             NnfmqError: The error that the driver replied.
         """
-        self._recovery.run(lambda: self._recover(deadline_ns), deadline_ns)
+        self._recovery.run(lambda: self._recover(deadline_ns, wait), deadline_ns)
 
-    def _recover(self, deadline_ns: int | None) -> None:
+    def _recover(self, deadline_ns: int | None, wait: bool) -> None:
         if self.connection.is_open or self.prepare_again is None:
             return
         self.require_open()
-        prepared = self.prepare_again(deadline_ns, self.fallback is None).location
+        prepared = self.prepare_again(deadline_ns, wait).location
         with self._lock:
             has_moved = self.location.connection.is_open and self.location.version > prepared.version
             if not has_moved:

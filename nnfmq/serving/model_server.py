@@ -4,8 +4,8 @@ Every request is a task of one event loop and executes over one of a model's bur
 blocks, to open and to close models, runs on one thread beside the loop.
 
 A request is executed once or not at all. If the driver dies, requests in flight raise DeadObject, because nobody knows
-how far they came. A client made by `connect(recover=True)` then connects to the driver's successor, and later requests
-are executed there. Whether the driver lives is the kernel's word: its connection hangs up; no execution probes it.
+how far they came. The client then connects to the driver's successor, and later requests are executed there. Whether
+the driver lives is the kernel's word: its connection hangs up; no execution probes it.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ async def open_server(
     Raises:
         DeviceUnavailable: If no driver listens there.
     """
-    client = await asyncio.to_thread(connect, path, embedded=False, recover=True)
+    client = await asyncio.to_thread(connect, path, embedded=False)
     try:
         async with ModelServer(client, RepositoryModels(client), options) as server:
             yield server

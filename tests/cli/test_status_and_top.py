@@ -8,11 +8,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.activity import MIB, FakeClient, burst, client, driver, model
+from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
 
 import nnfmq
 from nnfmq.channel import Listener
@@ -492,6 +494,32 @@ def test_the_live_view_shows_nothing_of_a_driver_that_is_gone(error: type[NnfmqE
         assert [cells(screen, name) for name in ("clients", "models", "bursts")] == [[], [], []]
 
     seen(fake, steps)
+
+
+def test_the_live_view_leaves_a_killed_driver_whose_workers_go_on_for_the_next_one() -> None:
+    pytest.importorskip("textual")
+    from nnfmq.cli.top_screen import TopScreen
+
+    with short_folder() as folder:
+        socket = folder / "d.sock"
+
+        async def watch(screen: Any, first: Daemon) -> None:
+            async with screen.run_test() as pilot:
+                await pilot.pause()
+                assert f"driver {first.process.pid}" in headline(screen)
+                first.kill()
+                screen.refresh_statistics()
+                await pilot.pause()
+                assert f"driver {first.process.pid} has ended, only workers of it go on" in headline(screen)
+                assert headline(screen).endswith("waiting for the next driver")
+                with running_daemon(socket) as second:
+                    screen.refresh_statistics()
+                    await pilot.pause()
+                    assert f"driver {second.process.pid}" in headline(screen)
+
+        connect = partial(nnfmq.connect, socket, embedded=False, timeout=LIMIT_S)
+        with running_daemon(socket) as first, connect() as client:
+            asyncio.run(watch(TopScreen(client, 3600.0, str(socket), connect), first))
 
 
 def test_the_live_view_shows_other_errors() -> None:

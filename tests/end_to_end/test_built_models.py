@@ -162,17 +162,17 @@ def test_API_16_a_builder_prepares_its_model_again_after_the_drivers_death(daemo
             assert model.execute(X)[0].tolist() == (3 * X).tolist()
 
 
-@pytest.mark.parametrize("recover", [True, False])
+@pytest.mark.parametrize("has_fallback", [True, False])
 def test_API_16_API_10_models_are_prepared_again_when_builder_and_memory_are_closed(
-    daemon: Daemon, recover: bool
+    daemon: Daemon, has_fallback: bool
 ) -> None:
-    """After the driver's death: by a client that recovers, or by the fallback to the CPU."""
+    """After the driver's death: in the next driver, or by the fallback to the CPU."""
     with ExitStack() as stack:
-        client = stack.enter_context(nnfmq.connect(daemon.path, timeout=LIMIT_S, recover=recover))
+        client = stack.enter_context(nnfmq.connect(daemon.path, timeout=LIMIT_S))
         with nnfmq.Memory.create(4 * LARGE) as weights:
             weights.view[:] = X.tobytes()
             with scaled_sum(weights) as builder:
-                prepare = client.device("reference").prepare if recover else client.prepare
+                prepare = client.prepare if has_fallback else client.device("reference").prepare
                 model = stack.enter_context(prepare(builder))
         kill_worker(client)
         assert model.execute(X)[0].tolist() == (3 * X).tolist()

@@ -118,7 +118,7 @@ def test_LIFE_7_the_death_of_a_worker_does_not_affect_other_clients(daemon: Daem
 
 
 def test_a_killed_embedded_driver_is_dead_for_its_client_and_reaped() -> None:
-    with nnfmq.connect(embedded=True) as client, Process(client.worker_pid) as driver:
+    with nnfmq.connect(embedded=True, recover=False) as client, Process(client.worker_pid) as driver:
         driver.stop()
         call = InThread.start(client.devices)
         until(lambda: bool(client._connection._pending_calls), "the call waits for its reply")

@@ -451,7 +451,7 @@ def test_a_driver_that_dies_in_the_middle_costs_no_result() -> None:
 
 
 def test_without_a_driver_runtime_errors_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*, recover: bool) -> None:
+    def refuse() -> None:
         raise nnfmq.DeviceUnavailable("no driver listens")
 
     monkeypatch.setattr("nnfmq.compat.shared_client.connect", refuse)

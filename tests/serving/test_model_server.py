@@ -439,7 +439,7 @@ def test_a_server_whose_client_does_not_recover_stays_unready(daemon: Daemon) ->
         with pytest.raises(DeadObject):
             await server.infer(request("positive", x(1, 2, 3)))
 
-    with nnfmq.connect(daemon.path, timeout=LIMIT_S) as client:
+    with nnfmq.connect(daemon.path, timeout=LIMIT_S, recover=False) as client:
         served(client, test)
 
 

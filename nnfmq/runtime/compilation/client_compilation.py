@@ -81,7 +81,7 @@ class ClientCompilation:
             # A device that has declined the model may still be one of several that execute it.
             failure = None if isinstance(error, GeneralFailure) else error
             return self._compile(client, enabled, model, with_time_left(options, deadline_ns), failure)
-        return self._with_fallback(prepared, model, switches)
+        return self._with_fallback(prepared, model, switches, client.recovers)
 
     # -- the common case -----------------------------------------------------------------------------------------------
 
@@ -118,11 +118,13 @@ class ClientCompilation:
                 "missing" if status is None else status.name,
             )
 
-    def _with_fallback(self, prepared: PreparedModel, model: Model | NamedModel, switches: Switches) -> PreparedModel:
+    def _with_fallback(
+        self, prepared: PreparedModel, model: Model | NamedModel, switches: Switches, recovers: bool
+    ) -> PreparedModel:
         prepared.planned_model = hal_model = to_hal_model(model)
         prepared.is_synchronous = switches.is_synchronous
         if switches.partition is PartitionMode.WITH_FALLBACK and not has_vendor_operations(hal_model):
-            prepared.fallback = CpuFallback(self._open_cpu, model)
+            prepared.fallback = CpuFallback(self._open_cpu, model, survives_driver=recovers)
         return prepared
 
     def _open_cpu(self) -> Device:
@@ -144,7 +146,8 @@ class ClientCompilation:
 
         access = ClientAccess(client, infos)
         devices = [RuntimeDevice(info.name, access, info) for info in infos]
-        return compile_model(model, DeviceSelection(devices, self._cpu_device(), is_cpu_last=True), options, failure)
+        selection = DeviceSelection(devices, self._cpu_device(), is_cpu_last=True, survives_driver=client.recovers)
+        return compile_model(model, selection, options, failure)
 
     def _cpu_device(self) -> CpuDevice:
         from nnfmq.runtime.devices.driver_access import DriverAccess

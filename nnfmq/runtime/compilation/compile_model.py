@@ -67,6 +67,8 @@ class DeviceSelection:
     """Whether the application listed `devices`."""
     is_cpu_last: bool = False
     """Whether the CPU device executes only operations that `devices` do not support; it is not among them then."""
+    survives_driver: bool = True
+    """Whether the CPU device executes after the driver of another device has died."""
     choose: Choose | None = None
     """Replaces the choice by performance figures, for tests of forced partitions."""
 
@@ -238,8 +240,12 @@ class _Compilation:
         prepared.plan = plan or simple_plan(self._model, device.name)
         prepared.is_synchronous = self._switches.is_synchronous_on(device.is_cpu)
         if self._may_fall_back and not device.is_cpu:
-            prepared.fallback = CpuFallback(self._selection.cpu.connected, self._loaded)
+            prepared.fallback = self._fallback()
         return prepared
+
+    def _fallback(self, step_models: Sequence[Model] = ()) -> CpuFallback:
+        cpu, survives = self._selection.cpu, self._selection.survives_driver
+        return CpuFallback(cpu.connected, self._loaded, step_models, survives_driver=survives)
 
     # -- several devices -----------------------------------------------------------------------------------------------
 
@@ -259,7 +265,7 @@ class _Compilation:
         fallback = None
         if self._may_fall_back:
             models = [step.model for step in plan.execution_steps]
-            fallback = CpuFallback(self._selection.cpu.connected, self._loaded, models)
+            fallback = self._fallback(models)
         states = () if isinstance(self._loaded, Model) else tuple(getattr(self._loaded, "states", ()))
         prepared = PartitionedModel(plan, steps, fallback, inputs, outputs, states)
         prepared.metadata = getattr(self._loaded, "metadata", None)

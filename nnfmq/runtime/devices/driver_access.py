@@ -23,6 +23,7 @@ from nnfmq.hal.types import DeviceStatus
 from nnfmq.runtime.client import Client, is_same_device
 from nnfmq.runtime.client_device import Device, DeviceInfo
 from nnfmq.runtime.defaults import DEFAULT_TIMEOUT_S
+from nnfmq.runtime.restart_limit import RestartLimit
 from nnfmq.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class DriverAccess(Uncopyable):
         self._pid = os.getpid()
         self._is_closed = False
         self._client: Client | None = None
+        self._limit = RestartLimit()
         self._known: dict[str, DeviceInfo] = {}  # as they were at first
         self._capabilities: dict[str, Capabilities] = {}
         self._changed: set[str] = set()
@@ -161,6 +163,8 @@ class DriverAccess(Uncopyable):
 
     def _connect(self, deadline_ns: int | None) -> Client:
         deadline_ns = deadline_after(self.timeout) if deadline_ns is None else deadline_ns
+        if self._client is not None:
+            self._limit.require_allowed(self._client.connection.ended_ns)
         try:
             client = self._open_client(deadline_ns)
         except DeviceUnavailable as error:
@@ -178,6 +182,7 @@ class DriverAccess(Uncopyable):
         if self._client is not None:
             self._client.close()
         self._client, self._known = client, self._known or infos
+        self._limit.begin()
         return client
 
     def _compare(self, client: Client, infos: dict[str, DeviceInfo], deadline_ns: int | None) -> None:

@@ -88,7 +88,7 @@ class DriverDiscovery:
 
 def _open(path: Path | None, deadline_ns: int | None) -> Client:
     timeout = remaining_s(deadline_ns)
-    return connect(embedded=True, timeout=timeout) if path is None else connect(path, timeout=timeout)
+    return connect(path, embedded=path is None, timeout=timeout, recover=False)  # DriverAccess connects again
 
 
 def _for_each(

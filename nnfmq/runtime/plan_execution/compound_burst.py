@@ -103,8 +103,10 @@ class CompoundBurst(Uncopyable, ModelBurst):
         self._sequence = [(burst.execute, burst.outputs) for burst in bursts] if is_sequence else []
 
     def __repr__(self) -> str:
-        state = ", closed" if self._is_closed else "" if self._arrays is not None else ", without memory"
-        return f"<CompoundBurst on {clipped(repr(self._handle.device))}{state}: {self._handle.signature}>"
+        state = "closed" if self._is_closed else "" if self._handle.state == "closed" else self._handle.state
+        kind = "" if self._arrays is not None or self._is_closed else ", without memory"
+        state = f", {state}" if state else ""
+        return f"<CompoundBurst on {clipped(repr(self._handle.device))}{kind}{state}: {self._handle.signature}>"
 
     # ------------------------------------------------------------------------------------------------ executing
 

@@ -71,6 +71,8 @@ class PlanHandle(Uncopyable):
         self._lock = threading.Lock()
         self._users = 0
         self._is_closed = False
+        for step in self.steps:
+            step.handle.has_plan_fallback = fallback is not None
         self.observed: ObservedModel | None = None
         """The observers of its executions; None if there are none."""
 
@@ -93,6 +95,14 @@ class PlanHandle(Uncopyable):
     def is_open(self) -> bool:
         """True until the model is closed."""
         return not self._is_closed
+
+    @property
+    def state(self) -> str:
+        """What executes now, for `repr`: "" = the plan's devices; "closed"; or which step's driver has died."""
+        if self._is_closed:
+            return "closed"
+        states = (f"step {index}: {step.handle.state}" for index, step in enumerate(self.steps) if step.handle.state)
+        return "; ".join(states)
 
     def require_usable(self) -> None:
         """Raise DeadObject or InvalidArgument if a driver has exited, and there is no fallback."""

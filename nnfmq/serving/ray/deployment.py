@@ -54,9 +54,7 @@ class ModelReplica(GrpcInferenceService):
         self._driver = ReplicaDriver(models, driver_options)
         socket = await self._driver.find()
         loop = asyncio.get_running_loop()
-        self._client: Client = await loop.run_in_executor(
-            None, partial(connect, socket, recover=True, wait=True, timeout=_START_S)
-        )
+        self._client: Client = await loop.run_in_executor(None, partial(connect, socket, wait=True, timeout=_START_S))
         self._server = ModelServer(self._client, RepositoryModels(self._client), options)
         self._last_load = DriverLoad(time.monotonic_ns(), 0, 0)
         super().__init__(self._server)

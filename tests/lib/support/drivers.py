@@ -347,9 +347,9 @@ class Daemon:
                     found.append(pid)
         return found
 
-    def connect(self) -> nnfmq.Client:
-        """Return a new client, whose worker is ready."""
-        return nnfmq.connect(self.path, timeout=LIMIT_S)
+    def connect(self, *, recover: bool = False) -> nnfmq.Client:
+        """Return a new client, whose worker is ready. By default its calls raise DeadObject if the worker dies."""
+        return nnfmq.connect(self.path, timeout=LIMIT_S, recover=recover)
 
     def end(self) -> None:
         """Send SIGTERM, unless the daemon has exited: it must exit with status 0 and leave no process or file."""

@@ -1,0 +1,146 @@
+"""DriverRecovery: what a client does after its driver has died, besides the calls that wait for the next driver.
+
+The CPU executes a model that has a fallback while the model is prepared again, on a thread of the client. The thread
+starts with the first such model and ends when none is left, so a client whose driver lives has no such thread. It is a
+daemon, and all signals are blocked in it, because signals must interrupt the main thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from typing import NamedTuple, Protocol
+
+from nnfmq.hal.errors import BadState, DeviceUnavailable, NnfmqError
+from nnfmq.runtime.fallback_thread import BLOCKED_SIGNALS
+from nnfmq.runtime.restart_limit import RestartLimit
+
+__all__ = ["DriverRecovery", "RecoveryCounts"]
+
+_GIVE_UP_NS = 10_000_000_000
+_RETRY_S = 0.02
+_RETRY_MAX_S = 0.5
+_DELAY_MAX_NS = 60_000_000_000
+_END_S = 2.0
+_log = logging.getLogger("nnfmq.client")
+
+
+class RecoveryCounts(NamedTuple):
+    """What a client has counted: `deaths` of its driver and of the successors, and `reconnections` after them."""
+
+    deaths: int = 0
+    reconnections: int = 0
+
+
+class RecoverableModel(Protocol):
+    """A model that the thread prepares again, as `ModelHandle`."""
+
+    device: str
+    recovery_at_ns: int
+    recovery_delay_ns: int
+
+    def recover_now(self, deadline_ns: int | None, *, wait: bool) -> None:
+        """Prepare the model again in the driver that has replaced a dead one; blocks."""
+        ...
+
+
+class DriverRecovery:
+    """The recovery of one client. Thread-safe. The client closes it: `end`, then `join`."""
+
+    def __init__(self) -> None:
+        self.limit = RestartLimit()
+        self.counts = RecoveryCounts()
+        self._lock = threading.Lock()  # held for a few assignments
+        self._models: list[RecoverableModel] = []
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+
+    def count(self, *, deaths: int = 0, reconnections: int = 0) -> None:
+        """Add to the counts."""
+        with self._lock:
+            self.counts = RecoveryCounts(self.counts.deaths + deaths, self.counts.reconnections + reconnections)
+
+    def request(self, model: RecoverableModel) -> None:
+        """Have a model prepared again in the background, unless that is in progress. Does not block.
+
+        Waits up to 10 s for a driver; if there is none, the next request begins again.
+        """
+        with self._lock:
+            if any(other is model for other in self._models) or self._ended.is_set():
+                return
+            if time.monotonic_ns() < model.recovery_at_ns:
+                return
+            self._models.append(model)
+            if self._thread is None:
+                self._start()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="nnfmq-recovery", daemon=True)
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
+        try:
+            thread.start()  # the thread inherits this mask
+            self._thread = thread
+        except RuntimeError as error:  # no thread can be started: the next request tries it again
+            self._models.clear()
+            _log.warning("a model is not prepared again in the background: %s", error)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._models or self._ended.is_set():
+                    self._models.clear()
+                    self._thread = None
+                    return
+                model = self._models[0]
+            try:
+                self._recover(model)
+            except Exception:  # noqa: BLE001  a bug in one preparation must not end the thread that others need
+                _log.exception("a model was not prepared again in the background")
+                self._delay(model)
+            with self._lock:
+                self._models.remove(model)
+            del model
+
+    def _recover(self, model: RecoverableModel) -> None:
+        give_up_ns, wait_s = time.monotonic_ns() + _GIVE_UP_NS, _RETRY_S
+        while not self._ended.is_set():
+            try:
+                model.recover_now(None, wait=False)
+            except BadState:  # it was closed meanwhile
+                return
+            except DeviceUnavailable as error:  # there is no driver yet
+                if time.monotonic_ns() > give_up_ns:
+                    _log.info("a model on %s waits for a driver: %s", model.device, error)
+                    return
+            except NnfmqError as error:
+                if self._ended.is_set():
+                    return
+                _log.warning("a model on %s could not be prepared again: %s", model.device, error)
+                self._delay(model)
+                return
+            else:
+                model.recovery_delay_ns = 0
+                _log.info("a model is prepared again on device %s, which executes it from now on", model.device)
+                return
+            self._ended.wait(wait_s)
+            wait_s = min(2 * wait_s, _RETRY_MAX_S)
+
+    @staticmethod
+    def _delay(model: RecoverableModel) -> None:
+        """Let the next attempt wait: 1 s, then twice as long each time."""
+        model.recovery_delay_ns = min(2 * model.recovery_delay_ns or 1_000_000_000, _DELAY_MAX_NS)
+        model.recovery_at_ns = time.monotonic_ns() + model.recovery_delay_ns
+
+    def end(self) -> None:
+        """Let the thread end, and none start any more. Does not block. The caller closes the connection next."""
+        self._ended.set()
+
+    def join(self) -> None:
+        """Wait until the thread has ended, up to 2 s: a driver that does not reply holds it longer."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_END_S)
