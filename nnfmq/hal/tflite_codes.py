@@ -233,7 +233,7 @@ class TfliteOperation(IntEnum):
     HYBRID_UNIDIRECTIONAL_SEQUENCE_RNN = 261
     HYBRID_BIDIRECTIONAL_SEQUENCE_RNN = 262
 
-    # 288 to 319: functions of real numbers that ONNX has
+    # 288 to 299: functions of real numbers that ONNX has
     TAN = 288
     ASIN = 289
     ACOS = 290
@@ -245,6 +245,9 @@ class TfliteOperation(IntEnum):
     ATANH = 296
     SOFTPLUS = 297
     MISH = 298
+
+    # 300 to 319: more operators of ONNX
+    DETERMINANT = 300
 
     # 320 to 351: more operations of the HAL, for elements of 64 bits and UINT32
     MAXIMUM = 320

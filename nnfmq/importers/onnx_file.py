@@ -78,12 +78,19 @@ def read(source: ModelSource) -> OnnxFile:
 
 
 def _opset(proto: Any) -> int:
+    import onnx
+
     versions = [entry.version for entry in proto.opset_import if entry.domain in _DEFAULT_DOMAINS]
     if not versions:
         domains = ", ".join(sorted(str(entry.domain)[:80] for entry in proto.opset_import))
         if domains:
             raise UnsupportedModel(f"the model has no operators of ONNX itself; those of {domains} are not supported")
         raise InvalidArgument("the model does not say which opset of ONNX it uses: it is corrupt")
+    latest = onnx.defs.onnx_opset_version()
+    if versions[0] > latest:
+        raise UnsupportedModel(
+            f"the model uses opset {versions[0]}; the installed onnx {onnx.__version__} knows those up to {latest}"
+        )
     if versions[0] < FIRST_OPSET:
         raise UnsupportedModel(f"the model uses opset {versions[0]}; supported are {FIRST_OPSET} and later ones")
     return int(versions[0])

@@ -19,12 +19,12 @@ __all__ = ["FOLDED", "MAX_ELEMENTS", "evaluated", "fold"]
 Array: TypeAlias = npt.NDArray[Any]
 MAX_ELEMENTS = 1 << 24
 FOLDED = frozenset(
-    ("Abs", "Add", "And", "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape", "CumSum",
-     "Div", "Equal", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual",
-     "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "NonZero", "Not", "OneHot", "Or", "Pow",
-     "Range", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "ScatterElements", "ScatterND", "Sign",
-     "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze",
-     "Where", "Xor")
+    ("Abs", "Add", "And", "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape",
+     "CumSum", "Div", "Equal", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Greater",
+     "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "MelWeightMatrix", "Min", "Mod", "Mul", "Neg",
+     "NonZero", "Not", "OneHot", "Or", "Pow", "Range", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum",
+     "Reshape", "ScatterElements", "ScatterND", "Sign", "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub",
+     "Tile", "TopK", "Transpose", "Trilu", "Unique", "Unsqueeze", "Where", "Xor")
 )  # fmt: skip
 
 _BROADCASTING = frozenset(
@@ -71,6 +71,9 @@ def _elements(node: Node) -> int:
         return sizes[0] * sizes[1]
     if node.operator in _BROADCASTING:
         return _broadcast_elements([value.shape for value in node.inputs if value is not None])
+    if node.operator == "MelWeightMatrix":
+        bands, length = (int(node.constant(position, "size").reshape(-1)[0]) for position in range(2))
+        return max(bands, 0) * (max(length, 0) // 2 + 1)
     if node.operator == "NonZero":
         return sizes[0] * len(node.value(0).shape)
     return max(sizes)

@@ -31,9 +31,11 @@ from nnfmq.importers.onnx_empty import empty_results, results_of_nothing
 from nnfmq.importers.onnx_file import OnnxFile, attribute_values, dtype_of, input_shapes, read, tensor_array
 from nnfmq.importers.onnx_folding import fold
 from nnfmq.importers.onnx_functions import body, called
+from nnfmq.importers.onnx_graphs import live_nodes, node_count, read_names
 from nnfmq.importers.onnx_index_inputs import index_inputs
 from nnfmq.importers.onnx_loops import Iterations, iterations_of, trip_count, unrolled
 from nnfmq.importers.onnx_operators import CONVERTERS
+from nnfmq.importers.onnx_schema import require_legal
 from nnfmq.importers.onnx_values import Array, Node, Value, operand_type_of
 from nnfmq.importers.onnx_while import VaryingShape, WhileLoop
 from nnfmq.importers.problems import Problems
@@ -92,7 +94,7 @@ class _Import:
     def run(self) -> LoadedModel:
         """Return the model. Raises UnsupportedModel with all problems."""
         self._values.update({name: Value.of(array) for name, array in self._file.constants.items()})
-        nodes = _live_nodes(self._file.graph.node, (info.name for info in self._file.graph.output))
+        nodes = live_nodes(self._file.graph.node, (info.name for info in self._file.graph.output))
         indices = index_inputs(proto for _, proto in nodes)
         inputs = [self._input(info, info.name in indices) for info in self._file.inputs]
         for index, proto in nodes:
@@ -158,6 +160,8 @@ class _Import:
             inputs = [self._values[name] if name else None for name in proto.input]
             if any(value is None and name for name, value in zip(proto.input, inputs, strict=True)):
                 return self._assume(proto)  # a problem of an earlier node
+            if proto.domain in _DEFAULT_DOMAINS and (proto.domain, proto.op_type) not in self._functions:
+                require_legal(proto, self._opset, inputs)
             if _qualified_name(proto) == "If":
                 return self._if(index, self._node(proto, inputs), proto)
             if _qualified_name(proto) in ("Loop", "Scan"):
@@ -264,7 +268,7 @@ class _Import:
 
     def _read_by(self, graphs: Sequence[Any]) -> tuple[dict[str, Value | None], dict[str, Value]]:
         """Return the values around graphs that they read, and those of them that are no constants."""
-        names = dict.fromkeys(name for graph in graphs for inner in graph.node for name in _read_names(inner))
+        names = dict.fromkeys(name for graph in graphs for inner in graph.node for name in read_names(inner))
         names.update(dict.fromkeys(info.name for graph in graphs for info in graph.output))
         known = {name: self._values[name] for name in names if name in self._values}
         return known, {name: value for name, value in known.items() if value is not None and value.array is None}
@@ -280,8 +284,8 @@ class _Import:
     def _loop(self, index: int, node: Node, proto: Any) -> None:
         """Convert the body of a Loop or Scan for each iteration if they are few, else to WHILE."""
         loop = iterations_of(node)
-        count = trip_count(loop, lambda inner: list(_read_names(inner)), partial(self._evaluated, index, loop.body))
-        nodes = (count or 0) * _node_count(loop.body)
+        count = trip_count(loop, lambda inner: list(read_names(inner)), partial(self._evaluated, index, loop.body))
+        nodes = (count or 0) * node_count(loop.body)
         fits = self._unrolled_nodes + nodes <= _MAX_UNROLLED
         if count is None or nodes > _MAX_UNROLLED_NODES or not fits:
             try:
@@ -342,7 +346,7 @@ class _Import:
         if self._evaluated_nodes > _MAX_EVALUATED:
             raise InvalidArgument(f"conditions of loops take more than {_MAX_EVALUATED} nodes to evaluate")
         outer, builder = self._values, self._builder
-        names = {name for proto in nodes for name in _read_names(proto)}
+        names = {name for proto in nodes for name in read_names(proto)}
         self._values = {**{name: outer[name] for name in names if name in outer}, **given}
         self._values.update((each.name, self._constant(each)) for each in graph.initializer if each.name in names)
         self._builder = builder.child()
@@ -362,7 +366,7 @@ class _Import:
     def _convert_graph(self, index: int, graph: Any) -> None:
         """Convert the nodes of a branch, in the scope of the present values."""
         self._values.update((tensor.name, self._constant(tensor)) for tensor in graph.initializer)
-        for _, inner in _live_nodes(graph.node, (info.name for info in graph.output)):
+        for _, inner in live_nodes(graph.node, (info.name for info in graph.output)):
             self._convert(index, inner)
 
     def _constant(self, tensor: Any) -> Value:
@@ -403,7 +407,7 @@ class _Import:
         outer, self._opset = self._opset, versions[0] if versions else self._opset
         self._depth += 1
         try:
-            for _, inner in _live_nodes(called(proto, function, self._calls[-1]), proto.output):
+            for _, inner in live_nodes(called(proto, function, self._calls[-1]), proto.output):
                 self._convert(index, inner)
         finally:
             self._opset, self._depth = outer, self._depth - 1
@@ -472,29 +476,3 @@ def _type_proto(value: Value | None) -> Any:
 
 def _may_fold(proto: Any) -> bool:
     return proto.op_type in ("CastLike", "CumSum", "GatherElements", "GatherND", "Mod", "NonZero", "Range", "ScatterND")
-
-
-def _live_nodes(nodes: Sequence[Any], outputs: Iterable[str]) -> list[tuple[int, Any]]:
-    """Return the nodes on which the outputs of a graph depend, with their indexes, in the graph's order."""
-    wanted, found = set(outputs) - {""}, []
-    for index, proto in reversed(list(enumerate(nodes))):
-        if not wanted.isdisjoint(proto.output):
-            found.append((index, proto))
-            wanted.update(name for name in _read_names(proto) if name)
-    return found[::-1]
-
-
-def _node_count(graph: Any) -> int:
-    """Return the number of nodes of a graph and of those in its nodes' attributes."""
-    inner = (each.g for proto in graph.node for each in proto.attribute if each.HasField("g"))
-    return len(graph.node) + sum(map(_node_count, inner))
-
-
-def _read_names(proto: Any) -> Iterator[str]:
-    """Yield the names that a node reads, those that the graphs in its attributes read included."""
-    yield from proto.input
-    for attribute in proto.attribute:
-        if attribute.HasField("g"):
-            yield from (info.name for info in attribute.g.output)
-            for inner in attribute.g.node:
-                yield from _read_names(inner)

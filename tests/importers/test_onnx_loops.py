@@ -107,7 +107,7 @@ def test_a_loop_in_a_loop_and_an_if_in_a_loop_are_converted() -> None:
     ("content", "message"),
     [
         (looped([SAME, *SCALED], ["c_next", "v_next"], ["", "true", "x"]), "more than 4096 times, or indefinitely"),
-        (looped([SAME, node("Det", ["v"], ["v_next"])], ["c_next", "v_next"]), r"Det\): is not supported"),
+        (looped([SAME, node("NonZero", ["v"], ["v_next"])], ["c_next", "v_next"]), r"NonZero\): is"),
     ],
 )
 def test_a_loop_that_is_not_supported_is_refused_with_the_reason(content: bytes, message: str) -> None:

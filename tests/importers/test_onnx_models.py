@@ -149,8 +149,10 @@ def test_branches_of_a_computed_if_whose_results_differ_in_shape_are_refused() -
 
 def test_problems_in_the_branches_of_a_computed_if_are_listed() -> None:
     fed = {"x": real(2, 2)}
-    branches = [graph_of([node(operator, ["x"], ["c"])], ["c"]) for operator in ("Det", "StringNormalizer")]
-    with pytest.raises(UnsupportedModel, match=r"(?s)Det.*StringNormalizer"):
+    branches = [
+        graph_of([node(operator, ["x"], ["c"])], ["c"]) for operator in ("RandomUniformLike", "StringNormalizer")
+    ]
+    with pytest.raises(UnsupportedModel, match=r"(?s)RandomUniformLike.*StringNormalizer"):
         load(selecting(*branches, fed, ["y"]))
 
 
@@ -178,16 +180,18 @@ def test_contradicting_sizes_of_a_dimension_are_rejected() -> None:
 
 
 def test_what_is_not_supported_names_the_values_and_shapes_for_which_it_is_not() -> None:
-    nodes = [node("Det", ["x"], ["y"]), node("Add", ["n", "n"], ["z"])]
+    nodes = [node("RandomUniformLike", ["x"], ["y"]), node("Add", ["n", "n"], ["z"])]
     content = file_of(nodes, {"x": real(2, 2), "n": np.float32(0)}, ["y"])
     source = ModelSource(content, shapes={"x": (2, 2)}, values={"n": np.float32(8000)})
-    with pytest.raises(UnsupportedModel, match=r"Det.*; this is for 'x' of shape \(2, 2\), 'n' = 8000\.0$"):
+    with pytest.raises(
+        UnsupportedModel, match=r"RandomUniformLike.*; this is for 'x' of shape \(2, 2\), 'n' = 8000\.0$"
+    ):
         load_source(source)
 
 
 def test_all_operators_that_are_not_supported_are_listed() -> None:
     nodes = [
-        node("Det", ["x"], ["a"], name="first"),
+        node("RandomUniformLike", ["x"], ["a"], name="first"),
         node("Sin", ["x"], ["b"]),
         node("StringNormalizer", ["b"], ["c"]),
         node("Add", ["a", "c"], ["y"]),
@@ -195,14 +199,14 @@ def test_all_operators_that_are_not_supported_are_listed() -> None:
     with pytest.raises(UnsupportedModel) as raised:
         load(file_of(nodes, {"x": real(2, 2)}, ["y"]))
     assert [(problem.index, problem.operator) for problem in raised.value.problems] == [
-        (0, "Det"),
+        (0, "RandomUniformLike"),
         (2, "StringNormalizer"),
     ]
     assert "'first'" in str(raised.value) and "float32" in str(raised.value)
 
 
 def test_an_attribute_that_the_importer_does_not_know_is_rejected() -> None:
-    with pytest.raises(UnsupportedModel, match="attribute future is not supported"):
+    with pytest.raises(UnsupportedModel, match="opset 17 has no attribute 'future'"):
         load(file_of([node("Relu", ["x"], ["y"], future=1)], {"x": real(2)}, ["y"]))
 
 
@@ -210,7 +214,7 @@ def test_sequences_of_another_rank_are_refused_with_their_shape() -> None:
     for operator, gates in (("LSTM", 4), ("GRU", 3)):
         constants = {"w": real(1, 4 * gates, 3), "r": real(1, 4 * gates, 4)}
         nodes = [node(operator, ["x", "w", "r"], ["y"], hidden_size=4)]
-        with pytest.raises(UnsupportedModel, match=r"its sequences have the shape \(2, 3\)"):
+        with pytest.raises(UnsupportedModel, match=r"of the shapes \(2, 3\), "):
             load(file_of(nodes, {"x": real(2, 3)}, ["y"], constants))
 
 
@@ -302,5 +306,5 @@ def test_infinite_factors_do_not_warn() -> None:
 
 def test_axes_that_are_no_integers_are_rejected() -> None:
     content = file_of([node("ReduceSum", ["x", "a"], ["y"])], {"x": real(2)}, ["y"], {"a": np.complex64([1])})
-    with pytest.raises(UnsupportedModel, match="its axes has elements of complex64: they must be integers"):
+    with pytest.raises(UnsupportedModel, match=r"input 1 \(axes\) has elements of complex64"):
         load(content)

@@ -147,9 +147,15 @@ def of_floats() -> list[OnnxCase]:
     ]
 
 
+def is_defined(given: OnnxCase) -> bool:
+    """Return whether ONNX defines the operator for the type of its first input."""
+    kind = onnx.TensorProto.DataType.Name(number_of(np.asarray(given.inputs[0]).dtype.name)).lower()
+    return f"tensor({kind})" in onnx.defs.get_schema(given.operator, given.opset, "").inputs[0].types
+
+
 CASES = [
-    *((kind, each) for kind in WIDE for each in (*arithmetic(kind), *movements(kind))),
-    *((kind, each) for kind in INTEGERS for each in of_integers(kind)),
+    *((kind, each) for kind in WIDE for each in (*arithmetic(kind), *movements(kind)) if is_defined(each)),
+    *((kind, each) for kind in INTEGERS for each in of_integers(kind) if is_defined(each)),
     *(("float64", each) for each in of_floats()),
 ]
 
@@ -209,7 +215,7 @@ def test_an_operator_that_does_not_compute_a_type_is_refused(operator: str, kind
     x = np.ones((1, 1, 4, 4), kind)
     inputs = {"Conv": [x, x[..., :2, :2]], "MaxPool": [x], "ReduceL2": [x]}[operator]
     attributes = {"kernel_shape": [2, 2]} if operator == "MaxPool" else {}
-    with pytest.raises(UnsupportedModel, match=rf"\({operator}\): .*TENSOR_{kind.upper()}"):
+    with pytest.raises(UnsupportedModel, match=rf"\({operator}\): .*(TENSOR_)?(?i:{kind})"):
         load(case(operator, *inputs, **attributes).content())
 
 

@@ -31,6 +31,7 @@ _MODULES = (
     "linear_maps",
     "movement",
     "normalization",
+    "pooling",
     "products",
     "quantization",
     "quantized",
@@ -39,6 +40,7 @@ _MODULES = (
     "reduction",
     "resizing",
     "skip_normalization",
+    "transposed_convolution",
     "unrolled",
 )
 

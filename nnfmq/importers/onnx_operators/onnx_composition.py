@@ -13,9 +13,11 @@ from nnfmq.importers.onnx_operators import (
     onnx_indexing,
     onnx_movement,
     onnx_normalization,
+    onnx_pooling,
     onnx_products,
     onnx_reduction,
 )
+from nnfmq.importers.onnx_operators.onnx_movement import part, reversed_along
 from nnfmq.importers.onnx_values import Node, Value
 
 __all__ = ["Composition", "applied", "number"]
@@ -26,6 +28,7 @@ _CONVERTERS = {
     **onnx_indexing.CONVERTERS,
     **onnx_movement.CONVERTERS,
     **onnx_normalization.CONVERTERS,
+    **onnx_pooling.CONVERTERS,
     **onnx_products.CONVERTERS,
     **onnx_reduction.CONVERTERS,
 }
@@ -74,12 +77,14 @@ class Composition:
 
     def part(self, value: Value, axis: int, begin: int, end: int) -> Value:
         """Return the elements from `begin` to `end` along an axis; a constant stays one."""
-        if value.shape[axis] == end - begin:
-            return value
+        return part(self._node, value, axis, begin, end)
+
+    def backwards(self, value: Value, axis: int) -> Value:
+        """Return the elements in reverse order along an axis; a constant stays one."""
         if value.array is not None:
-            return Value.of(value.array[(slice(None),) * (axis % len(value.shape)) + (slice(begin, end),)])
-        limits = (Value.of(np.array([limit], np.int64)) for limit in (begin, end, axis))
-        return self("Slice", value, *limits)
+            return Value.of(np.flip(value.array, axis))
+        found = reversed_along(self._node, self._node.operand(value), axis)
+        return Value(value.shape, value.dtype, found)
 
     def like(self, value: float, other: Value) -> Value:
         """Return a constant of rank 0 and of another value's type."""

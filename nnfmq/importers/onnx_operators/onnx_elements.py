@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,13 +11,15 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import OperandType
-from nnfmq.importers.onnx_operators.onnx_movement import axis_of
+from nnfmq.importers.onnx_operators.onnx_broadcasting import broadcast_to
+from nnfmq.importers.onnx_operators.onnx_movement import axis_of, transposed
 from nnfmq.importers.onnx_values import Node, Value
 
 __all__ = ["CONVERTERS", "from_the_start"]
 
 _B8, _I32 = OperandType.TENSOR_BOOL8, OperandType.TENSOR_INT32
 _LAST_AXIS_OPSET = 13
+_NEGATIVE_ONE_HOT = 11  # the opset from which indices of OneHot may count from the end
 _REDUCTIONS = ("none", "add", "mul", "max", "min")
 
 
@@ -44,13 +47,24 @@ def _gather_elements(node: Node) -> None:
 
 
 def _gather_nd(node: Node) -> None:
-    x, indices = node.value(0), node.value(1)
-    if node.attribute("batch_dims", 0):
-        raise InvalidArgument("batch_dims is not supported")
-    width = indices.shape[-1]
-    positions = from_the_start(node, indices, x.shape[:width])
-    found = node.emit(operation_code(TfliteOperation.GATHER_ND), [node.operand(x), positions])
-    node.result(found, (*indices.shape[:-1], *x.shape[width:]))
+    """Convert; with batch dimensions, the number of the batch becomes the first index."""
+    x, indices, count = node.value(0), node.value(1), node.attribute("batch_dims", 0)
+    if not 0 <= count < min(len(x.shape), len(indices.shape)) or x.shape[:count] != indices.shape[:count]:
+        raise InvalidArgument(f"batch_dims {count} of the shapes {x.shape} and {indices.shape}")
+    width, extents = indices.shape[-1], x.shape[count:]
+    if not 1 <= width <= len(extents):
+        raise InvalidArgument(f"index vectors of {width} elements for a tensor of shape {x.shape}")
+    positions = from_the_start(node, indices, extents[:width])
+    batches = math.prod(x.shape[:count])
+    array = node.operand(x)
+    if count:
+        array = node.reshaped(array, (batches, *extents))
+        positions = node.reshaped(positions, (batches, math.prod(indices.shape[count:-1]), width))
+        rows = node.shape(positions)[1]
+        own = np.repeat(np.arange(batches, dtype=np.int32), rows).reshape(batches, rows, 1)
+        positions = node.emit(Op.CONCATENATION, [node.add_constant(own), positions, node.builder.int32(2)])
+    found = node.emit(operation_code(TfliteOperation.GATHER_ND), [array, positions])
+    node.result(found, (*indices.shape[:-1], *extents[width:]))
 
 
 def _scatter_elements(node: Node) -> None:
@@ -72,6 +86,30 @@ def _scatter_nd(node: Node) -> None:
     return node.result(node.emit(operation_code(TfliteOperation.SCATTER_ND_UPDATE), arguments), x.shape)
 
 
+def _tensor_scatter(node: Node) -> None:
+    """Convert to SCATTER_ND_UPDATE of a cache whose sequence is its second dimension."""
+    cache, update = node.value(0), node.value(1)
+    rank, mode = len(cache.shape), node.attribute("mode", "linear")
+    axis = axis_of(node.attribute("axis", -2), rank)
+    if axis == 0 or mode not in ("linear", "circular"):
+        raise InvalidArgument(f"axis {axis} and mode {mode!r} are not supported")
+    order = [0, axis, *(other for other in range(1, rank) if other != axis)]
+    (batch, extent), count = (cache.shape[0], cache.shape[axis]), update.shape[axis]
+    steps = np.arange(count, dtype=np.int32).reshape(1, count, 1)
+    rows = np.broadcast_to(np.arange(batch, dtype=np.int32).reshape(batch, 1, 1), (batch, count, 1))
+    first = node.reshaped(node.index_operand(2), (batch, 1, 1)) if node.given(2) else node.filled(_I32, 0)
+    places = broadcast_to(
+        node, node.emit(Op.ADD, [first, node.add_constant(steps), node.builder.int32(0)]), (batch, count, 1)
+    )
+    if mode == "circular":
+        places = node.emit(operation_code(TfliteOperation.FLOOR_MOD), [places, node.filled(_I32, extent)])
+    indices = node.emit(Op.CONCATENATION, [node.add_constant(rows), places, node.builder.int32(2)])
+    arrays = [transposed(node, node.operand(value), order) for value in (cache, update)]
+    arguments = [arrays[0], indices, arrays[1], node.builder.int32(_REDUCTIONS.index("none"))]
+    found = node.emit(operation_code(TfliteOperation.SCATTER_ND_UPDATE), arguments)
+    node.result(transposed(node, found, [int(at) for at in np.argsort(order)]), cache.shape)
+
+
 def _reduction(node: Node) -> int:
     name = node.attribute("reduction", "none")
     if name not in _REDUCTIONS:
@@ -82,17 +120,20 @@ def _reduction(node: Node) -> int:
 def _one_hot(node: Node) -> None:
     """Convert with the values' type; indices outside the depth give the off value everywhere."""
     indices, values = node.value(0), node.value(2)
-    if indices.dtype.kind not in "iu" or values.size != 2:
-        raise InvalidArgument("indices that are no integers, or not two values, are not supported")
+    if values.size != 2 or values.dtype == np.bool_:
+        raise InvalidArgument(f"{values.size} values of {values.dtype.name} are not supported: it needs two numbers")
     depth = int(node.constant(1, "depth").reshape(-1)[0])
     if depth < 1:
         raise InvalidArgument(f"depth {depth} is not supported")
     rank = len(indices.shape)
     axis = axis_of(node.attribute("axis", -1), rank + 1)
-    operand, none = node.index_operand(indices), node.builder.int32(0)
-    is_negative = node.emit(Op.LESS, [operand, node.filled(_I32, 0)], _B8)
-    from_end = node.emit(Op.ADD, [operand, node.filled(_I32, depth), none])
-    chosen = node.emit(Op.SELECT, [is_negative, from_end, operand], _I32)
+    chosen, none = node.index_operand(indices), node.builder.int32(0)
+    if node.builder[chosen].type != _I32:
+        chosen = node.emit(Op.CAST, [chosen], _I32)
+    if node.opset >= _NEGATIVE_ONE_HOT:
+        is_negative = node.emit(Op.LESS, [chosen, node.filled(_I32, 0)], _B8)
+        from_end = node.emit(Op.ADD, [chosen, node.filled(_I32, depth), none])
+        chosen = node.emit(Op.SELECT, [is_negative, from_end, chosen], _I32)
     pair = node.operand(values)
     off, on = (
         node.emit(Op.SLICE, [pair, node.builder.int32_vector([place]), node.builder.int32_vector([1])])
@@ -105,16 +146,17 @@ def _one_hot(node: Node) -> None:
 
 
 def _hardmax(node: Node) -> None:
-    """Convert to 1 at the first of the largest elements, and 0 elsewhere."""
-    x = node.value(0)
-    if node.opset < _LAST_AXIS_OPSET:
-        raise InvalidArgument(f"opset {node.opset} is not supported: the axis has had another meaning")
-    axis = axis_of(node.attribute("axis", -1), len(x.shape))
-    kind = node.builder[node.operand(x)].type
-    largest = node.emit(Op.ARGMAX, [node.operand(x), node.builder.int32(axis)], _I32)
-    depth = node.add_constant(np.array([x.shape[axis]], np.int32))
+    """Convert to 1 at the first of the largest elements, and 0 elsewhere; before opset 13 of all axes from one on."""
+    x, shape = node.operand(0), node.value(0).shape
+    is_new = node.opset >= _LAST_AXIS_OPSET
+    axis = axis_of(node.attribute("axis", -1 if is_new else 1), len(shape))
+    if not is_new:
+        x, axis = node.reshaped(x, (math.prod(shape[:axis]), math.prod(shape[axis:]))), 1
+    kind = node.builder[x].type
+    largest = node.emit(Op.ARGMAX, [x, node.builder.int32(axis)], _I32)
+    depth = node.add_constant(np.array([node.shape(x)[axis]], np.int32))
     arguments = [largest, depth, node.filled(kind, 1.0), node.filled(kind, 0.0), node.builder.int32(axis)]
-    node.result(node.emit(operation_code(TfliteOperation.ONE_HOT), arguments, kind), x.shape)
+    node.result(node.emit(operation_code(TfliteOperation.ONE_HOT), arguments, kind), shape)
 
 
 def _reverse_sequence(node: Node) -> None:
@@ -135,5 +177,6 @@ CONVERTERS: dict[str, Callable[[Node], None]] = {
     "Scatter": _scatter_elements,
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,
+    "TensorScatter": _tensor_scatter,
     "com.microsoft.GatherND": _gather_nd,
 }

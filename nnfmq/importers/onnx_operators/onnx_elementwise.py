@@ -144,6 +144,8 @@ def _leaky_relu(node: Node) -> None:
 
 
 def _prelu(node: Node) -> None:
+    if common_shape(node.value(0), node.value(1)) != node.value(0).shape:
+        raise InvalidArgument(f"a slope of shape {node.value(1).shape} does not fit an input of {node.value(0).shape}")
     _same(node, node.emit(Op.PRELU, [node.operand(0), node.operand(1)]))
 
 
@@ -219,7 +221,8 @@ def _identity(node: Node) -> None:
 
 
 def _dropout(node: Node) -> None:
-    if node.given(2) and node.constant(2, "training_mode").any():
+    is_training = node.given(2) and bool(node.constant(2, "training_mode").any())
+    if is_training and not (node.given(1) and float(node.constant(1, "ratio").reshape(-1)[0]) == 0):
         raise InvalidArgument("training is not supported")
     if node.used(1):
         shape = node.value(0).shape

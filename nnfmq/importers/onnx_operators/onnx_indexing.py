@@ -1,4 +1,4 @@
-"""Operators that select elements: Gather, Slice, TopK."""
+"""Operators that select elements: Compress, Gather, Slice, TopK."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from nnfmq.importers.onnx_operators.onnx_integers import inverted
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of, reversed_along, transposed
 from nnfmq.importers.onnx_values import Node, Value
 
-__all__ = ["CONVERTERS"]
+__all__ = ["CONVERTERS", "sliced"]
 
 _B8, _I32 = OperandType.TENSOR_BOOL8, OperandType.TENSOR_INT32
-_EXACT_FLOATS = 1 << 24
 
 
 def _gather(node: Node) -> None:
@@ -52,11 +51,12 @@ def _slice(node: Node) -> None:
         raise InvalidArgument("an empty result is not supported")
     x = node.operand(0)
     is_bool = node.builder[x].type == _B8
-    found = _sliced(node, node.from_bool(x) if is_bool else x, ranges)
+    found = sliced(node, node.from_bool(x) if is_bool else x, ranges)
     node.result(node.to_bool(found) if is_bool else found, tuple(map(len, ranges)))
 
 
-def _sliced(node: Node, operand: int, ranges: Sequence[range]) -> int:
+def sliced(node: Node, operand: int, ranges: Sequence[range]) -> int:
+    """Return the elements at these indices of each dimension."""
     begins = node.builder.int32_vector([indices[0] for indices in ranges])
     if all(indices.step == 1 for indices in ranges):
         return node.emit(Op.SLICE, [operand, begins, node.builder.int32_vector([len(indices) for indices in ranges])])
@@ -70,21 +70,20 @@ def _sliced(node: Node, operand: int, ranges: Sequence[range]) -> int:
 
 def _top_k(node: Node) -> None:
     shape = node.value(0).shape
-    axis = axis_of(node.attribute("axis", -1), len(shape))
-    count = node.integers("k", 1)
-    if count is None or len(count) != 1:
-        raise InvalidArgument("k is missing")
+    axis, count = axis_of(node.attribute("axis", -1), len(shape)), _count(node)
+    if not 0 < count <= shape[axis]:
+        raise InvalidArgument(f"k is {count}: the axis has {shape[axis]} elements")
     permutation = [*(other for other in range(len(shape)) if other != axis), axis]
     is_largest = bool(node.attribute("largest", 1))
     x = transposed(node, node.operand(0), permutation)
     x = x if is_largest else _in_reverse_order(node, x)
-    values, indices = _largest(node, x, count[0])
+    values, indices = _largest(node, x, count)
     values = values if is_largest else _in_reverse_order(node, values)
-    result = (*shape[:axis], count[0], *shape[axis + 1 :])
+    result = (*shape[:axis], count, *shape[axis + 1 :])
     inverse = [int(at) for at in np.argsort(permutation)]
     node.result(transposed(node, values, inverse), result)
     if node.used(1):
-        node.result(_transposed_indices(node, indices, inverse), result, np.dtype(np.int64), position=1)
+        node.result(transposed(node, indices, inverse), result, np.dtype(np.int64), position=1)
 
 
 def _in_reverse_order(node: Node, operand: int) -> int:
@@ -104,14 +103,34 @@ def _largest(node: Node, x: int, count: int) -> tuple[int, ...]:
     return values, node.emit(Op.SUB, [from_end, indices, node.builder.int32(0)])
 
 
-def _transposed_indices(node: Node, operand: int, permutation: list[int]) -> int:
-    """Return permuted indices; TRANSPOSE does not take INT32, and FLOAT32 holds integers up to 2²⁴ exactly."""
-    if permutation == sorted(permutation):
-        return operand
-    if max(node.value(0).shape) > _EXACT_FLOATS:
-        raise InvalidArgument(f"an axis of more than {_EXACT_FLOATS} elements is not supported")
-    floats = node.emit(Op.CAST, [operand], OperandType.TENSOR_FLOAT32)
-    return node.emit(Op.CAST, [transposed(node, floats, permutation)], _I32)
+def _count(node: Node) -> int:
+    """Return k, an attribute of TopK before opset 10."""
+    if not node.given(1):
+        return int(node.attribute("k", 0))
+    numbers = node.integers("k", 1) or ()
+    if len(numbers) != 1:
+        raise InvalidArgument(f"k is {numbers}: it must be one integer")
+    return numbers[0]
 
 
-CONVERTERS: dict[str, Callable[[Node], None]] = {"Gather": _gather, "Slice": _slice, "TopK": _top_k}
+def _compress(node: Node) -> None:
+    """Convert to the elements at the true places of a constant condition."""
+    shape, condition = node.value(0).shape, node.constant(1, "condition").reshape(-1)
+    axis = node.attributes.get("axis")
+    node.attributes_read.add("axis")
+    flat = shape if axis is not None else (node.value(0).size,)
+    along = axis_of(0 if axis is None else axis, len(flat))
+    indices = np.flatnonzero(condition)
+    if not indices.size or indices[-1] >= flat[along]:
+        raise InvalidArgument(f"its condition selects {indices.size} of {flat[along]} elements, or others")
+    x = node.reshaped(node.operand(0), flat)
+    found = node.emit(Op.GATHER, [x, node.builder.int32(along), node.builder.int32_vector(list(map(int, indices)))])
+    node.result(found, (*flat[:along], indices.size, *flat[along + 1 :]))
+
+
+CONVERTERS: dict[str, Callable[[Node], None]] = {
+    "Compress": _compress,
+    "Gather": _gather,
+    "Slice": _slice,
+    "TopK": _top_k,
+}

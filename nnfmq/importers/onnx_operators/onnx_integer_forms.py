@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import ChannelQuant, LifeTime, Operand, OperandType
-from nnfmq.importers.onnx_operators import onnx_convolution, onnx_movement
+from nnfmq.importers.onnx_operators import onnx_convolution, onnx_movement, onnx_pooling
 from nnfmq.importers.onnx_values import Node, QuantizedForm, Value
 
 __all__ = ["QUANTIZED_TYPES", "integer_form"]
@@ -215,7 +215,7 @@ def _result(node: Node, target: _Target) -> Value:
 
 
 _MOVEMENTS: Mapping[str, Callable[[Node], Any]] = {
-    name: {**onnx_convolution.CONVERTERS, **onnx_movement.CONVERTERS}[name]
+    name: {**onnx_movement.CONVERTERS, **onnx_pooling.CONVERTERS}[name]
     for name in ("Flatten", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 }
 _FORMS: Mapping[str, Callable[[Node, _Target], Value]] = {

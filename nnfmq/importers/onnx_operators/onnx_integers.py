@@ -9,15 +9,17 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import OperandType
+from nnfmq.importers.onnx_file import dtype_of
 from nnfmq.importers.onnx_operators.onnx_broadcasting import broadcast_to, common_shape
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of, reversed_along
-from nnfmq.importers.onnx_values import Node
+from nnfmq.importers.onnx_values import Node, operand_type_of
 
 __all__ = ["CONVERTERS", "inverted"]
 
 _I32 = OperandType.TENSOR_INT32
 _ALL_BITS = -1
 _MAX_SHIFT = 31
+_FLOAT_BYTES = 4  # of the smallest floats whose bits an operand has
 _MAX_STEPS = 512  # of a cumulative product, which is unrolled
 
 
@@ -68,6 +70,18 @@ def _bit_shift(node: Node) -> None:
     return node.result(_emit(node, TfliteOperation.RIGHT_SHIFT, x, bits), shape)
 
 
+def _bit_cast(node: Node) -> None:
+    """Convert between types of the same size: integers wrap around, and floats of 32 and 64 bits keep their bits."""
+    given, wanted = node.value(0).dtype, dtype_of(node.attribute("to", 0))
+    x, shape, kind = node.operand(0), node.value(0).shape, operand_type_of(wanted)
+    is_integral = given.kind in "iub" and wanted.kind in "iu"
+    if given.itemsize != wanted.itemsize or (not is_integral and given.itemsize < _FLOAT_BYTES):
+        raise InvalidArgument(f"bits of {given.name} as {wanted.name} are not supported")
+    if node.builder[x].type != kind:
+        x = node.emit(Op.CAST if is_integral else operation_code(TfliteOperation.BITCAST), [x], kind)
+    node.result(x, shape, wanted)
+
+
 def _cumulative_axis(node: Node) -> int:
     given = node.constant(1, "axis")
     if given.size != 1 or given.dtype.kind not in "iu":
@@ -106,6 +120,7 @@ def _cumulative_product(node: Node) -> None:
 CONVERTERS: dict[str, Callable[[Node], None]] = {
     **{f"Bitwise{name}": partial(_bitwise, name) for name in ("And", "Or", "Xor")},
     "BitwiseNot": _bitwise_not,
+    "BitCast": _bit_cast,
     "BitShift": _bit_shift,
     "CumProd": _cumulative_product,
     "CumSum": _cumulative_sum,

@@ -1,4 +1,4 @@
-"""Linear maps along an axis, as FULLY_CONNECTED with a constant matrix, and DFT, which is one."""
+"""Linear maps along an axis, as FULLY_CONNECTED with a constant matrix: DFT and STFT; and determinants."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of, pad, transposed
-from nnfmq.importers.onnx_values import Node
+from nnfmq.importers.onnx_values import Node, Value
 
 __all__ = ["CONVERTERS", "mapped"]
 
@@ -112,4 +113,34 @@ def _dft_matrix(count: int, parts: int, *, is_inverse: bool, is_onesided: bool) 
     return np.stack([found.real, found.imag], axis=1).reshape(-1, inputs * parts)
 
 
-CONVERTERS: dict[str, Callable[[Node], None]] = {"DFT": _dft}
+def _stft(node: Node) -> None:
+    """Convert to DFT of parts of the signal, each times the window."""
+    shape, step = node.value(0).shape, int(node.constant(1, "frame_step").reshape(-1)[0])
+    window = node.value(2) if node.given(2) else None
+    length = int(node.constant(3, "frame_length").reshape(-1)[0]) if node.given(3) else None
+    length = length if length is not None else 0 if window is None else window.size
+    is_fit = len(shape) == 3 and step >= 1 and 1 <= length <= shape[1]
+    if not is_fit or (window is not None and window.size != length):
+        raise InvalidArgument(f"frames of {length} numbers, each after {step}, of a signal of shape {shape}")
+    count = (shape[1] - length) // step + 1
+    node.builder.reserve(4 * count * length)  # before the indices exist
+    places = np.arange(length, dtype=np.int32) + step * np.arange(count, dtype=np.int32)[:, None]
+    frames = node.emit(Op.GATHER, [node.operand(0), node.builder.int32(1), node.add_constant(places)])
+    if window is not None:
+        factors = node.reshaped(node.operand(window), (length, 1))
+        frames = node.emit(Op.MUL, [frames, factors, node.builder.int32(0)])
+    value = Value(node.shape(frames), node.value(0).dtype, frames)
+    attributes = {"axis": 2, "onesided": node.attribute("onesided", 1)}
+    inner = Node(node.name, "DFT", _AXIS_INPUT - 1, node.builder, [value], ["y"], attributes)
+    _dft(inner)
+    node.results[0] = inner.results[0]
+
+
+def _det(node: Node) -> None:
+    if node.value(0).dtype.name not in _DTYPES:
+        raise InvalidArgument(f"elements of {node.value(0).dtype.name} are not supported")
+    found = node.emit(operation_code(TfliteOperation.DETERMINANT), [node.operand(0)])
+    node.result(found, node.value(0).shape[:-2])
+
+
+CONVERTERS: dict[str, Callable[[Node], None]] = {"DFT": _dft, "Det": _det, "STFT": _stft}

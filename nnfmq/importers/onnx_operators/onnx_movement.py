@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +16,12 @@ from nnfmq.importers.onnx_file import dtype_of
 from nnfmq.importers.onnx_operators.onnx_broadcasting import broadcast_to
 from nnfmq.importers.onnx_values import Node, Value
 
-__all__ = ["CONVERTERS", "axis_of", "pad", "reversed_along", "transposed"]
+__all__ = ["CONVERTERS", "axis_of", "pad", "part", "reversed_along", "transposed"]
 
 _B8 = OperandType.TENSOR_BOOL8
 _UNEVEN_SPLIT = 18
-_PAD_MODES = {"reflect": 0}
+_WRAPPING_PAD = 19
+_IN_BLOCKS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
 
 
 def axis_of(axis: int, rank: int) -> int:
@@ -42,12 +44,15 @@ def reversed_along(node: Node, operand: int, axis: int) -> int:
 
 
 def pad(node: Node, operand: int, begin: Sequence[int], end: Sequence[int], number: float) -> int:
-    """Return an operand padded with a number."""
-    kind, pairs = node.builder[operand].type, node.add_constant(np.array([begin, end], np.int32).T)
+    """Return an operand padded with a number; a negative padding removes elements."""
+    operand = _cropped(node, operand, begin, end)
+    kind, pairs = node.builder[operand].type, np.maximum([begin, end], 0).astype(np.int32).T
+    if not pairs.any():
+        return operand
     if kind in WIDE_TYPES:
-        found = node.emit(Op.PAD, [operand, pairs])
+        found = node.emit(Op.PAD, [operand, node.add_constant(pairs)])
         return _with_border(node, found, node.filled(kind, number), begin, end) if number else found
-    return node.emit(Op.PAD_V2, [operand, pairs, node.scalar(kind, number)])
+    return node.emit(Op.PAD_V2, [operand, node.add_constant(pairs), node.scalar(kind, number)])
 
 
 def _with_border(node: Node, operand: int, value: int, begin: Sequence[int], end: Sequence[int]) -> int:
@@ -55,10 +60,36 @@ def _with_border(node: Node, operand: int, value: int, begin: Sequence[int], end
     shape = node.shape(operand)
     node.builder.reserve(math.prod(shape))  # before the mask exists
     inside = np.zeros(shape, bool)
-    inside[tuple(slice(low, extent - high) for low, high, extent in zip(begin, end, shape, strict=True))] = True
+    sides = zip(begin, end, shape, strict=True)
+    inside[tuple(slice(max(low, 0), extent - max(high, 0)) for low, high, extent in sides)] = True
     return node.emit(
         Op.SELECT, [node.add_constant(inside), operand, broadcast_to(node, value, shape)], node.builder[operand].type
     )
+
+
+def _cropped(node: Node, operand: int, begin: Sequence[int], end: Sequence[int]) -> int:
+    """Return an operand without the elements that negative paddings remove."""
+    if min((*begin, *end), default=0) >= 0:
+        return operand
+    shape = node.shape(operand)
+    starts = [-min(number, 0) for number in begin]
+    extents = [n - start + min(more, 0) for n, start, more in zip(shape, starts, end, strict=True)]
+    if min(extents) < 1:
+        raise InvalidArgument(f"pads {list(begin)} and {list(end)} leave nothing of the shape {shape}")
+    return node.emit(Op.SLICE, [operand, *map(node.builder.int32_vector, (starts, extents))])
+
+
+def part(node: Node, value: Value, axis: int, begin: int, end: int) -> Value:
+    """Return the elements from `begin` to `end` along an axis; a constant stays one."""
+    axis %= len(value.shape)
+    if (begin, end) == (0, value.shape[axis]):
+        return value
+    if value.array is not None:
+        return Value.of(value.array[(slice(None),) * axis + (slice(begin, end),)])
+    begins, extents = [0] * len(value.shape), list(value.shape)
+    begins[axis], extents[axis] = begin, end - begin
+    found = node.emit(Op.SLICE, [node.operand(value), *map(node.builder.int32_vector, (begins, extents))])
+    return Value(tuple(extents), value.dtype, found)
 
 
 def _convert_any_type(node: Node, move: Callable[[int], int], shape: Sequence[int]) -> None:
@@ -203,22 +234,34 @@ def _parts(node: Node, extent: int) -> tuple[int, ...]:
 
 def _pad(node: Node) -> None:
     shape, mode = node.value(0).shape, node.attribute("mode", "constant")
-    pads = node.integers("pads", 1)
-    axes = [axis_of(int(axis), len(shape)) for axis in node.constant(3, "axes")] if node.given(3) else range(len(shape))
-    if pads is None or len(pads) != 2 * len(axes) or min(pads, default=0) < 0:
-        raise InvalidArgument(f"pads {pads} are not supported for {len(axes)} axes")
+    pads, given = node.integers("pads", 1), node.integers("axes", 3)
+    axes = [axis_of(axis, len(shape)) for axis in (range(len(shape)) if given is None else given)]
+    if pads is None or len(pads) != 2 * len(axes) or len(set(axes)) < len(axes):
+        raise InvalidArgument(f"pads {pads} do not fit the axes {axes}")
+    if mode not in ("constant", "edge", "reflect", "wrap") or (mode == "wrap" and node.opset < _WRAPPING_PAD):
+        raise InvalidArgument(f"mode {mode!r} is not supported")
     begin, end = [0] * len(shape), [0] * len(shape)
     for position, axis in enumerate(axes):
         begin[axis], end[axis] = pads[position], pads[position + len(axes)]
     x = node.operand(0)
-    if mode == "constant":
-        found = _padded(node, x, begin, end)
-    elif mode in _PAD_MODES:
-        pairs = node.add_constant(np.array([begin, end], np.int32).T)
-        found = node.emit(Op.MIRROR_PAD, [x, pairs, node.builder.int32(_PAD_MODES[mode])])
-    else:
-        raise InvalidArgument(f"mode {mode!r} is not supported")
-    node.result(found, node.shape(found))
+    is_bool = node.builder[x].type == _B8
+    x = node.from_bool(x) if is_bool else x
+    found = _padded(node, x, begin, end) if mode == "constant" else _repeated(node, x, begin, end, mode)
+    node.result(node.to_bool(found) if is_bool else found, node.shape(found) if shape else ())
+
+
+def _repeated(node: Node, x: int, begin: Sequence[int], end: Sequence[int], mode: Any) -> int:
+    """Return an operand padded with its own elements: those of the edge, reflected ones, or those of the other side."""
+    x = _cropped(node, x, begin, end)
+    for axis, extent in enumerate(node.shape(x)):
+        pair = max(begin[axis], 0), max(end[axis], 0)
+        if mode == "reflect" and max(pair) >= extent > 0 != max(pair):
+            raise InvalidArgument(f"{max(pair)} elements cannot be reflected: the axis has {extent}")
+        if any(pair):
+            node.builder.reserve(4 * (extent + sum(pair)))  # before the indices exist
+            indices = np.pad(np.arange(extent, dtype=np.int32), pair, mode)
+            x = node.emit(Op.GATHER, [x, node.builder.int32(axis), node.add_constant(indices)])
+    return x
 
 
 def _padded(node: Node, x: int, begin: Sequence[int], end: Sequence[int]) -> int:
@@ -226,9 +269,13 @@ def _padded(node: Node, x: int, begin: Sequence[int], end: Sequence[int]) -> int
     if not node.given(2):
         return pad(node, x, begin, end, node.attribute("value", 0.0))
     given = node.value(2)
+    if given.size != 1:
+        raise InvalidArgument(f"its value has {given.size} elements")
     if given.array is not None:
         return pad(node, x, begin, end, given.array.item())
-    return _with_border(node, pad(node, x, begin, end, 0.0), node.operand(given), begin, end)
+    number = node.operand(given)
+    number = node.from_bool(number) if given.dtype == np.bool_ else number
+    return _with_border(node, pad(node, x, begin, end, 0.0), number, begin, end)
 
 
 def _expand(node: Node) -> None:
@@ -278,50 +325,49 @@ def _constant_of_shape(node: Node) -> None:
 
 
 def _depth_to_space(node: Node) -> None:
-    value, block = node.value(0), node.attribute("blocksize", 0)
-    x = node.operand(value)
-    if len(value.shape) != 4 or block < 1 or value.shape[1] % block**2:
-        raise InvalidArgument(f"blocks of {block} do not fit the shape {value.shape}")
-    if value.dtype.kind != "f" or value.dtype == np.float64:
-        return _blocks_to_space(node, x, block)
-    if node.attribute("mode", "DCR") == "CRD":  # the same after reordering the channels
-        channels = np.arange(value.shape[1]).reshape(-1, block * block).T.reshape(-1)
-        x = node.emit(Op.GATHER, [x, node.builder.int32(1), node.index_operand(Value.of(channels))])
-    found = node.emit(Op.DEPTH_TO_SPACE, [x, node.builder.int32(block), node.builder.boolean(True)])
-    return node.result(found, node.shape(found))
-
-
-def _blocks_to_space(node: Node, x: int, block: int) -> None:
-    """Convert DepthToSpace of elements that the HAL's operation does not take."""
-    batch, channels, height, width = node.value(0).shape
-    parts, shape = channels // block**2, (batch, channels // block**2, height * block, width * block)
-    if node.attribute("mode", "DCR") == "CRD":
-        x = transposed(node, node.reshaped(x, (batch, parts, block, block, height, width)), (0, 1, 4, 2, 5, 3))
-    else:
-        x = transposed(node, node.reshaped(x, (batch, block, block, parts, height, width)), (0, 3, 4, 1, 5, 2))
-    node.result(node.reshaped(x, shape), shape)
-
-
-def _space_to_blocks(node: Node, x: int, block: int) -> None:
-    """Convert SpaceToDepth of elements that the HAL's operation does not take."""
-    batch, channels, height, width = node.value(0).shape
-    rows, columns = height // block, width // block
-    x = transposed(node, node.reshaped(x, (batch, channels, rows, block, columns, block)), (0, 3, 5, 1, 2, 4))
-    shape = (batch, channels * block**2, rows, columns)
-    node.result(node.reshaped(x, shape), shape)
+    block, (batch, channels, height, width) = _blocks(node)
+    if channels % block**2:
+        raise InvalidArgument(f"blocks of {block} do not fit {channels} channels")
+    rest, is_dcr = channels // block**2, _is_depth_first(node)
+    extents = (batch, block, block, rest, height, width) if is_dcr else (batch, rest, block, block, height, width)
+    result = (batch, rest, height * block, width * block)
+    if is_dcr and node.builder[node.operand(0)].type in _IN_BLOCKS:
+        found = node.emit(Op.DEPTH_TO_SPACE, [node.operand(0), node.builder.int32(block), node.builder.boolean(True)])
+        return node.result(found, result)
+    return _rearranged(node, extents, (0, 3, 4, 1, 5, 2) if is_dcr else (0, 1, 4, 2, 5, 3), result)
 
 
 def _space_to_depth(node: Node) -> None:
-    if node.attribute("mode", "DCR") != "DCR":
-        raise InvalidArgument("only mode 'DCR' is supported")
-    value, size = node.value(0), node.attribute("blocksize", 0)
-    if len(value.shape) != 4 or size < 1 or value.shape[2] % size or value.shape[3] % size:
-        raise InvalidArgument(f"blocks of {size} do not fit the shape {value.shape}")
-    if value.dtype.kind != "f" or value.dtype == np.float64:
-        return _space_to_blocks(node, node.operand(0), size)
-    block = node.builder.int32(size)
-    found = node.emit(Op.SPACE_TO_DEPTH, [node.operand(0), block, node.builder.boolean(True)])
-    return node.result(found, node.shape(found))
+    block, (batch, channels, height, width) = _blocks(node)
+    if height % block or width % block:
+        raise InvalidArgument(f"blocks of {block} do not fit an image of {height} x {width}")
+    extents = (batch, channels, height // block, block, width // block, block)
+    result, is_dcr = (batch, channels * block**2, height // block, width // block), _is_depth_first(node)
+    if is_dcr and node.builder[node.operand(0)].type in _IN_BLOCKS:
+        found = node.emit(Op.SPACE_TO_DEPTH, [node.operand(0), node.builder.int32(block), node.builder.boolean(True)])
+        return node.result(found, result)
+    return _rearranged(node, extents, (0, 3, 5, 1, 2, 4) if is_dcr else (0, 1, 3, 5, 2, 4), result)
+
+
+def _blocks(node: Node) -> tuple[int, tuple[int, ...]]:
+    """Return the extent of blocks and the shape of the images."""
+    shape, block = node.value(0).shape, node.attribute("blocksize", 0)
+    if len(shape) != 4 or block < 1:
+        raise InvalidArgument(f"blocks of {block} in a tensor of shape {shape}")
+    return block, shape
+
+
+def _is_depth_first(node: Node) -> bool:
+    """Return whether the pixels of a block are farther apart in the channels than the channels of a pixel."""
+    mode = node.attribute("mode", "DCR")
+    if mode not in ("DCR", "CRD"):
+        raise InvalidArgument(f"mode {mode!r} is unknown")
+    return bool(mode == "DCR")
+
+
+def _rearranged(node: Node, extents: Sequence[int], permutation: Sequence[int], result: Sequence[int]) -> None:
+    found = transposed(node, node.reshaped(node.operand(0), tuple(extents)), permutation)
+    node.result(found, tuple(result))
 
 
 CONVERTERS: dict[str, Callable[[Node], None]] = {

@@ -44,6 +44,8 @@ def _batch_normalization(node: Node) -> None:
     if node.attribute("training_mode", 0) or any(node.used(position) for position in range(1, 5)):
         raise InvalidArgument("training is not supported")
     epsilon, shape = node.attribute("epsilon", 1e-5), node.value(0).shape
+    if not node.attribute("spatial", 1):  # an attribute of opset 7 and 8
+        raise InvalidArgument("parameters for each pixel (spatial = 0) are not supported")
     if any(node.value(position).array is None for position in range(1, 5)):
         return _computed_batch_normalization(node, epsilon)
     along = (-1,) + (1,) * (len(shape) - 2)

@@ -139,7 +139,10 @@ def _where(node: Node) -> None:
 
 def _dynamic(node: Node) -> None:
     """Quantize with the scale of the largest and smallest element: the results are floats that are integers."""
-    node.results.update(enumerate(dynamically_quantized(node, node.value(0))))
+    steps, scale, zero_point = dynamically_quantized(node, node.value(0))
+    for value in (steps, zero_point):
+        value.dtype = np.dtype(np.uint8)
+    node.results.update(enumerate((steps, scale, zero_point)))
 
 
 def dynamically_quantized(node: Node, x: Value) -> tuple[Value, Value, Value]:

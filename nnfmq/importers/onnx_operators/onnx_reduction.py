@@ -77,6 +77,8 @@ def _norm(node: Node) -> None:
 def _reduce(operation: Op, before: str, after: str, node: Node) -> None:
     """Convert a reduction of the absolute values or squares; its root or logarithm may follow."""
     x, axes = node.operand(0) if node.value(0).shape else node.reshaped(node.operand(0), (1,)), _axes(node)
+    if node.builder[x].type == OperandType.TENSOR_BOOL8:
+        operation = {Op.REDUCE_MAX: Op.REDUCE_ANY, Op.REDUCE_MIN: Op.REDUCE_ALL}.get(operation, operation)
     if before == "abs":
         x = node.emit(Op.ABS, [x])
     elif before == "square":

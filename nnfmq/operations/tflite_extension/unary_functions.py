@@ -5,13 +5,14 @@ GELU of quantized values is a table. TFLite fills it in float32, with the recipr
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from functools import cache, partial
 
 import numpy as np
 
-from nnfmq.hal.tflite_codes import WIDE_TYPES, TfliteOperation
+from nnfmq.hal.tflite_codes import TENSOR_INT64, TENSOR_UINT32, TENSOR_UINT64, WIDE_TYPES, TfliteOperation
 from nnfmq.operations.kernel_adapters import stateless, via_lut8
 from nnfmq.operations.quantization import dtype_range
 from nnfmq.operations.shapes import same_shape
@@ -144,7 +145,8 @@ def plan_bitcast(input: Tensor, *, output: Tensor) -> Run:
     return lambda array: np.ascontiguousarray(array).view(output.dtype)
 
 
-_SAME_SIZE = ((F32, I32), (I32, F32), (Q8, Q8S), (Q8S, Q8))
+_FOUR_BYTES, _EIGHT_BYTES = (F32, I32, TENSOR_UINT32), (F64, TENSOR_INT64, TENSOR_UINT64)
+_SAME_SIZE = [pair for kinds in (_FOUR_BYTES, _EIGHT_BYTES, (Q8, Q8S)) for pair in itertools.permutations(kinds, 2)]
 
 
 def _function_of_floats(

@@ -1,0 +1,143 @@
+"""ConvTranspose: TRANSPOSE_CONV_2D; in groups or dilated, a convolution of the image with zeros between its pixels.
+
+Col2Im is such a convolution, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.importers.onnx_operators import onnx_convolution
+from nnfmq.importers.onnx_operators.onnx_composition import Composition
+from nnfmq.importers.onnx_operators.onnx_convolution import (
+    IMAGE_RANK,
+    Window,
+    bias_of,
+    filter_of,
+    filter_shape,
+    finish_image,
+    image_of,
+    window_of,
+)
+from nnfmq.importers.onnx_operators.onnx_movement import pad
+from nnfmq.importers.onnx_values import Node, Value
+
+__all__ = ["CONVERTERS", "transposed_convolution"]
+
+
+def _conv_transpose(node: Node) -> None:
+    image, rank = image_of(node, node.operand(0))
+    weights, groups = node.value(1), node.attribute("group", 1)
+    channels = node.shape(image)[1]
+    if len(weights.shape) != rank or weights.shape[0] != channels or groups < 1 or channels % groups:
+        shape = node.value(0).shape
+        raise InvalidArgument(f"weights of {weights.shape} in {groups} groups do not fit an input of shape {shape}")
+    kernel = filter_shape(weights.shape, rank)[2:]
+    window = _window(node, (kernel[0], kernel[1]), node.shape(image)[2:], rank)
+    if groups > 1 or window.dilations != (1, 1) or min(window.begin) < 0:
+        x = Value(node.shape(image), node.value(0).dtype, image)
+        four = Composition(node).reshape(weights, *filter_shape(weights.shape, rank))
+        found = transposed_convolution(node, x, four, node.value(2) if node.given(2) else None, window, groups)
+        return finish_image(node, node.operand(found), rank)
+    filter = filter_of(node, weights, filter_shape(weights.shape, rank), (1, 2, 3, 0))
+    arguments = [image, filter, bias_of(node, weights.shape[1]), *window.hal_arguments(node)]
+    operands = [*arguments, node.builder.int32(0), node.builder.boolean(True)]
+    return finish_image(node, node.emit(Op.TRANSPOSE_CONV_2D, operands), rank)
+
+
+def _window(node: Node, kernel: tuple[int, int], sizes: Sequence[int], rank: int) -> Window:
+    """Return the window; its paddings are cut off from the result, and negative ones are added to it."""
+    window = window_of(node, kernel, sizes, rank)
+    count, unused = rank - 2, (0,) * (IMAGE_RANK - rank)
+    extra = node.attribute("output_padding", (0,) * count)
+    wanted = node.attribute("output_shape", ())[-count:]
+    if len(extra) != count or (wanted and len(wanted) != count):
+        raise InvalidArgument(f"output_padding {extra} or output_shape {wanted} does not have {count} numbers")
+    mode = node.attribute("auto_pad", "NOTSET")
+    window.end = [end - more for end, more in zip(window.end, (*unused, *extra), strict=True)]
+    if wanted or mode in ("SAME_UPPER", "SAME_LOWER"):
+        _fit(window, sizes, (*unused, *extra), (1,) * len(unused) + tuple(wanted) if wanted else None, mode)
+    for axis, size in enumerate(sizes):
+        result = (size - 1) * window.strides[axis] + window.effective(axis) - window.begin[axis] - window.end[axis]
+        if result < 1 or not 0 <= (*unused, *extra)[axis] < max(window.strides[axis], window.dilations[axis]):
+            raise InvalidArgument(f"a result of {result} pixels, or output_padding {extra}, is not possible")
+    return window
+
+
+def _fit(window: Window, sizes: Sequence[int], extra: Sequence[int], wanted: Sequence[int] | None, mode: str) -> None:
+    """Choose the paddings so that the result has the wanted size, or that of the input times the stride."""
+    for axis, size in enumerate(sizes):
+        stride = window.strides[axis]
+        target = size * stride if wanted is None else wanted[axis]
+        total = (size - 1) * stride + window.effective(axis) + extra[axis] - target
+        if total <= -stride or (total < 0 and wanted is None):
+            raise InvalidArgument(f"a result of {target} pixels from {size} is not possible")
+        less, more = total // 2, total - total // 2
+        begin, end = (less, more) if mode == "SAME_UPPER" else (more, less)
+        begin, end = (0, total) if total < 0 else (begin, end)
+        window.begin[axis], window.end[axis] = begin, end - extra[axis]
+
+
+def transposed_convolution(
+    node: Node, x: Value, weights: Value, bias: Value | None, window: Window, groups: int
+) -> Value:
+    """Return the convolution of an image with zeros between its pixels; `weights` (inputs, outputs, height, width)."""
+    compose = Composition(node)
+    batch, channels, height, width = x.shape
+    down, across = window.strides
+    stuffed = node.reshaped(node.operand(x), (batch * channels * height, 1, width, 1))
+    stuffed = pad(node, stuffed, [0] * 4, [0, down - 1, 0, across - 1], 0.0)
+    stuffed = node.reshaped(stuffed, (batch, channels, height * down, width * across))
+    begin = [window.effective(axis) - 1 - window.begin[axis] for axis in (0, 1)]
+    end = [window.effective(axis) - window.end[axis] - window.strides[axis] for axis in (0, 1)]
+    stuffed = pad(node, stuffed, [0, 0, *begin], [0, 0, *end], 0.0)
+    image = Value(node.shape(stuffed), x.dtype, stuffed)
+    attributes = {"group": groups, "dilations": window.dilations}
+    inputs = [image, _flipped(compose, weights, groups), *([] if bias is None else [bias])]
+    inner = Node(node.name, "Conv", node.opset, node.builder, list(inputs), ["y"], attributes)
+    onnx_convolution.CONVERTERS["Conv"](inner)
+    return inner.results[0]
+
+
+def _flipped(compose: Composition, weights: Value, groups: int) -> Value:
+    """Return the weights of the convolution: (outputs of all groups, inputs of one, height, width), turned by 180°."""
+    inputs, outputs, *kernel = weights.shape
+    flat = compose.reshape(weights, groups, inputs // groups, outputs, math.prod(kernel))
+    ordered = compose.transpose(compose.backwards(flat, 3), 0, 2, 1, 3)
+    return compose.reshape(ordered, groups * outputs, inputs // groups, *kernel)
+
+
+def _col2im(node: Node) -> None:
+    """Convert to a transposed convolution in which each place of a block has a weight of 1 in a channel of its own."""
+    shape = node.value(0).shape
+    sizes, block = (node.integers(name, place) or () for place, name in ((1, "image_shape"), (2, "block_shape")))
+    rank = len(sizes) + 2
+    if len(shape) != 3 or rank not in (3, IMAGE_RANK) or len(block) != len(sizes) or min(*sizes, *block) < 1:
+        raise InvalidArgument(f"blocks of {block} in images of {sizes} from a tensor of shape {shape}")
+    unused = (1,) * (IMAGE_RANK - rank)
+    kernel = (*unused, *block)
+    window = window_of(node, (kernel[0], kernel[1]), (1, 1), rank)
+    counts = [
+        (size + window.begin[axis] + window.end[axis] - window.effective(axis)) // window.strides[axis] + 1
+        for axis, size in enumerate((*unused, *sizes))
+    ]
+    places = math.prod(kernel)
+    if shape[1] % places or min(counts) < 1 or math.prod(counts) != shape[2]:
+        raise InvalidArgument(f"{shape[2]} blocks of {shape[1]} elements are not those of images of {sizes}")
+    for axis, size in enumerate((*unused, *sizes)):  # pixels after the last block are 0
+        whole = (counts[axis] - 1) * window.strides[axis] + window.effective(axis)
+        window.end[axis] = whole - size - window.begin[axis]
+    channels = shape[1] // places
+    node.builder.reserve(4 * channels * places**2)  # before the weights exist
+    weights = np.tile(np.eye(places, dtype=node.value(0).dtype), (channels, 1)).reshape(-1, 1, *kernel)
+    x = Composition(node).reshape(node.value(0), shape[0], shape[1], *counts)
+    found = transposed_convolution(node, x, Value.of(weights), None, window, channels)
+    node.result(node.operand(found), (shape[0], channels, *sizes))
+
+
+CONVERTERS: dict[str, Callable[[Node], None]] = {"Col2Im": _col2im, "ConvTranspose": _conv_transpose}

@@ -1,0 +1,83 @@
+"""Forms of ONNX operators: both devices and sessions compute what ONNX Runtime does, and refuse illegal ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx.reference import ReferenceEvaluator
+from support.onnx_files import OnnxCase, expected
+from support.onnx_forms import BY_REFERENCE, FORMS, ILLEGAL, ILLEGAL_BY_TEXT
+from support.onnx_runtime import onnx
+
+import nnfmq
+
+_HALF = 2e-3  # of the largest element; float32 is within 1e-5
+_DEVICES = ("reference", "compiled")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with nnfmq.connect(embedded=True) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize("device", _DEVICES)
+@pytest.mark.parametrize("case", FORMS, ids=str)
+def test_a_device_computes_what_onnx_runtime_computes(device: str, case: OnnxCase, client: Any) -> None:
+    content, fed = case.content(), case.fed()
+    _require_on(client.device(device), content, fed, expected(content, fed))
+
+
+@pytest.mark.parametrize("device", _DEVICES)
+@pytest.mark.parametrize("case", BY_REFERENCE, ids=str)
+def test_a_device_computes_what_onnx_s_reference_computes(device: str, case: OnnxCase, client: Any) -> None:
+    content, fed = case.content(), case.fed()
+    wanted = ReferenceEvaluator(onnx.load_from_string(content)).run(None, dict(fed))
+    if case.opset == 9:  # the reference takes the meaning of opset 11, in which -1 counts from the end
+        wanted[0][0] = 0
+    _require_on(client.device(device), content, fed, wanted)
+
+
+def _require_on(device: Any, content: bytes, fed: Mapping[str, Any], wanted: Sequence[Any]) -> None:
+    loaded = nnfmq.load(content)
+    given = [
+        np.ascontiguousarray(array).astype(info.dtype).reshape(info.shape)
+        for array, info in zip(fed.values(), loaded.inputs, strict=True)
+    ]
+    with device.prepare(loaded) as model:
+        for ours, theirs in zip(model.execute(*given), wanted, strict=True):
+            _require_close(ours, np.asarray(theirs))
+
+
+def _require_close(ours: Any, theirs: Any) -> None:
+    assert ours.shape in (theirs.shape, theirs.shape or (1,))
+    relative = {"float32": 1e-5, "float16": _HALF}.get(theirs.dtype.name, 0.0)
+    largest = float(np.abs(theirs.astype(float)).max()) if relative else 0.0
+    wanted = theirs.reshape(ours.shape).astype(float)
+    np.testing.assert_allclose(ours.astype(float), wanted, 0, relative * largest)
+
+
+@pytest.mark.parametrize(("case", "message"), ILLEGAL, ids=str)
+def test_what_onnx_runtime_does_not_accept_is_refused_when_it_is_loaded(case: OnnxCase, message: str) -> None:
+    with pytest.raises(Exception, match="ONNXRuntimeError"):
+        expected(case.content(), case.fed())
+    with pytest.raises(nnfmq.UnsupportedModel, match=re.escape(message)):
+        nnfmq.load(case.content())
+
+
+@pytest.mark.parametrize(("case", "message"), ILLEGAL_BY_TEXT, ids=str)
+def test_what_has_no_meaning_is_refused_when_it_is_loaded(case: OnnxCase, message: str) -> None:
+    with pytest.raises(nnfmq.UnsupportedModel, match=re.escape(message)):
+        nnfmq.load(case.content())
+
+
+def test_a_later_opset_than_onnx_knows_is_refused() -> None:
+    latest = onnx.defs.onnx_opset_version()
+    model = onnx.load_from_string(OnnxCase("Relu", [np.float32([1])]).content())
+    model.opset_import[0].version = latest + 1
+    with pytest.raises(nnfmq.UnsupportedModel, match=rf"opset {latest + 1}; the installed onnx .* up to {latest}"):
+        nnfmq.load(model.SerializeToString())
