@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.summaries import counted
 from nnfmq.hal.tensor_info import TensorInfo
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def only_input(model: PhotoModel, what: str) -> TensorInfo:
     if len(model.inputs) != 1:
         names = ", ".join(repr(info.name) for info in model.inputs)
         raise InvalidArgument(
-            f"a {what} is for one input; the model has {len(model.inputs)}: {names}; give one of them"
+            f"a {what} is for one input; the model has {counted(len(model.inputs), 'input')}: {names}; give one of them"
         )
     return model.inputs[0]
 

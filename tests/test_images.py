@@ -152,7 +152,7 @@ def test_a_model_gives_its_input_and_the_normalization_of_its_metadata(tmp_path:
     model.metadata = None
     np.testing.assert_array_equal(nnfmq.read_photo(path, model), read_image(path, info.shape, FLOAT))
     model.inputs = (info, info)
-    with pytest.raises(InvalidArgument, match=r"a photo is for one input; the model has 2: 'x', 'x'; give one"):
+    with pytest.raises(InvalidArgument, match=r"a photo is for one input; the model has 2 inputs: 'x', 'x'; give one"):
         nnfmq.read_photo(path, model)
 
 

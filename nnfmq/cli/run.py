@@ -33,6 +33,7 @@ from nnfmq.cli.console import (
 from nnfmq.cli.model_file import add_model_arguments, load_model
 from nnfmq.cli.what_ran import what_ran, what_ran_text
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.summaries import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -206,7 +207,8 @@ def _save(path: Path, outputs: Sequence[Array]) -> None:
     elif path.suffix == ".npy" and count == 1:
         np.save(path, outputs[0])
     else:
-        raise InvalidArgument(f"{path}: {count} outputs can be saved as .npz{' or .npy' * (count == 1)} only")
+        outputs_text = counted(count, "output")
+        raise InvalidArgument(f"{path}: {outputs_text} can be saved as .npz{' or .npy' * (count == 1)} only")
 
 
 def _output(array: Array, info: Any, labels: list[str] | None, top: int) -> dict[str, Any]:

@@ -57,6 +57,12 @@ def checked_array(info: TensorInfo, value: InputValue) -> Array:
         array = np.asarray(value)
     except ValueError as error:  # ragged lists
         raise InvalidArgument(f"input {info.name!r} is no array: {error}") from error
+    if array.dtype.kind in "OSU":
+        given = f"array is {array.dtype}" if isinstance(value, np.ndarray) else f"value is a {type(value).__name__}"
+        shape_text = format_tensor_shape(info)
+        raise InvalidArgument(
+            f"input {info.name!r} holds {info.dtype}; the given {given}: give an array of the shape {shape_text}"
+        )
     wanted = info.shape
     array = with_batch_dimension(array, wanted)
     shape = array.shape
@@ -72,7 +78,10 @@ def checked_array(info: TensorInfo, value: InputValue) -> Array:
 def _check_conversion(info: TensorInfo, array: Array) -> None:
     """Raise InvalidArgument if the conversion to `info.dtype` would change values of `array` by more than rounding."""
     if not np.can_cast(array.dtype, info.dtype, "same_kind"):
-        raise InvalidArgument(f"input {info.name!r} holds {info.dtype}; the given array is {array.dtype}")
+        advice = f"round(value / {info.scale:g}) + {info.zero_point}" if info.scale else f"array.astype({info.dtype!r})"
+        raise InvalidArgument(
+            f"input {info.name!r} holds {info.dtype}; the given array is {array.dtype}: convert it, as by {advice}"
+        )
     if not array.size or not (np.issubdtype(array.dtype, np.integer) and np.issubdtype(info.dtype, np.integer)):
         return
     limits = np.iinfo(info.dtype)
@@ -119,7 +128,7 @@ def require_fixed_shapes(kind: str, infos: Sequence[TensorInfo], user: str = "a 
         if has_unknown_shape(info):
             raise InvalidArgument(
                 f"{kind} {info.name!r} has the shape {format_tensor_shape(info)}, which is not fully known: "
-                f"{user} needs fixed shapes; use PreparedModel.execute"
+                f"{user} needs fixed shapes; use model.execute, or prepare the model with `shapes` of its inputs"
             )
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ProtocolError, ResourceExhausted
+from nnfmq.hal.summaries import counted
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import merge_dimensions
 from nnfmq.runtime.compiled_model import CompiledModel
@@ -118,7 +119,7 @@ def _check_roles(inputs: Sequence[ModelRole], outputs: Sequence[ModelRole]) -> N
         for model, index in roles:
             count = len(model.inputs if kind == "input" else model.outputs)
             if not 0 <= index < count:
-                raise InvalidArgument(f"the model has {count} {kind}s, there is no {kind} {index} (N-DOM-5)")
+                raise InvalidArgument(f"the model has {counted(count, kind)}, there is no {kind} {index} (N-DOM-5)")
 
 
 def _check_agreement(

@@ -21,7 +21,7 @@ import numpy as np
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import BadState, InvalidArgument
-from nnfmq.hal.summaries import clipped, html_tables
+from nnfmq.hal.summaries import clipped, counted, html_tables
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo
 from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import ExecutionConfig, Request
@@ -115,7 +115,7 @@ class CompiledModel(Uncopyable, HasState, ABC):
         """
         count = len(self.inputs if kind == "input" else self.outputs)
         if not 0 <= index < count:
-            raise InvalidArgument(f"the model has {count} {kind}s, there is no {kind} {index}")
+            raise InvalidArgument(f"the model has {counted(count, kind)}, there is no {kind} {index}")
         return MemoryPreference(ALIGNMENT, self._padding)
 
     # ------------------------------------------------------------------------------------------------ arrays

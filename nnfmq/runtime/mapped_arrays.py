@@ -122,6 +122,8 @@ class MappedArrays(Uncopyable):
             copies = self.copies
             if len(copies) == 1:  # a list in between would cost as much as the copy of a small array
                 return outputs.__class__((copies[0](),))
+            if len(copies) == 2:
+                return outputs.__class__((copies[0](), copies[1]()))
             return outputs.__class__([copy() for copy in copies])
         if out is outputs:
             return outputs

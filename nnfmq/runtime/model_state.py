@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.summaries import counted
 from nnfmq.hal.tensor_info import StateInfo
 from nnfmq.runtime.array_checks import checked_arrays
 from nnfmq.runtime.tensor_layout import Array
@@ -104,7 +105,7 @@ def require_no_state(states: Sequence[StateInfo], method: str) -> None:
     """Raise InvalidArgument, which names the method to call instead, if a model has states."""
     if states:
         raise InvalidArgument(
-            f"the model has {len(states)} states, which only a synchronous execution carries on: call {method}()"
+            f"the model has {counted(len(states), 'state')}; only synchronous calls carry states on: call {method}()"
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument, NnfmqError, OutputInsufficientSize
+from nnfmq.hal.summaries import counted
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import ExecutionConfig, Request
@@ -91,7 +92,8 @@ def check_out(infos: Sequence[TensorInfo], out: Sequence[Array | Buffer]) -> Non
         array_checks.check_out(infos, unchecked)
         return
     if len(unchecked) != len(infos):
-        raise InvalidArgument(f"the model has {len(infos)} outputs, `out` has {len(unchecked)} arrays or buffers")
+        outputs = counted(len(infos), "output")
+        raise InvalidArgument(f"the model has {outputs}, `out` has {len(unchecked)} arrays and buffers")
     arrays = [pair for pair in zip(infos, unchecked, strict=True) if not isinstance(pair[1], Buffer)]
     array_checks.check_out([info for info, _ in arrays], [target for _, target in arrays])
 

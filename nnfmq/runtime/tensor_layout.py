@@ -84,8 +84,9 @@ def has_unknown_shape(info: TensorInfo) -> bool:
 
 
 def format_shape(shape: tuple[int, ...]) -> str:
-    """Return a shape for error messages: `1x?x3`, with `?` for an unknown dimension."""
-    return "x".join("?" if extent == 0 else str(extent) for extent in shape) or "scalar or unknown rank"
+    """Return a shape for error messages: `1x8x3`; `1 x any x 3` if a dimension is unknown."""
+    sign = " x " if 0 in shape else "x"
+    return sign.join("any" if extent == 0 else str(extent) for extent in shape) or "scalar or unknown rank"
 
 
 def format_array_shape(shape: tuple[int, ...]) -> str:

@@ -66,7 +66,7 @@ def test_no_other_dimension_is_added(shape: tuple[int, ...]) -> None:
     [
         (IMAGE, np.zeros((1, 3, 2), np.float32), "input 'image' has shape 1x2x3; the given array has 1x3x2"),
         (IMAGE, np.zeros(6, np.float32), "input 'image' has shape 1x2x3; the given array has 6"),
-        (OPEN, np.zeros((9, 4), np.float32), r"input 'open' has shape \?x3; the given array has 9x4"),
+        (OPEN, np.zeros((9, 4), np.float32), r"input 'open' has shape any x 3; the given array has 9x4"),
         (PIXELS, np.float32(1), "input 'pixels' has shape 5; the given array has scalar"),
         (PIXELS, np.zeros(5, np.float32), "input 'pixels' holds uint8; the given array is float32"),
         (PIXELS, np.zeros(5, np.int8), "input 'pixels' holds uint8; the given array is int8"),
@@ -96,7 +96,7 @@ def test_another_number_of_arrays_is_rejected_with_the_names(given: int, said: s
 
 @pytest.mark.parametrize("info", [OPEN, TensorInfo("rankless", (), "float32")])
 def test_a_shape_that_is_not_fully_known_is_rejected_for_a_burst(info: TensorInfo) -> None:
-    with pytest.raises(InvalidArgument, match=f"output '{info.name}'.*use PreparedModel.execute"):
+    with pytest.raises(InvalidArgument, match=f"output '{info.name}'.*use model.execute"):
         array_checks.require_fixed_shapes("output", [IMAGE, info])
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from ray import serve
 
 from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument, NnfmqError
+from nnfmq.hal.summaries import counted
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connect import connect
 from nnfmq.serving.inference_protocol.asgi_app import InferenceApp
@@ -115,7 +116,7 @@ class ModelReplica(GrpcInferenceService):
         names = await self._server.input_names(model, version)
         if len(inputs) != len(names):
             raise InvalidArgument(
-                f"the model has {len(names)} inputs ({', '.join(names)}); {len(inputs)} arrays were given"
+                f"the model has {counted(len(names), 'input')} ({', '.join(names)}), not {len(inputs)}"
             )
         return {name: np.asarray(array) for name, array in zip(names, inputs, strict=True)}
 
