@@ -232,6 +232,7 @@ class TfliteOperation(IntEnum):
     HYBRID_RNN = 260
     HYBRID_UNIDIRECTIONAL_SEQUENCE_RNN = 261
     HYBRID_BIDIRECTIONAL_SEQUENCE_RNN = 262
+    DYNAMIC_UNIDIRECTIONAL_SEQUENCE_LSTM = 263
 
     # 288 to 299: functions of real numbers that ONNX has
     TAN = 288

@@ -438,7 +438,7 @@ class _Import:
         operator = "If" if self._in_subgraph else "Identity"
         node = Node(name, operator, self._file.opset, self._builder, [value], [name])
         try:
-            operand = node.operand(0) if value.size else node.add_constant(np.zeros(1, value.dtype))
+            operand = node.output() if value.size else node.add_constant(np.zeros(1, value.dtype))
             if self._builder[operand].lifetime != LifeTime.TEMPORARY_VARIABLE:
                 is_bool = self._builder[operand].type == OperandType.TENSOR_BOOL8
                 copy = OperationType.LOGICAL_OR if is_bool else OperationType.MAXIMUM

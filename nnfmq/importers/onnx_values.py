@@ -245,6 +245,13 @@ class Node(Struct):
         """Return integers as INT32; those beyond it become its limits."""
         return self.emit(operation_code(TfliteOperation.SATURATE), [operand], OperandType.TENSOR_INT32)
 
+    def output(self) -> int:
+        """Return the operand of the first input for users: integers that are FLOAT32 in the model become INT32."""
+        found = self.operand(0)
+        if self.value(0).dtype.kind in "iu" and self.builder[found].type == OperandType.TENSOR_FLOAT32:
+            return self.emit(OperationType.CAST, [found], OperandType.TENSOR_INT32)
+        return found
+
     def add_constant(self, array: Array) -> int:
         """Add a constant tensor. Raises InvalidArgument if the HAL and the extension have no such type."""
         kind = operand_type_of(array.dtype)

@@ -200,8 +200,7 @@ def lstm(operator: str, weights: dict[str, Any], names: list[str], domain: str =
 
 
 @pytest.mark.parametrize("per_gate", [False, True])
-def test_an_lstm_with_quantized_weights_computes_with_their_values(per_gate: bool) -> None:
-    """ONNX Runtime also rounds the input and the states to 8 bits, at each step."""
+def test_an_lstm_with_quantized_weights_rounds_inputs_and_states_as_onnx_runtime_does(per_gate: bool) -> None:
     count = 16 if per_gate else 1
     w, r = (RNG.integers(-128, 128, (1, size, 16)).astype(np.int8) for size in (3, 4))
     scales = {
@@ -210,10 +209,4 @@ def test_an_lstm_with_quantized_weights_computes_with_their_values(per_gate: boo
     zeros = {name: np.zeros(scales["a"].shape, np.int8) for name in "cd"}
     names = ["w", "r", "", "", "", "", "", "a", "c", "b", "d"]
     quantized, fed = lstm("DynamicQuantizeLSTM", {"w": w, "r": r, **scales, **zeros}, names, "com.microsoft")
-    real = {"w": w * scales["a"][..., None, :], "r": r * scales["b"][..., None, :]}
-    plain, _ = lstm(
-        "LSTM", {name: values.transpose(0, 2, 1).astype(np.float32) for name, values in real.items()}, ["w", "r"]
-    )
-    found = results(quantized, fed)
-    assert_close(found, expected(plain, fed))
-    np.testing.assert_allclose(found[0], expected(quantized, fed)[0], atol=0.01)
+    assert_close(results(quantized, fed), expected(quantized, fed))

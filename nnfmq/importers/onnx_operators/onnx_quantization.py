@@ -24,7 +24,7 @@ from nnfmq.importers.onnx_operators.onnx_integer_forms import QUANTIZED_TYPES, i
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of
 from nnfmq.importers.onnx_values import Node, QuantizedForm, Value
 
-__all__ = ["CONVERTERS", "dequantized", "quantized"]
+__all__ = ["CONVERTERS", "dequantized", "limited", "quantized"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -55,11 +55,11 @@ def _stepped(node: Node, value: Value, scale: Array, zero_point: Array, axis: in
     if zero_point.any():
         steps = node.emit(Op.ADD, [steps, zeros, none])
     if limits is not None:
-        steps = node.emit(Op.CAST, [_limited(node, steps, *limits)], OperandType.TENSOR_INT32)
+        steps = node.emit(Op.CAST, [limited(node, steps, *limits)], OperandType.TENSOR_INT32)
     node.result(steps, value.shape, zero_point.dtype)
 
 
-def _limited(node: Node, steps: int, lowest: int, highest: int) -> int:
+def limited(node: Node, steps: int, lowest: int, highest: int) -> int:
     """Return FLOAT32 limited to a range; NaN becomes the lowest number."""
     low, high = (node.filled(OperandType.TENSOR_FLOAT32, limit) for limit in (lowest, highest))
     is_number = node.emit(Op.GREATER, [steps, low], OperandType.TENSOR_BOOL8)

@@ -6,6 +6,7 @@ float32 up to 2²⁴. Names of operators of ONNX Runtime itself begin with its d
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -22,14 +23,17 @@ from nnfmq.importers.onnx_operators.onnx_broadcasting import common_shape
 from nnfmq.importers.onnx_operators.onnx_composition import Composition, applied, number
 from nnfmq.importers.onnx_operators.onnx_integer_forms import QUANTIZED_TYPES
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of
-from nnfmq.importers.onnx_operators.onnx_quantization import dequantized, quantized
+from nnfmq.importers.onnx_operators.onnx_quantization import dequantized, limited, quantized
 from nnfmq.importers.onnx_values import Node, Value
 
 __all__ = ["CONVERTERS", "dynamically_quantized", "without_zero_point"]
 
 Array: TypeAlias = npt.NDArray[Any]
 _LAST_AXIS_OPSET = 13
-_SMALLEST = float(np.finfo(np.float32).tiny)
+_BYTE = np.dtype(np.uint8)
+_HIGHEST = 255
+_EXACT = 1 << 24  # float32 has all integers up to this one
+_DIGIT = 32
 
 
 def _as_float(node: Node, position: int, axis: int = 0) -> Value:
@@ -140,41 +144,90 @@ def _where(node: Node) -> None:
 def _dynamic(node: Node) -> None:
     """Quantize with the scale of the largest and smallest element: the results are floats that are integers."""
     steps, scale, zero_point = dynamically_quantized(node, node.value(0))
-    for value in (steps, zero_point):
-        value.dtype = np.dtype(np.uint8)
-    node.results.update(enumerate((steps, scale, zero_point)))
+    node.results[0] = Value(steps.shape, _BYTE, steps.operand)
+    node.results[1] = scale
+    node.results[2] = Value(zero_point.shape, _BYTE, zero_point.operand)
 
 
 def dynamically_quantized(node: Node, x: Value) -> tuple[Value, Value, Value]:
-    """Return steps, scale and zero point, as DynamicQuantizeLinear has them, in float."""
-    zero = number(0)
+    """Return steps, scale and zero point, as DynamicQuantizeLinear has them, in float.
+
+    As in ONNX Runtime, NaN does not count in the range and becomes 0, and the scale of zeros is 1.
+    """
+    compose, zero = Composition(node), number(0)
+    known = compose("Where", compose("Equal", x, x), x, zero)
     highest, lowest = (
-        applied(node, limit, [applied(node, f"Reduce{limit}", [x], {"keepdims": 0}), zero], {})
+        compose(limit, compose(f"Reduce{limit}", known, keepdims=0), zero)  # the range contains 0
         for limit in ("Max", "Min")
     )
-    extent = applied(node, "Sub", [highest, lowest], {})
-    scale = applied(node, "Max", [applied(node, "Div", [extent, number(255)], {}), number(_SMALLEST)], {})
-    zero_point = _bytes(node, applied(node, "Neg", [applied(node, "Div", [lowest, scale], {})], {}))
-    steps = applied(node, "Round", [applied(node, "Div", [x, scale], {})], {})
-    return _bytes(node, applied(node, "Add", [steps, zero_point], {})), scale, zero_point
+    found = compose("Div", compose("Sub", highest, lowest), number(_HIGHEST))
+    scale = compose("Where", compose("Greater", found, zero), found, number(1))
+    zero_point = _bytes(node, compose("Round", compose("Neg", compose("Div", lowest, scale))))
+    steps = compose("Round", compose("Div", x, scale))
+    return _bytes(node, compose("Add", steps, zero_point)), scale, zero_point
 
 
 def _bytes(node: Node, value: Value) -> Value:
-    """Return a tensor rounded to integers from 0 to 255."""
-    rounded = applied(node, "Round", [value], {})
-    return applied(node, "Clip", [rounded, number(0), number(255)], {})
+    """Return a tensor limited to numbers from 0 to 255."""
+    return Value(value.shape, value.dtype, limited(node, node.operand(value), 0, _HIGHEST))
 
 
-def _integer_product(operator: str, node: Node) -> None:
-    """Convert a product of integers of 8 bits, whose result has 32 bits."""
-    found = applied(node, operator, [without_zero_point(node, place, place + 2) for place in (0, 1)])
-    node.result(node.emit(Op.CAST, [node.operand(found)], OperandType.TENSOR_INT32), found.shape, np.dtype(np.int32))
+# -- products of integers ----------------------------------------------------------------------------------------------
+
+
+def _matmul_integer(node: Node) -> None:
+    """Convert a product of matrices of 8 bits, in parts whose sums float32 has exactly."""
+    first, second = (without_zero_point(node, position, position + 2) for position in (0, 1))
+    count, compose = first.shape[-1], Composition(node)
+    parts = -(-_bound(second, -2 if len(second.shape) > 1 else 0) // _EXACT)
+    ends = [count * part // parts for part in range(parts + 1)]
+    axes = len(first.shape) - 1, max(len(second.shape) - 2, 0)
+    pairs = list(zip((first, second), axes, strict=True))
+    products = [
+        compose("MatMul", *(compose.part(each, axis, *limits) for each, axis in pairs))
+        for limits in itertools.pairwise(ends)
+    ]
+    _sum_of_integers(node, products)
+
+
+def _conv_integer(node: Node) -> None:
+    """Convert a convolution of 8 bits; weights are divided into digits if float32 may not have its sums exactly."""
+    image, filters = (without_zero_point(node, position, position + 2) for position in (0, 1))
+    bound = _bound(filters, tuple(range(1, len(filters.shape))))
+    if bound <= _EXACT:
+        return _sum_of_integers(node, [applied(node, "Conv", [image, filters])])
+    if filters.array is None or bound > _EXACT * _DIGIT:
+        raise InvalidArgument("sums of its products may be larger than the integers that float32 has")
+    high = np.floor(filters.array / _DIGIT)
+    digits = [Value.of((filters.array - _DIGIT * high).astype(np.float32)), Value.of(high.astype(np.float32))]
+    low, upper = (applied(node, "Conv", [image, digit]) for digit in digits)
+    return _sum_of_integers(node, [low, upper], _DIGIT)
+
+
+def _bound(weights: Value, axes: int | tuple[int, ...]) -> int:
+    """Return what no sum of products along these axes of weights, with numbers of up to 255, is beyond."""
+    if weights.array is not None:
+        return int(_HIGHEST * np.abs(weights.array).sum(axis=axes, dtype=np.int64).max(initial=1))
+    counted = [axes] if isinstance(axes, int) else axes
+    return _HIGHEST * _HIGHEST * math.prod(weights.shape[axis] for axis in counted)
+
+
+def _sum_of_integers(node: Node, products: list[Value], factor: int = 1) -> None:
+    """Finish with the sum of integral floats, each of them times the last one's power of `factor`, as INT32."""
+    kind, none = OperandType.TENSOR_INT32, node.builder.int32(0)
+    total, *others = (node.emit(Op.CAST, [node.operand(product)], kind) for product in products)
+    for other in others:
+        scaled = other if factor == 1 else node.emit(Op.MUL, [other, node.filled(kind, factor), none])
+        total = node.emit(Op.ADD, [total, scaled, none])
+    node.result(total, products[0].shape, np.dtype(np.int32))
 
 
 def without_zero_point(node: Node, position: int, zero_position: int) -> Value:
     """Return integers as floats, less their zero point, which may be missing."""
     value = node.value(position)
     zero_point = node.value(zero_position) if node.given(zero_position) else None
+    if not position and zero_point is not None and zero_point.size != 1:
+        raise InvalidArgument(f"{zero_point.size} zero points of the first input are not supported: one is")
     if value.array is not None:
         zeros: Any = 0
         if zero_point is not None:
@@ -205,9 +258,9 @@ def _as_integral_float(node: Node, value: Value) -> Value:
 
 _MICROSOFT = "com.microsoft."
 CONVERTERS: dict[str, Callable[[Node], None]] = {
-    "ConvInteger": partial(_integer_product, "Conv"),
+    "ConvInteger": _conv_integer,
     "DynamicQuantizeLinear": _dynamic,
-    "MatMulInteger": partial(_integer_product, "MatMul"),
+    "MatMulInteger": _matmul_integer,
     "QLinearConv": partial(_on_image, "Conv", 6),
     "QLinearMatMul": _matmul,
     f"{_MICROSOFT}NhwcMaxPool": partial(_on_image, "MaxPool", None),

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.importers.onnx_values import Node, Value
 
 __all__ = [
@@ -32,6 +33,7 @@ _GATES = (0, 2, 3, 1)  # the HAL's order of ONNX's gates
 _PEEPHOLES = (0, 2, 1)
 _TANH = 4  # NNAPI's code
 _SEQUENCE_LENGTHS, _HIDDEN, _CELL, _PEEPHOLE = 4, 5, 6, 7
+_DYNAMIC = "com.microsoft.DynamicQuantizeLSTM"
 _QUANTIZATION = 8  # the first of four inputs of DynamicQuantizeLSTM
 
 
@@ -119,8 +121,15 @@ def _one_direction(node: Node, place: int, is_reversed: bool) -> tuple[int, ...]
         node.builder.boolean(True),
         *(omitted for _ in range(4)),
     ]
-    output, hidden, cell = node.emit_many(Op.UNIDIRECTIONAL_SEQUENCE_LSTM, arguments, [kind] * 3)
+    output, hidden, cell = node.emit_many(_operation(node), arguments, [kind] * 3)
     return node.emit(Op.REVERSE, [output, time]) if is_reversed else output, hidden, cell
+
+
+def _operation(node: Node) -> Op:
+    """Return the HAL's operation, or the one that quantizes inputs and hidden states."""
+    if node.operator == _DYNAMIC:
+        return operation_code(TfliteOperation.DYNAMIC_UNIDIRECTIONAL_SEQUENCE_LSTM)
+    return Op.UNIDIRECTIONAL_SEQUENCE_LSTM
 
 
 def _gates(node: Node, stacked: Array, size: int) -> list[int]:
@@ -153,7 +162,7 @@ def initial_state(node: Node, position: int, place: int, size: int, dtype: np.dt
 
 
 def _quantized_lstm(node: Node) -> None:
-    """Convert DynamicQuantizeLSTM with the values of its weights: inputs and states are not quantized."""
+    """Convert DynamicQuantizeLSTM with the values of its weights; the operation quantizes inputs and hidden states."""
     weights = []
     for position, parameters in ((1, _QUANTIZATION), (2, _QUANTIZATION + 2)):
         scale, zero_point = (node.constant(place, "quantization") for place in (parameters, parameters + 1))
@@ -166,5 +175,5 @@ def _quantized_lstm(node: Node) -> None:
 
 CONVERTERS: dict[str, Callable[[Node], None]] = {
     "LSTM": _lstm,
-    "com.microsoft.DynamicQuantizeLSTM": _quantized_lstm,
+    _DYNAMIC: _quantized_lstm,
 }

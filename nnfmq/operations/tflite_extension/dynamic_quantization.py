@@ -34,6 +34,7 @@ from nnfmq.operations.tflite_extension.declaring import own_code
 from nnfmq.operations.tflite_extension.sixteen_bits import rounded
 
 _LOWEST, _HIGHEST = -128, 127
+_BYTE = 255
 
 
 def quantize_rows(rows: Array, asymmetric: bool) -> Array:
@@ -66,6 +67,17 @@ def _asymmetric_ranges(rows: Array) -> tuple[Array, Array]:
     is_low = -_LOWEST + np.abs(low / scale) < _HIGHEST + np.abs(high / scale)
     zero_point = np.clip(rounded(np.where(is_low, from_low, from_high)), _LOWEST, _HIGHEST)
     return scale.astype(np.float32), np.where(high > low, zero_point, 0).astype(np.float32)
+
+
+def quantize_linearly(values: Array) -> Array:
+    """Return the values, in float32, as the bytes of ONNX's DynamicQuantizeLinear represent them, with one scale."""
+    if values.size == 0:
+        return values.copy()
+    low, high = np.minimum(values.min(), np.float32(0)), np.maximum(values.max(), np.float32(0))
+    scale = (high - low) / np.float32(_BYTE) if high > low else np.float32(1)
+    zero_point = np.rint(np.clip(-low / scale, 0, _BYTE))
+    result: Array = (np.clip(np.rint(values / scale) + zero_point, 0, _BYTE) - zero_point) * scale
+    return result
 
 
 def dynamic_quantize_shape(input: Shape, *, row_length: int, asymmetric: bool) -> Shape:
