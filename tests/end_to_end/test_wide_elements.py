@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,10 @@ from support.onnx_runtime import onnx
 
 import nnfmq
 import nnfmq.compat.onnxruntime as ours
+from nnfmq.recording.recorder import ExecutionRecorder
+from nnfmq.recording.recording_reader import RecordingFile
+from nnfmq.replaying.replay_schedule import ReplaySpeed
+from nnfmq.replaying.replayer import ReplayOptions, replay
 
 make = onnx.helper.make_node
 FED = {
@@ -69,3 +74,22 @@ def test_a_session_returns_what_onnx_runtime_returns() -> None:
     found = ours.InferenceSession(content).run(None, FED)
     require_same(found, expected(content, FED))
     assert [array.shape for array in found] == [array.shape for array in expected(content, FED)]
+
+
+def test_a_runtime_computes_them_on_a_device_that_has_the_extension(daemon: Daemon) -> None:
+    content = mixed_model()
+    with nnfmq.Runtime([daemon.path]) as runtime, runtime.prepare(nnfmq.load(content)) as model:
+        require_same(model.execute(*FED.values()), expected(content, FED))
+
+
+def test_a_device_without_the_extension_names_the_operations_that_it_lacks() -> None:
+    with nnfmq.Runtime([]) as runtime, pytest.raises(nnfmq.InvalidArgument, match=r"MUL of nnfmq.tflite.TENSOR_INT64"):
+        runtime.prepare(nnfmq.load(mixed_model()))
+
+
+def test_a_recording_of_them_is_replayed(client: nnfmq.Client, tmp_path: Path) -> None:
+    with ExecutionRecorder.start(tmp_path / "a.nnrec"), client.prepare(nnfmq.load(mixed_model())) as model:
+        model.execute(*FED.values())
+    with RecordingFile(tmp_path / "a.nnrec") as recording:
+        outcome = replay(client, recording, ReplayOptions(ReplaySpeed("max")))
+    assert [done.is_equal for done in outcome.executions] == [True]

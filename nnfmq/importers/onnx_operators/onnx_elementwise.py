@@ -91,8 +91,6 @@ def _sum(node: Node) -> None:
 
 def _mean(node: Node) -> None:
     values = [node.value(position) for position in range(len(node.inputs))]
-    if values[0].dtype.kind in "iu":
-        raise InvalidArgument("the mean of integers is not supported")
     total = _total(node, values)
     count = node.filled(node.builder[total].type, len(values))
     node.result(node.emit(Op.DIV, [total, count, node.builder.int32(0)]), common_shape(*values))

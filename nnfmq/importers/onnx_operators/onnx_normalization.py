@@ -10,6 +10,7 @@ import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.tflite_codes import TENSOR_FLOAT64
 from nnfmq.importers.onnx_operators.onnx_half import in_float32
 from nnfmq.importers.onnx_operators.onnx_movement import axis_of, transposed
 from nnfmq.importers.onnx_operators.onnx_reduction import divisor
@@ -33,11 +34,23 @@ def _softmax(operation: Op, node: Node) -> None:
         order = [*(other for other in range(len(shape)) if other != axis), axis]
         x = transposed(node, x, order)
     ordered, x = node.shape(x), node.reshaped(x, flat)
-    beta = node.scalar(node.builder[x].type, 1.0)
-    found = node.reshaped(node.emit(operation, [x, beta, node.builder.int32(1)]), ordered)
+    found = node.reshaped(_softmax_of_rows(operation, node, x), ordered)
     if is_new and shape:
         found = transposed(node, found, [int(at) for at in np.argsort(order)])
     node.result(found, shape)
+
+
+def _softmax_of_rows(operation: Op, node: Node, x: int) -> int:
+    kind, none = node.builder[x].type, node.builder.int32(0)
+    if kind != TENSOR_FLOAT64:
+        return node.emit(operation, [x, node.scalar(kind, 1.0), node.builder.int32(1)])
+    axes, keeps = node.builder.int32_vector([1]), node.builder.boolean(True)
+    below = node.emit(Op.SUB, [x, node.emit(Op.REDUCE_MAX, [x, axes, keeps]), none])
+    powers = node.emit(Op.EXP, [below])
+    total = node.emit(Op.REDUCE_SUM, [powers, axes, keeps])
+    if operation == Op.SOFTMAX:
+        return node.emit(Op.DIV, [powers, total, none])
+    return node.emit(Op.SUB, [below, node.emit(Op.LOG, [total]), none])
 
 
 def _batch_normalization(node: Node) -> None:
