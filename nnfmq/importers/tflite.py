@@ -144,15 +144,18 @@ def _import(file: TfliteFile, shapes: Shapes, *, keep_results: bool = False, wit
         _convert(context, operator, problems, folding.or_convert(convert))
     outputs = _all(problems, context.model_output, file.outputs)
     problems.raise_if_any()
-    if not inputs or not outputs:
-        raise InvalidArgument(f"{len(inputs)} inputs and {len(outputs)} outputs: a model needs at least one of each")
+    if not outputs:
+        raise InvalidArgument("the model has no outputs")
+    context.find_ranks(outputs)
+    described = context.infos(file.inputs, inputs), context.infos(file.outputs, outputs)
     states = [*context.states().values(), *finish_variables(context)]
     results = context.keep_results() if keep_results else {}
     inputs += [state.before for state in states]
     outputs += [*results.values(), *(state.after for state in states)]
     model = builder.build(inputs, outputs)
     infos = tuple(state.info for state in states)
-    loaded = LoadedModel(model, context.infos(file.inputs), context.infos((*file.outputs, *results)), states=infos)
+    kept = context.infos(tuple(results), tuple(results.values()))
+    loaded = LoadedModel(model, described[0], (*described[1], *kept), states=infos)
     return loaded, context, list(results)
 
 

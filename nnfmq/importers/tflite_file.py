@@ -58,7 +58,8 @@ class TfliteTensor(Struct, frozen=True):
     """A tensor; `data` is its constant value in the file, or None.
 
     `file_scale` is the file's scale, even if an operand of that type has none (the INT32 bias of a quantized
-    operation). `rank` is that in the file: a constant of rank 0 has shape (1,).
+    operation). `rank` is that in the file: a constant and an input of rank 0 have shape (1,); a result may have
+    shape () because its rank is unknown.
     """
 
     index: int
@@ -181,7 +182,9 @@ class TfliteFile:
         if not all(isinstance(extent, int) and extent > 0 for extent in shape):
             raise InvalidArgument(f"{tensor} cannot have the shape {list(shape)}: dimensions are positive integers")
         _check_size(tensor.type, _checked_shape(shape), None, element_bytes(tensor.type) or 8)
-        self._tensors[index] = replace(tensor, shape=shape, rank=len(shape))
+        is_input = index in self.inputs
+        rank = 0 if tensor.rank == 0 and shape == (1,) and not is_input else len(shape)  # of a scalar's operand
+        self._tensors[index] = replace(tensor, shape=shape or (1,) if is_input else shape, rank=rank)
 
     @property
     def constant_bytes_max(self) -> int:
@@ -279,8 +282,8 @@ class TfliteFile:
             raise InvalidArgument("a variable tensor with an initial value is not supported: it must start from zeros")
         rank = len(shape)
         kind, scale, zero_point, channels = _operand_type(type_name, shape, scales, zero_points, dimension)
-        if data is not None:
-            shape = shape or (1,)  # a constant of rank 0: shape () of an operand means unknown rank
+        if data is not None or index in self.inputs:
+            shape = shape or (1,)  # rank 0: shape () of an operand means unknown rank
         stored_bytes = _STORED_BYTES.get(type_name) or element_bytes(kind)
         is_variable = bool(raw.IsVariable())
         if raw.Sparsity() is not None and data is not None:

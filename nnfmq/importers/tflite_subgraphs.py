@@ -12,7 +12,6 @@ from functools import partial
 from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import LifeTime
 from nnfmq.importers.problems import Problems
 from nnfmq.importers.tflite_folding import Folding
@@ -97,14 +96,5 @@ def _outputs(context: ConversionContext) -> list[int]:
         if 0 in context.builder[operand].dimensions:
             raise InvalidArgument(f"{context.file.tensor(index)} is a result of unknown shape")
         is_output = context.builder[operand].lifetime == LifeTime.SUBGRAPH_OUTPUT
-        found.append(operand if is_output and operand not in found else _copied(context, operand))
+        found.append(operand if is_output and operand not in found else context.copied(operand))
     return found
-
-
-def _copied(context: ConversionContext, index: int) -> int:
-    operand = context.builder[index]
-    location = type(operand.location)()
-    copy = context.builder.operand(replace(operand, lifetime=LifeTime.SUBGRAPH_OUTPUT, location=location))
-    shape = context.builder.int32_vector(operand.dimensions)
-    context.builder.operation(OperationType.RESHAPE, [index, shape], copy)
-    return copy

@@ -1,6 +1,6 @@
 """Tensors of rank 0, tensors without elements, and outputs that nothing computes, in each way to execute a model.
 
-ONNX Runtime is the oracle of the ONNX models: values, shapes and element types are equal.
+ONNX Runtime is the oracle of the ONNX models, LiteRT that of the .tflite files: values, shapes and types are equal.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +17,19 @@ from support.drivers import Daemon, Process
 from support.onnx_files import file_of
 from support.onnx_runtime import onnx
 from support.oracles import Array
+from support.tflite_files import Operator, writer
 from support.unusual_shapes import CASES, NONE, SCALAR, ShapeCase, X, ints, make, one, wanted
+from support.unusual_tflite_shapes import CASES as FILES
+from support.unusual_tflite_shapes import FileCase, tensor
+from support.unusual_tflite_shapes import X as X_TENSOR
 
 import nnfmq
+import nnfmq.compat.litert as our_litert
 import nnfmq.compat.onnxruntime as ours
 from nnfmq.cli import main
 from nnfmq.runtime.compiled_model import CompiledModel
+
+litert: Any = pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +126,54 @@ def test_results_are_the_same_after_the_driver_s_death(path: Path) -> None:
             worker.wait_for_end()
         assert_equal(burst.execute(*inputs), wanted(case))
         assert_equal(model.execute(*inputs), wanted(case))
+
+
+@pytest.mark.parametrize("device", ["compiled", "reference"])
+@pytest.mark.parametrize("case", FILES, ids=str)
+def test_each_form_of_execution_returns_what_litert_does(driver: nnfmq.Client, case: FileCase, device: str) -> None:
+    loaded, inputs = nnfmq.load(case.content()), case.draw()
+    expected = by_litert(litert, case.content(), inputs)
+    assert [info.shape for info in loaded.outputs] == [array.shape for array in expected]
+    with driver.device(device).prepare(loaded) as model:
+        for outputs in by_all_forms(model, inputs):
+            assert_equal(outputs, expected)
+
+
+@pytest.mark.parametrize("case", FILES, ids=str)
+def test_an_interpreter_returns_what_litert_does(path: Path, monkeypatch: pytest.MonkeyPatch, case: FileCase) -> None:
+    monkeypatch.setenv("NNFMQ_SOCKET", str(path))
+    content, inputs = case.content(), case.draw()
+    found, expected = by_litert(our_litert, content, inputs), by_litert(litert, content, inputs)
+    assert [array.dtype for array in found] == [array.dtype for array in expected]
+    assert_equal(found, expected)
+
+
+def by_litert(module: Any, content: bytes, inputs: Sequence[Array]) -> list[Array]:
+    """Return the outputs of an interpreter of LiteRT's interface."""
+    runner = module.Interpreter(model_content=content)
+    runner.allocate_tensors()
+    for detail, array in zip(runner.get_input_details(), inputs, strict=True):
+        runner.set_tensor(detail["index"], array)
+    runner.invoke()
+    return [runner.get_tensor(detail["index"]) for detail in runner.get_output_details()]
+
+
+def test_a_signature_names_one_tensor_twice(driver: nnfmq.Client, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNFMQ_SOCKET", str(path))
+    content = writer.write(
+        [X_TENSOR, tensor("y", 2, 3)],
+        [Operator("RELU", (0,), (1,))],
+        [0],
+        [1],
+        signatures=[writer.Signature("run", {"x": 0}, {"given": 0, "one": 1, "two": 1})],
+    )
+    with driver.prepare(nnfmq.load(content, signature="run")) as model:
+        outputs = model.execute(X)
+    assert [info.name for info in model.outputs] == ["given", "one", "two"]
+    assert_equal(outputs, [X, np.maximum(X, 0), np.maximum(X, 0)])
+    for module in (our_litert, litert):
+        found = module.Interpreter(model_content=content).get_signature_runner("run")(x=X)
+        assert_equal([found[name] for name in ("given", "one", "two")], outputs)
 
 
 def test_numbers_are_inputs_of_rank_0(driver: nnfmq.Client) -> None:

@@ -80,7 +80,7 @@ def test_while_runs_its_body_until_the_condition_is_false(limit: int) -> None:
     x, factor = np.arange(6, dtype=np.float32).reshape(2, 3), np.full((2, 3), 0.25, np.float32)
     count, total = ours(content)([x, factor])
     expected = Theirs(content)([x, factor])
-    assert count.tolist() == [limit] == [int(expected[0])]
+    assert count.tolist() == limit == int(expected[0])
     np.testing.assert_allclose(total, expected[1], rtol=1e-6)
 
 

@@ -33,9 +33,13 @@ class TensorAllocation:
             array[...] = 0
 
     def _bind(self, tensors: Sequence[int], arrays: Sequence[Array]) -> None:
-        """Enter the arrays of tensors."""
+        """Enter the arrays of tensors.
+
+        An output that is an input, a constant or another output is that tensor, and needs no array.
+        """
         for index, array in zip(tensors, arrays, strict=True):
-            self.arrays[index] = array.reshape(self.shape(index) or ())
+            if index not in self.arrays and self._subgraph.tensors[index].data is None:
+                self.arrays[index] = array.reshape(self.shape(index) or ())
 
     def shape(self, index: int) -> tuple[int, ...] | None:
         """Return the shape of a tensor that is computed; None for all others. The HAL has no results of rank 0."""

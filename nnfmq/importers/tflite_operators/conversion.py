@@ -12,12 +12,13 @@ from typing import Any, Protocol
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo, operand_info
 from nnfmq.hal.tflite_codes import ELEMENTS, TENSOR_INT64
-from nnfmq.hal.types import LifeTime, Operand, OperandType, element_bytes
+from nnfmq.hal.types import DataLocation, LifeTime, Operand, OperandType, element_bytes
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator, TfliteTensor
 
@@ -89,6 +90,7 @@ class ConversionContext:
         self._operands: dict[int, int] = {}
         self._states: dict[int, State] = {}
         self._outputs = frozenset(file.outputs)
+        self._output_operands: list[int] = []
         self.variables: dict[str, Any] = {}
         """The resource variables by name; see `variable_ops`."""
         self.handles: dict[int, str] = {}
@@ -119,6 +121,15 @@ class ConversionContext:
         found = {index: self.builder[operand] for index, operand in operands.items()}
         return {index: operand.dimensions for index, operand in found.items() if operand.lifetime in _COMPUTED}
 
+    def find_ranks(self, outputs: Sequence[int]) -> None:
+        """State the shapes of outputs whose rank the file does not state, if they follow from the inputs' shapes.
+
+        A file states the same of a scalar and of a tensor of unknown rank.
+        """
+        if not all(self.builder[output].dimensions for output in outputs):
+            with suppress(InvalidArgument, GeneralFailure):
+                self.builder.infer_shapes(0)
+
     def keep_results(self) -> dict[int, int]:
         """Make all intermediate results outputs of the model, and return their operands by tensor."""
         found: dict[int, int] = {}
@@ -128,11 +139,14 @@ class ConversionContext:
                 found[index] = operand
         return found
 
-    def infos(self, tensors: tuple[int, ...]) -> tuple[TensorInfo, ...]:
+    def infos(self, tensors: Sequence[int], operands: Sequence[int]) -> tuple[TensorInfo, ...]:
         """Describe inputs or outputs of the model."""
-        names = [self.file.tensor(index).name for index in tensors]
-        operands = [self.builder[self._operands[index]] for index in tensors]
-        return tuple(operand_info(operand, name, ELEMENTS) for operand, name in zip(operands, names, strict=True))
+        return tuple(map(self._info, tensors, operands))
+
+    def _info(self, index: int, operand: int) -> TensorInfo:
+        tensor = self.file.tensor(index)
+        info = operand_info(self.builder[operand], tensor.name, ELEMENTS)
+        return replace(info, shape=(), is_scalar=True) if tensor.rank == 0 and info.shape == (1,) else info
 
     def model_input(self, index: int) -> int:
         """Add tensor `index` as an input of the model."""
@@ -149,12 +163,26 @@ class ConversionContext:
         self._operands[index] = operand
 
     def model_output(self, index: int) -> int:
-        """Return the operand of tensor `index`, which must have been written by an operator."""
+        """Return the operand of tensor `index` as an output: a copy of an input, a constant, or another output."""
         tensor = self.file.tensor(index)
-        operand = self._operands.get(index)
-        if operand is None or self.builder[operand].lifetime != LifeTime.SUBGRAPH_OUTPUT:
+        if index not in self._operands and (tensor.data is None or tensor.is_variable):
             raise InvalidArgument(f"{tensor} cannot be a model output: no operator writes it")
+        operand = self.value(index)
+        is_result = self.builder[operand].lifetime == LifeTime.SUBGRAPH_OUTPUT
+        if not is_result or operand in self._output_operands:
+            operand = self.copied(operand)
+        self._output_operands.append(operand)
         return operand
+
+    def copied(self, index: int) -> int:
+        """Return a copy of an operand, an output. Raises InvalidArgument if its shape is not known."""
+        operand = self.builder[index]
+        if not operand.dimensions or 0 in operand.dimensions:
+            raise InvalidArgument("a tensor of unknown shape cannot be an output twice")
+        output = replace(operand, lifetime=LifeTime.SUBGRAPH_OUTPUT, location=DataLocation())
+        copy = self.builder.operand(output)
+        self.builder.operation(OperationType.RESHAPE, [index, self.builder.int32_vector(operand.dimensions)], copy)
+        return copy
 
     def shape(self, index: int) -> tuple[int, ...]:
         """Return the shape of the operand of tensor `index`, which an operator has written."""

@@ -38,7 +38,7 @@ def broadcast(context: ConversionContext, index: int, shape: tuple[int, ...]) ->
     """Return tensor `index` broadcast to `shape`, with RESHAPE and TILE if it is smaller."""
     tensor = context.file.tensor(index)
     value = context.value(index)
-    if tensor.shape == shape:
+    if tensor.shape == (shape or (1,)):
         return value
     dimensions = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
     if len(dimensions) != len(shape) or any(e not in (1, wanted) for e, wanted in zip(dimensions, shape, strict=True)):
@@ -152,8 +152,9 @@ def _fill(context: ConversionContext, operator: TfliteOperator) -> None:
     declared = context.file.tensor(operator.outputs[0]).shape
     is_computed = bool(declared) and context.file.tensor(operator.inputs[0]).data is None
     value = context.file.tensor(operator.inputs[1])
-    if value.type == TENSOR_INT64 and (is_computed or context.file.tensor(operator.inputs[0]).data is not None):
-        return _tiled(context, operator, value, declared if is_computed else context.ints(operator.inputs[0]))
+    is_known = is_computed or context.file.tensor(operator.inputs[0]).data is not None
+    if is_known and (value.type == TENSOR_INT64 or value.data is None):
+        return _tiled(context, operator, value, declared if is_computed else context.ints(operator.inputs[0]) or (1,))
     shape = context.builder.int32_vector(declared) if is_computed else context.value(operator.inputs[0])
     return context.emit(OperationType.FILL, operator, shape, scalar(context, operator.inputs[1]))
 

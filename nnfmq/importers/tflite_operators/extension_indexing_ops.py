@@ -9,7 +9,7 @@ from nnfmq.hal.tflite_codes import TfliteOperation, operation_code
 from nnfmq.importers.tflite_file import TfliteOperator
 from nnfmq.importers.tflite_operators.conversion import ConversionContext, OpConverter
 from nnfmq.importers.tflite_operators.extension_elementwise_ops import of_inputs
-from nnfmq.importers.tflite_operators.options import normalized_axis
+from nnfmq.importers.tflite_operators.options import emit_reshape, normalized_axis
 
 __all__ = ["CONVERTERS"]
 
@@ -25,7 +25,13 @@ def _cumsum(context: ConversionContext, operator: TfliteOperator) -> None:
 
 def _one_hot(context: ConversionContext, operator: TfliteOperator) -> None:
     axis = context.builder.int32(operator.options.Axis() if operator.options is not None else 0)
-    context.emit(operation_code(TfliteOperation.ONE_HOT), operator, *map(context.value, operator.inputs), axis)
+    arguments, code = list(map(context.value, operator.inputs)), operation_code(TfliteOperation.ONE_HOT)
+    if context.file.tensor(operator.inputs[0]).rank:
+        return context.emit(code, operator, *arguments, axis)
+    depth = context.one_int(operator.inputs[1])
+    row = context.temporary(context.file.tensor(operator.outputs[0]), (1, depth))
+    context.builder.operation(code, [*arguments, context.builder.int32(1)], row)
+    return emit_reshape(context, operator, row, (depth,))
 
 
 def _unsorted_segment(reduction: int) -> Callable[[ConversionContext, TfliteOperator], None]:

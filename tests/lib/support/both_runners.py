@@ -128,7 +128,7 @@ class Layers:
         inputs = [graph.model_input(index) for index in given]
         convert_operator(graph, operator)
         outputs = [graph.model_output(index) for index in operator.outputs]
-        (found,) = (blank(info) for info in graph.infos(operator.outputs))
+        (found,) = (blank(info) for info in graph.infos(operator.outputs, outputs))
         program = interpreter.prepare(graph.builder.build(inputs, outputs))
         program.execute([tensor(index) for index in given], [found])
         return found
