@@ -14,7 +14,7 @@
  * cores, divided by the number of processes with either. The bytes are hints: they order nothing, and a wrong one costs
  * time, never a result. Each process writes its own bytes only, and the pool the busy byte.
  *
- * Kernels run in the mode of `_float_mode.h`: a worker until it returns, the caller during a run.
+ * Kernels run in the floating-point mode of their threads, that of IEEE 754: subnormal numbers are operands and results.
  *
  * Each pair of accesses that synchronizes two threads has a label, which stands at both ends:
  *
@@ -51,7 +51,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../_float_mode.h"
 #include "../../_pause.h"
 
 #define NNFMQ_POOL_MAX_WORKERS 15
@@ -233,10 +232,8 @@ static inline int nnfmq_pool_step(nnfmq_pool *pool, int64_t me, nnfmq_worker *wo
 
 static inline void nnfmq_pool_work(nnfmq_pool *pool, int64_t me) {
     nnfmq_worker worker = {0, 0};
-    const uint64_t float_mode = nnfmq_flush_subnormals();
     while (nnfmq_pool_step(pool, me, &worker)) {
     }
-    nnfmq_restore_float_mode(float_mode);
 }
 
 /* ---- the caller ---- */
@@ -338,7 +335,6 @@ static inline int64_t nnfmq_pool_now(void) {
 static inline void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_core_division *division, const nnfmq_launch *launches,
                                   int64_t first, int64_t last, char *scratch, int64_t stride, int64_t *times) {
     const int64_t most = pool ? pool->workers + 1 : 1;
-    const uint64_t float_mode = nnfmq_flush_subnormals();
     int64_t threads = 0; /* of the last launch */
     if (division)
         atomic_store_explicit(division->own, 1, memory_order_relaxed);
@@ -362,7 +358,6 @@ static inline void nnfmq_pool_run(nnfmq_pool *pool, const nnfmq_core_division *d
         atomic_store_explicit(&pool->active, 0, memory_order_relaxed);
     if (division)
         atomic_store_explicit(division->own, 0, memory_order_relaxed);
-    nnfmq_restore_float_mode(float_mode);
 }
 
 #endif

@@ -191,12 +191,6 @@ def special_and_random() -> Any:
     return np.concatenate([SPECIAL, random.normal(size=6000), random.uniform(-110, 110, 6000)]).astype(np.float32)
 
 
-def without_subnormal(results: Any) -> Any:
-    """Return results with 0 for subnormal numbers, which kernels return or not."""
-    is_subnormal = (abs(results) < np.finfo(np.float32).tiny) if results.dtype.kind == "f" else False
-    return np.where(is_subnormal, 0, results)
-
-
 def of_floats(code: str, values: Any) -> Model:
     arguments = [tensor("float", values.shape), *([0.75] if code == "ELU" else [])]
     return one_operation(OperationType[code], arguments, tensor("float", values.shape))
@@ -226,7 +220,62 @@ def test_pairs_of_special_floats_match_the_interpreter(code: str) -> None:
     with np.errstate(all="ignore"):
         found, expected = (outputs_of(engine(model), model, inputs)[0] for engine in (prepare, interpreter.prepare))
 
-    np.testing.assert_array_equal(without_subnormal(found), without_subnormal(expected))
+    np.testing.assert_array_equal(found, expected)
+
+
+SUBNORMAL = np.float32([1e-40, -1e-40, 3e-39, 2e-38, 1.5e-45, -1.5e-45, 0.0, 1.2e-38] * 5)
+
+
+OF_ONE: dict[str, Callable[[Any], Any]] = {
+    "ABS": np.abs,
+    "ELU": lambda x: np.where(x < 0, 0.75 * x, x),
+    "FLOOR": np.floor,
+    "LOG": np.log,
+    "NEG": np.negative,
+    "RELU": lambda x: np.maximum(x, 0),
+    "RELU6": lambda x: np.clip(x, 0, 6),
+    "RSQRT": lambda x: 1 / np.sqrt(x),
+    "SQRT": np.sqrt,
+    "TANH": np.tanh,
+}
+OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
+    "ADD": np.add,
+    "DIV": np.divide,
+    "MAXIMUM": np.maximum,
+    "MINIMUM": np.minimum,
+    "MUL": np.multiply,
+    "SUB": np.subtract,
+}
+
+
+@pytest.mark.parametrize("code", OF_ONE)
+def test_functions_of_subnormal_numbers_are_those_of_ieee_754(code: str) -> None:
+    values = abs(SUBNORMAL) if code in ("SQRT", "RSQRT", "LOG") else SUBNORMAL
+    model = of_floats(code, values)
+    with np.errstate(all="ignore"):
+        expected = OF_ONE[code](values.astype(np.float64)).astype(np.float32)
+        found = outputs_of(prepare(model), model, [values])[0]
+    np.testing.assert_allclose(found, expected, rtol=NEAR, atol=3e-45)  # two units of the smallest number
+
+
+@pytest.mark.parametrize("code", OF_TWO)
+def test_pairs_of_subnormal_numbers_are_computed_as_ieee_754_says(code: str) -> None:
+    others = np.float32([2, 0.25, -0.5, 1e-40, 3e-39])
+    model = pair(code, "float", ((40, 1), (1, 5)), *([0] if code in ("ADD", "SUB", "MUL", "DIV") else []))
+    inputs = [SUBNORMAL.reshape(40, 1), others.reshape(1, 5)]
+    found = outputs_of(prepare(model), model, inputs)[0]
+    with np.errstate(all="ignore"):
+        expected = OF_TWO[code](*(array.astype(np.float64) for array in inputs)).astype(np.float32)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_exponentials_are_subnormal_where_they_are_less_than_the_least_normal_number() -> None:
+    values = np.concatenate([np.linspace(-104.5, -86, 4001), [-np.inf, np.nan, -np.nan]]).astype(np.float32)
+    model = of_floats("EXP", values)
+    found = outputs_of(prepare(model), model, [values])[0]
+    expected = np.exp(values.astype(np.float64)).astype(np.float32)
+    np.testing.assert_allclose(found, expected, rtol=NEAR, atol=1.5e-45)
+    assert (found[expected == 0] == 0).all() and np.isnan(found[-2:]).all()
 
 
 @pytest.mark.parametrize("code", EXACT)
@@ -238,7 +287,7 @@ def test_exact_float_functions_match_the_interpreter(code: str) -> None:
         found, expected = (outputs_of(program, model, [values])[0] for program in (compiled, reference))
 
     assert compiled.compiled_ops == {0}
-    np.testing.assert_array_equal(without_subnormal(found), without_subnormal(expected))
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("quantize", [(0.031, 77), (1.3, 0), (0.0009, 255)])

@@ -431,22 +431,11 @@ def test_workers_are_not_woken_near_the_end_of_a_partition() -> None:
 
 @pytest.mark.parametrize("parallelism", Parallelism, ids=lambda parallelism: parallelism.name)
 @pytest.mark.parametrize("worker_count", [0, 1])
-def test_subnormal_numbers_are_zero_in_kernels_and_in_nothing_else(
+def test_every_thread_computes_with_subnormal_numbers(
     kernels: LoadedCode, make_pool: Callable[[int], ThreadPool], worker_count: int, parallelism: Parallelism
 ) -> None:
     smallest_normal = np.finfo(np.float32).tiny
-    for subnormal in (smallest_normal, smallest_normal / 4):  # as a result, as an operand
-        numbers = np.full((MAX_ITEMS + 1, 2), [subnormal, 0], np.float32)
+    for number in (smallest_normal, smallest_normal / 4):  # as a result, as an operand
+        numbers = np.full((MAX_ITEMS + 1, 2), [number, 0], np.float32)
         run_launches(make_pool(worker_count), kernels.address("halve"), [numbers], MAX_ITEMS, parallelism)
-        assert (numbers[1:] == [0, 1]).all()
-
-    assert 0 < np.float32(smallest_normal) / np.float32(2) < smallest_normal
-
-
-def test_a_worker_that_returns_leaves_the_mode_of_its_thread_as_it_was() -> None:
-    core = with_workers(1)._new_core()
-    core.stop()
-    core.work(1)  # returns immediately
-
-    smallest_normal = np.finfo(np.float32).tiny
-    assert 0 < np.float32(smallest_normal) / np.float32(2) < smallest_normal
+        assert (numbers[1:] == [number / 2, 1]).all()

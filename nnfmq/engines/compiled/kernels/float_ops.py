@@ -80,15 +80,48 @@ _EXPM1_POLYNOMIAL = (0.001388239577, 0.008367180859, 0.041667221268, 0.166665386
 # e^r - 1 is below 2^-26.
 
 
+_LEAST_NORMAL_LOG = -87.33  # e^x is a normal number from here on: 1.0009 times the least one
+_SUBNORMAL_LOG = -87.0  # below, x = n·ln(2) + r has n <= -126, and e^x may be subnormal
+
+
 def exp(kb: KernelBuilder, value: Value) -> Value:
-    """Return e^x; 0 and infinity if the result is outside of float32's range."""
-    fraction, exponent = _reduced_expm1(kb, clamp_float(kb, value, -104.0, 89.0))
+    """Return e^x; infinity if that is too large for float32, 0 if it is less than the least normal number.
+
+    For functions in which so small a term does not matter. An instruction with a subnormal number takes about 150
+    cycles on many CPUs, and softmax, of which this is a part, would pass such numbers on to a matrix product.
+    """
+    fraction, exponent = _reduced_expm1(kb, clamp_float(kb, value, _LEAST_NORMAL_LOG, 89.0))
     lanes = value.type.count
-    half = kb.ir.ashr(exponent, kb.splat(I32, 1, lanes))
-    result = kb.ir.fadd(fraction, kb.splat(F32, 1.0, lanes))
-    for part in (half, kb.ir.sub(exponent, half)):  # 2^n alone may be outside of float32's range
-        result = kb.ir.fmul(result, _power_of_two(kb, part))
-    return result
+    result = _scaled(kb, kb.ir.fadd(fraction, kb.splat(F32, 1.0, lanes)), exponent)
+    is_small = kb.ir.fcmp_ordered("<", value, kb.splat(F32, _LEAST_NORMAL_LOG, lanes))
+    return kb.ir.select(is_small, kb.splat(F32, 0.0, lanes), result)
+
+
+def subnormal_exp(kb: KernelBuilder, value: Value) -> Value:
+    """Return e^x, subnormal numbers included; 0 and infinity if the result is outside of float32's range.
+
+    A subnormal result is rounded to an integer number of 2^-149, whose bits are those of the result: no instruction
+    computes with a subnormal number, which would take about 150 cycles on many CPUs.
+    """
+    fraction, exponent = _reduced_expm1(kb, clamp_float(kb, value, -104.0, 89.0))
+    lanes, kind = value.type.count, vector(I32, value.type.count)
+    one, least = kb.splat(F32, 1.0, lanes), kb.splat(I32, -126, lanes)
+    significand = kb.ir.fadd(fraction, one)
+    is_small = kb.ir.fcmp_ordered("<", value, kb.splat(F32, _SUBNORMAL_LOG, lanes))
+    smallest = kb.ir.select(kb.ir.icmp_signed("<", exponent, least), exponent, least)
+    scale = _power_of_two(kb, kb.ir.add(smallest, kb.splat(I32, 149, lanes)))
+    units = kb.intrinsic("llvm.nearbyint", kb.ir.fmul(significand, scale))
+    largest = kb.ir.select(is_small, kb.splat(I32, 0, lanes), exponent)
+    normal = _scaled(kb, kb.ir.select(is_small, one, significand), largest)
+    return kb.ir.select(is_small, kb.ir.bitcast(kb.ir.fptosi(units, kind), normal.type), normal)
+
+
+def _scaled(kb: KernelBuilder, value: Value, exponent: Value) -> Value:
+    """Return `value` times 2^exponent, which alone may be outside of float32's range."""
+    half = kb.ir.ashr(exponent, kb.splat(I32, 1, value.type.count))
+    for part in (half, kb.ir.sub(exponent, half)):
+        value = kb.ir.fmul(value, _power_of_two(kb, part))
+    return value
 
 
 def expm1(kb: KernelBuilder, value: Value) -> Value:
@@ -229,7 +262,7 @@ _FLOAT_UNARY: dict[str, tuple[int, _Unary]] = {  # vectors of a step (fewer if m
     "abs": (2, _intrinsic("llvm.fabs")),
     "elu": (1, _elu),
     "erf": (1, lambda kb, x, _: erf(kb, x)),
-    "exp": (1, lambda kb, x, _: exp(kb, x)),
+    "exp": (1, lambda kb, x, _: subnormal_exp(kb, x)),
     "floor": (2, _intrinsic("llvm.floor")),
     "gelu": (1, _gelu),
     "hard_swish": (2, _hard_swish),

@@ -92,13 +92,6 @@ class Library:
         return Access(kind, op.place, op.size, op.operand, op.expected, order), tuple(state)
 
 
-# A thread that is explored may be abandoned in the middle, and would leave its mode to the thread that explores.
-_NO_FLOAT_MODE = """#include <stdint.h>
-static inline uint64_t nnfmq_flush_subnormals(void) { return 0; }
-static inline void nnfmq_restore_float_mode(uint64_t before) { (void)before; }
-"""
-
-
 def build(folder: Path, workers: int, spins: tuple[int, int, int], bugs: Sequence[SeededBug] = ()) -> Library:
     """Compile program.c with the header, changed by `bugs`, and load it. `folder` is for this build alone."""
     text = HEADER.read_text("utf-8")
@@ -107,7 +100,6 @@ def build(folder: Path, workers: int, spins: tuple[int, int, int], bugs: Sequenc
         text = text.replace(bug.old, bug.new)
     (folder / "a" / "b").mkdir(parents=True)
     (folder / "_pause.h").write_text((ROOT / "nnfmq" / "_pause.h").read_text("utf-8"))
-    (folder / "_float_mode.h").write_text(_NO_FLOAT_MODE)
     (folder / "a" / "b" / "_thread_pool.h").write_text(text)
     compiler = [shutil.which("cc") or "cc", "-std=c11", "-O1", "-g", "-fPIC", "-Wall", "-Wextra", "-Werror"]
     names = ("IDLE", "BUSY", "AWAIT")
