@@ -6,9 +6,10 @@ commands (`tools/man_pages.py`) and installed in share/man/man1.
 
 Every installation from a source tree, not only an editable one, leaves the compiled cores beside their sources as well:
 Python that runs in the tree imports the package from there, and would otherwise use the Python cores. Their file names
-contain the ABI, so those of several Pythons coexist. `nnfmq.core_selection` warns if one is older than its source.
+contain the ABI, so those of several Pythons coexist. `nnfmq.core_selection` warns if the sources of one have changed.
 """
 
+import runpy
 import sys
 from pathlib import Path
 
@@ -39,13 +40,22 @@ class BuildInTree(build_ext):
     """Builds the extensions, and copies them to the source tree."""
 
     def run(self) -> None:
-        """Build, and copy what was built; a tree that cannot be written stays as it is."""
+        """Build, copy what was built, and note from what; a tree that cannot be written stays as it is."""
         super().run()
-        if not self.inplace:  # else they are there
-            try:
+        try:
+            if not self.inplace:  # else they are there
                 self.copy_extensions_to_source()
-            except OSError as error:
-                print(f"nnfmq: the source tree gets no compiled cores: {error}")
+            self._write_stamps()
+        except OSError as error:
+            print(f"nnfmq: the source tree gets no compiled cores: {error}")
+
+    def _write_stamps(self) -> None:
+        root = Path(__file__).resolve().parent
+        stamp = runpy.run_path(str(root / "nnfmq" / "build_stamp.py"))
+        for module in self.extensions:
+            built = root / self.get_ext_filename(module.name)
+            if built.is_file():
+                stamp["write_stamp"](built)
 
 
 def extensions() -> list[Extension]:

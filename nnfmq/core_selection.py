@@ -6,8 +6,7 @@ was built. The modules that have two implementations describe them by a `CorePai
 An installation from a source tree builds the compiled modules in the tree, too (setup.py), so that Python in a clone
 uses them. A warning reports a tree in which they could be built and are not, or which hides an installed nnfmq that has
 them: the slow core would run silently. Without a C compiler the Python core is what was installed, and there is no
-warning. Another warning reports a module in the tree that is older than its sources, which a change of the sources, or
-of the branch, leaves.
+warning. Another warning reports a module in the tree whose sources have changed since it was built (`build_stamp`).
 """
 
 from __future__ import annotations
@@ -98,20 +97,14 @@ def _is_buildable() -> bool:
 
 
 def _warn_if_outdated(module: str) -> None:
-    """Warn if a compiled module of a source tree is older than its sources: those that it is built from may differ."""
+    """Warn if the sources of a compiled module in a source tree are not those that it was built from."""
     built = importlib.util.find_spec(module)
     if built is None or built.origin is None or not (_PACKAGE.parent / "setup.py").is_file():
         return
-    file = Path(built.origin)
-    source = file.with_name(file.name.partition(".")[0] + ".pyx")
-    try:
-        built_ns = file.stat().st_mtime_ns
-        sources = (source, *file.parent.glob("*.h"), *_PACKAGE.glob("*.h"))
-        newer = next((path for path in sources if path.stat().st_mtime_ns > built_ns), None)
-    except OSError:  # no source tree, after all
-        return
-    if newer is not None:
-        text = f"{file} is older than its source {newer.relative_to(_PACKAGE)}: run `pip install .` in the source tree"
+    from nnfmq.build_stamp import changed_since_build  # loads OpenSSL, in source trees only
+
+    if changed_since_build(Path(built.origin)):
+        text = f"the sources of {built.origin} have changed since it was built: run `pip install .` in the source tree"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 

@@ -87,8 +87,7 @@ _SUBNORMAL_LOG = -87.0  # below, x = n·ln(2) + r has n <= -126, and e^x may be 
 def exp(kb: KernelBuilder, value: Value) -> Value:
     """Return e^x; infinity if that is too large for float32, 0 if it is less than the least normal number.
 
-    For functions in which so small a term does not matter. An instruction with a subnormal number takes about 150
-    cycles on many CPUs, and softmax, of which this is a part, would pass such numbers on to a matrix product.
+    An instruction with a subnormal number takes about 150 cycles on many CPUs, also in what follows a softmax.
     """
     fraction, exponent = _reduced_expm1(kb, clamp_float(kb, value, _LEAST_NORMAL_LOG, 89.0))
     lanes = value.type.count
