@@ -20,12 +20,16 @@ def deadline_after(timeout: float | None) -> int | None:
     """Return the deadline of a timeout in seconds that starts now; None if there is no timeout.
 
     Raises:
-        InvalidArgument: If `timeout` is negative or NaN.
+        InvalidArgument: If `timeout` is negative, NaN, or no number.
     """
     if timeout is None:
         return None
-    if not timeout >= 0:  # written so that NaN is rejected as well
-        raise InvalidArgument(f"a timeout is 0 or more seconds, or None for no limit; got {timeout}")
+    try:
+        is_valid = timeout >= 0  # False for NaN as well
+    except TypeError:
+        is_valid = False
+    if not is_valid:
+        raise InvalidArgument(f"a timeout is 0 or more seconds, or None for no limit; got {timeout!r}")
     return deadline_in(round(min(timeout, _TIMEOUT_MAX_S) * 1e9))
 
 

@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from nnfmq.importers import LoadedModel
     from nnfmq.importers.unknown_shapes import UnknownShapes
 
-__all__ = ["add_model_arguments", "load_model", "shape_options", "shapes_of"]
+__all__ = ["SizesNeeded", "add_model_arguments", "load_model", "shapes_of"]
+
+
+class SizesNeeded(InvalidArgument):
+    """A model leaves sizes of its inputs open, and --shape does not give them; `options` would: `--shape ids=1x128`."""
+
+    def __init__(self, error: UnknownShapes) -> None:
+        shapes = error.example_shapes().items()
+        self.options = " ".join(f"--shape {shlex.quote(name)}={'x'.join(map(str, shape))}" for name, shape in shapes)
+        super().__init__(f"{error.reason}; give them, for example, as {self.options}")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
@@ -31,6 +40,7 @@ def load_model(arguments: argparse.Namespace) -> LoadedModel:
     """Return the model, with inputs of the shapes given.
 
     Raises:
+        SizesNeeded: If --shape does not give the sizes that the file leaves open.
         InvalidArgument: If the file or a shape is not supported.
         OSError: If the file cannot be read.
     """
@@ -40,13 +50,7 @@ def load_model(arguments: argparse.Namespace) -> LoadedModel:
     try:
         return nnfmq.load(arguments.model, shapes=shapes_of(arguments), signature=arguments.signature)
     except UnknownShapes as error:
-        raise InvalidArgument(f"{error.reason}; give them, for example, as {shape_options(error)}") from None
-
-
-def shape_options(error: UnknownShapes) -> str:
-    """Return options that give the sizes that a model lacks: `--shape ids=1x128`."""
-    shapes = error.example_shapes().items()
-    return " ".join(f"--shape {shlex.quote(name)}={'x'.join(map(str, shape))}" for name, shape in shapes)
+        raise SizesNeeded(error) from None
 
 
 def shapes_of(arguments: argparse.Namespace) -> dict[str | int, tuple[int, ...]]:

@@ -7,6 +7,8 @@ the range of the tensor's type.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,8 +62,9 @@ def checked_array(info: TensorInfo, value: InputValue) -> Array:
     if array.dtype.kind in "OSU":
         given = f"array is {array.dtype}" if isinstance(value, np.ndarray) else f"value is a {type(value).__name__}"
         shape_text = format_tensor_shape(info)
+        files = "; nnfmq.read_photo and nnfmq.read_audio read files" if isinstance(value, (str, os.PathLike)) else ""
         raise InvalidArgument(
-            f"input {info.name!r} holds {info.dtype}; the given {given}: give an array of the shape {shape_text}"
+            f"input {info.name!r} holds {info.dtype}; the given {given}: give an array of the shape {shape_text}{files}"
         )
     wanted = info.shape
     array = with_batch_dimension(array, wanted)
@@ -69,16 +72,33 @@ def checked_array(info: TensorInfo, value: InputValue) -> Array:
     is_refused = shape != wanted if info.is_empty else not _fits(shape, wanted) and (wanted or info.is_scalar)
     if is_refused:
         wanted_text, text = format_tensor_shape(info), format_array_shape(shape)
-        raise InvalidArgument(f"input {info.name!r} has shape {wanted_text}; the given array has {text}")
+        advice = _shape_advice(info, shape)
+        raise InvalidArgument(f"input {info.name!r} has shape {wanted_text}; the given array has {text}{advice}")
     if array.dtype != info.dtype:
         _check_conversion(info, array)
     return array
 
 
+def _shape_advice(info: TensorInfo, shape: tuple[int, ...]) -> str:
+    """Return what may make an array of another shape fit; "" if nothing known does."""
+    wanted, count = info.shape, math.prod(shape)
+    if info.has_unknown_shape or not shape or not count:
+        return ""
+    if shape == (1, *wanted):
+        return ": give the array itself, without another dimension around it"
+    if len(shape) == len(wanted) and shape[1:] == wanted[1:]:
+        return f": call the model for each row, or prepare its file with shapes={{{info.name!r}: {shape}}}"
+    if len(shape) == len(wanted) and sorted(shape) == sorted(wanted):
+        return ": its dimensions are in another order, so use array.transpose"
+    return f": use array.reshape{wanted}" if count == math.prod(wanted) else ""
+
+
 def _check_conversion(info: TensorInfo, array: Array) -> None:
     """Raise InvalidArgument if the conversion to `info.dtype` would change values of `array` by more than rounding."""
     if not np.can_cast(array.dtype, info.dtype, "same_kind"):
-        advice = f"round(value / {info.scale:g}) + {info.zero_point}" if info.scale else f"array.astype({info.dtype!r})"
+        advice = f"array.astype({info.dtype!r})"
+        if info.scale:
+            advice = f"round(value / {info.scale:g}) {'-' if info.zero_point < 0 else '+'} {abs(info.zero_point)}"
         raise InvalidArgument(
             f"input {info.name!r} holds {info.dtype}; the given array is {array.dtype}: convert it, as by {advice}"
         )

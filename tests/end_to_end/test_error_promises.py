@@ -179,6 +179,17 @@ def test_a_timeout_that_has_passed_is_a_missed_deadline(model: nnfmq.PreparedMod
         burst.execute(ONE, timeout=0)
 
 
+@pytest.mark.parametrize("timeout", ["1", -1, float("nan"), [1]])
+def test_a_timeout_that_is_none_is_invalid(model: nnfmq.PreparedModel, timeout: Any) -> None:
+    said = "a timeout is 0 or more seconds, or None for no limit; got "
+    with model.burst() as burst:
+        for call in (model, model.execute, model.execute_async, burst.execute):
+            with pytest.raises(nnfmq.InvalidArgument, match=said):
+                call(ONE, timeout=timeout)
+    with pytest.raises(nnfmq.InvalidArgument, match=said):
+        nnfmq.connect(timeout=timeout)
+
+
 def test_a_second_run_is_a_bad_state(client: nnfmq.Client, model: nnfmq.PreparedModel) -> None:
     with (
         nnfmq.Fence.create() as fence,

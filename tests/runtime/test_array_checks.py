@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.tensor_info import TensorInfo
@@ -66,6 +67,19 @@ def test_no_other_dimension_is_added(shape: tuple[int, ...]) -> None:
     [
         (IMAGE, np.zeros((1, 3, 2), np.float32), "input 'image' has shape 1x2x3; the given array has 1x3x2"),
         (IMAGE, np.zeros(6, np.float32), "input 'image' has shape 1x2x3; the given array has 6"),
+        (IMAGE, np.zeros((1, 1, 2, 3), np.float32), "has 1x1x2x3: give the array itself, without another dimension"),
+        (IMAGE, [np.zeros((1, 2, 3))], "has 1x1x2x3: give the array itself, without another dimension around it"),
+        (
+            IMAGE,
+            np.zeros((4, 2, 3), np.float32),
+            r"has 4x2x3: call the model for each row, or prepare its file with shapes=\{'image': \(4, 2, 3\)\}",
+        ),
+        (IMAGE, np.zeros((1, 3, 2), np.float32), "dimensions are in another order, so use array.transpose"),
+        (IMAGE, np.zeros((3, 2), np.float32), r"has 3x2: use array\.reshape\(1, 2, 3\)"),
+        (IMAGE, np.zeros((1, 2, 4), np.float32), "the given array has 1x2x4$"),
+        (IMAGE, "photo.jpg", "shape 1x2x3; nnfmq.read_photo and nnfmq.read_audio read files"),
+        (replace(PIXELS, scale=0.5, zero_point=-3), np.zeros(5), r"convert it, as by round\(value / 0\.5\) - 3"),
+        (PIXELS, np.zeros(5), r"convert it, as by array\.astype\('uint8'\)"),
         (OPEN, np.zeros((9, 4), np.float32), r"input 'open' has shape any x 3; the given array has 9x4"),
         (PIXELS, np.float32(1), "input 'pixels' has shape 5; the given array has scalar"),
         (PIXELS, np.zeros(5, np.float32), "input 'pixels' holds uint8; the given array is float32"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from nnfmq.cli.model_file import load_model, shape_options, shapes_of
+from nnfmq.cli.model_file import SizesNeeded, load_model
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.tensor_info import StateInfo, TensorInfo, operand_info
 
@@ -43,36 +43,21 @@ def is_test_file(arguments: argparse.Namespace) -> bool:
     return str(arguments.model).endswith(ENDINGS)
 
 
-def read_declared(arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """Return inputs and outputs of an ONNX file, as plain values, if it leaves sizes open that --shape does not give.
+def describe_declared(arguments: argparse.Namespace, needed: SizesNeeded) -> dict[str, Any]:
+    """Return inputs and outputs of an ONNX file that leaves sizes open, as plain values.
 
-    An unknown dimension is its symbol, or None without one. None = there are no such sizes, or it is no such file.
-
-    Raises:
-        OSError: If the file cannot be read.
+    An unknown dimension is its symbol, or None without one.
     """
-    from nnfmq.importers import load_source
     from nnfmq.importers.file_format import read_source
-    from nnfmq.importers.unknown_shapes import UnknownShapes
+    from nnfmq.importers.onnx_interface import read_interface
 
-    if is_test_file(arguments):
-        return None
-    source = read_source(arguments.model, shapes_of(arguments), arguments.signature)
-    try:
-        load_source(source)
-    except UnknownShapes as error:
-        from nnfmq.importers.onnx_interface import read_interface
-
-        interface = read_interface(source)
-        return {
-            "model": arguments.model.name,
-            "inputs": [_declared(value) for value in interface.inputs],
-            "outputs": [_declared(value) for value in interface.outputs],
-            "shape_options": shape_options(error),
-        }
-    except InvalidArgument:
-        pass  # `read_inspected` says why
-    return None
+    interface = read_interface(read_source(arguments.model))
+    return {
+        "model": arguments.model.name,
+        "inputs": [_declared(value) for value in interface.inputs],
+        "outputs": [_declared(value) for value in interface.outputs],
+        "shape_options": needed.options,
+    }
 
 
 def _declared(value: OnnxValueType) -> dict[str, Any]:

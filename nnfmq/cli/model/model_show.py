@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import console, open_client, print_json, table
 from nnfmq.cli.model.model_description import describe_model
-from nnfmq.cli.model.model_inspection import read_declared, read_inspected, shareable
+from nnfmq.cli.model.model_inspection import describe_declared, read_inspected, shareable
 from nnfmq.cli.model.model_plan import plan_of
+from nnfmq.cli.model_file import SizesNeeded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,11 +27,11 @@ _SHAPES_SHOWN = 2
 
 def execute(arguments: argparse.Namespace) -> int:
     """Read the model, ask the devices, print the description; return the exit status."""
-    declared = read_declared(arguments)
-    if declared is not None:
-        _print_declared(arguments, declared)
+    try:
+        inspected = read_inspected(arguments)
+    except SizesNeeded as needed:
+        _print_declared(arguments, describe_declared(arguments, needed))
         return 0
-    inspected = read_inspected(arguments)
     with ExitStack() as resources:
         model = shareable(inspected.model, resources)
         report = describe_model(inspected, _supported(arguments, model))
@@ -51,7 +52,7 @@ def _print_declared(arguments: argparse.Namespace, declared: dict[str, Any]) -> 
     rows = table("", "name", "type", "shape", title=declared["model"])
     for kind in ("inputs", "outputs"):
         for number, tensor in enumerate(declared[kind]):
-            shape = "unknown rank" if tensor["shape"] is None else _shape(tensor["shape"])
+            shape = "unknown rank" if tensor["shape"] is None else _symbols(tensor["shape"])
             rows.add_row(f"{kind.removesuffix('s')} {number}", tensor["name"], tensor["dtype"], shape)
     screen.print(rows)
     screen.print("The file leaves sizes of inputs open. To see the operations, or to run the model, give them:")
@@ -116,10 +117,13 @@ def _shapes(operands: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(shown) + (f", {len(operands) - len(shown)} more" if len(operands) > len(shown) else "")
 
 
-def _shape(dimensions: Sequence[int | str | None]) -> str:
-    """Return a shape as `1x?x3`, or with the names of unknown dimensions as `batch x seq`."""
-    sign = " x " if any(isinstance(extent, str) for extent in dimensions) else "x"
-    return sign.join(str(extent or "?") for extent in dimensions) or "scalar"
+def _symbols(dimensions: Sequence[int | str | None]) -> str:
+    """Return a shape with the names of unknown dimensions, as `batch x 3 x ?`."""
+    return " x ".join("?" if extent is None else str(extent) for extent in dimensions) or "scalar"
+
+
+def _shape(dimensions: Sequence[int]) -> str:
+    return "x".join(str(extent or "?") for extent in dimensions) or "scalar"
 
 
 def _bytes(count: int) -> str:
