@@ -3,8 +3,8 @@
 A Value is a constant, or the result of HAL operations. Every shape is known. A tensor of rank 0 has an operand of
 shape (1,): the HAL has no tensors of rank 0. Integers of less than 32 bits become INT32, floats of 8 and bfloat16
 FLOAT32: results are wrapped, or rounded, to what their type has. int64, uint32, uint64 and float64 have types of the
-extension. Elements of int64 that certainly fit 32 bits may be INT32 instead, which devices compute faster: those of an
-input that are indices, and what operators in `_UNCHANGED` and `_INSIDE` make of such elements.
+extension. Elements of int64 that certainly fit 32 bits are INT32 instead, which devices compute faster: those of an
+input that are indices, and what operators make of such elements if they stay within 32 bits.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from nnfmq.hal.tflite_codes import (
 )
 from nnfmq.hal.types import LifeTime, Operand, OperandType
 from nnfmq.importers.graph_builder import GraphBuilder
+from nnfmq.importers.onnx_integer_bounds import ARITHMETIC, Bounds, result_bounds
 from nnfmq.importers.onnx_narrow_types import FLOAT_FORMATS, integer_limits
 
 __all__ = ["Array", "Node", "QuantizedForm", "Value", "operand_type_of"]
@@ -65,9 +66,10 @@ _INSIDE = {
          "TopK", "Where")
     ),
     **dict.fromkeys(
-        ("CastLike", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Pad", "Reshape",
+        ("CastLike", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape",
          "ReverseSequence", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"), (0,)
     ),
+    "Pad": (0, 2),
 }  # fmt: skip
 """Operators whose results fit 32 bits if certain inputs do, by default all: the positions of these inputs."""
 _STORED = {
@@ -94,7 +96,7 @@ class Value(Struct):
     """A tensor: `array` if it is a constant, else `operand`; a constant gets an operand when it is first needed.
 
     `node` computed it, and `quantized` are the integers of dequantized floats, as far as they are known. `forms` are
-    the operands of int64 elements as INT32 and as TENSOR_INT64.
+    the operands of int64 elements as INT32 and as TENSOR_INT64, and `bounds` what these elements can be.
     """
 
     shape: Shape
@@ -104,6 +106,7 @@ class Value(Struct):
     node: Node | None = None
     quantized: QuantizedForm | None = None
     forms: dict[OperandType, int] = field(default_factory=dict)
+    bounds: Bounds | None = None
 
     def __repr__(self) -> str:
         return f"<Value: {tensor_text(self.dtype.name, self.shape)}>"  # without the node, which refers to its values
@@ -196,7 +199,8 @@ class Node(Struct):
         """Return the operand of an input, given its position or its value."""
         value = self.value(value) if isinstance(value, int) else value
         if value.dtype == _INT64:
-            return self._form(value, OperandType.TENSOR_INT32 if self._is_inside() else TENSOR_INT64)
+            is_inside = self._bounds_of(value) is not None and self._is_inside()
+            return self._form(value, OperandType.TENSOR_INT32 if is_inside else TENSOR_INT64)
         if value.operand is None:
             assert value.array is not None
             value.operand = self.add_constant(value.array)
@@ -212,17 +216,39 @@ class Node(Struct):
 
     def _is_inside(self) -> bool:
         """Return whether all results of elements of int64 are known to fit 32 bits."""
-        if self.operator not in _INSIDE:
+        if self.operator not in _INSIDE and self.operator not in ARITHMETIC:
             return False
-        positions: Iterable[int] = _INSIDE[self.operator] or range(len(self.inputs))
-        values = (self.inputs[position] for position in positions)
-        return all(self._fits(value) for value in values if value is not None and value.dtype == _INT64)
+        known = self._input_bounds()
+        if not known or self.operator not in ARITHMETIC:
+            return known is not None
+        low, high = ARITHMETIC[self.operator](known, self.value(0).size)
+        return bool(_LIMITS_32.min <= low and high <= _LIMITS_32.max)
 
-    def _fits(self, value: Value) -> bool:
+    def _input_bounds(self) -> list[Bounds] | None:
+        """Return the bounds of the int64 inputs on which the results depend; None if one is beyond 32 bits."""
+        positions: Iterable[int] = _INSIDE.get(self.operator) or range(len(self.inputs))
+        values = [self.inputs[position] for position in positions if position < len(self.inputs)]
+        found = [self._bounds_of(value) for value in values if value is not None and value.dtype == _INT64]
+        return [each for each in found if each is not None] if None not in found else None
+
+    def _bounds_of(self, value: Value) -> Bounds | None:
+        """Return the bounds of elements of int64 that fit 32 bits; None if they may not."""
         if value.array is not None:
-            low, high = value.array.min(initial=0), value.array.max(initial=0)
-            return bool(_LIMITS_32.min <= low and high <= _LIMITS_32.max)
-        return value.operand is not None and self.builder[value.operand].type == OperandType.TENSOR_INT32
+            low, high = int(value.array.min(initial=0)), int(value.array.max(initial=0))
+            return (low, high) if _LIMITS_32.min <= low and high <= _LIMITS_32.max else None
+        if value.operand is None or self.builder[value.operand].type != OperandType.TENSOR_INT32:
+            return None
+        return value.bounds or (_LIMITS_32.min, _LIMITS_32.max)
+
+    def _result_bounds(self, dtype: np.dtype[Any]) -> Bounds | None:
+        """Return the bounds of results of int64 as far as they are known."""
+        if dtype != _INT64:
+            return None
+        given = self.inputs[0] if self.inputs else None
+        if given is not None and given.dtype != _INT64 and self.operator in ("Cast", "CastLike"):
+            return (0, 1) if given.dtype == np.bool_ else integer_limits(given.dtype)
+        known = self._input_bounds()
+        return result_bounds(self.operator, known, given.size) if known and given is not None else None
 
     def _form(self, value: Value, kind: OperandType) -> int:
         """Return elements of int64 as an operand of a type; INT32 saturates."""
@@ -307,7 +333,8 @@ class Node(Struct):
         """Make an operand the output at `position`, reshaped if it has another shape than `shape`."""
         dtype = self.value(0).dtype if dtype is None else dtype
         operand = operand if self.operator in _UNCHANGED else self._narrowed(operand, dtype)
-        self.results[position] = Value(tuple(shape), dtype, self.reshaped(operand, shape))
+        bounds = self._result_bounds(dtype)
+        self.results[position] = Value(tuple(shape), dtype, self.reshaped(operand, shape), bounds=bounds)
 
     def _narrowed(self, operand: int, dtype: np.dtype[Any]) -> int:
         """Return elements of INT32 or FLOAT32 as a narrower type has them: integers wrap, and floats are rounded."""

@@ -15,6 +15,7 @@ from support.onnx_files import OnnxCase, file_of
 from support.onnx_runtime import by_onnx, onnx
 
 from nnfmq.hal.errors import UnsupportedModel
+from nnfmq.hal.tflite_codes import TENSOR_INT64
 from nnfmq.importers import load
 
 INTEGERS = ("int64", "uint64", "uint32")
@@ -254,6 +255,55 @@ def test_indices_stay_in_32_bits_and_what_they_enter_does_not() -> None:
     found = computed(content, fed)
     assert found[0].tolist() == [[[3, 4], [1, 2], [3, 4]]]
     assert found[1].tolist() == [1 << 40, 0, -1 << 40]
+
+
+def positions(factor: int) -> bytes:
+    """Return a model that counts tokens that are no padding, as encoders do for the ids of positions."""
+    nodes = [
+        onnx.helper.make_node("Equal", ["ids", "padding"], ["is_padding"]),
+        onnx.helper.make_node("Not", ["is_padding"], ["is_token"]),
+        onnx.helper.make_node("Cast", ["is_token"], ["tokens"], to=number_of("int64")),
+        onnx.helper.make_node("CumSum", ["tokens", "axis"], ["count"]),
+        onnx.helper.make_node("Mul", ["count", "tokens"], ["masked"]),
+        onnx.helper.make_node("Mul", ["masked", "factor"], ["scaled"]),
+        onnx.helper.make_node("Add", ["scaled", "padding"], ["positions"]),
+        onnx.helper.make_node("Gather", ["words", "ids"], ["embedded"]),
+    ]
+    constants = {
+        "padding": ints(1),
+        "axis": np.int64(1),
+        "factor": np.int64(factor),
+        "words": np.ones((9, 1), np.float32),
+    }
+    return file_of(nodes, {"ids": ints(5, 4, 1, 2, 1).reshape(1, 5)}, ["positions", "embedded"], constants)
+
+
+@pytest.mark.parametrize(("factor", "is_narrow"), [(1, True), (1 << 28, True), (1 << 29, False), (-1 << 40, False)])
+def test_results_that_certainly_fit_32_bits_are_computed_in_32(factor: int, is_narrow: bool) -> None:
+    content = positions(factor)
+    kinds = {operand.type for operand in load(content).model.main.operands}
+    assert (TENSOR_INT64 not in kinds) == is_narrow
+    found = computed(content, {"ids": ints(5, 4, 1, 2, 1).reshape(1, 5)})[0]
+    assert found.tolist() == [[factor + 1, 2 * factor + 1, 1, 3 * factor + 1, 1]]
+
+
+LIMITS = [np.iinfo(np.int32).min, np.iinfo(np.int32).max, -1, 0, 7]
+
+
+@pytest.mark.parametrize("operator", ["Add", "Sub", "Mul", "Neg", "Abs", "ReduceSum", "CumSum", "Max", "Pad", "Concat"])
+def test_what_leaves_32_bits_is_right_even_if_its_inputs_fit_them(operator: str) -> None:
+    given = np.array(LIMITS, np.int32)
+    others = {"CumSum": ["zero"], "Pad": ["border", "large"]}.get(operator, [])
+    others = ["wide"] if operator in ("Add", "Sub", "Mul", "Max", "Concat") else others
+    attributes = {"axis": 0} if operator == "Concat" else {}
+    nodes = [
+        onnx.helper.make_node("Cast", ["x"], ["wide"], to=number_of("int64")),
+        onnx.helper.make_node(operator, ["wide", *others], ["y"], **attributes),
+    ]
+    constants = {"zero": np.int64(0), "border": ints(1, 0), "large": np.int64(1 << 40)}
+    content = file_of(nodes, {"x": given}, ["y"], {name: constants[name] for name in others if name != "wide"}, 18)
+    (expected,) = ReferenceEvaluator(onnx.load_from_string(content)).run(None, {"x": given})
+    require_same(computed(content, {"x": given})[0], np.asarray(expected))
 
 
 @pytest.mark.parametrize("kind", INTEGERS)
