@@ -226,6 +226,8 @@ CASES = [
     case("Pad", real(2, 3), ints(0, 1, 2, 0), np.float32(1.5), constants=(1,)),
     case("LpNormalization", real(2, 3), p=1, axis=0),
     case("LpNormalization", np.float32([[3, 4], [0, 0]])),
+    case("MeanVarianceNormalization", real(2, 3, 4, 4)),
+    case("RMSNormalization", real(2, 3, 4), real(4), opset=23),
     case("BatchNormalization", IMAGE, real(4), real(4), real(4), real(4, low=0.1)),
     *(case(name, real(2, 3)) for name in ("Cos", "Cosh", "Sinh", "Tan", "Atan", "Asinh", "Sign", "Celu", "Selu")),
     *(case(name, real(2, 3), opset=20) for name in ("Gelu", "Mish", "Softplus")),

@@ -19,6 +19,7 @@ from llvmlite import ir
 from nnfmq.engines.compiled.target import Target
 
 __all__ = [
+    "F16",
     "F32",
     "F64",
     "I1",
@@ -48,7 +49,7 @@ Index: TypeAlias = "int | Value"
 Params = TypeVar("Params", bound=tuple[Any, ...])
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-F32, F64 = ir.FloatType(), ir.DoubleType()
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 POINTER = ir.PointerType()
 _KERNEL = ir.FunctionType(ir.VoidType(), [POINTER, I64, I64, POINTER])
 _STACK_ALIGNMENT = 64  # bytes of the longest vector
@@ -315,8 +316,7 @@ class KernelBuilder:
         """
         if isinstance(count, int) and count == 1:
             return body(self.i64(0), iter_args)
-        block, after = (self.function.append_basic_block(name) for name in ("carried", "after"))
-        before = self.ir.block
+        block, after, before = *map(self.function.append_basic_block, ("carried", "after")), self.ir.block
         if may_be_empty:
             self.ir.cbranch(self.ir.icmp_signed("<", self.i64(0), self.i64(count)), block, after)
         else:
@@ -402,7 +402,7 @@ class _VolatileLoad(ir.instructions.LoadInstr):  # type: ignore[misc]  # llvmlit
 
 def size_of(kind: Any) -> int:
     """Return the size of an element type in bytes."""
-    return 4 if kind == F32 else 8 if kind == F64 else int(kind.width) // 8
+    return {F16: 2, F32: 4, F64: 8}.get(kind) or int(kind.width) // 8
 
 
 def _mangled(kind: Any) -> str:

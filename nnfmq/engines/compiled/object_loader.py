@@ -20,7 +20,25 @@ from nnfmq.hal.errors import GeneralFailure
 
 __all__ = ["LIBRARY_FUNCTIONS", "LoadedCode"]
 
-LIBRARY_FUNCTIONS = frozenset(("logf", "memcpy", "memset", "powf", "sinf", "syscall"))
+LIBRARY_FUNCTIONS = frozenset(
+    [
+        "acosf",
+        "acoshf",
+        "asinf",
+        "asinhf",
+        "atanf",
+        "atanhf",
+        "cosf",
+        "coshf",
+        "memcpy",
+        "memset",
+        "powf",
+        "sinf",
+        "sinhf",
+        "syscall",
+        "tanf",
+    ]
+)
 """Functions of the C library that object code may call. Kernels call all except syscall(2), which the thread pool does.
 
 LLVM would call others for operations that the instruction set lacks, such as fmaf(3). Tests assert that it does not.

@@ -55,6 +55,11 @@ class Target(Struct, frozen=True):
         """Whether a factor may be an element of a vector (AArch64); LLVM then loads those of two K groups at once."""
         return self.triple.startswith("aarch64")
 
+    @property
+    def has_half(self) -> bool:
+        """Whether there are instructions that convert between float16 and float32."""
+        return "f16c" in self.features or self.triple.startswith("aarch64")
+
     def dot4_is_signed(self, is_signed: bool) -> bool:
         """Return whether dot4 takes inputs of a type as int8: they are not converted if there is an instruction."""
         return self.sdot is not None and (is_signed or self.usdot is None)

@@ -20,6 +20,7 @@ __all__ = ["CONVERTERS"]
 
 _LAST_AXIS_OPSET = 13
 _MIN_NORMAL = 2.0**-126
+_TINY = 1e-9  # what MeanVarianceNormalization adds to the standard deviation
 
 
 def _softmax(operation: Op, node: Node) -> None:
@@ -120,6 +121,17 @@ def _instance_normalization(node: Node) -> None:
     node.result(found, shape)
 
 
+def _mean_variance_normalization(node: Node) -> None:
+    """Convert to (x - mean) / (standard deviation + 1e-9); by default over all axes but that of channels."""
+    shape, none, kept = node.value(0).shape, node.builder.int32(0), node.builder.int32(1)
+    axes = node.builder.int32_vector([axis_of(axis, len(shape)) for axis in node.attribute("axes", (0, 2, 3))])
+    centered = node.emit(Op.SUB, [node.operand(0), node.emit(Op.MEAN, [node.operand(0), axes, kept]), none])
+    variance = node.emit(Op.MEAN, [node.emit(Op.MUL, [centered, centered, none]), axes, kept])
+    tiny = node.filled(node.builder[centered].type, _TINY)
+    deviation = node.emit(Op.ADD, [node.emit(Op.SQRT, [variance]), tiny, none])
+    node.result(node.emit(Op.DIV, [centered, deviation, none]), shape)
+
+
 def _layer_normalization(node: Node) -> None:
     if node.attribute("stash_type", 1) != 1 and node.value(0).dtype != np.float32:
         raise InvalidArgument("stash_type is not supported")
@@ -162,5 +174,6 @@ CONVERTERS: dict[str, Callable[[Node], None]] = {
     "LayerNormalization": _layer_normalization,
     "LpNormalization": in_float32(_lp_normalization),
     "LogSoftmax": partial(_softmax, Op.LOG_SOFTMAX),
+    "MeanVarianceNormalization": in_float32(_mean_variance_normalization),
     "Softmax": partial(_softmax, Op.SOFTMAX),
 }

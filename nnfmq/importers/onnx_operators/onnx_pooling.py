@@ -17,6 +17,7 @@ from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx_operators import onnx_convolution
 from nnfmq.importers.onnx_operators.onnx_convolution import Window, finish_image, image_of, pair_of, window_of
+from nnfmq.importers.onnx_operators.onnx_half import in_float32
 from nnfmq.importers.onnx_operators.onnx_indexing import sliced
 from nnfmq.importers.onnx_operators.onnx_movement import pad
 from nnfmq.importers.onnx_values import Node, Value
@@ -174,8 +175,8 @@ def _finish_global(node: Node, found: int) -> None:
 CONVERTERS: dict[str, Callable[[Node], Any]] = {
     "AveragePool": partial(_pool, Op.AVERAGE_POOL_2D),
     "GlobalAveragePool": partial(_global_pool, Op.MEAN),
-    "GlobalLpPool": _global_lp_pool,
+    "GlobalLpPool": in_float32(_global_lp_pool),
     "GlobalMaxPool": partial(_global_pool, Op.REDUCE_MAX),
-    "LpPool": _lp_pool,
+    "LpPool": in_float32(_lp_pool),
     "MaxPool": partial(_pool, Op.MAX_POOL_2D),
 }

@@ -11,6 +11,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.onnx_operators.onnx_broadcasting import broadcast_to
+from nnfmq.importers.onnx_operators.onnx_half import in_float32
 from nnfmq.importers.onnx_values import Node, Value, operand_type_of
 
 __all__ = ["CONVERTERS"]
@@ -56,6 +57,12 @@ def _fully_connected(node: Node, rows: int, matrix: np.ndarray, bias: np.ndarray
 
 
 def _gemm(node: Node) -> None:
+    """Convert alpha·A·B + beta·C, of float16 in float32 if A·B alone could overflow."""
+    has_factors = node.attribute("alpha", 1.0) != 1.0 or node.attribute("beta", 1.0) != 1.0
+    (in_float32(_scaled_sum) if has_factors else _scaled_sum)(node)
+
+
+def _scaled_sum(node: Node) -> None:
     """Convert alpha·A·B + beta·C; constant factors go into constant matrices."""
     a, b = node.value(0), node.value(1)
     if len(a.shape) != 2 or len(b.shape) != 2 or a.dtype.kind != "f":

@@ -103,6 +103,7 @@ def _groups(node: Node) -> None:
 
 _MICROSOFT = "com.microsoft."
 CONVERTERS: dict[str, Callable[[Node], None]] = {
+    "RMSNormalization": in_float32(_simplified),
     "SimplifiedLayerNormalization": in_float32(_simplified, kept=(1,)),
     f"{_MICROSOFT}EmbedLayerNormalization": embeddings,
     f"{_MICROSOFT}GroupNorm": in_float32(_groups),

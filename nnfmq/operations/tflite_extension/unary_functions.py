@@ -13,6 +13,7 @@ from functools import cache, partial
 import numpy as np
 
 from nnfmq.hal.tflite_codes import TENSOR_INT64, TENSOR_UINT32, TENSOR_UINT64, WIDE_TYPES, TfliteOperation
+from nnfmq.operations.complementary_error import complementary_error_function
 from nnfmq.operations.kernel_adapters import stateless, via_lut8
 from nnfmq.operations.quantization import dtype_range
 from nnfmq.operations.shapes import same_shape
@@ -58,21 +59,6 @@ def gelu(x: Array, approximate: bool) -> Array:
         return result.astype(x.dtype)
     outside = 0.5 * complementary_error_function(np.abs(wide) * math.sqrt(0.5))
     return (wide * np.where(x < 0, outside, 1 - outside)).astype(x.dtype)
-
-
-def complementary_error_function(x: Array) -> Array:
-    """Return 1 - erf(x) of float64 values from 0 up, to 1.2e-7 of itself: e to a polynomial of 1 / (1 + x / 2)."""
-    t = 1 / (1 + 0.5 * x)
-    exponent = np.polynomial.polynomial.polyval(t, ERFC_POLYNOMIAL)
-    result: Array = t * np.exp(exponent - x * x)
-    return result
-
-
-ERFC_POLYNOMIAL = (
-    -1.26551223, 1.00002368, 0.37409196, 0.0967841895, -0.186288062, 0.278868084, -1.135204, 1.48851589, -0.822152234,
-    0.170872778,
-)  # fmt: skip
-"""Coefficients of log(erfc(x) / t) + x² in t = 1 / (1 + x / 2), lowest power first: a Chebyshev fit on [0, 1]."""
 
 
 def erf(x: Array) -> Array:

@@ -39,7 +39,9 @@ ACC16 = "acc16"
 
 _WITH_DOT4 = ("avx512vnni", "neon-dotprod", "neon-i8mm")
 
-LIBRARY_FUNCTIONS = frozenset(("memcpy", "memset", "logf", "powf", "sinf"))
+LIBRARY_FUNCTIONS = frozenset(
+    ("memcpy", "memset", "powf", "acosf", "acoshf", "asinf", "asinhf", "atanf", "atanhf", "cosf", "coshf", "sinf")
+).union(("sinhf", "tanf"))
 """All functions that kernels may call. fmaf and the like are missing: LLVM calls them if an instruction lacks."""
 
 

@@ -6,7 +6,12 @@ import numpy as np
 
 __all__ = ["FLOAT_FUNCTIONS", "float_result"]
 
-FLOAT_FUNCTIONS = {"logf": (np.log, 1), "powf": (np.power, 2), "sinf": (np.sin, 1)}
+_OF_ONE = {
+    "acosf": np.arccos, "acoshf": np.arccosh, "asinf": np.arcsin, "asinhf": np.arcsinh, "atanf": np.arctan,
+    "atanhf": np.arctanh, "cosf": np.cos, "coshf": np.cosh, "logf": np.log, "sinf": np.sin, "sinhf": np.sinh,
+    "tanf": np.tan,
+}  # fmt: skip
+FLOAT_FUNCTIONS = {"powf": (np.power, 2), **{name: (function, 1) for name, function in _OF_ONE.items()}}
 """Functions of double precision, and how many arguments they take."""
 
 

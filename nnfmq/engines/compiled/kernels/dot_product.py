@@ -29,9 +29,9 @@ import numpy.typing as npt
 from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.dot_instructions import dot2_of_pair, dot4, dot4_signed, madd_acc16
 from nnfmq.engines.compiled.kernels.float32_multiplier import Float32Multiplier
-from nnfmq.engines.compiled.kernels.float_ops import fmuladd
 from nnfmq.engines.compiled.kernels.packing import ACC16_KR, InputConverter, pack_group_lists
 from nnfmq.engines.compiled.kernels.requantize import Requantization
+from nnfmq.engines.compiled.kernels.vector_math import fmuladd
 from nnfmq.engines.compiled.target import Target
 
 __all__ = [

@@ -18,7 +18,6 @@ import numpy as np
 from nnfmq.engines.compiled.ir_builder import F32, KernelBuilder, Value, load_params, pack_params, vector
 from nnfmq.engines.compiled.kernels.dot_product import Array, Float32
 from nnfmq.engines.compiled.kernels.dwconv_shape import DwConvShape
-from nnfmq.engines.compiled.kernels.float_ops import fmuladd
 from nnfmq.engines.compiled.kernels.packing import (
     InputConverter,
     InputRowBuffer,
@@ -28,6 +27,7 @@ from nnfmq.engines.compiled.kernels.packing import (
     pack_lhs_row,
     pack_lhs_row_repeated,
 )
+from nnfmq.engines.compiled.kernels.vector_math import fmuladd
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.shapes import WindowDimension
 from nnfmq.operations.signature import Shape

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from nnfmq.engines.compiled.ir_builder import (
+    F16,
     F32,
     I8,
     I32,
@@ -38,12 +39,12 @@ __all__ = [
 
 _CHUNK = 1 << 12  # elements of a work item
 _MAX_BATCHED_ROW = 1 << 8
-ELEMENT_TYPES = {"f4": F32, "i4": I32, "u1": I8, "i1": I8}
+ELEMENT_TYPES = {"f4": F32, "f2": F16, "i4": I32, "u1": I8, "i1": I8}
 """LLVM's types of NumPy's letters."""
 
 
 class ElementwiseOperator(Protocol):
-    """The function that an `ElementwiseKernel` applies. Types are NumPy's letters: f4, i4, u1 or i1."""
+    """The function that an `ElementwiseKernel` applies. Types are NumPy's letters: f4, f2, i4, u1 or i1."""
 
     @property
     def input_types(self) -> tuple[str, ...]:

@@ -22,7 +22,6 @@ from nnfmq.engines.compiled.ir_builder import (
     vector_loop,
     vector_width_for,
 )
-from nnfmq.engines.compiled.kernels.float_ops import exp, fmaximum, fmuladd, log
 from nnfmq.engines.compiled.kernels.reducers import (
     FloatMinMaxReducer,
     FloatSumReducer,
@@ -32,6 +31,7 @@ from nnfmq.engines.compiled.kernels.reducers import (
     reduce_lanes,
 )
 from nnfmq.engines.compiled.kernels.requantize import inverse_square_root, reciprocal
+from nnfmq.engines.compiled.kernels.vector_math import exp, fmaximum, fmuladd, log
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN
 from nnfmq.operations.signature import Shape

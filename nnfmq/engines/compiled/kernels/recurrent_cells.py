@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.engines.compiled.ir_builder import F32, KernelBuilder, Value, vector
-from nnfmq.engines.compiled.kernels.float_ops import clamp_float, fmuladd, logistic, tanh
 from nnfmq.engines.compiled.kernels.reducers import FloatSumReducer, reduce_lanes
+from nnfmq.engines.compiled.kernels.vector_math import clamp_float, fmuladd, logistic, tanh
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["GateGemv", "LstmCellUpdate", "RnnCell", "RowPointers", "apply_activation", "plan_gate_gemv"]

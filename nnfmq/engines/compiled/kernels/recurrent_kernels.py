@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 from nnfmq.engines.compiled.ir_builder import F32, KernelBuilder, Value, vector, vector_width_for
-from nnfmq.engines.compiled.kernels.float_ops import fmuladd
 from nnfmq.engines.compiled.kernels.normalization_kernels import AxisLoop
 from nnfmq.engines.compiled.kernels.recurrent_cells import (
     GateGemv,
@@ -23,6 +22,7 @@ from nnfmq.engines.compiled.kernels.recurrent_cells import (
     apply_activation,
 )
 from nnfmq.engines.compiled.kernels.reducers import FloatSumReducer, reduce_lanes
+from nnfmq.engines.compiled.kernels.vector_math import fmuladd
 from nnfmq.engines.compiled.memory_plan import align
 from nnfmq.engines.compiled.target import Target
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from nnfmq.engines.compiled.ir_builder import F32, F64, I8, I16, I32, I64, KernelBuilder, Value, vector
-from nnfmq.engines.compiled.kernels.float_ops import clamp_float, fmaximum, fminimum
+from nnfmq.engines.compiled.kernels.vector_math import clamp_float, fmaximum, fminimum
 
 __all__ = [
     "FloatMeanReducer",

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from nnfmq.engines.compiled.ir_builder import F32, F64, KernelBuilder, Value, vector
-from nnfmq.engines.compiled.kernels.float_ops import fmaximum, fminimum
 from nnfmq.engines.compiled.kernels.normalization_kernels import AxisKernel, AxisLoop
 from nnfmq.engines.compiled.kernels.reducers import FloatMinMaxReducer
+from nnfmq.engines.compiled.kernels.vector_math import fmaximum, fminimum
 
 __all__ = ["RowQuantization"]
 

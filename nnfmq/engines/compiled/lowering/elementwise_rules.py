@@ -43,7 +43,7 @@ from nnfmq.operations.tflite_extension.linear_quantization import product_factor
 
 __all__ = ["RULES", "lower_arithmetic", "lower_unary"]
 
-_FLOAT, _INT32, _BYTE = np.dtype("<f4"), np.dtype("<i4"), np.dtype("u1")
+_FLOAT, _HALF, _INT32, _BYTE = np.dtype("<f4"), np.dtype("<f2"), np.dtype("<i4"), np.dtype("u1")
 _QUANTIZED = (_BYTE, np.dtype("i1"))
 
 
@@ -249,10 +249,12 @@ def _dequantize(input: Tensor, *, output: Tensor, target: Target) -> KernelLaunc
 
 
 def _cast(input: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | ViewOp | None:
-    """Lower CAST between float32, INT32 and TENSOR_QUANT8_ASYMM, and of any type to itself."""
+    """Lower CAST between float32, INT32 and TENSOR_QUANT8_ASYMM, float32 and float16, and of any type to itself."""
     if input.dtype == output.dtype:
         return ViewOp()
     letters = {_FLOAT: "f4", _INT32: "i4", _BYTE: "u1"}
+    if _HALF in (input.dtype, output.dtype):
+        letters = {_FLOAT: "f4", _HALF: "f2"} if target.has_half else {}
     input_type, output_type = letters.get(input.dtype), letters.get(output.dtype)
     if input_type is None or output_type is None:
         return None

@@ -30,6 +30,7 @@ VIEWS = tuple(SIXTEEN_BIT[code] for code in (OperationType.EXPAND_DIMS, Operatio
 """The operations on 16-bit tensors that only change the shape."""
 
 _TABLES = [operation_code(TfliteOperation[name]) for name in EXTENSION_FAMILIES["eight_bit_functions"].split()]
+_FUNCTIONS = ("cos", "erf", "round", "sign", *EXTENSION_FAMILIES["real_functions"].lower().split())
 _INTERPOLATING = (OperationType.RESIZE_BILINEAR,)  # its kernel has no 16-bit elements
 
 
@@ -84,7 +85,7 @@ RULES: Mapping[OperationType, LoweringRule] = {
         if code in SIXTEEN_BIT and code not in _INTERPOLATING
     },
     **{code: partial(_table, code) for code in _TABLES},
-    **{operation_code(TfliteOperation[name.upper()]): partial(lower_unary, name) for name in ("erf", "round")},
+    **{operation_code(TfliteOperation[name.upper()]): partial(lower_unary, name) for name in _FUNCTIONS},
     operation_code(TfliteOperation.GELU): _gelu,
     operation_code(TfliteOperation.DYNAMIC_QUANTIZE): _dynamic_quantize,
     operation_code(TfliteOperation.Q8_AVERAGE_POOL_2D): partial(lower_pool, _average_reducer),
