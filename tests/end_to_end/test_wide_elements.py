@@ -93,3 +93,43 @@ def test_a_recording_of_them_is_replayed(client: nnfmq.Client, tmp_path: Path) -
     with RecordingFile(tmp_path / "a.nnrec") as recording:
         outcome = replay(client, recording, ReplayOptions(ReplaySpeed("max")))
     assert [done.is_equal for done in outcome.executions] == [True]
+
+
+INT64_MODELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], list[str]]] = {
+    "inputs that are bound by value": (
+        [make("Range", ["a", "b", "c"], ["y"]), make("Mul", ["y", "y"], ["z"])],
+        {"a": np.array(1 << 33), "b": np.array((1 << 33) + 5), "c": np.array(2)}, {}, ["y", "z"],
+    ),
+    "the size of a tensor": (
+        [make("Shape", ["f"], ["s"]), make("Mul", ["s", "k"], ["y"])], {"f": FED["f"]},
+        {"k": np.int64([1 << 40])}, ["y"],
+    ),
+    "indices that the model computes": (
+        [make("ArgMax", ["f"], ["i"], axis=1), make("Mul", ["i", "k"], ["y"])], {"f": FED["f"]},
+        {"k": np.int64(10**15)}, ["i", "y"],
+    ),
+    "an input that is an index and a number": (
+        [make("Gather", ["t", "i"], ["e"]), make("Max", ["i", "k"], ["y"])], {"i": np.array([0, 1, -1])},
+        {"t": np.float32([[1], [2]]), "k": np.int64(1 << 40)}, ["e", "y"],
+    ),
+    "a constant output": (
+        [make("Mul", ["k", "k"], ["y"]), make("Identity", ["i"], ["z"])], {"i": np.array([1 << 62])},
+        {"k": np.int64([10**9, 3])}, ["y", "z"],
+    ),
+    "casts there and back": (
+        [make("Cast", ["i"], ["r"], to=11), make("Cast", ["r"], ["j"], to=7), make("Cast", ["j"], ["n"], to=6)],
+        {"i": np.array([(1 << 53) - 1, -7, (1 << 33) + 5])}, {}, ["r", "j", "n"],
+    ),
+    "int32, which wraps": (
+        [make("Mul", ["n", "n"], ["y"]), make("Cast", ["y"], ["z"], to=7)], {"n": np.int32([100_000, -3])}, {},
+        ["y", "z"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("_daemon_for_sessions")
+@pytest.mark.parametrize("name", INT64_MODELS)
+def test_a_session_computes_int64_wherever_it_comes_from(name: str) -> None:
+    nodes, fed, constants, outputs = INT64_MODELS[name]
+    content = file_of(nodes, fed, outputs, constants, opset=18)
+    require_same(ours.InferenceSession(content).run(None, fed), expected(content, fed))
