@@ -223,6 +223,7 @@ class TfliteOperation(IntEnum):
     Q8_AVERAGE_POOL_2D = 252
     Q8_RESIZE_BILINEAR = 253
     Q8_FULLY_CONNECTED = 254
+    Q8_LEAKY_RELU = 255
 
     # 256 to 287: operations for weights of 8 bits and inputs of floats. HYBRID_X is the HAL's X
     DYNAMIC_QUANTIZE = 256

@@ -8,7 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from support.both_runners import stored
 from support.onnx_files import expected, file_of, results
 from support.onnx_runtime import onnx
 
@@ -36,12 +35,17 @@ def client() -> Iterator[nnfmq.Client]:
 
 def everywhere(client: nnfmq.Client, content: bytes, fed: Mapping[str, Any]) -> list[Any]:
     """Return the first output on both devices and from the interface of ONNX Runtime."""
-    found = []
+    return [outputs[0] for outputs in all_everywhere(client, content, fed)]
+
+
+def all_everywhere(client: nnfmq.Client, content: bytes, fed: Mapping[str, Any]) -> list[Any]:
+    """Return all outputs of both devices and of the interface of ONNX Runtime."""
+    found: list[Any] = []
     for device in ("reference", "compiled"):
         with client.device(device).prepare(nnfmq.load(content)) as model:
             arrays = zip(fed.values(), model.inputs, strict=True)
-            found.append(model.execute(*(stored(x.astype(info.dtype).reshape(info.shape)) for x, info in arrays))[0])
-    return [*found, compatible.InferenceSession(content).run(None, dict(fed))[0]]
+            found.append(model.execute(*(x.astype(info.dtype).reshape(info.shape) for x, info in arrays)))
+    return [*found, compatible.InferenceSession(content).run(None, dict(fed))]
 
 
 def with_format(content: bytes, opset: int) -> bytes:
@@ -179,3 +183,80 @@ def test_a_sum_between_quantized_tensors_is_rounded_as_the_nodes_say(client: nnf
     (wanted,) = expected(content, fed)
     for found in everywhere(client, content, fed):
         np.testing.assert_array_equal(found, wanted)
+
+
+REALS = [0.0, -0.0, 0.4, 0.5, 1.5, -1.5, 2.5, 126.5, 128, 200, 255.5, 256, 300, -128.5, -129, 32767.5, 32768, 65535,
+         65536, 1e6, -1e6, 3e9, -3e9, 1e10, 1e20, -1e20, np.inf, -np.inf, np.nan, 65519, 65520, 6e-8, 3e-8,
+         2.98e-8]  # fmt: skip
+WHOLE = [0, 1, -1, 127, 128, 255, 256, -128, -129, 32767, 32768, 65536, -32769, 2**24 + 1, 2**31 - 1, -(2**31)]
+NUMBERS = ["float32", "float16", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool"]
+
+
+def extremes(dtype: str) -> Any:
+    with np.errstate(all="ignore"):
+        if dtype.startswith("float"):
+            return np.array(REALS).astype(dtype)
+        return np.array([0, 1] if dtype == "bool" else WHOLE).astype(dtype)
+
+
+@pytest.mark.parametrize("target", NUMBERS)
+def test_a_cast_has_onnx_runtime_s_value_for_numbers_that_the_type_does_not_have(
+    client: nnfmq.Client, target: str
+) -> None:
+    to = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(target))
+    fed = {source: extremes(source) for source in NUMBERS}
+    nodes = [make("Cast", [source], [f"y{source}"], to=to) for source in fed]
+    content = file_of(nodes, fed, [f"y{source}" for source in fed], opset=19)
+    wanted = expected(content, fed)
+    for outputs in all_everywhere(client, content, fed):
+        for source, found, theirs in zip(NUMBERS, outputs, wanted, strict=True):
+            np.testing.assert_array_equal(found.astype(float), theirs.astype(float), source)
+    for source, x in fed.items():
+        alone = file_of([make("Cast", ["x"], ["y"], to=to)], {"x": x}, ["y"], opset=19)
+        assert_same_folded(alone, {"x": x}, wanted[NUMBERS.index(source)])
+
+
+INTEGERS = {
+    "Div": ([7, -7, 7, -7, -8, 0, 2**31 - 1, -(2**31)], [2, 2, -2, -2, 3, 5, -1, 3], {}),
+    "Mod": ([7, -7, 7, -7, -8, 0, 2**31 - 1, -(2**31)], [2, 2, -2, -3, 3, 5, -2, 3], {}),
+    "Mod fmod": ([7, -7, 7, -7, -8, 0, 2**31 - 1, -(2**31)], [2, 2, -2, -3, 3, 5, -2, 3], {"fmod": 1}),
+    "Mul": ([2**30, 65536, -(2**31)], [4, 65536, -1], {}),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("name", INTEGERS)
+def test_arithmetic_of_integers_is_the_same_folded_and_executed(client: nnfmq.Client, name: str, dtype: Any) -> None:
+    first, second, attributes = INTEGERS[name]
+    fed = {"a": np.array(first, dtype), "b": np.array(second, dtype)}
+    content = file_of([make(name.split()[0], ["a", "b"], ["y"], **attributes)], fed, ["y"])
+    (wanted,) = expected(content, fed)
+    for found in everywhere(client, content, fed):
+        np.testing.assert_array_equal(found, wanted)
+    assert_same_folded(content, fed, wanted)
+
+
+@pytest.mark.parametrize("name", ["Round", "Floor", "Ceil"])
+def test_floats_are_rounded_to_integers_as_their_operator_says(client: nnfmq.Client, name: str) -> None:
+    x = np.array([*HALVES, 0.49999997, -0.49999997, 8388609, 4194304.5, np.nan, np.inf, -np.inf, -0.0], F32)
+    content = file_of([make(name, ["x"], ["y"])], {"x": x}, ["y"])
+    (wanted,) = expected(content, {"x": x})
+    for found in everywhere(client, content, {"x": x}):
+        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+    assert_same_folded(content, {"x": x}, wanted)
+
+
+@pytest.mark.parametrize("saturate", [0, 1])
+@pytest.mark.parametrize("target", ["bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"])
+def test_floats_are_rounded_to_those_of_a_narrower_type(target: str, saturate: int) -> None:
+    """The definition is that of ml_dtypes, which overflows where the type does; ONNX says what saturation means."""
+    dtype = np.dtype(getattr(ml_dtypes, target))
+    limit, rng = float(ml_dtypes.finfo(dtype).max), np.random.default_rng(6)
+    x = np.concatenate([rng.standard_normal(300) * 10.0 ** rng.integers(-6, 3, 300), [limit, -limit, 0.0]]).astype(F32)
+    x = x[np.abs(x) <= limit]
+    attributes = {} if target == "bfloat16" else {"saturate": saturate}
+    number = onnx.helper.np_dtype_to_tensor_dtype(dtype)
+    nodes = [make("Cast", ["x"], ["n"], to=number, **attributes), make("Cast", ["n"], ["y"], to=1)]
+    content = file_of(nodes, {"x": x}, ["y"], opset=19)
+    np.testing.assert_array_equal(results(content, {"x": x})[0], x.astype(dtype).astype(F32))

@@ -237,3 +237,13 @@ def test_log_softmax_of_a_row_that_overflows_litert_s_sum_is_that_of_the_real_va
     tensors = [quantized((1, 1 << 15), "INT8", scheme, "x") for scheme in ((0.1, 0), (1 / 16, 127))]
     (found,) = ours(single("LOG_SOFTMAX", tensors))([np.zeros((1, 1 << 15), np.int8)])
     assert set(found.ravel().tolist()) == {round(127 - 16 * 15 * np.log(2))}
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("slope", [0.0, 1e-4, 0.3, 1.0, 1.5, 3.7, 100.0, -0.5, -1.0, -2.5])
+def test_leaky_relu_has_any_slope(slope: float, kind: str) -> None:
+    rng = np.random.default_rng(31)
+    for _ in range(12):
+        tensors = [quantized((256,), kind, scheme, name) for scheme, name in zip(schemes(rng, kind), "xy", strict=True)]
+        content = single("LEAKY_RELU", tensors, "LeakyReluOptions", {"Alpha": slope})
+        assert_equal_to_litert_s(content, [stored_values(kind)])

@@ -209,8 +209,14 @@ def _cast_to(node: Node, dtype: np.dtype[Any]) -> None:
     elif source == _B8:
         found = node.from_bool(x, kind)
     else:
-        found = node.to_bool(x) if kind == _B8 else node.emit(Op.CAST, [x], kind)
+        found = node.to_bool(x) if kind == _B8 else node.emit(_conversion(source, kind), [x], kind)
     node.result(found, node.value(0).shape, dtype)
+
+
+def _conversion(source: OperandType, kind: OperandType) -> Op:
+    """Return the HAL's CAST, or the extension's, which makes floats beyond INT32 its minimum, not the nearest."""
+    is_lossy = kind == _I32 and source in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
+    return operation_code(TfliteOperation.CAST) if is_lossy else Op.CAST
 
 
 def _identity(node: Node) -> None:

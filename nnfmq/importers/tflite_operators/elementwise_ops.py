@@ -187,21 +187,16 @@ def _add_n(context: ConversionContext, operator: TfliteOperator) -> None:
 
 
 def _leaky_relu(context: ConversionContext, operator: TfliteOperator) -> None:
-    """Convert to PRELU with one slope; if quantized, a value one step from the zero point, with the slope as scale."""
+    """Convert to PRELU with one slope; on quantized tensors TFLite has a definition of its own."""
     x, slope = context.file.tensor(operator.inputs[0]), float(operator.options.Alpha())
     if not math.isfinite(slope):
         raise InvalidArgument(f"the slope is {slope}: it must be a finite number")
-    if x.type == SIXTEEN_BITS:
+    if x.type not in FLOAT_TYPES:
         alpha = context.builder.float_scalar(OperandType.TENSOR_FLOAT32, slope)
-        code = operation_code(TfliteOperation.Q16_LEAKY_RELU)
-        return context.emit(code, operator, context.value(x.index), alpha)
-    scale, zero_point = 0.0, 0
-    if x.type in FLOAT_TYPES:
-        location = context.builder[context.builder.float_scalar(x.type, slope)].location
-    else:
-        scale, zero_point = abs(slope) or 1.0, 1 if slope < 0 else 0
-        location = context.builder.constant(bytes([1 - zero_point if slope else 0]))
-    alpha = context.builder.operand(Operand(x.type, (1,), scale, zero_point, LifeTime.CONSTANT_COPY, location))
+        code = TfliteOperation.Q16_LEAKY_RELU if x.type == SIXTEEN_BITS else TfliteOperation.Q8_LEAKY_RELU
+        return context.emit(operation_code(code), operator, context.value(x.index), alpha)
+    location = context.builder[context.builder.float_scalar(x.type, slope)].location
+    alpha = context.builder.operand(Operand(x.type, (1,), 0.0, 0, LifeTime.CONSTANT_COPY, location))
     return context.emit(OperationType.PRELU, operator, context.value(x.index), alpha)
 
 

@@ -24,7 +24,7 @@ EXTENSION_FAMILIES: Mapping[str, str] = {
     "dynamic_sizes": "RANGE SHAPE WHERE UNIQUE",
     "eight_bit_arithmetic": "Q8_SQUARED_DIFFERENCE Q8_DIV Q8_MEAN Q8_REDUCE_SUM Q8_REDUCE_PROD",
     "eight_bit_images": "Q8_L2_NORMALIZATION Q8_AVERAGE_POOL_2D Q8_RESIZE_BILINEAR",
-    "eight_bit_functions": "Q8_CLAMP Q8_ABS Q8_NEG Q8_SQRT Q8_RSQRT Q8_LOG Q8_EXP Q8_ELU",
+    "eight_bit_functions": "Q8_CLAMP Q8_ABS Q8_NEG Q8_SQRT Q8_RSQRT Q8_LOG Q8_EXP Q8_ELU Q8_LEAKY_RELU",
     "eight_bit_log_softmax": "Q8_LOG_SOFTMAX",
     "eight_bit_products": "Q8_FULLY_CONNECTED",
     "eight_bit_choices": (

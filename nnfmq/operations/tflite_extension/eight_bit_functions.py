@@ -1,10 +1,10 @@
 """Functions of one 8-bit value as TFLite defines them, each a table of 256 entries.
 
-CLAMP, ABS and RSQRT are computed in fixed point. LOG, EXP and ELU are computed in float32 and multiplied by the
-reciprocal of the output's scale, SQRT is divided by that scale and rounded toward zero. Where a function is not
+CLAMP, ABS, LEAKY_RELU and RSQRT are computed in fixed point. LOG, EXP and ELU are computed in float32 and multiplied by
+the reciprocal of the output's scale, SQRT is divided by that scale and rounded toward zero. Where a function is not
 defined, LOG gives the lowest value, SQRT the zero point and RSQRT the highest value.
 
-    Q1 range of the real multiplier of CLAMP, ABS and RSQRT
+    Q1 range of the real multiplier of CLAMP, ABS, LEAKY_RELU and RSQRT
 """
 
 from __future__ import annotations
@@ -56,6 +56,13 @@ def clamp_entries(quantized: Array, input: Tensor, output: Tensor, *, low: float
     """Return the table of the real values limited to `low` and `high`, which may be infinite."""
     values = scaled(ints(quantized) - input.zero_point, float_ratio(input, output))
     return np.clip(values + output.zero_point, *quantized_range(low, high, output)).astype(output.dtype)
+
+
+def leaky_relu_entries(quantized: Array, input: Tensor, output: Tensor, *, alpha: float) -> Array:
+    """Return the table of x if it is not negative, else alpha · x; the slope is rounded to float32."""
+    values, slope = ints(quantized) - input.zero_point, np.float32(input.scale) * np.float32(alpha)
+    below = scaled(values, abs(float(slope / np.float32(output.scale)))) * (-1 if alpha < 0 else 1)
+    return clamped(np.where(values >= 0, scaled(values, float_ratio(input, output)), below), output)
 
 
 def abs_entries(quantized: Array, input: Tensor, output: Tensor) -> Array:
@@ -114,4 +121,5 @@ DECLARATIONS = (
     _function(TfliteOperation.Q8_LOG, via_lut8(real_entries(_log))),
     _function(TfliteOperation.Q8_EXP, via_lut8(real_entries(np.exp))),
     _function(TfliteOperation.Q8_ELU, via_lut8(real_entries(_elu))),
+    _function(TfliteOperation.Q8_LEAKY_RELU, via_lut8(leaky_relu_entries), attribute("alpha", FLOAT32)),
 )

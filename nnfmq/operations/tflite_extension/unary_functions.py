@@ -119,8 +119,8 @@ def plan_sixteen_bit_gelu(input: Tensor, *, output: Tensor, approximate: bool) -
 
 
 def fake_quant(x: Array, *, low: float, high: float, step: float) -> Array:
-    """Return values in [low, high], rounded to `low` plus a multiple of `step`; halves go up."""
-    above = np.clip(x, np.float32(low), np.float32(high)) - np.float32(low)
+    """Return values in [low, high], rounded to `low` plus a multiple of `step`; halves go up, and NaN gives `low`."""
+    above = np.fmin(np.fmax(x, np.float32(low)), np.float32(high)) - np.float32(low)
     steps = np.floor(above * (np.float32(1) / np.float32(step)) + np.float32(0.5))
     result: Array = steps * np.float32(step) + np.float32(low)
     return result

@@ -4,8 +4,7 @@ Overloads, plans and constraints are those of the HAL's operations. Arithmetic o
 of these types: integers wrap around, and there are no fused activations.
 
 CAST  to TENSOR_BOOL8 is a comparison with 0; to a smaller integer type it keeps the low bits; from floats to integers
-      of 64 bits and UINT32, and from FLOAT64 to integers, it rounds toward zero, and numbers beyond the type become
-      what x86 processors return for them
+      of 32 and 64 bits it rounds toward zero, and numbers beyond the type become what x86 processors return for them
 """
 
 from __future__ import annotations
@@ -155,6 +154,8 @@ def plan_truncating_cast(input: Tensor, *, output: Tensor) -> Run:
         return _to_uint64
     if output.dtype == np.int32:
         return _to_int32
+    if output.dtype == np.uint32 and input.dtype != np.float16:  # which ONNX Runtime converts by way of int64
+        return _to_uint32
     return lambda values: _to_int64(values).astype(output.dtype)
 
 
@@ -173,6 +174,15 @@ def _to_int32(values: Array) -> Array:
     wide = _to_int64(values)
     low = wide.astype(np.int32)
     return np.where(low == wide, low, np.int32(-1 << 31))
+
+
+def _to_uint32(values: Array) -> Array:
+    """Return floats as uint32: from 2^31 on, it is 2^31 away from an int32."""
+    real = values.astype(np.float64)
+    is_high = real >= 2.0**31
+    bits = _to_int32(np.where(is_high, real - 2.0**31, real))
+    result: Array = np.where(is_high, bits ^ np.int32(-1 << 31), bits).view(np.uint32)
+    return result
 
 
 def _to_uint64(values: Array) -> Array:
@@ -195,7 +205,7 @@ def _cast_plan(source: OperandType, target: OperandType) -> Plan:
         return plan_truth
     if source == B8:
         return _from_truth
-    if source in _FLOATS and target not in _FLOATS and (source == F64 or target in WIDE_INTEGERS):
+    if source in _FLOATS and target not in _FLOATS and (source == F64 or target in (I32, *WIDE_INTEGERS)):
         return plan_truncating_cast
     return plan_cast if {source, target} & {F32, F16} else plan_wrapping_cast
 

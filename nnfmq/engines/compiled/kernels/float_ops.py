@@ -240,10 +240,14 @@ class Int32Binary:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """CAST between float32 and INT32, uint8 or float16. Integers saturate, and NaN becomes 0 in them."""
+    """CAST between float32 and INT32, uint8 or float16. Integers saturate, and NaN becomes 0, unless `is_truncated`.
+
+    Then numbers that INT32 does not have become its minimum.
+    """
 
     input_type: str
     output_type: str
+    is_truncated: bool = False
 
     constant_count = 0
     vectors = 2
@@ -262,7 +266,11 @@ class Cast:
         if self.output_type == "f2":
             return kb.ir.fptrunc(value, vector(F16, lanes))
         if self.input_type == "f4":
+            real = value
             value = kb.call(f"llvm.fptosi.sat.v{lanes}i32.v{lanes}f32", vector(I32, lanes), value)
+            if self.is_truncated:
+                fits = kb.ir.fcmp_ordered("<", real, kb.splat(F32, float(1 << 31), lanes))
+                value = kb.ir.select(fits, value, kb.splat(I32, -1 << 31, lanes))
         elif self.input_type == "u1":
             value = kb.ir.zext(value, vector(I32, lanes))
         if self.output_type == "u1":

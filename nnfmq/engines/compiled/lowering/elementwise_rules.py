@@ -261,6 +261,13 @@ def _cast(input: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | Vi
     return _launch(Cast(input_type, output_type), output, (input,), target)
 
 
+def _truncating_cast(input: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
+    """Lower the extension's CAST of float32 to INT32."""
+    if input.dtype != _FLOAT or output.dtype != _INT32:
+        return None
+    return _launch(Cast("f4", "i4", is_truncated=True), output, (input,), target)
+
+
 # -- functions of one element -----------------------------------------------------------------------------------------
 
 
@@ -323,6 +330,7 @@ RULES: Mapping[OperationType, LoweringRule] = {
     OperationType.PRELU: _prelu,
     OperationType.QUANTIZE: _quantize,
     OperationType.SELECT: _select,
+    operation_code(TfliteOperation.CAST): _truncating_cast,
     operation_code(TfliteOperation.QLINEAR_ADD): _qlinear_add,
     operation_code(TfliteOperation.QLINEAR_MUL): _qlinear_mul,
     operation_code(TfliteOperation.QUANTIZE_LINEAR): _quantize_linear,
